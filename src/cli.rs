@@ -179,7 +179,11 @@ impl Cli {
         if vm.is_none() && restore.is_none() && api.is_none() {
             return Err(CommandError::Usage("nothing to run; give --kernel, --config, --restore or --api-socket"));
         }
-        let vm = vm.map(PlannedVm::new).transpose().map_err(vmm::Error::from)?;
+        let vm = match (vm, &self.config) {
+            (Some(vm), Some(path)) => Some(PlannedVm::of_document(vm).map_err(|error| in_file(path, error))),
+            (vm, _) => vm.map(PlannedVm::new),
+        };
+        let vm = vm.transpose().map_err(vmm::Error::from)?;
         let seccomp = self.seccomp.unwrap_or(Seccomp::True).into();
         Ok(Options { vm, restore, api, event_monitor, no_shutdown: self.no_shutdown, seccomp })
     }
@@ -187,11 +191,14 @@ impl Cli {
 
 /// The VM that a file describes.
 fn read_config(path: &Path) -> Result<VmConfig, CommandError> {
-    let option = format!("--config {}", path.display());
     let text = if path == Path::new("-") { read_to_end(std::io::stdin()) } else { std::fs::read(path) };
     let text = text.map_err(|error| CommandError::ConfigFile { path: path.to_owned(), error })?;
-    let named = |error: ConfigError| ConfigError { subject: format!("{option}: {}", error.subject), ..error };
-    Ok(VmConfig::from_json(&text).map_err(named).map_err(vmm::Error::from)?)
+    Ok(VmConfig::from_json(&text).map_err(|error| in_file(path, error)).map_err(vmm::Error::from)?)
+}
+
+/// An error of the VM that the file at `path` describes.
+fn in_file(path: &Path, error: ConfigError) -> ConfigError {
+    ConfigError { subject: format!("--config {}: {}", path.display(), error.subject), ..error }
 }
 
 fn read_to_end(mut input: impl std::io::Read) -> std::io::Result<Vec<u8>> {

@@ -8,6 +8,7 @@ mod vm_options;
 use std::error::Error;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -103,10 +104,12 @@ fn chain(error: &dyn Error) -> String {
     line
 }
 
-/// Creates or truncates the file of the log.
+/// Creates or truncates the file of the log, or opens a named pipe, which may have no reader yet.
 fn create(path: &Path) -> Result<File, CommandError> {
-    vmm::create_file(path, false, OFlags::empty())
-        .map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
+    // Open for reading, too, a pipe needs no other reader. What does not fit into it is lost, so that no thread waits.
+    let is_pipe = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
+    let flags = if is_pipe { OFlags::NONBLOCK } else { OFlags::empty() };
+    vmm::create_file(path, is_pipe, flags).map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
 }
 
 /// Sends the log to a file or to standard error, in this format.

@@ -422,9 +422,6 @@ impl VmOptions {
         for net in self.net {
             config.net.push(net.parse()?);
         }
-        for vf in self.net_vf {
-            vf.parse::<NetVf>()?.add_to(&mut config.net)?;
-        }
         for vdpa in self.vdpa {
             config.vdpa.push(vdpa.parse()?);
         }
@@ -433,6 +430,10 @@ impl VmOptions {
         }
         if let Some(vsock) = self.vsock {
             config.vsock = Some(vsock.parse()?);
+        }
+        let ids = config.ids().net;
+        for vf in self.net_vf {
+            vf.parse::<NetVf>()?.add_to(&mut config.net, &ids)?;
         }
         Ok(config)
     }

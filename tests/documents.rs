@@ -1,4 +1,5 @@
-//! What the documents name exists: links, headings, source files, tests and fuzz targets. README stays on one page.
+//! What the documents name exists: links, headings, source files, tests and fuzz targets. Claims of the threat model
+//! name their tests. README stays on one page.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -99,21 +100,88 @@ fn every_document_that_a_source_file_names_exists() {
     }
 }
 
+/// Sections of the threat model without claims about limits.
+const NO_LIMITS: [&str; 3] = ["Security", "Reporting a vulnerability", "Who is trusted"];
+
+/// Names of tests in a text, as code: `like_this_one`. A fuzz target is `fuzz` and a name.
+fn shown_by(text: &str) -> Vec<String> {
+    let mut shown = Vec::new();
+    let mut before = "";
+    for (number, part) in text.split('`').enumerate() {
+        let is_name = part.matches('_').count() > 1 && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if number % 2 == 0 {
+            before = part;
+        } else if before.ends_with("fuzz ") {
+            shown.push(format!("fuzz {part}"));
+        } else if is_name {
+            shown.push(part.to_string());
+        }
+    }
+    shown
+}
+
+/// The claims of the threat model, each with the tests and fuzz targets that it names. A claim is a row of a table or a
+/// bullet in a section about limits. The text right above a table may name the tests of all its rows.
+fn claims(text: &str) -> Vec<(String, Vec<String>)> {
+    let mut claims = Vec::<(String, Vec<String>)>::new();
+    let (mut section, mut above, mut rows, mut is_new) = ("", String::new(), 0, false);
+    for line in text.lines() {
+        rows = if line.starts_with('|') { rows + 1 } else { 0 };
+        let has_limits = !NO_LIMITS.contains(&section);
+        match line.chars().next() {
+            Some('#') => (section, above) = (line.trim_start_matches('#').trim(), String::new()),
+            // The first two are the heads of columns and the line below.
+            Some('|') if rows > 2 && has_limits => claims.push((line.to_string(), shown_by(&format!("{line}{above}")))),
+            Some('|') => {}
+            Some('-') if has_limits => claims.push((line.to_string(), shown_by(line))),
+            Some(' ') if has_limits => claims.last_mut().unwrap().1.extend(shown_by(line)),
+            None => {}
+            Some(_) if is_new => above = line.to_string(),
+            Some(_) => above.push_str(line),
+        }
+        is_new = line.is_empty();
+    }
+    claims
+}
+
 /// The threat model names what shows that each limit holds.
 #[test]
-fn every_test_and_fuzz_target_of_the_threat_model_exists() {
+fn every_claim_of_the_threat_model_names_a_test_that_exists() {
     let (files, text) = (files(), fs::read_to_string(root().join("SECURITY.md")).unwrap());
-    let sources: String = with_extension(&files, "rs").map(|(_, text)| text).collect();
-    let quoted: Vec<_> = text.split('`').skip(1).step_by(2).collect();
-    let tests = quoted.iter().filter(|name| name.matches('_').count() > 2 && !name.contains(['/', ' ', '.']));
-    let missing: Vec<_> = tests.clone().filter(|name| !sources.contains(&format!("fn {name}("))).collect();
-    assert!(missing.is_empty(), "there are no such tests: {missing:?}");
-    assert!(tests.count() > 20, "the threat model cites tests");
-    let targets = text.split("fuzz `").skip(1).filter_map(|rest| Some(rest.split_once('`')?.0));
-    for target in targets {
-        let path = Path::new("fuzz/fuzz_targets").join(target).with_extension("rs");
-        assert!(files.contains(&path), "{target}: there is no such fuzz target");
-    }
+    let sources: Vec<_> = with_extension(&files, "rs").map(|(_, text)| text).collect();
+    let exists = |name: &String| match name.strip_prefix("fuzz ") {
+        Some(target) => files.contains(&Path::new("fuzz/fuzz_targets").join(target).with_extension("rs")),
+        None => sources.iter().any(|source| is_test(source, name)),
+    };
+    let claims = claims(&text);
+    let bare: Vec<_> = claims.iter().filter(|(_, shown)| shown.is_empty()).map(|(claim, _)| claim).collect();
+    println!("{} claims, {} without a test", claims.len(), bare.len());
+    assert!(bare.is_empty(), "{} claims name no test: {bare:#?}", bare.len());
+    assert!(claims.len() > 60, "{}", claims.len());
+    // In all of the text: also where it claims nothing.
+    let named: BTreeSet<_> = shown_by(&text).into_iter().collect();
+    let missing: Vec<_> = named.iter().filter(|name| !exists(name)).collect();
+    assert!(missing.is_empty(), "there are no such tests: {missing:#?}");
+}
+
+/// True if a source file has a test of this name.
+fn is_test(source: &str, name: &str) -> bool {
+    let Some((before, _)) = source.split_once(&format!("fn {name}(")) else { return false };
+    // Its attributes are between it and what is before it.
+    let attributes = before.rsplit(['}', ';', '{']).next().unwrap();
+    attributes.contains("#[test]") || attributes.contains("#[rstest]")
+}
+
+#[test]
+fn a_claim_is_a_row_or_a_bullet_about_limits_and_may_have_its_test_above() {
+    let text = "# Security\n- x\n## Who is trusted\n| a | b |\n|---|---|\n| guest | no |\n## Limits\nText.\n\n\
+                | a | b |\n|---|---|\n| x `y` | `a_b_c_d`, fuzz `z` |\n| y | `no.rs_a_b_c` |\n\n\
+                - one `a_b`\n  and `e_f_g_h`\n- two\n\n### All\nNot by `m_n_o_p`.\n\nShown\nby `i_j_k_l`.\n\n\
+                | a |\n|---|\n| p |\n";
+    let found = claims(text);
+    let shown: Vec<Vec<&str>> = found.iter().map(|(_, shown)| shown.iter().map(String::as_str).collect()).collect();
+    assert_eq!(shown, [vec!["a_b_c_d", "fuzz z"], vec![], vec!["e_f_g_h"], vec![], vec!["i_j_k_l"]]);
+    assert!(is_test("}\n#[test]\n#[ignore]\nfn a_b() {", "a_b") && !is_test("#[test]\nfn c() {}\nfn a_b() {", "a_b"));
 }
 
 #[test]

@@ -108,8 +108,9 @@ fn command_line(text: &str) -> Option<VmConfig> {
             _ => return None,
         }
     }
+    let ids = config.ids().net;
     for vf in vfs {
-        vf.add_to(&mut config.net).inspect_err(check_report).ok()?;
+        vf.add_to(&mut config.net, &ids).inspect_err(check_report).ok()?;
     }
     Some(config)
 }

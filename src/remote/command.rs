@@ -164,7 +164,7 @@ pub(crate) enum Command {
     PowerButton,
     /// Reboot the guest
     Reboot,
-    /// Receive a VM from another host
+    /// Receive a VM from another host, and wait until it has arrived
     ReceiveMigration {
         /// Where it is waited for
         #[arg(
@@ -322,7 +322,7 @@ pub(crate) struct VfChange {
     /// Share of its switch's time and uplink where functions compete
     #[arg(long, value_name = "1-100")]
     pub weight: Option<u8>,
-    /// Tap for a function whose backend is missing
+    /// Tap for a function whose backend is missing, or a tap that was deleted
     #[arg(long, value_name = "interface")]
     pub tap: Option<String>,
     /// Socket of a vhost-user backend for it

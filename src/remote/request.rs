@@ -237,7 +237,8 @@ mod tests {
     #[test]
     fn a_migration_is_described_by_keys_and_its_target_by_a_url_too() {
         let url = Some(json!({
-            "receiver_url": "unix:/s", "memory_mode": "Precopy", "timeout_s": 3600, "on_missing_backend": "refuse",
+            "receiver_url": "unix:/s", "memory_mode": "Precopy", "timeout_s": 3600, "detach": false,
+            "on_missing_backend": "refuse",
         }));
         assert_eq!(call(&["receive-migration", "unix:/s"]).1, url);
         assert_eq!(call(&["receive-migration", "receiver_url=unix:/s"]).1, url);

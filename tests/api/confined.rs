@@ -1,25 +1,26 @@
 //! Which system calls the threads of a running VM may make.
 
+mod attacks;
 mod hijacked;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::mem::discriminant;
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use ::vmm::Allowance;
-use libc::c_int;
 use serde_json::json;
 
 use crate::driven::{Driven, tasks};
 use crate::faults::injector::Injector;
 use crate::files::Files;
-use crate::vmm::{BINARY, Kill, Vmm};
+use crate::vmm::{BINARY, Vmm};
+use attacks::{ATTACKS, Attack, Target};
 use hijacked::{Hijacked, Outcome};
 
 /// The threads of the VM whose devices are all driven.
@@ -142,138 +143,26 @@ fn every_call_that_was_made_is_one_that_its_thread_may_make() {
     }
 }
 
-/// What an exploit in a thread tries, and which threads can do it, with the reason.
-struct Attack {
-    what: &'static str,
-    make: fn(&Hijacked, &Target) -> Outcome,
-    /// Threads that can, and why. The starter can do nothing that no other thread can.
-    can: (&'static [&'static str], &'static str),
-}
-
-/// What is outside of the VM.
-struct Target {
-    /// Another process.
-    pid: u64,
-    /// Where a program listens by TCP.
-    port: u16,
-    /// The path where a program listens.
-    path: PathBuf,
-    /// The abstract name under which one does.
-    name: String,
-}
-
-const CONNECTS: &str = "the path's permissions decide, as Landlock does not see it: vsock calls programs of the host, \
-                        and the control thread connects to backends";
-
-const ATTACKS: &[Attack] = &[
-    Attack { what: "open a file that the VM does not name", make: open, can: (&[], "") },
-    Attack { what: "make a file", make: make_file, can: (&[], "") },
-    Attack { what: "run a program", make: run, can: (&[], "") },
-    Attack { what: "make a process", make: fork, can: (&[], "") },
-    Attack { what: "trace another process", make: trace, can: (&[], "") },
-    Attack { what: "read another process's memory", make: read_memory, can: (&[], "") },
-    Attack { what: "signal another process", make: signal, can: (&[], "") },
-    Attack { what: "signal another process's thread", make: signal_thread, can: (&[], "") },
-    Attack { what: "make memory executable", make: make_code, can: (&[], "") },
-    Attack { what: "connect by TCP", make: connect_tcp, can: (&[], "") },
-    Attack {
-        what: "send by UDP",
-        make: send_udp,
-        can: (&["cloud-hyperviso", "starter"], "taps are set up through such a socket"),
-    },
-    Attack { what: "connect to an abstract socket", make: connect_abstract, can: (&[], "") },
-    Attack {
-        what: "connect to a socket at a path",
-        make: connect_path,
-        can: (&["cloud-hyperviso", "starter", "_vsock0_q0"], CONNECTS),
-    },
-    Attack {
-        what: "load a program into the kernel (BPF)",
-        make: |thread, _| thread.call(libc::SYS_bpf, [0; 4]),
-        can: (&[], ""),
-    },
-    Attack {
-        what: "make a VM of its own",
-        make: |thread, _| thread.call(libc::SYS_ioctl, [u64::MAX, 0xae01, 0, 0]),
-        // A descriptor of /dev/kvm is what it takes.
-        can: (&[], ""),
-    },
-];
-
-fn open(thread: &Hijacked, _: &Target) -> Outcome {
-    thread.call(libc::SYS_openat, [libc::AT_FDCWD as u64, thread.place(b"/etc/shadow\0"), 0, 0])
-}
-
-fn make_file(thread: &Hijacked, _: &Target) -> Outcome {
-    let flags = (libc::O_CREAT | libc::O_WRONLY) as u64;
-    thread.call(libc::SYS_openat, [libc::AT_FDCWD as u64, thread.place(b"/var/tmp/apisec\0"), flags, 0o600])
-}
-
-fn run(thread: &Hijacked, _: &Target) -> Outcome {
-    thread.call(libc::SYS_execve, [thread.place(b"/bin/true\0"), 0, 0, 0])
-}
-
-fn fork(thread: &Hijacked, _: &Target) -> Outcome {
-    thread.call(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0])
-}
-
-fn trace(thread: &Hijacked, target: &Target) -> Outcome {
-    thread.call(libc::SYS_ptrace, [u64::from(libc::PTRACE_SEIZE), target.pid, 0, 0])
-}
-
-fn read_memory(thread: &Hijacked, target: &Target) -> Outcome {
-    thread.call(libc::SYS_process_vm_readv, [target.pid, 0, 0, 0])
-}
-
-fn signal(thread: &Hijacked, target: &Target) -> Outcome {
-    thread.call(libc::SYS_kill, [target.pid, libc::SIGTERM as u64, 0, 0])
-}
-
-fn signal_thread(thread: &Hijacked, target: &Target) -> Outcome {
-    thread.call(libc::SYS_tgkill, [target.pid, target.pid, libc::SIGTERM as u64, 0])
-}
-
-fn make_code(thread: &Hijacked, _: &Target) -> Outcome {
-    let page = thread.place(&[]) & !0xfff;
-    thread.call(libc::SYS_mprotect, [page, 4096, (libc::PROT_READ | libc::PROT_EXEC) as u64, 0])
-}
-
-/// Makes a socket, and connects it to an address.
-fn connect(thread: &Hijacked, family: c_int, kind: c_int, address: &[u8]) -> Outcome {
-    match thread.call(libc::SYS_socket, [family as u64, (kind | libc::SOCK_CLOEXEC) as u64, 0, 0]) {
-        Outcome::Made(socket) => {
-            let outcome = thread.call(libc::SYS_connect, [socket, thread.place(address), address.len() as u64, 0]);
-            thread.call(libc::SYS_close, [socket, 0, 0, 0]);
-            outcome
-        }
-        refused => refused,
+/// The outcome of an attempt in the thread of this name, as the threat model's table has it.
+fn documented(what: &str, name: &str) -> Outcome {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/SECURITY.md")).unwrap();
+    let section = text.split("\n### ").find(|section| section.starts_with("The exploit's view\n")).unwrap();
+    let row = section.lines().find(|line| line.starts_with(&format!("| {what} |")));
+    let row = row.unwrap_or_else(|| panic!("SECURITY.md has no row \"{what}\" in its table of an exploit's attempts"));
+    let column = match name {
+        "_vsock0_q0" => 3,
+        "event-monitor" => 4,
+        "cloud-hyperviso" => 5,
+        "starter" => 6,
+        _ => 2,
+    };
+    let cell = row.split('|').nth(column).unwrap().trim();
+    match cell {
+        "dies" => Outcome::Filtered,
+        _ if cell.starts_with("refused") => Outcome::Fails(0),
+        _ if cell.starts_with("**") => Outcome::Made(0),
+        _ => panic!("SECURITY.md: {what}: {cell}"),
     }
-}
-
-/// `struct sockaddr_in` for this host.
-fn inet(port: u16) -> Vec<u8> {
-    let family = (libc::AF_INET as u16).to_ne_bytes();
-    [&family[..], &port.to_be_bytes(), &[127, 0, 0, 1], &[0; 8]].concat()
-}
-
-fn unix(path: &[u8]) -> Vec<u8> {
-    [&(libc::AF_UNIX as u16).to_ne_bytes()[..], path].concat()
-}
-
-fn connect_tcp(thread: &Hijacked, target: &Target) -> Outcome {
-    connect(thread, libc::AF_INET, libc::SOCK_STREAM, &inet(target.port))
-}
-
-fn send_udp(thread: &Hijacked, target: &Target) -> Outcome {
-    connect(thread, libc::AF_INET, libc::SOCK_DGRAM, &inet(target.port))
-}
-
-fn connect_abstract(thread: &Hijacked, target: &Target) -> Outcome {
-    connect(thread, libc::AF_UNIX, libc::SOCK_STREAM, &unix(&[b"\0", target.name.as_bytes()].concat()))
-}
-
-fn connect_path(thread: &Hijacked, target: &Target) -> Outcome {
-    connect(thread, libc::AF_UNIX, libc::SOCK_STREAM, &unix(&[target.path.as_os_str().as_bytes(), b"\0"].concat()))
 }
 
 /// The exploit's view: each thread of a VM under its filter and Landlock, with the registers of an exploit.
@@ -281,18 +170,24 @@ fn connect_path(thread: &Hijacked, target: &Target) -> Outcome {
 fn a_thread_that_was_taken_over_reaches_nothing_outside_of_its_vm() {
     let driven = Driven::start(command(&[]), "apisec1", &json!({"landlock_enable": true}));
     let pid = driven.vmm.pid();
-    let other = Kill(Command::new("sleep").arg("600").spawn().unwrap());
+    // Another VMM of the same user.
+    let other = Vmm::start();
+    // All its threads are there once it answers.
+    other.client().get("vmm.ping").expect(200);
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let folder = Files::new();
     let name = format!("apisec-{pid}");
+    let thread = tasks(other.pid()).into_iter().find(|(_, name)| name == "http-server").unwrap().0;
     let target = Target {
-        pid: other.0.id().into(),
+        pid: other.pid().into(),
+        tid: thread.cast_unsigned().into(),
         port: tcp.local_addr().unwrap().port(),
         path: folder.path("socket"),
         name: name.clone(),
     };
     let _at_path = UnixListener::bind(&target.path).unwrap();
     let _abstract = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    let before = [placed(target.pid), placed(target.tid)];
     let mut tried = 0;
     for (tid, name) in tasks(pid) {
         for Attack { what, make, can: (can, why) } in ATTACKS {
@@ -306,14 +201,27 @@ fn a_thread_that_was_taken_over_reaches_nothing_outside_of_its_vm() {
             };
             println!("| {name} | {what} | {outcome:?} |");
             assert_eq!(!is_stopped, can.contains(&name.as_str()), "{name} tries to {what}: {outcome:?} ({why})");
+            let told = documented(what, &name);
+            assert_eq!(discriminant(&outcome), discriminant(&told), "{name} tries to {what}: {outcome:?}, {told:?}");
             tried += 1;
         }
     }
     assert!(tried >= THREADS.len() * ATTACKS.len(), "{tried}");
     drop(driven);
     assert!(!Path::new("/var/tmp/apisec").exists());
-    let mut other = other;
-    assert!(other.0.try_wait().unwrap().is_none(), "the other process is alive");
+    assert_eq!([placed(target.pid), placed(target.tid)], before, "the other VMM runs where it ran, with its limits");
+    other.client().put("vmm.shutdown").expect(200);
+    assert_eq!(other.end(), Some(0));
+}
+
+/// Where a thread runs, how urgent it is, and the limits of its process.
+fn placed(tid: u64) -> String {
+    let read = |file| fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap();
+    let (status, stat) = (read("status"), read("stat"));
+    let cpus = status.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap().to_owned();
+    // `proc_pid_stat(5)`: the group, the session, the priority and the niceness, behind the name in parentheses.
+    let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    format!("{cpus} {:?} {:?} {}", &fields[2..4], &fields[15..17], read("limits"))
 }
 
 #[test]

@@ -191,16 +191,3 @@ fn what_an_image_names_is_within_the_rules_and_nothing_else() {
     assert!(reasons(&answer).concat().contains("below.raw"), "{answer:?}");
     answer.expect(409);
 }
-
-#[test]
-fn rules_without_landlock_are_refused() {
-    let vmm = Vmm::start();
-    let mut config = vmm.config(json!([]));
-    config["landlock_rules"] = json!([{"path": "/tmp", "access": "rw"}]);
-    let answer = vmm.client().put_json("vm.create", &config);
-    let said = "--landlock-rules path=/tmp,access=rw: has no effect without Landlock; add --landlock \
-                (landlock_enable), or leave it out";
-    assert_eq!((answer.status, reasons(&answer).last().copied()), (400, Some(said)));
-    config["landlock_rules"] = json!(null);
-    vmm.boot_config(&config);
-}

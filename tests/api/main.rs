@@ -12,6 +12,7 @@ mod code;
 mod confined;
 mod disks;
 mod driven;
+mod drop_in;
 mod faults;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
@@ -19,6 +20,7 @@ mod files;
 mod floods;
 mod landlock;
 mod limits;
+mod lost;
 mod memory;
 mod migration;
 mod migration_answers;
@@ -28,12 +30,15 @@ mod migration_endurance;
 mod migration_events;
 mod migration_fds;
 mod migration_guest;
+mod migration_hostile;
 mod migration_late;
 mod migration_local;
 mod migration_pages;
 mod migration_peer;
 mod migration_storage;
+mod migration_strangers;
 mod migration_tls;
+mod migration_waits;
 #[path = "../integration/src/migration_wire.rs"]
 #[expect(unreachable_pub, reason = "it is a part of the harness of guests in the lab, too")]
 mod migration_wire;
@@ -51,7 +56,9 @@ mod rootless;
 mod snapshot;
 mod switch;
 mod tap;
+mod templates;
 mod tpm;
 mod unlogged;
+mod virtio_mem;
 mod vmm;
 mod vsock;

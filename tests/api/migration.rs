@@ -72,10 +72,23 @@ pub(crate) fn url(vmm: &Vmm) -> String {
     format!("unix:{}", vmm.files.path("migration").display())
 }
 
+/// Has `target` listen at `url`. Returns once it does.
 pub(crate) fn receive(target: &Vmm, url: &str) -> Client {
+    receive_by(target, &json!({"receiver_url": url}))
+}
+
+/// The same, by a request with this `body`.
+pub(crate) fn receive_by(target: &Vmm, body: &Value) -> Client {
     let mut client = target.client();
-    client.put_json("vm.receive-migration", &json!({"receiver_url": url})).expect(204);
+    begin_to_receive(&mut client, body);
     client
+}
+
+/// The same, by a client that there is.
+pub(crate) fn begin_to_receive(client: &mut Client, body: &Value) {
+    let mut body = body.clone();
+    body["detach"] = json!(true);
+    client.put_json("vm.receive-migration", &body).expect(204);
 }
 
 pub(crate) fn send(client: &mut Client, url: &str) {

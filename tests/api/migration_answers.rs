@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::client::Client;
-use crate::migration::{config, dots, send, url, wait_for_state};
+use crate::migration::{begin_to_receive, config, dots, send, url, wait_for_state};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
 /// The longest that an answer may take.
@@ -135,7 +135,7 @@ fn who_asks_is_answered_from_the_greeting_to_the_end_at_both_sides() {
             true => (&mut there, &mut client, &one, "answfrom"),
         };
         let body = json!({"receiver_url": url(to), "backends": [{"id": "n", "tap": target}]});
-        from.put_json("vm.receive-migration", &body).expect(204);
+        begin_to_receive(from, &body);
         send(here, &url(to));
         wait_for_state(here, "finished");
         wait_for_state(from, "finished");
@@ -173,7 +173,7 @@ fn who_asks_is_answered_while_the_target_waits_for_a_backend() {
     let mut there = target.client();
     assert_answers("a backend that says nothing", &[&vmm, &target], || {
         let body = json!({"receiver_url": url(&target), "backends": [{"id": "n", "vhost_socket": path}]});
-        there.put_json("vm.receive-migration", &body).expect(204);
+        begin_to_receive(&mut there, &body);
         send(&mut client, &url(&target));
         let failed = wait_for_state(&mut client, "failed");
         assert!(failed["error"].as_str().unwrap().contains("mute"), "{failed}");
@@ -181,7 +181,7 @@ fn who_asks_is_answered_while_the_target_waits_for_a_backend() {
     });
     // And the guest can still go.
     let body = json!({"receiver_url": url(&target), "backends": [{"id": "n", "tap": "answnew"}]});
-    there.put_json("vm.receive-migration", &body).expect(204);
+    begin_to_receive(&mut there, &body);
     send(&mut client, &url(&target));
     wait_for_state(&mut there, "finished");
 }

@@ -16,7 +16,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use serde_json::{Value, json};
 
 use crate::client::Client;
-use crate::migration::{url, wait_for_state};
+use crate::migration::{receive_by, url, wait_for_state};
 use crate::migration_peer::{Ends, Target};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
@@ -152,10 +152,7 @@ fn source(verdict: u64, ends: bool) -> (Vmm, Client, Backend) {
 
 /// A target at which the VF has this backend.
 fn receive_at(target: &Vmm, backend: &Value) -> Client {
-    let mut client = target.client();
-    let body = json!({"receiver_url": url(target), "backends": [backend]});
-    client.put_json("vm.receive-migration", &body).expect(204);
-    client
+    receive_by(target, &json!({"receiver_url": url(target), "backends": [backend]}))
 }
 
 fn over(backend: &Backend) -> Value {

@@ -26,7 +26,7 @@ fn queues(names: &[&str]) -> Vec<OwnedFd> {
 /// Begins to wait for a guest whose NICs have these.
 fn receive(target: &Vmm, net_fds: &Value, backends: &Value, fds: &[OwnedFd]) -> Client {
     let mut client = target.client();
-    let body = json!({"receiver_url": url(target), "net_fds": net_fds, "backends": backends});
+    let body = json!({"receiver_url": url(target), "detach": true, "net_fds": net_fds, "backends": backends});
     client.ask("PUT", "vm.receive-migration", Some(&body), fds).expect(204);
     client
 }

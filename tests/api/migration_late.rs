@@ -4,10 +4,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
-
 use crate::client::Client;
-use crate::migration::{counts, progress, send, source, url, wait_for_state, writer};
+use crate::migration::{counts, progress, receive, send, source, url, wait_for_state, writer};
 use crate::migration_chaos::{Harm, Moving, TO_OTHERS, assert_runs, ended};
 use crate::migration_storage::{locks, raw_image, source as disk_source, writes};
 use crate::migration_wire::{Point, Then, Wire};
@@ -100,8 +98,7 @@ fn whatever_ends_a_migration_while_its_disk_goes_over_the_source_has_it_with_its
         assert!(writes(&vmm) && !locks(&path), "{point:?} {harm:?}: {last}");
     }
     let target = Vmm::start();
-    let mut there = target.client();
-    there.put_json("vm.receive-migration", &json!({"receiver_url": url(&target)})).expect(204);
+    let mut there = receive(&target, &url(&target));
     send(&mut client, &url(&target));
     wait_for_state(&mut there, "finished");
     assert!(writes(&target) && !locks(&path));

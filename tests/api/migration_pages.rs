@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::code::{Code, RINGS, SIZE};
 use crate::driven::{drive_in, slot};
-use crate::migration::{url, wait_for_state};
+use crate::migration::{receive_by, url, wait_for_state};
 use crate::migration_wire::{Point, Then, Wire};
 use crate::tap::Kept;
 use crate::vmm::{BINARY, Vmm, wait_for};
@@ -131,8 +131,7 @@ impl Pair {
 /// Has `vmm` wait for the guest, whose first NIC is to be over `tap`, and whose second over the peer there.
 pub(crate) fn receive(vmm: &Vmm, tap: &str) {
     let backends = json!([{"id": "tapped", "tap": tap}, {"id": "user", "vhost_socket": vmm.files.path("peer")}]);
-    let body = json!({"receiver_url": url(vmm), "backends": backends});
-    vmm.client().put_json("vm.receive-migration", &body).expect(204);
+    receive_by(vmm, &json!({"receiver_url": url(vmm), "backends": backends}));
 }
 
 /// How far the guest has counted that `vmm` has.

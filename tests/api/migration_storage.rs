@@ -280,14 +280,84 @@ fn persistent_memory_goes_over_and_what_would_be_lost_of_it_is_refused() {
     let mut config = source.config(json!([]));
     config["pmem"] = json!([{"file": file}]);
     let mut client = source.boot_config(&config);
-    let add = json!({"file": file, "discard_writes": true, "id": "lost"});
-    client.put_json("vm.add-pmem", &add).expect(200);
+    client.put_json("vm.add-pmem", &json!({"file": folder.path(), "size": 2 << 20, "id": "lost"})).expect(200);
     let answer = client.put_json("vm.send-migration", &json!({"destination_url": url(&target)})).expect(409);
-    assert!(answer[1].as_str().unwrap().contains("--pmem id=lost: discard_writes=on"), "{answer}");
+    assert!(answer[1].as_str().unwrap().contains("--pmem id=lost: file= is a folder"), "{answer}");
     client.put_json("vm.remove-device", &json!({"id": "lost"})).expect(204);
     client.put("vm.reboot").expect(204);
     let mut there = receive(&target, &url(&target));
     send(&mut client, &url(&target));
     wait_for_state(&mut there, "finished");
     assert_eq!(there.get("vm.info").expect(200)["config"]["pmem"][0]["id"], "_pmem0");
+}
+
+/// A VM with persistent memory whose writes are discarded, in slot 5. Its guest has read the memory, or written to it,
+/// and counts.
+fn discarding(file: &Path, writes: bool) -> (Vmm, Client) {
+    const MEMORY: u32 = 0xd500_0000;
+    let config = ECAM + (5 << 15);
+    let placed = Code::default().dword(config + 0x10, MEMORY).dword(config + 0x14, 0).word(config + 4, 2);
+    let code = match writes {
+        true => placed.dword(MEMORY + 4096, 7),
+        false => placed.bytes(&[&[0xa1], &(MEMORY + 4096).to_le_bytes()]), // mov eax, [that]
+    };
+    let vmm = Vmm::start();
+    let mut config = crate::migration::config(&vmm);
+    let code = [code.0, crate::snapshot::counting()].concat();
+    config["payload"]["kernel"] = json!(vmm.files.kernel(&code));
+    config["pmem"] = json!([{"file": file, "discard_writes": true, "id": "p", "pci_device_id": 5}]);
+    let client = vmm.boot_config(&config);
+    wait_for("the guest", || crate::migration::dots(&vmm) > 2);
+    (vmm, client)
+}
+
+#[test]
+fn discarding_memory_goes_over_if_nothing_was_written_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pmem");
+    fs::write(&file, vec![0x5a; 2 << 20]).unwrap();
+    let target = Vmm::start();
+    for writes in [true, false] {
+        let (vmm, mut client) = discarding(&file, writes);
+        let mut there = receive(&target, &url(&target));
+        send(&mut client, &url(&target));
+        if writes {
+            let error = wait_for_state(&mut client, "failed")["error"].clone();
+            let said = "--pmem id=p: discard_writes=on: what the guest has written is nowhere else";
+            assert!(error.as_str().unwrap().starts_with(said), "{error}");
+            assert!(crate::migration::counts(&vmm));
+            there.put("vm.cancel-migration").expect(204);
+            wait_for_state(&mut there, "cancelled");
+        } else {
+            wait_for_state(&mut there, "finished");
+            assert!(crate::migration::counts(&target));
+        }
+    }
+    assert!(fs::read(file).unwrap().iter().all(|byte| *byte == 0x5a));
+}
+
+#[test]
+fn discarding_memory_is_saved_if_nothing_was_written_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pmem");
+    fs::write(&file, vec![0x5a; 2 << 20]).unwrap();
+    for writes in [true, false] {
+        let (vmm, mut client) = discarding(&file, writes);
+        let saved = folder.path().join(format!("saved-{writes}"));
+        fs::create_dir(&saved).unwrap();
+        let to = json!({"destination_url": format!("file://{}", saved.display())});
+        client.put("vm.pause").expect(204);
+        let answer = client.put_json("vm.snapshot", &to);
+        if writes {
+            assert!(answer.body[1].as_str().unwrap().contains("--pmem id=p: discard_writes=on"), "{answer:?}");
+            assert_eq!((answer.status, fs::read_dir(&saved).unwrap().count()), (409, 0));
+        } else {
+            answer.expect(204);
+            client.put("vm.delete").expect(204);
+            let from = json!({"source_url": format!("file://{}", saved.display()), "resume": true});
+            client.put_json("vm.restore", &from).expect(204);
+        }
+        assert_eq!(client.put("vm.resume").status, if writes { 204 } else { 409 });
+        assert!(crate::migration::counts(&vmm));
+    }
 }

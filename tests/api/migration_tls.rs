@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::certificates::Authority;
 use crate::client::Client;
-use crate::migration::{counts, progress, source, wait_for_state};
+use crate::migration::{counts, progress, receive_by, source, wait_for_state};
 use crate::vmm::{Vmm, reasons, wait_for};
 
 /// A folder with the certificates of both sides.
@@ -20,10 +20,7 @@ fn certificates(vmm: &Vmm, name: &str, authority: &Authority) -> Value {
 
 /// A target that waits at a port of its own.
 fn receive(target: &Vmm, port: u32, tls_dir: &Value) -> Client {
-    let mut client = target.client();
-    let body = json!({"receiver_url": format!("tcp:127.0.0.1:{port}"), "tls_dir": tls_dir});
-    client.put_json("vm.receive-migration", &body).expect(204);
-    client
+    receive_by(target, &json!({"receiver_url": format!("tcp:127.0.0.1:{port}"), "tls_dir": tls_dir}))
 }
 
 fn send(client: &mut Client, port: u32, tls_dir: &Value) {

@@ -94,7 +94,7 @@ fn what_nobody_would_enforce_is_refused_and_leaves_nothing() {
         let net = json!({"id": "n", "tap": "apr1", "sriov_vfs": 1, "vfs": [vf]});
         let answer = client.put_json("vm.add-net", &net);
         let what = format!(
-            "--net-vf pf=n,index=0,spoofchk=on: {carrier} this function's packets past this program; leave {key} out, \
+            "vfs[0].spoofchk=on: {carrier} this function's packets past this program; leave {key} out, \
              or set it on the host (docs/policy.md)"
         );
         assert_eq!((answer.status, reasons(&answer).last()), (400, Some(&what.as_str())));

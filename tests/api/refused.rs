@@ -104,11 +104,7 @@ impl<'a> Asked<'a> {
 fn a_tap_name_that_cannot_be() {
     let vmm = Vmm::start();
     let mut asked = Asked::net(&vmm, json!([{"tap": "ara0"}]), json!({"id": "n", "tap": "ara a tap", "sriov_vfs": 2}));
-    asked.is_refused(
-        "ara",
-        BAD_REQUEST,
-        "--net id=n,tap=ara a tap: ' ' cannot be part of the name of an interface; leave it out",
-    );
+    asked.is_refused("ara", BAD_REQUEST, "tap=ara a tap: ' ' cannot be part of the name of an interface; leave it out");
     asked.body["tap"] = json!("ara1");
     asked.is_done();
 }
@@ -134,7 +130,7 @@ fn a_tap_that_may_not_be_created() {
 fn an_id_that_is_used() {
     let vmm = Vmm::start();
     let mut asked = Asked::net(&vmm, json!([{"id": "n", "tap": "arc0"}]), json!({"id": "n", "tap": "arc1"}));
-    asked.is_refused("arc", CONFLICT, "--net id=n: this id is already in use by another NIC; give each NIC its own");
+    asked.is_refused("arc", CONFLICT, "id=n: this id is already in use by another NIC; give each NIC its own");
     asked.remove("n");
     asked.is_done();
 }
@@ -148,8 +144,8 @@ fn a_mac_address_of_another_function_of_the_device() {
     asked.is_refused(
         "ard",
         CONFLICT,
-        "--net-vf pf=pf,index=1,mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is already in use by pf; \
-         give each NIC and each VF its own",
+        "vfs[0].mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is already in use by pf; give each NIC and each \
+         VF its own",
     );
     asked.body["mac"] = json!("52:54:00:00:00:02");
     asked.is_done();
@@ -179,7 +175,7 @@ fn a_slot_that_is_used() {
     asked.is_refused(
         "arf",
         CONFLICT,
-        "--net id=m,pci_device_id=9: slot 9 is already in use by n; give another, or leave pci_device_id out",
+        "pci_device_id=9: slot 9 is already in use by n; give another, or leave pci_device_id out",
     );
     asked.remove("n");
     asked.is_done();
@@ -196,7 +192,7 @@ fn vfs_for_which_there_are_no_buses() {
     asked.is_refused(
         "arg",
         BAD_REQUEST,
-        "--net id=pf1,sriov_vfs=32512: takes 127 of the VM's 127 buses for VFs, but 126 are free; reserve fewer",
+        "sriov_vfs=32512: takes 127 of the VM's 127 buses for VFs, but 126 are free; reserve fewer",
     );
     asked.body["sriov_vfs"] = json!(4);
     asked.is_done();
@@ -379,7 +375,7 @@ fn descriptors_that_are_too_few() {
     let vmm = Vmm::start();
     let mut asked = Asked::net(&vmm, json!([]), json!({"id": "n", "num_queues": 4}));
     asked.fds.push(tap::queue("arl0", Queues::Many));
-    let said = "--net id=n,num_queues=4: each queue pair needs a file descriptor (fd=); pass 2 instead of 1";
+    let said = "num_queues=4: each queue pair needs a file descriptor (fd=); pass 2 instead of 1";
     asked.is_refused("arl", BAD_REQUEST, said);
     asked.fds.push(tap::queue("arl0", Queues::Many));
     asked.is_done();
@@ -417,7 +413,7 @@ fn a_file_that_cannot_be_persistent_memory() {
     let short = "the file has 2097152 bytes; give at most that, or enlarge it";
     asked.is_refused("ars", BAD_REQUEST, &format!("--pmem id=p: file={path},size=4194304: {short}"));
     asked.body["size"] = json!(3);
-    asked.is_refused("ars", BAD_REQUEST, "--pmem id=p,size=3: not a multiple of 2M above 0; round it up");
+    asked.is_refused("ars", BAD_REQUEST, "size=3: not a multiple of 2M above 0; round it up");
     asked.body["size"] = json!(2 << 20);
     asked.is_done();
 }
@@ -434,9 +430,9 @@ fn what_is_no_device_of_the_host() {
     let other = format!("this is not the folder of a PCI device; give one {like}");
     asked.is_refused("art", BAD_REQUEST, &format!("--device id=d,path=/sys/class/net/lo: {other}"));
     asked.body = json!({"id": "d"});
-    asked.is_refused("art", BAD_REQUEST, "--device id=d: give path=, or fd= with --platform iommufd_fd=");
+    asked.is_refused("art", BAD_REQUEST, "id=d: give path=, or fd= with --platform iommufd_fd=");
     asked.fds = vec![File::open("/dev/null").unwrap().into()];
     let needs = "a device by descriptor (fd=) needs a VM with an iommufd by descriptor";
     let remedy = "add --platform iommufd_fd=, or give the device's path";
-    asked.is_refused("art", BAD_REQUEST, &format!("--device id=d: {needs}; {remedy}"));
+    asked.is_refused("art", BAD_REQUEST, &format!("id=d: {needs}; {remedy}"));
 }

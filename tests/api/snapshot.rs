@@ -13,6 +13,7 @@ use crate::client::{Answer, Client};
 use crate::code::Code;
 use crate::driven::{drive_in, slot};
 use crate::tap::{self, Queues};
+use crate::templates::edit;
 use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 
 /// Where the guest counts.
@@ -45,7 +46,7 @@ pub(crate) fn counting() -> Vec<u8> {
 }
 
 /// A VM with such a guest, that writes to the file `serial`.
-fn config(vmm: &Vmm) -> Value {
+pub(crate) fn config(vmm: &Vmm) -> Value {
     let mut config = vmm.config(json!([]));
     config["payload"]["kernel"] = json!(vmm.files.kernel(&counting()));
     config["serial"] = json!({"mode": "File", "file": vmm.files.path("serial")});
@@ -53,32 +54,32 @@ fn config(vmm: &Vmm) -> Value {
 }
 
 /// A paused VM with such a guest, which has run for a while.
-fn paused(vmm: &Vmm, config: &Value) -> Client {
+pub(crate) fn paused(vmm: &Vmm, config: &Value) -> Client {
     let mut client = vmm.boot_config(config);
     wait_for("the guest", || dots(vmm) > 0);
     client.put("vm.pause").expect(204);
     client
 }
 
-fn dots(vmm: &Vmm) -> usize {
+pub(crate) fn dots(vmm: &Vmm) -> usize {
     let text = fs::read_to_string(vmm.files.path("serial")).unwrap_or_default();
     assert!(!text.contains('!'), "the guest finds other memory than it left");
     text.len()
 }
 
 /// A new folder, and its URL.
-fn folder(vmm: &Vmm, name: &str) -> (PathBuf, String) {
+pub(crate) fn folder(vmm: &Vmm, name: &str) -> (PathBuf, String) {
     let path = vmm.files.path(name);
     fs::create_dir(&path).unwrap();
     let url = format!("file://{}", path.display());
     (path, url)
 }
 
-fn snapshot(client: &mut Client, url: &str) -> Answer {
+pub(crate) fn snapshot(client: &mut Client, url: &str) -> Answer {
     client.put_json("vm.snapshot", &json!({"destination_url": url}))
 }
 
-fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<_> =
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
@@ -86,7 +87,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Has the serial port of the saved VM write to a file of `vmm`, as an orchestrator edits the configuration.
-fn redirect(folder: &Path, vmm: &Vmm) {
+pub(crate) fn redirect(folder: &Path, vmm: &Vmm) {
     let path = folder.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     config["serial"]["file"] = json!(vmm.files.path("serial"));
@@ -156,11 +157,11 @@ fn idle(vmm: &Vmm, net: Value) -> Client {
     client
 }
 
-fn restore(client: &mut Client, url: &str, mode: &str) -> Answer {
+pub(crate) fn restore(client: &mut Client, url: &str, mode: &str) -> Answer {
     client.put_json("vm.restore", &json!({"source_url": url, "memory_restore_mode": mode}))
 }
 
-fn said(answer: &Answer) -> String {
+pub(crate) fn said(answer: &Answer) -> String {
     reasons(answer).join(": ")
 }
 
@@ -526,60 +527,6 @@ fn a_confined_vm_is_saved_and_restored_where_its_rules_allow_it() {
         fs::create_dir(&inside).unwrap();
         snapshot(&mut client, &url).expect(204);
         assert_eq!((names(&inside).len(), snapshot(&mut client, &other).status), (3, 409));
-    }
-}
-
-/// Has what was saved be changed as an orchestrator changes it.
-fn edit(folder: &Path, change: impl FnOnce(&mut Value)) {
-    let path = folder.join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    change(&mut config);
-    fs::write(path, config.to_string()).unwrap();
-}
-
-#[test]
-fn what_kata_changes_of_the_configuration_is_applied() {
-    for zones in [false, true] {
-        let source = Vmm::start();
-        let ram = source.files.sparse("ram", 64 << 20);
-        let mut config = config(&source);
-        config["vsock"] = json!({"cid": 3, "socket": source.files.path("vsock")});
-        config["memory"] = if zones {
-            json!({"size": 0, "zones": [{"id": "mem0", "size": 64 << 20, "file": ram, "shared": true}]})
-        } else {
-            json!({"size": 64 << 20, "shared": true})
-        };
-        let mut client = paused(&source, &config);
-        let (path, url) = folder(&source, "saved");
-        snapshot(&mut client, &url).expect(204);
-        let contents = fs::read(&ram).unwrap();
-        for (mode, is_private) in [("Copy", false), ("Copy", true), ("Auto", true)] {
-            // One with the memory of the other would change it.
-            if zones && !is_private {
-                continue;
-            }
-            let target = Vmm::start();
-            redirect(&path, &target);
-            let socket = target.files.path("vsock");
-            edit(&path, |config| {
-                config["vsock"]["socket"] = json!(socket);
-                let memory = &mut config["memory"];
-                let memory = if zones { &mut memory["zones"][0] } else { memory };
-                memory["shared"] = json!(!is_private);
-            });
-            let mut client = target.client();
-            restore(&mut client, &url, mode).expect(204);
-            assert!(socket.exists(), "{mode}");
-            let memory = client.get("vm.info").expect(200)["config"]["memory"].clone();
-            let memory = if zones { &memory["zones"][0] } else { &memory };
-            assert_eq!(memory["shared"], !is_private, "{mode}");
-            client.put("vm.resume").expect(204);
-            wait_for("the guest", || dots(&target) > 2);
-            assert!(fs::read(&ram).unwrap() == contents, "{mode}: the clone writes to the memory of its template");
-        }
-        let before = dots(&source);
-        client.put("vm.resume").expect(204);
-        wait_for("the source", || dots(&source) > before + 1);
     }
 }
 

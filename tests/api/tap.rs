@@ -13,6 +13,7 @@ pub(crate) enum Queues {
 
 /// Opens a queue of the tap `name`.
 pub(crate) fn queue(name: &str, queues: Queues) -> OwnedFd {
+    fixtures::namespace::enter();
     let file = File::options().read(true).write(true).open("/dev/net/tun").unwrap();
     // `struct ifreq`: the name in 16 bytes, followed by the flags, 40 bytes in all.
     let mut request = [0u8; 40];
@@ -74,6 +75,8 @@ impl Drop for Kept {
     }
 }
 
-fn ip(arguments: &[&str]) {
+/// Runs `ip` in the test's own network namespace.
+pub(crate) fn ip(arguments: &[&str]) {
+    fixtures::namespace::enter();
     assert!(Command::new("ip").args(arguments).status().unwrap().success(), "ip {arguments:?}");
 }

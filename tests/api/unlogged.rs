@@ -10,6 +10,7 @@ use std::thread::spawn;
 use serde_json::{Value, json};
 
 use crate::client::Client;
+use crate::migration::{begin_to_receive, receive_by};
 use crate::migration_peer::{Ends, Target};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
@@ -100,8 +101,7 @@ fn at_the_target_the_link_is_up() {
     let other = peer(target.files.path("peer"));
     let backends = json!([{"id": "pf0", "tap": "unlogh"}, {"id": "pf0", "vf": 0, "tap": "unlogi"},
         {"id": "pf0", "vf": 1, "vhost_socket": other}]);
-    let mut there = target.client();
-    there.put_json("vm.receive-migration", &json!({"receiver_url": url, "backends": backends})).expect(204);
+    let mut there = receive_by(&target, &json!({"receiver_url": url, "backends": backends}));
     let body = json!({"destination_url": url, "on_unlogged_backend": "link-down"});
     client.put_json("vm.send-migration", &body).expect(204);
     assert_eq!(end(&mut client)["state"], "finished");
@@ -118,13 +118,13 @@ fn a_backend_that_is_missing_at_the_target_is_refused_before_a_page_is_sent_or_c
         {"id": "pf0", "vf": 0, "tap": "unlogk"}, {"id": "pf0", "vf": 1, "vhost_socket": "/nonexistent/s"}]});
     let body = json!({"destination_url": url, "on_unlogged_backend": "link-down"});
     let mut there = target.client();
-    there.put_json("vm.receive-migration", &given).expect(204);
+    begin_to_receive(&mut there, &given);
     client.put_json("vm.send-migration", &body).expect(204);
     let failed = end(&mut client);
     assert_eq!((&failed["state"], &failed["pages"]), (&json!("failed"), &json!(0)), "{failed}");
     end(&mut there);
     given["on_missing_backend"] = json!("link-down");
-    there.put_json("vm.receive-migration", &given).expect(204);
+    begin_to_receive(&mut there, &given);
     client.put_json("vm.send-migration", &body).expect(204);
     assert_eq!(end(&mut client)["state"], "finished");
     wait_for("the guest", || there.get("vm.info").status == 200);

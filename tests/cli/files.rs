@@ -10,7 +10,9 @@ use tempfile::{TempDir, tempdir};
 pub(crate) struct Files(TempDir);
 
 impl Files {
+    /// An empty directory, for a test in namespaces of its own: a VM has taps.
     pub(crate) fn new() -> Self {
+        fixtures::namespace::enter();
         let files = tempdir().unwrap();
         fs::set_permissions(files.path(), Permissions::from_mode(0o755)).unwrap();
         Self(files)

@@ -7,6 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command as StdCommand, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal};
 use tempfile::tempdir;
 
@@ -378,6 +379,52 @@ fn the_log_file_tells_what_happens_to_this_user_alone() {
         assert_eq!(told, !verbose.is_empty(), "{verbose:?}: {text}");
         assert!(!interfaces().contains(&"clilog".to_string()));
     }
+}
+
+/// What does not fit into the pipe is lost, and nothing waits for a reader.
+#[test]
+fn a_log_is_written_to_a_pipe_whose_reader_comes_later_or_never() {
+    root();
+    let files = Files::new();
+    for format in [&[][..], &["--log-format", "{level} {msg}"]] {
+        let log = files.path("pipe");
+        let _ = fs::remove_file(&log);
+        mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let arguments = |verbose| [&[verbose, "--log-file", log.to_str().unwrap()], format].concat();
+        assert_eq!(Idle::start(&files, "clipipe", &arguments("-vvv")).terminate().code(), Some(0));
+        let vm = Idle::start(&files, "clipipe", &arguments("-v"));
+        let mut reader = fs::File::open(&log).unwrap();
+        assert_eq!(vm.terminate().code(), Some(0));
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut reader, &mut text).unwrap();
+        assert!(text.contains("stopped by a signal"), "{text}");
+    }
+}
+
+#[test]
+fn a_process_that_may_have_no_thread_is_told_so() {
+    root();
+    let files = Files::new();
+    let mut command = StdCommand::new("setpriv");
+    command.args(["--reuid=65533", "--clear-groups", "prlimit", "--nproc=0", BINARY, "--kernel", &files.idle_kernel()]);
+    for more in [&[][..], &["--seccomp", "false"]] {
+        let output = command.args(more).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            said.starts_with("cloud-hypervisor: cannot start a thread (raise the limit: prlimit --nproc"),
+            "{said}"
+        );
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+    }
+}
+
+#[test]
+fn a_source_without_random_bytes_is_refused() {
+    let files = Files::new();
+    assert_eq!(
+        wrong(&["--kernel", &files.idle_kernel(), "--memory", "size=64M", "--rng", "src=/dev/null"]),
+        "--rng id=__rng: src=/dev/null: has no bytes; give a source that never ends, such as /dev/urandom"
+    );
 }
 
 #[test]

@@ -127,6 +127,9 @@ fn what_is_wrong_with_a_file_is_named_by_its_path() {
         Run::new(&["--config", &later]).refused(WRONG).replace(&later, "F"),
         "--config F: user_devices: vfio-user devices are not supported yet; leave it out"
     );
+    let wrong = files.write("wrong.json", br#"{"payload": {"kernel": "k"}, "net": [{}, {"queue_size": 100}]}"#);
+    let said = Run::new(&["--config", &wrong]).refused(WRONG).replace(&wrong, "F");
+    assert!(said.starts_with("--config F: net[1].queue_size=100: not a power of two"), "{said}");
 }
 
 #[test]

@@ -34,6 +34,7 @@ impl Run {
 
     /// Another way to start it, in this directory.
     pub(crate) fn of(command: StdCommand, home: TempDir) -> Self {
+        fixtures::namespace::enter();
         let mut command = Command::from_std(command);
         command.current_dir(home.path()).timeout(Duration::from_secs(60));
         Self { command, home, taps: "clitest" }

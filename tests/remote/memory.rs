@@ -211,11 +211,11 @@ fn numa_nodes_are_the_same_by_command_line_and_json() {
     vmm.done(&["boot"]);
     assert_eq!(config()["numa"], expected);
     let mut wrong = before;
-    wrong["numa"][1]["cpus"] = json!([1]);
+    wrong["numa"][1]["distances"] = json!([{"destination": 0, "distance": 9}]);
     fs::write(&path, wrong.to_string()).unwrap();
     vmm.done(&["delete"]);
     let refused = vmm.refused(&["create", &path.display().to_string()]);
-    assert!(refused.contains("--numa guest_numa_id=1,cpus=[1]: node 0 has it already"), "{refused}");
+    assert!(refused.contains("numa[1].distances=[0@9]: another node is farther away"), "{refused}");
 }
 
 #[test]

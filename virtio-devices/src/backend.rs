@@ -27,6 +27,7 @@ pub use tap::{
     InterfaceNameError, PassedTap, Tap, TapError, TapHandle, TapQueue, TapSpec, check_interface_name, is_network_mask,
     tap_name,
 };
+pub(crate) use tap::{Successor, TapSearch};
 pub use vdpa::{Locking, Vdpa, VdpaError, VdpaFault, VdpaSpec};
 pub use vhost_net::{VhostKernel, VhostNet, VhostNetError};
 #[cfg(any(test, feature = "testing"))]

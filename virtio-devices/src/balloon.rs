@@ -25,12 +25,16 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
+use crate::device_config::{ConfigField, Rule};
 use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{BalloonCounter, BalloonCounters};
 pub use size::BalloonSize;
 use worker::QueueWorker;
 
+/// The device configuration (`virtio 1.4 §5.5.4`), up to what belongs to features that are not offered.
+pub(crate) const FIELDS: &[ConfigField] =
+    &[ConfigField::new("num_pages", 0, 4, Rule::Announced), ConfigField::new("actual", 4, 4, Rule::Saved)];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The sizes of the inflate, deflate and reporting queues. Without the queues of features that are not offered, Linux
@@ -99,6 +103,10 @@ impl VirtioDevice for Balloon {
 
     fn queue_sizes(&self) -> &[u16] {
         if self.spec.free_page_reporting { QUEUE_SIZES } else { &QUEUE_SIZES[..2] }
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {

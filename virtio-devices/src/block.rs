@@ -27,9 +27,10 @@ mod resize;
 pub(crate) mod steps;
 mod uring;
 mod worker;
+mod writes;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -47,13 +48,16 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
+use crate::device_config::ConfigField;
+use crate::failures::{FailureObserver, Failures};
 use crate::features::has;
 use crate::rate_limiter::{RateLimitGroup, RateLimits};
 use crate::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn_after, spawn_all, thread_name};
 use crate::{BlockState, DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 use access::Access;
 pub use access::{ImageFormat, LockGranularity};
-use config::{Config, WRITEBACK};
+pub(crate) use config::FIELDS;
+use config::{BLK_SIZE, Config, PHYSICAL, SEG_MAX, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
 use engine::Engine;
 pub use error::{BlockError, ResizeError};
@@ -138,6 +142,7 @@ pub struct Block {
     queue_sizes: Vec<u16>,
     counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
+    failures: Arc<Failures>,
     size: Arc<BlockSize>,
     losses: Losses,
     /// What the driver wrote into `writeback` since the reset: whether it wants writes to wait in the host's cache
@@ -145,6 +150,8 @@ pub struct Block {
     chosen: Option<bool>,
     /// The features of the last start, which say what `writeback` means. There are none between a reset and a start.
     negotiated: Option<u64>,
+    /// The most segments of data that a driver is asked to use in a request.
+    segments: u32,
     /// Whether a write is complete only when it is on the medium: for the workers.
     stable: Arc<AtomicBool>,
     /// What it may still do. A reset does not refill it.
@@ -210,9 +217,11 @@ impl Block {
             serial,
             counters: Arc::new(BlockCounters::new()),
             latencies: Arc::default(),
+            failures: Arc::new(Failures::new(&spec.id, "image")),
             losses: Losses::default(),
             chosen: None,
             negotiated: None,
+            segments: spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
             stable: Arc::new(AtomicBool::new(false)),
             limiter: RateLimitGroup::new(spec.limits),
             spec,
@@ -243,6 +252,11 @@ impl Block {
     /// How long its requests take.
     pub fn latencies(&self) -> Arc<BlockLatencies> {
         Arc::clone(&self.latencies)
+    }
+
+    /// Notifies `observer` when the host fails to carry out requests, and when it carries them out again.
+    pub fn observe_failures(&self, observer: FailureObserver) {
+        self.failures.observe(observer);
     }
 
     /// Its counters.
@@ -290,6 +304,7 @@ impl Block {
             features: start.features,
             counters: Arc::clone(&self.counters),
             latencies: Arc::clone(&self.latencies),
+            failures: Arc::clone(&self.failures),
             interrupts: Arc::clone(&start.interrupts),
             limiter: self.limiter.clone(),
             complete: Mutex::new(false),
@@ -341,11 +356,31 @@ impl VirtioDevice for Block {
         &self.queue_sizes
     }
 
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
+    }
+
+    /// A driver of a disk that can be written relies on that, and knows the disk by its serial number.
+    fn promises(&self) -> Vec<(&'static str, String)> {
+        let read_only = if self.spec.read_only { "on" } else { "off" };
+        let serial = self.serial.iter().take_while(|byte| **byte != 0).flat_map(|byte| byte.escape_ascii());
+        vec![("readonly", read_only.to_string()), ("serial", serial.map(char::from).collect())]
+    }
+
+    /// The size of blocks is a part of the disk's contents: partitions and file systems are counted in it.
+    fn serve(&mut self, config: &[u8], _accepted: Option<u64>) {
+        let [segments, block, exponent] = [SEG_MAX, BLK_SIZE, PHYSICAL].map(|field| field.number(config));
+        if let Some(segments) = u32::try_from(segments).ok().filter(|segments| *segments > 0) {
+            self.segments = segments;
+        }
+        self.image.serve_blocks(block, exponent);
+    }
+
     fn config_read(&self, offset: u64, data: &mut [u8]) {
         let Abilities { geometry, zero, discard, .. } = self.image.abilities();
         let config = Config {
             geometry,
-            segments: self.spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
+            segments: self.segments,
             writeback: self.writeback(),
             queues: self.spec.queues,
             zero,

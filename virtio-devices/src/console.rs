@@ -23,12 +23,18 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::chardev::CharDevice;
 use crate::counters::{Losses, log_losses};
+use crate::device_config::{ConfigField, Rule};
 use crate::features::has;
 use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{Interrupts, Start, VirtioDevice, Worker};
 pub use counters::{ConsoleCounter, ConsoleCounters};
 use worker::{QueueWorker, RECEIVE, TRANSMIT};
 
+/// The device configuration (`virtio 1.4 §5.3.4`), up to what belongs to features that are not offered.
+pub(crate) const FIELDS: &[ConfigField] = &[
+    ConfigField::new("cols", 0, 2, Rule::Announced).of(F_SIZE),
+    ConfigField::new("rows", 2, 2, Rule::Announced).of(F_SIZE),
+];
 /// A simple communication controller of no kind that there is another driver for.
 const CLASS: [u8; 3] = [0x07, 0x80, 0x00];
 const QUEUE_SIZES: &[u16] = &[256, 256];
@@ -148,6 +154,10 @@ impl VirtioDevice for Console {
 
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
     }
 
     /// Columns and rows (`virtio 1.4 §5.3.4`, `struct virtio_console_config`).

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{DoorbellPages, MemoryUser};
+use crate::device_config::ConfigField;
 use crate::file_mapping::FileMapping;
 use crate::interrupt::Interrupts;
 use crate::memory::SharedQueue;
@@ -35,6 +36,23 @@ pub trait VirtioDevice: Send {
 
     /// The largest size of each queue, a power of two, in the order of their indices.
     fn queue_sizes(&self) -> &[u16];
+
+    /// The fields of the device configuration, by ascending offsets and without gaps. Beyond them it reads 0.
+    fn config_fields(&self) -> &'static [ConfigField];
+
+    /// Properties that a driver relies on and that are in neither its features nor its configuration, by the names of
+    /// their options. A device that goes on with the driver must have the same.
+    fn promises(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    /// The device is about to go on with a driver that read the device configuration `config`: takes over what it can
+    /// serve of it ([`Rule::Served`](crate::Rule)). `accepted` are the driver's features, if it has chosen them.
+    fn serve(&mut self, _config: &[u8], _accepted: Option<u64>) {}
+
+    /// After a restore, the device configuration differs from what the driver was told, and the driver is about to be
+    /// notified by a configuration change interrupt.
+    fn config_changed(&mut self) {}
 
     /// Reads device configuration at `offset`. Beyond its end it reads 0.
     fn config_read(&self, offset: u64, data: &mut [u8]);
@@ -102,7 +120,7 @@ pub trait VirtioDevice: Send {
     /// device whose backend is missing offers these from now on.
     fn adopt(&mut self, _accepted: u64, _state: &DeviceSpecific) {}
 
-    /// Gives a NIC whose backend is missing `new`, and takes its link up. Its queues do not run. `negotiated` are the
+    /// Gives a NIC whose backend is missing or lost `new`, and takes its link up. Its queues do not run. `negotiated` are the
     /// features of its driver, if it has agreed with one. What was there before is left in `new`.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 //! The guest can use them again at any time: they then read as zero. All ranges come from the guest, so they are
 //! clamped to guest memory, and to whole pages of the host.
 
+use std::io;
 use std::ops::Range;
 
 use rustix::fs::FallocateFlags;
@@ -10,7 +11,7 @@ use rustix::mm::Advice;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::zeros::fill_with_zeros;
+use crate::zeros::{fill_with_zeros, next_data, zero_what_the_file_has};
 use crate::{GuestMap, GuestRegion};
 
 /// The size of a page in bytes, of the guest and, unless it is a huge page, of the host.
@@ -60,6 +61,73 @@ pub(crate) fn discard(memory: &GuestMap, range: &Range<u64>) -> Discarded {
     discarded
 }
 
+/// Gives private copies of a file's pages in `range`, guest addresses, back to the host. They read as the file's
+/// afterwards, which is not to be seen before [`clear_copies`]. Returns how many bytes that were.
+pub(crate) fn drop_copies(memory: &GuestMap, range: &Range<u64>) -> u64 {
+    let mut dropped = 0;
+    for (region, part) in copies(memory, range) {
+        let whole = whole_pages(&part, page_size(region));
+        if forget(region, &whole).is_ok() {
+            dropped += whole.end - whole.start;
+        }
+    }
+    dropped
+}
+
+/// Makes `range`, guest addresses, read as zero where it is a private copy of a file. Only pages that the file has
+/// are allocated for that.
+pub(crate) fn clear_copies(memory: &GuestMap, range: &Range<u64>) {
+    for (region, part) in copies(memory, range) {
+        let whole = whole_pages(&part, page_size(region));
+        if forget(region, &whole).and_then(|()| zero_what_the_file_has(region, &part)).is_err() {
+            // A host whose files do not tell their pages.
+            let _ = fill_with_zeros(region, &part);
+        }
+    }
+}
+
+/// The regions of `memory` that are private copies of a file, and what they have of `range`, as offsets.
+fn copies<'m>(memory: &'m GuestMap, range: &Range<u64>) -> impl Iterator<Item = (&'m GuestRegion, Range<u64>)> {
+    let range = range.clone();
+    memory.iter().filter(|region| is_copy(region)).filter_map(move |region| {
+        let base = region.start_addr().0;
+        let begin = range.start.max(base);
+        let end = range.end.min(base.saturating_add(region.len()));
+        (begin < end).then(|| (region, begin - base..end - base))
+    })
+}
+
+/// True if `region` is a private copy of a file.
+fn is_copy(region: &GuestRegion) -> bool {
+    region.file_offset().is_some() && region.flags() & libc::MAP_SHARED == 0
+}
+
+/// Gives what pages there are in `range`, guest addresses that no guest uses, back to the host. Nothing is noted: their
+/// contents are of no use to any copy.
+pub(crate) fn reclaim(memory: &GuestMap, range: &Range<u64>) {
+    for region in memory.iter() {
+        let base = region.start_addr().0;
+        let begin = range.start.max(base);
+        let end = range.end.min(base.saturating_add(region.len()));
+        if begin >= end {
+            continue;
+        }
+        let mut rest = begin - base..end - base;
+        if is_copy(region) {
+            let _ = forget(region, &whole_pages(&rest, page_size(region)));
+            continue;
+        }
+        // A host whose files do not tell their pages, or that refuses, keeps them.
+        while let Ok(Some(data)) = next_data(region, &rest) {
+            let whole = whole_pages(&data, page_size(region));
+            if whole.is_empty() || release(region, &whole).is_err() {
+                return;
+            }
+            rest.start = data.end;
+        }
+    }
+}
+
 /// Writes zeros to `range`, guest addresses, as far as it is guest memory. Its pages stay the same, and no others are
 /// allocated.
 pub(crate) fn clear(memory: &GuestMap, range: &Range<u64>) {
@@ -93,25 +161,28 @@ fn page_size(region: &GuestRegion) -> u64 {
 
 /// Gives the whole pages in `range`, offsets in `region`, back to the host; `false` if they would not read as zero
 /// afterwards.
-fn release(region: &GuestRegion, range: &Range<u64>) -> rustix::io::Result<bool> {
+fn release(region: &GuestRegion, range: &Range<u64>) -> io::Result<bool> {
     let (offset, len) = (range.start, range.end - range.start);
     let shared = region.flags() & libc::MAP_SHARED != 0;
     match region.file_offset() {
         Some(file) if shared => {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(file.file(), punch, file.start() + offset, len).map(|()| true)
+            Ok(rustix::fs::fallocate(file.file(), punch, file.start() + offset, len).map(|()| true)?)
         }
         // A private copy of a file's page would be that page again.
         Some(_) => Ok(false),
-        None => {
-            let invalid = |_| rustix::io::Errno::INVAL;
-            let (offset, len) = (usize::try_from(offset).map_err(invalid)?, usize::try_from(len).map_err(invalid)?);
-            let start = region.as_ptr().wrapping_add(offset);
-            // SAFETY: the range lies in a mapping of guest memory, which `region` keeps. No Rust reference points into
-            // it, and this advice only makes its pages zero.
-            unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxDontNeed).map(|()| true) }
-        }
+        None => Ok(forget(region, range).map(|()| true)?),
     }
+}
+
+/// Has the host forget the pages in `range`, offsets in `region`, of this mapping: they are zero, or the file's.
+fn forget(region: &GuestRegion, range: &Range<u64>) -> io::Result<()> {
+    let at = |offset| usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput);
+    let (offset, len) = (at(range.start)?, at(range.end.saturating_sub(range.start))?);
+    let start = region.as_ptr().wrapping_add(offset);
+    // SAFETY: the range lies in a mapping of guest memory, which `region` keeps. No Rust reference points into it, and
+    // this advice only makes its pages zero, or those of the file that it is a private copy of.
+    Ok(unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxDontNeed) }?)
 }
 
 #[cfg(test)]

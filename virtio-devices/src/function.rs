@@ -4,6 +4,7 @@ mod config_access;
 mod layout;
 mod run;
 mod state;
+mod told;
 
 use std::io;
 use std::sync::Arc;
@@ -66,6 +67,9 @@ pub struct VirtioFunction<D> {
     behind: Option<Behind>,
     /// The queues, from the first time they run until a reset.
     run: Option<Run>,
+    /// The difference of config_generation, as the driver reads it, to that of the device: a restored driver goes on
+    /// with the one that it knows.
+    generation: u8,
     /// The host keeps the queues stopped.
     paused: bool,
     start_failures: u64,
@@ -115,8 +119,22 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             ..ConfigShape::new(identity, role)
         })?;
         let (run, paused, start_failures, not_resumed) = (None, false, 0, None);
+        let generation = 0;
         let behind = None;
-        Ok(Self { rid, layout, config, transport, device, memory, behind, run, paused, start_failures, not_resumed })
+        Ok(Self {
+            rid,
+            layout,
+            config,
+            transport,
+            device,
+            memory,
+            behind,
+            run,
+            generation,
+            paused,
+            start_failures,
+            not_resumed,
+        })
     }
 
     /// The BARs that a function of this device decodes.
@@ -197,16 +215,13 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         let Some(place) = self.layout.locate(bar, offset, data.len()) else { return data.fill(0xff) };
         data.fill(0);
         match place {
-            Place::Common(offset) => self.transport.read(offset, data, self.device.config_generation()),
+            Place::Common(offset) => self.transport.read(offset, data, self.config_generation()),
             Place::Isr => {
                 if let [isr] = data {
                     *isr = self.transport.interrupts().take_isr();
                 }
             }
-            Place::DeviceConfig(offset) if self.device.memory().is_some() => {
-                self.device.placed_config_read(self.memory_start(), offset, data);
-            }
-            Place::DeviceConfig(offset) => self.device.config_read(offset, data),
+            Place::DeviceConfig(offset) => self.device_config_read(offset, data),
             Place::Table(offset) => self.config.msix().into_iter().for_each(|msix| msix.table_read(offset, data)),
             Place::Pba(offset) => {
                 let interrupts = self.transport.interrupts();
@@ -216,6 +231,20 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             }
             Place::Doorbell(_) | Place::Hole => {}
         }
+    }
+
+    /// Reads the device configuration.
+    fn device_config_read(&self, offset: u64, data: &mut [u8]) {
+        if self.device.memory().is_some() {
+            self.device.placed_config_read(self.memory_start(), offset, data);
+        } else {
+            self.device.config_read(offset, data);
+        }
+    }
+
+    /// config_generation, as the driver reads it.
+    fn config_generation(&self) -> u8 {
+        self.device.config_generation().wrapping_add(self.generation)
     }
 
     /// Where the guest has the device's memory; 0 while it is nowhere.

@@ -95,7 +95,7 @@ pub trait Lifecycle {
         Outcome::none()
     }
 
-    /// Gives a network function whose backend is missing `new`. It is paused, and its workers have ended. What it had
+    /// Gives a network function whose backend is missing or lost `new`. It is paused, and its workers have ended. What it had
     /// before is left in `new`, to be dropped without the device's lock.
     ///
     /// # Errors

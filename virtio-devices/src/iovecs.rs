@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions, VolatileSlice};
 
 use super::ring::{Chain, Descriptor};
-use crate::DmaView;
+use crate::{DmaView, effort};
 
 /// The most segments of guest memory in one call. Linux takes 1,024 (`UIO_MAXIOV`): one is a frame's header, one
 /// catches what does not fit. A longer chain is refused; drivers use some 20 segments at most.
@@ -34,6 +34,8 @@ pub(crate) struct IoVecs<'s, 'm> {
     first: usize,
     /// The memory of the segments; `None` before there are any.
     memory: Option<&'m DmaView>,
+    /// The descriptors that were read since they were last asked for.
+    walked: usize,
 }
 
 impl<'s, 'm> IoVecs<'s, 'm> {
@@ -42,7 +44,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         let iovecs = &mut storage.0;
         iovecs.clear();
         iovecs.push(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
-        Self { iovecs, first: RESERVED, memory: None }
+        Self { iovecs, first: RESERVED, memory: None, walked: 0 }
     }
 
     /// Appends the chain's segments, which must all have the direction of `access`, and returns their number and
@@ -53,20 +55,48 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         chain: Chain<'m>,
         access: Permissions,
     ) -> Result<Extent, BadChain> {
+        self.append_within(memory, chain, access, MAX_SEGMENTS)
+    }
+
+    /// The same for a chain of at most `most` descriptors; one with more is refused.
+    pub(crate) fn append_within(
+        &mut self,
+        memory: &'m DmaView,
+        chain: Chain<'m>,
+        access: Permissions,
+        most: usize,
+    ) -> Result<Extent, BadChain> {
         let mark = self.iovecs.len();
-        let result = self.append_all(memory, chain, access);
+        let result = self.append_all(memory, chain, access, most.min(MAX_SEGMENTS));
         if result.is_err() {
             self.iovecs.truncate(mark);
         }
         result
     }
 
-    fn append_all(&mut self, memory: &'m DmaView, chain: Chain<'m>, access: Permissions) -> Result<Extent, BadChain> {
+    /// The descriptors that were read since [`Self::take_walked`], whatever became of them.
+    pub(crate) fn walked(&self) -> usize {
+        self.walked
+    }
+
+    /// Returns how many descriptors were read since the last call.
+    pub(crate) fn take_walked(&mut self) -> usize {
+        std::mem::take(&mut self.walked)
+    }
+
+    fn append_all(
+        &mut self,
+        memory: &'m DmaView,
+        chain: Chain<'m>,
+        access: Permissions,
+        most: usize,
+    ) -> Result<Extent, BadChain> {
         let mut total = Extent { segments: 0, bytes: 0 };
         let mut unfinished = true;
         // An endless chain ends here too: each descriptor counts, even if empty.
         for (count, descriptor) in chain.enumerate() {
-            if descriptor.is_write_only() != access.has_write() || count == MAX_SEGMENTS {
+            self.walked += 1;
+            if descriptor.is_write_only() != access.has_write() || count == most {
                 return Err(BadChain);
             }
             let Extent { segments, bytes } = self.push(memory, descriptor, access)?;
@@ -81,6 +111,9 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     #[inline]
     fn push(&mut self, memory: &'m DmaView, descriptor: Descriptor, access: Permissions) -> Result<Extent, BadChain> {
         let len = usize::try_from(descriptor.len()).map_err(|_| BadChain)?;
+        if len == 0 {
+            return Ok(Extent { segments: 0, bytes: 0 });
+        }
         match memory.host(descriptor.address(), len) {
             Some(host) => {
                 self.push_segment(memory, host, len)?;
@@ -90,7 +123,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         }
     }
 
-    /// The same where the buffer is translated, empty, or in several regions.
+    /// The same where the buffer is translated, or in several regions.
     #[cold]
     fn push_pieces(
         &mut self,
@@ -226,6 +259,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
 
     /// Reads at `offset`, and returns how many bytes there were.
     pub(crate) fn read_at(&self, offset: usize, data: &mut [u8]) -> usize {
+        effort::bytes(data.len());
         let mut done = 0;
         self.for_each_at(offset, data.len(), |slice| {
             done += slice.read(&mut data[done..], 0).unwrap_or(0);
@@ -235,6 +269,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
 
     /// Writes at `offset`, and returns how many bytes there was room for.
     pub(crate) fn write_at(&self, offset: usize, data: &[u8]) -> usize {
+        effort::bytes(data.len());
         let mut done = 0;
         self.for_each_at(offset, data.len(), |slice| {
             done += slice.write(&data[done..], 0).unwrap_or(0);
@@ -245,6 +280,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
 
     /// Copies the `len` bytes at `offset` to `at` of `to`, and returns how many bytes there were and room for.
     pub(crate) fn copy_at(&self, offset: usize, len: usize, to: &IoVecs<'_, '_>, at: usize) -> usize {
+        effort::bytes(len);
         let (mut done, mut room) = (0, to.cursor(at));
         self.for_each_at(offset, len, |from| {
             let mut part = 0;

@@ -7,15 +7,20 @@ mod balloon;
 mod block;
 mod chardev;
 mod clock;
+mod config_tables;
 mod console;
 mod counters;
 mod device;
+mod device_config;
 mod discard;
+mod effort;
 mod error_kind;
 mod eventfd;
+mod failures;
 mod features;
 mod file_mapping;
 mod function;
+mod hex_bytes;
 mod host;
 mod interrupt;
 mod iommu;
@@ -45,6 +50,7 @@ mod thread;
 mod transport;
 mod vhost_user_device;
 mod vsock;
+mod walk;
 mod watchdog;
 mod worker;
 mod zeros;
@@ -62,22 +68,26 @@ pub use block::{
     LockGranularity, ResizeError, backing_files,
 };
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
+pub use config_tables::{ConfigTable, config_tables};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::{Start, VirtioDevice, Worker};
+pub use device_config::{ConfigField, Rule};
 pub use error_kind::ErrorKind;
 pub use eventfd::borrow as borrow_eventfd;
+pub use failures::{FailureChange, FailureObserver};
 pub use file_mapping::FileMapping;
 pub use function::{FunctionError, VirtioFunction};
+pub use hex_bytes::HexBytes;
 pub use host::{
     Doorbell, DoorbellObserver, Inspect, Lifecycle, MemoryArea, MemoryPeers, Message, NotResumed, Outcome, Pin,
     Signals, VirtioPci,
 };
 pub use interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use iommu::{ADDRESS_WIDTHS, Behind, Endpoint, Iommu, IommuCounter, IommuCounters, IommuDevice};
-pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSpec};
+pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSlots, MemSpec};
 pub use memory::{
     DirtyBitmap, DirtySlice, DmaFollower, DmaMapping, DmaPass, DmaReach, DmaSpace, DmaView, GuestMap, GuestRegion,
-    LogBusy, Memory, NotFollowed, PAGE_SIZE, SharedQueue, Translate, WriteLog,
+    LogBusy, Memory, NotFollowed, PAGE_SIZE, Reach, SharedQueue, Translate, WriteLog,
 };
 pub use net::{
     Backend, Counter, Net, NetCounters, NetError, NetSpec, PolicyNotice, PolicyObserver, PortHandle, new_backend,
@@ -93,7 +103,7 @@ pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use state::{
     AddressesState, BlockState, BucketState, BucketsState, DeviceSpecific, DeviceState, DomainState, FunctionState,
-    HeldAddress, IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError,
+    HeldAddress, IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, ToldState,
     TransportState, VectorState, VfState, VfsState,
 };
 pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};

@@ -1,13 +1,16 @@
 //! virtio-mem: memory that the host gives a running guest and takes back, in blocks (`virtio 1.4 §5.15`).
 //!
 //! The host says how much it wants to be plugged; the driver plugs and unplugs blocks until that is so. All of the
-//! memory is mapped from the start, for KVM as for backends of other processes, which hear of it once: plugging a block
-//! allows the guest to use it, and unplugging one gives its pages back to the host.
+//! memory is mapped in this process from the start, and sent to backends of other processes once. vCPUs and devices of
+//! this process reach what is plugged: plugging a block gives it a memory slot of KVM, and unplugging one takes that
+//! away and gives its pages back to the host. Backends that reach all of the memory by themselves may write elsewhere;
+//! such pages are given back from time to time ([`MemRegion::reclaim`]).
 
 mod blocks;
 mod counters;
 mod region;
 mod requests;
+mod slots;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
 
@@ -22,19 +25,35 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::counters::{Losses, log_losses};
+use crate::device_config::{ConfigField, Rule};
 use crate::queue_worker;
 use crate::worker::WorkerKind;
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{MemCounter, MemCounters};
 pub use region::MemRegion;
 use requests::Requests;
+pub use slots::MemSlots;
 
+/// The device configuration (`virtio 1.4 §5.15.4`).
+pub(crate) const FIELDS: &[ConfigField] = &[
+    ConfigField::new("block_size", 0, 8, Rule::Same),
+    ConfigField::new("node_id", 8, 2, Rule::Same).of(F_ACPI_PXM),
+    ConfigField::reserved(10, 6),
+    ConfigField::new("addr", 16, 8, Rule::Same),
+    ConfigField::new("region_size", 24, 8, Rule::Same),
+    ConfigField::new("usable_region_size", 32, 8, Rule::Same),
+    ConfigField::new("plugged_size", 40, 8, Rule::Saved),
+    ConfigField::new("requested_size", 48, 8, Rule::Announced),
+];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The size of the one queue.
 const QUEUE_SIZES: &[u16] = &[128];
 /// The configuration has the proximity domain of the memory (`VIRTIO_MEM_F_ACPI_PXM`).
 const F_ACPI_PXM: u32 = 0;
+/// Blocks that are not plugged must not be accessed (`VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`). A driver that lacks the
+/// feature may read them, and reads ones.
+const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
 /// What a memory device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,11 +102,16 @@ impl VirtioDevice for Mem {
         1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
             | 1 << VIRTIO_RING_F_EVENT_IDX
+            | 1 << F_UNPLUGGED_INACCESSIBLE
             | u64::from(self.spec.node.is_some()) << F_ACPI_PXM
     }
 
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {

@@ -8,6 +8,7 @@ mod dirty;
 mod dma;
 mod follow;
 mod map;
+mod reach;
 #[cfg(test)]
 mod tests;
 mod write_log;
@@ -21,6 +22,7 @@ pub use dirty::{DirtyBitmap, DirtySlice, PAGE_SIZE};
 pub use dma::{DmaPass, DmaSpace, DmaView, Translate};
 pub use follow::{DmaFollower, DmaMapping, DmaReach, NotFollowed};
 pub use map::{GuestMap, GuestRegion, Memory};
+pub use reach::Reach;
 pub use write_log::{LogBusy, WriteLog};
 
 /// A queue that its worker owns as long as it runs: the worker locks it once, when it starts, and unlocks it when it

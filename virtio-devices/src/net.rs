@@ -26,6 +26,8 @@ mod start;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
+mod tap_finder;
+mod tap_watch;
 mod transmit;
 mod wire;
 mod worker;
@@ -40,13 +42,15 @@ use std::sync::Arc;
 
 use log::debug;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ, VIRTIO_NET_F_STANDBY};
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STANDBY};
 use vmm_sys_util::eventfd::EventFd;
 
 #[cfg(test)]
 use crate::backend::Tap;
 use crate::backend::{BackendKind, DoorbellPages, Health, MemoryMailbox, MemoryUser};
 use crate::counters::{Losses, log_losses};
+use crate::device_config::ConfigField;
+use crate::failures::{FailureObserver, Failures};
 use crate::features::has;
 use crate::net_protocol::{MAX_QUEUE_SIZE, features};
 use crate::policy::Replaced;
@@ -57,6 +61,7 @@ use crate::{
 pub use carrier::PortHandle;
 pub(crate) use carrier::{CarriedNic, Carrier};
 use config::Config;
+pub(crate) use config::FIELDS;
 pub use connect::new_backend;
 pub(crate) use control::{Commanded, Control};
 pub(crate) use counters::Tally;
@@ -85,6 +90,7 @@ pub struct Net {
     engine: Engine,
     doorbells: Option<Arc<DoorbellPages>>,
     health: Arc<Health>,
+    failures: Arc<Failures>,
     features: u64,
     queue_sizes: Vec<u16>,
     /// What it may do. A reset changes nothing of it, and refills no bucket.
@@ -136,6 +142,7 @@ impl Net {
             counters: Arc::new(NetCounters::new()),
             losses: Losses::default(),
             health: Arc::default(),
+            failures: Arc::new(Failures::new(&spec.id, "tap")),
             state: Arc::new(NetState::new(mac, spec.link_up, 0)),
             interrupts: None,
             mailbox: Arc::default(),
@@ -170,6 +177,11 @@ impl Net {
         self.policy.observe(observer);
     }
 
+    /// Notifies `observer` when its tap fails to take frames, and when it takes them again.
+    pub fn observe_failures(&self, observer: FailureObserver) {
+        self.failures.observe(observer);
+    }
+
     /// The queue pairs that a driver with these features may use.
     fn pairs(&self, features: u64) -> u16 {
         if has(features, VIRTIO_NET_F_MQ) { self.spec.queue_pairs } else { 1 }
@@ -184,6 +196,7 @@ impl Net {
             policy: &self.policy,
             counters: &self.counters,
             health: &self.health,
+            failures: &self.failures,
             mailbox: &self.mailbox,
             fresh: self.fresh,
             start,
@@ -239,6 +252,20 @@ impl VirtioDevice for Net {
 
     fn queue_sizes(&self) -> &[u16] {
         &self.queue_sizes
+    }
+
+    /// A backend that takes longer frames serves the MTU that the driver was told, and one that is missing any.
+    fn serve(&mut self, config: &[u8], accepted: Option<u64>) {
+        let Ok(told) = u16::try_from(config::MTU.number(config)) else { return };
+        let takes = |mtu| told <= mtu || self.absence().is_some();
+        let uses = has(accepted.unwrap_or(self.features), VIRTIO_NET_F_MTU);
+        if uses && told != 0 && self.spec.mtu.is_some_and(takes) {
+            self.spec.mtu = Some(told);
+        }
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {
@@ -312,6 +339,7 @@ impl VirtioDevice for Net {
             engine: _,
             doorbells: _,
             health: _,
+            failures: _,
             features: _,
             queue_sizes: _,
             policy: _,

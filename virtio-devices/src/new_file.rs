@@ -14,6 +14,8 @@ const DESCRIPTORS: [&str; 3] = ["/dev", "/dev/fd", "/proc/self/fd"];
 /// Opens the file at `path` for writing, and for reading, too, if `read`; a regular file is created, or truncated. It
 /// does not become the controlling terminal.
 ///
+/// Each write goes to the end of the file (`O_APPEND`): a tool that copies a log and truncates it leaves no hole.
+///
 /// A symbolic link at the end of `path` is not followed, because whoever may write to the directory could have this
 /// program truncate any file of its user. Those of `/dev` are.
 ///
@@ -23,7 +25,7 @@ const DESCRIPTORS: [&str; 3] = ["/dev", "/dev/fd", "/proc/self/fd"];
 pub fn create_file(path: &Path, read: bool, flags: OFlags) -> io::Result<File> {
     let follows = path.parent().is_some_and(|folder| DESCRIPTORS.iter().any(|known| folder == Path::new(known)));
     let no_follow = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
-    let flags = i32::try_from((flags | no_follow | OFlags::NOCTTY).bits()).unwrap_or_default();
+    let flags = i32::try_from((flags | no_follow | OFlags::NOCTTY | OFlags::APPEND).bits()).unwrap_or_default();
     let mut options = OpenOptions::new();
     options.read(read).write(true).create(true).truncate(true).mode(0o600).custom_flags(flags);
     options.open(path).map_err(|error| match error.raw_os_error() {
@@ -34,6 +36,8 @@ pub fn create_file(path: &Path, read: bool, flags: OFlags) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]
@@ -52,6 +56,19 @@ mod tests {
         assert!(!folder.path().join("new").exists());
         create_file(&file, false, OFlags::empty()).unwrap();
         assert_eq!(std::fs::read(&file).unwrap(), b"");
+    }
+
+    #[test]
+    fn what_is_written_after_a_truncation_begins_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut file = create_file(&path, false, OFlags::NONBLOCK).unwrap();
+        file.write_all(b"first\n").unwrap();
+        OpenOptions::new().write(true).truncate(true).open(&path).unwrap();
+        file.write_all(b"second\n").unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"of another\n").unwrap();
+        file.write_all(b"third\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second\nof another\nthird\n");
     }
 
     #[test]

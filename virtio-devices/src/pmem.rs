@@ -28,6 +28,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 
 use crate::block::Hold;
 use crate::counters::{Losses, log_losses};
+use crate::device_config::{ConfigField, Rule};
 use crate::file_mapping::FileMapping;
 use crate::queue_worker;
 use crate::worker::WorkerKind;
@@ -37,6 +38,9 @@ pub use error::PmemError;
 use flushes::Flushes;
 pub use spec::PmemSpec;
 
+/// The device configuration (`virtio 1.4 §5.19.4`). `start` follows from the saved BAR.
+pub(crate) const FIELDS: &[ConfigField] =
+    &[ConfigField::new("start", 0, 8, Rule::Saved), ConfigField::new("size", 8, 8, Rule::Same)];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The size of the one queue.
@@ -153,6 +157,15 @@ impl VirtioDevice for Pmem {
 
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
+    }
+
+    fn promises(&self) -> Vec<(&'static str, String)> {
+        let discards = if self.file.is_some() { "off" } else { "on" };
+        vec![("discard_writes", discards.to_string())]
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
     }
 
     /// Without a place, the memory is at address 0.

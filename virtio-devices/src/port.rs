@@ -17,6 +17,14 @@ pub trait Port {
         None
     }
 
+    /// True if it can be given a backend ([`crate::Lifecycle::connect`]): it has none, or a tap that was deleted.
+    fn takes_backend(&self) -> bool {
+        self.backend_missing().is_some()
+    }
+
+    /// Notes that another backend has taken the place of one that was lost, and notifies the observer.
+    fn backend_replaced(&mut self) {}
+
     /// Whether its backend was lost, and is not back yet.
     fn backend_lost(&self) -> bool;
 
@@ -110,7 +118,7 @@ impl SriovStatus {
     }
 }
 
-/// A backend for a NIC whose own is missing, opened and checked before the NIC is touched.
+/// A backend for a NIC whose own is missing or lost, opened and checked before the NIC is touched.
 pub struct NewBackend {
     kind: BackendKind,
     name: String,
@@ -150,7 +158,7 @@ pub enum ConnectError {
     #[error("its queues run; please report this")]
     Running,
     /// It has one.
-    #[error("it has a backend ({0}); only one that was missing can be given")]
+    #[error("it has a backend ({0}); only one that is missing, or a tap that was deleted, can be replaced")]
     Present(String),
     /// The driver was promised more.
     #[error("{name} lacks virtio features that its driver uses: {}; give a backend that has them", bits(*.missing))]

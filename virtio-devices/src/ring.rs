@@ -130,6 +130,11 @@ impl<'q> Ring<'q> {
         self.queue.set_next_avail(next);
     }
 
+    /// The index of the next chain that is taken, in the available ring's terms.
+    pub(crate) fn next_index(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
     /// How many chains the driver has made available that were not taken.
     pub(crate) fn available(&self, memory: &DmaView) -> Result<u16, BrokenRing> {
         let index = Self::load(memory, self.queue.avail_ring() + 2, Ordering::Acquire)?;
@@ -160,6 +165,16 @@ impl<'q> Ring<'q> {
     /// Enables doorbells. Returns whether a chain is available already; no doorbell will come for it.
     pub(crate) fn expect_doorbell(&mut self, memory: &DmaView) -> Result<bool, BrokenRing> {
         self.queue.enable_notification(memory).map_err(|_| BrokenRing)
+    }
+
+    /// The same for a chain beyond those that were available when the driver's index was `index`, whether they have been
+    /// taken or not. Returns whether there is one.
+    pub(crate) fn expect_doorbell_beyond(&mut self, index: u16, memory: &DmaView) -> Result<bool, BrokenRing> {
+        let next = self.queue.next_avail();
+        self.queue.set_next_avail(index);
+        let more = self.expect_doorbell(memory);
+        self.queue.set_next_avail(next);
+        more
     }
 
     /// Whether the driver wants an interrupt for what was returned since the last call (`virtio 1.4 §2.7.7.2`,

@@ -21,6 +21,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::counters::{Losses, log_losses};
+use crate::device_config::ConfigField;
 use crate::queue_worker;
 use crate::worker::WorkerKind;
 use crate::{ErrorKind, Start, VirtioDevice, Worker};
@@ -56,6 +57,9 @@ pub enum RngError {
     /// The source would end.
     #[error("src={}: is not a device; give one that never ends, such as /dev/urandom", .0.display())]
     NotADevice(PathBuf),
+    /// The source has ended: a guest's requests would never complete.
+    #[error("src={}: has no bytes; give a source that never ends, such as /dev/urandom", .0.display())]
+    Empty(PathBuf),
 }
 
 impl RngError {
@@ -63,7 +67,7 @@ impl RngError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Open { error, .. } if error.kind() == io::ErrorKind::NotFound => ErrorKind::Missing,
-            Self::Open { .. } | Self::NotADevice(_) => ErrorKind::Unsuitable,
+            Self::Open { .. } | Self::NotADevice(_) | Self::Empty(_) => ErrorKind::Unsuitable,
         }
     }
 }
@@ -90,6 +94,10 @@ impl Rng {
         let stat = rustix::fs::fstat(&source).map_err(fail)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
             return Err(RngError::NotADevice(spec.source));
+        }
+        // One that has none just now may have some later.
+        if rustix::io::read(&source, &mut [0; 1]) == Ok(0) {
+            return Err(RngError::Empty(spec.source));
         }
         let counters = Arc::new(RngCounters::new());
         Ok(Self { spec, source: Arc::new(Mutex::new(source)), counters, losses: Losses::default() })
@@ -121,6 +129,9 @@ impl VirtioDevice for Rng {
 
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
+    }
+    fn config_fields(&self) -> &'static [ConfigField] {
+        &[]
     }
 
     /// There is no configuration (`virtio 1.4 §5.4.4`).

@@ -18,6 +18,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_CLOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::counters::{Losses, log_losses};
+use crate::device_config::ConfigField;
 use crate::queue_worker;
 use crate::worker::WorkerKind;
 use crate::{Start, VirtioDevice, Worker};
@@ -71,6 +72,9 @@ impl VirtioDevice for Rtc {
 
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
+    }
+    fn config_fields(&self) -> &'static [ConfigField] {
+        &[]
     }
 
     /// There is no configuration: a driver asks by requests.

@@ -12,6 +12,8 @@ use std::io;
 use pci::{ConfigState, VfIndex};
 use serde::{Deserialize, Serialize};
 
+use crate::hex_bytes::HexBytes;
+
 /// The version of the states that this crate saves.
 pub const STATE_VERSION: u16 = 1;
 
@@ -33,6 +35,22 @@ pub enum StateError {
     /// The state is of another device, or of one with another configuration.
     #[error("saved state of a device with different {0}")]
     Shape(&'static str),
+    /// The driver was told something else of the device than it would read here.
+    #[error("its driver was told {what} {then}, and it is {now} here; give the device what it had")]
+    Told {
+        /// The field of the device configuration, or the option.
+        what: String,
+        /// Its value when the state was saved.
+        then: String,
+        /// Its value here.
+        now: String,
+    },
+    /// The driver uses features that the device does not offer.
+    #[error(
+        "its driver uses the virtio feature bits {}, which are not offered here; give the device what it had",
+        bits(*.0)
+    )]
+    Features(u64),
     /// The state holds what no driver could have brought about.
     #[error("saved state with an impossible value in {0}")]
     Value(&'static str),
@@ -55,6 +73,12 @@ pub enum StateError {
         /// Why.
         error: Box<Self>,
     },
+}
+
+/// The numbers of the bits that are set.
+fn bits(mask: u64) -> String {
+    let bits = (0..u64::BITS).filter(|bit| mask >> bit & 1 == 1).map(|bit| bit.to_string());
+    bits.collect::<Vec<_>>().join(", ")
 }
 
 /// A device with all its functions.
@@ -109,6 +133,23 @@ pub struct FunctionState {
     pub positions: Option<Vec<PositionState>>,
     /// The device behind it.
     pub device: DeviceSpecific,
+    /// The properties that its driver knows. Earlier programs saved none, and nothing is compared then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told: Option<ToldState>,
+}
+
+/// The properties of a device that its driver knows, and goes on with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToldState {
+    /// config_generation.
+    pub generation: u8,
+    /// The device configuration, as the driver read it.
+    pub config: HexBytes,
+    /// Properties of the device that a driver relies on and that are in neither its configuration nor its features: the
+    /// option and its value.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub promises: Vec<(String, String)>,
 }
 
 /// The registers of virtio's common configuration (`virtio 1.4 §4.1.4.3`), the ISR status and the interrupt vectors.

@@ -5,8 +5,10 @@
 //! are locked for a run of frames at a time. Where frames go is a [table](table), an immutable snapshot that is made
 //! anew when something changes.
 
+mod account;
 mod body;
 mod control;
+mod debt;
 mod forward;
 mod frame;
 mod handle;
@@ -30,6 +32,7 @@ mod tx_batch;
 mod uplink;
 mod uplink_rx;
 mod uplink_watch;
+mod waits;
 mod worker;
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
 pub use crate::block::qcow2::steps::Qcow2Steps;
 pub use crate::block::steps::{BlockQueue, BlockSteps};
 pub use crate::console::steps::{ConsoleQueue, ConsoleSteps};
+use crate::device_config::{ConfigField, Rule};
 pub use crate::iommu::steps::{IommuQueue, IommuSteps};
 pub use crate::mem::steps::MemSteps;
 pub use crate::net::steps::{NetSteps, Step, StepQueue, Stepped};
@@ -151,6 +152,10 @@ impl VirtioDevice for FakeDevice {
 
     fn doorbell_pages(&self) -> Option<&DoorbellPages> {
         self.pages.as_ref()
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        const { &[ConfigField::new("word", 0, 8, Rule::Saved)] }
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {

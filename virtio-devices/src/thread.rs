@@ -16,6 +16,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
+use rustix::process::Pid;
+
 /// A thread that has not been started yet.
 pub struct NewThread {
     /// Its name. Linux keeps the first 15 bytes.
@@ -51,6 +54,8 @@ impl fmt::Debug for Thread {
 struct Ended {
     finished: AtomicBool,
     panicked: AtomicBool,
+    /// The thread's number, from its beginning until it has done its work.
+    tid: Mutex<Option<Pid>>,
 }
 
 thread_local! {
@@ -186,11 +191,13 @@ impl Thread {
         }
     }
 
-    /// Sends it a signal, which has no effect if it has ended.
+    /// Sends it a signal, which has no effect before it has begun and after it has done its work.
     pub fn signal(&self, signal: libc::c_int) {
-        if let Some(id) = self.id {
-            // SAFETY: the thread was not joined, so its ID is valid even if it has ended.
-            unsafe { libc::pthread_kill(id, signal) };
+        // Not by pthread_kill: musl's takes a call that might name a thread of another process. While this is locked,
+        // the thread cannot end, and no other has its number.
+        if let Some(tid) = *self.ended.tid.lock() {
+            // SAFETY: the call takes numbers alone, of this process and a thread of it.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid.as_raw_nonzero().get(), signal) };
         }
     }
 }
@@ -212,6 +219,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     // SAFETY: the name ends in a zero byte, and the kernel copies 15 bytes before that at most.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
     let (first, run, ended) = (start.first, start.run, start.ended);
+    *ended.tid.lock() = Some(rustix::thread::gettid());
     // The panic has been reported by its hook, and must not leave this function.
     if catch_unwind(AssertUnwindSafe(|| {
         first.into_iter().for_each(|first| first());
@@ -221,6 +229,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     {
         ended.panicked.store(true, Ordering::Release);
     }
+    *ended.tid.lock() = None;
     ended.finished.store(true, Ordering::Release);
     drop(LEFT.take());
     ptr::null_mut()
@@ -271,6 +280,37 @@ mod tests {
         // One that is at work, or that panicked.
         let thread = NewThread::new("test", STACK, || panic!("as the test wants")).start().unwrap();
         assert_eq!(thread.leave(), Err(Panicked));
+    }
+
+    #[test]
+    fn a_signal_reaches_a_thread_that_works_and_none_that_has_ended() {
+        let (begun, begin) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        let work = move || {
+            // SAFETY: all zeroes is an empty set, and both sets are this function's.
+            let signals = unsafe {
+                let mut signals: libc::sigset_t = std::mem::zeroed();
+                libc::sigaddset(&raw mut signals, libc::SIGRTMIN());
+                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, ptr::null_mut());
+                signals
+            };
+            begun.send(()).unwrap();
+            let mut signal = 0;
+            // SAFETY: both are places of this function.
+            assert_eq!(unsafe { libc::sigwait(&raw const signals, &raw mut signal) }, 0);
+            assert_eq!(signal, libc::SIGRTMIN());
+            gone.recv().unwrap_err();
+        };
+        let thread = NewThread::new("test", STACK, work).start().unwrap();
+        begin.recv().unwrap();
+        // Its default action would end the program if it reached another thread.
+        thread.signal(libc::SIGRTMIN());
+        drop(go);
+        while !thread.is_finished() {
+            std::thread::yield_now();
+        }
+        thread.signal(libc::SIGKILL);
+        assert_eq!(thread.join(), Ok(()));
     }
 
     #[test]

@@ -15,17 +15,21 @@ use std::time::Instant;
 
 use log::debug;
 use parking_lot::Mutex;
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_RO;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{
     BackendKind, BackendObserver, Cancel, Health, MemoryMailbox, MemoryUser, QueueRunner, VhostUser, VhostUserError,
     VhostUserRole, VhostUserSocket, VhostUserSpec,
 };
+use crate::device_config::ConfigField;
+use crate::features::has;
 use crate::runner::{LentQueue, Progress, RunnerWorker, SharedRunner};
 use crate::thread::Thread;
 use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Memory, Start, StateError, VirtioDevice, Worker};
 use config::DeviceConfig;
+pub(crate) use config::{FILE_SYSTEM, OTHER};
 pub use kind::VhostUserKind;
 use worker::DeviceWorker;
 
@@ -132,6 +136,17 @@ impl VirtioDevice for VhostUserDevice {
 
     fn queue_sizes(&self) -> &[u16] {
         &self.spec.queue_sizes
+    }
+
+    /// A driver of a disk that can be written relies on that. One that cannot be is a feature that the driver has
+    /// accepted.
+    fn promises(&self) -> Vec<(&'static str, String)> {
+        let read_only = if has(self.features, VIRTIO_BLK_F_RO) { "on" } else { "off" };
+        if self.spec.kind == VhostUserKind::Disk { vec![("readonly", read_only.to_string())] } else { Vec::new() }
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        config::fields(&self.spec.kind)
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {

@@ -39,6 +39,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::counters::{Losses, log_losses};
+use crate::device_config::{ConfigField, Rule};
 use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{VsockCounter, VsockCounters};
@@ -47,6 +48,9 @@ use host::HostSocket;
 use muxer::Muxer;
 use worker::{EVENTS, QueueWorker, RECEIVE, TRANSMIT};
 
+/// The device configuration (`virtio 1.4 §5.10.4`). The driver reads it again when it is told that all connections are
+/// gone (`virtio 1.4 §5.10.6.7`).
+pub(crate) const FIELDS: &[ConfigField] = &[ConfigField::new("guest_cid", 0, 8, Rule::Announced)];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// Receive, transmit, events.
@@ -139,6 +143,15 @@ impl VirtioDevice for Vsock {
 
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
+    }
+
+    /// Drivers read their context ID again when they hear that connections are gone.
+    fn config_changed(&mut self) {
+        self.owes_reset.store(true, Ordering::Release);
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        FIELDS
     }
 
     /// The guest's context ID (`virtio 1.4 §5.10.4`).

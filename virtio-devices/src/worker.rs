@@ -37,6 +37,8 @@ pub(crate) fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<Mutex
 pub enum WorkerKind {
     /// Moves the frames of a NIC between its queues and a tap.
     Net,
+    /// Opens a new tap in the place of one that was deleted under such a worker.
+    TapFinder,
     /// Starts, stops and listens to vhost-net, which runs a NIC's queues, and serves the control queue.
     VhostNet,
     /// The same for a vDPA device.
@@ -73,8 +75,9 @@ pub enum WorkerKind {
 
 impl WorkerKind {
     /// All kinds.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Net,
+        Self::TapFinder,
         Self::VhostNet,
         Self::Vdpa,
         Self::Absent,

@@ -14,9 +14,21 @@ use vm_memory::{Bytes, GuestMemoryRegion, MemoryRegionAddress};
 ///
 /// The host cannot say which pages there are, or `range` is not in the region.
 pub fn fill_with_zeros(region: &GuestRegion, range: &Range<u64>) -> io::Result<()> {
+    fill(region, range, next_data)
+}
+
+/// The same for the pages only that the file behind `region` has, whether the region is shared or a private copy.
+pub(crate) fn zero_what_the_file_has(region: &GuestRegion, range: &Range<u64>) -> io::Result<()> {
+    fill(region, range, next_in_file)
+}
+
+/// Finds the next part of a range, offsets in a region.
+type Next = fn(&GuestRegion, &Range<u64>) -> io::Result<Option<Range<u64>>>;
+
+fn fill(region: &GuestRegion, range: &Range<u64>, next: Next) -> io::Result<()> {
     static ZEROS: [u8; 65536] = [0; 65536];
     let mut offset = range.start;
-    while let Some(data) = next_data(region, &(offset..range.end))? {
+    while let Some(data) = next(region, &(offset..range.end))? {
         offset = data.start;
         while offset < data.end {
             let len = ZEROS.len().min(usize::try_from(data.end - offset).unwrap_or(usize::MAX));
@@ -28,11 +40,16 @@ pub fn fill_with_zeros(region: &GuestRegion, range: &Range<u64>) -> io::Result<(
 }
 
 /// The next part of `range`, offsets in `region`, that has pages; `None` if there is none.
-fn next_data(region: &GuestRegion, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
-    let shared = region.flags() & libc::MAP_SHARED != 0;
-    let Some(file) = region.file_offset().filter(|_| shared) else {
-        return Ok((!range.is_empty()).then(|| range.clone()));
-    };
+pub(crate) fn next_data(region: &GuestRegion, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+    if region.flags() & libc::MAP_SHARED != 0 {
+        return next_in_file(region, range);
+    }
+    Ok((!range.is_empty()).then(|| range.clone()))
+}
+
+/// The next part of `range`, offsets in `region`, that the file behind it has; all of it if there is no file.
+fn next_in_file(region: &GuestRegion, range: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+    let Some(file) = region.file_offset() else { return Ok((!range.is_empty()).then(|| range.clone())) };
     let start = match rustix::fs::seek(file.file(), SeekFrom::Data(file.start().saturating_add(range.start))) {
         Ok(start) => start.saturating_sub(file.start()),
         Err(rustix::io::Errno::NXIO) => return Ok(None),

@@ -8,9 +8,15 @@
 mod driver;
 #[path = "tap/host.rs"]
 mod host;
+#[path = "../../tests/fixtures/src/namespace.rs"]
+mod namespace;
 
 #[path = "tap/frames.rs"]
 mod frames;
+#[path = "tap/lost.rs"]
+mod lost;
+#[path = "tap/macvtap.rs"]
+mod macvtap;
 #[path = "tap/open.rs"]
 mod open;
 #[path = "tap/uplink.rs"]

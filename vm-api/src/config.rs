@@ -40,6 +40,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::id::Ids;
+
 pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
@@ -182,7 +184,22 @@ impl Default for VmConfig {
 }
 
 impl VmConfig {
-    /// The places of all devices, kind by kind, in the order in which they are given slots.
+    /// The ids of all devices whose ids are numbered, chosen where none is given.
+    pub fn ids(&self) -> Ids {
+        Ids::choose([
+            self.disks.iter().map(|disk| disk.id.as_deref()).collect(),
+            self.net.iter().map(|net| net.id.as_deref()).collect(),
+            self.fs.iter().map(|fs| fs.id.as_deref()).collect(),
+            self.generic_vhost_user.iter().map(|device| device.id.as_deref()).collect(),
+            self.pmem.iter().map(|pmem| pmem.id.as_deref()).collect(),
+            self.vsock.iter().map(|vsock| vsock.id.as_deref()).collect(),
+            self.vdpa.iter().map(|vdpa| vdpa.id.as_deref()).collect(),
+            self.devices.iter().map(|device| device.id.as_deref()).collect(),
+        ])
+    }
+
+    /// The places of all devices, kind by kind, in the order in which they are given slots: that of Cloud Hypervisor,
+    /// so that images find their NICs where they expect them.
     pub fn places_mut(&mut self) -> impl Iterator<Item = Place<'_>> {
         let nets = self.net.iter_mut().map(|net| Place::new(&mut net.id, &mut net.pci_device_id));
         let vdpas = self.vdpa.iter_mut().map(|vdpa| Place::new(&mut vdpa.id, &mut vdpa.pci_device_id));
@@ -199,9 +216,8 @@ impl VmConfig {
         let devices = self.devices.iter_mut();
         let devices = devices.map(|device| Place::new(&mut device.id, &mut device.pci_device_id));
         let rtc = self.rtc.iter_mut().map(|rtc| Place::new(&mut rtc.id, &mut rtc.pci_device_id));
-        let single = std::iter::once(rng).chain(balloon).chain(vsock);
-        let last = rtc.chain(devices);
-        nets.chain(vdpas).chain(disks).chain(console).chain(single).chain(fs).chain(generic).chain(pmem).chain(last)
+        let first = console.into_iter().chain(disks).chain(nets).chain(std::iter::once(rng));
+        first.chain(fs).chain(generic).chain(pmem).chain(vsock).chain(balloon).chain(vdpas).chain(rtc).chain(devices)
     }
 
     /// Removes the device called `id`, if there is one.
@@ -225,7 +241,7 @@ impl VmConfig {
 pub struct Place<'a> {
     /// Its name, unique in the VM.
     pub id: &'a mut Option<String>,
-    /// Its device number on bus 0, 1 to 31.
+    /// Its device number on bus 0, 0 to 31.
     pub pci_device_id: &'a mut Option<u8>,
 }
 

@@ -62,6 +62,9 @@ pub struct ReceiveMigration {
     /// How long the target waits for a source, in seconds.
     #[option("timeout_s=<seconds>", default = 3600)]
     pub timeout_s: u32,
+    /// True to answer as soon as the target listens, instead of when the guest has arrived or cannot.
+    #[option("detach=on|off")]
+    pub detach: bool,
     /// Descriptors of open taps, for each NIC that had been given some: its id, or its id, a slash and the index of a
     /// VF.
     #[option("net_fds=[<id>@[<fd>,...],...]")]

@@ -1,4 +1,5 @@
-//! From a JSON tree to a type.
+//! From a JSON tree to a type. A field that the type has not is passed over if its value asks for nothing, as newer
+//! clients send what this version does not know; with any other value it is refused by its name.
 
 use serde::Deserializer;
 use serde::de::value::{MapDeserializer, SeqDeserializer};
@@ -14,6 +15,18 @@ use serde_json::Value;
 /// which no client means.
 pub fn typed<T: DeserializeOwned>(value: Value) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
     serde_path_to_error::deserialize(Tree(value))
+}
+
+/// True if a field with this value has a default of JSON: null, false, 0 or empty.
+fn asks_for_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(elements) => elements.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
 }
 
 /// A tree that is read.
@@ -36,13 +49,17 @@ impl<'de> Deserializer<'de> for Tree {
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _name: &'static str,
-        _fields: &'static [&'static str],
+        fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Self::Error> {
-        if self.0.is_array() {
-            return Err(Self::Error::invalid_type(Unexpected::Seq, &"an object"));
+        match self.0 {
+            Value::Array(_) => Err(Self::Error::invalid_type(Unexpected::Seq, &"an object")),
+            Value::Object(mut given) => {
+                given.retain(|name, value| fields.contains(&name.as_str()) || !asks_for_nothing(value));
+                Self(Value::Object(given)).deserialize_any(visitor)
+            }
+            other => Self(other).deserialize_any(visitor),
         }
-        self.deserialize_any(visitor)
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
@@ -77,5 +94,44 @@ impl IntoDeserializer<'_, serde_json::Error> for Tree {
 
     fn into_deserializer(self) -> Self {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::body::SnapshotConfig;
+    use crate::config::VmConfig;
+
+    #[test]
+    fn an_unknown_field_that_asks_for_nothing_is_passed_over() {
+        let config = |extra: &Value| {
+            json!({
+                "x": extra, "payload": {"kernel": "k", "x": extra}, "cpus": {"boot_vcpus": 2, "x": extra},
+                "net": [{"id": "n", "sriov_vfs": 1, "vfs": [{"index": 0, "x": extra}], "x": extra}],
+                "disks": [{"path": "/d", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1, "x": extra}}}],
+                "memory": {"size": 0, "zones": [{"id": "z", "size": 1 << 30, "x": extra}], "x": extra},
+            })
+        };
+        let plain: VmConfig = typed(config(&Value::Null)).unwrap();
+        assert_eq!((plain.cpus.boot_vcpus, plain.net[0].vfs.len()), (2, 1));
+        for nothing in [json!(false), json!(0), json!(0.0), json!(""), json!([]), json!({})] {
+            assert_eq!(typed::<VmConfig>(config(&nothing)).unwrap(), plain, "{nothing}");
+        }
+        for something in [json!(true), json!(1), json!(-0.5), json!("a"), json!([0]), json!({"y": false})] {
+            let refused = |value| typed::<VmConfig>(value).unwrap_err().to_string();
+            assert!(refused(config(&something)).contains("unknown field `x`"), "{something}");
+            let deep = json!({"net": [{}, {"vfs": [{"index": 0, "x": something}]}]});
+            assert!(refused(deep).starts_with("net[1].vfs[0]"), "{something}");
+        }
+    }
+
+    #[test]
+    fn a_known_field_is_read_whatever_its_value_is() {
+        let refused = typed::<SnapshotConfig>(json!({"destination_url": false})).unwrap_err().to_string();
+        assert!(refused.starts_with("destination_url: "), "{refused}");
+        assert_eq!(typed::<SnapshotConfig>(json!({"destination_url": ""})).unwrap().destination_url, "");
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod debug_console;
 pub(crate) mod device;
 pub(crate) mod disk;
 pub(crate) mod iommu;
+pub(crate) mod json_names;
 pub(crate) mod machine;
 pub(crate) mod mem;
 pub(crate) mod memory;

@@ -17,7 +17,7 @@ use crate::config::segments;
 use crate::config::subject::Subject;
 use crate::config::switch::SwitchPlan;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::id::numbered;
+use vm_api::config::id::Ids;
 use vm_api::config::mac::MacAddress;
 use vm_api::config::net::NetConfig;
 use vm_api::config::option::Options as _;
@@ -116,6 +116,7 @@ impl NicPlan {
 pub(crate) fn plan(
     nets: &[NetConfig],
     vdpas: &[VdpaConfig],
+    ids: Ids,
     vcpus: u32,
     segments: u16,
 ) -> Result<Vec<NetPlan>, ConfigError> {
@@ -126,13 +127,11 @@ pub(crate) fn plan(
     check_buses(nets)?;
     let made: Vec<_> = vdpas.iter().map(VdpaConfig::to_net).collect();
     let mut pools = Vec::with_capacity(nets.len() + made.len());
-    let ids = numbered("_net", nets.iter().map(|net| net.id.as_deref()));
-    for ((index, net), id) in nets.iter().enumerate().zip(ids) {
+    for ((index, net), id) in nets.iter().enumerate().zip(ids.net) {
         let subject = Subject::device("--net", net.id.as_deref(), index, nets.len());
         pools.push(Pool::new("--net", net, id, subject)?);
     }
-    let ids = numbered("_vdpa", vdpas.iter().map(|vdpa| vdpa.id.as_deref()));
-    for (((index, vdpa), net), id) in vdpas.iter().enumerate().zip(&made).zip(ids) {
+    for (((index, vdpa), net), id) in vdpas.iter().enumerate().zip(&made).zip(ids.vdpa) {
         let subject = Subject::device(VdpaConfig::OPTION, vdpa.id.as_deref(), index, vdpas.len());
         check_vdpa(vdpa, &subject)?;
         pools.push(Pool::new(VdpaConfig::OPTION, net, id, subject)?);
@@ -186,7 +185,7 @@ fn check_slots(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
     for pool in pools {
         let Some(slot) = pool.pf.pci_device_id else { continue };
         let subject = pool.subject(None);
-        check_slot(slot, &subject)?;
+        check_slot(pool.pf.pci_segment, slot, &subject)?;
         if let Some(user) = users.insert((pool.pf.pci_segment, slot), &pool.id) {
             let (what, user) = (format!("slot {slot}"), user.clone());
             let remedy = "give another, or leave pci_device_id out".to_string();

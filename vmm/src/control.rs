@@ -72,6 +72,9 @@ pub struct Options {
     pub seccomp: Seccomp,
 }
 
+/// The failed action of a process that may have no further thread.
+const NO_THREAD: &str = "start a thread (raise the limit: prlimit --nproc, or pids.max of its control group)";
+
 /// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM, SIGHUP or SIGQUIT arrives. These
 /// signals keep their previous action until the VM of `options` has its memory, devices and console.
 ///
@@ -86,7 +89,10 @@ pub fn run(options: Options) -> Result<(), Error> {
     let limits = HostLimits::read(clients);
     let host = |action| move |error| Error::Host { action, error };
     privileges::reduce().map_err(host("give up rights that no VM needs"))?;
-    seccomp::begin(options.seccomp).map_err(host("filter system calls, without which --seccomp false runs"))?;
+    seccomp::begin(options.seccomp).map_err(|error| match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOMEM) => host(NO_THREAD)(error),
+        _ => host("filter system calls, without which --seccomp false runs")(error),
+    })?;
     // First: if another VMM has the socket, its event file must not be truncated.
     let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
@@ -115,10 +121,9 @@ fn serve(
         instance.open()?;
     }
     let resumes = options.restore.as_ref().is_some_and(|config| config.resume);
-    let restored = options.restore.map(|config| {
-        events.vm("restoring");
-        Restorer { config, events: events.clone(), limits, own_files: own_files.clone() }.restore(None)
-    });
+    let restored = options
+        .restore
+        .map(|config| Restorer { config, events: events.clone(), limits, own_files: own_files.clone() }.restore(None));
     let restored = restored.transpose()?;
     // Opening may take long; until here a signal simply ends the process. From here on there is a terminal to restore.
     let host = |action| move |error| Error::Host { action, error };
@@ -213,6 +218,7 @@ impl ControlLoop {
         let ended = self.serve();
         if let Some(instance) = &mut self.instance {
             instance.shutdown();
+            self.events.vm("deleted");
         }
         if self.is_saving() {
             self.abandon();
@@ -229,6 +235,7 @@ impl ControlLoop {
             let ready = self.wait()?;
             if let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut) {
                 vm.announce();
+                vm.reclaim();
             }
             if ready.signal {
                 log::info!("stopped by a signal");
@@ -292,6 +299,7 @@ impl ControlLoop {
         match pending.action() {
             Action::Snapshot(_) => return self.begin_snapshot(pending),
             Action::Restore(..) => return self.begin_restore(pending),
+            Action::ReceiveMigration(..) => return self.begin_receive(pending),
             _ => {}
         }
         let acquirer = self.instance.as_mut().and_then(|instance| instance.acquirer(pending.action()));
@@ -388,7 +396,9 @@ impl ControlLoop {
         };
         let announce = self.instance.as_ref().and_then(Instance::vm).and_then(Vm::wait_to_announce);
         let announce = announce.and_then(|wait| Timespec::try_from(wait).ok());
-        let timeout = [timeout.copied(), announce].into_iter().flatten().min();
+        let reclaim = self.instance.as_ref().and_then(Instance::vm).and_then(Vm::wait_to_reclaim);
+        let reclaim = reclaim.and_then(|wait| Timespec::try_from(wait).ok());
+        let timeout = [timeout.copied(), announce, reclaim].into_iter().flatten().min();
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),
@@ -473,7 +483,6 @@ impl ControlLoop {
             Action::Pause => self.pause(),
             Action::Resume(_) => self.force_resume().map_or_else(|| self.resume(), Ok),
             Action::SendMigration(config) => self.send_migration(*config),
-            Action::ReceiveMigration(config, fds) => self.receive_migration(*config, fds),
             Action::CancelMigration => self.cancel_migration(),
             Action::MigrationProgress => self.migration_progress(),
             Action::PowerButton => self.guest_mut().map(|vm| vm.press_power_button()).map(|()| Reply::Done),
@@ -528,7 +537,7 @@ impl ControlLoop {
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the vsock device cannot be added"))
             }
             // Other threads do most of these, so that they do not come here.
-            Action::Snapshot(_) | Action::Restore(..) => {
+            Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
                 Err(Failure::new(ErrorKind::Conflict, "another action is under way; try again"))
             }
             Action::Metrics => {
@@ -544,7 +553,7 @@ impl ControlLoop {
             let what = "there is already a VM; delete it first (vm.delete)";
             return Err(Failure::new(ErrorKind::Conflict, what));
         }
-        let planned = PlannedVm::new(config).map_err(|error| {
+        let planned = PlannedVm::of_document(config).map_err(|error| {
             heap::give_back();
             Failure::from(error).in_context("the VM cannot be created")
         })?;

@@ -47,6 +47,7 @@ use crate::kvm::Vm;
 use crate::pci_host::assign_bars::Apertures;
 use crate::pci_host::bus::Bus;
 use crate::pci_host::device_watch::{DeviceWatch, backend_observer, tell_backend};
+use crate::pci_host::failure_watch::FailureWatch;
 use crate::pci_host::policy_watch::PolicyWatch;
 use crate::pci_host::slot::Slot;
 use crate::telemetry::events::Events;
@@ -483,6 +484,7 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
         DeviceKind::Disk(spec) => {
             let opened = Disk::open(spec, &host.limit_groups, host.locks_later);
             let (block, disk) = opened.map_err(|error| DeviceError::Disk { option: option.clone(), error })?;
+            FailureWatch::of_disk(&block, &plan.id, &host.events);
             Ok((plain(block, plan, placement, host)?, Counters::Disk(disk)))
         }
         DeviceKind::Rng(spec) => {
@@ -590,6 +592,7 @@ fn open_net(
 ) -> Result<Opened, DeviceError> {
     let Host { memory, events, .. } = host;
     let (option, policy_watch) = (plan.option(), PolicyWatch::new(net.id(), events));
+    let failure_watch = FailureWatch::of_nic(net.id(), events);
     let switch = opener.switch(net).map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
     let mut function = |vf: Option<VfIndex>, of: &NicPlan| {
         let port = switch.as_ref().filter(|_| matches!(of.backend, BackendPlan::Port(_)));
@@ -600,6 +603,7 @@ fn open_net(
         tell_backend(&nic, net.id(), vf, events);
         missing::tell_missing(&nic, net.id(), vf, events);
         policy_watch.observe(&nic, vf);
+        failure_watch.observe(&nic, vf);
         Ok(nic)
     };
     let pf = function(None, &net.pf)?;

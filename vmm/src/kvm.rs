@@ -17,8 +17,9 @@ use std::sync::Arc;
 
 use kvm_bindings::{
     CpuId, KVM_CAP_EXT_CPUID, KVM_CAP_IMMEDIATE_EXIT, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
-    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_USER_MEMORY, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY,
-    KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_mp_state, kvm_regs, kvm_run, kvm_sregs, kvm_userspace_memory_region,
+    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_USER_MEMORY, KVM_MAX_CPUID_ENTRIES,
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_mp_state, kvm_regs, kvm_run,
+    kvm_sregs, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use parking_lot::Mutex;
@@ -29,6 +30,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::kvm::error::API_VERSION;
 pub use crate::kvm::error::KvmError;
 pub use crate::kvm::ram_slot::RamSlot;
+use crate::kvm::ram_slot::RamSlots;
 pub use crate::kvm::routes::{IOAPIC_PINS, MsiRoute};
 pub use crate::kvm::state::{Abilities, RefusedMsr};
 pub(crate) use crate::kvm::vfio_files::VfioFiles;
@@ -82,6 +84,11 @@ impl Kvm {
     /// The largest number of vCPUs of one VM.
     pub fn max_vcpus(&self) -> u32 {
         u32::try_from(self.kvm.get_max_vcpus()).unwrap_or(u32::MAX)
+    }
+
+    /// The number of memory slots of one VM.
+    pub fn memory_slots(&self) -> u32 {
+        u32::try_from(self.kvm.get_nr_memslots()).unwrap_or(u32::MAX)
     }
 
     /// The CPUID leaves that KVM can offer a guest on this host.
@@ -141,8 +148,8 @@ pub struct Vm {
     doorbells: Mutex<BTreeMap<u32, Arc<DoorbellPage>>>,
     /// The memory of devices behind memory slots; likewise.
     memory: Mutex<BTreeMap<u32, Arc<FileMapping>>>,
-    /// The memory slots with the guest's memory.
-    ram: Mutex<BTreeMap<u32, RamSlot>>,
+    /// The memory slots with the guest's memory. Locked while one changes.
+    ram: Mutex<RamSlots>,
     /// Pages that were written are protected again only when they are forgotten.
     by_hand: Mutex<bool>,
 }
@@ -186,13 +193,20 @@ impl Vm {
     ///
     /// When the ioctl fails.
     pub unsafe fn set_memory(&self, slot: u32, guest: u64, host: *mut u8, len: u64) -> Result<(), KvmError> {
+        let mut ram = self.ram.lock();
+        let flags = if ram.logged && len > 0 { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         // SAFETY: the caller promises what this function asks for, and that is what the call needs.
-        unsafe { self.set_slot(slot, guest, host as u64, len, 0) }.map_err(failed("give the VM its memory"))?;
+        unsafe { self.set_slot(slot, guest, host as u64, len, flags) }.map_err(failed("give the VM its memory"))?;
         match len {
-            0 => self.ram.lock().remove(&slot),
-            _ => self.ram.lock().insert(slot, RamSlot { slot, guest, host: host as u64, len }),
+            0 => ram.slots.remove(&slot),
+            _ => ram.slots.insert(slot, RamSlot { slot, guest, host: host as u64, len }),
         };
         Ok(())
+    }
+
+    /// True if the slot has memory of the guest.
+    pub fn has_memory(&self, slot: u32) -> bool {
+        self.ram.lock().slots.contains_key(&slot)
     }
 
     /// Shows the bytes in `range` of `memory` at the guest address `guest`, as memory that the guest can read and whose

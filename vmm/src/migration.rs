@@ -11,6 +11,7 @@
 //! | `output` | output of consoles that nobody has taken yet |
 //! | `version` | the versions of saved states |
 //! | `dirty` | which pages of its memory are written while it runs |
+//! | `machine_told` | options that a guest knows by its CPUs and by firmware's tables |
 //! | `machine_error` | why a machine cannot be saved or restored |
 //! | `wire` | the frames of a live migration, as bytes |
 //! | `sending` | the source's thread, with `pages_out` |
@@ -41,6 +42,7 @@ pub mod compatibility;
 pub(crate) mod conducting;
 mod course;
 pub mod dirty;
+pub(crate) mod discarded;
 mod empty_files;
 mod errands;
 pub mod error;
@@ -57,6 +59,7 @@ pub(crate) mod listening;
 pub mod loader;
 pub mod machine_error;
 pub mod machine_state;
+pub(crate) mod machine_told;
 pub(crate) mod memory_image;
 pub(crate) mod memory_mode;
 pub(crate) mod offer;

@@ -5,6 +5,7 @@ pub(crate) mod bus;
 pub(crate) mod config_pages;
 pub(crate) mod device_memory;
 pub(crate) mod device_watch;
+pub(crate) mod failure_watch;
 pub(crate) mod irq_routes;
 pub(crate) mod memory_slots;
 pub(crate) mod mmio;

@@ -8,6 +8,7 @@
 //! There is one starter for the process, as filters are the process's. It is started by [`begin`], or by the first
 //! thread that is needed.
 
+pub(crate) mod core_group;
 mod kind;
 mod spare;
 
@@ -15,6 +16,7 @@ use std::io;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, OnceLock};
 
+use rustix::io::Errno;
 use virtio_devices::{NewThread, Thread, WORKER_STACK, start_workers_with};
 
 use crate::landlock;
@@ -27,11 +29,12 @@ const STACK: usize = 128 << 10;
 /// The first work of each new thread. If it fails, the thread does nothing else.
 pub(crate) type Prepare = Arc<dyn Fn(ThreadKind) -> io::Result<()> + Send + Sync>;
 
-/// A thread that somebody needs, and where its handle is sent.
-struct Order {
-    kind: ThreadKind,
-    thread: NewThread,
-    answer: SyncSender<io::Result<Thread>>,
+/// Work for the starter, and the place for its result.
+enum Order {
+    /// Start a thread.
+    Start { kind: ThreadKind, thread: NewThread, answer: SyncSender<io::Result<Thread>> },
+    /// Start vCPUs from now on in a core scheduling group of their own, or in that of the process.
+    Group { own: bool, answer: SyncSender<Result<(), Errno>> },
 }
 
 static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
@@ -52,7 +55,7 @@ pub(crate) fn begin(prepare: Prepare) -> io::Result<()> {
         NewThread::new(ThreadKind::Starter.name(), STACK, move || serve(&orders, &prepare))
     };
     // Without its handle, it ends with the process.
-    start_prepared(ThreadKind::Starter, work, &prepare)?;
+    start_prepared(ThreadKind::Starter, work, &prepare, || Ok(()))?;
     // If another thread was faster, this starter has no orders, and ends.
     let _ = STARTER.set(sender);
     start_workers_with(|kind, thread| start(ThreadKind::Worker(kind), thread));
@@ -85,33 +88,74 @@ pub(crate) fn keep_spares(kinds: impl IntoIterator<Item = ThreadKind>) {
 }
 
 fn start_new(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
+    let (answer, answered) = mpsc::sync_channel(1);
+    order(Order::Start { kind, thread, answer })?;
+    answered.recv().map_err(|_| ended())?
+}
+
+/// Starts vCPUs from now on in a new core scheduling group, in which no other thread is, or, unless `own`, in that of
+/// the process, as all other threads.
+///
+/// # Errors
+///
+/// The kernel has no core scheduling, or a core has one thread. Then vCPUs start where they did before.
+pub(crate) fn group_vcpus(own: bool) -> Result<(), Errno> {
+    let (answer, answered) = mpsc::sync_channel(1);
+    // Without a starter, no vCPU is started either.
+    order(Order::Group { own, answer }).map_err(|_| Errno::SRCH)?;
+    answered.recv().unwrap_or(Err(Errno::SRCH))
+}
+
+fn order(order: Order) -> io::Result<()> {
     if STARTER.get().is_none() {
         begin(Arc::new(|_| Ok(())))?;
     }
-    let starter = STARTER.get().ok_or_else(ended)?;
-    let (answer, answered) = mpsc::sync_channel(1);
-    starter.send(Order { kind, thread, answer }).map_err(|_| ended())?;
-    answered.recv().map_err(|_| ended())?
+    STARTER.get().ok_or_else(ended)?.send(order).map_err(|_| ended())
 }
 
 /// The starter's work.
 fn serve(orders: &Receiver<Order>, prepare: &Prepare) {
-    for Order { kind, thread, answer } in orders {
-        // A VM that confines this process to its files has threads that are confined from their start.
-        let confined = landlock::follow().map_err(io::Error::other);
-        // Whoever needs it waits.
-        let _ = answer.send(confined.and_then(|()| start_prepared(kind, thread, prepare)));
+    // True if the starter is in the group of the vCPUs. So are the threads that it starts, until they leave it.
+    let mut grouped = false;
+    for order in orders {
+        match order {
+            Order::Start { kind, thread, answer } => {
+                // A VM that confines this process to its files has threads that are confined from their start.
+                let confined = landlock::follow().map_err(io::Error::other);
+                // Whoever needs it waits.
+                let _ = answer.send(confined.and_then(|()| {
+                    let leave = if grouped && kind != ThreadKind::Vcpu { core_group::leave } else { || Ok(()) };
+                    start_prepared(kind, thread, prepare, leave)
+                }));
+            }
+            Order::Group { own, answer } => {
+                let done = match own {
+                    true => core_group::create(),
+                    false if grouped => core_group::leave(),
+                    false => Ok(()),
+                };
+                grouped = if done.is_ok() { own } else { grouped };
+                let _ = answer.send(done);
+            }
+        }
     }
 }
 
-/// Starts a thread from the calling one, and waits until it is prepared.
-fn start_prepared(kind: ThreadKind, thread: NewThread, prepare: &Prepare) -> io::Result<Thread> {
+/// Starts a thread from the calling one, and waits until it is prepared. The first that it does is `leave`, the calling
+/// thread's core scheduling group.
+fn start_prepared(
+    kind: ThreadKind,
+    thread: NewThread,
+    prepare: &Prepare,
+    leave: impl FnOnce() -> Result<(), Errno> + Send + 'static,
+) -> io::Result<Thread> {
     let (report, prepared) = mpsc::sync_channel(1);
     let NewThread { name, stack, first, run } = thread;
     let prepare = Arc::clone(prepare);
     let run = move || {
+        let left = leave().map_err(io::Error::from);
         first.into_iter().for_each(|first| first());
-        let ready = prepare(kind);
+        let ready = left.and_then(|()| prepare(kind));
         let can_run = ready.is_ok();
         let _ = report.send(ready);
         drop((report, prepare));
@@ -201,11 +245,66 @@ mod tests {
         for (kind, expected) in [(ThreadKind::Worker(WorkerKind::Rng), false), (ThreadKind::Vcpu, true)] {
             let ran = ran.clone();
             let thread = NewThread::new("test", STACK, move || ran.send(()).unwrap());
-            let started = start_prepared(kind, thread, &refuse);
+            let started = start_prepared(kind, thread, &refuse, || Ok(()));
             assert_eq!(started.is_ok(), expected);
             started.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!(runs.try_recv().is_ok(), expected);
         }
+    }
+
+    /// A kernel without core scheduling, or a host without shared cores, is checked with its own answer.
+    #[test]
+    fn only_vcpus_are_in_their_core_scheduling_group() {
+        use rustix::thread::{CoreSchedulingScope, core_scheduling_cookie, gettid};
+        // A starter of its own, as other tests have groups, too.
+        let (orders, received) = mpsc::channel();
+        let prepare: Prepare = Arc::new(|_| Ok(()));
+        let starter = std::thread::spawn(move || serve(&received, &prepare));
+        let cookie = |kind| {
+            let (found, find) = mpsc::channel();
+            let look = move || found.send(core_scheduling_cookie(gettid(), CoreSchedulingScope::Thread)).unwrap();
+            let (answer, answered) = mpsc::sync_channel(1);
+            orders.send(Order::Start { kind, thread: NewThread::new("test", STACK, look), answer }).unwrap();
+            answered.recv().unwrap().unwrap().join().unwrap();
+            find.recv().unwrap()
+        };
+        let group = |own| {
+            let (answer, answered) = mpsc::sync_channel(1);
+            orders.send(Order::Group { own, answer }).unwrap();
+            answered.recv().unwrap()
+        };
+        let (vcpu, worker) = (ThreadKind::Vcpu, ThreadKind::Worker(WorkerKind::Rng));
+        let outside = cookie(worker);
+        assert_eq!(cookie(vcpu), outside);
+        let grouped = group(true);
+        let first = cookie(vcpu);
+        assert_eq!(cookie(worker), outside);
+        match grouped {
+            Ok(()) => {
+                assert_ne!(first, outside);
+                assert_eq!(cookie(vcpu), first, "one group for all vCPUs");
+                assert_eq!(group(true), Ok(()));
+                assert_ne!(cookie(vcpu), first, "another group for the next VM");
+            }
+            Err(error) => {
+                assert!([Errno::INVAL, Errno::NODEV].contains(&error), "{error}");
+                assert_eq!(first, outside);
+            }
+        }
+        assert_eq!(group(false), Ok(()));
+        assert_eq!(cookie(vcpu), outside);
+        drop(orders);
+        starter.join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_cannot_leave_the_vcpus_group_does_nothing() {
+        let (ran, runs) = mpsc::channel::<()>();
+        let thread = NewThread::new("test", STACK, move || ran.send(()).unwrap());
+        let prepare: Prepare = Arc::new(|_| Ok(()));
+        let started = start_prepared(ThreadKind::Serial, thread, &prepare, || Err(Errno::NOMEM));
+        assert_eq!(started.unwrap_err().raw_os_error(), Some(Errno::NOMEM.raw_os_error()));
+        assert!(runs.recv().is_err());
     }
 
     #[test]

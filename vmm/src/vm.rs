@@ -14,8 +14,10 @@ mod memory_size;
 mod numa;
 mod open_files;
 mod origin;
+mod plug_slots;
 mod power;
 mod powered;
+mod reclaiming;
 mod saved;
 mod threads_needed;
 mod watchdog;
@@ -48,6 +50,7 @@ use crate::kvm::{Kvm, KvmError};
 use crate::migration::clock::ClockState;
 use crate::migration::page_faults::{PageFaults, Progress};
 use crate::pci_host::assign_bars::Weights;
+use crate::pci_host::memory_slots::plugged;
 use crate::serial::SerialConsole;
 use crate::serial::debug::DebugConsole;
 use crate::serial::end::ConsoleEnd;
@@ -65,6 +68,7 @@ use crate::vm::host_limits::HostLimits;
 use crate::vm::memory::GuestRam;
 pub(crate) use crate::vm::origin::Origin;
 use crate::vm::powered::Powered;
+use crate::vm::reclaiming::Reclaiming;
 #[cfg(test)]
 pub(crate) use crate::vm::saved::guest::elf;
 
@@ -112,6 +116,7 @@ pub struct Vm {
     triple_faults: u64,
     /// Since it goes on at a new place.
     announcing: Option<Announcing>,
+    reclaiming: Reclaiming,
     /// A device of the host may be pinning the guest's memory before it is plugged in.
     is_being_pinned: bool,
     /// Files that are not this VM's: those that were open before, and those that clients may open.
@@ -188,7 +193,8 @@ impl Vm {
         }
         let console = ConsoleEnd::open("--console", &config.console, !shared)?;
         let balloon = Arc::<BalloonSize>::default();
-        let mem_regions = memory::places::regions(&config.memory, &layout);
+        let slots = plugged(kvm.memory_slots()).len();
+        let mem_regions = memory::places::regions(&config.memory, &layout, slots);
         let host = devices::Host {
             memory: ram.memory().clone(),
             apertures: apertures(&layout, &plan.segments),
@@ -208,6 +214,7 @@ impl Vm {
         let tpm = config.tpm.as_ref().map(|tpm| Tpm::open(&tpm.socket)).transpose()?;
         let running = None;
         let triple_faults = 0;
+        let reclaiming = Reclaiming::begin(mem_regions.all().count());
         let vm = Self {
             running,
             devices,
@@ -237,6 +244,7 @@ impl Vm {
             ged,
             triple_faults,
             announcing: None,
+            reclaiming,
             is_being_pinned: false,
             limits,
         };

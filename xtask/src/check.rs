@@ -1,5 +1,6 @@
 //! The checks that need no guest: format, lints, rules for crates, unit and property tests.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -48,9 +49,27 @@ pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
         ("systemd-analyze", "systemd"),
         ("mkfs.ext4", "e2fsprogs"),
     ])?;
+    let before = interfaces();
     let mut tally = tests(workspace, "unit and property tests")?;
+    tally += none_left(&before, &interfaces());
     tally += tests(&workspace.join("fuzz"), "seeds of the fuzz targets")?;
     Ok(tally)
+}
+
+/// The network interfaces of this machine.
+fn interfaces() -> BTreeSet<String> {
+    let found = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    found.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Checks that the tests, which have network namespaces of their own, have left no interface in this machine's.
+fn none_left(before: &BTreeSet<String>, after: &BTreeSet<String>) -> Tally {
+    let left: Vec<_> = after.difference(before).map(String::as_str).collect();
+    if left.is_empty() {
+        return Tally { passed: 1, failed: 0 };
+    }
+    note("FAILED", format!("network interfaces that were not there before the tests: {}", left.join(", ")));
+    Tally { passed: 0, failed: 1 }
 }
 
 /// Runs the tests of the workspace in `folder`. Cargo's output is shown as it arrives.
@@ -97,6 +116,14 @@ fn summary(line: &str) -> Option<Tally> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interface_that_tests_leave_is_a_failure() {
+        let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<BTreeSet<_>>();
+        let before = names(&["eth0", "lo"]);
+        assert_eq!(none_left(&before, &names(&["lo"])), Tally { passed: 1, failed: 0 });
+        assert_eq!(none_left(&before, &names(&["eth0", "lo", "vmtap0"])), Tally { passed: 0, failed: 1 });
+    }
 
     #[test]
     fn the_counts_of_a_test_binary_are_read_from_its_last_line() {

@@ -31,6 +31,19 @@ const CHECKS: &str = "not_a_server_error,status_code_conformance,unsupported_met
                       allow_header_conformance";
 /// How long the program may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The guest's kernel in the program's folder.
+const KERNEL: &str = "kernel";
+/// Options of the guest that runs from the start.
+const GUEST: &[&str] = &[
+    "--kernel",
+    KERNEL,
+    "--memory",
+    "size=16M",
+    "--cpus",
+    "boot=2",
+    "--net",
+    "id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=4",
+];
 
 /// One run of schemathesis.
 struct Pass {
@@ -91,7 +104,8 @@ struct Run<'a> {
 impl Run<'_> {
     fn ask(&self, cases: usize) -> Result<Tally> {
         let step = Step::begin("contract", self.pass.name);
-        let mut vmm = Vmm::start(self)?;
+        let guest = if self.pass.has_guest { GUEST } else { &[] };
+        let mut vmm = Vmm::start(self.folder, self.program, guest)?;
         let splice = Splice::start(&vmm.socket).context("listening on 127.0.0.1")?;
         let report = self.folder.join("report.json");
         // The report of an earlier run must not count.
@@ -162,37 +176,30 @@ fn generated(report: &str) -> u64 {
     report.pointer("/test_cases/generated").and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// The program under test.
-struct Vmm {
+/// The program under test, in a folder of its own with a kernel that halts.
+pub(crate) struct Vmm {
     child: Child,
-    socket: PathBuf,
+    pub socket: PathBuf,
 }
 
 impl Vmm {
-    fn start(run: &Run<'_>) -> Result<Vmm> {
-        let folder = run.folder.join("program");
+    /// Starts `program` with these further options in a folder below `folder`, and waits until it serves requests.
+    pub(crate) fn start(folder: &Path, program: &Path, options: &[&str]) -> Result<Vmm> {
+        let log = folder.join("program.log");
+        let folder = folder.join("program");
         if folder.exists() {
             fs::remove_dir_all(&folder).context(folder.display())?;
         }
         fs::create_dir_all(&folder).context(folder.display())?;
         let socket = folder.join("api.sock");
-        let log = run.folder.join("program.log");
         let log = fs::File::create(&log).context(log.display())?;
+        let kernel = folder.join(KERNEL);
+        fs::write(&kernel, halting_kernel()).context(kernel.display())?;
         let mut command = Command::new("unshare");
         // A user who is not root becomes root in a user namespace.
         let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
-        command
-            .args((!is_root).then_some("--map-root-user"))
-            .args(["--net", "--"])
-            .arg(run.program)
-            .arg("--api-socket")
-            .arg(&socket);
-        if run.pass.has_guest {
-            let kernel = folder.join("kernel");
-            fs::write(&kernel, halting_kernel()).context(kernel.display())?;
-            command.arg("--kernel").arg(kernel).args(["--memory", "size=16M", "--cpus", "boot=2"]);
-            command.args(["--net", "id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=4"]);
-        }
+        command.args((!is_root).then_some("--map-root-user")).args(["--net", "--"]).arg(program);
+        command.arg("--api-socket").arg(&socket).args(options);
         let errors = log.try_clone().context("duplicating a file")?;
         command.current_dir(&folder).stdin(Stdio::null()).stdout(log).stderr(errors);
         let child = command.spawn().context("running unshare")?;
@@ -209,12 +216,12 @@ impl Vmm {
             }
             if let Some(status) = self.child.try_wait().context("waiting for the program")? {
                 return Err(Error::new(format!(
-                    "the program did not start ({status}); see target/lab/contract/program.log"
+                    "the program did not start ({status}); see its program.log below target/lab"
                 )));
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Err(Error::new("the program does not answer on its API socket; see target/lab/contract/program.log"))
+        Err(Error::new("the program does not answer on its API socket; see its program.log below target/lab"))
     }
 
     /// The whole answer to a request without a body.
@@ -229,7 +236,7 @@ impl Vmm {
     }
 
     /// Ends it by a request.
-    fn shut_down(&mut self) -> Result<()> {
+    pub(crate) fn shut_down(&mut self) -> Result<()> {
         let answer = self.request("PUT /api/v1/vmm.shutdown").context("vmm.shutdown")?;
         if !answer.starts_with("HTTP/1.1 200 ") {
             return Err(Error::new(format!("vmm.shutdown: {answer}")));
@@ -282,7 +289,7 @@ fn halting_kernel() -> Vec<u8> {
 }
 
 /// The program, built as for development: its assertions are on.
-fn program(workspace: &Path) -> Result<PathBuf> {
+pub(crate) fn program(workspace: &Path) -> Result<PathBuf> {
     let step = Step::begin("build", "the command, with its assertions");
     let arguments = ["build", "--quiet", "--bin", "cloud-hypervisor", "--message-format", "json-render-diagnostics"];
     let built = cargo(workspace).args(arguments).stderr(Stdio::inherit()).output().context("running cargo")?;

@@ -8,6 +8,7 @@ mod bench;
 mod boot_time;
 mod build;
 mod check;
+mod clients;
 mod cloud_image;
 mod contract;
 mod coverage;
@@ -270,6 +271,7 @@ fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> R
     }
     if wanted(Part::Contract) {
         tally += counted("contract tests", contract::run(workspace, QUESTIONS));
+        tally += counted("generated clients", clients::run(workspace));
     }
     if wanted(Part::Integration) {
         tally += counted("integration tests", integration(workspace, options));

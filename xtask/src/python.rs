@@ -10,6 +10,11 @@ use crate::progress::Step;
 
 /// The path of `program`, which comes with the package `requirement` (`name==version`). Installs that if it is missing.
 pub(crate) fn tool(workspace: &Path, requirement: &str, program: &str) -> Result<PathBuf> {
+    tool_with(workspace, requirement, &[], program)
+}
+
+/// As [`tool`], with `more` packages in the same virtual environment.
+pub(crate) fn tool_with(workspace: &Path, requirement: &str, more: &[&str], program: &str) -> Result<PathBuf> {
     let environment = workspace.join("target/lab/python").join(requirement.replace("==", "-"));
     let path = environment.join("bin").join(program);
     if path.is_file() {
@@ -28,7 +33,7 @@ pub(crate) fn tool(workspace: &Path, requirement: &str, program: &str) -> Result
         "making a virtual environment of Python (Debian's package for it is python3-venv)",
     )?;
     let pip = environment.join("bin/pip");
-    run(Command::new(pip).args(["install", "--quiet", requirement]), &format!("installing {requirement}"))?;
+    run(Command::new(pip).args(["install", "--quiet", requirement]).args(more), &format!("installing {requirement}"))?;
     step.done();
     if path.is_file() { Ok(path) } else { Err(Error::new(format!("{requirement} has no program {program}"))) }
 }

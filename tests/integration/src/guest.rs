@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use crate::client::Client;
 use crate::console::{Console, Output, Silence};
 use crate::lab::{self, Image, Kernel, Userland};
+use crate::silence;
+
 use crate::terminal::Terminal;
 use crate::vmm::{Exit, Vmm, VmmCommand};
 
@@ -16,6 +18,8 @@ const BOOT_LIMIT: Duration = Duration::from_secs(120);
 const COMMAND_LIMIT: Duration = Duration::from_secs(90);
 /// How long the VMM may take to exit after the guest has powered off.
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
+/// The time in which a guest that is not stuck prints something, also under load.
+const SETTLE: Duration = Duration::from_secs(5);
 /// Guests use IPv4 only, so that every frame on a tap is caused by the test.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
 
@@ -360,8 +364,7 @@ impl Guest {
     pub fn power_off(mut self) -> Exit {
         self.console.send("0 poweroff -f\n");
         if !self.vmm.exits_within(EXIT_LIMIT) {
-            let threads = self.vmm.threads();
-            self.fail(&format!("powering off; the VMM's threads:\n{threads}"), &Silence::TimedOut(EXIT_LIMIT));
+            self.fail("powering off", &Silence::TimedOut(EXIT_LIMIT));
         }
         self.vmm.wait(EXIT_LIMIT)
     }
@@ -393,6 +396,7 @@ impl Guest {
     }
 
     fn fail(&mut self, what: &str, silence: &Silence) -> ! {
+        let report = if matches!(silence, Silence::TimedOut(_)) { self.report_silence() } else { String::new() };
         let why = match silence {
             Silence::TimedOut(limit) => format!("timed out after {} s", limit.as_secs()),
             Silence::Closed => "the VMM ended".to_owned(),
@@ -406,6 +410,29 @@ impl Guest {
         let transcript = self.console.transcript();
         let lines: Vec<&str> = transcript.lines().collect();
         let tail = lines[lines.len().saturating_sub(60)..].join("\n");
-        panic!("{what}: {why}\n--- the guest's console:\n{tail}\n--- the VMM's errors:\n{}", self.vmm.errors());
+        let errors = self.vmm.errors();
+        panic!("{what}: {why}\n--- the guest's console:\n{tail}\n--- the VMM's errors:\n{errors}\n{report}");
+    }
+
+    /// Describes the VMM and KVM. Then makes the vCPUs enter the guest again, and types a line: a guest that goes on
+    /// only now had an interrupt that nothing delivered.
+    fn report_silence(&mut self) -> String {
+        let report = silence::report(&self.vmm);
+        let mut received = self.console.transcript().len();
+        let mut grown = |console: &Console| {
+            std::thread::sleep(SETTLE);
+            let before = std::mem::replace(&mut received, console.transcript().len());
+            received - before
+        };
+        let untouched = grown(&self.console);
+        silence::reenter(&self.vmm);
+        let entered = grown(&self.console);
+        self.console.send("\n");
+        let typed = grown(&self.console);
+        format!(
+            "{report}--- bytes from the guest in {} s each: {untouched} untouched, {entered} after its vCPUs entered it \
+             again, {typed} after a key",
+            SETTLE.as_secs()
+        )
     }
 }

@@ -97,7 +97,7 @@ impl Site {
         let pf = json!({"id": "pf0", "tap": self.pf.name()});
         let vfs = (0..self.backends.taps().len()).map(|index| self.backends.given(index));
         let backends: Vec<Value> = std::iter::once(pf).chain(vfs).collect();
-        self.receive_by(&json!({"receiver_url": self.url(), "backends": backends}));
+        self.receive_by(&json!({"receiver_url": self.url(), "detach": true, "backends": backends}));
     }
 
     fn receive_by(&self, body: &Value) {
@@ -156,7 +156,7 @@ impl Site {
 
     /// The same, with the memory and the taps that the guest has here: no page is copied. Its memory must be shared.
     pub fn pass_to(&self, other: &Site) -> Value {
-        other.receive_by(&json!({"receiver_url": other.url()}));
+        other.receive_by(&json!({"receiver_url": other.url(), "detach": true}));
         self.send(&other.url(), &json!({"local": true}));
         self.moved(other)
     }

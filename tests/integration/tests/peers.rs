@@ -158,7 +158,7 @@ fn a_connection_through_passt_goes_on_at_the_vmm_that_the_guest_moves_to() {
     let mut moved = Guest::restored_by(waiting);
     let url = format!("unix:{}", folders[1].path().join("migration").display());
     let backend = json!({"id": "pf0", "vf": 0, "vhost_socket": there.socket()});
-    let receive = json!({"receiver_url": url, "backends": [backend]});
+    let receive = json!({"receiver_url": url, "detach": true, "backends": [backend]});
     assert_eq!(target.put_json("vm.receive-migration", &receive).status, 204);
     assert_eq!(source.put_json("vm.send-migration", &json!({"destination_url": url})).status, 204);
     let ended = [&source, &target].map(await_end);

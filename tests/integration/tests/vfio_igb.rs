@@ -5,7 +5,9 @@
 use std::thread;
 use std::time::Duration;
 
-use integration::{Api, Guest, GuestSpec, HostNic, HostTap, Kernel, KvmTrace, Pf, Subnet, spec_with_vfs, vf_taps};
+use integration::{
+    Api, Guest, GuestSpec, HostNic, HostTap, Kernel, KvmTrace, Pf, Subnet, record_exits, spec_with_vfs, vf_taps,
+};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -161,6 +163,7 @@ fn add_and_ask(api: &Api, device: &Value) -> usize {
 #[ignore = "a longer test: more rounds"]
 #[case::many_times(20)]
 fn vfs_of_the_host_come_and_go_under_traffic_beside_vfs_of_the_guest_and_nothing_stays(#[case] rounds: usize) {
+    record_exits();
     let rounds = std::env::var("CH_VFIO_ROUNDS").map_or(rounds, |rounds| rounds.parse().unwrap());
     let vfs = HostNic::igb_vfs();
     let (api, mut trace) = (Api::new("vfio-plug"), KvmTrace::start());

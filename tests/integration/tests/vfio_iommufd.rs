@@ -5,7 +5,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use integration::{Api, Guest, GuestSpec, HostNic, Kernel, open_iommufd};
+use integration::{Api, Guest, GuestSpec, HostNic, Kernel, open_iommufd, record_exits};
 use serde_json::json;
 
 /// How long a transfer of 1 MiB may take.
@@ -83,6 +83,7 @@ fn a_vf_by_descriptor_behind_the_guests_iommu_reaches_what_the_guest_maps_for_it
 
 #[test]
 fn vfs_whose_descriptors_clients_send_come_and_go_and_nothing_stays_open() {
+    record_exits();
     let vfs = HostNic::igb_vfs();
     let api = Api::new("iommufd-plug");
     let iommufd: OwnedFd = open_iommufd();

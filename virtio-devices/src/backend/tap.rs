@@ -48,8 +48,28 @@ pub struct Tap {
     mtu: Option<u16>,
     offloads: Offloads,
     queues: Vec<Arc<Mutex<TapQueue>>>,
+    /// The queues of a tap that replaces this one.
+    successor: Arc<Successor>,
     /// How it was opened; `None` if it was passed in.
     spec: Option<TapSpec>,
+}
+
+/// The queues of a tap that replaces one that was deleted, until the workers of that take them.
+#[derive(Debug, Default)]
+pub(crate) struct Successor(Mutex<Vec<Option<TapQueue>>>);
+
+impl Successor {
+    /// Replaces a tap by `tap`, which has as many queues.
+    pub(crate) fn give(&self, tap: Tap) {
+        // Nothing else has its queues yet.
+        let queues = tap.queues.into_iter().map(|queue| Arc::into_inner(queue).map(Mutex::into_inner));
+        *self.0.lock() = queues.collect();
+    }
+
+    /// The new queue of this index, once.
+    pub(crate) fn take(&self, index: u16) -> Option<TapQueue> {
+        self.0.lock().get_mut(usize::from(index))?.take()
+    }
 }
 
 impl Tap {
@@ -76,25 +96,35 @@ impl Tap {
         Ok(Self { spec: Some(spec), ..tap })
     }
 
-    /// Whether it was deleted.
+    /// True if it was deleted. Waits for a worker that owns its first queue.
     pub fn is_gone(&self) -> bool {
         self.queues.first().is_some_and(|queue| queue.lock().is_gone())
     }
 
-    /// Opens a new tap of the name of this one, which was deleted, with the same settings. It must exist already:
-    /// whoever deleted the old one had a reason.
+    /// True if it was deleted. A worker that owns its first queue finds that by itself: false then.
+    pub(crate) fn is_gone_unnoticed(&self) -> bool {
+        self.queues.first().and_then(|queue| queue.try_lock()).is_some_and(|queue| queue.is_gone())
+    }
+
+    /// The search for a new tap of the name of this one, with the same settings.
+    pub(crate) fn search(&self) -> TapSearch {
+        // The driver was told this MTU.
+        let spec = self.spec.clone().map(|spec| TapSpec { mtu: self.mtu, ..spec });
+        TapSearch { name: self.name.clone(), spec }
+    }
+
+    /// Opens a new tap of the name of this one, which was deleted, as [`TapSearch::open`] does.
     ///
     /// # Errors
     ///
     /// [`TapError::Gone`] when there is none, or this one was passed in; else as [`Self::open`].
     pub fn reopen(&self) -> Result<Self, TapError> {
-        let gone = || TapError::Gone(self.name.clone());
-        // The driver was told this MTU.
-        let spec = TapSpec { mtu: self.mtu, ..self.spec.clone().ok_or_else(gone)? };
-        if !Link::new(&self.name).map_err(TapError::Socket)?.exists() {
-            return Err(gone());
-        }
-        Self::open(&spec)
+        self.search().open()
+    }
+
+    /// The queues of a tap that replaces this one.
+    pub(crate) fn successor(&self) -> &Arc<Successor> {
+        &self.successor
     }
 
     /// Takes a tap that was opened and set up elsewhere, one descriptor per queue.
@@ -107,8 +137,9 @@ impl Tap {
         let count = fds.len();
         let mut name: Option<String> = None;
         for (index, fd) in fds.iter().enumerate() {
-            let request = queue::interface(fd.as_fd()).map_err(|source| TapError::NotATap { index, source })?;
             let needed = if count > 1 { FLAGS | MULTI_QUEUE } else { FLAGS };
+            let request = queue::with_flags(fd.as_fd(), needed);
+            let request = request.map_err(|source| TapError::NotATap { index, source })?;
             if request.flags() & needed != needed {
                 return Err(TapError::WrongFlags { name: request.name(), multi_queue: count > 1 });
             }
@@ -144,7 +175,7 @@ impl Tap {
             queues.push(queue);
         }
         let queues = queues.into_iter().map(|queue| Arc::new(Mutex::new(queue))).collect();
-        Ok(Self { name, mtu, offloads, queues, spec: None })
+        Ok(Self { name, mtu, offloads, queues, successor: Arc::default(), spec: None })
     }
 
     /// Its name.
@@ -171,7 +202,33 @@ impl Tap {
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn over_sockets(sockets: Vec<OwnedFd>) -> Self {
         let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
-        Self { name: "sockets".into(), mtu: Some(1500), offloads: Offloads::all(), queues, spec: None }
+        let (name, offloads, successor) = ("sockets".into(), Offloads::all(), Arc::default());
+        Self { name, mtu: Some(1500), offloads, queues, successor, spec: None }
+    }
+}
+
+/// The name and the settings of a tap that was deleted.
+#[derive(Debug, Clone)]
+pub(crate) struct TapSearch {
+    /// Its name.
+    pub name: String,
+    /// The settings for [`Tap::open`]; `None` for a tap that was passed in, of which there is no other.
+    pub spec: Option<TapSpec>,
+}
+
+impl TapSearch {
+    /// Opens the new tap. It must exist already: the deletion of the old one had a reason.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError::Gone`] when there is none, or the old one was passed in; else as [`Tap::open`].
+    pub(crate) fn open(&self) -> Result<Tap, TapError> {
+        let gone = || TapError::Gone(self.name.clone());
+        let spec = self.spec.as_ref().ok_or_else(gone)?;
+        if !Link::new(&self.name).map_err(TapError::Socket)?.exists() {
+            return Err(gone());
+        }
+        Tap::open(spec)
     }
 }
 

@@ -1,7 +1,10 @@
 //! The device configuration of a disk (`virtio 1.4 §5.2.4`, `struct virtio_blk_config`).
 
+use virtio_bindings::virtio_blk::*;
+
 use super::geometry::Geometry;
 use super::operation::MAX_RANGE;
+use crate::device_config::{ConfigField, Rule};
 
 /// Offset of the field that the driver may write: whether writes may wait in a cache.
 pub(crate) const WRITEBACK: u64 = 32;
@@ -9,6 +12,37 @@ pub(crate) const WRITEBACK: u64 = 32;
 const SEGMENT_SIZE: u32 = 64 << 10;
 /// The length of the fields that there are.
 const LEN: usize = 60;
+
+/// The most segments of data in a request.
+pub(crate) const SEG_MAX: ConfigField = ConfigField::new("seg_max", 12, 4, Rule::Served).of(VIRTIO_BLK_F_SEG_MAX);
+/// The size of blocks in bytes: a part of a disk's contents.
+pub(crate) const BLK_SIZE: ConfigField = ConfigField::new("blk_size", 20, 4, Rule::Served).of(VIRTIO_BLK_F_BLK_SIZE);
+/// The size of physical blocks in blocks, as a power of two.
+pub(crate) const PHYSICAL: ConfigField =
+    ConfigField::new("physical_block_exp", 24, 1, Rule::Served).of(VIRTIO_BLK_F_TOPOLOGY);
+/// The fields. Those of features that are not offered read 0.
+pub(crate) const FIELDS: &[ConfigField] = &[
+    ConfigField::new("capacity (sectors of 512 bytes)", 0, 8, Rule::Grows),
+    ConfigField::new("size_max", 8, 4, Rule::Same).of(VIRTIO_BLK_F_SIZE_MAX),
+    SEG_MAX,
+    ConfigField::new("geometry", 16, 4, Rule::Same).of(VIRTIO_BLK_F_GEOMETRY),
+    BLK_SIZE,
+    PHYSICAL,
+    ConfigField::new("alignment_offset", 25, 1, Rule::Same).of(VIRTIO_BLK_F_TOPOLOGY),
+    ConfigField::new("min_io_size", 26, 2, Rule::Served).of(VIRTIO_BLK_F_TOPOLOGY),
+    ConfigField::new("opt_io_size", 28, 4, Rule::Same).of(VIRTIO_BLK_F_TOPOLOGY),
+    ConfigField::new("writeback", 32, 1, Rule::Saved).of(VIRTIO_BLK_F_CONFIG_WCE),
+    ConfigField::reserved(33, 1),
+    ConfigField::new("num_queues", 34, 2, Rule::Same).of(VIRTIO_BLK_F_MQ),
+    ConfigField::new("max_discard_sectors", 36, 4, Rule::Same).of(VIRTIO_BLK_F_DISCARD),
+    ConfigField::new("max_discard_seg", 40, 4, Rule::Same).of(VIRTIO_BLK_F_DISCARD),
+    ConfigField::new("discard_sector_alignment", 44, 4, Rule::Served).of(VIRTIO_BLK_F_DISCARD),
+    ConfigField::new("max_write_zeroes_sectors", 48, 4, Rule::Same).of(VIRTIO_BLK_F_WRITE_ZEROES),
+    ConfigField::new("max_write_zeroes_seg", 52, 4, Rule::Same).of(VIRTIO_BLK_F_WRITE_ZEROES),
+    // Zeroing works with and without giving the space back.
+    ConfigField::new("write_zeroes_may_unmap", 56, 1, Rule::Announced).of(VIRTIO_BLK_F_WRITE_ZEROES),
+    ConfigField::reserved(57, 3),
+];
 
 /// What the fields say.
 #[derive(Debug, Clone, Copy)]

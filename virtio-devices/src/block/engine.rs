@@ -59,6 +59,10 @@ impl Engine {
     /// The call's segments, and the memory that they name, stay as they are until the call is complete, either at once
     /// or as reported by [`Self::next_complete`].
     pub(crate) unsafe fn start(&mut self, tag: usize, call: Call<'_>) -> Option<io::Result<usize>> {
+        #[cfg(test)]
+        if let Err(error) = self.image.admit(&call) {
+            return Some(Err(error));
+        }
         match (self.image.contents(), &mut self.ring) {
             // SAFETY: the caller keeps what the call names until it is complete.
             (Contents::Raw(raw), Some(ring)) => unsafe { ring.start(raw.as_fd(), tag, call) },
@@ -100,37 +104,142 @@ impl Engine {
 
     /// Reads at `offset` through an aligned buffer, as much as that holds.
     pub(crate) fn read_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64) -> io::Result<usize> {
-        let len = segments.bytes().min(BOUNCE);
-        let buffer = self.bounce.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len);
+        let piece = self.piece(offset, segments.bytes());
         #[cfg(test)]
-        self.image.dawdle(len);
+        self.image.dawdle(piece.len);
         let read = match self.image.contents() {
             Contents::Raw(raw) => {
-                let iovec = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-                // SAFETY: the segment is `buffer`, which is borrowed mutably until the call is complete.
-                unsafe { execute(raw.as_fd(), Call::Read(&[iovec], offset)) }?.min(len)
+                let buffer = bounce(&mut self.bounce, piece.whole);
+                read(&self.image, raw.as_fd(), buffer, piece.start)?
             }
-            Contents::Qcow2(image) => image.read(buffer, offset)?,
+            Contents::Qcow2(image) => image.read(bounce(&mut self.bounce, piece.whole), offset)?,
         };
-        Ok(segments.write_at(0, &buffer[..read]))
+        let buffer = bounce(&mut self.bounce, piece.whole);
+        let end = read.min(piece.skip + piece.len);
+        Ok(segments.write_at(0, buffer.get(piece.skip..end).unwrap_or_default()))
     }
 
-    /// Writes at `offset` through an aligned buffer, as much as that holds.
+    /// Writes at `offset` through an aligned buffer, as much as that holds. Of blocks of the storage that it does not
+    /// fill, the rest is read first: no other write to them may be in flight then.
     pub(crate) fn write_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64, stable: bool) -> io::Result<usize> {
-        let len = segments.bytes().min(BOUNCE);
-        let buffer = self.bounce.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len);
-        segments.read_at(0, buffer);
-        #[cfg(test)]
-        self.image.dawdle(len);
-        match self.image.contents() {
-            Contents::Raw(raw) => {
-                let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
-                // SAFETY: as above.
-                unsafe { execute(raw.as_fd(), Call::Write { iovecs: &iovecs, offset, stable }) }
-            }
-            Contents::Qcow2(image) => image.write(buffer, offset, stable),
-        }
+        let len = segments.bytes();
+        self.write_piece(offset, len, stable, |buffer| _ = segments.read_at(0, buffer))
     }
+
+    /// Discards or zeroes a range of less than whole blocks of a block device: whole ones as the device does, and what
+    /// is left is written if it has to be zero.
+    pub(crate) fn zero_parts(&mut self, range: Range, unmap: bool, must_zero: bool) -> io::Result<usize> {
+        let image = Arc::clone(&self.image);
+        let Contents::Raw(raw) = image.contents() else { return Err(Errno::INVAL.into()) };
+        let unit = raw.range_unit.max(1);
+        // The sums lie within the disk.
+        let end = range.offset.saturating_add(range.len);
+        let (first, last) = (range.offset.next_multiple_of(unit), end / unit * unit);
+        let parts = if first > last { [(range.offset, end), (end, end)] } else { [(range.offset, first), (last, end)] };
+        for (mut at, to) in parts {
+            while at < to && must_zero {
+                let len = usize::try_from(to - at).unwrap_or(usize::MAX);
+                match self.write_piece(at, len, false, |buffer| buffer.fill(0))? {
+                    0 => return Err(io::ErrorKind::WriteZero.into()),
+                    written => at = at.saturating_add(written as u64),
+                }
+            }
+        }
+        if first < last {
+            let range = Range { offset: first, len: last - first };
+            // SAFETY: the call names no memory.
+            unsafe { execute(raw.as_fd(), Call::Zero { range, unmap }) }?;
+        }
+        Ok(0)
+    }
+
+    /// Writes what `fill` puts into a buffer, at most `len` bytes at `offset`. Returns how many.
+    fn write_piece(
+        &mut self,
+        offset: u64,
+        len: usize,
+        stable: bool,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> io::Result<usize> {
+        let piece = self.piece(offset, len);
+        let image = Arc::clone(&self.image);
+        let buffer = bounce(&mut self.bounce, piece.whole);
+        let raw = match image.contents() {
+            Contents::Raw(raw) => raw,
+            Contents::Qcow2(image) => {
+                fill(buffer);
+                return image.write(buffer, offset, stable);
+            }
+        };
+        for at in piece.partial_blocks() {
+            let block = buffer.get_mut(at..at + piece.unit).unwrap_or_default();
+            let len = block.len();
+            if read(&image, raw.as_fd(), block, piece.start + at as u64)? < len {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        fill(buffer.get_mut(piece.skip..piece.skip + piece.len).unwrap_or_default());
+        #[cfg(test)]
+        image.dawdle(piece.len);
+        let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
+        let call = Call::Write { iovecs: &iovecs, offset: piece.start, stable };
+        #[cfg(test)]
+        image.admit(&call)?;
+        // SAFETY: the segment is `buffer`, which is borrowed mutably until the call is complete.
+        let written = unsafe { execute(raw.as_fd(), call) }?;
+        Ok(written.saturating_sub(piece.skip).min(piece.len))
+    }
+
+    /// The piece of `len` bytes at `offset` that fits the buffer, in whole blocks of the storage.
+    fn piece(&self, offset: u64, len: usize) -> Piece {
+        let unit = self.image.alignment.max(1);
+        // Less than a block.
+        let skip = (offset % unit as u64) as usize;
+        let len = len.min(BOUNCE - skip);
+        Piece { start: offset - skip as u64, skip, len, whole: (skip + len).next_multiple_of(unit), unit }
+    }
+}
+
+/// A part of a transfer that goes through the buffer.
+struct Piece {
+    /// Where the blocks begin in the image.
+    start: u64,
+    /// Where the part begins in them.
+    skip: usize,
+    /// Its length.
+    len: usize,
+    /// The length of the blocks.
+    whole: usize,
+    /// The length of a block.
+    unit: usize,
+}
+
+impl Piece {
+    /// Where the blocks begin, from the first one's start, of which the part is not all.
+    fn partial_blocks(&self) -> impl Iterator<Item = usize> + use<> {
+        let last = self.whole.saturating_sub(self.unit);
+        let (is_head, is_tail) = (self.skip > 0, self.skip + self.len < self.whole);
+        let head = is_head.then_some(0);
+        let tail = (is_tail && !(is_head && last == 0)).then_some(last);
+        [head, tail].into_iter().flatten()
+    }
+}
+
+/// `len` bytes of the buffer.
+fn bounce(buffer: &mut Option<AlignedBuffer>, len: usize) -> &mut [u8] {
+    buffer.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len)
+}
+
+/// Reads into `buffer`. Returns how much there is.
+fn read(image: &Image, file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
+    let call = Call::Read(&iovecs, offset);
+    #[cfg(test)]
+    image.admit(&call)?;
+    #[cfg(not(test))]
+    let _ = image;
+    // SAFETY: the segment is `buffer`, which is borrowed mutably until the call is complete.
+    Ok(unsafe { execute(file, call) }?.min(buffer.len()))
 }
 
 /// Carries out `call` here and now.

@@ -31,10 +31,9 @@ pub enum BlockError {
         /// What it is.
         kind: &'static str,
     },
-    /// The file's size is not one that a disk can have.
+    /// The file has no room for a block.
     #[error(
-        "path={}: its size, {size} bytes, is not a multiple of its blocks of {block} bytes, or is zero; \
-         enlarge it: truncate -s %{block} {}", path.display(), path.display()
+        "path={}: its size, {size} bytes, is less than a block of {block} bytes; give a larger image", path.display()
     )]
     Size {
         /// The file.
@@ -133,9 +132,9 @@ impl BlockError {
             | Self::MaybeQcow2(_)
             | Self::Qcow2 { .. }
             | Self::Direct(_)
-            | Self::InUse(_)
             | Self::Changed { .. }
             | Self::File { .. } => ErrorKind::Unsuitable,
+            Self::InUse(_) => ErrorKind::Busy,
             Self::Space { .. } => ErrorKind::Host,
             Self::Serial(_) | Self::QueueSize(_) | Self::NoQueue | Self::Cpus(_) => ErrorKind::Invalid,
         }

@@ -1,29 +1,44 @@
 //! A disk's image, whatever its format.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::access::{Access, ImageFormat};
 use super::error::{BlockError, ResizeError};
 use super::file::ImageFile;
-use super::geometry::{Geometry, SECTOR};
+use super::geometry::{Geometry, MAX_BLOCK, SECTOR};
 use super::operation::Abilities;
 use super::qcow2::Qcow2;
 use super::raw::RawFile;
+use super::writes::Writes;
 
 /// An open image. Unless it was given up ([`Self::release`]), it is locked: a writer excludes all others.
 pub(crate) struct Image {
+    #[cfg(not(test))]
     contents: Contents,
+    #[cfg(test)]
+    pub contents: Contents,
     /// What can be done with it, at the size that it was opened with.
     abilities: Abilities,
     /// Whether it is locked. Held while that changes.
     held: Mutex<bool>,
     /// Its size in sectors, which [`Self::resize`] changes.
     sectors: AtomicU64,
-    /// What addresses and lengths in memory must be a multiple of: 1, or a block around the page cache.
+    /// The size of blocks, in bytes, that the disk is told to have: its own, or the one that a driver knows
+    /// ([`Self::serve_blocks`]).
+    block: AtomicU32,
+    /// The same of physical blocks, in blocks, as a power of two.
+    physical_exponent: AtomicU8,
+    /// The order of writes of less than a block of the storage.
+    writes: Writes,
+    /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block of the storage around the page
+    /// cache. The disk's own blocks may be smaller.
     pub alignment: usize,
+    /// True if calls that are not aligned fail, as around the page cache.
+    #[cfg(test)]
+    pub strict: bool,
     /// How long a transfer on a worker's own thread takes for each MiB: a slow medium, in tests.
     #[cfg(test)]
     pub slowness: std::time::Duration,
@@ -74,16 +89,21 @@ impl Image {
                 (Contents::Qcow2(image), abilities)
             }
         };
-        let alignment = if access.direct { abilities.geometry.block_size as usize } else { 1 };
-        let sectors = AtomicU64::new(abilities.geometry.sectors);
+        let alignment = if let Contents::Raw(raw) = &contents { raw.alignment() as usize } else { 1 };
+        let Geometry { sectors, block_size, physical_exponent } = abilities.geometry;
         #[cfg(test)]
         let slowness = std::time::Duration::ZERO;
         Ok(Self {
             contents,
             abilities,
             held: Mutex::new(is_held),
-            sectors,
+            sectors: AtomicU64::new(sectors),
+            block: AtomicU32::new(block_size),
+            physical_exponent: AtomicU8::new(physical_exponent),
+            writes: Writes::default(),
             alignment,
+            #[cfg(test)]
+            strict: false,
             #[cfg(test)]
             slowness,
         })
@@ -93,6 +113,19 @@ impl Image {
     #[cfg(test)]
     pub(crate) fn dawdle(&self, bytes: usize) {
         std::thread::sleep(self.slowness.mul_f64(bytes as f64 / f64::from(1 << 20)));
+    }
+
+    /// Refuses a call that storage around the page cache refuses.
+    #[cfg(test)]
+    pub(crate) fn admit(&self, call: &super::call::Call<'_>) -> std::io::Result<()> {
+        use super::call::Call;
+        let (iovecs, offset) = match call {
+            Call::Read(iovecs, offset) | Call::Write { iovecs, offset, .. } => (*iovecs, *offset),
+            Call::Sync | Call::Zero { .. } => return Ok(()),
+        };
+        let segments = iovecs.iter().flat_map(|segment| [segment.iov_base as usize, segment.iov_len]);
+        let all = segments.chain(std::iter::once(offset as usize)).all(|n| n.is_multiple_of(self.alignment));
+        if all || !self.strict { Ok(()) } else { Err(rustix::io::Errno::INVAL.into()) }
     }
 
     /// Has everything on the medium, if it is written. A guest may go on.
@@ -150,8 +183,37 @@ impl Image {
 
     /// What can be done with it now.
     pub(crate) fn abilities(&self) -> Abilities {
-        let sectors = self.sectors.load(Ordering::Acquire);
-        Abilities { geometry: Geometry { sectors, ..self.abilities.geometry }, ..self.abilities }
+        let geometry = Geometry {
+            sectors: self.sectors.load(Ordering::Acquire),
+            block_size: self.block.load(Ordering::Acquire),
+            physical_exponent: self.physical_exponent.load(Ordering::Acquire),
+        };
+        Abilities { geometry, ..self.abilities }
+    }
+
+    /// Has blocks of `block` bytes, and physical ones of 2 to the power of `exponent` blocks, as a driver was told
+    /// that goes on with this image. Nothing changes if no disk of this size can have them. No queue runs.
+    pub(crate) fn serve_blocks(&self, block: u64, exponent: u64) {
+        let (Ok(block), Ok(exponent)) = (u32::try_from(block), u8::try_from(exponent)) else { return };
+        let range = SECTOR as u32..=MAX_BLOCK;
+        let is_block = |size: u32| size.is_power_of_two() && range.contains(&size);
+        let physical = block.checked_shl(exponent.into()).filter(|physical| physical >> exponent == block);
+        if is_block(block) && physical.is_some_and(is_block) && self.size().is_multiple_of(block.into()) {
+            self.block.store(block, Ordering::Release);
+            self.physical_exponent.store(exponent, Ordering::Release);
+        }
+    }
+
+    /// Unit of ranges that are discarded or zeroed at once, in bytes.
+    pub(crate) fn range_unit(&self) -> usize {
+        if let Contents::Raw(raw) = &self.contents { raw.range_unit as usize } else { 1 }
+    }
+
+    /// The order of writes, if the storage has larger blocks than the disk, so that a write of less than a block reads
+    /// the rest of it first.
+    pub(crate) fn shared_blocks(&self) -> Option<&Writes> {
+        let storage = self.alignment.max(self.range_unit());
+        (storage > self.block.load(Ordering::Acquire) as usize).then_some(&self.writes)
     }
 
     /// Its size in bytes.
@@ -165,12 +227,12 @@ impl Image {
     ///
     /// When it cannot have that size. It has the old one then.
     pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
-        let block = self.abilities.geometry.block_size;
+        let block = self.abilities().geometry.block_size.max(self.alignment as u32);
         if size == 0 || !size.is_multiple_of(block.into()) {
             return Err(ResizeError::Size(block));
         }
         match &self.contents {
-            Contents::Raw(raw) => raw.resize(self.size(), size)?,
+            Contents::Raw(raw) => raw.resize(size)?,
             Contents::Qcow2(_) => return Err(ResizeError::Format),
         }
         self.sectors.store(size / SECTOR, Ordering::Release);

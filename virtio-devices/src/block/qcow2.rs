@@ -11,6 +11,7 @@ pub(crate) mod steps;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -258,6 +259,13 @@ pub(crate) fn chain(path: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// True if the images below the one at `path` lead to one of them, or to that one, again.
+fn has_loop(path: &Path) -> bool {
+    let file = |path: &Path| rustix::fs::stat(path).ok().map(|file| (file.st_dev, file.st_ino));
+    let mut seen = HashSet::from([file(path)]);
+    chain(path).iter().any(|below| file(below).is_some_and(|file| !seen.insert(Some(file))))
+}
+
 /// Whether the name of a backing file is a path, and not an address or a description of one.
 fn is_path(name: &str) -> bool {
     !name.starts_with("json:") && !name.contains("://")
@@ -276,7 +284,8 @@ fn backing(
     access: Access,
     depth: usize,
 ) -> Result<FormatAccess<Storage>, BlockError> {
-    let refuse = |what: String| Err(BlockError::Qcow2 { path: path.into(), what });
+    let refused = |what: String| BlockError::Qcow2 { path: path.into(), what };
+    let refuse = |what| Err(refused(what));
     if !matches!(access.format, ImageFormat::Qcow2 { backing_files: true }) {
         return refuse(format!(
             "has the backing file {name}; add backing_files=on if you trust the image, which may name any file"
@@ -291,15 +300,29 @@ fn backing(
         ));
     }
     let below = below(path, name);
+    // The first looks at the whole chain.
+    if depth + 1 == MAX_CHAIN && has_loop(path) {
+        return refuse(format!(
+            "its backing files are a loop that begins with {name}; name one that ends it: qemu-img rebase -u -b"
+        ));
+    }
     let access = Access { read_only: true, ..access };
+    let open = || match ImageFile::open(&below, access) {
+        // An empty file in its place would give the guest zeros.
+        Err(BlockError::Missing(missing)) => Err(refused(format!(
+            "its backing file {name} does not exist ({}); put it there, or name where it is: qemu-img rebase -u -b",
+            missing.display()
+        ))),
+        opened => opened,
+    };
     match format {
         Some("qcow2") => {
-            let ImageFile { fd, .. } = ImageFile::open(&below, access)?;
+            let ImageFile { fd, .. } = open()?;
             Ok(layer(&below, fd, access, depth)?.0)
         }
         Some("raw") => {
             let fail = |source: io::Error| BlockError::File { path: below.clone(), action: "be opened", source };
-            let ImageFile { fd, .. } = ImageFile::open(&below, access)?;
+            let ImageFile { fd, .. } = open()?;
             let raw = Raw::open_image(storage(fd, access).map_err(fail)?, false).map_err(fail)?;
             Ok(FormatAccess::new(raw))
         }

@@ -26,6 +26,12 @@ pub(crate) struct RawFile {
     path: PathBuf,
     access: Access,
     block_device: bool,
+    /// The size of a block device's blocks in bytes; of a file 1.
+    pub range_unit: u64,
+    /// Unit of places, addresses and lengths, in bytes.
+    alignment: u32,
+    /// Unit of the disk's size, in bytes. What is behind the last whole one is not the guest's.
+    block: u32,
 }
 
 impl RawFile {
@@ -43,19 +49,34 @@ impl RawFile {
             block_size = rustix::fs::ioctl_blksszget(&fd).map_err(fail("tell its block size"))?;
             physical = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(block_size);
         }
-        block_size = first_block(path, fd.as_fd(), block_size, access)?;
+        let range_unit = if block_device { block_size.into() } else { 1 };
+        // The blocks of a file are a part of its contents, whatever the storage below it has.
+        let least = first_block(path, fd.as_fd(), block_size, access)?;
+        let alignment = if access.direct { least } else { 1 };
+        let physical = physical.max(alignment);
         let size = size_of(path, &fd)?;
-        if size == 0 || !size.is_multiple_of(block_size.into()) {
-            return Err(BlockError::Size { path: path.into(), size, block: block_size });
+        let unit = block_size.max(alignment);
+        let blocks = whole_blocks(size, unit);
+        if blocks == 0 {
+            return Err(BlockError::Size { path: path.into(), size, block: unit });
+        }
+        if blocks < size {
+            let rest = size - blocks;
+            warn!("{}: the guest does not see the last {rest} bytes: blocks have {block_size}", path.display());
         }
         let geometry =
-            Geometry { sectors: size / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
+            Geometry { sectors: blocks / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
         let zero = !access.read_only
             && if block_device { device_zeroes(stat.st_rdev) } else { punches_holes(fd.as_fd(), size, block_size) };
         let abilities = Abilities { geometry, read_only: access.read_only, zero, discard: zero && access.sparse };
-        let raw = Self { fd, path: path.into(), access, block_device };
+        let raw = Self { fd, path: path.into(), access, block_device, range_unit, alignment, block: unit };
         raw.allocate(0, size)?;
         Ok((raw, abilities))
+    }
+
+    /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block around the page cache.
+    pub(crate) fn alignment(&self) -> u32 {
+        self.alignment
     }
 
     /// Has everything on the medium.
@@ -82,7 +103,7 @@ impl RawFile {
     pub(crate) fn take(&self, size: u64) -> Result<(), BlockError> {
         let found = size_of(&self.path, &self.fd)?;
         lock(&self.path, self.fd.as_fd(), self.access, found)?;
-        if found != size {
+        if whole_blocks(found, self.block) != size {
             unlock(&self.path, self.fd.as_fd());
             return Err(BlockError::Changed { path: self.path.clone(), was: size, is: found });
         }
@@ -94,12 +115,12 @@ impl RawFile {
         Ok(())
     }
 
-    /// Changes its size in bytes from `old`. A block device, which only the host can change, must have it already.
+    /// Changes its size in bytes. A block device, which only the host can change, must have it already.
     ///
     /// # Errors
     ///
     /// When it cannot have that size. It has the old one then.
-    pub(crate) fn resize(&self, old: u64, size: u64) -> Result<(), ResizeError> {
+    pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
         if self.access.read_only {
             return Err(ResizeError::ReadOnly);
         }
@@ -111,6 +132,8 @@ impl RawFile {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) || i64::try_from(size).is_err() {
             return Err(ResizeError::TooLarge);
         }
+        // With what is behind the last whole block.
+        let old = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
         lock(&self.path, self.fd.as_fd(), self.access, size).map_err(|_| ResizeError::InUse)?;
         rustix::fs::ftruncate(&self.fd, size)?;
         if size > old
@@ -143,6 +166,11 @@ impl AsFd for RawFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// The bytes of `size` that are whole blocks.
+fn whole_blocks(size: u64, block: u32) -> u64 {
+    size - size % u64::from(block.max(1))
 }
 
 /// The size of physical blocks in blocks, as a power of two.

@@ -1,5 +1,6 @@
 //! One request of a driver, from its header to its status (`virtio 1.4 §5.2.6`).
 
+use std::io;
 use std::time::Instant;
 
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
@@ -7,6 +8,7 @@ use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BL
 use super::counters::{BlockCounter, Tally};
 use super::latency::BlockLatencies;
 use super::operation::Operation;
+use crate::failures::{Asked, Failures};
 use crate::iovecs::Byte;
 use crate::ring::Used;
 
@@ -45,6 +47,14 @@ impl Operation {
         matches!(self, Self::Read(_) | Self::Write(_))
     }
 
+    /// True if a transfer begins at a multiple of `unit` bytes.
+    pub(crate) fn begins_at(self, unit: usize) -> bool {
+        match self {
+            Self::Read(offset) | Self::Write(offset) => offset.is_multiple_of(unit.max(1) as u64),
+            _ => true,
+        }
+    }
+
     /// Whether it changes how a range is stored. A driver has another way if the image's file system does not know
     /// that.
     pub(crate) fn is_range(self) -> bool {
@@ -58,6 +68,18 @@ impl Request<'_> {
         self.status.write(status);
         let read = if matches!(self.operation, Operation::Write(_)) { 0 } else { self.done };
         Used { head: self.head, len: u32::try_from(read).unwrap_or(u32::MAX).saturating_add(1) }
+    }
+
+    /// Reports whether the host has carried it out, with the result of its last call.
+    pub(crate) fn report(&self, status: u8, result: &io::Result<usize>, failures: &Failures) {
+        let asked = if matches!(self.operation, Operation::Read(_)) { Asked::Read } else { Asked::Write };
+        match (status, result) {
+            (OK, _) => failures.worked(asked),
+            (IOERR, Err(error)) => failures.failed(asked, error),
+            (IOERR, Ok(_)) => failures.failed(asked, &io::Error::other("it is shorter than the disk")),
+            // A driver has another way.
+            _ => {}
+        }
     }
 
     /// Counts it, and how long it took.

@@ -11,8 +11,10 @@ use super::counters::{BlockCounter, BlockCounters, Tally};
 use super::engine::Engine;
 use super::image::{Contents, Image};
 use super::latency::BlockLatencies;
-use super::operation::{HEADER, Operation, Refusal, SEGMENT};
+use super::operation::{HEADER, Operation, Range, Refusal, SEGMENT};
 use super::request::{IOERR, OK, Request, UNSUPP};
+use super::writes::Writes;
+use crate::failures::Failures;
 use crate::iovecs::{IoVecs, Storage, divide};
 use crate::rate_limiter::RateLimitGroup;
 use crate::ring::{BrokenRing, Chain, Ring, Used};
@@ -40,6 +42,8 @@ pub(crate) struct Disk<'d> {
     pub interrupts: &'d Interrupts,
     /// How long requests take.
     pub latencies: &'d BlockLatencies,
+    /// What the host fails to do.
+    pub failures: &'d Failures,
     /// What all queues together may do.
     pub limiter: Option<&'d RateLimitGroup>,
     /// Set when the worker is to end.
@@ -81,6 +85,8 @@ pub(crate) struct Requests<'r, 'm> {
     /// The bytes that this turn has transferred on this thread.
     at_once: usize,
     used: Vec<Used>,
+    /// Requests that need another call.
+    postponed: Vec<usize>,
 }
 
 /// A request, or room for one.
@@ -90,6 +96,8 @@ struct Entry<'r, 'm> {
     /// Where what is read goes.
     writable: IoVecs<'r, 'm>,
     request: Option<Request<'m>>,
+    /// Its call is among the writes in flight that changes of parts of blocks wait for.
+    entered: bool,
 }
 
 /// What follows a call.
@@ -118,10 +126,12 @@ impl<'r, 'm> Requests<'r, 'm> {
                 readable: IoVecs::new(readable),
                 writable: IoVecs::new(writable),
                 request: None,
+                entered: false,
             })
             .collect();
         let free = (0..entries.len()).collect();
-        Self { disk, engine, memory, entries, free, in_flight: 0, at_once: 0, used: Vec::with_capacity(BATCH) }
+        let (used, postponed) = (Vec::with_capacity(BATCH), Vec::new());
+        Self { disk, engine, memory, entries, free, in_flight: 0, at_once: 0, used, postponed }
     }
 
     /// Returns completed requests, and begins those that the driver has made available.
@@ -149,6 +159,7 @@ impl<'r, 'm> Requests<'r, 'm> {
                 ring.put_back(1);
             }
         }
+        self.go_on(tally);
         self.engine.submit();
         self.give_back(ring, tally)?;
         if let Some(wait) = limited {
@@ -210,11 +221,61 @@ impl<'r, 'm> Requests<'r, 'm> {
     }
 
     fn reap(&mut self, tally: &mut Tally) {
+        self.take_complete(tally);
+        self.go_on(tally);
+    }
+
+    /// Notes what is complete.
+    fn take_complete(&mut self, tally: &mut Tally) {
         while let Some((tag, result)) = self.engine.next_complete() {
+            self.leave(tag);
             if let Progress::Again = self.follow(tag, result, tally) {
-                // It is in flight again, if it is not complete.
-                let _ = self.advance(tag, tally);
+                self.postponed.push(tag);
             }
+        }
+    }
+
+    /// Makes the next calls of requests that need another.
+    fn go_on(&mut self, tally: &mut Tally) {
+        while let Some(tag) = self.postponed.pop() {
+            // The request is in flight again, if it is not complete.
+            let _ = self.advance(tag, tally);
+        }
+    }
+
+    /// Waits until no call of this queue is in flight, before this thread waits for other queues.
+    fn drain(&mut self, tally: &mut Tally) {
+        while self.entries.iter().any(|entry| entry.entered) {
+            self.engine.submit();
+            self.engine.wait();
+            self.take_complete(tally);
+        }
+    }
+
+    /// Begins the next call of the request `tag` in the order of writes, if there is one. Returns true if it is a
+    /// change of a part of a block.
+    fn enter(&mut self, tag: usize, tally: &mut Tally) -> bool {
+        let image = self.disk.image;
+        let Some(writes) = image.shared_blocks() else { return false };
+        match self.entries.get(tag).map(Entry::step) {
+            Some(Step::ZeroParts(..)) => return true,
+            Some(Step::WriteBounced(offset, len, _)) if !is_whole(offset, len, image.alignment) => return true,
+            Some(Step::WriteBounced(..) | Step::Call(Call::Write { .. } | Call::Zero { .. })) => {}
+            _ => return false,
+        }
+        if !writes.try_enter() {
+            self.drain(tally);
+            writes.enter();
+        }
+        self.entries.get_mut(tag).into_iter().for_each(|entry| entry.entered = true);
+        false
+    }
+
+    /// The call of the request `tag` has ended.
+    fn leave(&mut self, tag: usize) {
+        let entered = self.entries.get_mut(tag).is_some_and(|entry| std::mem::take(&mut entry.entered));
+        if let (true, Some(writes)) = (entered, self.disk.image.shared_blocks()) {
+            writes.leave();
         }
     }
 
@@ -266,8 +327,14 @@ impl<'r, 'm> Requests<'r, 'm> {
                     limiter.take_bytes(bytes as u64);
                 }
                 let is_raw = matches!(self.disk.image.contents(), Contents::Raw(_));
-                let is_aligned = is_aligned(segments.segments(), self.disk.image.alignment);
-                let bounced = operation.is_transfer() && !(is_raw && is_aligned);
+                let alignment = self.disk.image.alignment;
+                let is_aligned = is_aligned(segments.segments(), alignment) && operation.begins_at(alignment);
+                let bounced = match operation {
+                    Operation::Discard(range) | Operation::WriteZeroes { range, .. } => {
+                        !is_whole(range.offset, range.len as usize, self.disk.image.range_unit())
+                    }
+                    _ => operation.is_transfer() && !(is_raw && is_aligned),
+                };
                 tally.add(BlockCounter::BouncedOps, (bounced && is_raw).into());
                 entry.request = Some(Request { operation, bytes, bounced, ..request });
                 self.in_flight += bytes;
@@ -290,12 +357,19 @@ impl<'r, 'm> Requests<'r, 'm> {
     /// them: what has been transferred is transferred again when the queue goes on.
     fn advance(&mut self, tag: usize, tally: &mut Tally) -> Begun {
         loop {
+            let changes_part = self.enter(tag, tally);
+            if changes_part {
+                self.drain(tally);
+            }
+            let image = self.disk.image;
+            let _alone = image.shared_blocks().filter(|_| changes_part).map(Writes::alone);
             let Self { engine, entries, .. } = self;
             let Some(entry) = entries.get(tag) else { return Begun::Yes };
             let result = match entry.step() {
                 Step::Nothing => Ok(0),
                 Step::ReadBounced(offset) => engine.read_bounced(&entry.writable, offset),
-                Step::WriteBounced(offset, stable) => engine.write_bounced(&entry.readable, offset, stable),
+                Step::WriteBounced(offset, _, stable) => engine.write_bounced(&entry.readable, offset, stable),
+                Step::ZeroParts(range, unmap, must_zero) => engine.zero_parts(range, unmap, must_zero),
                 // SAFETY: the segments lie in the entry's storage, which is left alone until the call is complete, and
                 // outlives this; what they name is guest memory, which stays mapped as long as `'m`. `drop` waits for
                 // all calls.
@@ -304,6 +378,7 @@ impl<'r, 'm> Requests<'r, 'm> {
                     None => return Begun::Yes,
                 },
             };
+            self.leave(tag);
             self.at_once = self.at_once.saturating_add(*result.as_ref().unwrap_or(&0));
             if let Progress::Done = self.follow(tag, result, tally) {
                 return Begun::Yes;
@@ -326,8 +401,9 @@ impl<'r, 'm> Requests<'r, 'm> {
     /// Does what follows from a call's result.
     fn follow(&mut self, tag: usize, result: io::Result<usize>, tally: &mut Tally) -> Progress {
         let Some(entry) = self.entries.get_mut(tag) else { return Progress::Done };
-        let Some(status) = entry.take_note(result) else { return Progress::Again };
+        let Some(status) = entry.take_note(&result) else { return Progress::Again };
         if let Some(request) = entry.request.take() {
+            request.report(status, &result, self.disk.failures);
             request.count(status, self.disk.latencies, tally);
             self.used.push(request.finish(status));
             self.in_flight = self.in_flight.saturating_sub(request.bytes);
@@ -340,10 +416,12 @@ impl<'r, 'm> Requests<'r, 'm> {
 impl Drop for Requests<'_, '_> {
     fn drop(&mut self) {
         // Requests are left only after an invalid ring, or in a panic.
+        self.free.append(&mut self.postponed);
         while !self.is_idle() {
             self.engine.submit();
             self.engine.wait();
             while let Some((tag, _)) = self.engine.next_complete() {
+                self.leave(tag);
                 self.entries.get(tag).into_iter().for_each(Entry::note_all);
                 self.free.push(tag);
             }
@@ -355,7 +433,8 @@ impl Drop for Requests<'_, '_> {
 enum Step<'c> {
     Call(Call<'c>),
     ReadBounced(u64),
-    WriteBounced(u64, bool),
+    WriteBounced(u64, usize, bool),
+    ZeroParts(Range, bool, bool),
     Nothing,
 }
 
@@ -371,12 +450,14 @@ impl Entry<'_, '_> {
         match request.operation {
             Operation::Read(_) | Operation::Write(_) if request.bytes == 0 => Step::Nothing,
             Operation::Read(offset) if request.bounced => Step::ReadBounced(at(offset)),
-            Operation::Write(offset) if request.bounced => Step::WriteBounced(at(offset), stable),
+            Operation::Write(offset) if request.bounced => Step::WriteBounced(at(offset), request.bytes - done, stable),
             Operation::Read(offset) => Step::Call(Call::Read(self.writable.segments(), at(offset))),
             Operation::Write(offset) => {
                 Step::Call(Call::Write { iovecs: self.readable.segments(), offset: at(offset), stable })
             }
             Operation::Flush => Step::Call(Call::Sync),
+            Operation::Discard(range) if request.bounced => Step::ZeroParts(range, true, false),
+            Operation::WriteZeroes { range, unmap } if request.bounced => Step::ZeroParts(range, unmap, true),
             Operation::Discard(range) => Step::Call(Call::Zero { range, unmap: true }),
             Operation::WriteZeroes { range, unmap } => Step::Call(Call::Zero { range, unmap }),
             Operation::GetId => Step::Nothing,
@@ -391,14 +472,14 @@ impl Entry<'_, '_> {
     }
 
     /// Records a call's result. Returns the status if that was the last call.
-    fn take_note(&mut self, result: io::Result<usize>) -> Option<u8> {
+    fn take_note(&mut self, result: &io::Result<usize>) -> Option<u8> {
         if result.is_err() {
             // It may have read a part.
             self.note_all();
         }
         let Some(request) = &mut self.request else { return Some(IOERR) };
         let transferred = match result {
-            Ok(transferred) => transferred,
+            Ok(transferred) => *transferred,
             Err(error) => {
                 return match error.raw_os_error() {
                     Some(libc::EINTR) => None,
@@ -430,6 +511,11 @@ impl Entry<'_, '_> {
             _ => None,
         }
     }
+}
+
+/// True if a part of an image is whole blocks of `unit` bytes.
+fn is_whole(offset: u64, len: usize, unit: usize) -> bool {
+    offset.is_multiple_of(unit.max(1) as u64) && len.is_multiple_of(unit.max(1))
 }
 
 /// Whether all addresses and lengths are multiples of `alignment`.

@@ -15,6 +15,7 @@ use super::error::BlockError;
 use super::image::Image;
 use super::latency::BlockLatencies;
 use super::requests::{Disk, Next, Requests, Room};
+use crate::failures::Failures;
 use crate::features::has;
 use crate::net::steps::{Step, Stepped};
 use crate::ring::{BrokenRing, Ring};
@@ -34,6 +35,7 @@ pub struct BlockSteps {
     tally: Tally,
     counters: BlockCounters,
     latencies: BlockLatencies,
+    failures: Failures,
     interrupts: Interrupts,
     features: u64,
 }
@@ -67,6 +69,7 @@ impl BlockSteps {
             tally: Tally::new(),
             counters: BlockCounters::new(),
             latencies: BlockLatencies::default(),
+            failures: Failures::new("_disk0", "image"),
             interrupts: Interrupts::new(1, 0),
             features,
         })
@@ -94,6 +97,7 @@ impl Stepped for BlockSteps {
             counters: &self.counters,
             interrupts: &self.interrupts,
             latencies: &self.latencies,
+            failures: &self.failures,
             limiter: None,
             stop: &AtomicBool::new(false),
         };

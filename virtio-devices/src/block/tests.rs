@@ -4,5 +4,6 @@ mod hostile;
 mod lifecycle;
 mod limits;
 mod model;
+mod partial;
 mod requests;
 mod translated;

@@ -16,6 +16,7 @@ use super::image::Image;
 use super::latency::BlockLatencies;
 use super::requests::{Disk, Next, Requests, Room};
 use crate::eventfd::borrow;
+use crate::failures::Failures;
 use crate::features::has;
 use crate::rate_limiter::RateLimitGroup;
 use crate::ring::{BrokenRing, Ring};
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub interrupts: Arc<Interrupts>,
     /// How long requests take.
     pub latencies: Arc<BlockLatencies>,
+    /// What the host fails to do.
+    pub failures: Arc<Failures>,
     /// What all queues together may do.
     pub limiter: Option<RateLimitGroup>,
     /// Whether all workers have been spawned. Locked until that is known, so that no worker touches anything before.
@@ -99,6 +102,7 @@ impl QueueWorker {
                 counters: &shared.counters,
                 interrupts: &shared.interrupts,
                 latencies: &shared.latencies,
+                failures: &shared.failures,
                 limiter: shared.limiter.as_ref(),
                 stop: &self.stop,
             };
@@ -111,9 +115,9 @@ impl QueueWorker {
                 drop(memory);
                 match next {
                     // What was in flight may have been all that there was room for.
-                    Next::Wait if is_idle => self.wait(&mut engine, None, tally),
+                    Next::Wait if is_idle => self.wait(&mut engine, None, (shared, tally)),
                     Next::More | Next::Wait => {}
-                    Next::Limited(wait) => self.wait(&mut engine, Some(wait), tally),
+                    Next::Limited(wait) => self.wait(&mut engine, Some(wait), (shared, tally)),
                 }
                 continue;
             }
@@ -122,8 +126,8 @@ impl QueueWorker {
                 tally.flush(&shared.counters);
                 match next {
                     Next::More => {}
-                    Next::Wait => self.wait(requests.engine(), None, tally),
-                    Next::Limited(wait) => self.wait(requests.engine(), Some(wait), tally),
+                    Next::Wait => self.wait(requests.engine(), None, (shared, tally)),
+                    Next::Limited(wait) => self.wait(requests.engine(), Some(wait), (shared, tally)),
                 }
             }
             requests.finish(&mut ring, tally)?;
@@ -132,8 +136,10 @@ impl QueueWorker {
     }
 
     /// Waits for a doorbell, a stop or a completion, and no longer than `limit`.
-    fn wait(&self, engine: &mut Engine, limit: Option<Duration>, tally: &mut Tally) {
-        let timeout = [engine.has_backlog().then_some(PAUSE), limit].into_iter().flatten().min();
+    fn wait(&self, engine: &mut Engine, limit: Option<Duration>, (shared, tally): (&Shared, &mut Tally)) {
+        shared.failures.settle();
+        let pause = engine.has_backlog().then_some(PAUSE);
+        let timeout = [pause, limit, shared.failures.settles_in()].into_iter().flatten().min();
         // Without end is what is too long for the kernel.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let kick = borrow(&self.kick);

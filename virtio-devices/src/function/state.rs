@@ -25,6 +25,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             positions: self.run.as_ref().map(Run::save).transpose()?,
             transport: self.transport.save(),
             device: self.device.save(),
+            told: self.told(),
         })
     }
 
@@ -39,6 +40,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     /// then.
     pub(crate) fn power_on(&mut self) {
         self.paused = true;
+        self.generation = 0;
         // Nothing runs, so that nothing is told to stop.
         let _ = Function::reset(self, ResetKind::Conventional, true);
         // Every device knows its state of power-on, and how it differs from the one after a reset.
@@ -75,7 +77,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     /// Brings the function, which is in its state of power-on and paused, to `state`. After an error it is not in
     /// either.
     pub(crate) fn restore_function(&mut self, state: &FunctionState) -> Result<(), StateError> {
-        let FunctionState { config, transport, positions, device } = state;
+        let FunctionState { config, transport, positions, device, told } = state;
         self.config.restore(config)?;
         if Status::from_bits_retain(transport.status).contains(Status::FEATURES_OK) {
             let [low, high, ..] = transport.driver_features;
@@ -85,7 +87,11 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.transport.restore(transport)?;
         self.run = positions.as_deref().map(|positions| self.restored_run(positions)).transpose()?;
         let started = self.run.as_ref().map(|_| self.transport.features());
-        self.device.restore(device, started)
+        if let Some(told) = told {
+            self.device.serve(&told.config.0, self.transport.agreed());
+        }
+        self.device.restore(device, started)?;
+        told.as_ref().map_or(Ok(()), |told| self.keep_word(told))
     }
 
     /// The queues as the driver set them up, at `positions`.

@@ -192,12 +192,17 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
         ((|state| state.device_type = 2) as Change, "device types"),
         (|state| state.rid += 8, "addresses"),
         (|state| state.function.transport.queues.truncate(2), "numbers of virtqueues"),
-        (|state| state.function.transport.driver_features[0] = 1, "virtio features"),
         (|state| state.function.transport.vectors[3].vector = 4, "numbers of interrupt vectors"),
         (|state| state.function.device = DeviceSpecific::Config(vec![0; 9]), "configuration lengths"),
     ] {
         assert_eq!(refused(change), format!("saved state of a device with different {what}"));
     }
+    let features = refused(|state| state.function.transport.driver_features[0] |= 1 << 3 | 1 << 5);
+    let expected =
+        "its driver uses the virtio feature bits 3, 5, which are not offered here; give the device what it had";
+    assert_eq!(features, expected);
+    let told = refused(|state| state.function.told.as_mut().unwrap().config.0[0] = 0xff);
+    assert!(told.starts_with("its driver was told word "), "{told}");
     assert_eq!(refused(|state| state.version = 2), "saved state of version 2; this is version 1");
     let table = refused(|state| state.function.config.msix.as_mut().unwrap().table.truncate(3));
     assert_eq!(table, "saved state of a function with different MSI-X vectors");

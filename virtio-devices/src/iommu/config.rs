@@ -1,6 +1,7 @@
 //! The device configuration (`virtio 1.4 §5.13.4`).
 
 use super::table::{LAST_DOMAIN, PAGE};
+use crate::device_config::{ConfigField, Rule};
 
 /// Where the one field is that a driver may write: whether endpoints in no domain reach memory.
 pub(super) const BYPASS: u64 = 36;
@@ -9,6 +10,18 @@ pub(super) const PROBE_SIZE: usize = 512;
 const LEN: usize = 40;
 /// Pages of 4 KiB and of 2 MiB: Linux maps a contiguous range by three requests at most then.
 const PAGE_SIZES: u64 = PAGE | 2 << 20;
+
+/// The fields.
+pub(crate) const FIELDS: &[ConfigField] = &[
+    ConfigField::new("page_size_mask", 0, 8, Rule::Same),
+    ConfigField::new("input_range.start", 8, 8, Rule::Same),
+    ConfigField::new("input_range.end", 16, 8, Rule::Same),
+    ConfigField::new("domain_range.start", 24, 4, Rule::Same),
+    ConfigField::new("domain_range.end", 28, 4, Rule::Same),
+    ConfigField::new("probe_size", 32, 4, Rule::Same),
+    ConfigField::new("bypass", 36, 1, Rule::Saved),
+    ConfigField::reserved(37, 3),
+];
 
 /// The bytes of the configuration.
 pub(super) fn bytes(last_address: u64, bypass: bool) -> [u8; LEN] {

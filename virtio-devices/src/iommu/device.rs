@@ -15,6 +15,7 @@ use super::events::EventWorker;
 use super::requests::RequestQueue;
 use super::unit::Iommu;
 use crate::counters::{Losses, log_losses};
+use crate::device_config::ConfigField;
 use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, SharedQueue, Start, StateError, VirtioDevice, Worker};
 
@@ -95,6 +96,10 @@ impl VirtioDevice for IommuDevice {
 
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
+    }
+
+    fn config_fields(&self) -> &'static [ConfigField] {
+        config::FIELDS
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {

@@ -16,8 +16,8 @@ use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
 /// What all endpoints of an IOMMU share.
 pub(crate) struct Common {
-    /// Held by who changes what endpoints reach, until whoever follows has been told: they are told in order, and the
-    /// table's lock is free meanwhile.
+    /// Held by who changes what endpoints reach, until followers have been told: they are told in order, and the table's
+    /// lock is free meanwhile. Passes of endpoints without a follower are waited for when it is free again.
     pub order: Mutex<()>,
     /// An endpoint that is in no domain reaches all of the guest's memory.
     pub bypass: AtomicBool,
@@ -73,7 +73,7 @@ impl Endpoint {
         self.attachment.store(Arc::new(attachment));
     }
 
-    /// Waits until all passes that have begun have ended. One thread at a time.
+    /// Waits until all passes that have begun have ended.
     pub(crate) fn await_passes(&self) {
         self.gate.await_passes();
     }

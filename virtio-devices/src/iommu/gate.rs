@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 /// A gate with two sides. Passes go through the side that is open, and who waits for passes opens the other side first:
 /// passes that begin meanwhile neither wait for it nor make it wait.
@@ -10,6 +10,8 @@ use parking_lot::{RwLock, RwLockReadGuard};
 pub(super) struct Gate {
     sides: [RwLock<()>; 2],
     open: AtomicUsize,
+    /// Held by the one thread that waits.
+    waiting: Mutex<()>,
 }
 
 impl Gate {
@@ -21,8 +23,9 @@ impl Gate {
         side.read_recursive()
     }
 
-    /// Waits until all passes that have begun have ended. Not for several threads at once.
+    /// Waits until all passes that have begun have ended. Of several threads one waits after the other.
     pub(super) fn await_passes(&self) {
+        let _waiting = self.waiting.lock();
         let [first, second] = &self.sides;
         let open = self.open.load(Ordering::SeqCst);
         let (open_side, other) = if open == 0 { (first, second) } else { (second, first) };

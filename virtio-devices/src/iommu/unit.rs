@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::change::{Change, Unfinished};
+use super::change::{Change, Passes, Unfinished};
 use super::counters::IommuCounters;
 use super::endpoint::{Common, Endpoint};
 use super::fault::Faults;
@@ -38,9 +38,7 @@ impl Iommu {
     pub fn behind(self: &Arc<Self>, segment: u16, rid: pci::Rid) -> Behind {
         let id = u32::from(segment) << 16 | u32::from(rid.to_bits());
         let endpoint = Arc::new(Endpoint::new(id, Arc::clone(&self.common)));
-        let _order = self.common.order.lock();
-        let replaced = self.table.lock().add(Arc::clone(&endpoint));
-        finish(replaced);
+        self.take_away(|table| table.add(Arc::clone(&endpoint)));
         Behind { iommu: Arc::clone(self), endpoint }
     }
 
@@ -57,9 +55,17 @@ impl Iommu {
 
     /// The driver has reset the device: nothing is attached or mapped. What endpoints in no domain reach stays.
     pub(super) fn reset(&self) {
-        let _order = self.common.order.lock();
-        let detached = self.table.lock().reset();
-        finish(detached);
+        self.take_away(Table::reset);
+    }
+
+    /// Makes a change that nobody can refuse, since it takes away. When this returns, what was taken away is out of
+    /// reach. A follower may be unable to reach all of memory instead, and then says so itself.
+    fn take_away(&self, change: impl FnOnce(&mut Table) -> Change) {
+        let order = self.common.order.lock();
+        let change = change(&mut self.table.lock());
+        let (_, passes) = change.tell();
+        drop(order);
+        passes.wait();
     }
 
     pub(super) fn bypass(&self) -> bool {
@@ -68,11 +74,10 @@ impl Iommu {
 
     /// Lets endpoints that are in no domain reach all of the guest's memory, or nothing.
     pub(crate) fn set_bypass(&self, bypass: bool) {
-        let _order = self.common.order.lock();
-        if self.common.bypass.swap(bypass, Ordering::AcqRel) != bypass {
-            let changed = self.table.lock().bypass_changed();
-            finish(changed);
-        }
+        self.take_away(|table| {
+            let is_new = self.common.bypass.swap(bypass, Ordering::AcqRel) != bypass;
+            if is_new { table.bypass_changed() } else { Change::None }
+        });
     }
 
     pub(super) fn last_address(&self) -> u64 {
@@ -86,9 +91,22 @@ impl Iommu {
     /// The status that says what is wrong. Nothing has changed then, but that an endpoint which somebody could not
     /// follow to another domain is in none.
     pub(crate) fn carry_out(&self, request: Request) -> Result<(), Status> {
-        let _order = self.common.order.lock();
+        let order = self.common.order.lock();
         let change = self.table.lock().carry_out(request)?;
-        let Err(unfinished) = change.finish() else { return Ok(()) };
+        let (told, passes) = change.tell();
+        let (answer, undone) = match told {
+            Ok(()) => (Ok(()), Passes::default()),
+            Err(unfinished) => self.undo(request, unfinished),
+        };
+        drop(order);
+        passes.wait();
+        undone.wait();
+        answer
+    }
+
+    /// Undoes a request that a follower could not follow, by the order's holder. Returns the request's answer, and
+    /// whose passes are to be waited for before it is given.
+    fn undo(&self, request: Request, unfinished: Unfinished) -> (Result<(), Status>, Passes) {
         let undone = match request {
             Request::Map { domain, range, .. } => self.table.lock().carry_out(Request::Unmap { domain, range }),
             Request::Attach { domain, endpoint, .. } => {
@@ -96,20 +114,13 @@ impl Iommu {
             }
             // The driver must not use the memory for something else.
             Request::Detach { .. } | Request::Unmap { .. } if unfinished == Unfinished::NotTaken => {
-                return Err(Status::DeviceError);
+                return (Err(Status::DeviceError), Passes::default());
             }
             // A follower may be unable to reach what it is given back, and logs that itself.
-            Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => return Ok(()),
+            Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => return (Ok(()), Passes::default()),
         };
-        undone.into_iter().for_each(finish);
-        Err(Status::NoMemory)
+        (Err(Status::NoMemory), undone.map_or_else(|_| Passes::default(), |change| change.tell().1))
     }
-}
-
-/// Finishes a change that nobody can refuse: it takes away. Who follows may be unable to reach all of memory instead,
-/// and then says so itself.
-fn finish(change: Change) {
-    let _ = change.finish();
 }
 
 impl std::fmt::Debug for Iommu {
@@ -144,13 +155,10 @@ impl Behind {
 
 impl Drop for Behind {
     fn drop(&mut self) {
-        let _order = self.iommu.common.order.lock();
-        let mut table = self.iommu.table.lock();
-        // Another function may have come to the same place since.
-        if table.endpoint(self.endpoint.id()).is_some_and(|endpoint| Arc::ptr_eq(endpoint, &self.endpoint)) {
-            let removed = table.remove(self.endpoint.id());
-            drop(table);
-            finish(removed);
-        }
+        self.iommu.take_away(|table| {
+            // Another function may have come to the same place since.
+            let is_own = table.endpoint(self.endpoint.id()).is_some_and(|own| Arc::ptr_eq(own, &self.endpoint));
+            if is_own { table.remove(self.endpoint.id()) } else { Change::None }
+        });
     }
 }

@@ -13,14 +13,22 @@ pub(super) struct Blocks {
     count: usize,
     /// A bit for each block, the lowest bit of the first byte for the first block: set if it is plugged.
     plugged: Vec<u8>,
+    /// The number of blocks in a part, each of which has a memory slot.
+    per_part: usize,
+    /// The number of plugged blocks of each part.
+    parts: Vec<usize>,
+    /// The number of parts with a plugged block.
+    used_parts: usize,
 }
 
 impl Blocks {
-    /// Blocks of `size` bytes in `region`, whose length is a multiple of that. None is plugged.
-    pub(super) fn new(region: &Range<u64>, size: u64) -> Self {
-        let size = size.max(1);
+    /// Blocks of `size` bytes in `region`, whose length is a multiple of that, in parts of `per_part` blocks. None is
+    /// plugged.
+    pub(super) fn new(region: &Range<u64>, size: u64, per_part: usize) -> Self {
+        let (size, per_part) = (size.max(1), per_part.max(1));
         let count = usize::try_from(region.end.saturating_sub(region.start) / size).unwrap_or(0);
-        Self { start: region.start, size, count, plugged: vec![0; count.div_ceil(8)] }
+        let (plugged, parts) = (vec![0; count.div_ceil(8)], vec![0; count.div_ceil(per_part)]);
+        Self { start: region.start, size, count, plugged, per_part, parts, used_parts: 0 }
     }
 
     /// The first guest address.
@@ -70,18 +78,61 @@ impl Blocks {
         range.clone().filter(|block| self.is_plugged(*block)).count()
     }
 
-    fn is_plugged(&self, block: usize) -> bool {
+    /// True if the block is plugged.
+    pub(super) fn is_plugged(&self, block: usize) -> bool {
         self.plugged.get(block / 8).is_some_and(|byte| byte >> (block % 8) & 1 != 0)
     }
 
     /// Marks the blocks in `range`, which are there.
     pub(super) fn set(&mut self, range: Range<usize>, plugged: bool) {
         for block in range.start..range.end.min(self.count) {
-            if let Some(byte) = self.plugged.get_mut(block / 8) {
-                let bit = 1 << (block % 8);
-                if plugged { *byte |= bit } else { *byte &= !bit }
+            if self.is_plugged(block) == plugged {
+                continue;
             }
+            if let Some(byte) = self.plugged.get_mut(block / 8) {
+                *byte ^= 1 << (block % 8);
+            }
+            self.count_in_part(block, plugged);
         }
+    }
+
+    /// Counts a block that was plugged or unplugged in its part.
+    fn count_in_part(&mut self, block: usize, plugged: bool) {
+        let Some(part) = self.parts.get_mut(block / self.per_part) else { return };
+        let before = *part;
+        *part = if plugged { before.saturating_add(1) } else { before.saturating_sub(1) };
+        match (before, *part) {
+            (0, 1) => self.used_parts = self.used_parts.saturating_add(1),
+            (1, 0) => self.used_parts = self.used_parts.saturating_sub(1),
+            _ => {}
+        }
+    }
+
+    /// The parts that the blocks in `range` lie in.
+    pub(super) fn parts(&self, range: &Range<usize>) -> Range<usize> {
+        range.start / self.per_part..range.end.div_ceil(self.per_part).min(self.parts.len())
+    }
+
+    /// The number of plugged blocks of a part.
+    pub(super) fn used(&self, part: usize) -> usize {
+        self.parts.get(part).copied().unwrap_or(0)
+    }
+
+    /// The blocks of a part.
+    pub(super) fn of_part(&self, part: usize) -> Range<usize> {
+        let start = part.saturating_mul(self.per_part);
+        start.min(self.count)..start.saturating_add(self.per_part).min(self.count)
+    }
+
+    /// The size of all parts in bytes that have a plugged block, or that the blocks in `range` lie in.
+    pub(super) fn shown_with(&self, range: &Range<usize>) -> u64 {
+        let more = self.parts(range).filter(|part| self.used(*part) == 0).count();
+        ((self.used_parts + more) as u64).saturating_mul(self.part_size())
+    }
+
+    /// The size of a part in bytes.
+    pub(super) fn part_size(&self) -> u64 {
+        (self.per_part as u64).saturating_mul(self.size)
     }
 
     /// A bit for each block.
@@ -99,6 +150,13 @@ impl Blocks {
             return false;
         }
         self.plugged.copy_from_slice(bits);
+        self.parts.fill(0);
+        self.used_parts = 0;
+        for block in 0..self.count {
+            if self.is_plugged(block) {
+                self.count_in_part(block, true);
+            }
+        }
         true
     }
 }
@@ -109,7 +167,7 @@ mod tests {
 
     #[test]
     fn only_whole_blocks_of_the_region_are_found() {
-        let blocks = Blocks::new(&(0x1000..0xb000), 0x1000);
+        let blocks = Blocks::new(&(0x1000..0xb000), 0x1000, 1);
         assert_eq!((blocks.count(), blocks.len()), (10, 0xa000));
         assert_eq!(blocks.find(0x1000, 10), Some(0..10));
         assert_eq!(blocks.find(0x3000, 1), Some(2..3));
@@ -123,7 +181,7 @@ mod tests {
 
     #[test]
     fn bits_of_another_number_of_blocks_are_not_taken() {
-        let mut blocks = Blocks::new(&(0..10), 1);
+        let mut blocks = Blocks::new(&(0..10), 1, 1);
         blocks.set(3..9, true);
         blocks.set(4..5, false);
         assert_eq!((blocks.bits(), blocks.plugged()), (&[0b1110_1000, 1][..], 5));
@@ -133,7 +191,21 @@ mod tests {
         assert_eq!(blocks.plugged_in(&(0..10)), 5);
         assert!(blocks.set_bits(&[0, 3]));
         assert_eq!(blocks.plugged_in(&(7..10)), 2);
-        let mut whole = Blocks::new(&(0..8), 1);
+        let mut whole = Blocks::new(&(0..8), 1, 1);
         assert!(whole.set_bits(&[0xff]));
+    }
+
+    #[test]
+    fn parts_with_a_plugged_block_are_counted() {
+        let mut blocks = Blocks::new(&(0..100), 10, 4);
+        assert_eq!((blocks.parts(&(3..5)), blocks.parts(&(8..10)), blocks.of_part(2)), (0..2, 2..3, 8..10));
+        blocks.set(3..5, true);
+        blocks.set(4..6, true);
+        assert_eq!([0, 1, 2].map(|part| blocks.used(part)), [1, 2, 0]);
+        assert_eq!((blocks.shown_with(&(6..8)), blocks.shown_with(&(7..9))), (80, 120));
+        blocks.set(0..10, false);
+        assert_eq!(blocks.shown_with(&(0..0)), 0);
+        assert!(blocks.set_bits(&[0x81, 2]));
+        assert_eq!(([0, 1, 2].map(|part| blocks.used(part)), blocks.shown_with(&(0..10))), ([1, 1, 1], 120));
     }
 }

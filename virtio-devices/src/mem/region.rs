@@ -1,5 +1,7 @@
 //! The memory of a device, as its driver and its host share it.
 
+use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,17 +9,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::blocks::Blocks;
-use crate::discard::{self, discard};
-use crate::{GuestMap, Interrupts};
+use super::slots::MemSlots;
+use crate::discard::{self, discard, reclaim};
+use crate::{GuestMap, Interrupts, Reach};
 
-/// The most blocks that are plugged or unplugged before a stop is looked at.
-const PART: usize = 64;
+/// The most blocks whose pages are given back before a stop is looked at.
+const STEP: usize = 64;
 
 /// The memory of a device, of which the driver plugs as much as the host wants: one for a device and for who resizes
-/// it. All of it is mapped; what is not plugged takes no memory of the host, unless the guest writes to it.
-#[derive(Debug)]
+/// it. All of it is mapped in this process. Blocks that are not plugged are outside the guest's memory, for vCPUs
+/// ([`MemSlots`]) and for devices of this process ([`Reach`]).
 pub struct MemRegion {
     state: Mutex<State>,
+    /// The plugged blocks, for devices.
+    reach: Arc<Reach>,
+    /// The memory slots for vCPUs, while there is a VM.
+    slots: Mutex<Option<Arc<dyn MemSlots>>>,
+    /// Held by the thread that changes what is plugged, or that gives back what is not.
+    turn: Mutex<()>,
     /// Whether devices of the host may have pinned its pages, so that it must keep them. Locked while some are given
     /// back.
     keeps_pages: Mutex<bool>,
@@ -40,6 +49,8 @@ pub(super) enum Answer {
     Ack,
     /// More than the host wants.
     Nack,
+    /// Not possible at the moment: the host refuses.
+    Busy,
     /// Not blocks, or not in the state for it.
     Error,
     /// All blocks are plugged, none is, or some are.
@@ -56,11 +67,68 @@ pub(super) enum Work {
 }
 
 impl MemRegion {
-    /// The memory at `region`, guest addresses, in blocks of `block` bytes. The host wants nothing to be plugged.
-    pub fn new(region: &Range<u64>, block: u64) -> Self {
-        let blocks = Blocks::new(region, block);
+    /// The memory at `region`, guest addresses, in blocks of `block` bytes. `per_slot` blocks share a memory slot. The
+    /// host wants nothing to be plugged.
+    pub fn new(region: &Range<u64>, block: u64, per_slot: usize) -> Self {
+        let blocks = Blocks::new(region, block, per_slot);
+        let reach = Arc::new(Reach::new(blocks.size(), blocks.count()));
         let state = State { blocks, requested: 0, generation: 0, interrupts: None };
-        Self { state: Mutex::new(state), keeps_pages: Mutex::new(false) }
+        Self {
+            state: Mutex::new(state),
+            reach,
+            slots: Mutex::new(None),
+            turn: Mutex::new(()),
+            keeps_pages: Mutex::new(false),
+        }
+    }
+
+    /// The first guest address.
+    pub fn start(&self) -> u64 {
+        self.state.lock().blocks.start()
+    }
+
+    /// The size of the part of a memory slot in bytes, and the number of parts.
+    pub fn parts(&self) -> (u64, usize) {
+        let state = self.state.lock();
+        let all = 0..state.blocks.count();
+        (state.blocks.part_size(), state.blocks.parts(&all).len())
+    }
+
+    /// The plugged blocks, which are all that devices reach.
+    pub fn reach(&self) -> &Arc<Reach> {
+        &self.reach
+    }
+
+    /// Shows what is plugged to the vCPUs of a new VM, whose memory slots for this memory are `slots`. No worker runs.
+    ///
+    /// # Errors
+    ///
+    /// The host refuses a memory slot.
+    pub fn attach(&self, slots: Arc<dyn MemSlots>) -> io::Result<()> {
+        let used: Vec<_> = {
+            let state = self.state.lock();
+            let all = 0..state.blocks.count();
+            state.blocks.parts(&all).filter(|part| state.blocks.used(*part) > 0).collect()
+        };
+        used.into_iter().try_for_each(|part| slots.show(part))?;
+        *self.slots.lock() = Some(slots);
+        Ok(())
+    }
+
+    /// Gives pages of blocks that are not plugged back to the host: those that were written by a backend that reaches
+    /// all of the memory, or by a request that was under way when they were unplugged. Looks at up to `most` gaps
+    /// between plugged blocks from the block `from` on, unless a worker is at work. Returns the block to continue from.
+    pub fn reclaim(&self, memory: &GuestMap, from: usize, most: usize) -> usize {
+        let Some(_turn) = self.turn.try_lock() else { return from };
+        let mut next = from;
+        for _ in 0..most {
+            let keeps_pages = self.keeps_pages.lock();
+            let Some(gap) = self.reach.run(next, false).filter(|_| !*keeps_pages) else { return 0 };
+            let addresses = self.state.lock().blocks.addresses(&gap);
+            reclaim(memory, &addresses);
+            next = gap.end;
+        }
+        next
     }
 
     /// Asks the driver to plug `bytes` in all, in whole blocks and at most all of them. It takes some time, and may not
@@ -103,10 +171,12 @@ impl MemRegion {
         *self.keeps_pages.lock()
     }
 
-    /// Unplugs everything when the machine is reset. No worker runs, and the caller clears the memory.
+    /// Unplugs everything when the machine is reset. No worker and no VM runs, and the caller clears the memory.
     pub fn unplug_all(&self) {
+        *self.slots.lock() = None;
         let mut state = self.state.lock();
         let all = 0..state.blocks.count();
+        self.reach.set(all.clone(), false);
         state.blocks.set(all, false);
         state.generation = state.generation.wrapping_add(1);
     }
@@ -141,27 +211,40 @@ impl MemRegion {
 
     /// Takes a bit for each block. Returns whether there are as many.
     pub(super) fn restore(&self, bits: &[u8]) -> bool {
-        self.state.lock().blocks.set_bits(bits)
+        let mut state = self.state.lock();
+        if !state.blocks.set_bits(bits) {
+            return false;
+        }
+        (0..state.blocks.count()).for_each(|block| self.reach.set(block..block + 1, state.blocks.is_plugged(block)));
+        true
     }
 
     /// Plugs the `count` blocks at `address`, which read as zero then.
     pub(super) fn plug(&self, memory: &GuestMap, address: u64, count: u16, stop: &AtomicBool) -> Work {
-        let range = {
+        let _turn = self.turn.lock();
+        let (range, parts) = {
             let state = self.state.lock();
-            let Some(range) = state.blocks.find(address, count) else { return Work::Done(Answer::Error) };
-            if state.blocks.plugged_in(&range) > 0 {
+            let blocks = &state.blocks;
+            let Some(range) = blocks.find(address, count) else { return Work::Done(Answer::Error) };
+            if blocks.plugged_in(&range) > 0 {
                 return Work::Done(Answer::Error);
             }
-            let more = u64::from(count).saturating_mul(state.blocks.size());
-            if state.blocks.plugged().saturating_add(more) > state.requested {
+            let more = u64::from(count).saturating_mul(blocks.size());
+            if blocks.plugged().saturating_add(more) > state.requested {
                 return Work::Done(Answer::Nack);
             }
-            range
+            // Blocks that share a memory slot come within reach together: no more of them than the host wants. The
+            // driver may unplug others, and Linux would repeat a request at once that is answered otherwise.
+            let most = state.requested.div_ceil(blocks.part_size()).saturating_mul(blocks.part_size());
+            if blocks.shown_with(&range) > most {
+                return Work::Done(Answer::Busy);
+            }
+            let parts: Vec<_> = blocks.parts(&range).filter(|part| blocks.used(*part) == 0).collect();
+            (range, parts)
         };
-        // Normally there are no pages. A guest may have written where nothing was plugged.
-        let addresses = |part: &Range<usize>| self.state.lock().blocks.addresses(part);
-        for part in parts(&range) {
-            let addresses = addresses(&part);
+        // Normally there are no pages. A backend may have written where nothing was plugged.
+        for part in steps(&range) {
+            let addresses = self.state.lock().blocks.addresses(&part);
             let keeps_pages = self.keeps_pages.lock();
             if *keeps_pages {
                 break;
@@ -170,12 +253,20 @@ impl MemRegion {
                 return Work::Stopped;
             }
             discard(memory, &addresses);
+            discard::clear_copies(memory, &addresses);
         }
-        self.mark(range, true)
+        match self.each_slot(&parts, stop, |slots, part| slots.show(part)) {
+            Ok(true) => self.mark(range, true),
+            unfinished => {
+                self.as_marked(&range);
+                unfinished.map_or(Work::Done(Answer::Busy), |_| Work::Stopped)
+            }
+        }
     }
 
     /// Unplugs the `count` blocks at `address`.
     pub(super) fn unplug(&self, memory: &GuestMap, address: u64, count: u16, stop: &AtomicBool) -> Work {
+        let _turn = self.turn.lock();
         let range = {
             let state = self.state.lock();
             let range = state.blocks.find(address, count);
@@ -184,18 +275,74 @@ impl MemRegion {
                 None => return Work::Done(Answer::Error),
             }
         };
-        if self.clear(memory, &range, stop) { self.mark(range, false) } else { Work::Stopped }
+        self.take(memory, range, stop)
     }
 
     /// Unplugs all blocks that are plugged.
     pub(super) fn unplug_everything(&self, memory: &GuestMap, stop: &AtomicBool) -> Work {
+        let _turn = self.turn.lock();
         let all = 0..self.state.lock().blocks.count();
-        for part in parts(&all) {
-            if self.state.lock().blocks.plugged_in(&part) > 0 && !self.clear(memory, &part, stop) {
-                return Work::Stopped;
+        self.take(memory, all, stop)
+    }
+
+    /// Takes the blocks in `range` from the guest: from devices, then from vCPUs, and then their pages.
+    fn take(&self, memory: &GuestMap, range: Range<usize>, stop: &AtomicBool) -> Work {
+        self.reach.set(range.clone(), false);
+        let parts: Vec<_> = {
+            let blocks = &self.state.lock().blocks;
+            let stays = |part: &usize| {
+                let of_part = blocks.of_part(*part);
+                let taken = of_part.start.max(range.start)..of_part.end.min(range.end);
+                blocks.used(*part) > blocks.plugged_in(&taken)
+            };
+            blocks.parts(&range).filter(|part| blocks.used(*part) > 0 && !stays(part)).collect()
+        };
+        let hidden = self.each_slot(&parts, stop, |slots, part| slots.hide(part));
+        let done = hidden.map(|all| all && self.clear(memory, &range, stop));
+        match done {
+            Ok(true) => self.mark(range, false),
+            unfinished => {
+                self.as_marked(&range);
+                unfinished.map_or(Work::Done(Answer::Busy), |_| Work::Stopped)
             }
         }
-        self.mark(all, false)
+    }
+
+    /// Does `work` for the memory slots of these parts, if there is a VM. Returns false if it was stopped.
+    fn each_slot(
+        &self,
+        parts: &[usize],
+        stop: &AtomicBool,
+        work: impl Fn(&dyn MemSlots, usize) -> io::Result<()>,
+    ) -> io::Result<bool> {
+        let Some(slots) = self.slots.lock().clone() else { return Ok(true) };
+        for part in parts {
+            if stop.load(Ordering::Acquire) {
+                return Ok(false);
+            }
+            work(&*slots, *part)
+                .inspect_err(|error| log::warn!("the host refuses a change of memory slots: {error}"))?;
+        }
+        Ok(true)
+    }
+
+    /// Puts what vCPUs and devices reach of the blocks in `range` back to what is plugged, after a request that was not
+    /// carried out.
+    fn as_marked(&self, range: &Range<usize>) {
+        let (plugged, parts): (Vec<_>, Vec<_>) = {
+            let blocks = &self.state.lock().blocks;
+            let parts = blocks.parts(range).map(|part| (part, blocks.used(part) > 0));
+            (range.clone().filter(|block| blocks.is_plugged(*block)).collect(), parts.collect())
+        };
+        if let Some(slots) = self.slots.lock().clone() {
+            for (part, is_used) in parts {
+                let result = if is_used { slots.show(part) } else { slots.hide(part) };
+                if let Err(error) = result {
+                    log::warn!("the host refuses a change of memory slots: {error}");
+                }
+            }
+        }
+        plugged.into_iter().for_each(|block| self.reach.set(block..block + 1, true));
     }
 
     /// Whether the `count` blocks at `address` are plugged.
@@ -215,17 +362,28 @@ impl MemRegion {
         })
     }
 
-    /// Gives the pages of the blocks in `range` back to the host, or clears them where that cannot be. The lock is not
-    /// held meanwhile; only the worker, which calls this, changes what is plugged. Returns whether all was done.
+    /// Gives the pages of the blocks in `range` that are plugged back to the host, or clears them where that cannot be.
+    /// The lock is not held in the meantime; only the worker, which calls this, changes what is plugged. Returns false
+    /// if it was stopped.
     fn clear(&self, memory: &GuestMap, range: &Range<usize>, stop: &AtomicBool) -> bool {
-        for part in parts(range) {
+        for part in steps(range) {
             if stop.load(Ordering::Acquire) {
                 return false;
             }
-            let addresses = self.state.lock().blocks.addresses(&part);
+            let addresses = {
+                let blocks = &self.state.lock().blocks;
+                if blocks.plugged_in(&part) == 0 {
+                    continue;
+                }
+                blocks.addresses(&part)
+            };
             let freed = {
                 let keeps_pages = self.keeps_pages.lock();
-                if *keeps_pages { 0 } else { discard(memory, &addresses).freed }
+                if *keeps_pages {
+                    0
+                } else {
+                    discard(memory, &addresses).freed + discard::drop_copies(memory, &addresses)
+                }
             };
             if freed < addresses.end - addresses.start {
                 discard::clear(memory, &addresses);
@@ -236,14 +394,25 @@ impl MemRegion {
 
     fn mark(&self, range: Range<usize>, plugged: bool) -> Work {
         let mut state = self.state.lock();
-        state.blocks.set(range, plugged);
+        state.blocks.set(range.clone(), plugged);
+        self.reach.set(range, plugged);
         state.generation = state.generation.wrapping_add(1);
         Work::Done(Answer::Ack)
     }
 }
 
-/// `range` in parts of at most [`PART`] blocks.
-fn parts(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-    let end = range.end;
-    range.clone().step_by(PART).map(move |start| start..end.min(start.saturating_add(PART)))
+impl fmt::Debug for MemRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemRegion").field("state", &self.state).finish_non_exhaustive()
+    }
 }
+
+/// `range` in steps of at most [`STEP`] blocks.
+fn steps(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = range.end;
+    range.clone().step_by(STEP).map(move |start| start..end.min(start.saturating_add(STEP)))
+}
+
+#[cfg(test)]
+#[path = "slot_tests.rs"]
+mod tests;

@@ -39,6 +39,7 @@ impl Answerer for Requests {
         let (kind, state) = match answer {
             Answer::Ack => (0, 0),
             Answer::Nack => (1, 0),
+            Answer::Busy => (2, 0),
             Answer::Error => (3, 0),
             Answer::State(state) => (0, state),
         };

@@ -31,7 +31,7 @@ impl MemSteps {
         queue: &SharedQueue,
         features: u64,
     ) -> io::Result<Self> {
-        let (region, counters) = (Arc::new(MemRegion::new(region, block)), Arc::new(MemCounters::new()));
+        let (region, counters) = (Arc::new(MemRegion::new(region, block, 1)), Arc::new(MemCounters::new()));
         let requests = Requests(Arc::clone(&region));
         Ok(Self { steps: QueueSteps::new(requests, memory, queue, features, &counters)?, region, counters })
     }

@@ -28,7 +28,7 @@ const ERROR: u16 = 3;
 type Guest = queue_worker::testing::Guest<Mem>;
 
 fn region() -> Arc<MemRegion> {
-    Arc::new(MemRegion::new(&(START..START + LEN), BLOCK))
+    Arc::new(MemRegion::new(&(START..START + LEN), BLOCK, 1))
 }
 
 fn mem(region: &Arc<MemRegion>, node: Option<u16>) -> Mem {
@@ -197,7 +197,7 @@ fn a_reset_of_the_device_keeps_what_is_plugged_and_one_of_the_machine_does_not()
 #[test]
 fn the_node_of_the_memory_is_told_if_there_is_one() {
     let mem = mem(&region(), Some(3));
-    assert_eq!(mem.features() & 1, 1);
+    assert_eq!(mem.features() & 3, 3);
     let mut bytes = [0; 4];
     mem.config_read(8, &mut bytes);
     assert_eq!(bytes, [3, 0, 0, 0]);

@@ -6,10 +6,12 @@
 //! A writer notes a page **after** it has written to it. Who collects takes the note **before** it copies the page. So
 //! each write is in the copy, or is noted again after it.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use vm_memory::bitmap::{Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
+
+use super::reach::Reach;
 
 /// The size of a page in a dirty log, in bytes: that of KVM's on x86-64 and of vhost's log.
 pub const PAGE_SIZE: usize = 4096;
@@ -26,9 +28,21 @@ pub struct DirtyBitmap {
     /// The number of pages.
     pages: usize,
     words: OnceLock<Box<[AtomicU64]>>,
+    /// The parts of the region that devices reach, if not all of it.
+    reach: OnceLock<Arc<Reach>>,
 }
 
 impl DirtyBitmap {
+    /// Limits what devices reach of the region to `reach`, for as long as the region is mapped.
+    pub fn limit(&self, reach: &Arc<Reach>) {
+        let _ = self.reach.set(Arc::clone(reach));
+    }
+
+    /// The parts of the region that devices reach; `None` if they reach all of it.
+    pub(super) fn reach(&self) -> Option<&Reach> {
+        self.reach.get().map(|reach| &**reach)
+    }
+
     /// Whether writes are noted.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
@@ -129,7 +143,7 @@ impl<'a> DirtySlice<'a> {
     }
 
     /// All of the bitmap.
-    pub(super) fn whole(&self) -> &'a DirtyBitmap {
+    pub fn whole(&self) -> &'a DirtyBitmap {
         self.bitmap
     }
 }

@@ -7,17 +7,16 @@ use std::sync::Arc;
 
 use parking_lot::RwLockReadGuard;
 use vm_memory::bitmap::{BS, Bitmap};
-use vm_memory::guest_memory::{
-    Error, GuestMemoryBackendSliceIterator, GuestMemorySliceIterator, Result as MemoryResult,
-};
+use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result as MemoryResult};
 use vm_memory::{
-    GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryBackend, GuestMemoryLoadGuard, GuestMemoryRegion,
-    Permissions, VolatileSlice,
+    Address, GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryBackend, GuestMemoryLoadGuard, GuestMemoryRegion,
+    MemoryRegionAddress, Permissions, VolatileSlice,
 };
 
 use super::dirty::{DirtyBitmap, DirtySlice};
 use super::follow::{DmaFollower, DmaMapping, NotFollowed};
 use super::map::{GuestMap, Memory};
+use crate::effort::{self, Span};
 
 /// What an IOMMU makes of a function's addresses.
 pub trait Translate: Send + Sync {
@@ -90,7 +89,7 @@ impl DmaSpace {
                 (Some(pass), (!iommu.is_bypassed()).then(|| Arc::clone(iommu)))
             }
         };
-        DmaPass { view: DmaView::new(self.memory.memory(), iommu), _pass: pass }
+        DmaPass { view: DmaView::new(self.memory.memory(), iommu), _pass: pass, _span: Span::new() }
     }
 }
 
@@ -116,6 +115,7 @@ impl fmt::Debug for DmaSpace {
 pub struct DmaPass<'s> {
     view: DmaView,
     _pass: Option<RwLockReadGuard<'s, ()>>,
+    _span: Span,
 }
 
 impl std::ops::Deref for DmaPass<'_> {
@@ -136,7 +136,7 @@ pub struct DmaView {
     known: Cell<Known>,
 }
 
-/// A region of the map, as far as accesses need it.
+/// A region of the map, or the part of it that devices reach, as far as accesses need it.
 #[derive(Clone, Copy)]
 struct Known {
     /// Its first guest physical address.
@@ -146,10 +146,26 @@ struct Known {
     /// Where it is mapped.
     host: *mut u8,
     bitmap: *const DirtyBitmap,
+    /// Where it begins in the region that the bitmap is of.
+    offset: usize,
 }
 
 impl Known {
-    const NONE: Self = Self { start: 0, len: 0, host: std::ptr::null_mut(), bitmap: std::ptr::null() };
+    const NONE: Self = Self { start: 0, len: 0, host: std::ptr::null_mut(), bitmap: std::ptr::null(), offset: 0 };
+
+    /// The region of `map` that the guest physical `address` lies in, as far as devices reach it around there.
+    fn of(map: &GuestMap, address: u64) -> Option<Self> {
+        let region = map.find_region(GuestAddress(address))?;
+        let (start, bitmap) = (region.start_addr().0, region.bitmap().whole());
+        let all = 0..region.len();
+        let part = match bitmap.reach() {
+            None => all,
+            Some(reach) => reach.around(address - start).map(|part| part.start..part.end.min(all.end))?,
+        };
+        let offset = usize::try_from(part.start).ok()?;
+        let host = region.as_ptr().wrapping_add(offset);
+        Some(Self { start: start + part.start, len: part.end - part.start, host, bitmap, offset })
+    }
 
     /// Whether the `len` bytes at `address`, and at least 1, lie in it.
     #[inline]
@@ -267,7 +283,7 @@ impl DmaView {
         let (known, offset) = self.find(address, len)?;
         // SAFETY: the range lies in a region of the map, which this holds, and with it the region's memory and bitmap.
         unsafe {
-            let bitmap = known.bitmap.as_ref()?.slice_at(offset);
+            let bitmap = known.bitmap.as_ref()?.slice_at(known.offset.wrapping_add(offset));
             Some(VolatileSlice::with_bitmap(known.host.wrapping_add(offset), len, bitmap, None))
         }
     }
@@ -297,9 +313,7 @@ impl DmaView {
         if self.is_translated() {
             return None;
         }
-        let region = self.map().find_region(GuestAddress(address))?;
-        let (start, len) = (region.start_addr().0, region.len());
-        let known = Known { start, len, host: region.as_ptr(), bitmap: region.bitmap().whole() };
+        let known = Known::of(self.map(), address)?;
         self.known.set(known);
         Some(known)
     }
@@ -309,7 +323,7 @@ impl DmaView {
         match &self.iommu {
             None => match self.whole(address.0, len) {
                 Some(slice) => Slices::Whole(Some(slice)),
-                None => Slices::Physical(GuestMemoryBackend::get_slices(self.map(), address, len)),
+                None => Slices::Physical(Physical { map: self.map(), address: Some(address), rest: len }),
             },
             Some(iommu) => {
                 Slices::Translated(Translated { map: &self.map, iommu, address, rest: len, access, piece: None })
@@ -318,8 +332,46 @@ impl DmaView {
     }
 }
 
-type Physical<'v> = GuestMemoryBackendSliceIterator<'v, GuestMap>;
 type Slice<'v> = MemoryResult<VolatileSlice<'v, DirtySlice<'v>>>;
+
+/// The pieces of a range of guest physical addresses that devices reach.
+struct Physical<'v> {
+    map: &'v GuestMap,
+    /// The address of the rest; `None` beyond the last address.
+    address: Option<GuestAddress>,
+    rest: usize,
+}
+
+impl<'v> Iterator for Physical<'v> {
+    type Item = Slice<'v>;
+
+    fn next(&mut self) -> Option<Slice<'v>> {
+        if self.rest == 0 {
+            return None;
+        }
+        let slice = self.piece();
+        if slice.is_err() {
+            self.rest = 0;
+        }
+        Some(slice)
+    }
+}
+
+impl<'v> Physical<'v> {
+    /// The next piece. There is a rest.
+    fn piece(&mut self) -> Slice<'v> {
+        let address = self.address.ok_or(Error::GuestAddressOverflow)?;
+        let unmapped = || Error::InvalidGuestAddress(address);
+        let known = Known::of(self.map, address.0).ok_or_else(unmapped)?;
+        let region = self.map.find_region(address).ok_or_else(unmapped)?;
+        let left = known.len - (address.0 - known.start);
+        let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.rest);
+        let slice = region.get_slice(MemoryRegionAddress(address.0 - region.start_addr().0), len)?;
+        self.rest -= len;
+        self.address = address.checked_add(len as u64);
+        Ok(slice)
+    }
+}
 
 /// The pieces of a range of addresses.
 enum Slices<'v> {
@@ -384,6 +436,7 @@ impl<'v> Translated<'v> {
         let rest = u64::try_from(self.rest).ok()?;
         // No piece goes round the end of the addresses.
         self.address.0.checked_add(rest - 1)?;
+        effort::translation();
         let (physical, len) = self.iommu.translate(self.address.0, rest, self.access)?;
         if !(1..=rest).contains(&len) {
             return None;
@@ -392,6 +445,6 @@ impl<'v> Translated<'v> {
         let len = usize::try_from(len).ok()?;
         self.rest -= len;
         self.address = GuestAddress(self.address.0.wrapping_add(len as u64));
-        Some(GuestMemoryBackend::get_slices(self.map, GuestAddress(physical), len))
+        Some(Physical { map: self.map, address: Some(GuestAddress(physical)), rest: len })
     }
 }

@@ -364,3 +364,48 @@ fn a_bypassed_function_uses_guest_physical_addresses_and_still_holds_its_pass() 
     assert_eq!(iommu.faults.load(Ordering::Relaxed), 0);
     assert!(iommu.lock.try_write().is_none());
 }
+
+#[test]
+fn a_view_reaches_plugged_blocks_of_a_limited_region_only() {
+    let map = three_regions();
+    let region = map.find_region(GuestAddress(16 * PAGE)).unwrap();
+    let reach = Arc::new(Reach::new(4 * PAGE, 4));
+    region.bitmap().whole().limit(&reach);
+    let space = DmaSpace::from(map.clone());
+    let lens = |address, len| {
+        let view = space.pass();
+        let slices = GuestMemory::get_slices(&*view, GuestAddress(address), len, Permissions::Write).unwrap();
+        slices.map(|slice| slice.map(|slice| slice.len()).ok()).collect::<Vec<_>>()
+    };
+    assert_eq!(lens(15 * PAGE, 8192), [Some(4096), None]);
+    assert!(space.pass().host(16 * PAGE, 1).is_none() && space.pass().piece(16 * PAGE, 1, Permissions::Read).is_none());
+    reach.set(1..3, true);
+    assert_eq!((lens(15 * PAGE, 8192), lens(20 * PAGE, 8 << 12)), (vec![Some(4096), None], vec![Some(8 << 12)]));
+    assert_eq!(lens(27 * PAGE, 8192), [Some(4096), None]);
+    assert!(space.pass().host(28 * PAGE - 1, 2).is_none());
+    let host = |address| map.get_host_address(GuestAddress(address)).ok();
+    assert_eq!(space.pass().host(21 * PAGE, 2), host(21 * PAGE));
+    // What is written is noted where it is.
+    let log = WriteLog::new(&map).unwrap();
+    space.pass().write_obj(1_u8, GuestAddress(22 * PAGE)).unwrap();
+    assert_eq!(take(&log), [22]);
+    reach.set(0..4, true);
+    assert_eq!(lens(15 * PAGE, 18 << 12), [Some(4096), Some(16 << 12), None]);
+    reach.set(1..2, false);
+    assert_eq!(lens(20 * PAGE, 1), [None]);
+}
+
+#[test]
+fn a_translated_view_reaches_no_unplugged_block() {
+    let map = map();
+    let region = map.iter().next().unwrap();
+    let pages = BTreeMap::from([(0x100, (3, Permissions::ReadWrite))]);
+    let space = DmaSpace::translated(Memory::new(map.clone()), Arc::new(Pages { pages, ..Pages::default() }));
+    let reaches = || space.pass().check_range(GuestAddress(0x100 * PAGE), 8, Permissions::Write);
+    assert!(reaches());
+    let reach = Arc::new(Reach::new(PAGE, region.len().div_ceil(PAGE) as usize));
+    region.bitmap().whole().limit(&reach);
+    assert!(!reaches());
+    reach.set(3..4, true);
+    assert!(reaches());
+}

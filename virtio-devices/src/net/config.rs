@@ -1,11 +1,23 @@
 //! The device configuration, `struct virtio_net_config` (`virtio 1.4 §5.1.4`).
 
-use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
 use super::filter::Mac;
+use crate::device_config::{ConfigField, Rule};
 
 /// The length of the fields below; the driver reads zero beyond.
 const LEN: usize = 17;
+/// The MTU that the driver was told.
+pub(crate) const MTU: ConfigField = ConfigField::new("mtu", 10, 2, Rule::Served).of(VIRTIO_NET_F_MTU);
+/// The fields.
+pub(crate) const FIELDS: &[ConfigField] = &[
+    ConfigField::new("mac", 0, 6, Rule::Saved),
+    ConfigField::new("status", 6, 2, Rule::Announced),
+    ConfigField::new("max_virtqueue_pairs", 8, 2, Rule::Same).of(VIRTIO_NET_F_MQ),
+    MTU,
+    ConfigField::new("speed (Mbit/s)", 12, 4, Rule::Announced),
+    ConfigField::new("duplex", 16, 1, Rule::Announced),
+];
 /// In Mbit/s. Nothing limits a tap to it: it is what a tap says of itself to `ethtool`, too.
 const SPEED: u32 = 10_000;
 const FULL_DUPLEX: u8 = 1;

@@ -1,5 +1,6 @@
-//! A backend for a NIC whose own was missing.
+//! A backend for a NIC whose own was missing, or a tap that was deleted.
 
+use parking_lot::MutexGuard;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STANDBY};
 
 use super::Net;
@@ -8,7 +9,7 @@ use super::engine::{Engine, Offered};
 use super::filter::is_multicast;
 use super::spec::{NetError, NetSpec};
 use super::wire::Backend;
-use crate::backend::{Ability, BackendKind};
+use crate::backend::{Ability, BackendKind, QueueRunner};
 use crate::features::has;
 use crate::net_protocol::features;
 use crate::{ConnectError, DeviceSpecific, NewBackend};
@@ -45,6 +46,18 @@ impl Net {
         }
     }
 
+    /// True if its tap was deleted. A tap that has no worker now is asked.
+    pub(super) fn has_lost_tap(&self) -> bool {
+        match &self.engine {
+            Engine::Tap(tap) => self.health.is_lost() || tap.is_gone_unnoticed(),
+            Engine::Runner(ability, backend) if ability.kind == BackendKind::VhostNet => {
+                let is_gone = |mut backend: MutexGuard<'_, Box<dyn QueueRunner>>| backend.attend().is_err();
+                self.health.is_lost() || backend.try_lock().is_some_and(is_gone)
+            }
+            Engine::Runner(..) | Engine::Switch(_) => false,
+        }
+    }
+
     /// What is offered over a backend that offers `features`.
     pub(super) fn with_own(&self, features: u64) -> u64 {
         let is_short = self.spec.queue_size < SEGMENT_QUEUE_SIZE;
@@ -73,7 +86,8 @@ impl Net {
 
     /// As [`crate::VirtioDevice::connect`].
     pub(super) fn exchange(&mut self, new: &mut NewBackend, negotiated: Option<u64>) -> Result<(), ConnectError> {
-        if self.absence().is_none() {
+        let was_absent = self.absence().is_some();
+        if !was_absent && !self.has_lost_tap() {
             return Err(ConnectError::Present(self.engine.name().to_string()));
         }
         let given = new.name().to_string();
@@ -106,11 +120,18 @@ impl Net {
             self.spec.mac = mac;
             self.state.set_mac(mac);
         }
+        if is_driven && matches!(self.engine, Engine::Tap(_)) {
+            // Workers of this program have taken buffers from the driver's rings.
+            self.state.progress().set_touched();
+        }
         std::mem::swap(&mut self.engine, &mut new.engine);
         // What came for the function before it had this backend is not for its driver.
         self.state.progress().set_fresh(true);
         self.attach();
-        self.state.hold_link(false);
+        if was_absent {
+            self.state.hold_link(false);
+        }
+        self.state.lose_link(false);
         // The driver was told that there is no link.
         self.signal_config();
         Ok(())

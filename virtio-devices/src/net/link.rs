@@ -24,12 +24,14 @@ struct Wish {
     up: bool,
     /// It is down meanwhile, because that of a switch's uplink is.
     held: bool,
+    /// It is down until the tap that was deleted is replaced.
+    lost: bool,
 }
 
 impl Link {
     /// A link that is up or down, and has never changed.
     pub(crate) fn new(up: bool) -> Self {
-        let wish = Mutex::new(Wish { up, held: false });
+        let wish = Mutex::new(Wish { up, held: false, lost: false });
         Self { wish, up: AtomicBool::new(up), changes: AtomicU64::new(0), batches: RwLock::new(()) }
     }
 
@@ -65,10 +67,15 @@ impl Link {
         self.change(|wish| wish.held = held)
     }
 
+    /// Keeps it down while its tap is lost, or no longer; else as [`Self::set`].
+    pub(crate) fn set_lost(&self, lost: bool) -> bool {
+        self.change(|wish| wish.lost = lost)
+    }
+
     fn change(&self, change: impl FnOnce(&mut Wish)) -> bool {
         let mut wish = self.wish.lock();
         change(&mut wish);
-        let up = wish.up && !wish.held;
+        let up = wish.up && !wish.held && !wish.lost;
         // Locked before the change, so that no batch finds the link up and meets a frame of after this.
         let batches = (!up).then(|| self.batches.write());
         let changed = self.up.swap(up, Ordering::AcqRel) != up;
@@ -103,6 +110,8 @@ mod tests {
         assert!(!link.set(false) && !link.is_wanted() && !link.hold(false) && !link.is_up());
         assert!(!link.hold(true) && !link.set(true) && link.hold(false) && link.is_up());
         assert_eq!(link.changes(), 2);
+        assert!(link.set_lost(true) && !link.is_up() && link.is_wanted());
+        assert!(!link.hold(true) && !link.set_lost(false) && link.hold(false) && link.is_up());
     }
 
     #[test]

@@ -27,8 +27,18 @@ impl Port for Net {
         self.absence()
     }
 
+    fn takes_backend(&self) -> bool {
+        self.absence().is_some() || self.has_lost_tap()
+    }
+
+    fn backend_replaced(&mut self) {
+        if self.health.set_lost(false) {
+            self.signal_config();
+        }
+    }
+
     fn backend_lost(&self) -> bool {
-        self.health.is_lost()
+        self.health.is_lost() || self.has_lost_tap()
     }
 
     fn backend_losses(&self) -> u64 {

@@ -9,6 +9,7 @@ use super::counters::{Counter, NetCounters, Tally};
 use super::enforced::PolicyCell;
 use super::state::NetState;
 use crate::backend::TapQueue;
+use crate::failures::Failures;
 use crate::ring::{BrokenRing, Ring};
 use crate::{DmaSpace, DmaView, Interrupts};
 
@@ -42,6 +43,8 @@ pub(crate) struct Shared {
     pub policy: Arc<PolicyCell>,
     /// The counters.
     pub counters: Arc<NetCounters>,
+    /// What the host fails to do.
+    pub failures: Arc<Failures>,
     /// Where the driver is interrupted.
     pub interrupts: Arc<Interrupts>,
     /// Whether this is the first start since a reset.
@@ -62,6 +65,8 @@ pub(crate) struct Pass<'m, B: ?Sized = TapQueue> {
     pub policy: &'m PolicyCell,
     /// The counters.
     pub tally: &'m mut Tally,
+    /// What the host fails to do.
+    pub failures: &'m Failures,
     /// Where the driver is interrupted.
     pub interrupts: &'m Interrupts,
 }

@@ -26,6 +26,7 @@ use crate::net_protocol::header::{self, FLAGS, HEADER, NUM_BUFFERS};
 use crate::policy::{self, Head, Policy};
 use crate::ring::{BrokenRing, Ring, Used};
 use crate::spill::Spill;
+use crate::walk;
 
 /// The fewest bytes that buffers are prepared for: a header and a usual frame.
 const MIN_PREPARED: usize = 2048;
@@ -46,6 +47,10 @@ pub(crate) struct Receive<'q> {
     /// How much the prepared chains hold.
     capacity: usize,
     used: Vec<Used>,
+    /// The descriptors that were read for the present frame.
+    walked: usize,
+    /// What the batch has cost, in bytes that are copied in the same time.
+    spent: usize,
 }
 
 /// A chain that the driver made available and that no frame has been written to yet.
@@ -100,6 +105,8 @@ impl<'q> Receive<'q> {
             chains: VecDeque::new(),
             capacity: 0,
             used: Vec::new(),
+            walked: 0,
+            spent: 0,
         }
     }
 
@@ -139,7 +146,12 @@ impl<'q> Receive<'q> {
     fn batch<'m>(&mut self, iovecs: &mut IoVecs<'_, 'm>, pass: &mut Pass<'m>) -> Result<Next, BrokenRing> {
         let (filter, policy) = (pass.state.filter(), pass.policy.load());
         let (mut longest, mut failures) = (0, 0);
+        self.spent = 0;
         for _ in 0..BATCH {
+            if self.spent >= walk::TAP_BATCH_COST {
+                break;
+            }
+            self.walked = 0;
             if !pass.state.link_up() && self.waiting.take().is_some() {
                 pass.tally.count(Counter::RxLinkDown);
             }
@@ -160,6 +172,7 @@ impl<'q> Receive<'q> {
                 },
             };
             longest = longest.max(frame.len);
+            self.spent += frame.len;
             // It waits until it has been dealt with: what cannot be finished must not be forgotten.
             self.waiting = Some(frame);
             match self.place(frame, iovecs, pass)? {
@@ -234,7 +247,8 @@ impl<'q> Receive<'q> {
         }
     }
 
-    /// Looks up chains until they hold `bytes`, or as many as one frame may use.
+    /// Looks up chains until they hold `bytes`, or as many as one frame may use. A ring of which a frame needs more
+    /// descriptors than [may be read](walk::most) is invalid.
     fn prepare<'m>(
         &mut self,
         bytes: usize,
@@ -244,7 +258,15 @@ impl<'q> Receive<'q> {
         while self.capacity < bytes && (self.mergeable || self.chains.is_empty()) {
             let Some(chain) = self.ring.next(pass.memory)? else { return Ok(Some(Shortage::Empty)) };
             let head = chain.head_index();
-            match iovecs.append(pass.memory, chain, Permissions::Write) {
+            let left = walk::most(pass.memory).saturating_sub(self.walked);
+            let appended = iovecs.append_within(pass.memory, chain, Permissions::Write, left);
+            let walked = iovecs.take_walked();
+            self.walked += walked;
+            self.spent += walk::price(walked, 0, pass.memory);
+            if walked > left {
+                return Err(BrokenRing);
+            }
+            match appended {
                 // The header is never divided (`virtio 1.4 §5.1.6.3.1`).
                 Ok(extent) if extent.bytes >= HEADER => {
                     self.capacity += extent.bytes;

@@ -109,6 +109,7 @@ impl Nic<'_> {
             state: &self.shared.state,
             policy: &self.shared.policy,
             tally: &mut self.tally,
+            failures: &self.shared.failures,
             interrupts: &self.shared.interrupts,
         };
         running.run(&mut pass).unwrap_or_else(|_| {

@@ -14,8 +14,10 @@ use super::engine::Engine;
 use super::pass::Shared;
 use super::runner::NicWorker;
 use super::state::NetState;
+use super::tap_watch::TapEnd;
 use super::worker::Pair;
 use crate::backend::{Ability, BackendKind, Health, MemoryMailbox, Tap};
+use crate::failures::Failures;
 use crate::features::has;
 use crate::runner::{LentQueue, RunnerWorker, SharedRunner};
 use crate::worker::{WorkerKind, spawn, spawn_all, thread_name};
@@ -37,6 +39,8 @@ pub(crate) struct NetStart<'n> {
     pub counters: &'n Arc<NetCounters>,
     /// Whether the backend works.
     pub health: &'n Arc<Health>,
+    /// What the host fails to do.
+    pub failures: &'n Arc<Failures>,
     /// Where a change of the guest's memory waits.
     pub mailbox: &'n Arc<MemoryMailbox>,
     /// Whether this is the first start since a reset.
@@ -64,23 +68,33 @@ impl NetStart<'_> {
 
     /// Sorts the driver's queues by pair. The control queue follows the last pair that the driver knows of
     /// (`virtio 1.4 §5.1.2`). A pair without an enabled queue has no worker.
-    pub(crate) fn pairs_to_run(&self, tap: &Tap) -> io::Result<Vec<Pair>> {
+    pub(crate) fn pairs_to_run(&self, backend: &Tap) -> io::Result<Vec<Pair>> {
         let count = self.pairs;
         let queue = |index| self.start.queues.iter().find(|(other, _)| *other == index).cloned();
         let mut pairs = Vec::with_capacity(count.into());
-        for (index, tap) in (0..count).zip(tap.queues()) {
+        for (index, tap) in (0..count).zip(backend.queues()) {
             let (receive, transmit) = (queue(2 * index), queue(2 * index + 1));
             let control = if index == 0 { queue(2 * count) } else { None };
             if receive.is_none() && transmit.is_none() && control.is_none() {
                 continue;
             }
+            let kick = eventfd()?;
+            let end = TapEnd {
+                id: self.id.to_owned(),
+                search: backend.search(),
+                successor: Arc::clone(backend.successor()),
+                health: Arc::clone(self.health),
+                kick: Arc::clone(&kick),
+            };
             pairs.push(Pair {
                 index,
                 receive,
                 transmit,
                 control,
                 tap: Arc::clone(tap),
-                kick: eventfd()?,
+                successor: Arc::clone(backend.successor()),
+                end: (index == 0).then_some(end),
+                kick,
                 stop: Arc::new(AtomicBool::new(false)),
                 peers: Vec::new(),
             });
@@ -100,6 +114,7 @@ impl NetStart<'_> {
             state: Arc::clone(self.state),
             policy: Arc::clone(self.policy),
             counters: Arc::clone(self.counters),
+            failures: Arc::clone(self.failures),
             interrupts: Arc::clone(&self.start.interrupts),
             fresh: self.fresh,
             complete: Mutex::new(false),

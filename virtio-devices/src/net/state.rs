@@ -135,6 +135,16 @@ impl NetState {
         changed
     }
 
+    /// Keeps the link down while the tap is lost, or no longer, as [`Link::set_lost`] does. Returns true if that is a
+    /// change.
+    pub(crate) fn lose_link(&self, lost: bool) -> bool {
+        let changed = self.link.set_lost(lost);
+        if changed {
+            self.changed();
+        }
+        changed
+    }
+
     /// Whether the driver is to announce its addresses.
     pub(crate) fn announces(&self) -> bool {
         self.announce.load(Ordering::Acquire)

@@ -15,6 +15,7 @@ use super::receive::Receive;
 use super::state::NetState;
 use super::transmit::Transmit;
 use crate::backend::Tap;
+use crate::failures::Failures;
 use crate::features::has;
 use crate::net_protocol::MAX_READ;
 use crate::policy::Policy;
@@ -67,6 +68,7 @@ pub struct NetSteps {
     policy: PolicyCell,
     tally: Tally,
     counters: NetCounters,
+    failures: Failures,
     interrupts: Interrupts,
     features: u64,
 }
@@ -86,6 +88,7 @@ impl NetSteps {
             policy: PolicyCell::new(Policy::default(), RateLimits::default()),
             tally: Tally::new(),
             counters: NetCounters::new(),
+            failures: Failures::new("_net0", "tap"),
             interrupts: Interrupts::new(3, 0),
             features,
         }
@@ -112,9 +115,9 @@ impl NetSteps {
 
     /// Does what a worker does in one turn of its loop.
     pub fn step(&mut self, queue: &mut StepQueue<'_>) -> Step {
-        let Self { memory, backend, state, policy, tally, counters, interrupts, features: _ } = self;
+        let Self { memory, backend, state, policy, tally, counters, failures, interrupts, features: _ } = self;
         let Some(tap) = backend.queues().first().map(|tap| tap.lock()) else { return Step::Broken };
-        let mut pass = Pass { memory, backend: &*tap, state, policy, tally, interrupts };
+        let mut pass = Pass { memory, backend: &*tap, state, policy, tally, failures, interrupts };
         let busy = |busy| if busy { Step::More } else { Step::Doorbell };
         let step = |next| match next {
             Next::More => Step::More,

@@ -1,6 +1,9 @@
 //! Devices and their parts, with a socket pair in a tap's place.
 
 mod driver;
+#[path = "../../../tests/fixtures/src/namespace.rs"]
+#[expect(unreachable_pub, reason = "it is a part of the fixtures, too")]
+pub(crate) mod namespace;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -16,6 +19,7 @@ use super::state::NetState;
 use super::wire::Backend;
 use super::{Net, NetSpec};
 use crate::backend::{Tap, TapQueue};
+use crate::failures::Failures;
 use crate::net_protocol::MAX_READ;
 use crate::policy::Policy;
 use crate::ring::Ring;
@@ -37,6 +41,7 @@ pub(crate) struct Rig {
     pub policy: PolicyCell,
     tally: Tally,
     counters: NetCounters,
+    failures: Failures,
     pub interrupts: Interrupts,
 }
 
@@ -58,15 +63,17 @@ impl Rig {
             policy: PolicyCell::new(Policy::default(), RateLimits::default()),
             tally: Tally::new(),
             counters: NetCounters::new(),
+            failures: Failures::new("_net0", "tap"),
             interrupts,
         }
     }
 
     /// Runs `step`, and publishes what it counted.
     pub(crate) fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
-        let Self { memory, tap, state, policy, tally, counters, interrupts, .. } = self;
+        let Self { memory, tap, state, policy, tally, counters, failures, interrupts, .. } = self;
         let backend: &TapQueue = &tap.queues()[0].lock();
-        let result = step(&mut Pass { memory: &DmaView::identity(memory), backend, state, policy, tally, interrupts });
+        let memory = &DmaView::identity(memory);
+        let result = step(&mut Pass { memory, backend, state, policy, tally, failures, interrupts });
         tally.flush(counters);
         result
     }

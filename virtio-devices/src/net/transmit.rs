@@ -10,12 +10,13 @@ use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
 use super::state::NetState;
-use crate::DmaView;
+use crate::failures::Asked;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER};
 use crate::policy::{self, Head, NEW_HEAD};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::{DmaView, walk};
 
 /// A transmit queue.
 pub(crate) struct Transmit<'q> {
@@ -39,9 +40,13 @@ impl<'q> Transmit<'q> {
     pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
         let policy = pass.policy.load();
-        let mut drained = false;
+        let (mut drained, mut worked) = (false, false);
         let mut limited = None;
+        let mut spent = 0;
         for _ in 0..BATCH {
+            if spent >= walk::TAP_BATCH_COST {
+                break;
+            }
             limited = policy.transmit.limited_for();
             if limited.is_some() {
                 break;
@@ -51,8 +56,9 @@ impl<'q> Transmit<'q> {
                 break;
             };
             let head = chain.head_index();
-            let counter = match Self::send(chain, pass, &policy, self.features, &mut self.storage) {
+            let counter = match Self::send(chain, pass, &policy, self.features, (&mut self.storage, &mut spent)) {
                 Ok((len, packets)) => {
+                    worked = true;
                     policy.transmit.take(len, packets);
                     pass.tally.add(Counter::TxBytes, len as u64);
                     Counter::TxFrames
@@ -66,6 +72,9 @@ impl<'q> Transmit<'q> {
             };
             pass.tally.count(counter);
             self.used.push(Used { head, len: 0 });
+        }
+        if worked {
+            pass.failures.worked(Asked::Write);
         }
         self.ring.give_back(pass.memory, &self.used)?;
         self.used.clear();
@@ -91,11 +100,14 @@ impl<'q> Transmit<'q> {
         pass: &Pass<'m>,
         policy: &Enforced,
         features: u64,
-        storage: &mut Storage,
+        (storage, spent): (&mut Storage, &mut usize),
     ) -> Result<(usize, u32), Counter> {
         let memory: &DmaView = pass.memory;
         let mut iovecs = IoVecs::new(storage);
-        let extent = iovecs.append(memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
+        let appended = iovecs.append_within(memory, chain, Permissions::Read, walk::most(memory));
+        let bytes = appended.map_or(0, |extent| extent.bytes.min(MAX_FRAME));
+        *spent += bytes + walk::price(iovecs.take_walked(), bytes, memory);
+        let extent = appended.map_err(|_| Counter::TxBadChains)?;
         // The header is checked and sent as a copy: what the guest writes to it afterwards changes nothing.
         let mut header = [0; HEADER];
         if !iovecs.take_front(&mut header) {
@@ -119,7 +131,14 @@ impl<'q> Transmit<'q> {
         } else {
             iovecs.send(fd, &header)
         };
-        sent.map_err(|error| reason(&error))?;
+        sent.map_err(|error| {
+            let reason = reason(&error);
+            // A tap that was deleted is lost, and reported as that.
+            if reason == Counter::TxBackendErrors && error.raw_os_error() != Some(libc::EBADFD) {
+                pass.failures.failed(Asked::Write, &error);
+            }
+            reason
+        })?;
         Ok((len, header::packets(&header, len)))
     }
 }

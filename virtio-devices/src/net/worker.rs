@@ -14,9 +14,10 @@ use super::counters::{Counter, Tally};
 use super::pass::{Next, Pass, Shared, give_up};
 use super::rarp;
 use super::receive::Receive;
+use super::tap_watch::{TapEnd, TapWatch};
 use super::transmit::Transmit;
 use crate::SharedQueue;
-use crate::backend::TapQueue;
+use crate::backend::{Successor, TapQueue};
 use crate::eventfd::borrow;
 use crate::features::has;
 use crate::net_protocol::Offloads;
@@ -35,6 +36,10 @@ pub(crate) struct Pair {
     pub control: Option<(u16, SharedQueue)>,
     /// Its queue of the backend.
     pub tap: Arc<Mutex<TapQueue>>,
+    /// Where it finds that of a new tap, when the old one was deleted.
+    pub successor: Arc<Successor>,
+    /// What the loss of the tap concerns; only the first has it.
+    pub end: Option<TapEnd>,
     /// Wakes it.
     pub kick: Arc<EventFd>,
     /// Stops it.
@@ -62,11 +67,18 @@ impl Pair {
             tally.add(Counter::RxStale, tap.discard_stale());
         }
 
+        let mut watch = self.end.as_ref().map(TapWatch::new);
         let mut wakeup = Wakeup { kicked: true, frame: true };
         while !self.stop.load(Ordering::Acquire) {
             if wakeup.kicked {
+                self.take_successor(&mut tap);
                 self.follow_active_pairs(&mut tap, shared);
             }
+            if watch.as_mut().is_some_and(|watch| watch.look(&mut tap, shared)) {
+                set_offloads(&tap, shared.state.offloads());
+                self.wake_peers();
+            }
+            shared.failures.settle();
             let memory = shared.memory.pass();
             let batch = shared.state.link().batch();
             if tap.follow_link(shared.state.link().changes()) {
@@ -82,6 +94,7 @@ impl Pair {
                 state: &shared.state,
                 policy: &shared.policy,
                 tally: &mut tally,
+                failures: &shared.failures,
                 interrupts: &shared.interrupts,
             };
             let busy = queues.run(&wakeup, &mut pass);
@@ -91,7 +104,11 @@ impl Pair {
             // Without a wait, all queues are checked again.
             wakeup = Wakeup { kicked: true, frame: true };
             if !busy {
-                wakeup = self.wait(&tap, queues.waits_for_frame(), queues.limited_for(), &mut tally);
+                let looks = watch.as_ref().map(TapWatch::wait);
+                let limit = [queues.limited_for(), shared.failures.settles_in(), looks].into_iter().flatten().min();
+                let (woken, ended) = self.wait(&tap, queues.waits_for_frame(), limit, &mut tally);
+                watch.iter_mut().filter(|_| ended).for_each(TapWatch::hurry);
+                wakeup = woken;
             }
         }
         if let Some((mut receive, _)) = queues.receive {
@@ -127,14 +144,28 @@ impl Pair {
         }
     }
 
+    /// Goes on with the queue of a new tap, if there is one.
+    fn take_successor(&self, tap: &mut TapQueue) {
+        if let Some(new) = self.successor.take(self.index) {
+            tap.replace_by(new);
+        }
+    }
+
+    /// Has the other pairs' workers look at their queues of a new tap.
+    fn wake_peers(&self) {
+        // A full counter has woken a worker already.
+        self.peers.iter().for_each(|peer| drop(peer.write(1)));
+    }
+
     /// Attaches the backend's queue if the driver uses this pair, and detaches it if not.
     fn follow_active_pairs(&self, tap: &mut TapQueue, shared: &Shared) {
         // This also fails if the tap is gone, which the receive queue then finds out.
         let _ = tap.set_attached(self.index < shared.state.active_pairs());
     }
 
-    /// Waits for a doorbell, a stop, or a frame if `frame`, and no longer than `limit`.
-    fn wait(&self, tap: &TapQueue, frame: bool, limit: Option<Duration>, tally: &mut Tally) -> Wakeup {
+    /// Waits for a doorbell, a stop, or a frame if `frame`, and no longer than `limit`. Also returns true if the tap
+    /// reports an error.
+    fn wait(&self, tap: &TapQueue, frame: bool, limit: Option<Duration>, tally: &mut Tally) -> (Wakeup, bool) {
         // Without end is what is too long for the kernel.
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let frame = frame && tap.attached();
@@ -144,11 +175,13 @@ impl Pair {
         // If this fails (a signal, no memory), the queues are checked and the wait is repeated.
         let _ = poll(watched, limit.as_ref());
         let kicked = !fds[0].revents().is_empty();
-        let frame = frame && !fds[1].revents().is_empty();
+        let of_tap = if frame { fds[1].revents() } else { PollFlags::empty() };
+        let ended = of_tap.intersects(PollFlags::ERR | PollFlags::HUP);
+        let frame = !of_tap.is_empty();
         if kicked && self.kick.read().is_ok() {
             tally.count(Counter::Kicks);
         }
-        Wakeup { kicked, frame }
+        (Wakeup { kicked, frame }, ended)
     }
 }
 

@@ -3,7 +3,7 @@
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use vm_memory::{Bytes, GuestAddress, Permissions};
 
-use crate::DmaView;
+use crate::{DmaView, effort};
 
 /// The length of a descriptor in bytes.
 pub(super) const DESCRIPTOR: usize = 16;
@@ -107,6 +107,7 @@ impl Iterator for Chain<'_> {
                 return None;
             }
             let descriptor = self.table.read(self.memory, self.next)?;
+            effort::descriptor();
             if descriptor.has(VRING_DESC_F_INDIRECT) {
                 self.enter(descriptor)?;
                 continue;

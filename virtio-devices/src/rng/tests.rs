@@ -100,6 +100,10 @@ fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
 fn what_is_no_source_is_refused_in_one_line() {
     let open = |source: &str| Rng::open(RngSpec { id: "__rng".into(), source: source.into() }).map(|_| ()).unwrap_err();
     assert!(open("/dev/none").to_string().starts_with("src=/dev/none: cannot be opened: "));
+    assert_eq!(
+        open("/dev/null").to_string(),
+        "src=/dev/null: has no bytes; give a source that never ends, such as /dev/urandom"
+    );
     for source in ["/proc/self/exe", "/tmp"] {
         assert!(matches!(open(source), RngError::NotADevice(_)));
     }

@@ -44,6 +44,7 @@ pub(crate) fn serve(tx: &mut PortTx, shared: &Shared, memory: &DmaView) -> Serve
             state: &shared.state,
             policy: &shared.policy,
             tally,
+            failures: &shared.failures,
             interrupts: &shared.interrupts,
         };
         let more = control.run_some(COMMANDS, &mut pass);

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use super::frame::Frame;
 use super::hub::Hub;
+use super::lane::Message;
 use super::port::OpenPort;
 use super::rx_run::{Delivery, RxRun, RxScratch, Wish};
 use super::source::{End, Next, Source};
-use super::table::{PortIndex, Route, Table};
+use super::table::{Destinations, PortIndex, Route, Table};
+use super::tx_batch::FRAME_COST;
 use crate::net::Counter;
 use crate::ring::BrokenRing;
 
@@ -46,6 +48,10 @@ impl Forwarder {
             if let Some(to) = frame.mirror {
                 self.copy(to, &frame, source, Wish::Mirror);
                 source.mirrored(&frame);
+                if source.is_spent() {
+                    source.put_back(&frame, 0);
+                    return Ok(End::More);
+                }
             }
             match frame.route {
                 Err(reason) => source.dropped(reason),
@@ -60,24 +66,37 @@ impl Forwarder {
                     Next::End(end) => return Ok(end),
                 },
                 Ok(Route::Many(ports)) => {
-                    let (mut receivers, mut sent) = (0, Ok(()));
-                    for port in ports {
-                        if source.is_stopped() {
-                            break;
-                        }
-                        receivers += 1;
-                        if port == self.hub.uplink_index() {
-                            sent = self.send(&frame, source);
-                        } else {
-                            self.copy(port, &frame, source, Wish::Sender);
-                        }
+                    if let Some(end) = self.flood(&frame, ports, source) {
+                        return Ok(end);
                     }
-                    // One that others have is no loss of its sender.
-                    let sent = if receivers > 1 { Ok(()) } else { sent };
-                    conclude(&frame, source, sent, receivers);
                 }
             }
         }
+    }
+
+    /// Gives several receivers a frame. Returns [`End::More`] if there are more of them than the batch may cost: the
+    /// others get it in the next.
+    fn flood(&mut self, frame: &Frame<'_>, ports: Destinations<'_>, source: &mut impl Source) -> Option<End> {
+        let (served, mut receivers, mut sent) = (source.served(), 0, Ok(()));
+        for port in ports.skip(served) {
+            if source.is_stopped() {
+                break;
+            }
+            if receivers > 0 && source.is_spent() {
+                source.put_back(frame, receivers);
+                return Some(End::More);
+            }
+            receivers += 1;
+            if port == self.hub.uplink_index() {
+                sent = self.send(frame, source);
+            } else {
+                self.copy(port, frame, source, Wish::Sender);
+            }
+        }
+        // One that others have is no loss of its sender.
+        let sent = if served + receivers > 1 { Ok(()) } else { sent };
+        conclude(frame, source, sent, receivers);
+        None
     }
 
     fn send(&self, frame: &Frame<'_>, source: &mut impl Source) -> Result<(), Counter> {
@@ -95,14 +114,18 @@ impl Forwarder {
     }
 
     /// Gives one of several receivers a frame. It never waits.
-    fn copy(&mut self, port: PortIndex, frame: &Frame<'_>, source: &impl Source, wish: Wish) {
+    fn copy(&mut self, port: PortIndex, frame: &Frame<'_>, source: &mut impl Source, wish: Wish) {
         let Some(open) = self.hub.open_port(port) else { return self.hub.count_closed(port) };
         let queue = open.queue_of(source.flow(frame));
-        self.run(&open, queue, |run| match run.deliver(frame, &source.body(), wish) {
-            Delivery::NoBuffers if wish == Wish::Mirror => run.lose_mirrored(),
-            Delivery::NoBuffers => run.drop_for_lack(false),
-            Delivery::Done | Delivery::Dropped => {}
+        let spent = self.run(&open, queue, |run| {
+            match run.deliver(frame, &source.body(), wish) {
+                Delivery::NoBuffers if wish == Wish::Mirror => run.lose_mirrored(),
+                Delivery::NoBuffers => run.drop_for_lack(false),
+                Delivery::Done | Delivery::Dropped => {}
+            }
+            run.take_unspent()
         });
+        source.spend(frame.len + FRAME_COST + spent.unwrap_or(0));
     }
 
     /// Forwards a frame, and those that follow it to the same port. Returns the first that goes elsewhere, or why there
@@ -121,13 +144,17 @@ impl Forwarder {
             open.set_heard();
             self.run(&open, queue, |run| {
                 loop {
-                    if run.deliver(&frame, &source.body(), Wish::Sender) == Delivery::NoBuffers {
-                        let patience = if run.may_be_waited_for() { source.patience() } else { None };
-                        match patience {
-                            Some(_) if run.wait_for_buffers(worker) => continue,
+                    let delivery = run.deliver(&frame, &source.body(), Wish::Sender);
+                    source.spend(run.take_unspent());
+                    if delivery == Delivery::NoBuffers {
+                        match run.patience(source.patience()) {
                             Some(patience) => {
-                                source.put_back();
-                                return Ok(Next::End(End::Blocked(patience)));
+                                let more = run.wait_for_buffers(worker);
+                                if more && !source.is_spent() {
+                                    continue;
+                                }
+                                source.put_back(&frame, 0);
+                                return Ok(Next::End(if more { End::More } else { End::Blocked(patience) }));
                             }
                             None => run.drop_for_lack(source.is_patient()),
                         }
@@ -159,18 +186,24 @@ impl Forwarder {
         if rx.touch() {
             self.touched.push((Arc::clone(open), queue));
         }
-        let ran = match rx.start(open.receiver(), &memory, &mut self.scratch) {
+        let (ran, broken) = match rx.start(open.receiver(), &memory, &mut self.scratch) {
             Ok(Some(mut running)) => {
+                // Whatever becomes of the receiver, its senders' frames have been dealt with.
                 let result = run(&mut running);
-                running.finish().map(|()| Some(result))
+                (Some(result), running.finish().is_err())
             }
-            Ok(None) => Ok(None),
-            Err(broken) => Err(broken),
+            Ok(None) => (None, false),
+            Err(BrokenRing) => (None, true),
         };
-        ran.unwrap_or_else(|BrokenRing| {
+        if broken {
             rx.give_up(&open.shared);
-            None
-        })
+        }
+        // The receiver pays for what its sender is not charged for.
+        let price = std::mem::take(&mut self.scratch.price);
+        if price != 0 && open.account.debt.add(price) {
+            self.hub.tell(open.index, Message::Owes(open.index));
+        }
+        ran
     }
 
     /// How many segments were made of frames since the last call.

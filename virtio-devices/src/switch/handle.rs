@@ -113,7 +113,7 @@ impl Carrier for SwitchPort {
 
     fn open(&self, shared: &Arc<Shared>, queues: &[(u16, SharedQueue)]) -> io::Result<Worker> {
         let hub = Arc::clone(&self.threads.hub);
-        let port = Arc::new(OpenPort::new(self.index, shared, queues)?);
+        let port = Arc::new(OpenPort::new(self.index, shared, queues, hub.account(self.index))?);
         self.threads.start()?;
         hub.open(&port);
         let (kick, stop) = (Arc::clone(&port.kick), Arc::clone(&port.stop));

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
+use super::account::Account;
 use super::lane::{Lane, Message};
 use super::mode::SwitchMode;
 use super::port::OpenPort;
@@ -16,6 +17,7 @@ use super::spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
 use super::table::{Memory, PortIndex, PortSpec, Role, Table};
 use super::uplink::Uplink;
 
+use crate::effort::Span;
 use crate::net::{CarriedNic, Counter, Enforced, Filter, Mode};
 use crate::net_protocol::Offloads;
 use crate::policy::{Holder, Replaced, Retired};
@@ -49,12 +51,19 @@ impl Default for PortSettings {
     }
 }
 
+/// A batch of frames that is on its way.
+pub(crate) struct Round<'h> {
+    _held: RwLockReadGuard<'h, bool>,
+    _span: Span,
+}
+
 /// A port, whether it has a NIC or not.
 #[derive(Default)]
 struct Slot {
     nic: ArcSwapOption<CarriedNic>,
     settings: ArcSwapOption<PortSettings>,
     open: ArcSwapOption<OpenPort>,
+    account: Arc<Account>,
 }
 
 /// What a port is when a table is made.
@@ -193,6 +202,11 @@ impl Hub {
         self.slots.get(usize::from(port))?.open.load_full().filter(|open| !open.is_stopped())
     }
 
+    /// What a port has cost others.
+    pub(crate) fn account(&self, port: PortIndex) -> Arc<Account> {
+        self.slots.get(usize::from(port)).map(|slot| Arc::clone(&slot.account)).unwrap_or_default()
+    }
+
     /// What the host has decided for a port.
     pub(crate) fn settings(&self, port: PortIndex) -> PortSettings {
         let slot = self.slots.get(usize::from(port));
@@ -290,7 +304,8 @@ impl Hub {
         }
     }
 
-    fn tell(&self, port: PortIndex, message: Message) {
+    /// Sends the port's worker a message.
+    pub(crate) fn tell(&self, port: PortIndex, message: Message) {
         if let Some(lane) = self.lane_of(port) {
             lane.tell(message);
         }
@@ -335,9 +350,10 @@ impl Hub {
         }
     }
 
-    /// Announces a round of frames, until the answer is dropped. `None` while they wait.
-    pub(crate) fn round(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        Some(self.held.read()).filter(|held| !**held)
+    /// Announces a batch of frames, until the answer is dropped. `None` while they wait.
+    pub(crate) fn round(&self) -> Option<Round<'_>> {
+        let held = self.held.read();
+        (!*held).then(|| Round { _held: held, _span: Span::new() })
     }
 
     /// The table is not what the ports are: a worker makes another one, soon.

@@ -12,6 +12,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::port::OpenPort;
+use super::table::PortIndex;
 use crate::eventfd::borrow;
 
 /// The most events that are taken at once.
@@ -29,6 +30,8 @@ pub(crate) enum Message {
     Opened(Arc<OpenPort>),
     /// They do no longer.
     Closed(Arc<OpenPort>),
+    /// The port's debt is due.
+    Owes(PortIndex),
 }
 
 /// What a worker waits for, and what it is told. Everything is watched by its edges, so that no doorbell has to be
@@ -66,7 +69,7 @@ impl Lane {
             Message::Closed(port) => {
                 mail.iter().position(|told| matches!(told, Message::Opened(other) if Arc::ptr_eq(other, port)))
             }
-            Message::Opened(_) => None,
+            Message::Opened(_) | Message::Owes(_) => None,
         };
         match unheard {
             Some(at) => _ = mail.remove(at),

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::account::Account;
 use super::receiver::PortRx;
 use super::rx_run::Receiver;
 use super::sender::PortTx;
@@ -30,6 +31,8 @@ pub(crate) struct OpenPort {
     pub tx: Mutex<PortTx>,
     /// The workers whose ports wait for its buffers, by their bits.
     pub waiters: AtomicU64,
+    /// What it has cost others, now and before.
+    pub account: Arc<Account>,
     /// It was sent something.
     heard: AtomicBool,
 }
@@ -40,7 +43,12 @@ impl OpenPort {
     /// # Errors
     ///
     /// When the host has no eventfd left.
-    pub(crate) fn new(index: PortIndex, shared: &Arc<Shared>, queues: &[(u16, SharedQueue)]) -> io::Result<Self> {
+    pub(crate) fn new(
+        index: PortIndex,
+        shared: &Arc<Shared>,
+        queues: &[(u16, SharedQueue)],
+        account: Arc<Account>,
+    ) -> io::Result<Self> {
         let (pairs, features) = (shared.pairs, shared.features);
         let queue = |index| queues.iter().find(|(other, _)| *other == index);
         let rx = (0..pairs).map(|pair| Mutex::new(PortRx::new(queue(2 * pair), features))).collect();
@@ -55,6 +63,7 @@ impl OpenPort {
             rx,
             tx: Mutex::new(tx),
             waiters: AtomicU64::new(0),
+            account,
             heard: AtomicBool::new(false),
         })
     }
@@ -78,7 +87,8 @@ impl OpenPort {
 
     /// What a run of one of its receive queues needs.
     pub(crate) fn receiver(&self) -> Receiver<'_> {
-        Receiver { shared: &self.shared, stop: &self.stop, waiters: &self.waiters }
+        let Self { shared, stop, waiters, account, .. } = self;
+        Receiver { shared, stop, waiters, waits: &account.waits, owes: account.debt.is_due() }
     }
 
     /// It was sent something that is for it alone.

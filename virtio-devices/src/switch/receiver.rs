@@ -3,7 +3,7 @@
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-use super::rx_run::{Queue, Receiver, RxRun, RxScratch};
+use super::rx_run::{Queue, Receiver, RxRun, RxScratch, Supply};
 use crate::features::has;
 use crate::net::{Counter, Shared, Tally, give_up};
 use crate::ring::{BrokenRing, ParkedRing};
@@ -14,8 +14,8 @@ pub(crate) struct PortRx {
     /// `None` once it was closed or given up.
     ring: Option<ParkedRing>,
     mergeable: bool,
-    /// Its driver has provided no buffers for a while: nobody waits for it.
-    congested: bool,
+    /// What is known of its driver's buffers.
+    supply: Supply,
     /// A sender will look at the end of its batch whether the driver is to be interrupted.
     touched: bool,
     tally: Tally,
@@ -28,7 +28,7 @@ impl PortRx {
         Self {
             ring: queue.map(|(index, queue)| ParkedRing::new(*index, queue.clone(), event_idx)),
             mergeable: has(features, VIRTIO_NET_F_MRG_RXBUF),
-            congested: false,
+            supply: Supply::default(),
             touched: false,
             tally: Tally::new(),
         }
@@ -50,9 +50,9 @@ impl PortRx {
         memory: &'m DmaView,
         scratch: &'r mut RxScratch,
     ) -> Result<Option<RxRun<'r, 'm>>, BrokenRing> {
-        let Self { ring, mergeable, congested, tally, touched: _ } = self;
+        let Self { ring, mergeable, supply, tally, touched: _ } = self;
         let Some(parked) = ring.as_ref().filter(|_| !port.is_stopped()) else { return Ok(None) };
-        let queue = Queue { parked, mergeable: *mergeable, congested, tally };
+        let queue = Queue { parked, mergeable: *mergeable, supply, tally };
         RxRun::new(queue, port, memory, scratch).map(Some)
     }
 

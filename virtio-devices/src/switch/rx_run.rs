@@ -1,23 +1,30 @@
 //! A run of frames into a receive queue.
 
+mod supply;
 mod write;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::Guard;
+use parking_lot::Mutex;
 use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_NEEDS_CSUM};
 
 use super::body::Body;
 use super::frame::Frame;
 use super::offload;
-use crate::DmaView;
+use super::tx_batch::FRAME_COST;
+use super::waits::Waits;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net::{Counter, Enforced, FILTER_HEAD, Filter, Shared, Tally};
 use crate::net_protocol::Offloads;
 use crate::net_protocol::header::{FLAGS, HEADER};
 use crate::policy::{self, NewHead};
 use crate::ring::{BrokenRing, ParkedRing, Ring, Used};
+use crate::{DmaView, clock, walk};
+pub(crate) use supply::Supply;
+use supply::{Lack, Shortage};
 
 /// What a sender puts frames into receive queues with, one after the other.
 #[derive(Default)]
@@ -29,6 +36,8 @@ pub(crate) struct RxScratch {
     copies: Copies,
     /// How many segments were made, which are more work than their frames' bytes say.
     pub segments: usize,
+    /// The price of the descriptors that were read beyond what their frames' bytes say.
+    pub price: usize,
 }
 
 /// A frame that its receiver cannot have as it is, and what is made of it. Empty until there is one.
@@ -68,6 +77,10 @@ pub(crate) struct Receiver<'r> {
     pub stop: &'r AtomicBool,
     /// Senders that wait for its buffers: the workers' bits.
     pub waiters: &'r AtomicU64,
+    /// How long they have.
+    pub waits: &'r Mutex<Waits>,
+    /// It gets no frames before it has paid for what its rings have cost.
+    pub owes: bool,
 }
 
 impl Receiver<'_> {
@@ -83,8 +96,8 @@ pub(crate) struct Queue<'r> {
     pub parked: &'r ParkedRing,
     /// Whether a frame may have several buffers.
     pub mergeable: bool,
-    /// Its driver has provided no buffers for a while: nobody waits for it.
-    pub congested: &'r mut bool,
+    /// What is known of its driver's buffers.
+    pub supply: &'r mut Supply,
     /// Its counts.
     pub tally: &'r mut Tally,
 }
@@ -101,7 +114,12 @@ pub(crate) struct RxRun<'r, 'm> {
     used: &'r mut Vec<Used>,
     copies: &'r mut Copies,
     segments: &'r mut usize,
-    congested: &'r mut bool,
+    price: &'r mut usize,
+    /// What this run has cost beyond the bytes of its frames, and its source does not know yet.
+    unspent: usize,
+    /// The descriptors that may still be read for the present frame.
+    left: usize,
+    supply: &'r mut Supply,
     tally: &'r mut Tally,
     policy: Guard<Arc<Enforced>>,
     filter: Guard<Arc<Filter>>,
@@ -122,10 +140,13 @@ impl<'r, 'm> RxRun<'r, 'm> {
         memory: &'m DmaView,
         scratch: &'r mut RxScratch,
     ) -> Result<Self, BrokenRing> {
-        let Queue { parked, mergeable, congested, tally } = queue;
+        let Queue { parked, mergeable, supply, tally } = queue;
         let mut ring = parked.ring(memory)?;
         ring.suppress_doorbells(memory)?;
-        let RxScratch { storage, used, chains, copies, segments } = scratch;
+        let RxScratch { storage, used, chains, copies, segments, price } = scratch;
+        // A run of another queue may have ended with a broken ring, in the middle of a frame.
+        chains.clear();
+        used.clear();
         Ok(Self {
             ring,
             parked,
@@ -137,7 +158,10 @@ impl<'r, 'm> RxRun<'r, 'm> {
             used,
             copies,
             segments,
-            congested,
+            price,
+            unspent: 0,
+            left: 0,
+            supply,
             tally,
             policy: port.shared.policy.load(),
             filter: port.shared.state.filter(),
@@ -152,13 +176,29 @@ impl<'r, 'm> RxRun<'r, 'm> {
         if self.broken || self.port.is_stopped() {
             return self.drop_as(Counter::RxStale);
         }
-        match self.admit(frame, body, wish) {
-            Ok((header, new)) => match offload::work(&header, self.offloads) {
-                None => self.place(header, &new, frame, body),
-                Some(work) => self.place_worked(work, header, &new, frame, body),
-            },
-            Err(reason) => self.drop_as(reason),
+        let (header, new) = match self.admit(frame, body, wish) {
+            Ok(admitted) => admitted,
+            Err(reason) => return self.drop_as(reason),
+        };
+        if self.port.owes {
+            let lost = if wish == Wish::Mirror { Counter::MirrorDropped } else { Counter::RxCongested };
+            return self.drop_as(lost);
         }
+        let made = *self.segments;
+        self.left = walk::most(self.memory);
+        let delivery = match offload::work(&header, self.offloads) {
+            None => self.place(header, &new, frame, body),
+            Some(work) => self.place_worked(work, header, &new, frame, body),
+        };
+        let price = walk::price(self.iovecs.take_walked(), frame.len, self.memory);
+        *self.price += price;
+        self.unspent += price + (*self.segments - made) * FRAME_COST;
+        delivery
+    }
+
+    /// Returns what frames have cost beyond their bytes since the last call.
+    pub(crate) fn take_unspent(&mut self) -> usize {
+        std::mem::take(&mut self.unspent)
     }
 
     fn drop_as(&mut self, reason: Counter) -> Delivery {
@@ -208,18 +248,23 @@ impl<'r, 'm> RxRun<'r, 'm> {
         Ok((header, new))
     }
 
-    /// Whether somebody may wait for its buffers.
-    pub(crate) fn may_be_waited_for(&self) -> bool {
-        !*self.congested && !self.broken
+    /// After [`Delivery::NoBuffers`]: returns how long the frame may wait for buffers, if all waits for this receiver
+    /// may take `budget` in a second; `None` if it has to be dropped.
+    pub(crate) fn patience(&mut self, budget: Duration) -> Option<Duration> {
+        if self.supply.congested || self.broken || budget.is_zero() {
+            return None;
+        }
+        self.port.waits.lock().left(&mut self.supply.awaited, budget, clock::now())
     }
 
     /// After [`Delivery::NoBuffers`]: has the driver ring when it provides buffers, for the worker `waiter`. Returns
     /// whether it has provided some meanwhile.
     pub(crate) fn wait_for_buffers(&mut self, waiter: usize) -> bool {
         self.port.waiters.fetch_or(1 << waiter, Ordering::SeqCst);
-        // Before those that were taken are put back: they are not enough.
-        let more = self.ring.expect_doorbell(self.memory);
         self.put_back();
+        // Those that are available are not enough.
+        let known = self.supply.shortage.map_or(self.ring.next_index(), Shortage::available);
+        let more = self.ring.expect_doorbell_beyond(known, self.memory);
         self.broken |= more.is_err();
         more.unwrap_or(true)
     }
@@ -227,9 +272,17 @@ impl<'r, 'm> RxRun<'r, 'm> {
     /// After [`Delivery::NoBuffers`]: the frame is dropped. If it has `waited`, nobody waits again for now.
     pub(crate) fn drop_for_lack(&mut self, waited: bool) {
         self.put_back();
-        let reason = if *self.congested { Counter::RxCongested } else { Counter::RxNoBuffers };
+        let reason = if self.supply.congested { Counter::RxCongested } else { Counter::RxNoBuffers };
         self.tally.count(reason);
-        *self.congested |= waited;
+        self.supply.congested |= waited;
+        self.end_wait();
+    }
+
+    /// Ends a wait for its buffers, if there was one.
+    fn end_wait(&mut self) {
+        if let Some(since) = self.supply.awaited.take() {
+            self.port.waits.lock().end(since, clock::now());
+        }
     }
 
     /// A copy for the host's eyes was lost.

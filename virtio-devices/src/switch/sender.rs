@@ -4,13 +4,17 @@ use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
+use super::debt::Debt;
 use super::pace::Pace;
 use super::report::Report;
-use super::tx_batch::{FRAME_COST, Queue, Sender, TxBatch, TxScratch};
+use super::tx_batch::{FRAME_COST, Progress, Queue, Sender, TxBatch, TxScratch};
 use crate::features::has;
 use crate::net::{Counter, Shared, Tally, give_up};
 use crate::ring::{BrokenRing, ParkedRing};
 use crate::{DmaView, SharedQueue};
+
+/// The part of its time that a port may spend on its receive rings: a quarter.
+const SHARE_OF_DEBT: i64 = 4;
 
 /// What a port sends from.
 pub(crate) struct PortTx {
@@ -29,8 +33,8 @@ pub(crate) struct PortTx {
 struct TxQueue {
     /// `None` once it was closed or given up.
     ring: Option<ParkedRing>,
-    /// Since when its first frame waits for its receiver.
-    blocked: Option<Instant>,
+    /// What was done for its first frame.
+    progress: Progress,
     /// What its driver was not told yet.
     report: Report,
 }
@@ -46,7 +50,11 @@ impl PortTx {
         let parked = |(index, queue): &(u16, SharedQueue)| ParkedRing::new(*index, queue.clone(), event_idx);
         Self {
             queues: transmit
-                .map(|queue| TxQueue { ring: Some(parked(queue)), blocked: None, report: Report::default() })
+                .map(|queue| TxQueue {
+                    ring: Some(parked(queue)),
+                    progress: Progress::default(),
+                    report: Report::default(),
+                })
                 .collect(),
             control: control.map(parked),
             turn: 0,
@@ -77,6 +85,12 @@ impl PortTx {
     /// others.
     pub(crate) fn grant(&mut self, bytes: i64) {
         self.credit = self.credit.min(0) + bytes;
+    }
+
+    /// Pays of the port's debt, with a share of what it is granted for a round.
+    pub(crate) fn pay(&mut self, debt: &Debt, granted: i64) {
+        let most = usize::try_from(granted / SHARE_OF_DEBT).unwrap_or(0);
+        self.credit = self.credit.saturating_sub(i64::try_from(debt.pay(most)).unwrap_or(i64::MAX));
     }
 
     /// What was done for its frames beside copying them, in frames.
@@ -112,10 +126,10 @@ impl PortTx {
         memory: &'m DmaView,
         scratch: &'b mut TxScratch,
     ) -> Result<Option<TxBatch<'b, 'm>>, BrokenRing> {
-        let Some(TxQueue { ring: Some(parked), blocked, report }) = self.queues.get_mut(queue) else {
+        let Some(TxQueue { ring: Some(parked), progress, report }) = self.queues.get_mut(queue) else {
             return Ok(None);
         };
-        let queue = Queue { parked, number: queue, blocked, report, credit: &mut self.credit, tally: &mut self.tally };
+        let queue = Queue { parked, number: queue, progress, report, credit: &mut self.credit, tally: &mut self.tally };
         TxBatch::new(queue, port, memory, scratch).map(Some)
     }
 

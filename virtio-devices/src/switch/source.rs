@@ -66,11 +66,20 @@ pub(crate) trait Source {
     /// Whether its frames wait for receivers at all.
     fn is_patient(&self) -> bool;
 
-    /// How much longer the frame may wait for its receiver; `None` if no more.
-    fn patience(&mut self) -> Option<Duration>;
+    /// How long all frames for a receiver may wait for its buffers in a second.
+    fn patience(&self) -> Duration;
 
-    /// The frame waits: it is put back.
-    fn put_back(&mut self);
+    /// The number of receivers that have the frame already, from when it was put back.
+    fn served(&self) -> usize;
+
+    /// The frame waits, and is the next again: it is put back, when `receivers` more have got it, and its mirror.
+    fn put_back(&mut self, frame: &Frame<'_>, receivers: usize);
+
+    /// The batch has cost so much beside the bytes of its frames, in bytes that are copied in the same time.
+    fn spend(&mut self, cost: usize);
+
+    /// True if the batch has cost what it may.
+    fn is_spent(&self) -> bool;
 
     /// Whether it has been told to stop.
     fn is_stopped(&self) -> bool;

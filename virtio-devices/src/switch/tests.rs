@@ -6,6 +6,7 @@ mod cycles;
 mod fairness;
 mod holders;
 mod hostile;
+mod hostile_rings;
 mod keys;
 mod link;
 mod matrix;

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use vm_memory::Permissions;
@@ -15,8 +15,6 @@ use super::shares::Shares;
 use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
 use super::uplink::Uplink;
-use crate::DmaView;
-use crate::clock;
 use crate::iovecs::{IoVecs, Storage};
 use crate::net::{BATCH, Counter, Enforced, Shared, Tally, send_failure};
 use crate::net_protocol::MAX_FRAME;
@@ -24,9 +22,8 @@ use crate::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
 use crate::net_protocol::header::{self, HEADER};
 use crate::policy::{self, Head, NEW_HEAD};
 use crate::ring::{BrokenRing, Chain, ParkedRing, Ring, Used};
+use crate::{DmaView, clock, walk};
 
-/// The most bytes of a batch, before the receivers are signalled and others get their turn.
-const BATCH_BYTES: usize = 256 << 10;
 /// What a frame costs beside its bytes, in bytes that are copied in the same time.
 pub(crate) const FRAME_COST: usize = 512;
 
@@ -48,12 +45,21 @@ pub(crate) struct Sender<'b> {
     pub stop: &'b AtomicBool,
     /// Set when the switch's threads shall end.
     pub end: &'b AtomicBool,
-    /// How long a frame waits for its receiver's buffers.
+    /// How long frames wait for a receiver's buffers in a second.
     pub patience: Duration,
     /// Its driver need not ring for its next frame: the queues are looked at anyway.
     pub gathers: bool,
     /// The number of the uplink, and what each port may send there, if that is limited.
     pub uplink: Option<(PortIndex, &'b Mutex<Shares>)>,
+}
+
+/// What was done for a frame before it was put back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// It was tried before, and copied to where it is mirrored.
+    tried: bool,
+    /// How many receivers have it.
+    receivers: usize,
 }
 
 /// A transmit queue whose port is locked.
@@ -62,8 +68,8 @@ pub(crate) struct Queue<'b> {
     pub parked: &'b ParkedRing,
     /// Its number among the port's transmit queues.
     pub number: usize,
-    /// Since when its first frame waits for its receiver.
-    pub blocked: &'b mut Option<Instant>,
+    /// What was done for its first frame before that was put back.
+    pub progress: &'b mut Progress,
     /// What its driver was not told yet.
     pub report: &'b mut Report,
     /// What the port may still send, in bytes.
@@ -85,11 +91,11 @@ pub(crate) struct TxBatch<'b, 'm> {
     current: u16,
     frames: usize,
     bytes: usize,
+    /// What the batch has cost, in bytes that are copied in the same time.
+    spent: usize,
     credit: &'b mut i64,
-    blocked: &'b mut Option<Instant>,
+    progress: &'b mut Progress,
     report: &'b mut Report,
-    /// The next frame has been tried before, and copied to where it is mirrored.
-    resumed: bool,
     used: &'b mut Vec<Used>,
     tally: &'b mut Tally,
 }
@@ -106,7 +112,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         memory: &'m DmaView,
         scratch: &'b mut TxScratch,
     ) -> Result<Self, BrokenRing> {
-        let Queue { parked, number, blocked, report, credit, tally } = queue;
+        let Queue { parked, number, progress, report, credit, tally } = queue;
         let mut ring = parked.ring(memory)?;
         ring.suppress_doorbells(memory)?;
         report.review(&mut ring, memory)?;
@@ -121,9 +127,9 @@ impl<'b, 'm> TxBatch<'b, 'm> {
             current: 0,
             frames: 0,
             bytes: 0,
+            spent: 0,
             credit,
-            resumed: blocked.is_some(),
-            blocked,
+            progress,
             report,
             used: &mut scratch.used,
             tally,
@@ -169,7 +175,13 @@ impl<'b, 'm> TxBatch<'b, 'm> {
     /// Looks at the frame in `chain`: where it goes, or the reason why it is dropped.
     fn inspect<'t>(&mut self, chain: Chain<'m>, table: &'t Table) -> Result<Frame<'t>, Counter> {
         self.iovecs.clear();
-        let extent = self.iovecs.append(self.memory, chain, Permissions::Read).map_err(|_| Counter::TxBadChains)?;
+        let most = walk::most(self.memory);
+        let appended = self.iovecs.append_within(self.memory, chain, Permissions::Read, most);
+        // Its bytes may be none.
+        let bytes = appended.map_or(0, |extent| extent.bytes.min(MAX_FRAME));
+        let price = walk::price(self.iovecs.take_walked(), bytes, self.memory);
+        self.pay(price);
+        let extent = appended.map_err(|_| Counter::TxBadChains)?;
         // What is checked is a copy, and that copy goes on: what the guest writes there afterwards changes nothing.
         let mut header = [0; HEADER];
         if !self.iovecs.take_front(&mut header) {
@@ -183,6 +195,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
             return Err(Counter::TxTooLong);
         }
         self.bytes += len;
+        self.spent += len;
         let (state, policy) = (&self.port.shared.state, &self.policy);
         let header = header::check(header, len, self.port.shared.features).map_err(|_| Counter::TxBadHeaders)?;
         if !state.link_up() {
@@ -227,17 +240,18 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         let is_group = is_multicast(&frame.head.destination());
         // What is not local is behind the uplink, if there is one.
         let is_flooded = !is_group && matches!(&frame.route, Ok(Route::Many(ports)) if !ports.has_uplink());
-        if (is_group || is_flooded) && self.policy.policy.storm.is_some() {
+        let goes_on = self.progress.receivers != 0;
+        if (is_group || is_flooded) && !goes_on && self.policy.policy.storm.is_some() {
             let packets = frame.packets();
             if !self.policy.storm.allows(packets) {
                 return Err(Counter::StormDropped);
             }
             self.policy.storm.take(0, packets);
         }
-        if is_flooded {
+        if is_flooded && !goes_on {
             self.tally.count(Counter::TxFlooded);
         }
-        frame.mirror = table.mirror(self.port.index, &frame.head).filter(|_| !std::mem::take(&mut self.resumed));
+        frame.mirror = table.mirror(self.port.index, &frame.head).filter(|_| !self.progress.tried);
         Ok(frame)
     }
 
@@ -248,8 +262,13 @@ impl<'b, 'm> TxBatch<'b, 'm> {
 
     fn complete(&mut self) {
         self.used.push(Used { head: self.current, len: 0 });
-        *self.blocked = None;
-        self.resumed = false;
+        *self.progress = Progress::default();
+    }
+
+    /// Charges the port and the batch.
+    fn pay(&mut self, cost: usize) {
+        self.spent = self.spent.saturating_add(cost);
+        *self.credit = self.credit.saturating_sub(i64::try_from(cost).unwrap_or(i64::MAX));
     }
 
     fn charge(&mut self, bytes: usize, receivers: usize) {
@@ -264,7 +283,7 @@ impl Source for TxBatch<'_, '_> {
             if self.is_stopped() {
                 return Ok(Next::End(End::Stopped));
             }
-            if self.frames == BATCH || self.bytes >= BATCH_BYTES || *self.credit <= 0 {
+            if self.frames == BATCH || self.is_spent() || *self.credit <= 0 {
                 return Ok(Next::End(End::More));
             }
             if let Some(wait) = self.policy.transmit.limited_for() {
@@ -272,6 +291,7 @@ impl Source for TxBatch<'_, '_> {
             }
             let Some(chain) = self.ring.next(self.memory)? else { return Ok(Next::End(End::Drained)) };
             self.frames += 1;
+            self.spent += FRAME_COST;
             self.current = chain.head_index();
             let frame = match self.inspect(chain, table) {
                 Ok(frame) => frame,
@@ -281,7 +301,7 @@ impl Source for TxBatch<'_, '_> {
                 }
             };
             if let Some(wait) = self.uplink_wait(&frame) {
-                self.put_back();
+                self.ring.put_back(1);
                 return Ok(Next::End(End::Limited(wait)));
             }
             match self.admit(frame, table) {
@@ -336,14 +356,28 @@ impl Source for TxBatch<'_, '_> {
         true
     }
 
-    fn patience(&mut self) -> Option<Duration> {
-        let now = clock::now();
-        let since = *self.blocked.get_or_insert(now);
-        self.port.patience.checked_sub(now.duration_since(since)).filter(|left| !left.is_zero())
+    fn patience(&self) -> Duration {
+        self.port.patience
     }
 
-    fn put_back(&mut self) {
+    fn served(&self) -> usize {
+        self.progress.receivers
+    }
+
+    fn put_back(&mut self, frame: &Frame<'_>, receivers: usize) {
+        if receivers != 0 {
+            self.charge(frame.len, receivers);
+        }
+        *self.progress = Progress { tried: true, receivers: self.progress.receivers + receivers };
         self.ring.put_back(1);
+    }
+
+    fn spend(&mut self, cost: usize) {
+        self.spent = self.spent.saturating_add(cost);
+    }
+
+    fn is_spent(&self) -> bool {
+        self.spent >= walk::BATCH_COST
     }
 
     fn is_stopped(&self) -> bool {

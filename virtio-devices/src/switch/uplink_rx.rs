@@ -22,6 +22,7 @@ use crate::net_protocol::header::{FLAGS, HEADER, NUM_BUFFERS};
 use crate::policy::{self, Head};
 use crate::ring::BrokenRing;
 use crate::spill::Spill;
+use crate::walk;
 
 /// The reader of an uplink.
 pub(crate) struct UplinkRx {
@@ -29,9 +30,18 @@ pub(crate) struct UplinkRx {
     bounce: Spill,
     /// There may be a frame.
     ready: bool,
-    /// The bytes that it may still have carried in this turn; below zero, its debt.
-    credit: i64,
+    /// A frame that is in the bounce buffer, and that some of its receivers have.
+    pending: Option<Pending>,
     tally: Tally,
+}
+
+/// A frame that was put back.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    /// Its length, with its header.
+    len: usize,
+    /// How many receivers have it.
+    receivers: usize,
 }
 
 impl UplinkRx {
@@ -41,7 +51,7 @@ impl UplinkRx {
     ///
     /// When the host has no memory for it.
     pub(crate) fn new(index: PortIndex) -> io::Result<Self> {
-        Ok(Self { index, bounce: Spill::new(MAX_READ)?, ready: false, credit: 0, tally: Tally::new() })
+        Ok(Self { index, bounce: Spill::new(MAX_READ)?, ready: false, pending: None, tally: Tally::new() })
     }
 
     /// Begins to read: what is from before there were drivers is dropped.
@@ -63,16 +73,6 @@ impl UplinkRx {
         self.ready = true;
     }
 
-    /// Begins a further turn, in which `bytes` more may be carried. Credit that was not used is lost, as that of ports.
-    pub(crate) fn grant(&mut self, bytes: i64) {
-        self.credit = self.credit.min(0) + bytes;
-    }
-
-    /// Charges work on its frames besides copying them, in frames.
-    pub(crate) fn charge_frames(&mut self, frames: usize) {
-        self.credit = self.credit.saturating_sub(i64::try_from(frames * FRAME_COST).unwrap_or(i64::MAX));
-    }
-
     /// Reads a batch of frames, which `forward` forwards.
     pub(crate) fn batch(
         &mut self,
@@ -80,7 +80,7 @@ impl UplinkRx {
         end: &AtomicBool,
         forward: impl FnOnce(&mut UplinkBatch<'_>) -> Result<End, BrokenRing>,
     ) {
-        let Self { index, bounce, ready, credit, tally } = self;
+        let Self { index, bounce, ready, pending, tally } = self;
         let mut batch = UplinkBatch {
             index: *index,
             fd: uplink.as_fd(),
@@ -88,7 +88,9 @@ impl UplinkRx {
             bounce: bounce.bytes(),
             body: 0..0,
             frames: 0,
-            credit,
+            spent: 0,
+            served: 0,
+            pending,
             tally,
         };
         *ready = forward(&mut batch) == Ok(End::More);
@@ -105,7 +107,11 @@ pub(crate) struct UplinkBatch<'b> {
     /// Where the present frame's body is.
     body: std::ops::Range<usize>,
     frames: usize,
-    credit: &'b mut i64,
+    /// What the batch has cost, in bytes that are copied in the same time.
+    spent: usize,
+    /// How many receivers have the present frame from an earlier batch.
+    served: usize,
+    pending: &'b mut Option<Pending>,
     tally: &'b mut Tally,
 }
 
@@ -145,12 +151,21 @@ impl Source for UplinkBatch<'_> {
             if self.is_stopped() {
                 return Ok(Next::End(End::Stopped));
             }
-            if self.frames == BATCH || *self.credit <= 0 {
+            if self.frames == BATCH || self.is_spent() {
                 return Ok(Next::End(End::More));
             }
             self.frames += 1;
-            *self.credit = self.credit.saturating_sub(FRAME_COST as i64);
-            match rustix::io::read(self.fd, &mut *self.bounce) {
+            self.served = 0;
+            let read = match self.pending.take() {
+                Some(Pending { len, receivers }) => {
+                    self.served = receivers;
+                    Ok(len)
+                }
+                None => rustix::io::read(self.fd, &mut *self.bounce),
+            };
+            // It is copied twice.
+            self.spent += FRAME_COST + 2 * read.unwrap_or(0);
+            match read {
                 Ok(0) | Err(Errno::BADFD | Errno::BADF | Errno::NODEV | Errno::NXIO | Errno::IO) => {
                     // It is gone, and signals nothing any more.
                     self.tally.count(Counter::RxBackendErrors);
@@ -182,9 +197,7 @@ impl Source for UplinkBatch<'_> {
         Err(Counter::TxOwnAddress)
     }
 
-    fn done(&mut self, frame: &Frame<'_>, receivers: usize) {
-        let cost = (frame.len + FRAME_COST).saturating_mul(receivers);
-        *self.credit = self.credit.saturating_sub(i64::try_from(cost).unwrap_or(i64::MAX));
+    fn done(&mut self, frame: &Frame<'_>, _: usize) {
         self.tally.count(Counter::RxFrames);
         self.tally.add(Counter::RxBytes, frame.len as u64);
     }
@@ -199,55 +212,27 @@ impl Source for UplinkBatch<'_> {
         false
     }
 
-    fn patience(&mut self) -> Option<Duration> {
-        None
+    fn patience(&self) -> Duration {
+        Duration::ZERO
     }
 
-    fn put_back(&mut self) {}
+    fn served(&self) -> usize {
+        self.served
+    }
+
+    fn put_back(&mut self, _: &Frame<'_>, receivers: usize) {
+        *self.pending = Some(Pending { len: self.body.end, receivers: self.served + receivers });
+    }
+
+    fn spend(&mut self, cost: usize) {
+        self.spent = self.spent.saturating_add(cost);
+    }
+
+    fn is_spent(&self) -> bool {
+        self.spent >= walk::BATCH_COST
+    }
 
     fn is_stopped(&self) -> bool {
         self.end.load(Ordering::Acquire)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::Tap;
-    use crate::net::testing::{send, sockets};
-    use crate::switch::SwitchMode;
-    use crate::switch::table::PortSpec;
-
-    /// A broadcast to a thousand ports is a thousand copies.
-    #[test]
-    fn copies_of_what_comes_from_the_uplink_use_up_its_turn() {
-        let (near, far) = sockets();
-        let uplink = Uplink::new(Tap::over_sockets(vec![near])).unwrap();
-        let table = Table::new(SwitchMode::Veb, &[PortSpec::uplink(true)], None);
-        let (mut rx, end) = (UplinkRx::new(0).unwrap(), AtomicBool::new(false));
-        let frame = [&[0; 12][..], &[0xff; 6], &[2; 6], &[8, 0], &[0; 986]].concat();
-        let turn = |rx: &mut UplinkRx, receivers| {
-            (0..BATCH + 2).for_each(|_| send(&far, &frame));
-            rx.grant(1 << 20);
-            let mut frames = 0;
-            rx.batch(&uplink, &end, |batch| {
-                loop {
-                    match batch.next(&table)? {
-                        Next::Frame(frame) => batch.done(&frame, receivers),
-                        Next::End(end) => return Ok(end),
-                    }
-                    frames += 1;
-                }
-            });
-            while rustix::io::read(uplink.as_fd(), &mut [0; 2048]).is_ok() {}
-            frames
-        };
-        assert_eq!(turn(&mut rx, 1), BATCH);
-        assert_eq!(turn(&mut rx, 1000), 1);
-        assert!(rx.is_ready(), "there may be more");
-        assert_eq!(turn(&mut rx, 1), BATCH, "what is left of a turn");
-        assert_eq!(turn(&mut rx, 4000), 1);
-        let turns = (0..).take_while(|_| turn(&mut rx, 1) == 0).count();
-        assert_eq!(turns, 4, "a debt of 6 MB is paid first");
     }
 }

@@ -24,10 +24,7 @@ use crate::ring::BrokenRing;
 /// What a port of weight 1 may send in a round, in bytes: ports of the usual weight, 10, have 160 KiB, which is more
 /// than a batch of usual frames costs. With less, a round's system calls would be for half a batch.
 const QUANTUM: i64 = 16 << 10;
-/// The same of the uplink, by which many send: a batch of usual frames, for a few ports each. Copies for further ports
-/// count as well.
-const UPLINK_QUANTUM: i64 = 1 << 20;
-/// How long a frame waits for its receiver's buffers.
+/// How long frames wait for a receiver's buffers in a second.
 const PATIENCE: Duration = Duration::from_millis(1);
 /// The most batches of a port before others get their turn, whatever its credit.
 const MAX_BATCHES: usize = 8;
@@ -122,9 +119,7 @@ impl SwitchWorker {
             hub.set_uplink_up(up);
         }
         self.expire();
-        if let Some(_round) = hub.round() {
-            self.round();
-        }
+        self.round(&hub);
     }
 
     /// How long to wait for something to do; `None` is without end.
@@ -150,6 +145,7 @@ impl SwitchWorker {
                     self.activate(port.index);
                 }
                 Message::Closed(port) => lane.forget(crate::eventfd::borrow(&port.kick)),
+                Message::Owes(port) => self.activate(port),
             }
         }
         self.take_waiting(|waiting| waiting.blocked);
@@ -241,15 +237,15 @@ impl SwitchWorker {
         }
     }
 
-    /// Gives each port that may have something to send a turn, and the uplink.
-    fn round(&mut self) {
+    /// Gives each port that may have something to send a turn, and the uplink. While frames are held, none has one.
+    fn round(&mut self, hub: &Hub) {
         for _ in 0..self.active.len() {
             let Some(port) = self.active.pop_front() else { break };
             if let Some(active) = self.is_active.get_mut(usize::from(port)) {
                 *active = false;
             }
-            let Some(open) = self.hub.open_port(port) else { continue };
-            match self.turn(&open) {
+            let Some(open) = hub.open_port(port) else { continue };
+            match self.turn(hub, &open) {
                 Turn::Idle => {}
                 Turn::More => self.activate(port),
                 Turn::Wait { time, blocked } => {
@@ -258,33 +254,30 @@ impl SwitchWorker {
                 }
             }
         }
-        if let (Some(rx), Some(uplink)) = (&mut self.uplink, self.hub.uplink())
+        if let (Some(rx), Some(uplink)) = (&mut self.uplink, hub.uplink())
             && rx.is_ready()
+            && let Some(_round) = hub.round()
         {
-            let table = self.hub.table();
-            rx.grant(UPLINK_QUANTUM);
-            rx.batch(uplink, &self.hub.end, |batch| self.forwarder.forward(batch, &table));
+            let table = hub.table();
+            rx.batch(uplink, &hub.end, |batch| self.forwarder.forward(batch, &table));
             drop(table);
-            rx.charge_frames(self.forwarder.take_segments());
+            // They have counted in the batch's cost, and are no port's.
+            _ = self.forwarder.take_segments();
             self.forwarder.signal();
         }
     }
 
-    /// A port's turn: its commands, and what its credit allows.
-    fn turn(&mut self, open: &OpenPort) -> Turn {
+    /// A port's turn: its debt, its commands, and what its credit allows. Locks are held for a part of it at a time: for
+    /// the commands, and for each batch.
+    fn turn(&mut self, hub: &Hub, open: &OpenPort) -> Turn {
+        let Some(more) = self.begin_turn(hub, open) else { return Turn::Idle };
+        let turn = self.send(hub, open);
         let mut tx = open.tx.lock();
-        if open.is_stopped() {
-            return Turn::Idle;
-        }
-        self.announce(open);
-        tx.grant(QUANTUM * i64::from(self.hub.settings(open.index).weight.max(1)));
-        let served = self.serve(open, &mut tx);
-        let turn = self.send(open, &mut tx);
         tx.tally.flush(&open.shared.counters);
         self.note_report(open.index, tx.report_due());
         match turn {
-            // Also of a port whose packets wait: its commands do not.
-            _ if served.more => Turn::More,
+            // Also of a port whose packets wait: its commands do not, nor does its debt.
+            _ if more => Turn::More,
             Turn::Idle => match tx.pace.drained(open.take_heard(), clock::now()) {
                 After::Bell => Turn::Idle,
                 After::Again => Turn::More,
@@ -292,6 +285,20 @@ impl SwitchWorker {
             },
             turn => turn,
         }
+    }
+
+    /// The beginning of a port's turn. Returns whether there is more to do than to send; `None` if the port is stopped.
+    fn begin_turn(&self, hub: &Hub, open: &OpenPort) -> Option<bool> {
+        let Some(_round) = hub.round() else { return Some(true) };
+        let mut tx = open.tx.lock();
+        if open.is_stopped() {
+            return None;
+        }
+        self.announce(open);
+        let granted = QUANTUM * i64::from(hub.settings(open.index).weight.max(1));
+        tx.grant(granted);
+        tx.pay(&open.account.debt, granted);
+        Some(self.serve(open, &mut tx).more || open.account.debt.is_due())
     }
 
     /// Announces the port's addresses behind the uplink, if that was asked for. Nobody on the switch learns any.
@@ -323,17 +330,25 @@ impl SwitchWorker {
         served
     }
 
-    fn send(&mut self, open: &OpenPort, tx: &mut PortTx) -> Turn {
-        let mut idle = 0;
-        for _ in 0..MAX_BATCHES.max(tx.len()) {
+    fn send(&mut self, hub: &Hub, open: &OpenPort) -> Turn {
+        let (mut idle, mut batches) = (0, 0);
+        loop {
+            let Some(_round) = hub.round() else { return Turn::More };
+            let mut guard = open.tx.lock();
+            let tx = &mut *guard;
+            // None are left of one that was stopped.
             if idle >= tx.len() {
                 return Turn::Idle;
             }
+            if batches == MAX_BATCHES.max(tx.len()) {
+                return Turn::More;
+            }
+            batches += 1;
             let queue = tx.next_queue();
             match self.batch(open, tx, queue) {
                 End::Drained => idle += 1,
                 End::More if tx.has_credit() => idle = 0,
-                End::More => break,
+                End::More => return Turn::More,
                 End::Stopped => return Turn::Idle,
                 End::Limited(time) => return Turn::Wait { time, blocked: false },
                 End::Blocked(time) => {
@@ -342,7 +357,6 @@ impl SwitchWorker {
                 }
             }
         }
-        Turn::More
     }
 
     /// Carries a batch of frames of a queue.

@@ -79,6 +79,10 @@ impl Transport {
             new.write_32(Register::DriverFeatureSelect, select);
             new.write_32(Register::DriverFeature, features);
         }
+        let missing = super::lower(new.driver_features) & !new.offered;
+        if status.contains(Status::FEATURES_OK) && missing != 0 {
+            return Err(StateError::Features(missing));
+        }
         if status.contains(Status::FEATURES_OK) && !new.acceptable() {
             return Err(StateError::Shape("virtio features"));
         }

@@ -11,6 +11,9 @@ use parking_lot::Mutex;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_CONFIG_WCE;
 
 use super::kind::VhostUserKind;
+use crate::backend::MAX_CONFIG;
+use crate::block;
+use crate::device_config::{ConfigField, Rule};
 use crate::features::has;
 
 /// The most writes that wait for the backend.
@@ -21,6 +24,23 @@ const TAG: usize = 36;
 const WRITEBACK: usize = 32;
 /// Offset of a disk's number of queues.
 const NUM_QUEUES: usize = 34;
+
+/// The fields of a file system's (`virtio 1.4 §5.11.4`), up to what belongs to features that are not offered.
+pub(crate) const FILE_SYSTEM: &[ConfigField] = &[
+    ConfigField::new("tag", 0, TAG as u16, Rule::Same),
+    ConfigField::new("num_request_queues", TAG as u16, 4, Rule::Same),
+];
+/// That of a device whose fields are the backend's.
+pub(crate) const OTHER: &[ConfigField] = &[ConfigField::new("configuration", 0, MAX_CONFIG as u16, Rule::Same)];
+
+/// The fields of the configuration of a device of this kind.
+pub(crate) fn fields(kind: &VhostUserKind) -> &'static [ConfigField] {
+    match kind {
+        VhostUserKind::FileSystem { .. } => FILE_SYSTEM,
+        VhostUserKind::Disk => block::FIELDS,
+        VhostUserKind::Other { .. } => OTHER,
+    }
+}
 
 /// A write of the driver: its offset and its bytes.
 pub(crate) type Write = (u32, Vec<u8>);

@@ -6,12 +6,16 @@ use std::process::Command;
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe};
 use virtio_devices::TapSpec;
 
-/// Puts this thread, and those it starts, into a network namespace without interfaces.
+/// Puts this thread, and those it starts, into namespaces of their own.
 pub(crate) fn new_namespace() {
     std::fs::File::open("/dev/net/tun").expect("this test needs /dev/net/tun: modprobe tun, and run as root");
+    crate::namespace::enter();
+}
+
+/// Puts this thread into a further network namespace.
+pub(crate) fn another_network() {
     // SAFETY: a new network namespace leaves memory and open files alone.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-        .expect("this test needs a network namespace of its own: run as root, or with CAP_SYS_ADMIN");
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
 }
 
 /// Runs `ip` with these arguments, separated by spaces, and returns what it prints.

@@ -46,7 +46,7 @@ pub struct ConsoleConfig {
     /// PCI segment of the virtio console.
     #[serde(default)]
     pub pci_segment: u16,
-    /// Device number of the virtio console, 1 to 31; by default the lowest free one.
+    /// Device number of the virtio console, 1 to 31, or 0 on another segment than 0; by default the lowest free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
     /// Whether the virtio console is behind the virtual IOMMU, which the VM then has.

@@ -17,7 +17,7 @@ pub struct CpusConfig {
     /// Maximum number of vCPUs, which can be added and removed while the guest runs. By default the same as boot.
     #[option("max=<number>", default_from = boot_vcpus)]
     pub max_vcpus: u32,
-    /// Threads of a core (1 or 2), cores of a die, dies of a package, and packages. Their product is max. By default
+    /// Threads of a core, cores of a die, dies of a package, and packages. Their product is max. By default
     /// one package of single-threaded cores.
     #[option("topology=<threads>:<cores>:<dies>:<packages>")]
     #[serde(skip_serializing_if = "Option::is_none")]

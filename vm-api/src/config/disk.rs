@@ -13,7 +13,8 @@ use crate::config::rate::RateLimiterConfig;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--disk")]
 pub struct DiskConfig {
-    /// Device name, unique in the VM. It must not start with two underscores. By default _disk0, _disk1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _diskN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -48,7 +49,7 @@ pub struct DiskConfig {
     /// PCI segment.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
-    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,

@@ -21,14 +21,15 @@ pub struct FsConfig {
     /// Entries in each queue, a power of two from 2 to 32768.
     #[option("queue_size=<number>", default = 1024)]
     pub queue_size: u16,
-    /// Device name, unique in the VM. It must not start with two underscores. By default _fs0, _fs1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _fsN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// PCI segment.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
-    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,

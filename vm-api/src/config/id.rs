@@ -25,10 +25,51 @@ pub fn check_id(id: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The names of devices: those given, and `prefix` with the lowest free number for the others. Given names are not
-/// checked.
-pub fn numbered<'a>(prefix: &str, given: impl Iterator<Item = Option<&'a str>> + Clone) -> Vec<String> {
-    let used: HashSet<_> = given.clone().flatten().collect();
-    let mut free = (0u32..).map(|number| format!("{prefix}{number}")).filter(|id| !used.contains(id.as_str()));
-    given.map(|id| id.map(str::to_string).or_else(|| free.next()).unwrap_or_default()).collect()
+/// The ids of a VM's devices by kind, in the order of the configuration: those given, and for the others the prefix of
+/// the kind with a number of which no two devices have the same, as in Cloud Hypervisor: `_disk0`, `_disk1`, `_net2`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ids {
+    /// Disks.
+    pub disks: Vec<String>,
+    /// NICs of `--net`.
+    pub net: Vec<String>,
+    /// Shared file systems.
+    pub fs: Vec<String>,
+    /// vhost-user devices of any type.
+    pub generic_vhost_user: Vec<String>,
+    /// Persistent memory.
+    pub pmem: Vec<String>,
+    /// The socket device.
+    pub vsock: Vec<String>,
+    /// NICs of `--vdpa`.
+    pub vdpa: Vec<String>,
+    /// Devices of the host.
+    pub devices: Vec<String>,
+}
+
+impl Ids {
+    /// The prefixes of the kinds, in the order of the fields, which is the order in which numbers are given.
+    const PREFIXES: [&str; 8] = ["_disk", "_net", "_fs", "_generic_vhost_user", "_pmem", "_vsock", "_vdpa", "_vfio"];
+
+    /// Chooses the ids of devices whose given ids these are, by kind in the order of the fields. Given ids are not
+    /// checked.
+    pub(super) fn choose(given: [Vec<Option<&str>>; 8]) -> Self {
+        let numbers = given.iter().flatten().flatten().filter_map(|id| number_of(id));
+        let used: HashSet<u32> = numbers.collect();
+        let mut free = (0..).filter(|number| !used.contains(number));
+        let mut index = 0;
+        let [disks, net, fs, generic_vhost_user, pmem, vsock, vdpa, devices] = given.map(|given| {
+            let prefix = Self::PREFIXES[index];
+            index += 1;
+            let mut numbered = || free.next().map(|number| format!("{prefix}{number}")).unwrap_or_default();
+            given.into_iter().map(|id| id.map_or_else(&mut numbered, str::to_string)).collect()
+        });
+        Self { disks, net, fs, generic_vhost_user, pmem, vsock, vdpa, devices }
+    }
+}
+
+/// The number of an id that this program may have chosen.
+fn number_of(id: &str) -> Option<u32> {
+    let number = Ids::PREFIXES.iter().find_map(|prefix| id.strip_prefix(prefix))?;
+    number.parse().ok()
 }

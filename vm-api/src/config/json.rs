@@ -37,7 +37,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<VmConfi
     let mut value = Value::deserialize(deserializer)?;
     drop_nulls(&mut value);
     unsupported::Object::Vm.strip(&mut value, "").map_err(D::Error::custom)?;
-    VmConfig::deserialize(value).map_err(D::Error::custom)
+    typed(value).map_err(D::Error::custom)
 }
 
 impl VmConfig {

@@ -51,7 +51,8 @@ pub struct MemoryConfig {
     #[option("hotplugged_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplugged_size: Option<u64>,
-    /// The zones that the memory consists of (--memory-zone on the command line). With zones, the size is 0.
+    /// The zones that the memory consists of (--memory-zone on the command line). With zones, the size is 0, mergeable
+    /// is for all of them, and they have shared, hugepages, prefault and reserve of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<MemoryZoneConfig>,
 }
@@ -70,10 +71,15 @@ impl MemoryConfig {
         self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.wanted()))
     }
 
-    /// The zones, or if there are none, the one that these settings describe.
+    /// The zones, or if there are none, the one that these settings describe. Of these settings, `mergeable` holds for
+    /// zones as well; zones have properties of their own instead of the others.
     pub fn parts(&self) -> Vec<MemoryZoneConfig> {
         if !self.zones.is_empty() {
-            return self.zones.clone();
+            let part = |zone: &MemoryZoneConfig| MemoryZoneConfig {
+                mergeable: zone.mergeable || self.mergeable,
+                ..zone.clone()
+            };
+            return self.zones.iter().map(part).collect();
         }
         let by_device = |size: Option<u64>| size.filter(|_| self.hotplug_method == HotplugMethod::VirtioMem);
         vec![MemoryZoneConfig {

@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::pairs;
-use crate::config::id::numbered;
 use crate::config::mac::{MacAddress, MacChoice};
 use crate::config::option::{Key, Options, from_pairs, read};
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
@@ -21,7 +20,8 @@ use crate::config::vhost::{Vhost, VhostMode};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--net")]
 pub struct NetConfig {
-    /// Device name, unique in the VM. It must not start with two underscores. By default _net0, _net1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _netN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -80,7 +80,7 @@ pub struct NetConfig {
     /// PCI segment. A PF with VFs must be on segment 0, which alone has buses for them.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
-    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
@@ -381,15 +381,14 @@ pub struct NetVf {
 }
 
 impl NetVf {
-    /// Appends the VF to the NIC of `nets` that it names. A NIC without an id is `_net0`, `_net1` and so on.
+    /// Appends the VF to the NIC of `nets` that it names. `ids` are those of the NICs ([`Ids::net`](super::id::Ids::net)).
     ///
     /// # Errors
     ///
     /// When no NIC has that name.
-    pub fn add_to(self, nets: &mut [NetConfig]) -> Result<(), ConfigError> {
+    pub fn add_to(self, nets: &mut [NetConfig], ids: &[String]) -> Result<(), ConfigError> {
         let Self { pf, vf } = self;
-        let ids = numbered("_net", nets.iter().map(|net| net.id.as_deref()));
-        match nets.iter_mut().zip(ids).find(|(_, id)| *id == pf) {
+        match nets.iter_mut().zip(ids).find(|(_, id)| **id == pf) {
             Some((net, _)) => {
                 net.vfs.push(vf);
                 Ok(())
@@ -406,7 +405,7 @@ impl Options for NetVf {
     const OPTION: &'static str = VfConfig::OPTION;
 
     fn keys() -> Vec<Key> {
-        let about = "Id of the PF. The first --net without an id is _net0.".to_string();
+        let about = "Id of the PF. Without disks, the first --net without an id is _net0.".to_string();
         let mut keys = vec![Key { name: "pf", syntax: "<id>", default: None, about }];
         keys.extend(VfConfig::keys());
         keys

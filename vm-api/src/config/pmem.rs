@@ -19,14 +19,15 @@ pub struct PmemConfig {
     /// Whether what the guest writes is kept from the file, and forgotten when the guest restarts.
     #[option("discard_writes=on|off")]
     pub discard_writes: bool,
-    /// Device name, unique in the VM. It must not start with two underscores. By default _pmem0, _pmem1 and so on.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _pmemN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// PCI segment.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
-    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,

@@ -19,7 +19,7 @@ pub struct RngConfig {
     /// PCI segment.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
-    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,

@@ -15,14 +15,15 @@ pub struct VsockConfig {
     /// Unix socket that clients connect to. A connection of the guest to port P leads to <path>_P.
     #[option("socket=<path>", required)]
     pub socket: PathBuf,
-    /// Device name, unique in the VM. It must not start with two underscores. By default _vsock0.
+    /// Device name, unique in the VM. It must not start with two underscores. By default _vsockN, where
+    /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// PCI segment.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
-    /// Device number on bus 0, 1 to 31. By default the lowest free one.
+    /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,

@@ -15,8 +15,11 @@ use crate::acpi::ged::{
 use crate::acpi::{memory_devices, processors};
 use crate::arch::x86_64::layout::{EVENT_GSI, EVENT_PORT, SLOTS_PORT};
 
-/// The slots of bus 0 that support hot-plug: all but the host bridge's.
-pub(super) const SLOTS: std::ops::RangeInclusive<u32> = 1..=31;
+/// The slots of bus 0 that support hot-plug: all but that of the host bridge, which only segment 0 has.
+const fn slots(segment: u16) -> std::ops::RangeInclusive<u32> {
+    if segment == 0 { 1..=31 } else { 0..=31 }
+}
+
 /// A device may have been added (`ACPI 6.5 §5.6.6`).
 const BUS_CHECK: u8 = 0;
 /// The device is to be removed.
@@ -79,9 +82,9 @@ impl Aml for Segment {
         );
         let port = SLOTS_PORT + self.0 * SLOT_PORTS;
         let region = OpRegion::new(registers(), OpRegionSpace::SystemIO, &port, &SLOT_PORTS);
-        let slots: Vec<_> = SLOTS.map(SlotObject).collect();
+        let slots: Vec<_> = slots(self.0).map(SlotObject).collect();
         // Notifies the slots in the first argument of the second.
-        let notify: Vec<_> = SLOTS.map(NotifySlot).collect();
+        let notify: Vec<_> = self::slots(self.0).map(NotifySlot).collect();
         let notify = notify.iter().map(|slot| slot as &dyn Aml).collect();
         let notify = Method::new(Path::new("TELL"), 2, true, notify);
         let scan = Method::new(
@@ -111,7 +114,7 @@ impl Aml for Tell {
     }
 }
 
-/// The ACPI device object of a slot of bus 0, from 1.
+/// The ACPI device object of a slot of bus 0.
 struct SlotObject(u32);
 
 impl SlotObject {

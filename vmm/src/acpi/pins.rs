@@ -7,7 +7,6 @@
 use acpi_tables::aml::{Method, Name, Package, Path, Return, ZERO};
 use acpi_tables::{Aml, AmlSink};
 
-use crate::acpi::hotplug::SLOTS;
 use crate::arch::x86_64::layout;
 
 /// The package, which all segments share.
@@ -18,7 +17,8 @@ pub(crate) struct Pins;
 
 impl Aml for Pins {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let slots: Vec<_> = SLOTS.filter_map(|slot| u8::try_from(slot).ok()).map(Wired).collect();
+        // Of segment 0, slot 0 is the host bridge's, which has no pin.
+        let slots: Vec<_> = (0..=31).map(Wired).collect();
         let slots = slots.iter().map(|slot| slot as &dyn Aml).collect();
         Name::new(Path::new(PINS), &Package::new(slots)).to_aml_bytes(sink);
     }

@@ -148,6 +148,11 @@ impl Request<'_> {
         Ok(self.take(take, name).map_err(|failure| failure.in_context(format!("{name}: the request is not valid")))?)
     }
 
+    /// True if there is no body, or null, which some clients send for one that they leave out.
+    fn has_no_body(&self) -> bool {
+        matches!(self.body.trim_ascii(), b"" | b"null")
+    }
+
     fn take(self, take: &Take, name: &str) -> Result<Action, Failure> {
         if !self.fds.is_empty() && !matches!(take, Take::Fds(_)) {
             return Err(bad(
@@ -156,12 +161,12 @@ impl Request<'_> {
             ));
         }
         match take {
-            Take::Bare(_) if !self.body.is_empty() => Err(bad(format!("{name} takes no body; send none"))),
+            Take::Bare(_) if !self.has_no_body() => Err(bad(format!("{name} takes no body; send none"))),
             Take::Bare(action) => Ok(action()),
             Take::Body(_) | Take::Fds(_) if self.body.is_empty() => {
                 Err(bad(format!("{name} takes a JSON object as its body; send one")))
             }
-            Take::Optional(action) if self.body.is_empty() => action(Value::Object(serde_json::Map::new())),
+            Take::Optional(action) if self.has_no_body() => action(Value::Object(serde_json::Map::new())),
             Take::Optional(action) | Take::Body(action) => action(json(self.body)?),
             Take::Fds(action) => action(json(self.body)?, self.fds),
         }

@@ -23,7 +23,10 @@ pub(crate) fn plan<'a>(
     others: impl IntoIterator<Item = &'a DevicePlan>,
 ) -> Result<DevicePlan, ConfigError> {
     let subject = Subject::device("--balloon", None, 0, 1);
-    let keys = CommonKeys { id: config.id.as_deref().filter(|id| *id != ID), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys {
+        id: config.id.as_deref().filter(|id| *id != ID),
+        slot: (config.pci_segment, config.pci_device_id),
+    };
     keys.check("--balloon", &subject)?;
     if let Err(what) = check_size(config.size, memory) {
         return Err(ConfigError::new(subject.key("size", bytes(config.size)), Problem::Limit(what)));

@@ -9,17 +9,18 @@ use crate::config::subject::Subject;
 /// What segment 0 has room for.
 pub(crate) const CAPACITY: Capacity = Capacity::new(layout::LAST_BUS);
 
-/// Checks that a device can be in this slot of bus 0.
+/// Checks that a device can be in this slot of bus 0 of a segment. Only segment 0 has a host bridge, in slot 0.
 ///
 /// # Errors
 ///
 /// When there is no such slot, or it is the host bridge's.
-pub(crate) fn check_slot(slot: u8, subject: &Subject) -> Result<(), ConfigError> {
+pub(crate) fn check_slot(segment: u16, slot: u8, subject: &Subject) -> Result<(), ConfigError> {
     let slots = Capacity::SLOTS;
-    if slots.contains(&slot) {
+    let first = if segment == 0 { *slots.start() } else { 0 };
+    if (first..=*slots.end()).contains(&slot) {
         return Ok(());
     }
-    let what = format!("bus 0 has slots {} to {} for devices; give one of them", slots.start(), slots.end());
+    let what = format!("bus 0 has slots {first} to {} for devices; give one of them", slots.end());
     Err(ConfigError::new(subject.key("pci_device_id", slot), Problem::Value(what)))
 }
 
@@ -35,7 +36,7 @@ mod tests {
         let vfs = format!("Number of SR-IOV virtual functions (VFs) to reserve, up to {}.", CAPACITY.vfs());
         assert!(text.contains(&vfs), "{text}");
         let slots = Capacity::SLOTS;
-        let slots = format!("Device number on bus 0, {} to {}.", slots.start(), slots.end());
+        let slots = format!("Device number on bus 0, {} to {}, or 0 on another segment", slots.start(), slots.end());
         assert!(text.contains(&slots), "{text}");
     }
 

@@ -13,8 +13,8 @@ use crate::config::subject::Subject;
 pub(crate) struct CommonKeys<'a> {
     /// Its name, if one is given.
     pub id: Option<&'a str>,
-    /// Its device number on bus 0, if one is given.
-    pub pci_device_id: Option<u8>,
+    /// Its segment, and its device number on bus 0 there, if one is given.
+    pub slot: (u16, Option<u8>),
 }
 
 impl CommonKeys<'_> {
@@ -27,7 +27,8 @@ impl CommonKeys<'_> {
         if let Some(id) = self.id {
             check_id(id).map_err(|problem| ConfigError::new(format!("{flag} id={id}"), problem))?;
         }
-        self.pci_device_id.map_or(Ok(()), |slot| check_slot(slot, subject))
+        let (segment, slot) = self.slot;
+        slot.map_or(Ok(()), |slot| check_slot(segment, slot, subject))
     }
 }
 

@@ -19,7 +19,10 @@ pub(crate) fn plan(config: &ConsoleConfig) -> Result<Option<DevicePlan>, ConfigE
     if config.mode == ConsoleMode::Off {
         return Ok(None);
     }
-    let keys = CommonKeys { id: config.id.as_deref().filter(|id| *id != ID), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys {
+        id: config.id.as_deref().filter(|id| *id != ID),
+        slot: (config.pci_segment, config.pci_device_id),
+    };
     keys.check("--console", &Subject::device("--console", None, 0, 1))?;
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let ConsoleConfig { pci_segment, pci_device_id, .. } = *config;

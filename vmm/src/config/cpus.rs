@@ -51,9 +51,6 @@ fn check_topology(given: &CpuTopology, max: u32) -> Result<(), Problem> {
     if [threads, cores, dies, packages].contains(&0) {
         return Err(Problem::Value("no number of topology can be 0; give 1 or more".to_string()));
     }
-    if threads > 2 {
-        return Err(Problem::Limit(format!("{threads} threads of a core in topology; give 1 or 2")));
-    }
     if shape.vcpus() != u64::from(max) {
         let what = format!("topology has {} vCPUs, and max is {max}; make them equal", shape.vcpus());
         return Err(Problem::Conflict(what));

@@ -81,6 +81,12 @@ impl DevicePlan {
         }
     }
 
+    /// True if the configuration has fields for the device's id and slot
+    /// ([`VmConfig::places_mut`](vm_api::config::VmConfig::places_mut)).
+    pub(crate) const fn has_place(&self) -> bool {
+        !matches!(self.kind, DeviceKind::Watchdog | DeviceKind::Pvpanic | DeviceKind::Mem { .. } | DeviceKind::Iommu(_))
+    }
+
     /// The virtual IOMMU, if the device is one.
     pub const fn iommu_spec(&self) -> Option<&IommuSpec> {
         match &self.kind {

@@ -6,7 +6,6 @@ use std::path::Path;
 use virtio_devices::{BlockSpec, ImageFormat, LockGranularity, RateLimits, VhostUserDeviceSpec, VhostUserKind};
 use vm_api::config::disk::{DiskConfig, ImageType, RateLimitGroupConfig};
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::id::numbered;
 use vm_api::config::unsupported::IMAGE_TYPE;
 
 use crate::config::common_keys::CommonKeys;
@@ -28,15 +27,17 @@ const SERIAL: usize = 20;
 /// The first thing that is wrong.
 pub(crate) fn plan(
     disks: &[DiskConfig],
+    ids: Vec<String>,
     groups: &[RateLimitGroupConfig],
     vcpus: u32,
+    warnings: &mut Vec<String>,
 ) -> Result<Vec<DevicePlan>, ConfigError> {
     let groups = rate::plan_groups(groups)?;
     let subject = |index: usize, disk: &DiskConfig| Subject::device("--disk", disk.id.as_deref(), index, disks.len());
     let limits = |(index, disk): (usize, &DiskConfig)| check(disk, &subject(index, disk), &groups, vcpus);
     let limits = disks.iter().enumerate().map(limits).collect::<Result<Vec<_>, _>>()?;
-    check_apart(disks, subject)?;
-    let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
+    check_apart(disks, &ids, subject)?;
+    warnings.extend(disks.iter().enumerate().flat_map(|(n, disk)| queue_affinity::warnings(disk, &subject(n, disk))));
     let plan = |((disk, id), limits): ((&DiskConfig, String), _)| DevicePlan {
         flag: "--disk",
         id: id.clone(),
@@ -64,7 +65,7 @@ fn check(
     vcpus: u32,
 ) -> Result<RateLimits, ConfigError> {
     let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
-    let keys = CommonKeys { id: disk.id.as_deref(), pci_device_id: disk.pci_device_id };
+    let keys = CommonKeys { id: disk.id.as_deref(), slot: (disk.pci_segment, disk.pci_device_id) };
     keys.check("--disk", subject)?;
     check_image_type(disk, subject)?;
     check_vhost_user(disk, subject)?;
@@ -179,13 +180,16 @@ fn spec(disk: &DiskConfig, id: String, limits: RateLimits) -> BlockSpec {
             vm_api::config::LockGranularity::Full => LockGranularity::Full,
         },
         io_uring: !disk.disable_io_uring,
-        queue_cpus: disk.queue_affinity.iter().map(|queue| (queue.queue_index, queue.host_cpus.clone())).collect(),
+        queue_cpus: queue_affinity::plan(disk),
     }
 }
 
 /// Checks that no two disks share an id or a slot, and that no disk uses an image that another one writes.
-fn check_apart(disks: &[DiskConfig], subject: impl Fn(usize, &DiskConfig) -> Subject) -> Result<(), ConfigError> {
-    let ids = numbered("_disk", disks.iter().map(|disk| disk.id.as_deref()));
+fn check_apart(
+    disks: &[DiskConfig],
+    ids: &[String],
+    subject: impl Fn(usize, &DiskConfig) -> Subject,
+) -> Result<(), ConfigError> {
     let name = |user: usize| ids.get(user).cloned().unwrap_or_default();
     let in_use = |subject: String, what: String, user: String, remedy: &str| {
         Err(ConfigError::new(subject, Problem::InUse { what, user, remedy: remedy.to_string() }))
@@ -227,7 +231,14 @@ mod tests {
 
     fn plans(disks: &[&str]) -> Result<Vec<BlockSpec>, String> {
         let disks = disks.iter().map(|disk| disk.parse::<DiskConfig>()).collect::<Result<Vec<_>, _>>();
-        disks.and_then(|disks| plan(&disks, &[], 4)).map(specs).map_err(|error| error.to_string())
+        disks
+            .and_then(|disks| plan(&disks, ids(&disks), &[], 4, &mut Vec::new()))
+            .map(specs)
+            .map_err(|error| error.to_string())
+    }
+
+    fn ids(disks: &[DiskConfig]) -> Vec<String> {
+        vm_api::config::VmConfig { disks: disks.to_vec(), ..vm_api::config::VmConfig::default() }.ids().disks
     }
 
     fn specs(plans: Vec<DevicePlan>) -> Vec<BlockSpec> {
@@ -324,7 +335,8 @@ mod tests {
         }
         let limited = r#"{"path": "/a", "rate_limiter_config": {"ops": {"size": 1, "refill_time": 1}}}"#;
         let limited = [serde_json::from_str(limited).unwrap()];
-        let RateLimits { bandwidth, ops } = specs(plan(&limited, &[], 1).unwrap())[0].limits;
+        let RateLimits { bandwidth, ops } =
+            specs(plan(&limited, ids(&limited), &[], 1, &mut Vec::new()).unwrap())[0].limits;
         assert_eq!((bandwidth, ops.unwrap().size), (None, 1));
     }
 
@@ -357,7 +369,9 @@ mod tests {
     fn disks_of_a_group_have_its_limits() {
         let plans = |groups: &[&str], disk: &str| {
             let groups: Vec<_> = groups.iter().map(|group| group.parse().unwrap()).collect();
-            plan(&[disk.parse().unwrap()], &groups, 1).map(specs).map_err(|error| error.to_string())
+            plan(&[disk.parse().unwrap()], vec!["d".to_string()], &groups, 1, &mut Vec::new())
+                .map(specs)
+                .map_err(|error| error.to_string())
         };
         let group = "id=g,ops_size=10,ops_refill_time=1000";
         let spec = &plans(&[group], "path=/a,rate_limit_group=g").unwrap()[0];
@@ -385,7 +399,7 @@ mod tests {
         let disks = ["id=x,vhost_user=on,socket=/s,num_queues=2,queue_size=64".parse().unwrap()];
         let kind = VhostUserKind::Disk;
         let spec = VhostUserDeviceSpec { id: "x".into(), kind, queue_sizes: vec![64; 2], socket: "/s".into() };
-        assert_eq!(plan(&disks, &[], 4).unwrap()[0].kind, DeviceKind::VhostUser(spec));
+        assert_eq!(plan(&disks, ids(&disks), &[], 4, &mut Vec::new()).unwrap()[0].kind, DeviceKind::VhostUser(spec));
         for (disk, expected) in [
             ("vhost_user=on", "--disk vhost_user=on: needs the backend's socket; add socket=<path>"),
             (

@@ -29,19 +29,17 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     check_landlock(vm)
 }
 
-/// Rules without Landlock would keep the program from nothing.
+/// Lines about settings that are taken and have no effect.
+pub(crate) fn warnings(vm: &VmConfig) -> Vec<String> {
+    let unused = vm.landlock_rules.iter().filter(|_| !vm.landlock_enable);
+    let line = |rule| format!("{} {rule}: has no effect without --landlock (landlock_enable)", LandlockConfig::OPTION);
+    unused.map(line).collect()
+}
+
 fn check_landlock(vm: &VmConfig) -> Result<(), ConfigError> {
-    if let Some(rule) = vm.landlock_rules.iter().find(|rule| rule.path.as_os_str().is_empty()) {
-        let what = "the path is empty; give a file or a folder".to_string();
-        return Err(ConfigError::new(format!("{} {rule}", LandlockConfig::OPTION), Problem::Value(what)));
-    }
-    match vm.landlock_rules.first() {
-        Some(rule) if !vm.landlock_enable => {
-            let what = "has no effect without Landlock; add --landlock (landlock_enable), or leave it out".to_string();
-            Err(ConfigError::new(format!("{} {rule}", LandlockConfig::OPTION), Problem::Missing(what)))
-        }
-        _ => Ok(()),
-    }
+    let Some(rule) = vm.landlock_rules.iter().find(|rule| rule.path.as_os_str().is_empty()) else { return Ok(()) };
+    let what = "the path is empty; give a file or a folder".to_string();
+    Err(ConfigError::new(format!("{} {rule}", LandlockConfig::OPTION), Problem::Value(what)))
 }
 
 fn check_payload(payload: &PayloadConfig) -> Result<(), ConfigError> {

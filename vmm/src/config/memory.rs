@@ -144,15 +144,11 @@ const MOST_NODES: u32 = 1024;
 
 /// Checks memory that consists of zones.
 fn check_zones(memory: &MemoryConfig, zones: &[MemoryZoneConfig]) -> Result<(), ConfigError> {
-    let MemoryConfig { size, shared, hugepages, hugepage_size, prefault, mergeable, reserve, .. } = memory;
+    let size = &memory.size;
     let fail = |what: String, problem| Err(ConfigError::new(what, problem));
     if *size != 0 {
         let what = "the zones (--memory-zone) have all of the memory; give size=0".to_string();
         return fail(format!("--memory size={}", bytes(*size)), Problem::Conflict(what));
-    }
-    if *shared || *hugepages || hugepage_size.is_some() || *prefault || *mergeable || *reserve {
-        let what = "the zones have properties of their own; give these to each --memory-zone".to_string();
-        return fail(format!("--memory {memory}"), Problem::Conflict(what));
     }
     if let Some(room) = memory.room() {
         let what = "memory that consists of zones cannot be added to; leave it out".to_string();

@@ -29,12 +29,13 @@ pub struct NumaNode {
     pub distances: Vec<u8>,
 }
 
-/// Plans the nodes, by number, of a VM with this number of PCI segments. [`check_devices`] has the last word.
+/// Plans the nodes, by number, of a VM with this number of PCI segments. [`check_devices`] has the last word. vCPUs and
+/// zones that nodes name and the VM has not are left out, with a line in `warnings`, as Cloud Hypervisor leaves them.
 ///
 /// # Errors
 ///
 /// The first thing that is wrong.
-pub(crate) fn plan(config: &VmConfig, segments: u16) -> Result<Vec<NumaNode>, ConfigError> {
+pub(crate) fn plan(config: &VmConfig, segments: u16, warnings: &mut Vec<String>) -> Result<Vec<NumaNode>, ConfigError> {
     let count = config.numa.len();
     if count > MOST_NODES {
         let what = format!("a VM has at most {MOST_NODES} NUMA nodes; give fewer");
@@ -55,22 +56,13 @@ pub(crate) fn plan(config: &VmConfig, segments: u16) -> Result<Vec<NumaNode>, Co
             }
         };
         let mut node = NumaNode { device: given.device_id.clone(), ..NumaNode::default() };
-        for vcpu in &given.cpus {
-            let option = || option("cpus", &vcpu.to_string());
-            let max = config.cpus.max_vcpus;
-            let number = u8::try_from(*vcpu).ok().filter(|_| *vcpu < max).ok_or_else(|| {
-                let what = format!("the VM has vCPUs 0 to {} (--cpus max={max}); give these", max.saturating_sub(1));
-                ConfigError::new(option(), Problem::Limit(what))
-            })?;
-            once(&mut vcpus, *vcpu, id, option)?;
-            node.vcpus.push(number);
-        }
+        node.vcpus = vcpus_of(given, config.cpus.max_vcpus, &mut vcpus, warnings);
         for zone in &given.memory_zones {
             let option = || option("memory_zones", zone);
-            let part = config.memory.zones.iter().position(|other| other.id == *zone).ok_or_else(|| {
-                let what = "there is no such memory zone; give the id of a --memory-zone".to_string();
-                ConfigError::new(option(), Problem::Missing(what))
-            })?;
+            let Some(part) = config.memory.zones.iter().position(|other| other.id == *zone) else {
+                warnings.push(format!("{}: there is no such memory zone (--memory-zone); the node has none", option()));
+                continue;
+            };
             once(&mut zones, part, id, option)?;
             node.parts.push(part);
         }
@@ -90,17 +82,37 @@ pub(crate) fn plan(config: &VmConfig, segments: u16) -> Result<Vec<NumaNode>, Co
     fill_in_distances(&mut nodes);
     match nodes.first_mut() {
         Some(first) if config.memory.zones.is_empty() => first.parts.push(0),
-        Some(_) => {
-            let orphan = config.memory.zones.iter().enumerate().find(|(part, _)| !zones.contains_key(part));
-            if let Some((_, zone)) = orphan {
-                // Linux would not use any node.
-                let what = "belongs to no NUMA node; name it in the memory_zones of one".to_string();
-                return Err(ConfigError::new(format!("--memory-zone id={}", zone.id), Problem::Conflict(what)));
+        Some(first) => {
+            // A guest whose tables leave memory out would not use any node.
+            for (part, zone) in (0..).zip(&config.memory.zones).filter(|(part, _)| !zones.contains_key(part)) {
+                warnings.push(format!("--memory-zone id={}: belongs to no NUMA node; node 0 gets it", zone.id));
+                first.parts.push(part);
             }
         }
         None => {}
     }
     Ok(nodes)
+}
+
+/// The vCPUs of a node. `taken` has those of the nodes before, with their nodes.
+fn vcpus_of(given: &NumaConfig, max: u32, taken: &mut HashMap<u32, u32>, warnings: &mut Vec<String>) -> Vec<u8> {
+    let id = given.guest_numa_id;
+    let mut vcpus = Vec::new();
+    for vcpu in &given.cpus {
+        let option = || format!("--numa guest_numa_id={id},cpus=[{vcpu}]");
+        match (u8::try_from(*vcpu).ok().filter(|_| *vcpu < max), taken.get(vcpu)) {
+            (None, _) => {
+                let last = max.saturating_sub(1);
+                warnings.push(format!("{}: the VM has vCPUs 0 to {last} (--cpus max={max}); it is left out", option()));
+            }
+            (Some(_), Some(node)) => warnings.push(format!("{}: node {node} has it already, and keeps it", option())),
+            (Some(number), None) => {
+                taken.insert(*vcpu, id);
+                vcpus.push(number);
+            }
+        }
+    }
+    vcpus
 }
 
 fn wrong_node(id: u32, what: String) -> ConfigError {
@@ -197,6 +209,14 @@ mod tests {
         config
     }
 
+    /// The nodes of a configuration that needs no warning.
+    fn nodes_of(config: &VmConfig, segments: u16) -> Vec<NumaNode> {
+        let mut warnings = Vec::new();
+        let nodes = plan(config, segments, &mut warnings).unwrap();
+        assert_eq!(warnings, [""; 0]);
+        nodes
+    }
+
     const ZONES: [&str; 2] = ["id=a,size=1G", "id=b,size=1G"];
 
     #[test]
@@ -205,7 +225,7 @@ mod tests {
             "guest_numa_id=1,cpus=[1,4-7],memory_zones=[b],pci_segments=[1]",
             "guest_numa_id=0,cpus=[0,2-3],memory_zones=[a],pci_segments=[0],device_id=_net0",
         ];
-        let nodes = plan(&config(&given, &ZONES), 2).unwrap();
+        let nodes = nodes_of(&config(&given, &ZONES), 2);
         let expected = [
             NumaNode {
                 vcpus: vec![0, 2, 3],
@@ -224,22 +244,64 @@ mod tests {
         ];
         assert_eq!(nodes, expected);
         assert_eq!((of_part(&nodes, 1), of_part(&nodes, 2)), (Some(1), None));
-        assert!(plan(&config(&[], &ZONES), 1).unwrap().is_empty());
+        assert!(nodes_of(&config(&[], &ZONES), 1).is_empty());
     }
 
     #[test]
     fn a_distance_is_the_same_in_both_directions_unless_both_are_given() {
         let given =
             ["guest_numa_id=0,distances=[1@30,2@40]", "guest_numa_id=1", "guest_numa_id=2,distances=[0@50,2@10]"];
-        let nodes = plan(&config(&given, &[]), 1).unwrap();
+        let nodes = nodes_of(&config(&given, &[]), 1);
         let distances: Vec<_> = nodes.iter().map(|node| node.distances.as_slice()).collect();
         assert_eq!(distances, [[10, 30, 40], [30, 10, 20], [50, 20, 10]]);
     }
 
     #[test]
     fn memory_without_zones_is_that_of_node_0() {
-        let nodes = plan(&config(&["guest_numa_id=1,cpus=[0]", "guest_numa_id=0"], &[]), 1).unwrap();
+        let nodes = nodes_of(&config(&["guest_numa_id=1,cpus=[0]", "guest_numa_id=0"], &[]), 1);
         assert_eq!((&nodes[0].parts[..], &nodes[1].parts[..]), (&[0][..], &[][..]));
+    }
+
+    /// Nodes, the warnings about them, and the vCPUs and parts of each.
+    type Case<'a> = (&'a [&'a str], &'a [&'a str], [&'a [u8]; 2], [&'a [usize]; 2]);
+
+    #[test]
+    fn what_the_vm_has_not_is_left_out_of_a_node_with_a_warning() {
+        let cases: [Case<'_>; 4] = [
+            (
+                &["guest_numa_id=0,cpus=[0,8],memory_zones=[a]", "guest_numa_id=1,memory_zones=[b]"],
+                &["--numa guest_numa_id=0,cpus=[8]: the VM has vCPUs 0 to 7 (--cpus max=8); it is left out"],
+                [&[0], &[]],
+                [&[0], &[1]],
+            ),
+            (
+                &["guest_numa_id=0,cpus=[1],memory_zones=[a]", "guest_numa_id=1,cpus=[0-2],memory_zones=[b]"],
+                &["--numa guest_numa_id=1,cpus=[1]: node 0 has it already, and keeps it"],
+                [&[1], &[0, 2]],
+                [&[0], &[1]],
+            ),
+            (
+                &["guest_numa_id=0,memory_zones=[a]", "guest_numa_id=1,memory_zones=[c,b]"],
+                &["--numa guest_numa_id=1,memory_zones=[c]: there is no such memory zone (--memory-zone); the \
+                   node has none"],
+                [&[], &[]],
+                [&[0], &[1]],
+            ),
+            (
+                &["guest_numa_id=0", "guest_numa_id=1,memory_zones=[a]"],
+                &["--memory-zone id=b: belongs to no NUMA node; node 0 gets it"],
+                [&[], &[]],
+                [&[1], &[0]],
+            ),
+        ];
+        for (given, said, vcpus, parts) in cases {
+            let mut warnings = Vec::new();
+            let nodes = plan(&config(given, &ZONES), 1, &mut warnings).unwrap();
+            assert_eq!(warnings, said);
+            for (node, (vcpus, parts)) in nodes.iter().zip(vcpus.into_iter().zip(parts)) {
+                assert_eq!((&node.vcpus[..], &node.parts[..]), (vcpus, parts));
+            }
+        }
     }
 
     #[test]
@@ -252,22 +314,6 @@ mod tests {
             (
                 &["guest_numa_id=0", "guest_numa_id=0"],
                 "--numa guest_numa_id=0: another node has this number; give each its own",
-            ),
-            (
-                &["guest_numa_id=0,cpus=[8]"],
-                "--numa guest_numa_id=0,cpus=[8]: the VM has vCPUs 0 to 7 (--cpus max=8); give these",
-            ),
-            (
-                &["guest_numa_id=0,cpus=[1]", "guest_numa_id=1,cpus=[0-2]"],
-                "--numa guest_numa_id=1,cpus=[1]: node 0 has it already; name it once",
-            ),
-            (
-                &["guest_numa_id=0,memory_zones=[c]"],
-                "--numa guest_numa_id=0,memory_zones=[c]: there is no such memory zone; give the id of a --memory-zone",
-            ),
-            (
-                &["guest_numa_id=0,memory_zones=[a]"],
-                "--memory-zone id=b: belongs to no NUMA node; name it in the memory_zones of one",
             ),
             (
                 &["guest_numa_id=0,pci_segments=[1]"],
@@ -292,11 +338,11 @@ mod tests {
                 "--numa guest_numa_id=0,distances=[1@31]: this node has another distance already; give one",
             ),
         ] {
-            assert_eq!(plan(&config(nodes, &ZONES), 1).unwrap_err().to_string(), expected);
+            assert_eq!(plan(&config(nodes, &ZONES), 1, &mut Vec::new()).unwrap_err().to_string(), expected);
         }
         let many: Vec<_> = (0..65).map(|id| format!("guest_numa_id={id}")).collect();
         let many: Vec<_> = many.iter().map(String::as_str).collect();
-        let refused = plan(&config(&many, &[]), 1).unwrap_err().to_string();
+        let refused = plan(&config(&many, &[]), 1, &mut Vec::new()).unwrap_err().to_string();
         assert_eq!(refused, "--numa: 65 nodes: a VM has at most 64 NUMA nodes; give fewer");
     }
 

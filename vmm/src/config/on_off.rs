@@ -4,13 +4,16 @@ use vm_api::config::VmConfig;
 
 use crate::config::device::{DeviceKind, DevicePlan};
 
-/// Plans the watchdog and the pvpanic device.
-pub(crate) fn plan(config: &VmConfig) -> impl Iterator<Item = DevicePlan> {
-    let device = |flag, id: &str, kind| {
-        let id = id.to_string();
-        DevicePlan { flag, id, pci_segment: 0, pci_device_id: None, iommu: false, kind }
-    };
-    let watchdog = config.watchdog.then(|| device("--watchdog", "__watchdog", DeviceKind::Watchdog));
-    let pvpanic = config.pvpanic.then(|| device("--pvpanic", "__pvpanic", DeviceKind::Pvpanic));
-    watchdog.into_iter().chain(pvpanic)
+/// Plans the watchdog, if there is one.
+pub(crate) fn watchdog(config: &VmConfig) -> Option<DevicePlan> {
+    config.watchdog.then(|| device("--watchdog", "__watchdog", DeviceKind::Watchdog))
+}
+
+/// Plans the pvpanic device, if there is one.
+pub(crate) fn pvpanic(config: &VmConfig) -> Option<DevicePlan> {
+    config.pvpanic.then(|| device("--pvpanic", "__pvpanic", DeviceKind::Pvpanic))
+}
+
+fn device(flag: &'static str, id: &str, kind: DeviceKind) -> DevicePlan {
+    DevicePlan { flag, id: id.to_string(), pci_segment: 0, pci_device_id: None, iommu: false, kind }
 }

@@ -7,8 +7,8 @@ use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::numa::NumaNode;
 use crate::config::{
-    balloon, console, disk, iommu, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio, vhost_user,
-    vsock,
+    balloon, console, disk, iommu, json_names, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio,
+    vhost_user, vsock,
 };
 use crate::config_sriov::{self, NetPlan, NicPlan};
 use crate::pci_host::assign_bars::Weights;
@@ -21,8 +21,8 @@ use vm_api::config::{MemoryConfig, PlatformConfig, VmConfig};
 /// The devices of a VM, what the guest is told about the machine, and nothing that has to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmPlan {
-    /// All devices, in the order in which they are given slots: NICs first, so that their addresses do not depend on
-    /// other devices, and each new kind last, so that no guest's addresses change with a new version.
+    /// All devices, in the order in which they are given slots: that of Cloud Hypervisor. Kinds that it does not have
+    /// come last.
     pub devices: Vec<DevicePlan>,
     /// The SMBIOS tables.
     pub smbios: Vec<u8>,
@@ -30,6 +30,8 @@ pub struct VmPlan {
     pub segments: Vec<Weights>,
     /// The NUMA nodes, by number; none if the machine is one.
     pub numa: Vec<NumaNode>,
+    /// Settings that are taken and have no effect, or another than what they say: a line for the log about each.
+    pub warnings: Vec<String>,
 }
 
 impl VmPlan {
@@ -43,13 +45,15 @@ impl VmPlan {
     /// The first thing that is wrong.
     pub fn of(config: &VmConfig) -> Result<Self, ConfigError> {
         machine::check(config)?;
+        let mut warnings = machine::warnings(config);
         let segments = segments::plan(config)?;
         let count = u16::try_from(segments.len()).unwrap_or(u16::MAX);
         let vcpus = config.cpus.boot_vcpus;
         let nets = config.net.iter().map(|net| ("--net", net.pci_segment, net.pci_device_id, net.iommu));
         let vdpas =
             config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id, vdpa.iommu));
-        let plans = config_sriov::plan(&config.net, &config.vdpa, vcpus, count)?;
+        let ids = config.ids();
+        let plans = config_sriov::plan(&config.net, &config.vdpa, ids.clone(), vcpus, count)?;
         let device = |(net, (flag, pci_segment, pci_device_id, iommu)): (NetPlan, _)| DevicePlan {
             flag,
             id: net.id().to_string(),
@@ -58,29 +62,34 @@ impl VmPlan {
             iommu,
             kind: DeviceKind::Net(net),
         };
-        let mut devices: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
-        devices.extend(disk::plan(&config.disks, &config.rate_limit_groups, vcpus)?);
-        devices.extend(console::plan(&config.console)?);
+        let mut nics: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
+        let vdpas = nics.split_off(config.net.len());
+        let of_host = vfio::plan(&config.devices, ids.devices, config.platform.as_ref())?;
+        let numa = numa::plan(config, count, &mut warnings)?;
+        let mut devices = Vec::from_iter(console::plan(&config.console)?);
+        devices.extend(disk::plan(&config.disks, ids.disks, &config.rate_limit_groups, vcpus, &mut warnings)?);
+        devices.extend(nics);
         devices.push(rng::plan(&config.rng)?);
-        let of_host = vfio::plan(&config.devices, config.platform.as_ref())?;
+        devices.extend(vhost_user::plan_fs(&config.fs, ids.fs, vcpus)?);
+        devices.extend(vhost_user::plan_generic(&config.generic_vhost_user, ids.generic_vhost_user)?);
+        devices.extend(pmem::plan(&config.pmem, ids.pmem)?);
+        devices.extend(vsock::plan(config.vsock.as_ref(), ids.vsock)?);
+        devices.extend(mem::plan(&config.memory, &numa));
         if let Some(balloon) = &config.balloon {
-            devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&of_host))?);
+            devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&vdpas).chain(&of_host))?);
         }
-        devices.extend(vsock::plan(config.vsock.as_ref())?);
-        devices.extend(vhost_user::plan_fs(&config.fs, vcpus)?);
-        devices.extend(vhost_user::plan_generic(&config.generic_vhost_user)?);
-        devices.extend(pmem::plan(&config.pmem)?);
+        devices.extend(on_off::watchdog(config));
+        devices.extend(vdpas);
         devices.extend(rtc::plan(config.rtc.as_ref())?);
         devices.extend(of_host);
-        // The last, because the configuration has no place for their names and slots, which `fill_in` relies on.
-        devices.extend(on_off::plan(config));
-        let numa = numa::plan(config, count)?;
-        devices.extend(mem::plan(&config.memory, &numa));
+        let before_pvpanic = devices.len();
+        devices.extend(on_off::pvpanic(config));
         let iommu = iommu::plan(config, &devices, count)?;
-        devices.extend(iommu);
+        devices.splice(before_pvpanic..before_pvpanic, iommu);
         numa::check_devices(&numa, &devices)?;
-        let smbios = smbios::tables(config.platform.as_ref().unwrap_or(&PlatformConfig::default()))?;
-        let plan = Self { devices, smbios, segments, numa };
+        let platform = config.platform.as_ref();
+        let smbios = smbios::tables(platform.unwrap_or(&PlatformConfig::default()), &mut warnings)?;
+        let plan = Self { devices, smbios, segments, numa, warnings };
         for device in &plan.devices {
             let option = |key: &str, value| format!("{},{key}={value}", device.option());
             segments::check(option, device.pci_segment, device.total_vfs(), count)?;
@@ -137,7 +146,7 @@ impl VmPlan {
     /// position, names of taps.
     fn fill_in(&self, config: &mut VmConfig) {
         config.iommu = self.iommu().is_some();
-        for (place, device) in config.places_mut().zip(&self.devices) {
+        for (place, device) in config.places_mut().zip(self.devices.iter().filter(|device| device.has_place())) {
             *place.id = Some(device.id.clone());
         }
         for (net, plan) in config.net.iter_mut().zip(self.nets()) {
@@ -152,6 +161,11 @@ impl VmPlan {
             }
         }
     }
+}
+
+/// A warning as a line that a terminal can show, whatever a value in it is.
+fn one_line(text: &str) -> String {
+    ConfigError::new("", Problem::Value(text.to_string())).to_string().trim_start_matches([':', ' ']).to_string()
 }
 
 /// How messages name a slot.
@@ -176,8 +190,34 @@ impl PlannedVm {
     /// # Errors
     ///
     /// As [`VmPlan::of`].
-    pub fn new(mut config: VmConfig) -> Result<Self, ConfigError> {
-        let plan = VmPlan::of(&config)?;
+    pub fn new(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, |error, _| error)
+    }
+
+    /// Plans `config`, which was read from JSON: an error names the path in the document.
+    ///
+    /// # Errors
+    ///
+    /// As [`VmPlan::of`].
+    pub fn of_document(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, json_names::in_document)
+    }
+
+    /// Plans `config`, whose last device of its kind was read from JSON: an error about that names the path in its
+    /// document.
+    ///
+    /// # Errors
+    ///
+    /// As [`VmPlan::of`].
+    pub(crate) fn with_device_of_document(config: VmConfig) -> Result<Self, ConfigError> {
+        Self::named(config, json_names::in_device)
+    }
+
+    fn named(
+        mut config: VmConfig,
+        name: impl FnOnce(ConfigError, &VmConfig) -> ConfigError,
+    ) -> Result<Self, ConfigError> {
+        let plan = VmPlan::of(&config).map_err(|error| name(error, &config))?;
         plan.fill_in(&mut config);
         Ok(Self { config, plan })
     }
@@ -190,6 +230,12 @@ impl PlannedVm {
     /// The plan.
     pub const fn plan(&self) -> &VmPlan {
         &self.plan
+    }
+
+    /// Logs what this plan warns of and `before`, if there was a plan before, did not.
+    pub(crate) fn log_warnings(&self, before: Option<&VmPlan>) {
+        let is_known = |line: &String| before.is_some_and(|before| before.warnings.contains(line));
+        self.plan.warnings.iter().filter(|line| !is_known(line)).for_each(|line| log::warn!("{}", one_line(line)));
     }
 
     /// The device that this plan has and `before` has not.
@@ -296,14 +342,15 @@ mod tests {
         let mut vm = PlannedVm::new(config).unwrap();
         let again = |vm: &PlannedVm| PlannedVm::new(vm.config().clone()).unwrap();
         assert_eq!(again(&vm), vm);
-        for (device, id) in [(7, "b"), (9, "_disk1"), (3, "__rng"), (5, "__console"), (4, "_net0"), (6, "__balloon")] {
+        for (device, id) in [(7, "b"), (9, "_disk1"), (3, "__rng"), (5, "__console"), (4, "_net2"), (6, "__balloon")] {
             vm.set_slot(id, device);
         }
         vm.set_balloon_size(3 << 20);
         assert_eq!(vm.config().balloon.as_ref().unwrap().size, 3 << 20);
         assert_eq!(again(&vm), vm);
-        assert_eq!(vm.plan().devices[0].pci_device_id, Some(4));
-        vm.remove("_net0");
+        let slot = |id: &str| vm.plan().devices.iter().find(|device| device.id == id).unwrap().pci_device_id;
+        assert_eq!(slot("_net2"), Some(4));
+        vm.remove("_net2");
         vm.remove("_disk1");
         assert_eq!((vm.plan().nets().count(), vm.plan().devices.len()), (2, 6));
         assert_eq!(again(&vm), vm);

@@ -3,7 +3,6 @@
 use virtio_devices::PmemSpec;
 use vm_api::config::bytes;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::id::numbered;
 use vm_api::config::pmem::PmemConfig;
 
 use crate::config::common_keys::{CommonKeys, check_ids};
@@ -17,8 +16,7 @@ const FLAG: &str = "--pmem";
 /// # Errors
 ///
 /// The first thing that is wrong. Sizes of files are looked at when these are opened.
-pub(crate) fn plan(all: &[PmemConfig]) -> Result<Vec<DevicePlan>, ConfigError> {
-    let ids = numbered("_pmem", all.iter().map(|pmem| pmem.id.as_deref()));
+pub(crate) fn plan(all: &[PmemConfig], ids: Vec<String>) -> Result<Vec<DevicePlan>, ConfigError> {
     let mut plans = Vec::with_capacity(all.len());
     for (index, (pmem, id)) in all.iter().zip(ids).enumerate() {
         check(pmem, &Subject::device(FLAG, pmem.id.as_deref(), index, all.len()))?;
@@ -38,7 +36,7 @@ pub(crate) fn plan(all: &[PmemConfig]) -> Result<Vec<DevicePlan>, ConfigError> {
 }
 
 fn check(pmem: &PmemConfig, subject: &Subject) -> Result<(), ConfigError> {
-    let keys = CommonKeys { id: pmem.id.as_deref(), pci_device_id: pmem.pci_device_id };
+    let keys = CommonKeys { id: pmem.id.as_deref(), slot: (pmem.pci_segment, pmem.pci_device_id) };
     keys.check(FLAG, subject)?;
     if pmem.file.as_os_str().is_empty() {
         let what = "the path is empty; give a file, a block device, or a folder with size=".to_string();
@@ -59,9 +57,13 @@ fn check(pmem: &PmemConfig, subject: &Subject) -> Result<(), ConfigError> {
 mod tests {
     use super::*;
 
+    fn ids(all: &[PmemConfig]) -> Vec<String> {
+        vm_api::config::VmConfig { pmem: all.to_vec(), ..vm_api::config::VmConfig::default() }.ids().pmem
+    }
+
     fn planned(all: &[&str]) -> Result<Vec<DevicePlan>, String> {
         let all: Result<Vec<PmemConfig>, _> = all.iter().map(|text| text.parse()).collect();
-        all.and_then(|all| plan(&all)).map_err(|error| error.to_string())
+        all.and_then(|all| plan(&all, ids(&all))).map_err(|error| error.to_string())
     }
 
     #[test]

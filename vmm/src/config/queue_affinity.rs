@@ -12,7 +12,6 @@ use crate::config::subject::Subject;
 ///
 /// The first thing that is wrong.
 pub(crate) fn check(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
-    let queues = disk.num_queues;
     for (n, VirtQueueAffinity { queue_index, host_cpus }) in disk.queue_affinity.iter().enumerate() {
         let fail = |problem| {
             let key = subject.key("queue_affinity", format!("[{queue_index}@...]"));
@@ -21,10 +20,6 @@ pub(crate) fn check(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigEr
         if disk.vhost_user {
             let what = "its backend runs the queues; leave queue_affinity out".to_string();
             return fail(Problem::Conflict(what));
-        }
-        if *queue_index >= queues {
-            let what = format!("the queues are 0 to {}; give one of them", queues.saturating_sub(1));
-            return fail(Problem::Value(what));
         }
         if disk.queue_affinity.iter().take(n).any(|other| other.queue_index == *queue_index) {
             return fail(Problem::Conflict("the queue is there twice; give all of its CPUs at once".to_string()));
@@ -40,6 +35,23 @@ pub(crate) fn check(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigEr
     Ok(())
 }
 
+/// The CPUs of each queue that the disk has.
+pub(crate) fn plan(disk: &DiskConfig) -> Vec<(u16, Vec<u32>)> {
+    let own = disk.queue_affinity.iter().filter(|queue| queue.queue_index < disk.num_queues);
+    own.map(|queue| (queue.queue_index, queue.host_cpus.clone())).collect()
+}
+
+/// A line about each queue that the disk has not, which Cloud Hypervisor takes as well.
+pub(crate) fn warnings(disk: &DiskConfig, subject: &Subject) -> Vec<String> {
+    let last = disk.num_queues.saturating_sub(1);
+    let missing = disk.queue_affinity.iter().filter(|queue| queue.queue_index >= disk.num_queues);
+    let line = |queue: &VirtQueueAffinity| {
+        let key = subject.key("queue_affinity", format!("[{}@...]", queue.queue_index));
+        format!("{key}: the queues are 0 to {last}; it has no effect")
+    };
+    missing.map(line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use crate::config::{DeviceKind, PlannedVm, VmConfig};
@@ -48,10 +60,11 @@ mod tests {
         let mut vm = VmConfig { cpus: "boot=4".parse().unwrap(), ..VmConfig::default() };
         vm.disks.push(text.parse().unwrap());
         let planned = PlannedVm::new(vm).map_err(|error| error.to_string())?;
-        match &planned.plan().devices[0].kind {
-            DeviceKind::Disk(spec) => Ok(spec.queue_cpus.clone()),
-            other => panic!("{other:?}"),
-        }
+        let disk = planned.plan().devices.iter().find_map(|device| match &device.kind {
+            DeviceKind::Disk(spec) => Some(spec.queue_cpus.clone()),
+            _ => None,
+        });
+        Ok(disk.unwrap())
     }
 
     #[test]
@@ -62,9 +75,17 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_not_there_or_has_no_cpu_is_refused() {
+    fn a_queue_that_is_not_there_is_taken_with_a_warning() {
+        let mut vm = VmConfig { cpus: "boot=4".parse().unwrap(), ..VmConfig::default() };
+        vm.disks.push("path=/d,num_queues=2,queue_affinity=[1@[3],2@[0]]".parse().unwrap());
+        let warnings = &PlannedVm::new(vm).unwrap().plan().warnings.clone();
+        assert_eq!(warnings, &["--disk queue_affinity=[2@...]: the queues are 0 to 1; it has no effect"]);
+        assert_eq!(planned("path=/d,num_queues=2,queue_affinity=[1@[3],2@[0]]"), Ok(vec![(1, vec![3])]));
+    }
+
+    #[test]
+    fn a_queue_without_a_cpu_that_can_be_is_refused() {
         for (affinity, said) in [
-            ("[2@[0]]", "--disk queue_affinity=[2@...]: the queues are 0 to 1; give one of them"),
             ("[1@[0],1@[1]]", "--disk queue_affinity=[1@...]: the queue is there twice; give all of its CPUs at once"),
             ("[1@[]]", "--disk queue_affinity=[1@...]: a queue needs a CPU of the host to run on; give one, or more"),
             (

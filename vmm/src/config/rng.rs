@@ -17,7 +17,10 @@ const ID: &str = "__rng";
 ///
 /// The first thing that is wrong.
 pub(crate) fn plan(config: &RngConfig) -> Result<DevicePlan, ConfigError> {
-    let keys = CommonKeys { id: config.id.as_deref().filter(|id| *id != ID), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys {
+        id: config.id.as_deref().filter(|id| *id != ID),
+        slot: (config.pci_segment, config.pci_device_id),
+    };
     keys.check("--rng", &Subject::device("--rng", None, 0, 1))?;
     if config.src.as_os_str().is_empty() {
         let what = "the path is empty; leave src out for /dev/urandom".to_string();

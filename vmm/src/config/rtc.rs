@@ -19,7 +19,10 @@ const ID: &str = "__rtc";
 /// The first thing that is wrong.
 pub(crate) fn plan(config: Option<&RtcConfig>) -> Result<Option<DevicePlan>, ConfigError> {
     let Some(config) = config else { return Ok(None) };
-    let keys = CommonKeys { id: config.id.as_deref().filter(|id| *id != ID), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys {
+        id: config.id.as_deref().filter(|id| *id != ID),
+        slot: (config.pci_segment, config.pci_device_id),
+    };
     keys.check(FLAG, &Subject::device(FLAG, None, 0, 1))?;
     let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let spec = RtcSpec { id: id.clone() };

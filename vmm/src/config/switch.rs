@@ -228,7 +228,7 @@ mod tests {
         config.cpus.boot_vcpus = 4;
         config.cpus.max_vcpus = 4;
         for vf in vfs {
-            format!("pf=pf0,{vf}").parse::<NetVf>()?.add_to(&mut config.net)?;
+            format!("pf=pf0,{vf}").parse::<NetVf>()?.add_to(&mut config.net, &["pf0".to_string()])?;
         }
         Ok(config)
     }

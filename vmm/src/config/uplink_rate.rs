@@ -79,7 +79,7 @@ mod tests {
             let mut config = VmConfig { net: vec![format!("id=pf0,{net}").parse()?], ..VmConfig::default() };
             config.memory.shared = true;
             for vf in vfs {
-                format!("pf=pf0,{vf}").parse::<NetVf>()?.add_to(&mut config.net)?;
+                format!("pf=pf0,{vf}").parse::<NetVf>()?.add_to(&mut config.net, &["pf0".to_string()])?;
             }
             VmPlan::of(&config)
         };

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 
 use vm_api::config::device::DeviceConfig;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::id::numbered;
 use vm_api::config::{Options as _, PlatformConfig};
 
 use crate::config::common_keys::{CommonKeys, check_ids};
@@ -19,9 +18,12 @@ const FLAG: &str = "--device";
 /// # Errors
 ///
 /// The first thing that is wrong. What the host has at a path, or as a descriptor, is looked at when it is opened.
-pub(crate) fn plan(all: &[DeviceConfig], platform: Option<&PlatformConfig>) -> Result<Vec<DevicePlan>, ConfigError> {
+pub(crate) fn plan(
+    all: &[DeviceConfig],
+    ids: Vec<String>,
+    platform: Option<&PlatformConfig>,
+) -> Result<Vec<DevicePlan>, ConfigError> {
     let interface = interface(platform)?;
-    let ids = numbered("_vfio", all.iter().map(|device| device.id.as_deref()));
     let (mut plans, mut sources) = (Vec::with_capacity(all.len()), HashSet::new());
     for (index, (device, id)) in all.iter().zip(ids).enumerate() {
         let subject = Subject::device(FLAG, device.id.as_deref(), index, all.len());
@@ -93,7 +95,7 @@ fn source(device: &DeviceConfig, interface: VfioInterface, subject: &Subject) ->
 }
 
 fn check(device: &DeviceConfig, subject: &Subject) -> Result<(), ConfigError> {
-    let keys = CommonKeys { id: device.id.as_deref(), pci_device_id: device.pci_device_id };
+    let keys = CommonKeys { id: device.id.as_deref(), slot: (device.pci_segment, device.pci_device_id) };
     keys.check(FLAG, subject)?;
     if device.path.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         let what = "the path is empty; give a folder such as /sys/bus/pci/devices/0000:01:00.1".to_string();
@@ -110,15 +112,19 @@ fn check(device: &DeviceConfig, subject: &Subject) -> Result<(), ConfigError> {
 mod tests {
     use super::*;
 
+    fn ids(devices: &[DeviceConfig]) -> Vec<String> {
+        vm_api::config::VmConfig { devices: devices.to_vec(), ..vm_api::config::VmConfig::default() }.ids().devices
+    }
+
     fn planned(all: &[&str]) -> Result<Vec<DevicePlan>, String> {
         let all: Result<Vec<DeviceConfig>, _> = all.iter().map(|text| text.parse()).collect();
-        all.and_then(|all| plan(&all, None)).map_err(|error| error.to_string())
+        all.and_then(|all| plan(&all, ids(&all), None)).map_err(|error| error.to_string())
     }
 
     /// The same, of a VM with this platform.
     fn planned_on(platform: &str, all: &[&str]) -> Result<Vec<DevicePlan>, String> {
         let all: Vec<DeviceConfig> = all.iter().map(|text| text.parse().unwrap()).collect();
-        plan(&all, Some(&platform.parse().unwrap())).map_err(|error| error.to_string())
+        plan(&all, ids(&all), Some(&platform.parse().unwrap())).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -6,7 +6,6 @@ use virtio_devices::{VhostUserDeviceSpec, VhostUserKind};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::fs::FsConfig;
 use vm_api::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
-use vm_api::config::id::numbered;
 
 use crate::config::common_keys::{CommonKeys, check_ids};
 use crate::config::device::{DeviceKind, DevicePlan};
@@ -31,8 +30,7 @@ const REFUSED: [(u32, &str); 2] = [(23, "virtual IOMMUs"), (35, "watchdogs")];
 /// # Errors
 ///
 /// The first thing that is wrong.
-pub(crate) fn plan_fs(all: &[FsConfig], vcpus: u32) -> Result<Vec<DevicePlan>, ConfigError> {
-    let ids = numbered("_fs", all.iter().map(|fs| fs.id.as_deref()));
+pub(crate) fn plan_fs(all: &[FsConfig], ids: Vec<String>, vcpus: u32) -> Result<Vec<DevicePlan>, ConfigError> {
     let mut tags = HashMap::new();
     let mut plans = Vec::with_capacity(all.len());
     for (index, (fs, id)) in all.iter().zip(ids).enumerate() {
@@ -56,7 +54,7 @@ pub(crate) fn plan_fs(all: &[FsConfig], vcpus: u32) -> Result<Vec<DevicePlan>, C
 
 fn check_fs(fs: &FsConfig, subject: &Subject, vcpus: u32) -> Result<(), ConfigError> {
     let fail = |key: &str, value: String, problem| Err(ConfigError::new(subject.key(key, value), problem));
-    let keys = CommonKeys { id: fs.id.as_deref(), pci_device_id: fs.pci_device_id };
+    let keys = CommonKeys { id: fs.id.as_deref(), slot: (fs.pci_segment, fs.pci_device_id) };
     keys.check(FS, subject)?;
     if fs.tag.is_empty() || fs.tag.len() > TAG || fs.tag.contains('\0') {
         let what = format!("a tag has 1 to {TAG} bytes, none of them 0; give another");
@@ -82,8 +80,7 @@ fn check_fs(fs: &FsConfig, subject: &Subject, vcpus: u32) -> Result<(), ConfigEr
 /// # Errors
 ///
 /// The first thing that is wrong.
-pub(crate) fn plan_generic(all: &[GenericVhostUserConfig]) -> Result<Vec<DevicePlan>, ConfigError> {
-    let ids = numbered("_generic_vhost_user", all.iter().map(|device| device.id.as_deref()));
+pub(crate) fn plan_generic(all: &[GenericVhostUserConfig], ids: Vec<String>) -> Result<Vec<DevicePlan>, ConfigError> {
     let mut plans = Vec::with_capacity(all.len());
     for (index, (config, id)) in all.iter().zip(ids).enumerate() {
         let subject = Subject::device(GENERIC, config.id.as_deref(), index, all.len());
@@ -98,7 +95,7 @@ pub(crate) fn plan_generic(all: &[GenericVhostUserConfig]) -> Result<Vec<DeviceP
 
 /// Checks a device by itself, and returns its type.
 fn check_generic(config: &GenericVhostUserConfig, subject: &Subject) -> Result<u16, ConfigError> {
-    let keys = CommonKeys { id: config.id.as_deref(), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys { id: config.id.as_deref(), slot: (config.pci_segment, config.pci_device_id) };
     keys.check(GENERIC, subject)?;
     let device_type = check_type(config, subject)?;
     socket::check(&config.socket, subject)?;
@@ -160,11 +157,13 @@ mod tests {
 
     fn fs(all: &[&str]) -> Result<Vec<DevicePlan>, String> {
         let all: Vec<_> = all.iter().map(|fs| fs.parse().unwrap()).collect();
-        plan_fs(&all, 2).map_err(|error| error.to_string())
+        plan_fs(&all, vm_api::config::VmConfig { fs: all.clone(), ..Default::default() }.ids().fs, 2)
+            .map_err(|error| error.to_string())
     }
 
     fn generic(text: &str) -> Result<Vec<DevicePlan>, String> {
-        plan_generic(&[text.parse().unwrap()]).map_err(|error| error.to_string())
+        plan_generic(&[text.parse().unwrap()], vec!["_generic_vhost_user0".to_string()])
+            .map_err(|error| error.to_string())
     }
 
     fn spec(plan: &DevicePlan) -> &VhostUserDeviceSpec {

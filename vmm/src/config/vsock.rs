@@ -9,8 +9,6 @@ use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::subject::Subject;
 
 const FLAG: &str = "--vsock";
-/// The default id of the socket device.
-const ID: &str = "_vsock0";
 /// The longest path of a Unix socket in bytes (`unix(7)`).
 const MAX_PATH: usize = 107;
 
@@ -19,10 +17,10 @@ const MAX_PATH: usize = 107;
 /// # Errors
 ///
 /// The first thing that is wrong.
-pub(crate) fn plan(config: Option<&VsockConfig>) -> Result<Option<DevicePlan>, ConfigError> {
-    let Some(config) = config else { return Ok(None) };
+pub(crate) fn plan(config: Option<&VsockConfig>, ids: Vec<String>) -> Result<Option<DevicePlan>, ConfigError> {
+    let (Some(config), Some(id)) = (config, ids.into_iter().next()) else { return Ok(None) };
     let subject = Subject::device(FLAG, config.id.as_deref(), 0, 1);
-    let keys = CommonKeys { id: config.id.as_deref(), pci_device_id: config.pci_device_id };
+    let keys = CommonKeys { id: config.id.as_deref(), slot: (config.pci_segment, config.pci_device_id) };
     keys.check(FLAG, &subject)?;
     let wrong =
         |key: &str, value: String, what: String| Err(ConfigError::new(subject.key(key, value), Problem::Value(what)));
@@ -39,7 +37,6 @@ pub(crate) fn plan(config: Option<&VsockConfig>) -> Result<Option<DevicePlan>, C
         }
         _ => {}
     }
-    let id = config.id.clone().unwrap_or_else(|| ID.to_string());
     let spec = VsockSpec { id: id.clone(), cid: config.cid, socket: config.socket.clone() };
     let VsockConfig { pci_segment, pci_device_id, .. } = *config;
     Ok(Some(DevicePlan {
@@ -64,7 +61,10 @@ mod tests {
     use super::*;
 
     fn planned(text: &str) -> Result<DevicePlan, String> {
-        let planned = text.parse::<VsockConfig>().and_then(|config| plan(Some(&config)));
+        let planned = text.parse::<VsockConfig>().and_then(|config| {
+            let id = config.id.clone().unwrap_or_else(|| "_vsock0".to_string());
+            plan(Some(&config), vec![id])
+        });
         planned.map(Option::unwrap).map_err(|error| error.to_string())
     }
 
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(planned("cid=3,socket=/run/v").unwrap(), vsock("_vsock0", 3, 0, None));
         let text = "cid=4294967294,socket=/run/v,id=v,pci_device_id=5,iommu=off,pci_segment=1";
         assert_eq!(planned(text).unwrap(), vsock("v", u32::MAX - 1, 1, Some(5)));
-        assert_eq!(plan(None), Ok(None));
+        assert_eq!(plan(None, Vec::new()), Ok(None));
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
         }
         let config: VsockConfig = serde_json::from_str(r#"{"cid": 3, "socket": ""}"#).unwrap();
         assert_eq!(
-            plan(Some(&config)).unwrap_err().to_string(),
+            plan(Some(&config), vec!["v".to_string()]).unwrap_err().to_string(),
             "--vsock socket=: the path is empty; give that of a Unix socket to be made"
         );
     }

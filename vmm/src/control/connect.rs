@@ -1,4 +1,4 @@
-//! A backend for a function that has none: `vm.set-vf` with `tap`, `num_fds`, `vhost_socket` or `vdpa`.
+//! A backend for a function that has none, or whose tap was deleted: `vm.set-vf` with `tap`, `num_fds`, `vhost_socket` or `vdpa`.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
@@ -56,7 +56,7 @@ impl Instance {
         Some(Box::new(move |cancel: &Cancel| Acquired::Backend(wanted.open(&memory, Some(cancel)).map(Box::new))))
     }
 
-    /// Gives a function whose backend is missing this one, which was opened before.
+    /// Gives a function whose backend is missing, or is a tap that was deleted, this one, which was opened before.
     ///
     /// # Errors
     ///
@@ -94,15 +94,17 @@ impl Instance {
         let plugged = vm.devices().find(id).ok_or_else(|| no_device(id))?;
         let missing = plugged.slot().with(|device| {
             let port = device.port(vf)?;
-            Some(port.backend_missing().map(str::to_string).ok_or_else(|| port.backend_name().to_string()))
+            Some(if port.takes_backend() { Ok(()) } else { Err(port.backend_name().to_string()) })
         });
         match missing.flatten() {
             None => return Err(fail(ErrorKind::NotFound, "there is no such network function; vm.info lists them")),
             Some(Err(name)) => {
-                let what = format!("it has a backend ({name}); only one that is missing can be given");
+                let what = format!(
+                    "it has a backend ({name}); only one that is missing, or a tap that was deleted, can be replaced"
+                );
                 return Err(fail(ErrorKind::Conflict, &what));
             }
-            Some(Ok(_)) => {}
+            Some(Ok(())) => {}
         }
         let mut config = self.config().clone();
         overrides::replace(&mut config, given).map_err(|line| fail(ErrorKind::Invalid, &line))?;

@@ -93,6 +93,7 @@ impl Instance {
     /// A virtual machine that does not run, and reports its events to `events`. Its payload is looked at when it is
     /// booted. `limits` are what the host lets this process have.
     pub(crate) fn new(planned: PlannedVm, events: Events, limits: HostLimits) -> Self {
+        planned.log_warnings(None);
         let vcpus = planned.config().cpus.boot_vcpus;
         let (fds, links, reboots) = (HashMap::new(), HashMap::new(), RateLimiter::of_ops(REBOOTS, Instant::now()));
         let new = Self {
@@ -171,9 +172,11 @@ impl Instance {
         let machine = serde_json::to_value(machine)
             .map_err(|error| Failure::new(ErrorKind::Host, format!("the machine cannot be JSON: {error}")))?;
         let (memory, filling) = (vm.memory().clone(), vm.filling().cloned());
+        let discarded = vm.devices().discarded();
         let links = self.saved_links();
         let awaiting = self.awaited_descriptors();
-        Ok(Saver { folder, config: self.config().clone(), awaiting, links, machine, memory, filling })
+        let config = self.config().clone();
+        Ok(Saver { folder, config, awaiting, links, machine, memory, filling, discarded })
     }
 
     /// The functions that await descriptors of taps.
@@ -348,6 +351,7 @@ impl Instance {
     /// Has the VM be somebody else's, who shuts it down by dropping it.
     pub(crate) fn give_up(&mut self) -> Option<Vm> {
         let mut vm = self.vm.take()?;
+        self.events.end_watches();
         let removed = vm.remove_unplugged();
         self.forget(&removed);
         Some(vm)

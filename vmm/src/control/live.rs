@@ -7,6 +7,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::api::Failure;
 use crate::control::instance::Instance;
+use crate::control::queue::WaitingClient;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
@@ -32,6 +33,8 @@ pub(super) enum Live {
         is_stopped: bool,
         /// Whether nobody knows who has it.
         is_unknown: bool,
+        /// Why the guest, which was to be resumed here, stays paused.
+        stays_paused: Option<String>,
     },
     /// A VM is received.
     Receiving {
@@ -45,6 +48,10 @@ pub(super) enum Live {
         runs: bool,
         /// Whether its memory is the source's.
         is_local: bool,
+        /// The client that waits until the guest has arrived.
+        client: Option<WaitingClient>,
+        /// Why the guest, which is here, does not run.
+        stays_paused: Option<String>,
     },
 }
 

@@ -66,7 +66,6 @@ impl ControlLoop {
             return Next::On;
         }
         let restorer = self.restorer(RestoreConfig::clone(config));
-        self.events.vm("restoring");
         let work = move |cancel: &Cancel| Acquired::Restored(Box::new(restorer.restore(Some(cancel))));
         self.begin(ThreadKind::Open, pending, work)
     }
@@ -140,6 +139,9 @@ impl ControlLoop {
     /// Makes the VM this program's, paused.
     fn take_restored(&mut self, restored: Restored, fds: Vec<OwnedFd>) -> Result<(), Error> {
         self.instance = Some(Instance::restored(restored, fds, self.events.clone(), self.limits)?);
+        // As in Cloud Hypervisor, whose devices are active by then.
+        self.events.look_first();
+        self.events.vm("restoring");
         self.events.vm("restored");
         Ok(())
     }

@@ -5,6 +5,7 @@ use crate::api::{Action, Failure, Reply};
 use crate::config::{OnMissingBackend, RestoreConfig};
 use crate::control::instance::Instance;
 use crate::control::live::{Live, NOT_RECEIVED, NOT_SENT, check_modes, check_send, conflict, host, invalid, tls};
+use crate::control::queue::PendingAction;
 use crate::control::{ControlLoop, Next, json};
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
@@ -81,26 +82,40 @@ impl ControlLoop {
         let memory = (*vm.memory().memory()).clone();
         let progress = Progress::new(MigrationRole::Sender, "connecting");
         let (control, orders) = orders::pair().map_err(host)?;
-        let job = SendJob { config, address, tls, offer: bytes, passed, memory, progress: progress.clone(), control };
+        let (offer, discarded) = (bytes, vm.devices().discarded());
+        let job =
+            SendJob { config, address, tls, offer, passed, memory, discarded, progress: progress.clone(), control };
         let sending = Sending::begin(job).map_err(host)?;
         self.progress = Some(progress.clone());
-        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped: false, is_unknown: false });
+        let (is_stopped, is_unknown, stays_paused) = (false, false, None);
+        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped, is_unknown, stays_paused });
         Ok(())
     }
 
-    /// Begins to wait for a VM.
-    pub(super) fn receive_migration(&mut self, config: ReceiveMigration, fds: Vec<OwnedFd>) -> Result<Reply, Failure> {
-        self.begin_receiving(config, fds).map_err(|failure| failure.in_context(NOT_RECEIVED))?;
+    /// Begins to wait for a VM. The client is answered when the guest has arrived, or cannot; or now, if it asked for
+    /// that.
+    pub(super) fn begin_receive(&mut self, pending: PendingAction) -> Next {
+        let (action, waiting) = pending.split();
+        let Action::ReceiveMigration(config, fds) = action else { return Next::On };
+        let detach = config.detach;
+        if let Err(failure) = self.begin_receiving(*config, fds) {
+            waiting.answer(Err(failure.in_context(NOT_RECEIVED)));
+            return Next::On;
+        }
         self.events.vm("migration-receive-ready");
-        Ok(Reply::Done)
+        match &mut self.live {
+            Some(Live::Receiving { client, .. }) if !detach => *client = Some(waiting),
+            _ => waiting.answer(Ok(Reply::Done)),
+        }
+        Next::On
     }
 
     fn begin_receiving(&mut self, config: ReceiveMigration, fds: Vec<OwnedFd>) -> Result<(), Failure> {
         if self.instance.is_some() {
             return Err(conflict("there is already a VM; delete it first (vm.delete)"));
         }
-        let ReceiveMigration { receiver_url, tls_dir, memory_mode, timeout_s, net_fds, backends, on_missing_backend } =
-            config;
+        let ReceiveMigration { receiver_url, tls_dir, memory_mode, timeout_s, net_fds, .. } = config;
+        let (backends, on_missing_backend) = (config.backends, config.on_missing_backend);
         let address = Address::parse("receiver_url", &receiver_url).map_err(invalid)?;
         check_modes(memory_mode)?;
         let tls = tls(&address, tls_dir.as_deref(), migration::tls::server)?;
@@ -130,7 +145,9 @@ impl ControlLoop {
         let job = ReceiveJob { listener, tls, patience, preparer, fds, progress: progress.clone(), control };
         let receiving = Receiving::begin(job).map_err(host)?;
         self.progress = Some(progress.clone());
-        self.live = Some(Live::Receiving { receiving, orders, progress, held: None, runs: false, is_local: false });
+        let (held, client, stays_paused) = (None, None, None);
+        let (runs, is_local) = (false, false);
+        self.live = Some(Live::Receiving { receiving, orders, progress, held, runs, is_local, client, stays_paused });
         Ok(())
     }
 
@@ -213,7 +230,8 @@ impl ControlLoop {
     }
 
     fn follow_source(&mut self, live: Live) -> Result<Next, Error> {
-        let Live::Sending { sending, orders, progress, runs, mut is_stopped, mut is_unknown } = live else {
+        let Live::Sending { sending, orders, progress, runs, mut is_stopped, mut is_unknown, mut stays_paused } = live
+        else {
             return Ok(Next::On);
         };
         while let Some(order) = orders.take() {
@@ -232,7 +250,7 @@ impl ControlLoop {
                 }
                 SourceOrder::Resume => {
                     is_stopped = false;
-                    self.resume_guest(runs);
+                    stays_paused = self.resume_guest(runs).err();
                 }
                 SourceOrder::GiveUp => {
                     let vm = self.instance.as_mut().and_then(Instance::give_up);
@@ -247,6 +265,8 @@ impl ControlLoop {
                     self.report(Outcome::Unknown, why.as_deref(), "migration-unknown");
                 }
                 SourceOrder::Report(outcome, why) => {
+                    let why =
+                        [why, stays_paused.take()].into_iter().flatten().reduce(|why, more| format!("{why}; {more}"));
                     if outcome != Outcome::Finished {
                         self.give_links_back();
                     }
@@ -260,7 +280,7 @@ impl ControlLoop {
                 }
             }
         }
-        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped, is_unknown });
+        self.live = Some(Live::Sending { sending, orders, progress, runs, is_stopped, is_unknown, stays_paused });
         Ok(Next::On)
     }
 
@@ -288,15 +308,27 @@ impl ControlLoop {
         Ok(Stopped { machine: Box::new(machine), holds: vm.holds(), stateful, stop })
     }
 
-    fn resume_guest(&mut self, runs: bool) {
-        let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut).filter(|_| runs) else { return };
-        if let Err(error) = vm.resume() {
-            log::error!("the VM stays paused after its migration failed: {error}; resume it with vm.resume");
-        }
+    /// Resumes a guest that ran.
+    ///
+    /// # Errors
+    ///
+    /// It stays paused, and why.
+    fn resume_guest(&mut self, runs: bool) -> Result<(), String> {
+        let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut).filter(|_| runs) else { return Ok(()) };
+        vm.resume().map_err(|error| {
+            let why = format!("the VM stays paused after its migration failed: {error}; resume it with vm.resume");
+            log::error!("{why}");
+            why
+        })
     }
 
     fn follow_target(&mut self, live: Live) {
-        let Live::Receiving { receiving, orders, progress, mut held, mut runs, mut is_local } = live else { return };
+        let Live::Receiving { receiving, orders, progress, mut held, mut runs, mut is_local, client, stays_paused } =
+            live
+        else {
+            return;
+        };
+        let mut stays_paused = stays_paused;
         while let Some(order) = orders.take() {
             match order {
                 TargetOrder::Accepted => self.events.vm("migration-receive-started"),
@@ -315,7 +347,8 @@ impl ControlLoop {
                 }
                 TargetOrder::Start => {
                     let started = self.start_received(held.take(), runs, is_local);
-                    receiving.tell(TargetNote::Started(started.map_err(|error| error.to_string())));
+                    let started = started.map(|paused| stays_paused = paused).map_err(|error| error.to_string());
+                    receiving.tell(TargetNote::Started(started));
                 }
                 TargetOrder::Discard => {
                     held = None;
@@ -327,12 +360,15 @@ impl ControlLoop {
                     let is_here = outcome == Outcome::Finished;
                     let event = if is_here { "migration-receive-finished" } else { "migration-receive-failed" };
                     self.report(outcome, why.as_deref(), event);
-                    progress.end(outcome, why);
+                    progress.end(outcome, why.clone().or_else(|| stays_paused.clone()));
+                    if let Some(client) = client {
+                        client.answer(received(outcome, why, stays_paused));
+                    }
                     return;
                 }
             }
         }
-        self.live = Some(Live::Receiving { receiving, orders, progress, held, runs, is_local });
+        self.live = Some(Live::Receiving { receiving, orders, progress, held, runs, is_local, client, stays_paused });
     }
 
     /// Brings the VM to the state in which it was at the source, paused.
@@ -345,20 +381,30 @@ impl ControlLoop {
     /// The guest is this program's, with its locks. If it cannot run, it is gone, and so are they.
     ///
     /// With the source's memory, in which its devices may have begun to work, it cannot be given back: it stays,
-    /// paused.
-    fn start_received(&mut self, held: Option<Box<Instance>>, runs: bool, is_local: bool) -> Result<(), Error> {
+    /// paused. Returns why, in that case.
+    fn start_received(
+        &mut self,
+        held: Option<Box<Instance>>,
+        runs: bool,
+        is_local: bool,
+    ) -> Result<Option<String>, Error> {
         let mut instance = *held.ok_or_else(|| Error::Host {
             action: "start the received guest",
             error: std::io::Error::other("it is not there"),
         })?;
         let resumed = instance.vm_mut().filter(|_| runs).map_or(Ok(()), Vm::resume);
+        let mut stays_paused = None;
         match resumed {
-            Err(error) if is_local => log::error!("the received VM stays paused: {error}; resume it with vm.resume"),
+            Err(error) if is_local => {
+                let why = format!("the received VM stays paused: {error}; resume it with vm.resume");
+                log::error!("{why}");
+                stays_paused = Some(why);
+            }
             Ok(()) if runs => self.events.vm("resumed"),
             resumed => resumed?,
         }
         self.instance = Some(instance);
-        Ok(())
+        Ok(stays_paused)
     }
 
     fn report(&self, outcome: Outcome, why: Option<&str>, event: &'static str) {
@@ -370,5 +416,16 @@ impl ControlLoop {
             }
             _ => self.events.vm(event),
         }
+    }
+}
+
+/// The answer to the client that waited for a guest.
+fn received(outcome: Outcome, why: Option<String>, stays_paused: Option<String>) -> Result<Reply, Failure> {
+    let why = || why.unwrap_or_else(|| format!("the migration ended ({})", outcome.name()));
+    match (outcome, stays_paused) {
+        (Outcome::Finished, None) => Ok(Reply::Done),
+        (Outcome::Finished, Some(why)) => Err(Failure::new(ErrorKind::Host, why)),
+        (Outcome::Cancelled, _) => Err(conflict(why()).in_context(NOT_RECEIVED)),
+        _ => Err(Failure::new(ErrorKind::Host, why()).in_context(NOT_RECEIVED)),
     }
 }

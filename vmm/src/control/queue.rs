@@ -25,6 +25,21 @@ impl PendingAction {
     pub(crate) fn serve(self, apply: impl FnOnce(Action) -> Result<Reply, Failure>) {
         let _ = self.reply.send(apply(self.action));
     }
+
+    /// The action, and the client, which is answered later.
+    pub(crate) fn split(self) -> (Action, WaitingClient) {
+        (self.action, WaitingClient(self.reply))
+    }
+}
+
+/// A client that waits for the reply. When this is dropped, the client learns that the program ends.
+pub(crate) struct WaitingClient(SyncSender<Result<Reply, Failure>>);
+
+impl WaitingClient {
+    /// Sends the reply. A client that is gone does not get one.
+    pub(crate) fn answer(self, reply: Result<Reply, Failure>) {
+        let _ = self.0.send(reply);
+    }
 }
 
 /// The API threads' end.

@@ -1,4 +1,4 @@
-//! Backends that are missing, and given to their functions later.
+//! Backends that are missing or lost, and given to their functions later.
 
 use pci::VfIndex;
 use virtio_devices::{ConnectError, Memory, NewBackend, NotResumed, new_backend};
@@ -47,7 +47,7 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// It has a backend, or its driver was promised more than `new` can do: nothing has changed then. Or the host has
+    /// It has a backend that works, or its driver was promised more than `new` can do: nothing has changed then. Or the host has
     /// no thread for it: it has the backend then, and its queues stand still until the guest is resumed.
     pub(crate) fn connect(
         &mut self,
@@ -64,6 +64,7 @@ impl Devices {
             device.connect(vf, &mut new)?;
             if let Some(port) = device.port(vf) {
                 port.observe_backend(observer);
+                port.backend_replaced();
             }
             Ok(())
         });

@@ -12,10 +12,11 @@ use crate::config::MemoryConfig;
 pub(crate) struct MemRegions(Vec<(usize, Arc<MemRegion>)>);
 
 impl MemRegions {
-    /// Regions by the index of their part of `memory`, with their addresses and the size of their blocks in bytes. Each
-    /// device asks its driver for what the part is to have.
-    pub(crate) fn new(memory: &MemoryConfig, places: impl Iterator<Item = (usize, Range<u64>, u64)>) -> Self {
-        let regions = Self(places.map(|(n, range, block)| (n, Arc::new(MemRegion::new(&range, block)))).collect());
+    /// Regions by the index of their part of `memory`, with their addresses, the size of their blocks in bytes, and the
+    /// number of blocks in a memory slot. Each device asks its driver for what the part is to have.
+    pub(crate) fn new(memory: &MemoryConfig, places: impl Iterator<Item = (usize, Range<u64>, u64, usize)>) -> Self {
+        let region = |range, block, per_slot| Arc::new(MemRegion::new(&range, block, per_slot));
+        let regions = Self(places.map(|(n, range, block, per_slot)| (n, region(range, block, per_slot))).collect());
         regions.resize(memory);
         regions
     }
@@ -23,6 +24,11 @@ impl MemRegions {
     /// The region of the device of the part with this index.
     pub(crate) fn of(&self, part: usize) -> Option<&Arc<MemRegion>> {
         self.0.iter().find(|(index, _)| *index == part).map(|(_, region)| region)
+    }
+
+    /// All regions, by their addresses.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<MemRegion>> {
+        self.0.iter().map(|(_, region)| region)
     }
 
     /// Asks the drivers for what the parts are to have.
@@ -68,7 +74,7 @@ mod tests {
         {
             memory.zones.push(zone.parse().unwrap());
         }
-        let places = [(0, 4 * GIB..5 * GIB, 2 * MIB), (2, 5 * GIB..6 * GIB, 2 * MIB)];
+        let places = [(0, 4 * GIB..5 * GIB, 2 * MIB, 1), (2, 5 * GIB..6 * GIB, 2 * MIB, 1)];
         let regions = MemRegions::new(&memory, places.into_iter());
         let requested = |part| regions.of(part).unwrap().requested();
         assert_eq!((requested(0), requested(2), regions.plugged()), (0, 4 * MIB, 0));

@@ -226,7 +226,8 @@ mod tests {
             config.net[0].vfs.push(vf.parse::<NetVf>().unwrap().vf);
         }
         config.memory.shared = true;
-        VmPlan::of(&config).unwrap().devices.remove(0)
+        let mut devices = VmPlan::of(&config).unwrap().devices.into_iter();
+        devices.find(|device| device.net().is_some()).unwrap()
     }
 
     fn refusal(plan: DevicePlan) -> String {

@@ -42,12 +42,12 @@ mod tests {
         config.payload.kernel = Some("vmlinux".into());
         let places = of_new(&VmPlan::of(&config).unwrap().devices);
         let slot = |slot| Place::Slot(Some(slot));
-        // The last two are the virtio console and the entropy device.
-        assert_eq!(places, [2, 1, 3, 4, 5, 6].map(slot));
+        // The virtio console comes first, and the entropy device last.
+        assert_eq!(places, [2, 4, 1, 3, 5, 6].map(slot));
         let on = |pci_segment| NetConfig { pci_segment, ..net(None) };
         config.net.extend([on(1), on(2), on(1)]);
         config.platform = Some(PlatformConfig { num_pci_segments: 3, ..PlatformConfig::default() });
         let places = of_new(&VmPlan::of(&config).unwrap().devices);
-        assert_eq!(places, [2, 1, 3, 4, 1, 1, 2, 5, 6].map(slot));
+        assert_eq!(places, [2, 4, 1, 3, 5, 1, 1, 2, 6].map(slot));
     }
 }

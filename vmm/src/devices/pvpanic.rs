@@ -202,8 +202,13 @@ impl Pvpanic {
             isr: 0,
             vectors: Vec::new(),
         };
-        let function =
-            FunctionState { config: self.config.save(), transport, positions: None, device: DeviceSpecific::PowerOn };
+        let function = FunctionState {
+            config: self.config.save(),
+            transport,
+            positions: None,
+            device: DeviceSpecific::PowerOn,
+            told: None,
+        };
         // No virtio device has the type 0.
         DeviceState { version: STATE_VERSION, rid: self.rid.to_bits(), device_type: 0, function, vfs: None }
     }

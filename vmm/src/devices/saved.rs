@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use crate::config::{DeviceKind, DevicePlan};
 use crate::devices::places::Place;
 use crate::devices::{Devices, Plugged};
+use crate::migration::discarded::Discarded;
 use crate::migration::machine_error::{RestoreError, SaveError};
 use crate::migration::machine_state::SavedDevice;
 
@@ -18,6 +19,18 @@ impl Devices {
         let mut saved = self.plugged.iter().map(Plugged::save).collect::<Result<Vec<_>, _>>()?;
         saved.sort_by_key(|device| (device.segment, device.slot));
         Ok(saved)
+    }
+
+    /// Persistent memory whose writes are in no file.
+    pub(crate) fn discarded(&self) -> Discarded {
+        let discards = |plugged: &&Plugged| matches!(&plugged.plan.kind, DeviceKind::Pmem(spec) if spec.discard_writes);
+        let areas = |plugged: &Plugged| {
+            let mut areas = Vec::new();
+            plugged.slot.with(|device| device.memory(&mut areas));
+            let option = plugged.plan.option();
+            areas.into_iter().map(move |area| (option.clone(), area.memory))
+        };
+        Discarded(self.plugged.iter().filter(discards).flat_map(areas).collect())
     }
 
     /// All devices in their places, without their states, by segment and slot.
@@ -73,9 +86,6 @@ impl Plugged {
     /// the guest's memory.
     pub(crate) fn lost(&self) -> Option<&'static str> {
         match &self.plan.kind {
-            DeviceKind::Pmem(spec) if spec.discard_writes => Some(
-                "discard_writes=on: what the guest has written is nowhere else, and would be lost; remove the device",
-            ),
             DeviceKind::Pmem(spec) if spec.file.is_dir() => {
                 Some("file= is a folder: its temporary file would be lost; remove the device, or give it a file")
             }

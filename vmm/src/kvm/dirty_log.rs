@@ -19,9 +19,11 @@ ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
 const WORD: u64 = u64::BITS as u64;
 
 impl Vm {
-    /// The guest's memory.
+    /// The guest's memory, by guest addresses.
     pub fn ram(&self) -> Vec<RamSlot> {
-        self.ram.lock().values().copied().collect()
+        let mut slots: Vec<_> = self.ram.lock().slots.values().copied().collect();
+        slots.sort_unstable_by_key(|slot| slot.guest);
+        slots
     }
 
     /// Has KVM log which pages of the guest's memory vCPUs write, or not any more. From the beginning all pages count
@@ -34,15 +36,18 @@ impl Vm {
         if logged {
             self.protect_by_hand()?;
         }
-        let slots = self.ram();
+        // Held: a slot that is taken away in the meantime must not come back.
+        let mut ram = self.ram.lock();
         let set = |slot: &RamSlot, flags| {
-            // SAFETY: the slot is as whoever made it promised, with another flag.
+            // SAFETY: the slot is as its maker promised, with another flag.
             unsafe { self.set_slot(slot.slot, slot.guest, slot.host, slot.len, flags) }
         };
-        let result = slots.iter().try_for_each(|slot| set(slot, if logged { KVM_MEM_LOG_DIRTY_PAGES } else { 0 }));
+        let flags = if logged { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
+        let result = ram.slots.values().try_for_each(|slot| set(slot, flags));
         if logged && result.is_err() {
-            slots.iter().for_each(|slot| drop(set(slot, 0)));
+            ram.slots.values().for_each(|slot| drop(set(slot, 0)));
         }
+        ram.logged = logged && result.is_ok();
         result
     }
 
@@ -62,13 +67,18 @@ impl Vm {
     }
 
     /// The pages of `slot` that were written, a bit for each from its beginning. A bit stays until it is
-    /// [forgotten](Self::forget_written); where this kernel cannot do so, it is forgotten now.
+    /// [forgotten](Self::forget_written); where this kernel cannot do so, it is forgotten now. None if the slot is no
+    /// longer there: its memory was unplugged.
     ///
     /// # Errors
     ///
     /// When the ioctl fails.
     pub fn written(&self, slot: &RamSlot) -> io::Result<Vec<u64>> {
         let len = usize::try_from(slot.len).map_err(io::Error::other)?;
+        let ram = self.ram.lock();
+        if !ram.has(slot) {
+            return Ok(Vec::new());
+        }
         Ok(self.fd.get_dirty_log(slot.slot, len)?)
     }
 
@@ -92,6 +102,10 @@ impl Vm {
             first_page: first,
             __bindgen_anon_1: kvm_clear_dirty_log__bindgen_ty_1 { dirty_bitmap: bits.as_mut_ptr().cast() },
         };
+        let ram = self.ram.lock();
+        if !ram.has(slot) {
+            return Ok(());
+        }
         // SAFETY: KVM reads one structure of this type, and `num_pages` bits, for which `bits` has room.
         match unsafe { ioctl_with_mut_ref(&self.fd, KVM_CLEAR_DIRTY_LOG(), &mut clear) } {
             0 => Ok(()),

@@ -1,5 +1,7 @@
 //! Memory slots with the guest's memory.
 
+use std::collections::BTreeMap;
+
 /// The size of a page of KVM's log in bytes.
 const PAGE: u64 = 4096;
 
@@ -14,6 +16,21 @@ pub struct RamSlot {
     pub(super) host: u64,
     /// Its length in bytes.
     pub len: u64,
+}
+
+/// All memory slots with the guest's memory.
+#[derive(Debug, Default)]
+pub(super) struct RamSlots {
+    pub(super) slots: BTreeMap<u32, RamSlot>,
+    /// KVM logs what vCPUs write there.
+    pub(super) logged: bool,
+}
+
+impl RamSlots {
+    /// True if this slot is there, and as it was.
+    pub(super) fn has(&self, slot: &RamSlot) -> bool {
+        self.slots.get(&slot.slot) == Some(slot)
+    }
 }
 
 impl RamSlot {

@@ -20,7 +20,9 @@ use crate::vfio::{VfioInterface, VfioSource, VfioSpec, cdev};
 pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
     let config = vm.config();
     let mut rules = of_host(config);
-    rules.extend(config.landlock_rules.iter().map(of_user));
+    if config.landlock_enable {
+        rules.extend(config.landlock_rules.iter().map(of_user));
+    }
     rules.extend(of_payload(&config.payload));
     rules.extend(of_zones(&config.memory));
     rules.extend(of_consoles(config));

@@ -234,7 +234,7 @@ fn a_configuration_names_its_files_and_what_they_are_needed_for() {
     assert_eq!(all(READ, "--"), ["kernel", "initramfs", "kept", "rng", "lost"]);
     assert_eq!(
         all(READ | WRITE, "--"),
-        ["zone", "/dev/net/tun", "/dev/net/tun", "/dev/vhost-net", "vdpa", "disk", "pmem"]
+        ["zone", "disk", "/dev/net/tun", "/dev/net/tun", "/dev/vhost-net", "vdpa", "pmem"]
     );
     assert_eq!(all(WRITE, "--"), ["serial"]);
     assert_eq!(all(SOCKETS, "--"), ["console", "server", "vsock"]);

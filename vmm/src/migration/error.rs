@@ -10,7 +10,7 @@ use crate::migration::machine_error::{RestoreError, SaveError};
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
     /// The URL is not one of a folder.
-    #[error("{key}={url}: not the URL of a folder; write it as file:///var/lib/vm/snapshot, with an absolute path")]
+    #[error("{key}={url}: not the URL of a folder; write it as file:///var/lib/vm/snapshot")]
     Url {
         /// The key that has it.
         key: &'static str,

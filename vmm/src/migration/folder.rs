@@ -20,15 +20,17 @@ pub(crate) const MEMORY: &str = "memory-ranges";
 /// Everything else. It is there only if all others are.
 pub(crate) const STATE: &str = "state.json";
 
-/// The path of the folder that `url` names. A path alone is accepted, too.
+/// The path of the folder that `url` names, relative to the current one unless it is absolute. An absolute path alone
+/// is accepted, too.
 ///
 /// # Errors
 ///
 /// It is not the URL of a local folder.
 pub(crate) fn path_of(key: &'static str, url: &str) -> Result<PathBuf, MigrationError> {
-    let path = Path::new(url.strip_prefix("file://").unwrap_or(url));
-    if path.is_absolute() {
-        return Ok(path.to_path_buf());
+    match url.strip_prefix("file://") {
+        Some(path) if !path.is_empty() => return Ok(path.into()),
+        None if Path::new(url).is_absolute() => return Ok(url.into()),
+        _ => {}
     }
     // An error is one line, and a URL may be anything.
     let url = url.chars().filter(|c| !c.is_control()).take(200).collect();
@@ -71,7 +73,7 @@ impl NewSnapshot {
     ///
     /// The folder is gone, or cannot be written to.
     pub(crate) fn create(&mut self, name: &str) -> Result<File, MigrationError> {
-        let temporary = format!("{}{name}", self.prefix);
+        let temporary = self.temporary(name);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.folder, &temporary, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|error| self.write_error(name, error.into()))?;
@@ -98,11 +100,18 @@ impl NewSnapshot {
                 // The others have their names before.
                 self.flush()?;
             }
-            self.rename(name)?;
+            if self.made.contains(&self.temporary(name)) {
+                self.rename(name)?;
+            }
         }
         self.flush()?;
         self.made.clear();
         Ok(())
+    }
+
+    /// The name of the file `name` until it is complete.
+    fn temporary(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     fn flush(&self) -> Result<(), MigrationError> {
@@ -110,7 +119,7 @@ impl NewSnapshot {
     }
 
     fn rename(&mut self, name: &str) -> Result<(), MigrationError> {
-        let temporary = format!("{}{name}", self.prefix);
+        let temporary = self.temporary(name);
         let folder = &self.folder;
         let renamed = match rustix::fs::renameat_with(folder, &temporary, folder, name, RenameFlags::NOREPLACE) {
             // A file system that cannot do it in one step.
@@ -217,7 +226,10 @@ mod tests {
         for good in ["file:///a/b", "/a/b"] {
             assert_eq!(path_of("source_url", good).unwrap(), Path::new("/a/b"));
         }
-        for bad in ["", "a", "file://a", "http://a/b", "tcp:1"] {
+        for (relative, path) in [("file://./snap", "./snap"), ("file://a", "a"), ("file://../a/b", "../a/b")] {
+            assert_eq!(path_of("source_url", relative).unwrap(), Path::new(path));
+        }
+        for bad in ["", "a", "./a", "file://", "http://a/b", "tcp:1"] {
             assert!(path_of("source_url", bad).is_err(), "{bad}");
         }
     }

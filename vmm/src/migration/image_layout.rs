@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use virtio_devices::GuestMap;
+use virtio_devices::{GuestMap, GuestRegion};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 /// The alignment of a region's offset, in bytes: that of huge pages.
@@ -62,12 +62,15 @@ impl ImageLayout {
         Self::of(ranges?.into_iter())
     }
 
-    /// The layout of `memory`.
+    /// The layout of `memory`, without what its own files keep.
     pub(crate) fn of_memory(memory: &GuestMap) -> Option<Self> {
-        Self::of(memory.iter().map(|region| {
-            let start = region.start_addr().0;
-            start..start.saturating_add(region.len())
-        }))
+        Self::of(memory.iter().filter(|region| !is_kept_by_its_file(region)).map(range))
+    }
+
+    /// True if this is the layout of some of the regions that a saved machine names, and the rest is elsewhere.
+    pub(crate) fn is_of_some(&self, regions: &[(u64, u64)]) -> bool {
+        let own: Vec<_> = self.regions.iter().map(|region| (region.address, region.size)).collect();
+        own.iter().all(|region| regions.contains(region)) && Self::of_saved(&own).as_ref() == Some(self)
     }
 
     /// The offset of what follows the regions.
@@ -80,6 +83,24 @@ impl ImageLayout {
         let is_it = |region: &&ImageRegion| region.address == range.start && region.size == range.end - range.start;
         self.regions.iter().find(is_it).map(|region| region.offset)
     }
+}
+
+/// The guest addresses of a region.
+pub(super) fn range(region: &GuestRegion) -> Range<u64> {
+    let start = region.start_addr().0;
+    start..start.saturating_add(region.len())
+}
+
+/// True if a file with a name backs the region: it may have contents that no guest of this program wrote.
+pub(super) fn has_named_file(region: &GuestRegion) -> bool {
+    // Files made for the guest have no name.
+    let found = region.file_offset().and_then(|file| rustix::fs::fstat(file.file()).ok());
+    found.is_some_and(|found| found.st_nlink > 0)
+}
+
+/// True if a file with a name has all that is written to the region.
+pub(super) fn is_kept_by_its_file(region: &GuestRegion) -> bool {
+    region.flags() & libc::MAP_SHARED != 0 && has_named_file(region)
 }
 
 #[cfg(test)]
@@ -98,6 +119,36 @@ mod tests {
         assert_eq!((layout.trailer(), layout.file_size), (5 * MIB, 5 * MIB + TRAILER));
         assert_eq!(layout.offset(&(0..MIB)), None);
         assert_eq!(ImageLayout::of(std::iter::once(0..u64::MAX)), None);
+    }
+
+    #[test]
+    fn a_layout_of_some_regions_has_no_others_and_no_other_order() {
+        let machine = [(0, MIB), (4 * MIB, MIB), (8 * MIB, MIB)];
+        let layout = |regions: &[(u64, u64)]| ImageLayout::of_saved(regions).unwrap();
+        for some in [&machine[..], &machine[1..2], &[machine[0], machine[2]], &[]] {
+            assert!(layout(some).is_of_some(&machine), "{some:?}");
+        }
+        assert!(!layout(&[(0, 2 * MIB)]).is_of_some(&machine));
+        let mut moved = layout(&machine);
+        moved.regions[1].offset += ALIGNMENT;
+        assert!(!moved.is_of_some(&machine));
+        moved = layout(&machine);
+        moved.regions.swap(0, 1);
+        assert!(!moved.is_of_some(&machine));
+    }
+
+    #[test]
+    fn what_a_named_file_keeps_is_not_in_the_layout() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        named.as_file().set_len(2 * MIB).unwrap();
+        let unnamed = tempfile::tempfile().unwrap();
+        unnamed.set_len(2 * MIB).unwrap();
+        let part = |address, file: std::fs::File| {
+            (vm_memory::GuestAddress(address), MIB as usize, Some(vm_memory::FileOffset::new(file, 0)))
+        };
+        let parts = [part(0, named.reopen().unwrap()), part(4 * MIB, unnamed)];
+        let memory = GuestMap::from_ranges_with_files(parts).unwrap();
+        assert_eq!(ImageLayout::of_memory(&memory), ImageLayout::of_saved(&[(4 * MIB, MIB)]));
     }
 
     proptest! {

@@ -1,23 +1,27 @@
 //! The thread of a target that waits for a source and all its connections.
+//!
+//! Any peer may connect first. So handshakes run side by side in a fixed number of slots, by one thread that never
+//! waits for one of them.
+
+mod refusals;
+mod slots;
+mod stranger;
 
 use std::io;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags};
 use rustls::ServerConfig;
 use virtio_devices::{Cancel, NewThread, Thread};
 
-use super::incoming::Incoming;
 use super::link::STACK;
-use super::transport::{Address, Listener, Stream, Until};
-use super::wire::{Frame, Greeting, Role};
+use super::transport::{Address, LOOK, Listener, Stream};
+use super::wire::{Greeting, Role};
 use crate::threads::{self, ThreadKind};
-
-/// How long whoever connects may take to prove who it is, and to greet.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// What is told of whoever is no source.
-const REFUSED: &str = "a connection is refused, and a source still waited for";
+use refusals::Refusals;
+use slots::{SLOTS, Slots};
+use stranger::Stranger;
 
 /// Listens at `address`, which has no name that has to be looked up.
 ///
@@ -61,7 +65,11 @@ impl Listening {
     ) -> io::Result<Self> {
         let ends = cancel.clone();
         let run = move || {
-            if let Err(error) = listen(&listener, tls.as_ref(), &ends, &tell) {
+            let refusals = Refusals::new(Instant::now(), |line| log::warn!("{line}"));
+            let (listener, tls) = (&listener, tls.as_ref());
+            let (slots, missing) = (Slots::default(), Vec::new());
+            let listens = Listens { listener, tls, slots, refusals, first: None, missing };
+            if let Err(error) = listens.listen(&ends, &tell) {
                 tell(Connected::Failed(format!("no connection can be accepted: {error}")));
             }
         };
@@ -81,68 +89,89 @@ impl Drop for Listening {
     }
 }
 
-/// Waits for a source, and then for the connections that its greeting announces.
-fn listen(
-    listener: &Listener,
-    tls: Option<&Arc<ServerConfig>>,
-    cancel: &Cancel,
-    tell: &impl Fn(Connected),
-) -> io::Result<()> {
-    let (mut first, mut missing): (Option<Greeting>, Vec<u8>) = (None, Vec::new());
-    while first.is_none() || !missing.is_empty() {
-        let Some(stream) = listener.accept(cancel)? else { return Ok(()) };
-        let until = Until::after(PATIENCE, cancel);
-        let accepted = match tls {
-            Some(tls) => stream.accept(tls, &until),
-            None => Ok(stream),
-        };
-        let stream = match accepted {
-            Ok(stream) => stream,
-            Err(_) if cancel.is_cancelled() => return Ok(()),
-            Err(error) => {
-                log::warn!("{REFUSED}: {error}");
-                continue;
+/// A target that listens, until it has a source and all its connections.
+struct Listens<'a> {
+    listener: &'a Listener,
+    tls: Option<&'a Arc<ServerConfig>>,
+    slots: Slots,
+    refusals: Refusals,
+    first: Option<Greeting>,
+    /// The connections of the first source that have not come yet.
+    missing: Vec<u8>,
+}
+
+impl Listens<'_> {
+    /// Waits for a source, and then for the connections that its greeting announces.
+    fn listen(mut self, cancel: &Cancel, tell: &impl Fn(Connected)) -> io::Result<()> {
+        while (self.first.is_none() || !self.missing.is_empty()) && !cancel.is_cancelled() {
+            let (is_called, is_ready) = self.wait()?;
+            let now = Instant::now();
+            self.refusals.look(now);
+            let (greeted, refused) = self.slots.advance(&is_ready, now);
+            for (stranger, why) in refused {
+                self.refuse(stranger, &why, now);
             }
-        };
-        let greeting = match greeting_of(&stream, until) {
-            Ok(greeting) => greeting,
-            Err(_) if cancel.is_cancelled() => return Ok(()),
-            Err(why) => {
-                log::warn!("{REFUSED}: {why}");
-                refuse(&stream, &why);
-                continue;
+            for (stranger, greeting) in greeted {
+                self.take(stranger, greeting, tell)?;
             }
-        };
-        match (&first, greeting.role) {
-            (None, Role::Control) => {
-                first = Some(greeting);
-                missing = (0..greeting.connections).collect();
-                tell(Connected::Control(stream, greeting));
+            if is_called {
+                self.accept(now)?;
             }
-            (Some(first), Role::Pages(index)) if first.session == greeting.session && missing.contains(&index) => {
-                missing.retain(|missing| *missing != index);
-                tell(Connected::Pages(index, stream));
-            }
-            _ => refuse(&stream, "the target is busy with another source"),
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// The greeting of whoever has connected, or why it is no source of this program. It may take too long.
-fn greeting_of(stream: &Stream, until: Until) -> Result<Greeting, String> {
-    let greeting = Incoming::new(stream.reads_until(until)).greeting().map_err(|error| error.to_string())?;
-    greeting.common_version().map_err(|error| error.to_string())?;
-    if greeting.connections == 0 {
-        return Err("a source without connections for pages".to_string());
+    /// Waits for a moment. Returns true if somebody connects, and which slots have something to read.
+    fn wait(&self) -> io::Result<(bool, Vec<bool>)> {
+        let accepts = self.slots.have_room(Instant::now());
+        let strangers = self.slots.all().iter().map(|stranger| PollFd::new(stranger.stream(), stranger.awaits()));
+        let listener = accepts.then(|| PollFd::new(self.listener, PollFlags::IN));
+        let mut fds: Vec<_> = strangers.chain(listener).collect();
+        match rustix::event::poll(&mut fds, Some(&LOOK)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let is_called = accepts && ready.pop() == Some(true);
+        Ok((is_called, ready))
     }
-    Ok(greeting)
-}
 
-fn refuse(stream: &Stream, why: &str) {
-    // Whoever it is finds out in any case.
-    let _ = io::Write::write_all(&mut &*stream, &Frame::Failed(why.to_string()).bytes());
-    stream.close();
+    /// Accepts as many as there are slots, at most: those that have one are read before more come.
+    fn accept(&mut self, now: Instant) -> io::Result<()> {
+        for _ in 0..SLOTS {
+            if !self.slots.have_room(now) {
+                break;
+            }
+            let Some(stream) = self.listener.accept()? else { break };
+            let stranger = Stranger::new(stream, self.tls, now)?;
+            if let Some((gone, why)) = self.slots.add(stranger, now) {
+                self.refuse(gone, &why, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, stranger: Stranger, why: &str, now: Instant) {
+        self.refusals.add(why, now);
+        stranger.refuse(why);
+    }
+
+    /// Takes a peer that has greeted, if it is the first source, or a connection of it.
+    fn take(&mut self, stranger: Stranger, greeting: Greeting, tell: &impl Fn(Connected)) -> io::Result<()> {
+        match (&self.first, greeting.role) {
+            (None, Role::Control) => {
+                self.first = Some(greeting);
+                self.missing = (0..greeting.connections).collect();
+                tell(Connected::Control(stranger.into_stream()?, greeting));
+            }
+            (Some(first), Role::Pages(index)) if first.session == greeting.session && self.missing.contains(&index) => {
+                self.missing.retain(|missing| *missing != index);
+                tell(Connected::Pages(index, stranger.into_stream()?));
+            }
+            _ => stranger.refuse("the target is busy with another source"),
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -151,8 +180,9 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::path::Path;
     use std::thread;
-    use std::time::Instant;
+    use std::time::Duration;
 
+    use super::stranger::PATIENCE;
     use super::*;
 
     /// A target that listens at `path`.
@@ -179,6 +209,29 @@ mod tests {
         let mut said = Vec::new();
         let _ = stranger.read_to_end(&mut said);
         assert!(String::from_utf8_lossy(&said).contains("took too long"), "{said:?}");
+    }
+
+    /// Each would have had 5 s for itself.
+    #[test]
+    fn a_source_behind_a_hundred_silent_strangers_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = Listener::bind(&Address::Unix(path.clone())).unwrap();
+        let (sender, connected) = mpsc::channel();
+        let tell = move |connected| _ = sender.send(matches!(connected, Connected::Control(..)));
+        let _listening = Listening::begin(listener, None, Cancel::new().unwrap(), tell).unwrap();
+        let _strangers: Vec<_> = (0..100).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let greeting = Greeting {
+            version: crate::migration::wire::VERSION,
+            oldest: crate::migration::wire::OLDEST,
+            role: Role::Control,
+            connections: 1,
+            features: crate::migration::wire::Features::default(),
+            session: [3; 16],
+        };
+        let mut source = UnixStream::connect(&path).unwrap();
+        source.write_all(&greeting.bytes()).unwrap();
+        assert_eq!(connected.recv_timeout(Duration::from_secs(60)), Ok(true));
     }
 
     #[test]

@@ -85,6 +85,16 @@ pub enum RestoreError {
         /// What it said when the machine was saved.
         saved: String,
     },
+    /// The configuration has another value of an option that the guest knows.
+    #[error("{option}: {now} in the configuration, and the guest was told {then}, which has to stay; give that")]
+    Told {
+        /// The option.
+        option: &'static str,
+        /// Its value when the machine was saved.
+        then: String,
+        /// Its value here.
+        now: String,
+    },
     /// The state holds what no machine can be in.
     #[error("saved state with an impossible value in {0}")]
     Value(&'static str),
@@ -126,6 +136,7 @@ impl RestoreError {
             | Self::Cpu(_)
             | Self::Shape { .. }
             | Self::MemorySize { .. }
+            | Self::Told { .. }
             | Self::Value(_)
             | Self::Device { .. } => ErrorKind::Invalid,
             Self::Vcpu { .. } | Self::Kvm(_) => ErrorKind::Host,

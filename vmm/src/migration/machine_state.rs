@@ -52,6 +52,10 @@ pub struct MachineState {
     pub stop: Option<StopState>,
     /// How often the guest had a triple fault.
     pub triple_faults: u64,
+    /// Options that the guest knows by its CPUs and by firmware's tables, with their values. Earlier programs saved
+    /// none, and nothing is compared then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub told: Vec<(String, String)>,
 }
 
 /// The addresses of a machine, in bytes.

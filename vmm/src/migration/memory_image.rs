@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use virtio_devices::{GuestMap, GuestRegion};
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
-use super::image_layout::{ImageLayout, TRAILER};
+use super::image_layout::{ImageLayout, TRAILER, has_named_file, range};
 use super::present::{PAGE, Pages, data};
 
 /// What is read or written at once, in bytes.
@@ -37,7 +37,7 @@ pub(crate) fn save(
 ) -> io::Result<u64> {
     file.set_len(layout.file_size)?;
     let (pages, mut chunk, mut written, mut flushed) = (Pages::new(), vec![0; CHUNK], 0, 0);
-    for (region, place) in memory.iter().zip(&layout.regions) {
+    for (region, offset) in placed(memory, layout) {
         pages.each(region, &mut |range| {
             let mut next = range.start;
             while next < range.end {
@@ -47,7 +47,7 @@ pub(crate) fn save(
                 let len = usize::try_from(range.end - next).unwrap_or(CHUNK).min(CHUNK);
                 let bytes = chunk.get_mut(..len).unwrap_or_default();
                 region.read_slice(bytes, MemoryRegionAddress(next)).map_err(io::Error::other)?;
-                written += write_pages(bytes, file, place.offset + next)?;
+                written += write_pages(bytes, file, offset + next)?;
                 if written >= flushed + FLUSH {
                     file.sync_data()?;
                     flushed = written;
@@ -123,19 +123,19 @@ pub(crate) fn check(file: &File, layout: &ImageLayout, id: &SnapshotId) -> Resul
 /// (`Interrupted`).
 pub(crate) fn load(file: &File, layout: &ImageLayout, memory: &GuestMap, stop: &dyn Fn() -> bool) -> io::Result<u64> {
     let mut read = 0;
-    for (region, place) in memory.iter().zip(&layout.regions) {
-        if has_contents(region) {
-            read += differ(file, place.offset, region, stop)?;
+    for (region, offset) in placed(memory, layout) {
+        if has_named_file(region) {
+            read += differ(file, offset, region, stop)?;
             continue;
         }
-        data(file, &(place.offset..place.offset + place.size), &mut |range| {
+        data(file, &(offset..offset + region.len()), &mut |range| {
             let mut next = range.start;
             while next < range.end {
                 if stop() {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
                 let len = usize::try_from(range.end - next).unwrap_or(CHUNK).min(CHUNK);
-                fill(file, next, region, next - place.offset, len)?;
+                fill(file, next, region, next - offset, len)?;
                 next += len as u64;
                 read += len as u64;
             }
@@ -149,11 +149,9 @@ pub(crate) fn load(file: &File, layout: &ImageLayout, memory: &GuestMap, stop: &
     Ok(read)
 }
 
-/// Whether `region` is a file that was there before: its pages are not zero.
-fn has_contents(region: &GuestRegion) -> bool {
-    // Those made for the guest have no name.
-    let found = region.file_offset().and_then(|file| rustix::fs::fstat(file.file()).ok());
-    found.is_some_and(|found| found.st_nlink > 0)
+/// The regions that are in the file, with their offsets there.
+fn placed<'a>(memory: &'a GuestMap, layout: &'a ImageLayout) -> impl Iterator<Item = (&'a GuestRegion, u64)> {
+    memory.iter().filter_map(|region| Some((region, layout.offset(&range(region))?)))
 }
 
 /// Makes `region` what `file` is from `from` on, and writes only to pages that differ: others stay the region's file's.

@@ -1,5 +1,8 @@
 //! What the two sides tell each other beside pages: the source's description of its guest, and its state at the end.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -7,8 +10,9 @@ use super::backend_state::{BackendOf, BackendState};
 use super::machine_state::MachineState;
 use super::overrides;
 use super::passed::{PassedState, TapState};
+use super::passing;
 use super::state_file::{SavedDescriptors, SavedLink};
-use crate::config::{PlannedVm, RestoreConfig, VmConfig};
+use crate::config::{PlannedVm, RestoreConfig, VmConfig, VmPlan};
 use crate::devices::passed_taps::PassedTaps;
 use crate::error::Error;
 use crate::migration::error::MigrationError;
@@ -96,6 +100,23 @@ impl Offer {
             planned.set_slot(&device.id, device.slot);
         }
         Ok(planned)
+    }
+
+    /// Receives what is passed, as much as it says, and no more than a VM of this configuration has.
+    ///
+    /// # Errors
+    ///
+    /// Something else comes.
+    pub(super) fn receive(
+        &self,
+        plan: &VmPlan,
+        config: &VmConfig,
+        passing: Option<&UnixStream>,
+    ) -> Result<Vec<OwnedFd>, MigrationError> {
+        let (Some(passed), Some(stream)) = (&self.passed, passing) else { return Ok(Vec::new()) };
+        let count = passed.count(plan, &config.memory).map_err(MigrationError::Unsuitable)?;
+        let received = passing::receive(stream, count);
+        received.map_err(|error| MigrationError::Unsuitable(format!("the source's descriptors: {error}")))
     }
 }
 

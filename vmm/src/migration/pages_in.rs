@@ -55,6 +55,16 @@ impl Passes {
         }
         !state.is_closed
     }
+
+    /// No connection takes anything from here on.
+    fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state.lock().is_closed
+    }
 }
 
 impl PagesIn {
@@ -64,9 +74,18 @@ impl PagesIn {
         self.passes.state.lock().had = vec![0; connections.into()];
     }
 
-    /// No more pages come.
-    pub(super) fn forget_memory(&mut self) {
+    /// Ends the threads: when this returns, none of them writes to the memory, whatever the source sends. The
+    /// connections stay, for a source that looks at them.
+    pub(super) fn end(&mut self) {
         self.memory = None;
+        self.passes.close();
+        self.lanes.iter().for_each(|(stream, _)| stream.stop_reading());
+        for (_, thread) in &mut self.lanes {
+            if let Some(thread) = thread.take() {
+                // If it panicked, that has been reported.
+                let _ = thread.join();
+            }
+        }
     }
 
     /// Receives on connection `index`. `tell` is called after each pass that all have had, and with why there is no
@@ -87,11 +106,12 @@ impl PagesIn {
         let (source, progress) = (Arc::clone(&stream), progress.clone());
         let passes = Arc::clone(&self.passes);
         let run = move || {
-            let ended = receive(&source, &loader, &progress, &mut || {
+            let next = || {
                 let goes_on = passes.next(index);
                 tell(Ok(()));
                 goes_on
-            });
+            };
+            let ended = receive(&source, &loader, &progress, &passes, next);
             tell(Err(match ended {
                 Err(error) => format!("connection {index} for pages: {error}"),
                 Ok(()) => format!("connection {index} for pages: it is over"),
@@ -111,8 +131,7 @@ impl PagesIn {
 
     /// Ends the connections.
     pub(super) fn close(&mut self) {
-        self.passes.state.lock().is_closed = true;
-        self.passes.changed.notify_all();
+        self.passes.close();
         self.lanes.iter().for_each(|(stream, _)| stream.close());
         for (_, thread) in self.lanes.drain(..) {
             if let Some(thread) = thread {
@@ -133,10 +152,12 @@ fn receive(
     stream: &Stream,
     loader: &Loader,
     progress: &Progress,
-    next: &mut dyn FnMut() -> bool,
+    all: &Passes,
+    mut next: impl FnMut() -> bool,
 ) -> Result<(), ReadError> {
     let (mut incoming, mut passes) = (Incoming::new(stream), 0);
-    while passes < MOST_PASSES {
+    // A connection that is no longer read still gives what has come: that is not taken, either.
+    while passes < MOST_PASSES && !all.is_closed() {
         match incoming.receive()? {
             Item::Pages(pages) => {
                 incoming.load(&pages, loader)?;

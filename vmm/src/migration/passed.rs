@@ -1,17 +1,23 @@
 //! What a target on the same host gets instead of copies: the guest's memory, and its taps, which two programs could
 //! not open by their names.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::SealFlags;
 use serde::{Deserialize, Serialize};
 use virtio_devices::PassedTap;
 use vm_memory::{GuestAddressSpace as _, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
+use crate::config::{MemoryConfig, VmPlan};
 use crate::devices::passed_taps::{PassedTaps, TapOf};
 use crate::vm::Vm;
 use crate::vm::memory::PassedRegion;
+
+/// The most regions of a guest's memory, beside those that were added while it ran.
+const MOST_REGIONS: usize = 64;
 
 /// What the descriptors are, in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +90,34 @@ pub(crate) fn of_vm(vm: &Vm) -> Result<Passing, String> {
 }
 
 impl PassedState {
+    /// The number of descriptors, each of something that a VM of `plan` with this `memory` has.
+    ///
+    /// # Errors
+    ///
+    /// There are more.
+    pub(crate) fn count(&self, plan: &VmPlan, memory: &MemoryConfig) -> Result<usize, String> {
+        let added = memory.room().unwrap_or(0) / MemoryConfig::STEP;
+        let most = MOST_REGIONS.saturating_add(usize::try_from(added).unwrap_or(usize::MAX));
+        if self.memory.len() > most {
+            return Err(format!("the source passes {} parts of memory; a guest has at most {most}", self.memory.len()));
+        }
+        // The queues that each function may have; none once they have been passed.
+        let mut room = HashMap::new();
+        for net in plan.nets() {
+            let functions = net.functions().zip(std::iter::once(None).chain((0..).map(Some)));
+            let own = functions.map(|(nic, vf)| ((net.id(), vf, false), nic.spec.queue_pairs));
+            room.extend(own.chain(net.switch.iter().map(|_| ((net.id(), None, true), 1))));
+        }
+        let mut count = self.memory.len();
+        for TapState { of: TapOf { id, vf, uplink }, queues, .. } in &self.taps {
+            match room.remove(&(id.as_str(), *vf, *uplink)) {
+                Some(most) if *queues <= most => count += usize::from(*queues),
+                _ => return Err(format!("the source passes a tap of {id} that it has not, or more queues of it")),
+            }
+        }
+        Ok(count)
+    }
+
     /// The memory and the taps in `fds`, which came in the order of this.
     ///
     /// # Errors
@@ -108,6 +142,9 @@ impl PassedState {
         let wrong = |what: &str| format!("the source passes its guest's memory, and {what}");
         let region = |(state, fd): (&RegionState, OwnedFd)| {
             let RegionState { start, len, offset } = *state;
+            // First: from then on the size that is looked at stays.
+            let seals = rustix::fs::fcntl_get_seals(&fd);
+            let is_sealed = seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
             let size = rustix::fs::fstat(&fd).map_err(|error| wrong(&format!("one cannot be looked at: {error}")))?;
             let (Some(end), Some(last)) = (start.checked_add(len), offset.checked_add(len)) else {
                 return Err(wrong("it has addresses that there are not"));
@@ -116,7 +153,7 @@ impl PassedState {
             if u64::try_from(size.st_size).unwrap_or(0) < last {
                 return Err(wrong("a file of it is too short"));
             }
-            Ok(PassedRegion { range: start..end, file: Arc::new(File::from(fd)), offset })
+            Ok(PassedRegion { range: start..end, file: Arc::new(File::from(fd)), offset, is_sealed })
         };
         self.memory.iter().zip(fds).map(region).collect()
     }

@@ -6,12 +6,15 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
 
+/// Time that the source may let pass between two of its messages.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How many go with a byte.
 const TOGETHER: usize = 64;
 
@@ -38,18 +41,27 @@ pub(super) fn send(stream: &UnixStream, fds: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives all that come.
+/// Receives as many as were offered, each wait for at most [`PATIENCE`].
 ///
 /// # Errors
 ///
-/// The connection is lost, or this process cannot have so many.
-pub(super) fn receive(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+/// The connection is lost, others come than were offered, or this process cannot have so many.
+pub(super) fn receive(stream: &UnixStream, offered: usize) -> io::Result<Vec<OwnedFd>> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let late = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "they took too long"),
+        _ => error,
+    };
     let mut count = [0; 4];
-    (&*stream).read_exact(&mut count)?;
+    (&*stream).read_exact(&mut count).map_err(late)?;
     let (count, mut all) = (u32::from_le_bytes(count) as usize, Vec::new());
+    if count != offered {
+        let what = format!("{count} were announced, and {offered} were offered");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
     while all.len() < count {
         let before = all.len();
-        receive_some(stream, &mut all)?;
+        receive_some(stream, &mut all).map_err(late)?;
         if all.len() == before || all.len() > count {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "other descriptors came than were announced"));
         }
@@ -96,7 +108,7 @@ mod tests {
                 rustix::io::pwrite(fd, &(index as u32).to_le_bytes(), 0).unwrap();
             }
             let sends = std::thread::spawn(move || send(&source, &sent).map(|()| sent));
-            let received = receive(&target).unwrap();
+            let received = receive(&target, count).unwrap();
             assert_eq!(received.len(), sends.join().unwrap().unwrap().len());
             for (index, fd) in received.iter().enumerate() {
                 let mut bytes = [0; 4];
@@ -112,10 +124,15 @@ mod tests {
     fn what_was_not_announced_or_never_comes_is_an_error() {
         let (source, target) = UnixStream::pair().unwrap();
         (&source).write_all(&[1, 0, 0, 0, 1]).unwrap();
-        assert!(receive(&target).unwrap_err().to_string().contains("than were announced"));
+        assert!(receive(&target, 1).unwrap_err().to_string().contains("than were announced"));
         (&source).write_all(&[1, 0]).unwrap();
         drop(source);
-        assert_eq!(receive(&target).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(receive(&target, 1).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        // More than were offered: none is taken, whatever their number.
+        let (source, target) = UnixStream::pair().unwrap();
+        (&source).write_all(&u32::MAX.to_le_bytes()).unwrap();
+        let error = receive(&target, 1).unwrap_err().to_string();
+        assert_eq!(error, "4294967295 were announced, and 1 were offered");
         let (source, target) = UnixStream::pair().unwrap();
         let both = files(2);
         (&source).write_all(&[1, 0, 0, 0]).unwrap();
@@ -124,6 +141,6 @@ mod tests {
         let fds: Vec<_> = both.iter().map(AsFd::as_fd).collect();
         control.push(SendAncillaryMessage::ScmRights(&fds));
         sendmsg(&source, &[IoSlice::new(&[2])], &mut control, SendFlags::NOSIGNAL).unwrap();
-        assert!(receive(&target).is_err());
+        assert!(receive(&target, 1).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! The VM of a target, made by a thread of its own: everything is read, checked and opened before any page comes.
 
-use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 
 use virtio_devices::{Cancel, WorkerKind};
 
@@ -60,14 +60,15 @@ fn workers(function: &NicPlan) -> impl Iterator<Item = ThreadKind> {
 }
 
 impl Preparer {
-    /// Makes the VM that `offer` describes, of the descriptors that came with it. `cancel` ends that.
+    /// Makes the VM that `offer` describes, of the descriptors that come by `passing`. `cancel` ends that.
     ///
     /// # Errors
     ///
     /// It does not fit this host, or something cannot be opened. Nothing is left then.
-    pub(crate) fn make(&self, offer: &[u8], fds: Vec<OwnedFd>, cancel: &Cancel) -> Result<Made, Error> {
+    pub(crate) fn make(&self, offer: &[u8], passing: Option<&UnixStream>, cancel: &Cancel) -> Result<Made, Error> {
         let offer = Offer::read(offer)?;
         let planned = offer.plan(&self.given)?;
+        let fds = offer.receive(planned.plan(), planned.config(), passing)?;
         landlock::enter(&planned, &self.own_files)?;
         if offer.passed.is_none() {
             empty_files::check(&planned.config().memory.zones).map_err(MigrationError::Unsuitable)?;

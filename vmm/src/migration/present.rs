@@ -1,4 +1,5 @@
-//! Which pages of the guest's memory exist: others are zero, and reading them would make them.
+//! Which pages of the guest's memory exist: others are zero, and reading them would make them. And which pages of a
+//! private mapping of a file were written: they are no longer the file's.
 //!
 //! Shared memory is a file, whose holes the kernel knows. Of private memory, the page tables know: all at once with
 //! `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`), or page by page.
@@ -10,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::SeekFrom;
-use virtio_devices::GuestRegion;
+use virtio_devices::{FileMapping, GuestRegion};
 use vm_memory::GuestMemoryRegion;
 
 /// The size of a page, in bytes.
@@ -19,6 +20,8 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) const PAGEMAP_SCAN: u64 = 0xc060_6610;
 /// A page is in memory, or on swap (`linux/fs.h`).
 const PRESENT_OR_SWAPPED: u64 = 1 << 3 | 1 << 4;
+/// A page is a file's.
+const OF_FILE: u64 = 1 << 2;
 /// Ranges that one call returns.
 const MOST_RANGES: usize = 512;
 /// Pages that one read of the older interface covers.
@@ -49,6 +52,23 @@ struct PageRegion {
     start: u64,
     end: u64,
     categories: u64,
+}
+
+/// The pages that are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sought {
+    /// All that exist.
+    Existing,
+    /// Those that are not a file's.
+    Written,
+}
+
+impl Sought {
+    /// True of a page with this entry of the older interface. Its bits 63, 62 and 61: present, swapped, of a file or
+    /// shared.
+    const fn has(self, entry: u64) -> bool {
+        entry >> 62 != 0 && (matches!(self, Self::Existing) || entry & 1 << 61 == 0)
+    }
 }
 
 /// What knows which pages exist.
@@ -96,11 +116,31 @@ impl Pages {
 
     fn private(&self, region: &GuestRegion, within: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
         let Some(pagemap) = &self.pagemap else { return visit(within.clone()) };
-        let base = region.as_ptr() as u64;
-        match scan(pagemap, base, within, visit) {
-            Err(error) if is_unknown(&error) => read(pagemap, base, within, visit),
-            result => result,
-        }
+        look(pagemap, region.as_ptr() as u64, within, Sought::Existing, visit)
+    }
+}
+
+/// True if a page of `mapping`, a private one of a file, was written. Takes as long as the page tables are long.
+///
+/// # Errors
+///
+/// The page tables cannot be read.
+pub(crate) fn is_written(mapping: &FileMapping) -> io::Result<bool> {
+    let pagemap = File::open("/proc/self/pagemap")?;
+    let mut found = false;
+    let seen = look(&pagemap, mapping.address() as u64, &(0..mapping.len()), Sought::Written, &mut |_| {
+        found = true;
+        // One is enough.
+        Err(io::ErrorKind::Interrupted.into())
+    });
+    if found { Ok(true) } else { seen.map(|()| false) }
+}
+
+/// Calls `visit` for the pages of `range` from `base` on that are `sought`.
+fn look(pagemap: &File, base: u64, range: &Range<u64>, sought: Sought, visit: Visit<'_>) -> io::Result<()> {
+    match scan(pagemap, base, range, sought, visit) {
+        Err(error) if is_unknown(&error) => read(pagemap, base, range, sought, visit),
+        result => result,
     }
 }
 
@@ -134,8 +174,9 @@ pub(crate) fn data(file: &File, range: &Range<u64>, visit: Visit<'_>) -> io::Res
     Ok(())
 }
 
-/// Calls `visit` for the pages of `range` from `base` on, by `PAGEMAP_SCAN`.
-fn scan(pagemap: &File, base: u64, range: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
+/// Calls `visit` for the pages of `range` from `base` on that are `sought`, by `PAGEMAP_SCAN`.
+fn scan(pagemap: &File, base: u64, range: &Range<u64>, sought: Sought, visit: Visit<'_>) -> io::Result<()> {
+    let not = if sought == Sought::Written { OF_FILE } else { 0 };
     let mut found = [PageRegion::default(); MOST_RANGES];
     let mut next = base + range.start;
     let end = base + range.end;
@@ -146,6 +187,8 @@ fn scan(pagemap: &File, base: u64, range: &Range<u64>, visit: Visit<'_>) -> io::
             end,
             vec: found.as_mut_ptr() as u64,
             vec_len: MOST_RANGES as u64,
+            category_inverted: not,
+            category_mask: not,
             category_anyof_mask: PRESENT_OR_SWAPPED,
             return_mask: PRESENT_OR_SWAPPED,
             ..ScanArg::default()
@@ -164,7 +207,7 @@ fn scan(pagemap: &File, base: u64, range: &Range<u64>, visit: Visit<'_>) -> io::
 }
 
 /// The same, page by page.
-fn read(pagemap: &File, base: u64, range: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
+fn read(pagemap: &File, base: u64, range: &Range<u64>, sought: Sought, visit: Visit<'_>) -> io::Result<()> {
     let mut entries = vec![0u8; PAGES_AT_ONCE * 8];
     let mut run: Option<Range<u64>> = None;
     let mut next = range.start;
@@ -173,8 +216,7 @@ fn read(pagemap: &File, base: u64, range: &Range<u64>, visit: Visit<'_>) -> io::
         let bytes = entries.get_mut(..pages * 8).unwrap_or_default();
         pagemap.read_exact_at(bytes, (base + next) / PAGE * 8)?;
         for entry in bytes.as_chunks::<8>().0 {
-            // Bits 63 and 62: present, swapped.
-            let exists = u64::from_ne_bytes(*entry) >> 62 != 0;
+            let exists = sought.has(u64::from_ne_bytes(*entry));
             match &mut run {
                 Some(run) if exists => run.end = next + PAGE,
                 None if exists => run = Some(next..next + PAGE),
@@ -233,14 +275,14 @@ mod tests {
         touch(&private);
         let (pagemap, base) = (File::open("/proc/self/pagemap").unwrap(), region.as_ptr() as u64);
         let mut each = [Vec::new(), Vec::new()];
-        if let Err(error) = scan(&pagemap, base, &(0..region.len()), &mut |range| {
+        if let Err(error) = scan(&pagemap, base, &(0..region.len()), Sought::Existing, &mut |range| {
             each[0].push(range);
             Ok(())
         }) {
             assert!(is_unknown(&error));
             each[0].extend(TOUCHED.map(|page| page * PAGE..page * PAGE + PAGE));
         }
-        read(&pagemap, base, &(0..region.len()), &mut |range| {
+        read(&pagemap, base, &(0..region.len()), Sought::Existing, &mut |range| {
             each[1].push(range);
             Ok(())
         })
@@ -273,6 +315,42 @@ mod tests {
                 seen.unwrap();
                 assert_eq!(pages(&ranges), expected.into_iter().collect(), "{part:?}");
             }
+        }
+    }
+
+    /// A private mapping of a file of [`PAGES`], all of whose pages have been read.
+    fn private_mapping(contents: u8) -> FileMapping {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&vec![contents; (PAGES * PAGE) as usize], 0).unwrap();
+        let mapping = FileMapping::new(&file, PAGES * PAGE, true).unwrap();
+        for page in 0..PAGES as usize {
+            // SAFETY: the page is mapped, and nothing has a reference into it.
+            assert_eq!(unsafe { mapping.address().add(page * PAGE as usize).read_volatile() }, contents);
+        }
+        mapping
+    }
+
+    #[test]
+    fn a_private_mapping_is_written_once_a_page_was() {
+        for page in [0, PAGES / 2, PAGES - 1] {
+            let mapping = private_mapping(7);
+            let pagemap = File::open("/proc/self/pagemap").unwrap();
+            let by_entries = || {
+                let mut count = 0;
+                let base = mapping.address() as u64;
+                read(&pagemap, base, &(0..mapping.len()), Sought::Written, &mut |range| {
+                    count += (range.end - range.start) / PAGE;
+                    Ok(())
+                })
+                .unwrap();
+                count
+            };
+            assert!(!is_written(&mapping).unwrap() && by_entries() == 0);
+            // SAFETY: the page is mapped, and nothing has a reference into it. It gets the byte that it has.
+            unsafe { mapping.address().add((page * PAGE) as usize).write_volatile(7) };
+            assert!(is_written(&mapping).unwrap() && by_entries() == 1, "{page}");
+            mapping.forget_writes();
+            assert!(!is_written(&mapping).unwrap());
         }
     }
 

@@ -23,7 +23,6 @@ use super::loader::Loader;
 use super::offer::Rest;
 use super::orders::{TargetNote, TargetOrder, ToControl};
 use super::pages_in::PagesIn;
-use super::passing;
 use super::preparer::{Made, Preparer};
 use super::progress::Progress;
 use super::restorer::Restored;
@@ -60,8 +59,6 @@ enum Inbox {
     Control(TargetNote),
     Connected(Connected),
     Source(Heard),
-    /// The descriptors that the source passes.
-    Passed(Result<Vec<OwnedFd>, String>),
     Made(Result<Box<Made>, String>),
     /// Backends have their own states, or why not.
     Given(Result<(), String>),
@@ -104,9 +101,8 @@ struct Conductor {
     /// What the guest writes of the host's storage, from when its machine is held until it is locked.
     holds: Holds,
     offer: Option<Vec<u8>>,
-    /// Where the source passes descriptors, if it does; and which.
+    /// Where the source passes descriptors, if it does.
     passing: Option<Arc<Stream>>,
-    passed: Option<Vec<OwnedFd>>,
     made: Option<Box<Made>>,
     rest: Option<Rest>,
     course: Course,
@@ -135,7 +131,6 @@ impl Conductor {
             holds: Holds::default(),
             offer: None,
             passing: None,
-            passed: None,
             made: None,
             rest: None,
             went: None,
@@ -193,11 +188,6 @@ impl Conductor {
                 self.offer = Some(offer);
                 self.offered();
             }
-            Inbox::Passed(Ok(fds)) => {
-                self.passed = Some(fds);
-                self.offered();
-            }
-            Inbox::Passed(Err(why)) => self.fail(why, Event::Lost),
             Inbox::Source(Heard::State(state)) => match Rest::read(&state) {
                 Ok(rest) if self.machine.stage() == Stage::Receiving => {
                     self.rest = Some(rest);
@@ -229,6 +219,8 @@ impl Conductor {
             Inbox::Locked(Ok(())) => self.on(Event::Locked),
             Inbox::Locked(Err(why)) => self.fail(why, Event::NotLocked),
             Inbox::Flushed(Ok(())) => self.look(),
+            // The threads that received pages were ended.
+            Inbox::Flushed(Err(_)) if self.machine.stage() >= Stage::Loading => {}
             Inbox::Flushed(Err(why)) => self.fail(why, Event::Lost),
         }
     }
@@ -274,25 +266,17 @@ impl Conductor {
         self.greeting.is_some_and(|greeting| greeting.features.has(Features::LOCAL))
     }
 
-    /// Waits for descriptors, which are passed once.
+    /// Descriptors come on this connection, once the offer says which.
     fn receive_passed(&mut self, stream: Stream) {
-        let stream = Arc::new(stream);
-        if self.passing.replace(Arc::clone(&stream)).is_some() {
+        if self.passing.replace(Arc::new(stream)).is_some() {
             return self.fail("the source passes descriptors twice".to_string(), Event::Broke);
         }
-        let own = self.own.clone();
-        let begun = self.errands.begin(move || {
-            let received = stream.unix().map_or_else(|| Err(io::ErrorKind::Unsupported.into()), passing::receive);
-            let _ = own.send(Inbox::Passed(received.map_err(|error| format!("the source's descriptors: {error}"))));
-        });
-        if let Err(error) = begun {
-            self.fail(format!("the host has no thread for it: {error}"), Event::Broke);
-        }
+        self.offered();
     }
 
-    /// The offer, or what is passed with it, is complete.
+    /// The offer is complete, or the connection for what is passed with it is there.
     fn offered(&mut self) {
-        if self.offer.is_some() && (self.passed.is_some() || !self.is_local()) {
+        if self.offer.is_some() && (self.passing.is_some() || !self.is_local()) {
             self.on(Event::Offered);
         }
     }
@@ -344,10 +328,10 @@ impl Conductor {
     /// Has the VM be made.
     fn prepare(&mut self) -> io::Result<()> {
         let (offer, preparer) = (self.offer.take().unwrap_or_default(), self.job.preparer.clone());
-        let fds = self.passed.take().unwrap_or_default();
+        let passing = self.passing.clone();
         let (own, cancel) = (self.own.clone(), self.cancel.clone());
         let run = move || {
-            let made = preparer.make(&offer, fds, &cancel);
+            let made = preparer.make(&offer, passing.as_deref().and_then(Stream::unix), &cancel);
             let _ = own.send(Inbox::Made(made.map(Box::new).map_err(|error| error.to_string())));
         };
         self.errands.begin(run)
@@ -463,8 +447,7 @@ impl Conducts for Conductor {
                 return Some(Event::Broke);
             }
             Action::Load => {
-                // Nobody writes to the memory any more.
-                self.pages.forget_memory();
+                self.pages.end();
                 let states = self.rest.as_mut().map(|rest| std::mem::take(&mut rest.backends)).unwrap_or_default();
                 return self.give_states(states);
             }

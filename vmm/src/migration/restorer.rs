@@ -88,7 +88,7 @@ impl Restorer {
         let mut config = planned.config().clone();
         config.cpus.boot_vcpus = source.machine.wanted_vcpus.into();
         log::info!("memory is restored by {mode:?}: {why}");
-        let image = (mode == MemoryMode::Map).then(|| source.image());
+        let image = if mode == MemoryMode::Map { source.image() } else { None };
         let hosts = (self.events.clone(), self.limits);
         let vm = Vm::for_restore_from(
             &config,
@@ -107,6 +107,8 @@ impl Restorer {
         let mut vm = vm;
         let (began, layout, file) = (Instant::now(), &source.state.memory, &source.memory);
         let memory = vm.memory().memory();
+        source.check_elsewhere(&memory)?;
+        let Some(file) = file else { return Ok(vm) };
         match mode {
             MemoryMode::Map => {}
             MemoryMode::OnDemand => {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use virtio_devices::Memory;
-use vm_memory::GuestAddressSpace as _;
+use vm_memory::{GuestAddressSpace as _, GuestMemoryBackend as _};
 
+use super::discarded::Discarded;
 use super::error::MigrationError;
 use super::folder::{CONFIG, MEMORY, NewSnapshot, STATE};
 use super::image_layout::ImageLayout;
@@ -16,6 +17,7 @@ use super::overrides;
 use super::page_faults::Progress;
 use super::state_file::{Id, SavedDescriptors, SavedLink, SavedState};
 use crate::config::VmConfig;
+use crate::error_kind::ErrorKind;
 
 /// What is written of a paused VM.
 pub(crate) struct Saver {
@@ -33,6 +35,8 @@ pub(crate) struct Saver {
     pub memory: Memory,
     /// What still fills it, if something does.
     pub filling: Option<Arc<Progress>>,
+    /// Persistent memory that is not saved, and must be as its file is.
+    pub discarded: Discarded,
 }
 
 /// What was written.
@@ -52,9 +56,15 @@ impl Saver {
     /// It cannot be written, or `stop` says that nobody wants it any more. Nothing is left of it then.
     pub(crate) fn save(mut self, stop: &dyn Fn() -> bool) -> Result<Written, MigrationError> {
         let host = |action| move |error| MigrationError::Host { action, error };
+        self.discarded.check().map_err(|why| MigrationError::Machine(why, ErrorKind::Conflict))?;
         let id = new_id().map_err(host("choose a number for the snapshot"))?;
         let memory = self.memory.memory();
         let layout = ImageLayout::of_memory(&memory).ok_or(MigrationError::TooLarge)?;
+        if layout.regions.len() < memory.num_regions() {
+            log::warn!(
+                "the snapshot has no copy of memory that named files keep (--memory-zone file=); keep these as they are"
+            );
+        }
         let mut snapshot = NewSnapshot::begin(&self.folder, &id)?;
         let state = SavedState {
             id: Id(id),
@@ -74,10 +84,14 @@ impl Saver {
             let lost = || io::Error::other("the guest's memory cannot be read from the snapshot that it came from");
             return Err(if stop() { MigrationError::Abandoned } else { snapshot.write_error(MEMORY, lost()) });
         }
-        let file = snapshot.create(MEMORY)?;
-        let written = memory_image::save(&memory, &state.memory, &file, &id, stop)
-            .and_then(|written| file.sync_all().map(|()| written))
-            .map_err(|error| snapshot.write_error(MEMORY, error))?;
+        let written = if state.memory.regions.is_empty() {
+            0
+        } else {
+            let file = snapshot.create(MEMORY)?;
+            memory_image::save(&memory, &state.memory, &file, &id, stop)
+                .and_then(|written| file.sync_all().map(|()| written))
+                .map_err(|error| snapshot.write_error(MEMORY, error))?
+        };
         let state = state.to_file().map_err(failed)?;
         write(&mut snapshot, STATE, &state)?;
         if stop() {

@@ -24,6 +24,7 @@ use super::backend_state::{self, BackendState, StatefulBackend};
 use super::conducting::Conducting;
 use super::course::{Conducts as _, Course};
 use super::dirty::{DirtyLog, DirtySource};
+use super::discarded::Discarded;
 use super::errands::Errands;
 use super::handover::Outcome;
 use super::handover::sender::{Event, Sender as Machine, Stage};
@@ -63,6 +64,8 @@ pub(crate) struct SendJob {
     pub passed: Option<Vec<OwnedFd>>,
     /// The guest's memory.
     pub memory: GuestMap,
+    /// Persistent memory that is not sent, and must be as its file is.
+    pub discarded: Discarded,
     /// How far it is.
     pub progress: Progress,
     /// What the control thread is to do.
@@ -184,7 +187,10 @@ impl Conductor {
     }
 
     fn run(mut self) {
-        self.connect();
+        match self.job.discarded.check() {
+            Ok(()) => self.connect(),
+            Err(why) => self.fail(why, Event::Broke),
+        }
         while !self.machine.is_over() && !self.quits {
             let wait = self.throttle();
             match self.inbox.recv_timeout(wait) {
@@ -346,6 +352,9 @@ impl Conductor {
                 self.begin_passes(writers);
             }
             SourceNote::Stopped(Ok(stopped)) => {
+                if let Err(why) = self.job.discarded.check() {
+                    return self.fail(why, Event::Broke);
+                }
                 self.part(Part::Stop, Some(stopped.stop));
                 (self.rest, self.holds) = (Some(stopped.machine), stopped.holds);
                 self.save_states(stopped.stateful);

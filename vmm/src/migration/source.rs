@@ -6,11 +6,13 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use virtio_devices::{GuestMap, GuestRegion};
 use vm_api::typed;
+use vm_memory::GuestMemoryBackend as _;
 
 use super::error::MigrationError;
 use super::folder::{CONFIG, MEMORY, STATE, path_of};
-use super::image_layout::ImageLayout;
+use super::image_layout::{has_named_file, range};
 use super::machine_state::MachineState;
 use super::memory_image;
 use super::state_file::SavedState;
@@ -29,8 +31,8 @@ pub(crate) struct Source {
     pub state: SavedState,
     /// The machine of that.
     pub machine: MachineState,
-    /// The guest's memory.
-    pub memory: Arc<File>,
+    /// The guest's memory, except what named files of memory zones keep; `None` if these have all of it.
+    pub memory: Option<Arc<File>>,
 }
 
 impl Source {
@@ -51,15 +53,18 @@ impl Source {
             what: format!("state.machine.{}: {}", error.path(), error.inner()),
         })?;
         let path = folder.join(MEMORY);
-        let memory = open(&path).map_err(|error| MigrationError::Read { path: path.clone(), error })?;
         // Where the memory is follows from its addresses alone.
-        if ImageLayout::of_saved(&machine.layout.regions).as_ref() != Some(&state.memory) {
+        if !state.memory.is_of_some(&machine.layout.regions) {
             let what = "its memory is not that of its machine; copy it again".to_string();
             return Err(MigrationError::Damaged { path: folder.join(STATE), what });
         }
+        if state.memory.regions.is_empty() {
+            return Ok(Self { folder, config, state, machine, memory: None });
+        }
+        let memory = open(&path).map_err(|error| MigrationError::Read { path: path.clone(), error })?;
         memory_image::check(&memory, &state.memory, &state.id.0)
             .map_err(|what| MigrationError::Damaged { path, what })?;
-        Ok(Self { folder, config, state, machine, memory: Arc::new(memory) })
+        Ok(Self { folder, config, state, machine, memory: Some(Arc::new(memory)) })
     }
 
     /// The folder.
@@ -68,8 +73,26 @@ impl Source {
     }
 
     /// The memory as a file, and where it is in it.
-    pub(crate) fn image(&self) -> Image {
-        Image::Snapshot(Arc::clone(&self.memory), self.state.memory.clone())
+    pub(crate) fn image(&self) -> Option<Image> {
+        let memory = self.memory.as_ref()?;
+        Some(Image::Snapshot(Arc::clone(memory), self.state.memory.clone()))
+    }
+
+    /// Checks that `memory` has the regions that the snapshot leaves to named files in such files.
+    ///
+    /// # Errors
+    ///
+    /// It does not.
+    pub(crate) fn check_elsewhere(&self, memory: &GuestMap) -> Result<(), MigrationError> {
+        let is_missing =
+            |region: &&GuestRegion| self.state.memory.offset(&range(region)).is_none() && !has_named_file(region);
+        let Some(region) = memory.iter().find(is_missing) else { return Ok(()) };
+        let what = format!(
+            "memory.zones: the snapshot leaves the memory from {:#x} on to a zone's file; give that zone the file that \
+             it had (file)",
+            range(region).start
+        );
+        Err(MigrationError::Unsuitable(what))
     }
 
     /// Checks that the file of the memory is still the one that was opened, whole and that of the snapshot.
@@ -78,14 +101,14 @@ impl Source {
     ///
     /// It is another.
     pub(crate) fn check_unchanged(&self) -> Result<(), MigrationError> {
-        let path = self.folder.join(MEMORY);
+        let (Some(memory), path) = (&self.memory, self.folder.join(MEMORY)) else { return Ok(()) };
         let look = |found: io::Result<std::fs::Metadata>| {
             let found = found.map_err(|error| MigrationError::Read { path: path.clone(), error })?;
             Ok::<_, MigrationError>((found.dev(), found.ino(), found.len()))
         };
-        let (now, opened) = (look(std::fs::metadata(&path))?, look(self.memory.metadata())?);
+        let (now, opened) = (look(std::fs::metadata(&path))?, look(memory.metadata())?);
         if now == opened {
-            return memory_image::check(&self.memory, &self.state.memory, &self.state.id.0)
+            return memory_image::check(memory, &self.state.memory, &self.state.id.0)
                 .map_err(|what| MigrationError::Damaged { path, what });
         }
         let what =
@@ -116,11 +139,11 @@ fn read(path: &Path) -> Result<Vec<u8>, MigrationError> {
 
 #[cfg(test)]
 mod tests {
-    use virtio_devices::GuestMap;
     use vm_memory::GuestAddress;
 
     use super::*;
     use crate::migration::folder::NewSnapshot;
+    use crate::migration::image_layout::ImageLayout;
     use crate::migration::state_file::{Id, tests::state};
 
     /// A whole snapshot of a machine whose memory is 8 MiB.

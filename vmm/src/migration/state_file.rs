@@ -1,7 +1,8 @@
 //! `state.json`: what a restored VM needs besides its configuration and its memory.
 //!
 //! The checksum tells a file that was cut short or changed. It is no protection: whoever writes the file can write the
-//! checksum, and everything in the file is checked as if a stranger had written it.
+//! checksum, and everything in the file is checked as if a stranger had written it. It is over values, so that a program
+//! that reads the file and writes it again with other spaces or another order of keys changes nothing.
 
 use std::fmt;
 
@@ -16,8 +17,17 @@ use crate::config::LinkPolicy;
 
 /// What `format` says: other programs have files of the same name.
 const FORMAT: &str = "cloud-hypervisor-sriov snapshot";
-/// The version that is written. A version is read by its own release and the two that follow.
-const VERSION: u64 = 1;
+/// The version that is written. A version is read by its own release and the two that follow. Version 1 had large
+/// integers as numbers.
+const VERSION: u64 = 2;
+/// The oldest version that is read.
+const OLDEST: u64 = 1;
+/// The largest integer that programs which take JSON's numbers for doubles do not change (RFC 8259 §6).
+const EXACT: u64 = (1 << 53) - 1;
+/// The prefix of an integer that is beyond that, as text.
+const INTEGER: &str = "int:";
+/// The prefix of a text that has one of these prefixes itself.
+const TEXT: &str = "text:";
 
 static CHECKSUM: Crc<u64> = Crc::<u64>::new(&CRC_64_XZ);
 
@@ -101,7 +111,7 @@ impl SavedState {
     ///
     /// Some part cannot be JSON.
     pub(crate) fn to_file(&self) -> Result<Vec<u8>, serde_json::Error> {
-        serde_json::to_vec(&document(serde_json::to_value(self)?))
+        serde_json::to_vec(&document(portable(serde_json::to_value(self)?)))
     }
 
     /// Reads the bytes of a file.
@@ -120,13 +130,50 @@ impl SavedState {
         if document.get("checksum").and_then(Value::as_str) != Some(&checksum(&state)) {
             return Err("its checksum is wrong: it was changed or damaged; copy it again".to_string());
         }
-        typed::typed(state).map_err(|error| format!("state.{}: {}", error.path(), error.inner()))
+        typed::typed(with_integers(state)).map_err(|error| format!("state.{}: {}", error.path(), error.inner()))
     }
 }
 
 /// The whole file with this state.
 pub(super) fn document(state: Value) -> Value {
     serde_json::json!({"format": FORMAT, "version": VERSION, "checksum": checksum(&state), "state": state})
+}
+
+/// `value` with large integers as text, which every JSON library keeps.
+fn portable(value: Value) -> Value {
+    map_scalars(value, &|value| match value {
+        Value::Number(number) => {
+            let is_exact = number.as_i64().is_none_or(|number| number.unsigned_abs() <= EXACT)
+                && number.as_u64().is_none_or(|number| number <= EXACT);
+            if is_exact { Value::Number(number) } else { Value::String(format!("{INTEGER}{number}")) }
+        }
+        Value::String(text) if text.starts_with(INTEGER) || text.starts_with(TEXT) => {
+            Value::String(format!("{TEXT}{text}"))
+        }
+        other => other,
+    })
+}
+
+/// The value of which `value` is the portable form.
+fn with_integers(value: Value) -> Value {
+    map_scalars(value, &|value| {
+        let Value::String(text) = &value else { return value };
+        if let Some(text) = text.strip_prefix(TEXT) {
+            return Value::from(text);
+        }
+        let Some(number) = text.strip_prefix(INTEGER) else { return value };
+        let signed = || number.parse::<i64>().map(Value::from);
+        number.parse::<u64>().map(Value::from).or_else(|_| signed()).unwrap_or(value)
+    })
+}
+
+/// `value` with each value in it that has no others replaced. The parser bounds the depth.
+fn map_scalars(value: Value, replace: &impl Fn(Value) -> Value) -> Value {
+    match value {
+        Value::Array(all) => all.into_iter().map(|value| map_scalars(value, replace)).collect(),
+        Value::Object(all) => all.into_iter().map(|(key, value)| (key, map_scalars(value, replace))).collect(),
+        scalar => replace(scalar),
+    }
 }
 
 /// The checksum of what is written, whose keys are in alphabetical order.
@@ -145,7 +192,7 @@ fn check_format(document: &Map<String, Value>) -> Result<(), String> {
         return Err(format!("{whose}; take the snapshot with this program"));
     }
     match document.get("version").and_then(Value::as_u64) {
-        Some(VERSION) => Ok(()),
+        Some(OLDEST..=VERSION) => Ok(()),
         Some(version) if version > VERSION => {
             Err(format!("version {version}, and this program reads up to {VERSION}; use a later version of it"))
         }
@@ -164,7 +211,9 @@ pub(crate) mod tests {
             memory: ImageLayout::of(std::iter::once(0..64 << 20)).unwrap(),
             descriptors: vec![SavedDescriptors { id: "a".to_string(), vf: None, count: 1 }],
             links: vec![SavedLink { id: "pf0".to_string(), vf: 3, link: LinkPolicy::Down }],
-            machine: serde_json::json!({"z": 1, "a": [2.5, "ü", null]}),
+            machine: serde_json::json!({
+                "z": 1, "a": [2.5, "ü", null], "large": [u64::MAX, i64::MIN, EXACT, EXACT + 1], "text": ["int:5", "text:"],
+            }),
         }
     }
 
@@ -172,6 +221,36 @@ pub(crate) mod tests {
     fn a_state_reads_back() {
         let bytes = state().to_file().unwrap();
         assert_eq!(SavedState::from_file(&bytes), Ok(state()));
+    }
+
+    /// `value` as a program has it that takes numbers for doubles.
+    fn through_doubles(value: Value) -> Value {
+        map_scalars(value, &|value| match value.as_f64() {
+            Some(number) if number.fract() == 0.0 && number.abs() < 1e21 => {
+                serde_json::from_str(&format!("{number:.0}")).unwrap()
+            }
+            Some(number) => number.into(),
+            None => value,
+        })
+    }
+
+    #[test]
+    fn a_file_written_again_by_any_json_library_reads_the_same() {
+        let value: Value = serde_json::from_slice(&state().to_file().unwrap()).unwrap();
+        let again = serde_json::to_vec_pretty(&through_doubles(value)).unwrap();
+        assert_eq!(SavedState::from_file(&again), Ok(state()));
+    }
+
+    #[test]
+    fn a_file_of_version_1_is_read() {
+        let mut old = document(serde_json::to_value(state()).unwrap());
+        old["version"] = OLDEST.into();
+        // Its texts had no prefixes.
+        old["state"]["machine"]["text"] = Value::Null;
+        old["checksum"] = checksum(&old["state"]).into();
+        let mut expected = state();
+        expected.machine["text"] = Value::Null;
+        assert_eq!(SavedState::from_file(old.to_string().as_bytes()), Ok(expected));
     }
 
     #[test]
@@ -198,8 +277,8 @@ pub(crate) mod tests {
         assert!(said(serde_json::json!({"snapshots": {}, "snapshot_data": {}})).contains("Cloud Hypervisor"));
         assert!(said(serde_json::json!({})).starts_with("not the state"));
         assert!(said(serde_json::json!([])).contains("not an object"));
-        let later = serde_json::json!({"format": FORMAT, "version": 2});
-        assert_eq!(said(later), "version 2, and this program reads up to 1; use a later version of it");
+        let later = serde_json::json!({"format": FORMAT, "version": 3});
+        assert_eq!(said(later), "version 3, and this program reads up to 2; use a later version of it");
         let mut unknown: Value = serde_json::from_slice(&state().to_file().unwrap()).unwrap();
         unknown["state"]["colour"] = 1.into();
         unknown["checksum"] = checksum(&unknown["state"]).into();

@@ -3,6 +3,7 @@
 //! One thread reads and others write, so that a session is not the library's stream: whoever waits for the network
 //! holds no lock that the other direction needs.
 
+mod accepting;
 mod files;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -16,9 +17,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, Connection, Error, ServerConfig, ServerConnection};
+use rustls::{ClientConfig, ClientConnection, Connection, Error};
 
 use super::transport::Until;
+pub(crate) use accepting::Accepting;
 pub(crate) use files::{client, server};
 
 /// How long a handshake may take.
@@ -68,25 +70,16 @@ impl Session {
     ) -> io::Result<Self> {
         let name = ServerName::try_from(host.to_string());
         let name = name.map_err(|_| io::Error::other("TLS: no certificate can have this name; give another"))?;
-        let connection = ClientConnection::new(Arc::clone(config), name).map_err(failed)?;
-        Self::begin(stream, connection.into(), until)
-    }
-
-    /// Answers whoever has connected by `stream`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::connect`].
-    pub(crate) fn accept(stream: TcpStream, config: &Arc<ServerConfig>, until: &Until) -> io::Result<Self> {
-        let connection = ServerConnection::new(Arc::clone(config)).map_err(failed)?;
-        Self::begin(stream, connection.into(), until)
-    }
-
-    fn begin(stream: TcpStream, mut connection: Connection, until: &Until) -> io::Result<Self> {
+        let mut connection = ClientConnection::new(Arc::clone(config), name).map_err(failed)?.into();
         shake_hands(&stream, &mut connection, until)?;
+        Ok(Self::new(stream, connection))
+    }
+
+    /// A session whose handshake is complete.
+    fn new(stream: TcpStream, connection: Connection) -> Self {
         let incoming = Incoming { bytes: vec![0; ROOM].into(), from: 0, to: 0 };
         let (connection, incoming) = (Mutex::new(connection), Mutex::new(incoming));
-        Ok(Self { stream, connection, incoming, outgoing: Mutex::default() })
+        Self { stream, connection, incoming, outgoing: Mutex::default() }
     }
 
     /// The connection below.

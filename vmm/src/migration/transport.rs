@@ -8,17 +8,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
-
-use rustix::event::{PollFd, PollFlags};
-use rustls::ServerConfig;
-use virtio_devices::Cancel;
 
 use super::tls::Session;
 pub(crate) use route::Route;
-use until::LOOK;
-pub(crate) use until::Until;
+pub(crate) use until::{LOOK, Until};
 
 /// How long a connection may take, and a write on one of whose peer takes nothing.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,21 +63,17 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Has whoever has connected by tcp prove who it is.
+    /// Sets the mode of its socket.
     ///
     /// # Errors
     ///
-    /// It is not to be trusted, or does not answer in time.
-    pub(crate) fn accept(self, tls: &Arc<ServerConfig>, until: &Until) -> io::Result<Self> {
+    /// None is known.
+    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => Ok(Self::Tls(Box::new(Session::accept(stream, tls, until)?))),
-            other => Ok(other),
+            Self::Unix(stream) => stream.set_nonblocking(is_nonblocking),
+            Self::Tcp(stream) => stream.set_nonblocking(is_nonblocking),
+            Self::Tls(session) => session.stream().set_nonblocking(is_nonblocking),
         }
-    }
-
-    /// What comes by it until then.
-    pub(crate) const fn reads_until(&self, until: Until) -> Reads<'_> {
-        Reads { stream: self, until }
     }
 
     /// The connection over a Unix socket.
@@ -115,6 +105,16 @@ impl Stream {
         Ok(())
     }
 
+    /// Ends reading. What has come before may still be read.
+    pub(crate) fn stop_reading(&self) {
+        // If it is closed already, there is nothing to end.
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Read),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Read),
+            Self::Tls(session) => session.stream().shutdown(Shutdown::Read),
+        };
+    }
+
     /// Ends it for both sides, and whoever waits on it. What was written before still arrives.
     pub(crate) fn close(&self) {
         // If it is closed already, that is as well.
@@ -126,18 +126,12 @@ impl Stream {
     }
 }
 
-/// What comes by a connection until a moment, however it comes.
-pub(crate) struct Reads<'a> {
-    stream: &'a Stream,
-    until: Until,
-}
-
-impl Read for Reads<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        match self.stream {
-            Stream::Unix(stream) => self.until.reads(stream).read(bytes),
-            Stream::Tcp(stream) => self.until.reads(stream).read(bytes),
-            Stream::Tls(session) => session.read_through(self.until.reads(session.stream()), bytes),
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Tls(session) => session.stream().as_fd(),
         }
     }
 }
@@ -191,45 +185,61 @@ impl Listener {
         Ok(listener)
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
+    /// The next connection, which does not block; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The host has no descriptor or memory left.
+    pub(crate) fn accept(&self) -> io::Result<Option<Stream>> {
+        loop {
+            let accepted = match self {
+                Self::Unix(listener, _) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+                Self::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+            };
+            let stream = match accepted {
+                Ok(stream) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                // The peer is gone already, or its network is.
+                Err(error) if is_of_connection(&error) => continue,
+                Err(error) => return Err(error),
+            };
+            // One that fails here is gone already.
+            if stream.prepare().and_then(|()| stream.set_nonblocking(true)).is_ok() {
+                return Ok(Some(stream));
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Unix(listener, _) => listener.as_fd(),
             Self::Tcp(listener) => listener.as_fd(),
         }
     }
+}
 
-    /// The next connection; `None` once `cancel` says that none is wanted any more.
-    ///
-    /// # Errors
-    ///
-    /// The host has no descriptor left.
-    pub(crate) fn accept(&self, cancel: &Cancel) -> io::Result<Option<Stream>> {
-        while !cancel.is_cancelled() {
-            let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
-            match rustix::event::poll(&mut fds, Some(&LOOK)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => continue,
-                Ok(_) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let accepted = match self {
-                Self::Unix(listener, _) => listener.accept().and_then(|(stream, _)| {
-                    stream.set_nonblocking(false)?;
-                    Ok(Stream::Unix(stream))
-                }),
-                Self::Tcp(listener) => listener.accept().and_then(|(stream, _)| {
-                    stream.set_nonblocking(false)?;
-                    Ok(Stream::Tcp(stream))
-                }),
-            };
-            match accepted.and_then(|stream| stream.prepare().map(|()| stream)) {
-                Ok(stream) => return Ok(Some(stream)),
-                // It is gone already.
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(None)
-    }
+/// True if the error is that of the connection that was to be accepted, and not of the listener (`accept(2)`).
+fn is_of_connection(error: &io::Error) -> bool {
+    use libc::{
+        ECONNABORTED, EHOSTDOWN, EHOSTUNREACH, EINTR, ENETDOWN, ENETUNREACH, ENONET, ENOPROTOOPT, EPERM, EPROTO,
+    };
+    matches!(
+        error.raw_os_error(),
+        Some(
+            ECONNABORTED
+                | EHOSTDOWN
+                | EHOSTUNREACH
+                | EINTR
+                | ENETDOWN
+                | ENETUNREACH
+                | ENONET
+                | ENOPROTOOPT
+                | EPERM
+                | EPROTO
+        )
+    )
 }
 
 impl Drop for Listener {
@@ -248,6 +258,8 @@ fn remove(path: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use virtio_devices::Cancel;
+
     use super::*;
 
     #[test]
@@ -276,7 +288,8 @@ mod tests {
             };
             let connect = || Route::find(address.clone(), None).unwrap().connect(&cancel);
             let stream = connect().unwrap();
-            let accepted = listener.accept(&cancel).unwrap().unwrap();
+            let accepted = listener.accept().unwrap().unwrap();
+            accepted.set_nonblocking(false).unwrap();
             (&stream).write_all(b"here").unwrap();
             let mut bytes = [0; 4];
             (&accepted).read_exact(&mut bytes).unwrap();
@@ -289,13 +302,8 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_a_connection_ends_when_it_is_not_wanted() {
+    fn a_listener_without_a_peer_does_not_block() {
         let listener = Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap();
-        let cancel = Cancel::new().unwrap();
-        let ends = cancel.clone();
-        let waits = std::thread::spawn(move || listener.accept(&ends).unwrap().is_none());
-        std::thread::sleep(Duration::from_millis(20));
-        cancel.cancel();
-        assert!(waits.join().unwrap());
+        assert!(listener.accept().unwrap().is_none());
     }
 }

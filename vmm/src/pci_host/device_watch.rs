@@ -24,6 +24,8 @@ pub(crate) struct DeviceWatch {
     events: Events,
     /// The device may have changed since the last look.
     changed: AtomicBool,
+    /// The host takes the device away: changes are no longer reported.
+    ended: AtomicBool,
     told: Mutex<State>,
 }
 
@@ -59,8 +61,8 @@ impl DeviceWatch {
     /// Begins to report changes of the device `id` in `slot`, which is in its state of power-on.
     pub(crate) fn begin(id: &str, slot: &Arc<Slot>, events: &Events) {
         let (id, slot_of, events_of) = (id.to_string(), Arc::downgrade(slot), events.clone());
-        let (changed, told) = (AtomicBool::new(false), Mutex::default());
-        let watch = Arc::new(Self { id, slot: slot_of, events: events_of, changed, told });
+        let ([changed, ended], told) = ([(); 2].map(|()| AtomicBool::new(false)), Mutex::default());
+        let watch = Arc::new(Self { id, slot: slot_of, events: events_of, changed, ended, told });
         let watched: Arc<dyn Watched> = watch.clone();
         events.watch(Arc::downgrade(&watched));
         let noted = Arc::downgrade(&watch);
@@ -113,6 +115,9 @@ impl Watched for DeviceWatch {
         // A device that is gone was reset before.
         let now = slot.with(|device| State::of(device)).unwrap_or_default();
         drop(slot);
+        if self.ended.load(Ordering::Acquire) {
+            return;
+        }
         let mut told = self.told.lock();
         for change in told.changes(&now) {
             let (source, event, property) = change.event();
@@ -122,6 +127,10 @@ impl Watched for DeviceWatch {
             tell(source, event, &properties);
         }
         *told = now;
+    }
+
+    fn end(&self) {
+        self.ended.store(true, Ordering::Release);
     }
 }
 

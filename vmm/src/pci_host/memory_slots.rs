@@ -4,7 +4,9 @@
 //! |---|---|
 //! | 0 to 15 | its memory |
 //! | 16 to 79 | configuration space of each device of segment 0: its own function's, and its VFs' |
-//! | 128 to 26,623 | doorbell pages of host devices, once they are given to the guest, and memory of devices |
+//! | 80 to 127 | plugged memory of virtio memory devices, on Linux before 5.12 |
+//! | 128 to 10,239 | doorbell pages of host devices, once they are given to the guest, and memory of devices |
+//! | 10,240 to 26,623 | plugged memory of virtio memory devices |
 //! | 26,624 and up | configuration space of the devices of other segments |
 
 use std::collections::BTreeSet;
@@ -25,7 +27,17 @@ const PER_SEGMENT: u32 = 64;
 
 /// The memory slots of doorbells and of devices' memory. Linux has 32,764 memory slots since 5.12, and 509 before. A
 /// doorbell for whose page the host has no memory slot does without.
-const DOORBELLS: Range<u32> = 128..OTHER_SEGMENTS;
+const DOORBELLS: Range<u32> = 128..PLUGGED.start;
+
+/// The memory slots of plugged memory.
+const PLUGGED: Range<u32> = 10_240..OTHER_SEGMENTS;
+/// The same on hosts with fewer memory slots.
+const FEW_PLUGGED: Range<u32> = 80..128;
+
+/// The memory slots for the plugged memory of all virtio memory devices, on a host with this number of memory slots.
+pub(crate) const fn plugged(host: u32) -> Range<u32> {
+    if host >= PLUGGED.end { PLUGGED } else { FEW_PLUGGED }
+}
 
 /// The memory slots that show configuration space of the device with this number, 0 to 31, on bus 0 of this segment: of
 /// its own function, and of its VFs.
@@ -74,9 +86,20 @@ mod tests {
         slots.give_back(129);
         assert_eq!([slots.take(), slots.take()], [Some(129), Some(131)]);
         while slots.take().is_some() {}
-        assert_eq!(slots.taken.lock().last(), Some(&26_623));
+        assert_eq!(slots.taken.lock().last(), Some(&10_239));
         slots.clear();
         assert_eq!(slots.take(), Some(128));
+    }
+
+    #[test]
+    fn plugged_memory_shares_no_memory_slot() {
+        let config: Vec<_> = (0..MOST_SEGMENTS).flat_map(|n| (0..32).flat_map(move |d| config_slots(n, d))).collect();
+        for host in [509, 26_623, 26_624, 32_764] {
+            let plugged = plugged(host);
+            assert!(plugged.start > LAST_MEMORY && plugged.end <= host && !plugged.is_empty(), "{host}");
+            let taken = |slot: &u32| config.contains(slot) || DOORBELLS.contains(slot);
+            assert!(!plugged.clone().any(|slot| taken(&slot)), "{host}");
+        }
     }
 
     #[test]

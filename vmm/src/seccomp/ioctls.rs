@@ -108,12 +108,15 @@ pub(super) const KVM_DIRTY_LOG: &[u64] = &[
     iowr::<kvm_clear_dirty_log>(KVMIO, 0xc0), // KVM_CLEAR_DIRTY_LOG
 ];
 
+/// Sets a memory slot: `KVM_SET_USER_MEMORY_REGION`.
+pub(super) const KVM_MEMORY_SLOT: u64 = iow::<kvm_userspace_memory_region>(KVMIO, 0x46);
+
 /// What connects devices to a VM: memory, doorbells, interrupts.
 pub(super) const KVM_WIRES: &[u64] = &[
-    iow::<kvm_userspace_memory_region>(KVMIO, 0x46), // KVM_SET_USER_MEMORY_REGION
-    iow::<kvm_irq_routing>(KVMIO, 0x6a),             // KVM_SET_GSI_ROUTING
-    iow::<kvm_irqfd>(KVMIO, 0x76),                   // KVM_IRQFD
-    iow::<kvm_ioeventfd>(KVMIO, 0x79),               // KVM_IOEVENTFD
+    KVM_MEMORY_SLOT,
+    iow::<kvm_irq_routing>(KVMIO, 0x6a), // KVM_SET_GSI_ROUTING
+    iow::<kvm_irqfd>(KVMIO, 0x76),       // KVM_IRQFD
+    iow::<kvm_ioeventfd>(KVMIO, 0x79),   // KVM_IOEVENTFD
 ];
 
 /// Rings of vhost devices, of any kind.

@@ -9,33 +9,63 @@ use libc::*;
 use virtio_devices::WorkerKind;
 
 use super::ioctls;
-use super::rule::Only::{All, OneOf, ThisProcess, With, Without};
-use super::rule::{Group, Rule, any, only};
-use crate::threads::ThreadKind;
+use super::rule::{Group, Rule, any, bits, one_of, only, this_process, with, without};
+use crate::threads::{ThreadKind, core_group};
 
 /// Bits of `mmap` and `mprotect` that no memory of this program has: it makes no code.
 const EXECUTABLE: u64 = PROT_EXEC as u64;
 /// A process's new thread, as opposed to a new process (`clone(2)`).
 const NEW_THREAD: u64 = (CLONE_THREAD | CLONE_VM | CLONE_SIGHAND) as u64;
 /// `linux/prctl.h`: core scheduling, which the C library's headers do not have.
-const PR_SCHED_CORE: u64 = 62;
+const PR_SCHED_CORE: u64 = core_group::PR_SCHED_CORE as u64;
+const OF_A_THREAD: u64 = core_group::OF_A_THREAD as u64;
 /// `asm/prctl.h`: components of the XSAVE area for guests (AMX).
 const ARCH_REQ_XCOMP_GUEST_PERM: u64 = 0x1025;
 
-/// A socket of the network that is not passed on to other programs.
+/// Sockets of the network that are not passed on to other programs.
+const INET: &[u64] = &[AF_INET as u64, AF_INET6 as u64];
 const STREAM: u64 = (SOCK_STREAM | SOCK_CLOEXEC) as u64;
 const DATAGRAM: u64 = (SOCK_DGRAM | SOCK_CLOEXEC) as u64;
+/// The protocol of a socket's type: of streams TCP, of netlink's routes. Landlock knows no other of streams.
+const USUAL: u64 = 0;
+
+/// The flag by which a descriptor has signals sent: a terminal's go to all processes of the job in its foreground.
+const SENDS_SIGNALS: u64 = O_ASYNC as u64;
+/// Pages that other processes have mapped, too (`linux/mempolicy.h`).
+const MPOL_MF_MOVE_ALL: u64 = 1 << 2;
+/// The bits of an operation on a futex that say which it is (`linux/futex.h`). Of those that the lists leave out, some
+/// find a thread of any process by a number in memory: priority inheritance.
+const FUTEX_CMD: u64 = 0x7f;
+/// Barriers of this process (`linux/membarrier.h`): `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration.
+const OWN_BARRIERS: &[u64] = &[1 << 3, 1 << 4];
 
 const fn ioctl(numbers: &'static [u64]) -> Rule {
-    only(SYS_ioctl, OneOf(1, numbers))
+    only(SYS_ioctl, [one_of(1, numbers)])
 }
 
 const fn fcntl(commands: &'static [u64]) -> Rule {
-    only(SYS_fcntl, OneOf(1, commands))
+    only(SYS_fcntl, [one_of(1, commands)])
 }
 
+/// Flags of a file or socket: whether it waits, for one.
+const SET_FLAGS: Rule = only(SYS_fcntl, [one_of(1, &[F_SETFL as u64]), without(2, SENDS_SIGNALS)]);
+
 const fn prctl(options: &'static [u64]) -> Rule {
-    only(SYS_prctl, OneOf(0, options))
+    only(SYS_prctl, [one_of(0, options)])
+}
+
+/// Core scheduling of the calling thread: `command`, which may name this process.
+const fn core_scheduling(command: &'static [u64]) -> Rule {
+    only(SYS_prctl, [one_of(0, &[PR_SCHED_CORE]), one_of(1, command), this_process(2), one_of(3, &[OF_A_THREAD])])
+}
+
+const fn futex(operation: c_int) -> Rule {
+    only(SYS_futex, [bits(1, FUTEX_CMD, operation as u64)])
+}
+
+/// A socket of this family whose type and protocol are among these.
+const fn socket(family: &'static [u64], types: &'static [u64], protocols: &'static [u64]) -> Rule {
+    only(SYS_socket, [one_of(0, family), one_of(1, types), one_of(2, protocols)])
 }
 
 const MEMORY: Group = Group {
@@ -45,8 +75,8 @@ const MEMORY: Group = Group {
         any(SYS_munmap),
         any(SYS_mremap),
         any(SYS_madvise),
-        only(SYS_mmap, Without(2, EXECUTABLE)),
-        only(SYS_mprotect, Without(2, EXECUTABLE)),
+        only(SYS_mmap, [without(2, EXECUTABLE)]),
+        only(SYS_mprotect, [without(2, EXECUTABLE)]),
     ],
 };
 
@@ -54,7 +84,11 @@ const THREAD: Group = Group {
     why: "the C library and the standard library, in any thread: its beginning and end, locks, clocks, random seeds of \
           tables, signals that vCPUs and the control thread get",
     rules: &[
-        any(SYS_futex),
+        futex(FUTEX_WAIT),
+        futex(FUTEX_WAKE),
+        futex(FUTEX_REQUEUE),
+        futex(FUTEX_WAIT_BITSET),
+        futex(FUTEX_WAKE_BITSET),
         any(SYS_sched_yield),
         any(SYS_gettid),
         any(SYS_getpid),
@@ -66,7 +100,7 @@ const THREAD: Group = Group {
         any(SYS_restart_syscall),
         any(SYS_set_robust_list),
         any(SYS_rseq),
-        any(SYS_sched_getaffinity),
+        only(SYS_sched_getaffinity, [this_process(0)]),
         any(SYS_getrandom),
         any(SYS_clock_gettime),
         any(SYS_gettimeofday),
@@ -88,22 +122,21 @@ const PANIC: Group = Group {
     why: "a panic: the terminal is put back, and the program ends itself",
     rules: &[
         ioctl(ioctls::SET_TERMINAL),
-        only(SYS_tgkill, ThisProcess(0)),
-        // musl's way; a thread of another process cannot be told from one's own here.
-        #[cfg(target_env = "musl")]
-        any(SYS_tkill),
+        // Not tkill, whose threads may be any process's. musl aborts by it, and so ends by SIGSYS.
+        only(SYS_tgkill, [this_process(0)]),
     ],
 };
 
 const SEND: Group = Group {
     why: "a byte of a signal's handler, which may run in any thread, and other bytes for a socket that is connected",
-    rules: &[only(SYS_sendto, OneOf(5, &[0]))],
+    rules: &[only(SYS_sendto, [one_of(5, &[0])])],
 };
 
 /// What all threads may do.
 const COMMON: &[&Group] = &[&MEMORY, &THREAD, &DESCRIPTORS, &WAIT, &SEND, &PANIC];
 
-const PLACEMENT: Group = Group { why: "CPUs that the thread is bound to", rules: &[any(SYS_sched_setaffinity)] };
+const PLACEMENT: Group =
+    Group { why: "CPUs that the thread is bound to", rules: &[only(SYS_sched_setaffinity, [this_process(0)])] };
 
 const SIGNALS: Group = Group {
     why: "eventfds, timers, sets of descriptors, and copies of descriptors, as devices that start have them",
@@ -130,7 +163,7 @@ const CONSOLE: Group = Group {
         any(SYS_accept4),
         ioctl(&[FIONREAD as u64, FIONBIO as u64, TIOCGPGRP as u64, TIOCGWINSZ as u64, TCGETS as u64, 0x802c_542a]),
         any(SYS_getpgrp),
-        any(SYS_getpgid),
+        only(SYS_getpgid, [this_process(0)]),
         any(SYS_recvfrom),
         any(SYS_shutdown),
     ],
@@ -139,13 +172,22 @@ const CONSOLE: Group = Group {
 const RUN: Group =
     Group { why: "running a vCPU, and setting it up", rules: &[ioctl(&[ioctls::KVM_RUN]), ioctl(ioctls::KVM_VCPU)] };
 
-const CORE_SCHEDULING: Group =
-    Group { why: "core scheduling, before the guest is entered", rules: &[prctl(&[PR_SCHED_CORE])] };
+const OWN_CORE: Group = Group {
+    why: "core scheduling: the thread shares a core with no other",
+    rules: &[core_scheduling(&[core_group::CREATE as u64])],
+};
+
+const SHARED_CORES: Group = Group {
+    why: "core scheduling: vCPUs begin in the group that their starter is in, and other threads leave it",
+    rules: &[core_scheduling(&[core_group::CREATE as u64, core_group::SHARE_FROM as u64])],
+};
 
 const WIRES: Group = Group {
     why: "what an access of the guest changes: windows, doorbells and messages of devices",
     rules: &[ioctl(ioctls::KVM_WIRES)],
 };
+
+const SLOTS: Group = Group { why: "memory that is plugged and unplugged", rules: &[ioctl(&[ioctls::KVM_MEMORY_SLOT])] };
 
 const ACCEPT: Group =
     Group { why: "new clients", rules: &[any(SYS_accept4), ioctl(ioctls::STREAM), any(SYS_shutdown)] };
@@ -160,18 +202,19 @@ const TALK: Group = Group {
         any(SYS_setsockopt),
         any(SYS_getsockopt),
         ioctl(ioctls::STREAM),
-        fcntl(&[F_GETFL as u64, F_SETFL as u64]),
+        fcntl(&[F_GETFL as u64]),
+        SET_FLAGS,
     ],
 };
 
 const CONNECT: Group = Group {
     why: "connecting to a Unix socket, again if it was lost",
-    rules: &[only(SYS_socket, OneOf(0, &[AF_UNIX as u64])), any(SYS_connect)],
+    rules: &[only(SYS_socket, [one_of(0, &[AF_UNIX as u64])]), any(SYS_connect)],
 };
 
 const SOCKET_PAIR: Group = Group {
     why: "a second channel, one end of which is passed on",
-    rules: &[only(SYS_socketpair, OneOf(0, &[AF_UNIX as u64]))],
+    rules: &[only(SYS_socketpair, [one_of(0, &[AF_UNIX as u64])])],
 };
 
 const LOOK: Group = Group {
@@ -199,9 +242,9 @@ const TAPS: Group = Group {
         ioctl(ioctls::TAP),
         ioctl(ioctls::TAP_QUEUE),
         // A socket by which an interface is set up.
-        only(SYS_socket, All(&[(0, AF_INET as u64), (1, (SOCK_DGRAM | SOCK_CLOEXEC) as u64)])),
-        only(SYS_socket, All(&[(0, AF_INET6 as u64), (1, (SOCK_DGRAM | SOCK_CLOEXEC) as u64)])),
-        fcntl(&[F_GETFL as u64, F_SETFL as u64]),
+        socket(INET, &[DATAGRAM], &[USUAL]),
+        fcntl(&[F_GETFL as u64]),
+        SET_FLAGS,
     ],
 };
 
@@ -213,7 +256,7 @@ const VDPA: Group = Group {
     rules: &[
         ioctl(ioctls::VHOST_RINGS),
         ioctl(ioctls::VHOST_VDPA),
-        any(SYS_prlimit64),
+        only(SYS_prlimit64, [this_process(0)]),
         any(SYS_getrlimit),
         any(SYS_setrlimit),
         fcntl(&[F_GETFL as u64]),
@@ -283,7 +326,7 @@ const STATE: Group = Group { why: "the state of a VM that is saved or restored",
 
 const DIRTY_LOG: Group = Group {
     why: "which pages of guest memory are written",
-    rules: &[ioctl(ioctls::KVM_DIRTY_LOG), any(SYS_membarrier)],
+    rules: &[ioctl(ioctls::KVM_DIRTY_LOG), only(SYS_membarrier, [one_of(0, OWN_BARRIERS)])],
 };
 
 const FILES: Group = Group {
@@ -304,7 +347,6 @@ const FILES: Group = Group {
         any(SYS_readv),
         fcntl(&[
             F_GETFL as u64,
-            F_SETFL as u64,
             F_SETFD as u64,
             F_OFD_GETLK as u64,
             F_OFD_SETLK as u64,
@@ -312,12 +354,15 @@ const FILES: Group = Group {
             F_GET_SEALS as u64,
             F_GETPIPE_SZ as u64,
         ]),
+        SET_FLAGS,
         ioctl(ioctls::BLOCK_DEVICE),
     ],
 };
 
-const GUEST_MEMORY: Group =
-    Group { why: "guest memory and the nodes that it is on", rules: &[any(SYS_memfd_create), any(SYS_mbind)] };
+const GUEST_MEMORY: Group = Group {
+    why: "guest memory and the nodes that it is on",
+    rules: &[any(SYS_memfd_create), only(SYS_mbind, [without(5, MPOL_MF_MOVE_ALL)])],
+};
 
 const SNAPSHOT: Group = Group {
     why: "a snapshot's files: made, filled, flushed, and renamed or removed",
@@ -351,15 +396,11 @@ const USERFAULT: Group = Group {
 const NETWORK: Group = Group {
     why: "a migration's connections over the network, and the addresses of a host's name",
     rules: &[
-        only(SYS_socket, OneOf(0, &[AF_UNIX as u64])),
-        only(SYS_socket, All(&[(0, AF_INET as u64), (1, STREAM)])),
-        only(SYS_socket, All(&[(0, AF_INET6 as u64), (1, STREAM)])),
+        only(SYS_socket, [one_of(0, &[AF_UNIX as u64])]),
+        socket(INET, &[STREAM], &[USUAL]),
         // The C library asks name servers by these, and which address is used.
-        only(SYS_socket, All(&[(0, AF_INET as u64), (1, DATAGRAM)])),
-        only(SYS_socket, All(&[(0, AF_INET6 as u64), (1, DATAGRAM)])),
-        only(SYS_socket, All(&[(0, AF_INET as u64), (1, DATAGRAM | SOCK_NONBLOCK as u64)])),
-        only(SYS_socket, All(&[(0, AF_INET6 as u64), (1, DATAGRAM | SOCK_NONBLOCK as u64)])),
-        only(SYS_socket, All(&[(0, AF_NETLINK as u64), (1, (SOCK_RAW | SOCK_CLOEXEC) as u64)])),
+        socket(INET, &[DATAGRAM, DATAGRAM | SOCK_NONBLOCK as u64], &[USUAL, IPPROTO_UDP as u64]),
+        socket(&[AF_NETLINK as u64], &[(SOCK_RAW | SOCK_CLOEXEC) as u64], &[USUAL]),
         any(SYS_connect),
         any(SYS_bind),
         any(SYS_listen),
@@ -401,13 +442,18 @@ const LISTEN: Group = Group {
 
 const TERMINALS: Group = Group {
     why: "terminals: raw mode, their size and job, pseudo-terminals",
-    rules: &[ioctl(ioctls::TERMINAL), ioctl(ioctls::SET_TERMINAL), any(SYS_getpgrp), any(SYS_getpgid)],
+    rules: &[
+        ioctl(ioctls::TERMINAL),
+        ioctl(ioctls::SET_TERMINAL),
+        any(SYS_getpgrp),
+        only(SYS_getpgid, [this_process(0)]),
+    ],
 };
 
 const PROCESS: Group = Group {
     why: "limits of open files and of pinned memory, signals that are caught, who this is, AMX for guests",
     rules: &[
-        any(SYS_prlimit64),
+        only(SYS_prlimit64, [this_process(0)]),
         any(SYS_getrlimit),
         any(SYS_setrlimit),
         any(SYS_rt_sigaction),
@@ -417,19 +463,13 @@ const PROCESS: Group = Group {
         any(SYS_getegid),
         any(SYS_uname),
         any(SYS_sysinfo),
-        only(SYS_arch_prctl, OneOf(0, &[ARCH_REQ_XCOMP_GUEST_PERM])),
+        only(SYS_arch_prctl, [one_of(0, &[ARCH_REQ_XCOMP_GUEST_PERM])]),
     ],
 };
 
 const EVENTS: Group = Group {
     why: "a file of events on a full disk, from which half an event is taken back; and a pipe whose reader comes later",
-    rules: &[
-        any(SYS_ftruncate),
-        any(SYS_lseek),
-        any(SYS_fstat),
-        any(SYS_statx),
-        fcntl(&[F_GETFL as u64, F_SETFL as u64]),
-    ],
+    rules: &[any(SYS_ftruncate), any(SYS_lseek), any(SYS_fstat), any(SYS_statx), fcntl(&[F_GETFL as u64]), SET_FLAGS],
 };
 
 const LANDLOCK: Group = Group {
@@ -445,11 +485,11 @@ const MAKE_URING: Group = Group {
 const NEW_THREADS: Group = Group {
     why: "new threads, but no processes, which have the starter's filter and add their own",
     rules: &[
-        only(SYS_clone, With(0, NEW_THREAD)),
+        only(SYS_clone, [with(0, NEW_THREAD)]),
         // A filter sees no arguments of this call. Another filter has it fail, so that the C library uses the other.
         any(SYS_clone3),
         prctl(&[PR_SET_NO_NEW_PRIVS as u64]),
-        only(SYS_seccomp, OneOf(0, &[SECCOMP_SET_MODE_FILTER as u64])),
+        only(SYS_seccomp, [one_of(0, &[SECCOMP_SET_MODE_FILTER as u64])]),
     ],
 };
 
@@ -483,7 +523,7 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
     match kind {
         ThreadKind::Main => &[&LANDLOCK, &STATE, &DIRTY_LOG],
         // The control thread's and all others', which `groups` adds.
-        ThreadKind::Starter => &[&NEW_THREADS, &MAKE_URING, &LANDLOCK, &OPEN],
+        ThreadKind::Starter => &[&NEW_THREADS, &SHARED_CORES, &MAKE_URING, &LANDLOCK, &OPEN],
         ThreadKind::Open => &[&LANDLOCK, &PIPE],
         ThreadKind::Snapshot => &[&SNAPSHOT, &PAGES, &OPEN, &LOOK],
         ThreadKind::PageFaults => &[&USERFAULT],
@@ -493,7 +533,7 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
             &LOG_FILE,
         ],
         ThreadKind::Vcpu => {
-            &[&RUN, &PLACEMENT, &CORE_SCHEDULING, &WIRES, &SIGNALS, &EPOLL, &CONSOLE, &HOST_DEVICE, &VDPA_RESET, &IOTLB]
+            &[&RUN, &PLACEMENT, &OWN_CORE, &WIRES, &SIGNALS, &EPOLL, &CONSOLE, &HOST_DEVICE, &VDPA_RESET, &IOTLB]
         }
         ThreadKind::HttpServer => &[&ACCEPT, &EPOLL],
         ThreadKind::Http => &[&TALK, &EPOLL],
@@ -507,6 +547,7 @@ fn own(kind: ThreadKind) -> &'static [&'static Group] {
 fn worker(kind: WorkerKind) -> &'static [&'static Group] {
     match kind {
         WorkerKind::Net => &[&PLACEMENT, &FRAMES],
+        WorkerKind::TapFinder => &[&PLACEMENT, &TAPS, &OPEN, &LOOK],
         WorkerKind::Absent => &[&PLACEMENT, &SIGNALS],
         WorkerKind::Switch => &[&PLACEMENT, &FRAMES, &EPOLL, &MOMENTS],
         WorkerKind::VhostNet => &[&PLACEMENT, &SIGNALS, &VHOST_NET, &TAPS, &OPEN, &LOOK],
@@ -515,7 +556,8 @@ fn worker(kind: WorkerKind) -> &'static [&'static Group] {
         WorkerKind::VhostUserConfig => &[&PLACEMENT, &TALK],
         WorkerKind::Block => &[&PLACEMENT, &IMAGE, &URING],
         WorkerKind::Console => &[&PLACEMENT, &CONSOLE, &EPOLL],
-        WorkerKind::Balloon | WorkerKind::Mem => &[&PLACEMENT, &HOLES],
+        WorkerKind::Balloon => &[&PLACEMENT, &HOLES],
+        WorkerKind::Mem => &[&PLACEMENT, &HOLES, &SLOTS],
         WorkerKind::Pmem => &[&PLACEMENT, &FLUSH],
         WorkerKind::Vsock => &[&PLACEMENT, &EPOLL, &ACCEPT, &CONNECT, &TALK, &STREAMS],
         WorkerKind::Rng => &[&PLACEMENT, &STREAMS],

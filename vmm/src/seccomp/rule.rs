@@ -1,4 +1,4 @@
-//! Rules of filters: a system call, and which arguments it may have.
+//! Rules of filters: a system call, and the arguments that it may have.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,56 +22,112 @@ pub(super) struct Group {
 pub(super) struct Rule {
     /// Its number.
     pub call: c_long,
-    /// With which arguments.
-    pub only: Only,
+    /// Its arguments, all of which have to be as these say.
+    pub arguments: [Argument; MOST],
 }
 
-/// The arguments that a call may have.
-#[derive(Debug)]
-pub(super) enum Only {
+/// The most arguments of a call that a rule says something about.
+const MOST: usize = 4;
+
+/// An argument of a call, and what it may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Argument {
+    /// Its place, counted from 0.
+    pub place: u8,
+    /// Its values.
+    pub is: Is,
+}
+
+/// The values that an argument may have.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Is {
     /// Any.
     Any,
-    /// The 32 bits of this argument, counted from 0, have one of these values.
-    OneOf(u8, &'static [u64]),
-    /// The 32 bits of each of these arguments have this value.
-    All(&'static [(u8, u64)]),
-    /// This argument has none of these bits.
-    Without(u8, u64),
-    /// This argument has all of these bits.
-    With(u8, u64),
-    /// This argument is the number of this process.
-    ThisProcess(u8),
+    /// In its 32 bits, one of these.
+    OneOf(&'static [u64]),
+    /// In the bits of `mask`, this value.
+    Bits {
+        /// The bits that matter.
+        mask: u64,
+        /// Their value.
+        value: u64,
+    },
+    /// 0, by which a call means its caller, or the number of this process. For each argument that is the number of a
+    /// process or a thread: no other process is meant by either.
+    ThisProcess,
 }
 
 /// This call with any arguments.
 pub(super) const fn any(call: c_long) -> Rule {
-    Rule { call, only: Only::Any }
+    Rule { call, arguments: [Argument { place: 0, is: Is::Any }; MOST] }
 }
 
-/// This call with these arguments.
-pub(super) const fn only(call: c_long, only: Only) -> Rule {
-    Rule { call, only }
+/// This call with arguments of which all of these hold.
+pub(super) const fn only<const N: usize>(call: c_long, arguments: [Argument; N]) -> Rule {
+    let mut rule = any(call);
+    let mut at = 0;
+    while at < N {
+        // More than there is room for do not compile.
+        rule.arguments[at] = arguments[at];
+        at += 1;
+    }
+    rule
+}
+
+/// The argument at this place is one of `values`.
+pub(super) const fn one_of(place: u8, values: &'static [u64]) -> Argument {
+    Argument { place, is: Is::OneOf(values) }
+}
+
+/// The argument at this place has `value` in the bits of `mask`.
+pub(super) const fn bits(place: u8, mask: u64, value: u64) -> Argument {
+    Argument { place, is: Is::Bits { mask, value } }
+}
+
+/// The argument at this place has none of these bits.
+pub(super) const fn without(place: u8, mask: u64) -> Argument {
+    bits(place, mask, 0)
+}
+
+/// The argument at this place has all of these bits.
+pub(super) const fn with(place: u8, mask: u64) -> Argument {
+    bits(place, mask, mask)
+}
+
+/// The argument at this place is the number of a process or a thread: the caller, or this process.
+pub(super) const fn this_process(place: u8) -> Argument {
+    Argument { place, is: Is::ThisProcess }
+}
+
+impl Argument {
+    /// The argument in the library's terms: one of these has to hold.
+    fn alternatives(&self) -> Result<Vec<Condition>, BackendError> {
+        let equal = |value: u64| Condition::new(self.place, Len::Dword, Op::Eq, value);
+        match self.is {
+            Is::Any => Ok(Vec::new()),
+            Is::OneOf(values) => values.iter().map(|value| equal(*value)).collect(),
+            Is::Bits { mask, value } => Ok(vec![Condition::new(self.place, Len::Qword, Op::MaskedEq(mask), value)?]),
+            Is::ThisProcess => [0, std::process::id().into()].into_iter().map(equal).collect(),
+        }
+    }
 }
 
 /// What a filter allows, as the library takes it.
 pub(super) type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
 impl Rule {
-    /// It in the library's terms: one of these has to hold; none, if any arguments will do.
+    /// The rule in the library's terms: one of these has to hold; none, if any arguments will do.
     fn alternatives(&self) -> Result<Vec<SeccompRule>, BackendError> {
-        let is = |(argument, value): (u8, u64)| Condition::new(argument, Len::Dword, Op::Eq, value);
-        let masked = |argument, bits, value| Condition::new(argument, Len::Qword, Op::MaskedEq(bits), value);
-        let one = |condition| SeccompRule::new(vec![condition]);
-        match self.only {
-            Only::Any => Ok(Vec::new()),
-            Only::OneOf(argument, values) => values.iter().map(|value| one(is((argument, *value))?)).collect(),
-            Only::All(arguments) => {
-                Ok(vec![SeccompRule::new(arguments.iter().copied().map(is).collect::<Result<_, _>>()?)?])
-            }
-            Only::Without(argument, bits) => Ok(vec![one(masked(argument, bits, 0)?)?]),
-            Only::With(argument, bits) => Ok(vec![one(masked(argument, bits, bits)?)?]),
-            Only::ThisProcess(argument) => Ok(vec![one(is((argument, std::process::id().into()))?)?]),
+        let mut alternatives = vec![Vec::new()];
+        for argument in self.arguments.iter().filter(|argument| !matches!(argument.is, Is::Any)) {
+            let conditions = argument.alternatives()?;
+            let with = |so_far: &Vec<Condition>| -> Vec<Vec<Condition>> {
+                let with = |condition: &Condition| [so_far.as_slice(), std::slice::from_ref(condition)].concat();
+                conditions.iter().map(with).collect()
+            };
+            alternatives = alternatives.iter().flat_map(with).collect();
         }
+        alternatives.into_iter().filter(|conditions| !conditions.is_empty()).map(SeccompRule::new).collect()
     }
 }
 

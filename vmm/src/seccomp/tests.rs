@@ -2,6 +2,8 @@
 
 #![allow(clippy::unnecessary_cast, reason = "types of constants differ between C libraries")]
 
+mod inventory;
+
 use std::collections::BTreeSet;
 use std::io;
 
@@ -10,6 +12,17 @@ use virtio_devices::WorkerKind;
 
 use super::*;
 use crate::migration::userfault;
+use crate::threads::core_group;
+
+/// Core scheduling of a thread of another process.
+const fn core_scheduling(command: u64) -> (c_long, [u64; 6]) {
+    (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, command, 1, 0, 0, 0])
+}
+
+/// Types of sockets that a migration's threads may have.
+const STREAM: u64 = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as u64;
+const DATAGRAM: u64 = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+const ROUTES: u64 = (libc::SOCK_RAW | libc::SOCK_CLOEXEC) as u64;
 
 /// A call that no thread may make.
 const ATTACKS: &[(c_long, [u64; 6])] = &[
@@ -30,8 +43,44 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_pidfd_getfd, [0; 6]),
     (libc::SYS_pidfd_send_signal, [0; 6]),
     (libc::SYS_kill, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_tkill, [1, 0, 0, 0, 0, 0]),
     (libc::SYS_tgkill, [1, 1, 0, 0, 0, 0]),
     (libc::SYS_rt_sigqueueinfo, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_rt_tgsigqueueinfo, [1, 1, 0, 0, 0, 0]),
+    (libc::SYS_sched_setaffinity, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_sched_getaffinity, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_sched_setscheduler, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_sched_setparam, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_sched_setattr, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_setpriority, [libc::PRIO_PROCESS as u64, 1, 0, 0, 0, 0]),
+    (libc::SYS_ioprio_set, [1, 1, 0, 0, 0, 0]),
+    (libc::SYS_prlimit64, [1, libc::RLIMIT_CPU as u64, 0, 0, 0, 0]),
+    (libc::SYS_getpgid, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_setpgid, [1, 1, 0, 0, 0, 0]),
+    (libc::SYS_getsid, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_kcmp, [1, 1, 0, 0, 0, 0]),
+    (libc::SYS_get_robust_list, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_move_pages, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_migrate_pages, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_process_madvise, [0; 6]),
+    (libc::SYS_process_mrelease, [0; 6]),
+    (libc::SYS_mbind, [0, 0, 0, 0, 0, 4]),
+    (libc::SYS_membarrier, [1, 0, 0, 0, 0, 0]),
+    // PR_SCHED_CORE_GET, _CREATE, _SHARE_TO and _SHARE_FROM; and those of the caller that some may not make either.
+    core_scheduling(0),
+    core_scheduling(1),
+    core_scheduling(2),
+    core_scheduling(3),
+    (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, 2, 0, 0, 0, 0]),
+    (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, 1, 0, 1, 0, 0]),
+    // Signals that the kernel sends: to the owner of a descriptor, and to the job in a terminal's foreground. And locks
+    // whose owner is a thread by its number.
+    (libc::SYS_fcntl, [0, libc::F_SETOWN as u64, 1, 0, 0, 0]),
+    (libc::SYS_fcntl, [0, libc::F_SETFL as u64, libc::O_ASYNC as u64, 0, 0, 0]),
+    (libc::SYS_ioctl, [0, libc::FIOASYNC as u64, 0, 0, 0, 0]),
+    (libc::SYS_ioctl, [0, libc::TIOCSPGRP as u64, 0, 0, 0, 0]),
+    (libc::SYS_futex, [0, libc::FUTEX_LOCK_PI as u64, 0, 0, 0, 0]),
+    (libc::SYS_futex, [0, (libc::FUTEX_TRYLOCK_PI | libc::FUTEX_PRIVATE_FLAG) as u64, 0, 0, 0, 0]),
     // Code that was not there.
     (libc::SYS_mmap, [0, 4096, (libc::PROT_READ | libc::PROT_EXEC) as u64, 0x22, u64::MAX, 0]),
     (libc::SYS_mprotect, [0, 0, libc::PROT_EXEC as u64, 0, 0, 0]),
@@ -78,6 +127,11 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_socket, [libc::AF_PACKET as u64, libc::SOCK_RAW as u64, 0, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_VSOCK as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_ALG as u64, libc::SOCK_SEQPACKET as u64, 0, 0, 0, 0]),
+    // Streams that Landlock does not know as TCP, and netlink beside routes.
+    (libc::SYS_socket, [libc::AF_INET as u64, STREAM, libc::IPPROTO_MPTCP as u64, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_INET6 as u64, STREAM, libc::IPPROTO_SCTP as u64, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_INET as u64, DATAGRAM, libc::IPPROTO_ICMP as u64, 0, 0, 0]),
+    (libc::SYS_socket, [libc::AF_NETLINK as u64, ROUTES, libc::NETLINK_SOCK_DIAG as u64, 0, 0, 0]),
     (libc::SYS_sendto, [u64::MAX, 0, 0, 0, 4096, 16]),
     (libc::SYS_ioctl, [0, libc::TIOCSTI as u64, 0, 0, 0, 0]),
     // x32's way to say getpid.
@@ -101,6 +155,7 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
             ThreadKind::Snapshot,
             ThreadKind::Migration,
             worker(WorkerKind::VhostNet),
+            worker(WorkerKind::TapFinder),
             worker(WorkerKind::Vdpa),
         ],
         "a named pipe for events, which nothing else can be under Landlock; the files of a snapshot; /etc/hosts; a tap \
@@ -121,9 +176,9 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
     ),
     (
         libc::SYS_socket,
-        [libc::AF_INET as u64, (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64, u64::MAX, 0, 0, 0],
-        &[ThreadKind::Migration, worker(WorkerKind::VhostNet)],
-        "addresses of names; interfaces are set up through it; vhost-net's workers have no call that sends or connects",
+        [libc::AF_INET as u64, DATAGRAM, 0, 0, 0, 0],
+        &[ThreadKind::Migration, worker(WorkerKind::VhostNet), worker(WorkerKind::TapFinder)],
+        "addresses of names; interfaces are set up through it; these workers have no call that sends or connects",
     ),
     (
         libc::SYS_bind,
@@ -143,7 +198,7 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
     (
         libc::SYS_ioctl,
         [u64::MAX, libc::TUNSETIFF as u64, 0, 0, 0, 0],
-        &[worker(WorkerKind::VhostNet)],
+        &[worker(WorkerKind::VhostNet), worker(WorkerKind::TapFinder)],
         "taps, again if one was deleted",
     ),
     (libc::SYS_ioctl, [u64::MAX, userfault::NEW, 0, 0, 0, 0], &[], "memory that is read on demand"),
@@ -154,7 +209,7 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
         &[ThreadKind::Vcpu, worker(WorkerKind::Vdpa)],
         "VHOST_VDPA_SET_STATUS: a device that does not forget what the guest's virtual IOMMU takes away is reset",
     ),
-    (libc::SYS_prlimit64, [u64::MAX, 0, 0, 0, 0, 0], &[worker(WorkerKind::Vdpa)], "memory that a device pins"),
+    (libc::SYS_prlimit64, [0; 6], &[worker(WorkerKind::Vdpa)], "memory that a device pins"),
 ];
 
 /// How a child ended that made a call under a filter.
@@ -217,10 +272,9 @@ fn no_kind_of_thread_survives_what_none_may_call() {
 #[test]
 fn only_a_migration_goes_over_the_network() {
     let filters = filters(Seccomp::True);
-    let stream = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as u64;
     for kind in kinds() {
         for family in [libc::AF_INET, libc::AF_INET6] {
-            let end = call(&filters, kind, libc::SYS_socket, [family as u64, stream, u64::MAX, 0, 0, 0]);
+            let end = call(&filters, kind, libc::SYS_socket, [family as u64, STREAM, 0, 0, 0, 0]);
             let may = [ThreadKind::Starter, ThreadKind::Migration].contains(&kind);
             assert_eq!(end != End::Signal(libc::SIGSYS), may, "{kind:?}: {end:?}");
         }
@@ -237,6 +291,56 @@ fn what_some_may_call_ends_the_others() {
             let name = names::name(*number);
             assert_eq!(end != End::Signal(libc::SIGSYS), may, "{kind:?}: {name:?} {arguments:x?} ({why}): {end:?}");
         }
+    }
+}
+
+/// Calls that take the number of a process or a thread, by their other arguments, with the number at this place.
+const OF_PROCESSES: &[(c_long, usize, [u64; 6])] = &[
+    (libc::SYS_sched_getaffinity, 0, [0; 6]),
+    (libc::SYS_sched_setaffinity, 0, [0; 6]),
+    (libc::SYS_prlimit64, 0, [0; 6]),
+    (libc::SYS_getpgid, 0, [0; 6]),
+    (libc::SYS_tgkill, 0, [0; 6]),
+    (libc::SYS_prctl, 2, [core_group::PR_SCHED_CORE as u64, core_group::CREATE, 0, 0, 0, 0]),
+    (libc::SYS_prctl, 2, [core_group::PR_SCHED_CORE as u64, core_group::SHARE_FROM, 0, 0, 0, 0]),
+];
+
+#[test]
+fn a_thread_names_itself_or_its_process_and_no_other() {
+    let filters = filters(Seccomp::True);
+    // That of the filters is the parent of the one that calls.
+    let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
+    for kind in kinds() {
+        let mut may = 0;
+        for (number, place, arguments) in OF_PROCESSES {
+            let made = |process: u64| {
+                let mut arguments = *arguments;
+                arguments[*place] = process;
+                call(&filters, kind, *number, arguments) != End::Signal(libc::SIGSYS)
+            };
+            assert_eq!(made(0), made(own.into()), "{kind:?}: {:?}", names::name(*number));
+            may += u32::from(made(0));
+            for other in [1, parent.into(), u64::from(own) + 1, u64::from(u32::MAX), (own as i32).wrapping_neg() as u64]
+            {
+                assert!(!made(other), "{kind:?}: {:?} {other:#x}", names::name(*number));
+            }
+        }
+        // The first and the last but two are everybody's.
+        assert!(may >= 2, "{kind:?}");
+    }
+}
+
+#[test]
+fn core_scheduling_is_the_starters_and_each_vcpus_own() {
+    let filters = filters(Seccomp::True);
+    for kind in kinds() {
+        let may = |command| {
+            let arguments = [core_group::PR_SCHED_CORE as u64, command, 0, 0, 0, 0];
+            call(&filters, kind, libc::SYS_prctl, arguments) != End::Signal(libc::SIGSYS)
+        };
+        let is_starter = kind == ThreadKind::Starter;
+        assert_eq!(may(core_group::CREATE), is_starter || kind == ThreadKind::Vcpu, "{kind:?}");
+        assert_eq!(may(core_group::SHARE_FROM), is_starter, "{kind:?}");
     }
 }
 

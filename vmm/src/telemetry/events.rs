@@ -69,6 +69,9 @@ pub(crate) type Tell<'a> = &'a mut dyn FnMut(Source, &'static str, Properties<'_
 pub trait Watched: Send + Sync {
     /// Reports what has changed since the last look.
     fn look(&self, tell: Tell<'_>);
+
+    /// Ends the reports: the host takes the device away, which no guest has asked for.
+    fn end(&self) {}
 }
 
 /// Where events are reported. Without `--event-monitor`, this does nothing.
@@ -88,7 +91,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<String>,
+    waiting: VecDeque<Waiting>,
     watched: Vec<Weak<dyn Watched>>,
     /// Whether one of `watched` may have changed.
     look: bool,
@@ -96,6 +99,14 @@ struct State {
     ended: bool,
     /// Whether the thread has ended.
     done: bool,
+}
+
+/// What the event thread does in the order of the queue.
+enum Waiting {
+    /// Write this.
+    Text(String),
+    /// Look at all watched states.
+    Look,
 }
 
 impl Events {
@@ -109,8 +120,25 @@ impl Events {
             shared.drop_one();
             return;
         }
-        state.waiting.push_back(text);
+        state.waiting.push_back(Waiting::Text(text));
         shared.woken.notify_one();
+    }
+
+    /// Has the event thread look at all watched states before it writes what is reported from now on.
+    pub fn look_first(&self) {
+        let Some(shared) = &self.0 else { return };
+        let mut state = shared.state.lock();
+        if state.waiting.len() < MOST_WAITING {
+            state.waiting.push_back(Waiting::Look);
+            shared.woken.notify_one();
+        }
+    }
+
+    /// Ends the reports of devices: the VM that they belong to is being shut down.
+    pub fn end_watches(&self) {
+        let Some(shared) = &self.0 else { return };
+        let watched: Vec<_> = shared.state.lock().watched.iter().filter_map(Weak::upgrade).collect();
+        watched.iter().for_each(|watched| watched.end());
     }
 
     /// Reports an event of the program.
@@ -167,14 +195,17 @@ impl Shared {
     fn next(&self, look_at: Instant) -> Job {
         let mut state = self.state.lock();
         loop {
-            if let Some(text) = state.waiting.pop_front() {
-                return Job::Tell(text);
+            let watched = |state: &State| state.watched.iter().filter_map(Weak::upgrade).collect();
+            match state.waiting.pop_front() {
+                Some(Waiting::Text(text)) => return Job::Tell(text),
+                Some(Waiting::Look) => return Job::Look(watched(&state)),
+                None => {}
             }
             match state.look {
                 _ if state.ended => return Job::End,
                 true if look_at <= Instant::now() => {
                     state.look = false;
-                    return Job::Look(state.watched.iter().filter_map(Weak::upgrade).collect());
+                    return Job::Look(watched(&state));
                 }
                 true => _ = self.woken.wait_until(&mut state, look_at),
                 false => self.woken.wait(&mut state),

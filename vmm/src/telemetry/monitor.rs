@@ -99,7 +99,7 @@ impl Output {
             Self::Open(file) => return Ok(file),
             Self::NoReader(path) => path,
         };
-        let file = OpenOptions::new().write(true).open(path)?;
+        let file = OpenOptions::new().append(true).open(path)?;
         fcntl_setfl(&file, fcntl_getfl(&file)? | OFlags::NONBLOCK)?;
         Ok(file)
     }

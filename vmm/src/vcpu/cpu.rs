@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::process::Pid;
 use virtio_devices::{NewThread, Thread};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
@@ -50,8 +49,6 @@ pub struct Vcpus {
     handlers: Arc<ExitHandlers>,
     gate: Arc<Gate>,
     placement: Arc<Placement>,
-    /// The thread of the first vCPU.
-    first: Option<Pid>,
     /// Number of threads ever started. One that has ended counts as held at the gate.
     started: usize,
 }
@@ -111,8 +108,11 @@ impl Vcpus {
         register_signal_handler(SIGRTMIN(), leave_guest).map_err(|error| VcpuError::Signal(error.into()))?;
         let cpus = vcpus.map(|(id, vcpu)| (id, Cpu::new(vcpu))).collect();
         let (handlers, placement) = (Arc::clone(handlers), Arc::clone(placement));
-        let mut vcpus = Self { cpus, handlers, gate, placement, first: None, started: 0 };
+        let mut vcpus = Self { cpus, handlers, gate, placement, started: 0 };
         let ids: Vec<_> = vcpus.cpus.keys().copied().collect();
+        if let Some(vcpu) = ids.first().copied() {
+            vcpus.placement.begin().map_err(|error| VcpuError::Placement { vcpu, error })?;
+        }
         ids.into_iter().try_for_each(|id| vcpus.spawn(id))?;
         Ok(vcpus)
     }
@@ -177,10 +177,10 @@ impl Vcpus {
         cpu.orders = Arc::default();
         let (vcpu, orders) = (Arc::clone(&cpu.vcpu), Arc::clone(&cpu.orders));
         let (handlers, gate) = (Arc::clone(&self.handlers), Arc::clone(&self.gate));
-        let (placement, first) = (Arc::clone(&self.placement), self.first);
+        let placement = Arc::clone(&self.placement);
         let (report, placed) = mpsc::sync_channel(1);
         let body = move || {
-            let entered = placement.enter(id, first);
+            let entered = placement.enter(id);
             let can_run = entered.is_ok();
             // The other side waits for it.
             let _ = report.send(entered);
@@ -191,8 +191,7 @@ impl Vcpus {
         let name = format!("{}{id}", ThreadKind::Vcpu.name());
         let thread = threads::start(ThreadKind::Vcpu, NewThread::new(name, STACK, body)).map_err(failed)?;
         match placed.recv() {
-            Ok(Ok(thread)) if id == 0 => self.first = Some(thread),
-            Ok(Ok(_)) => {}
+            Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(VcpuError::Placement { vcpu: id, error }),
             Err(_) => return Err(VcpuError::Panicked(id)),
         }

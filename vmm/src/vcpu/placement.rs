@@ -5,14 +5,12 @@ use std::collections::BTreeMap;
 use std::io;
 
 use rustix::io::Errno;
-use rustix::process::Pid;
-use rustix::thread::{
-    CoreSchedulingScope, CpuSet, create_core_scheduling_cookie, gettid, pull_core_scheduling_cookie, sched_setaffinity,
-};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use thiserror::Error;
 use vm_api::config::{CoreScheduling, CpusConfig};
 
 use crate::config::cpus::HOST_CPUS;
+use crate::threads::{core_group, group_vcpus};
 
 const _: () = assert!(HOST_CPUS as usize == CpuSet::MAX_CPU);
 
@@ -65,40 +63,47 @@ impl Placement {
         Self { affinity, core_scheduling: cpus.core_scheduling, shares_cores: shares_cores() }
     }
 
-    /// Places the calling thread, which is about to run vCPU `id`, and returns its ID. `first` is the thread of vCPU 0,
-    /// which is placed before all others.
+    /// Prepares the start of the vCPUs' threads, which begin in the group of their VM if they share one.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses the group.
+    pub(crate) fn begin(&self) -> Result<(), PlacementError> {
+        let grouped = group_vcpus(self.core_scheduling == CoreScheduling::Vm);
+        if grouped == Err(NO_CORE_SCHEDULING) && self.shares_cores {
+            // It is the default, and most hosts without it are used as they always were.
+            log::warn!(
+                "--cpus core_scheduling=vm: the host's kernel has no core scheduling (CONFIG_SCHED_CORE), so other \
+                 programs may run on the same cores as vCPUs; core_scheduling=off says that this is intended"
+            );
+            return Ok(());
+        }
+        self.judge(grouped)
+    }
+
+    /// Places the calling thread, which is about to run vCPU `id`, and was started after [`Self::begin`].
     ///
     /// # Errors
     ///
     /// It cannot run there.
-    pub(crate) fn enter(&self, id: u32, first: Option<Pid>) -> Result<Pid, PlacementError> {
-        let thread = gettid();
+    pub(crate) fn enter(&self, id: u32) -> Result<(), PlacementError> {
         if let Some(set) = self.affinity.get(&id) {
             sched_setaffinity(None, set).map_err(|error| PlacementError::Affinity(error.into()))?;
         }
-        let scope = CoreSchedulingScope::Thread;
-        let entered = match (self.core_scheduling, first) {
-            (CoreScheduling::Off, _) => Ok(()),
-            (CoreScheduling::Vm, Some(first)) if id != 0 => match pull_core_scheduling_cookie(first, scope) {
-                // The guest has stopped, and so will this vCPU.
-                Err(Errno::SRCH) => Ok(()),
-                entered => entered,
-            },
-            (CoreScheduling::Vm | CoreScheduling::Vcpu, _) => create_core_scheduling_cookie(thread, scope),
-        };
-        match (entered, self.core_scheduling) {
-            (Ok(()) | Err(NO_SHARED_CORES), _) => {}
-            (Err(NO_CORE_SCHEDULING), _) if !self.shares_cores => {}
-            (Err(NO_CORE_SCHEDULING), CoreScheduling::Vcpu) => return Err(PlacementError::NoCoreScheduling),
-            // It is the default, and most hosts without it are used as they always were.
-            (Err(NO_CORE_SCHEDULING), _) if id == 0 => log::warn!(
-                "--cpus core_scheduling=vm: the host's kernel has no core scheduling (CONFIG_SCHED_CORE), so other \
-                 programs may run on the same cores as vCPUs; core_scheduling=off says that this is intended"
-            ),
-            (Err(NO_CORE_SCHEDULING), _) => {}
-            (Err(error), _) => return Err(PlacementError::CoreScheduling(error.into())),
+        match self.core_scheduling {
+            CoreScheduling::Off | CoreScheduling::Vm => Ok(()),
+            CoreScheduling::Vcpu => self.judge(core_group::create()),
         }
-        Ok(thread)
+    }
+
+    /// Returns the kernel's answer as an error, except where nothing is shared.
+    fn judge(&self, entered: Result<(), Errno>) -> Result<(), PlacementError> {
+        match entered {
+            Ok(()) | Err(NO_SHARED_CORES) => Ok(()),
+            Err(NO_CORE_SCHEDULING) if !self.shares_cores => Ok(()),
+            Err(NO_CORE_SCHEDULING) => Err(PlacementError::NoCoreScheduling),
+            Err(error) => Err(PlacementError::CoreScheduling(error.into())),
+        }
     }
 }
 
@@ -109,13 +114,13 @@ fn shares_cores() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use rustix::thread::{core_scheduling_cookie, sched_getaffinity};
+    use rustix::thread::{CoreSchedulingScope, core_scheduling_cookie, gettid, sched_getaffinity};
 
     use super::*;
 
-    fn placed<T: Send>(text: &str, id: u32, first: Option<Pid>, look: impl Fn(Pid) -> T + Sync) -> Result<T, String> {
+    fn placed<T: Send>(text: &str, id: u32, look: impl Fn() -> T + Sync) -> Result<T, String> {
         let placement = Placement::of(&text.parse().unwrap());
-        let thread = || placement.enter(id, first).map(&look).map_err(|error| error.to_string());
+        let thread = || placement.enter(id).map(|()| look()).map_err(|error| error.to_string());
         std::thread::scope(|scope| scope.spawn(thread).join().unwrap())
     }
 
@@ -125,7 +130,7 @@ mod tests {
         let cpu = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
         let cpus = |id| {
             let text = format!("boot=3,affinity=[1@[{cpu}],2@[1023]]");
-            placed(&text, id, None, |_| sched_getaffinity(None).unwrap())
+            placed(&text, id, || sched_getaffinity(None).unwrap())
         };
         let mut one = CpuSet::new();
         one.set(cpu);
@@ -136,35 +141,35 @@ mod tests {
 
     /// What a host's kernel cannot do is checked with its own answer.
     #[test]
-    fn vcpus_share_a_cookie_with_their_vm_or_with_none() {
-        let scope = CoreSchedulingScope::Thread;
-        let own = core_scheduling_cookie(gettid(), scope);
-        let cookie = |thread| core_scheduling_cookie(thread, scope);
-        assert_eq!(placed("core_scheduling=off", 0, None, cookie), Ok(own));
-        let possible = create_core_scheduling_cookie_of_a_thread();
-        for (text, shared) in [("boot=2", true), ("boot=2,core_scheduling=vcpu", false)] {
-            let both = placed(text, 0, None, |first| (cookie(first), placed(text, 1, Some(first), cookie)));
-            match possible {
-                Ok(()) => {
-                    let (first, second) = both.unwrap();
-                    assert_ne!(first, own);
-                    assert_eq!(second.unwrap() == first, shared);
-                }
-                Err(error) if shared || !shares_cores() || error == NO_SHARED_CORES => {
-                    assert_eq!(both.unwrap().1, Ok(own));
-                }
-                Err(_) => assert!(both.unwrap_err().contains("has no core scheduling")),
+    fn a_vcpu_of_its_own_core_shares_it_with_none() {
+        let cookie = || core_scheduling_cookie(gettid(), CoreSchedulingScope::Thread);
+        let own = cookie();
+        for text in ["core_scheduling=off", "core_scheduling=vm"] {
+            assert_eq!(placed(text, 0, cookie), Ok(own), "{text}: nothing is done in the vCPU's thread");
+        }
+        let of = |id| placed("boot=2,core_scheduling=vcpu", id, cookie);
+        match std::thread::spawn(core_group::create).join().unwrap() {
+            Ok(()) => {
+                let (first, second) = (of(0).unwrap(), of(1).unwrap());
+                assert!(first != own && second != own);
             }
+            Err(error) if !shares_cores() || error == NO_SHARED_CORES => assert_eq!(of(0), Ok(own)),
+            Err(_) => assert!(of(0).unwrap_err().contains("has no core scheduling")),
         }
     }
 
-    fn create_core_scheduling_cookie_of_a_thread() -> Result<(), Errno> {
-        std::thread::spawn(|| create_core_scheduling_cookie(gettid(), CoreSchedulingScope::Thread)).join().unwrap()
-    }
-
     #[test]
-    fn a_first_vcpu_that_has_ended_stops_no_other() {
-        let gone = std::thread::spawn(gettid).join().unwrap();
-        assert!(placed("boot=2", 1, Some(gone), drop).is_ok());
+    fn a_kernels_refusal_is_an_error_where_cores_are_shared() {
+        let judge = |shares_cores, entered| {
+            let placement = Placement { shares_cores, ..Placement::default() };
+            placement.judge(entered).map_err(|error| error.to_string())
+        };
+        for shared in [false, true] {
+            assert_eq!(judge(shared, Ok(())), Ok(()));
+            assert_eq!(judge(shared, Err(NO_SHARED_CORES)), Ok(()));
+            assert!(judge(shared, Err(Errno::NOMEM)).unwrap_err().contains("refuses it"));
+        }
+        assert_eq!(judge(false, Err(NO_CORE_SCHEDULING)), Ok(()));
+        assert!(judge(true, Err(NO_CORE_SCHEDULING)).unwrap_err().contains("has no core scheduling"));
     }
 }

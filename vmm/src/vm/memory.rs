@@ -58,6 +58,8 @@ pub(crate) struct PassedRegion {
     pub file: Arc<File>,
     /// Where it begins in that, in bytes.
     pub offset: u64,
+    /// True if the other program cannot make the file shorter.
+    pub is_sealed: bool,
 }
 
 impl GuestRam {
@@ -273,7 +275,7 @@ fn region_of(
             backing.of_image(file).region(range, offset)
         }
         Some(Image::Passed(all)) if let Some(passed) = all.iter().find(|passed| passed.range == *range) => {
-            backing.of_passed(&passed.file).region(range, passed.offset)
+            backing.of_passed(&passed.file, passed.is_sealed)?.region(range, passed.offset)
         }
         _ => backing.region(range, offset),
     }

@@ -7,8 +7,9 @@ use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 use crate::arch::x86_64::layout;
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::kvm::{self, KvmError, Vcpu};
+use crate::pci_host::memory_slots::plugged;
 use crate::vm::powered::Powered;
-use crate::vm::{Vm, VmError};
+use crate::vm::{Vm, VmError, plug_slots};
 
 impl Vm {
     /// The vCPUs of `vm`. The first starts at `entry`, the others when it wakes them.
@@ -54,11 +55,17 @@ impl Vm {
     /// Creates a KVM VM with the guest's memory.
     pub(super) fn kvm_vm(&self) -> Result<Arc<kvm::Vm>, VmError> {
         let vm = Arc::new(self.kvm.create_vm(layout::KVM_TSS)?);
-        for (slot, region) in (0..).zip(self.ram.memory().memory().iter()) {
+        let memory = self.ram.memory().memory();
+        let of_devices: Vec<_> = self.mem_regions.all().map(|region| region.start()).collect();
+        for (slot, region) in (0..).zip(memory.iter()) {
+            if of_devices.contains(&region.start_addr().0) {
+                continue;
+            }
             // SAFETY: the region is a mapping of guest memory, to which no references are made; `self` keeps it mapped
             // for longer than this VM and its vCPUs live.
             unsafe { vm.set_memory(slot, region.start_addr().0, region.as_ptr(), region.len())? };
         }
+        plug_slots::attach(&vm, &memory, &self.mem_regions, plugged(self.kvm.memory_slots()))?;
         Ok(vm)
     }
 

@@ -19,6 +19,7 @@ use crate::migration::dirty::{Backends, DirtySource, OwnThreads, Still, Vcpus as
 use crate::migration::irqchip::IrqchipState;
 use crate::migration::machine_error::{RestoreError, SaveError};
 use crate::migration::machine_state::{LayoutState, MachineState, StopState};
+use crate::migration::machine_told;
 use crate::migration::output::{ConsolesState, Output};
 use crate::migration::vcpu_state::{Extent, VcpuState};
 use crate::migration::version::{MACHINE_STATE_VERSION, is_read};
@@ -78,6 +79,7 @@ impl Vm {
             devices,
             stop,
             triple_faults: self.triple_faults,
+            told: self.told(),
         })
     }
 
@@ -123,7 +125,14 @@ impl Vm {
             devices: self.devices.outline(),
             stop: None,
             triple_faults: self.triple_faults,
+            told: self.told(),
         }
+    }
+
+    /// The options that the guest knows, with their values.
+    fn told(&self) -> Vec<(String, String)> {
+        let told = machine_told::told(&self.cpus, self.segments.len());
+        told.into_iter().map(|(option, value)| (option.to_string(), value)).collect()
     }
 
     /// Those that write to the guest's memory while it runs, each of which says what it writes; and `still`, whose
@@ -253,6 +262,7 @@ impl Vm {
         if config_size != saved {
             return Err(RestoreError::MemorySize { config: bytes(config_size), saved: bytes(saved) });
         }
+        machine_told::compare(&state.told, machine_told::told(&config.cpus, plan.segments.len()))?;
         let layout = &state.layout;
         let places = places(&plan.devices, &state.devices)?;
         let mut fitted = config.clone();
@@ -271,6 +281,7 @@ impl Vm {
         let parts = Parts { payload: &payload, places: &places, regions: &added, origin };
         let mut vm = Self::with(&fitted, plan, parts, events, limits, cancel)?;
         vm.memory = config.memory.clone();
+        vm.cpus = config.cpus.clone();
         vm.layout.plugged = earlier;
         vm.check_layout(layout)?;
         Ok(vm)
@@ -460,3 +471,5 @@ mod hostile_tests;
 mod platform_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod told_tests;

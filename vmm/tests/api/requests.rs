@@ -45,7 +45,7 @@ fn each_endpoint_without_a_body_is_its_action() {
         ("PUT", "vm.power-button", "PowerButton"),
     ] {
         assert_eq!(format!("{:?}", ask(method, name, b"").unwrap()), action);
-        let Err(Refusal::Failure(failure)) = ask(method, name, b" ") else { panic!("{name} accepted a body") };
+        let Err(Refusal::Failure(failure)) = ask(method, name, b"{}") else { panic!("{name} accepted a body") };
         assert_eq!(failure.chain[1], format!("{name} takes no body; send none"));
     }
 }
@@ -87,6 +87,42 @@ fn an_empty_payload_is_a_vm_with_all_defaults() {
     for body in [json!({}), json!({"payload": null, "cpus": {}})] {
         let said = "payload: is required; give what the VM boots, such as {\"kernel\": \"/boot/vmlinux\"}";
         assert_eq!(problem("vm.create", &body), said);
+    }
+}
+
+#[test]
+fn a_body_that_may_be_left_out_may_be_null() {
+    for body in [&b""[..], b"null", b" null\r\n", b"{}", b"{\"force\": null}"] {
+        let Ok(Action::Resume(options)) = ask("PUT", "vm.resume", body) else { panic!("{body:?}") };
+        assert!(!options.force);
+        let is_empty = !body.contains(&b'{');
+        assert_eq!(ask("PUT", "vm.boot", body).is_ok(), is_empty, "{body:?}");
+    }
+    assert_eq!(problem("vm.resume", &json!("null")), "the body is JSON, but not an object");
+}
+
+#[test]
+fn an_unknown_field_that_asks_for_nothing_is_taken() {
+    for nothing in [json!(null), json!(false), json!(0), json!(""), json!([]), json!({})] {
+        let body = json!({"payload": {"new": nothing}, "net": [{"new": nothing}], "new": nothing});
+        let Ok(Action::Create(config)) = put("vm.create", &body) else { panic!("{nothing}") };
+        assert_eq!(config.net.len(), 1);
+        for (name, mut body) in [
+            ("vm.add-net", json!({"tap": "t"})),
+            ("vm.add-disk", json!({"path": "/d"})),
+            ("vm.resize", json!({"desired_vcpus": 2})),
+            ("vm.set-vf", json!({"pf": "p", "index": 0})),
+            ("vm.remove-device", json!({"id": "x"})),
+            ("vm.snapshot", json!({"destination_url": "file:///s"})),
+            ("vm.send-migration", json!({"destination_url": "unix:/s"})),
+            ("vm.resume", json!({})),
+        ] {
+            body["new"] = nothing.clone();
+            assert!(put(name, &body).is_ok(), "{name}: {body}");
+            body["new"] = json!([nothing]);
+            let said = problem(name, &body);
+            assert!(nothing.is_null() || said.starts_with("new: unknown field `new`"), "{said}");
+        }
     }
 }
 

@@ -18,8 +18,9 @@ pub fn vm(nets: &[&str], vfs: &[&str]) -> Result<VmConfig, ConfigError> {
     for net in nets {
         config.net.push(net.parse()?);
     }
+    let ids = config.ids().net;
     for vf in vfs {
-        vf.parse::<NetVf>()?.add_to(&mut config.net)?;
+        vf.parse::<NetVf>()?.add_to(&mut config.net, &ids)?;
     }
     Ok(config)
 }

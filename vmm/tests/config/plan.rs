@@ -56,6 +56,43 @@ fn a_vf_is_as_it_is_told_to_be() {
 }
 
 #[test]
+fn devices_have_the_slots_and_ids_of_cloud_hypervisor() {
+    let mut config = vm(&["tap=a", "id=pf,sriov_vfs=2"], &[]).unwrap();
+    config.disks = ["path=/a", "path=/b"].map(|disk| disk.parse().unwrap()).to_vec();
+    config.fs.push("tag=t,socket=/s".parse().unwrap());
+    config.pmem.push("file=/p".parse().unwrap());
+    config.vsock = Some("cid=3,socket=/v".parse().unwrap());
+    config.balloon = Some("size=0".parse().unwrap());
+    config.vdpa.push("path=/d".parse().unwrap());
+    config.memory = "size=1G,shared=on,hotplug_method=virtio-mem,hotplug_size=1G".parse().unwrap();
+    (config.watchdog, config.pvpanic, config.iommu) = (true, true, true);
+    let order = [
+        "__console",
+        "_disk0",
+        "_disk1",
+        "_net2",
+        "pf",
+        "__rng",
+        "_fs3",
+        "_pmem4",
+        "_vsock5",
+        "_mem0",
+        "__balloon",
+        "__watchdog",
+        "_vdpa6",
+        "__iommu",
+        "__pvpanic",
+    ];
+    let planned = PlannedVm::new(config).unwrap();
+    assert_eq!(planned.plan().devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>(), order);
+    // A device that is added goes on counting.
+    let mut grown = planned.config().clone();
+    grown.net.push("tap=b".parse().unwrap());
+    let grown = PlannedVm::new(grown).unwrap();
+    assert_eq!(grown.added_to(planned.plan()).unwrap().id, "_net7");
+}
+
+#[test]
 fn nics_without_an_id_are_counted() {
     let plan = plan(&["", "id=_net0", "", "id=x"], &[]).unwrap();
     let ids: Vec<_> = plan.iter().map(|device| device.id()).collect();
@@ -151,19 +188,20 @@ fn a_vdpa_device_is_a_plain_nic_after_the_others() {
         config.vdpa.push(vdpa.parse().unwrap());
     }
     let plan = VmPlan::of(&config).unwrap();
-    let ids: Vec<_> = plan.devices.iter().map(|device| device.option()).collect();
-    assert_eq!(ids[..5], ["--net id=a", "--net id=_net0", "--vdpa id=_vdpa0", "--vdpa id=v", "--vdpa id=_vdpa1"]);
+    let ids: Vec<_> =
+        plan.devices.iter().filter(|device| device.net().is_some()).map(|device| device.option()).collect();
+    assert_eq!(ids, ["--net id=a", "--net id=_net0", "--vdpa id=_vdpa1", "--vdpa id=v", "--vdpa id=_vdpa2"]);
     // Queues are the device's, its control queue included or not, and may be more than vCPUs can use.
     let pairs: Vec<_> = plan.nets().skip(2).map(|vdpa| vdpa.pf.spec.queue_pairs).collect();
     assert_eq!(pairs, [1, 1, 8]);
     assert!(plan.nets().skip(2).all(|vdpa| vdpa.vfs.is_empty() && vdpa.pf.backend.has_own_mac()));
     let mut vm = PlannedVm::new(config).unwrap();
-    vm.set_slot("_vdpa0", 4);
+    vm.set_slot("_vdpa1", 4);
     let vdpa = &vm.config().vdpa;
-    assert_eq!((vdpa[0].id.as_deref(), vdpa[0].pci_device_id), (Some("_vdpa0"), Some(4)));
+    assert_eq!((vdpa[0].id.as_deref(), vdpa[0].pci_device_id), (Some("_vdpa1"), Some(4)));
     vm.remove("v");
     assert_eq!((vm.config().vdpa.len(), vm.plan().nets().count()), (2, 4));
-    assert_eq!(VmPlan::of(vm.config()).unwrap().devices[3].id, "_vdpa1");
+    assert_eq!(VmPlan::of(vm.config()).unwrap().nets().last().unwrap().id(), "_vdpa2");
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl Tap {
         // One that had been passed in cannot be opened by its name.
         let spec = passed.mtu.map(|_| TapSpec { name: Some(name.clone()), ..spec.clone() });
         let offloads = Offloads::from_bits_truncate(passed.offloads);
-        Ok(Self { name, mtu: passed.mtu, offloads, queues, spec })
+        Ok(Self { name, mtu: passed.mtu, offloads, queues, successor: Arc::default(), spec })
     }
 }
 
@@ -94,6 +94,7 @@ mod tests {
 
     #[test]
     fn a_tap_goes_on_in_another_program_with_all_its_queues_and_is_gone_with_the_last() {
+        crate::net::testing::namespace::enter();
         for queue_pairs in [1, 4] {
             let tap = Tap::open(&spec(queue_pairs)).unwrap();
             let handle = tap.handle();

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, major};
 
 use super::ioctl::{self, Ifreq, IfreqIoctl};
 use crate::net_protocol::header::HEADER;
@@ -15,6 +16,11 @@ use crate::spill::Spill;
 /// 1,000 unless told otherwise.
 const MAX_STALE: usize = 4096;
 
+/// The major number of `/dev/net/tun`, by which all queues of taps are opened that are no macvtap's.
+const MISC: u32 = 10;
+/// The flags of a macvtap that can be changed.
+const IFF_FEATURES: u16 = (libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE) as u16;
+
 /// One queue of a tap: frames are read from and written to its descriptor, which does not block.
 #[derive(Debug)]
 pub struct TapQueue {
@@ -23,6 +29,10 @@ pub struct TapQueue {
     attached: bool,
     /// Another program may have attached or detached it.
     is_others: bool,
+    /// It is one of a macvtap.
+    is_macvtap: bool,
+    /// The tap is known to be deleted.
+    lost: bool,
     spill: Option<Spill>,
     /// The changes of the link that its frames are known to have come after.
     link_changes: u64,
@@ -31,8 +41,11 @@ pub struct TapQueue {
 impl TapQueue {
     /// A queue of a tap; `attached` says whether it gets frames now.
     pub(super) fn new(fd: OwnedFd, multi_queue: bool, attached: bool) -> Self {
+        let is_macvtap = is_macvtap(&fd);
         let fd = Arc::new(fd);
-        Self { fd, multi_queue, attached, is_others: false, spill: None, link_changes: 0 }
+        // A macvtap does not say which of its queues get frames.
+        let is_others = is_macvtap;
+        Self { fd, multi_queue, attached, is_others, is_macvtap, lost: false, spill: None, link_changes: 0 }
     }
 
     /// A queue that another program uses.
@@ -65,13 +78,33 @@ impl TapQueue {
         std::mem::replace(&mut self.link_changes, changes) != changes
     }
 
-    /// Whether it gets frames.
+    /// True if it gets frames.
     pub fn attached(&self) -> bool {
-        self.attached
+        self.attached && !self.lost
     }
 
-    /// Whether the tap was deleted.
+    /// Records that the tap was deleted: its descriptor, which stays readable, is no longer read.
+    pub(crate) fn lose(&mut self) {
+        self.lost = true;
+    }
+
+    /// True if [`Self::lose`] was called.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Takes the place of this queue, whose tap was deleted.
+    pub(crate) fn replace_by(&mut self, new: Self) {
+        let spill = self.spill.take();
+        *self = Self { spill, ..new };
+    }
+
+    /// True if the tap was deleted.
     pub fn is_gone(&self) -> bool {
+        // A macvtap that was deleted reports no event: it drops what is sent, and never has a frame.
+        if self.is_macvtap && interface(self.fd.as_fd()).is_err() {
+            return true;
+        }
         let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::empty())];
         // The kernel reports an error event without being asked for one.
         poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
@@ -154,6 +187,24 @@ impl AsFd for TapQueue {
 /// Attaches `fd` to the tap of `request`, which then has its name.
 pub(super) fn attach(fd: BorrowedFd<'_>, request: &mut Ifreq) -> io::Result<()> {
     request.call(fd, IfreqIoctl::ATTACH)
+}
+
+/// The name and flags of the tap that `fd` is a queue of. A macvtap that lacks one of the flags `needed` is given it:
+/// opened by its device file, it does not have the flag of several queues, and its opener need not know of that.
+pub(super) fn with_flags(fd: BorrowedFd<'_>, needed: u16) -> io::Result<Ifreq> {
+    let mut request = interface(fd)?;
+    if request.flags() & needed != needed && is_macvtap(&fd) {
+        request.set_flags(request.flags() & IFF_FEATURES | needed);
+        request.call(fd, IfreqIoctl::ATTACH)?;
+        request = interface(fd)?;
+    }
+    Ok(request)
+}
+
+/// True for a queue of a macvtap, whose device file is its own and not the one of all taps.
+fn is_macvtap(fd: &impl AsFd) -> bool {
+    let is_device = |mode| FileType::from_raw_mode(mode) == FileType::CharacterDevice;
+    rustix::fs::fstat(fd).is_ok_and(|stat| is_device(stat.st_mode) && major(stat.st_rdev) != MISC)
 }
 
 /// The name and flags of the tap that `fd` is a queue of.

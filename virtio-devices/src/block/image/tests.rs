@@ -1,6 +1,7 @@
 //! What is an image, and what is not.
 
 use std::fs;
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 
@@ -55,11 +56,27 @@ fn what_is_no_disk_is_refused_with_a_way_out() {
     let socket = directory.path().join("socket");
     let _listener = UnixListener::bind(&socket).unwrap();
     assert!(refusal(&socket, WRITE).contains("is a socket"));
-    for len in [0, 511, 1000] {
-        assert!(refusal(image(len).path(), WRITE).contains("truncate -s %512"), "{len}");
+    for len in [0, 511] {
+        assert!(refusal(image(len).path(), WRITE).contains("is less than a block of 512 bytes"), "{len}");
     }
     assert!(BlockError::open(&missing, false, Errno::ACCESS).to_string().contains("add readonly=on"));
     assert!(BlockError::open(&missing, true, Errno::ACCESS).to_string().contains("cannot be read"));
+}
+
+#[test]
+fn what_is_behind_the_last_whole_block_is_hidden_and_kept() {
+    let mut file = image(0);
+    file.write_all(&[7; 1100]).unwrap();
+    let image = open_image(file.path(), WRITE).unwrap();
+    assert_eq!((image.abilities().geometry.sectors, image.size()), (2, 1024));
+    // It changes hands at the size that the guest knows.
+    image.release().unwrap();
+    image.take().unwrap();
+    // A size that there is no space for changes nothing.
+    assert!(matches!(image.resize(1 << 62), Err(ResizeError::TooLarge)));
+    assert_eq!((fs::read(file.path()).unwrap(), image.size()), (vec![7; 1100], 1024));
+    image.resize(1536).unwrap();
+    assert_eq!((fs::metadata(file.path()).unwrap().len(), image.size()), (1536, 1536));
 }
 
 #[test]

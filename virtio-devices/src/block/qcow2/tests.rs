@@ -190,16 +190,34 @@ fn a_backing_file_is_opened_only_if_the_user_allows_and_the_image_says_what_it_i
     bytes[format..format + 4].copy_from_slice(&[0x12, 0x34, 0x56, 0x78]);
     fs::write(&top, &bytes).unwrap();
     assert!(refusal(&top, READ_WRITE).contains("qemu-img rebase -u"));
-    for (name, what) in [("json:{}", "not a path"), ("nbd://x/y", "not a path"), ("missing", "does not exist")] {
+    for (name, what) in
+        [("json:{}", "not a path"), ("nbd://x/y", "not a path"), ("missing", "backing file missing does not exist")]
+    {
         folder.qemu_img(&["rebase", "-u", "-F", "raw", "-b", name, "top"]);
         assert!(refusal(&top, READ_WRITE).contains(what), "{name}: {}", refusal(&top, READ_WRITE));
     }
     folder.qemu_img(&["rebase", "-u", "-F", "vpc", "-b", "base", "top"]);
     assert!(refusal(&top, READ_WRITE).contains("of the format vpc"));
-    // An image that is based on itself, one that is read and one that is written.
-    folder.qemu_img(&["rebase", "-u", "-F", "qcow2", "-b", "top", "top"]);
-    assert!(refusal(&top, READ_WRITE).contains("in use"));
-    assert!(refusal(&top, Access { read_only: true, ..READ_WRITE }).contains("more than 32 images"));
+}
+
+#[test]
+fn a_loop_of_backing_files_is_named_and_a_long_chain_is_none() {
+    let folder = Folder::new();
+    let (a, b) = (folder.create("a", &[]), folder.create("b", &["-b", "a", "-F", "qcow2"]));
+    let read_only = Access { read_only: true, ..READ_WRITE };
+    for (image, backing) in [("a", "b"), ("a", "a"), ("b", "b")] {
+        folder.qemu_img(&["rebase", "-u", "-F", "qcow2", "-b", backing, image]);
+        for access in [READ_WRITE, read_only] {
+            assert!(refusal(&b, access).contains("are a loop that begins with"), "{}", refusal(&b, access));
+        }
+    }
+    assert!(refusal(&a, READ_WRITE).contains("are a loop"));
+    folder.create("0", &[]);
+    for n in 1..=MAX_CHAIN + 1 {
+        folder.create(&n.to_string(), &["-u", "-b", &(n - 1).to_string(), "-F", "qcow2"]);
+    }
+    let last = folder.path(&(MAX_CHAIN + 1).to_string());
+    assert!(refusal(&last, READ_WRITE).contains("more than 32 images"));
 }
 
 #[test]

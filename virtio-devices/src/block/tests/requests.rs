@@ -1,5 +1,7 @@
 //! What a driver asks for, and what it gets.
 
+use std::sync::Arc;
+
 use virtio_bindings::virtio_blk::*;
 
 use super::super::counters::BlockCounter;
@@ -255,5 +257,30 @@ fn pages_that_a_read_fills_are_noted_and_those_that_a_write_takes_from_are_not()
         guest.kick(0);
         guest.wait_used(0, 1);
         assert!(noted(STATUS_AT), "{io_uring} {alignment}");
+    }
+}
+
+#[test]
+fn an_image_that_only_fails_is_reported_once_until_it_works() {
+    use parking_lot::Mutex;
+
+    use crate::failures::FailureChange;
+    for io_uring in ENGINES {
+        let mut guest = Guest::new(io_uring);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&told);
+        guest.block.observe_failures(Box::new(move |change| seen.lock().push(change)));
+        // Nothing on the host can be read beyond that.
+        guest.file.as_file().set_len(1024).unwrap();
+        for sector in [2, 3, 2] {
+            assert_eq!(guest.read(sector, 512).0, IOERR);
+        }
+        // The request itself is at fault, and not the host.
+        assert_eq!(guest.read(1 << 40, 512).0, IOERR);
+        let failing = FailureChange::Failing("it is shorter than the disk".into());
+        assert_eq!(*told.lock(), [failing.clone()]);
+        guest.file.as_file().set_len(SIZE as u64).unwrap();
+        assert_eq!(guest.read(2, 512).0, OK);
+        eventually("the end of the failures", || *told.lock() == [failing.clone(), FailureChange::Recovered]);
     }
 }

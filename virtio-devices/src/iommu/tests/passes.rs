@@ -58,6 +58,31 @@ fn an_unmap_a_detach_a_reset_and_the_end_of_bypass_wait_for_a_pass_and_a_map_doe
     }
 }
 
+/// A function whose pass is long has its own requests wait, and no other's.
+#[test]
+fn an_unmap_does_not_wait_for_a_pass_of_another_function() {
+    let (iommu, slow) = attached();
+    let other = iommu.behind(0, pci::Rid::from_bits(0x101));
+    iommu.carry_out(Request::Attach { domain: 2, endpoint: 0x101, bypass: false }).unwrap();
+    iommu.carry_out(MAP).unwrap();
+    iommu.carry_out(Request::Map { domain: 2, range: RANGE, target: 0x8000, access: Permissions::Read }).unwrap();
+    let (answered, answer) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let pass = slow.endpoint().begin();
+        let first = scope.spawn(|| iommu.carry_out(UNMAP));
+        // Its request has been carried out, but for the pass.
+        while slow.endpoint().mapping(0x1000, Permissions::Read).is_some() {
+            thread::yield_now();
+        }
+        scope.spawn(|| answered.send(iommu.carry_out(Request::Unmap { domain: 2, range: RANGE })));
+        let answer = answer.recv_timeout(Duration::from_secs(60));
+        assert!(!first.is_finished(), "its own pass has not ended");
+        drop(pass);
+        assert_eq!((answer, first.join().unwrap()), (Ok(Ok(())), Ok(())));
+    });
+    drop(other);
+}
+
 #[test]
 fn a_page_that_was_unmapped_under_traffic_stays_clean() {
     const ROUNDS: u64 = 10_000;

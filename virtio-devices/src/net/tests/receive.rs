@@ -7,6 +7,7 @@ use super::super::filter::Mode;
 use super::super::pass::{BATCH, Next};
 use super::super::receive::Receive;
 use super::super::testing::*;
+use crate::effort::counted::Effort;
 use crate::ring::BrokenRing;
 
 const MERGED: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
@@ -48,6 +49,22 @@ fn delivered(frame: &[u8], buffers: u8) -> Vec<u8> {
     let mut data = with_header(frame);
     data[10] = buffers;
     data
+}
+
+#[test]
+fn buffers_of_too_many_descriptors_for_a_frame_are_invalid() {
+    let (mut rig, mut driver) = rig(256);
+    let table = BUFFERS + 0x8000;
+    for index in 0..1021 {
+        driver.set_descriptor(table, index, (BUFFERS, 0, WRITE | NEXT, index + 1));
+    }
+    driver.set_descriptor(table, 1021, (BUFFERS, 12, WRITE, 0));
+    (0..126).for_each(|_| _ = driver.add(&[(table, 1022 * 16, INDIRECT)]));
+    send(&rig.peer, &with_header(&frame(MAC, 1514)));
+    let before = Effort::so_far();
+    assert_eq!(run(&mut rig, &driver, MERGED), Err(BrokenRing));
+    let read = Effort::so_far().since(before).descriptors;
+    assert!(read <= 1100, "{read}");
 }
 
 #[test]

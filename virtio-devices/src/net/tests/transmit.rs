@@ -1,9 +1,10 @@
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4};
 
 use super::super::counters::Counter;
-use super::super::pass::Next;
+use super::super::pass::{BATCH, Next};
 use super::super::testing::*;
 use super::super::transmit::Transmit;
+use crate::effort::counted::Effort;
 use crate::ring::BrokenRing;
 
 const NO_FEATURES: u64 = 0;
@@ -126,6 +127,25 @@ fn a_chain_of_more_segments_than_one_call_takes_is_dropped() {
     driver.add(&[(table, 1022 * 16, INDIRECT)]);
     run(&mut rig, &driver, NO_FEATURES).unwrap();
     assert_eq!(receive(&rig.peer).map(|data| data.len()), Some(1022));
+}
+
+#[test]
+fn chains_of_empty_descriptors_end_a_batch_early() {
+    let (mut rig, mut driver) = rig(256);
+    let table = BUFFERS + 0x8000;
+    for index in 0..1021 {
+        driver.set_descriptor(table, index, (BUFFERS, 0, NEXT, index + 1));
+    }
+    driver.memory_write(BUFFERS, &with_header(&frame(OTHER, 60)));
+    driver.set_descriptor(table, 1021, (BUFFERS, 72, 0, 0));
+    (0..BATCH).for_each(|_| _ = driver.add(&[(table, 1022 * 16, INDIRECT)]));
+    let before = Effort::so_far();
+    assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(Next::More));
+    let read = Effort::so_far().since(before).descriptors;
+    assert!((1022..13_000).contains(&read), "{read} of {}", BATCH * 1022);
+    // The others are sent in their turn.
+    while run(&mut rig, &driver, NO_FEATURES) == Ok(Next::More) {}
+    assert_eq!(rig.count(Counter::TxFrames), BATCH as u64);
 }
 
 #[test]

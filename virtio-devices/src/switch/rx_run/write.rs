@@ -5,7 +5,8 @@ use vm_memory::Permissions;
 use super::super::body::Body;
 use super::super::frame::Frame;
 use super::super::offload::{self, Segments, Work};
-use super::{Copies, Delivery, RxRun};
+use super::supply::is_enough;
+use super::{Copies, Delivery, Lack, RxRun, Shortage};
 use crate::net::Counter;
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER, NUM_BUFFERS};
@@ -16,8 +17,8 @@ use crate::ring::{BrokenRing, Used};
 const MAX_BAD: usize = 16;
 /// The longest frame that work is done on, in bytes.
 const WORKED: usize = MAX_FRAME + 2 * NEW_HEAD;
-/// A receiver that had no buffers is waited for again once it has provided so many, or a quarter of its queue.
-const RECOVERED: u16 = 32;
+/// The descriptors that may be read for each segment of a frame beside those for a whole frame.
+const FOR_SEGMENT: usize = 2;
 
 impl RxRun<'_, '_> {
     /// Writes the frame, which begins with `new`, to the driver's buffers.
@@ -76,6 +77,7 @@ impl RxRun<'_, '_> {
         let Ok(mut segments) = Segments::new(header, frame) else { return self.drop_as(Counter::RxBadOffloads) };
         let mut first = true;
         *self.segments += segments.left();
+        self.left += FOR_SEGMENT * segments.left();
         while let Some(len) = segments.next_into(buffer) {
             let segment = buffer.get(..len).unwrap_or_default();
             match self.write([0; HEADER], segment, &Body::Private(&[]), 0) {
@@ -108,6 +110,10 @@ impl RxRun<'_, '_> {
                 return self.drop_as(Counter::RxStale);
             }
         }
+        if self.supply.congested {
+            let available = self.ring.available(self.memory).unwrap_or(0).saturating_add(self.chains.len() as u16);
+            self.supply.congested = !is_enough(available, self.ring.size());
+        }
         header[NUM_BUFFERS..].copy_from_slice(&(self.chains.len() as u16).to_le_bytes());
         self.iovecs.write_at(0, &header);
         self.iovecs.write_at(HEADER, front);
@@ -123,23 +129,43 @@ impl RxRun<'_, '_> {
         self.tally.count(Counter::RxFrames);
         self.tally.add(Counter::RxBytes, (len - HEADER) as u64);
         self.policy.receive.take(len - HEADER, header::packets(&header, len - HEADER));
-        if *self.congested {
-            let enough = RECOVERED.min(self.ring.size() / 4);
-            *self.congested = self.ring.available(self.memory).is_ok_and(|available| available < enough);
+        if self.supply.awaited.is_some() {
+            self.end_wait();
         }
         Delivery::Done
     }
 
-    /// Takes chains until they hold `bytes`.
+    /// Takes chains until they hold `bytes`, or finds what is lacking: at once if nothing has changed since a frame
+    /// lacked it that was no longer.
     fn prepare(&mut self, bytes: usize) -> Result<Option<Lack>, BrokenRing> {
+        if let Some(shortage) = self.supply.shortage {
+            if let Some(lack) = shortage.of_another(bytes, &self.ring, self.memory) {
+                return Ok(Some(lack));
+            }
+            self.supply.shortage = None;
+        }
+        let lack = self.take_chains(bytes)?;
+        if let Some(lack) = lack {
+            let taken = self.chains.len() as u16;
+            self.supply.shortage = Shortage::of(lack, bytes, taken, &self.ring, self.memory);
+        }
+        Ok(lack)
+    }
+
+    /// Takes chains until they hold `bytes`. A ring of which a frame needs more descriptors than
+    /// [may be read](crate::walk::most) is invalid.
+    fn take_chains(&mut self, bytes: usize) -> Result<Option<Lack>, BrokenRing> {
         let mut bad = 0;
         while self.capacity < bytes {
             if !self.chains.is_empty() && !self.mergeable || self.chains.len() >= usize::from(self.ring.size()) {
                 return Ok(Some(Lack::Length));
             }
             let Some(chain) = self.ring.next(self.memory)? else { return Ok(Some(Lack::Buffers)) };
-            let head = chain.head_index();
-            match self.iovecs.append(self.memory, chain, Permissions::Write) {
+            let (head, before) = (chain.head_index(), self.iovecs.walked());
+            let appended = self.iovecs.append_within(self.memory, chain, Permissions::Write, self.left);
+            let Some(left) = self.left.checked_sub(self.iovecs.walked() - before) else { return Err(BrokenRing) };
+            self.left = left;
+            match appended {
                 // The header is never divided (`virtio 1.4 §5.1.6.3.1`).
                 Ok(extent) if extent.bytes >= HEADER => {
                     self.capacity += extent.bytes;
@@ -182,12 +208,4 @@ fn front_of(new: &NewHead, frame: &Frame<'_>) -> ([u8; 2 * NEW_HEAD], usize) {
     front[..bytes.len()].copy_from_slice(bytes);
     front[bytes.len()..len].copy_from_slice(beyond);
     (front, len)
-}
-
-/// What a frame lacks.
-enum Lack {
-    /// The driver has to provide more.
-    Buffers,
-    /// The buffers are too short for it, however many there are.
-    Length,
 }

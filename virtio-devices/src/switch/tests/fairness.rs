@@ -10,7 +10,7 @@ use crate::net::testing::nonzero;
 use crate::switch::tx_batch::FRAME_COST;
 
 /// All sends are as long as usual frames.
-const LEN: usize = 1514;
+pub(super) const LEN: usize = 1514;
 /// Who sends to whom, beside the hostile port.
 const HONEST: [(u16, u16); 2] = [(1, 2), (3, 4)];
 const HOSTILE: u16 = 5;
@@ -38,7 +38,7 @@ enum Attack {
 }
 
 /// Frames of a port that always has some.
-fn refill(lan: &mut Lan, from: u16, to: [u8; 6]) {
+pub(super) fn refill(lan: &mut Lan, from: u16, to: [u8; 6]) {
     let nic = &mut lan.nics[usize::from(from)];
     let at = nic.send_area();
     nic.tx.memory_write(at, &[&[0; 12], &frame(mac(from), to, LEN)[..]].concat());
@@ -48,7 +48,7 @@ fn refill(lan: &mut Lan, from: u16, to: [u8; 6]) {
 }
 
 /// Buffers of a port that always has some.
-fn provide(lan: &mut Lan, port: u16) {
+pub(super) fn provide(lan: &mut Lan, port: u16) {
     let nic = &mut lan.nics[usize::from(port)];
     nic.rx.take_used();
     let missing = usize::from(SIZE) - nic.rx.outstanding();

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::rig::*;
+use crate::clock::testing::StoppedClock;
 use crate::net::testing::eventually;
 use crate::switch::PortSettings;
 use crate::{Counter, Port};
@@ -59,6 +60,7 @@ fn a_receiver_without_buffers_costs_its_sender_a_millisecond_once() {
 /// A receiver that provides one buffer at a time cannot hold up its senders again and again.
 #[test]
 fn a_receiver_with_few_buffers_is_not_waited_for() {
+    let clock = StoppedClock::new();
     let (mut lan, mut worker) = Lan::stepped(4);
     lan.nics[2].provide(200, 2048);
     let mut step = |lan: &mut Lan| {
@@ -69,7 +71,7 @@ fn a_receiver_with_few_buffers_is_not_waited_for() {
         lan.nics[1].tx.take_used().len()
     };
     assert_eq!(step(&mut lan), 0, "the first frame waits");
-    std::thread::sleep(Duration::from_millis(2));
+    clock.advance(Duration::from_millis(2));
     assert_eq!(step(&mut lan), 4);
     for _ in 0..20 {
         lan.nics[3].provide(1, 2048);
@@ -80,7 +82,84 @@ fn a_receiver_with_few_buffers_is_not_waited_for() {
     assert_eq!(step(&mut lan), 2);
     lan.nics[3].received_raw();
     (0..39).for_each(|_| assert_eq!(step(&mut lan), 2));
+    assert_eq!(step(&mut lan), 2, "all of its time for this second has gone");
+    lan.nics[3].provide(31, 2048);
+    assert_eq!(step(&mut lan), 2);
+    clock.advance(Duration::from_secs(1));
+    lan.nics[3].provide(1, 2048);
+    (0..31).for_each(|_| assert_eq!(step(&mut lan), 2));
+    assert_eq!(step(&mut lan), 2, "31 buffers at once are too few");
+    lan.nics[3].provide(32, 2048);
+    (0..32).for_each(|_| assert_eq!(step(&mut lan), 2));
     assert_eq!(step(&mut lan), 0, "it is waited for again");
+}
+
+/// A receiver that provides a buffer just before each frame would be given up.
+#[test]
+fn a_trickle_of_buffers_is_waited_for_a_millisecond_a_second() {
+    let clock = StoppedClock::new();
+    let (mut lan, mut worker) = Lan::stepped(4);
+    let (mut waits, mut given) = (0, 0);
+    for _ in 0..200 {
+        lan.nics[2].provide(1, 2048);
+        lan.nics[1].queue(&frame(mac(1), mac(3), 64));
+        lan.nics[1].queue(&frame(mac(1), mac(2), 64));
+        lan.nics[1].kick();
+        worker.step(Some(Duration::ZERO));
+        let done = lan.nics[1].tx.take_used().len();
+        if done == 0 {
+            waits += 1;
+            clock.advance(Duration::from_micros(990));
+            lan.nics[3].provide(1, 2048);
+            lan.nics[3].kick();
+            worker.step(Some(Duration::ZERO));
+            given += lan.nics[1].tx.take_used().len();
+        }
+        given += done;
+    }
+    // The second wait was for the rest of the millisecond, in which the test's clock made a longer step.
+    assert_eq!((waits, given, lan.count(2, Counter::RxFrames)), (2, 400, 200));
+}
+
+/// A frame for many costs more than a batch may. It goes on where it was, and each receiver has it once.
+#[test]
+fn a_flood_of_a_long_frame_is_divided_and_reaches_all_once() {
+    const PORTS: u16 = 16;
+    let (mut lan, mut worker) = Lan::stepped(PORTS);
+    lan.nics.iter_mut().for_each(|nic| nic.provide(64, 2048));
+    let long = frame(mac(1), BROADCAST, 60_000);
+    lan.nics[1].queue(&long);
+    lan.nics[1].kick();
+    crate::effort::counted::take_longest();
+    let mut steps = 0;
+    while lan.nics[1].tx.take_used().is_empty() {
+        worker.step(Some(Duration::ZERO));
+        steps += 1;
+        assert!(steps < 100);
+    }
+    let longest = crate::effort::counted::take_longest();
+    println!("{steps} steps, {longest} ns at most");
+    assert!(steps > 2 && longest <= 200_000, "{steps} steps, {longest} ns");
+    for port in (0..PORTS).filter(|port| *port != 1) {
+        assert_eq!(lan.nics[usize::from(port)].received(), std::slice::from_ref(&long), "{port}");
+    }
+    assert_eq!(lan.count(1, Counter::TxFrames), 1);
+}
+
+#[test]
+fn a_flood_from_the_uplink_is_divided_and_reaches_all_once() {
+    let mut lan = Lan::running(&Config::open(16));
+    let long = frame([2; 6], BROADCAST, 60_000);
+    lan.send_from_uplink(&long);
+    lan.send_from_uplink(&frame([2; 6], BROADCAST, 60));
+    for nic in &mut lan.nics {
+        let mut got = Vec::new();
+        eventually("both frames", || {
+            got.extend(nic.received());
+            got.len() >= 2
+        });
+        assert!(got.len() == 2 && got[0] == long);
+    }
 }
 
 #[test]

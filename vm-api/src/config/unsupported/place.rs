@@ -64,7 +64,7 @@ pub enum Harmless {
     Word(&'static str, &'static str),
     /// An empty array.
     Empty,
-    /// Those that the function accepts, which also sees the object that has the field. On the command line, none.
+    /// Those that the function accepts, which also sees the object that has the field. The command line has no object.
     If(fn(&Value, &Map<String, Value>) -> bool),
 }
 

@@ -52,8 +52,12 @@ pub(super) const TABLE: &[Missing] = &[
         // The second is Kata's, which always sends it as null.
         &[Flag("--host-data"), Field(Payload, "host_data", Null), Field(Payload, "mrconfigid", Null)],
     ),
-    missing("confidential VMs are", &[Field(Platform, "tdx", If(is_false)), Field(Platform, "sev_snp", If(is_false))]),
+    missing(
+        "confidential VMs are",
+        &[Setting(Platform, "tdx", If(is_false)), Setting(Platform, "sev_snp", If(is_false))],
+    ),
     // The program.
+    missing("the D-Bus API is", &[Flag("--dbus-service-name"), Flag("--dbus-object-path"), Flag("--dbus-system-bus")]),
     missing("debugging with gdb is", &[Flag("--gdb"), Field(Vm, "gdb", If(is_false))]),
     missing("guest core dumps are", &[Endpoint("vm.coredump")]),
 ];

@@ -183,3 +183,17 @@ fn a_place_is_listed_once_and_each_feature_reads_as_a_sentence() {
     assert_eq!(distinct.len(), all.len());
     assert!(TABLE.iter().all(|missing| missing.what.ends_with(" is") || missing.what.ends_with(" are")));
 }
+
+#[test]
+fn a_key_of_a_special_build_is_taken_at_its_default_and_refused_by_name_otherwise() {
+    for key in ["tdx", "sev_snp"] {
+        for value in ["off", "false", ""] {
+            assert_eq!(format!("{key}={value}").parse::<PlatformConfig>(), Ok(PlatformConfig::default()), "{key}");
+        }
+        let refused = format!("{key}=on").parse::<PlatformConfig>().unwrap_err().to_string();
+        assert_eq!(refused, format!("--platform {key}=on: confidential VMs are not supported yet; leave {key} out"));
+    }
+    for option in ["--dbus-service-name", "--dbus-object-path", "--dbus-system-bus"] {
+        assert_eq!(flag(option), Some("the D-Bus API is"));
+    }
+}

@@ -23,7 +23,7 @@ pub const LOW_MEMORY_END: u64 = 0xa_0000;
 /// The ACPI tables, with the RSDP as the first.
 pub const ACPI: u64 = LOW_MEMORY_END;
 /// The end of the ACPI tables.
-pub const ACPI_END: u64 = 0xe_0000;
+pub const ACPI_END: u64 = 0xe_2000;
 /// A copy of the RSDP, where a kernel searches for it (`ACPI 6.5 §5.2.5.1`).
 pub const RSDP_COPY: u64 = ACPI_END;
 /// The SMBIOS tables, with the entry point as the first (`DSP0134 §5.2`).

@@ -38,7 +38,7 @@ const NO_SECURITY: u8 = 3;
 /// # Errors
 ///
 /// A string that the tables cannot hold.
-pub(crate) fn tables(platform: &PlatformConfig) -> Result<Vec<u8>, ConfigError> {
+pub(crate) fn tables(platform: &PlatformConfig, warnings: &mut Vec<String>) -> Result<Vec<u8>, ConfigError> {
     let mut table = Table::default();
     table.add(kind::BIOS_INFORMATION, |bios| {
         bios.string("cloud-hypervisor");
@@ -50,7 +50,15 @@ pub(crate) fn tables(platform: &PlatformConfig) -> Result<Vec<u8>, ConfigError> 
         // Releases of the BIOS and of an embedded controller, which are not supported, and the extended ROM size.
         bios.bytes(&[0xff, 0xff, 0xff, 0xff, 0, 0]);
     });
-    let uuid = uuid(platform.system_uuid.as_deref().unwrap_or_default())?;
+    let uuid = platform.system_uuid.as_deref().filter(|text| !text.is_empty()).map_or([0; 16], |text| {
+        uuid(text).unwrap_or_else(|| {
+            warnings.push(format!(
+                "{} system_uuid={text}: not a UUID, such as 0f6c53a4-2b1e-4a5c-9d7e-8a1b2c3d4e5f; the guest sees none",
+                PlatformConfig::OPTION
+            ));
+            [0; 16]
+        })
+    });
     table.try_add(kind::SYSTEM_INFORMATION, |system| {
         let manufacturer = platform.system_manufacturer.as_deref().unwrap_or("Cloud Hypervisor");
         system.given("system_manufacturer", Some(manufacturer))?;
@@ -101,11 +109,8 @@ fn entry_point(len: u32) -> Vec<u8> {
     bytes
 }
 
-/// The UUID in `text`, as the tables have it; all zero, which means that there is none, if that is empty (`§7.2.1`).
-fn uuid(text: &str) -> Result<[u8; 16], ConfigError> {
-    if text.is_empty() {
-        return Ok([0; 16]);
-    }
+/// The UUID in `text`, as the tables have it; all zero means that there is none (`§7.2.1`).
+fn uuid(text: &str) -> Option<[u8; 16]> {
     let groups: Vec<_> = text.split('-').collect();
     let is_hexadecimal = groups.iter().all(|group| group.bytes().all(|digit| digit.is_ascii_hexdigit()));
     let lengths: Vec<_> = groups.iter().map(|group| group.len()).collect();
@@ -121,10 +126,7 @@ fn uuid(text: &str) -> Result<[u8; 16], ConfigError> {
         }
         bytes
     };
-    number.map(little_endian).ok_or_else(|| {
-        let what = "not a UUID; give one such as 0f6c53a4-2b1e-4a5c-9d7e-8a1b2c3d4e5f".to_string();
-        wrong("system_uuid", text, Problem::Value(what))
-    })
+    number.map(little_endian)
 }
 
 fn wrong(key: &str, value: &str, problem: Problem) -> ConfigError {
@@ -274,7 +276,7 @@ mod tests {
     }
 
     fn of(text: &str) -> Vec<Parsed> {
-        parse(&tables(&text.parse().unwrap()).unwrap())
+        parse(&tables(&text.parse().unwrap(), &mut Vec::new()).unwrap())
     }
 
     fn kinds(structures: &[Parsed]) -> Vec<u8> {
@@ -330,8 +332,20 @@ mod tests {
             system_uuid: empty,
             ..PlatformConfig::default()
         };
-        let system = &parse(&tables(&platform).unwrap())[1];
+        let system = &parse(&tables(&platform, &mut Vec::new()).unwrap())[1];
         assert_eq!((system.string(4), system.string(5), system.string(0x1a)), (None, Some("cloud-hypervisor"), None));
+    }
+
+    #[test]
+    fn a_uuid_that_is_none_is_not_seen_and_warned_of() {
+        for text in ["xyz", "0011", "00112233445566778899aabbccddee-ff", "+0112233-4455-6677-8899-aabbccddeeff", "é"] {
+            let platform = PlatformConfig { system_uuid: Some(text.to_string()), ..PlatformConfig::default() };
+            let mut warnings = Vec::new();
+            let given = tables(&platform, &mut warnings).unwrap();
+            assert_eq!(given, tables(&PlatformConfig::default(), &mut Vec::new()).unwrap());
+            let said = format!("--platform system_uuid={text}: not a UUID, ");
+            assert!(warnings.len() == 1 && warnings[0].starts_with(&said), "{warnings:?}");
+        }
     }
 
     #[test]
@@ -339,7 +353,7 @@ mod tests {
         let refused = |change: fn(&mut PlatformConfig)| {
             let mut platform = PlatformConfig::default();
             change(&mut platform);
-            tables(&platform).unwrap_err().to_string()
+            tables(&platform, &mut Vec::new()).unwrap_err().to_string()
         };
         assert_eq!(
             refused(|platform| platform.system_version = Some("a\0b".to_string())),
@@ -353,20 +367,12 @@ mod tests {
             refused(|platform| platform.oem_strings = vec!["x".to_string(); 256]),
             "--platform oem_strings=[...]: 256 strings, and SMBIOS numbers at most 255; give fewer"
         );
-        for text in ["0011", "00112233445566778899aabbccddee-ff", "+0112233-4455-6677-8899-aabbccddeeff", "é"] {
-            assert_eq!(
-                uuid(text).unwrap_err().to_string(),
-                format!(
-                    "--platform system_uuid={text}: not a UUID; give one such as 0f6c53a4-2b1e-4a5c-9d7e-8a1b2c3d4e5f"
-                )
-            );
-        }
         let message = refused(|platform| platform.oem_strings = vec!["x".repeat(0x1_0000)]);
         assert!(message.ends_with("and there is room for 65496; shorten them"), "{message}");
         let mut most = PlatformConfig { oem_strings: vec!["x".to_string(); 255], ..PlatformConfig::default() };
-        assert_eq!(parse(&tables(&most).unwrap())[2].strings.len(), 255);
-        let used = tables(&most).unwrap().len();
+        assert_eq!(parse(&tables(&most, &mut Vec::new()).unwrap())[2].strings.len(), 255);
+        let used = tables(&most, &mut Vec::new()).unwrap().len();
         most.oem_strings[0] = "x".repeat((SMBIOS_END - SMBIOS) as usize - used + 1);
-        assert_eq!(tables(&most).unwrap().len() as u64, SMBIOS_END - SMBIOS);
+        assert_eq!(tables(&most, &mut Vec::new()).unwrap().len() as u64, SMBIOS_END - SMBIOS);
     }
 }

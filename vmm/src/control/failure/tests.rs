@@ -106,7 +106,8 @@ fn a_device_is_the_requests_fault_unless_there_is_no_room_for_it() {
     let net = |error| devices::DeviceError::Net { option: s(), error };
     let disk = |error| devices::DeviceError::Disk { option: s(), error };
     check_vm(INVALID, [NetError::Mac([1; 6]), NetError::Legacy(s())].map(net));
-    check_vm(INVALID, [BlockError::Missing("d".into()), BlockError::InUse("d".into())].map(disk));
+    check_vm(INVALID, [BlockError::Missing("d".into()), BlockError::NotWritable("d".into())].map(disk));
+    check_vm(CONFLICT, [disk(BlockError::InUse("d".into()))]);
     check_vm(INVALID, [devices::DeviceError::Rng { option: s(), error: RngError::NotADevice("r".into()) }]);
     check_vm(CONFLICT, [TopologyError::NoSuchSlot(32), TopologyError::SlotTaken(1), TopologyError::NoSlot].map(place));
     check_vm(CONFLICT, [devices::DeviceError::NoRoom(NoRoom)]);

@@ -160,7 +160,7 @@ impl Instance {
     fn add(&mut self, change: impl FnOnce(&mut VmConfig)) -> Result<(String, Option<Added>), Error> {
         let mut config = self.config().clone();
         change(&mut config);
-        let mut planned = PlannedVm::new(config)?;
+        let mut planned = PlannedVm::with_device_of_document(config)?;
         planned.keep_slots(self.planned.plan());
         let (mut id, mut added) = (String::new(), None);
         if let Some(device) = planned.added_to(self.planned.plan()).cloned() {
@@ -181,6 +181,7 @@ impl Instance {
                 added = Some(Added { id: id.clone(), address });
             }
         }
+        planned.log_warnings(Some(self.planned.plan()));
         self.planned = planned;
         self.warn_of_macs(Some(&id));
         Ok((id, added))

@@ -102,7 +102,8 @@ fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
     };
     for index in 0..3 {
         let (mut expected, changed) = (instance.planned.plan().clone(), given(index, "52:54:00:77:77:77").unwrap());
-        let DeviceKind::Net(net) = &mut expected.devices[0].kind else { panic!("the first device is the PF") };
+        let pf = expected.devices.iter_mut().find(|device| device.id == "a").unwrap();
+        let DeviceKind::Net(net) = &mut pf.kind else { panic!("a is a PF") };
         let spec = &mut net.vfs[usize::from(index)].spec;
         spec.mac = [0x52, 0x54, 0, 0x77, 0x77, 0x77];
         spec.policy.address = Some(spec.mac);

@@ -3,13 +3,20 @@
 use std::io;
 use std::sync::Arc;
 
+use virtio_devices::PAGE_SIZE;
+
 use super::page_set::{Chunk, PageSet};
 use super::source::DirtySource;
 use crate::kvm;
 
+/// The memory of a word of pages in bytes.
+const WORD_BYTES: u64 = u64::BITS as u64 * PAGE_SIZE as u64;
+
 /// The vCPUs of a VM, whose writes KVM logs.
 pub struct Vcpus {
     vm: Arc<kvm::Vm>,
+    /// The memory slots by guest addresses, as they were when they were last looked at: memory is plugged and unplugged
+    /// in the meantime.
     slots: Vec<kvm::RamSlot>,
 }
 
@@ -31,6 +38,7 @@ impl DirtySource for Vcpus {
     }
 
     fn collect(&mut self, pages: &mut PageSet) -> io::Result<()> {
+        self.slots = self.vm.ram();
         for slot in &self.slots {
             pages.add_region(slot.guest, &self.vm.written(slot)?);
         }
@@ -38,10 +46,17 @@ impl DirtySource for Vcpus {
     }
 
     fn release(&mut self, chunk: &Chunk) -> io::Result<()> {
-        match self.slots.iter().find(|slot| slot.guest == chunk.region_start) {
-            Some(slot) => self.vm.forget_written(slot, chunk.first, &chunk.words),
-            None => Ok(()),
+        let place = chunk.place();
+        let (start, end) = (chunk.region_start + place.start, chunk.region_start + place.end);
+        let from = self.slots.partition_point(|slot| slot.guest.saturating_add(slot.len) <= start);
+        for slot in self.slots.iter().skip(from).take_while(|slot| slot.guest < end) {
+            // Slots begin at a multiple of 64 pages of their region, and so do chunks.
+            let (begin, finish) = (slot.guest.max(start), end.min(slot.guest.saturating_add(slot.len)));
+            let word = |address: u64| usize::try_from((address - start).div_ceil(WORD_BYTES)).unwrap_or(usize::MAX);
+            let words = chunk.words.get(word(begin)..word(finish).min(chunk.words.len())).unwrap_or_default();
+            self.vm.forget_written(slot, (begin - slot.guest) / PAGE_SIZE as u64, words)?;
         }
+        Ok(())
     }
 
     fn stop(&mut self) {

@@ -142,11 +142,14 @@ impl PageSet {
         self.parts.get_mut(region).map(|part| &mut *part.words)
     }
 
-    /// Adds pages of the region that begins at the guest address `start`, a bit for each from there.
+    /// Adds pages of a region from the guest address `start` on, a bit for each. `start` is a multiple of 64 pages from
+    /// the region's beginning.
     pub fn add_region(&mut self, start: u64, bits: &[u64]) {
         let first = start / PAGE_SIZE as u64;
-        for part in self.parts.iter_mut().filter(|part| part.first == first) {
-            for (word, more) in part.words.iter_mut().zip(bits) {
+        for part in &mut self.parts {
+            let Some(offset) = first.checked_sub(part.first).filter(|offset| *offset < part.pages) else { continue };
+            let from = usize::try_from(offset / WORD).unwrap_or(usize::MAX);
+            for (word, more) in part.words.iter_mut().skip(from).zip(bits) {
                 *word |= more;
             }
         }

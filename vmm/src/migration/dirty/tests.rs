@@ -306,3 +306,62 @@ fn chunks_come_one_after_the_other_and_go_on_where_they_stopped() {
     set.add(0, 0b1001_1100);
     assert_eq!(set.take(&mut place).unwrap().runs(), [(2 * PAGE, 3 * PAGE), (7 * PAGE, PAGE)]);
 }
+
+#[test]
+fn memory_slots_come_and_go_while_writes_are_logged() {
+    const REGION: u64 = 1 << 30;
+    const PART: u64 = 2 << 20;
+    with_signal();
+    let map =
+        GuestMap::from_ranges(&[(GuestAddress(0), LEN as usize), (GuestAddress(REGION), 4 * PART as usize)]).unwrap();
+    let vm = Arc::new(Kvm::open().unwrap().create_vm(layout::KVM_TSS).unwrap());
+    // again: inc dword [0x4000]; inc dword [REGION + PART + 0x3000]; jmp again
+    let code =
+        [&[0xff, 0x05, 0x00, 0x40, 0x00, 0x00][..], &[0xff, 0x05, 0x00, 0x30, 0x20, 0x40], &[0xeb, 0xf2]].concat();
+    map.write_slice(&code, GuestAddress(0x1000)).unwrap();
+    let host = |address| map.get_host_address(GuestAddress(address)).unwrap();
+    let part = |number: u32, len| {
+        let guest = REGION + u64::from(number) * PART;
+        // SAFETY: the memory lasts for longer than the VM.
+        unsafe { vm.set_memory(100 + number, guest, host(guest), len) }.unwrap();
+    };
+    // SAFETY: as above.
+    unsafe { vm.set_memory(0, 0, host(0), LEN) }.unwrap();
+    part(1, PART);
+    let mut vcpu = vm.create_vcpu(0).unwrap();
+    let mut sregs = vcpu.sregs().unwrap();
+    Entry::Pvh(0x1000).set_sregs(&mut sregs);
+    vcpu.set_sregs(&sregs).unwrap();
+    vcpu.set_regs(&Entry::Pvh(0x1000).regs()).unwrap();
+    let mut log = DirtyLog::start(vec![Box::new(Vcpus::new(Arc::clone(&vm)))]).unwrap();
+    let written = (REGION + PART) / PAGE + 3;
+    // Releases all pages, and returns those.
+    let collect = |log: &mut DirtyLog| {
+        let (mut set, mut place, mut all) = (PageSet::none(&map), (0, 0), Vec::new());
+        log.collect(&mut set).unwrap();
+        while let Some(chunk) = set.take(&mut place) {
+            log.release(&chunk).unwrap();
+            all.extend(chunk.runs().into_iter().flat_map(|(start, len)| start / PAGE..(start + len) / PAGE));
+        }
+        all
+    };
+    collect(&mut log);
+    for _ in 0..2 {
+        run(&map, &mut vcpu);
+        let pages = collect(&mut log);
+        assert!(pages.contains(&4) && pages.contains(&written), "{pages:?}");
+        assert!(collect(&mut log).is_empty(), "nothing runs");
+    }
+    // What is taken away has no notes, and what comes is logged.
+    part(1, 0);
+    assert!(collect(&mut log).is_empty());
+    part(1, PART);
+    part(3, PART);
+    collect(&mut log);
+    run(&map, &mut vcpu);
+    assert!(collect(&mut log).contains(&written));
+    drop(log);
+    assert!(vm.written(&vm.ram()[0]).is_err(), "KVM keeps no log");
+    part(2, PART);
+    assert!(vm.written(&vm.ram()[2]).is_err(), "nor of a slot that came later");
+}

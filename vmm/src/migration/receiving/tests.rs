@@ -1,11 +1,15 @@
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::thread;
 
 use vm_api::migration::MigrationRole;
+use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
 use crate::config::RestoreConfig;
 use crate::migration::orders::{self, Orders};
+use crate::migration::wire::{PAGE, Pages, Range};
 use crate::telemetry::events::Events;
 use crate::vm::host_limits::HostLimits;
 
@@ -36,6 +40,33 @@ fn at(stage: Stage) -> (Conductor, Sender<Inbox>, Orders<TargetOrder>) {
     }
     assert_eq!(conductor.machine.stage(), stage);
     (conductor, own, orders)
+}
+
+/// Pages that a source sends after the machine has begun to be loaded change nothing.
+#[test]
+fn no_page_is_written_once_the_machine_is_loaded() {
+    let (mut conductor, _inbox, _orders) = at(Stage::Locking);
+    let memory = virtio_devices::GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+    conductor.pages.set_memory(Arc::new(Loader::new(memory.clone())), 1);
+    let (mut source, own) = UnixStream::pair().unwrap();
+    conductor.pages.begin(0, Stream::Unix(own), &conductor.job.progress, |_| {}).unwrap();
+    let mut send = |page: u64, value: u8| {
+        let mut pages = Pages::default();
+        assert!(pages.push(Range { start: page * PAGE, len: PAGE as u32, is_zero: false }));
+        source.write_all(&pages.bytes()).and_then(|()| source.write_all(&[value; PAGE as usize]))
+    };
+    let has = |page: u64| memory.read_obj::<u8>(GuestAddress(page * PAGE)).unwrap();
+    send(1, 7).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while has(1) != 7 {
+        assert!(Instant::now() < deadline);
+        thread::yield_now();
+    }
+    conductor.perform(Action::Load);
+    // The thread is gone: what is sent has no reader.
+    let sent: Vec<_> = (2..10).map(|page| send(page, 7)).collect();
+    assert!(sent.iter().any(Result::is_err), "{sent:?}");
+    assert!((2..10).all(|page| has(page) == 0));
 }
 
 /// `vmm.shutdown` of a target waits for its conductor, whose control thread carries out nothing meanwhile.

@@ -36,6 +36,7 @@ fn job(folder: &Path, options: &str) -> (SendJob, Orders<SourceOrder>) {
         offer: b"{}".to_vec(),
         passed: None,
         memory: memory(),
+        discarded: Discarded::default(),
         progress: Progress::new(MigrationRole::Sender, "connecting"),
         control,
     };
@@ -309,4 +310,42 @@ fn while_backends_begin_to_log_a_cancel_is_told_and_its_end_waits_for_their_logs
     go_on.send(()).unwrap();
     let ordered = control(&sending, &orders, &AtomicBool::new(false));
     assert_eq!((ordered.end.unwrap().0, stopped.load(Ordering::SeqCst)), (Outcome::Cancelled, true));
+}
+
+/// What a guest writes to memory that is not sent while the migration goes on would be lost.
+#[test]
+fn a_guest_that_writes_what_is_discarded_stays_at_the_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+    let (mut job, orders) = job(folder.path(), "downtime_ms=300");
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    let mapping = Arc::new(virtio_devices::FileMapping::new(&file, 1 << 20, true).unwrap());
+    job.discarded.0.push(("--pmem id=p".to_string(), Arc::clone(&mapping)));
+    let is_slow = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| serve(&listener, Duration::ZERO, &is_slow));
+        let sending = Sending::begin(job).unwrap();
+        loop {
+            match orders.take() {
+                Some(SourceOrder::FindWriters) => {
+                    let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
+                    sending.tell(SourceNote::Writers(Ok(writers), Holds::default(), 1));
+                }
+                Some(SourceOrder::Stop) => break,
+                Some(SourceOrder::Report(outcome, why)) => panic!("{outcome:?}: {why:?}"),
+                _ => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        // SAFETY: the first byte is mapped, and nothing has a reference to it.
+        unsafe { mapping.address().write_volatile(0) };
+        let machine = include_str!("../../vm/saved/golden/machine_state-1.json");
+        let machine = Box::new(serde_json::from_str(machine).unwrap());
+        let (holds, stateful, stop) = (Holds::default(), Vec::new(), Duration::ZERO);
+        sending.tell(SourceNote::Stopped(Ok(Stopped { machine, holds, stateful, stop })));
+        let ordered = control(&sending, &orders, &AtomicBool::new(false));
+        let (outcome, why) = ordered.end.unwrap();
+        assert_eq!((outcome, ordered.resumed), (Outcome::Failed, true));
+        assert!(why.starts_with("--pmem id=p: discard_writes=on: what the guest has written"), "{why}");
+    });
 }

@@ -14,6 +14,23 @@ fn until() -> Until {
     Until::after(PATIENCE, &virtio_devices::Cancel::new().unwrap())
 }
 
+/// Answers the peer that has connected by `stream`.
+fn accept(stream: TcpStream, config: &Arc<rustls::ServerConfig>, until: &Until) -> io::Result<Session> {
+    stream.set_nonblocking(true)?;
+    let mut accepting = Accepting::new(config)?;
+    while accepting.0.is_handshaking() {
+        match accepting.advance(&stream, &mut []) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                until.ready(&stream, rustix::event::PollFlags::IN)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    stream.set_nonblocking(false)?;
+    Ok(accepting.into_session(stream))
+}
+
 /// A folder with all files of one authority.
 fn folder(authority: &Authority) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -26,7 +43,7 @@ fn meet(source: &Path, target: &Path, host: &str) -> (Result<(), String>, Result
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, server) = (listener.local_addr().unwrap(), server(target).unwrap());
     let target = thread::spawn(move || -> io::Result<()> {
-        let session = Session::accept(listener.accept()?.0, &server, &until())?;
+        let session = accept(listener.accept()?.0, &server, &until())?;
         let mut bytes = [0; 4];
         (&session).read_exact(&mut bytes)?;
         (&session).write_all(&bytes)
@@ -91,9 +108,7 @@ fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
     let address = listener.local_addr().unwrap();
     let server = server(both.path()).unwrap();
     let accepts = thread::spawn(move || {
-        (0..2)
-            .map(|_| Session::accept(listener.accept().unwrap().0, &server, &until()).unwrap_err().to_string())
-            .collect()
+        (0..2).map(|_| accept(listener.accept().unwrap().0, &server, &until()).unwrap_err().to_string()).collect()
     });
     let mut roots = rustls::RootCertStore::empty();
     let authority = fs::read(both.path().join("ca-cert.pem")).unwrap();
@@ -143,8 +158,7 @@ fn one_thread_reads_while_another_writes() {
         assert!(read == bytes(seed ^ 1));
         writes.join().unwrap();
     };
-    let target =
-        thread::spawn(move || exchange(Session::accept(listener.accept().unwrap().0, &server, &until()).unwrap(), 0));
+    let target = thread::spawn(move || exchange(accept(listener.accept().unwrap().0, &server, &until()).unwrap(), 0));
     let stream = TcpStream::connect(address).unwrap();
     exchange(Session::connect(stream, "localhost", &client(both.path()).unwrap(), &until()).unwrap(), 1);
     target.join().unwrap();

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use virtio_devices::Cancel;
 
 /// How often a wait looks whether it is still wanted.
-pub(super) const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+pub(crate) const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// When a wait ends.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ impl Until {
     /// # Errors
     ///
     /// As [`Self::check`].
-    pub(super) fn ready(&self, fd: impl AsFd, what: PollFlags) -> io::Result<()> {
+    pub(crate) fn ready(&self, fd: impl AsFd, what: PollFlags) -> io::Result<()> {
         loop {
             self.check()?;
             match rustix::event::poll(&mut [PollFd::new(&fd, what)], Some(&LOOK)) {

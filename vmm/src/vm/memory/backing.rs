@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::Advice;
 use virtio_devices::{DirtyBitmap, GuestRegion};
 use vm_memory::bitmap::NewBitmap;
@@ -36,6 +36,8 @@ pub(super) struct Backing {
     node: Option<u32>,
     shared: bool,
     file: Option<Arc<File>>,
+    /// True if the configuration names the file, or its folder.
+    is_named: bool,
 }
 
 impl Backing {
@@ -72,8 +74,20 @@ impl Backing {
         }
         let MemoryZoneConfig { mergeable, reserve, host_numa_node: node, .. } = *config;
         let (thp, dump) = (all.thp && huge_page.is_none(), all.dump);
-        let mut backing =
-            Self { key, size, huge_page, thp, dump, mergeable, reserve, node, shared: config.shared, file: None };
+        let (shared_zone, is_named) = (config.shared, config.file.is_some());
+        let mut backing = Self {
+            key,
+            size,
+            huge_page,
+            thp,
+            dump,
+            mergeable,
+            reserve,
+            node,
+            shared: shared_zone,
+            file: None,
+            is_named,
+        };
         if let Some(path) = &config.file {
             let problem = |problem| MemoryError::File { path: path.clone(), problem };
             backing.file = Some(Arc::new(open_file(path, size).map_err(problem)?));
@@ -93,9 +107,26 @@ impl Backing {
         Self { shared: false, file: Some(Arc::clone(file)), ..self.clone() }
     }
 
-    /// The same, whose pages are those of `file`, and other programs'.
-    pub(super) fn of_passed(&self, file: &Arc<File>) -> Self {
-        Self { shared: true, file: Some(Arc::clone(file)), ..self.clone() }
+    /// The same, whose pages are those of another program's `file`, whose size may be sealed.
+    ///
+    /// # Errors
+    ///
+    /// That program could make the file shorter, which would end this one. Only a file of the zone's own may be so,
+    /// because others can change such a file anyway.
+    pub(super) fn of_passed(&self, file: &Arc<File>, is_sealed: bool) -> Result<Self, MemoryError> {
+        if !is_sealed && !self.is_file_of(file).map_err(|error| self.map_error(error))? {
+            return Err(MemoryError::Unsealed);
+        }
+        Ok(Self { shared: true, file: Some(Arc::clone(file)), ..self.clone() })
+    }
+
+    /// True if `file` is the one that the configuration names, or a file without a name beside the own one, in the
+    /// folder that it names.
+    fn is_file_of(&self, file: &File) -> io::Result<bool> {
+        let Some(own) = self.file.as_ref().filter(|_| self.is_named) else { return Ok(false) };
+        let (own, other) = (rustix::fs::fstat(own)?, rustix::fs::fstat(file)?);
+        let is_same = own.st_ino == other.st_ino || (own.st_nlink == 0 && other.st_nlink == 0);
+        Ok(own.st_dev == other.st_dev && is_same && FileType::from_raw_mode(other.st_mode).is_file())
     }
 
     /// A memfd for all regions. Its size is sealed, so that no peer can make this process fault by truncating it.

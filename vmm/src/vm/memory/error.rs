@@ -92,6 +92,12 @@ pub enum MemoryError {
         /// Why.
         error: io::Error,
     },
+    /// Another program's memory could be made shorter by it.
+    #[error(
+        "the source passes memory that it could make shorter: its size is not sealed (F_SEAL_SHRINK), and it is not \
+         the file of the zone here"
+    )]
+    Unsealed,
     /// The memory cannot be cleared for a reboot.
     #[error("cannot clear the guest's memory: {0}")]
     Clear(io::Error),

@@ -41,10 +41,29 @@ pub(crate) fn places(memory: &MemoryConfig, layout: &Layout) -> Vec<Place> {
     growing(memory).map(place).collect()
 }
 
-/// The regions of the devices in this layout.
-pub(crate) fn regions(memory: &MemoryConfig, layout: &Layout) -> MemRegions {
-    let places = places(memory, layout).into_iter().map(|Place { part, range, block }| (part, range, block));
+/// The regions of the devices in this layout, of a VM with `slots` memory slots for all that they plug.
+pub(crate) fn regions(memory: &MemoryConfig, layout: &Layout, slots: usize) -> MemRegions {
+    let places = places(memory, layout);
+    let part = slot_size(&places, slots);
+    let places = places.into_iter().map(|Place { part: n, range, block }| {
+        let per_slot = usize::try_from(part / block).unwrap_or(usize::MAX).max(1);
+        (n, range, block, per_slot)
+    });
     MemRegions::new(memory, places)
+}
+
+/// The smallest power of two of bytes for a memory slot with which `slots` are enough for all of `places`, each slot of
+/// at least a block. There are few places, and a slot for each at least.
+fn slot_size(places: &[Place], slots: usize) -> u64 {
+    let mut size: u64 = 1;
+    loop {
+        let of = |place: &Place| (place.range.end - place.range.start).div_ceil(place.block.max(size));
+        let needed = places.iter().map(of).fold(0, u64::saturating_add);
+        match size.checked_mul(2) {
+            Some(next) if needed > slots as u64 => size = next,
+            _ => return size,
+        }
+    }
 }
 
 /// The parts of the memory that a device can add to, by index.
@@ -90,6 +109,18 @@ mod tests {
         assert_eq!(ranges, expected);
         assert!(places.last().unwrap().range.end <= layout.hotplug.end);
         assert!(layout.memory_map().iter().all(|entry| entry.range.end <= layout.hotplug.start));
+    }
+
+    #[test]
+    fn a_slot_is_a_block_unless_there_are_too_many() {
+        let place = |len, block| Place { part: 0, range: GIB..GIB + len, block };
+        let size = |places: &[Place], slots| slot_size(places, slots).max(2 * MIB);
+        assert_eq!(size(&[place(32 * GIB, 2 * MIB)], 16_384), 2 * MIB);
+        assert_eq!(size(&[place(32 * GIB + 2 * MIB, 2 * MIB)], 16_384), 4 * MIB);
+        assert_eq!(size(&[place(1 << 45, 2 * MIB)], 16_384), 2 * GIB);
+        assert_eq!(size(&[place(GIB, 2 * MIB), place(64 * GIB, GIB), place(GIB, 2 * MIB)], 1088), 2 * MIB);
+        assert_eq!(size(&[place(GIB, 2 * MIB), place(GIB, 2 * MIB)], 48), 64 * MIB);
+        assert_eq!(size(&[], 48), 2 * MIB);
     }
 
     #[test]

@@ -344,3 +344,16 @@ fn a_write_before_the_driver_is_up_has_reached_the_peer_when_it_completes() {
         heard.contains(&"SET_CONFIG 0=[3]".to_owned())
     });
 }
+
+/// What a backend tells of its device is compared as what a device of this program has.
+#[test]
+fn each_field_of_a_device_over_a_peer_does_as_its_rule_says() {
+    let config: Vec<u8> = (1..=255).collect();
+    for (kind, queues, config) in
+        [(fs(), 2, &[][..]), (VhostUserKind::Disk, 2, &disk_config()), (other(18), 2, &config)]
+    {
+        let rig = Rig::new();
+        let _peer = rig.peer(script(queues, config));
+        crate::config_tables::tests::check(|| rig.device(kind.clone(), queues).unwrap());
+    }
+}

@@ -1,0 +1,143 @@
+//! Device configuration (`virtio 1.4 §2.5`) of a driver whose guest goes on with another device.
+//!
+//! Each device declares its fields, each with a rule. The saved state has the bytes that the driver could read. One
+//! function compares them with those of the device that is to go on: no device checks for itself.
+
+use crate::features::has;
+use crate::state::StateError;
+
+#[cfg(test)]
+mod tests;
+
+/// The requirement on a field when a guest with a driver goes on with another device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// The value has to be the same. Any other is refused.
+    Same,
+    /// The value is a part of the device's own saved state, and is restored from that. Refused if it cannot be.
+    Saved,
+    /// The device serves the driver with the saved value, if it can. Refused if it cannot.
+    Served,
+    /// A larger value is taken, and announced to the driver. A smaller one is refused.
+    Grows,
+    /// Any value is taken. Another one is announced to the driver by a configuration change interrupt.
+    Announced,
+}
+
+impl Rule {
+    /// The word for it in the documentation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Same => "compared",
+            Self::Saved => "saved",
+            Self::Served => "served",
+            Self::Grows => "grows",
+            Self::Announced => "announced",
+        }
+    }
+}
+
+/// A field of the device configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConfigField {
+    /// The name in the standard, and the unit if it has one.
+    pub name: &'static str,
+    /// The offset in bytes.
+    pub offset: u16,
+    /// The length in bytes.
+    pub len: u16,
+    /// The feature without which drivers do not read it.
+    pub feature: Option<u32>,
+    /// The requirement on its value.
+    pub rule: Rule,
+}
+
+impl ConfigField {
+    /// A field that each driver reads.
+    pub(crate) const fn new(name: &'static str, offset: u16, len: u16, rule: Rule) -> Self {
+        Self { name, offset, len, feature: None, rule }
+    }
+
+    /// A field that only drivers with this feature read.
+    pub(crate) const fn of(self, feature: u32) -> Self {
+        Self { feature: Some(feature), ..self }
+    }
+
+    /// Bytes that stand for nothing.
+    pub(crate) const fn reserved(offset: u16, len: u16) -> Self {
+        Self::new("reserved", offset, len, Rule::Same)
+    }
+
+    /// Its value in `config`, the bytes of a device configuration, if they reach that far.
+    pub(crate) fn value<'c>(&self, config: &'c [u8]) -> Option<&'c [u8]> {
+        config.get(self.offset.into()..usize::from(self.offset) + usize::from(self.len))
+    }
+
+    /// Its value as a number, little-endian; 0 if `config` does not reach that far or it is no number.
+    pub(crate) fn number(&self, config: &[u8]) -> u64 {
+        self.value(config).and_then(number).unwrap_or(0)
+    }
+}
+
+/// The bytes that `fields` describe.
+pub(crate) fn length(fields: &[ConfigField]) -> usize {
+    fields.last().map_or(0, |last| usize::from(last.offset) + usize::from(last.len))
+}
+
+/// Compares what a driver was told, `then`, with what it reads now. `accepted` are its features, if it has chosen them.
+/// Returns true if something has to be announced. A state of an earlier version may have fewer fields.
+///
+/// # Errors
+///
+/// A field differs that may not. It is named.
+pub(crate) fn compare(
+    fields: &[ConfigField],
+    then: &[u8],
+    now: &[u8],
+    accepted: Option<u64>,
+) -> Result<bool, StateError> {
+    if then.len() > length(fields) {
+        return Err(StateError::Shape("lengths of device configuration"));
+    }
+    let mut announced = false;
+    for field in fields {
+        if field.feature.zip(accepted).is_some_and(|(bit, accepted)| !has(accepted, bit)) {
+            continue;
+        }
+        let (Some(then), Some(now)) = (field.value(then), field.value(now)) else { continue };
+        match field.rule {
+            _ if then == now => {}
+            Rule::Announced => announced = true,
+            Rule::Grows if number(then) < number(now) => announced = true,
+            Rule::Same | Rule::Saved | Rule::Served | Rule::Grows => {
+                let (then, now) = (shown(then), shown(now));
+                return Err(StateError::Told { what: field.name.to_string(), then, now });
+            }
+        }
+    }
+    Ok(announced)
+}
+
+/// A number of 1, 2, 4 or 8 bytes.
+fn number(value: &[u8]) -> Option<u64> {
+    if !matches!(value.len(), 1 | 2 | 4 | 8) {
+        return None;
+    }
+    Some(value.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
+/// A value as a user reads it.
+fn shown(value: &[u8]) -> String {
+    /// The most bytes that are shown.
+    const MOST: usize = 40;
+    if let Some(number) = number(value) {
+        return number.to_string();
+    }
+    let end = value.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    let used = value.get(..end.min(MOST)).unwrap_or_default();
+    if value.len() != 6 && !used.is_empty() && used.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
+        return used.iter().map(|byte| char::from(*byte)).collect();
+    }
+    let digits = value.iter().take(MOST).map(|byte| format!("{byte:02x}"));
+    digits.collect::<Vec<_>>().join(":")
+}

@@ -1,0 +1,126 @@
+//! Blocks of a region of guest memory that devices reach.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Blocks in a word.
+const WORD: usize = u64::BITS as usize;
+
+/// The blocks of a region of guest memory that a driver has plugged. All others are outside guest memory: a descriptor
+/// that points there is as invalid as one that points to no region. A block is within reach once it is plugged, and no
+/// longer before it is unplugged.
+#[derive(Debug)]
+pub struct Reach {
+    /// The size of a block in bytes.
+    block: u64,
+    /// The number of blocks.
+    count: usize,
+    /// A bit for each block, the lowest of the first word for the first block.
+    words: Box<[AtomicU64]>,
+}
+
+impl Reach {
+    /// None of `count` blocks of `block` bytes.
+    pub fn new(block: u64, count: usize) -> Self {
+        let words = (0..count.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect();
+        Self { block: block.max(1), count, words }
+    }
+
+    /// Adds the blocks in `range`, or takes them away.
+    pub fn set(&self, range: Range<usize>, reached: bool) {
+        for block in range.start..range.end.min(self.count) {
+            if let Some(word) = self.words.get(block / WORD) {
+                let bit = 1 << (block % WORD);
+                let _ =
+                    if reached { word.fetch_or(bit, Ordering::AcqRel) } else { word.fetch_and(!bit, Ordering::AcqRel) };
+            }
+        }
+    }
+
+    /// True if the block is within reach.
+    pub fn has(&self, block: usize) -> bool {
+        let word = self.words.get(block / WORD).map_or(0, |word| word.load(Ordering::Acquire));
+        block < self.count && word >> (block % WORD) & 1 != 0
+    }
+
+    /// The first block from `from` on that is within reach, or is not, and the last of those that follow it; `None` if
+    /// there is none.
+    pub fn run(&self, from: usize, reached: bool) -> Option<Range<usize>> {
+        let start = self.next(from, reached).filter(|start| *start < self.count)?;
+        let end = self.next(start, !reached).unwrap_or(self.count);
+        Some(start..end)
+    }
+
+    /// Offsets in the region of the blocks around the offset `offset` that are within reach, without a gap.
+    pub(super) fn around(&self, offset: u64) -> Option<Range<u64>> {
+        let block = usize::try_from(offset / self.block).ok()?;
+        if !self.has(block) {
+            return None;
+        }
+        let end = self.next(block, false).unwrap_or(self.count);
+        let start = self.before(block);
+        Some(start as u64 * self.block..end as u64 * self.block)
+    }
+
+    /// The first block from `from` on that is within reach, or is not.
+    fn next(&self, from: usize, reached: bool) -> Option<usize> {
+        let flip = if reached { 0 } else { u64::MAX };
+        let mut mask = u64::MAX << (from % WORD);
+        for (index, word) in self.words.iter().enumerate().skip(from / WORD) {
+            let bits = (word.load(Ordering::Acquire) ^ flip) & mask;
+            if bits != 0 {
+                return Some(index * WORD + bits.trailing_zeros() as usize).filter(|block| *block < self.count);
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
+    /// The first of the blocks up to `block`, which is within reach, that follow each other within reach.
+    fn before(&self, block: usize) -> usize {
+        let mut mask = u64::MAX >> (WORD - 1 - block % WORD);
+        for (index, word) in self.words.iter().enumerate().take(block / WORD + 1).rev() {
+            let gaps = !word.load(Ordering::Acquire) & mask;
+            if gaps != 0 {
+                return index * WORD + WORD - gaps.leading_zeros() as usize;
+            }
+            mask = u64::MAX;
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn runs_are_those_of_a_list(
+            changes in prop::collection::vec((0..200usize, 0..200usize, any::<bool>()), 0..12)
+        ) {
+            let reach = Reach::new(4096, 200);
+            let mut list = [false; 200];
+            for (start, end, reached) in changes {
+                reach.set(start..end, reached);
+                list.get_mut(start..end).into_iter().for_each(|part| part.fill(reached));
+            }
+            for block in 0..200 {
+                prop_assert_eq!(reach.has(block), list[block]);
+                let start = list[..block].iter().rposition(|reached| !reached).map_or(0, |gap| gap + 1);
+                let end = list[block..].iter().position(|reached| !reached).map_or(200, |gap| block + gap);
+                let expected = list[block].then_some(start as u64 * 4096..end as u64 * 4096);
+                prop_assert_eq!(reach.around(block as u64 * 4096 + 7), expected);
+                for wanted in [false, true] {
+                    let first = list[block..].iter().position(|reached| *reached == wanted).map(|at| block + at);
+                    let last = |first: usize| list[first..].iter().position(|reached| *reached != wanted);
+                    let expected = first.map(|first| first..last(first).map_or(200, |at| first + at));
+                    prop_assert_eq!(reach.run(block, wanted), expected);
+                }
+            }
+            prop_assert!(!reach.has(200) && reach.around(200 * 4096).is_none() && reach.run(200, false).is_none());
+        }
+    }
+}

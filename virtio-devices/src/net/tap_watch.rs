@@ -1,0 +1,129 @@
+//! The end of a tap whose frames this program moves, as the first pair's worker notices it.
+//!
+//! The kernel reports the deletion of a tap by an error event of its descriptors, and that of a macvtap only to a
+//! question. So the worker looks when there is an event, and every two seconds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use log::{debug, info, warn};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::pass::Shared;
+use super::tap_finder::TapFinder;
+use crate::backend::{Health, Successor, TapQueue, TapSearch};
+use crate::clock;
+use crate::worker::thread_name;
+
+/// How often a tap is looked at.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The parts that the loss of a tap concerns.
+pub(crate) struct TapEnd {
+    /// The NIC's id.
+    pub id: String,
+    /// The search for a new tap of the same name.
+    pub search: TapSearch,
+    /// The tap that is found.
+    pub successor: Arc<Successor>,
+    /// True as long as the tap is there.
+    pub health: Arc<Health>,
+    /// Wakes the worker.
+    pub kick: Arc<EventFd>,
+}
+
+/// A watch of the tap, during a run of the worker.
+pub(crate) struct TapWatch<'e> {
+    end: &'e TapEnd,
+    /// When to look again.
+    next: Instant,
+    finder: Option<TapFinder>,
+}
+
+impl<'e> TapWatch<'e> {
+    /// Looks at once.
+    pub(crate) fn new(end: &'e TapEnd) -> Self {
+        Self { end, next: clock::now(), finder: None }
+    }
+
+    /// How long until the next look.
+    pub(crate) fn wait(&self) -> Duration {
+        self.next.saturating_duration_since(clock::now())
+    }
+
+    /// Looks at the next opportunity.
+    pub(crate) fn hurry(&mut self) {
+        self.next = clock::now();
+    }
+
+    /// Looks at `tap`, if it is time, and follows its loss and return. Returns true if it is back. Called without a
+    /// batch of frames.
+    pub(crate) fn look(&mut self, tap: &mut TapQueue, shared: &Shared) -> bool {
+        let is_due = self.wait().is_zero();
+        if is_due {
+            self.next = clock::now() + INTERVAL;
+        }
+        if tap.is_lost() {
+            if is_due {
+                self.search();
+            }
+            return false;
+        }
+        let was_lost = self.end.health.is_lost();
+        if (is_due || was_lost) && tap.is_gone() {
+            self.lose(tap, shared);
+            return false;
+        }
+        if was_lost {
+            self.restore(shared);
+        }
+        was_lost
+    }
+
+    fn lose(&mut self, tap: &mut TapQueue, shared: &Shared) {
+        let TapEnd { id, search, health, .. } = self.end;
+        tap.lose();
+        if shared.state.lose_link(true) {
+            shared.interrupts.signal_config();
+        }
+        if health.set_lost(true) {
+            let (name, losses) = (&search.name, health.losses());
+            // Logged at powers of two, so that a flapping tap cannot fill the log.
+            if losses.is_power_of_two() {
+                let until = match search.spec {
+                    Some(_) => "until there is one of that name again",
+                    None => "until it is given another (vm.set-vf)",
+                };
+                warn!("{id}: {name} is lost ({losses} times so far): it was deleted; its link is down {until}");
+            }
+        }
+        self.search();
+    }
+
+    /// Begins to search for a new tap, unless that goes on already, or there cannot be one.
+    fn search(&mut self) {
+        let TapEnd { id, search, successor, kick, .. } = self.end;
+        if self.finder.is_some() || search.spec.is_none() {
+            return;
+        }
+        let (successor, kick) = (Arc::clone(successor), Arc::clone(kick));
+        let finder = TapFinder::start(thread_name(id, "tap", 0), search.clone(), move |tap| {
+            successor.give(tap);
+            // A full counter has woken the worker already.
+            let _ = kick.write(1);
+        });
+        // Without a thread it is tried again at the next look.
+        self.finder = finder.inspect_err(|error| debug!("{id}: no thread to search for its tap: {error}")).ok();
+    }
+
+    fn restore(&mut self, shared: &Shared) {
+        let TapEnd { id, search, health, .. } = self.end;
+        self.finder = None;
+        if health.set_lost(false) && health.losses().is_power_of_two() {
+            info!("{id}: {} is back", search.name);
+        }
+        if shared.state.lose_link(false) {
+            shared.interrupts.signal_config();
+        }
+    }
+}

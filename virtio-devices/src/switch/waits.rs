@@ -1,0 +1,60 @@
+//! The time for which senders have waited for a receiver's buffers. It belongs to the receiver, whichever of its queues
+//! and of its senders it was.
+
+use std::time::{Duration, Instant};
+
+/// The time after which a receiver is waited for anew.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The waits for a receiver.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    /// The beginning of the present period.
+    began: Option<Instant>,
+    /// The waits of this period that are over.
+    over: Duration,
+}
+
+impl Waits {
+    /// Returns how much longer a frame may wait, for which a queue has been waited `since` then or not at all, if all
+    /// waits of a period may take `budget`; `None` if no longer. A wait begins with this.
+    pub(crate) fn left(&mut self, since: &mut Option<Instant>, budget: Duration, now: Instant) -> Option<Duration> {
+        if self.began.is_none_or(|began| now.saturating_duration_since(began) >= PERIOD) {
+            *self = Self { began: Some(now), over: Duration::ZERO };
+        }
+        // A wait of an earlier period may have ended unseen, with its sender.
+        let since = since.insert(since.filter(|since| Some(*since) >= self.began).unwrap_or(now));
+        let waited = self.over + now.saturating_duration_since(*since);
+        budget.checked_sub(waited).filter(|left| !left.is_zero())
+    }
+
+    /// Ends a queue's wait.
+    pub(crate) fn end(&mut self, since: Instant, now: Instant) {
+        let since = self.began.map_or(since, |began| began.max(since));
+        self.over += now.saturating_duration_since(since);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: Duration = Duration::from_millis(1);
+    const US: Duration = Duration::from_micros(1);
+
+    #[test]
+    fn waits_of_all_queues_together_last_a_millisecond_in_a_second() {
+        let (start, mut waits, mut queues) = (Instant::now(), Waits::default(), [None; 2]);
+        assert_eq!(waits.left(&mut queues[0], BUDGET, start), Some(BUDGET));
+        assert_eq!(waits.left(&mut queues[1], BUDGET, start), Some(BUDGET));
+        let now = start + 400 * US;
+        assert_eq!(waits.left(&mut queues[0], BUDGET, now), Some(600 * US));
+        waits.end(queues[0].take().unwrap(), now);
+        assert_eq!(waits.left(&mut queues[1], BUDGET, now), Some(200 * US));
+        waits.end(queues[1].take().unwrap(), now);
+        assert_eq!(waits.left(&mut queues[0], BUDGET, now), Some(200 * US));
+        assert_eq!(waits.left(&mut queues[0], BUDGET, now + 200 * US), None);
+        assert_eq!(waits.left(&mut queues[0], BUDGET, now + 300 * US), None);
+        assert_eq!(waits.left(&mut queues[0], BUDGET, start + PERIOD), Some(BUDGET));
+    }
+}

@@ -1,0 +1,95 @@
+//! Machines whose configuration is edited after they were saved.
+
+use std::fs::File;
+
+use super::guest::Machine;
+use crate::config::VmConfig;
+use crate::migration::machine_state::MachineState;
+use crate::vcpu::cpu::MmioHandler as _;
+
+/// `cli; hlt; jmp back to hlt`
+const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
+
+/// A machine in which a driver has begun with each device, its state, and its folder.
+fn machine() -> (Machine, MachineState, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    for (name, len) in [("disk", 8 << 20), ("pmem", 2 << 20)] {
+        File::create(path(name)).unwrap().set_len(len).unwrap();
+    }
+    let (disk, pmem, socket) = (path("disk"), path("pmem"), path("socket"));
+    let json = format!(
+        r#"{{
+            "cpus": {{"boot_vcpus": 1, "max_vcpus": 4}},
+            "serial": {{"mode": "Null"}}, "console": {{"mode": "Null"}},
+            "disks": [{{"id": "disk", "path": "{disk}", "readonly": true}}],
+            "pmem": [{{"id": "pmem", "file": "{pmem}"}}],
+            "vsock": {{"id": "vsock", "cid": 3, "socket": "{socket}"}},
+            "balloon": {{"id": "balloon", "size": 4096}},
+            "net": [{{"id": "nic", "switch": "veb", "sriov_vfs": 1, "mtu": 1400}}]
+        }}"#
+    );
+    let mut machine = Machine::boot(IDLE, &json);
+    machine.vm.pause();
+    for id in ["disk", "pmem", "vsock", "balloon", "nic"] {
+        let registers = machine.enable(machine.address(id).rid.to_bits());
+        for status in [1, 3] {
+            machine.vm.devices.bus().write(registers + 0x14, &[status]);
+        }
+    }
+    let state = machine.vm.save_machine().unwrap();
+    (machine, state, folder)
+}
+
+#[test]
+fn an_edited_configuration_is_compared_with_what_was_told() {
+    let (mut machine, state, folder) = machine();
+    let own = machine.planned().config().clone();
+    let mut sockets = 0..;
+    let mut outcome = |edit: &dyn Fn(&mut VmConfig)| {
+        let mut config = own.clone();
+        // Another machine may listen at the same one yet.
+        let socket = format!("socket{}", sockets.next().unwrap());
+        config.vsock.as_mut().unwrap().socket = folder.path().join(socket);
+        edit(&mut config);
+        machine.plan(config);
+        machine.try_restored(&state).map_err(|error| error.to_string())
+    };
+    let mut refusal = |edit: &dyn Fn(&mut VmConfig)| outcome(edit).map(drop).unwrap_err();
+    let told = "--net id=nic: its driver was told mtu 1400, and it is 1300 here; give the device what it had";
+    assert_eq!(refusal(&|config| config.net[0].mtu = Some(1300)), told);
+    let told = "--pmem id=pmem: its driver was told discard_writes off, and it is on here; give the device what it had";
+    assert_eq!(refusal(&|config| config.pmem[0].discard_writes = true), told);
+    let told = refusal(&|config| config.disks[0].serial = Some("other".to_string()));
+    assert_eq!(
+        told,
+        "--disk id=disk: its driver was told serial disk, and it is other here; give the device what it had"
+    );
+    let told = "cpus.max_vcpus: 8 in the configuration, and the guest was told 4, which has to stay; give that";
+    assert_eq!(refusal(&|config| config.cpus.max_vcpus = 8), told);
+    let told = "cpus.max_phys_bits: 40 in the configuration, and the guest was told 46, which has to stay; give that";
+    assert_eq!(refusal(&|config| config.cpus.max_phys_bits = 40), told);
+    let told = "cpus.nested: false in the configuration, and the guest was told true, which has to stay; give that";
+    assert_eq!(refusal(&|config| config.cpus.nested = false), told);
+    let disk = File::options().write(true).open(folder.path().join("disk")).unwrap();
+    disk.set_len(4 << 20).unwrap();
+    let told = refusal(&|_| ());
+    let then = "--disk id=disk: its driver was told capacity (sectors of 512 bytes) 16384, and it is 8192 here; ";
+    assert!(told.starts_with(then), "{told}");
+    disk.set_len(8 << 20).unwrap();
+    // Nothing is to be done, or the driver is told.
+    for (id, is_told, edit) in [
+        ("nic", false, (&|_: &mut VmConfig| ()) as &dyn Fn(&mut VmConfig)),
+        ("nic", false, &|config| config.net[0].mtu = Some(1500)),
+        ("balloon", true, &|config| config.balloon.as_mut().unwrap().size = 8192),
+        ("vsock", true, &|config| config.vsock.as_mut().unwrap().cid = 4),
+    ] {
+        let restored = outcome(edit).unwrap();
+        let registers = restored.enable(restored.address(id).rid.to_bits());
+        let mut isr = [0];
+        restored.vm.devices.bus().read(registers + 0x100, &mut isr);
+        assert_eq!(isr[0] & 2 != 0, is_told, "{id}");
+        // It goes on from there, and so does the next one.
+        restored.vm.save_machine().unwrap();
+    }
+}
