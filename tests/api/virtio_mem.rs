@@ -27,7 +27,6 @@ const OWN: u64 = 16 * MIB;
 const BLOCK: u64 = 2 * MIB;
 
 /// Where the guest places the device.
-const ECAM: u32 = 0xe800_0000;
 const REGISTERS: u32 = 0xd300_0000;
 const SPACING: u32 = 0x1_0000;
 /// Its page tables: one of one entry, one of four, and a page for each GiB.

@@ -181,7 +181,7 @@ fn each_field_of_a_balloon_does_as_its_rule_says() {
 fn each_field_of_a_memory_device_does_as_its_rule_says() {
     for node in [None, Some(3)] {
         check(|| {
-            let region = Arc::new(MemRegion::new(&(MEMORY..MEMORY + (1 << 20)), 64 << 10));
+            let region = Arc::new(MemRegion::new(&(MEMORY..MEMORY + (1 << 20)), 64 << 10, 1));
             region.resize(128 << 10);
             Mem::new(MemSpec { id: "_mem0".into(), node }, region)
         });

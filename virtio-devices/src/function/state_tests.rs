@@ -197,9 +197,9 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
     ] {
         assert_eq!(refused(change), format!("saved state of a device with different {what}"));
     }
-    let features = refused(|state| state.function.transport.driver_features[0] |= 1 << 3 | 1 << 5);
+    let features = refused(|state| state.function.transport.driver_features[0] |= 1 << 3 | 1 << 7);
     let expected =
-        "its driver uses the virtio feature bits 3, 5, which are not offered here; give the device what it had";
+        "its driver uses the virtio feature bits 3, 7, which are not offered here; give the device what it had";
     assert_eq!(features, expected);
     let told = refused(|state| state.function.told.as_mut().unwrap().config.0[0] = 0xff);
     assert!(told.starts_with("its driver was told word "), "{told}");
