@@ -117,7 +117,9 @@ impl Iommu {
                 return (Err(Status::DeviceError), Passes::default());
             }
             // A follower may be unable to reach what it is given back, and logs that itself.
-            Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => return (Ok(()), Passes::default()),
+            Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => {
+                return (Ok(()), Passes::default());
+            }
         };
         (Err(Status::NoMemory), undone.map_or_else(|_| Passes::default(), |change| change.tell().1))
     }

@@ -2,7 +2,6 @@
 
 mod driver;
 #[path = "../../../tests/fixtures/src/namespace.rs"]
-#[expect(unreachable_pub, reason = "it is a part of the fixtures, too")]
 pub(crate) mod namespace;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -60,6 +60,8 @@ pub(crate) struct Progress {
     tried: bool,
     /// How many receivers have it.
     receivers: usize,
+    /// The packets of it that its storm limit has counted.
+    counted: u32,
 }
 
 /// A transmit queue whose port is locked.
@@ -240,15 +242,18 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         let is_group = is_multicast(&frame.head.destination());
         // What is not local is behind the uplink, if there is one.
         let is_flooded = !is_group && matches!(&frame.route, Ok(Route::Many(ports)) if !ports.has_uplink());
-        let goes_on = self.progress.receivers != 0;
-        if (is_group || is_flooded) && !goes_on && self.policy.policy.storm.is_some() {
-            let packets = frame.packets();
-            if !self.policy.storm.allows(packets) {
+        if (is_group || is_flooded) && self.policy.policy.storm.is_some() {
+            // Its guest may have made it a larger one since a part of it went.
+            let packets = frame.packets().saturating_sub(self.progress.counted);
+            if packets != 0 && !self.policy.storm.allows(packets) {
                 return Err(Counter::StormDropped);
             }
-            self.policy.storm.take(0, packets);
+            if packets != 0 {
+                self.policy.storm.take(0, packets);
+                self.progress.counted += packets;
+            }
         }
-        if is_flooded && !goes_on {
+        if is_flooded && self.progress.receivers == 0 {
             self.tally.count(Counter::TxFlooded);
         }
         frame.mirror = table.mirror(self.port.index, &frame.head).filter(|_| !self.progress.tried);
@@ -368,7 +373,8 @@ impl Source for TxBatch<'_, '_> {
         if receivers != 0 {
             self.charge(frame.len, receivers);
         }
-        *self.progress = Progress { tried: true, receivers: self.progress.receivers + receivers };
+        self.progress.tried = true;
+        self.progress.receivers += receivers;
         self.ring.put_back(1);
     }
 

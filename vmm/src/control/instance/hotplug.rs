@@ -47,8 +47,8 @@ impl Instance {
         net.mac.filter(|_| net.sriov_vfs == 0)?;
         let tap = tap_name(fds.first()?.as_fd()).ok()?;
         let is_same = |other: &&NetConfig| other.mac == net.mac && other.sriov_vfs == 0;
-        let ids = self.config().net.iter().filter(is_same).filter_map(|other| other.id.as_ref());
-        ids.filter(|id| self.tap_of(id).is_some_and(|name| name == tap)).cloned().next()
+        let mut ids = self.config().net.iter().filter(is_same).filter_map(|other| other.id.as_ref());
+        ids.find(|id| self.tap_of(id).is_some_and(|name| name == tap)).cloned()
     }
 
     /// The name of a NIC's tap, if that was passed or is open.
