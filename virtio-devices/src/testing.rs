@@ -24,7 +24,7 @@ use crate::device_config::{ConfigField, Rule};
 pub use crate::iommu::steps::{IommuQueue, IommuSteps};
 pub use crate::mem::steps::MemSteps;
 pub use crate::net::steps::{NetSteps, Step, StepQueue, Stepped};
-pub use crate::policy::steps::{PolicyStep, police_received, police_sent};
+pub use crate::policy::steps::{PolicyStep, never_replaced, police_received, police_sent};
 pub use crate::queue_worker::steps::SteppedQueue;
 pub use crate::rng::steps::RngSteps;
 pub use crate::switch::steps::{StepsError, SwitchSteps};

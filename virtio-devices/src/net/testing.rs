@@ -98,7 +98,7 @@ impl Rig {
 impl Net {
     /// Takes what its driver may send, as if it had sent so much.
     pub(crate) fn use_up(&self, bytes: usize) {
-        self.policy.load().transmit.take(bytes);
+        self.policy.load().transmit.take(bytes, 1);
     }
 }
 

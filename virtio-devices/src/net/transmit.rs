@@ -57,15 +57,15 @@ impl<'q> Transmit<'q> {
             };
             let head = chain.head_index();
             let counter = match Self::send(chain, pass, &policy, self.features, (&mut self.storage, &mut spent)) {
-                Ok(len) => {
+                Ok((len, packets)) => {
                     worked = true;
-                    policy.transmit.take(len);
+                    policy.transmit.take(len, packets);
                     pass.tally.add(Counter::TxBytes, len as u64);
                     Counter::TxFrames
                 }
                 Err(reason) => {
                     // What is dropped took time as well.
-                    policy.transmit.take(0);
+                    policy.transmit.take(0, 1);
                     pass.policy.note(reason);
                     reason
                 }
@@ -94,14 +94,14 @@ impl<'q> Transmit<'q> {
         }
     }
 
-    /// Sends a frame, and returns its length or the reason why it is dropped.
+    /// Sends a frame, and returns its length and its number of packets, or the reason why it is dropped.
     fn send<'m>(
         chain: Chain<'m>,
         pass: &Pass<'m>,
         policy: &Enforced,
         features: u64,
         (storage, spent): (&mut Storage, &mut usize),
-    ) -> Result<usize, Counter> {
+    ) -> Result<(usize, u32), Counter> {
         let memory: &DmaView = pass.memory;
         let mut iovecs = IoVecs::new(storage);
         let appended = iovecs.append_within(memory, chain, Permissions::Read, walk::most(memory));
@@ -139,7 +139,7 @@ impl<'q> Transmit<'q> {
             }
             reason
         })?;
-        Ok(len)
+        Ok((len, header::packets(&header, len)))
     }
 }
 
@@ -173,10 +173,11 @@ impl Front {
             return Err(Counter::TxTooLong);
         }
         if policy.policy.storm.is_some() && is_multicast(&head.destination()) {
-            if policy.storm.limited_for().is_some() {
+            let packets = header::packets(&header, len);
+            if !policy.storm.allows(packets) {
                 return Err(Counter::StormDropped);
             }
-            policy.storm.take(0);
+            policy.storm.take(0, packets);
         }
         let (mut bytes, head) = ([0; HEADER + NEW_HEAD], new.bytes());
         bytes[..HEADER].copy_from_slice(&header);

@@ -47,6 +47,7 @@ impl Forwarder {
             };
             if let Some(to) = frame.mirror {
                 self.copy(to, &frame, source, Wish::Mirror);
+                source.mirrored(&frame);
                 if source.is_spent() {
                     source.put_back(&frame, 0);
                     return Ok(End::More);

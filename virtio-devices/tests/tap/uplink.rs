@@ -46,7 +46,7 @@ fn the_links_of_a_switch_follow_its_tap_unless_they_are_to_be_up() {
     let uplink = Some(Tap::open(&spec("tap0", 1)).unwrap());
     let (id, mode) = ("pf0".to_owned(), SwitchMode::Veb);
     let switch = Switch::new(SwitchSpec { id, mode, ports: 2, workers: 1, uplink, uplink_rate: None }).unwrap();
-    switch.set_port(1, PortSettings { follows_uplink: false, ..PortSettings::default() }).wait();
+    switch.set_port(1, PortSettings { follows_uplink: false, ..PortSettings::default() }).wait().unwrap();
     let mut nics = [0, 1].map(|port| nic(&switch, port));
     let memory = Memory::new(GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
     let interrupts = Arc::new(Interrupts::new(3, 0));
