@@ -411,8 +411,9 @@ impl<'d, D: Device<Stopping = Infallible> + ?Sized> Driver<'d, D> {
         let _ = self.set_bus_master(true);
         self.negotiate();
         let _ = self.common_write(0x10, 2, 0);
-        let queues = u16::try_from(self.common_read(0x12, 2)).unwrap_or(0);
-        for queue in 0..queues {
+        // A function that is gone, or whose memory is off, answers all ones.
+        let queues = u16::try_from(self.common_read(0x12, 2)).ok().filter(|queues| *queues != u16::MAX);
+        for queue in 0..queues.unwrap_or(0) {
             self.set_up_queue(queue, queue + 1);
         }
         let _ = self.set_status(15);

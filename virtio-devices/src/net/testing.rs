@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::counters::{Counter, NetCounters, Tally};
 use super::enforced::PolicyCell;
-use super::pass::Pass;
+use super::pass::{Pass, Shared};
 use super::state::NetState;
 use super::wire::Backend;
 use super::{Net, NetSpec};
@@ -218,6 +218,11 @@ impl Guest {
     pub(crate) fn start_at_once(&mut self, features: u64) {
         let start = self.to_start(features);
         self.workers = self.net.start(start).unwrap();
+    }
+
+    /// What the workers of a start share.
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        self.net.starting(&self.to_start(0)).shared()
     }
 
     /// What the queues are started with.

@@ -10,7 +10,7 @@ use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
 use super::state::NetState;
-use crate::failures::Asked;
+use crate::failures::{Asked, Failures};
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER};
@@ -131,14 +131,7 @@ impl<'q> Transmit<'q> {
         } else {
             iovecs.send(fd, &header)
         };
-        sent.map_err(|error| {
-            let reason = reason(&error);
-            // A tap that was deleted is lost, and reported as that.
-            if reason == Counter::TxBackendErrors && error.raw_os_error() != Some(libc::EBADFD) {
-                pass.failures.failed(Asked::Write, &error);
-            }
-            reason
-        })?;
+        sent.map_err(|error| reason(&error, pass.failures))?;
         Ok((len, header::packets(&header, len)))
     }
 }
@@ -190,11 +183,14 @@ impl Front {
     }
 }
 
-/// Why the backend did not take a frame.
-pub(crate) fn reason(error: &io::Error) -> Counter {
+/// Why the backend did not take a frame. If it fails, that is recorded in `failures`.
+pub(crate) fn reason(error: &io::Error, failures: &Failures) -> Counter {
     match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Counter::TxBackendFull,
-        Some(libc::EINVAL | libc::EMSGSIZE | libc::E2BIG) => Counter::TxBackendRefused,
-        _ => Counter::TxBackendErrors,
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => return Counter::TxBackendFull,
+        Some(libc::EINVAL | libc::EMSGSIZE | libc::E2BIG) => return Counter::TxBackendRefused,
+        // A tap that was deleted is lost, and reported as that.
+        Some(libc::EBADFD) => {}
+        _ => failures.failed(Asked::Write, error),
     }
+    Counter::TxBackendErrors
 }

@@ -116,7 +116,7 @@ impl Hub {
         if !(1..=MAX_WORKERS).contains(&workers) {
             return Err(SwitchError::Workers(workers));
         }
-        let uplink = uplink.map(Uplink::new).transpose()?;
+        let uplink = uplink.map(|tap| Uplink::new(tap, &id)).transpose()?;
         let shares = uplink_rate.map(|rate| Mutex::new(Shares::new(rate, ports, PortSettings::default().weight)));
         let lanes = (0..workers).map(|_| Lane::new()).collect::<Result<_, _>>().map_err(SwitchError::Host)?;
         let hub = Self {
