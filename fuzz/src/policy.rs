@@ -17,15 +17,15 @@ const FURTHER: Mac = [0x52, 0x54, 0, 0, 0, 3];
 const BRIDGES: Mac = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 const CUSTOMER: [u8; 2] = [0x81, 0x00];
 const SERVICE: [u8; 2] = [0x88, 0xa8];
-/// How many tags a bridge looks at.
-const TAGS: usize = 2;
+/// The number of tags that are looked at.
+const TAGS: usize = 4;
 const NEEDS_CSUM: u8 = 1;
 
 /// A frame, taken apart.
 #[derive(Clone)]
 struct Parsed {
     addresses: [u8; 12],
-    /// Its first two tags.
+    /// The first tags.
     tags: Vec<([u8; 2], [u8; 2])>,
     rest: Vec<u8>,
 }
@@ -53,9 +53,27 @@ impl Parsed {
         self.addresses[6..].try_into().expect("6 bytes")
     }
 
-    /// The kind and the VLAN of its outer tag.
+    /// The place of the first tag that is not a priority only.
+    fn decides(&self) -> Option<usize> {
+        self.tags.iter().position(|(_, tag)| u16::from_be_bytes(*tag) & 0xfff != 0)
+    }
+
+    /// The kind and the VLAN of that tag.
     fn vlan(&self) -> Option<([u8; 2], u16)> {
-        self.tags.first().map(|(kind, tag)| (*kind, u16::from_be_bytes(*tag) & 0xfff))
+        let (kind, tag) = self.tags[self.decides()?];
+        Some((kind, u16::from_be_bytes(tag) & 0xfff))
+    }
+
+    /// True if there is no other way to read its VLAN.
+    fn is_clear(&self) -> bool {
+        let [a, b] = [self.rest[0], self.rest[1]];
+        self.decides().is_some() || !(matches!(a, 0x91..=0x93) && b == 0) && ![CUSTOMER, SERVICE].contains(&[a, b])
+    }
+
+    /// Without its priorities before a VLAN's tag.
+    fn plain(&self) -> Self {
+        let tags = self.tags[self.decides().unwrap_or(0)..].to_vec();
+        Self { tags, ..self.clone() }
     }
 
     fn len(&self) -> usize {
@@ -98,6 +116,9 @@ impl Rules {
     /// Whether the trunk, if there is one, has the frame's VLAN. An ID of 4095 is none.
     fn carries(&self, frame: &Parsed) -> bool {
         let Some((kind, first, last)) = self.trunk else { return true };
+        if !frame.is_clear() {
+            return false;
+        }
         match frame.vlan() {
             None => first == 0,
             Some((other, id)) => kind == other && id != 4095 && (first..=last).contains(&id),
@@ -124,14 +145,13 @@ impl Rules {
         if !self.carries(&frame) {
             return Err(PolicyStep::BadVlan);
         }
-        let mut new = frame.clone();
+        let mut new = if self.trunk.is_some() { frame.plain() } else { frame.clone() };
         if let Some((kind, id, priority)) = self.port {
             if kind == CUSTOMER {
-                match new.tags[..] {
-                    [] => {}
-                    [(CUSTOMER, [_, 0])] if frame.vlan() == Some((CUSTOMER, 0)) => new.tags.clear(),
-                    _ => return Err(PolicyStep::BadVlan),
+                if frame.vlan().is_some() || !frame.is_clear() {
+                    return Err(PolicyStep::BadVlan);
                 }
+                new.tags.clear();
             }
             new.tags.insert(0, (kind, (u16::from(priority) << 13 | id).to_be_bytes()));
         }
@@ -141,7 +161,7 @@ impl Rules {
     fn received(&self, frame: &[u8]) -> Result<(Parsed, Parsed), PolicyStep> {
         // Who receives has not sent it, so that its own tags are not to blame.
         let frame = Parsed::of(frame).ok_or(PolicyStep::BadVlan)?;
-        let mut new = frame.clone();
+        let mut new = if self.trunk.is_some() || self.port.is_some() { frame.plain() } else { frame.clone() };
         match self.port {
             Some((kind, id, _)) if frame.vlan() == Some((kind, id)) => drop(new.tags.remove(0)),
             Some(_) => return Err(PolicyStep::OtherVlan),
@@ -170,7 +190,7 @@ fn expected(header: Header, passes: Result<(Parsed, Parsed), PolicyStep>) -> Pol
     if header[0] & NEEDS_CSUM != 0 && (half(6) < before || put(6, half(6) + after - before).is_none()) {
         return PolicyStep::BadHeader;
     }
-    if header[1] != 0 && half(2) >= 4 && put(2, half(2) + after - before).is_none() {
+    if header[1] != 0 && half(2) >= before && put(2, half(2) + after - before).is_none() {
         return PolicyStep::BadHeader;
     }
     PolicyStep::Passes(moved, new.bytes())
@@ -214,8 +234,8 @@ fn frame(input: &mut Input<'_>, [to, from, tags, len]: [u8; 4]) -> Vec<u8> {
         _ => input.array(),
     };
     let mut frame = [address(to), address(from)].concat();
-    for tag in 0..tags & 3 {
-        let kind = if tags >> (2 + tag) & 1 == 0 { CUSTOMER } else { SERVICE };
+    for tag in 0..tags & 7 {
+        let kind = if tags >> (3 + tag % 5) & 1 == 0 { CUSTOMER } else { SERVICE };
         frame.extend(kind);
         frame.extend(input.array::<2>());
     }

@@ -121,6 +121,7 @@ fn state_of_nic() -> DeviceState {
         vlans: Some(vec![0, 64, 4095]),
         announce: true,
         buckets: BucketsState::default(),
+        held: Vec::new(),
     });
     state
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vm_api::body::SetVf;
 use vm_api::config::{
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MacAddress, MemoryConfig, Mirror,
-    NetConfig, PmemConfig, RestoreConfig, VdpaConfig, VfConfig, VlanProto, Vlans, VsockConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MacChoice, MemoryConfig, Mirror, NetConfig,
+    PmemConfig, RestoreConfig, VdpaConfig, VfConfig, VlanProto, Vlans, VsockConfig,
 };
 use vm_api::migration::{ReceiveMigration, SendMigration};
 
@@ -283,9 +283,9 @@ pub(crate) struct VfChange {
     /// State of its link
     #[arg(long)]
     pub link: Option<LinkState>,
-    /// New MAC address
-    #[arg(long)]
-    pub mac: Option<MacAddress>,
+    /// New MAC address; on a switch, any is the derived one, which the guest may change
+    #[arg(long, value_name = "address|any")]
+    pub mac: Option<MacChoice>,
     /// VLAN of all its packets, 0 for none
     #[arg(long, value_name = "id")]
     pub vlan: Option<u16>,

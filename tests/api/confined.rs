@@ -42,7 +42,7 @@ const THREADS: &[&str] = &[
     "__console_q0",
     "__balloon_q0",
     "_pmem0_q0",
-    "_vsock0_q0",
+    "_vsock1_q0",
     "__watchdog_q0",
     "__rtc_q0",
 ];
@@ -90,7 +90,7 @@ fn kind(name: &str) -> &'static str {
         "__console_q0" => "Worker(Console)",
         "__balloon_q0" => "Worker(Balloon)",
         "_pmem0_q0" => "Worker(Pmem)",
-        "_vsock0_q0" => "Worker(Vsock)",
+        "_vsock1_q0" => "Worker(Vsock)",
         "__watchdog_q0" => "Worker(Watchdog)",
         "__rtc_q0" => "Worker(Rtc)",
         _ if name.starts_with("vcpu") => "Vcpu",
@@ -150,7 +150,7 @@ fn documented(what: &str, name: &str) -> Outcome {
     let row = section.lines().find(|line| line.starts_with(&format!("| {what} |")));
     let row = row.unwrap_or_else(|| panic!("SECURITY.md has no row \"{what}\" in its table of an exploit's attempts"));
     let column = match name {
-        "_vsock0_q0" => 3,
+        "_vsock1_q0" => 3,
         "event-monitor" => 4,
         "cloud-hyperviso" => 5,
         "starter" => 6,

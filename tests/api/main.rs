@@ -44,6 +44,7 @@ mod migration_waits;
 mod migration_wire;
 mod missing;
 mod mute_peer;
+mod nics;
 mod on_off;
 mod pmem;
 mod policy;

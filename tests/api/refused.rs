@@ -136,18 +136,18 @@ fn an_id_that_is_used() {
 }
 
 #[test]
-fn a_mac_address_that_is_used() {
+fn a_mac_address_of_another_function_of_the_device() {
     let vmm = Vmm::start();
-    let body = json!({"id": "pf", "tap": "ard1", "sriov_vfs": 2, "vfs": [{"index": 1, "mac": "52:54:00:00:00:01"}]});
-    let mut asked = Asked::net(&vmm, json!([{"id": "n", "tap": "ard0", "mac": "52:54:00:00:00:01"}]), body);
+    let vfs = json!([{"index": 1, "mac": "52:54:00:00:00:01"}]);
+    let body = json!({"id": "pf", "tap": "ard1", "mac": "52:54:00:00:00:01", "sriov_vfs": 2, "vfs": vfs});
+    let mut asked = Asked::net(&vmm, json!([{"id": "n", "tap": "ard0"}]), body);
     asked.is_refused(
         "ard",
         CONFLICT,
-        "vfs[0].mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is already in use by n; give \
-         each NIC \
-         and each VF its own",
+        "vfs[0].mac=52:54:00:00:00:01: MAC address 52:54:00:00:00:01 is already in use by pf; give each NIC and each \
+         VF its own",
     );
-    asked.remove("n");
+    asked.body["mac"] = json!("52:54:00:00:00:02");
     asked.is_done();
 }
 

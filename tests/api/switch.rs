@@ -125,6 +125,35 @@ fn the_host_changes_a_port_of_a_running_switch_and_the_change_stays() {
 }
 
 #[test]
+fn a_vf_may_have_any_mac_address_if_the_host_says_so() {
+    let vmm = Vmm::start();
+    let mac = "52:54:00:00:00:01";
+    let vfs = json!([{"index": 0, "mac": "any"}]);
+    let mut client = vmm.boot(json!([{"id": "pf0", "switch": "veb", "sriov_vfs": 2, "mac": mac, "vfs": vfs}]));
+    let macs = |client: &mut Client| {
+        let now = pf(client);
+        let given = client.get("vm.info").expect(200)["config"]["net"][0]["vfs"][0]["mac"].clone();
+        (now["vfs"][0]["mac"].as_str().unwrap().to_string(), given)
+    };
+    let derived = "06:00:00:01:00:00".to_string();
+    assert_eq!(macs(&mut client), (derived.clone(), json!("any")));
+    let set = |client: &mut Client, mac: &str| {
+        client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": 0, "mac": mac})).expect(204);
+    };
+    set(&mut client, "52:54:00:00:01:77");
+    assert_eq!(macs(&mut client), ("52:54:00:00:01:77".to_string(), json!("52:54:00:00:01:77")));
+    set(&mut client, "any");
+    assert_eq!(macs(&mut client), (derived.clone(), json!("any")), "the derived one again");
+    client.put("vm.shutdown").expect(204);
+    client.put("vm.boot").expect(204);
+    assert_eq!(macs(&mut client), (derived, json!("any")));
+    let answer = client.put_json("vm.add-net", &json!({"id": "n", "mac": "any"}));
+    let why = "--net id=n,mac=any: only a VF on a switch may have any; elsewhere the guest may change an address with \
+               trust=on; leave mac out to have one chosen";
+    assert_eq!((answer.status, reasons(&answer).last()), (400, Some(&why)));
+}
+
+#[test]
 fn what_a_switch_cannot_have_is_refused_and_leaves_nothing() {
     let vmm = Vmm::start();
     let mut client = vmm.boot(json!([]));

@@ -128,5 +128,5 @@ fn a_signal_ends_the_vm_and_the_vmm() {
     wait_for("the last event", || fs::read_to_string(&file).unwrap().contains("\"vmm\",\n  \"event\": \"shutdown\""));
     assert_eq!(vmm.end(), Some(0));
     let told = names(&events(&fs::read_to_string(&file).unwrap()));
-    assert_eq!(told, ["vmm:starting", "vm:booting", "vm:booted", "vm:shutdown", "vmm:shutdown"]);
+    assert_eq!(told, ["vmm:starting", "vm:booting", "vm:booted", "vm:shutdown", "vm:deleted", "vmm:shutdown"]);
 }

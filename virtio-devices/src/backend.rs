@@ -25,6 +25,7 @@ pub(crate) use queue_runner::{LOG, StartError};
 pub use shared_log::SharedLog;
 pub use tap::{
     InterfaceNameError, PassedTap, Tap, TapError, TapHandle, TapQueue, TapSpec, check_interface_name, is_network_mask,
+    tap_name,
 };
 pub(crate) use tap::{Successor, TapSearch};
 pub use vdpa::{Locking, Vdpa, VdpaError, VdpaFault, VdpaSpec};

@@ -25,13 +25,15 @@ pub enum FailureChange {
 /// Called at each change, on a worker's thread. A guest can cause some changes, so what this does has to be limited.
 pub type FailureObserver = Box<dyn Fn(FailureChange) + Send>;
 
-/// What is asked of the host. A success ends only failures of its own kind: a full disk can still be read.
+/// What is asked of the host. A success ends only failures of its own kind: a full disk can still be read and flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// Frames to send, or contents to change.
     Write,
     /// Contents to read.
     Read,
+    /// Contents to make stable.
+    Flush,
 }
 
 /// The failures of a device, which its workers share.
@@ -40,29 +42,59 @@ pub(crate) struct Failures {
     /// The subject of log lines, to follow "its".
     subject: &'static str,
     failing: AtomicBool,
-    run: Mutex<Run>,
+    record: Mutex<Record>,
     observer: Mutex<Option<FailureObserver>>,
 }
 
-/// The last run of failures.
+/// The present failures.
+#[derive(Default)]
+struct Record {
+    /// By what was asked.
+    runs: [Option<Run>; 3],
+    /// How often failures have begun so far.
+    count: u64,
+}
+
+/// Failures of one kind.
 struct Run {
-    asked: Asked,
     last: Instant,
     /// Something of the same kind has succeeded since the last failure.
     worked: bool,
-    /// The number of runs so far.
-    count: u64,
+}
+
+impl Record {
+    fn run(&mut self, asked: Asked) -> &mut Option<Run> {
+        let [write, read, flush] = &mut self.runs;
+        match asked {
+            Asked::Write => write,
+            Asked::Read => read,
+            Asked::Flush => flush,
+        }
+    }
+
+    /// How long until all runs have ended, if nothing fails until then; `None` while something has failed that has not
+    /// succeeded since.
+    fn ends_in(&self) -> Option<Duration> {
+        let now = clock::now();
+        let mut longest = Duration::ZERO;
+        for run in self.runs.iter().flatten() {
+            if !run.worked {
+                return None;
+            }
+            longest = longest.max(QUIET.saturating_sub(now.saturating_duration_since(run.last)));
+        }
+        Some(longest)
+    }
 }
 
 impl Failures {
     /// None yet, of the device `id`. Log lines call what fails its `subject`.
     pub(crate) fn new(id: &str, subject: &'static str) -> Self {
-        let run = Run { asked: Asked::Write, last: clock::now(), worked: false, count: 0 };
         Self {
             id: id.to_owned(),
             subject,
             failing: AtomicBool::new(false),
-            run: Mutex::new(run),
+            record: Mutex::default(),
             observer: Mutex::new(None),
         }
     }
@@ -74,16 +106,16 @@ impl Failures {
 
     /// Records that the host has failed.
     pub(crate) fn failed(&self, asked: Asked, error: &io::Error) {
-        let mut run = self.run.lock();
-        (run.asked, run.last, run.worked) = (asked, clock::now(), false);
+        let mut record = self.record.lock();
+        *record.run(asked) = Some(Run { last: clock::now(), worked: false });
         if self.failing.swap(true, Ordering::AcqRel) {
             return;
         }
-        run.count += 1;
+        record.count += 1;
         // Logged at powers of two, so that a guest cannot fill the log.
-        if run.count.is_power_of_two() {
+        if record.count.is_power_of_two() {
             let Self { id, subject, .. } = self;
-            warn!("{id}: its {subject} fails ({} times so far): {error}; see to it on the host", run.count);
+            warn!("{id}: its {subject} fails ({} times so far): {error}; see to it on the host", record.count);
         }
         self.notify(FailureChange::Failing(error.to_string()));
     }
@@ -93,15 +125,17 @@ impl Failures {
         if !self.failing.load(Ordering::Relaxed) {
             return;
         }
-        let mut run = self.run.lock();
-        run.worked |= run.asked == asked;
-        self.settle_run(&run);
+        let mut record = self.record.lock();
+        if let Some(run) = record.run(asked) {
+            run.worked = true;
+        }
+        self.settle_record(&mut record);
     }
 
     /// Reports that failures have ended, if they have.
     pub(crate) fn settle(&self) {
         if self.failing.load(Ordering::Relaxed) {
-            self.settle_run(&self.run.lock());
+            self.settle_record(&mut self.record.lock());
         }
     }
 
@@ -110,14 +144,14 @@ impl Failures {
         if !self.failing.load(Ordering::Relaxed) {
             return None;
         }
-        let run = self.run.lock();
-        run.worked.then(|| QUIET.saturating_sub(clock::now().saturating_duration_since(run.last)))
+        self.record.lock().ends_in()
     }
 
-    fn settle_run(&self, run: &Run) {
-        let is_quiet = run.worked && clock::now().saturating_duration_since(run.last) >= QUIET;
-        if is_quiet && self.failing.swap(false, Ordering::AcqRel) {
-            if run.count.is_power_of_two() {
+    fn settle_record(&self, record: &mut Record) {
+        let is_over = record.ends_in().is_some_and(|rest| rest.is_zero());
+        if is_over && self.failing.swap(false, Ordering::AcqRel) {
+            record.runs = Default::default();
+            if record.count.is_power_of_two() {
                 warn!("{}: its {} works again", self.id, self.subject);
             }
             self.notify(FailureChange::Recovered);
@@ -178,5 +212,35 @@ mod tests {
         assert_eq!((*told.lock(), failures.settles_in()), (1, None), "a full disk that is read");
         failures.worked(Asked::Write);
         assert_eq!(*told.lock(), 2);
+    }
+
+    #[test]
+    fn kinds_of_failures_end_one_by_one_and_are_one_report() {
+        let clock = StoppedClock::new();
+        let (failures, told) = (Failures::new("_disk0", "image"), Arc::new(Mutex::new(Vec::new())));
+        let seen = Arc::clone(&told);
+        failures.observe(Box::new(move |change| seen.lock().push(change)));
+        failures.failed(Asked::Write, &full());
+        failures.failed(Asked::Read, &io::Error::other("unreadable"));
+        failures.failed(Asked::Flush, &io::Error::other("unstable"));
+        clock.advance(QUIET);
+        for asked in [Asked::Read, Asked::Flush] {
+            failures.worked(asked);
+            assert_eq!(failures.settles_in(), None, "what was written last has failed");
+        }
+        failures.failed(Asked::Read, &io::Error::other("unreadable"));
+        clock.advance(QUIET / 4);
+        failures.worked(Asked::Write);
+        failures.worked(Asked::Read);
+        assert_eq!(failures.settles_in(), Some(QUIET * 3 / 4));
+        assert_eq!(*told.lock(), [FailureChange::Failing(full().to_string())]);
+        clock.advance(QUIET * 3 / 4);
+        failures.settle();
+        assert_eq!(*told.lock(), [FailureChange::Failing(full().to_string()), FailureChange::Recovered]);
+        // Those that have ended are none of the next.
+        failures.failed(Asked::Flush, &full());
+        clock.advance(QUIET);
+        failures.worked(Asked::Flush);
+        assert_eq!(told.lock().len(), 4);
     }
 }

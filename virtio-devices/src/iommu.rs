@@ -34,4 +34,6 @@ pub use endpoint::Endpoint;
 pub(crate) use mappings::Range;
 #[cfg(test)]
 pub(crate) use request::Request;
+#[cfg(test)]
+pub(crate) use status::Status;
 pub use unit::{ADDRESS_WIDTHS, Behind, Iommu};

@@ -60,7 +60,7 @@ pub use backend::{
     DoorbellPages, InterfaceNameError, Locking, MAX_DEVICE_STATE, MemoryUser, PassedTap, QueueRun, QueueRunner,
     RunnerError, RunnerQueue, SharedLog, Tap, TapError, TapHandle, TapQueue, TapSpec, Vdpa, VdpaError, VdpaFault,
     VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket,
-    VhostUserSpec, check_interface_name, is_network_mask,
+    VhostUserSpec, check_interface_name, is_network_mask, tap_name,
 };
 pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
 pub use block::{
@@ -96,14 +96,14 @@ pub use net_protocol::Offloads;
 pub use net_sriov::{NetSriov, NetSriovError};
 pub use new_file::create_file;
 pub use pmem::{Pmem, PmemCounter, PmemCounters, PmemError, PmemSpec};
-pub use policy::{MAX_VLAN, Policy, PortVlan, Replaced, Trunk, VlanProtocol, VlanSet};
+pub use policy::{MAX_VLAN, NotYetReplaced, Policy, PortVlan, Replaced, Trunk, VlanProtocol, VlanSet};
 pub use port::{ConnectError, FunctionStatus, MacError, NewBackend, Port, SriovStatus};
 pub use rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use state::{
     AddressesState, BlockState, BucketState, BucketsState, DeviceSpecific, DeviceState, DomainState, FunctionState,
-    IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, ToldState,
+    HeldAddress, IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, ToldState,
     TransportState, VectorState, VfState, VfsState,
 };
 pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};

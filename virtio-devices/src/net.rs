@@ -375,7 +375,11 @@ impl VirtioDevice for Net {
 
     fn save(&self) -> DeviceSpecific {
         let buckets = BucketsState { uplink: self.engine.save_share(), ..self.policy.load().save() };
-        let state = NicState { buckets, ..saved::save(&self.state) };
+        let mut state = NicState { buckets, ..saved::save(&self.state) };
+        // The switch may not know yet what the driver has changed last.
+        state.held = self.engine.save_addresses();
+        let NicState { mac, unicast, held, .. } = &mut state;
+        held.retain(|held| saved::is_own(*mac, unicast, held));
         match state {
             state if state == saved::power_on(self.spec.mac) => DeviceSpecific::PowerOn,
             state => DeviceSpecific::Net(state),
@@ -398,6 +402,7 @@ impl VirtioDevice for Net {
         let restored = saved::restored(state)?;
         self.policy.load().restore(&state.buckets)?;
         self.engine.restore_share(state.buckets.uplink)?;
+        self.engine.restore_addresses(&state.held)?;
         self.state = Arc::new(restored);
         // The driver has seen the frames of before its start dropped already, and told which offloads it takes.
         self.fresh = started.is_none();

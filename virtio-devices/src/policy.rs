@@ -10,6 +10,7 @@ mod protocol;
 mod replaced;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
+mod tags;
 mod vlan;
 
 #[cfg(test)]
@@ -21,7 +22,9 @@ pub(crate) use cause::Cause;
 pub(crate) use head::{HEAD, Head, NEW_HEAD, NewHead};
 pub(crate) use offload::changed;
 pub use protocol::VlanProtocol;
-pub use replaced::Replaced;
+pub(crate) use replaced::{Holder, Retired};
+pub use replaced::{NotYetReplaced, Replaced};
+pub(crate) use tags::{TAGS, Tags};
 pub use vlan::{MAX_VLAN, PortVlan, Trunk, VlanSet};
 
 use crate::net_protocol::ethernet::{Mac, is_multicast};
@@ -119,8 +122,7 @@ impl Policy {
         }
         match (self.port_vlan, &self.trunk) {
             (Some(vlan), _) => vlan.tagged(head),
-            (None, Some(trunk)) if trunk.contains(head.outer()) => Ok(head.unchanged()),
-            (None, Some(_)) => Err(Cause::BadVlan),
+            (None, Some(trunk)) => trunk.passed(head).ok_or(Cause::BadVlan),
             (None, None) => Ok(head.unchanged()),
         }
     }
@@ -133,8 +135,8 @@ impl Policy {
     pub(crate) fn egress(&self, head: &Head) -> Result<NewHead, Cause> {
         match (self.port_vlan, &self.trunk) {
             (Some(vlan), _) => vlan.untagged(head),
-            (None, Some(trunk)) if !trunk.contains(head.outer()) => Err(Cause::OtherVlan),
-            (None, _) => Ok(head.unchanged()),
+            (None, Some(trunk)) => trunk.passed(head).ok_or(Cause::OtherVlan),
+            (None, None) => Ok(head.unchanged()),
         }
     }
 }

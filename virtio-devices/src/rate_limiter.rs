@@ -56,9 +56,24 @@ impl RateLimitGroup {
         (!wait.is_zero()).then_some(wait)
     }
 
+    /// True if so many operations may begin at once, without a debt.
+    pub(crate) fn allows(&self, ops: u32) -> bool {
+        self.0.lock().allows(ops, clock::now())
+    }
+
+    /// True if operations are limited.
+    pub(crate) fn counts_ops(&self) -> bool {
+        self.0.lock().ops.is_some()
+    }
+
     /// Takes what an operation costs.
     pub(crate) fn take_op(&self) {
-        self.0.lock().take_op(clock::now());
+        self.take_ops(1);
+    }
+
+    /// Takes what so many operations cost.
+    pub(crate) fn take_ops(&self, ops: u32) {
+        self.0.lock().take_ops(ops, clock::now());
     }
 
     /// Takes what the transfer of `bytes` costs.
@@ -95,9 +110,19 @@ impl RateLimiter {
         buckets.map(|bucket| bucket.wait(now)).max().unwrap_or_default()
     }
 
+    /// True if so many operations may begin at once, without a debt.
+    pub(crate) fn allows(&self, ops: u32, now: Instant) -> bool {
+        self.ops.as_ref().is_none_or(|bucket| bucket.has(ops.into(), now))
+    }
+
     /// Takes what an operation costs.
     pub fn take_op(&mut self, now: Instant) {
-        self.ops.iter_mut().for_each(|bucket| bucket.take(1, now));
+        self.take_ops(1, now);
+    }
+
+    /// Takes what so many operations cost.
+    pub(crate) fn take_ops(&mut self, ops: u32, now: Instant) {
+        self.ops.iter_mut().for_each(|bucket| bucket.take(ops.into(), now));
     }
 
     /// Takes what the transfer of `bytes` costs.
@@ -121,6 +146,13 @@ impl Bucket {
         }
         let missing = self.full_at.saturating_duration_since(now);
         missing.saturating_add(self.time_of(1)).saturating_sub(self.limit.refill)
+    }
+
+    /// True if there are so many tokens. A bucket never has more than it holds.
+    fn has(&self, tokens: u64, now: Instant) -> bool {
+        let missing = self.full_at.saturating_duration_since(now);
+        let needed = self.time_of(tokens.saturating_sub(self.burst));
+        missing.saturating_add(needed) <= self.limit.refill
     }
 
     fn take(&mut self, tokens: u64, now: Instant) {
@@ -204,6 +236,20 @@ mod tests {
         assert_eq!(limiter.wait(start), ms(3001));
         assert_eq!(limiter.wait(start + ms(3000)), ms(1));
         assert!(limiter.wait(start + ms(3001)).is_zero());
+    }
+
+    #[test]
+    fn several_at_once_are_allowed_if_the_bucket_has_them() {
+        let start = Instant::now();
+        let mut limiter = ops(limit(10, 2, ms(1000)), start);
+        assert_eq!([1, 10, 12, 13, u32::MAX].map(|n| limiter.allows(n, start)), [true, true, true, false, false]);
+        limiter.take_ops(5, start);
+        assert_eq!([7, 8].map(|n| limiter.allows(n, start)), [true, false]);
+        assert_eq!([7, 8].map(|n| limiter.allows(n, start + ms(100))), [true, true]);
+        limiter.take_ops(100, start);
+        assert!(!limiter.allows(1, start + ms(9000)) && limiter.allows(1, start + ms(9500)), "a debt is paid first");
+        let bytes = RateLimits { bandwidth: limit(1, 0, ms(1000)), ops: None };
+        assert!(RateLimiter::new(bytes, start).unwrap().allows(u32::MAX, start));
     }
 
     #[test]

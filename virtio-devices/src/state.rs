@@ -220,6 +220,7 @@ pub struct PositionState {
 /// What there is behind a transport, by kind of device.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "most functions with a state are NICs")]
 pub enum DeviceSpecific {
     /// Nothing that a driver changed: the state of power-on.
     #[default]
@@ -277,6 +278,20 @@ pub struct NicState {
     /// What the NIC may still receive and send. Left out while all of its buckets are full.
     #[serde(default, skip_serializing_if = "BucketsState::is_full")]
     pub buckets: BucketsState,
+    /// The addresses that it has on a switch by its driver's wish: of several NICs that want one, the first has it.
+    /// Left out if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<HeldAddress>,
+}
+
+/// An address that a NIC has on a switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldAddress {
+    /// The address.
+    pub address: [u8; 6],
+    /// A number that is lower than that of each later holder.
+    pub since: u64,
 }
 
 /// How full the buckets of a NIC's limits are, in the order of its configuration's limits; none of them if all are

@@ -41,6 +41,7 @@ mod tests;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use crate::failures::FailureObserver;
 use crate::net::{NetCounters, PortHandle};
 use crate::policy::Replaced;
 use handle::{SwitchPort, Threads};
@@ -119,6 +120,13 @@ impl Switch {
     pub fn uplink_up(&self) -> Option<bool> {
         let hub = self.0.hub();
         hub.uplink().map(|_| hub.uplink_up())
+    }
+
+    /// Calls `observer` when the uplink begins to fail, and when it works again. It is looked at while a driver runs.
+    pub fn observe_uplink(&self, observer: FailureObserver) {
+        if let Some(uplink) = self.0.hub().uplink() {
+            uplink.failures().observe(observer);
+        }
     }
 
     /// What came from the uplink, `rx`, and went there, `tx`; `None` without one.

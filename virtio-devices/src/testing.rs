@@ -24,7 +24,7 @@ use crate::device_config::{ConfigField, Rule};
 pub use crate::iommu::steps::{IommuQueue, IommuSteps};
 pub use crate::mem::steps::MemSteps;
 pub use crate::net::steps::{NetSteps, Step, StepQueue, Stepped};
-pub use crate::policy::steps::{PolicyStep, police_received, police_sent};
+pub use crate::policy::steps::{PolicyStep, never_replaced, police_received, police_sent};
 pub use crate::queue_worker::steps::SteppedQueue;
 pub use crate::rng::steps::RngSteps;
 pub use crate::switch::steps::{StepsError, SwitchSteps};
@@ -411,8 +411,9 @@ impl<'d, D: Device<Stopping = Infallible> + ?Sized> Driver<'d, D> {
         let _ = self.set_bus_master(true);
         self.negotiate();
         let _ = self.common_write(0x10, 2, 0);
-        let queues = u16::try_from(self.common_read(0x12, 2)).unwrap_or(0);
-        for queue in 0..queues {
+        // A function that is gone, or whose memory is off, answers all ones.
+        let queues = u16::try_from(self.common_read(0x12, 2)).ok().filter(|queues| *queues != u16::MAX);
+        for queue in 0..queues.unwrap_or(0) {
             self.set_up_queue(queue, queue + 1);
         }
         let _ = self.set_status(15);

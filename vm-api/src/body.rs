@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::config::RestoredBackend;
-use crate::config::mac::MacAddress;
+use crate::config::mac::MacChoice;
 use crate::config::net::VfConfig;
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::rate::RateLimiterConfig;
@@ -75,9 +75,10 @@ pub struct SetVf {
     /// The VF's link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkPolicy>,
-    /// The VF's MAC address.
+    /// The VF's MAC address. On a switch the guest cannot change it without trust; any is the derived one, which it may
+    /// change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mac: Option<MacAddress>,
+    pub mac: Option<MacChoice>,
     /// The VLAN of all its packets; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<u16>,

@@ -52,7 +52,7 @@ pub use crate::config::error::{ConfigError, Problem};
 pub use crate::config::fs::FsConfig;
 pub use crate::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
 pub use crate::config::landlock::{LandlockAccess, LandlockConfig};
-pub use crate::config::mac::{MacAddress, ParseMacError};
+pub use crate::config::mac::{MacAddress, MacChoice, ParseMacError};
 pub use crate::config::memory::{HotplugMethod, MemoryConfig};
 pub use crate::config::memory_zone::MemoryZoneConfig;
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};

@@ -28,6 +28,7 @@ pub(crate) mod rate;
 pub(crate) mod rng;
 pub(crate) mod rtc;
 pub(crate) mod segments;
+pub(crate) mod shared_macs;
 pub(crate) mod socket;
 pub(crate) mod subject;
 pub(crate) mod switch;
@@ -39,7 +40,7 @@ pub(crate) mod vsock;
 pub use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
     CpusConfig, DebugConsoleConfig, DeviceConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig,
-    HotplugMethod, ImageType, Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity, MacAddress,
+    HotplugMethod, ImageType, Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity, MacAddress, MacChoice,
     MemoryConfig, MemoryRestoreMode, MemoryZoneConfig, Mirror, NetConfig, NetVf, NoLink, NumaConfig, NumaDistance,
     OnMissingBackend, Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig,
     PmemConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RestoreConfig, RestoredBackend, RestoredNet,

@@ -64,10 +64,14 @@ impl NetPlan {
 
     fn new(pool: &Pool<'_>, names: Names) -> Self {
         // A NIC always has an address of its own. That of a VF may follow from its PF's, but not from one that only the
-        // PF's device knows: then the configuration keeps the VF's, as if it had been given.
+        // PF's device knows: then the configuration keeps the VF's, as if it had been given. On a switch it counts as
+        // given as well: with another, the VF would get what is for others.
         let pf = NicPlan::new(pool.pf, Some(names.pf.mac), names.pf);
         let is_kept = pf.backend.has_own_mac();
-        let given = |config: &NetConfig, name: &Name| config.mac.or(is_kept.then_some(name.mac));
+        let given = |config: &NetConfig, name: &Name| match config.mac {
+            Some(choice) => choice.given(),
+            None => (is_kept || config.port().is_some()).then_some(name.mac),
+        };
         let vfs = pool.vfs.iter().zip(names.vfs);
         let vfs = vfs.map(|(config, name)| NicPlan::new(config, given(config, &name), name)).collect();
         Self { pf, vfs, switch: SwitchPlan::of(pool.pf) }

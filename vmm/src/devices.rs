@@ -594,6 +594,7 @@ fn open_net(
     let (option, policy_watch) = (plan.option(), PolicyWatch::new(net.id(), events));
     let failure_watch = FailureWatch::of_nic(net.id(), events);
     let switch = opener.switch(net).map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
+    switch.iter().for_each(|switch| failure_watch.observe_uplink(switch));
     let mut function = |vf: Option<VfIndex>, of: &NicPlan| {
         let port = switch.as_ref().filter(|_| matches!(of.backend, BackendPlan::Port(_)));
         let port = port.and_then(|switch| switch.port(vf.map_or(0, |index| switch::port_of(index.0))));

@@ -60,7 +60,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     Attack {
         what: "connect to a socket at a path",
         make: connect_path,
-        can: (&["cloud-hyperviso", "starter", "_vsock0_q0"], CONNECTS),
+        can: (&["cloud-hyperviso", "starter", "_vsock1_q0"], CONNECTS),
     },
     Attack {
         what: "load a program into the kernel (BPF)",

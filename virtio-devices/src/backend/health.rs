@@ -24,6 +24,8 @@ pub(crate) struct Health {
     link_down: AtomicBool,
     losses: AtomicU64,
     refusals: AtomicU64,
+    /// The loss after which a search for another backend was last reported to fail.
+    searched: AtomicU64,
     observer: Mutex<Option<BackendObserver>>,
 }
 
@@ -46,6 +48,12 @@ impl Health {
     /// Counts a refusal of what a driver has set up. Returns the number of refusals.
     pub(crate) fn count_refusal(&self) -> u64 {
         self.refusals.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Notes that a search for another backend has failed. Returns true for the first time since the last loss.
+    pub(crate) fn note_search(&self) -> bool {
+        let losses = self.losses();
+        self.searched.swap(losses, Ordering::Relaxed) != losses
     }
 
     /// Calls `observer` on each change from now on.
@@ -91,8 +99,10 @@ mod tests {
         let seen = Arc::clone(&told);
         health.observe(Box::new(move |change| seen.lock().push(change)));
         assert!(health.link_up());
+        assert!(!health.note_search(), "there was no loss");
         assert!(health.set_lost(true) && !health.set_lost(true));
         assert!(!health.link_up());
+        assert!(health.note_search() && !health.note_search());
         assert!(health.set_link(false) && !health.set_link(false));
         assert!(health.set_lost(false) && !health.link_up());
         assert!(health.set_link(true) && health.link_up());

@@ -13,7 +13,7 @@ mod queue;
 mod spec;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -230,6 +230,15 @@ impl TapSearch {
         }
         Tap::open(spec)
     }
+}
+
+/// The name of the tap that a descriptor is a queue of.
+///
+/// # Errors
+///
+/// It is not one of a tap.
+pub fn tap_name(fd: BorrowedFd<'_>) -> io::Result<String> {
+    Ok(queue::interface(fd)?.name())
 }
 
 fn request_error(name: &str, source: Errno) -> TapError {

@@ -60,6 +60,33 @@ impl Operation {
     pub(crate) fn is_range(self) -> bool {
         matches!(self, Self::Discard(_) | Self::WriteZeroes { .. })
     }
+
+    /// The kind of failure that it is if the host does not carry it out; `None` for what does not need the image.
+    fn asked(self) -> Option<Asked> {
+        match self {
+            Self::Read(_) => Some(Asked::Read),
+            Self::Write(_) | Self::Discard(_) | Self::WriteZeroes { .. } => Some(Asked::Write),
+            Self::Flush => Some(Asked::Flush),
+            Self::GetId => None,
+        }
+    }
+
+    /// True if its success shows that what failed works again: a full disk still gives space back.
+    fn shows_recovery(self) -> bool {
+        !matches!(self, Self::Discard(_) | Self::WriteZeroes { unmap: true, .. })
+    }
+
+    /// Reports whether the host has carried it out, with the result of its last call.
+    fn report(self, status: u8, result: &io::Result<usize>, failures: &Failures) {
+        let Some(asked) = self.asked() else { return };
+        match (status, result) {
+            (OK, _) if self.shows_recovery() => failures.worked(asked),
+            (IOERR, Err(error)) => failures.failed(asked, error),
+            (IOERR, Ok(_)) => failures.failed(asked, &io::Error::other("it is shorter than the disk")),
+            // A driver has another way.
+            _ => {}
+        }
+    }
 }
 
 impl Request<'_> {
@@ -72,13 +99,9 @@ impl Request<'_> {
 
     /// Reports whether the host has carried it out, with the result of its last call.
     pub(crate) fn report(&self, status: u8, result: &io::Result<usize>, failures: &Failures) {
-        let asked = if matches!(self.operation, Operation::Read(_)) { Asked::Read } else { Asked::Write };
-        match (status, result) {
-            (OK, _) => failures.worked(asked),
-            (IOERR, Err(error)) => failures.failed(asked, error),
-            (IOERR, Ok(_)) => failures.failed(asked, &io::Error::other("it is shorter than the disk")),
-            // A driver has another way.
-            _ => {}
+        // A transfer of no bytes needs nothing of the image.
+        if !self.operation.is_transfer() || self.bytes > 0 {
+            self.operation.report(status, result, failures);
         }
     }
 
@@ -104,6 +127,51 @@ impl Request<'_> {
             Operation::Discard(_) => tally.count(BlockCounter::DiscardOps),
             Operation::WriteZeroes { .. } => tally.count(BlockCounter::WriteZeroesOps),
             Operation::GetId => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::block::operation::Range;
+    use crate::clock::testing::StoppedClock;
+    use crate::failures::FailureChange;
+
+    #[test]
+    fn a_full_disk_works_again_when_something_is_written() {
+        let clock = StoppedClock::new();
+        let (failures, told) = (Failures::new("_disk0", "image"), Arc::new(Mutex::new(Vec::new())));
+        let seen = Arc::clone(&told);
+        failures.observe(Box::new(move |change| seen.lock().push(change)));
+        let range = Range { offset: 0, len: 512 };
+        let full = || Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        let failing = FailureChange::Failing(io::Error::from_raw_os_error(libc::ENOSPC).to_string());
+        let rest = [
+            Operation::Flush,
+            Operation::GetId,
+            Operation::Read(0),
+            Operation::Discard(range),
+            Operation::WriteZeroes { range, unmap: true },
+        ];
+        for operation in rest {
+            Operation::Write(0).report(IOERR, &full(), &failures);
+            operation.report(OK, &Ok(0), &failures);
+            clock.advance(Duration::from_secs(2));
+            operation.report(OK, &Ok(0), &failures);
+            failures.settle();
+            assert_eq!(*told.lock(), std::slice::from_ref(&failing), "{operation:?}");
+        }
+        for operation in [Operation::Write(0), Operation::WriteZeroes { range, unmap: false }] {
+            operation.report(OK, &Ok(512), &failures);
+            assert_eq!(told.lock().pop(), Some(FailureChange::Recovered), "{operation:?}");
+            Operation::Discard(range).report(IOERR, &full(), &failures);
+            clock.advance(Duration::from_secs(2));
         }
     }
 }

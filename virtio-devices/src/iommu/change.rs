@@ -3,7 +3,16 @@
 use std::sync::Arc;
 
 use super::endpoint::Endpoint;
-use crate::memory::{DmaMapping, NotFollowed};
+use crate::memory::{DmaFollower, DmaMapping, NotFollowed};
+
+/// A change that was not finished as it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unfinished {
+    /// A follower could not take what was given.
+    NotGiven,
+    /// Memory that was taken away may still be within reach.
+    NotTaken,
+}
 
 /// What has to be done after the table was changed, without its lock.
 #[must_use = "what was taken away is within reach until this is finished"]
@@ -38,24 +47,27 @@ impl Change {
     ///
     /// # Errors
     ///
-    /// [`NotFollowed`], beside the passes: the caller undoes what it has given.
-    pub(crate) fn tell(self) -> (Result<(), NotFollowed>, Passes) {
+    /// [`Unfinished`], beside the passes: the caller undoes what it has given.
+    pub(crate) fn tell(self) -> (Result<(), Unfinished>, Passes) {
         match self {
             Self::None => (Ok(()), Passes::default()),
             Self::Mapped(mapping, endpoints) => {
                 let mut followers = endpoints.iter().filter_map(|endpoint| endpoint.follower());
-                (followers.try_for_each(|follower| follower.mapped(mapping)), Passes::default())
+                let given = followers.try_for_each(|follower| follower.mapped(mapping));
+                (given.map_err(|NotFollowed| Unfinished::NotGiven), Passes::default())
             }
             Self::Unmapped(mappings, endpoints) => {
                 let (followed, alone) = divide(endpoints);
+                let mut done = Ok(());
                 for endpoint in followed {
                     // All of them have lost it; what passes have begun may still use it, or pass it on, until they end.
                     endpoint.await_passes();
                     if let Some(follower) = endpoint.follower() {
                         follower.unmapped(&mappings);
+                        done = forgotten(&*follower).and(done);
                     }
                 }
-                (Ok(()), alone)
+                (done, alone)
             }
             Self::Attached(endpoints) => {
                 let (followed, alone) = divide(endpoints);
@@ -63,12 +75,18 @@ impl Change {
                 // All are told, whatever becomes of the first.
                 let mut done = Ok(());
                 for endpoint in followed {
-                    done = endpoint.tell_reach().and(done);
+                    let told = endpoint.tell_reach().map_err(|NotFollowed| Unfinished::NotGiven);
+                    let taken = endpoint.follower().map_or(Ok(()), |follower| forgotten(&*follower));
+                    done = taken.and(told).and(done);
                 }
                 (done, alone)
             }
         }
     }
+}
+
+fn forgotten(follower: &dyn DmaFollower) -> Result<(), Unfinished> {
+    if follower.has_forgotten() { Ok(()) } else { Err(Unfinished::NotTaken) }
 }
 
 /// Divides endpoints into those that have a follower, which does not change meanwhile, and the others.

@@ -8,6 +8,8 @@ pub(crate) enum Status {
     Ok = 0,
     /// There is no such kind of request.
     Unsupported = 2,
+    /// A function's backend may still reach what the request took away.
+    DeviceError = 3,
     /// Reserved fields or unknown flags are set, or what is asked for contradicts what there is.
     Invalid = 4,
     /// Addresses or numbers are not aligned or out of range, or a mapping would be split.

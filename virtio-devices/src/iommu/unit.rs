@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::change::{Change, Passes};
+use super::change::{Change, Passes, Unfinished};
 use super::counters::IommuCounters;
 use super::endpoint::{Common, Endpoint};
 use super::fault::Faults;
@@ -94,31 +94,34 @@ impl Iommu {
         let order = self.common.order.lock();
         let change = self.table.lock().carry_out(request)?;
         let (told, passes) = change.tell();
-        if told.is_ok() {
-            drop(order);
-            passes.wait();
-            return Ok(());
-        }
-        let undone = self.undo(request);
+        let (answer, undone) = match told {
+            Ok(()) => (Ok(()), Passes::default()),
+            Err(unfinished) => self.undo(request, unfinished),
+        };
         drop(order);
         passes.wait();
-        undone.map_or(Ok(()), |passes| {
-            passes.wait();
-            Err(Status::NoMemory)
-        })
+        undone.wait();
+        answer
     }
 
-    /// Undoes a request that a follower could not follow, by the order's holder. `None` if it stays as it is.
-    fn undo(&self, request: Request) -> Option<Passes> {
+    /// Undoes a request that a follower could not follow, by the order's holder. Returns the request's answer, and
+    /// whose passes are to be waited for before it is given.
+    fn undo(&self, request: Request, unfinished: Unfinished) -> (Result<(), Status>, Passes) {
         let undone = match request {
             Request::Map { domain, range, .. } => self.table.lock().carry_out(Request::Unmap { domain, range }),
             Request::Attach { domain, endpoint, .. } => {
                 self.table.lock().carry_out(Request::Detach { domain, endpoint })
             }
-            // Who follows may be unable to reach what it is given back, and then says so itself.
-            Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => return None,
+            // The driver must not use the memory for something else.
+            Request::Detach { .. } | Request::Unmap { .. } if unfinished == Unfinished::NotTaken => {
+                return (Err(Status::DeviceError), Passes::default());
+            }
+            // A follower may be unable to reach what it is given back, and logs that itself.
+            Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => {
+                return (Ok(()), Passes::default());
+            }
         };
-        Some(undone.map_or_else(|_| Passes::default(), |change| change.tell().1))
+        (Err(Status::NoMemory), undone.map_or_else(|_| Passes::default(), |change| change.tell().1))
     }
 }
 

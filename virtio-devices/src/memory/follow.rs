@@ -61,6 +61,12 @@ pub trait DmaFollower: Send + Sync {
     /// last of them. Some may have been unknown here. When this returns, the function does not reach them any more.
     fn unmapped(&self, mappings: &[DmaMapping]);
 
+    /// False if the follower gave up waiting for what was taken away to be out of reach, so that the function may still
+    /// reach it. It has logged that. The driver's request fails then, although its mappings are gone.
+    fn has_forgotten(&self) -> bool {
+        true
+    }
+
     /// What the function reaches has been replaced. When this returns, it reaches nothing else any more.
     ///
     /// # Errors

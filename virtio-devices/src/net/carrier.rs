@@ -10,7 +10,7 @@ use super::pass::Shared;
 use super::state::NetState;
 use crate::net_protocol::Offloads;
 use crate::policy::Replaced;
-use crate::state::{BucketState, StateError};
+use crate::state::{BucketState, HeldAddress, StateError};
 use crate::{SharedQueue, Worker};
 
 /// What others need to know of a NIC, whether its driver runs or not.
@@ -57,6 +57,12 @@ pub(crate) trait Carrier: Send + Sync {
     /// Has all frames wait where they are, or no longer: ports stop or come one after the other, and no frame is to
     /// meet one that has stopped already or has not come yet. Waits for the frames that are on their way.
     fn hold_frames(&self, held: bool);
+
+    /// The addresses that the NIC has among others by its driver's wish, with what says who of several had one first.
+    fn save_addresses(&self) -> Vec<HeldAddress>;
+
+    /// The NIC had what [`Self::save_addresses`] has said, until its driver gives it up.
+    fn restore_addresses(&self, addresses: &[HeldAddress]);
 
     /// What the NIC owes of its share of a limit that several NICs have; `None` if it owes nothing.
     fn save_share(&self) -> Option<BucketState>;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::counters::Counter;
 use super::limits::{Limit, of_frames, of_rate};
 use crate::RateLimits;
-use crate::policy::{Cause, Policy, Replaced};
+use crate::policy::{Cause, Holder, Policy, Replaced, Retired};
 use crate::state::{BucketsState, StateError};
 
 /// A policy, with its buckets.
@@ -102,6 +102,7 @@ pub type PolicyObserver = Box<dyn Fn(PolicyNotice) + Send>;
 /// The policy of a function, which outlives resets of it.
 pub(crate) struct PolicyCell {
     current: ArcSwap<Enforced>,
+    retired: Retired,
     spoofed: AtomicU64,
     observer: Mutex<Option<PolicyObserver>>,
 }
@@ -110,7 +111,7 @@ impl PolicyCell {
     /// With full buckets.
     pub(crate) fn new(policy: Policy, limits: RateLimits) -> Self {
         let current = ArcSwap::from_pointee(Enforced::new(policy, limits, None));
-        Self { current, spoofed: AtomicU64::new(0), observer: Mutex::new(None) }
+        Self { current, retired: Retired::new(Holder::Nic), spoofed: AtomicU64::new(0), observer: Mutex::new(None) }
     }
 
     /// The policy for a batch of frames, which is dropped when that is over.
@@ -121,7 +122,7 @@ impl PolicyCell {
     /// Replaces the policy for all batches that begin from now on.
     pub(crate) fn replace(&self, policy: Policy, limits: RateLimits) -> Replaced {
         let next = Enforced::new(policy, limits, Some(&self.current.load()));
-        Replaced::new(self.current.swap(Arc::new(next)))
+        self.retired.retire(self.current.swap(Arc::new(next)))
     }
 
     /// Calls `observer` on each notice from now on.
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn a_policy_is_replaced_when_the_batches_of_before_are_over() {
         let cell = cell(Policy::default());
-        cell.replace(Policy::default(), RateLimits::default()).wait();
+        cell.replace(Policy::default(), RateLimits::default()).wait().unwrap();
         thread::scope(|scope| {
             let batch = cell.load();
             let replaced = cell.replace(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default());
@@ -195,7 +196,7 @@ mod tests {
             thread::sleep(Duration::from_millis(20));
             assert!(!waiting.is_finished());
             drop(batch);
-            waiting.join().unwrap();
+            waiting.join().unwrap().unwrap();
         });
     }
 
@@ -212,14 +213,16 @@ mod tests {
         assert_eq!(empty(), [false; 3]);
         {
             let now = cell.load();
-            [&now.receive, &now.transmit, &now.storm].iter().for_each(|limit| (0..2).for_each(|_| limit.take(1 << 20)));
+            [&now.receive, &now.transmit, &now.storm]
+                .iter()
+                .for_each(|limit| (0..2).for_each(|_| limit.take(1 << 20, 1)));
         }
         assert_eq!(empty(), [true; 3]);
-        cell.replace(Policy { spoof_check: true, ..policy.clone() }, limits).wait();
+        cell.replace(Policy { spoof_check: true, ..policy.clone() }, limits).wait().unwrap();
         assert_eq!(empty(), [true; 3]);
-        cell.replace(Policy { storm: None, ..policy.clone() }, limits).wait();
+        cell.replace(Policy { storm: None, ..policy.clone() }, limits).wait().unwrap();
         assert_eq!(empty(), [true, true, false]);
-        cell.replace(Policy { max_tx_rate: None, ..policy }, RateLimits::default()).wait();
+        cell.replace(Policy { max_tx_rate: None, ..policy }, RateLimits::default()).wait().unwrap();
         assert_eq!(empty(), [false; 3]);
     }
 

@@ -13,7 +13,7 @@ use super::wire::Backend;
 use crate::backend::{Ability, BackendKind, DoorbellPages, QueueRunner, Tap};
 use crate::features::has;
 use crate::net_protocol::{MIN_MTU, Offloads, features};
-use crate::state::{BucketState, StateError};
+use crate::state::{BucketState, HeldAddress, StateError};
 
 /// The size of the control queue.
 const CONTROL_SIZE: u16 = 64;
@@ -73,6 +73,30 @@ impl Engine {
             Self::Runner(ability, _) => &ability.name,
             Self::Switch(port) => port.carrier().name(),
         }
+    }
+
+    /// The addresses that the NIC has among others by its driver's wish.
+    pub(super) fn save_addresses(&self) -> Vec<HeldAddress> {
+        match self {
+            Self::Switch(port) => port.carrier().save_addresses(),
+            Self::Tap(_) | Self::Runner(..) => Vec::new(),
+        }
+    }
+
+    /// The NIC had what [`Self::save_addresses`] has said.
+    ///
+    /// # Errors
+    ///
+    /// There are no others.
+    pub(super) fn restore_addresses(&self, addresses: &[HeldAddress]) -> Result<(), StateError> {
+        match self {
+            Self::Switch(port) => port.carrier().restore_addresses(addresses),
+            Self::Tap(_) | Self::Runner(..) if !addresses.is_empty() => {
+                return Err(StateError::Shape("addresses on a switch"));
+            }
+            Self::Tap(_) | Self::Runner(..) => {}
+        }
+        Ok(())
     }
 
     /// What the NIC owes of its share of a limit that several have; `None` if it owes nothing.

@@ -1,19 +1,16 @@
 //! The receive filter: which frames the driver wants (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3). No I/O, no locks.
 
 pub(crate) use crate::net_protocol::ethernet::{ETHERNET_HEADER, Mac, is_multicast};
-use crate::policy::Policy;
+use crate::policy::{self, Policy, Tags, VlanProtocol};
 
 /// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from
 /// hardware whose table is full.
 pub(crate) const MAX_ADDRESSES: usize = 64;
 
-/// The bytes at the beginning of a frame that decide: two addresses, a type, and a VLAN tag.
-pub(crate) const HEAD: usize = 16;
+/// The bytes at the beginning of a frame that decide: two addresses, tags and a type. A shorter frame has zeros there.
+pub(crate) const HEAD: usize = policy::HEAD;
 
 const BROADCAST: Mac = [0xff; 6];
-/// The Ethernet type of a customer VLAN tag (`IEEE 802.1Q`). A driver's command for a VLAN has no type, and Linux gives
-/// none for a service VLAN (0x88a8), whose frames it wants without having asked for them.
-const VLAN_TYPE: [u8; 2] = [0x81, 0x00];
 const VLAN_IDS: usize = 4096;
 
 fn destination(head: &[u8; HEAD]) -> Mac {
@@ -173,12 +170,14 @@ impl Filter {
 
     fn wants_vlan(&self, head: &[u8; HEAD]) -> bool {
         let Some(vlans) = &self.vlans else { return true };
-        if [head[12], head[13]] != VLAN_TYPE {
-            return true;
+        match Tags::of(head).vlan {
+            Some((VlanProtocol::Customer, id)) => {
+                vlans.get(usize::from(id) / 64).is_some_and(|word| word & (1 << (id % 64)) != 0)
+            }
+            // A driver's command for a VLAN has no type, and Linux gives none for a provider's, whose frames it wants
+            // without having asked for them.
+            Some((VlanProtocol::Service, _)) | None => true,
         }
-        let id = u16::from_be_bytes([head[14], head[15]]) & 0xfff;
-        // ID 0 is a priority and no VLAN (IEEE 802.1Q, 9.6).
-        id == 0 || vlans[usize::from(id) / 64] & (1 << (id % 64)) != 0
     }
 
     fn wants_address(&self, head: &[u8; HEAD]) -> bool {
@@ -204,7 +203,7 @@ mod tests {
     fn head(mac: Mac, rest: [u8; 4]) -> [u8; HEAD] {
         let mut head = [0; HEAD];
         head[..6].copy_from_slice(&mac);
-        head[12..].copy_from_slice(&rest);
+        head[12..16].copy_from_slice(&rest);
         head
     }
 
@@ -312,6 +311,24 @@ mod tests {
         assert!(!filter.wants(&head(OTHER, [0x81, 0, 0, 5])), "another's frame in a VLAN of ours");
         assert!(filter.set_vlan(5, false) && !filter.wants(&tagged(5)));
         assert!(filter.wants(&head(OWN, [0x88, 0xa8, 0, 5])), "a service tag, which no driver asks for");
+    }
+
+    #[test]
+    fn the_vlan_filter_looks_behind_priority_tags() {
+        let mut filter = strict();
+        filter.enable_vlans();
+        assert!(filter.set_vlan(5, true));
+        let tagged = |tags: &[[u8; 4]]| {
+            let mut head = head(OWN, [0; 4]);
+            head[12..12 + 4 * tags.len()].copy_from_slice(&tags.concat());
+            filter.wants(&head)
+        };
+        let (priority, provider) = ([0x81, 0, 0xe0, 0], [0x88, 0xa8, 0, 0]);
+        let vlan = |id| [0x81, 0, 0, id];
+        assert!(tagged(&[priority, vlan(5)]) && !tagged(&[priority, vlan(6)]));
+        assert!(tagged(&[priority, provider, vlan(5)]) && !tagged(&[provider, priority, vlan(6)]));
+        assert!(tagged(&[priority, provider, priority]), "in no VLAN");
+        assert!(tagged(&[vlan(5), vlan(6)]) && !tagged(&[vlan(6), vlan(5)]), "the first VLAN counts");
     }
 
     #[test]

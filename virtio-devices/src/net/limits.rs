@@ -49,10 +49,21 @@ impl Limit {
         if states.is_empty() { Ok(()) } else { Err(StateError::Shape("rate limits")) }
     }
 
-    /// Takes what a frame of `bytes` costs, from its destination address on; one that was dropped has none.
-    pub(crate) fn take(&self, bytes: usize) {
+    /// True if so many packets may pass at once, without a debt.
+    pub(crate) fn allows(&self, packets: u32) -> bool {
+        self.0.iter().all(|group| group.allows(packets))
+    }
+
+    /// True if packets are limited, and not only bytes.
+    pub(crate) fn counts_packets(&self) -> bool {
+        self.0.iter().any(RateLimitGroup::counts_ops)
+    }
+
+    /// Takes what a frame of `bytes` costs, from its destination address on, that becomes so many packets. One that was
+    /// dropped has no bytes and is one packet.
+    pub(crate) fn take(&self, bytes: usize, packets: u32) {
         for group in &self.0 {
-            group.take_op();
+            group.take_ops(packets);
             group.take_bytes(bytes as u64);
         }
     }

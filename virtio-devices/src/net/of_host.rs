@@ -76,11 +76,12 @@ impl Port for Net {
     }
 
     fn set_link(&mut self, up: bool) -> Replaced {
-        if !self.state.set_link_up(up) {
-            return Replaced::default();
+        let changed = self.state.set_link_up(up);
+        // Also of a link that is down already: an earlier call may not have waited for the end of all batches.
+        let replaced = if up && !changed { None } else { self.carrier_changed().filter(|_| !up) };
+        if changed {
+            self.tell_link();
         }
-        let replaced = self.carrier_changed().filter(|_| !up);
-        self.tell_link();
         replaced.unwrap_or_default()
     }
 

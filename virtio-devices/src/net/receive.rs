@@ -22,7 +22,7 @@ use super::pass::{BATCH, Next, Pass};
 use crate::features::has;
 use crate::iovecs::{Extent, IoVecs, Storage};
 use crate::net_protocol::MAX_READ;
-use crate::net_protocol::header::{FLAGS, HEADER, NUM_BUFFERS};
+use crate::net_protocol::header::{self, FLAGS, HEADER, NUM_BUFFERS};
 use crate::policy::{self, Head, Policy};
 use crate::ring::{BrokenRing, Ring, Used};
 use crate::spill::Spill;
@@ -77,6 +77,8 @@ struct Frame {
     placed: usize,
     /// Where in the spill that begins.
     start: usize,
+    /// The packets that it becomes, if that matters to a limit.
+    packets: u32,
     /// The number of the policy that let it through.
     policy: u64,
 }
@@ -176,7 +178,7 @@ impl<'q> Receive<'q> {
             match self.place(frame, iovecs, pass)? {
                 Placed::Whole => {
                     self.deliver(frame.len, iovecs, pass)?;
-                    policy.receive.take(frame.len - HEADER);
+                    policy.receive.take(frame.len - HEADER, frame.packets);
                 }
                 Placed::No => pass.tally.count(Counter::RxTooLong),
                 Placed::Waits if self.ring.expect_doorbell(pass.memory)? => continue,
@@ -198,7 +200,9 @@ impl<'q> Receive<'q> {
         pass: &mut Pass<'m>,
     ) -> Result<Fetched, BrokenRing> {
         let link_up = pass.state.link_up();
-        let way = if link_up && !policy.may_hide { Way::Straight } else { Way::Apart };
+        // What the guest could change once it is in its memory decides about what it may see, or costs.
+        let apart = policy.may_hide || policy.receive.counts_packets();
+        let way = if link_up && !apart { Way::Straight } else { Way::Apart };
         // While the link is down, no buffer is needed, and no limit applies.
         if link_up {
             if let Some(wait) = policy.receive.limited_for() {
@@ -292,7 +296,7 @@ impl<'q> Receive<'q> {
         };
         match read {
             Ok(0) => Err(Failure::Backend),
-            Ok(len) => Ok(Frame { len, placed: room.min(len), start: 0, policy: 0 }),
+            Ok(len) => Ok(Frame { len, placed: room.min(len), start: 0, packets: 1, policy: 0 }),
             Err(error) => Err(failure(&error)),
         }
     }
@@ -328,7 +332,14 @@ impl<'q> Receive<'q> {
                 return Err(Counter::RxFiltered);
             }
         }
-        Ok(Frame { len, start, policy: policy.number, ..frame })
+        let packets = if frame.placed == 0 { self.packets(start, len - HEADER) } else { 1 };
+        Ok(Frame { len, start, packets, policy: policy.number, ..frame })
+    }
+
+    /// The packets that a frame of `len` bytes becomes whose header begins at `start` of the spill area.
+    fn packets(&mut self, start: usize, len: usize) -> u32 {
+        let header = self.spill.bytes().get(start..).and_then(<[u8]>::first_chunk);
+        header.map_or(1, |header| header::packets(header, len))
     }
 
     /// Makes of the frame of `len` bytes, with its header, in the spill area what `policy` lets through. Returns where

@@ -6,7 +6,10 @@ use super::filter::{Addresses, Filter, Mac, Mode, is_multicast};
 use super::state::NetState;
 use crate::features::has;
 use crate::net_protocol::features::{guest_offload_bits, guest_offload_features, guest_offloads};
-use crate::state::{AddressesState, BucketsState, NicState, StateError};
+use crate::state::{AddressesState, BucketsState, HeldAddress, NicState, StateError};
+
+/// More tables than a switch ever makes.
+const MAX_SINCE: u64 = 1 << 62;
 
 /// The state of power-on of a NIC with this address.
 pub(crate) fn power_on(mac: Mac) -> NicState {
@@ -30,6 +33,7 @@ pub(crate) fn save(state: &NetState) -> NicState {
         vlans: filter.vlans(),
         announce: state.announces(),
         buckets: BucketsState::default(),
+        held: Vec::new(),
     }
 }
 
@@ -37,14 +41,16 @@ pub(crate) fn save(state: &NetState) -> NicState {
 /// and its limits outlive resets.
 pub(crate) fn check_reset(state: &NicState, power_on: &NicState) -> Result<(), StateError> {
     let (link_up, buckets) = (state.link_up, state.buckets.clone());
-    let reset = NicState { link_up, generation: state.generation, buckets, ..power_on.clone() };
+    check_held(state)?;
+    let held = state.held.clone();
+    let reset = NicState { link_up, generation: state.generation, buckets, held, ..power_on.clone() };
     if *state == reset { Ok(()) } else { Err(StateError::Value("a NIC that was not started")) }
 }
 
 /// Whether a driver with these features and `pairs` queue pairs could have commanded what `state` says.
 pub(crate) fn check(state: &NicState, power_on: &NicState, features: u64, pairs: u16) -> Result<(), StateError> {
     let claim = |holds, what| if holds { Ok(()) } else { Err(StateError::Value(what)) };
-    let NicState { mac, active_pairs, offloads, modes, unicast, multicast, vlans, announce, .. } = state;
+    let NicState { mac, active_pairs, offloads, modes, unicast, multicast, vlans, announce, held: _, .. } = state;
     let is_address = !is_multicast(mac) && *mac != [0; 6];
     claim(*mac == power_on.mac || has(features, VIRTIO_NET_F_CTRL_MAC_ADDR) && is_address, "a NIC's address")?;
     claim((1..=pairs).contains(active_pairs), "a NIC's queue pairs")?;
@@ -55,7 +61,23 @@ pub(crate) fn check(state: &NicState, power_on: &NicState, features: u64, pairs:
     claim(!filtered || has(features, VIRTIO_NET_F_CTRL_RX), "a NIC's receive filter")?;
     claim(extra == extra_reset || has(features, VIRTIO_NET_F_CTRL_RX_EXTRA), "a NIC's receive modes")?;
     claim(vlans.is_none() || has(features, VIRTIO_NET_F_CTRL_VLAN), "a NIC's VLANs")?;
+    check_held(state)?;
     claim(!announce || has(features, VIRTIO_NET_F_GUEST_ANNOUNCE), "a NIC's announcement")
+}
+
+/// True if an address on a switch is one that the NIC has or that its driver has set.
+pub(crate) fn is_own(mac: Mac, unicast: &AddressesState, held: &HeldAddress) -> bool {
+    held.address == mac || unicast.addresses.contains(&held.address)
+}
+
+/// Checks that the addresses that the NIC has on a switch are its own, each once, and had before the end of time.
+fn check_held(state: &NicState) -> Result<(), StateError> {
+    let mut held = (0..).zip(&state.held);
+    let holds = held.all(|(at, held)| {
+        let is_first = !state.held.iter().take(at).any(|other| other.address == held.address);
+        is_own(state.mac, &state.unicast, held) && held.since < MAX_SINCE && is_first
+    });
+    if holds { Ok(()) } else { Err(StateError::Value("a NIC's addresses on a switch")) }
 }
 
 /// The state of a NIC that `state` says, commanded as by a driver.
@@ -76,7 +98,7 @@ pub(crate) fn restored(state: &NicState) -> Result<NetState, StateError> {
     new.set_active_pairs(state.active_pairs);
     new.set_offloads(guest_offloads(state.offloads));
     let new = new.with_announce(state.announce);
-    let saved = NicState { buckets: state.buckets.clone(), ..save(&new) };
+    let saved = NicState { buckets: state.buckets.clone(), held: state.held.clone(), ..save(&new) };
     if saved == *state { Ok(new) } else { Err(StateError::Value("a NIC's receive filter")) }
 }
 

@@ -146,7 +146,8 @@ impl NetSteps {
 
     /// Has frames checked by `policy` from the next step on.
     pub fn set_policy(&self, policy: Policy) {
-        self.policy.replace(policy, RateLimits::default()).wait();
+        // No batch is on its way between steps.
+        drop(self.policy.replace(policy, RateLimits::default()));
     }
 
     /// Takes the link up or down.
@@ -169,9 +170,11 @@ impl NetSteps {
         self.state.active_pairs()
     }
 
-    /// Whether the driver wants a frame that begins so.
-    pub fn wants(&self, head: &[u8; HEAD]) -> bool {
-        self.state.filter().wants(head)
+    /// True if the driver wants a frame that begins so.
+    pub fn wants(&self, front: &[u8; 16]) -> bool {
+        let mut head = [0; HEAD];
+        head[..front.len()].copy_from_slice(front);
+        self.state.filter().wants(&head)
     }
 }
 

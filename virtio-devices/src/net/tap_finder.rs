@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::backend::{Tap, TapSearch};
+use crate::backend::{Tap, TapError, TapSearch};
 use crate::worker::{WorkerKind, spawn};
 
 /// The time between two attempts.
@@ -26,16 +26,21 @@ struct Cancel {
 
 impl TapFinder {
     /// Starts the thread `name`, which tries at once and then each second, and calls `found` once, unless it is
-    /// cancelled before.
+    /// cancelled before. It calls `refused` with the first reason why a tap that is there cannot be opened.
     ///
     /// # Errors
     ///
     /// When the host has no thread left.
-    pub(crate) fn start(name: String, search: TapSearch, found: impl FnOnce(Tap) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(
+        name: String,
+        search: TapSearch,
+        refused: impl FnOnce(&TapError) + Send + 'static,
+        found: impl FnOnce(Tap) + Send + 'static,
+    ) -> io::Result<Self> {
         let cancel = Arc::new(Cancel::default());
         let own = Arc::clone(&cancel);
         spawn(WorkerKind::TapFinder, name, move || {
-            if let Some(tap) = own.until_found(&search) {
+            if let Some(tap) = own.until_found(&search, refused) {
                 let cancelled = own.cancelled.lock();
                 if !*cancelled {
                     found(tap);
@@ -48,12 +53,16 @@ impl TapFinder {
 
 impl Cancel {
     /// The new tap; `None` once cancelled.
-    fn until_found(&self, search: &TapSearch) -> Option<Tap> {
+    fn until_found(&self, search: &TapSearch, refused: impl FnOnce(&TapError)) -> Option<Tap> {
+        let mut refused = Some(refused);
         let mut cancelled = self.cancelled.lock();
         while !*cancelled {
             drop(cancelled);
-            if let Ok(tap) = search.open() {
-                return Some(tap);
+            match search.open() {
+                Ok(tap) => return Some(tap),
+                // There is none, or one that was deleted meanwhile.
+                Err(TapError::Gone(_) | TapError::NoRightToCreate(_)) => {}
+                Err(error) => refused.take().into_iter().for_each(|refused| refused(&error)),
             }
             cancelled = self.cancelled.lock();
             if !*cancelled {
@@ -68,5 +77,33 @@ impl Drop for TapFinder {
     fn drop(&mut self) {
         *self.0.cancelled.lock() = true;
         self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::backend::TapSpec;
+
+    #[test]
+    fn a_tap_that_cannot_be_opened_is_reported_and_one_that_is_missing_not() {
+        crate::net::testing::namespace::enter();
+        // An interface that exists everywhere, and is no tap.
+        for (name, is_there) in [("lo", true), ("missing0", false)] {
+            let spec =
+                TapSpec { name: Some(name.into()), ip: None, mask: None, host_mac: None, mtu: None, queue_pairs: 1 };
+            let search = TapSearch { name: name.into(), spec: Some(spec) };
+            let (refused, found) = (channel(), channel());
+            let told = move |error: &TapError| refused.0.send(error.to_string()).unwrap();
+            let finder = TapFinder::start("finder".into(), search, told, move |_| found.0.send(()).unwrap()).unwrap();
+            if is_there {
+                assert!(refused.1.recv().unwrap().starts_with("lo exists and is not a tap"));
+            }
+            drop(finder);
+            // The thread ends, and has called neither a second time.
+            assert!(found.1.recv().is_err() && refused.1.recv().is_err(), "{name}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::pass::Shared;
 use super::tap_finder::TapFinder;
-use crate::backend::{Health, Successor, TapQueue, TapSearch};
+use crate::backend::{Health, Successor, TapError, TapQueue, TapSearch};
 use crate::clock;
 use crate::worker::thread_name;
 
@@ -86,6 +86,8 @@ impl<'e> TapWatch<'e> {
         if shared.state.lose_link(true) {
             shared.interrupts.signal_config();
         }
+        // One that has found this tap has ended.
+        self.finder = None;
         if health.set_lost(true) {
             let (name, losses) = (&search.name, health.losses());
             // Logged at powers of two, so that a flapping tap cannot fill the log.
@@ -102,16 +104,24 @@ impl<'e> TapWatch<'e> {
 
     /// Begins to search for a new tap, unless that goes on already, or there cannot be one.
     fn search(&mut self) {
-        let TapEnd { id, search, successor, kick, .. } = self.end;
+        let TapEnd { id, search, successor, health, kick } = self.end;
         if self.finder.is_some() || search.spec.is_none() {
             return;
         }
         let (successor, kick) = (Arc::clone(successor), Arc::clone(kick));
-        let finder = TapFinder::start(thread_name(id, "tap", 0), search.clone(), move |tap| {
+        let (name, health, owner) = (search.name.clone(), Arc::clone(health), id.clone());
+        let refused = move |error: &TapError| {
+            // A guest can have the search begin again.
+            if health.note_search() && health.losses().is_power_of_two() {
+                warn!("{owner}: {name} is there again, and is tried each second until it can be opened: {error}");
+            }
+        };
+        let found = move |tap| {
             successor.give(tap);
             // A full counter has woken the worker already.
             let _ = kick.write(1);
-        });
+        };
+        let finder = TapFinder::start(thread_name(id, "tap", 0), search.clone(), refused, found);
         // Without a thread it is tried again at the next look.
         self.finder = finder.inspect_err(|error| debug!("{id}: no thread to search for its tap: {error}")).ok();
     }
@@ -125,5 +135,58 @@ impl<'e> TapWatch<'e> {
         if shared.state.lose_link(false) {
             shared.interrupts.signal_config();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::event::{PollFd, PollFlags, poll};
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    use super::*;
+    use crate::backend::{Tap, TapSpec};
+    use crate::eventfd::borrow;
+    use crate::net::testing::{Guest, namespace};
+
+    fn ip(arguments: &str) {
+        let status = Command::new("ip").args(arguments.split(' ')).status().expect("this test needs ip: iproute2");
+        assert!(status.success(), "ip {arguments}");
+    }
+
+    #[test]
+    fn a_tap_that_is_lost_again_at_once_is_searched_for_again() {
+        namespace::enter();
+        ip("tuntap add flap0 mode tap");
+        let name = Some("flap0".to_owned());
+        let tap =
+            Tap::open(&TapSpec { name, ip: None, mask: None, host_mac: None, mtu: None, queue_pairs: 1 }).unwrap();
+        let guest = Guest::new(1, 16);
+        let shared = guest.shared();
+        let end = TapEnd {
+            id: "_net0".into(),
+            search: tap.search(),
+            successor: Arc::clone(tap.successor()),
+            health: Arc::default(),
+            kick: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()),
+        };
+        let mut queue = tap.queues()[0].lock();
+        let mut watch = TapWatch::new(&end);
+        // What the worker does when the search is over: the tap is there again.
+        let take = |queue: &mut TapQueue| {
+            poll(&mut [PollFd::from_borrowed_fd(borrow(&end.kick), PollFlags::IN)], None).unwrap();
+            end.kick.read().unwrap();
+            queue.replace_by(end.successor.take(0).unwrap());
+        };
+        for _ in 0..3 {
+            ip("link delete flap0");
+            watch.hurry();
+            assert!(!watch.look(&mut queue, &shared) && queue.is_lost());
+            ip("tuntap add flap0 mode tap");
+            take(&mut queue);
+        }
+        assert!(watch.look(&mut queue, &shared) && !queue.is_lost());
+        assert_eq!(end.health.losses(), 1, "it was not back in between");
     }
 }

@@ -2,7 +2,6 @@
 
 mod driver;
 #[path = "../../../tests/fixtures/src/namespace.rs"]
-#[expect(unreachable_pub, reason = "it is a part of the fixtures, too")]
 pub(crate) mod namespace;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::counters::{Counter, NetCounters, Tally};
 use super::enforced::PolicyCell;
-use super::pass::Pass;
+use super::pass::{Pass, Shared};
 use super::state::NetState;
 use super::wire::Backend;
 use super::{Net, NetSpec};
@@ -99,7 +98,7 @@ impl Rig {
 impl Net {
     /// Takes what its driver may send, as if it had sent so much.
     pub(crate) fn use_up(&self, bytes: usize) {
-        self.policy.load().transmit.take(bytes);
+        self.policy.load().transmit.take(bytes, 1);
     }
 }
 
@@ -219,6 +218,11 @@ impl Guest {
     pub(crate) fn start_at_once(&mut self, features: u64) {
         let start = self.to_start(features);
         self.workers = self.net.start(start).unwrap();
+    }
+
+    /// What the workers of a start share.
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        self.net.starting(&self.to_start(0)).shared()
     }
 
     /// What the queues are started with.

@@ -10,7 +10,7 @@ use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
 use super::state::NetState;
-use crate::failures::Asked;
+use crate::failures::{Asked, Failures};
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER};
@@ -57,15 +57,15 @@ impl<'q> Transmit<'q> {
             };
             let head = chain.head_index();
             let counter = match Self::send(chain, pass, &policy, self.features, (&mut self.storage, &mut spent)) {
-                Ok(len) => {
+                Ok((len, packets)) => {
                     worked = true;
-                    policy.transmit.take(len);
+                    policy.transmit.take(len, packets);
                     pass.tally.add(Counter::TxBytes, len as u64);
                     Counter::TxFrames
                 }
                 Err(reason) => {
                     // What is dropped took time as well.
-                    policy.transmit.take(0);
+                    policy.transmit.take(0, 1);
                     pass.policy.note(reason);
                     reason
                 }
@@ -94,14 +94,14 @@ impl<'q> Transmit<'q> {
         }
     }
 
-    /// Sends a frame, and returns its length or the reason why it is dropped.
+    /// Sends a frame, and returns its length and its number of packets, or the reason why it is dropped.
     fn send<'m>(
         chain: Chain<'m>,
         pass: &Pass<'m>,
         policy: &Enforced,
         features: u64,
         (storage, spent): (&mut Storage, &mut usize),
-    ) -> Result<usize, Counter> {
+    ) -> Result<(usize, u32), Counter> {
         let memory: &DmaView = pass.memory;
         let mut iovecs = IoVecs::new(storage);
         let appended = iovecs.append_within(memory, chain, Permissions::Read, walk::most(memory));
@@ -131,15 +131,8 @@ impl<'q> Transmit<'q> {
         } else {
             iovecs.send(fd, &header)
         };
-        sent.map_err(|error| {
-            let reason = reason(&error);
-            // A tap that was deleted is lost, and reported as that.
-            if reason == Counter::TxBackendErrors && error.raw_os_error() != Some(libc::EBADFD) {
-                pass.failures.failed(Asked::Write, &error);
-            }
-            reason
-        })?;
-        Ok(len)
+        sent.map_err(|error| reason(&error, pass.failures))?;
+        Ok((len, header::packets(&header, len)))
     }
 }
 
@@ -173,10 +166,11 @@ impl Front {
             return Err(Counter::TxTooLong);
         }
         if policy.policy.storm.is_some() && is_multicast(&head.destination()) {
-            if policy.storm.limited_for().is_some() {
+            let packets = header::packets(&header, len);
+            if !policy.storm.allows(packets) {
                 return Err(Counter::StormDropped);
             }
-            policy.storm.take(0);
+            policy.storm.take(0, packets);
         }
         let (mut bytes, head) = ([0; HEADER + NEW_HEAD], new.bytes());
         bytes[..HEADER].copy_from_slice(&header);
@@ -189,11 +183,14 @@ impl Front {
     }
 }
 
-/// Why the backend did not take a frame.
-pub(crate) fn reason(error: &io::Error) -> Counter {
+/// Why the backend did not take a frame. If it fails, that is recorded in `failures`.
+pub(crate) fn reason(error: &io::Error, failures: &Failures) -> Counter {
     match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Counter::TxBackendFull,
-        Some(libc::EINVAL | libc::EMSGSIZE | libc::E2BIG) => Counter::TxBackendRefused,
-        _ => Counter::TxBackendErrors,
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => return Counter::TxBackendFull,
+        Some(libc::EINVAL | libc::EMSGSIZE | libc::E2BIG) => return Counter::TxBackendRefused,
+        // A tap that was deleted is lost, and reported as that.
+        Some(libc::EBADFD) => {}
+        _ => failures.failed(Asked::Write, error),
     }
+    Counter::TxBackendErrors
 }

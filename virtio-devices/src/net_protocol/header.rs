@@ -6,6 +6,7 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4,
 };
 
+use super::ethernet::ETHERNET_HEADER;
 use crate::features::has;
 
 /// The header's length, with `num_buffers`, that a device of version 1 uses whatever was negotiated.
@@ -71,6 +72,29 @@ pub(crate) fn check(mut header: [u8; HEADER], frame_len: usize, features: u64) -
     Ok(header)
 }
 
+/// The length of the shortest headers of a TCP packet, by the version of the Internet Protocol, and of a UDP packet.
+const TCP4: usize = ETHERNET_HEADER + 20 + 20;
+const TCP6: usize = ETHERNET_HEADER + 40 + 20;
+const UDP: usize = ETHERNET_HEADER + 20 + 8;
+/// The same of a fragment.
+const FRAGMENT: usize = ETHERNET_HEADER + 20;
+
+/// Returns how many packets the frame of `frame_len` bytes with this header becomes: 1, or its segments.
+///
+/// Headers count as the shortest that there are, whatever the frame and `hdr_len` say: a driver may write anything
+/// there. So a segmented frame with longer headers may count as one packet more than it becomes, and never as fewer.
+pub(crate) fn packets(header: &[u8; HEADER], frame_len: usize) -> u32 {
+    let headers = match u32::from(header[GSO_TYPE]) & !VIRTIO_NET_HDR_GSO_ECN {
+        VIRTIO_NET_HDR_GSO_NONE => return 1,
+        VIRTIO_NET_HDR_GSO_TCPV4 => TCP4,
+        VIRTIO_NET_HDR_GSO_TCPV6 => TCP6,
+        VIRTIO_NET_HDR_GSO_UDP_L4 => UDP,
+        _ => FRAGMENT,
+    };
+    let size = usize::from(field(header, GSO_SIZE)).max(1);
+    u32::try_from(frame_len.saturating_sub(headers).div_ceil(size)).unwrap_or(u32::MAX).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,6 +116,31 @@ mod tests {
         assert!(check(header(1, 0, 0, 34, 16), 52, TSO).is_ok());
         assert_eq!(check(header(1, 0, 0, 34, 16), 51, TSO), Err(BadHeader));
         assert_eq!(check([1, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0], 60, TSO), Err(BadHeader));
+    }
+
+    #[test]
+    fn a_frame_counts_as_the_packets_that_it_becomes() {
+        let gso = |gso_type: u32, size: u16| {
+            let [low, high] = size.to_le_bytes();
+            [1, gso_type as u8, 0, 0, low, high, 34, 0, 16, 0, 0, 0]
+        };
+        assert_eq!([60, 1514, 65_000].map(|len| packets(&gso(VIRTIO_NET_HDR_GSO_NONE, 300), len)), [1; 3]);
+        let udp = |len| packets(&gso(VIRTIO_NET_HDR_GSO_UDP_L4, 300), len);
+        assert_eq!([0, 42, 43, 42 + 300, 42 + 301, 42 + 60_000].map(udp), [1, 1, 1, 1, 2, 200]);
+        for (kind, headers) in [(VIRTIO_NET_HDR_GSO_TCPV4, 54), (VIRTIO_NET_HDR_GSO_TCPV6, 74)] {
+            for kind in [kind, kind | VIRTIO_NET_HDR_GSO_ECN] {
+                assert_eq!([1, 10, 11].map(|n| packets(&gso(kind, 1448), headers + n * 1448)), [1, 10, 11]);
+            }
+        }
+        assert_eq!(packets(&gso(VIRTIO_NET_HDR_GSO_UDP, 1480), 34 + 2 * 1480), 2);
+        let lies = [[0xff; 2], [0; 2]].map(|[low, high]| {
+            let [flags, kind, _, _, rest @ ..] = gso(VIRTIO_NET_HDR_GSO_TCPV4, 1);
+            let mut header = [flags, kind, low, high, 0, 0, 0, 0, 0, 0, 0, 0];
+            header[4..].copy_from_slice(&rest);
+            packets(&header, 1054)
+        });
+        assert_eq!(lies, [1000; 2], "the length of headers is the driver's word");
+        assert_eq!(packets(&gso(VIRTIO_NET_HDR_GSO_TCPV4, 0), 1054), 1000, "from a tap, a size may be anything");
     }
 
     #[test]

@@ -2,17 +2,10 @@
 
 use super::cause::Cause;
 use super::protocol::VlanProtocol;
+use super::tags::{ADDRESSES, TAG, TAGS, Tags};
 use crate::net_protocol::ethernet::{ETHERNET_HEADER, Mac};
 
-/// The length of a tag in bytes.
-const TAG: usize = 4;
-/// By how much offsets behind a tag move.
-pub(super) const STEP: u16 = TAG as u16;
-/// The most tags that are looked at.
-const TAGS: usize = 2;
-/// The length of both addresses.
-const ADDRESSES: usize = 12;
-/// The most bytes of a frame that are looked at: an Ethernet header and two tags.
+/// The most bytes of a frame that are looked at: an Ethernet header and its tags.
 pub(crate) const HEAD: usize = ETHERNET_HEADER + TAGS * TAG;
 
 /// A private copy of a frame's first bytes, whose tags are whole.
@@ -20,7 +13,7 @@ pub(crate) const HEAD: usize = ETHERNET_HEADER + TAGS * TAG;
 pub(crate) struct Head {
     bytes: [u8; HEAD],
     len: usize,
-    tags: usize,
+    tags: Tags,
 }
 
 impl Head {
@@ -30,12 +23,16 @@ impl Head {
     ///
     /// [`Cause::BadVlan`], when it ends within the Ethernet header or a tag.
     pub(crate) fn of(front: &[u8]) -> Result<Self, Cause> {
+        let head = Self::known(front);
+        if head.tags.cut { Err(Cause::BadVlan) } else { Ok(head) }
+    }
+
+    /// As [`Self::of`], of what is known of a frame: its end may be in a tag behind the one that decides.
+    fn known(front: &[u8]) -> Self {
         let len = front.len().min(HEAD);
         let mut bytes = [0; HEAD];
         bytes[..len].copy_from_slice(&front[..len]);
-        let head = Self { bytes, len, tags: 0 };
-        let tags = (0..TAGS).take_while(|tag| head.protocol(*tag).is_some()).count();
-        if len < ETHERNET_HEADER + tags * TAG { Err(Cause::BadVlan) } else { Ok(Self { tags, ..head }) }
+        Self { bytes, len, tags: Tags::of(&front[..len]) }
     }
 
     /// Where the frame goes.
@@ -50,25 +47,19 @@ impl Head {
         [a, b, c, d, e, f]
     }
 
-    /// How many tags it has; the second of more than two is the last that counts.
-    pub(crate) const fn tags(&self) -> usize {
-        self.tags
-    }
-
-    /// The length of the Ethernet header, with its tags.
+    /// The length of the Ethernet header, with the tags that were looked at.
     pub(crate) const fn header_len(&self) -> usize {
-        ETHERNET_HEADER + self.tags * TAG
+        ETHERNET_HEADER + self.tags.count * TAG
     }
 
-    /// The protocol and the VLAN ID of its outer tag.
-    pub(crate) fn outer(&self) -> Option<(VlanProtocol, u16)> {
-        let protocol = self.protocol(0).filter(|_| self.tags > 0)?;
-        Some((protocol, u16::from_be_bytes([self.bytes[ADDRESSES + 2], self.bytes[ADDRESSES + 3]]) & 0xfff))
+    /// The protocol and the ID of its VLAN: those of its first tag that is not a priority only.
+    pub(crate) const fn vlan(&self) -> Option<(VlanProtocol, u16)> {
+        self.tags.vlan
     }
 
-    fn protocol(&self, tag: usize) -> Option<VlanProtocol> {
-        let at = ADDRESSES + tag * TAG;
-        VlanProtocol::of([self.bytes[at], self.bytes[at + 1]])
+    /// True if all who carry the frame find the same VLAN in it, once it is [plain](Self::plain).
+    pub(crate) const fn is_clear(&self) -> bool {
+        self.tags.clear
     }
 
     fn front(&self) -> &[u8] {
@@ -77,39 +68,56 @@ impl Head {
 
     /// As it is.
     pub(crate) fn unchanged(&self) -> NewHead {
-        NewHead::made_of(&[self.front()], self.header_len(), Shift::None)
+        self.changed(None, 0)
+    }
+
+    /// Without the priority tags before the tag of its VLAN, if it has one: a bridge that does not look behind a
+    /// priority would take the frame for one without a VLAN.
+    pub(super) fn plain(&self) -> NewHead {
+        self.changed(None, if self.tags.vlan.is_some() { self.tags.priorities } else { 0 })
     }
 
     /// With `tag` before its own.
     pub(super) fn pushed(&self, tag: [u8; TAG]) -> NewHead {
-        let (addresses, rest) = self.front().split_at(ADDRESSES);
-        NewHead::made_of(&[addresses, &tag, rest], self.header_len(), Shift::Longer)
+        self.changed(Some(tag), 0)
     }
 
-    /// With `tag` in place of its outer one, which it has.
-    pub(super) fn rewritten(&self, tag: [u8; TAG]) -> NewHead {
-        let (addresses, rest) = self.front().split_at(ADDRESSES);
-        let rest = rest.get(TAG..).unwrap_or_default();
-        NewHead::made_of(&[addresses, &tag, rest], self.header_len(), Shift::None)
+    /// With `tag` in place of its priority tags.
+    pub(super) fn put_into(&self, tag: [u8; TAG]) -> NewHead {
+        self.changed(Some(tag), self.tags.priorities)
     }
 
-    /// Without its outer tag, which it has.
-    pub(super) fn popped(&self) -> NewHead {
-        let (addresses, rest) = self.front().split_at(ADDRESSES);
-        let rest = rest.get(TAG..).unwrap_or_default();
-        NewHead::made_of(&[addresses, rest], self.header_len(), Shift::Shorter)
+    /// Without the tag of its VLAN, and the priority tags before it.
+    pub(super) fn taken_out(&self) -> NewHead {
+        self.changed(None, self.tags.priorities + usize::from(self.tags.vlan.is_some()))
+    }
+
+    /// With `tag`, if there is one, in place of the first `removed` of its own.
+    fn changed(&self, tag: Option<[u8; TAG]>, removed: usize) -> NewHead {
+        let (addresses, rest) = self.front().split_at(ADDRESSES.min(self.len));
+        let rest = rest.get(removed * TAG..).unwrap_or_default();
+        let shift = Shift { added: tag.map_or(0, |tag| tag.len()), removed: removed * TAG };
+        NewHead::made_of(&[addresses, tag.as_ref().map_or(&[], |tag| tag), rest], self.header_len(), shift)
     }
 }
 
-/// How much longer a head has become.
+/// The bytes of tags that a head has gained and lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shift {
-    /// By nothing.
-    None,
-    /// By a tag.
-    Longer,
-    /// By a tag less.
-    Shorter,
+pub(super) struct Shift {
+    added: usize,
+    removed: usize,
+}
+
+impl Shift {
+    /// True if what follows the tags stays where it is.
+    pub(super) const fn is_none(self) -> bool {
+        self.added == self.removed
+    }
+
+    /// The new offset of something behind the tags that was at `offset`; `None` if it cannot have been there.
+    pub(super) const fn of(self, offset: usize) -> Option<usize> {
+        (offset + self.added).checked_sub(self.removed)
+    }
 }
 
 /// The most bytes that go on in place of the first [`HEAD`].
@@ -141,12 +149,13 @@ impl NewHead {
         &self.bytes[..self.len]
     }
 
-    /// How much longer than `len` the frame has become.
-    pub(crate) const fn new_len(&self, len: usize) -> usize {
-        match self.shift {
-            Shift::None => len,
-            Shift::Longer => len + TAG,
-            Shift::Shorter => len - TAG,
-        }
+    /// The frame's beginning now, of which there may be fewer bytes than of another frame as long.
+    pub(crate) fn head(&self) -> Head {
+        Head::known(self.bytes())
+    }
+
+    /// The length of the frame, which was `len`.
+    pub(crate) fn new_len(&self, len: usize) -> usize {
+        self.shift.of(len).unwrap_or(len)
     }
 }

@@ -2,7 +2,7 @@
 
 use virtio_bindings::virtio_net::VIRTIO_NET_HDR_GSO_NONE;
 
-use super::head::{NewHead, STEP, Shift};
+use super::head::{NewHead, Shift};
 use crate::net_protocol::header::{BadHeader, CSUM_START, GSO_TYPE, HDR_LEN, HEADER, field, needs_checksum};
 
 /// The header of a frame whose first bytes become `head`: offsets of what is behind the tags move with it.
@@ -19,18 +19,17 @@ pub(crate) fn changed(mut header: [u8; HEADER], head: &NewHead) -> Result<[u8; H
         move_by(&mut header, CSUM_START, head.shift)?;
     }
     // The length of all headers is a hint, and 0 where there is none.
-    if u32::from(header[GSO_TYPE]) != VIRTIO_NET_HDR_GSO_NONE && field(&header, HDR_LEN) >= STEP {
+    if u32::from(header[GSO_TYPE]) != VIRTIO_NET_HDR_GSO_NONE && usize::from(field(&header, HDR_LEN)) >= head.checked {
         move_by(&mut header, HDR_LEN, head.shift)?;
     }
     Ok(header)
 }
 
 fn move_by(header: &mut [u8; HEADER], at: usize, shift: Shift) -> Result<(), BadHeader> {
-    let moved = match shift {
-        Shift::None => return Ok(()),
-        Shift::Longer => field(header, at).checked_add(STEP),
-        Shift::Shorter => field(header, at).checked_sub(STEP),
-    };
+    if shift.is_none() {
+        return Ok(());
+    }
+    let moved = shift.of(usize::from(field(header, at))).and_then(|moved| u16::try_from(moved).ok());
     let [low, high] = moved.ok_or(BadHeader)?.to_le_bytes();
     (header[at], header[at + 1]) = (low, high);
     Ok(())

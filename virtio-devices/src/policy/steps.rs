@@ -1,6 +1,8 @@
 //! The rules of a policy for one frame, for fuzz targets.
 
-use super::{Cause, HEAD, Head, NewHead, Policy, changed};
+use std::sync::{Arc, OnceLock};
+
+use super::{Cause, HEAD, Head, Holder, NewHead, Policy, Replaced, Retired, changed};
 use crate::net_protocol::ethernet::Mac;
 use crate::net_protocol::header::HEADER;
 
@@ -19,6 +21,12 @@ pub enum PolicyStep {
     OtherVlan,
     /// Its header has a checksum put where something was checked, or offsets that cannot be moved.
     BadHeader,
+}
+
+/// Something that was replaced, and that a batch never stops using.
+pub fn never_replaced() -> Replaced {
+    static USED: OnceLock<Arc<()>> = OnceLock::new();
+    Retired::new(Holder::Nic).retire(Arc::clone(USED.get_or_init(Arc::default)))
 }
 
 /// What becomes of `frame`, with its header, that a driver sends whose function has the address `current` and whose

@@ -99,10 +99,15 @@ fn a_port_vlan_is_put_on_what_is_sent_and_taken_off_what_is_received() {
     assert_eq!(ingress(&policy, &frame(OWN, &[(C, 0xe000)])), Ok(tagged.clone()), "a priority is replaced");
     assert_eq!(egress(&policy, &tagged), Ok(frame(OWN, &[])));
     assert_eq!(egress(&policy, &frame(OWN, &[(C, 100), (C, 7)])), Ok(frame(OWN, &[(C, 7)])));
-    for sent in [&[(C, 100)][..], &[(C, 5)], &[(S, 0)], &[(S, 100)], &[(C, 0), (C, 5)], &[(C, 0), (S, 0)]] {
+    for priorities in [&[(S, 0)][..], &[(C, 0), (S, 0xe000)], &[(S, 0), (C, 0), (C, 0)]] {
+        assert_eq!(ingress(&policy, &frame(OWN, priorities)), Ok(tagged.clone()), "{priorities:?}");
+    }
+    for sent in [&[(C, 100)][..], &[(C, 5)], &[(S, 100)], &[(C, 0), (C, 5)], &[(C, 0), (S, 0), (C, 100)]] {
         assert_eq!(ingress(&policy, &frame(OWN, sent)), Err(Cause::BadVlan), "{sent:?}");
     }
-    for received in [&[][..], &[(C, 0)], &[(C, 101)], &[(S, 100)], &[(S, 100), (C, 100)]] {
+    assert_eq!(egress(&policy, &frame(OWN, &[(C, 0), (C, 100)])), Ok(frame(OWN, &[])));
+    assert_eq!(egress(&policy, &frame(OWN, &[(S, 0), (C, 0), (C, 100), (C, 7)])), Ok(frame(OWN, &[(C, 7)])));
+    for received in [&[][..], &[(C, 0)], &[(C, 101)], &[(S, 100)], &[(S, 100), (C, 100)], &[(C, 0), (C, 101)]] {
         assert_eq!(egress(&policy, &frame(OWN, received)), Err(Cause::OtherVlan), "{received:?}");
     }
 }
@@ -110,7 +115,7 @@ fn a_port_vlan_is_put_on_what_is_sent_and_taken_off_what_is_received() {
 #[test]
 fn a_providers_vlan_goes_before_any_tag() {
     let policy = port_vlan(100, 0, VlanProtocol::Service);
-    for tags in [&[][..], &[(C, 5)], &[(C, 0)], &[(S, 7)], &[(S, 7), (C, 5)]] {
+    for tags in [&[][..], &[(C, 5)], &[(C, 0)], &[(C, 0), (C, 5)], &[(S, 7)], &[(S, 7), (C, 5)], &[(C, 0); 5]] {
         let outer: Vec<_> = [(S, 100)].iter().chain(tags).copied().collect();
         assert_eq!(ingress(&policy, &frame(OWN, tags)), Ok(frame(OWN, &outer)), "{tags:?}");
         assert_eq!(egress(&policy, &frame(OWN, &outer)), Ok(frame(OWN, tags)), "{tags:?}");
@@ -143,6 +148,77 @@ fn a_trunk_lets_its_vlans_through_in_both_directions() {
     assert!(ingress(&service, &frame(OWN, &[(S, 10)])).is_ok() && ingress(&service, &frame(OWN, &[(C, 10)])).is_err());
 }
 
+/// Every stack of one, two and three tags of both kinds: a priority (0), a VLAN that the function has (10), and one
+/// that it has not (11).
+fn stacks() -> Vec<Vec<([u8; 2], u16)>> {
+    let tags: Vec<_> = [C, S].into_iter().flat_map(|kind| [0xe000, 10, 11].map(|tag| (kind, tag))).collect();
+    let one: Vec<_> = tags.iter().map(|tag| vec![*tag]).collect();
+    let longer = |stacks: &[Vec<([u8; 2], u16)>]| -> Vec<_> {
+        stacks.iter().flat_map(|stack| tags.iter().map(|tag| [&stack[..], &[*tag]].concat())).collect()
+    };
+    let two = longer(&one);
+    let three = longer(&two);
+    [one, two, three].concat()
+}
+
+#[test]
+fn the_first_tag_that_is_no_priority_decides() {
+    assert_eq!(stacks().len(), 6 + 36 + 216);
+    let (native, own) = (trunk(&[0..=0], VlanProtocol::Customer), trunk(&[10..=10], VlanProtocol::Customer));
+    let provider = trunk(&[0..=0, 10..=10], VlanProtocol::Service);
+    for stack in stacks() {
+        let sent = frame(OWN, &stack);
+        let vlan = stack.iter().position(|(_, tag)| tag & 0xfff != 0);
+        let plain = frame(OWN, &stack[vlan.unwrap_or(0)..]);
+        let found = vlan.map(|at| stack[at]);
+        let expect = |policy: &Policy, passes: bool| {
+            assert_eq!(ingress(policy, &sent), passes.then(|| plain.clone()).ok_or(Cause::BadVlan), "{stack:?}");
+            assert_eq!(egress(policy, &sent), passes.then(|| plain.clone()).ok_or(Cause::OtherVlan), "{stack:?}");
+        };
+        expect(&native, found.is_none());
+        expect(&own, found == Some((C, 10)));
+        expect(&provider, found.is_none_or(|found| found == (S, 10)));
+        let head = Head::of(&sent).unwrap();
+        assert_eq!(head.vlan().map(|(_, id)| id), found.map(|(_, id)| id), "{stack:?}");
+        assert_eq!(Policy::default().ingress(&head, OWN, |_| false).unwrap().bytes(), &sent[..HEAD.min(sent.len())]);
+    }
+}
+
+/// A longer stack of priorities than is looked at may hide any VLAN.
+#[test]
+fn a_vlan_beyond_the_tags_that_are_read_is_in_none() {
+    for hidden in [&[][..], &[(C, 10)]] {
+        for priorities in 0..=TAGS + 2 {
+            let stack = [&vec![(C, 0); priorities][..], hidden].concat();
+            let passes = stack.len() <= TAGS;
+            let sent = frame(OWN, &stack);
+            for policy in [trunk(&[0..=MAX_VLAN], VlanProtocol::Customer), port_vlan(10, 0, VlanProtocol::Customer)] {
+                let sends = passes && (policy.trunk.is_some() || hidden.is_empty());
+                assert_eq!(ingress(&policy, &sent).is_ok(), sends, "{stack:?}");
+                let receives = passes && (policy.trunk.is_some() || !hidden.is_empty());
+                assert_eq!(egress(&policy, &sent).is_ok(), receives, "{stack:?}");
+            }
+            assert_eq!(ingress(&Policy { spoof_check: true, ..Policy::default() }, &sent), Ok(sent), "no VLAN rule");
+        }
+    }
+}
+
+#[test]
+fn tags_of_old_types_are_in_no_vlan_that_a_policy_lets_through() {
+    for kind in [[0x91, 0], [0x92, 0], [0x93, 0]] {
+        for stack in [&[(kind, 10)][..], &[(C, 0), (kind, 10)]] {
+            let sent = frame(OWN, stack);
+            for policy in [trunk(&[0..=MAX_VLAN], VlanProtocol::Customer), port_vlan(10, 0, VlanProtocol::Customer)] {
+                assert_eq!(ingress(&policy, &sent), Err(Cause::BadVlan), "{stack:x?}");
+                assert_eq!(egress(&policy, &sent), Err(Cause::OtherVlan), "{stack:x?}");
+            }
+            assert_eq!(ingress(&Policy::default(), &sent), Ok(sent));
+        }
+        let inside = frame(OWN, &[(C, 10), (kind, 10)]);
+        assert_eq!(ingress(&trunk(&[10..=10], VlanProtocol::Customer), &inside), Ok(inside), "within a VLAN");
+    }
+}
+
 #[test]
 fn a_set_has_no_id_that_no_frame_can_have() {
     let all = VlanSet::of([0..=u16::MAX]);
@@ -158,7 +234,7 @@ fn a_tag_that_is_cut_off_is_no_tag() {
         assert_eq!(Head::of(&whole[..len]).is_ok(), ok, "{len}");
     }
     assert_eq!(Head::of(&frame(OWN, &[])[..14]).map(|head| head.header_len()), Ok(14));
-    assert_eq!(Head::of(&whole).map(|head| (head.tags(), head.header_len())), Ok((2, 22)));
+    assert_eq!(Head::of(&whole).map(|head| head.header_len()), Ok(22));
 }
 
 mod offloads {
@@ -179,7 +255,7 @@ mod offloads {
     #[test]
     fn offsets_move_with_the_tags() {
         assert_eq!(changed(header(CSUM, 1, 54, 34), &push(&[])), Ok(header(CSUM, 1, 58, 38)));
-        let pop = Head::of(&frame(OWN, &[(C, 5)])).unwrap().popped();
+        let pop = Head::of(&frame(OWN, &[(C, 5)])).unwrap().taken_out();
         assert_eq!(changed(header(CSUM, 1, 58, 38), &pop), Ok(header(CSUM, 1, 54, 34)));
         let same = Head::of(&frame(OWN, &[])).unwrap().unchanged();
         assert_eq!(changed(header(CSUM, 1, 54, 34), &same), Ok(header(CSUM, 1, 54, 34)));
@@ -188,6 +264,9 @@ mod offloads {
         assert_eq!(changed(header(0, 1, 0, 0), &push(&[])), Ok(header(0, 1, 0, 0)), "no hint");
         assert_eq!(push(&[]).new_len(60), 64);
         assert_eq!((pop.new_len(64), same.new_len(60)), (60, 60));
+        let two = Head::of(&frame(OWN, &[(S, 0), (C, 5)])).unwrap().taken_out();
+        assert_eq!(changed(header(CSUM, 1, 62, 42), &two), Ok(header(CSUM, 1, 54, 34)));
+        assert_eq!(two.new_len(68), 60);
     }
 
     /// Linux writes the checksum at `csum_start` + `csum_offset` after the policy has seen the frame.
@@ -202,6 +281,8 @@ mod offloads {
         }
         assert_eq!(changed(header(CSUM, 0, 0, 65_532), &push(&[])), Err(BadHeader), "beyond any frame");
         assert_eq!(changed(header(0, 1, 65_535, 0), &push(&[])), Err(BadHeader));
+        let popped = Head::of(&frame(OWN, &[(C, 0), (C, 5)])).unwrap().taken_out();
+        assert_eq!(changed(header(CSUM, 0, 0, 21), &popped), Err(BadHeader), "among the tags");
     }
 }
 
@@ -230,37 +311,33 @@ fn policies() -> impl Strategy<Value = Policy> {
 /// Frames that often have tags and known addresses.
 fn frames() -> impl Strategy<Value = Vec<u8>> {
     let source = prop_oneof![Just(OWN), Just(OTHER), Just(FURTHER), Just(GROUP), any::<Mac>()];
-    let tag = (prop_oneof![Just(C), Just(S)], prop_oneof![0..20_u16, any::<u16>()]);
-    let made = (source, prop::collection::vec(tag, 0..4)).prop_map(|(source, tags)| frame(source, &tags));
+    let tag = (prop_oneof![Just(C), Just(S)], prop_oneof![Just(0), 0..20_u16, any::<u16>()]);
+    let made = (source, prop::collection::vec(tag, 0..7)).prop_map(|(source, tags)| frame(source, &tags));
     prop_oneof![4 => made, 1 => prop::collection::vec(any::<u8>(), 0..40)]
 }
 
 proptest! {
-    /// What passes is what was checked: the same addresses, and but for one tag the same bytes.
+    /// A frame passes as it was checked: the same addresses, and except for tags the same bytes.
     #[test]
-    fn only_a_tag_changes(policy in policies(), frame in frames()) {
+    fn only_tags_change(policy in policies(), frame in frames()) {
         for result in [ingress(&policy, &frame), egress(&policy, &frame)].into_iter().flatten() {
             prop_assert_eq!(&result[..12], &frame[..12]);
-            let difference = result.len().abs_diff(frame.len());
-            prop_assert!(difference == 0 || difference == 4);
-            let cut = |bytes: &[u8], tag: usize| bytes.get(12 + tag..).unwrap_or_default().to_vec();
-            let len = frame.len();
-            match result.len() {
-                more if more > len => prop_assert_eq!(cut(&result, 4), cut(&frame, 0)),
-                less if less < len => prop_assert_eq!(cut(&result, 0), cut(&frame, 4)),
-                _ => prop_assert_eq!(cut(&result, 4), cut(&frame, 4)),
-            }
+            let removed = 4 * (frame.len() + 4).saturating_sub(result.len()).div_ceil(4);
+            prop_assert!(result.len() <= frame.len() + 4 && removed <= 4 + 4 * TAGS);
+            let rest = |bytes: &[u8], tags: usize| bytes.get(12 + tags..).unwrap_or_default().to_vec();
+            let same = rest(&result, 4) == rest(&frame, removed)
+                || removed >= 4 && rest(&result, 0) == rest(&frame, removed - 4);
+            prop_assert!(same, "{frame:x?} {result:x?}");
         }
     }
 
-    /// A frame that one function sends into its VLAN reaches another in this VLAN as it was, but for a priority.
+    /// A frame that one function sends into its VLAN reaches another in this VLAN as it was, except for priorities.
     #[test]
     fn what_is_put_into_a_vlan_comes_out_as_it_was(policy in policies(), frame in frames()) {
         if let (Some(vlan), Ok(sent)) = (policy.port_vlan, ingress(&policy, &frame)) {
             let received = egress(&policy, &sent);
-            let replaced = sent.len() == frame.len();
-            let expected = if replaced { [&frame[..12], &frame[16..]].concat() } else { frame };
-            prop_assert_eq!(received, Ok(expected));
+            let replaced = frame.len() + 4 - sent.len();
+            prop_assert_eq!(received, Ok([&frame[..12], &frame[12 + replaced..]].concat()));
             let other = Policy { port_vlan: Some(PortVlan { id: vlan.id % MAX_VLAN + 1, ..vlan }), ..policy };
             prop_assert_eq!(egress(&other, &sent), Err(Cause::OtherVlan));
         }

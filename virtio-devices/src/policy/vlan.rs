@@ -31,25 +31,23 @@ impl PortVlan {
     }
 
     /// Puts a frame that the function sends into the VLAN. A provider's tag goes before any. Into a customer's VLAN no
-    /// frame comes that has a VLAN already; a tag that is a priority only is replaced.
+    /// frame comes that has a VLAN already, or may have one; tags that are a priority only are replaced.
     pub(super) fn tagged(self, head: &Head) -> Result<NewHead, Cause> {
-        match (self.protocol, head.outer()) {
-            (VlanProtocol::Service, _) | (VlanProtocol::Customer, None) => Ok(head.pushed(self.tag())),
-            (VlanProtocol::Customer, Some((VlanProtocol::Customer, 0))) if head.tags() == 1 => {
-                Ok(head.rewritten(self.tag()))
-            }
-            (VlanProtocol::Customer, Some(_)) => Err(Cause::BadVlan),
+        match (self.protocol, head.vlan()) {
+            (VlanProtocol::Service, _) => Ok(head.pushed(self.tag())),
+            (VlanProtocol::Customer, None) if head.is_clear() => Ok(head.put_into(self.tag())),
+            (VlanProtocol::Customer, _) => Err(Cause::BadVlan),
         }
     }
 
     /// Takes a frame for the function out of the VLAN.
     pub(super) fn untagged(self, head: &Head) -> Result<NewHead, Cause> {
-        if self.is_of(head.outer()) { Ok(head.popped()) } else { Err(Cause::OtherVlan) }
+        if self.is_of(head.vlan()) { Ok(head.taken_out()) } else { Err(Cause::OtherVlan) }
     }
 
-    /// Whether frames with this outer tag are in the VLAN.
-    pub(crate) fn is_of(self, outer: Option<(VlanProtocol, u16)>) -> bool {
-        outer == Some((self.protocol, self.id))
+    /// True if frames in `vlan` are in this one.
+    fn is_of(self, vlan: Option<(VlanProtocol, u16)>) -> bool {
+        vlan == Some((self.protocol, self.id))
     }
 }
 
@@ -58,18 +56,23 @@ impl PortVlan {
 pub struct Trunk {
     /// Which. 0 stands for frames without a VLAN.
     pub vlans: VlanSet,
-    /// What the outer tags of frames are. A frame whose outer tag is another's is in none of the VLANs, because a
-    /// bridge that knows only one kind would take it for one without a tag.
+    /// The kind of the VLANs. A frame in a VLAN of the other kind is in none of them, because a bridge that knows only
+    /// one kind would take it for one without a tag.
     pub protocol: VlanProtocol,
 }
 
 impl Trunk {
-    /// Whether frames with this outer tag are in one of the VLANs.
-    pub(crate) fn contains(&self, outer: Option<(VlanProtocol, u16)>) -> bool {
-        match outer {
+    /// True if frames in `vlan` are in one of the VLANs; `None` stands for frames in no VLAN.
+    pub(crate) fn contains(&self, vlan: Option<(VlanProtocol, u16)>) -> bool {
+        match vlan {
             None => self.vlans.contains(0),
             Some((protocol, id)) => protocol == self.protocol && self.vlans.contains(id),
         }
+    }
+
+    /// Lets a frame pass that is in one of the VLANs, whatever reads its tags; `None` for any other.
+    pub(super) fn passed(&self, head: &Head) -> Option<NewHead> {
+        (head.is_clear() && self.contains(head.vlan())).then(|| head.plain())
     }
 
     /// Whether there may be a frame that is in a VLAN of both.

@@ -10,6 +10,7 @@ use super::rx_run::{Delivery, RxRun, RxScratch, Wish};
 use super::source::{End, Next, Source};
 use super::table::{Destinations, PortIndex, Route, Table};
 use super::tx_batch::FRAME_COST;
+use crate::failures::Asked;
 use crate::net::Counter;
 use crate::ring::BrokenRing;
 
@@ -47,6 +48,7 @@ impl Forwarder {
             };
             if let Some(to) = frame.mirror {
                 self.copy(to, &frame, source, Wish::Mirror);
+                source.mirrored(&frame);
                 if source.is_spent() {
                     source.put_back(&frame, 0);
                     return Ok(End::More);
@@ -104,6 +106,7 @@ impl Forwarder {
         let counters = uplink.counters();
         match sent {
             Ok(()) => {
+                uplink.failures().worked(Asked::Write);
                 counters.add(Counter::TxFrames, 1);
                 counters.add(Counter::TxBytes, frame.len as u64);
             }

@@ -2,7 +2,7 @@
 
 use super::table::{PortIndex, Route};
 use crate::net::Counter;
-use crate::net_protocol::header::HEADER;
+use crate::net_protocol::header::{self, HEADER};
 use crate::policy::{Head, NEW_HEAD, NewHead};
 
 /// A frame: its header and first bytes as they were checked, and where it goes. The rest is its source's
@@ -37,6 +37,11 @@ impl<'t> Frame<'t> {
         let front_len = bytes.len().min(NEW_HEAD);
         front[..front_len].copy_from_slice(&bytes[..front_len]);
         Self { header, head, front, front_len, len, route, mirror: None }
+    }
+
+    /// The packets that it becomes.
+    pub(crate) fn packets(&self) -> u32 {
+        header::packets(&self.header, self.len)
     }
 
     /// Its first bytes.

@@ -14,7 +14,7 @@ use super::worker::SwitchWorker;
 use crate::net::{CarriedNic, Carrier, Shared};
 use crate::net_protocol::Offloads;
 use crate::policy::Replaced;
-use crate::state::{BucketState, StateError};
+use crate::state::{BucketState, HeldAddress, StateError};
 use crate::thread::Thread;
 use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{SharedQueue, Worker};
@@ -132,6 +132,15 @@ impl Carrier for SwitchPort {
 
     fn save_share(&self) -> Option<BucketState> {
         self.threads.hub.shares()?.lock().save(self.index)
+    }
+
+    fn save_addresses(&self) -> Vec<HeldAddress> {
+        let addresses = self.threads.hub.addresses_of(self.index).into_iter();
+        addresses.map(|(address, since)| HeldAddress { address, since }).collect()
+    }
+
+    fn restore_addresses(&self, addresses: &[HeldAddress]) {
+        self.threads.hub.remember(self.index, addresses.iter().map(|held| (held.address, held.since)));
     }
 
     fn restore_share(&self, share: Option<BucketState>) -> Result<(), StateError> {

@@ -14,13 +14,13 @@ use super::mode::SwitchMode;
 use super::port::OpenPort;
 use super::shares::Shares;
 use super::spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
-use super::table::{PortIndex, PortSpec, Role, Table};
+use super::table::{Memory, PortIndex, PortSpec, Role, Table};
 use super::uplink::Uplink;
 
 use crate::effort::Span;
 use crate::net::{CarriedNic, Counter, Enforced, Filter, Mode};
 use crate::net_protocol::Offloads;
-use crate::policy::Replaced;
+use crate::policy::{Holder, Replaced, Retired};
 
 /// The least time between two tables that guests ask for.
 const INTERVAL: Duration = Duration::from_millis(1);
@@ -86,6 +86,8 @@ pub(crate) struct Hub {
     shares: Option<Mutex<Shares>>,
     lanes: Box<[Lane]>,
     table: ArcSwap<Table>,
+    /// Tables of before that a batch may still go by.
+    retired: Retired,
     /// The table is not what the ports are.
     stale: AtomicBool,
     /// When guests can have another table made. Locked while one is.
@@ -94,6 +96,8 @@ pub(crate) struct Hub {
     uplink_up: AtomicBool,
     /// Locked while links follow it.
     following: Mutex<()>,
+    /// The addresses that drivers had before frames were held, or before the VM was saved, until all ports go on.
+    memory: Mutex<Option<Memory>>,
     /// Whether frames wait where they are. Locked while frames are on their way.
     held: RwLock<bool>,
     /// The workers shall end.
@@ -112,7 +116,7 @@ impl Hub {
         if !(1..=MAX_WORKERS).contains(&workers) {
             return Err(SwitchError::Workers(workers));
         }
-        let uplink = uplink.map(Uplink::new).transpose()?;
+        let uplink = uplink.map(|tap| Uplink::new(tap, &id)).transpose()?;
         let shares = uplink_rate.map(|rate| Mutex::new(Shares::new(rate, ports, PortSettings::default().weight)));
         let lanes = (0..workers).map(|_| Lane::new()).collect::<Result<_, _>>().map_err(SwitchError::Host)?;
         let hub = Self {
@@ -124,10 +128,12 @@ impl Hub {
             shares,
             lanes,
             table: ArcSwap::from_pointee(Table::new(mode, &[], None)),
+            retired: Retired::new(Holder::Switch),
             stale: AtomicBool::new(false),
             next: Mutex::new(None),
             uplink_up: AtomicBool::new(true),
             following: Mutex::default(),
+            memory: Mutex::default(),
             held: RwLock::new(false),
             end: AtomicBool::new(false),
         };
@@ -316,11 +322,32 @@ impl Hub {
 
     /// Has all frames wait where they are, or no longer. Waits for those that are on their way.
     pub(crate) fn hold_frames(&self, held: bool) {
-        if !held {
+        if held {
+            self.memory.lock().get_or_insert_with(|| self.table.load().memory());
+        } else {
             drop(self.make_table());
+            *self.memory.lock() = None;
         }
         *self.held.write() = held;
         self.lanes.iter().for_each(Lane::wake);
+    }
+
+    /// The addresses that a port has by its driver's wish, and a number for each: the lower, the longer it has had it.
+    pub(crate) fn addresses_of(&self, port: PortIndex) -> Vec<([u8; 6], u64)> {
+        match &*self.memory.lock() {
+            Some(memory) => memory.of_port(port).collect(),
+            None => self.table.load().memory().of_port(port).collect(),
+        }
+    }
+
+    /// A port had these addresses, of [`Self::addresses_of`], when it was saved.
+    pub(crate) fn remember(&self, port: PortIndex, addresses: impl IntoIterator<Item = ([u8; 6], u64)>) {
+        let mut addresses = addresses.into_iter().peekable();
+        if addresses.peek().is_some() {
+            let mut memory = self.memory.lock();
+            let memory = memory.get_or_insert_default();
+            addresses.for_each(|(mac, since)| memory.add(port, mac, since));
+        }
     }
 
     /// Announces a batch of frames, until the answer is dropped. `None` while they wait.
@@ -369,7 +396,7 @@ impl Hub {
             specs.push(PortSpec::uplink(true));
         }
         let before = self.table.load_full();
-        let table = Table::new(self.mode, &specs, Some(&before));
+        let table = Table::remembering(self.mode, &specs, Some(&before), self.memory.lock().as_ref());
         for port in 0..self.ports() {
             let new = table.conflicts(port).saturating_sub(before.conflicts(port));
             for _ in 0..new {
@@ -378,7 +405,7 @@ impl Hub {
         }
         *next = Some(Instant::now() + INTERVAL.max(REST * began.elapsed()));
         drop(before);
-        Replaced::new(self.table.swap(Arc::new(table)))
+        self.retired.retire(self.table.swap(Arc::new(table)))
     }
 }
 

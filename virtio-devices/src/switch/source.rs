@@ -57,6 +57,9 @@ pub(crate) trait Source {
     /// The frame has gone to so many receivers.
     fn done(&mut self, frame: &Frame<'_>, receivers: usize);
 
+    /// A copy of the frame was made for the port that it is mirrored to.
+    fn mirrored(&mut self, frame: &Frame<'_>);
+
     /// The frame was dropped for a reason of its sender.
     fn dropped(&mut self, reason: Counter);
 

@@ -4,6 +4,7 @@
 mod addresses;
 mod destinations;
 mod index;
+mod memory;
 mod port;
 mod ports;
 mod spec;
@@ -15,6 +16,7 @@ mod tests;
 use addresses::{AddressBook, Claim};
 pub(crate) use destinations::Destinations;
 use index::{Index, Key};
+pub(crate) use memory::Memory;
 pub(crate) use port::{PortIndex, Role};
 use ports::Ports;
 pub(crate) use spec::PortSpec;
@@ -70,6 +72,16 @@ impl Table {
     ///
     /// There is one uplink at most. What is beyond [`PortIndex::MAX`] ports is left out.
     pub(crate) fn new(mode: SwitchMode, ports: &[PortSpec<'_>], before: Option<&Self>) -> Self {
+        Self::remembering(mode, ports, before, None)
+    }
+
+    /// As [`Self::new`]. Drivers had the addresses in `memory` before their ports stopped, and have kept them.
+    pub(crate) fn remembering(
+        mode: SwitchMode,
+        ports: &[PortSpec<'_>],
+        before: Option<&Self>,
+        memory: Option<&Memory>,
+    ) -> Self {
         let specs = || (0..=PortIndex::MAX).zip(ports);
         let mut entries: Box<[_]> = specs().map(|(_, spec)| spec.entry()).collect();
         let uplink = specs().find_map(|(port, spec)| (spec.role == Role::Uplink).then_some(port));
@@ -92,7 +104,7 @@ impl Table {
                 groups.extend(spec.multicast.iter().map(|mac| (Key::of(mac, vlan), port)));
             }
         }
-        let addresses = AddressBook::new(claims, &mut entries, before.map(|before| &before.addresses));
+        let addresses = AddressBook::new(claims, &mut entries, before.map(|before| &before.addresses), memory);
         let [everyone, groups, all_groups, promiscuous] = [everyone, groups, all_groups, promiscuous].map(Index::of);
         let ports = Ports { entries, uplink };
         Self { mode, ports, addresses, everyone, groups, all_groups, promiscuous }
@@ -109,16 +121,16 @@ impl Table {
     /// Why it goes nowhere.
     pub(crate) fn route(&self, from: PortIndex, head: &Head) -> Result<Route<'_>, Miss> {
         let sender = self.ports.get(from).ok_or(Miss::Unknown)?;
-        let (outer, destination) = (head.outer(), head.destination());
+        let (vlan, destination) = (head.vlan(), head.destination());
         let from_uplink = sender.role == Role::Uplink;
         if !from_uplink && self.mode == SwitchMode::Vepa {
             return self.to_uplink();
         }
         // What comes back from the switch behind the uplink goes everywhere but to where it came from.
         let source = (from_uplink && self.mode == SwitchMode::Vepa)
-            .then(|| self.addresses.owner(&head.source(), outer, &self.ports.entries))
+            .then(|| self.addresses.owner(&head.source(), vlan, &self.ports.entries))
             .flatten();
-        let to = Destinations::new(&self.ports, from, source, outer);
+        let to = Destinations::new(&self.ports, from, source, vlan);
         if is_reserved(&destination) {
             if !from_uplink {
                 return self.to_uplink();
@@ -132,7 +144,7 @@ impl Table {
             let to = to.and_uplink().with_all(&self.all_groups).with(&self.groups, &destination);
             return Ok(Route::Many(to));
         }
-        let Some(owner) = self.addresses.owner(&destination, outer, &self.ports.entries) else {
+        let Some(owner) = self.addresses.owner(&destination, vlan, &self.ports.entries) else {
             let to = to.and_uplink().with_all(&self.promiscuous);
             return if to.is_empty() { Err(Miss::Unknown) } else { Ok(Route::Many(to)) };
         };
@@ -152,7 +164,7 @@ impl Table {
     /// destination.
     pub(crate) fn mirror(&self, from: PortIndex, head: &Head) -> Option<PortIndex> {
         let to = self.ports.get(from)?.mirror?;
-        let is_member = self.ports.get(to).is_some_and(|entry| entry.has(head.outer()));
+        let is_member = self.ports.get(to).is_some_and(|entry| entry.sees(head));
         (to != from && is_member && self.ports.is_open(to)).then_some(to)
     }
 
@@ -160,6 +172,13 @@ impl Table {
     /// there.
     pub(crate) fn conflicts(&self, port: PortIndex) -> u32 {
         self.ports.get(port).map_or(0, |entry| entry.conflicts)
+    }
+
+    /// The addresses that drivers have, which no table knows while their ports are stopped.
+    pub(crate) fn memory(&self) -> Memory {
+        let mut memory = Memory::default();
+        self.addresses.of_drivers().for_each(|(port, mac, since)| memory.add(port, mac, since));
+        memory
     }
 
     fn to_uplink(&self) -> Result<Route<'_>, Miss> {

@@ -4,6 +4,7 @@ mod announce;
 mod calls;
 mod cycles;
 mod fairness;
+mod holders;
 mod hostile;
 mod hostile_rings;
 mod keys;

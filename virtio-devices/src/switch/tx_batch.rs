@@ -60,6 +60,8 @@ pub(crate) struct Progress {
     tried: bool,
     /// How many receivers have it.
     receivers: usize,
+    /// The packets of it that its storm limit has counted.
+    counted: u32,
 }
 
 /// A transmit queue whose port is locked.
@@ -214,7 +216,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         if len > MAX_FRAME {
             return Err(Counter::TxTooLong);
         }
-        let head = Head::of(new.bytes())?;
+        let head = new.head();
         let route = table.route(self.port.index, &head).or_else(|miss| match miss {
             // It is counted where it goes.
             Miss::Closed(port) => Ok(Route::One(port)),
@@ -240,14 +242,18 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         let is_group = is_multicast(&frame.head.destination());
         // What is not local is behind the uplink, if there is one.
         let is_flooded = !is_group && matches!(&frame.route, Ok(Route::Many(ports)) if !ports.has_uplink());
-        let goes_on = self.progress.receivers != 0;
-        if (is_group || is_flooded) && !goes_on && self.policy.policy.storm.is_some() {
-            if self.policy.storm.limited_for().is_some() {
+        if (is_group || is_flooded) && self.policy.policy.storm.is_some() {
+            // Its guest may have made it a larger one since a part of it went.
+            let packets = frame.packets().saturating_sub(self.progress.counted);
+            if packets != 0 && !self.policy.storm.allows(packets) {
                 return Err(Counter::StormDropped);
             }
-            self.policy.storm.take(0);
+            if packets != 0 {
+                self.policy.storm.take(0, packets);
+                self.progress.counted += packets;
+            }
         }
-        if is_flooded && !goes_on {
+        if is_flooded && self.progress.receivers == 0 {
             self.tally.count(Counter::TxFlooded);
         }
         frame.mirror = table.mirror(self.port.index, &frame.head).filter(|_| !self.progress.tried);
@@ -323,7 +329,7 @@ impl Source for TxBatch<'_, '_> {
         let len = HEADER + frame.front().len();
         bytes[..HEADER].copy_from_slice(&frame.header);
         bytes[HEADER..len].copy_from_slice(frame.front());
-        self.iovecs.send(uplink.as_fd(), &bytes[..len]).map_err(|error| send_failure(&error))?;
+        self.iovecs.send(uplink.as_fd(), &bytes[..len]).map_err(|error| send_failure(&error, uplink.failures()))?;
         if let Some((_, shares)) = self.port.uplink {
             shares.lock().take(self.port.index, frame.len);
         }
@@ -332,16 +338,20 @@ impl Source for TxBatch<'_, '_> {
 
     fn done(&mut self, frame: &Frame<'_>, receivers: usize) {
         self.charge(frame.len, receivers);
-        self.policy.transmit.take(frame.len);
+        self.policy.transmit.take(frame.len, frame.packets());
         self.tally.count(Counter::TxFrames);
         self.tally.add(Counter::TxBytes, frame.len as u64);
         self.complete();
     }
 
+    fn mirrored(&mut self, frame: &Frame<'_>) {
+        self.charge(frame.len, 1);
+    }
+
     fn dropped(&mut self, reason: Counter) {
         self.charge(0, 1);
         // What is dropped took time as well.
-        self.policy.transmit.take(0);
+        self.policy.transmit.take(0, 1);
         self.port.shared.policy.note(reason);
         self.tally.count(reason);
         self.complete();
@@ -363,7 +373,8 @@ impl Source for TxBatch<'_, '_> {
         if receivers != 0 {
             self.charge(frame.len, receivers);
         }
-        *self.progress = Progress { tried: true, receivers: self.progress.receivers + receivers };
+        self.progress.tried = true;
+        self.progress.receivers += receivers;
         self.ring.put_back(1);
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::spec::SwitchError;
 use crate::backend::Tap;
+use crate::failures::Failures;
 use crate::net::NetCounters;
 use crate::net_protocol::Offloads;
 
@@ -15,6 +16,7 @@ pub(crate) struct Uplink {
     /// The tap's only queue.
     fd: OwnedFd,
     counters: Arc<NetCounters>,
+    failures: Failures,
 }
 
 /// Whether an uplink takes frames.
@@ -29,12 +31,12 @@ pub(crate) enum UplinkState {
 }
 
 impl Uplink {
-    /// Takes a tap with one queue, and has it deliver offloaded frames of all kinds that the switch can divide.
+    /// Takes a tap with one queue, and has it deliver offloaded frames of all kinds that the switch `id` can divide.
     ///
     /// # Errors
     ///
     /// When it has several, or refuses.
-    pub(crate) fn new(tap: Tap) -> Result<Self, SwitchError> {
+    pub(crate) fn new(tap: Tap, id: &str) -> Result<Self, SwitchError> {
         let [queue] = tap.queues() else {
             return Err(SwitchError::UplinkQueues { name: tap.name().into(), queues: tap.queues().len() });
         };
@@ -48,7 +50,7 @@ impl Uplink {
             }
             queue.as_fd().try_clone_to_owned().map_err(failed)?
         };
-        Ok(Self { tap, fd, counters: Arc::new(NetCounters::new()) })
+        Ok(Self { tap, fd, counters: Arc::new(NetCounters::new()), failures: Failures::new(id, "uplink") })
     }
 
     /// The interface.
@@ -83,6 +85,11 @@ impl Uplink {
     /// What came from it and went there.
     pub(crate) fn counters(&self) -> Arc<NetCounters> {
         Arc::clone(&self.counters)
+    }
+
+    /// What it fails to send.
+    pub(crate) fn failures(&self) -> &Failures {
+        &self.failures
     }
 
     /// Sends frames that announce a port's addresses behind it, with their headers.

@@ -202,6 +202,8 @@ impl Source for UplinkBatch<'_> {
         self.tally.add(Counter::RxBytes, frame.len as u64);
     }
 
+    fn mirrored(&mut self, _: &Frame<'_>) {}
+
     fn dropped(&mut self, reason: Counter) {
         self.tally.count(reason);
     }

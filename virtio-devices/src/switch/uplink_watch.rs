@@ -34,6 +34,7 @@ impl UplinkWatch {
             return None;
         }
         self.next = clock::now() + INTERVAL;
+        uplink.failures().settle();
         self.judge(uplink.state())
     }
 

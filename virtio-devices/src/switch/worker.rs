@@ -261,6 +261,8 @@ impl SwitchWorker {
             let table = hub.table();
             rx.batch(uplink, &hub.end, |batch| self.forwarder.forward(batch, &table));
             drop(table);
+            // They have counted in the batch's cost, and are no port's.
+            _ = self.forwarder.take_segments();
             self.forwarder.signal();
         }
     }

@@ -33,8 +33,13 @@ impl Machine {
     /// A NIC on `tap`.
     pub(crate) fn over(tap: Tap, pairs: u16) -> Self {
         let name = tap.name().to_owned();
-        let net = Net::new(nic(pairs), tap).unwrap();
+        Self::of(Net::new(nic(pairs), tap).unwrap(), &name)
+    }
+
+    /// A NIC whose frames leave by the interface `name`.
+    pub(crate) fn of(net: Net, name: &str) -> Self {
         let map = memory();
+        let pairs = net.queue_sizes().len() as u16 / 2;
         let sizes = net.queue_sizes().iter().enumerate();
         let interrupts = Arc::new(Interrupts::new(2 * pairs + 1, 2 * pairs + 2));
         interrupts.set_config_vector(2 * pairs + 1);
@@ -44,7 +49,7 @@ impl Machine {
             workers: Vec::new(),
             interrupts,
             memory: Memory::new(map),
-            wire: Wire::new(&name),
+            wire: Wire::new(name),
         }
     }
 

@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use virtio_devices::{
-    GuestMap, Interrupts, Memory, Net, NetSpec, Policy, Port, PortSettings, RateLimits, Start, Switch, SwitchMode,
-    SwitchSpec, Tap, VirtioDevice,
+    FailureChange, GuestMap, Interrupts, Memory, Net, NetSpec, Policy, Port, PortSettings, RateLimits, Start, Switch,
+    SwitchMode, SwitchSpec, Tap, VirtioDevice,
 };
 use vm_memory::GuestAddress;
 
+use crate::driver::{OTHER, eventually, frame, with_header};
+use crate::frames::Machine;
 use crate::host::*;
 
 fn nic(switch: &Switch, port: u16) -> Net {
@@ -46,7 +49,7 @@ fn the_links_of_a_switch_follow_its_tap_unless_they_are_to_be_up() {
     let uplink = Some(Tap::open(&spec("tap0", 1)).unwrap());
     let (id, mode) = ("pf0".to_owned(), SwitchMode::Veb);
     let switch = Switch::new(SwitchSpec { id, mode, ports: 2, workers: 1, uplink, uplink_rate: None }).unwrap();
-    switch.set_port(1, PortSettings { follows_uplink: false, ..PortSettings::default() }).wait();
+    switch.set_port(1, PortSettings { follows_uplink: false, ..PortSettings::default() }).wait().unwrap();
     let mut nics = [0, 1].map(|port| nic(&switch, port));
     let memory = Memory::new(GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
     let interrupts = Arc::new(Interrupts::new(3, 0));
@@ -63,4 +66,28 @@ fn the_links_of_a_switch_follow_its_tap_unless_they_are_to_be_up() {
     wait(&nics, [false, true]);
     assert!(switch.uplink_gone());
     workers.into_iter().for_each(|worker| worker.stop().join().unwrap());
+}
+
+#[test]
+fn an_uplink_that_takes_no_frames_is_reported_once() {
+    new_namespace();
+    let uplink = Some(Tap::open(&spec("tap0", 1)).unwrap());
+    let (id, mode) = ("pf0".to_owned(), SwitchMode::Veb);
+    let switch = Switch::new(SwitchSpec { id, mode, ports: 2, workers: 1, uplink, uplink_rate: None }).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&told);
+    switch.observe_uplink(Box::new(move |change| seen.lock().push(change)));
+    // Its link stays up, so that it goes on to send.
+    switch.set_port(1, PortSettings { follows_uplink: false, ..PortSettings::default() }).wait();
+    let mut machine = Machine::of(nic(&switch, 1), "tap0");
+    machine.start(machine.net.features());
+    let mut transmit = || machine.transmit(&with_header(&frame(OTHER, 60)));
+    transmit();
+    ip("link set tap0 down");
+    (0..3).for_each(|_| transmit());
+    let failing = FailureChange::Failing(std::io::Error::from_raw_os_error(libc::EIO).to_string());
+    assert_eq!(*told.lock(), [failing.clone()]);
+    ip("link set tap0 up");
+    transmit();
+    eventually("the end of the failures", || *told.lock() == [failing.clone(), FailureChange::Recovered]);
 }

@@ -5,10 +5,10 @@ use std::fmt;
 
 /// An invalid configuration, in one line: the option and its value, what is wrong, and what to do.
 ///
-/// It prints as `--net id=pf0,num_queues=3: queues come in pairs; give an even number, 2 or more`.
+/// It prints as `--net id=pf0,num_queues=1: a NIC has one pair of queues or more; give 2 or more`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The option and its value, as on the command line: `--net id=pf0,num_queues=3`.
+    /// The option and its value, as on the command line: `--net id=pf0,num_queues=1`.
     pub subject: String,
     /// What is wrong with it, and what to do.
     pub problem: Problem,

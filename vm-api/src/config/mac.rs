@@ -52,6 +52,61 @@ impl fmt::Display for MacAddress {
     }
 }
 
+/// The address that a function is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MacChoice {
+    /// This one.
+    Given(MacAddress),
+    /// On a switch, the one that a VF without any has, which its driver may then change.
+    Any,
+}
+
+impl MacChoice {
+    /// The address, if one is given.
+    pub const fn given(self) -> Option<MacAddress> {
+        match self {
+            Self::Given(mac) => Some(mac),
+            Self::Any => None,
+        }
+    }
+}
+
+impl From<MacAddress> for MacChoice {
+    fn from(mac: MacAddress) -> Self {
+        Self::Given(mac)
+    }
+}
+
+impl fmt::Display for MacChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Given(mac) => mac.fmt(f),
+            Self::Any => f.write_str("any"),
+        }
+    }
+}
+
+impl FromStr for MacChoice {
+    type Err = ParseMacError;
+
+    fn from_str(text: &str) -> Result<Self, ParseMacError> {
+        if text.eq_ignore_ascii_case("any") { Ok(Self::Any) } else { text.parse().map(Self::Given) }
+    }
+}
+
+impl Serialize for MacChoice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for MacChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|error| D::Error::custom(format_args!("{text:?}: {error}")))
+    }
+}
+
 /// The text is not an Ethernet address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a MAC address; write it as 52:54:00:12:34:56")]
@@ -102,6 +157,18 @@ mod tests {
         assert_eq!("52:54:00:00:00:01".parse(), Ok(PF));
         assert_eq!(serde_json::to_string(&PF).unwrap(), "\"52:54:00:00:00:01\"");
         assert_eq!(serde_json::from_str::<MacAddress>("\"52:54:00:00:00:01\"").unwrap(), PF);
+    }
+
+    #[test]
+    fn a_choice_is_an_address_or_any() {
+        for (text, choice) in [("52:54:00:00:00:01", MacChoice::Given(PF)), ("any", MacChoice::Any)] {
+            assert_eq!((text.parse(), choice.to_string().as_str()), (Ok(choice), text));
+            let json = format!("\"{text}\"");
+            assert_eq!(serde_json::to_string(&choice).unwrap(), json);
+            assert_eq!(serde_json::from_str::<MacChoice>(&json).unwrap(), choice);
+        }
+        assert_eq!("Any".parse(), Ok(MacChoice::Any));
+        assert!("none".parse::<MacChoice>().is_err() && serde_json::from_str::<MacChoice>("\"\"").is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::pairs;
-use crate::config::mac::MacAddress;
+use crate::config::mac::{MacAddress, MacChoice};
 use crate::config::option::{Key, Options, from_pairs, read};
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::rate::RateLimiterConfig;
@@ -42,8 +42,8 @@ pub struct NetConfig {
     /// MAC address in the guest. By default a random one at each start.
     #[option("mac=<address>")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mac: Option<MacAddress>,
-    /// MAC address of the tap on the host.
+    pub mac: Option<MacChoice>,
+    /// MAC address of the tap on the host. Kept without effect with vhost_user.
     #[option("host_mac=<address>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_mac: Option<MacAddress>,
@@ -51,7 +51,8 @@ pub struct NetConfig {
     #[option("mtu=<bytes>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Number of queues, an even number: each pair has a receive and a transmit queue. At most two per vCPU.
+    /// Number of queues: each pair has a receive and a transmit queue, at most one pair per vCPU. One more, an odd
+    /// number, counts the control queue, which every NIC has.
     #[option("num_queues=<number>", default = 2)]
     pub num_queues: u16,
     /// Entries in each queue, a power of two from 2 to 32768. Below 128 the guest receives no packets larger than the
@@ -246,11 +247,12 @@ pub struct VfConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<IpAddr>,
     /// MAC address in the guest. By default derived from the PF's address and the index: the same at each start if
-    /// the PF's mac is given.
-    #[option("mac=<address>")]
+    /// the PF's mac is given. On a switch the guest cannot change it, given or derived, without trust=on; any is the
+    /// derived one, which it may change.
+    #[option("mac=<address>|any")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mac: Option<MacAddress>,
-    /// MAC address of the tap on the host.
+    pub mac: Option<MacChoice>,
+    /// MAC address of the tap on the host. Kept without effect with vhost_user.
     #[option("host_mac=<address>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_mac: Option<MacAddress>,
@@ -258,7 +260,7 @@ pub struct VfConfig {
     #[option("mtu=<bytes>", inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Number of queues, an even number. Given for one VF, it applies to all VFs of the PF. By default 2.
+    /// Number of queues, as for --net. Given for one VF, it applies to all VFs of the PF. By default 2.
     #[option("num_queues=<number>", apart)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_queues: Option<u16>,

@@ -11,7 +11,7 @@ use serde::{Deserialize as _, Deserializer};
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::{Pair, list, pairs, quote, unquote};
-use crate::config::mac::{MacAddress, ParseMacError};
+use crate::config::mac::{MacAddress, MacChoice, ParseMacError};
 use crate::config::unsupported::{self, Harmless};
 
 /// The type of a key's value on the command line.
@@ -202,6 +202,16 @@ impl Value for PathBuf {
 }
 
 impl Value for MacAddress {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: ParseMacError| error.to_string())
+    }
+
+    fn print(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Value for MacChoice {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: ParseMacError| error.to_string())
     }

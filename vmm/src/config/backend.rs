@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use virtio_devices::{NetSpec, PortSettings, RateLimits, TapSpec, VdpaSpec};
 
 use crate::config::switch;
+use vm_api::config::mac::MacChoice;
 use vm_api::config::net::NetConfig;
 use vm_api::config::vhost::{Vhost, VhostMode};
 
@@ -63,9 +64,11 @@ impl BackendPlan {
         let vhost = if limited && config.vhost == Vhost::Auto { Vhost::Off } else { config.vhost };
         let queue_pairs = spec.queue_pairs;
         match (&config.vdpa, &config.vhost_socket) {
-            (Some(path), _) => {
-                Self::Vdpa(VdpaSpec { path: path.clone(), mac: config.mac.map(|mac| mac.0), queue_pairs })
-            }
+            (Some(path), _) => Self::Vdpa(VdpaSpec {
+                path: path.clone(),
+                mac: config.mac.and_then(MacChoice::given).map(|mac| mac.0),
+                queue_pairs,
+            }),
             (None, Some(socket)) => Self::VhostUser { socket: socket.clone(), mode },
             _ if !config.fds.is_empty() => Self::Fds { fds: config.fds.clone(), vhost },
             _ => {

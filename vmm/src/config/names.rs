@@ -1,4 +1,5 @@
-//! What each function of a VM is called: its name, its MAC address and its tap. All are unique.
+//! Names, MAC addresses and taps of the functions of a VM. All are unique, except for MAC addresses of different
+//! devices.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -9,7 +10,7 @@ use virtio_devices::check_interface_name;
 use crate::config::pool::Pool;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::check_id;
-use vm_api::config::mac::MacAddress;
+use vm_api::config::mac::{MacAddress, MacChoice};
 use vm_api::config::net::NetConfig;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
@@ -47,7 +48,7 @@ impl Names {
         check_paths(pools)?;
         let names = pools.iter().zip(macs).zip(taps).map(|((pool, pf_mac), taps)| {
             let vf = |((index, config), tap): ((u16, &NetConfig), _)| {
-                let mac = config.mac.unwrap_or_else(|| pf_mac.vf(index));
+                let mac = given(config).unwrap_or_else(|| pf_mac.vf(index));
                 Name { id: vf_id(&pool.id, index), mac, tap }
             };
             let vfs = (0..).zip(&pool.vfs).zip(taps.vfs).map(vf).collect();
@@ -110,29 +111,39 @@ fn check_ids(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Chooses the MAC addresses of the NICs so that theirs and those of all VFs are different.
+/// The address that a function was given.
+fn given(config: &NetConfig) -> Option<MacAddress> {
+    config.mac.and_then(MacChoice::given)
+}
+
+/// Chooses the MAC addresses of the NICs so that no two functions of a device have the same: they may be ports of one
+/// switch, which sends a packet to the function that has its address. Devices may share one, as clients such as Kata
+/// have it, but none that is chosen here.
 fn macs<'a>(pools: &'a [Pool<'a>]) -> Result<Vec<MacAddress>, ConfigError> {
     let mut claims = Claims::new();
     for pool in pools {
+        let mut own = Claims::new();
         for (vf, config) in pool.functions() {
-            let Some(mac) = config.mac else { continue };
-            claims.claim(mac, pool, vf).map_err(|user| {
+            let Some(mac) = given(config) else { continue };
+            own.claim(mac, pool, vf).map_err(|user| {
                 in_use(pool.subject(vf).key("mac", mac), format!("MAC address {mac}"), user, EACH_ITS_OWN)
             })?;
         }
-    }
-    // The VFs of a PF whose address is given must not depend on what is drawn for another NIC.
-    for pool in pools {
-        let Some(pf) = pool.pf.mac else { continue };
+        let Some(pf) = given(pool.pf) else {
+            claims.0.extend(own.0);
+            continue;
+        };
         for index in pool.vfs_without_mac() {
             let mac = pf.vf(index);
-            claims.claim(mac, pool, Some(index)).map_err(|user| {
+            own.claim(mac, pool, Some(index)).map_err(|user| {
                 let what = format!("MAC address {mac} of VF {index}");
                 in_use(pool.subject(None).key("mac", pf), what, user, GIVE_BY_NET_VF)
             })?;
         }
+        claims.0.extend(own.0);
     }
-    pools.iter().map(|pool| pool.pf.mac.map_or_else(|| draw_mac(pool, &mut claims), Ok)).collect()
+    // After all that are given and follow from those, which must not depend on what is drawn.
+    pools.iter().map(|pool| given(pool.pf).map_or_else(|| draw_mac(pool, &mut claims), Ok)).collect()
 }
 
 /// Draws an address so that neither it nor one that a VF derives from it is in use, and claims them.

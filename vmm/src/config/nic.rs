@@ -11,7 +11,8 @@ use crate::config::rate;
 use crate::config::socket;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::net::NetConfig;
+use vm_api::config::mac::MacChoice;
+use vm_api::config::net::{NetConfig, SwitchPort};
 use vm_api::config::rate::{BANDWIDTH, OPS};
 use vm_api::config::vhost::{Vhost, VhostMode};
 
@@ -81,14 +82,14 @@ impl Nic<'_> {
     /// Refuses a second backend besides `kind`, which `key` selects.
     ///
     /// An address of the tap (`ip`, `mask`) is kept without effect, as in Cloud Hypervisor: clients such as Kata send
-    /// one with every NIC.
+    /// one with every NIC. So is its MAC address with a vhost-user backend.
     fn check_no_tap(&self, key: &str, value: &dyn Display, kind: &str) -> Result<(), ConfigError> {
         let NetConfig { tap, fds, vhost, host_mac, vdpa, vhost_user, vhost_socket, .. } = self.config;
         let settings = [
             ("tap", tap.is_some()),
             ("fd", !fds.is_empty()),
             ("vhost", *vhost != Vhost::Off),
-            ("host_mac", host_mac.is_some()),
+            ("host_mac", vdpa.is_some() && host_mac.is_some()),
             ("vhost_user", vdpa.is_some() && (*vhost_user || vhost_socket.is_some())),
         ];
         match settings.iter().find(|(_, given)| *given) {
@@ -102,11 +103,12 @@ impl Nic<'_> {
 
     fn check_queues(&self, vcpus: u32) -> Result<(), ConfigError> {
         let NetConfig { num_queues, queue_size, .. } = *self.config;
-        if num_queues == 0 || !num_queues.is_multiple_of(2) {
-            let what = "queues come in pairs; give an even number, 2 or more".to_string();
+        // One more than pairs need is the control queue, which some clients count.
+        let pairs = num_queues / 2;
+        if pairs == 0 {
+            let what = "a NIC has one pair of queues or more; give 2 or more".to_string();
             return self.error("num_queues", num_queues, Problem::Value(what));
         }
-        let pairs = num_queues / 2;
         if u32::from(pairs) > vcpus {
             let most = vcpus.saturating_mul(2);
             let what = format!(
@@ -129,7 +131,12 @@ impl Nic<'_> {
             let what = format!("not a valid MTU; give {} to {}", MTUS.start(), MTUS.end());
             return self.error("mtu", mtu, Problem::Value(what));
         }
-        for (key, mac) in [("mac", mac), ("host_mac", host_mac)] {
+        if mac == Some(MacChoice::Any) && self.config.port() != Some(SwitchPort::Vf) {
+            let what = "only a VF on a switch may have any; elsewhere the guest may change an address with trust=on; \
+                        leave mac out to have one chosen";
+            return self.error("mac", "any", Problem::Value(what.to_string()));
+        }
+        for (key, mac) in [("mac", mac.and_then(MacChoice::given)), ("host_mac", host_mac)] {
             match mac {
                 Some(mac) if mac.is_multicast() => {
                     let what =

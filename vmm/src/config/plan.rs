@@ -152,9 +152,9 @@ impl VmPlan {
         for (net, plan) in config.net.iter_mut().zip(self.nets()) {
             if plan.pf.backend.has_own_mac() {
                 let vfs = (0..).zip(&plan.vfs).filter(|(_, vf)| !vf.backend.has_own_mac());
-                vfs.for_each(|(index, vf)| net.vf_mut(index).mac = Some(MacAddress(vf.spec.mac)));
+                vfs.for_each(|(index, vf)| net.vf_mut(index).mac = Some(MacAddress(vf.spec.mac).into()));
             } else {
-                net.mac = Some(MacAddress(plan.pf.spec.mac));
+                net.mac = Some(MacAddress(plan.pf.spec.mac).into());
             }
             if let Some(tap) = plan.pf.backend.tap_name() {
                 net.tap = Some(tap.to_string());

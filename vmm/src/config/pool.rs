@@ -5,6 +5,7 @@ use crate::config::subject::Subject;
 use crate::config::switch;
 use crate::config::uplink_rate;
 use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::mac::MacChoice;
 use vm_api::config::net::{NetConfig, VfConfig};
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
@@ -70,7 +71,10 @@ impl<'a> Pool<'a> {
 
     /// The VFs whose MAC address is derived from the PF's.
     pub(crate) fn vfs_without_mac(&self) -> impl Iterator<Item = u16> + '_ {
-        (0..).zip(&self.vfs).filter(|(_, config)| config.mac.is_none()).map(|(index, _)| index)
+        (0..)
+            .zip(&self.vfs)
+            .filter(|(_, config)| config.mac.and_then(MacChoice::given).is_none())
+            .map(|(index, _)| index)
     }
 
     /// Checks each function by itself, in a VM of `vcpus` vCPUs. VFs without settings of their own are like the PF.

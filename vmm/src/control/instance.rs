@@ -96,7 +96,7 @@ impl Instance {
         planned.log_warnings(None);
         let vcpus = planned.config().cpus.boot_vcpus;
         let (fds, links, reboots) = (HashMap::new(), HashMap::new(), RateLimiter::of_ops(REBOOTS, Instant::now()));
-        Self {
+        let new = Self {
             planned,
             vcpus,
             fds,
@@ -110,7 +110,9 @@ impl Instance {
             acquired: None,
             reboots,
             untold: 0,
-        }
+        };
+        new.warn_of_macs(None);
+        new
     }
 
     /// A virtual machine that was made of a snapshot: it is paused. `fds` are taps that clients passed.

@@ -6,7 +6,7 @@ use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
 use crate::config::policy::{self, Carrier};
 use crate::config::subject::Subject;
-use crate::config::{LinkPolicy, MacAddress, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VmConfig};
+use crate::config::{LinkPolicy, MacAddress, MacChoice, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VmConfig};
 use crate::error_kind::ErrorKind;
 
 /// What VF `vf` of the NIC `id`, or that NIC itself, may send and receive, where the host has set the link to `link`.
@@ -46,9 +46,18 @@ pub(super) fn check_enforced(plan: &NicPlan, kind: BackendKind, subject: &Subjec
         .map_err(|error| Failure::new(kind_of(&error.problem), error.to_string()))
 }
 
-/// Gives a VF another address.
-pub(super) fn set_mac(port: &mut dyn Port, change: &SetVf, mac: MacAddress, driven: bool) -> Result<Replaced, Failure> {
+/// Gives a VF the address that it has in `planned`: another, unless the choice is any and it has that one already.
+pub(super) fn set_mac(
+    port: &mut dyn Port,
+    change: &SetVf,
+    (now, planned): (&NicPlan, &NicPlan),
+    driven: bool,
+) -> Result<Replaced, Failure> {
     let (pf, index) = (&change.pf, change.index.unwrap_or_default());
+    let mac = MacAddress(planned.spec.mac);
+    if change.mac == Some(MacChoice::Any) && now.spec.mac == planned.spec.mac {
+        return Ok(Replaced::default());
+    }
     // The vDPA device knows its address, and filters by it.
     if port.backend_kind() == BackendKind::Vdpa && port.mac() != mac.0 {
         let device = port.backend_name();
@@ -65,9 +74,28 @@ pub(super) fn set_mac(port: &mut dyn Port, change: &SetVf, mac: MacAddress, driv
     set.map_err(|error| Failure::new(error.kind().into(), format!("pf={pf},index={index},mac={mac}: {error}")))
 }
 
+/// Waits until what was replaced for VF `index` of `pf` is no longer in use. Without the device's lock: vCPUs take it.
+///
+/// # Errors
+///
+/// A worker still uses it after 5 s.
+pub(super) fn settle(replaced: Replaced, pf: &str, index: u16) -> Result<(), Failure> {
+    replaced.wait().map_err(|error| Failure::new(ErrorKind::Host, format!("pf={pf},index={index}: {error}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_that_a_worker_has_not_taken_is_no_success() {
+        settle(Replaced::default(), "pf0", 3).unwrap();
+        let failure = settle(virtio_devices::testing::never_replaced(), "pf0", 3).unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::Host);
+        let [line] = &failure.chain[..] else { panic!("{failure:?}") };
+        let expected = "pf=pf0,index=3: the change is stored, but a worker of this function has been busy with packets";
+        assert!(line.starts_with(expected) && !line.contains('\n'), "{line}");
+    }
 
     /// With `vhost=auto`, the plan leaves packets to this program, but the backend that is open may be the kernel's.
     #[test]

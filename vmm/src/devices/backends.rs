@@ -146,7 +146,8 @@ impl<'a> Opener<'a> {
             BackendPlan::Port(settings) => Some((port, settings)),
             _ => None,
         });
-        switch.set_ports(settings).wait();
+        // No worker runs before the first port is opened.
+        drop(switch.set_ports(settings));
         Ok(Some(switch))
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pci::VfIndex;
-use virtio_devices::{Block, FailureChange, FailureObserver, Net};
+use virtio_devices::{Block, FailureChange, FailureObserver, Net, Switch};
 
 use crate::telemetry::events::{Events, Source, Tell, Watched};
 
@@ -59,6 +59,11 @@ impl FailureWatch {
     /// Begins to report failures of `net`, which is VF `vf` of the NIC, or the NIC's own function.
     pub(crate) fn observe(self: &Arc<Self>, net: &Net, vf: Option<VfIndex>) {
         net.observe_failures(self.observer(vf));
+    }
+
+    /// Begins to report failures of the NIC's uplink, as of its own function: on a switch, that has no tap.
+    pub(crate) fn observe_uplink(self: &Arc<Self>, switch: &Switch) {
+        switch.observe_uplink(self.observer(None));
     }
 
     fn observer(self: &Arc<Self>, vf: Option<VfIndex>) -> FailureObserver {

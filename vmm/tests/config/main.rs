@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails here is a failed test")]
 
 mod machine;
+mod macs;
 mod nics;
 mod plan;
 mod text;

@@ -216,7 +216,7 @@ fn an_address_that_a_device_knows_is_not_made_up_and_vfs_keep_theirs() {
     assert_eq!(config.net[0].vfs.iter().map(|vf| vf.mac.is_some()).collect::<Vec<_>>(), [false, true, true]);
     assert!(after[1].backend.has_own_mac());
     // A MAC address that is given is told to the device.
-    let net = NetConfig { mac: Some(MacAddress([2, 0, 0, 0, 0, 1])), ..config.net[0].clone() };
+    let net = NetConfig { mac: Some(MacAddress([2, 0, 0, 0, 0, 1]).into()), ..config.net[0].clone() };
     let given = VmPlan::of(&VmConfig { net: vec![net], ..VmConfig::default() }).unwrap();
     let mac = Some([2, 0, 0, 0, 0, 1]);
     assert_eq!(pf(&given).pf.backend, BackendPlan::Vdpa(VdpaSpec { path: "/d".into(), mac, queue_pairs: 1 }));

@@ -137,7 +137,7 @@ fn json_has_cloud_hypervisors_names() {
     }"#;
     let config: VmConfig = serde_json::from_str(json).unwrap();
     assert_eq!((config.cpus.boot_vcpus, config.memory.size, config.memory.shared), (2, 1 << 30, true));
-    assert_eq!(config.net[0].mac, Some(MacAddress([0x52, 0x54, 0, 0, 0, 1])));
+    assert_eq!(config.net[0].mac, Some(MacAddress([0x52, 0x54, 0, 0, 0, 1]).into()));
     assert_eq!((config.net[0].vfs[0].index, config.net[0].vfs[0].tap.as_deref()), (3, Some("u")));
     assert_eq!(config.serial.mode, ConsoleMode::Tty);
     assert_eq!(VmPlan::of(&config).unwrap().nets().next().unwrap().vfs.len(), 8);
@@ -200,10 +200,15 @@ fn mac() -> impl Strategy<Value = MacAddress> {
     any::<[u8; 6]>().prop_map(MacAddress)
 }
 
+fn choice() -> impl Strategy<Value = MacChoice> {
+    prop_oneof![mac().prop_map(MacChoice::Given), Just(MacChoice::Any)]
+}
+
 prop_compose! {
     fn net()(
         id in option::of(text()), tap in option::of(text()), ip: Option<IpAddr>, mask: Option<IpAddr>,
-        (mac, host_mac) in (option::of(mac()), option::of(mac())), mtu: Option<u16>, num_queues: u16, queue_size: u16,
+        (mac, host_mac) in (option::of(choice()), option::of(mac())), mtu: Option<u16>, num_queues: u16,
+        queue_size: u16,
         fds in vec(0..i32::MAX, 0..5), offloads: [bool; 3], pci_segment: u16, sriov_vfs: u16,
     ) -> NetConfig {
         let [offload_tso, offload_ufo, offload_csum] = offloads;
@@ -220,7 +225,7 @@ fn vhost() -> impl Strategy<Value = Vhost> {
 
 prop_compose! {
     fn vf()(
-        index: u16, tap in option::of(text()), mac in option::of(mac()), num_queues: Option<u16>,
+        index: u16, tap in option::of(text()), mac in option::of(choice()), num_queues: Option<u16>,
         offload_tso: Option<bool>, vhost in vhost(), vhost_user: bool, socket in option::of(text()),
         vdpa in option::of(text()),
     ) -> VfConfig {
@@ -290,7 +295,7 @@ proptest! {
         let _ = VmPlan::of(&config);
         // Made right in what a random configuration nearly always has wrong.
         for (index, net) in config.net.iter_mut().enumerate() {
-            let mac = net.mac.map(|mac| MacAddress::local(mac.0));
+            let mac = net.mac.and_then(MacChoice::given).map(|mac| MacAddress::local(mac.0).into());
             *net = NetConfig { sriov_vfs: net.sriov_vfs % 300, mac, ..NetConfig::default() };
             net.tap = Some(format!("t{index}"));
         }

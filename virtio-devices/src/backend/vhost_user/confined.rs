@@ -117,6 +117,12 @@ impl DmaFollower for Bounds {
 
     fn unmapped(&self, _mappings: &[DmaMapping]) {}
 
+    /// Queues that were waited for in vain may still reach everything.
+    fn has_forgotten(&self) -> bool {
+        let state = self.state.lock();
+        !(state.is_late && state.runs)
+    }
+
     fn attached(&self, reach: DmaReach<'_>) -> Result<(), NotFollowed> {
         let mut state = self.state.lock();
         state.allowed = matches!(reach, DmaReach::Everything);
@@ -152,7 +158,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::iommu::{Iommu, Request};
+    use crate::iommu::{Iommu, Request, Status};
 
     #[test]
     fn a_driver_that_confines_a_running_peer_is_answered_when_its_queues_have_stopped() {
@@ -230,6 +236,23 @@ mod tests {
         let written = written.load(Ordering::Relaxed);
         println!("{ROUNDS} rounds, {written} writes");
         assert!(written > 0);
+    }
+
+    #[test]
+    fn a_detach_that_a_peer_has_not_followed_is_no_success() {
+        let iommu = Iommu::new(48);
+        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+        let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+        let peer = Confined::with_patience(&translate, Duration::from_millis(100)).unwrap();
+        iommu.set_bypass(false);
+        iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: true }).unwrap();
+        peer.begin().unwrap();
+        let detach = Request::Detach { domain: 1, endpoint: 0x100 };
+        assert_eq!(iommu.carry_out(detach), Err(Status::DeviceError));
+        assert!(!peer.allows() && peer.is_to_stop());
+        peer.end();
+        iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: true }).unwrap();
+        iommu.carry_out(detach).unwrap();
     }
 
     #[test]

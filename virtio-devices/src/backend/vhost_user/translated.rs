@@ -262,6 +262,11 @@ impl DmaFollower for Told {
         }
     }
 
+    /// A peer that is gone has forgotten everything; a peer that was hung up on need not have.
+    fn has_forgotten(&self) -> bool {
+        self.failure.get().is_none_or(|error| matches!(error.fault, Fault::Closed))
+    }
+
     fn attached(&self, reach: DmaReach<'_>) -> Result<(), NotFollowed> {
         self.forget(0, u64::MAX);
         match reach {

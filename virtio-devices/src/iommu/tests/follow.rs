@@ -177,6 +177,39 @@ fn a_follower_is_told_first_what_there_is_and_nothing_any_more_when_its_function
 }
 
 #[test]
+fn what_a_follower_has_not_forgotten_is_no_success() {
+    struct Deaf(AtomicBool);
+    impl DmaFollower for Deaf {
+        fn mapped(&self, _mapping: DmaMapping) -> Result<(), NotFollowed> {
+            Ok(())
+        }
+        fn unmapped(&self, _mappings: &[DmaMapping]) {}
+        fn has_forgotten(&self) -> bool {
+            !self.0.load(Ordering::Relaxed)
+        }
+        fn attached(&self, _reach: DmaReach<'_>) -> Result<(), NotFollowed> {
+            Ok(())
+        }
+    }
+    let (iommu, behind) = one();
+    let deaf = Arc::new(Deaf(AtomicBool::new(false)));
+    behind.follow(Arc::clone(&deaf) as Arc<dyn DmaFollower>).unwrap();
+    iommu.carry_out(ATTACH).unwrap();
+    let unmap = Request::Unmap { domain: 1, range: RANGE };
+    iommu.carry_out(MAP).unwrap();
+    iommu.carry_out(unmap).unwrap();
+    iommu.carry_out(MAP).unwrap();
+    deaf.0.store(true, Ordering::Relaxed);
+    assert_eq!(iommu.carry_out(unmap), Err(Status::DeviceError));
+    assert_eq!(iommu.table.lock().counts().1, 0, "the mapping is gone");
+    let Request::Attach { domain, endpoint, .. } = ATTACH else { panic!("{ATTACH:?}") };
+    assert_eq!(iommu.carry_out(Request::Detach { domain, endpoint }), Err(Status::DeviceError));
+    assert!(iommu.carry_out(ATTACH).is_err(), "it is put into no domain");
+    deaf.0.store(false, Ordering::Relaxed);
+    iommu.carry_out(ATTACH).unwrap();
+}
+
+#[test]
 fn the_table_is_free_while_a_follower_is_told() {
     struct Slow(Mutex<()>);
     impl DmaFollower for Slow {

@@ -38,8 +38,8 @@ fn without_a_backend_the_link_is_down_commands_are_carried_out_and_no_frame_is_t
     assert_eq!(guest.command(2, &[VIRTIO_NET_CTRL_RX as u8, VIRTIO_NET_CTRL_RX_PROMISC as u8, 1]), VIRTIO_NET_OK as u8);
     guest.queues[1].add(&[(BUFFERS, 80, 0)]);
     guest.kick(1);
-    guest.net.set_link(false).wait();
-    guest.net.set_link(true).wait();
+    guest.net.set_link(false).wait().unwrap();
+    guest.net.set_link(true).wait().unwrap();
     assert_eq!(guest.command(2, &[VIRTIO_NET_CTRL_RX as u8, VIRTIO_NET_CTRL_RX_PROMISC as u8, 0]), VIRTIO_NET_OK as u8);
     assert!(!guest.net.link_up() && guest.queues[1].take_used().is_empty());
     assert_eq!(guest.count(Counter::TxFrames), 0);
@@ -115,9 +115,9 @@ fn a_backend_that_cannot_do_what_was_promised_is_refused_and_nothing_has_changed
 fn a_link_that_the_host_wants_down_stays_down_over_the_new_backend() {
     let features = Guest::new(1, 16).net.features();
     let mut guest = came(features, &DeviceSpecific::PowerOn);
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
     guest.net.connect(&mut tap(1).0, Some(features)).unwrap();
     assert!(!guest.net.link_up());
-    guest.net.set_link(true).wait();
+    guest.net.set_link(true).wait().unwrap();
     assert!(guest.net.link_up());
 }

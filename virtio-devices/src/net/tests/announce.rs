@@ -43,7 +43,7 @@ fn nobody_is_asked_who_did_not_negotiate_it_or_whose_link_is_down() {
     guest.stop();
     guest.net.reset();
     guest.start(guest.net.features());
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
     assert!(!guest.net.announce());
     assert_eq!(status(&guest), 0);
 }
@@ -89,11 +89,11 @@ fn a_driver_that_does_not_announce_itself_is_announced_by_the_host() {
         eventually("a frame", || receive(&guest.peers[0]).is_some_and(|frame| frame[24..26] == [0x80, 0x35]));
     }
     assert!(receive(&guest.peers[0]).is_none(), "once each time");
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
     assert!(!guest.net.announce_here());
     guest.stop();
     guest.net.reset();
-    guest.net.set_link(true).wait();
+    guest.net.set_link(true).wait().unwrap();
     guest.start(features);
     assert!(!guest.net.announce_here(), "its driver does it itself");
 }

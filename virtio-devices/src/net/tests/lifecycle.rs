@@ -329,14 +329,14 @@ fn a_change_of_the_link_is_told_once_and_outlives_a_reset() {
     let told = guest.interrupts.eventfd(3).unwrap();
     assert_eq!((status(&guest), guest.net.link_up()), (1, true));
     let generation = guest.net.config_generation();
-    guest.net.set_link(false).wait();
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
+    guest.net.set_link(false).wait().unwrap();
     assert_eq!((status(&guest), told.read().unwrap()), (0, 1));
     assert_ne!(guest.net.config_generation(), generation);
     guest.stop();
     guest.net.reset();
     assert_eq!(status(&guest), 0);
-    guest.net.set_link(true).wait();
+    guest.net.set_link(true).wait().unwrap();
     assert!(told.read().is_err(), "no driver to tell");
 }
 
@@ -346,13 +346,13 @@ fn frames_of_while_the_link_was_down_are_not_delivered_when_it_is_up_again() {
     let features = features(&guest);
     guest.start(features);
     // Without buffers frames wait in the tap, and nothing wakes the worker but the host.
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
     (0..3).for_each(|_| send(&guest.peers[0], &with_header(&frame(MAC, 60))));
     eventually("the drop", || guest.count(Counter::RxLinkDown) == 3);
     // Nor when the VM was paused all the while.
     guest.stop();
     (0..3).for_each(|_| send(&guest.peers[0], &with_header(&frame(MAC, 60))));
-    guest.net.set_link(true).wait();
+    guest.net.set_link(true).wait().unwrap();
     guest.start_at_once(features);
     guest.provide(0, 4, 1500);
     eventually("the drop", || guest.count(Counter::RxLinkDown) == 6);

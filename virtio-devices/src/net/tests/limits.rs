@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_MQ,
+    VIRTIO_NET_F_MRG_RXBUF,
+};
 
 use super::super::counters::Counter;
 use super::super::testing::*;
@@ -65,6 +68,32 @@ fn no_more_frames_arrive_than_the_limit_lets_through_and_either_direction_has_it
     eventually("wait", || guest.count(Counter::RxRateWaits) > 0);
     assert_eq!((guest.queues[0].take_used().len(), guest.count(Counter::RxFrames)), (4, 4));
     assert!(!guest.is_drained(0), "the others wait in the tap");
+    guest.stop();
+}
+
+/// A header for TCP segments of 100 bytes, and a frame that becomes so many.
+fn segmented(segments: usize) -> Vec<u8> {
+    let mut bytes = with_header(&frame(OTHER, 54 + 100 * segments));
+    bytes[..12].copy_from_slice(&[1, 1, 54, 0, 100, 0, 34, 0, 16, 0, 0, 0]);
+    bytes
+}
+
+#[test]
+fn a_segmented_frame_counts_as_its_packets_in_both_directions() {
+    let mut guest =
+        Guest::with(NetSpec { limits: RateLimits { ops: limit(10, NEVER), bandwidth: None }, ..spec(1, 64) });
+    let of_segments = [VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4];
+    guest.start(of_segments.iter().fold(1 << VIRTIO_NET_F_MRG_RXBUF, |all, feature| all | 1 << feature));
+    for _ in 0..3 {
+        guest.queues[1].send(BUFFERS, &segmented(8), &[]);
+    }
+    guest.kick(1);
+    eventually("wait", || guest.count(Counter::TxRateWaits) > 0);
+    assert_eq!(guest.count(Counter::TxFrames), 2, "16 of 10 packets");
+    guest.provide(0, 32, 2048);
+    (0..3).for_each(|_| send(&guest.peers[0], &segmented(8)));
+    eventually("wait", || guest.count(Counter::RxRateWaits) > 0);
+    assert_eq!(guest.count(Counter::RxFrames), 2);
     guest.stop();
 }
 

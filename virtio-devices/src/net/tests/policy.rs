@@ -32,7 +32,7 @@ fn from(source: [u8; 6], vlan: Option<u16>) -> Vec<u8> {
 /// What leaves of these frames, cut in two at each of these places, and what is counted.
 fn sent(policy: &Policy, frames: &[Vec<u8>], cut: usize) -> (Vec<Vec<u8>>, Vec<(Counter, u64)>) {
     let mut rig = Rig::new();
-    rig.policy.replace(policy.clone(), RateLimits::default()).wait();
+    rig.policy.replace(policy.clone(), RateLimits::default()).wait().unwrap();
     let mut driver = DriverQueue::new(&rig.memory, 1, 64);
     for (i, frame) in frames.iter().enumerate() {
         driver.send(BUFFERS + 0x1000 * i as u64, &with_header(frame), &[cut]);
@@ -79,7 +79,10 @@ fn a_port_vlan_is_on_the_wire_and_no_other() {
 #[test]
 fn offsets_in_the_header_move_with_the_tag_and_never_point_before_it() {
     let mut rig = Rig::new();
-    rig.policy.replace(Policy { port_vlan: Some(PORT_VLAN), ..Policy::default() }, RateLimits::default()).wait();
+    rig.policy
+        .replace(Policy { port_vlan: Some(PORT_VLAN), ..Policy::default() }, RateLimits::default())
+        .wait()
+        .unwrap();
     let mut driver = DriverQueue::new(&rig.memory, 1, 64);
     let header = |csum_start: u8| [1, 1, 54, 0, 100, 0, csum_start, 0, 16, 0, 0, 0];
     driver.send(BUFFERS, &[&header(34)[..], &frame(OTHER, 1514)].concat(), &[12]);
@@ -116,7 +119,7 @@ fn more_frames_to_groups_than_allowed_are_dropped_and_others_leave() {
 #[test]
 fn what_was_checked_is_what_leaves_whatever_the_guest_writes_meanwhile() {
     let mut rig = Rig::new();
-    rig.policy.replace(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default()).wait();
+    rig.policy.replace(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default()).wait().unwrap();
     let mut driver = DriverQueue::new(&rig.memory, 1, 64);
     let queue = driver.queue.clone();
     let mut transmit = Transmit::new(rig.ring(&queue, 1, false), 0);
@@ -147,7 +150,7 @@ fn what_was_checked_is_what_leaves_whatever_the_guest_writes_meanwhile() {
 /// What a driver receives of these frames under `policy`, and what is counted.
 fn received(policy: &Policy, frames: &[Vec<u8>], mergeable: bool) -> (Vec<Vec<u8>>, Vec<(Counter, u64)>) {
     let mut rig = Rig::new();
-    rig.policy.replace(policy.clone(), RateLimits::default()).wait();
+    rig.policy.replace(policy.clone(), RateLimits::default()).wait().unwrap();
     let mut driver = DriverQueue::new(&rig.memory, 0, 64);
     let len = if mergeable { 40 } else { 2048 };
     (0..60).for_each(|i| _ = driver.add(&[(BUFFERS + 0x1000 * i, len, WRITE)]));
@@ -213,7 +216,10 @@ fn an_untrusted_driver_sees_no_frame_that_is_for_others() {
 #[test]
 fn offsets_of_a_received_header_move_with_the_tag() {
     let mut rig = Rig::new();
-    rig.policy.replace(Policy { port_vlan: Some(PORT_VLAN), ..Policy::default() }, RateLimits::default()).wait();
+    rig.policy
+        .replace(Policy { port_vlan: Some(PORT_VLAN), ..Policy::default() }, RateLimits::default())
+        .wait()
+        .unwrap();
     let mut driver = DriverQueue::new(&rig.memory, 0, 64);
     driver.add(&[(BUFFERS, 2048, WRITE)]);
     send(&rig.peer, &[&[1, 1, 58, 0, 100, 0, 38, 0, 16, 0, 0, 0][..], &to(MAC, Some(100), 1)].concat());
@@ -234,7 +240,10 @@ fn a_frame_that_waits_does_not_outlive_its_policy() {
     let mut receive = Receive::new(rig.ring(&queue, 0, false), 1 << VIRTIO_NET_F_MRG_RXBUF, spill());
     rig.pass(|pass| receive.run(pass)).unwrap();
     assert!(receive.has_waiting());
-    rig.policy.replace(Policy { port_vlan: Some(PORT_VLAN), ..Policy::default() }, RateLimits::default()).wait();
+    rig.policy
+        .replace(Policy { port_vlan: Some(PORT_VLAN), ..Policy::default() }, RateLimits::default())
+        .wait()
+        .unwrap();
     (1..8).for_each(|i| _ = driver.add(&[(BUFFERS + 0x1000 * i, 40, WRITE)]));
     rig.pass(|pass| receive.run(pass)).unwrap();
     assert_eq!((rig.count(Counter::RxStopped), rig.count(Counter::RxFrames)), (1, 0));
@@ -255,9 +264,9 @@ fn an_address_that_the_host_gave_stays_unless_its_driver_is_trusted() {
     assert_eq!((set_address(&mut guest, OTHER), set_address(&mut guest, MAC)), (1, 0));
     assert_eq!(guest.net.mac(), MAC);
     // As soon as the host trusts it.
-    guest.net.set_policy(Policy { trusted: true, ..given }, RateLimits::default()).wait();
+    guest.net.set_policy(Policy { trusted: true, ..given }, RateLimits::default()).wait().unwrap();
     assert_eq!((set_address(&mut guest, OTHER), guest.net.mac()), (0, OTHER));
-    guest.net.set_policy(Policy { trusted: false, ..Policy::default() }, RateLimits::default()).wait();
+    guest.net.set_policy(Policy { trusted: false, ..Policy::default() }, RateLimits::default()).wait().unwrap();
     assert_eq!((set_address(&mut guest, FURTHER), guest.net.mac()), (0, FURTHER), "none was given");
     assert_eq!(guest.net.set_mac(OTHER).err(), Some(MacError::InUse));
     guest.stop();
@@ -285,9 +294,9 @@ fn a_spoof_check_follows_the_drivers_address_and_outlives_its_reset() {
     guest.start(COMMANDS);
     assert_eq!([MAC, OTHER].map(|source| send(&mut guest, source)), [true, false]);
     // Live, in both directions.
-    guest.net.set_policy(Policy::default(), RateLimits::default()).wait();
+    guest.net.set_policy(Policy::default(), RateLimits::default()).wait().unwrap();
     assert!(send(&mut guest, OTHER));
-    guest.net.set_policy(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default()).wait();
+    guest.net.set_policy(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default()).wait().unwrap();
     assert!(!send(&mut guest, OTHER));
     guest.stop();
 }

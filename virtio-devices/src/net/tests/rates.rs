@@ -25,7 +25,7 @@ fn sent_a_second(mbits: u32, len: usize, pairs: u16, count: u64) -> f64 {
     let mut rig = Rig::new();
     rig.policy =
         PolicyCell::new(Policy { max_tx_rate: NonZeroU32::new(mbits), ..Policy::default() }, RateLimits::default());
-    rig.policy.load().transmit.take(MORE);
+    rig.policy.load().transmit.take(MORE, 1);
     let mut drivers: Vec<_> = (0..pairs).map(|pair| DriverQueue::new(&rig.memory, pair, 256)).collect();
     let queues: Vec<_> = drivers.iter().map(|driver| Arc::clone(&driver.queue)).collect();
     let mut transmits: Vec<_> = queues.iter().map(|queue| Transmit::new(rig.ring(queue, 1, false), 0)).collect();

@@ -260,10 +260,10 @@ fn the_host_s_link_stops_the_queues_and_starts_them_again() {
     let mut guest = backend.guest(1);
     guest.start_at_once(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
     backend.await_asked("stop");
     assert!(!link_up(&guest.net) && config_interrupts(&guest) == 1);
-    guest.net.set_link(true).wait();
+    guest.net.set_link(true).wait().unwrap();
     assert_eq!(backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true").len(), 1);
     assert!(link_up(&guest.net));
 }
@@ -274,7 +274,7 @@ fn cut_one_that_could_not_go_on(backend: &Scripted) -> Guest {
     let mut guest = backend.guest(1);
     guest.start_at_once(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
     guest
 }
 
@@ -287,12 +287,12 @@ fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
     guest.workers[0].wake();
     assert_eq!(backend.await_asked("call 1"), ["call 1"]);
     assert!(!link_up(&guest.net) && config_interrupts(&guest) == 1);
-    guest.net.set_link(true).wait();
+    guest.net.set_link(true).wait().unwrap();
     assert!(link_up(&guest.net) && config_interrupts(&guest) == 1);
     guest.stop();
     assert_eq!(backend.asked(), ["stop"], "as any other by a pause");
     // Else a driver's first command to a device that has the control queue would wait for the link.
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
     guest.net.reset();
     guest.start_at_once(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
@@ -360,8 +360,8 @@ fn what_a_driver_has_set_up_wrong_is_its_own_mistake_and_no_loss() {
     eventually("the wish for a reset", || guest.interrupts.needs_reset());
     assert!(link_up(&guest.net) && !guest.net.backend_lost());
     // It is not tried again, whatever happens, until the driver resets the device.
-    guest.net.set_link(false).wait();
-    guest.net.set_link(true).wait();
+    guest.net.set_link(false).wait().unwrap();
+    guest.net.set_link(true).wait().unwrap();
     assert_eq!(guest.command(CONTROL, &[0, 0, 1]), 1, "not negotiated, and answered");
     guest.stop();
     assert_eq!(guest.count(Counter::BrokenRings), 1);

@@ -80,7 +80,7 @@ fn a_nic_as_at_power_on_needs_no_state_and_one_that_was_reset_keeps_link_and_gen
     let mut net = nic();
     assert_eq!(net.save(), DeviceSpecific::PowerOn);
     net.reset();
-    net.set_link(false).wait();
+    net.set_link(false).wait().unwrap();
     let saved = state(&net);
     assert_eq!((saved.generation, saved.link_up), (2, false));
     let mut new = nic();
@@ -265,7 +265,7 @@ fn what_is_left_of_limits_comes_back_running_or_not() {
     let old = limited();
     assert_eq!(old.save(), DeviceSpecific::PowerOn);
     old.use_up(1_000_000);
-    old.policy.load().storm.take(0);
+    old.policy.load().storm.take(0, 1);
     let saved = state(&old);
     // That of operations, which the limits have one of, and that of the rate.
     assert_eq!(saved.buckets.transmit.len(), 2);

@@ -2,9 +2,10 @@
 //! (`RFC 768`).
 
 use super::malformed::Malformed;
+use crate::policy::TAGS;
 
-/// The most tags of a frame: two of the guest's, and a port VLAN's.
-const MAX_TAGS: usize = 3;
+/// The most tags of a frame: those of the guest's that a policy looks at, and a port VLAN's.
+const MAX_TAGS: usize = TAGS + 1;
 /// The most extension headers of an IPv6 packet that are passed over.
 const MAX_EXTENSIONS: usize = 8;
 /// The most bytes of all headers together.

@@ -9,7 +9,7 @@ use super::supply::is_enough;
 use super::{Copies, Delivery, Lack, RxRun, Shortage};
 use crate::net::Counter;
 use crate::net_protocol::MAX_FRAME;
-use crate::net_protocol::header::{HEADER, NUM_BUFFERS};
+use crate::net_protocol::header::{self, HEADER, NUM_BUFFERS};
 use crate::policy::{self, NEW_HEAD, NewHead};
 use crate::ring::{BrokenRing, Used};
 
@@ -128,7 +128,7 @@ impl RxRun<'_, '_> {
         self.capacity = 0;
         self.tally.count(Counter::RxFrames);
         self.tally.add(Counter::RxBytes, (len - HEADER) as u64);
-        self.policy.receive.take(len - HEADER);
+        self.policy.receive.take(len - HEADER, header::packets(&header, len - HEADER));
         if self.supply.awaited.is_some() {
             self.end_wait();
         }

@@ -1,6 +1,7 @@
 //! Which port has an address in a VLAN.
 
 use super::index::Key;
+use super::memory::Memory;
 use super::port::{Entry, PortIndex};
 use super::vlan::{Outer, vlan_code};
 use crate::net_protocol::ethernet::Mac;
@@ -52,11 +53,22 @@ pub(super) struct AddressBook {
 }
 
 impl AddressBook {
-    /// Settles claims, and counts at the ports those that lost.
-    pub(super) fn new(mut claims: Vec<Claim>, ports: &mut [Entry], before: Option<&Self>) -> Self {
-        let number = before.map_or(0, |before| before.number.wrapping_add(1));
+    /// Settles claims, and counts at the ports those that lost. What drivers had is what `memory` says, unless that is
+    /// empty.
+    pub(super) fn new(
+        mut claims: Vec<Claim>,
+        ports: &mut [Entry],
+        before: Option<&Self>,
+        memory: Option<&Memory>,
+    ) -> Self {
+        let memory = memory.filter(|memory| !memory.is_empty());
+        let number = before.map_or(0, |before| before.number.wrapping_add(1)).max(memory.map_or(0, Memory::next));
         for claim in &mut claims {
-            claim.since = before.and_then(|before| before.since(claim)).unwrap_or(number);
+            let since = match memory {
+                Some(memory) if claim.by_driver => memory.since(claim.port, claim.key.mac()),
+                _ => before.and_then(|before| before.since(claim)),
+            };
+            claim.since = since.unwrap_or(number);
         }
         claims.sort_unstable();
         let mut kept = Vec::with_capacity(claims.len());
@@ -78,7 +90,7 @@ impl AddressBook {
         Self { claims: kept.into_boxed_slice(), number }
     }
 
-    /// The port that frames for `mac` with this outer tag go to.
+    /// The port that frames for `mac` with this VLAN tag go to.
     pub(super) fn owner(&self, mac: &Mac, outer: Outer, ports: &[Entry]) -> Option<PortIndex> {
         let many = self.at(Key::of(mac, 0)).find(|claim| entry(ports, claim).is_some_and(|port| port.has(outer)));
         let fixed =
@@ -94,6 +106,11 @@ impl AddressBook {
             (many, fixed) => many.or(fixed)?,
         };
         Some(first.port)
+    }
+
+    /// The addresses that ports have by their drivers' wish, with the numbers of the tables that first had them.
+    pub(super) fn of_drivers(&self) -> impl Iterator<Item = (PortIndex, Mac, u64)> {
+        self.claims.iter().filter(|claim| claim.by_driver).map(|claim| (claim.port, claim.key.mac(), claim.since))
     }
 
     fn at(&self, key: Key) -> impl Iterator<Item = &Claim> {

@@ -23,7 +23,7 @@ pub(crate) struct Destinations<'t> {
 }
 
 impl<'t> Destinations<'t> {
-    /// None, for a frame with this outer tag from the port `from`, which was first sent by the port `source`.
+    /// None, for a frame with this VLAN tag from the port `from`, which was first sent by the port `source`.
     pub(super) const fn new(ports: &'t Ports, from: PortIndex, source: Option<PortIndex>, outer: Outer) -> Self {
         Self { ports, from, source, outer, uplink: None, pf_only: false, slices: [&[]; SLICES] }
     }

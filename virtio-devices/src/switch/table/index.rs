@@ -19,6 +19,12 @@ impl Key {
         Self::of(&[0; 6], vlan)
     }
 
+    /// The address.
+    pub(super) const fn mac(self) -> Mac {
+        let [a, b, c, d, e, f, ..] = self.0.to_be_bytes();
+        [a, b, c, d, e, f]
+    }
+
     /// The VLAN.
     pub(super) const fn vlan(self) -> u16 {
         self.0 as u16

@@ -1,7 +1,7 @@
 //! A port of the switch, as its table knows it.
 
 use super::vlan::{Outer, outer, vlan_code};
-use crate::policy::Trunk;
+use crate::policy::{Head, Trunk};
 
 /// The number of a port in its switch's table.
 pub(crate) type PortIndex = u16;
@@ -32,13 +32,18 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Whether frames with this outer tag are in a VLAN of the port.
-    pub(super) fn has(&self, outer: Outer) -> bool {
+    /// True if frames of this VLAN are in a VLAN of the port.
+    pub(super) fn has(&self, vlan: Outer) -> bool {
         match (self.vlan, &self.trunk) {
             (0, None) => true,
-            (0, Some(trunk)) => trunk.contains(outer),
-            (vlan, _) => vlan_code(outer) == vlan,
+            (0, Some(trunk)) => trunk.contains(vlan),
+            (own, _) => vlan_code(vlan) == own,
         }
+    }
+
+    /// True if the port may have the frame that begins with `head`, which no policy checks on its way out.
+    pub(super) fn sees(&self, head: &Head) -> bool {
+        self.has(head.vlan()) && (head.is_clear() || self.has_all())
     }
 
     /// Whether it has the VLAN of a port VLAN.

@@ -2,13 +2,13 @@
 
 use crate::policy::VlanProtocol;
 
-/// The outer tag of a frame, without its priority.
+/// The tag that puts a frame into a VLAN, without its priority.
 pub(super) type Outer = Option<(VlanProtocol, u16)>;
 
 /// What is added to the ID of a provider's VLAN.
 const SERVICE: u16 = 0x1000;
 
-/// The VLAN of frames with this outer tag: 0 of those without one, and of those with a priority only.
+/// The VLAN of frames with this tag: 0 of those without one.
 pub(super) const fn vlan_code(outer: Outer) -> u16 {
     match outer {
         None | Some((_, 0)) => 0,
@@ -17,7 +17,7 @@ pub(super) const fn vlan_code(outer: Outer) -> u16 {
     }
 }
 
-/// The outer tag of frames in this VLAN.
+/// The tag of frames in this VLAN.
 pub(super) const fn outer(vlan: u16) -> Outer {
     match (vlan, vlan & SERVICE) {
         (0, _) => None,

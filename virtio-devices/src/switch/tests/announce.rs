@@ -28,7 +28,7 @@ fn a_port_is_announced_behind_the_uplink_in_its_vlan_and_not_on_the_switch() {
         let begins = [&BROADCAST[..], &mac(port), tag, &[0x80, 0x35]].concat();
         assert_eq!((came.len(), &came[0][..begins.len()]), (1, &begins[..]));
     }
-    lan.nics[1].net.set_link(false).wait();
+    lan.nics[1].net.set_link(false).wait().unwrap();
     assert!(!lan.nics[1].net.announce_here());
     assert!(lan.nics.iter_mut().all(|nic| nic.received().is_empty()));
 }

@@ -84,7 +84,7 @@ fn no_frame_that_a_port_had_not_sent_at_its_reset_leaves_after_it() {
             sender.start(FEATURES);
             receiver.provide(64, 2048);
             receiver.kick();
-            lan.switch.set_port(0, crate::switch::PortSettings::default()).wait();
+            lan.switch.set_port(0, crate::switch::PortSettings::default()).wait().unwrap();
             assert_eq!(receiver.received(), Vec::<Vec<u8>>::new(), "cycle {cycle}, {workers} workers");
         }
     }

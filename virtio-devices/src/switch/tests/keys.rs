@@ -152,7 +152,7 @@ fn lan(set: fn(&mut NetSpec, &mut PortSettings)) -> Lan {
             set(spec, &mut settings);
         }
     });
-    lan.switch.set_port(1, settings).wait();
+    lan.switch.set_port(1, settings).wait().unwrap();
     (0..3).for_each(|port| start(&mut lan, port));
     lan
 }
@@ -172,9 +172,9 @@ fn change(lan: &mut Lan, set: fn(&mut NetSpec, &mut PortSettings)) {
     (spec.policy, spec.limits, spec.link_up) = (Policy::default(), RateLimits::default(), true);
     set(&mut spec, &mut settings);
     let nic = &mut lan.nics[1];
-    nic.net.set_policy(spec.policy, spec.limits).wait();
-    nic.net.set_link(spec.link_up).wait();
-    lan.switch.set_port(1, settings).wait();
+    nic.net.set_policy(spec.policy, spec.limits).wait().unwrap();
+    nic.net.set_link(spec.link_up).wait().unwrap();
+    lan.switch.set_port(1, settings).wait().unwrap();
 }
 
 fn assert_in_force(lan: &mut Lan, key: &Key, when: &str) {

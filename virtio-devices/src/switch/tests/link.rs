@@ -20,7 +20,7 @@ fn always_up() -> PortSettings {
 fn links_follow_an_uplink_that_is_gone_unless_they_are_to_be_up() {
     let mut lan = Lan::running(&Config::open(4));
     for port in [2, 3] {
-        lan.switch.set_port(port, always_up()).wait();
+        lan.switch.set_port(port, always_up()).wait().unwrap();
     }
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!(lan.nics[2].received().len(), 1);
@@ -41,19 +41,19 @@ fn links_follow_an_uplink_that_is_gone_unless_they_are_to_be_up() {
     assert_eq!((lan.nics[2].received().len(), lan.count(1, Counter::TxLinkDown)), (0, 1));
 
     // What the host wants is not forgotten, and a reset of the driver changes nothing.
-    lan.nics[1].net.set_link(false).wait();
-    lan.switch.set_port(1, always_up()).wait();
+    lan.nics[1].net.set_link(false).wait().unwrap();
+    lan.switch.set_port(1, always_up()).wait().unwrap();
     assert!(!lan.nics[1].net.link_up());
-    lan.nics[1].net.set_link(true).wait();
+    lan.nics[1].net.set_link(true).wait().unwrap();
     assert!(lan.nics[1].net.link_up());
-    lan.switch.set_port(1, PortSettings::default()).wait();
+    lan.switch.set_port(1, PortSettings::default()).wait().unwrap();
     assert!(!lan.nics[1].net.link_up());
     lan.nics[1].reset();
     assert!(!lan.nics[1].net.link_up());
     let saved = lan.nics[1].net.save();
     lan.nics[1].net.restore(&saved, None).unwrap();
     assert!(!lan.nics[1].net.link_up());
-    lan.switch.set_port(1, always_up()).wait();
+    lan.switch.set_port(1, always_up()).wait().unwrap();
     assert!(lan.nics[1].net.link_up(), "what was saved is what the host wants");
 }
 

@@ -50,7 +50,7 @@ fn each_frame_reaches_whom_the_mode_says_and_nobody_else() {
         lan.nics[usize::from(MEMBER)].set_tables(&[], &[JOINED]);
         for port in 1..=2 {
             let isolated = kind == Kind::Isolated;
-            lan.switch.set_port(port, PortSettings { isolated, ..PortSettings::default() }).wait();
+            lan.switch.set_port(port, PortSettings { isolated, ..PortSettings::default() }).wait().unwrap();
         }
         let to: Vec<_> = (0..PORTS).map(mac).chain([BROADCAST, JOINED, NOT_JOINED, UNKNOWN]).collect();
         for from in 0..=UPLINK {
@@ -93,10 +93,10 @@ fn a_frame_for_a_port_that_is_closed_is_dropped_and_counted_there() {
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!((lan.count(2, Counter::RxStale), lan.at_uplink().len()), (2, 0));
     lan.nics[2].start(FEATURES);
-    lan.nics[2].net.set_link(false).wait();
+    lan.nics[2].net.set_link(false).wait().unwrap();
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!((lan.count(2, Counter::RxLinkDown), lan.nics[2].received().len()), (1, 0));
-    lan.nics[2].net.set_link(true).wait();
+    lan.nics[2].net.set_link(true).wait().unwrap();
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!(lan.nics[2].received().len(), 1);
 }
@@ -104,7 +104,7 @@ fn a_frame_for_a_port_that_is_closed_is_dropped_and_counted_there() {
 #[test]
 fn own_address_unknown_and_isolated_destinations_are_counted_at_the_sender() {
     let mut lan = Lan::running(&Config::closed(3));
-    lan.switch.set_port(1, PortSettings { isolated: true, ..PortSettings::default() }).wait();
+    lan.switch.set_port(1, PortSettings { isolated: true, ..PortSettings::default() }).wait().unwrap();
     for to in [mac(1), UNKNOWN, mac(2)] {
         lan.nics[1].send(&frame(mac(1), to, 64));
     }
@@ -132,7 +132,7 @@ fn a_driver_that_commands_nothing_sees_its_own_frames_and_broadcast_only() {
 #[test]
 fn a_copy_of_what_passes_its_policy_goes_to_the_mirror() {
     let mut lan = Lan::running(&Config::closed(4));
-    lan.switch.set_port(1, PortSettings { mirror: Some(3), ..PortSettings::default() }).wait();
+    lan.switch.set_port(1, PortSettings { mirror: Some(3), ..PortSettings::default() }).wait().unwrap();
     let sent = frame(mac(1), mac(2), 100);
     lan.nics[1].send(&sent);
     // What goes nowhere is copied; what its policy drops is not.

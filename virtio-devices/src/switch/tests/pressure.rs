@@ -175,10 +175,16 @@ fn what_goes_to_many_waits_for_nobody() {
 /// How many frames two ports with these weights send of 128 each, when they have one turn each. Those of the first go
 /// to `to`.
 fn competing(weights: [u8; 2], to: [u8; 6]) -> [usize; 2] {
+    mirrored_competing(weights, to, None)
+}
+
+/// The same. Copies of the frames of the first go to the port `mirror`.
+fn mirrored_competing(weights: [u8; 2], to: [u8; 6], mirror: Option<u16>) -> [usize; 2] {
     let (mut lan, mut worker) = Lan::stepped(4);
     lan.nics.iter_mut().for_each(|nic| nic.provide(200, 2048));
     for (port, weight) in [1, 2].into_iter().zip(weights) {
-        lan.switch.set_port(port, PortSettings { weight, ..PortSettings::default() }).wait();
+        let mirror = mirror.filter(|_| port == 1);
+        lan.switch.set_port(port, PortSettings { weight, mirror, ..PortSettings::default() }).wait().unwrap();
     }
     for (port, to) in [(1, to), (2, mac(0))] {
         let frame = frame(mac(port), to, 1500);
@@ -205,6 +211,12 @@ fn a_frame_costs_its_sender_as_much_as_it_has_receivers() {
     let [one, other] = competing([10, 10], BROADCAST);
     // It has three.
     assert!((one * 3).abs_diff(other) <= 3, "{one} {other}");
+}
+
+#[test]
+fn a_mirrored_frame_costs_its_sender_twice_as_much() {
+    let [one, other] = mirrored_competing([10, 10], mac(3), Some(0));
+    assert!((one * 2).abs_diff(other) <= 2, "{one} {other}");
 }
 
 #[test]

@@ -165,7 +165,7 @@ impl Lan {
 
     /// Waits until the table is what the ports are.
     pub(super) fn settle(&self) {
-        self.switch.set_port(0, PortSettings::default()).wait();
+        self.switch.set_port(0, PortSettings::default()).wait().unwrap();
     }
 
     /// Sends a frame from the uplink, and waits until it has been forwarded.
@@ -442,7 +442,7 @@ impl Nic {
     }
 
     pub(super) fn set_policy(&mut self, policy: Policy) {
-        self.net.set_policy(policy, RateLimits::default()).wait();
+        self.net.set_policy(policy, RateLimits::default()).wait().unwrap();
     }
 }
 

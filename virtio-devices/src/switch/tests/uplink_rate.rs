@@ -84,7 +84,7 @@ fn ports_have_what_they_are_guaranteed_and_the_rest_by_weight_and_lose_nothing()
     for len in [1514, 40_000] {
         let (mut lan, mut worker) = lan(1000);
         let ports = [(1, guaranteed(500, 10)), (2, guaranteed(100, 10)), (3, guaranteed(0, 20))];
-        lan.switch.set_ports(ports).wait();
+        lan.switch.set_ports(ports).wait().unwrap();
         let time = Duration::from_millis(100);
         sent(&mut lan, &mut worker, &clock, len, time / 10);
         let found = sent(&mut lan, &mut worker, &clock, len, time);
@@ -100,7 +100,7 @@ fn ports_have_what_they_are_guaranteed_and_the_rest_by_weight_and_lose_nothing()
         let found = sent(&mut lan, &mut worker, &clock, len, time);
         assert!((found[0] / 600.0 - 1.0).abs() < 0.02, "{len}: {found:?} after a reset");
         // What the host changes holds for the next frame.
-        lan.switch.set_port(3, guaranteed(400, 20)).wait();
+        lan.switch.set_port(3, guaranteed(400, 20)).wait().unwrap();
         let found = sent(&mut lan, &mut worker, &clock, len, time);
         for (found, expected) in found.iter().zip([500.0, 100.0, 400.0]) {
             assert!((found / expected - 1.0_f64).abs() < 0.02, "{len}: {found} of {expected}");
@@ -128,7 +128,7 @@ fn a_broadcast_waits_as_a_whole() {
     let (mut lan, mut worker) = lan(1);
     let storm = NonZeroU32::new(3);
     lan.nics[1].set_policy(Policy { storm, ..untrusted() });
-    lan.switch.set_port(1, PortSettings { mirror: Some(0), ..PortSettings::default() }).wait();
+    lan.switch.set_port(1, PortSettings { mirror: Some(0), ..PortSettings::default() }).wait().unwrap();
     (0..3).for_each(|port| lan.nics[port].provide(16, 2048));
     (0..3).for_each(|_| lan.nics[1].queue(&frame(mac(1), BROADCAST, 1000)));
     lan.nics[1].kick();

@@ -1,9 +1,12 @@
 //! Devices that are added to a VM and removed from it.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use virtio_devices::{BackendKind, tap_name};
 
 use super::{Added, Instance, no_device};
 use crate::api::Failure;
+use crate::config::shared_macs::SharedMac;
 use crate::config::{
     DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PlannedVm, PmemConfig, VdpaConfig, VmConfig,
     VsockConfig, iommu,
@@ -17,18 +20,54 @@ use crate::telemetry::events::Source;
 use crate::vfio::Notice;
 
 impl Instance {
-    /// Adds a NIC, hot-plugging it if the VM is booted. `fds` are its tap's queues, if clients passed any.
+    /// Adds a NIC, hot-plugging it if the VM is booted. `fds` are its tap's queues, if clients passed any. A NIC that
+    /// the VM has already, by its address and its tap, is not added again: Kata asks for all that it knows.
     ///
     /// # Errors
     ///
     /// It cannot be added. Nothing has changed then.
     pub(crate) fn add_net(&mut self, mut net: NetConfig, fds: Vec<OwnedFd>) -> Result<Option<Added>, Error> {
+        if let Some(id) = self.nic_with(&net, &fds) {
+            log::info!(
+                "{id}: a NIC with its MAC address and a descriptor of its tap is asked for; it is there already"
+            );
+            let plugged = self.vm.as_ref().and_then(|vm| vm.devices().find(&id));
+            return Ok(plugged.map(|plugged| Added { address: plugged.address(), id }));
+        }
         net.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let (id, added) = self.add(|config| config.net.push(net))?;
         if !fds.is_empty() {
             self.fds.insert(id, fds);
         }
         Ok(added)
+    }
+
+    /// The NIC that has the address of `net`, and the tap that `fds` are queues of.
+    fn nic_with(&self, net: &NetConfig, fds: &[OwnedFd]) -> Option<String> {
+        net.mac.filter(|_| net.sriov_vfs == 0)?;
+        let tap = tap_name(fds.first()?.as_fd()).ok()?;
+        let is_same = |other: &&NetConfig| other.mac == net.mac && other.sriov_vfs == 0;
+        let mut ids = self.config().net.iter().filter(is_same).filter_map(|other| other.id.as_ref());
+        ids.find(|id| self.tap_of(id).is_some_and(|name| name == tap)).cloned()
+    }
+
+    /// The name of a NIC's tap, if that was passed or is open.
+    fn tap_of(&self, id: &str) -> Option<String> {
+        let Some(vm) = &self.vm else { return tap_name(self.fds.get(id)?.first()?.as_fd()).ok() };
+        let slot = vm.devices().find(id)?.slot();
+        let name = slot.with(|device| {
+            let port = device.port(None)?;
+            let is_tap = matches!(port.backend_kind(), BackendKind::Tap | BackendKind::VhostNet);
+            is_tap.then(|| port.backend_name().to_string())
+        });
+        name.flatten()
+    }
+
+    /// Warns of MAC addresses that several devices have, one of which is `id`, or of all.
+    pub(super) fn warn_of_macs(&self, id: Option<&str>) {
+        let shared = SharedMac::all(self.planned.plan().nets()).into_iter();
+        let asked = shared.filter(|shared| id.is_none_or(|id| shared.devices.iter().any(|device| device == id)));
+        asked.for_each(|shared| log::warn!("{}", shared.warning()));
     }
 
     /// Adds a vDPA device, hot-plugging it if the VM is booted.
@@ -144,6 +183,7 @@ impl Instance {
         }
         planned.log_warnings(Some(self.planned.plan()));
         self.planned = planned;
+        self.warn_of_macs(Some(&id));
         Ok((id, added))
     }
 

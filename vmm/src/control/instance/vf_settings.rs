@@ -15,13 +15,14 @@ use crate::error_kind::ErrorKind;
 use crate::telemetry::events::Source;
 
 impl Instance {
-    /// Changes a VF: its link, its MAC address, and what it may send and receive. The configuration follows, but for
-    /// the link. What closes something has taken hold when this returns.
+    /// Changes a VF: its link, its MAC address, and what it may send and receive. The configuration follows, except for
+    /// the link. What closes something has taken hold when this succeeds.
     ///
     /// # Errors
     ///
-    /// There is no such VF, another function has the address, a driver already uses the VF, or nobody would enforce
-    /// what is asked for. Nothing has changed then.
+    /// There is no such VF, another function has the address, a driver already uses the VF, or what is asked for cannot
+    /// be enforced: nothing has changed then. Or a worker is still busy with packets from before the change after 5 s:
+    /// the change is made then, and holds for all other packets.
     pub(crate) fn set_vf(&mut self, change: &SetVf, fds: Vec<OwnedFd>) -> Result<(), Failure> {
         let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         if let Some(backend) = change.backend(&numbers) {
@@ -50,6 +51,7 @@ impl Instance {
         let planned = self.planned_with_vf(change)?;
         let plan =
             planned.as_ref().map(|planned| set_vf::plan_of(planned, pf, *index).ok_or_else(no_vf)).transpose()?;
+        let now = set_vf::plan_of(&self.planned, pf, *index);
         let set = plugged.slot().with(|device| {
             let vf = Some(VfIndex(*index));
             let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
@@ -58,8 +60,10 @@ impl Instance {
                 set_vf::check_enforced(plan, port.backend_kind(), &Subject::vf(pf, *index))?;
             }
             let mut replaced = Vec::new();
-            if let Some(mac) = mac {
-                replaced.push(set_vf::set_mac(port, change, *mac, driven)?);
+            if mac.is_some()
+                && let Some(plans) = now.zip(plan)
+            {
+                replaced.push(set_vf::set_mac(port, change, plans, driven)?);
             }
             if let Some(link) = link {
                 replaced.push(port.set_link(*link != LinkPolicy::Down));
@@ -68,10 +72,10 @@ impl Instance {
             Ok(replaced)
         });
         // Without the device's lock: vCPUs take it.
-        set.unwrap_or_else(|| Err(no_vf()))?.into_iter().for_each(Replaced::wait);
-        if let Some(plan) = plan.or_else(|| set_vf::plan_of(&self.planned, pf, *index)) {
+        let mut replaced = set.unwrap_or_else(|| Err(no_vf()))?.into_iter().fold(Replaced::default(), Replaced::and);
+        if let Some(plan) = plan.or(now) {
             let link = link.unwrap_or_else(|| self.policy(pf, Some(*index)).link);
-            set_port(plugged, *index, plan, link);
+            replaced = replaced.and(set_port(plugged, *index, plan, link));
         }
         if let Some(link) = link {
             self.links.insert((pf.clone(), *index), *link);
@@ -79,9 +83,12 @@ impl Instance {
         if let Some(mut planned) = planned {
             planned.keep_slots(self.planned.plan());
             self.planned = planned;
+            if mac.is_some() {
+                self.warn_of_macs(Some(pf));
+            }
         }
         self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &index.to_string()), ("by", "host")]);
-        Ok(())
+        set_vf::settle(replaced, pf, *index)
     }
 
     /// Has VFs on a switch follow their uplink, or not, as clients have said of their links before the VM was saved.
@@ -89,7 +96,8 @@ impl Instance {
         let Some(vm) = &self.vm else { return };
         for ((pf, index), link) in &self.links {
             if let Some((plugged, plan)) = vm.devices().find(pf).zip(set_vf::plan_of(&self.planned, pf, *index)) {
-                set_port(plugged, *index, plan, *link);
+                // The VM is paused: no worker has a packet.
+                drop(set_port(plugged, *index, plan, *link));
             }
         }
     }
@@ -117,11 +125,12 @@ impl Instance {
 }
 
 /// Gives a VF that is a port of a switch the settings of its plan, but for its link, which is as clients want it.
-fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) {
+fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) -> Replaced {
     if let BackendPlan::Port(settings) = &plan.backend
         && let Some(switch) = plugged.switch()
     {
         let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
-        switch.set_port(switch::port_of(index), settings).wait();
+        return switch.set_port(switch::port_of(index), settings);
     }
+    Replaced::default()
 }

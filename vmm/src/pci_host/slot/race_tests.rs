@@ -103,6 +103,8 @@ struct Wanted {
 struct Vcpu<'s> {
     slot: &'s Slot,
     vf: u16,
+    /// How often it has written to a BAR.
+    writes: u64,
 }
 
 impl Vcpu<'_> {
@@ -129,6 +131,7 @@ impl Device for Vcpu<'_> {
     }
 
     fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> pci::Outcome<Infallible> {
+        self.writes += 1;
         self.slot.mmio_write(window, self.offset(window, offset), data);
         pci::Outcome::none()
     }
@@ -238,9 +241,11 @@ impl Rig {
 
     fn apply(&self, op: Op) {
         match op {
-            Op::Pf(op) => apply_to_pf(&mut Driver::new(&mut Vcpu { slot: &self.slot, vf: 0 }, self.placement.rid), op),
+            Op::Pf(op) => {
+                apply_to_pf(&mut Driver::new(&mut Vcpu { slot: &self.slot, vf: 0, writes: 0 }, self.placement.rid), op)
+            }
             Op::Vf(vf, op) => {
-                let mut vcpu = Vcpu { slot: &self.slot, vf };
+                let mut vcpu = Vcpu { slot: &self.slot, vf, writes: 0 };
                 apply_to_vf(&mut Driver::of_vf(&mut vcpu, self.vf_rid(vf), 0), op);
             }
             Op::Hold => {
@@ -364,6 +369,16 @@ fn apply_to_vf(vf: &mut Driver<'_, Vcpu<'_>>, op: VfOp) {
         VfOp::Notify(queue) => drop(vf.notify(queue)),
         VfOp::Flr => drop(vf.flr()),
     }
+}
+
+#[test]
+fn a_driver_sets_up_no_queue_of_a_vf_whose_memory_is_off() {
+    let rig = Rig::new();
+    rig.apply(Op::Pf(PfOp::VfMemory(false)));
+    let mut vcpu = Vcpu { slot: &rig.slot, vf: 0, writes: 0 };
+    assert_eq!(Driver::of_vf(&mut vcpu, rig.vf_rid(0), 0).init(), 0xff);
+    // A driver that takes all ones for a number of queues writes 600,000 times.
+    assert!(vcpu.writes < 100, "{} writes", vcpu.writes);
 }
 
 proptest! {

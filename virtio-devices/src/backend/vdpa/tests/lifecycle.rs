@@ -435,7 +435,7 @@ fn cut_and_mend(backend_features: u64, commanded: bool) -> [Vec<String>; 2] {
     }
     kernel.asked();
     let asked = [false, true].map(|up| {
-        guest.net.set_link(up).wait();
+        guest.net.set_link(up).wait().unwrap();
         // The worker has looked at the link when it has seen what was changed after that, or has done what it does
         // about the link.
         guest.interrupts.set_queue_vector(1, if up { 1 } else { crate::NO_VECTOR });

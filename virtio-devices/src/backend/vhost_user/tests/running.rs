@@ -454,7 +454,7 @@ fn a_peer_that_dies_while_the_host_has_the_link_down_is_noticed() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
     peer.await_heard("STATUS 15");
-    guest.net.set_link(false).wait();
+    guest.net.set_link(false).wait().unwrap();
     peer.await_heard("STATUS 0");
     drop(peer);
     await_loss(&guest, true);
@@ -462,7 +462,7 @@ fn a_peer_that_dies_while_the_host_has_the_link_down_is_noticed() {
     await_loss(&guest, false);
     assert!(!guest.net.link_up());
     assert!(!successor.heard().iter().any(|heard| heard.starts_with("KICK")));
-    guest.net.set_link(true).wait();
+    guest.net.set_link(true).wait().unwrap();
     rig.check_traffic(&mut guest, 60);
 }
 

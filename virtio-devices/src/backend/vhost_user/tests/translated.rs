@@ -7,7 +7,7 @@ use vm_memory::Permissions;
 use super::super::connection::ANSWER;
 use super::super::message::PROTOCOL_F_REPLY_ACK;
 use super::*;
-use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
+use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request, Status};
 use crate::memory::Translate;
 use crate::{DmaSpace, NetSpec, SharedLog, VirtioDevice};
 
@@ -48,8 +48,12 @@ impl Machine {
         self.ask(Request::Map { domain: 1, range: Range { first, last: first + len - 1 }, target, access });
     }
 
-    fn unmap(&self, (first, len): (u64, u64)) {
-        self.ask(Request::Unmap { domain: 1, range: Range { first, last: first + len - 1 } });
+    fn unmap(&self, range: (u64, u64)) {
+        self.try_unmap(range).unwrap();
+    }
+
+    fn try_unmap(&self, (first, len): (u64, u64)) -> Result<(), Status> {
+        self.iommu.carry_out(Request::Unmap { domain: 1, range: Range { first, last: first + len - 1 } })
     }
 
     fn start(&mut self) {
@@ -237,7 +241,7 @@ fn a_peer_that_does_not_forget_is_lost_and_says_why_and_its_successor_is_told_an
     peer.await_heard("STATUS 15");
     peer.keep_translations();
     let begun = Instant::now();
-    machine.unmap((IOVA, PAGE));
+    assert_eq!(machine.try_unmap((IOVA, PAGE)), Err(Status::DeviceError), "the driver is told, too");
     let waited = begun.elapsed();
     assert!((ANSWER..3 * ANSWER).contains(&waited), "{waited:?}");
     await_loss(&machine.guest, true);
@@ -305,7 +309,7 @@ fn what_is_taken_from_a_peer_that_did_not_hear_an_answer_is_told_as_if_it_had_no
             let attach = Request::Attach { domain: 2, endpoint: ENDPOINT, bypass: false };
             machine.iommu.carry_out(attach).unwrap_err();
         } else {
-            machine.unmap((0, 0x3_0000));
+            assert_eq!(machine.try_unmap((0, 0x3_0000)), Err(Status::DeviceError));
         }
         assert!(begun.elapsed() < 3 * ANSWER, "it is not waited for again: {:?}", begun.elapsed());
         let [line] = &logged(&path)[..] else { panic!("{:?}", logged(&path)) };
@@ -374,12 +378,12 @@ fn a_peer_that_closes_its_channel_while_its_queues_do_not_run_is_replaced_before
     machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
     machine.start();
     peer.await_heard("STATUS 15");
-    machine.guest.net.set_link(false).wait();
+    machine.guest.net.set_link(false).wait().unwrap();
     peer.await_heard("STATUS 0");
     peer.close_channel();
     eventually("another connection", || peer.connections() == 2);
     await_loss(&machine.guest, false);
-    machine.guest.net.set_link(true).wait();
+    machine.guest.net.set_link(true).wait().unwrap();
     peer.await_heard("STATUS 15");
     machine.post(IOVA);
     send(&machine.rig.wire, &with_header(&frame(MAC, 60)));

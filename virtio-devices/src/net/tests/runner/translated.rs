@@ -36,8 +36,8 @@ fn an_address_out_of_reach_stops_the_queues_until_the_driver_resets_the_device()
     eventually("the wish for a reset", || guest.interrupts.needs_reset());
     assert_eq!(iommu.counters().get(IommuCounter::Faults), 0, "it was reported by whoever found it");
     guest.kick(0);
-    guest.net.set_link(false).wait();
-    guest.net.set_link(true).wait();
+    guest.net.set_link(false).wait().unwrap();
+    guest.net.set_link(true).wait().unwrap();
     guest.stop();
     assert!(link_up(&guest.net) && backend.asked().is_empty());
     assert_eq!(guest.count(Counter::BrokenRings), 1);
