@@ -165,7 +165,7 @@ mod tests {
             clock.advance(Duration::from_secs(2));
             operation.report(OK, &Ok(0), &failures);
             failures.settle();
-            assert_eq!(*told.lock(), [failing.clone()], "{operation:?}");
+            assert_eq!(*told.lock(), std::slice::from_ref(&failing), "{operation:?}");
         }
         for operation in [Operation::Write(0), Operation::WriteZeroes { range, unmap: false }] {
             operation.report(OK, &Ok(512), &failures);

@@ -278,7 +278,7 @@ fn an_image_that_only_fails_is_reported_once_until_it_works() {
         // The request itself is at fault, and not the host.
         assert_eq!(guest.read(1 << 40, 512).0, IOERR);
         let failing = FailureChange::Failing("it is shorter than the disk".into());
-        assert_eq!(*told.lock(), [failing.clone()]);
+        assert_eq!(*told.lock(), std::slice::from_ref(&failing));
         guest.file.as_file().set_len(SIZE as u64).unwrap();
         assert_eq!(guest.read(2, 512).0, OK);
         eventually("the end of the failures", || *told.lock() == [failing.clone(), FailureChange::Recovered]);
