@@ -10,6 +10,19 @@ use crate::vm::addresses::{apertures, layout_of};
 use crate::vm::{Vm, VmError};
 
 impl Vm {
+    /// The time until [`Self::reclaim`] has work, if it may have any.
+    pub(crate) fn wait_to_reclaim(&self) -> Option<Duration> {
+        if self.running.is_none() || self.is_paused() { None } else { self.reclaiming.wait() }
+    }
+
+    /// Gives pages of unplugged memory back to the host, if that is due.
+    pub(crate) fn reclaim(&mut self) {
+        if self.wait_to_reclaim().is_some() {
+            let is_filled = self.ram.filling().is_none_or(|progress| progress.is_done());
+            self.reclaiming.reclaim(&self.ram.memory().memory(), &self.mem_regions, is_filled);
+        }
+    }
+
     /// Gives the guest the memory `next`, which differs from that of now in sizes alone. Drivers of memory devices are
     /// asked for what they are to have. Otherwise what is missing is added if the VM has room for it, or else from the
     /// next start on; nothing is taken from a running guest.

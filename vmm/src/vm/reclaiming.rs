@@ -9,9 +9,9 @@
 
 use std::time::{Duration, Instant};
 
-use vm_memory::GuestAddressSpace;
+use virtio_devices::GuestMap;
 
-use super::Vm;
+use crate::devices::mem_regions::MemRegions;
 
 /// The time between two looks at all unplugged memory.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -53,32 +53,26 @@ impl Reclaiming {
         }
         true
     }
-}
 
-impl Vm {
-    /// The time until [`Self::reclaim`] has work, if it may have any.
-    pub(crate) fn wait_to_reclaim(&self) -> Option<Duration> {
-        let is_reclaimed = !self.reclaiming.blocks.is_empty() && self.running.is_some() && !self.is_paused();
-        is_reclaimed.then(|| self.reclaiming.next.saturating_duration_since(Instant::now()))
+    /// The time until [`Self::reclaim`] has work; `None` if there are no regions.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        (!self.blocks.is_empty()).then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
-    /// Gives pages of unplugged memory back to the host, if that is due.
-    pub(crate) fn reclaim(&mut self) {
-        if self.wait_to_reclaim() != Some(Duration::ZERO) {
+    /// Gives pages of unplugged memory back to the host, if that is due. `is_filled` is false while a thread fills the
+    /// memory, which would have to read each page that is given back.
+    pub(super) fn reclaim(&mut self, memory: &GuestMap, regions: &MemRegions, is_filled: bool) {
+        if self.wait() != Some(Duration::ZERO) {
             return;
         }
         let begun = Instant::now();
-        // The thread that fills memory would have to read of each page that is given back.
-        let is_filled = self.ram.filling().is_none_or(|progress| progress.is_done());
-        let is_done = !is_filled || {
-            let (memory, regions) = (self.ram.memory().memory(), &self.mem_regions);
-            self.reclaiming.turn(|region, block| {
+        let is_done = !is_filled
+            || self.turn(|region, block| {
                 let region = regions.all().nth(region);
-                region.map_or(0, |region| region.reclaim(&memory, block, STEPS, begun + TURN))
-            })
-        };
+                region.map_or(0, |region| region.reclaim(memory, block, STEPS, begun + TURN))
+            });
         let now = Instant::now();
-        self.reclaiming.next = now + if is_done { PERIOD } else { now.duration_since(begun).max(PAUSE) };
+        self.next = now + if is_done { PERIOD } else { now.duration_since(begun).max(PAUSE) };
     }
 }
 
