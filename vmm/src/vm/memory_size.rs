@@ -1,6 +1,8 @@
 //! Changes of the amount of the guest's memory: more of it while the guest runs, or another amount from its next start
 //! on.
 
+use std::time::Duration;
+
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 
 use crate::arch::x86_64::layout::MEMORY_BLOCK;
