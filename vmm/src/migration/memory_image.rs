@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use virtio_devices::{GuestMap, GuestRegion};
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
-use super::image_layout::{ImageLayout, TRAILER, has_named_file, range};
+use super::image_layout::{ImageLayout, TRAILER, has_named_file, is_kept_by_its_file, range};
 use super::present::{PAGE, Pages, data};
 
 /// What is read or written at once, in bytes.
@@ -149,8 +149,21 @@ pub(crate) fn load(file: &File, layout: &ImageLayout, memory: &GuestMap, stop: &
     Ok(read)
 }
 
+/// Puts what named files keep of `memory` on the disk.
+///
+/// # Errors
+///
+/// A file cannot be flushed.
+pub(crate) fn flush_elsewhere(memory: &GuestMap) -> io::Result<()> {
+    let kept = memory.iter().filter(|region| is_kept_by_its_file(region));
+    kept.filter_map(|region| region.file_offset()).try_for_each(|file| file.file().sync_data())
+}
+
 /// The regions that are in the file, with their offsets there.
-fn placed<'a>(memory: &'a GuestMap, layout: &'a ImageLayout) -> impl Iterator<Item = (&'a GuestRegion, u64)> {
+pub(super) fn placed<'a>(
+    memory: &'a GuestMap,
+    layout: &'a ImageLayout,
+) -> impl Iterator<Item = (&'a GuestRegion, u64)> {
     memory.iter().filter_map(|region| Some((region, layout.offset(&range(region))?)))
 }
 

@@ -14,10 +14,11 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use virtio_devices::{GuestMap, NewThread, Thread};
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::GuestMemoryRegion;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::image_layout::ImageLayout;
+use super::memory_image::placed;
 use super::present::{PAGE, data};
 use super::userfault::{DEVICE, Message, Userfault};
 use crate::threads::{self, ThreadKind};
@@ -99,18 +100,18 @@ impl PageFaults {
     pub(crate) fn begin(memory: &GuestMap, layout: &ImageLayout, file: &Arc<File>) -> io::Result<Self> {
         let fault = Userfault::new()?;
         let mut regions = Vec::new();
-        for (region, place) in memory.iter().zip(&layout.regions) {
+        for (region, offset) in placed(memory, layout) {
             let start = region.as_ptr() as u64;
             let host = start..start + region.len();
             fault.register(&host)?;
             let words = usize::try_from(region.len().div_ceil(PAGE * 64)).map_err(io::Error::other)?;
             let mut ahead = Vec::new();
-            data(file, &(place.offset..place.offset + place.size), &mut |range| {
-                ahead.push(range.start - place.offset..range.end - place.offset);
+            data(file, &(offset..offset + region.len()), &mut |range| {
+                ahead.push(range.start - offset..range.end - offset);
                 Ok(())
             })?;
             ahead.reverse();
-            regions.push(Region { host, offset: place.offset, settled: vec![0; words], ahead });
+            regions.push(Region { host, offset, settled: vec![0; words], ahead });
         }
         let (progress, is_dispensable) = (Arc::<Progress>::default(), Arc::<AtomicBool>::default());
         let end = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);

@@ -108,6 +108,9 @@ impl Restorer {
         let (began, layout, file) = (Instant::now(), &source.state.memory, &source.memory);
         let memory = vm.memory().memory();
         source.check_elsewhere(&memory)?;
+        if mode == MemoryMode::Copy && self.config.prefault {
+            vm.populate().map_err(|error| MigrationError::Host { action: "allocate all memory", error })?;
+        }
         let Some(file) = file else { return Ok(vm) };
         match mode {
             MemoryMode::Map => {}
@@ -118,9 +121,6 @@ impl Restorer {
                 vm.fill_by(faults);
             }
             MemoryMode::Copy => {
-                if self.config.prefault {
-                    vm.populate().map_err(|error| MigrationError::Host { action: "allocate all memory", error })?;
-                }
                 let stop = || cancel.is_some_and(Cancel::is_cancelled);
                 let read = memory_image::load(file, layout, &memory, &stop);
                 let read = read.map_err(|error| MigrationError::Host { action: "read the guest's memory", error })?;

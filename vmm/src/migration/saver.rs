@@ -92,6 +92,7 @@ impl Saver {
                 .and_then(|written| file.sync_all().map(|()| written))
                 .map_err(|error| snapshot.write_error(MEMORY, error))?
         };
+        memory_image::flush_elsewhere(&memory).map_err(host("flush the files of memory zones"))?;
         let state = state.to_file().map_err(failed)?;
         write(&mut snapshot, STATE, &state)?;
         if stop() {
