@@ -372,6 +372,8 @@ mod tests {
     use rustix::mm::Advice;
     use vm_memory::{Bytes, GuestAddress, MemoryRegionAddress};
 
+    use vm_memory::GuestMemoryBackend as _;
+
     use super::*;
     use crate::migration::memory_image;
 
