@@ -266,7 +266,7 @@ mod tests {
         let refused = instance.add_net("id=b,num_queues=8".parse().unwrap(), Vec::new()).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "--net id=b,num_queues=8: 4 queue pairs, but the VM was created with or resized to 3 vCPUs; give at \
+            "num_queues=8: 4 queue pairs, but the VM was created with or resized to 3 vCPUs; give at \
              most 6, or more vCPUs"
         );
     }

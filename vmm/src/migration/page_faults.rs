@@ -370,9 +370,7 @@ fn borrow(event: &EventFd) -> std::os::fd::BorrowedFd<'_> {
 #[cfg(test)]
 mod tests {
     use rustix::mm::Advice;
-    use vm_memory::{Bytes, GuestAddress, MemoryRegionAddress};
-
-    use vm_memory::GuestMemoryBackend as _;
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _, MemoryRegionAddress};
 
     use super::*;
     use crate::migration::memory_image;

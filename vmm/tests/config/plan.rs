@@ -62,8 +62,6 @@ fn devices_have_the_slots_and_ids_of_cloud_hypervisor() {
     config.fs.push("tag=t,socket=/s".parse().unwrap());
     config.pmem.push("file=/p".parse().unwrap());
     config.vsock = Some("cid=3,socket=/v".parse().unwrap());
-    config.balloon = Some("size=0".parse().unwrap());
-    config.vdpa.push("path=/d".parse().unwrap());
     config.memory = "size=1G,shared=on,hotplug_method=virtio-mem,hotplug_size=1G".parse().unwrap();
     (config.watchdog, config.pvpanic, config.iommu) = (true, true, true);
     let order = [
@@ -83,13 +81,22 @@ fn devices_have_the_slots_and_ids_of_cloud_hypervisor() {
         "__iommu",
         "__pvpanic",
     ];
-    let planned = PlannedVm::new(config).unwrap();
-    assert_eq!(planned.plan().devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>(), order);
-    // A device that is added goes on counting.
-    let mut grown = planned.config().clone();
-    grown.net.push("tap=b".parse().unwrap());
-    let grown = PlannedVm::new(grown).unwrap();
-    assert_eq!(grown.added_to(planned.plan()).unwrap().id, "_net7");
+    // A VM has a balloon or vDPA devices.
+    for (without, added) in [("__balloon", "_net7"), ("_vdpa6", "_net6")] {
+        let mut config = config.clone();
+        match without {
+            "__balloon" => config.vdpa.push("path=/d".parse().unwrap()),
+            _ => config.balloon = Some("size=0".parse().unwrap()),
+        }
+        let planned = PlannedVm::new(config).unwrap();
+        let ids: Vec<_> = planned.plan().devices.iter().map(|device| device.id.as_str()).collect();
+        assert_eq!(ids, order.into_iter().filter(|id| *id != without).collect::<Vec<_>>());
+        // A device that is added goes on counting.
+        let mut grown = planned.config().clone();
+        grown.net.push("tap=b".parse().unwrap());
+        let grown = PlannedVm::new(grown).unwrap();
+        assert_eq!(grown.added_to(planned.plan()).unwrap().id, added);
+    }
 }
 
 #[test]
