@@ -148,7 +148,7 @@ fn a_vf_may_have_any_mac_address_if_the_host_says_so() {
     client.put("vm.boot").expect(204);
     assert_eq!(macs(&mut client), (derived, json!("any")));
     let answer = client.put_json("vm.add-net", &json!({"id": "n", "mac": "any"}));
-    let why = "--net id=n,mac=any: only a VF on a switch may have any; elsewhere the guest may change an address with \
+    let why = "mac=any: only a VF on a switch may have any; elsewhere the guest may change an address with \
                trust=on; leave mac out to have one chosen";
     assert_eq!((answer.status, reasons(&answer).last()), (400, Some(&why)));
 }
