@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::code::Code;
 use crate::driven::{drive_in, slot};
-use crate::migration::{receive, send, url, wait_for_state};
+use crate::migration::{receive, receive_by, send, url, wait_for_state};
 use crate::migration_pages::peer;
 use crate::vmm::{BINARY, Vmm, wait_for};
 
@@ -323,11 +323,8 @@ fn receive_at(target: &Host, shared: bool) -> Client {
     if !shared {
         return receive(&target.vmm, &url(&target.vmm));
     }
-    let mut client = target.vmm.client();
     let backends = json!([{"id": "user", "vhost_socket": target.socket()}]);
-    let order = json!({"receiver_url": url(&target.vmm), "backends": backends});
-    client.put_json("vm.receive-migration", &order).expect(204);
-    client
+    receive_by(&target.vmm, &json!({"receiver_url": url(&target.vmm), "backends": backends}))
 }
 
 /// A backend that maps all of the guest's memory may write where nothing is plugged, as its guest's descriptors say.

@@ -88,13 +88,7 @@ pub(crate) fn clear_copies(memory: &GuestMap, range: &Range<u64>) {
 
 /// The regions of `memory` that are private copies of a file, and what they have of `range`, as offsets.
 fn copies<'m>(memory: &'m GuestMap, range: &Range<u64>) -> impl Iterator<Item = (&'m GuestRegion, Range<u64>)> {
-    let range = range.clone();
-    memory.iter().filter(|region| is_copy(region)).filter_map(move |region| {
-        let base = region.start_addr().0;
-        let begin = range.start.max(base);
-        let end = range.end.min(base.saturating_add(region.len()));
-        (begin < end).then(|| (region, begin - base..end - base))
-    })
+    parts(memory, range).filter(|(region, _)| is_copy(region))
 }
 
 /// True if `region` is a private copy of a file.
@@ -102,43 +96,47 @@ fn is_copy(region: &GuestRegion) -> bool {
     region.file_offset().is_some() && region.flags() & libc::MAP_SHARED == 0
 }
 
-/// Gives what pages there are in `range`, guest addresses that no guest uses, back to the host. Nothing is noted: their
-/// contents are of no use to any copy.
+/// The first of the guest addresses in `range` that may have a page to [reclaim]; `None` if none has.
+pub(crate) fn first_page(memory: &GuestMap, range: &Range<u64>) -> Option<u64> {
+    parts(memory, range).find_map(|(region, part)| {
+        let first = if is_copy(region) { Some(part.start) } else { next_in(region, &part) };
+        first.map(|offset| region.start_addr().0.saturating_add(offset))
+    })
+}
+
+/// The first offset in `range` at which `region` has a page, or may have one.
+fn next_in(region: &GuestRegion, range: &Range<u64>) -> Option<u64> {
+    // A host whose files do not tell their pages may have them all.
+    next_data(region, range).map_or(Some(range.start), |data| data.map(|data| data.start))
+}
+
+/// Gives what pages there are in `range`, guest addresses that no guest uses, back to the host: in one call for each
+/// region, however the pages lie. Nothing is noted: their contents are of no use to any copy.
 pub(crate) fn reclaim(memory: &GuestMap, range: &Range<u64>) {
-    for region in memory.iter() {
+    for (region, part) in parts(memory, range) {
+        let whole = whole_pages(&part, page_size(region));
+        // A host that refuses keeps them.
+        let _ = if is_copy(region) { forget(region, &whole) } else { release(region, &whole).map(|_| ()) };
+    }
+}
+
+/// The regions of `memory`, and what they have of `range`, as offsets.
+fn parts<'m>(memory: &'m GuestMap, range: &Range<u64>) -> impl Iterator<Item = (&'m GuestRegion, Range<u64>)> {
+    let range = range.clone();
+    memory.iter().filter_map(move |region| {
         let base = region.start_addr().0;
         let begin = range.start.max(base);
         let end = range.end.min(base.saturating_add(region.len()));
-        if begin >= end {
-            continue;
-        }
-        let mut rest = begin - base..end - base;
-        if is_copy(region) {
-            let _ = forget(region, &whole_pages(&rest, page_size(region)));
-            continue;
-        }
-        // A host whose files do not tell their pages, or that refuses, keeps them.
-        while let Ok(Some(data)) = next_data(region, &rest) {
-            let whole = whole_pages(&data, page_size(region));
-            if whole.is_empty() || release(region, &whole).is_err() {
-                return;
-            }
-            rest.start = data.end;
-        }
-    }
+        (begin < end).then(|| (region, begin - base..end - base))
+    })
 }
 
 /// Writes zeros to `range`, guest addresses, as far as it is guest memory. Its pages stay the same, and no others are
 /// allocated.
 pub(crate) fn clear(memory: &GuestMap, range: &Range<u64>) {
-    for region in memory.iter() {
-        let base = region.start_addr().0;
-        let begin = range.start.max(base);
-        let end = range.end.min(base.saturating_add(region.len()));
-        if begin < end {
-            // A host whose files do not tell their pages keeps what is in them.
-            let _ = fill_with_zeros(region, &(begin - base..end - base));
-        }
+    for (region, part) in parts(memory, range) {
+        // A host whose files do not tell their pages keeps what is in them.
+        let _ = fill_with_zeros(region, &part);
     }
 }
 

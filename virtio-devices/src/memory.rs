@@ -7,6 +7,7 @@
 mod dirty;
 mod dma;
 mod follow;
+mod known;
 mod map;
 mod reach;
 #[cfg(test)]

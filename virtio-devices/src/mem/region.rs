@@ -5,16 +5,19 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use super::blocks::Blocks;
 use super::slots::MemSlots;
-use crate::discard::{self, discard, reclaim};
+use crate::discard::{self, discard};
 use crate::{GuestMap, Interrupts, Reach};
 
 /// The most blocks whose pages are given back before a stop is looked at.
 const STEP: usize = 64;
+/// The most bytes that are reclaimed in one call, or a block if that is larger.
+const RECLAIMED: u64 = 64 << 20;
 
 /// The memory of a device, of which the driver plugs as much as the host wants: one for a device and for who resizes
 /// it. All of it is mapped in this process. Blocks that are not plugged are outside the guest's memory, for vCPUs
@@ -116,19 +119,36 @@ impl MemRegion {
     }
 
     /// Gives pages of blocks that are not plugged back to the host: those that were written by a backend that reaches
-    /// all of the memory, or by a request that was under way when they were unplugged. Looks at up to `most` gaps
-    /// between plugged blocks from the block `from` on, unless a worker is at work. Returns the block to continue from.
-    pub fn reclaim(&self, memory: &GuestMap, from: usize, most: usize) -> usize {
+    /// all of the memory, or by a request that was under way when they were unplugged. Begins at the block `from`, unless
+    /// a worker is at work, and takes up to `most` steps, and none after the first once `until` has come. A step is a
+    /// gap between plugged blocks without pages, or the first 64 MiB with pages in a gap. Returns the block to continue
+    /// from: 0 after the last gap, and `from` if a worker is at work.
+    pub fn reclaim(&self, memory: &GuestMap, from: usize, most: usize, until: Instant) -> usize {
         let Some(_turn) = self.turn.try_lock() else { return from };
         let mut next = from;
-        for _ in 0..most {
+        for step in 0..most {
+            if step > 0 && Instant::now() >= until {
+                break;
+            }
             let keeps_pages = self.keeps_pages.lock();
             let Some(gap) = self.reach.run(next, false).filter(|_| !*keeps_pages) else { return 0 };
-            let addresses = self.state.lock().blocks.addresses(&gap);
-            reclaim(memory, &addresses);
-            next = gap.end;
+            next = self.reclaim_first(memory, gap);
         }
         next
+    }
+
+    /// Reclaims the first pages of a gap between plugged blocks. Returns the block after them.
+    fn reclaim_first(&self, memory: &GuestMap, gap: Range<usize>) -> usize {
+        let (addresses, size) = {
+            let blocks = &self.state.lock().blocks;
+            (blocks.addresses(&gap), blocks.size())
+        };
+        let Some(first) = discard::first_page(memory, &addresses) else { return gap.end };
+        let start = first.saturating_sub(first.saturating_sub(addresses.start) % size);
+        let end = start.saturating_add((RECLAIMED / size).max(1).saturating_mul(size)).min(addresses.end);
+        discard::reclaim(memory, &(start..end));
+        let done = usize::try_from((end - addresses.start) / size).unwrap_or(usize::MAX);
+        gap.start.saturating_add(done)
     }
 
     /// Asks the driver to plug `bytes` in all, in whole blocks and at most all of them. It takes some time, and may not
@@ -236,10 +256,10 @@ impl MemRegion {
             // Blocks that share a memory slot come within reach together: no more of them than the host wants. The
             // driver may unplug others, and Linux would repeat a request at once that is answered otherwise.
             let most = state.requested.div_ceil(blocks.part_size()).saturating_mul(blocks.part_size());
-            if blocks.shown_with(&range) > most {
+            let parts: Vec<_> = blocks.parts(&range).filter(|part| blocks.used(*part) == 0).collect();
+            if !parts.is_empty() && blocks.shown_with(&range) > most {
                 return Work::Done(Answer::Busy);
             }
-            let parts: Vec<_> = blocks.parts(&range).filter(|part| blocks.used(*part) == 0).collect();
             (range, parts)
         };
         // Normally there are no pages. A backend may have written where nothing was plugged.

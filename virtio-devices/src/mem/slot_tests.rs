@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -115,6 +116,18 @@ fn slots_of_several_blocks_show_no_more_than_the_host_wants() {
 }
 
 #[test]
+fn blocks_of_slots_that_are_shown_are_plugged_after_a_shrink() {
+    let (region, memory, slots) = region(4);
+    let go = AtomicBool::new(false);
+    assert_eq!([0, 4, 8].map(|block| region.plug(&memory, at(block), 1, &go)), [ACK; 3]);
+    region.resize(4 * BLOCK);
+    assert_eq!(region.plug(&memory, at(12), 1, &go), Work::Done(Answer::Busy));
+    // All of these slots are there, and the host wants one block more.
+    assert_eq!((region.plug(&memory, at(5), 1, &go), slots.shown()), (ACK, vec![0, 1, 2]));
+    assert_eq!((region.plug(&memory, at(6), 1, &go), reached(&region)), (Work::Done(Answer::Nack), vec![0, 4, 5, 8]));
+}
+
+#[test]
 fn a_change_that_the_host_refuses_changes_nothing() {
     let (region, memory, slots) = region(1);
     let go = AtomicBool::new(false);
@@ -171,6 +184,37 @@ fn a_new_vm_has_slots_for_what_is_plugged() {
     assert_eq!(slots.shown(), [0, 1, 2]);
 }
 
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+/// A step is one call, whatever pages a backend has written, and there is only one after the time is over.
+#[test]
+fn reclaiming_stops_in_a_gap_and_goes_on_there() {
+    const SIZE: u64 = 16 << 20;
+    let file = File::from(rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(16 * SIZE).unwrap();
+    let place = (GuestAddress(START), (16 * SIZE) as usize, Some(FileOffset::new(file.try_clone().unwrap(), 0)));
+    let memory = GuestMap::from_ranges_with_files([place]).unwrap();
+    let region = MemRegion::new(&(START..START + 16 * SIZE), SIZE, 1);
+    region.resize(u64::MAX);
+    assert_eq!(region.plug(&memory, START + 13 * SIZE, 1, &AtomicBool::new(false)), ACK);
+    let pages = || rustix::fs::fstat(&file).unwrap().st_blocks / 8;
+    // 300 extents in four blocks, a page in the next, and one after the plugged block.
+    let extents = (0..300).map(|n| SIZE * 3 + 3 * 4096 + n * 50 * 4096);
+    let write = |offset: u64| memory.write_obj(7_u8, GuestAddress(START + offset)).unwrap();
+    extents.chain([SIZE * 7, SIZE * 13, SIZE * 14 + 4096]).for_each(write);
+    assert_eq!(pages(), 303);
+    let now = Instant::now();
+    assert_eq!((region.reclaim(&memory, 0, 9, now), pages()), (7, 3));
+    assert_eq!((region.reclaim(&memory, 7, 1, later()), pages()), (11, 2));
+    assert_eq!((region.reclaim(&memory, 11, 9, now), pages()), (13, 2));
+    assert_eq!((region.reclaim(&memory, 13, 9, now), pages()), (16, 1));
+    assert_eq!(region.reclaim(&memory, 16, 9, now), 0);
+    (0..13).for_each(|block| write(block * SIZE));
+    assert_eq!((region.reclaim(&memory, 0, 9, later()), pages()), (0, 1));
+}
+
 #[test]
 fn pages_of_unplugged_blocks_are_reclaimed_and_no_others() {
     let (region, memory, _) = region(1);
@@ -179,17 +223,17 @@ fn pages_of_unplugged_blocks_are_reclaimed_and_no_others() {
     let file = memory.iter().next().unwrap().file_offset().unwrap().file().try_clone().unwrap();
     let blocks = || rustix::fs::fstat(&file).unwrap().st_blocks * 512;
     assert_eq!(blocks(), 4096 * BLOCKS as i64);
-    let next = region.reclaim(&memory, 0, 1);
+    let next = region.reclaim(&memory, 0, 1, later());
     assert_eq!((next, blocks()), (4, 4096 * (BLOCKS as i64 - 4)));
-    let next = region.reclaim(&memory, next, 1);
+    let next = region.reclaim(&memory, next, 1, later());
     assert_eq!((next, blocks()), (16, 2 * 4096));
-    assert_eq!(region.reclaim(&memory, next, 1), 0);
+    assert_eq!(region.reclaim(&memory, next, 1, later()), 0);
     let word = |block| memory.read_obj::<u64>(GuestAddress(at(block) + 8192)).unwrap();
     assert_eq!([3, 4, 5, 6].map(word), [0, u64::MAX, u64::MAX, 0]);
     // A device of the host may have pinned them.
     region.keep_pages();
     memory.write_obj(7_u64, GuestAddress(at(0))).unwrap();
-    assert_eq!((region.reclaim(&memory, 0, 9), memory.read_obj::<u64>(GuestAddress(at(0))).unwrap()), (0, 7));
+    assert_eq!((region.reclaim(&memory, 0, 9, later()), memory.read_obj::<u64>(GuestAddress(at(0))).unwrap()), (0, 7));
 }
 
 #[test]
@@ -213,7 +257,7 @@ fn blocks_of_an_image_are_given_back_and_read_as_zero_once_plugged() {
     assert_eq!((region.plug(&memory, at(1), 2, &go), bytes()), (ACK, [7, 0, 0]));
     write();
     // A backend's write to a block that is not plugged.
-    region.reclaim(&memory, 0, 9);
+    region.reclaim(&memory, 0, 9, later());
     assert_eq!(bytes(), [7, 9, 9]);
     let mut first = [0];
     file.read_exact_at(&mut first, BLOCK).unwrap();

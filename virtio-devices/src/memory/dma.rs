@@ -15,6 +15,7 @@ use vm_memory::{
 
 use super::dirty::{DirtyBitmap, DirtySlice};
 use super::follow::{DmaFollower, DmaMapping, NotFollowed};
+use super::known::Known;
 use super::map::{GuestMap, Memory};
 use crate::effort::{self, Span};
 
@@ -132,47 +133,8 @@ pub struct DmaView {
     map: GuestMemoryLoadGuard<GuestMap>,
     iommu: Option<Arc<dyn Translate>>,
     /// The region of `map` that was looked up last: rings and buffers mostly lie in the same. It is kept no longer than
-    /// the map.
+    /// the map, and looked up again after blocks of it were unplugged: a view of a disk may last as long as the map.
     known: Cell<Known>,
-}
-
-/// A region of the map, or the part of it that devices reach, as far as accesses need it.
-#[derive(Clone, Copy)]
-struct Known {
-    /// Its first guest physical address.
-    start: u64,
-    /// Its length in bytes; 0 if it is none.
-    len: u64,
-    /// Where it is mapped.
-    host: *mut u8,
-    bitmap: *const DirtyBitmap,
-    /// Where it begins in the region that the bitmap is of.
-    offset: usize,
-}
-
-impl Known {
-    const NONE: Self = Self { start: 0, len: 0, host: std::ptr::null_mut(), bitmap: std::ptr::null(), offset: 0 };
-
-    /// The region of `map` that the guest physical `address` lies in, as far as devices reach it around there.
-    fn of(map: &GuestMap, address: u64) -> Option<Self> {
-        let region = map.find_region(GuestAddress(address))?;
-        let (start, bitmap) = (region.start_addr().0, region.bitmap().whole());
-        let all = 0..region.len();
-        let part = match bitmap.reach() {
-            None => all,
-            Some(reach) => reach.around(address - start).map(|part| part.start..part.end.min(all.end))?,
-        };
-        let offset = usize::try_from(part.start).ok()?;
-        let host = region.as_ptr().wrapping_add(offset);
-        Some(Self { start: start + part.start, len: part.end - part.start, host, bitmap, offset })
-    }
-
-    /// Whether the `len` bytes at `address`, and at least 1, lie in it.
-    #[inline]
-    fn contains(&self, address: u64, len: usize) -> bool {
-        let offset = address.wrapping_sub(self.start);
-        offset < self.len && len != 0 && len as u64 <= self.len - offset
-    }
 }
 
 impl DmaView {
@@ -288,7 +250,7 @@ impl DmaView {
         }
     }
 
-    /// Where the bytes of [`Self::whole`] are mapped, as long as the view lives. Who writes there
+    /// Where the bytes of [`Self::whole`] are mapped, as long as the view lives. The guest's until they are unplugged. Who writes there
     /// [notes it](Self::note_written).
     #[inline]
     pub(crate) fn host(&self, address: u64, len: usize) -> Option<*mut u8> {
@@ -300,20 +262,21 @@ impl DmaView {
     #[inline]
     fn find(&self, address: u64, len: usize) -> Option<(Known, usize)> {
         let mut known = self.known.get();
-        if !known.contains(address, len) {
-            known = self.look_up(address).filter(|known| known.contains(address, len))?;
+        // SAFETY: the view holds the map, and looks up in no other.
+        if !known.contains(address, len) || unsafe { known.is_stale() } {
+            known = self.look_up(address, len)?;
         }
         // A region is mapped, so its offsets are those of pointers.
         Some((known, address.wrapping_sub(known.start) as usize))
     }
 
-    /// The region that the guest physical `address` lies in.
+    /// The region that the `len` bytes, at least 1, at the guest physical `address` lie in.
     #[cold]
-    fn look_up(&self, address: u64) -> Option<Known> {
+    fn look_up(&self, address: u64, len: usize) -> Option<Known> {
         if self.is_translated() {
             return None;
         }
-        let known = Known::of(self.map(), address)?;
+        let known = Known::of(self.map(), address).filter(|known| known.contains(address, len))?;
         self.known.set(known);
         Some(known)
     }
@@ -364,7 +327,7 @@ impl<'v> Physical<'v> {
         let unmapped = || Error::InvalidGuestAddress(address);
         let known = Known::of(self.map, address.0).ok_or_else(unmapped)?;
         let region = self.map.find_region(address).ok_or_else(unmapped)?;
-        let left = known.len - (address.0 - known.start);
+        let left = known.start.saturating_add(known.len).checked_sub(address.0).ok_or_else(unmapped)?;
         let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.rest);
         let slice = region.get_slice(MemoryRegionAddress(address.0 - region.start_addr().0), len)?;
         self.rest -= len;

@@ -17,13 +17,16 @@ pub struct Reach {
     count: usize,
     /// A bit for each block, the lowest of the first word for the first block.
     words: Box<[AtomicU64]>,
+    /// How often blocks were taken away. Counted after that, so that who looks at it first, and then at the blocks,
+    /// learns of each.
+    generation: AtomicU64,
 }
 
 impl Reach {
     /// None of `count` blocks of `block` bytes.
     pub fn new(block: u64, count: usize) -> Self {
         let words = (0..count.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect();
-        Self { block: block.max(1), count, words }
+        Self { block: block.max(1), count, words, generation: AtomicU64::new(0) }
     }
 
     /// Adds the blocks in `range`, or takes them away.
@@ -35,6 +38,15 @@ impl Reach {
                     if reached { word.fetch_or(bit, Ordering::AcqRel) } else { word.fetch_and(!bit, Ordering::AcqRel) };
             }
         }
+        if !reached {
+            self.generation.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// A number that is another one after blocks were taken away.
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// True if the block is within reach.
@@ -48,18 +60,16 @@ impl Reach {
     pub fn run(&self, from: usize, reached: bool) -> Option<Range<usize>> {
         let start = self.next(from, reached).filter(|start| *start < self.count)?;
         let end = self.next(start, !reached).unwrap_or(self.count);
-        Some(start..end)
+        // The first may have changed in between.
+        (start < end).then_some(start..end)
     }
 
     /// Offsets in the region of the blocks around the offset `offset` that are within reach, without a gap.
     pub(super) fn around(&self, offset: u64) -> Option<Range<u64>> {
         let block = usize::try_from(offset / self.block).ok()?;
-        if !self.has(block) {
-            return None;
-        }
-        let end = self.next(block, false).unwrap_or(self.count);
-        let start = self.before(block);
-        Some(start as u64 * self.block..end as u64 * self.block)
+        // Either end tells of the block too: an unplug in between shows as a range without it.
+        let range = self.before(block)..self.next(block, false).unwrap_or(self.count);
+        range.contains(&block).then(|| range.start as u64 * self.block..range.end as u64 * self.block)
     }
 
     /// The first block from `from` on that is within reach, or is not.
@@ -76,7 +86,7 @@ impl Reach {
         None
     }
 
-    /// The first of the blocks up to `block`, which is within reach, that follow each other within reach.
+    /// The first of the blocks up to `block` that follow each other within reach; a later one if `block` is not.
     fn before(&self, block: usize) -> usize {
         let mut mask = u64::MAX >> (WORD - 1 - block % WORD);
         for (index, word) in self.words.iter().enumerate().take(block / WORD + 1).rev() {
@@ -92,9 +102,42 @@ impl Reach {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Blocks come and go while a device looks: in one word, and across words.
+    #[test]
+    fn a_range_around_an_offset_contains_it_during_unplugs() {
+        const BLOCK: u64 = 4096;
+        const COUNT: usize = 150;
+        let (reach, stop) = (Reach::new(BLOCK, COUNT), AtomicBool::new(false));
+        let looks = |block: u64| {
+            let (offset, mut found) = (block * BLOCK + 7, [0_u32; 2]);
+            // Until both answers were given often.
+            while found.iter().any(|count| *count < 20_000) {
+                let range = reach.around(offset);
+                let is_good = |range: &Range<u64>| range.contains(&offset) && range.end <= COUNT as u64 * BLOCK;
+                assert!(range.as_ref().is_none_or(is_good), "{offset:#x} {range:x?}");
+                found[usize::from(range.is_some())] += 1;
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    reach.set(60..COUNT, true);
+                    reach.set(100..101, false);
+                    reach.set(63..140, false);
+                }
+            });
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| [63, 100, 139].map(looks)));
+            stop.store(true, Ordering::Relaxed);
+            result.unwrap();
+        });
+    }
 
     proptest! {
         #[test]

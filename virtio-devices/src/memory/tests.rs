@@ -395,6 +395,34 @@ fn a_view_reaches_plugged_blocks_of_a_limited_region_only() {
     assert_eq!(lens(20 * PAGE, 1), [None]);
 }
 
+/// A disk's worker has one view for as long as the map stays.
+#[test]
+fn a_view_that_lasts_loses_what_is_unplugged() {
+    let map = three_regions();
+    let reach = Arc::new(Reach::new(4 * PAGE, 4));
+    map.find_region(GuestAddress(16 * PAGE)).unwrap().bitmap().whole().limit(&reach);
+    let view = DmaView::identity(&map);
+    let reaches = |page: u64| {
+        let address = page * PAGE;
+        let found = view.host(address, 8).is_some();
+        assert_eq!(view.piece(address, 8, Permissions::Read).is_some(), found);
+        assert_eq!(view.check_range(GuestAddress(address), 8, Permissions::Write), found);
+        found
+    };
+    reach.set(0..3, true);
+    assert_eq!([16, 20, 24, 28].map(reaches), [true, true, true, false]);
+    assert!(view.host(16 * PAGE, 12 << 12).is_some());
+    reach.set(1..2, false);
+    assert!(view.host(16 * PAGE, 12 << 12).is_none());
+    assert_eq!([20, 16, 20, 24, 20, 28].map(reaches), [false, true, false, true, false, false]);
+    reach.set(0..4, false);
+    assert_eq!([24, 16, 20, 24, 28].map(reaches), [false; 5]);
+    reach.set(1..2, true);
+    assert_eq!([20, 16].map(reaches), [true, false]);
+    // Other regions stay.
+    assert!(reaches(15) && !reaches(24));
+}
+
 #[test]
 fn a_translated_view_reaches_no_unplugged_block() {
     let map = map();

@@ -142,13 +142,11 @@ impl<'e> TapWatch<'e> {
 mod tests {
     use std::process::Command;
 
-    use rustix::event::{PollFd, PollFlags, poll};
     use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
     use super::*;
     use crate::backend::{Tap, TapSpec};
-    use crate::eventfd::borrow;
-    use crate::net::testing::{Guest, namespace};
+    use crate::net::testing::{Guest, eventually, namespace};
 
     fn ip(arguments: &str) {
         let status = Command::new("ip").args(arguments.split(' ')).status().expect("this test needs ip: iproute2");
@@ -175,8 +173,7 @@ mod tests {
         let mut watch = TapWatch::new(&end);
         // What the worker does when the search is over: the tap is there again.
         let take = |queue: &mut TapQueue| {
-            poll(&mut [PollFd::from_borrowed_fd(borrow(&end.kick), PollFlags::IN)], None).unwrap();
-            end.kick.read().unwrap();
+            eventually("the end of the search", || end.kick.read().is_ok());
             queue.replace_by(end.successor.take(0).unwrap());
         };
         for _ in 0..3 {

@@ -59,7 +59,9 @@ fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
 #[test]
 fn a_source_that_ends_keeps_the_buffer_waiting() {
     let begin = Instant::now();
-    let mut guest = Guest::new(rng("/dev/null"));
+    let device = rng("/dev/urandom");
+    *device.source.lock() = File::open("/dev/null").unwrap().into();
+    let mut guest = Guest::new(device);
     guest.queue.add(&[(BUFFERS, 16, WRITE)]);
     guest.kick();
     eventually("an error", || guest.count(RngCounter::BackendErrors) > 0);

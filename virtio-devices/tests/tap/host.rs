@@ -6,6 +6,8 @@ use std::process::Command;
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe};
 use virtio_devices::TapSpec;
 
+use crate::driver::eventually;
+
 /// Puts this thread, and those it starts, into namespaces of their own.
 pub(crate) fn new_namespace() {
     std::fs::File::open("/dev/net/tun").expect("this test needs /dev/net/tun: modprobe tun, and run as root");
@@ -29,6 +31,12 @@ pub(crate) fn ip(arguments: &str) -> String {
 /// Whether the interface `name` exists.
 pub(crate) fn exists(name: &str) -> bool {
     ip("-o link").contains(&format!(": {name}:"))
+}
+
+/// Waits until the interface `name` is gone. A process that another test starts has the descriptors of this one's taps
+/// until its program begins.
+pub(crate) fn wait_gone(name: &str) {
+    eventually("the end of the tap", || !exists(name));
 }
 
 /// The tap `name`, as it is or a new one, with this number of queues.

@@ -86,7 +86,7 @@ fn an_uplink_that_takes_no_frames_is_reported_once() {
     ip("link set tap0 down");
     (0..3).for_each(|_| transmit());
     let failing = FailureChange::Failing(std::io::Error::from_raw_os_error(libc::EIO).to_string());
-    assert_eq!(*told.lock(), [failing.clone()]);
+    assert_eq!(*told.lock(), std::slice::from_ref(&failing));
     ip("link set tap0 up");
     transmit();
     eventually("the end of the failures", || *told.lock() == [failing.clone(), FailureChange::Recovered]);

@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_subject_is_a_path_of_the_document() {
         for (subject, path) in [
-            ("--net id=_net1,num_queues=1", "net[0].num_queues=1"),
+            ("--net id=_net1,num_queues=3", "net[0].num_queues=3"),
             ("--net id=a,b,socket=/s", "net[1].vhost_socket=/s"),
             ("--net id=pf0", "net[2] (id=pf0)"),
             ("--net number 1, mtu=3", "net[0].mtu=3"),
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn a_device_that_is_added_has_paths_of_its_own_document() {
         for (subject, path) in [
-            ("--net id=pf0,num_queues=1", "num_queues=1"),
+            ("--net id=pf0,num_queues=3", "num_queues=3"),
             ("--net id=pf0", "id=pf0"),
             ("--net-vf pf=pf0,index=1,vlan=5000", "vfs[1].vlan=5000"),
             ("--disk path=/d", "path=/d"),

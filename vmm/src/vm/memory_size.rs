@@ -9,10 +9,22 @@ use crate::arch::x86_64::layout::MEMORY_BLOCK;
 use crate::config::{HotplugMethod, MemoryConfig, bytes};
 use crate::pci_host::memory_slots::LAST_MEMORY;
 use crate::vm::addresses::{apertures, layout_of};
-use crate::vm::reclaiming::GAPS;
 use crate::vm::{Vm, VmError};
 
 impl Vm {
+    /// The time until [`Self::reclaim`] has work, if it may have any.
+    pub(crate) fn wait_to_reclaim(&self) -> Option<Duration> {
+        if self.running.is_none() || self.is_paused() { None } else { self.reclaiming.wait() }
+    }
+
+    /// Gives pages of unplugged memory back to the host, if that is due.
+    pub(crate) fn reclaim(&mut self) {
+        if self.wait_to_reclaim().is_some() {
+            let is_filled = self.ram.filling().is_none_or(|progress| progress.is_done());
+            self.reclaiming.reclaim(&self.ram.memory().memory(), &self.mem_regions, is_filled);
+        }
+    }
+
     /// Gives the guest the memory `next`, which differs from that of now in sizes alone. Drivers of memory devices are
     /// asked for what they are to have. Otherwise what is missing is added if the VM has room for it, or else from the
     /// next start on; nothing is taken from a running guest.
@@ -37,27 +49,6 @@ impl Vm {
         }
         self.memory = next;
         Ok(())
-    }
-
-    /// The time until [`Self::reclaim`] has work, if it may have any.
-    pub(crate) fn wait_to_reclaim(&self) -> Option<Duration> {
-        self.reclaiming.wait().filter(|_| self.running.is_some() && !self.is_paused())
-    }
-
-    /// Gives pages of unplugged memory back to the host, if that is due.
-    pub(crate) fn reclaim(&mut self) {
-        if self.wait_to_reclaim() != Some(Duration::ZERO) {
-            return;
-        }
-        self.reclaiming.postpone();
-        // The thread that fills memory would have to read of each page that is given back.
-        if self.ram.filling().is_some_and(|progress| !progress.is_done()) {
-            return;
-        }
-        let memory = self.ram.memory().memory();
-        for (region, block) in self.mem_regions.all().zip(self.reclaiming.blocks()) {
-            *block = region.reclaim(&memory, *block, GAPS);
-        }
     }
 
     /// Adds `more` bytes of memory to a running guest.

@@ -257,9 +257,19 @@ const OF_SOME: &[(Names, &[ThreadKind])] = &[
             ThreadKind::EventMonitor,
             worker(WorkerKind::VhostNet),
             worker(WorkerKind::Vdpa),
+            worker(WorkerKind::TapFinder),
         ],
     ),
-    (Interface, &[ThreadKind::Main, ThreadKind::Starter, ThreadKind::Open, worker(WorkerKind::VhostNet)]),
+    (
+        Interface,
+        &[
+            ThreadKind::Main,
+            ThreadKind::Starter,
+            ThreadKind::Open,
+            worker(WorkerKind::VhostNet),
+            worker(WorkerKind::TapFinder),
+        ],
+    ),
     (Requests, &[ThreadKind::Starter]),
 ];
 

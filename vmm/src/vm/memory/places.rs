@@ -115,9 +115,9 @@ mod tests {
     fn a_slot_is_a_block_unless_there_are_too_many() {
         let place = |len, block| Place { part: 0, range: GIB..GIB + len, block };
         let size = |places: &[Place], slots| slot_size(places, slots).max(2 * MIB);
-        assert_eq!(size(&[place(32 * GIB, 2 * MIB)], 16_384), 2 * MIB);
-        assert_eq!(size(&[place(32 * GIB + 2 * MIB, 2 * MIB)], 16_384), 4 * MIB);
-        assert_eq!(size(&[place(1 << 45, 2 * MIB)], 16_384), 2 * GIB);
+        assert_eq!(size(&[place(GIB, 2 * MIB)], 512), 2 * MIB);
+        assert_eq!(size(&[place(GIB + 2 * MIB, 2 * MIB)], 512), 4 * MIB);
+        assert_eq!(size(&[place(1 << 45, 2 * MIB)], 512), 64 * GIB);
         assert_eq!(size(&[place(GIB, 2 * MIB), place(64 * GIB, GIB), place(GIB, 2 * MIB)], 1088), 2 * MIB);
         assert_eq!(size(&[place(GIB, 2 * MIB), place(GIB, 2 * MIB)], 48), 64 * MIB);
         assert_eq!(size(&[], 48), 2 * MIB);
