@@ -34,7 +34,7 @@ pub(crate) struct IoVecs<'s, 'm> {
     first: usize,
     /// The memory of the segments; `None` before there are any.
     memory: Option<&'m DmaView>,
-    /// The descriptors that were read since they were last asked for.
+    /// The descriptors that were read since they were last asked for, and the further pieces of their buffers.
     walked: usize,
 }
 
@@ -55,31 +55,31 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         chain: Chain<'m>,
         access: Permissions,
     ) -> Result<Extent, BadChain> {
-        self.append_within(memory, chain, access, MAX_SEGMENTS)
+        self.append_within(memory, chain, access, Bounds { pieces: MAX_SEGMENTS, enough: usize::MAX })
     }
 
-    /// The same for a chain of at most `most` descriptors; one with more is refused.
+    /// The same for a chain within `bounds`. What follows `enough` bytes is not looked at.
     pub(crate) fn append_within(
         &mut self,
         memory: &'m DmaView,
         chain: Chain<'m>,
         access: Permissions,
-        most: usize,
+        bounds: Bounds,
     ) -> Result<Extent, BadChain> {
         let mark = self.iovecs.len();
-        let result = self.append_all(memory, chain, access, most.min(MAX_SEGMENTS));
+        let result = self.append_all(memory, chain, access, bounds);
         if result.is_err() {
             self.iovecs.truncate(mark);
         }
         result
     }
 
-    /// The descriptors that were read since [`Self::take_walked`], whatever became of them.
+    /// The descriptors and further pieces that were looked up since [`Self::take_walked`], whatever became of them.
     pub(crate) fn walked(&self) -> usize {
         self.walked
     }
 
-    /// Returns how many descriptors were read since the last call.
+    /// Returns how many descriptors and further pieces were looked up since the last call.
     pub(crate) fn take_walked(&mut self) -> usize {
         std::mem::take(&mut self.walked)
     }
@@ -89,27 +89,39 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         memory: &'m DmaView,
         chain: Chain<'m>,
         access: Permissions,
-        most: usize,
+        bounds: Bounds,
     ) -> Result<Extent, BadChain> {
         let mut total = Extent { segments: 0, bytes: 0 };
         let mut unfinished = true;
+        let until = self.walked + bounds.pieces.min(MAX_SEGMENTS);
         // An endless chain ends here too: each descriptor counts, even if empty.
-        for (count, descriptor) in chain.enumerate() {
+        for descriptor in chain {
             self.walked += 1;
-            if descriptor.is_write_only() != access.has_write() || count == most {
+            if descriptor.is_write_only() != access.has_write() || self.walked > until {
                 return Err(BadChain);
             }
-            let Extent { segments, bytes } = self.push(memory, descriptor, access)?;
+            let room = bounds.enough.saturating_sub(total.bytes);
+            let Extent { segments, bytes } = self.push(memory, descriptor, access, (until, room))?;
             total.segments += segments;
             total.bytes += bytes;
+            if total.bytes >= bounds.enough {
+                return Ok(total);
+            }
             unfinished = descriptor.has_next();
         }
         // The iterator ends without a word where it cannot follow a chain.
         if unfinished { Err(BadChain) } else { Ok(total) }
     }
 
+    /// Appends a descriptor's segments, until `bounds.1` bytes of it are there, while no more than `bounds.0` were walked.
     #[inline]
-    fn push(&mut self, memory: &'m DmaView, descriptor: Descriptor, access: Permissions) -> Result<Extent, BadChain> {
+    fn push(
+        &mut self,
+        memory: &'m DmaView,
+        descriptor: Descriptor,
+        access: Permissions,
+        bounds: (usize, usize),
+    ) -> Result<Extent, BadChain> {
         let len = usize::try_from(descriptor.len()).map_err(|_| BadChain)?;
         if len == 0 {
             return Ok(Extent { segments: 0, bytes: 0 });
@@ -119,7 +131,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
                 self.push_segment(memory, host, len)?;
                 Ok(Extent { segments: 1, bytes: len })
             }
-            None => self.push_pieces(memory, descriptor.address(), len, access),
+            None => self.push_pieces(memory, (descriptor.address(), len), access, bounds),
         }
     }
 
@@ -128,17 +140,25 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     fn push_pieces(
         &mut self,
         memory: &'m DmaView,
-        address: u64,
-        len: usize,
+        (address, len): (u64, usize),
         access: Permissions,
+        (until, enough): (usize, usize),
     ) -> Result<Extent, BadChain> {
         let mut extent = Extent { segments: 0, bytes: 0 };
         let slices = GuestMemory::get_slices(memory, GuestAddress(address), len, access).map_err(|_| BadChain)?;
-        for slice in slices {
+        for (number, slice) in slices.enumerate() {
+            // The first is the descriptor's own. Each costs a look-up, so that one descriptor may be as much work as many.
+            self.walked += usize::from(number > 0);
+            if self.walked > until {
+                return Err(BadChain);
+            }
             let slice = slice.map_err(|_| BadChain)?;
             self.push_segment(memory, slice.ptr_guard_mut().as_ptr(), slice.len())?;
             extent.segments += 1;
             extent.bytes += slice.len();
+            if extent.bytes >= enough {
+                break;
+            }
         }
         Ok(extent)
     }
@@ -458,16 +478,25 @@ pub(crate) fn divide<'m>(
     for descriptor in chain.take(MAX_SEGMENTS) {
         let pushed = if descriptor.is_write_only() {
             seen_writable = true;
-            writable.push(memory, descriptor, Permissions::Write)
+            writable.push(memory, descriptor, Permissions::Write, (usize::MAX, usize::MAX))
         } else if seen_writable {
             Err(BadChain)
         } else {
-            readable.push(memory, descriptor, Permissions::Read)
+            readable.push(memory, descriptor, Permissions::Read, (usize::MAX, usize::MAX))
         };
         result = result.and(pushed.map(|_| ()));
         unfinished = descriptor.has_next();
     }
     if unfinished { Err(BadChain) } else { result }
+}
+
+/// The part of a chain that is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    /// The most descriptors and further pieces of their buffers: a chain of more is refused.
+    pub pieces: usize,
+    /// The bytes after which nothing more of it is looked up.
+    pub enough: usize,
 }
 
 /// How much a chain holds.

@@ -2,11 +2,17 @@
 //! its table holds, so a frame's bytes do not say how much work its buffers are.
 
 use crate::DmaView;
+use crate::iovecs::Bounds;
+use crate::net_protocol::MAX_READ;
 
 /// The most descriptors that are read for one frame on either side: 64 KiB in pieces of 65 bytes. Drivers use some 50.
 const MOST: usize = 1024;
 /// The same where each piece of memory is looked up in an IOMMU's mappings.
 const MOST_TRANSLATED: usize = 512;
+/// The most descriptors that are read for all segments that a switch makes of a frame: 19 for each of 150.
+const MOST_OF_SEGMENTS: usize = 3072;
+/// The same where each piece of memory is looked up.
+const MOST_OF_SEGMENTS_TRANSLATED: usize = 1024;
 /// A descriptor's price, in bytes that are copied in the same time.
 const PRICE: usize = 48;
 /// The same of one whose memory is looked up.
@@ -27,6 +33,17 @@ pub(crate) const TAP_BATCH_COST: usize = 512 << 10;
 /// frame needs more is invalid.
 pub(crate) fn most(memory: &DmaView) -> usize {
     if memory.is_translated() { MOST_TRANSLATED } else { MOST }
+}
+
+/// The bounds of a chain of one frame in `memory`. One that is longer than any frame is seen to be so.
+pub(crate) fn bounds(memory: &DmaView) -> Bounds {
+    Bounds { pieces: most(memory), enough: MAX_READ + 1 }
+}
+
+/// The most descriptors of the buffers of all segments that a switch makes of one frame. Segments for which it would be
+/// more are lost.
+pub(crate) fn most_of_segments(memory: &DmaView) -> usize {
+    if memory.is_translated() { MOST_OF_SEGMENTS_TRANSLATED } else { MOST_OF_SEGMENTS }
 }
 
 /// The price of reading `walked` descriptors in `memory` for a frame of `bytes`, beyond what any frame of that length

@@ -20,7 +20,7 @@ use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Filter, HEAD};
 use super::pass::{BATCH, Next, Pass};
 use crate::features::has;
-use crate::iovecs::{Extent, IoVecs, Storage};
+use crate::iovecs::{Bounds, Extent, IoVecs, Storage};
 use crate::net_protocol::MAX_READ;
 use crate::net_protocol::header::{self, FLAGS, HEADER, NUM_BUFFERS};
 use crate::policy::{self, Head, Policy};
@@ -259,7 +259,8 @@ impl<'q> Receive<'q> {
             let Some(chain) = self.ring.next(pass.memory)? else { return Ok(Some(Shortage::Empty)) };
             let head = chain.head_index();
             let left = walk::most(pass.memory).saturating_sub(self.walked);
-            let appended = iovecs.append_within(pass.memory, chain, Permissions::Write, left);
+            let bounds = Bounds { pieces: left, ..walk::bounds(pass.memory) };
+            let appended = iovecs.append_within(pass.memory, chain, Permissions::Write, bounds);
             let walked = iovecs.take_walked();
             self.walked += walked;
             self.spent += walk::price(walked, 0, pass.memory);

@@ -13,7 +13,7 @@ use super::state::NetState;
 use crate::failures::{Asked, Failures};
 use crate::iovecs::{IoVecs, Storage};
 use crate::net_protocol::MAX_FRAME;
-use crate::net_protocol::header::{self, HEADER};
+use crate::net_protocol::header::{self, HEADER, MAX_PACKETS};
 use crate::policy::{self, Head, NEW_HEAD};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 use crate::{DmaView, walk};
@@ -104,7 +104,7 @@ impl<'q> Transmit<'q> {
     ) -> Result<(usize, u32), Counter> {
         let memory: &DmaView = pass.memory;
         let mut iovecs = IoVecs::new(storage);
-        let appended = iovecs.append_within(memory, chain, Permissions::Read, walk::most(memory));
+        let appended = iovecs.append_within(memory, chain, Permissions::Read, walk::bounds(memory));
         let bytes = appended.map_or(0, |extent| extent.bytes.min(MAX_FRAME));
         *spent += bytes + walk::price(iovecs.take_walked(), bytes, memory);
         let extent = appended.map_err(|_| Counter::TxBadChains)?;
@@ -121,6 +121,11 @@ impl<'q> Transmit<'q> {
             return Err(Counter::TxTooLong);
         }
         let header = header::check(header, len, features).map_err(|_| Counter::TxBadHeaders)?;
+        // One frame is no debt of seconds, which its guest's other frames would have to wait for.
+        let packets = header::packets(&header, len);
+        if packets > MAX_PACKETS && policy.transmit.counts_packets() {
+            return Err(Counter::TxBadHeaders);
+        }
         if !pass.state.link_up() {
             return Err(Counter::TxLinkDown);
         }
@@ -132,7 +137,7 @@ impl<'q> Transmit<'q> {
             iovecs.send(fd, &header)
         };
         sent.map_err(|error| reason(&error, pass.failures))?;
-        Ok((len, header::packets(&header, len)))
+        Ok((len, packets))
     }
 }
 

@@ -26,6 +26,10 @@ pub(crate) const CSUM_OFFSET: usize = 8;
 /// The offset of `num_buffers`.
 pub(crate) const NUM_BUFFERS: usize = 10;
 
+/// The most packets that a frame of a switch, or of a NIC whose packets are limited, may become. 64 KiB in packets of
+/// 128 bytes are less; a guest that asks for shorter ones wants to keep others busy.
+pub(crate) const MAX_PACKETS: u32 = 512;
+
 /// The header of a frame that the driver sends asks for what was not negotiated, or contradicts the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BadHeader;

@@ -149,7 +149,7 @@ impl Forwarder {
                     let delivery = run.deliver(&frame, &source.body(), Wish::Sender);
                     source.spend(run.take_unspent());
                     if delivery == Delivery::NoBuffers {
-                        match run.patience(source.patience()) {
+                        match run.patience(source.patience(), source.stop()) {
                             Some(patience) => {
                                 let more = run.wait_for_buffers(worker);
                                 if more && !source.is_spent() {

@@ -117,8 +117,10 @@ pub(crate) struct RxRun<'r, 'm> {
     price: &'r mut usize,
     /// What this run has cost beyond the bytes of its frames, and its source does not know yet.
     unspent: usize,
-    /// The descriptors that may still be read for the present frame.
+    /// The descriptors that may still be read for the present frame, or the present segment of one.
     left: usize,
+    /// It is a segment for which no more may be read because of those before it.
+    is_last: bool,
     supply: &'r mut Supply,
     tally: &'r mut Tally,
     policy: Guard<Arc<Enforced>>,
@@ -161,6 +163,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
             price,
             unspent: 0,
             left: 0,
+            is_last: false,
             supply,
             tally,
             policy: port.shared.policy.load(),
@@ -185,7 +188,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
             return self.drop_as(lost);
         }
         let made = *self.segments;
-        self.left = walk::most(self.memory);
+        (self.left, self.is_last) = (walk::most(self.memory), false);
         let delivery = match offload::work(&header, self.offloads) {
             None => self.place(header, &new, frame, body),
             Some(work) => self.place_worked(work, header, &new, frame, body),
@@ -249,12 +252,24 @@ impl<'r, 'm> RxRun<'r, 'm> {
     }
 
     /// After [`Delivery::NoBuffers`]: returns how long the frame may wait for buffers, if all waits for this receiver
-    /// may take `budget` in a second; `None` if it has to be dropped.
-    pub(crate) fn patience(&mut self, budget: Duration) -> Option<Duration> {
-        if self.supply.congested || self.broken || budget.is_zero() {
+    /// may take `budget` in a second; `None` if it has to be dropped. `stop` is set when its sender is stopped.
+    pub(crate) fn patience(&mut self, budget: Duration, stop: Option<&Arc<AtomicBool>>) -> Option<Duration> {
+        if self.broken || budget.is_zero() {
             return None;
         }
-        self.port.waits.lock().left(&mut self.supply.awaited, budget, clock::now())
+        let (now, mut waits) = (clock::now(), self.port.waits.lock());
+        // Its driver may never provide so many at once that it is known to have recovered.
+        let period = waits.period(now);
+        if self.supply.congested == Some(period) {
+            return None;
+        }
+        self.supply.congested = None;
+        // A wait may have ended unseen, with its sender.
+        let is_gone = self.supply.waiter.as_ref().is_some_and(|stop| stop.load(Ordering::Acquire));
+        if is_gone || self.supply.awaited.is_none_or(|since| since < period) {
+            (self.supply.awaited, self.supply.waiter) = (None, stop.cloned());
+        }
+        waits.left(&mut self.supply.awaited, budget, now)
     }
 
     /// After [`Delivery::NoBuffers`]: has the driver ring when it provides buffers, for the worker `waiter`. Returns
@@ -269,17 +284,20 @@ impl<'r, 'm> RxRun<'r, 'm> {
         more.unwrap_or(true)
     }
 
-    /// After [`Delivery::NoBuffers`]: the frame is dropped. If it has `waited`, nobody waits again for now.
+    /// After [`Delivery::NoBuffers`]: the frame is dropped. If it has `waited`, no frame waits again in this period.
     pub(crate) fn drop_for_lack(&mut self, waited: bool) {
         self.put_back();
-        let reason = if self.supply.congested { Counter::RxCongested } else { Counter::RxNoBuffers };
+        let reason = if self.supply.congested.is_some() { Counter::RxCongested } else { Counter::RxNoBuffers };
         self.tally.count(reason);
-        self.supply.congested |= waited;
+        if waited {
+            self.supply.congested = Some(self.port.waits.lock().period(clock::now()));
+        }
         self.end_wait();
     }
 
     /// Ends a wait for its buffers, if there was one.
     fn end_wait(&mut self) {
+        self.supply.waiter = None;
         if let Some(since) = self.supply.awaited.take() {
             self.port.waits.lock().end(since, clock::now());
         }

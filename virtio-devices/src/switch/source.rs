@@ -1,5 +1,7 @@
 //! Where frames come from: the queues of a port, or the uplink.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::body::Body;
@@ -68,6 +70,9 @@ pub(crate) trait Source {
 
     /// How long all frames for a receiver may wait for its buffers in a second.
     fn patience(&self) -> Duration;
+
+    /// The flag that is set when its port is stopped, if it is a port's.
+    fn stop(&self) -> Option<&Arc<AtomicBool>>;
 
     /// The number of receivers that have the frame already, from when it was put back.
     fn served(&self) -> usize;

@@ -19,7 +19,7 @@ use crate::iovecs::{IoVecs, Storage};
 use crate::net::{BATCH, Counter, Enforced, Shared, Tally, send_failure};
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
-use crate::net_protocol::header::{self, HEADER};
+use crate::net_protocol::header::{self, HEADER, MAX_PACKETS};
 use crate::policy::{self, Head, NEW_HEAD};
 use crate::ring::{BrokenRing, Chain, ParkedRing, Ring, Used};
 use crate::{DmaView, clock, walk};
@@ -42,7 +42,7 @@ pub(crate) struct Sender<'b> {
     /// What its start was with.
     pub shared: &'b Shared,
     /// Set when it is stopped.
-    pub stop: &'b AtomicBool,
+    pub stop: &'b Arc<AtomicBool>,
     /// Set when the switch's threads shall end.
     pub end: &'b AtomicBool,
     /// How long frames wait for a receiver's buffers in a second.
@@ -177,8 +177,8 @@ impl<'b, 'm> TxBatch<'b, 'm> {
     /// Looks at the frame in `chain`: where it goes, or the reason why it is dropped.
     fn inspect<'t>(&mut self, chain: Chain<'m>, table: &'t Table) -> Result<Frame<'t>, Counter> {
         self.iovecs.clear();
-        let most = walk::most(self.memory);
-        let appended = self.iovecs.append_within(self.memory, chain, Permissions::Read, most);
+        let bounds = walk::bounds(self.memory);
+        let appended = self.iovecs.append_within(self.memory, chain, Permissions::Read, bounds);
         // Its bytes may be none.
         let bytes = appended.map_or(0, |extent| extent.bytes.min(MAX_FRAME));
         let price = walk::price(self.iovecs.take_walked(), bytes, self.memory);
@@ -200,6 +200,10 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         self.spent += len;
         let (state, policy) = (&self.port.shared.state, &self.policy);
         let header = header::check(header, len, self.port.shared.features).map_err(|_| Counter::TxBadHeaders)?;
+        // Whoever has it pays for its packets, and has no say in their number.
+        if header::packets(&header, len) > MAX_PACKETS {
+            return Err(Counter::TxBadHeaders);
+        }
         if !state.link_up() {
             return Err(Counter::TxLinkDown);
         }
@@ -363,6 +367,10 @@ impl Source for TxBatch<'_, '_> {
 
     fn patience(&self) -> Duration {
         self.port.patience
+    }
+
+    fn stop(&self) -> Option<&Arc<AtomicBool>> {
+        Some(self.port.stop)
     }
 
     fn served(&self) -> usize {

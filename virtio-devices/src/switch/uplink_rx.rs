@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use super::uplink::Uplink;
 use crate::net::{BATCH, Counter, Tally};
 use crate::net_protocol::MAX_READ;
 use crate::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
-use crate::net_protocol::header::{FLAGS, HEADER, NUM_BUFFERS};
+use crate::net_protocol::header::{FLAGS, HEADER, MAX_PACKETS, NUM_BUFFERS, packets};
 use crate::policy::{self, Head};
 use crate::ring::BrokenRing;
 use crate::spill::Spill;
@@ -126,6 +127,9 @@ impl UplinkBatch<'_> {
         let mut header = *header;
         header[FLAGS] &= (VIRTIO_NET_HDR_F_NEEDS_CSUM | VIRTIO_NET_HDR_F_DATA_VALID) as u8;
         header[NUM_BUFFERS..].fill(0);
+        if packets(&header, frame.len()) > MAX_PACKETS {
+            return Err(Counter::RxBadOffloads);
+        }
         let known = frame.len().min(policy::HEAD);
         let head = Head::of(frame.get(..known).unwrap_or(frame)).map_err(|_| Counter::RxVlanFiltered)?;
         if is_multicast(&head.source()) {
@@ -214,6 +218,10 @@ impl Source for UplinkBatch<'_> {
 
     fn patience(&self) -> Duration {
         Duration::ZERO
+    }
+
+    fn stop(&self) -> Option<&Arc<AtomicBool>> {
+        None
     }
 
     fn served(&self) -> usize {

@@ -16,14 +16,23 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
+    /// Returns the beginning of the present period, which may be now.
+    pub(crate) fn period(&mut self, now: Instant) -> Instant {
+        match self.began {
+            Some(began) if now.saturating_duration_since(began) < PERIOD => began,
+            _ => {
+                *self = Self { began: Some(now), over: Duration::ZERO };
+                now
+            }
+        }
+    }
+
     /// Returns how much longer a frame may wait, for which a queue has been waited `since` then or not at all, if all
     /// waits of a period may take `budget`; `None` if no longer. A wait begins with this.
     pub(crate) fn left(&mut self, since: &mut Option<Instant>, budget: Duration, now: Instant) -> Option<Duration> {
-        if self.began.is_none_or(|began| now.saturating_duration_since(began) >= PERIOD) {
-            *self = Self { began: Some(now), over: Duration::ZERO };
-        }
-        // A wait of an earlier period may have ended unseen, with its sender.
-        let since = since.insert(since.filter(|since| Some(*since) >= self.began).unwrap_or(now));
+        let began = self.period(now);
+        // A wait of an earlier period may have ended unseen: its sender may have changed its frame.
+        let since = since.insert(since.filter(|since| *since >= began).unwrap_or(now));
         let waited = self.over + now.saturating_duration_since(*since);
         budget.checked_sub(waited).filter(|left| !left.is_zero())
     }

@@ -98,6 +98,26 @@ fn a_segmented_frame_counts_as_its_packets_in_both_directions() {
 }
 
 #[test]
+fn a_frame_of_more_than_512_packets_is_refused_under_a_limit() {
+    for (limits, counts) in [
+        (RateLimits { ops: limit(1000, NEVER), bandwidth: None }, [1, 1]),
+        (RateLimits { ops: None, bandwidth: limit(1 << 20, NEVER) }, [2, 0]),
+    ] {
+        let mut guest = Guest::with(NetSpec { limits, ..spec(1, 64) });
+        guest.start(1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_HOST_TSO4);
+        for size in [1, 2] {
+            let mut bytes = segmented(6);
+            bytes[4] = size;
+            guest.queues[1].send(BUFFERS, &bytes, &[]);
+            guest.kick(1);
+            eventually("the frame", || !guest.queues[1].take_used().is_empty());
+        }
+        eventually("counts", || [Counter::TxFrames, Counter::TxBadHeaders].map(|c| guest.count(c)) == counts);
+        guest.stop();
+    }
+}
+
+#[test]
 fn what_waits_goes_on_as_the_buckets_refill() {
     let began = Instant::now();
     // 60 bytes in 20 ms, beyond the first.

@@ -7,11 +7,12 @@ use virtio_bindings::virtio_net::{
 use super::checksum::Sum;
 use super::malformed::Malformed;
 use super::packet::{IPV6_HEADER, Packet, Transport, Version};
-use crate::net_protocol::header::{CSUM_OFFSET, CSUM_START, GSO_SIZE, GSO_TYPE, HEADER, field, needs_checksum};
+use crate::net_protocol::header::{
+    CSUM_OFFSET, CSUM_START, GSO_SIZE, GSO_TYPE, HEADER, MAX_PACKETS, field, needs_checksum,
+};
 
-/// The most segments of a frame. 64 KiB in segments of 128 bytes are less; a guest that asks for shorter ones wants to
-/// keep the switch busy. So many take less than 200 us.
-const MAX_SEGMENTS: usize = 512;
+/// The most segments of a frame. So many take less than 200 us.
+const MAX_SEGMENTS: usize = MAX_PACKETS as usize;
 
 /// Offsets in an IPv4 header.
 const IPV4_LEN: usize = 2;

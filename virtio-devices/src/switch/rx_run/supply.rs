@@ -1,5 +1,7 @@
 //! What is known of the buffers that a receive queue's driver provides.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::DmaView;
@@ -12,10 +14,13 @@ const RECOVERED: u16 = 32;
 /// The supply of a receive queue.
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
-    /// Its driver has provided no buffers for a while: no frame waits for them.
-    pub congested: bool,
+    /// Its driver has provided no buffers for a while: no frame waits for them in the period of [waits](super::Waits)
+    /// that began then.
+    pub congested: Option<Instant>,
     /// The beginning of a sender's wait for its buffers.
     pub awaited: Option<Instant>,
+    /// Set when the sender is stopped that began it.
+    pub waiter: Option<Arc<AtomicBool>>,
     /// A frame that found no room. The ring is not read again for such a frame before the driver has changed it.
     pub shortage: Option<Shortage>,
 }
@@ -27,6 +32,10 @@ pub(crate) enum Lack {
     Buffers,
     /// The buffers are too short for it, however many there are.
     Length,
+    /// So many buffers were invalid that no more are looked at for it.
+    Valid,
+    /// So much was read for segments of the same frame that no more is read for this one.
+    Effort,
 }
 
 /// A frame that found no room.

@@ -7,18 +7,18 @@ use super::super::frame::Frame;
 use super::super::offload::{self, Segments, Work};
 use super::supply::is_enough;
 use super::{Copies, Delivery, Lack, RxRun, Shortage};
+use crate::iovecs::Bounds;
 use crate::net::Counter;
 use crate::net_protocol::MAX_FRAME;
 use crate::net_protocol::header::{self, HEADER, NUM_BUFFERS};
 use crate::policy::{self, NEW_HEAD, NewHead};
 use crate::ring::{BrokenRing, Used};
+use crate::walk;
 
 /// The most receive buffers that no frame can be written to, and that are given back for one frame.
 const MAX_BAD: usize = 16;
 /// The longest frame that work is done on, in bytes.
 const WORKED: usize = MAX_FRAME + 2 * NEW_HEAD;
-/// The descriptors that may be read for each segment of a frame beside those for a whole frame.
-const FOR_SEGMENT: usize = 2;
 
 impl RxRun<'_, '_> {
     /// Writes the frame, which begins with `new`, to the driver's buffers.
@@ -72,14 +72,16 @@ impl RxRun<'_, '_> {
     }
 
     /// Writes the segments of `frame`, by way of `buffer`. Where buffers run out after the first, the others are lost,
-    /// as on a wire.
+    /// as on a wire; and those for which [too many descriptors](walk::most_of_segments) would be read.
     fn write_segments(&mut self, header: &[u8; HEADER], frame: &[u8], buffer: &mut [u8]) -> Delivery {
         let Ok(mut segments) = Segments::new(header, frame) else { return self.drop_as(Counter::RxBadOffloads) };
         let mut first = true;
         *self.segments += segments.left();
-        self.left += FOR_SEGMENT * segments.left();
+        let mut rest = walk::most_of_segments(self.memory);
         while let Some(len) = segments.next_into(buffer) {
             let segment = buffer.get(..len).unwrap_or_default();
+            let before = self.iovecs.walked();
+            (self.left, self.is_last) = (rest.min(walk::most(self.memory)), rest < walk::most(self.memory));
             match self.write([0; HEADER], segment, &Body::Private(&[]), 0) {
                 Delivery::Done => {}
                 Delivery::NoBuffers if !first => {
@@ -89,6 +91,7 @@ impl RxRun<'_, '_> {
                 }
                 other => return other,
             }
+            rest = rest.saturating_sub(self.iovecs.walked() - before);
             first = false;
         }
         self.tally.count(Counter::SwSegmented);
@@ -100,8 +103,8 @@ impl RxRun<'_, '_> {
         let len = HEADER + front.len() + rest;
         match self.prepare(len) {
             Ok(None) => {}
-            Ok(Some(Lack::Buffers)) => return Delivery::NoBuffers,
-            Ok(Some(Lack::Length)) => {
+            Ok(Some(Lack::Buffers | Lack::Effort)) => return Delivery::NoBuffers,
+            Ok(Some(Lack::Length | Lack::Valid)) => {
                 self.put_back();
                 return self.drop_as(Counter::RxTooLong);
             }
@@ -110,9 +113,11 @@ impl RxRun<'_, '_> {
                 return self.drop_as(Counter::RxStale);
             }
         }
-        if self.supply.congested {
+        if self.supply.congested.is_some() {
             let available = self.ring.available(self.memory).unwrap_or(0).saturating_add(self.chains.len() as u16);
-            self.supply.congested = !is_enough(available, self.ring.size());
+            if is_enough(available, self.ring.size()) {
+                self.supply.congested = None;
+            }
         }
         header[NUM_BUFFERS..].copy_from_slice(&(self.chains.len() as u16).to_le_bytes());
         self.iovecs.write_at(0, &header);
@@ -145,15 +150,17 @@ impl RxRun<'_, '_> {
             self.supply.shortage = None;
         }
         let lack = self.take_chains(bytes)?;
-        if let Some(lack) = lack {
+        // What lies beyond those that were looked at is not known.
+        if let Some(lack @ (Lack::Buffers | Lack::Length)) = lack {
             let taken = self.chains.len() as u16;
             self.supply.shortage = Shortage::of(lack, bytes, taken, &self.ring, self.memory);
         }
         Ok(lack)
     }
 
-    /// Takes chains until they hold `bytes`. A ring of which a frame needs more descriptors than
-    /// [may be read](crate::walk::most) is invalid.
+    /// Takes chains until they hold `bytes`. A ring of which a frame, or a segment of one, needs more descriptors than
+    /// [may be read](walk::most) is invalid. One that has too many for all segments of a frame is not: their sender
+    /// decides into how many the frame is cut.
     fn take_chains(&mut self, bytes: usize) -> Result<Option<Lack>, BrokenRing> {
         let mut bad = 0;
         while self.capacity < bytes {
@@ -162,9 +169,17 @@ impl RxRun<'_, '_> {
             }
             let Some(chain) = self.ring.next(self.memory)? else { return Ok(Some(Lack::Buffers)) };
             let (head, before) = (chain.head_index(), self.iovecs.walked());
-            let appended = self.iovecs.append_within(self.memory, chain, Permissions::Write, self.left);
-            let Some(left) = self.left.checked_sub(self.iovecs.walked() - before) else { return Err(BrokenRing) };
-            self.left = left;
+            let enough = (bytes - self.capacity).max(HEADER);
+            let bounds = Bounds { pieces: self.left, enough };
+            let appended = self.iovecs.append_within(self.memory, chain, Permissions::Write, bounds);
+            match self.left.checked_sub(self.iovecs.walked() - before) {
+                Some(left) => self.left = left,
+                None if self.is_last => {
+                    self.ring.put_back(1);
+                    return Ok(Some(Lack::Effort));
+                }
+                None => return Err(BrokenRing),
+            }
             match appended {
                 // The header is never divided (`virtio 1.4 §5.1.6.3.1`).
                 Ok(extent) if extent.bytes >= HEADER => {
@@ -182,7 +197,7 @@ impl RxRun<'_, '_> {
                     self.used.push(Used { head, len: 0 });
                     bad += 1;
                     if bad == MAX_BAD {
-                        return Ok(Some(Lack::Length));
+                        return Ok(Some(Lack::Valid));
                     }
                 }
             }

@@ -29,11 +29,14 @@ const TAKER: u16 = 6;
 type Shape = (u16, u32);
 /// As many as a chain can have, without a byte.
 const EMPTY: Shape = (1021, 0);
+/// One descriptor over more mappings of 4 KiB than a frame may have.
+const PAGES: Shape = (0, 4 << 20);
 
 /// Writes a table of descriptors of this shape and one of `last` bytes, where the port's own frames do not lie. Returns
 /// the descriptor that refers to it.
 fn table(nic: &Nic, (count, each): Shape, last: u32, flags: u16) -> (u64, u32, u16) {
     let (at, data) = (nic.send_area() + (1 << 20), nic.send_area() + (2 << 20));
+    let last = if count == 0 { each } else { last };
     for index in 0..count {
         nic.tx.set_descriptor(at, index, (data, each, flags | NEXT, index + 1));
     }
@@ -192,8 +195,8 @@ fn hostile_rings_leave_others_80_percent_and_hold_no_lock_long() {
     }
 }
 
-/// Puts the ports of both pairs behind an IOMMU.
-fn put_behind(lan: &mut Lan) -> (Arc<Iommu>, Vec<Behind>) {
+/// Puts the ports of both pairs behind an IOMMU, with mappings of `step` bytes.
+fn put_behind(lan: &mut Lan, step: u64) -> (Arc<Iommu>, Vec<Behind>) {
     let (iommu, mut behind) = (Iommu::new(48), Vec::new());
     for port in [1, 2, SENDER, TAKER] {
         let endpoint = u32::from(0x100 | port);
@@ -202,8 +205,11 @@ fn put_behind(lan: &mut Lan) -> (Arc<Iommu>, Vec<Behind>) {
         let nic = &mut lan.nics[usize::from(port)];
         nic.iommu = behind.last().map(|behind| Arc::clone(behind.endpoint()) as _);
         for (first, last) in nic.places() {
-            let (range, access) = (Range { first, last }, Permissions::ReadWrite);
-            iommu.carry_out(Request::Map { domain: port.into(), range, target: first, access }).unwrap();
+            for target in (first..last).step_by(step as usize) {
+                let range = Range { first: target, last: last.min(target + step - 1) };
+                let access = Permissions::ReadWrite;
+                iommu.carry_out(Request::Map { domain: port.into(), range, target, access }).unwrap();
+            }
         }
         nic.reset();
         nic.start(FEATURES);
@@ -215,11 +221,11 @@ fn put_behind(lan: &mut Lan) -> (Arc<Iommu>, Vec<Behind>) {
 /// An unmap waits for passes, of which the longest is measured: its own function's, and those of senders to it.
 #[test]
 fn an_unmap_waits_for_a_bounded_amount_of_work() {
-    for shape in [EMPTY, (1021, 1), (500, 1), (200, 1)] {
+    for shape in [EMPTY, (1021, 1), (500, 1), (200, 1), PAGES] {
         for attack in Attack::ALL {
             let clock = StoppedClock::new();
             let (mut lan, mut worker) = Lan::stepped(8);
-            let (_iommu, _behind) = put_behind(&mut lan);
+            let (_iommu, _behind) = put_behind(&mut lan, if shape == PAGES { 4096 } else { 8 << 20 });
             take_longest();
             let before = Effort::so_far();
             for _ in 0..20 {

@@ -6,6 +6,7 @@ use virtio_bindings::virtio_net::{
 
 use super::rig::*;
 use crate::Counter;
+use crate::net::testing::{WRITE, eventually};
 use crate::policy::{Policy, PortVlan, VlanProtocol};
 
 const SENDS: u64 = FEATURES | 1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_HOST_TSO4;
@@ -118,4 +119,54 @@ fn a_tag_on_one_side_moves_what_the_header_points_to() {
     lan.nics[2].set_policy(Policy { port_vlan: Some(vlan), ..untrusted() });
     let untagged = send(&mut lan);
     assert!(untagged[..10] == header[..10] && untagged[12..] == frame);
+}
+
+/// Sends segments of `size` bytes, 65,000 of them in a frame.
+fn send_segments_of(lan: &mut Lan, size: u16) {
+    let (mut header, frame) = segment(65_000);
+    header[4..6].copy_from_slice(&size.to_le_bytes());
+    lan.nics[1].queue_raw(&[&header[..], &frame].concat(), &[12, 54]);
+    lan.nics[1].kick();
+    lan.nics[1].wait_sent(1);
+}
+
+/// The sender decides how many segments there are, and the receiver how many descriptors a chain has.
+#[test]
+fn short_segments_break_no_receiver_with_long_chains() {
+    const CHAINS: usize = 200;
+    let mut lan = lan(FEATURES & !(1 << VIRTIO_NET_F_MRG_RXBUF));
+    lan.nics[2].reset();
+    lan.nics[2].start(FEATURES & !(1 << VIRTIO_NET_F_MRG_RXBUF));
+    lan.settle();
+    let at = lan.nics[2].send_area();
+    let mut chain = [(at + 4096, 8, WRITE); 19];
+    chain[18].1 = 2048;
+    (0..CHAINS).for_each(|_| _ = lan.nics[2].rx.add_indirect(at, &chain));
+    send_segments_of(&mut lan, 500);
+    assert_eq!((lan.nics[2].rx.take_used().len(), lan.count(2, Counter::RxNoBuffers)), (130, 0));
+    while lan.nics[2].rx.outstanding() < CHAINS {
+        lan.nics[2].rx.add_indirect(at, &chain);
+    }
+    // All of them would be 9,500 descriptors.
+    send_segments_of(&mut lan, 130);
+    assert_eq!((lan.nics[2].rx.take_used().len(), lan.count(2, Counter::RxNoBuffers)), (161, 1));
+    assert!(!lan.nics[2].interrupts.needs_reset());
+    lan.nics[1].send(&frame(mac(1), mac(2), 64));
+    assert_eq!(lan.nics[2].rx.take_used().len(), 1);
+}
+
+/// The receiver pays for them by its limit, if it has one.
+#[test]
+fn a_frame_of_more_than_512_packets_is_its_senders_fault() {
+    let mut lan = lan(TAKES);
+    send_segments_of(&mut lan, 127);
+    send_segments_of(&mut lan, 1);
+    assert_eq!((lan.count(1, Counter::TxBadHeaders), lan.nics[2].received().len()), (1, 1));
+    let lan = Lan::running(&Config::open(3));
+    let (mut header, frame) = segment(65_000);
+    header[4..6].copy_from_slice(&1_u16.to_le_bytes());
+    crate::net::testing::send(lan.peer.as_ref().unwrap(), &[header, frame].concat());
+    let counters = lan.switch.uplink_counters().unwrap();
+    eventually("the loss of the frame", || counters.get(Counter::RxBadOffloads) == 1);
+    assert_eq!(counters.get(Counter::RxFrames), 0);
 }
