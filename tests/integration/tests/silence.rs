@@ -3,10 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use integration::{Guest, GuestSpec, Kernel};
+use integration::{Guest, GuestSpec, Kernel, record_exits};
 
 #[test]
 fn a_silent_guest_is_described_and_its_vcpus_entered_again() {
+    record_exits();
     let mut guest = Guest::boot(GuestSpec::new(Kernel::V6_12));
     guest.vmm().signal(libc::SIGSTOP);
     let silent = catch_unwind(AssertUnwindSafe(|| guest.run_within("echo awake", Duration::from_secs(1))));
