@@ -11,7 +11,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -31,6 +33,8 @@ const CHECKS: &str = "not_a_server_error,status_code_conformance,unsupported_met
                       allow_header_conformance";
 /// How long the program may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The time between two requests to cancel a migration, far below the time that schemathesis waits for an answer.
+const CANCEL_EVERY: Duration = Duration::from_millis(200);
 /// The guest's kernel in the program's folder.
 const KERNEL: &str = "kernel";
 /// Options of the guest that runs from the start.
@@ -110,7 +114,10 @@ impl Run<'_> {
         let report = self.folder.join("report.json");
         // The report of an earlier run must not count.
         let _ = fs::remove_file(&report);
+        // A request to receive a VM is answered when one has arrived, or when that is cancelled.
+        let cancelling = (!self.pass.has_guest).then(|| Cancelling::start(&vmm.socket));
         let asked = self.command(&splice, &report, cases).output().context("running schemathesis")?;
+        drop(cancelling);
         let mut tally = tally(&fs::read_to_string(&report).unwrap_or_default());
         if asked.status.success() != (tally.failed == 0) {
             tally.failed = tally.failed.max(1);
@@ -226,13 +233,7 @@ impl Vmm {
 
     /// The whole answer to a request without a body.
     fn request(&self, line: &str) -> std::io::Result<String> {
-        let mut stream = UnixStream::connect(&self.socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        write!(stream, "{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        stream.shutdown(Shutdown::Write)?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
+        request(&self.socket, line)
     }
 
     /// Ends it by a request.
@@ -260,6 +261,47 @@ impl Drop for Vmm {
         // It has ended already, unless something failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The whole answer to a request without a body.
+fn request(socket: &Path, line: &str) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// A thread that cancels migrations until this is dropped.
+struct Cancelling {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Cancelling {
+    fn start(socket: &Path) -> Cancelling {
+        let (over, socket) = (Arc::new(AtomicBool::new(false)), socket.to_owned());
+        let ended = Arc::clone(&over);
+        let thread = thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                // Most of the time there is none.
+                let _ = request(&socket, "PUT /api/v1/vm.cancel-migration");
+                thread::sleep(CANCEL_EVERY);
+            }
+        });
+        Cancelling { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Cancelling {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
