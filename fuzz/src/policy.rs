@@ -67,7 +67,8 @@ impl Parsed {
     /// True if there is no other way to read its VLAN.
     fn is_clear(&self) -> bool {
         let [a, b] = [self.rest[0], self.rest[1]];
-        self.decides().is_some() || !(matches!(a, 0x91..=0x93) && b == 0) && ![CUSTOMER, SERVICE].contains(&[a, b])
+        let is_tag = [CUSTOMER, SERVICE].contains(&[a, b]) || matches!(a, 0x91..=0x93) && b == 0;
+        self.decides().is_some() || !is_tag
     }
 
     /// Without its priorities before a VLAN's tag.

@@ -120,8 +120,8 @@ pub trait VirtioDevice: Send {
     /// device whose backend is missing offers these from now on.
     fn adopt(&mut self, _accepted: u64, _state: &DeviceSpecific) {}
 
-    /// Gives a NIC whose backend is missing or lost `new`, and takes its link up. Its queues do not run. `negotiated` are the
-    /// features of its driver, if it has agreed with one. What was there before is left in `new`.
+    /// Gives a NIC whose backend is missing or lost `new`, and takes its link up. Its queues do not run. `negotiated`
+    /// are the features of its driver, if it has agreed with one. What was there before is left in `new`.
     ///
     /// # Errors
     ///

@@ -95,8 +95,8 @@ pub trait Lifecycle {
         Outcome::none()
     }
 
-    /// Gives a network function whose backend is missing or lost `new`. It is paused, and its workers have ended. What it had
-    /// before is left in `new`, to be dropped without the device's lock.
+    /// Gives a network function whose backend is missing or lost `new`. It is paused, and its workers have ended. What
+    /// it had before is left in `new`, to be dropped without the device's lock.
     ///
     /// # Errors
     ///

@@ -113,7 +113,8 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         if unfinished { Err(BadChain) } else { Ok(total) }
     }
 
-    /// Appends a descriptor's segments, until `bounds.1` bytes of it are there, while no more than `bounds.0` were walked.
+    /// Appends a descriptor's segments, until `bounds.1` bytes of it are there, while no more than `bounds.0` were
+    /// walked.
     #[inline]
     fn push(
         &mut self,
@@ -147,7 +148,8 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         let mut extent = Extent { segments: 0, bytes: 0 };
         let slices = GuestMemory::get_slices(memory, GuestAddress(address), len, access).map_err(|_| BadChain)?;
         for (number, slice) in slices.enumerate() {
-            // The first is the descriptor's own. Each costs a look-up, so that one descriptor may be as much work as many.
+            // The first is the descriptor's own. Each costs a look-up, so that one descriptor may be as much work as
+            // many.
             self.walked += usize::from(number > 0);
             if self.walked > until {
                 return Err(BadChain);

@@ -167,8 +167,8 @@ impl<'q> Ring<'q> {
         self.queue.enable_notification(memory).map_err(|_| BrokenRing)
     }
 
-    /// The same for a chain beyond those that were available when the driver's index was `index`, whether they have been
-    /// taken or not. Returns whether there is one.
+    /// The same for a chain beyond those that were available when the driver's index was `index`, whether they have
+    /// been taken or not. Returns whether there is one.
     pub(crate) fn expect_doorbell_beyond(&mut self, index: u16, memory: &DmaView) -> Result<bool, BrokenRing> {
         let next = self.queue.next_avail();
         self.queue.set_next_avail(index);

@@ -430,8 +430,8 @@ impl Guest {
         self.console.send("\n");
         let typed = grown(&self.console);
         format!(
-            "{report}--- bytes from the guest in {} s each: {untouched} untouched, {entered} after its vCPUs entered it \
-             again, {typed} after a key",
+            "{report}--- bytes from the guest in {} s each: {untouched} untouched, {entered} after its vCPUs entered \
+             it again, {typed} after a key",
             SETTLE.as_secs()
         )
     }

@@ -16,8 +16,8 @@ use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
 /// What all endpoints of an IOMMU share.
 pub(crate) struct Common {
-    /// Held by who changes what endpoints reach, until followers have been told: they are told in order, and the table's
-    /// lock is free meanwhile. Passes of endpoints without a follower are waited for when it is free again.
+    /// Held by who changes what endpoints reach, until followers have been told: they are told in order, and the
+    /// table's lock is free meanwhile. Passes of endpoints without a follower are waited for when it is free again.
     pub order: Mutex<()>,
     /// An endpoint that is in no domain reaches all of the guest's memory.
     pub bypass: AtomicBool,

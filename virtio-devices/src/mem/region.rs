@@ -119,10 +119,10 @@ impl MemRegion {
     }
 
     /// Gives pages of blocks that are not plugged back to the host: those that were written by a backend that reaches
-    /// all of the memory, or by a request that was under way when they were unplugged. Begins at the block `from`, unless
-    /// a worker is at work, and takes up to `most` steps, and none after the first once `until` has come. A step is a
-    /// gap between plugged blocks without pages, or the first 64 MiB with pages in a gap. Returns the block to continue
-    /// from: 0 after the last gap, and `from` if a worker is at work.
+    /// all of the memory, or by a request that was under way when they were unplugged. Begins at the block `from`,
+    /// unless a worker is at work, and takes up to `most` steps, and none after the first once `until` has come. A step
+    /// is a gap between plugged blocks without pages, or the first 64 MiB with pages in a gap. Returns the block to
+    /// continue from: 0 after the last gap, and `from` if a worker is at work.
     pub fn reclaim(&self, memory: &GuestMap, from: usize, most: usize, until: Instant) -> usize {
         let Some(_turn) = self.turn.try_lock() else { return from };
         let mut next = from;

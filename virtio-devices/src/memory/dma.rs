@@ -250,8 +250,8 @@ impl DmaView {
         }
     }
 
-    /// Where the bytes of [`Self::whole`] are mapped, as long as the view lives. The guest's until they are unplugged. Who writes there
-    /// [notes it](Self::note_written).
+    /// Where the bytes of [`Self::whole`] are mapped, as long as the view lives. The guest's until they are unplugged.
+    /// Who writes there [notes it](Self::note_written).
     #[inline]
     pub(crate) fn host(&self, address: u64, len: usize) -> Option<*mut u8> {
         let (known, offset) = self.find(address, len)?;

@@ -267,8 +267,8 @@ impl SwitchWorker {
         }
     }
 
-    /// A port's turn: its debt, its commands, and what its credit allows. Locks are held for a part of it at a time: for
-    /// the commands, and for each batch.
+    /// A port's turn: its debt, its commands, and what its credit allows. Locks are held for a part of it at a time:
+    /// for the commands, and for each batch.
     fn turn(&mut self, hub: &Hub, open: &OpenPort) -> Turn {
         let Some(more) = self.begin_turn(hub, open) else { return Turn::Idle };
         let turn = self.send(hub, open);

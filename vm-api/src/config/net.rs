@@ -381,7 +381,8 @@ pub struct NetVf {
 }
 
 impl NetVf {
-    /// Appends the VF to the NIC of `nets` that it names. `ids` are those of the NICs ([`Ids::net`](super::id::Ids::net)).
+    /// Appends the VF to the NIC of `nets` that it names. `ids` are those of the NICs
+    /// ([`Ids::net`](super::id::Ids::net)).
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! A backend for a function that has none, or whose tap was deleted: `vm.set-vf` with `tap`, `num_fds`, `vhost_socket` or `vdpa`.
+//! A backend for a function that has none, or whose tap was deleted: `vm.set-vf` with `tap`, `num_fds`, `vhost_socket`
+//! or `vdpa`.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 

@@ -47,8 +47,8 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// It has a backend that works, or its driver was promised more than `new` can do: nothing has changed then. Or the host has
-    /// no thread for it: it has the backend then, and its queues stand still until the guest is resumed.
+    /// It has a backend that works, or its driver was promised more than `new` can do: nothing has changed then. Or the
+    /// host has no thread for it: it has the backend then, and its queues stand still until the guest is resumed.
     pub(crate) fn connect(
         &mut self,
         (id, vf): (&str, Option<VfIndex>),

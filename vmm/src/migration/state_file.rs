@@ -1,8 +1,8 @@
 //! `state.json`: what a restored VM needs besides its configuration and its memory.
 //!
 //! The checksum tells a file that was cut short or changed. It is no protection: whoever writes the file can write the
-//! checksum, and everything in the file is checked as if a stranger had written it. It is over values, so that a program
-//! that reads the file and writes it again with other spaces or another order of keys changes nothing.
+//! checksum, and everything in the file is checked as if a stranger had written it. It is over values, so that a
+//! program that reads the file and writes it again with other spaces or another order of keys changes nothing.
 
 use std::fmt;
 
@@ -214,7 +214,8 @@ pub(crate) mod tests {
             descriptors: vec![SavedDescriptors { id: "a".to_string(), vf: None, count: 1 }],
             links: vec![SavedLink { id: "pf0".to_string(), vf: 3, link: LinkPolicy::Down }],
             machine: serde_json::json!({
-                "z": 1, "a": [2.5, "ü", null], "large": [u64::MAX, i64::MIN, EXACT, EXACT + 1], "text": ["int:5", "text:"],
+                "z": 1, "a": [2.5, "ü", null], "text": ["int:5", "text:"],
+                "large": [u64::MAX, i64::MIN, EXACT, EXACT + 1],
             }),
         }
     }

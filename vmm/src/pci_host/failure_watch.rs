@@ -1,7 +1,7 @@
 //! Events about devices for which the host fails to do what their drivers ask: a full disk, a tap that takes no frames.
 //!
-//! A guest can cause them, so a worker only notes the change. The thread that writes events reports a state that differs
-//! from what it reported last.
+//! A guest can cause them, so a worker only notes the change. The thread that writes events reports a state that
+//! differs from what it reported last.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -29,8 +29,8 @@ const PER_SEGMENT: u32 = 64;
 /// doorbell for whose page the host has no memory slot does without.
 const DOORBELLS: Range<u32> = 128..PLUGGED.start;
 
-/// The memory slots of plugged memory. With each more that is taken away, KVM drops all of a guest's translations, and a
-/// dirty log begins slot by slot: so there are few.
+/// The memory slots of plugged memory. With each more that is taken away, KVM drops all of a guest's translations, and
+/// a dirty log begins slot by slot: so there are few.
 const PLUGGED: Range<u32> = 10_240..10_752;
 /// The same on hosts with fewer memory slots.
 const FEW_PLUGGED: Range<u32> = 80..128;

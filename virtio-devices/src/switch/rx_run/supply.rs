@@ -51,8 +51,8 @@ pub(crate) struct Shortage {
 }
 
 impl Shortage {
-    /// The shortage of a frame of `bytes` in a ring of which `taken` chains are still to be put back. `None` if the ring
-    /// cannot be read.
+    /// The shortage of a frame of `bytes` in a ring of which `taken` chains are still to be put back. `None` if the
+    /// ring cannot be read.
     pub(super) fn of(lack: Lack, bytes: usize, taken: u16, ring: &Ring<'_>, memory: &DmaView) -> Option<Self> {
         let (next, more) = (ring.next_index(), ring.available(memory).ok()?);
         // Of what came since, nothing is known.
