@@ -17,10 +17,11 @@ fn use_devices(guest: &mut Guest) {
     guest.load("virtio_rng");
     guest.wait_for("grep -q virtio_rng /sys/class/misc/hw_random/rng_current");
     guest.ok("dd if=/dev/hwrng of=/dev/null bs=16 count=1 2>&1");
+    // The disk comes before the PF.
     let enable =
-        "cd /sys/bus/pci/devices/0000:00:01.0 && echo 2 > sriov_numvfs && ls -d virtfn0 virtfn1 && cat sriov_numvfs";
+        "cd /sys/bus/pci/devices/0000:00:02.0 && echo 2 > sriov_numvfs && ls -d virtfn0 virtfn1 && cat sriov_numvfs";
     assert_eq!(guest.ok(enable), "virtfn0\nvirtfn1\n2");
-    guest.wait_for("test $(ls -d /sys/bus/pci/devices/0000:00:01.0/virtfn*/virtio*/net/* | wc -l) = 2");
+    guest.wait_for("test $(ls -d /sys/bus/pci/devices/0000:00:02.0/virtfn*/virtio*/net/* | wc -l) = 2");
     // A driver that comes up starts workers, which are confined, too.
     guest.ok("for dev in $(ls /sys/class/net | grep -v lo); do ip link set $dev up; done");
 }
