@@ -101,7 +101,7 @@ fn a_vsock_device_comes_and_goes_while_the_guest_runs_and_connections_survive_a_
     let socket = machine.socket("hot");
     for round in 0..2 {
         let answer = machine.api.put_json("vm.add-vsock", &json!({"cid": 60, "socket": socket}));
-        assert_eq!((answer.status, &answer.body["id"]), (200, &json!("_vsock0")), "{answer:?}");
+        assert_eq!((answer.status, &answer.body["id"]), (200, &json!("_vsock1")), "{answer:?}");
         let answer = machine.api.put_json("vm.add-vsock", &json!({"cid": 61, "socket": machine.socket("other")}));
         assert_eq!(answer.status, 409, "{answer:?}");
         let (name, bytes) = (format!("round{round}"), 1 << 20);
@@ -115,7 +115,7 @@ fn a_vsock_device_comes_and_goes_while_the_guest_runs_and_connections_survive_a_
             assert_eq!(machine.api.put("vm.resume").status, 204);
         });
         assert_eq!(machine.await_end(&name), format!("listening\nsame {bytes}\nended"));
-        machine.api.remove_device("_vsock0");
+        machine.api.remove_device("_vsock1");
         assert!(!socket.exists());
     }
     machine.guest.assert_kernel_has_no_complaint();
