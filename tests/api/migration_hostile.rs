@@ -20,7 +20,7 @@ use crate::client::Client;
 use crate::migration::{config, counts, dots, receive, url, wait_for_state};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
-/// What a real source offers, and the descriptors that it passes.
+/// The offer of a real source, and the descriptors that it passes.
 struct Recorded {
     offer: Value,
     fds: Vec<OwnedFd>,

@@ -28,7 +28,7 @@ fn a_receive_call_answers_when_the_guest_has_arrived() {
     assert!(!waiting.is_finished());
     send(&mut client, &url(&target));
     waiting.join().unwrap().expect(204);
-    // Whoever has the answer finds the guest.
+    // A client that has the answer finds the guest.
     assert_eq!(there.get("vm.info").expect(200)["state"], "Running");
     assert_eq!(there.get("vm.migration-progress").expect(200)["state"], "finished");
     assert!(counts(&target));

@@ -26,10 +26,10 @@ const ROOM: u64 = 128 * MIB;
 const OWN: u64 = 16 * MIB;
 const BLOCK: u64 = 2 * MIB;
 
-/// Where the guest places the device.
+/// Address of the registers of the device.
 const REGISTERS: u32 = 0xd300_0000;
 const SPACING: u32 = 0x1_0000;
-/// Its page tables: one of one entry, one of four, and a page for each GiB.
+/// The page tables of the guest: one of one entry, one of four, and a page for each GiB.
 const TOP_TABLE: u32 = 0x3f_f000;
 const TABLES: u32 = 0x40_0000;
 const RINGS: u32 = 0x100_0000;
@@ -38,7 +38,7 @@ const ANSWER: u32 = REQUEST + 0x100;
 /// The bytes that the host last asked for.
 const WANTED: u32 = REQUEST + 0x200;
 const STACK: u32 = 0x120_0000;
-/// Where it sees the device's memory.
+/// Address at which the guest maps the memory of the device.
 const WINDOW: u32 = 0x4000_0000;
 
 /// Adds a jump with this opcode to the instruction at `to`.
