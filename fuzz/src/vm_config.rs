@@ -1,7 +1,7 @@
 //! Command lines and JSON: whatever a user writes is either parsed or refused in one line.
 //!
-//! Anything parsed prints as text that parses back to the same value, and likewise as JSON. A plan uses no MAC
-//! address, id, tap or slot twice.
+//! Anything parsed prints as text that parses back to the same value, and likewise as JSON. A plan uses no id, tap or
+//! slot twice, and a device no MAC address.
 
 use std::collections::HashSet;
 use std::fmt::{Debug, Display};
@@ -69,7 +69,11 @@ fn plan(config: &VmConfig) -> Option<usize> {
     let plan = VmPlan::of(config).inspect_err(check_report).ok()?;
     let functions: Vec<_> = plan.nets().flat_map(|plan| std::iter::once(&plan.pf).chain(&plan.vfs)).collect();
     let distinct = |count: usize, what: &str| assert_eq!(count, functions.len(), "{what} is used twice");
-    distinct(functions.iter().map(|nic| nic.spec.mac).collect::<HashSet<_>>().len(), "an address");
+    // Devices may share an address, functions of one device may not.
+    for net in plan.nets() {
+        let macs: HashSet<_> = std::iter::once(&net.pf).chain(&net.vfs).map(|nic| nic.spec.mac).collect();
+        assert_eq!(macs.len(), 1 + net.vfs.len(), "an address is used twice");
+    }
     distinct(functions.iter().map(|nic| &nic.spec.id).collect::<HashSet<_>>().len(), "an id");
     let taps: Vec<_> = functions
         .iter()
@@ -148,7 +152,7 @@ fn every_key<T: Options>() -> String {
         "auto|up|down" => "up",
         "<bytes>" => "1500",
         "<bytes>[K|M|G]" => "1G",
-        "<address>" | "<mask>" => "192.168.249.1",
+        "<address>" | "<address>|any" | "<mask>" => "192.168.249.1",
         "[<fd>,...]" => "[3,5-6]",
         "on|off" => "on",
         "on|off|auto" => "auto",
