@@ -138,6 +138,9 @@ pub struct FunctionState {
     pub told: Option<ToldState>,
 }
 
+/// More bytes than any device configuration has.
+const MAX_CONFIG: usize = 512;
+
 /// The properties of a device that its driver knows, and goes on with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -145,7 +148,7 @@ pub struct ToldState {
     /// config_generation.
     pub generation: u8,
     /// The device configuration, as the driver read it.
-    pub config: HexBytes,
+    pub config: HexBytes<MAX_CONFIG>,
     /// Properties of the device that a driver relies on and that are in neither its configuration nor its features: the
     /// option and its value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -48,7 +48,6 @@ mod errands;
 pub mod error;
 pub(crate) mod folder;
 pub mod handover;
-mod hex;
 pub(crate) mod image_layout;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod image_steps;

@@ -4,10 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use virtio_devices::{MAX_DEVICE_STATE, MemoryUser};
-
-use super::hex;
+use serde::{Deserialize, Serialize};
+use virtio_devices::{HexBytes, MAX_DEVICE_STATE, MemoryUser};
 
 /// How long all backends of a VM may take to save their states, and to load them. The guest stands still meanwhile.
 const TRANSFER: Duration = Duration::from_secs(10);
@@ -34,16 +32,7 @@ pub(crate) struct BackendState {
     /// Whose it is.
     pub of: BackendOf,
     /// What only the backend understands.
-    #[serde(serialize_with = "write", deserialize_with = "read")]
-    pub state: Vec<u8>,
-}
-
-fn write<S: Serializer>(state: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-    hex::serialize(state, serializer)
-}
-
-fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-    hex::deserialize(deserializer, MAX_DEVICE_STATE)
+    pub state: HexBytes<MAX_DEVICE_STATE>,
 }
 
 /// A backend that has such a state.
@@ -76,7 +65,7 @@ pub(crate) fn save(backends: &[StatefulBackend]) -> Result<Vec<BackendState>, St
                 "{option}: the states of all backends have more than {MOST} bytes; give the VM fewer such backends"
             ));
         }
-        states.push(BackendState { of: of.clone(), state });
+        states.push(BackendState { of: of.clone(), state: HexBytes(state) });
         saved.push((option, user));
     }
     let until = Instant::now() + CONFIRMATION;
@@ -94,7 +83,7 @@ pub(crate) fn save(backends: &[StatefulBackend]) -> Result<Vec<BackendState>, St
 /// A backend does not take it.
 pub(crate) fn load(backends: &[StatefulBackend], states: &[BackendState]) -> Result<(), String> {
     let until = Instant::now() + TRANSFER;
-    for BackendState { of, state } in states {
+    for BackendState { of, state: HexBytes(state) } in states {
         let Some(StatefulBackend { option, user, .. }) = backends.iter().find(|backend| backend.of == *of) else {
             log::warn!("{of}: what its backend held for the guest at the source is lost: it has no backend here");
             continue;
@@ -123,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_state_is_what_it_was_and_nothing_longer_is_read() {
-        let state = BackendState { of: of(Some(3)), state: (0..=255).collect() };
+        let state = BackendState { of: of(Some(3)), state: HexBytes((0..=255).collect()) };
         let text = serde_json::to_string(&state).unwrap();
         assert!(text.starts_with(r#"{"of":{"id":"pf0","vf":3},"state":"000102"#), "{text}");
         assert_eq!(serde_json::from_str::<BackendState>(&text).unwrap(), state);
@@ -140,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_state_without_a_backend_here_is_left_out() {
-        assert_eq!(load(&[], &[BackendState { of: of(None), state: vec![1] }]), Ok(()));
+        assert_eq!(load(&[], &[BackendState { of: of(None), state: HexBytes(vec![1]) }]), Ok(()));
         assert_eq!((of(None).to_string(), of(Some(7)).to_string()), ("pf0".to_string(), "pf0/7".to_string()));
     }
 }

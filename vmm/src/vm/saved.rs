@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use virtio_devices::{BackendKind, Cancel, MemoryUser};
+use virtio_devices::{BackendKind, Cancel, HexBytes, MemoryUser};
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::acpi::memory_hotplug::SLOTS;
@@ -20,7 +20,7 @@ use crate::migration::irqchip::IrqchipState;
 use crate::migration::machine_error::{RestoreError, SaveError};
 use crate::migration::machine_state::{LayoutState, MachineState, StopState};
 use crate::migration::machine_told;
-use crate::migration::output::{ConsolesState, Output};
+use crate::migration::output::ConsolesState;
 use crate::migration::vcpu_state::{Extent, VcpuState};
 use crate::migration::version::{MACHINE_STATE_VERSION, is_read};
 use crate::pci_host::memory_slots::LAST_MEMORY;
@@ -193,13 +193,13 @@ impl Vm {
 
     /// What is kept of consoles' output.
     fn save_consoles(&self) -> ConsolesState {
-        let [serial, console, debug] = self.ends().map(|end| Output(end.map_or(Vec::new(), |end| end.device().kept())));
+        let [serial, console, debug] = self.ends().map(|end| HexBytes(end.map_or(Vec::new(), |end| end.device().kept())));
         ConsolesState { serial, console, debug }
     }
 
     fn restore_consoles(&self, state: &ConsolesState) {
         let ConsolesState { serial, console, debug } = state;
-        for (end, Output(bytes)) in self.ends().into_iter().zip([serial, console, debug]) {
+        for (end, HexBytes(bytes)) in self.ends().into_iter().zip([serial, console, debug]) {
             // Those that are configured otherwise now have nobody to keep it for.
             end.filter(|_| !bytes.is_empty()).into_iter().for_each(|end| end.device().keep(bytes));
         }
