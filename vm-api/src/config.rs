@@ -35,6 +35,7 @@ pub mod unsupported;
 pub mod vdpa;
 pub mod vhost;
 pub mod vsock;
+pub mod zone_update;
 
 use std::path::PathBuf;
 
@@ -72,6 +73,7 @@ pub use crate::config::tpm::TpmConfig;
 pub use crate::config::vdpa::VdpaConfig;
 pub use crate::config::vhost::{Vhost, VhostMode};
 pub use crate::config::vsock::VsockConfig;
+pub use crate::config::zone_update::ZoneUpdate;
 
 /// A virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
 use crate::config::option::Value;
-use crate::config::{OnMissingBackend, RestoredBackend, RestoredNet};
+use crate::config::{OnMissingBackend, RestoredBackend, RestoredNet, ZoneUpdate};
 
 /// Where a VM is sent, and how: `vm.send-migration`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
@@ -75,6 +75,10 @@ pub struct ReceiveMigration {
     #[option("backends=[<id>[/<VF>]@<key>=<value>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<RestoredBackend>,
+    /// Memory zones that take their memory from other NUMA nodes of this host than those of the source.
+    #[option("zone_updates=[<zone>@<node>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub zone_updates: Vec<ZoneUpdate>,
     /// What is done if the backend of a NIC, PF or VF cannot be opened. refuse: nothing is received. link-down: it
     /// comes without a link, and is given a backend later (vm.set-vf).
     #[option("on_missing_backend=refuse|link-down", default = OnMissingBackend::Refuse)]

@@ -45,7 +45,7 @@ pub use vm_api::config::{
     OnMissingBackend, Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig,
     PmemConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RestoreConfig, RestoredBackend, RestoredNet,
     RngConfig, RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
-    VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig, bytes, grammar, help, json, unsupported,
+    VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig, ZoneUpdate, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::backend::{BackendPlan, MissingBackend};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::{list, pairs, quote, unquote};
 use crate::config::option::Value;
+use crate::config::zone_update::ZoneUpdate;
 
 /// Where a VM is restored from, and what differs on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
@@ -32,6 +33,10 @@ pub struct RestoreConfig {
     #[option("backends=[<id>[/<VF>]@<key>=<value>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<RestoredBackend>,
+    /// Memory zones that take their memory from other NUMA nodes of this host than the saved ones.
+    #[option("zone_updates=[<zone>@<node>,...]")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub zone_updates: Vec<ZoneUpdate>,
     /// What is done if the backend of a NIC, PF or VF cannot be opened. refuse: nothing is restored. link-down: it
     /// comes back without a link, and is given a backend later (vm.set-vf).
     #[option("on_missing_backend=refuse|link-down", default = OnMissingBackend::Refuse)]
@@ -288,7 +293,7 @@ mod tests {
     fn descriptors_and_backends_read_back_as_they_are_written() {
         let text = "source_url=file:///s,prefault=on,memory_restore_mode=auto,net_fds=[a@[3,4],pf0/2@[5]],\
                     backends=[pf0/0@tap=t,pf0/1@fd=[7],pf0/3@socket=/s,pf0/4@vdpa=/dev/v,pf0/5@link=down],\
-                    on_missing_backend=link-down,resume=on";
+                    zone_updates=[mem0@1],on_missing_backend=link-down,resume=on";
         let config = read(text);
         assert_eq!((config.to_string().as_str(), read(&config.to_string())), (text, config.clone()));
         assert_eq!(config.net_fds[1], RestoredNet { id: "pf0".into(), vf: Some(2), num_fds: 1, fds: vec![5] });

@@ -115,7 +115,8 @@ impl ControlLoop {
             return Err(conflict("there is already a VM; delete it first (vm.delete)"));
         }
         let ReceiveMigration { receiver_url, tls_dir, memory_mode, timeout_s, net_fds, .. } = config;
-        let (backends, on_missing_backend) = (config.backends, config.on_missing_backend);
+        let (backends, zone_updates) = (config.backends, config.zone_updates);
+        let on_missing_backend = config.on_missing_backend;
         let address = Address::parse("receiver_url", &receiver_url).map_err(invalid)?;
         check_modes(memory_mode)?;
         let tls = tls(&address, tls_dir.as_deref(), migration::tls::server)?;
@@ -135,7 +136,7 @@ impl ControlLoop {
                 format!("receiver_url={receiver_url}: {error}; give an address of this host that is free"),
             )
         })?;
-        let given = RestoreConfig { net_fds, backends, on_missing_backend, ..RestoreConfig::default() };
+        let given = RestoreConfig { net_fds, backends, zone_updates, on_missing_backend, ..RestoreConfig::default() };
         let preparer =
             Preparer { given, events: self.events.clone(), limits: self.limits, own_files: self.own_files.clone() };
         let progress = Progress::new(MigrationRole::Receiver, "listening");

@@ -1,5 +1,5 @@
-//! What a restored VM's NICs have on this host in place of what they had on the other: changes of the configuration,
-//! which is then planned and checked like any other.
+//! Backends of NICs and nodes of memory zones that a restored VM has on this host in place of those on the other:
+//! changes of the configuration, which is then planned and checked like any other.
 
 use std::collections::HashSet;
 use std::os::fd::RawFd;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::config::{
     BackendPlan, MissingBackend, NetConfig, NicPlan, OnMissingBackend, PlannedVm, RestoreConfig, RestoredBackend,
-    RestoredNet, VfConfig, Vhost, VmConfig,
+    RestoredNet, VfConfig, Vhost, VmConfig, ZoneUpdate,
 };
 use crate::migration::state_file::SavedDescriptors;
 
@@ -71,6 +71,7 @@ fn name(id: &str, vf: Option<u16>) -> String {
 ///
 /// What is wrong, in one line: the option, the function, and what to do.
 pub(crate) fn apply(config: &mut VmConfig, restore: &RestoreConfig, needed: &[SavedDescriptors]) -> Result<(), String> {
+    move_zones(config, &restore.zone_updates)?;
     let mut given = HashSet::new();
     for RestoredNet { id, vf, num_fds, fds } in &restore.net_fds {
         let subject = format!("net_fds {}", name(id, *vf));
@@ -103,6 +104,21 @@ pub(crate) fn apply(config: &mut VmConfig, restore: &RestoreConfig, needed: &[Sa
         }
         None => Ok(()),
     }
+}
+
+/// Gives memory zones other nodes of the host. A node that the host does not have is refused when memory is made.
+fn move_zones(config: &mut VmConfig, updates: &[ZoneUpdate]) -> Result<(), String> {
+    let mut moved = HashSet::new();
+    for ZoneUpdate { id, host_numa_node } in updates {
+        if !moved.insert(id) {
+            return Err(format!("zone_updates {id}: given twice; give it once"));
+        }
+        let zone = config.memory.zones.iter_mut().find(|zone| zone.id == *id).ok_or_else(|| {
+            format!("zone_updates {id}: the saved VM has no such memory zone; config.json lists them (memory.zones)")
+        })?;
+        zone.host_numa_node = Some(*host_numa_node);
+    }
+    Ok(())
 }
 
 fn no_function(subject: &str) -> String {
@@ -273,6 +289,29 @@ mod tests {
             assert_eq!(applied(keys).unwrap_err(), said);
         }
     }
+
+    #[test]
+    fn memory_zones_move_to_other_nodes_of_the_host() {
+        let mut config = config();
+        config.memory.zones =
+            ["id=a,size=1G,host_numa_node=3", "id=b,size=1G"].map(|zone| zone.parse().unwrap()).into();
+        let mut applied = |keys: &str| {
+            let restore = format!("source_url=/s,{keys}").parse().unwrap();
+            apply(&mut config, &restore, &[])
+                .map(|()| config.memory.zones.iter().map(|zone| zone.host_numa_node).collect())
+        };
+        assert_eq!(applied("zone_updates=[a@0,b@1]"), Ok(vec![Some(0), Some(1)]));
+        for (keys, said) in [
+            ("zone_updates=[a@0,a@1]", "zone_updates a: given twice; give it once"),
+            (
+                "zone_updates=[c@0]",
+                "zone_updates c: the saved VM has no such memory zone; config.json lists them (memory.zones)",
+            ),
+        ] {
+            assert_eq!(applied(keys), Err::<Vec<_>, _>(said.to_string()));
+        }
+    }
+
     fn missing(keys: &str) -> Result<Vec<MissingBackend>, String> {
         let mut config = config();
         let needed = take_descriptors(&mut config);

@@ -193,7 +193,8 @@ impl Vm {
 
     /// What is kept of consoles' output.
     fn save_consoles(&self) -> ConsolesState {
-        let [serial, console, debug] = self.ends().map(|end| HexBytes(end.map_or(Vec::new(), |end| end.device().kept())));
+        let [serial, console, debug] =
+            self.ends().map(|end| HexBytes(end.map_or(Vec::new(), |end| end.device().kept())));
         ConsolesState { serial, console, debug }
     }
 
