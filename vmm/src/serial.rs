@@ -57,7 +57,13 @@ impl SerialPort {
 
     /// Reads the register at `offset`, 0 to 7.
     pub fn read(&self, offset: u8) -> u8 {
-        self.uart.lock().read(offset)
+        let mut uart = self.uart.lock();
+        let value = uart.read(offset);
+        // The crate withdraws this interrupt at the first byte that is read. A 16550A has it until all are.
+        if offset == INTERRUPT_IDENTIFICATION && value & NONE_PENDING != 0 && has_received_data(&uart) {
+            return value & !NONE_PENDING | RECEIVED_DATA;
+        }
+        value
     }
 
     /// Writes the register at `offset`, 0 to 7.
@@ -95,9 +101,26 @@ impl SerialPort {
     }
 
     fn receive(&self, bytes: &[u8]) {
+        let mut uart = self.uart.lock();
+        // The crate sends no edge while this is pending. If the guest has lost the first, no later byte would wake it.
+        let is_pending = uart.state().interrupt_identification & RECEIVED_DATA != 0;
         // In loop-back mode the line is not connected, and input is lost.
-        let _ = self.uart.lock().enqueue_raw_bytes(bytes);
+        let _ = uart.enqueue_raw_bytes(bytes);
+        if is_pending && has_received_data(&uart) {
+            let _ = self.interrupt.write(1);
+        }
     }
+}
+
+/// Offset of the interrupt identification register, and its values (PC16550D §8.6).
+const INTERRUPT_IDENTIFICATION: u8 = 2;
+const NONE_PENDING: u8 = 1;
+const RECEIVED_DATA: u8 = 4;
+
+/// True if the guest has not read all input, and has enabled the interrupt for it.
+fn has_received_data(uart: &Uart) -> bool {
+    let state = uart.state();
+    state.interrupt_enable & 1 != 0 && !state.in_buffer.is_empty()
 }
 
 fn uart(interrupt: &Arc<EventFd>, room: &Arc<EventFd>) -> Uart {
@@ -144,7 +167,7 @@ pub struct SerialConsole {
 
 impl SerialConsole {
     /// Opens the serial port of `config` for output; `None` if there is none. Input starts with
-    /// [`Self::take_terminal`].
+    /// [`Self::read_input`].
     ///
     /// # Errors
     ///
@@ -155,14 +178,23 @@ impl SerialConsole {
         Ok(Some(Self { port: Arc::new(port), reader: None, end }))
     }
 
-    /// In mode `tty`, puts the terminal into raw mode until this is dropped. Starts to read input. The caller must
-    /// already catch signals, so that the terminal is restored.
+    /// In mode `tty`, puts the terminal into raw mode until this is dropped. The caller must already catch signals, so
+    /// that the terminal is restored.
     ///
     /// # Errors
     ///
-    /// The terminal cannot be set, or no thread can be started.
+    /// The terminal cannot be set.
     pub fn take_terminal(&mut self) -> Result<(), ConsoleError> {
-        self.end.take_terminal()?;
+        self.end.take_terminal()
+    }
+
+    /// Starts to read input. What a user types before stays in the terminal, pipe or socket: a port that is restored
+    /// later would lose it.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started.
+    pub fn read_input(&mut self) -> Result<(), ConsoleError> {
         if self.end.has_input() {
             let reader = Reader::start(Arc::clone(&self.port), Arc::clone(self.end.device()));
             self.reader = Some(reader.map_err(|error| ConsoleError::host("--serial", error))?);
@@ -374,6 +406,58 @@ mod tests {
     }
 
     #[test]
+    fn input_interrupts_although_an_earlier_edge_was_lost() {
+        let (port, _output) = port(PATIENCE);
+        port.write(INTERRUPT_ENABLE, 1);
+        for _ in 0..2 {
+            port.receive(b"x");
+            // The edge comes, and the guest does not see it.
+            assert!(port.interrupt().read().is_ok());
+        }
+    }
+
+    #[test]
+    fn received_data_is_pending_until_all_of_it_is_read() {
+        let (port, _output) = port(PATIENCE);
+        port.write(INTERRUPT_ENABLE, 1);
+        port.receive(b"0123456789");
+        for byte in *b"0123456789" {
+            assert_eq!(port.read(INTERRUPT_IDENTIFICATION) & 0xf, RECEIVED_DATA);
+            assert_eq!(port.read(DATA), byte);
+        }
+        assert_eq!(port.read(INTERRUPT_IDENTIFICATION) & 0xf, NONE_PENDING);
+        port.write(INTERRUPT_ENABLE, 0);
+        port.receive(b"x");
+        assert_eq!(port.read(INTERRUPT_IDENTIFICATION) & 0xf, NONE_PENDING, "it is not enabled");
+    }
+
+    #[test]
+    fn a_reminder_loses_no_input_that_arrives_meanwhile() {
+        const ALL: usize = 2_000;
+        let (port, _output) = port(PATIENCE);
+        port.write(INTERRUPT_ENABLE, 1);
+        let (input, mut writer) = io::pipe().unwrap();
+        let sent: Vec<u8> = (0..ALL).map(|n| n as u8).collect();
+        let reader = Reader::start(Arc::clone(&port), input_of(input.into())).unwrap();
+        let all_read = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| writer.write_all(&sent).unwrap());
+            scope.spawn(|| {
+                while !all_read.load(std::sync::atomic::Ordering::Relaxed) {
+                    port.remind();
+                }
+            });
+            let (mut read, start) = (Vec::new(), Instant::now());
+            while read.len() < ALL && start.elapsed() < Duration::from_secs(60) {
+                read.extend(received(&port, 1));
+            }
+            all_read.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(read == sent, "{} of {ALL} bytes", read.len());
+        });
+        drop(reader);
+    }
+
+    #[test]
     fn a_file_is_written_from_its_beginning() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("serial");
@@ -390,7 +474,7 @@ mod tests {
     #[test]
     fn a_pseudo_terminal_is_the_other_end_of_the_line() {
         let mut console = SerialConsole::open(&ConsoleConfig::new(ConsoleMode::Pty)).unwrap().unwrap();
-        console.take_terminal().unwrap();
+        console.read_input().unwrap();
         let path = console.end().device().pty().unwrap();
         let mut user = std::fs::File::options().read(true).write(true).open(path).unwrap();
         b"login: ".iter().for_each(|byte| console.port().write(DATA, *byte));
@@ -407,7 +491,7 @@ mod tests {
         let path = directory.path().join("serial");
         let config = ConsoleConfig { socket: Some(path.clone()), ..ConsoleConfig::new(ConsoleMode::Socket) };
         let mut console = SerialConsole::open(&config).unwrap().unwrap();
-        console.take_terminal().unwrap();
+        console.read_input().unwrap();
         for _ in 0..3 {
             let mut user = std::os::unix::net::UnixStream::connect(&path).unwrap();
             user.write_all(b"ls").unwrap();

@@ -257,6 +257,15 @@ impl Vm {
         Ok(vm)
     }
 
+    /// Starts to read the serial port's input, after the port has its state.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started.
+    pub fn read_input(&mut self) -> Result<(), VmError> {
+        self.serial.as_mut().map_or(Ok(()), |serial| Ok(serial.read_input()?))
+    }
+
     /// Puts the terminal into raw mode until the VM is dropped, if a console uses it. The caller must already catch
     /// signals, so that the terminal is restored.
     ///

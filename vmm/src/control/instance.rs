@@ -129,6 +129,7 @@ impl Instance {
         let Restored { planned, mut vm, machine, links } = restored;
         vm.take_terminal()?;
         vm.restore_machine(&machine).map_err(MigrationError::from)?;
+        vm.read_input()?;
         let mut instance = Self::new(planned, events, limits);
         for plugged in vm.devices().iter() {
             instance.planned.set_slot(&plugged.plan().id, plugged.placement().rid.device());
@@ -329,7 +330,8 @@ impl Instance {
     /// The guest cannot run. The VM is shut down then.
     pub(crate) fn start(&mut self) -> Result<(), Error> {
         let Some(vm) = &mut self.vm else { return Ok(()) };
-        let started = vm.take_terminal().and_then(|()| vm.power_on()).map_err(Error::from);
+        let started =
+            vm.take_terminal().and_then(|()| vm.read_input()).and_then(|()| vm.power_on()).map_err(Error::from);
         match started {
             Ok(()) => {
                 self.has_run = true;

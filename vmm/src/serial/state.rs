@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use vm_superio::Serial;
 
-use super::{Interrupt, Room, SerialPort};
+use super::{Interrupt, NONE_PENDING, Room, SerialPort, has_received_data};
 
 /// The saved state of a serial port: the registers, and input that the guest has not read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -59,8 +59,10 @@ impl SerialPort {
 
     /// Sends the interrupt that the port has pending again: it may have been lost on its way.
     pub fn remind(&self) {
-        // What it is in fits.
-        let _ = self.set(&self.save());
+        let uart = self.uart.lock();
+        if uart.state().interrupt_identification & NONE_PENDING == 0 || has_received_data(&uart) {
+            let _ = self.interrupt.write(1);
+        }
     }
 
     /// Brings the port to `state`, which sends an interrupt if one is pending.

@@ -52,7 +52,7 @@ fn input_that_the_guest_has_not_read_waits_for_it_and_interrupts_it_again() {
     let path = folder.path().join("serial");
     let json = format!(r#"{{"serial":{{"mode":"Socket","socket":"{}"}},"console":{{"mode":"Null"}}}}"#, path.display());
     let mut machine = Machine::boot(IDLE, &json);
-    machine.vm.take_terminal().unwrap();
+    machine.vm.read_input().unwrap();
     write(&machine, 0x3f9, &[1]);
     write(&machine, 0x3ff, &[0x5a]);
     let mut client = UnixStream::connect(&path).unwrap();
