@@ -57,7 +57,7 @@ fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
     let wrong = json!({"pf": "pf0", "index": 1, "storm": 5, "link": "down", "vlan": 5});
     let answer = client.put_json("vm.set-vf", &wrong);
     assert_eq!(answer.status, 409, "{answer:?}");
-    let what = "--net-vf pf=pf0,index=1,trunk=[7,10-19]: the guest has no VLANs of its own with vlan=5; leave one of \
+    let what = "pf=pf0,index=1,trunk=[7,10-19]: the guest has no VLANs of its own with vlan=5; leave one of \
                 them out";
     assert_eq!(reasons(&answer).last(), Some(&what));
     assert_eq!((&vf(&mut client, 1)["policy"], &vf(&mut client, 1)["link"]), (&expected, &json!("up")));
@@ -121,7 +121,7 @@ fn what_a_peer_would_not_enforce_is_refused_live_and_changes_nothing() {
     ] {
         let answer = client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": 0, "link": "down", key: value}));
         let what = format!(
-            "--net-vf pf=pf0,index=0,{text}: another process (vhost_user=on) carries this function's packets past this \
+            "pf=pf0,index=0,{text}: another process (vhost_user=on) carries this function's packets past this \
              program; leave vhost_user out, or set it on the host (docs/policy.md)"
         );
         assert_eq!((answer.status, reasons(&answer).last()), (409, Some(&what.as_str())));

@@ -114,7 +114,7 @@ fn the_host_changes_a_port_of_a_running_switch_and_the_change_stays() {
              for the VF, or leave isolated out (docs/switch.md)",
         ),
     ] {
-        let expected = format!("--net-vf pf=pf0,index={index},{why}");
+        let expected = format!("pf=pf0,index={index},{why}");
         assert_eq!(refused(&mut client, index, key, value), (status, expected));
     }
     assert_eq!(pf(&mut client)["vfs"][0]["policy"], expected, "all keys or none");
@@ -209,14 +209,14 @@ fn functions_have_parts_of_the_uplinks_rate_that_are_never_more_than_it_has() {
     assert_eq!(
         set(&mut client, 1, json!({"min_tx_rate": 300, "max_tx_rate": 200})),
         refused(
-            "--net-vf pf=pf0,index=1,min_tx_rate=300: more than max_tx_rate=200; give no more than that, or raise \
+            "pf=pf0,index=1,min_tx_rate=300: more than max_tx_rate=200; give no more than that, or raise \
              max_tx_rate"
         )
     );
     assert_eq!(
         set(&mut client, 2, json!({"min_tx_rate": 1})),
         refused(
-            "--net-vf pf=pf0,index=2,min_tx_rate=1: only a port of a switch has this; add switch=veb to the PF and \
+            "pf=pf0,index=2,min_tx_rate=1: only a port of a switch has this; add switch=veb to the PF and \
              name no tap or other backend for the VF, or leave min_tx_rate out (docs/switch.md)"
         )
     );

@@ -21,6 +21,11 @@ impl Subject {
         Self(format!("--net-vf pf={pf},index={index},"))
     }
 
+    /// VF `index` of the PF called `pf`, in the words of a request that names both (`vm.set-vf`).
+    pub(crate) fn requested_vf(pf: &str, index: u16) -> Self {
+        Self(format!("pf={pf},index={index},"))
+    }
+
     /// The option without a further key.
     pub(crate) fn bare(&self) -> &str {
         self.0.trim_end_matches([',', ' '])

@@ -108,7 +108,7 @@ mod tests {
         };
         let check = |vf: &str, kind| {
             let planned = plan(vf);
-            check_enforced(plan_of(&planned, "pf0", 0).unwrap(), kind, &Subject::vf("pf0", 0))
+            check_enforced(plan_of(&planned, "pf0", 0).unwrap(), kind, &Subject::requested_vf("pf0", 0))
         };
         for (keys, named) in [
             (",vlan=5", "vlan"),
@@ -123,7 +123,7 @@ mod tests {
             let failure = check(keys, BackendKind::VhostNet).unwrap_err();
             assert_eq!(failure.kind, ErrorKind::Conflict);
             let expected = format!(
-                "--net-vf pf=pf0,index=0 {named}: vhost-net carries this function's packets past this program; leave \
+                "pf=pf0,index=0 {named}: vhost-net carries this function's packets past this program; leave \
                  vhost out, or set it on the host (docs/policy.md)"
             );
             assert!(format!("{failure:?}").contains(&expected), "{failure:?}");

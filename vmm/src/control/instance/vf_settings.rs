@@ -57,7 +57,7 @@ impl Instance {
             let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
             let port = device.port(vf).ok_or_else(no_vf)?;
             if let Some(plan) = plan {
-                set_vf::check_enforced(plan, port.backend_kind(), &Subject::vf(pf, *index))?;
+                set_vf::check_enforced(plan, port.backend_kind(), &Subject::requested_vf(pf, *index))?;
             }
             let mut replaced = Vec::new();
             if mac.is_some()
@@ -116,7 +116,8 @@ impl Instance {
                 SetVf { pf: pf.clone(), index: Some(*index), link: change.link, mac: *mac, ..SetVf::default() };
             let line = match mac {
                 Some(mac) if *change == only_mac => format!("pf={pf},index={index},mac={mac}: {}", error.problem),
-                _ => error.to_string(),
+                // The request has no options: the VF is as in its other errors.
+                _ => error.to_string().trim_start_matches("--net-vf ").to_string(),
             };
             Failure::new(set_vf::kind_of(&error.problem), line)
         })?;
