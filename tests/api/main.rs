@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod announced;
+mod as_firmware;
 #[path = "../../vmm/src/migration/tls/testing.rs"]
 mod certificates;
 mod client;

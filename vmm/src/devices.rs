@@ -274,7 +274,8 @@ impl Devices {
         self.plugged.iter().find(|plugged| plugged.plan.id == id)
     }
 
-    /// Wires the devices to `vm`, in their state of power-on. Unless firmware does that, it gives their BARs addresses.
+    /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs. Firmware finds its boot
+    /// devices enabled.
     ///
     /// # Errors
     ///

@@ -1,11 +1,13 @@
-//! Gives each BAR an address before a guest runs, in place of firmware.
+//! Gives each BAR an address before a guest runs, in place of the platform's firmware.
 //!
 //! This uses configuration accesses only, as firmware would, so that it works for every kind of device. VF BARs get
 //! room for all reserved VFs (`PCIe 6.2 §9.3.3.14.1`). Linux keeps these addresses.
+//!
+//! A guest that is firmware finds more, as a boot loader does on hardware: see [`hand_over`].
 
 use std::ops::Range;
 
-use pci::spec::{bar, extended_capability_id, header, sriov};
+use pci::spec::{bar, command, extended_capability_id, header, sriov};
 use pci::{ConfigTarget, Rid, Topology, ecam_read, ecam_write};
 
 /// The addresses that BARs may have.
@@ -28,6 +30,13 @@ pub struct Weights {
 
 /// The unit in which addresses are divided among segments, in bytes.
 const UNIT: u64 = 1 << 20;
+/// The base class of mass storage (`PCI Code and ID Assignment 1.11 §1.2`).
+const MASS_STORAGE: u32 = 0x01;
+/// The vendor of virtio devices (`virtio 1.4 §4.1.2`).
+const VIRTIO_VENDOR: u32 = 0x1af4;
+/// The largest 64-bit BAR of a boot device that is placed below 4 GiB. Larger ones would take that space from BARs that
+/// cannot lie elsewhere; all BARs of 31 devices are at most 93 MiB.
+const LOW_MAX: u64 = 1 << 20;
 
 impl Apertures {
     /// Divides these addresses among segments, in their order. The last gets what is left.
@@ -57,6 +66,28 @@ fn split(range: &Range<u64>, weights: impl ExactSizeIterator<Item = u32> + Clone
 #[error("the PCI devices of a segment need more than its MMIO addresses; reserve fewer VFs, or give it more weight")]
 pub struct NoRoom;
 
+/// Gives each BAR an address of its own, and enables the boot devices: the state that the platform's firmware hands to
+/// a boot loader. The only guest that gets it is one that stands in for firmware, such as rust-hypervisor-firmware.
+///
+/// - The 64-bit BARs of mass storage lie below 4 GiB: a loader may map no more than that.
+/// - Memory Space and Bus Master are set in virtio disks, as PCI leaves it to firmware which devices it enables
+///   (`PCI Firmware 3.3 §3.5`). Other vendors' disks belong to the host, and some of them cannot be reset: only the
+///   guest's driver knows when they may write to memory.
+/// - VF BARs stay 0. edk2 moves BARs, but not VF BARs, which would then lie over BARs of other devices.
+///
+/// # Errors
+///
+/// When there are not enough addresses.
+pub(crate) fn hand_over<D: ConfigTarget>(topology: &Topology<D>, mut free: Apertures) -> Result<(), NoRoom> {
+    let functions = || topology.iter().map(|(placement, _)| Function { topology, rid: placement.rid });
+    for function in functions() {
+        let low = if function.is_mass_storage() { LOW_MAX } else { 0 };
+        function.place(header::BAR0, 1, low, &mut free)?;
+    }
+    functions().filter(Function::is_mass_storage).filter(Function::is_virtio).for_each(|function| function.enable());
+    Ok(())
+}
+
 /// Gives each BAR and VF BAR an address of its own.
 ///
 /// # Errors
@@ -65,10 +96,10 @@ pub struct NoRoom;
 pub(crate) fn place_bars<D: ConfigTarget>(topology: &Topology<D>, mut free: Apertures) -> Result<(), NoRoom> {
     for (placement, _) in topology.iter() {
         let function = Function { topology, rid: placement.rid };
-        function.place(header::BAR0, 1, &mut free)?;
+        function.place(header::BAR0, 1, 0, &mut free)?;
         if let Some(capability) = function.sriov() {
             let total_vfs = function.read(capability + sriov::INITIAL_TOTAL_VFS) >> 16;
-            function.place(capability + sriov::VF_BAR0, u64::from(total_vfs), &mut free)?;
+            function.place(capability + sriov::VF_BAR0, u64::from(total_vfs), 0, &mut free)?;
         }
     }
     Ok(())
@@ -94,6 +125,23 @@ impl<D: ConfigTarget> Function<'_, D> {
         ecam_write(self.topology, self.ecam(offset), &value.to_le_bytes());
     }
 
+    /// True if its base class is mass storage.
+    fn is_mass_storage(&self) -> bool {
+        self.read(header::CLASS_REVISION) >> 24 == MASS_STORAGE
+    }
+
+    /// True if its vendor is that of virtio devices.
+    fn is_virtio(&self) -> bool {
+        self.read(header::ID) & 0xffff == VIRTIO_VENDOR
+    }
+
+    /// Sets Memory Space and Bus Master.
+    fn enable(&self) {
+        // Status, in the upper half, is cleared by ones (`PCIe 6.2 §7.5.1.1.4`).
+        let old = self.read(header::COMMAND_STATUS) & 0xffff;
+        self.write(header::COMMAND_STATUS, old | u32::from(command::MEMORY_SPACE | command::BUS_MASTER));
+    }
+
     /// The offset of the SR-IOV capability.
     fn sriov(&self) -> Option<u16> {
         let mut offset = header::FIRST_EXTENDED_CAPABILITY;
@@ -111,8 +159,9 @@ impl<D: ConfigTarget> Function<'_, D> {
         None
     }
 
-    /// Places the six BARs from `first` on, `count` slices each.
-    fn place(&self, first: u16, count: u64, free: &mut Apertures) -> Result<(), NoRoom> {
+    /// Places the six BARs from `first` on, `count` slices each. 64-bit BARs of up to `low` bytes go below 4 GiB while
+    /// there is room.
+    fn place(&self, first: u16, count: u64, low: u64, free: &mut Apertures) -> Result<(), NoRoom> {
         let mut offset = first;
         while offset < first + 6 * 4 {
             let is_64 = self.read(offset) & bar::MEMORY64 != 0;
@@ -123,8 +172,9 @@ impl<D: ConfigTarget> Function<'_, D> {
             }
             let slice = self.size(offset, is_64);
             if slice != 0 {
-                let range = if is_64 { &mut free.mem64 } else { &mut free.mem32 };
-                let base = take(range, slice, slice.checked_mul(count).ok_or(NoRoom)?)?;
+                let len = slice.checked_mul(count).ok_or(NoRoom)?;
+                let below = if is_64 && len > low { Err(NoRoom) } else { take(&mut free.mem32, slice, len) };
+                let base = if is_64 { below.or_else(|NoRoom| take(&mut free.mem64, slice, len)) } else { below }?;
                 self.write(offset, u32::try_from(base & 0xffff_ffff).unwrap_or(0));
                 if is_64 {
                     self.write(offset + 4, u32::try_from(base >> 32).unwrap_or(0));
@@ -160,7 +210,9 @@ mod tests {
     use std::sync::Arc;
 
     use parking_lot::Mutex;
-    use pci::{BarIndex, BarKind, ConfigShape, ConfigSpace, Dword, DwordWrite, Identity, Role, SriovShape, Window};
+    use pci::{
+        BarIndex, BarKind, ConfigShape, ConfigSpace, Dword, DwordWrite, Identity, Placement, Role, SriovShape, Window,
+    };
 
     use super::*;
 
@@ -181,11 +233,11 @@ mod tests {
     }
 
     fn pf(topology: &mut Topology<Arc<Space>>, total_vfs: u16) -> Arc<Space> {
-        let placement = topology.place(None, total_vfs).unwrap();
         let bars = vec![
             (bar(0), BarKind::Memory32 { size: 0x1000 }),
             (bar(2), BarKind::Memory64 { size: 0x2000, prefetchable: true }),
         ];
+        let placement = topology.place(None, total_vfs).unwrap();
         let vfs = placement.vfs.unwrap();
         let role = Role::Pf(SriovShape {
             total_vfs,
@@ -195,12 +247,39 @@ mod tests {
             bars: vec![(bar(4), BarKind::Memory64 { size: 0x4000, prefetchable: true })],
             function_dependency_link: 0,
         });
+        plug(topology, placement, (VIRTIO_VENDOR as u16, 2), role, bars)
+    }
+
+    /// A plain function of this vendor and base class, with 64-bit BARs of these sizes.
+    fn plain(topology: &mut Topology<Arc<Space>>, vendor: u16, class: u8, sizes: &[u64]) -> Arc<Space> {
+        let bars = [0, 2, 4].into_iter().zip(sizes);
+        let bars = bars.map(|(n, size)| (bar(n), BarKind::Memory64 { size: *size, prefetchable: true })).collect();
+        let placement = topology.place(None, 0).unwrap();
+        plug(topology, placement, (vendor, class), Role::Plain, bars)
+    }
+
+    fn plug(
+        topology: &mut Topology<Arc<Space>>,
+        placement: Placement,
+        (vendor, class): (u16, u8),
+        role: Role,
+        bars: Vec<(BarIndex, BarKind)>,
+    ) -> Arc<Space> {
         let identity =
-            Identity { vendor: 1, device: 2, revision: 1, class: [2, 0, 0], subsystem_vendor: 1, subsystem: 2 };
+            Identity { vendor, device: 2, revision: 1, class: [class, 0, 0], subsystem_vendor: 1, subsystem: 2 };
         let space = ConfigSpace::new(ConfigShape { bars, ..ConfigShape::new(identity, role) }).unwrap();
         let space = Arc::new(Space(Mutex::new(space)));
         topology.plug(placement, space.clone()).unwrap();
         space
+    }
+
+    fn register(space: &Space, offset: u16) -> u32 {
+        space.0.lock().read(Dword::containing(offset))
+    }
+
+    /// The addresses in the three 64-bit BARs.
+    fn bases(space: &Space) -> [u64; 3] {
+        [0x10, 0x18, 0x20].map(|at| u64::from(register(space, at + 4)) << 32 | u64::from(register(space, at) & !0xf))
     }
 
     fn windows(space: &Space, num_vfs: u16) -> Vec<Window> {
@@ -261,5 +340,52 @@ mod tests {
         pf(&mut topology, 8);
         let mem64 = 0x1_0000_0000..0x1_0000_8000;
         assert_eq!(place_bars(&topology, Apertures { mem64, ..APERTURES }), Err(NoRoom));
+    }
+    #[test]
+    fn firmware_finds_its_disks_enabled_and_below_4_gib() {
+        let mut topology = Topology::new(127);
+        let nic = pf(&mut topology, 8);
+        let disks = [0, 1].map(|_| plain(&mut topology, 0x1af4, 0x01, &[0x2000, 0x1000]));
+        let of_the_host = plain(&mut topology, 0x144d, 0x01, &[0x4000]);
+        let console = plain(&mut topology, 0x1af4, 0x07, &[0x2000, 0x1000]);
+        hand_over(&topology, APERTURES).unwrap();
+        let low = APERTURES.mem32.start;
+        // The NIC's 32-bit BAR is the first.
+        assert_eq!(bases(&disks[0]), [low + 0x2000, low + 0x4000, 0]);
+        assert_eq!(bases(&disks[1]), [low + 0x6000, low + 0x8000, 0]);
+        assert_eq!(bases(&of_the_host), [low + 0xc000, 0, 0]);
+        let high = APERTURES.mem64.start.next_multiple_of(0x2000);
+        assert_eq!((bases(&nic)[1], bases(&console)), (high, [high + 0x2000, high + 0x4000, 0]));
+        let commands = [&disks[0], &disks[1], &of_the_host, &console, &nic].map(|space| register(space, 4) & 0xffff);
+        assert_eq!(commands, [6, 6, 0, 0, 0]);
+        // VF BAR 4 of the capability at 0x100.
+        assert_eq!([0x134, 0x138].map(|at| register(&nic, at) & !0xf), [0, 0]);
+    }
+
+    #[test]
+    fn a_kernel_finds_no_device_enabled() {
+        let mut topology = Topology::new(127);
+        let disk = plain(&mut topology, 0x1af4, 0x01, &[0x2000]);
+        place_bars(&topology, APERTURES).unwrap();
+        assert_eq!((bases(&disk)[0], register(&disk, 4) & 0xffff), (APERTURES.mem64.start.next_multiple_of(0x2000), 0));
+    }
+
+    #[test]
+    fn a_disks_bar_without_room_below_4_gib_lies_above() {
+        let mut topology = Topology::new(127);
+        let disk = plain(&mut topology, 0x1af4, 0x01, &[2 * LOW_MAX, LOW_MAX, 0x1000]);
+        let mem32 = 0xc000_0000..0xc010_0000;
+        hand_over(&topology, Apertures { mem32, ..APERTURES }).unwrap();
+        let high = APERTURES.mem64.start.next_multiple_of(2 * LOW_MAX);
+        assert_eq!(bases(&disk), [high, 0xc000_0000, high + 2 * LOW_MAX]);
+        assert_eq!(register(&disk, 4) & 0xffff, 6);
+    }
+
+    #[test]
+    fn too_little_room_for_firmware_is_an_error() {
+        let mut topology = Topology::new(127);
+        plain(&mut topology, 0x1af4, 0x01, &[LOW_MAX]);
+        let (mem32, mem64) = (0xc000_0000..0xc000_1000, 0x1_0000_0000..0x1_0000_8000);
+        assert_eq!(hand_over(&topology, Apertures { mem32, mem64 }), Err(NoRoom));
     }
 }

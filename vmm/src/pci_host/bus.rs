@@ -8,7 +8,7 @@ use pci::{Bdf, ConfigPorts, Placement, Topology, TopologyError, ecam_read, ecam_
 
 use crate::arch::x86_64::layout;
 use crate::kvm::Vm;
-use crate::pci_host::assign_bars::{Apertures, NoRoom, place_bars};
+use crate::pci_host::assign_bars::{Apertures, NoRoom, hand_over, place_bars};
 use crate::pci_host::slot::{PciHost, Slot};
 use crate::vcpu::cpu::MmioHandler;
 
@@ -90,15 +90,18 @@ impl Bus {
     }
 
     /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs; `apertures` are those of
-    /// each segment. Firmware is left the BARs of segment 0, the only one that it sees.
+    /// each segment. Firmware gets segment 0, the only one that it sees, as firmware hands devices over.
     ///
     /// # Errors
     ///
     /// When the BARs of a segment need more addresses than it has.
     pub fn attach(&self, vm: Arc<Vm>, apertures: &[Apertures], has_firmware: bool) -> Result<(), NoRoom> {
         self.host.set_wiring(Some(Box::new(vm)));
-        let mut segments = self.segments.iter().zip(apertures).skip(usize::from(has_firmware));
-        segments.try_for_each(|(topology, apertures)| place_bars(&topology.load(), apertures.clone()))
+        let mut segments = (0..).zip(&self.segments).zip(apertures);
+        segments.try_for_each(|((number, topology), apertures)| match (number, has_firmware) {
+            (0, true) => hand_over(&topology.load(), apertures.clone()),
+            _ => place_bars(&topology.load(), apertures.clone()),
+        })
     }
 
     /// Wires the devices to `vm` as their registers want it, whatever state they are in.

@@ -47,7 +47,6 @@ impl Vm {
     /// Creates a KVM VM with the guest's memory and devices.
     pub(super) fn power(&self) -> Result<Powered, VmError> {
         let powered = self.connect(self.kvm_vm()?)?;
-        // edk2 moves BARs but not VF BARs, which would then lie over other devices' BARs.
         self.devices.attach(Arc::clone(&powered.vm), self.is_firmware)?;
         Ok(powered)
     }
