@@ -84,6 +84,7 @@ fn state() -> MachineState {
         serial: Some(SerialState { input: b"yes".to_vec(), interrupt_enable: 3, ..SerialState::default() }),
         consoles: Default::default(),
         firmware: None,
+        legacy: None,
         devices: vec![SavedDevice {
             id: "_disk0".to_string(),
             segment: 0,

@@ -20,6 +20,7 @@ mod faults;
 mod files;
 mod floods;
 mod landlock;
+mod legacy;
 mod limits;
 mod lost;
 mod memory;
@@ -58,6 +59,8 @@ mod snapshot;
 mod switch;
 mod tap;
 mod templates;
+#[path = "../../vmm/tests/common/mod.rs"]
+mod tiny;
 mod tpm;
 mod unlogged;
 mod virtio_mem;

@@ -1,5 +1,6 @@
-//! What firmware expects of a PC, and what a kernel that is booted directly does better without: the ports of
-//! configuration space, a timer, and a clock.
+//! Ports of older PCs: those of configuration space, a timer, and a clock. Firmware expects them, and so do kernels
+//! without ACPI, ECAM or KVM's clock. A Linux kernel that has all of these does better without
+//! ([`LegacyHardware`](crate::arch::x86_64::legacy::LegacyHardware)).
 
 mod config_ports;
 mod pm_timer;
@@ -10,53 +11,67 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::firmware::config_ports::SharedConfigPorts;
 use crate::firmware::pm_timer::PmTimer;
 use crate::firmware::rtc::Rtc;
 use crate::pci_host::bus::Bus;
 use crate::vcpu::pio::{Device, PortHandler as _};
 
-/// The saved state of these ports, but for the timer, whose time goes on with the guest's clock.
+/// The saved state of these ports, except the timer, whose time goes on with the guest's clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FirmwareState {
-    /// The address register of configuration space (CF8h).
+    /// The address register of configuration space (CF8h); 0 without.
     pub config_address: u32,
-    /// The selected register of the clock.
+    /// The selected register of the clock; 0 without.
     pub rtc_index: u8,
 }
 
-/// The devices on I/O ports of a machine that boots from firmware.
+/// The saved state of such hardware of a machine that boots no firmware.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LegacyState {
+    /// The hardware that there is.
+    pub hardware: LegacyHardware,
+    /// Its ports.
+    pub ports: FirmwareState,
+}
+
+/// The devices on I/O ports that a machine has of [`LegacyHardware`].
 pub(crate) struct FirmwarePorts {
-    config: Arc<SharedConfigPorts>,
-    timer: Arc<PmTimer>,
-    rtc: Arc<Rtc>,
+    config: Option<Arc<SharedConfigPorts>>,
+    timer: Option<Arc<PmTimer>>,
+    rtc: Option<Arc<Rtc>>,
 }
 
 impl FirmwarePorts {
-    /// Those over `bus`, in their state of power-on.
-    pub(crate) fn new(bus: &Arc<Bus>) -> Self {
-        let config = Arc::new(SharedConfigPorts::new(Arc::clone(bus)));
-        Self { config, timer: Arc::new(PmTimer::new()), rtc: Arc::default() }
+    /// Those of `hardware` over `bus`, in their state of power-on.
+    pub(crate) fn new(bus: &Arc<Bus>, hardware: LegacyHardware) -> Self {
+        let config = hardware.config_ports.then(|| Arc::new(SharedConfigPorts::new(Arc::clone(bus))));
+        let timer = hardware.pm_timer.then(|| Arc::new(PmTimer::new()));
+        Self { config, timer, rtc: hardware.clock.then(Arc::default) }
     }
 
     /// Them in their places.
-    pub(crate) fn devices(&self) -> [Device; 3] {
-        [
-            Device { ports: config_ports::PORTS, handler: self.config.clone() },
-            Device { ports: pm_timer::PORTS, handler: self.timer.clone() },
-            Device { ports: rtc::PORTS, handler: self.rtc.clone() },
-        ]
+    pub(crate) fn devices(&self) -> impl Iterator<Item = Device> {
+        let config = self.config.clone().map(|handler| Device { ports: config_ports::PORTS, handler });
+        let timer = self.timer.clone().map(|handler| Device { ports: pm_timer::PORTS, handler });
+        let rtc = self.rtc.clone().map(|handler| Device { ports: rtc::PORTS, handler });
+        [config, timer, rtc].into_iter().flatten()
     }
 
     /// What is to be saved of them.
     pub(crate) fn save(&self) -> FirmwareState {
-        FirmwareState { config_address: self.config.address(), rtc_index: self.rtc.index() }
+        FirmwareState {
+            config_address: self.config.as_ref().map_or(0, |config| config.address()),
+            rtc_index: self.rtc.as_ref().map_or(0, |rtc| rtc.index()),
+        }
     }
 
-    /// How long the timer has run.
+    /// The time for which the timer has run; zero without.
     pub(crate) fn timer(&self) -> Duration {
-        self.timer.elapsed()
+        self.timer.as_ref().map_or(Duration::ZERO, |timer| timer.elapsed())
     }
 
     /// Brings them to `state`, with a timer that has run for `timer`. Returns false if no guest can have brought them
@@ -64,9 +79,9 @@ impl FirmwarePorts {
     #[must_use]
     pub(crate) fn restore(&self, state: &FirmwareState, timer: Duration) -> bool {
         // As a guest's own writes.
-        self.config.write(0, &state.config_address.to_le_bytes());
-        self.rtc.write(0, &[state.rtc_index]);
-        self.timer.set(timer);
+        self.config.iter().for_each(|config| config.write(0, &state.config_address.to_le_bytes()));
+        self.rtc.iter().for_each(|rtc| rtc.write(0, &[state.rtc_index]));
+        self.timer.iter().for_each(|own| own.set(timer));
         self.save() == *state
     }
 }

@@ -105,7 +105,8 @@ impl Kvm {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
     }
 
-    /// Makes a VM without memory or vCPUs, with the local APICs and the IOAPIC inside the kernel.
+    /// Makes a VM without memory or vCPUs, with the local APICs and the IOAPIC inside the kernel. The PICs, which
+    /// KVM makes as well, are masked.
     ///
     /// `tss` is where KVM puts three pages of its own on Intel hosts, in guest addresses that are neither memory nor
     /// device; the identity map's page follows them.
@@ -125,7 +126,7 @@ impl Kvm {
         fd.set_tss_address(tss as usize).map_err(failed("place the TSS"))?;
         fd.create_irq_chip().map_err(failed("create the interrupt controllers"))?;
         let msi_device_ids = fd.check_extension(Cap::MsiDevid);
-        Ok(Vm {
+        let vm = Vm {
             fd,
             msi_device_ids,
             read_only: Mutex::default(),
@@ -133,7 +134,9 @@ impl Kvm {
             memory: Mutex::default(),
             ram: Mutex::default(),
             by_hand: Mutex::default(),
-        })
+        };
+        vm.mask_pics()?;
+        Ok(vm)
     }
 }
 

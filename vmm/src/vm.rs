@@ -38,6 +38,8 @@ use crate::acpi::vcpu_hotplug::VcpuHotplug;
 use crate::arch::x86_64::amx;
 use crate::arch::x86_64::cpuid::{self, Template};
 use crate::arch::x86_64::layout::{self, Layout};
+use crate::arch::x86_64::legacy::LegacyHardware;
+use crate::arch::x86_64::mp_table;
 use crate::arch::x86_64::topology::Topology;
 use crate::config::numa::NumaNode;
 use crate::config::{ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, VmConfig, VmPlan};
@@ -93,6 +95,10 @@ pub struct Vm {
     payload_config: PayloadConfig,
     /// Whether it is firmware.
     is_firmware: bool,
+    /// The hardware of older PCs that the guest has.
+    legacy: LegacyHardware,
+    /// True if each guest gets all of that.
+    has_all_legacy: bool,
     smbios: Vec<u8>,
     layout: Layout,
     /// The guest's memory; its size is that of the next start.
@@ -228,6 +234,8 @@ impl Vm {
             is_firmware: payload.as_ref().is_some_and(Payload::is_firmware),
             payload,
             payload_config: config.payload.clone(),
+            legacy: LegacyHardware::NONE,
+            has_all_legacy: config.platform.as_ref().is_some_and(|platform| platform.legacy_hardware),
             smbios: plan.smbios.clone(),
             layout,
             memory: config.memory.clone(),
@@ -300,6 +308,7 @@ impl Vm {
     pub fn power_on(&mut self) -> Result<(), VmError> {
         // All are held, unless a migration gave them up.
         self.holds().take()?;
+        self.open_payload()?;
         let viot = self.devices.viot();
         let hardware = tables::Hardware {
             apertures: self.devices.apertures(),
@@ -312,12 +321,14 @@ impl Vm {
             numa: &numa::nodes(&self.numa, &self.memory, &self.layout, &self.devices),
             tpm: self.tpm.is_some(),
             viot: viot.as_ref(),
+            legacy: self.legacy,
         };
         let acpi = tables::tables(&hardware, layout::ACPI);
         let memory = self.ram.memory().memory();
-        self.open_payload()?;
         let payload = self.payload.as_ref().ok_or(boot::BootError::NoKernel)?;
-        let entry = payload.load(&memory, &self.layout, &acpi, &self.smbios)?;
+        let mp = self.legacy.mp_table.then(|| mp_table::tables(&self.processors()));
+        let tables = boot::Tables { acpi: &acpi, smbios: &self.smbios, mp: mp.as_ref() };
+        let entry = payload.load(&memory, &self.layout, &tables)?;
         self.ged.with_vcpus(|hotplug| *hotplug = VcpuHotplug::new(self.vcpus, self.max_vcpus));
         let powered = self.power()?;
         let vcpus = self.vcpus(&powered.vm, entry)?;
@@ -328,14 +339,25 @@ impl Vm {
         Ok(())
     }
 
-    /// Opens the payload if that was not possible when the VM was restored.
+    /// Opens the payload if that was not possible when the VM was restored, and gives the machine what it needs. A
+    /// restored guest had what its state says until here.
     fn open_payload(&mut self) -> Result<(), VmError> {
-        if self.payload.is_none() {
-            let payload = Payload::open(&self.payload_config, &self.layout)?;
-            self.is_firmware = payload.is_firmware();
-            self.payload = Some(payload);
-        }
+        let payload = match self.payload.take() {
+            Some(payload) => payload,
+            None => Payload::open(&self.payload_config, &self.layout)?,
+        };
+        self.is_firmware = payload.is_firmware();
+        self.legacy = if self.has_all_legacy { LegacyHardware::ALL } else { payload.legacy() };
+        self.payload = Some(payload);
         Ok(())
+    }
+
+    /// The vCPUs as the MP table has them.
+    fn processors(&self) -> mp_table::Processors {
+        let leaf = self.cpuid.entries().iter().find(|leaf| leaf.function == 1);
+        let (signature, features) = leaf.map_or((0, 0), |leaf| (leaf.eax, leaf.edx));
+        let apic_ids = (0..u32::from(self.vcpus)).map(|id| self.cpuid.apic_id(id) as u8).collect();
+        mp_table::Processors { apic_ids, signature, features }
     }
 
     /// What handles the exits of vCPUs.
@@ -344,10 +366,9 @@ impl Vm {
         Arc::new(cpu::ExitHandlers { mmio, ports, stop: Arc::clone(&self.stop) })
     }
 
-    /// The ports that firmware needs, in their state of power-on. Linux would use those of configuration space, at two
-    /// exits per access, where the ECAM needs none.
+    /// The ports of older PCs that the guest has, in their state of power-on.
     fn firmware_ports(&self) -> Option<FirmwarePorts> {
-        self.is_firmware.then(|| FirmwarePorts::new(self.devices.bus()))
+        (self.legacy != LegacyHardware::NONE).then(|| FirmwarePorts::new(self.devices.bus(), self.legacy))
     }
 
     /// What is at addresses that are not memory.
@@ -615,7 +636,7 @@ struct Running {
     vcpus: Vcpus,
     powered: Powered,
     paused: bool,
-    /// The ports that firmware needs, if it runs.
+    /// The ports of older PCs, if there are any.
     firmware: Option<FirmwarePorts>,
     /// The guest's time when it was saved, as long as it has not run since.
     restored: Option<ClockState>,

@@ -27,7 +27,7 @@ fn missing_memory_and_ports_read_all_ones() {
         .bytes(&[0x66, 0xba, 0xfc, 0x0c, 0xed]) // mov dx, 0xcfc; in eax, dx
         .print_if_eax(u32::MAX, "configuration ports")
         .power_off();
-    let guest = Guest::new(&code);
+    let guest = Guest::with_kernel(&code.linux());
     guest.run().unwrap();
     assert_eq!(guest.output(), "memory port configuration ports");
 }
@@ -81,6 +81,17 @@ fn firmware_has_its_ports_however_it_is_given() {
     guest.config.payload.initramfs = Some(guest.path("no such file"));
     guest.run().unwrap();
     assert_eq!(guest.output(), "bridge clock timer");
+}
+
+#[test]
+fn a_kernel_that_is_not_linux_has_the_ports_of_firmware() {
+    let mut guest = Guest::new(&ports_of_firmware());
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "bridge clock timer");
+    std::fs::write(guest.path("kernel"), ports_of_firmware().linux()).unwrap();
+    guest.config.platform = Some("legacy_hardware=on".parse().unwrap());
+    guest.run().unwrap();
+    assert_eq!(guest.output(), "bridge clock timer", "Linux with the option");
 }
 
 #[test]

@@ -38,6 +38,12 @@ pub struct PlatformConfig {
     /// the host's IOMMU allows that.
     #[option("vfio_p2p_dma=on|off", default = true)]
     pub vfio_p2p_dma: bool,
+    /// Whether a kernel gets all hardware of older PCs: the ports of configuration space, an MP table, the ACPI timer and
+    /// the clock at port 70h. By default Linux gets what words of its command line need, such as acpi=off; on is for
+    /// kernels without CONFIG_PCI_MMCONFIG, CONFIG_ACPI or CONFIG_KVM_GUEST. Firmware always has it.
+    #[option("legacy_hardware=on|off")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub legacy_hardware: bool,
     /// Manufacturer of the system. By default Cloud Hypervisor.
     #[option("system_manufacturer=<text>")]
     #[serde(skip_serializing_if = "Option::is_none")]

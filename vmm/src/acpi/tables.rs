@@ -24,8 +24,9 @@ use crate::acpi::pins::Pins;
 use crate::acpi::processors::Processors;
 use crate::acpi::viot::Viot;
 use crate::arch::x86_64::layout::{
-    self, ECAM, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
+    self, ECAM, PM_TIMER_PORT, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
 };
+use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::topology::Topology;
 use crate::pci_host::assign_bars::Apertures;
 
@@ -33,8 +34,10 @@ use crate::pci_host::assign_bars::Apertures;
 const MADT_REVISION: u8 = 5;
 /// The DSDT revision that makes AML integers 64 bits wide.
 const DSDT_REVISION: u8 = 2;
-/// Bit 2: no VGA. Bit 5: no CMOS RTC. The other bits would announce hardware (`ACPI 6.5 §5.2.9.3`).
-const BOOT_ARCHITECTURE: u16 = 1 << 2 | 1 << 5;
+/// No VGA. The other bits would announce hardware (`ACPI 6.5 §5.2.9.3`).
+const BOOT_ARCHITECTURE: u16 = 1 << 2;
+/// The same without a CMOS RTC.
+const NO_CLOCK: u16 = BOOT_ARCHITECTURE | 1 << 5;
 
 /// The hardware that the tables describe.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +60,8 @@ pub struct Hardware<'a> {
     pub numa: &'a [Node],
     /// Whether there is a TPM.
     pub tpm: bool,
+    /// Hardware of older PCs.
+    pub legacy: LegacyHardware,
     /// What is behind the virtual IOMMU, if there is one.
     pub viot: Option<&'a Viot>,
 }
@@ -79,7 +84,7 @@ pub fn tables(hardware: &Hardware, base: u64) -> Vec<u8> {
     };
     let dsdt = place(&dsdt(hardware));
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE, OEM_REVISION);
-    xsdt.add_entry(place(&fadt(dsdt)));
+    xsdt.add_entry(place(&fadt(dsdt, hardware.legacy)));
     xsdt.add_entry(place(&madt(hardware)));
     xsdt.add_entry(place(&mcfg(hardware.segments())));
     if hardware.has_pptt {
@@ -107,7 +112,8 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-fn fadt(dsdt: u64) -> impl Aml {
+/// The fixed hardware. The timer is none of a hardware-reduced machine's, but Linux looks for it here in any case.
+fn fadt(dsdt: u64, legacy: LegacyHardware) -> impl Aml {
     let port = |port: u16| GAS::new(GasSpace::SystemIo, 8, 0, AccessSize::ByteAccess, port.into());
     let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE, OEM_REVISION)
         .dsdt_64(dsdt)
@@ -117,7 +123,15 @@ fn fadt(dsdt: u64) -> impl Aml {
         .flag(Flags::SlpButton)
         .flag(Flags::ResetRegSup)
         .flag(Flags::HwReducedAcpi);
-    fadt.iapc_boot_arch = BOOT_ARCHITECTURE.into();
+    fadt.iapc_boot_arch = if legacy.clock { BOOT_ARCHITECTURE } else { NO_CLOCK }.into();
+    if legacy.pm_timer {
+        const WIDTH: u8 = 32;
+        let port = PM_TIMER_PORT.into();
+        fadt = fadt.flag(Flags::TmrValExt);
+        fadt.pm_tmr_blk = u32::from(PM_TIMER_PORT).into();
+        fadt.pm_tmr_len = WIDTH / 8;
+        fadt.x_pm_tmr_blk = GAS::new(GasSpace::SystemIo, WIDTH, 0, AccessSize::DwordAccess, port);
+    }
     fadt.reset_reg = port(RESET_PORT);
     fadt.reset_value = RESET_VALUE;
     fadt.sleep_control_reg = port(SLEEP_CONTROL_PORT);
@@ -326,6 +340,7 @@ mod tests {
             numa: &[],
             tpm: serial,
             viot: None,
+            legacy: LegacyHardware::NONE,
         };
         tables(&hardware, BASE)
     }
@@ -383,6 +398,18 @@ mod tests {
     }
 
     #[test]
+    fn the_fadt_names_the_timer_and_the_clock_that_there_are() {
+        let of = |legacy: LegacyHardware| {
+            let fadt = bytes(&fadt(BASE, legacy));
+            let timer = (u32_at(&fadt, 76), fadt[91], fadt[208], fadt[209], fadt[211], u64_at(&fadt, 212));
+            (timer, u32_at(&fadt, 112) >> 8 & 1, fadt[109] >> 5 & 1)
+        };
+        assert_eq!(of(LegacyHardware::NONE), ((0, 0, 0, 0, 0, 0), 0, 1));
+        assert_eq!(of(LegacyHardware::ALL), ((0x608, 4, 1, 32, 3, 0x608), 1, 0));
+        assert_eq!(of(LegacyHardware { clock: true, ..LegacyHardware::NONE }), ((0, 0, 0, 0, 0, 0), 0, 0));
+    }
+
+    #[test]
     fn the_tpm_is_found_by_its_table_and_its_device() {
         let tables = tables_of(1, true);
         let tpm2 = find(&tables, b"TPM2");
@@ -430,6 +457,7 @@ mod tests {
             numa: &[],
             tpm: false,
             viot: None,
+            legacy: LegacyHardware::NONE,
         };
         tables(&hardware, BASE)
     }
@@ -610,6 +638,7 @@ mod tests {
                 numa,
                 tpm: false,
                 viot: None,
+                legacy: LegacyHardware::NONE,
             };
             tables(&hardware, BASE)
         };

@@ -1,17 +1,18 @@
 //! The ACPI power management timer (`ACPI 6.5 §4.8.3.3`), by which firmware waits.
 //!
-//! A machine with hardware-reduced ACPI has none, and its FADT says so. Firmware for Cloud Hypervisor has the port
-//! built in.
+//! Firmware for Cloud Hypervisor has the port built in. Linux finds it by the FADT, and calibrates the time stamp counter
+//! by it where it does not use KVM's clock.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::arch::x86_64::layout::PM_TIMER_PORT;
 use crate::vcpu::pio::PortHandler;
 
 /// The ports.
-pub(super) const PORTS: Range<u16> = 0x608..0x60c;
+pub(super) const PORTS: Range<u16> = PM_TIMER_PORT..PM_TIMER_PORT + 4;
 /// Its frequency in Hz.
 const FREQUENCY: u128 = 3_579_545;
 

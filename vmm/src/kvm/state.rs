@@ -4,7 +4,7 @@ use std::io;
 
 use kvm_bindings::nested::KvmNestedStateBuffer;
 use kvm_bindings::{
-    KVM_CAP_SREGS2, KVM_CLOCK_REALTIME, KVM_SREGS2_FLAGS_PDPTRS_VALID, KVM_VCPU_TSC_OFFSET, KVMIO, Msrs, Xsave,
+    KVM_CAP_SREGS2, KVM_CLOCK_REALTIME, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_SREGS2_FLAGS_PDPTRS_VALID, KVM_VCPU_TSC_OFFSET, KVMIO, Msrs, Xsave,
     kvm_clock_data, kvm_debugregs, kvm_device_attr, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
     kvm_sregs, kvm_sregs2, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
@@ -98,6 +98,21 @@ impl Vm {
     /// When the ioctl fails.
     pub fn set_irqchip(&self, chip: &kvm_irqchip) -> Result<(), KvmError> {
         self.fd.set_irqchip(chip).map_err(failed("set the interrupt controllers"))
+    }
+
+    /// Masks all inputs of both PICs. No table describes them, so that a guest may never program them; unmasked, they
+    /// would interrupt it by the vectors of exceptions. A driver's initialization (ICW1) unmasks them.
+    ///
+    /// # Errors
+    ///
+    /// When an ioctl fails.
+    pub(super) fn mask_pics(&self) -> Result<(), KvmError> {
+        for pic in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE] {
+            let mut chip = self.irqchip(pic)?;
+            chip.chip.pic.imr = 0xff;
+            self.set_irqchip(&chip)?;
+        }
+        Ok(())
     }
 
     /// The clock that guests see, in nanoseconds, and the host's real time at the same moment, in nanoseconds since

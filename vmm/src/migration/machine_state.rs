@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use virtio_devices::DeviceState;
 
 use crate::acpi::event_state::EventDeviceState;
-use crate::firmware::FirmwareState;
+use crate::firmware::{FirmwareState, LegacyState};
 use crate::migration::clock::ClockState;
 use crate::migration::compatibility::CpuidLeaf;
 use crate::migration::irqchip::IrqchipState;
@@ -46,6 +46,9 @@ pub struct MachineState {
     pub consoles: ConsolesState,
     /// The ports that firmware needs, if the payload is firmware.
     pub firmware: Option<FirmwareState>,
+    /// Hardware of older PCs, if something else runs that needs it. Earlier programs had none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub legacy: Option<LegacyState>,
     /// The devices, by segment and slot.
     pub devices: Vec<SavedDevice>,
     /// What the guest has asked for and did not get yet.

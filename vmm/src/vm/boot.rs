@@ -9,11 +9,12 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::arch::x86_64::bzimage::{self, BzImage};
 use crate::arch::x86_64::elf::{self, Elf};
+use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::layout::{
-    ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, RESET_VECTOR,
+    ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, MP_POINTER, MP_TABLE, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, RESET_VECTOR,
     RSDP_COPY, SMBIOS, SMBIOS_END, ZERO_PAGE,
 };
-use crate::arch::x86_64::pvh;
+use crate::arch::x86_64::{mp_table, pvh};
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::config::PayloadConfig;
 
@@ -122,6 +123,17 @@ struct Initramfs {
     len: u64,
 }
 
+/// The tables that describe the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Tables<'a> {
+    /// The ACPI tables, the RSDP first.
+    pub acpi: &'a [u8],
+    /// The SMBIOS tables.
+    pub smbios: &'a [u8],
+    /// The floating pointer structure and the configuration table of the MultiProcessor Specification.
+    pub mp: Option<&'a ([u8; mp_table::POINTER_LEN], Vec<u8>)>,
+}
+
 /// A payload that can be booted: opening it finds every error.
 ///
 /// Its files stay open, so that a reboot gets the same kernel.
@@ -206,16 +218,30 @@ impl Payload {
         }
     }
 
-    /// Loads the payload, the ACPI tables `acpi` and the SMBIOS tables `smbios` to memory that is all zero.
+    /// The hardware of older PCs that the payload needs. Linux gets what its command line asks for, because it would use
+    /// the rest; firmware and other kernels get all.
+    pub fn legacy(&self) -> LegacyHardware {
+        let is_linux = match &self.format {
+            Format::Elf(elf) => self.option != FIRMWARE && elf.is_linux,
+            Format::BzImage(_) => true,
+        };
+        if is_linux {
+            LegacyHardware::of_linux(String::from_utf8_lossy(&self.cmdline).trim_end_matches('\0'))
+        } else {
+            LegacyHardware::ALL
+        }
+    }
+
+    /// Loads the payload and `tables` to memory that is all zero.
     ///
     /// # Errors
     ///
     /// When a file became shorter since it was opened, or cannot be read any more; or when the payload does not fit.
-    pub fn load(&self, memory: &GuestMap, layout: &Layout, acpi: &[u8], smbios: &[u8]) -> Result<Entry, BootError> {
-        debug_assert!(acpi.len() as u64 <= ACPI_END - ACPI);
-        debug_assert!(smbios.len() as u64 <= SMBIOS_END - SMBIOS);
+    pub fn load(&self, memory: &GuestMap, layout: &Layout, tables: &Tables) -> Result<Entry, BootError> {
+        debug_assert!(tables.acpi.len() as u64 <= ACPI_END - ACPI);
+        debug_assert!(tables.smbios.len() as u64 <= SMBIOS_END - SMBIOS);
         let place = self.initramfs_place(layout)?;
-        self.try_load(memory, layout, place, acpi, smbios).map_err(|error| BootError::Load {
+        self.try_load(memory, layout, place, tables).map_err(|error| BootError::Load {
             option: self.option,
             path: self.path.clone(),
             error,
@@ -227,17 +253,20 @@ impl Payload {
         memory: &GuestMap,
         layout: &Layout,
         place: Option<(u64, u64)>,
-        acpi: &[u8],
-        smbios: &[u8],
+        tables: &Tables,
     ) -> Result<Entry, vm_memory::GuestMemoryError> {
         let put = |address, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(address));
         if let (Some(initramfs), Some((address, len))) = (&self.initramfs, place) {
             read(memory, &initramfs.file, 0, address, len)?;
         }
-        put(ACPI, acpi)?;
+        put(ACPI, tables.acpi)?;
         // A kernel that found the RSDP by PVH does not pass it on to the next one in a kexec.
-        put(RSDP_COPY, acpi.get(..RSDP_LEN).unwrap_or_default())?;
-        put(SMBIOS, smbios)?;
+        put(RSDP_COPY, tables.acpi.get(..RSDP_LEN).unwrap_or_default())?;
+        put(SMBIOS, tables.smbios)?;
+        if let Some((pointer, table)) = tables.mp {
+            put(MP_TABLE, table)?;
+            put(MP_POINTER, pointer)?;
+        }
         put(CMDLINE, &self.cmdline)?;
         put(RESET_VECTOR, &regs::firmware())?;
         let map = layout.memory_map();
@@ -358,13 +387,14 @@ mod tests {
             option: "--kernel",
             path: PathBuf::new(),
             kernel: File::open("/dev/null").unwrap(),
-            format: Format::Elf(Elf { segments: Vec::new(), entry: 0x10_0000, end: 0x10_0000 }),
+            format: Format::Elf(Elf { segments: Vec::new(), entry: 0x10_0000, end: 0x10_0000, is_linux: false }),
             initramfs: None,
             cmdline: vec![0],
         };
         let memory = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let acpi: Vec<u8> = b"RSD PTR ".iter().copied().chain(8..=255).collect();
-        payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &acpi, &[]).unwrap();
+        let tables = Tables { acpi: &acpi, smbios: &[], mp: None };
+        payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &tables).unwrap();
         // What is searched, on 16-byte boundaries.
         let read = |address| {
             let mut bytes = [0; RSDP_LEN];
@@ -372,5 +402,53 @@ mod tests {
         };
         let found = (0xe_0000..0xf_ff00).step_by(16).map(read).find(|bytes| bytes.starts_with(b"RSD PTR "));
         assert_eq!(found.unwrap()[..], acpi[..RSDP_LEN]);
+    }
+
+    /// What a payload that `kernel` is the file of needs, given by `option` with a command line.
+    fn legacy(option: &'static str, kernel: Format, cmdline: &str) -> LegacyHardware {
+        let (path, file) = (PathBuf::new(), File::open("/dev/null").unwrap());
+        let cmdline = self::cmdline(cmdline, 99).unwrap();
+        Payload { option, path, kernel: file, format: kernel, initramfs: None, cmdline }.legacy()
+    }
+
+    fn elf(is_linux: bool) -> Format {
+        Format::Elf(Elf { segments: Vec::new(), entry: 0, end: 0, is_linux })
+    }
+
+    #[test]
+    fn only_a_linux_kernel_does_without_what_it_does_not_name() {
+        assert_eq!(legacy("--kernel", elf(true), "quiet"), LegacyHardware::NONE);
+        assert_eq!(legacy("--kernel", elf(true), "quiet acpi=off"), LegacyHardware::of_linux("acpi=off"));
+        // The last word ends at the NUL that follows it.
+        assert!(legacy("--kernel", elf(true), "nopv").pm_timer);
+        assert_eq!(legacy("--kernel", elf(false), "quiet"), LegacyHardware::ALL);
+        assert_eq!(legacy(FIRMWARE, elf(true), ""), LegacyHardware::ALL);
+    }
+
+    #[test]
+    fn the_mp_table_is_found_where_kernels_search() {
+        let format = elf(false);
+        let (path, kernel) = (PathBuf::new(), File::open("/dev/null").unwrap());
+        let payload = Payload { option: "--kernel", path, kernel, format, initramfs: None, cmdline: vec![0] };
+        let processors = mp_table::Processors { apic_ids: vec![0, 1], signature: 1, features: 2 };
+        let mp = mp_table::tables(&processors);
+        let pointers = |mp| {
+            let memory = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+            let tables = Tables { acpi: &[], smbios: &[1; 64], mp };
+            payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &tables).unwrap();
+            let read = |address: u64, len: usize| {
+                let mut bytes = vec![0; len];
+                memory.read_slice(&mut bytes, GuestAddress(address)).map(|()| bytes).unwrap()
+            };
+            // In the 64 KiB below 1 MiB, on 16-byte boundaries.
+            let found = (0xf_0000..0x10_0000).step_by(16).map(|at| read(at, 16)).find(|bytes| bytes[..4] == *b"_MP_");
+            found.map(|found| {
+                let at = u32::from_le_bytes(found[4..8].try_into().unwrap());
+                let len = u16::from_le_bytes(read(u64::from(at) + 4, 2).try_into().unwrap());
+                (found, read(at.into(), len.into()))
+            })
+        };
+        assert_eq!(pointers(Some(&mp)), Some((mp.0.to_vec(), mp.1.clone())));
+        assert_eq!(pointers(None), None);
     }
 }

@@ -9,9 +9,11 @@ use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::acpi::memory_hotplug::SLOTS;
 use crate::arch::x86_64::cpuid::Template;
+use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::topology::Topology;
 use crate::config::{VmConfig, VmPlan, bytes};
 use crate::devices::saved::places;
+use crate::firmware::{FirmwarePorts, LegacyState};
 use crate::kvm::{self, KvmError, Vcpu};
 use crate::migration::clock::{ClockState, NoFrequency};
 use crate::migration::compatibility::{CpuidLeaf, Incompatible, MAX_LEAVES, check};
@@ -63,6 +65,7 @@ impl Vm {
             Some(Stop::TripleFault) => Ok(Some(StopState::TripleFault)),
             Some(Stop::Failed(_)) => Err(SaveError::Stopped),
         })?;
+        let ports = running.firmware.as_ref().map(FirmwarePorts::save);
         Ok(MachineState {
             version: MACHINE_STATE_VERSION,
             layout: self.layout_state(),
@@ -75,7 +78,8 @@ impl Vm {
             events: self.ged.save(),
             serial: self.serial.as_ref().map(|serial| serial.port().save()),
             consoles: self.save_consoles(),
-            firmware: running.firmware.as_ref().map(crate::firmware::FirmwarePorts::save),
+            firmware: ports.clone().filter(|_| self.is_firmware),
+            legacy: ports.filter(|_| !self.is_firmware).map(|ports| LegacyState { hardware: self.legacy, ports }),
             devices,
             stop,
             triple_faults: self.triple_faults,
@@ -88,7 +92,7 @@ impl Vm {
         let vm = &running.powered.vm;
         let extent = Extent::new(vm.abilities(), &self.kvm.msr_indices()?);
         let (kvmclock, realtime) = vm.clock()?;
-        let timer = running.firmware.as_ref().map_or(Duration::ZERO, crate::firmware::FirmwarePorts::timer);
+        let timer = running.firmware.as_ref().map_or(Duration::ZERO, FirmwarePorts::timer);
         let pm_timer = u64::try_from(timer.as_nanos()).unwrap_or(u64::MAX);
         let mut clock = ClockState { kvmclock, realtime, tsc: 0, tsc_khz: 0, pm_timer };
         let (mut vcpus, mut first_offset) = (Vec::new(), None);
@@ -122,6 +126,7 @@ impl Vm {
             serial: None,
             consoles: ConsolesState::default(),
             firmware: None,
+            legacy: None,
             devices: self.devices.outline(),
             stop: None,
             triple_faults: self.triple_faults,
@@ -371,16 +376,19 @@ impl Vm {
         self.vcpus = state.wanted_vcpus;
         self.triple_faults = state.triple_faults;
         self.is_firmware = state.firmware.is_some();
+        self.legacy = match (&state.firmware, &state.legacy) {
+            (Some(_), None) => LegacyHardware::ALL,
+            (None, Some(legacy)) if legacy.hardware != LegacyHardware::NONE => legacy.hardware,
+            (None, None) => LegacyHardware::NONE,
+            _ => return Err(RestoreError::Value("the ports of firmware")),
+        };
         Ok(())
     }
 
-    /// The ports that firmware needs, when KVM's clock shows `now` nanoseconds.
-    fn restore_firmware(
-        &self,
-        state: &MachineState,
-        now: u64,
-    ) -> Result<Option<crate::firmware::FirmwarePorts>, RestoreError> {
-        let (Some(ports), Some(saved)) = (self.firmware_ports(), &state.firmware) else { return Ok(None) };
+    /// The ports of older PCs, when KVM's clock shows `now` nanoseconds.
+    fn restore_firmware(&self, state: &MachineState, now: u64) -> Result<Option<FirmwarePorts>, RestoreError> {
+        let saved = state.firmware.as_ref().or(state.legacy.as_ref().map(|legacy| &legacy.ports));
+        let (Some(ports), Some(saved)) = (self.firmware_ports(), saved) else { return Ok(None) };
         let elapsed = now.saturating_sub(state.clock.kvmclock);
         let timer = Duration::from_nanos(state.clock.pm_timer.saturating_add(elapsed));
         if ports.restore(saved, timer) { Ok(Some(ports)) } else { Err(RestoreError::Value("the ports of firmware")) }

@@ -95,6 +95,22 @@ impl Code {
         bytes
     }
 
+    /// As [`Self::elf`], with a note of Linux.
+    pub(crate) fn linux(&self) -> Vec<u8> {
+        let mut bytes = self.elf();
+        let (at, pvh) = (bytes.len() as u64, CODE_OFFSET as usize - 20..CODE_OFFSET as usize);
+        bytes.extend_from_within(pvh);
+        for field in [6, 4, 0x100, u32::from_le_bytes(*b"Linu"), u32::from_le_bytes(*b"x\0\0\0"), 0] {
+            bytes.extend(field.to_le_bytes());
+        }
+        let len = bytes.len() as u64 - at;
+        // The notes' offset and lengths in the first program header.
+        for (field, value) in [(8, at), (32, len), (40, len)] {
+            bytes[64 + field..64 + field + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+
     /// An ELF file with this code and a PVH entry at its start.
     pub(crate) fn elf(&self) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();

@@ -32,6 +32,8 @@ const MAX_PROGRAM_HEADERS: u16 = 64;
 /// The most bytes of notes searched. A Linux kernel has some hundred.
 const MAX_NOTES_LEN: u64 = 0x1_0000;
 const NOTE_NAME: &[u8] = b"Xen\0";
+/// The owner of notes that every Linux kernel has, and no other.
+const LINUX_NAME: &[u8] = b"Linux\0\0\0";
 const NOTE_PHYS32_ENTRY: u32 = 18;
 
 /// A part of the file that is loaded to a guest address.
@@ -71,6 +73,8 @@ pub struct Elf {
     pub end: u64,
     /// The address at which the boot CPU starts, in 32-bit mode.
     pub entry: u32,
+    /// True if it is a Linux kernel, by its notes.
+    pub is_linux: bool,
 }
 
 impl Elf {
@@ -99,15 +103,15 @@ impl Elf {
         Self::from_program_headers(file, &headers).map(Some)
     }
 
-    /// Whether it is firmware by the addresses that it is loaded to, rather than a Linux kernel.
+    /// True if it is firmware by the addresses that it is loaded to, rather than a kernel.
     pub fn is_firmware(&self) -> bool {
-        self.segments.iter().any(|segment| segment.address < LOWEST_KERNEL)
+        !self.is_linux && self.segments.iter().any(|segment| segment.address < LOWEST_KERNEL)
     }
 
     fn from_program_headers(file: &File, headers: &[u8]) -> Result<Self, ElfError> {
         let mut segments = Vec::new();
         let mut end = 0;
-        let mut entry = None;
+        let (mut entry, mut is_linux) = (None, false);
         for header in headers.chunks_exact(PROGRAM_HEADER_LEN) {
             let [offset, address, len, memory] = [8, 24, 32, 40].map(|at| u64_at(header, at));
             match u32_at(header, 0) {
@@ -118,29 +122,56 @@ impl Elf {
                     end = end.max(address.checked_add(memory).ok_or(ElfError::Malformed)?);
                     segments.push(Segment { offset, len, address });
                 }
-                PT_NOTE if entry.is_none() => {
+                PT_NOTE => {
                     let mut notes = vec![0; len.min(MAX_NOTES_LEN) as usize];
                     file.read_exact_at(&mut notes, offset)?;
-                    entry = pvh_entry(&notes);
+                    let found = Notes::of(&notes);
+                    entry = entry.or(found.entry);
+                    is_linux |= found.is_linux;
                 }
                 _ => {}
             }
         }
-        Ok(Self { segments, end, entry: entry.ok_or(ElfError::NoEntry)? })
+        Ok(Self { segments, end, entry: entry.ok_or(ElfError::NoEntry)?, is_linux })
     }
 }
 
-/// The address in the PVH note, if it is among `notes`.
-fn pvh_entry(mut notes: &[u8]) -> Option<u32> {
-    while let Some((header, rest)) = notes.split_at_checked(12) {
-        let [name_len, len, kind] = [0, 4, 8].map(|at| u32_at(header, at));
-        let (name, rest) = rest.split_at_checked((name_len as usize).next_multiple_of(4))?;
-        if kind == NOTE_PHYS32_ENTRY && name == NOTE_NAME {
-            return (len >= 4).then(|| rest.get(..4).map(|entry| u32_at(entry, 0))).flatten();
+/// The facts in notes.
+#[derive(Default)]
+struct Notes {
+    /// The address in the PVH note.
+    entry: Option<u32>,
+    /// True if there is a note of Linux.
+    is_linux: bool,
+}
+
+impl Notes {
+    /// The facts in `notes`, until the first that is malformed.
+    fn of(mut notes: &[u8]) -> Self {
+        let mut found = Self::default();
+        while let Some((name, kind, data, rest)) = note(notes) {
+            match (name, kind) {
+                (NOTE_NAME, NOTE_PHYS32_ENTRY) if found.entry.is_none() => {
+                    found.entry = data.get(..4).map(|entry| u32_at(entry, 0));
+                }
+                (LINUX_NAME, _) => found.is_linux = true,
+                _ => {}
+            }
+            notes = rest;
         }
-        notes = rest.get((len as usize).next_multiple_of(4)..)?;
+        found
     }
-    None
+}
+
+/// The name, the type and the data of the first of `notes`, and those after it.
+fn note(notes: &[u8]) -> Option<(&[u8], u32, &[u8], &[u8])> {
+    let (header, rest) = notes.split_at_checked(12)?;
+    let [name_len, len, kind] = [0, 4, 8].map(|at| u32_at(header, at));
+    let (name, rest) = rest.split_at_checked((name_len as usize).next_multiple_of(4))?;
+    let data = rest.get(..len as usize)?;
+    // The last one may lack its padding.
+    let rest = rest.get((len as usize).next_multiple_of(4)..).unwrap_or_default();
+    Some((name, kind, data, rest))
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -238,6 +269,33 @@ mod tests {
         // A 32-bit file has other headers.
         file[4] = 1;
         assert!(matches!(parse(&file), Err(ElfError::Machine)));
+    }
+
+    #[test]
+    fn linux_is_known_by_a_note_before_or_after_the_entry() {
+        let entry = note(b"Xen\0", NOTE_PHYS32_ENTRY, &0x20_0010u64.to_le_bytes());
+        let linux = note(b"Linux\0", 0x100, &[0; 4]);
+        for notes in [[&linux[..], &entry].concat(), [&entry[..], &linux].concat()] {
+            let mut file = elf(b"code", &notes);
+            let found = parse(&file).unwrap().unwrap();
+            assert!(found.is_linux && found.entry == 0x20_0010);
+            // Wherever it is loaded.
+            file[HEADER_LEN + 24..HEADER_LEN + 32].copy_from_slice(&HIGH_MEMORY.to_le_bytes());
+            assert!(!parse(&file).unwrap().unwrap().is_firmware());
+        }
+        for name in [&b"linux\0"[..], b"Linux2\0", b"Lin\0", b"Xen\0"] {
+            let notes = [&entry[..], &note(name, 0x100, &[0; 4])].concat();
+            assert!(!parse(&elf(b"code", &notes)).unwrap().unwrap().is_linux, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_note_hides_those_after_it_alone() {
+        let entry = note(b"Xen\0", NOTE_PHYS32_ENTRY, &0x20_0010u64.to_le_bytes());
+        let linux = note(b"Linux\0", 0x100, &[0; 4]);
+        let notes = [&entry[..], &[0xff; 12], &linux].concat();
+        let found = parse(&elf(b"code", &notes)).unwrap().unwrap();
+        assert!(!found.is_linux && found.entry == 0x20_0010);
     }
 
     #[test]

@@ -26,10 +26,16 @@ pub const ACPI: u64 = LOW_MEMORY_END;
 pub const ACPI_END: u64 = 0xe_2000;
 /// A copy of the RSDP, where a kernel searches for it (`ACPI 6.5 §5.2.5.1`).
 pub const RSDP_COPY: u64 = ACPI_END;
+/// The configuration table of the MultiProcessor Specification, in the room of a ROM (`MP 1.4 §4`).
+pub const MP_TABLE: u64 = 0xe_3000;
+/// The end of the room for that table.
+pub const MP_TABLE_END: u64 = SMBIOS;
 /// The SMBIOS tables, with the entry point as the first (`DSP0134 §5.2`).
 pub const SMBIOS: u64 = 0xf_0000;
 /// The end of the SMBIOS tables.
-pub const SMBIOS_END: u64 = RESET_VECTOR;
+pub const SMBIOS_END: u64 = MP_POINTER;
+/// The floating pointer structure, in the room of a ROM below 1 MiB, where software searches for it (`MP 1.4 §4`).
+pub const MP_POINTER: u64 = RESET_VECTOR - 16;
 /// Where a CPU starts after a reset, as seen from real mode: the firmware.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// The start of memory above 1 MiB, with the kernel and everything else.
@@ -124,6 +130,8 @@ pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 pub const SLEEP_STATUS_PORT: u16 = 0x601;
 /// The port of the ACPI reset register (`ACPI 6.5 §4.8.3.6`).
 pub const RESET_PORT: u16 = 0x602;
+/// The port of the ACPI power management timer (`ACPI 6.5 §4.8.3.3`), where firmware for Cloud Hypervisor has it.
+pub const PM_TIMER_PORT: u16 = 0x608;
 /// What software writes to the reset register.
 pub const RESET_VALUE: u8 = 1;
 /// The NMI status and control port.
@@ -138,14 +146,14 @@ pub const KEYBOARD_RESET: u8 = 0xfe;
 /// The sleep type of S5, soft off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 
-/// Whether an I/O port is of a device that each VM, or each VM with firmware, has.
+/// Whether an I/O port is of a device that each VM has, or some have.
 pub const fn is_device_port(port: u16) -> bool {
     const SERIAL_LAST: u16 = SERIAL_PORT + 7;
     // The registers of hot-plug take up to 0x600 ports each.
     const MEMORY_LAST: u16 = MEMORY_PORT + 0xfff;
     matches!(port, NMI_STATUS_PORT | KEYBOARD_COMMAND_PORT | SERIAL_PORT..=SERIAL_LAST)
         || matches!(port, SLEEP_CONTROL_PORT..=EVENT_PORT | SLOTS_PORT..=MEMORY_LAST)
-        // Of firmware: the clock, and the ports of configuration space.
+        // The clock, and the ports of configuration space.
         || matches!(port, 0x70 | 0x71 | 0xcf8..=0xcff)
 }
 

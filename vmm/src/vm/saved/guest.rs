@@ -189,10 +189,11 @@ pub(super) fn assert_same(one: &[u8], other: &[u8]) {
     assert!(one == other, "they differ from byte {at} on:\n{}\n{}", part(one), part(other));
 }
 
-/// A kernel with a PVH entry at its beginning.
+/// A kernel with a PVH entry at its beginning, which counts as Linux by its second note.
 pub(crate) fn elf(code: &[u8]) -> Vec<u8> {
     let note = [4u32, 8, 18].map(u32::to_le_bytes).concat().into_iter().chain(*b"Xen\0").chain(CODE.to_le_bytes());
-    let note: Vec<u8> = note.collect();
+    let linux = [6u32, 0, 0x100].map(u32::to_le_bytes).concat().into_iter().chain(*b"Linux\0\0\0");
+    let note: Vec<u8> = note.chain(linux).collect();
     let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
     bytes.resize(64, 0);
     bytes[18..20].copy_from_slice(&62u16.to_le_bytes());

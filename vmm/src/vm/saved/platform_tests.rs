@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::guest::{COUNT, Machine, assert_same};
 use super::*;
+use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::config::MemoryConfig;
 use crate::vcpu::cpu::MmioHandler as _;
 
@@ -168,6 +169,110 @@ fn the_ports_of_firmware_are_as_it_left_them_and_its_timer_goes_on() {
     assert!(timer(&machine) > before, "it went on");
     assert_eq!(port(&machine, 0xcf8), 0x8000_0800_u32.to_le_bytes());
     assert_eq!(port(&machine, 0x71), [0x20], "the century");
+}
+
+/// A Linux guest with this command line.
+fn with_command_line(cmdline: &str) -> Machine {
+    let json = json!({"payload": {"cmdline": cmdline}, "serial": {"mode": "Null"}, "console": {"mode": "Null"}});
+    Machine::boot(IDLE, &json.to_string())
+}
+
+/// The ports of configuration space, the timer and the clock that the machine has, and its MP table.
+fn legacy(machine: &Machine) -> LegacyHardware {
+    write(machine, 0xcf8, &0x8000_0000_u32.to_le_bytes());
+    write(machine, 0x70, &[0x0d]);
+    LegacyHardware {
+        config_ports: port(machine, 0xcfc) == 0x0d57_8086_u32.to_le_bytes(),
+        mp_table: machine.read(0xf_ffe0) == u32::from_le_bytes(*b"_MP_"),
+        pm_timer: port(machine, 0x608) != [0xff; 4],
+        clock: port(machine, 0x71) == [0x80],
+    }
+}
+
+#[test]
+fn a_kernel_has_the_hardware_that_its_command_line_needs() {
+    for cmdline in ["quiet", "quiet acpi=off", "pci=nommconf", "nopv"] {
+        assert_eq!(legacy(&with_command_line(cmdline)), LegacyHardware::of_linux(cmdline), "{cmdline}");
+    }
+    let json = r#"{"platform":{"legacy_hardware":true},"serial":{"mode":"Null"},"console":{"mode":"Null"}}"#;
+    assert_eq!(legacy(&Machine::boot(IDLE, json)), LegacyHardware::ALL);
+}
+
+#[test]
+fn a_guest_keeps_its_legacy_hardware_until_it_restarts() {
+    for (source, target) in [("acpi=off", "quiet"), ("quiet", "acpi=off nopv"), ("nopv", "pci=nommconf")] {
+        let mut machine = with_command_line(source);
+        let mut config = machine.planned().config().clone();
+        config.payload.cmdline = Some(target.to_string());
+        machine.plan(config);
+        let mut machine = machine.moved().moved();
+        assert_eq!(legacy(&machine), LegacyHardware::of_linux(source), "{source}");
+        machine.vm.reset().unwrap();
+        assert_eq!(legacy(&machine), LegacyHardware::of_linux(target), "{target}");
+    }
+}
+
+/// Earlier programs saved no such hardware of kernels, because they gave them none.
+#[test]
+fn a_state_saved_before_has_the_hardware_that_there_was() {
+    let mut machine = with_command_line("acpi=off");
+    machine.vm.pause();
+    let mut state = machine.vm.save_machine().unwrap();
+    assert!(serde_json::to_string(&state).unwrap().contains("legacy"));
+    state.legacy = None;
+    let bytes = serde_json::to_vec(&state).unwrap();
+    assert!(!String::from_utf8_lossy(&bytes).contains("legacy"));
+    let mut machine = machine.moved_paused(&bytes);
+    assert_same(&machine.save(), &bytes);
+    machine.vm.resume().unwrap();
+    let without_ports = LegacyHardware { mp_table: true, ..LegacyHardware::NONE };
+    assert_eq!(legacy(&machine), without_ports, "the table is the guest's memory");
+    // A common guest's state is as it was.
+    let mut common = with_command_line("quiet");
+    common.vm.pause();
+    assert_eq!(common.vm.save_machine().unwrap().legacy, None);
+}
+
+#[test]
+fn a_state_of_impossible_legacy_hardware_is_refused() {
+    let mut machine = with_command_line("pci=nommconf");
+    machine.vm.pause();
+    let state = machine.vm.save_machine().unwrap();
+    let refused = |change: &dyn Fn(&mut MachineState)| {
+        let mut wrong = state.clone();
+        change(&mut wrong);
+        matches!(machine.try_restored(&wrong), Err(RestoreError::Value("the ports of firmware")))
+    };
+    assert!(!refused(&|_| {}));
+    assert!(refused(&|state| state.firmware = state.legacy.as_ref().map(|legacy| legacy.ports.clone())));
+    let legacy = |state: &mut MachineState, change: &dyn Fn(&mut LegacyState)| change(state.legacy.as_mut().unwrap());
+    assert!(refused(&|state| legacy(state, &|legacy| legacy.hardware = LegacyHardware::NONE)));
+    assert!(refused(&|state| legacy(state, &|legacy| legacy.ports.rtc_index = 1)), "there is no clock");
+    assert!(refused(&|state| legacy(state, &|legacy| legacy.ports.config_address = 1)));
+}
+
+/// The inputs of both PICs that are masked (`struct kvm_pic_state`).
+fn masked(machine: &mut Machine) -> [u8; 2] {
+    machine.vm.pause();
+    let state = machine.vm.save_machine().unwrap();
+    machine.vm.resume().unwrap();
+    [0, 1].map(|pic| state.irqchip.chips[pic].bytes()[10])
+}
+
+#[test]
+fn the_pics_are_masked_until_a_guest_programs_them() {
+    let mut machine = Machine::boot(IDLE, PLAIN);
+    assert_eq!(masked(&mut machine), [0xff; 2]);
+    machine.vm.reset().unwrap();
+    assert_eq!(masked(&mut machine), [0xff; 2]);
+    // Vectors from 0x30 on, and input 4 alone: mov al, value; out port, al
+    let program = [(0x20, 0x11), (0x21, 0x30), (0x21, 4), (0x21, 1), (0x21, 0xef)];
+    let code: Vec<u8> = program.iter().flat_map(|(port, value)| [0xb0, *value, 0xe6, *port]).collect();
+    // inc dword [COUNT]; cli; hlt; jmp back to hlt
+    let code = [&code[..], &[0xff, 0x05], &(COUNT as u32).to_le_bytes(), IDLE].concat();
+    let machine = Machine::boot(&code, PLAIN);
+    machine.counts_beyond(0);
+    assert_eq!(masked(&mut machine.moved()), [0xef, 0xff]);
 }
 
 #[test]
