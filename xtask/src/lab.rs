@@ -51,6 +51,8 @@ macro_rules! guest_extra {
             "virtiofs",
             "isofs",
             "bonding",
+            "macvlan",
+            "8021q",
             $($more),*
         ]
     };

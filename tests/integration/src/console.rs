@@ -124,6 +124,21 @@ impl Console {
         }
     }
 
+    /// Sends one command, and returns its number: the reply may come over another console.
+    pub(crate) fn start(&mut self, command: &str) -> u32 {
+        let number = self.next_command;
+        self.next_command += 1;
+        self.send(&format!("{number} {command}\n"));
+        number
+    }
+
+    /// Waits for the reply to command `number`, which another console may have sent.
+    pub(crate) fn finish(&mut self, number: u32, limit: Duration) -> Result<Output, Silence> {
+        self.next_command = self.next_command.max(number + 1);
+        let reply = self.wait(limit, |bytes| reply(bytes, number).map(|reply| (reply.output, reply.end)))?;
+        reply.ok_or(Silence::Garbled)
+    }
+
     /// Waits until the guest's kernel says that it panics.
     pub(crate) fn wait_for_panic(&mut self, limit: Duration) -> Result<(), Silence> {
         match self.wait(limit, |_| None::<((), usize)>) {

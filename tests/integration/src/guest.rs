@@ -360,6 +360,25 @@ impl Guest {
         assert_eq!(self.ok(successes), (before + 1).to_string(), "suspends that succeeded");
     }
 
+    /// Runs a command that saves the guest on a disk and ends its VMM. Returns the number of the command, to which the
+    /// guest replies where it continues.
+    pub fn leave_by(mut self, command: &str, limit: Duration) -> (Exit, u32) {
+        let number = self.console.start(command);
+        if !self.vmm.exits_within(limit) {
+            self.fail(command, &Silence::TimedOut(limit));
+        }
+        (self.vmm.wait(EXIT_LIMIT), number)
+    }
+
+    /// Runs a command that continues in this guest's place the one that has left by command `number`, and waits for
+    /// its reply to that, which must be a success.
+    pub fn continue_by(&mut self, command: &str, number: u32, limit: Duration) {
+        self.console.start(command);
+        let output = self.console.finish(number, limit);
+        let Output { status, text } = output.unwrap_or_else(|silence| self.fail(command, &silence));
+        assert_eq!(status, 0, "the guest that left says: {text}");
+    }
+
     /// Powers the guest off from inside and waits until the VMM has exited.
     pub fn power_off(mut self) -> Exit {
         self.console.send("0 poweroff -f\n");

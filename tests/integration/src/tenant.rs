@@ -45,7 +45,8 @@ impl Tenant {
         format!("10.88.0.{}", self.index + 1)
     }
 
-    fn command(&self, command: &str) -> String {
+    /// The command line that runs a command without single quotes in the namespace.
+    pub fn command(&self, command: &str) -> String {
         format!("nsenter -t $(cat {}) -n sh -c '{command}'", self.file())
     }
 
