@@ -18,6 +18,7 @@ mod faults;
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
 mod floods;
+mod hyperv;
 mod landlock;
 mod limits;
 mod lost;
