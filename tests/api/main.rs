@@ -19,6 +19,7 @@ mod faults;
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
 mod floods;
+mod hyperv;
 mod landlock;
 mod legacy;
 mod limits;

@@ -4,6 +4,7 @@
 
 mod dirty_log;
 mod error;
+mod hyperv;
 mod ram_slot;
 mod routes;
 mod state;
@@ -373,6 +374,8 @@ pub enum Exit<'a> {
     InternalError(u32),
     /// The hardware refused to enter the guest, with this reason.
     FailedEntry(u64),
+    /// Something that has Hyper-V's interface, which is answered already.
+    HyperV,
     /// Another exit, by KVM's number.
     Other(u32),
 }
@@ -392,6 +395,7 @@ enum Cause {
     Shutdown,
     InternalError,
     FailedEntry(u64),
+    HyperV,
     Other,
 }
 
@@ -508,6 +512,7 @@ impl Vcpu {
             Ok(VcpuExit::Shutdown) => Cause::Shutdown,
             Ok(VcpuExit::InternalError) => Cause::InternalError,
             Ok(VcpuExit::FailEntry(reason, _)) => Cause::FailedEntry(reason),
+            Ok(VcpuExit::Hyperv) => Cause::HyperV,
             Ok(_) => Cause::Other,
             Err(error) => match io::Error::from(error) {
                 error if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => Cause::Interrupted,
@@ -531,6 +536,10 @@ impl Vcpu {
             // SAFETY: KVM has filled in this member, as the exit's reason says.
             Cause::InternalError => Exit::InternalError(unsafe { run.__bindgen_anon_1.internal.suberror }),
             Cause::FailedEntry(reason) => Exit::FailedEntry(reason),
+            Cause::HyperV => {
+                hyperv::answer(run);
+                Exit::HyperV
+            }
             Cause::Other => Exit::Other(run.exit_reason),
         })
     }

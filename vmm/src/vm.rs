@@ -174,6 +174,9 @@ impl Vm {
         if config.cpus.features.amx {
             amx::allow().map_err(|error| VmError::Amx(Some(error)))?;
         }
+        if config.cpus.kvm_hyperv && !kvm.has_hyperv() {
+            return Err(VmError::HyperV);
+        }
         let supported = kvm.supported_cpuid()?;
         if config.cpus.features.amx && !cpuid::has_amx(&supported) {
             return Err(VmError::Amx(None));

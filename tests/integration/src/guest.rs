@@ -32,6 +32,7 @@ pub struct GuestSpec {
     cpus: u32,
     max_cpus: Option<u32>,
     topology: Option<String>,
+    has_hyperv: bool,
     memory: String,
     cmdline: String,
     userland: Userland,
@@ -53,6 +54,7 @@ impl GuestSpec {
             cpus: 1,
             max_cpus: None,
             topology: None,
+            has_hyperv: false,
             memory: "size=256M".into(),
             cmdline: CMDLINE.into(),
             userland: Userland::Plain,
@@ -100,6 +102,12 @@ impl GuestSpec {
     /// Sets the shape of the vCPUs: threads of a core, cores of a die, dies of a package, packages.
     pub fn topology(mut self, shape: [u32; 4]) -> GuestSpec {
         self.topology = Some(shape.map(|count| count.to_string()).join(":"));
+        self
+    }
+
+    /// Gives the guest Hyper-V's interface of a hypervisor in place of KVM's.
+    pub fn hyperv(mut self) -> GuestSpec {
+        self.has_hyperv = true;
         self
     }
 
@@ -196,6 +204,7 @@ impl GuestSpec {
     pub fn command(self) -> VmmCommand {
         let max = self.max_cpus.map_or(String::new(), |cpus| format!(",max={cpus}"));
         let topology = self.topology.map_or(String::new(), |shape| format!(",topology={shape}"));
+        let hyperv = if self.has_hyperv { ",kvm_hyperv=on" } else { "" };
         let command = match self.firmware {
             Some((option, firmware)) => VmmCommand::new().arg(option).arg(firmware),
             None => VmmCommand::new()
@@ -207,7 +216,7 @@ impl GuestSpec {
         };
         let command = command
             .args(["--serial", &self.serial])
-            .args(["--cpus", &format!("boot={}{max}{topology}", self.cpus), "--memory", &self.memory])
+            .args(["--cpus", &format!("boot={}{max}{topology}{hyperv}", self.cpus), "--memory", &self.memory])
             .args(self.arguments);
         let command = if self.has_console { command } else { command.args(["--console", "off"]) };
         let command = self.inherited.into_iter().fold(command, VmmCommand::inherit);

@@ -22,6 +22,9 @@ pub struct CpusConfig {
     #[option("topology=<threads>:<cores>:<dies>:<packages>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<CpuTopology>,
+    /// Whether the guest finds a hypervisor with Hyper-V's interface, as Windows needs it, in place of KVM's.
+    #[option("kvm_hyperv=on|off", default = false)]
+    pub kvm_hyperv: bool,
     /// The widest physical addresses of the guest, in bits, 36 to 52. The host's CPU may have fewer.
     #[option("max_phys_bits=<number>", default = 46)]
     pub max_phys_bits: u8,
@@ -168,9 +171,10 @@ mod tests {
     #[test]
     fn the_command_line_and_json_say_the_same() {
         let text = "boot=2,max=8,topology=2:2:1:2,affinity=[0@[0-2,5],3@[1]],features=amx,nested=off,\
-            core_scheduling=vcpu,max_phys_bits=40";
+            core_scheduling=vcpu,max_phys_bits=40,kvm_hyperv=on";
         let json = serde_json::json!({
             "boot_vcpus": 2, "max_vcpus": 8, "max_phys_bits": 40, "nested": false, "core_scheduling": "Vcpu",
+            "kvm_hyperv": true,
             "topology": {"threads_per_core": 2, "cores_per_die": 2, "dies_per_package": 1, "packages": 2},
             "affinity": [{"vcpu": 0, "host_cpus": [0, 1, 2, 5]}, {"vcpu": 3, "host_cpus": [1]}],
             "features": {"amx": true},
@@ -184,10 +188,11 @@ mod tests {
     fn cloud_hypervisors_defaults_are_printed() {
         let json = serde_json::json!({
             "boot_vcpus": 1, "max_vcpus": 1, "max_phys_bits": 46, "features": {"amx": false}, "nested": true,
-            "core_scheduling": "Vm",
+            "core_scheduling": "Vm", "kvm_hyperv": false,
         });
         assert_eq!(serde_json::to_value(CpusConfig::default()).unwrap(), json);
-        let defaults = "boot=1,nested=on,core_scheduling=vm,max_phys_bits=46,features=,topology=,affinity=[]";
+        let defaults =
+            "boot=1,nested=on,core_scheduling=vm,max_phys_bits=46,features=,topology=,affinity=[],kvm_hyperv=off";
         assert_eq!(read(defaults), CpusConfig::default());
     }
 

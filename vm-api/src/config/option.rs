@@ -339,7 +339,6 @@ pub(crate) fn from_pairs<T: Described>(pairs: Vec<Pair>) -> Result<T, ConfigErro
 /// Checks that the value of the unsupported `key`, as it was split off, asks for nothing.
 fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Result<(), Problem> {
     let harmless = match harmless {
-        Harmless::Is(default) => read::<bool>(raw).map(|value| value.is_none_or(|value| value == *default)),
         Harmless::Word(_, word) => {
             read::<String>(raw).map(|text| text.is_none_or(|text| text.eq_ignore_ascii_case(word)))
         }

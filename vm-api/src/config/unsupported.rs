@@ -158,7 +158,6 @@ impl Harmless {
         let harmless = match (self, value) {
             (_, Value::Null) => true,
             (Self::Null, _) => false,
-            (Self::Is(default), value) => value.as_bool() == Some(*default),
             (Self::Word(word, option), value) => value.as_str().is_some_and(|text| [word, option].contains(&&text)),
             (Self::Empty, Value::Array(elements)) => elements.is_empty(),
             (Self::Empty, _) => false,

@@ -123,6 +123,8 @@ const FEATURES: &[(u32, u32, [u32; 4])] = &[
     (0x24, 0, [0, 0xffff_ff00, 0, 0]),
     // Of KVM. Not EDX.0, a hint.
     (0x4000_0001, 0, [u32::MAX, 0, 0, 0]),
+    // Of a hypervisor with Hyper-V's interface: registers, hypercalls and events.
+    (0x4000_0003, 0, [u32::MAX, u32::MAX, 0, u32::MAX]),
     // Not ECX.1 (threads).
     (0x8000_0001, 0, [0, 0, !(1 << 1), u32::MAX]),
     (0x8000_0007, 0, [0, u32::MAX, 0, u32::MAX]),

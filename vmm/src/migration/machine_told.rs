@@ -1,6 +1,8 @@
 //! Options that a guest knows by CPUID and by the tables of firmware, which it reads once.
 
+use crate::arch::x86_64::hyperv;
 use crate::config::CpusConfig;
+use crate::migration::compatibility::CpuidLeaf;
 use crate::migration::machine_error::RestoreError;
 
 /// The options that a guest knows, with their values. The number of its vCPUs can change while it runs.
@@ -34,4 +36,43 @@ pub(crate) fn compare(then: &[(String, String)], now: Vec<(&'static str, String)
         }
     }
     Ok(())
+}
+
+/// Compares the interface of a hypervisor that a guest has found by CPUID with what the options give it now.
+///
+/// # Errors
+///
+/// It is another one.
+pub(crate) fn compare_interface(saved: &[CpuidLeaf], cpus: &CpusConfig) -> Result<(), RestoreError> {
+    let then = saved.iter().any(|CpuidLeaf { leaf, registers: [eax, ..], .. }| hyperv::is_found(*leaf, *eax));
+    if then == cpus.kvm_hyperv {
+        return Ok(());
+    }
+    let (then, now) = (then.to_string(), cpus.kvm_hyperv.to_string());
+    Err(RestoreError::Told { option: "cpus.kvm_hyperv", then, now })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_keeps_the_hypervisor_that_it_has_found() {
+        let leaf = |leaf, eax| CpuidLeaf { leaf, subleaf: 0, flags: 0, registers: [eax, 0, 0, 0] };
+        let (of_kvm, of_hyperv) = ([leaf(0x4000_0001, 0x100_7efb)], [leaf(1, 0), leaf(0x4000_0001, 0x3123_7648)]);
+        let told = |saved: &[CpuidLeaf], kvm_hyperv| {
+            let cpus = CpusConfig { kvm_hyperv, ..Default::default() };
+            compare_interface(saved, &cpus).map_err(|error| error.to_string())
+        };
+        for saved in [&of_kvm[..], &[leaf(1, 0x3123_7648)], &[]] {
+            assert_eq!(told(saved, false), Ok(()));
+            let refused = "cpus.kvm_hyperv: true in the configuration, and the guest was told false, which has to \
+                           stay; give that";
+            assert_eq!(told(saved, true), Err(refused.to_string()));
+        }
+        assert_eq!(told(&of_hyperv, true), Ok(()));
+        let refused = "cpus.kvm_hyperv: false in the configuration, and the guest was told true, which has to stay; \
+                       give that";
+        assert_eq!(told(&of_hyperv, false), Err(refused.to_string()));
+    }
 }

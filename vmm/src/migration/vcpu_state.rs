@@ -8,6 +8,7 @@ use kvm_bindings::nested::KvmNestedStateBuffer;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use serde::{Deserialize, Serialize};
 
+use crate::arch::x86_64::hyperv;
 use crate::kvm::{Abilities, KvmError, RefusedMsr, Vcpu};
 use crate::migration::blob::Blob;
 use crate::migration::compatibility::Incompatible;
@@ -71,13 +72,26 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// `indices` are KVM's list.
-    pub(crate) fn new(abilities: Abilities, indices: &[u32]) -> Self {
+    /// `indices` are KVM's list, in which some of Hyper-V's are missing. A guest without that interface cannot set
+    /// these.
+    pub(crate) fn new(abilities: Abilities, indices: &[u32], has_hyperv: bool) -> Self {
         let is_own = |index: &u32| !FOLLOW.contains(index) && !UNLISTED.iter().any(|range| range.contains(index));
         let mut msrs: Vec<_> = indices.iter().copied().filter(is_own).collect();
-        // KVM starts the timer with it, by what all others are then.
-        msrs.sort_by_key(|index| *index == TSC_DEADLINE);
+        if has_hyperv {
+            msrs.extend(hyperv::msrs().filter(|index| !indices.contains(index)));
+        }
+        msrs.sort_by_key(|index| turn(*index));
         Self { abilities, msrs }
+    }
+}
+
+/// The turn of a model-specific register when they are set: before it come those that have a lower one.
+fn turn(index: u32) -> usize {
+    match hyperv::place(index) {
+        // KVM starts the timer with it, by what all others are then.
+        None if index == TSC_DEADLINE => usize::MAX,
+        None => 0,
+        Some(place) => 1 + place,
     }
 }
 
@@ -173,7 +187,7 @@ impl VcpuState {
         let is_before = |(index, _): &(u32, u64)| BEFORE_NESTED.iter().any(|range| range.contains(index));
         let (before, mut after): (Vec<_>, Vec<_>) = self.msrs.iter().copied().partition(is_before);
         // As it is saved, whatever the order of the state.
-        after.sort_by_key(|(index, _)| *index == TSC_DEADLINE);
+        after.sort_by_key(|(index, _)| turn(*index));
         Ok([before, after])
     }
 
@@ -213,6 +227,7 @@ fn whole(blob: &Blob) -> Result<KvmNestedStateBuffer, RestoreError> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::migration::machine_state::MachineState;
 
     #[test]
@@ -227,5 +242,52 @@ mod tests {
         assert_eq!(after, numbered(&[0x174, 0x492, 0x47f, 0x3b, 0x6e0]));
         vcpu.msrs.push((0x10, 0));
         assert!(vcpu.msrs_around_nested().is_err(), "the counter is set by its offset");
+    }
+
+    /// KVM's list of Linux 6.1, as far as it is about Hyper-V, among others.
+    const LISTED: [u32; 17] = [
+        0x174,
+        0x4000_0000,
+        0x4000_0001,
+        0x4000_0020,
+        0x4000_0021,
+        0x4000_0022,
+        0x4000_0023,
+        0x4000_0105,
+        0x4000_0003,
+        0x4000_0002,
+        0x4000_0010,
+        0x4000_0080,
+        0x4000_00b0,
+        0x4000_0073,
+        0x4000_0106,
+        0x6e0,
+        0x277,
+    ];
+
+    #[test]
+    fn hyperv_registers_that_kvm_does_not_list_are_saved_too() {
+        let abilities =
+            Abilities { xsave: 4096, xcrs: true, pdptrs: true, nested: true, tsc_scaling: true, realtime: true };
+        let saved = |has_hyperv| Extent::new(abilities, &LISTED, has_hyperv).msrs;
+        let others = [0x174, 0x4000_0022, 0x4000_0023, 0x4000_0105, 0x4000_0003, 0x4000_0106, 0x277];
+        let own: Vec<_> = hyperv::msrs().collect();
+        assert_eq!(saved(true), [&others[..], &own, &[0x6e0]].concat());
+        let listed: Vec<_> = own.into_iter().filter(|index| LISTED.contains(index)).collect();
+        assert_eq!(saved(false), [&others[..], &listed, &[0x6e0]].concat());
+    }
+
+    #[test]
+    fn hyperv_registers_are_set_in_their_order_however_saved() {
+        let golden = include_str!("../vm/saved/golden/machine_state-1.json");
+        let state: MachineState = serde_json::from_str(golden).unwrap();
+        let mut vcpu = state.vcpus.into_iter().next().unwrap();
+        let mut saved: Vec<_> = hyperv::msrs().chain([0x6e0, 0x174]).map(|index| (index, 1)).collect();
+        saved.reverse();
+        vcpu.msrs = saved;
+        let [before, after] = vcpu.msrs_around_nested().unwrap();
+        assert_eq!(before, []);
+        let expected: Vec<_> = [0x174].into_iter().chain(hyperv::msrs()).chain([0x6e0]).collect();
+        assert_eq!(after.into_iter().map(|(index, _)| index).collect::<Vec<_>>(), expected);
     }
 }

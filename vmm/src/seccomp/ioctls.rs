@@ -44,6 +44,9 @@ const fn iowr<T>(kind: u32, nr: u32) -> u64 {
 /// Runs a vCPU.
 pub(super) const KVM_RUN: u64 = io(KVMIO, 0x80);
 
+/// Turns a capability of a VM or of a vCPU on.
+const KVM_ENABLE_CAP: u64 = iow::<kvm_enable_cap>(KVMIO, 0xa3);
+
 /// What describes KVM, and makes VMs, their interrupt controllers and vCPUs.
 pub(super) const KVM_CREATE: &[u64] = &[
     io(KVMIO, 0x00),                 // KVM_GET_API_VERSION
@@ -55,6 +58,7 @@ pub(super) const KVM_CREATE: &[u64] = &[
     io(KVMIO, 0x47),                 // KVM_SET_TSS_ADDR
     iow::<u64>(KVMIO, 0x48),         // KVM_SET_IDENTITY_MAP_ADDR
     io(KVMIO, 0x60),                 // KVM_CREATE_IRQCHIP
+    KVM_ENABLE_CAP,
 ];
 
 /// What sets a vCPU up.
@@ -102,9 +106,9 @@ pub(super) const KVM_STATE: &[u64] = &[
 
 /// What vCPUs write to guest memory, as KVM logs it.
 pub(super) const KVM_DIRTY_LOG: &[u64] = &[
-    io(KVMIO, 0x03),                          // KVM_CHECK_EXTENSION
-    iow::<kvm_dirty_log>(KVMIO, 0x42),        // KVM_GET_DIRTY_LOG
-    iow::<kvm_enable_cap>(KVMIO, 0xa3),       // KVM_ENABLE_CAP
+    io(KVMIO, 0x03),                   // KVM_CHECK_EXTENSION
+    iow::<kvm_dirty_log>(KVMIO, 0x42), // KVM_GET_DIRTY_LOG
+    KVM_ENABLE_CAP,
     iowr::<kvm_clear_dirty_log>(KVMIO, 0xc0), // KVM_CLEAR_DIRTY_LOG
 ];
 

@@ -375,6 +375,7 @@ fn step(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers) -> ControlFlow<Option
                 Some(PowerRequest::Reset) => Stop::Reset,
             }
         }
+        Ok(Exit::HyperV) => return ControlFlow::Continue(()),
         Ok(Exit::Interrupted) => return ControlFlow::Break(None),
         Ok(Exit::Shutdown) => Stop::TripleFault,
         Ok(Exit::InternalError(suberror)) => Stop::Failed(VcpuError::Internal { vcpu: id, suberror }),

@@ -43,6 +43,12 @@ pub enum VmError {
         })
     )]
     Amx(Option<io::Error>),
+    /// The host cannot give guests Hyper-V's interface.
+    #[error(
+        "--cpus kvm_hyperv=on: the KVM of this host has no Hyper-V enlightenments (KVM_CAP_HYPERV_SYNIC); choose a \
+         host whose kernel has them (CONFIG_KVM_HYPERV), or boot the guest without"
+    )]
+    HyperV,
     /// Memory is added in steps only.
     #[error(
         "{} of memory cannot be added: memory is added in steps of {}; ask for {} or {}",
@@ -159,6 +165,7 @@ impl VmError {
             Self::VcpuLeaving { .. } => ErrorKind::Busy,
             Self::Kvm(_)
             | Self::Amx(_)
+            | Self::HyperV
             | Self::Memory(_)
             | Self::OpenFiles { .. }
             | Self::Threads { .. }

@@ -41,6 +41,9 @@ impl Vm {
         let vcpu = vm.create_vcpu(self.cpuid.apic_id(id))?;
         let cpuid = self.cpuid.vcpu(id).ok_or(KvmError::Capability("room for its own CPUID leaves"))?;
         vcpu.set_cpuid(&cpuid)?;
+        if self.cpus.kvm_hyperv {
+            vcpu.enable_synic()?;
+        }
         Ok(vcpu)
     }
 

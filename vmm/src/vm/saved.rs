@@ -90,7 +90,7 @@ impl Vm {
     /// The state of all vCPUs, and the guest's time.
     fn save_vcpus(&self, running: &Running) -> Result<(ClockState, Vec<VcpuState>), SaveError> {
         let vm = &running.powered.vm;
-        let extent = Extent::new(vm.abilities(), &self.kvm.msr_indices()?);
+        let extent = Extent::new(vm.abilities(), &self.kvm.msr_indices()?, self.cpus.kvm_hyperv);
         let (kvmclock, realtime) = vm.clock()?;
         let timer = running.firmware.as_ref().map_or(Duration::ZERO, FirmwarePorts::timer);
         let pm_timer = u64::try_from(timer.as_nanos()).unwrap_or(u64::MAX);
@@ -269,6 +269,7 @@ impl Vm {
             return Err(RestoreError::MemorySize { config: bytes(config_size), saved: bytes(saved) });
         }
         machine_told::compare(&state.told, machine_told::told(&config.cpus, plan.segments.len()))?;
+        machine_told::compare_interface(&state.cpuid, &config.cpus)?;
         let layout = &state.layout;
         let places = places(&plan.devices, &state.devices)?;
         let mut fitted = config.clone();
@@ -397,7 +398,7 @@ impl Vm {
     /// The vCPUs of `vm`, whose clock is set, with their numbers.
     fn restore_vcpus(&mut self, vm: &kvm::Vm, state: &MachineState) -> Result<Vec<(u32, Vcpu)>, RestoreError> {
         self.restore_cpuid(&state.cpuid)?;
-        let extent = Extent::new(vm.abilities(), &[]);
+        let extent = Extent::new(vm.abilities(), &[], false);
         let (mut vcpus, mut first_offset) = (Vec::new(), None);
         for saved in &state.vcpus {
             let id = u32::from(saved.id);

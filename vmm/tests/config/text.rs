@@ -88,8 +88,8 @@ fn an_unknown_key_is_an_error() {
 #[test]
 fn a_key_of_a_later_version_is_refused_by_name() {
     assert_eq!(
-        problem::<CpusConfig>("boot=2,kvm_hyperv=on"),
-        "--cpus kvm_hyperv=on: Hyper-V enlightenments are not supported yet; leave kvm_hyperv out"
+        problem::<CpusConfig>("boot=2,profile=skylake"),
+        "--cpus profile=skylake: CPU profiles are not supported yet; leave profile out"
     );
     assert_eq!(
         problem::<MemoryConfig>("hotplug_method=balloon"),

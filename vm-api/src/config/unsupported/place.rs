@@ -58,8 +58,6 @@ pub enum Object {
 pub enum Harmless {
     /// None but null.
     Null,
-    /// This one.
-    Is(bool),
     /// This one, in JSON and on the command line.
     Word(&'static str, &'static str),
     /// An empty array.
@@ -89,7 +87,6 @@ impl Harmless {
     /// The one value, as JSON.
     pub(super) fn value(&self) -> Option<Value> {
         match self {
-            Self::Is(value) => Some((*value).into()),
             Self::Word(value, _) => Some((*value).into()),
             Self::Null | Self::Empty | Self::If(_) => None,
         }

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use super::place::Harmless::{Empty, If, Is, Null, Word};
+use super::place::Harmless::{Empty, If, Null, Word};
 use super::place::Missing;
 use super::place::Object::{Cpus, Device, Net, Payload, Platform, Vf, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Setting};
@@ -41,7 +41,6 @@ pub(super) const TABLE: &[Missing] = &[
         &[Setting(Net, "query_rss", If(is_false)), Setting(Vf, "query_rss", If(is_false))],
     ),
     // vCPUs.
-    missing("Hyper-V enlightenments are", &[Setting(Cpus, "kvm_hyperv", Is(false))]),
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
     // Memory.
     missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),

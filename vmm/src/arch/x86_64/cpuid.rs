@@ -5,6 +5,7 @@
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use vm_api::config::CpusConfig;
 
+use crate::arch::x86_64::hyperv;
 use crate::arch::x86_64::topology::Topology;
 
 /// The width on CPUs without the leaf, in bits.
@@ -56,6 +57,8 @@ pub struct Features {
     pub nested: bool,
     /// Whether it has AMX.
     pub amx: bool,
+    /// True if the hypervisor has Hyper-V's interface in place of KVM's.
+    pub hyperv: bool,
 }
 
 impl Features {
@@ -67,6 +70,7 @@ impl Features {
             tsc_deadline,
             nested: cpus.nested,
             amx: cpus.features.amx,
+            hyperv: cpus.kvm_hyperv,
         }
     }
 }
@@ -127,6 +131,9 @@ impl Template {
             }
         }
         set_topology(&mut entries, &topology);
+        if features.hyperv {
+            hyperv::show(&mut entries);
+        }
         Self { entries, topology }
     }
 
@@ -252,7 +259,7 @@ mod tests {
     }
 
     fn features(topology: Topology) -> Features {
-        Features { topology, address_bits: 46, tsc_deadline: true, nested: true, amx: false }
+        Features { topology, address_bits: 46, tsc_deadline: true, nested: true, amx: false, hyperv: false }
     }
 
     fn flat(vcpus: u32) -> Template {
@@ -369,6 +376,35 @@ mod tests {
         assert_eq!(read(false, false), ([0, 0], [0, 0, 0]));
         assert_eq!(read(true, true), ([VMX, SVM], [AMX, AMX_FP16, AMX_COMPLEX]));
         assert!(has_amx(&host) && !has_amx(&supported()));
+    }
+
+    #[test]
+    fn a_hypervisor_shows_either_interface_and_never_both() {
+        let mut host = supported().as_slice().to_vec();
+        let of_kvm =
+            [(0x4000_0000, [0x4000_0001, 0x4b4d_564b, 0x564b_4d56, 0x4d]), (0x4000_0001, [0x0100_7efb, 0, 0, 0])];
+        for (function, [eax, ebx, ecx, edx]) in of_kvm {
+            host.push(kvm_cpuid_entry2 { function, eax, ebx, ecx, edx, ..Default::default() });
+        }
+        let host = CpuId::from_entries(&host).unwrap();
+        let shown = |hyperv| {
+            let template = Template::new(&host, &Features { hyperv, ..features(Topology::flat(2)) });
+            let of_hypervisor = |entry: &&kvm_cpuid_entry2| entry.function >> 8 == 0x40_0000;
+            let cpuid = template.vcpu(1).unwrap();
+            let leaves: Vec<_> = cpuid.as_slice().iter().filter(of_hypervisor).copied().collect();
+            assert_eq!(cpuid.as_slice().len() - leaves.len(), flat(2).vcpu(1).unwrap().as_slice().len());
+            leaves.iter().map(|leaf| (leaf.function, [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx])).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(false), of_kvm);
+        let mut expected = vec![
+            (0x4000_0000, [0x4000_000a, 0x756e_694c, 0x564b_2078, 0x7648_204d]),
+            (0x4000_0001, [0x3123_7648, 0, 0, 0]),
+            (0x4000_0002, [0x3839, 0xa_0000, 0, 0]),
+            (0x4000_0003, [0x20e, 0, 0, 8]),
+            (0x4000_0004, [0x20, 0, 0, 0]),
+        ];
+        expected.extend((0x4000_0005..=0x4000_000a).map(|function| (function, [0; 4])));
+        assert_eq!(shown(true), expected);
     }
 
     #[test]

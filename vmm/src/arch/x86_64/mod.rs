@@ -5,6 +5,7 @@ pub(crate) mod amx;
 pub mod bzimage;
 pub mod cpuid;
 pub mod elf;
+pub(crate) mod hyperv;
 pub mod layout;
 pub mod legacy;
 pub mod mp_table;
