@@ -77,13 +77,13 @@ fn input_that_the_guest_has_not_read_waits_for_it_and_interrupts_it_again() {
 fn output_that_nobody_has_taken_is_there_for_who_comes_later() {
     let json = r#"{"serial":{"mode":"Pty"},"console":{"mode":"Null"}}"#;
     let mut machine = Machine::boot(IDLE, json);
-    machine.vm.take_terminal().unwrap();
+    machine.vm.read_input().unwrap();
     b"login: ".iter().for_each(|byte| write(&machine, 0x3f8, &[*byte]));
     machine.vm.pause();
     let before = machine.save();
     let mut machine = machine.moved_paused(&before);
     assert_same(&machine.save(), &before);
-    machine.vm.take_terminal().unwrap();
+    machine.vm.read_input().unwrap();
     let path = machine.vm.ptys()[0].unwrap().to_path_buf();
     let mut user = std::fs::File::options().read(true).write(true).open(path).unwrap();
     let mut bytes = [0; 7];
