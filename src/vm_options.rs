@@ -93,7 +93,8 @@ pub(crate) struct VmOptions {
     )]
     disk: Vec<String>,
 
-    /// Firmware that boots from a disk, instead of a kernel: an ELF file with a PVH entry, such as CLOUDHV.fd
+    /// Firmware that boots from a disk, instead of a kernel: an ELF file with a PVH entry, such as CLOUDHV.fd or
+    /// hypervisor-fw
     #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
     firmware: Option<PathBuf>,
 

@@ -14,12 +14,19 @@ mod confined;
 mod disks;
 mod driven;
 mod drop_in;
+#[path = "../../xtask/src/error.rs"]
+#[expect(dead_code, reason = "what makes disks only passes errors on")]
+mod error;
+mod fat32;
 mod faults;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
 mod floods;
+#[path = "../../xtask/src/gpt.rs"]
+mod gpt;
 mod hyperv;
+mod hypervisor_fw;
 mod landlock;
 mod legacy;
 mod limits;

@@ -10,7 +10,7 @@ pub(crate) const MAX_BLOCK: u32 = 64 << 10;
 pub(crate) struct Geometry {
     /// Its size in sectors of 512 bytes.
     pub sectors: u64,
-    /// The size of its blocks in bytes, a power of two from 512 to 65,536. Every transfer is a multiple of it.
+    /// The size of its blocks in bytes, a power of two from 512 to 65,536. Transfers need not be multiples of it.
     pub block_size: u32,
     /// The size of its physical blocks, in blocks, as a power of two, at most 7.
     pub physical_exponent: u8,

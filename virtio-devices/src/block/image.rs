@@ -209,11 +209,11 @@ impl Image {
         if let Contents::Raw(raw) = &self.contents { raw.range_unit as usize } else { 1 }
     }
 
-    /// The order of writes, if the storage has larger blocks than the disk, so that a write of less than a block reads
+    /// The order of writes, if the storage has blocks of more than a sector, so that a write of less than a block reads
     /// the rest of it first.
     pub(crate) fn shared_blocks(&self) -> Option<&Writes> {
         let storage = self.alignment.max(self.range_unit());
-        (storage > self.block.load(Ordering::Acquire) as usize).then_some(&self.writes)
+        (storage > SECTOR as usize).then_some(&self.writes)
     }
 
     /// Its size in bytes.

@@ -103,14 +103,16 @@ impl Abilities {
         Ok(self.range(sector, len)?.offset)
     }
 
-    /// `len` bytes from `sector` on, which are whole blocks of the disk.
+    /// `len` bytes from `sector` on, which are whole sectors. They need not be whole blocks of the disk: the block size
+    /// is what suits the disk best, and the units of the protocol are sectors (`virtio 1.4 §5.2.5`). Boot loaders read
+    /// single sectors of any disk.
     fn range(&self, sector: u64, len: u64) -> Result<Range, Refusal> {
-        let Geometry { sectors, block_size, .. } = self.geometry;
+        let Geometry { sectors, .. } = self.geometry;
         let offset = sector.checked_mul(SECTOR).ok_or(Refusal::Invalid)?;
         let end = offset.checked_add(len).ok_or(Refusal::Invalid)?;
-        let whole = offset.is_multiple_of(block_size.into()) && len.is_multiple_of(block_size.into());
         // The disk's size in bytes is one of a file, and fits.
-        if whole && end <= sectors.saturating_mul(SECTOR) { Ok(Range { offset, len }) } else { Err(Refusal::Invalid) }
+        let is_inside = end <= sectors.saturating_mul(SECTOR);
+        if len.is_multiple_of(SECTOR) && is_inside { Ok(Range { offset, len }) } else { Err(Refusal::Invalid) }
     }
 
     /// The range and the unmap flag of a discard or write zeroes request, which has one segment here.
@@ -169,10 +171,20 @@ mod tests {
         let large = Abilities { geometry: Geometry { sectors: 1 << 40, ..DISK.geometry }, ..DISK };
         assert_eq!(read(&large, 1 << 39, 256 << 20), Ok(Operation::Read(1 << 48)));
         assert_eq!(read(&large, 1 << 39, (256 << 20) + 512), Err(Refusal::Invalid));
-        assert_eq!(read(&FOUR_K, 8, 4096), Ok(Operation::Read(4096)));
-        assert_eq!(read(&FOUR_K, 1, 4096), Err(Refusal::Invalid));
-        assert_eq!(read(&FOUR_K, 8, 512), Err(Refusal::Invalid));
         assert_eq!(DISK.parse(header(VIRTIO_BLK_T_OUT, 2), &[], 1024, 0), Ok(Operation::Write(1024)));
+    }
+
+    #[test]
+    fn a_disk_with_larger_blocks_takes_single_sectors() {
+        let read = |sector, len| FOUR_K.parse(header(VIRTIO_BLK_T_IN, sector), &[], 0, len);
+        assert_eq!(read(8, 4096), Ok(Operation::Read(4096)));
+        assert_eq!(read(1, 4096), Ok(Operation::Read(512)));
+        assert_eq!(read(9, 512), Ok(Operation::Read(9 * 512)));
+        assert_eq!(read(8, 4095), Err(Refusal::Invalid));
+        assert_eq!(FOUR_K.parse(header(VIRTIO_BLK_T_OUT, 3), &[], 512, 0), Ok(Operation::Write(3 * 512)));
+        let range = Range { offset: 512, len: 1024 };
+        let discard = FOUR_K.parse(header(VIRTIO_BLK_T_DISCARD, 0), &segment(1, 2, 0), SEGMENT, 0);
+        assert_eq!(discard, Ok(Operation::Discard(range)));
     }
 
     #[test]

@@ -54,7 +54,8 @@ pub enum BootError {
     #[error("--kernel {}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux", .0.display())]
     UnknownFormat(PathBuf),
     /// The firmware is no ELF file.
-    #[error("--firmware {}: not an ELF file; give firmware with a PVH entry, such as CLOUDHV.fd", .0.display())]
+    #[error("--firmware {}: not an ELF file; give firmware with a PVH entry, such as CLOUDHV.fd or \
+         hypervisor-fw", .0.display())]
     NotFirmware(PathBuf),
     /// The kernel or firmware is an ELF file that cannot be booted.
     #[error("{option} {}: {error}", path.display())]

@@ -56,6 +56,9 @@ pub enum ElfError {
     /// It is for another machine.
     #[error("an ELF file, but not a 64-bit one for x86; give an x86_64 kernel")]
     Machine,
+    /// It is shorter than its headers say.
+    #[error("an ELF file that is cut off; copy or build it again")]
+    CutOff,
     /// Its headers contradict each other.
     #[error("an ELF file with malformed headers; the file may be incomplete")]
     Malformed,
@@ -89,7 +92,7 @@ impl Elf {
         if file.read_exact_at(&mut magic, 0).is_err() || magic != MAGIC {
             return Ok(None);
         }
-        file.read_exact_at(&mut header, 0)?;
+        read(file, &mut header, 0)?;
         let machine = u16_at(&header, 18);
         if header[4] != CLASS_64 || header[5] != LITTLE_ENDIAN || ![MACHINE_386, MACHINE_X86_64].contains(&machine) {
             return Err(ElfError::Machine);
@@ -99,7 +102,7 @@ impl Elf {
             return Err(ElfError::Malformed);
         }
         let mut headers = vec![0; PROGRAM_HEADER_LEN * usize::from(count)];
-        file.read_exact_at(&mut headers, offset)?;
+        read(file, &mut headers, offset)?;
         Self::from_program_headers(file, &headers).map(Some)
     }
 
@@ -109,6 +112,7 @@ impl Elf {
     }
 
     fn from_program_headers(file: &File, headers: &[u8]) -> Result<Self, ElfError> {
+        let file_len = file.metadata()?.len();
         let mut segments = Vec::new();
         let mut end = 0;
         let (mut entry, mut is_linux) = (None, false);
@@ -120,11 +124,14 @@ impl Elf {
                         return Err(ElfError::Malformed);
                     }
                     end = end.max(address.checked_add(memory).ok_or(ElfError::Malformed)?);
+                    if offset.checked_add(len).is_none_or(|end| end > file_len) {
+                        return Err(ElfError::CutOff);
+                    }
                     segments.push(Segment { offset, len, address });
                 }
                 PT_NOTE => {
                     let mut notes = vec![0; len.min(MAX_NOTES_LEN) as usize];
-                    file.read_exact_at(&mut notes, offset)?;
+                    read(file, &mut notes, offset)?;
                     let found = Notes::of(&notes);
                     entry = entry.or(found.entry);
                     is_linux |= found.is_linux;
@@ -134,6 +141,14 @@ impl Elf {
         }
         Ok(Self { segments, end, entry: entry.ok_or(ElfError::NoEntry)?, is_linux })
     }
+}
+
+/// Reads a part of the file that its headers name.
+fn read(file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ElfError> {
+    file.read_exact_at(bytes, offset).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => ElfError::CutOff,
+        _ => ElfError::Read(error),
+    })
 }
 
 /// The facts in notes.
@@ -302,7 +317,7 @@ mod tests {
     fn a_truncated_or_foreign_elf_file_is_an_error() {
         let whole = elf(b"code", &note(b"Xen\0", 18, &[0; 4]));
         for len in 4..whole.len() {
-            assert!(parse(&whole[..len]).is_err(), "{len}");
+            assert!(matches!(parse(&whole[..len]), Err(ElfError::CutOff)), "{len}");
         }
         let mut foreign = whole.clone();
         foreign[18] = 0xb7;
