@@ -9,7 +9,7 @@
 //! | `vm` | a booted VM: memory, payload, power-on, reset, hot-plug | clients, HTTP, JSON |
 //! | `devices` | from a plan to open devices in their slots | clients; vCPUs |
 //! | `migration` | a guest's saved state, and where it goes on | HTTP |
-//! | `firmware` | the ports that firmware needs | the VM |
+//! | `firmware` | ports of older PCs, which firmware needs | the VM |
 //! | `pci_host` | bus 0: slots, ECAM, MMIO, interrupts, BARs | the configuration |
 //! | `vcpu` | vCPU threads and their exits | PCI; what is behind an address |
 //! | `acpi` | tables, the generic event device, vCPU hot-plug registers | threads, KVM |

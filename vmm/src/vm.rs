@@ -7,6 +7,7 @@ mod addresses;
 mod announcing;
 pub mod boot;
 mod error;
+mod hardware;
 pub(crate) mod host_limits;
 mod hotplug;
 pub mod memory;
@@ -342,36 +343,10 @@ impl Vm {
         Ok(())
     }
 
-    /// Opens the payload if that was not possible when the VM was restored, and gives the machine what it needs. A
-    /// restored guest had what its state says until here.
-    fn open_payload(&mut self) -> Result<(), VmError> {
-        let payload = match self.payload.take() {
-            Some(payload) => payload,
-            None => Payload::open(&self.payload_config, &self.layout)?,
-        };
-        self.is_firmware = payload.is_firmware();
-        self.legacy = if self.has_all_legacy { LegacyHardware::ALL } else { payload.legacy() };
-        self.payload = Some(payload);
-        Ok(())
-    }
-
-    /// The vCPUs as the MP table has them.
-    fn processors(&self) -> mp_table::Processors {
-        let leaf = self.cpuid.entries().iter().find(|leaf| leaf.function == 1);
-        let (signature, features) = leaf.map_or((0, 0), |leaf| (leaf.eax, leaf.edx));
-        let apic_ids = (0..u32::from(self.vcpus)).map(|id| self.cpuid.apic_id(id) as u8).collect();
-        mp_table::Processors { apic_ids, signature, features }
-    }
-
     /// What handles the exits of vCPUs.
     fn exit_handlers(&self, firmware: Option<&FirmwarePorts>) -> Arc<cpu::ExitHandlers> {
         let (mmio, ports) = (self.mmio(), self.ports(firmware));
         Arc::new(cpu::ExitHandlers { mmio, ports, stop: Arc::clone(&self.stop) })
-    }
-
-    /// The ports of older PCs that the guest has, in their state of power-on.
-    fn firmware_ports(&self) -> Option<FirmwarePorts> {
-        (self.legacy != LegacyHardware::NONE).then(|| FirmwarePorts::new(self.devices.bus(), self.legacy))
     }
 
     /// What is at addresses that are not memory.

@@ -24,7 +24,8 @@ use crate::acpi::pins::Pins;
 use crate::acpi::processors::Processors;
 use crate::acpi::viot::Viot;
 use crate::arch::x86_64::layout::{
-    self, ECAM, PM_TIMER_PORT, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT,
+    self, ECAM, PM_TIMER_PORT, RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_GSI, SERIAL_PORT, SLEEP_CONTROL_PORT,
+    SLEEP_STATUS_PORT,
 };
 use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::topology::Topology;

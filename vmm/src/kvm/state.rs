@@ -4,9 +4,9 @@ use std::io;
 
 use kvm_bindings::nested::KvmNestedStateBuffer;
 use kvm_bindings::{
-    KVM_CAP_SREGS2, KVM_CLOCK_REALTIME, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_SREGS2_FLAGS_PDPTRS_VALID, KVM_VCPU_TSC_OFFSET, KVMIO, Msrs, Xsave,
-    kvm_clock_data, kvm_debugregs, kvm_device_attr, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
-    kvm_sregs, kvm_sregs2, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    KVM_CAP_SREGS2, KVM_CLOCK_REALTIME, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_SREGS2_FLAGS_PDPTRS_VALID,
+    KVM_VCPU_TSC_OFFSET, KVMIO, Msrs, Xsave, kvm_clock_data, kvm_debugregs, kvm_device_attr, kvm_irqchip,
+    kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_sregs, kvm_sregs2, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr};

@@ -9,13 +9,13 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::arch::x86_64::bzimage::{self, BzImage};
 use crate::arch::x86_64::elf::{self, Elf};
-use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::layout::{
-    ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, MP_POINTER, MP_TABLE, PAGE_TABLES, PVH_MODULES, PVH_START_INFO, RESET_VECTOR,
-    RSDP_COPY, SMBIOS, SMBIOS_END, ZERO_PAGE,
+    ACPI, ACPI_END, CMDLINE, CMDLINE_MAX, GDT, Layout, MP_POINTER, MP_TABLE, PAGE_TABLES, PVH_MODULES, PVH_START_INFO,
+    RESET_VECTOR, RSDP_COPY, SMBIOS, SMBIOS_END, ZERO_PAGE,
 };
-use crate::arch::x86_64::{mp_table, pvh};
+use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::regs::{self, Entry};
+use crate::arch::x86_64::{mp_table, pvh};
 use crate::config::PayloadConfig;
 
 const PAGE: u64 = 4096;

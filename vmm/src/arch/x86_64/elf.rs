@@ -164,10 +164,10 @@ impl Notes {
     /// The facts in `notes`, until the first that is malformed.
     fn of(mut notes: &[u8]) -> Self {
         let mut found = Self::default();
-        while let Some((name, kind, data, rest)) = note(notes) {
-            match (name, kind) {
+        while let Some((note, rest)) = Note::first(notes) {
+            match (note.name, note.kind) {
                 (NOTE_NAME, NOTE_PHYS32_ENTRY) if found.entry.is_none() => {
-                    found.entry = data.get(..4).map(|entry| u32_at(entry, 0));
+                    found.entry = note.data.get(..4).map(|entry| u32_at(entry, 0));
                 }
                 (LINUX_NAME, _) => found.is_linux = true,
                 _ => {}
@@ -178,15 +178,27 @@ impl Notes {
     }
 }
 
-/// The name, the type and the data of the first of `notes`, and those after it.
-fn note(notes: &[u8]) -> Option<(&[u8], u32, &[u8], &[u8])> {
-    let (header, rest) = notes.split_at_checked(12)?;
-    let [name_len, len, kind] = [0, 4, 8].map(|at| u32_at(header, at));
-    let (name, rest) = rest.split_at_checked((name_len as usize).next_multiple_of(4))?;
-    let data = rest.get(..len as usize)?;
-    // The last one may lack its padding.
-    let rest = rest.get((len as usize).next_multiple_of(4)..).unwrap_or_default();
-    Some((name, kind, data, rest))
+/// A note.
+struct Note<'a> {
+    /// The owner, with padding.
+    name: &'a [u8],
+    /// The type, which the owner defines.
+    kind: u32,
+    /// The contents.
+    data: &'a [u8],
+}
+
+impl<'a> Note<'a> {
+    /// The first of `notes`, and those after it.
+    fn first(notes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (header, rest) = notes.split_at_checked(12)?;
+        let [name_len, len, kind] = [0, 4, 8].map(|at| u32_at(header, at));
+        let (name, rest) = rest.split_at_checked((name_len as usize).next_multiple_of(4))?;
+        let data = rest.get(..len as usize)?;
+        // The last one may lack its padding.
+        let rest = rest.get((len as usize).next_multiple_of(4)..).unwrap_or_default();
+        Some((Self { name, kind, data }, rest))
+    }
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
