@@ -12,8 +12,8 @@ impl Kvm {
 }
 
 impl Vcpu {
-    /// Gives the vCPU Hyper-V's interrupt controller, which is off until the guest turns it on. It must be there before
-    /// its registers are set, and stays.
+    /// Gives the vCPU Hyper-V's interrupt controller (SynIC) and its timers. The controller must be there before its
+    /// registers are set, and stays.
     ///
     /// # Errors
     ///
