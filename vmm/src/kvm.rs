@@ -4,6 +4,7 @@
 
 mod dirty_log;
 mod error;
+mod hypercall;
 mod hyperv;
 mod ram_slot;
 mod routes;
@@ -537,7 +538,7 @@ impl Vcpu {
             Cause::InternalError => Exit::InternalError(unsafe { run.__bindgen_anon_1.internal.suberror }),
             Cause::FailedEntry(reason) => Exit::FailedEntry(reason),
             Cause::HyperV => {
-                hyperv::answer(run);
+                hypercall::answer(run);
                 Exit::HyperV
             }
             Cause::Other => Exit::Other(run.exit_reason),

@@ -259,7 +259,9 @@ fn a_guest_of_hyperv_takes_timer_messages_across_a_restore(#[case] mode: &str) {
 
     let set = |vcpu: usize, index: u32| {
         let msrs = saved["vcpus"][vcpu]["msrs"].as_array().unwrap();
-        msrs.iter().find(|msr| msr[0] == index).unwrap_or_else(|| panic!("{index:#x}"))[1].as_u64().unwrap()
+        let found = msrs.iter().find(|msr| msr[0] == index).unwrap_or_else(|| panic!("{index:#x}"));
+        // Integers beyond 53 bits are texts.
+        found[1].as_u64().unwrap_or_else(|| found[1].as_str().unwrap().strip_prefix("int:").unwrap().parse().unwrap())
     };
     let page = |address: u32| u64::from(address | 1);
     let expected = [
@@ -273,7 +275,11 @@ fn a_guest_of_hyperv_takes_timer_messages_across_a_restore(#[case] mode: &str) {
     ];
     expected.into_iter().for_each(|(index, value)| assert_eq!(set(0, index), value, "{index:#x}"));
     assert_ne!((set(0, STIMER0_CONFIG), set(0, STIMER0_COUNT)), (0, 0));
-    assert_eq!([SCONTROL, SIMP, STIMER0_COUNT, SINT2].map(|index| set(1, index)), [0, 0, 0, 1 << 16], "as at power-on");
+    assert_eq!(
+        [SCONTROL, SIMP, STIMER0_COUNT, SINT2].map(|index| set(1, index)),
+        [1, 0, 0, 1 << 16],
+        "as KVM has them"
+    );
 
     redirect(&path("a"), &path("after"));
     let (api, vmm) = start("second");

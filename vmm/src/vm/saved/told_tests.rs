@@ -4,6 +4,7 @@ use std::fs::File;
 
 use super::guest::Machine;
 use crate::config::VmConfig;
+use crate::kvm::Kvm;
 use crate::migration::machine_state::MachineState;
 use crate::vcpu::cpu::MmioHandler as _;
 
@@ -71,6 +72,8 @@ fn an_edited_configuration_is_compared_with_what_was_told() {
     assert_eq!(refusal(&|config| config.cpus.max_phys_bits = 40), told);
     let told = "cpus.nested: false in the configuration, and the guest was told true, which has to stay; give that";
     assert_eq!(refusal(&|config| config.cpus.nested = false), told);
+    let told = "cpus.kvm_hyperv: true in the configuration, and the guest was told false, which has to stay; give that";
+    assert_eq!(refusal(&|config| config.cpus.kvm_hyperv = true), told);
     let disk = File::options().write(true).open(folder.path().join("disk")).unwrap();
     disk.set_len(4 << 20).unwrap();
     let told = refusal(&|_| ());
@@ -92,4 +95,23 @@ fn an_edited_configuration_is_compared_with_what_was_told() {
         // It goes on from there, and so does the next one.
         restored.vm.save_machine().unwrap();
     }
+}
+
+#[test]
+fn a_saved_guest_of_hyperv_needs_a_host_that_has_it() {
+    let mut machine = Machine::boot(IDLE, r#"{"serial": {"mode": "Null"}, "console": {"mode": "Null"}}"#);
+    machine.vm.pause();
+    let mut state = machine.vm.save_machine().unwrap();
+    let leaf = state.cpuid.iter_mut().find(|leaf| leaf.leaf == 0x4000_0001).unwrap();
+    leaf.registers[0] = u32::from_le_bytes(*b"Hv#1");
+    let told = "cpus.kvm_hyperv: false in the configuration, and the guest was told true, which has to stay; give that";
+    assert_eq!(machine.try_restored(&state).map(drop).unwrap_err().to_string(), told);
+    let mut config = machine.planned().config().clone();
+    config.cpus.kvm_hyperv = true;
+    machine.plan(config);
+    let restored = machine.try_restored(&state).map(drop).map_err(|error| error.to_string());
+    let lacking = "--cpus kvm_hyperv=on: the KVM of this host has no Hyper-V enlightenments (KVM_CAP_HYPERV_SYNIC); \
+                   choose a host whose kernel has them (CONFIG_KVM_HYPERV), or boot the guest without";
+    let expected = if Kvm::open().unwrap().has_hyperv() { Ok(()) } else { Err(lacking.to_string()) };
+    assert_eq!(restored, expected);
 }
