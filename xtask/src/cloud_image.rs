@@ -1,5 +1,5 @@
-//! Boots what a cloud boots: a disk with a Debian of its own, by UEFI firmware, told who it is by cloud-init's disk.
-//! Once the disk is raw, and once it is a qcow2 image over that one.
+//! Boots what a cloud boots: a disk with a Debian of its own, by firmware, told who it is by cloud-init's disk. Once
+//! the disk is raw, and once it is a qcow2 image over that one; by UEFI firmware, and by Cloud Hypervisor's own.
 //!
 //! A unit of systemd enables the VFs of the guest's NIC, as an administrator would have it done at each start.
 
@@ -28,6 +28,14 @@ const ROOT_SIZE: u64 = 512 << 20;
 /// What is on it.
 const PACKAGES: &str = "systemd-sysv,udev,cloud-init";
 const CMDLINE: &str = "console=ttyS0 root=/dev/vda2 quiet systemd.show_status=1";
+/// The place of rust-hypervisor-firmware, which no package has, beside the checkout or above it.
+const HYPERVISOR_FW: &str = "shared/firmware/hypervisor-fw";
+/// How it finds the kernel (boot loader specification, type 1).
+const LOADER: &str = "default lab\n";
+const KERNEL_FILE: &str = "linux";
+const INITRAMFS_FILE: &str = "initrd";
+/// The number of VFs of the guest's NIC.
+const VFS: usize = 4;
 /// The unit that enables all VFs of each PF. systemd replaces `$name` and `%x` itself; doubled, they reach the shell.
 const UNIT: &str = "[Unit]
 Description=VFs
@@ -39,15 +47,22 @@ ExecStart=/bin/sh -ec 'for pf in /sys/bus/pci/devices/*/sriov_totalvfs; do cat $
 [Install]
 WantedBy=multi-user.target
 ";
+/// What the guest asks for in the end.
+const LOGIN: &str = "named-by-cloud-init login: ";
 /// What the guest says in the end: who cloud-init told it that it is, the state of the unit, its VFs that have a
 /// driver, and what it knows of the machine by SMBIOS.
 const EXPECTED: &str = "@@guest named-by-cloud-init, active, 4 VFs, serial number S42";
-/// The line begins behind an empty one: a login prompt may be there.
+/// VF n gets the address 10.79.n.2. The line begins behind an empty one: a login prompt may be there.
 const USER_DATA: &str = "#cloud-config
 hostname: named-by-cloud-init
 write_files:
 - path: /run/report
   content: |
+    for path in /sys/bus/pci/devices/*/virtfn*/virtio*/net/*; do
+      vf=${path#*/virtfn}
+      ip address add 10.79.${vf%%/*}.2/24 dev ${path##*/}
+      ip link set ${path##*/} up
+    done
     vfs=$(ls -d /sys/bus/pci/drivers/virtio-pci/*/physfn | wc -l)
     serial=$(cat /sys/class/dmi/id/product_serial)
     echo
@@ -67,8 +82,19 @@ pub(crate) enum Form {
     Qcow2,
 }
 
-/// Boots it from a disk of this form, and returns when the guest has its name and its VFs.
-pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form) -> Result<()> {
+/// What boots the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Firmware {
+    /// UEFI firmware, from a package of Debian
+    Edk2,
+    /// rust-hypervisor-firmware, which starts what the boot loader specification describes
+    HypervisorFw,
+}
+
+/// Boots it from a disk of this form by this firmware, and returns when the guest has its name, a login, and VFs that
+/// carry traffic. Returns false if this machine does not have the firmware.
+pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form, firmware: Firmware) -> Result<bool> {
+    let Some((program, clock)) = program(lab, workspace, firmware)? else { return Ok(false) };
     let programs = [
         ("qemu-system-x86_64", "qemu-system-x86"),
         ("mformat", "mtools"),
@@ -78,50 +104,77 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form) -> Result<()> {
     apt::install_missing(&programs)?;
     apt::install_missing(&debian::PROGRAMS)?;
     apt::install_missing(&[("genisoimage", "genisoimage")])?;
-    let (firmware, disk, seed) = (uefi::firmware(lab)?, disk(lab)?, seed(lab)?);
+    let (disk, seed) = (disk(lab)?, seed(lab)?);
     let vmm = build::vmm(workspace)?;
     let name = if form == Form::Raw { "a raw disk" } else { "a qcow2 image" };
-    note("boot", format!("Debian from {name}, by UEFI firmware; it takes minutes"));
-    let mut machine = FirstLevel::boot(lab, workspace, 7, Clock::Instructions)?;
-    // Firmware is taken as a kernel, too.
-    let (copy, option, key) = match form {
-        Form::Raw => (format!("cp {} /tmp/disk", quote(&disk)), "--firmware", ""),
-        Form::Qcow2 => {
-            let overlay = disk.with_extension("qcow2");
-            let mut command = Command::new("qemu-img");
-            command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&disk).arg(&overlay);
-            output(&mut command)?;
-            (format!("cp {} /tmp/disk", quote(&overlay)), "--kernel", ",image_type=qcow2,backing_files=on")
-        }
-    };
-    let command = format!(
-        "{copy} || exit 1; \
-         {vmm} {option} {firmware} --disk path=/tmp/disk{key} path={seed},readonly=on \
-         --net tap=pf0,sriov_vfs=4 --cpus boot=1 --memory size=768M --platform system_serial_number=S42 \
-         --serial file=/tmp/serial --console off & \
-         vmm=$!; waited=0; \
-         until grep -qs '^@@guest ' /tmp/serial; do \
-         sleep 1; waited=$((waited + 1)); [ $waited -lt {LIMIT} ] && kill -0 $vmm || break; done; \
-         cat /tmp/serial; echo; kill $vmm; wait $vmm; echo \"after $waited s\"; {check} \
-         grep -q '^{EXPECTED}' /tmp/serial",
-        vmm = quote(&vmm),
-        firmware = quote(&firmware),
-        seed = quote(&seed),
-        check = if form == Form::Raw { "" } else { "qemu-img check /tmp/disk &&" },
-    );
+    let file = program.file_name().unwrap_or_default().to_string_lossy();
+    note("boot", format!("Debian from {name}, by {file}; it takes minutes"));
+    let command = command(&vmm, &program, form, &disk, &seed)?;
+    let mut machine = FirstLevel::boot(lab, workspace, 7, clock)?;
     match machine.run(&command, REAL_LIMIT, &mut |line| println!("{line}")) {
-        Ok(0) => Ok(()),
-        Ok(_) => Err(Error::new(format!("the guest did not say {EXPECTED:?}, or its image has errors"))),
+        Ok(0) => Ok(true),
+        Ok(_) => Err(Error::new(format!(
+            "the guest did not say {EXPECTED:?}, has no login or no answer of a VF, or its image has errors"
+        ))),
         Err(lost) => Err(Error::new(format!("the run did not end: {}", lost.explain(REAL_LIMIT)))),
     }
 }
 
-/// The guest's disk: an EFI system partition with a unified kernel image, and Debian. It is made once, and again when
-/// what is put on it changes.
+/// The file of the firmware, where first-level machines see it, and how such a machine keeps time for it.
+fn program(lab: &Lab, workspace: &Path, firmware: Firmware) -> Result<Option<(PathBuf, Clock)>> {
+    if firmware == Firmware::Edk2 {
+        return Ok(Some((uefi::firmware(lab)?, Clock::Instructions)));
+    }
+    let Some(found) = workspace.ancestors().map(|folder| folder.join(HYPERVISOR_FW)).find(|path| path.exists()) else {
+        note("skip", format!("a cloud image by hypervisor-fw: no {HYPERVISOR_FW} beside the checkout"));
+        return Ok(None);
+    };
+    let copy = lab.folder().join("firmware/hypervisor-fw");
+    let bytes = fs::read(&found).context(found.display())?;
+    fs::write(&copy, bytes).context(copy.display())?;
+    Ok(Some((copy, Clock::Real)))
+}
+
+/// The shell command that boots the guest from a copy of `disk`, waits for its report and its login, pings it through
+/// each VF, and shows its console.
+fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) -> Result<String> {
+    // Firmware is taken as a kernel, too.
+    let (source, option, key, check) = match form {
+        Form::Raw => (disk.to_owned(), "--firmware", "", ""),
+        Form::Qcow2 => {
+            let overlay = disk.with_extension("qcow2");
+            let mut command = Command::new("qemu-img");
+            command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(disk).arg(&overlay);
+            output(&mut command)?;
+            (overlay, "--kernel", ",image_type=qcow2,backing_files=on", "qemu-img check /tmp/disk &&")
+        }
+    };
+    Ok(format!(
+        "cp {source} /tmp/disk || exit 1; \
+         {vmm} {option} {firmware} --disk path=/tmp/disk{key} path={seed},readonly=on \
+         --net tap=pf0,sriov_vfs={VFS} --cpus boot=1 --memory size=768M --platform system_serial_number=S42 \
+         --serial file=/tmp/serial --console off & \
+         vmm=$!; waited=0; \
+         until grep -qs '^@@guest ' /tmp/serial && grep -qs ' login: ' /tmp/serial; do \
+         sleep 1; waited=$((waited + 1)); [ $waited -lt {LIMIT} ] && kill -0 $vmm || break; done; \
+         answers=0; for vf in $(seq 0 $(({VFS} - 1))); do \
+         ip addr add 10.79.$vf.1/24 dev pf0v$vf && ip link set pf0v$vf up && \
+         ping -c 3 -W 20 -I pf0v$vf 10.79.$vf.2 && answers=$((answers + 1)); done; \
+         cat /tmp/serial; echo; kill $vmm; wait $vmm; echo \"after $waited s, $answers VFs answer\"; {check} \
+         [ $answers -eq {VFS} ] && grep -q '{LOGIN}' /tmp/serial && grep -q '^{EXPECTED}' /tmp/serial",
+        source = quote(&source),
+        vmm = quote(vmm),
+        firmware = quote(firmware),
+        seed = quote(seed),
+    ))
+}
+
+/// The guest's disk: an EFI system partition with a kernel in both forms that firmware starts, and Debian. It is made
+/// once, and again when what is put on it changes.
 fn disk(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("cloud-image");
     let disk = folder.join("disk.raw");
-    let (record, wanted) = (folder.join("wanted"), format!("{PACKAGES}\n{CMDLINE}\n{UNIT}"));
+    let (record, wanted) = (folder.join("wanted"), format!("{PACKAGES}\n{CMDLINE}\n{UNIT}\n{LOADER}"));
     if fs::read_to_string(&record).is_ok_and(|have| have == wanted) {
         return Ok(disk);
     }
@@ -136,16 +189,39 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
     let size = format!("{}K", ROOT_SIZE >> 10);
     debian::file_system(&filesystem, &size, PACKAGES, &[&copy, enable])?;
     let program = folder.join("linux.efi");
-    uefi::unified_kernel_image(lab, &lab.image(Image::DiskRoot, uefi::KERNEL)?, CMDLINE, &program)?;
+    let initramfs = lab.image(Image::DiskRoot, uefi::KERNEL)?;
+    uefi::unified_kernel_image(lab, &initramfs, CMDLINE, &program)?;
     let offsets = gpt::create(&unfinished, &[(Kind::EfiSystem, uefi::EFI_SYSTEM_SIZE), (Kind::Linux, ROOT_SIZE)])?;
     let [efi_system, linux] = offsets[..] else { return Err(Error::new("the disk has not two partitions")) };
     uefi::fill_efi_system(&unfinished, efi_system, &program)?;
+    describe_kernel(lab, &folder, &unfinished, efi_system, &initramfs)?;
     copy_sparse(&filesystem, &unfinished, linux)?;
     fs::remove_file(&filesystem).context(filesystem.display())?;
     fs::rename(&unfinished, &disk).context(disk.display())?;
     fs::write(&record, wanted).context(record.display())?;
     step.done();
     Ok(disk)
+}
+
+/// Adds the kernel to the EFI system partition at `offset` of `disk` as the boot loader specification says.
+fn describe_kernel(lab: &Lab, folder: &Path, disk: &Path, offset: u64, initramfs: &Path) -> Result<()> {
+    let place = format!("{}@@{offset}", disk.display());
+    let text = |name: &str, contents: &str| -> Result<PathBuf> {
+        let path = folder.join(name);
+        fs::write(&path, contents).context(path.display())?;
+        Ok(path)
+    };
+    let entry = format!("title lab\nlinux /{KERNEL_FILE}\ninitrd /{INITRAMFS_FILE}\noptions {CMDLINE}\n");
+    output(Command::new("mmd").args(["-i", &place, "::/loader", "::/loader/entries"]))?;
+    for (file, name) in [
+        (text("loader.conf", LOADER)?, "loader/loader.conf"),
+        (text("lab.conf", &entry)?, "loader/entries/lab.conf"),
+        (lab.kernel(uefi::KERNEL, "bzImage")?, KERNEL_FILE),
+        (initramfs.to_owned(), INITRAMFS_FILE),
+    ] {
+        output(Command::new("mcopy").args(["-i", &place]).arg(file).arg(format!("::/{name}")))?;
+    }
+    Ok(())
 }
 
 /// Copies a file into another one at `offset`, without its empty blocks.

@@ -205,11 +205,15 @@ enum LabTask {
         #[arg(long, default_value_t = 50)]
         rounds: u32,
     },
-    /// Boots a Debian with systemd from a disk by UEFI firmware, with cloud-init's disk, and enables VFs by a unit
+    /// Boots a Debian with systemd from a disk by firmware, with cloud-init's disk, enables VFs by a unit and pings it
+    /// through them
     CloudImage {
         /// The form of the disk
         #[arg(value_enum, default_value_t = cloud_image::Form::Raw)]
         form: cloud_image::Form,
+        /// What boots it
+        #[arg(long, value_enum, default_value_t = cloud_image::Firmware::Edk2)]
+        firmware: cloud_image::Firmware,
     },
     /// Boots a whole Debian from a disk to its login prompt
     Debian {
@@ -277,9 +281,12 @@ fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> R
         tally += counted("integration tests", integration(workspace, options));
     }
     if options.all && wanted(Part::Integration) && options.filter.is_empty() {
-        for form in [cloud_image::Form::Raw, cloud_image::Form::Qcow2] {
-            let cloud_image = Lab::open(workspace).and_then(|lab| cloud_image::run(&lab, workspace, form));
-            tally += counted("the cloud image", cloud_image.map(|()| Tally { passed: 1, failed: 0 }));
+        use cloud_image::{Firmware, Form};
+        for (form, firmware) in
+            [(Form::Raw, Firmware::Edk2), (Form::Qcow2, Firmware::Edk2), (Form::Raw, Firmware::HypervisorFw)]
+        {
+            let cloud_image = Lab::open(workspace).and_then(|lab| cloud_image::run(&lab, workspace, form, firmware));
+            tally += counted("the cloud image", cloud_image.map(|ran| Tally { passed: usize::from(ran), failed: 0 }));
         }
     }
     note("done", seconds(started.elapsed()));
@@ -342,7 +349,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
         LabTask::VpVdpa { nics, command } => return Ok(vp_vdpa::run(&lab, workspace, *nics, command.as_deref())? == 0),
         LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
-        LabTask::CloudImage { form } => cloud_image::run(&lab, workspace, *form)?,
+        LabTask::CloudImage { form, firmware } => return cloud_image::run(&lab, workspace, *form, *firmware),
         LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,
         LabTask::Hotplug { kernel, rounds } => hotplug::run(&lab, workspace, kernel, *rounds)?,
     }
