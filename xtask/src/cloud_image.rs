@@ -1,5 +1,5 @@
-//! Boots what a cloud boots: a disk with a Debian of its own, by firmware, told who it is by cloud-init's disk. Once the
-//! disk is raw, and once it is a qcow2 image over that one; by UEFI firmware, and by Cloud Hypervisor's own.
+//! Boots what a cloud boots: a disk with a Debian of its own, by firmware, told who it is by cloud-init's disk. Once
+//! the disk is raw, and once it is a qcow2 image over that one; by UEFI firmware, and by Cloud Hypervisor's own.
 //!
 //! A unit of systemd enables the VFs of the guest's NIC, as an administrator would have it done at each start.
 
@@ -169,8 +169,8 @@ fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) ->
     ))
 }
 
-/// The guest's disk: an EFI system partition with a kernel in both forms that firmware starts, and Debian. It is made once, and again when
-/// what is put on it changes.
+/// The guest's disk: an EFI system partition with a kernel in both forms that firmware starts, and Debian. It is made
+/// once, and again when what is put on it changes.
 fn disk(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("cloud-image");
     let disk = folder.join("disk.raw");

@@ -42,7 +42,7 @@ fn a_hibernated_guest_and_its_vfs_continue_under_another_vmm() {
     guest.load("virtio_blk");
     guest.ok("mkswap /dev/vda && swapon /dev/vda && echo shutdown > /sys/power/disk");
     let (exit, left_by) = guest.leave_by("echo disk > /sys/power/state", TRANSFER);
-    assert_eq!((exit.code, exit.errors.as_str()), (Some(0), ""));
+    assert_eq!(exit.code, Some(0), "{}", exit.errors);
 
     let mut guest = Guest::boot(spec());
     assert_ne!(guest.ok(BOOT_ID), boot);

@@ -134,7 +134,8 @@ fn vfs_on_a_switch_find_duplicates_by_ipv6_and_tag_frames() {
     for (from, to) in [(0, 2), (1, 1)] {
         guest.ok(&tenants[from].command(&format!("ping6 -c 3 -i 0.3 -W 10 -I vf {PREFIX}{to}")));
     }
-    // By the owner's answer to the probe, which is a multicast.
+    // By the owner's answer to a probe, which is a multicast. Linux sends one a second, and by default only one.
+    guest.ok(&tenants[1].command("echo 60 > /proc/sys/net/ipv6/conf/vf/dad_transmits"));
     add_address(&mut guest, &tenants[1], 1, DUPLICATE);
     guest.ok(&tenants[0].command(&state_is(1, IN_USE)));
 
