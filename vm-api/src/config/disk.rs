@@ -159,7 +159,8 @@ impl Value for LockGranularity {
 pub enum ImageType {
     /// The disk's contents and nothing else.
     Raw,
-    /// Not specified: raw, unless the image starts with another format's signature.
+    /// Not specified: qcow2 if the image begins like one and names no other file, otherwise raw, unless the image
+    /// starts with another format's signature.
     #[default]
     Unknown,
     /// QEMU's format.
