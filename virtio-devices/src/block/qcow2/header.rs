@@ -134,7 +134,7 @@ fn parse(head: &[u8]) -> Result<Header, String> {
         l1: field.u64(40)?,
         l1_entries: field.u32(36)?.into(),
         refcounts: field.u64(48)?,
-        refcount_entries: u64::from(field.u32(56)?) << bits >> 3,
+        refcount_entries: (u64::from(field.u32(56)?) << bits) >> 3,
         refcount_order,
     };
     let snapshots = field.u32(60)?;

@@ -143,7 +143,7 @@ impl<'f> Refcounts<'f> {
     }
 
     fn counts_per_block(&self) -> u64 {
-        self.cluster * 8 >> self.tables.refcount_order
+        (self.cluster * 8) >> self.tables.refcount_order
     }
 
     fn get(&self, block: &[u8], n: u64) -> u64 {
@@ -152,7 +152,7 @@ impl<'f> Refcounts<'f> {
                 let bytes = block.get(byte..byte + len).unwrap_or_default();
                 bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
             }
-            (byte, Err((shift, mask))) => u64::from(block.get(byte).copied().unwrap_or(0) >> shift & mask),
+            (byte, Err((shift, mask))) => u64::from((block.get(byte).copied().unwrap_or(0) >> shift) & mask),
         }
     }
 
@@ -165,7 +165,7 @@ impl<'f> Refcounts<'f> {
             }
             (byte, Err((shift, mask))) => {
                 let bits = (count as u8 & mask) << shift;
-                block.get_mut(byte).into_iter().for_each(|byte| *byte = *byte & !(mask << shift) | bits);
+                block.get_mut(byte).into_iter().for_each(|byte| *byte = (*byte & !(mask << shift)) | bits);
             }
         }
     }
