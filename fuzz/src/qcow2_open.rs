@@ -24,6 +24,9 @@ const L2: usize = 4;
 const DATA: usize = 5;
 const CLUSTERS: usize = 6;
 
+/// A unit of growth: 64 of them need a larger L1 table.
+const GROWTH: usize = (CLUSTER / 8) * CLUSTER;
+
 /// An entry's cluster belongs to it alone.
 const COPIED: u64 = 1 << 63;
 
@@ -34,7 +37,8 @@ const ZERO: u8 = 2;
 const DISCARD: u8 = 3;
 const FLUSH: u8 = 4;
 const REOPEN: u8 = 5;
-const KINDS: u8 = 6;
+const GROW: u8 = 6;
+const KINDS: u8 = 7;
 
 /// A sound image of version 3 whose first cluster holds [`first`].
 fn sound() -> Vec<u8> {
@@ -117,6 +121,10 @@ fn run_to_end(input: &[u8]) -> Option<usize> {
             WRITE => now.write(offset as u64, &vec![count as u8 | 1; len]),
             ZERO | DISCARD => now.zero(offset as u64, len as u64, kind == DISCARD),
             FLUSH => now.flush(),
+            GROW => {
+                let size = (SIZE + (count + 1) * GROWTH) as u64;
+                now.resize(size) || now.size() >= size
+            }
             _ => {
                 // The old one writes what it has in memory before the new one reads.
                 drop(image.take());
@@ -159,7 +167,9 @@ fn everything(seed: Seed) -> Seed {
         (ZERO, 71, 20),
         (DISCARD, 0, 80),
         (FLUSH, 0, 0),
+        (GROW, 0, 2),
         (WRITE, 3, 3),
+        (GROW, 0, 99),
         (REOPEN, 0, 0),
         (READ, 0, 127),
     ];
@@ -192,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_sound_image_does_all_that_it_is_asked() {
-        assert_eq!(run_to_end(&everything(start(&[])).done()), Some(10));
+        assert_eq!(run_to_end(&everything(start(&[])).done()), Some(12));
     }
 
     #[test]

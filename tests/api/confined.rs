@@ -111,6 +111,7 @@ fn every_call_that_was_made_is_one_that_its_thread_may_make() {
     client.put_json("vm.add-disk", &json!({"id": "later", "path": vmm.files.sparse("later", 1 << 20)})).expect(200);
     client.put_json("vm.add-net", &json!({"id": "m", "tap": "apisec4"})).expect(200);
     client.put_json("vm.resize-disk", &json!({"id": "ring", "desired_size": 2 << 20})).expect(204);
+    client.put_json("vm.resize-disk", &json!({"id": "qcow2", "desired_size": 2 << 20})).expect(204);
     client.put("vm.pause").expect(204);
     client.put("vm.resume").expect(204);
     client.get("vm.counters").expect(200);

@@ -2,6 +2,8 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::json;
 
@@ -47,6 +49,50 @@ fn a_disk_is_resized_while_the_vm_runs_or_keeps_its_size_and_the_client_hears_wh
     resize("a", 512).expect(204);
     vmm.client().put("vm.resume").expect(204);
     assert_eq!(len(), 512);
+}
+
+fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
+    let run = Command::new("qemu-img").args(arguments).current_dir(folder).output();
+    let run = run.expect("qemu-img is missing: apt-get install qemu-utils");
+    assert!(run.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&run.stderr));
+    String::from_utf8(run.stdout).unwrap()
+}
+
+#[test]
+fn a_qcow2_disk_of_no_type_grows_and_one_over_another_is_refused() {
+    let vmm = Vmm::start();
+    let path = vmm.files.path("disk");
+    let folder = path.parent().unwrap();
+    // A table of clusters of 512 bytes moves when the disk grows; the other stays in its place.
+    qemu_img(folder, &["create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "disk", "1M"]);
+    qemu_img(folder, &["create", "-q", "-f", "qcow2", "larger", "1M"]);
+    qemu_img(folder, &["create", "-q", "-f", "qcow2", "-b", "larger", "-F", "qcow2", "over", "1M"]);
+    let mut config = vmm.config(json!([{"id": "nic"}]));
+    config["disks"] = json!([{"path": folder.join("over"), "id": "over"}]);
+    let mut client = vmm.client();
+    client.put_json("vm.create", &config).expect(204);
+    let answer = client.put("vm.boot");
+    assert!(reasons(&answer).concat().contains("add image_type=qcow2,backing_files=on"), "{answer:?}");
+    answer.expect(400);
+    client.put("vm.delete").expect(204);
+    config["disks"] = json!([
+        {"path": path, "id": "small", "image_type": "Unknown"},
+        {"path": folder.join("larger"), "id": "large"},
+    ]);
+    client.put_json("vm.create", &config).expect(204);
+    client.put("vm.boot").expect(204);
+    let mut resize = |id: &str, size: u64| client.put_json("vm.resize-disk", &json!({"id": id, "desired_size": size}));
+    for id in ["small", "large"] {
+        resize(id, 64 << 20).expect(204);
+        let answer = resize(id, 1 << 20);
+        assert!(reasons(&answer).concat().contains("only grows while the VM runs"), "{answer:?}");
+        answer.expect(400);
+    }
+    client.put("vm.delete").expect(204);
+    for name in ["disk", "larger"] {
+        qemu_img(folder, &["check", "-q", name]);
+        assert!(qemu_img(folder, &["info", "--output=json", name]).contains("\"virtual-size\": 67108864"));
+    }
 }
 
 #[test]

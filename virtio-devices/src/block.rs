@@ -28,6 +28,7 @@ pub(crate) mod steps;
 mod uring;
 mod worker;
 mod writes;
+mod zeroing;
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -11,6 +11,7 @@ use super::aligned_buffer::AlignedBuffer;
 use super::call::{Call, zeroing};
 use super::image::{Contents, Image};
 use super::operation::Range;
+use super::raw;
 use super::uring::Uring;
 use crate::iovecs::IoVecs;
 
@@ -126,6 +127,15 @@ impl Engine {
         self.write_piece(offset, len, stable, |buffer| _ = segments.read_at(0, buffer))
     }
 
+    /// Writes zeros at the beginning of `range`, as much as the buffer holds. Returns how many.
+    pub(crate) fn write_zeros(&mut self, range: Range) -> io::Result<usize> {
+        let len = usize::try_from(range.len).unwrap_or(usize::MAX);
+        match self.write_piece(range.offset, len, false, |buffer| buffer.fill(0))? {
+            0 => Err(io::ErrorKind::WriteZero.into()),
+            written => Ok(written),
+        }
+    }
+
     /// Discards or zeroes a range of less than whole blocks of a block device: whole ones as the device does, and what
     /// is left is written if it has to be zero.
     pub(crate) fn zero_parts(&mut self, range: Range, unmap: bool, must_zero: bool) -> io::Result<usize> {
@@ -138,17 +148,16 @@ impl Engine {
         let parts = if first > last { [(range.offset, end), (end, end)] } else { [(range.offset, first), (last, end)] };
         for (mut at, to) in parts {
             while at < to && must_zero {
-                let len = usize::try_from(to - at).unwrap_or(usize::MAX);
-                match self.write_piece(at, len, false, |buffer| buffer.fill(0))? {
-                    0 => return Err(io::ErrorKind::WriteZero.into()),
-                    written => at = at.saturating_add(written as u64),
-                }
+                at = at.saturating_add(self.write_zeros(Range { offset: at, len: to - at })? as u64);
             }
         }
         if first < last {
             let range = Range { offset: first, len: last - first };
+            let call = Call::Zero { range, unmap };
+            #[cfg(test)]
+            image.admit(&call)?;
             // SAFETY: the call names no memory.
-            unsafe { execute(raw.as_fd(), Call::Zero { range, unmap }) }?;
+            unsafe { execute(raw.as_fd(), call) }?;
         }
         Ok(0)
     }
@@ -179,6 +188,9 @@ impl Engine {
             }
         }
         fill(buffer.get_mut(piece.skip..piece.skip + piece.len).unwrap_or_default());
+        if image.keeps_raw && piece.start == 0 && raw::format(buffer).is_some() {
+            return Err(Errno::PERM.into());
+        }
         #[cfg(test)]
         image.dawdle(piece.len);
         let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];

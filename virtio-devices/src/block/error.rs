@@ -55,12 +55,25 @@ pub enum BlockError {
         /// What it is.
         format: &'static str,
     },
-    /// The file begins as a qcow2 image does, and nobody said that it is one.
+    /// The file begins like a qcow2 image that names another file, which a guest may have written.
     #[error(
-        "path={}: begins like a qcow2 image; add image_type=qcow2 if it is one, or image_type=raw if it is not",
-        .0.display()
+        "path={}: begins like a qcow2 image with the backing file {name}; add image_type=qcow2,backing_files=on if you \
+         trust it, or image_type=raw if it is a raw one", path.display()
     )]
-    MaybeQcow2(PathBuf),
+    MaybeQcow2 {
+        /// The file.
+        path: PathBuf,
+        /// The backing file, in printable characters.
+        name: String,
+    },
+    /// The file begins like a qcow2 image that cannot be used.
+    #[error("path={}: begins like a qcow2 image and {what}; add image_type=raw if it is a raw one", path.display())]
+    LikeQcow2 {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
     /// The file is no qcow2 image, or one with something that is not supported.
     #[error("path={}: {what}", path.display())]
     Qcow2 {
@@ -129,7 +142,8 @@ impl BlockError {
             | Self::Kind { .. }
             | Self::Size { .. }
             | Self::Format { .. }
-            | Self::MaybeQcow2(_)
+            | Self::MaybeQcow2 { .. }
+            | Self::LikeQcow2 { .. }
             | Self::Qcow2 { .. }
             | Self::Direct(_)
             | Self::Changed { .. }
@@ -163,9 +177,21 @@ pub enum ResizeError {
     /// No file can be that large there.
     #[error("more than a file of this image's file system, or of this process, may have; ask for less")]
     TooLarge,
-    /// Only raw images are resized.
-    #[error("only a disk with a raw image can be resized; shut the VM down and use qemu-img resize")]
-    Format,
+    /// A qcow2 image only grows.
+    #[error("a qcow2 image only grows while the VM runs; shut the VM down and use qemu-img resize --shrink")]
+    Shrink,
+    /// The image has snapshots of the disk at its old size.
+    #[error("the image has {0} snapshots inside; delete them (qemu-img snapshot -d), or convert it")]
+    Snapshots(u32),
+    /// The backing file would show in the part that is added.
+    #[error(
+        "the image is based on one of {0} bytes, whose end would show in the disk; shut the VM down and use qemu-img \
+         resize, which hides it"
+    )]
+    Backing(u64),
+    /// There are no reference counts for another table.
+    #[error("the image has no room for a larger table; shut the VM down and use qemu-img resize")]
+    NoRoom,
     /// The image is not written.
     #[error("the disk is read-only and keeps its size; add it without readonly")]
     ReadOnly,
@@ -195,12 +221,26 @@ impl From<Errno> for ResizeError {
     }
 }
 
+impl From<io::Error> for ResizeError {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(errno) => Errno::from_raw_os_error(errno).into(),
+            None => Self::Host(error),
+        }
+    }
+}
+
 impl ResizeError {
     /// Who has to act.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Size(_) | Self::TooLarge => ErrorKind::Invalid,
-            Self::Format | Self::ReadOnly | Self::BlockDevice(_) => ErrorKind::Unsuitable,
+            Self::Shrink
+            | Self::Snapshots(_)
+            | Self::Backing(_)
+            | Self::NoRoom
+            | Self::ReadOnly
+            | Self::BlockDevice(_) => ErrorKind::Unsuitable,
             Self::InUse => ErrorKind::Busy,
             Self::Space(_) | Self::Host(_) | Self::Stopped(_) => ErrorKind::Host,
         }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use log::warn;
 use parking_lot::Mutex;
 
 use super::access::{Access, ImageFormat};
@@ -10,9 +11,10 @@ use super::error::{BlockError, ResizeError};
 use super::file::ImageFile;
 use super::geometry::{Geometry, MAX_BLOCK, SECTOR};
 use super::operation::Abilities;
-use super::qcow2::Qcow2;
+use super::qcow2::{Qcow2, stands_alone};
 use super::raw::RawFile;
 use super::writes::Writes;
+use super::zeroing::{Lacking, Zeroing};
 
 /// An open image. Unless it was given up ([`Self::release`]), it is locked: a writer excludes all others.
 pub(crate) struct Image {
@@ -36,6 +38,14 @@ pub(crate) struct Image {
     /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block of the storage around the page
     /// cache. The disk's own blocks may be smaller.
     pub alignment: usize,
+    /// The ways in which a range becomes zero that the storage lacks.
+    pub lacking: Lacking,
+    /// True if the image is raw only because of how it begins. Then the driver may not make it begin like another
+    /// format: it would be opened as that the next time.
+    pub keeps_raw: bool,
+    /// The ways of [`Self::lacking`] that calls are refused for.
+    #[cfg(test)]
+    pub refused: Vec<Zeroing>,
     /// True if calls that are not aligned fail, as around the page cache.
     #[cfg(test)]
     pub strict: bool,
@@ -76,16 +86,27 @@ impl Image {
         Self::of(path, ImageFile::open_unlocked(path, access)?, access, false)
     }
 
-    fn of(path: &Path, file: ImageFile, access: Access, is_held: bool) -> Result<Self, BlockError> {
+    fn of(path: &Path, file: ImageFile, mut access: Access, is_held: bool) -> Result<Self, BlockError> {
+        if access.format == ImageFormat::Unknown && stands_alone(path, &file.fd)? {
+            warn!("{}: begins like a qcow2 image, and is used as one; say image_type=qcow2", path.display());
+            access.format = ImageFormat::Qcow2 { backing_files: false };
+        }
+        let (keeps_raw, lacking) = (access.format == ImageFormat::Unknown, Lacking::default());
         let (contents, abilities) = match access.format {
             ImageFormat::Unknown | ImageFormat::Raw => {
                 let (raw, abilities) = RawFile::new(path, file, access)?;
+                if !raw.zeroes_in_place() {
+                    lacking.note(Zeroing::InPlace);
+                }
                 (Contents::Raw(raw), abilities)
             }
             ImageFormat::Qcow2 { .. } => {
                 let open = if is_held { Qcow2::open } else { Qcow2::closed };
                 let image = open(path, file.fd, access)?;
                 let abilities = image.abilities();
+                if !image.has_zero_clusters() {
+                    lacking.note(Zeroing::InPlace);
+                }
                 (Contents::Qcow2(image), abilities)
             }
         };
@@ -102,6 +123,10 @@ impl Image {
             physical_exponent: AtomicU8::new(physical_exponent),
             writes: Writes::default(),
             alignment,
+            lacking,
+            keeps_raw,
+            #[cfg(test)]
+            refused: Vec::new(),
             #[cfg(test)]
             strict: false,
             #[cfg(test)]
@@ -115,13 +140,18 @@ impl Image {
         std::thread::sleep(self.slowness.mul_f64(bytes as f64 / f64::from(1 << 20)));
     }
 
-    /// Refuses a call that storage around the page cache refuses.
+    /// Refuses a call that storage around the page cache refuses, or one that lacks a way.
     #[cfg(test)]
     pub(crate) fn admit(&self, call: &super::call::Call<'_>) -> std::io::Result<()> {
         use super::call::Call;
         let (iovecs, offset) = match call {
             Call::Read(iovecs, offset) | Call::Write { iovecs, offset, .. } => (*iovecs, *offset),
-            Call::Sync | Call::Zero { .. } => return Ok(()),
+            Call::Sync => return Ok(()),
+            Call::Zero { unmap, .. } => {
+                let way = if *unmap { Zeroing::Hole } else { Zeroing::InPlace };
+                let refused = self.refused.contains(&way);
+                return if refused { Err(rustix::io::Errno::OPNOTSUPP.into()) } else { Ok(()) };
+            }
         };
         let segments = iovecs.iter().flat_map(|segment| [segment.iov_base as usize, segment.iov_len]);
         let all = segments.chain(std::iter::once(offset as usize)).all(|n| n.is_multiple_of(self.alignment));
@@ -233,7 +263,7 @@ impl Image {
         }
         match &self.contents {
             Contents::Raw(raw) => raw.resize(size)?,
-            Contents::Qcow2(_) => return Err(ResizeError::Format),
+            Contents::Qcow2(image) => image.resize(size)?,
         }
         self.sectors.store(size / SECTOR, Ordering::Release);
         Ok(())

@@ -26,6 +26,7 @@ pub(crate) struct RawFile {
     path: PathBuf,
     access: Access,
     block_device: bool,
+    zeroes_in_place: bool,
     /// The size of a block device's blocks in bytes; of a file 1.
     pub range_unit: u64,
     /// Unit of places, addresses and lengths, in bytes.
@@ -66,10 +67,13 @@ impl RawFile {
         }
         let geometry =
             Geometry { sectors: blocks / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
-        let zero = !access.read_only
-            && if block_device { device_zeroes(stat.st_rdev) } else { punches_holes(fd.as_fd(), size, block_size) };
-        let abilities = Abilities { geometry, read_only: access.read_only, zero, discard: zero && access.sparse };
-        let raw = Self { fd, path: path.into(), access, block_device, range_unit, alignment, block: unit };
+        // A device that cannot zero would have the kernel write all of a range in one call.
+        let zeroes_in_place = !block_device || device_zeroes(stat.st_rdev);
+        let may_punch = !access.read_only && access.sparse && zeroes_in_place;
+        let discard = may_punch && (block_device || punches_holes(fd.as_fd(), size, block_size));
+        let abilities = Abilities { geometry, read_only: access.read_only, zero: !access.read_only, discard };
+        let raw =
+            Self { fd, path: path.into(), access, block_device, zeroes_in_place, range_unit, alignment, block: unit };
         raw.allocate(0, size)?;
         Ok((raw, abilities))
     }
@@ -77,6 +81,11 @@ impl RawFile {
     /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block around the page cache.
     pub(crate) fn alignment(&self) -> u32 {
         self.alignment
+    }
+
+    /// True if a call may zero a range without writing all of it.
+    pub(crate) fn zeroes_in_place(&self) -> bool {
+        self.zeroes_in_place
     }
 
     /// Has everything on the medium.
@@ -199,14 +208,13 @@ fn first_block(path: &Path, fd: BorrowedFd<'_>, least: u32, access: Access) -> R
         }
     }
     match format(buffer.bytes(block as usize)) {
-        Some("qcow2") if access.format != ImageFormat::Raw => Err(BlockError::MaybeQcow2(path.into())),
         Some(format) if access.format != ImageFormat::Raw => Err(BlockError::Format { path: path.into(), format }),
         _ => Ok(block),
     }
 }
 
 /// The format of an image that begins so, if it is another one than raw.
-fn format(start: &[u8]) -> Option<&'static str> {
+pub(super) fn format(start: &[u8]) -> Option<&'static str> {
     const FORMATS: [(&[u8], &str); 4] =
         [(b"QFI\xfb", "qcow2"), (b"vhdxfile", "VHDX"), (b"conectix", "VHD"), (b"KDMV", "VMDK")];
     FORMATS.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, name)| *name)

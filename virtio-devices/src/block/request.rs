@@ -7,7 +7,8 @@ use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BL
 
 use super::counters::{BlockCounter, Tally};
 use super::latency::BlockLatencies;
-use super::operation::Operation;
+use super::operation::{Operation, Range};
+use super::zeroing::Zeroing;
 use crate::failures::{Asked, Failures};
 use crate::iovecs::Byte;
 use crate::ring::Used;
@@ -33,6 +34,10 @@ pub(crate) struct Request<'m> {
     pub bytes: usize,
     /// How many of them have been transferred.
     pub done: usize,
+    /// How many bytes of a range have become zero.
+    pub zeroed: u64,
+    /// The way in which a range becomes zero.
+    pub zeroing: Zeroing,
     /// It goes through an aligned buffer.
     pub bounced: bool,
     /// It is complete only when it is on the medium.
@@ -55,10 +60,12 @@ impl Operation {
         }
     }
 
-    /// Whether it changes how a range is stored. A driver has another way if the image's file system does not know
-    /// that.
-    pub(crate) fn is_range(self) -> bool {
-        matches!(self, Self::Discard(_) | Self::WriteZeroes { .. })
+    /// The range whose contents it gives up.
+    pub(crate) fn range(self) -> Option<Range> {
+        match self {
+            Self::Discard(range) | Self::WriteZeroes { range, .. } => Some(range),
+            _ => None,
+        }
     }
 
     /// The kind of failure that it is if the host does not carry it out; `None` for what does not need the image.
@@ -90,6 +97,29 @@ impl Operation {
 }
 
 impl Request<'_> {
+    /// The part of its range that is not zero yet.
+    pub(crate) fn rest(&self) -> Option<Range> {
+        // The sum lies within the disk.
+        let rest = |Range { offset, len }| Range {
+            offset: offset.saturating_add(self.zeroed),
+            len: u64::saturating_sub(len, self.zeroed),
+        };
+        self.operation.range().map(rest)
+    }
+
+    /// Notes that a call has zeroed `bytes` of the range, and that a call of the kernel, which returns 0, has zeroed all
+    /// of it; or that there is no range. Returns the status if that was the last call.
+    pub(crate) fn take_zeroed(&mut self, bytes: usize) -> Option<u8> {
+        let Some(rest) = self.rest() else { return Some(OK) };
+        if self.syncing {
+            return Some(OK);
+        }
+        let bytes = if bytes == 0 { rest.len } else { (bytes as u64).min(rest.len) };
+        self.zeroed = self.zeroed.saturating_add(bytes);
+        self.syncing = bytes == rest.len && self.stable;
+        (bytes == rest.len && !self.stable).then_some(OK)
+    }
+
     /// Writes the status; what to give back to the driver.
     pub(crate) fn finish(&self, status: u8) -> Used {
         self.status.write(status);

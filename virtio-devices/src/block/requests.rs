@@ -14,6 +14,7 @@ use super::latency::BlockLatencies;
 use super::operation::{HEADER, Operation, Range, Refusal, SEGMENT};
 use super::request::{IOERR, OK, Request, UNSUPP};
 use super::writes::Writes;
+use super::zeroing::{Lacking, Zeroing};
 use crate::failures::Failures;
 use crate::iovecs::{IoVecs, Storage, divide};
 use crate::rate_limiter::RateLimitGroup;
@@ -259,8 +260,12 @@ impl<'r, 'm> Requests<'r, 'm> {
         let Some(writes) = image.shared_blocks() else { return false };
         match self.entries.get(tag).map(Entry::step) {
             Some(Step::ZeroParts(..)) => return true,
-            Some(Step::WriteBounced(offset, len, _)) if !is_whole(offset, len, image.alignment) => return true,
-            Some(Step::WriteBounced(..) | Step::Call(Call::Write { .. } | Call::Zero { .. })) => {}
+            Some(Step::WriteBounced(range, _) | Step::WriteZeros(range)) if !is_whole(range, image.alignment) => {
+                return true;
+            }
+            Some(
+                Step::WriteBounced(..) | Step::WriteZeros(..) | Step::Call(Call::Write { .. } | Call::Zero { .. }),
+            ) => {}
             _ => return false,
         }
         if !writes.try_enter() {
@@ -310,6 +315,8 @@ impl<'r, 'm> Requests<'r, 'm> {
             status,
             bytes: 0,
             done: 0,
+            zeroed: 0,
+            zeroing: Zeroing::Nothing,
             bounced: false,
             stable,
             syncing: false,
@@ -326,17 +333,18 @@ impl<'r, 'm> Requests<'r, 'm> {
                 if let (Some(limiter), true) = (self.disk.limiter, operation.is_transfer()) {
                     limiter.take_bytes(bytes as u64);
                 }
-                let is_raw = matches!(self.disk.image.contents(), Contents::Raw(_));
-                let alignment = self.disk.image.alignment;
+                let image = self.disk.image;
+                let is_raw = matches!(image.contents(), Contents::Raw(_));
+                let alignment = image.alignment;
                 let is_aligned = is_aligned(segments.segments(), alignment) && operation.begins_at(alignment);
-                let bounced = match operation {
-                    Operation::Discard(range) | Operation::WriteZeroes { range, .. } => {
-                        !is_whole(range.offset, range.len as usize, self.disk.image.range_unit())
-                    }
-                    _ => operation.is_transfer() && !(is_raw && is_aligned),
+                let bounced = match operation.range() {
+                    Some(range) => !is_whole(range, image.range_unit()),
+                    None => operation.is_transfer() && !(is_raw && is_aligned),
                 };
                 tally.add(BlockCounter::BouncedOps, (bounced && is_raw).into());
-                entry.request = Some(Request { operation, bytes, bounced, ..request });
+                let bounced = bounced || image.keeps_raw && operation == Operation::Write(0);
+                let zeroing = image.lacking.way(operation);
+                entry.request = Some(Request { operation, bytes, bounced, zeroing, ..request });
                 self.in_flight += bytes;
                 self.free.pop();
                 return self.advance(tag, tally);
@@ -368,7 +376,8 @@ impl<'r, 'm> Requests<'r, 'm> {
             let result = match entry.step() {
                 Step::Nothing => Ok(0),
                 Step::ReadBounced(offset) => engine.read_bounced(&entry.writable, offset),
-                Step::WriteBounced(offset, _, stable) => engine.write_bounced(&entry.readable, offset, stable),
+                Step::WriteBounced(range, stable) => engine.write_bounced(&entry.readable, range.offset, stable),
+                Step::WriteZeros(range) => engine.write_zeros(range),
                 Step::ZeroParts(range, unmap, must_zero) => engine.zero_parts(range, unmap, must_zero),
                 // SAFETY: the segments lie in the entry's storage, which is left alone until the call is complete, and
                 // outlives this; what they name is guest memory, which stays mapped as long as `'m`. `drop` waits for
@@ -401,6 +410,9 @@ impl<'r, 'm> Requests<'r, 'm> {
     /// Does what follows from a call's result.
     fn follow(&mut self, tag: usize, result: io::Result<usize>, tally: &mut Tally) -> Progress {
         let Some(entry) = self.entries.get_mut(tag) else { return Progress::Done };
+        if entry.takes_another_way(&result, &self.disk.image.lacking) {
+            return Progress::Again;
+        }
         let Some(status) = entry.take_note(&result) else { return Progress::Again };
         if let Some(request) = entry.request.take() {
             request.report(status, &result, self.disk.failures);
@@ -433,7 +445,8 @@ impl Drop for Requests<'_, '_> {
 enum Step<'c> {
     Call(Call<'c>),
     ReadBounced(u64),
-    WriteBounced(u64, usize, bool),
+    WriteBounced(Range, bool),
+    WriteZeros(Range),
     ZeroParts(Range, bool, bool),
     Nothing,
 }
@@ -445,22 +458,32 @@ impl Entry<'_, '_> {
         if request.syncing {
             return Step::Call(Call::Sync);
         }
+        if let Some(range) = request.rest() {
+            return match request.zeroing {
+                Zeroing::Nothing => Step::Nothing,
+                Zeroing::Written => Step::WriteZeros(range),
+                way if request.bounced => {
+                    let must_zero = matches!(request.operation, Operation::WriteZeroes { .. });
+                    Step::ZeroParts(range, way == Zeroing::Hole, must_zero)
+                }
+                way => Step::Call(Call::Zero { range, unmap: way == Zeroing::Hole }),
+            };
+        }
         // The sum lies within the disk.
         let at = |offset: u64| offset.saturating_add(done as u64);
         match request.operation {
             Operation::Read(_) | Operation::Write(_) if request.bytes == 0 => Step::Nothing,
             Operation::Read(offset) if request.bounced => Step::ReadBounced(at(offset)),
-            Operation::Write(offset) if request.bounced => Step::WriteBounced(at(offset), request.bytes - done, stable),
+            Operation::Write(offset) if request.bounced => {
+                let len = (request.bytes - done) as u64;
+                Step::WriteBounced(Range { offset: at(offset), len }, stable)
+            }
             Operation::Read(offset) => Step::Call(Call::Read(self.writable.segments(), at(offset))),
             Operation::Write(offset) => {
                 Step::Call(Call::Write { iovecs: self.readable.segments(), offset: at(offset), stable })
             }
             Operation::Flush => Step::Call(Call::Sync),
-            Operation::Discard(range) if request.bounced => Step::ZeroParts(range, true, false),
-            Operation::WriteZeroes { range, unmap } if request.bounced => Step::ZeroParts(range, unmap, true),
-            Operation::Discard(range) => Step::Call(Call::Zero { range, unmap: true }),
-            Operation::WriteZeroes { range, unmap } => Step::Call(Call::Zero { range, unmap }),
-            Operation::GetId => Step::Nothing,
+            Operation::Discard(_) | Operation::WriteZeroes { .. } | Operation::GetId => Step::Nothing,
         }
     }
 
@@ -469,6 +492,17 @@ impl Entry<'_, '_> {
         if matches!(&self.request, Some(request) if matches!(request.operation, Operation::Read(_))) {
             self.writable.note_written(usize::MAX);
         }
+    }
+
+    /// True if the storage lacks the way in which the request's range was to become zero, and another one follows.
+    fn takes_another_way(&mut self, result: &io::Result<usize>, lacking: &Lacking) -> bool {
+        let refused = result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP));
+        let Some(request) = self.request.as_mut().filter(|request| refused && !request.syncing) else { return false };
+        let follows = request.operation.range().is_some() && lacking.note(request.zeroing);
+        if follows {
+            request.zeroing = lacking.way(request.operation);
+        }
+        follows
     }
 
     /// Records a call's result. Returns the status if that was the last call.
@@ -483,7 +517,6 @@ impl Entry<'_, '_> {
             Err(error) => {
                 return match error.raw_os_error() {
                     Some(libc::EINTR) => None,
-                    Some(libc::EOPNOTSUPP) if request.operation.is_range() => Some(UNSUPP),
                     _ => Some(IOERR),
                 };
             }
@@ -491,11 +524,7 @@ impl Entry<'_, '_> {
         let segments = match request.operation {
             Operation::Read(_) => &mut self.writable,
             Operation::Write(_) => &mut self.readable,
-            _ if request.operation.is_range() && request.stable && !request.syncing => {
-                request.syncing = true;
-                return None;
-            }
-            _ => return Some(OK),
+            _ => return request.take_zeroed(transferred),
         };
         let left = request.bytes - request.done;
         let transferred = transferred.min(left);
@@ -514,8 +543,8 @@ impl Entry<'_, '_> {
 }
 
 /// True if a part of an image is whole blocks of `unit` bytes.
-fn is_whole(offset: u64, len: usize, unit: usize) -> bool {
-    offset.is_multiple_of(unit.max(1) as u64) && len.is_multiple_of(unit.max(1))
+fn is_whole(Range { offset, len }: Range, unit: usize) -> bool {
+    [offset, len].iter().all(|n| n.is_multiple_of(unit.max(1) as u64))
 }
 
 /// Whether all addresses and lengths are multiples of `alignment`.

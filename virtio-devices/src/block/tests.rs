@@ -7,3 +7,4 @@ mod model;
 mod partial;
 mod requests;
 mod translated;
+mod zeroing;

@@ -34,8 +34,8 @@ pub struct DiskConfig {
     /// Entries in each queue, a power of two from 2 to 32768.
     #[option("queue_size=<number>", default = 128)]
     pub queue_size: u16,
-    /// Image format. By default raw; but an image that starts with another format's signature is refused, unless it
-    /// is said to be raw.
+    /// Image format. By default qcow2 if the image begins like one and names no other file, otherwise raw; but an image
+    /// that starts with another format's signature is refused, unless it is said to be raw.
     #[option("image_type=raw|qcow2")]
     pub image_type: ImageType,
     /// Whether a qcow2 image may be based on other images. It names them itself and can name any file, so it has to be
@@ -159,7 +159,8 @@ impl Value for LockGranularity {
 pub enum ImageType {
     /// The disk's contents and nothing else.
     Raw,
-    /// Not specified: raw, unless the image starts with another format's signature.
+    /// Not specified: qcow2 if the image begins like one and names no other file, otherwise raw, unless the image
+    /// starts with another format's signature.
     #[default]
     Unknown,
     /// QEMU's format.

@@ -91,7 +91,8 @@ fn a_pipe_is_refused_without_waiting_for_its_other_end() {
 fn an_image_of_another_format_is_refused_unless_it_is_said_to_be_raw() {
     let file = image(4096);
     fs::write(file.path(), [&b"QFI\xfb"[..], &[0; 508]].concat()).unwrap();
-    assert!(refusal(file.path(), WRITE).contains("add image_type=qcow2"));
+    assert!(refusal(file.path(), WRITE).contains("begins like a qcow2 image and has version 0"));
+    assert!(refusal(file.path(), WRITE).contains("add image_type=raw"));
     fs::write(file.path(), [&b"vhdxfile"[..], &[0; 504]].concat()).unwrap();
     assert!(refusal(file.path(), WRITE).contains("qemu-img convert -O raw"));
     assert!(open_image(file.path(), Access { format: ImageFormat::Raw, ..WRITE }).is_ok());
@@ -126,7 +127,7 @@ fn a_lock_of_the_whole_file_reaches_beyond_its_end_and_one_of_its_bytes_does_not
 fn an_image_that_is_not_sparse_has_all_of_its_space_and_gives_none_back() {
     let file = image(1 << 20);
     let sparse = open_image(file.path(), WRITE).unwrap();
-    assert_eq!(sparse.abilities().discard, sparse.abilities().zero);
+    assert!(sparse.abilities().zero);
     drop(sparse);
     let blocks = || std::os::unix::fs::MetadataExt::blocks(&file.as_file().metadata().unwrap());
     assert_eq!(blocks(), 0);

@@ -8,12 +8,14 @@ use std::path::Path;
 use crate::block::error::BlockError;
 
 /// What an image begins with.
-const MAGIC: &[u8; 4] = b"QFI\xfb";
+pub(crate) const MAGIC: &[u8; 4] = b"QFI\xfb";
 /// How much of the image's beginning is looked at: its header, the extensions of that, and the backing file's name.
 pub(crate) const HEAD: usize = 64 << 10;
 /// The length of a header of version 2, and the least of one of version 3.
 const V2_LEN: usize = 72;
 const V3_LEN: usize = 104;
+/// The width of a reference count of version 2, as a power of two.
+const V2_REFCOUNT_ORDER: u32 = 4;
 /// The largest L1 table and refcount table in bytes, as in QEMU.
 const MAX_L1: u64 = 32 << 20;
 const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
@@ -23,7 +25,7 @@ const MAX_L2_CACHE: u64 = 64 << 20;
 /// More extensions than any program writes.
 const MAX_EXTENSIONS: usize = 64;
 /// The bits of an entry of the refcount table that say where the block is.
-const REFCOUNT_BLOCK: u64 = !511;
+pub(crate) const REFCOUNT_BLOCK: u64 = !511;
 /// The longest name of a backing file in bytes.
 const MAX_NAME: usize = 1023;
 /// The extension that names the backing file's format.
@@ -47,10 +49,27 @@ pub(crate) struct Header {
     pub cluster: u32,
     /// Whether clusters can be marked as zero.
     pub has_zero_clusters: bool,
-    /// Where the refcount table is, in bytes: a multiple of the cluster's size.
-    pub refcount_table: u64,
+    /// Where the tables are.
+    pub tables: Tables,
+    /// The number of snapshots in the image.
+    pub snapshots: u32,
     /// The name of the backing file, and its format.
     pub backing: Option<(String, Option<String>)>,
+}
+
+/// The tables of an image. Places are in bytes, and multiples of the cluster's size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tables {
+    /// Where the L1 table is.
+    pub l1: u64,
+    /// Its number of entries.
+    pub l1_entries: u64,
+    /// Where the refcount table is.
+    pub refcounts: u64,
+    /// Its number of entries.
+    pub refcount_entries: u64,
+    /// The width of a reference count in bits, as a power of two.
+    pub refcount_order: u32,
 }
 
 impl Header {
@@ -93,9 +112,11 @@ fn parse(head: &[u8]) -> Result<Header, String> {
         return Err(damaged("the size of its clusters"));
     }
     let header_len = if version == 2 { V2_LEN } else { header_len(&field, bits)? };
+    let mut refcount_order = V2_REFCOUNT_ORDER;
     if version == 3 {
         check_features(field.u64(72)?)?;
-        if field.u32(96)? > 6 {
+        refcount_order = field.u32(96)?;
+        if refcount_order > 6 {
             return Err(damaged("the width of its reference counts"));
         }
     }
@@ -109,7 +130,31 @@ fn parse(head: &[u8]) -> Result<Header, String> {
     check_tables(&field, size, bits)?;
     let format = extension(&field, header_len)?;
     let backing = backing_name(&field)?.map(|name| (name, format));
-    Ok(Header { size, cluster: 1 << bits, has_zero_clusters: version == 3, refcount_table: field.u64(48)?, backing })
+    let tables = Tables {
+        l1: field.u64(40)?,
+        l1_entries: field.u32(36)?.into(),
+        refcounts: field.u64(48)?,
+        refcount_entries: (u64::from(field.u32(56)?) << bits) >> 3,
+        refcount_order,
+    };
+    let snapshots = field.u32(60)?;
+    Ok(Header { size, cluster: 1 << bits, has_zero_clusters: version == 3, tables, snapshots, backing })
+}
+
+/// The number of entries of the L1 table that a disk of `size` bytes needs; `None` if an image of such clusters cannot
+/// hold that disk, or takes too much memory.
+pub(crate) fn l1_entries(size: u64, cluster: u32) -> Option<u64> {
+    let needed = needed(size, cluster.into());
+    (needed * 8 <= MAX_L1 && !takes_too_much(needed, cluster.into())).then_some(needed)
+}
+
+/// An L2 table is a cluster of entries of 8 bytes, and one of the L1 table leads to each.
+fn needed(size: u64, cluster: u64) -> u64 {
+    size.div_ceil(cluster * (cluster / 8))
+}
+
+fn takes_too_much(l2_tables: u64, cluster: u64) -> bool {
+    l2_tables.min(CACHED_L2) * cluster > MAX_L2_CACHE
 }
 
 fn damaged(what: &str) -> String {
@@ -138,14 +183,12 @@ fn check_features(features: u64) -> Result<(), String> {
 /// The tables are as large as the disk's size needs, and no larger than can be held in memory.
 fn check_tables(field: &Fields<'_>, size: u64, bits: u32) -> Result<(), String> {
     let cluster = 1u64 << bits;
-    // An L2 table is a cluster of entries of 8 bytes.
-    let of_l2_table = cluster * (cluster / 8);
-    let needed = size.div_ceil(of_l2_table);
+    let needed = needed(size, cluster);
     let l1 = u64::from(field.u32(36)?);
     if l1 < needed || l1 * 8 > MAX_L1 || !field.u64(40)?.is_multiple_of(cluster) || field.u64(40)? == 0 {
         return Err(damaged("its L1 table"));
     }
-    if needed.min(CACHED_L2) * cluster > MAX_L2_CACHE {
+    if takes_too_much(needed, cluster) {
         return Err(format!(
             "describes a disk of {size} bytes in clusters of {cluster}, which takes too much memory; convert it: \
              qemu-img convert -O qcow2 -o cluster_size=64K"
@@ -241,8 +284,10 @@ mod tests {
 
     #[test]
     fn a_header_says_what_the_disk_is_and_what_it_is_based_on() {
-        let plain =
-            Header { size: 1 << 30, cluster: 1 << 16, has_zero_clusters: true, refcount_table: 1 << 16, backing: None };
+        let tables =
+            Tables { l1: 3 << 16, l1_entries: 2, refcounts: 1 << 16, refcount_entries: 1 << 13, refcount_order: 4 };
+        let (size, cluster) = (1 << 30, 1 << 16);
+        let plain = Header { size, cluster, has_zero_clusters: true, tables, snapshots: 0, backing: None };
         assert_eq!(parse(&head(&[])), Ok(plain.clone()));
         let name: &[(usize, &[u8])] = &[(8, &200u64.to_be_bytes()), (16, &4u32.to_be_bytes()), (200, b"base")];
         let backing = |format: Option<&str>| Some(("base".to_string(), format.map(str::to_string)));
@@ -317,6 +362,15 @@ mod tests {
         for len in [0, 4, 71, 103] {
             assert!(parse(&head(&[])[..len]).is_err(), "{len}");
         }
+    }
+
+    #[test]
+    fn a_disk_is_as_large_as_its_tables_can_be() {
+        assert_eq!([1, 1 << 29, (1 << 29) + 1].map(|size| l1_entries(size, 1 << 16)), [Some(1), Some(1), Some(2)]);
+        assert_eq!(l1_entries(2 << 50, 1 << 16), Some(4 << 20));
+        assert_eq!(l1_entries((2 << 50) + 1, 1 << 16), None);
+        assert_eq!([1 << 44, 1 << 45].map(|size| l1_entries(size, 1 << 21)), [Some(32), None]);
+        assert_eq!(l1_entries(u64::MAX, 1 << 9), None);
     }
 
     #[test]

@@ -37,7 +37,18 @@ impl Qcow2Steps {
 
     /// As [`Self::write`], zeroes `len` bytes, and gives their space back if `unmap`.
     pub fn zero(&self, offset: u64, len: u64, unmap: bool) -> bool {
-        self.0.execute(Call::Zero { range: Range { offset, len }, unmap }).is_ok()
+        let mut range = Range { offset, len };
+        while range.len > 0 {
+            let Ok(done) = self.0.execute(Call::Zero { range, unmap }) else { return false };
+            let done = done as u64;
+            range = Range { offset: range.offset.saturating_add(done), len: range.len.saturating_sub(done) };
+        }
+        true
+    }
+
+    /// Makes the disk larger, and returns whether that succeeded.
+    pub fn resize(&self, size: u64) -> bool {
+        self.0.resize(size).is_ok()
     }
 
     /// Writes what is only in memory, and returns whether that succeeded.

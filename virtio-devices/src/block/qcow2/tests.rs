@@ -1,6 +1,10 @@
 //! Images that Debian's qemu-img made, and what it says of them afterwards.
 
+mod grow;
+mod space;
+
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -90,6 +94,14 @@ fn read(image: &Qcow2, offset: u64, len: usize) -> Vec<u8> {
     data
 }
 
+/// Zeroes a range, a piece after the other.
+fn zero(image: &Qcow2, mut offset: u64, len: u64, unmap: bool) {
+    let end = offset + len;
+    while offset < end {
+        offset += image.execute(Call::Zero { range: Range { offset, len: end - offset }, unmap }).unwrap() as u64;
+    }
+}
+
 #[test]
 fn an_image_whose_header_has_no_reference_count_is_refused() {
     let folder = Folder::new();
@@ -145,7 +157,7 @@ fn an_image_is_over_its_backing_files_which_stay_as_they_are() {
     let middle = fs::read(folder.path("middle")).unwrap();
     {
         let image = open(&folder.path("top"), READ_WRITE).unwrap();
-        assert_eq!(image.header.size, 6 << 20);
+        assert_eq!(image.abilities().geometry.sectors, (6 << 20) / SECTOR);
         let mut expected = vec![0; 6 << 20];
         expected[..1 << 20].copy_from_slice(&base);
         expected[8192..12288].copy_from_slice(&pattern(4096, 2));
@@ -153,9 +165,8 @@ fn an_image_is_over_its_backing_files_which_stay_as_they_are() {
         // Half of a cluster: the other half is copied up.
         image.write(&pattern(512, 3), 512, false).unwrap();
         image.write(&pattern(512, 4), (5 << 20) + 512, true).unwrap();
-        let zeroes = |offset, len, unmap| Call::Zero { range: Range { offset, len }, unmap };
-        image.execute(zeroes(8192, 512, false)).unwrap();
-        image.execute(zeroes(0x2_0000, 0x1_8000, true)).unwrap();
+        zero(&image, 8192, 512, false);
+        zero(&image, 0x2_0000, 0x1_8000, true);
         expected[512..1024].copy_from_slice(&pattern(512, 3));
         expected[(5 << 20) + 512..][..512].copy_from_slice(&pattern(512, 4));
         expected[8192..8704].fill(0);
@@ -236,15 +247,40 @@ fn what_is_no_image_or_one_that_is_not_supported_is_refused_by_name() {
         assert!(refusal(&path, READ_WRITE).contains(what), "{name}");
     }
     let path = folder.create("a", &[]);
-    let unsaid = Access { format: ImageFormat::Unknown, ..READ_WRITE };
-    let said = open_image(&path, unsaid).map(|_| ()).unwrap_err().to_string();
-    assert!(said.contains("add image_type=qcow2"), "{said}");
     let writer = open(&path, READ_WRITE).unwrap();
     assert!(refusal(&path, READ_WRITE).contains("in use"));
     drop(writer);
     let qcow2 = open_image(&path, READ_WRITE).unwrap();
     assert!(matches!(qcow2.contents(), Contents::Qcow2(_)));
-    assert!(matches!(qcow2.resize(8 << 20), Err(ResizeError::Format)));
+}
+
+#[test]
+fn an_image_that_leads_nowhere_is_qcow2_without_being_said_so() {
+    let folder = Folder::new();
+    let unsaid = Access { format: ImageFormat::Unknown, ..READ_WRITE };
+    let path = folder.create("alone", &[]);
+    for read_only in [false, true] {
+        let image = open_image(&path, Access { read_only, ..unsaid }).unwrap();
+        assert!(matches!(image.contents(), Contents::Qcow2(_)) && image.size() == LEN as u64);
+    }
+    let target = {
+        let _spawning = SPAWNING.lock();
+        crate::block::image::Image::open_unlocked(&path, unsaid).unwrap()
+    };
+    assert!(matches!(target.contents(), Contents::Qcow2(_)));
+    fs::write(folder.path("base"), vec![0; LEN]).unwrap();
+    for (name, options, what) in [
+        ("backed", &["-b", "base", "-F", "raw"][..], "the backing file base; add image_type=qcow2,backing_files=on"),
+        ("data", &["-o", "data_file=elsewhere"], "keeps its data in another file"),
+    ] {
+        let path = folder.create(name, options);
+        for read_only in [false, true] {
+            let line = open_image(&path, Access { read_only, ..unsaid }).map(|_| ()).unwrap_err().to_string();
+            assert!(line.contains(what) && line.contains("image_type=raw") && !line.contains('\n'), "{line}");
+        }
+        let raw = open_image(&path, Access { format: ImageFormat::Raw, ..READ_WRITE }).unwrap();
+        assert!(matches!(raw.contents(), Contents::Raw(_)));
+    }
 }
 
 #[test]
@@ -260,7 +296,7 @@ fn compressed_clusters_and_snapshots_are_read_and_kept() {
         assert!(read(&image, 0, LEN) == data);
         image.write(&pattern(100 * 512, 6), 51_200, false).unwrap();
         expected[51_200..102_400].copy_from_slice(&pattern(100 * 512, 6));
-        image.execute(Call::Zero { range: Range { offset: 1 << 20, len: 1 << 20 }, unmap: true }).unwrap();
+        zero(&image, 1 << 20, 1 << 20, true);
         expected[1 << 20..2 << 20].fill(0);
         assert!(read(&image, 0, LEN) == expected);
     }
@@ -289,7 +325,7 @@ fn several_queues_write_zero_and_give_back_at_the_same_time_and_nothing_is_lost(
                     }
                     let range = Range { offset: (LEN / 2 + thread * 65_536) as u64, len: 65_536 };
                     image.write(&pattern(65_536, 3), range.offset, false).unwrap();
-                    image.execute(Call::Zero { range, unmap: true }).unwrap();
+                    zero(&image, range.offset, range.len, true);
                     image.execute(Call::Sync).unwrap();
                 }
             });
@@ -355,7 +391,7 @@ fn an_image_that_is_read_only_or_of_version_2_offers_what_it_can_do() {
         let features = guest.block.features();
         [VIRTIO_BLK_F_RO, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES].map(|bit| has(features, bit))
     };
-    assert_eq!(offered(spec(true)), [false, false, false]);
+    assert_eq!(offered(spec(true)), [false, false, true]);
     assert_eq!(offered(BlockSpec { read_only: true, ..spec(true) }), [true, false, false]);
     let path = folder.create("b", &[]);
     let mut guest = guest(&path, BlockSpec { read_only: true, ..spec(true) });
@@ -417,7 +453,7 @@ proptest! {
                     prop_assert!(read(now, offset, len) == model[offset as usize..][..len]);
                 }
                 Op::Zero { offset, len, unmap } => {
-                    now.execute(Call::Zero { range: Range { offset, len }, unmap }).unwrap();
+                    zero(now, offset, len, unmap);
                     model[offset as usize..][..len as usize].fill(0);
                 }
                 Op::Flush => _ = now.execute(Call::Sync).unwrap(),

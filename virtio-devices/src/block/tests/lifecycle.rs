@@ -331,7 +331,6 @@ fn an_image_that_keeps_its_space_is_zeroed_and_not_discarded() {
     assert_eq!(guest.write(0, &pattern(8192, 1)).0, OK);
     guest.put(BUFFERS, &segment(0, 8, 1));
     let (status, _) = guest.request(VIRTIO_BLK_T_WRITE_ZEROES, 0, &[(BUFFERS, 16, 0)]);
-    // Not every file system zeroes without giving back space, and the driver is told so.
-    assert!(status == UNSUPP || status == OK && guest.image()[..4096] == [0; 4096]);
+    assert!(status == OK && guest.image()[..4096] == [0; 4096]);
     assert_eq!(blocks(&guest), before);
 }

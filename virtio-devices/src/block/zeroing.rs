@@ -1,0 +1,76 @@
+//! The ways in which a range becomes zero. The storage of an image shows by its refusal which of them it lacks: file
+//! systems differ, and so do versions of one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::operation::Operation;
+
+/// A way in which a range becomes zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Zeroing {
+    /// By a hole, which gives the space back.
+    Hole,
+    /// By a call that keeps the space.
+    InPlace,
+    /// By zeros that are written.
+    Written,
+    /// The range stays as it is: a discard is a hint (`virtio 1.4 §5.2.6.2`).
+    Nothing,
+}
+
+/// The ways that the storage of an image lacks.
+#[derive(Debug, Default)]
+pub(crate) struct Lacking {
+    hole: AtomicBool,
+    in_place: AtomicBool,
+}
+
+impl Lacking {
+    /// The first way of `operation` that the storage may have.
+    pub(crate) fn way(&self, operation: Operation) -> Zeroing {
+        let ways: &[Zeroing] = match operation {
+            Operation::Discard(_) => &[Zeroing::Hole, Zeroing::Nothing],
+            Operation::WriteZeroes { unmap: true, .. } => &[Zeroing::Hole, Zeroing::InPlace, Zeroing::Written],
+            _ => &[Zeroing::InPlace, Zeroing::Written],
+        };
+        let has = |way: &&Zeroing| self.flag(**way).is_none_or(|lacks| !lacks.load(Ordering::Relaxed));
+        ways.iter().find(has).copied().unwrap_or(Zeroing::Written)
+    }
+
+    /// Notes that the storage lacks `way`. Returns false if every storage has it.
+    pub(crate) fn note(&self, way: Zeroing) -> bool {
+        self.flag(way).inspect(|lacks| lacks.store(true, Ordering::Relaxed)).is_some()
+    }
+
+    fn flag(&self, way: Zeroing) -> Option<&AtomicBool> {
+        match way {
+            Zeroing::Hole => Some(&self.hole),
+            Zeroing::InPlace => Some(&self.in_place),
+            Zeroing::Written | Zeroing::Nothing => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::operation::Range;
+    use super::*;
+
+    #[test]
+    fn the_next_way_is_taken_once_storage_lacks_one() {
+        let range = Range { offset: 0, len: 512 };
+        let [discard, unmap, keep] = [
+            Operation::Discard(range),
+            Operation::WriteZeroes { range, unmap: true },
+            Operation::WriteZeroes { range, unmap: false },
+        ];
+        let lacking = Lacking::default();
+        let ways = |lacking: &Lacking| [discard, unmap, keep].map(|operation| lacking.way(operation));
+        assert_eq!(ways(&lacking), [Zeroing::Hole, Zeroing::Hole, Zeroing::InPlace]);
+        assert!(lacking.note(Zeroing::Hole));
+        assert_eq!(ways(&lacking), [Zeroing::Nothing, Zeroing::InPlace, Zeroing::InPlace]);
+        assert!(lacking.note(Zeroing::InPlace));
+        assert_eq!(ways(&lacking), [Zeroing::Nothing, Zeroing::Written, Zeroing::Written]);
+        assert!(!lacking.note(Zeroing::Written) && !lacking.note(Zeroing::Nothing));
+    }
+}
