@@ -1,4 +1,4 @@
-//! Disks that a guest drives as Cloud Hypervisor's firmware does: it relies on what specifications leave to the platform.
+//! Disks that a guest drives as Cloud Hypervisor's firmware does: it relies on what is the platform's to decide.
 //!
 //! The guest knows configuration space by its ports alone. It takes BARs as it finds them, below 4 GiB, and sizes them
 //! while they decode. It never sets Bus Master. It has a queue of 16 descriptors, rings by 32-bit writes, reads one
@@ -86,7 +86,8 @@ fn find(code: Code, slot: u32) -> Code {
     let code = config_read(code, slot, 4).bytes(&[&[0x83, 0xc8, 0x02, 0x89, 0xc1]]); // or eax, 2; mov ecx, eax
     let code = config_write(code, slot, 4);
     let sized = (0x10..=0x24).step_by(4).fold(code, |code, bar| {
-        let code = config_read(code, slot, bar).bytes(&[&[0x89, 0xc7, 0xb9, 0xff, 0xff, 0xff, 0xff]]); // mov edi, eax; mov ecx, -1
+        // mov edi, eax; mov ecx, -1
+        let code = config_read(code, slot, bar).bytes(&[&[0x89, 0xc7, 0xb9, 0xff, 0xff, 0xff, 0xff]]);
         let code = config_read(config_write(code, slot, bar), slot, bar).bytes(&[&[0x89, 0xf9]]); // mov ecx, edi
         config_write(code, slot, bar)
     });
@@ -114,8 +115,8 @@ fn dword(code: Code, register: u8, value: u32) -> Code {
 /// Starts the device at EBX (`virtio 1.4 §3.1.1`), and describes a request to it.
 fn start(code: Code, rings: u32) -> Code {
     let code = [0, 1, 3].into_iter().fold(code, |code, status| byte(code, 0x14, status));
-    // VIRTIO_BLK_F_RO if it is offered, and VIRTIO_F_VERSION_1.
-    let code = dword(dword(code, 0, 0), 8, 0).bytes(&[&[0x8b, 0x43, 4, 0x83, 0xe0, 0x20, 0x89, 0x43, 0xc]]); // mov eax, [ebx + 4]; and eax, 32; mov [ebx + 12], eax
+    // VIRTIO_BLK_F_RO if it is offered: mov eax, [ebx + 4]; and eax, 32; mov [ebx + 12], eax. And VIRTIO_F_VERSION_1.
+    let code = dword(dword(code, 0, 0), 8, 0).bytes(&[&[0x8b, 0x43, 4, 0x83, 0xe0, 0x20, 0x89, 0x43, 0xc]]);
     let code = byte(dword(dword(code, 8, 1), 0xc, 1), 0x14, 0xb);
     let code = word(word(code, 0x16, 0), 0x18, 16);
     let addresses = [(0x20, rings), (0x24, 0), (0x28, rings + AVAIL), (0x2c, 0), (0x30, rings + USED), (0x34, 0)];

@@ -171,7 +171,7 @@ fn check_turn(report: &[u8], after: u64) -> u64 {
     assert!(end >= delivery, "time went back from {delivery} to {end}");
     // A sequence of 0 says that the host's clock is not its time stamp counter, so that the page has no time.
     if sequence != 0 {
-        let time = u64::try_from(u128::from(counter) * u128::from(scale) >> 64).unwrap().wrapping_add(offset);
+        let time = u64::try_from((u128::from(counter) * u128::from(scale)) >> 64).unwrap().wrapping_add(offset);
         // The register was read after the counter, some exits later.
         assert!(time <= end + 1000 && end < time + 600_000_000, "{time} by the page, {end} by the register");
     }
