@@ -18,6 +18,20 @@ use crate::vcpu::cpu::MmioHandler as _;
 use crate::vm::Vm;
 use crate::vm::host_limits::HostLimits;
 
+/// Makes a VM of files that a VM before it had. A child process of another test may have a copy of a descriptor, and so
+/// of a lock, for a moment.
+fn once_free<E: std::fmt::Display + std::fmt::Debug>(make: impl Fn() -> Result<Vm, E>) -> Vm {
+    let start = Instant::now();
+    loop {
+        match make() {
+            Err(error) if start.elapsed() < Duration::from_secs(60) && error.to_string().contains("use") => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            made => return made.unwrap(),
+        }
+    }
+}
+
 /// Where code is loaded and starts, in flat 32-bit mode.
 pub(super) const CODE: u64 = 0x20_0000;
 /// Where guests count.
@@ -57,7 +71,7 @@ impl Machine {
         }
         let planned = PlannedVm::new(config).unwrap();
         let limits = HostLimits::default();
-        let vm = Vm::new(planned.config(), planned.plan(), Events::default(), limits, None).unwrap();
+        let vm = once_free(|| Vm::new(planned.config(), planned.plan(), Events::default(), limits, None));
         Self { vm, planned, _folder: Some(Arc::new(folder)) }
     }
 
@@ -97,17 +111,8 @@ impl Machine {
         drop((memory, vm));
         let state: MachineState = serde_json::from_slice(&before).unwrap();
         let limits = HostLimits::default();
-        let start = Instant::now();
-        let vm = loop {
-            let made = Vm::for_restore(planned.config(), planned.plan(), &state, Events::default(), limits, None);
-            // A child process of another test may have a copy of a descriptor for a moment.
-            match made {
-                Err(error) if start.elapsed() < Duration::from_secs(20) && error.to_string().contains("use") => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                made => break made.unwrap(),
-            }
-        };
+        let vm =
+            once_free(|| Vm::for_restore(planned.config(), planned.plan(), &state, Events::default(), limits, None));
         let mut after = Self { vm, planned, _folder };
         for (bytes, to) in contents.iter().zip(after.vm.ram.memory().memory().iter()) {
             to.write_slice(bytes, vm_memory::MemoryRegionAddress(0)).unwrap();
