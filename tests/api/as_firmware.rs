@@ -36,8 +36,8 @@ enum End {
 }
 
 /// The guest's instructions. It prints `^` at its start, and the first line of each sector of the disks in `slots`, one
-/// disk after the other. It prints `Z` and halts at a BAR of 0, `H` at one above 4 GiB or without a device, and `!` when
-/// a request fails.
+/// disk after the other. It prints `Z` and halts at a BAR of 0, `H` at one above 4 GiB or without a device, and `!`
+/// when a request fails.
 fn guest(slots: &[u32], end: End) -> Vec<u8> {
     // mov dx, 0x3f8; mov al, '^'; out dx, al
     let mut code = Code::default().bytes(&[&[0x66, 0xba, 0xf8, 0x03, 0xb0, b'^', 0xee]]);

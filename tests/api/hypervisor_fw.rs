@@ -1,5 +1,5 @@
-//! Cloud Hypervisor's own firmware, rust-hypervisor-firmware, where its file is present. The kernel that it boots is one
-//! of ours: the machine's own KVM may be too slow for Linux.
+//! Cloud Hypervisor's own firmware, rust-hypervisor-firmware, where its file is present. The kernel that it boots is
+//! one of ours: the machine's own KVM may be too slow for Linux.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
