@@ -53,7 +53,7 @@ fn a_disk_is_resized_while_the_vm_runs_or_keeps_its_size_and_the_client_hears_wh
 
 fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
     let run = Command::new("qemu-img").args(arguments).current_dir(folder).output();
-    let run = run.expect("qemu-img is missing: apt-get install qemu-utils");
+    let run = run.unwrap_or_else(|error| panic!("{error}: apt-get install qemu-utils"));
     assert!(run.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&run.stderr));
     String::from_utf8(run.stdout).unwrap()
 }
