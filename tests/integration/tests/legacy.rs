@@ -10,8 +10,8 @@ fn spec(argument: &str) -> GuestSpec {
     GuestSpec::new(Kernel::V6_12).cpus(2).net("tap=legacy0").kernel_argument(argument)
 }
 
-/// The lab's kernels for guests have no parser of MP tables, and in the lab's nested KVM an exit takes longer than Linux
-/// allows for a read of the timer: `acpi=off`, `no-kvmclock` and `nopv` cannot be tested here.
+/// The lab's kernels for guests have no parser of MP tables, and in the lab's nested KVM an exit takes longer than
+/// Linux allows for a read of the timer: `acpi=off`, `no-kvmclock` and `nopv` cannot be tested here.
 #[test]
 fn linux_without_ecam_has_all_vcpus_and_its_nic() {
     let tap = HostTap::persistent("legacy0");
