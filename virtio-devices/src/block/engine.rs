@@ -64,6 +64,18 @@ impl Engine {
         if let Err(error) = self.image.admit(&call) {
             return Some(Err(error));
         }
+        if let (Contents::Raw(raw), Call::Zero { unmap, .. }) = (self.image.contents(), call)
+            && !self.image.lacking.has(unmap)
+        {
+            // Until the storage has shown that it can do this, a refusal must be known before the request counts as
+            // taken: the next way may take long, and a stop puts the request back.
+            // SAFETY: the call names no memory.
+            let result = unsafe { execute(raw.as_fd(), call) };
+            if result.is_ok() {
+                self.image.lacking.note_success(unmap);
+            }
+            return Some(result);
+        }
         match (self.image.contents(), &mut self.ring) {
             // SAFETY: the caller keeps what the call names until it is complete.
             (Contents::Raw(raw), Some(ring)) => unsafe { ring.start(raw.as_fd(), tag, call) },
@@ -189,7 +201,7 @@ impl Engine {
         }
         fill(buffer.get_mut(piece.skip..piece.skip + piece.len).unwrap_or_default());
         if image.keeps_raw && piece.start == 0 && raw::format(buffer).is_some() {
-            return Err(Errno::PERM.into());
+            return Err(io::ErrorKind::InvalidData.into());
         }
         #[cfg(test)]
         image.dawdle(piece.len);

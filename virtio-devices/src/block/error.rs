@@ -192,6 +192,11 @@ pub enum ResizeError {
     /// There are no reference counts for another table.
     #[error("the image has no room for a larger table; shut the VM down and use qemu-img resize")]
     NoRoom,
+    /// A qcow2 image on a block device, whose size is read only once.
+    #[error(
+        "a qcow2 image on a block device keeps its size while the VM runs; shut the VM down and use qemu-img resize"
+    )]
+    NotAFile,
     /// The image is not written.
     #[error("the disk is read-only and keeps its size; add it without readonly")]
     ReadOnly,
@@ -235,7 +240,8 @@ impl ResizeError {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Size(_) | Self::TooLarge => ErrorKind::Invalid,
-            Self::Shrink
+            Self::NotAFile
+            | Self::Shrink
             | Self::Snapshots(_)
             | Self::Backing(_)
             | Self::NoRoom

@@ -29,7 +29,7 @@ use imago::storage::PreallocateMode;
 use imago::{FormatAccess, ShallowMapping, Storage as _, StorageOpenOptions};
 use log::error;
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::access::{Access, ImageFormat};
@@ -204,7 +204,10 @@ impl Qcow2 {
         if unmap {
             self.discard(range)?;
         } else {
-            self.image()?.write_zeroes(range.offset, range.len)?;
+            // imago 0.2 looks whether the rest of a cluster is zero, and marks all of it later, without a look at what
+            // another queue has written to it meanwhile.
+            let image = RwLockWriteGuard::try_map(self.image.write(), Option::as_mut);
+            image.map_err(|_| Errno::BADF)?.access.write_zeroes(range.offset, range.len)?;
         }
         // A few clusters.
         Ok(range.len as usize)
@@ -278,6 +281,9 @@ impl Qcow2 {
         }
         if layer.below > old {
             return Err(ResizeError::Backing(layer.below));
+        }
+        if FileType::from_raw_mode(rustix::fs::fstat(&self.fd)?.st_mode) != FileType::RegularFile {
+            return Err(ResizeError::NotAFile);
         }
         sync(&layer.access)?;
         let host = |error: BlockError| ResizeError::Host(io::Error::other(error.to_string()));
@@ -362,7 +368,10 @@ pub(crate) fn stands_alone(path: &Path, fd: &OwnedFd) -> Result<bool, BlockError
 fn layer(path: &Path, fd: OwnedFd, access: Access, depth: usize) -> Result<(Layer, Header), BlockError> {
     let fail = |source: io::Error| BlockError::File { path: path.into(), action: "be opened", source };
     let header = Header::parse(path, &part(path, &fd, 0)?)?;
-    Header::check_refcounts(path, &part(path, &fd, header.tables.refcounts)?)?;
+    // The header's bounds hold: at most 8 MiB.
+    let len = usize::try_from(header.tables.refcount_entries.saturating_mul(8)).unwrap_or(usize::MAX);
+    let table = Blocks(fd.as_fd()).read(header.tables.refcounts, len).map_err(fail)?;
+    header.check_refcounts(path, &table, size_of(path, &fd)?)?;
     let storage = storage(fd, access).map_err(fail)?;
     let mut image = Format::<Storage>::open_image(storage, !access.read_only).map_err(fail)?;
     // What the header names is opened here or not at all.

@@ -239,8 +239,9 @@ impl<'r, 'm> Requests<'r, 'm> {
     /// Makes the next calls of requests that need another.
     fn go_on(&mut self, tally: &mut Tally) {
         while let Some(tag) = self.postponed.pop() {
-            // The request is in flight again, if it is not complete.
-            let _ = self.advance(tag, tally);
+            // The request is in flight again, if it is not complete. Others were taken after it, so that it cannot be
+            // put back for a stop.
+            let _ = self.advance(tag, tally, false);
         }
     }
 
@@ -347,7 +348,7 @@ impl<'r, 'm> Requests<'r, 'm> {
                 entry.request = Some(Request { operation, bytes, bounced, zeroing, ..request });
                 self.in_flight += bytes;
                 self.free.pop();
-                return self.advance(tag, tally);
+                return self.advance(tag, tally, true);
             }
             Err(refusal) => {
                 let (status, counter) = match refusal {
@@ -362,8 +363,9 @@ impl<'r, 'm> Requests<'r, 'm> {
     }
 
     /// Makes the request's next call, and further ones while each completes at once. A stop need not wait for all of
-    /// them: what has been transferred is transferred again when the queue goes on.
-    fn advance(&mut self, tag: usize, tally: &mut Tally) -> Begun {
+    /// them if the request is the last that was taken: what has been transferred is transferred again when the queue
+    /// resumes.
+    fn advance(&mut self, tag: usize, tally: &mut Tally, is_last: bool) -> Begun {
         loop {
             let changes_part = self.enter(tag, tally);
             if changes_part {
@@ -373,7 +375,9 @@ impl<'r, 'm> Requests<'r, 'm> {
             let _alone = image.shared_blocks().filter(|_| changes_part).map(Writes::alone);
             let Self { engine, entries, .. } = self;
             let Some(entry) = entries.get(tag) else { return Begun::Yes };
-            let result = match entry.step() {
+            let step = entry.step();
+            let writes_zeros = matches!(step, Step::WriteZeros(_));
+            let result = match step {
                 Step::Nothing => Ok(0),
                 Step::ReadBounced(offset) => engine.read_bounced(&entry.writable, offset),
                 Step::WriteBounced(range, stable) => engine.write_bounced(&entry.readable, range.offset, stable),
@@ -388,11 +392,15 @@ impl<'r, 'm> Requests<'r, 'm> {
                 },
             };
             self.leave(tag);
+            if let (true, Ok(bytes), Some(limiter)) = (writes_zeros, &result, self.disk.limiter) {
+                // Zeros that are written take the bandwidth that data takes.
+                limiter.take_bytes(*bytes as u64);
+            }
             self.at_once = self.at_once.saturating_add(*result.as_ref().unwrap_or(&0));
             if let Progress::Done = self.follow(tag, result, tally) {
                 return Begun::Yes;
             }
-            if self.disk.stop.load(Ordering::Acquire) {
+            if is_last && self.disk.stop.load(Ordering::Acquire) {
                 self.forget(tag);
                 return Begun::No;
             }
@@ -415,7 +423,11 @@ impl<'r, 'm> Requests<'r, 'm> {
         }
         let Some(status) = entry.take_note(&result) else { return Progress::Again };
         if let Some(request) = entry.request.take() {
-            request.report(status, &result, self.disk.failures);
+            // The host's image fails, unless this program has refused what the driver writes.
+            let is_refused = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidData);
+            if !(is_refused && self.disk.image.keeps_raw) {
+                request.report(status, &result, self.disk.failures);
+            }
             request.count(status, self.disk.latencies, tally);
             self.used.push(request.finish(status));
             self.in_flight = self.in_flight.saturating_sub(request.bytes);

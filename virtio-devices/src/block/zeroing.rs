@@ -18,11 +18,13 @@ pub(crate) enum Zeroing {
     Nothing,
 }
 
-/// The ways that the storage of an image lacks.
+/// The ways that the storage of an image lacks, and those that it has shown to have.
 #[derive(Debug, Default)]
 pub(crate) struct Lacking {
     hole: AtomicBool,
     in_place: AtomicBool,
+    has_hole: AtomicBool,
+    has_in_place: AtomicBool,
 }
 
 impl Lacking {
@@ -40,6 +42,16 @@ impl Lacking {
     /// Notes that the storage lacks `way`. Returns false if every storage has it.
     pub(crate) fn note(&self, way: Zeroing) -> bool {
         self.flag(way).inspect(|lacks| lacks.store(true, Ordering::Relaxed)).is_some()
+    }
+
+    /// True if the storage has zeroed a range by a hole, or in place.
+    pub(crate) fn has(&self, hole: bool) -> bool {
+        if hole { &self.has_hole } else { &self.has_in_place }.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the storage has zeroed a range by a hole, or in place.
+    pub(crate) fn note_success(&self, hole: bool) {
+        if hole { &self.has_hole } else { &self.has_in_place }.store(true, Ordering::Relaxed);
     }
 
     fn flag(&self, way: Zeroing) -> Option<&AtomicBool> {
@@ -72,5 +84,14 @@ mod tests {
         assert!(lacking.note(Zeroing::InPlace));
         assert_eq!(ways(&lacking), [Zeroing::Nothing, Zeroing::Written, Zeroing::Written]);
         assert!(!lacking.note(Zeroing::Written) && !lacking.note(Zeroing::Nothing));
+    }
+
+    #[test]
+    fn each_way_has_to_succeed_once_to_be_known() {
+        let lacking = Lacking::default();
+        lacking.note_success(true);
+        assert_eq!([true, false].map(|hole| lacking.has(hole)), [true, false]);
+        lacking.note_success(false);
+        assert_eq!([true, false].map(|hole| lacking.has(hole)), [true, true]);
     }
 }

@@ -82,19 +82,25 @@ impl Header {
         parse(head).map_err(|what| BlockError::Qcow2 { path: path.into(), what })
     }
 
-    /// Checks the beginning of the refcount table: the first clusters, this header among them, must have a block of
-    /// reference counts. Without one, imago 0.2 would put it over the header, and take its place for none at all,
-    /// without end.
+    /// Checks the refcount table of an image in a file of `end` bytes. The first clusters, this header among them, must
+    /// have a block of reference counts: without one, imago 0.2 would put it over the header, and take its place for
+    /// none at all, without end. Blocks lie in the file, and each is one entry's, so that a search for free clusters is
+    /// bounded by the file's size.
     ///
     /// # Errors
     ///
-    /// There is none.
-    pub(crate) fn check_refcounts(path: &Path, table: &[u8]) -> Result<(), BlockError> {
-        let refuse = |what| BlockError::Qcow2 { path: path.into(), what };
-        match Fields(table).u64(0).map_err(refuse)? & REFCOUNT_BLOCK {
-            0 => Err(refuse(damaged("its refcount table"))),
-            _ => Ok(()),
+    /// An entry leads to no block of its own.
+    pub(crate) fn check_refcounts(&self, path: &Path, table: &[u8], end: u64) -> Result<(), BlockError> {
+        let entry = |bytes: &[u8]| bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)) & REFCOUNT_BLOCK;
+        let mut blocks: Vec<u64> = table.chunks_exact(8).map(entry).collect();
+        let has_first = blocks.first().is_some_and(|block| *block != 0);
+        blocks.retain(|block| *block != 0);
+        let lies = |block: &u64| block.is_multiple_of(self.cluster.into()) && *block < end;
+        blocks.sort_unstable();
+        if has_first && blocks.iter().all(lies) && blocks.windows(2).all(|pair| pair[0] != pair[1]) {
+            return Ok(());
         }
+        Err(BlockError::Qcow2 { path: path.into(), what: damaged("its refcount table") })
     }
 }
 

@@ -341,6 +341,39 @@ fn several_queues_write_zero_and_give_back_at_the_same_time_and_nothing_is_lost(
     assert!(folder.contents("a") == expected);
 }
 
+/// Sectors of one cluster, some of which are zeroed while others are written.
+#[test]
+fn zeroing_a_part_of_a_cluster_keeps_what_others_write() {
+    const CLUSTER: usize = 4096;
+    let folder = Folder::new();
+    let path = folder.create("a", &["-o", "cluster_size=4096"]);
+    let image = Arc::new(open(&path, READ_WRITE).unwrap());
+    for at in (0..LEN).step_by(CLUSTER) {
+        let at = at as u64;
+        thread::scope(|scope| {
+            scope.spawn(|| image.write(&pattern(512, 1), at, false).unwrap());
+            scope.spawn(|| zero(&image, at + 1024, 2048, false));
+        });
+        assert!(read(&image, at, 512) == pattern(512, 1), "{at}");
+    }
+}
+
+#[test]
+fn reference_counts_that_several_entries_share_are_refused() {
+    let folder = Folder::new();
+    let path = folder.create("a", &[]);
+    let bytes = fs::read(&path).unwrap();
+    let table = u64::from_be_bytes(bytes[48..56].try_into().unwrap()) as usize;
+    let first = u64::from_be_bytes(bytes[table..table + 8].try_into().unwrap());
+    for second in [first, first + 512, 1 << 40] {
+        let mut changed = bytes.clone();
+        changed[table + 8..table + 16].copy_from_slice(&second.to_be_bytes());
+        fs::write(&path, changed).unwrap();
+        let line = open(&path, READ_WRITE).map(|_| ()).unwrap_err().to_string();
+        assert!(line.contains("is damaged: its refcount table makes no sense"), "{second:x}: {line}");
+    }
+}
+
 /// A running disk over an image in `folder`.
 fn guest(path: &Path, spec: BlockSpec) -> Guest {
     let mut guest = Guest::new(true);

@@ -184,9 +184,12 @@ impl Lan {
     }
 
     pub(super) fn count(&self, port: u16, counter: Counter) -> u64 {
-        // The worker gives frames back, and then adds up what it has counted.
-        if let Some(open) = self.switch.0.hub().open_port(port) {
-            drop(open.tx.lock());
+        // A worker gives frames back, and then adds up what it has counted for their sender and receivers. A test may
+        // hold the lock of a port itself.
+        for sender in 0..self.nics.len() as u16 {
+            if let Some(open) = self.switch.0.hub().open_port(sender) {
+                drop(open.tx.try_lock_for(Duration::from_secs(1)));
+            }
         }
         self.nics[usize::from(port)].net.counters().get(counter)
     }
