@@ -51,7 +51,9 @@ fn printed(command_line: &str, platform: &Value) -> String {
     let (mut client, serial) = (vmm.client(), vmm.files.path("serial"));
     client.put_json("vm.create", &config).expect(204);
     client.put("vm.boot").expect(204);
-    crate::vmm::wait_for("the guest's end", || fs::read_to_string(&serial).unwrap_or_default().ends_with("masked"));
+    crate::vmm::wait_for("the guest's end", || {
+        fs::read_to_string(&serial).unwrap_or_default().ends_with("masked masked")
+    });
     fs::read_to_string(serial).unwrap()
 }
 

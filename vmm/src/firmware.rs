@@ -46,14 +46,14 @@ pub(crate) struct FirmwarePorts {
 }
 
 impl FirmwarePorts {
-    /// Those of `hardware` over `bus`, in their state of power-on.
+    /// The devices of `hardware` over `bus`, in their state of power-on.
     pub(crate) fn new(bus: &Arc<Bus>, hardware: LegacyHardware) -> Self {
         let config = hardware.config_ports.then(|| Arc::new(SharedConfigPorts::new(Arc::clone(bus))));
         let timer = hardware.pm_timer.then(|| Arc::new(PmTimer::new()));
         Self { config, timer, rtc: hardware.clock.then(Arc::default) }
     }
 
-    /// Them in their places.
+    /// The devices, each with its ports.
     pub(crate) fn devices(&self) -> impl Iterator<Item = Device> {
         let config = self.config.clone().map(|handler| Device { ports: config_ports::PORTS, handler });
         let timer = self.timer.clone().map(|handler| Device { ports: pm_timer::PORTS, handler });

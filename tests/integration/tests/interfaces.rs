@@ -1,10 +1,11 @@
-//! What Linux puts on a VF: programs in its driver, and interfaces and addresses beyond its first.
+//! Programs that Linux runs in a VF's driver, and interfaces and addresses that it adds to a VF.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use integration::{
@@ -33,7 +34,7 @@ fn detach(guest: &mut Guest) {
     guest.ok("killall -9 xdp");
 }
 
-/// Whether the guest's address in `subnet` answers the host.
+/// True if the guest's address in `subnet` answers the host, at most `limit` seconds after the last request.
 fn answers(subnet: Subnet, limit: &str) -> bool {
     let address = subnet.guest().to_string();
     Command::new("ping").args(["-c", "3", "-i", "0.3", "-W", limit, &address]).output().unwrap().status.success()
@@ -47,15 +48,16 @@ fn assert_xdp_runs_in_the_driver(guest: &mut Guest, vf: &Vf, tap: &HostTap, subn
     detach(guest);
     attach(guest, vf, "drop");
     let before = tap.counters();
-    let lost = guest.run(&format!("ping -c 2 -i 0.2 -W 1 -I {} {}", vf.interface(), subnet.host()));
+    let lost = guest.run(&format!("ping -c 2 -i 0.2 -W 10 -I {} {}", vf.interface(), subnet.host()));
     assert_ne!(lost.status, 0, "replies arrive behind a program that drops them: {}", lost.text);
     let began = Instant::now();
     while tap.counters().to_guest < before.to_guest + 2 {
         assert!(began.elapsed() < SLOW, "the host's replies are not taken");
+        thread::sleep(Duration::from_millis(20));
     }
     detach(guest);
     guest.ok("echo 1 > /proc/sys/net/ipv4/icmp_echo_ignore_all");
-    assert!(!answers(subnet, "1"), "the guest's kernel answers");
+    assert!(!answers(subnet, "10"), "the guest's kernel answers");
     attach(guest, vf, "answer");
     assert!(answers(subnet, "20"), "the program's frames do not arrive");
     detach(guest);
@@ -147,7 +149,7 @@ fn vfs_on_a_switch_find_duplicates_by_ipv6_and_tag_frames() {
     guest.ok(&tenants[0].command(&ping(3, 10)));
     guest.ok(&tenants[1].command("ip link del tagged"));
     add_vlan(&mut guest, &tenants[1], 43);
-    let answered = guest.run(&tenants[0].command(&ping(1, 2)));
+    let answered = guest.run(&tenants[0].command(&ping(3, 10)));
     assert_ne!(answered.status, 0, "the VLANs differ: {}", answered.text);
     assert!(tenants[0].reaches(&mut guest, &tenants[1].address()), "without a tag");
     guest.assert_kernel_has_no_complaint();

@@ -22,7 +22,7 @@ pub struct CpusConfig {
     #[option("topology=<threads>:<cores>:<dies>:<packages>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<CpuTopology>,
-    /// Whether the guest finds a hypervisor with Hyper-V's interface, as Windows needs it, in place of KVM's.
+    /// Shows the guest Hyper-V's interface of a hypervisor, as Windows needs it, in place of KVM's.
     #[option("kvm_hyperv=on|off", default = false)]
     pub kvm_hyperv: bool,
     /// The widest physical addresses of the guest, in bits, 36 to 52. The host's CPU may have fewer.

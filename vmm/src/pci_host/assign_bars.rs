@@ -73,19 +73,29 @@ pub struct NoRoom;
 /// - Memory Space and Bus Master are set in virtio disks, as PCI leaves it to firmware which devices it enables
 ///   (`PCI Firmware 3.3 §3.5`). Other vendors' disks belong to the host, and some of them cannot be reset: only the
 ///   guest's driver knows when they may write to memory.
+/// - Disks come last, so that they take no low address that another BAR needs.
+/// - A BAR without room stays 0, and its function disabled: firmware that places BARs itself may find room.
 /// - VF BARs stay 0. edk2 moves BARs, but not VF BARs, which would then lie over BARs of other devices.
-///
-/// # Errors
-///
-/// When there are not enough addresses.
-pub(crate) fn hand_over<D: ConfigTarget>(topology: &Topology<D>, mut free: Apertures) -> Result<(), NoRoom> {
-    let functions = || topology.iter().map(|(placement, _)| Function { topology, rid: placement.rid });
-    for function in functions() {
-        let low = if function.is_mass_storage() { LOW_MAX } else { 0 };
-        function.place(header::BAR0, 1, low, &mut free)?;
+pub(crate) fn hand_over<D: ConfigTarget>(topology: &Topology<D>, mut free: Apertures) {
+    let functions = topology.iter().map(|(placement, _)| Function { topology, rid: placement.rid });
+    let (disks, others): (Vec<_>, Vec<_>) = functions.partition(Function::is_mass_storage);
+    let mut without_room = Vec::new();
+    for (functions, low) in [(&others, 0), (&disks, LOW_MAX)] {
+        for function in functions {
+            match function.place(header::BAR0, 1, low, &mut free) {
+                Err(NoRoom) => without_room.push(function.rid),
+                Ok(()) if low != 0 && function.is_virtio() => function.enable(),
+                Ok(()) => {}
+            }
+        }
     }
-    functions().filter(Function::is_mass_storage).filter(Function::is_virtio).for_each(|function| function.enable());
-    Ok(())
+    if let Some(first) = without_room.first() {
+        log::warn!(
+            "{} PCI functions of segment 0, the first at {first}, have BARs without an address, which firmware has to \
+             place: the MMIO addresses do not suffice; move devices to another segment, or give this one more weight",
+            without_room.len()
+        );
+    }
 }
 
 /// Gives each BAR and VF BAR an address of its own.
@@ -160,9 +170,9 @@ impl<D: ConfigTarget> Function<'_, D> {
     }
 
     /// Places the six BARs from `first` on, `count` slices each. 64-bit BARs of up to `low` bytes go below 4 GiB while
-    /// there is room.
+    /// there is room. BARs without room become 0, which is an error after all have had their turn.
     fn place(&self, first: u16, count: u64, low: u64, free: &mut Apertures) -> Result<(), NoRoom> {
-        let mut offset = first;
+        let (mut offset, mut result) = (first, Ok(()));
         while offset < first + 6 * 4 {
             let is_64 = self.read(offset) & bar::MEMORY64 != 0;
             let registers = if is_64 { 2 } else { 1 };
@@ -172,9 +182,12 @@ impl<D: ConfigTarget> Function<'_, D> {
             }
             let slice = self.size(offset, is_64);
             if slice != 0 {
-                let len = slice.checked_mul(count).ok_or(NoRoom)?;
-                let below = if is_64 && len > low { Err(NoRoom) } else { take(&mut free.mem32, slice, len) };
-                let base = if is_64 { below.or_else(|NoRoom| take(&mut free.mem64, slice, len)) } else { below }?;
+                let base = slice.checked_mul(count).ok_or(NoRoom).and_then(|len| {
+                    let below = if is_64 && len > low { Err(NoRoom) } else { take(&mut free.mem32, slice, len) };
+                    if is_64 { below.or_else(|NoRoom| take(&mut free.mem64, slice, len)) } else { below }
+                });
+                result = result.and(base.map(drop));
+                let base = base.unwrap_or(0);
                 self.write(offset, u32::try_from(base & 0xffff_ffff).unwrap_or(0));
                 if is_64 {
                     self.write(offset + 4, u32::try_from(base >> 32).unwrap_or(0));
@@ -182,7 +195,7 @@ impl<D: ConfigTarget> Function<'_, D> {
             }
             offset += registers * 4;
         }
-        Ok(())
+        result
     }
 
     /// The bytes of one slice: the lowest address bit that can be set (`PCIe 6.2 §7.5.1.2.1`). 0 where there is no BAR.
@@ -341,21 +354,23 @@ mod tests {
         let mem64 = 0x1_0000_0000..0x1_0000_8000;
         assert_eq!(place_bars(&topology, Apertures { mem64, ..APERTURES }), Err(NoRoom));
     }
+
     #[test]
     fn firmware_finds_its_disks_enabled_and_below_4_gib() {
         let mut topology = Topology::new(127);
-        let nic = pf(&mut topology, 8);
         let disks = [0, 1].map(|_| plain(&mut topology, 0x1af4, 0x01, &[0x2000, 0x1000]));
         let of_the_host = plain(&mut topology, 0x144d, 0x01, &[0x4000]);
         let console = plain(&mut topology, 0x1af4, 0x07, &[0x2000, 0x1000]);
-        hand_over(&topology, APERTURES).unwrap();
+        let nic = pf(&mut topology, 8);
+        hand_over(&topology, APERTURES);
         let low = APERTURES.mem32.start;
-        // The NIC's 32-bit BAR is the first.
+        // The NIC's 32-bit BAR comes before all disks.
+        assert_eq!(u64::from(register(&nic, 0x10)), low);
         assert_eq!(bases(&disks[0]), [low + 0x2000, low + 0x4000, 0]);
         assert_eq!(bases(&disks[1]), [low + 0x6000, low + 0x8000, 0]);
         assert_eq!(bases(&of_the_host), [low + 0xc000, 0, 0]);
         let high = APERTURES.mem64.start.next_multiple_of(0x2000);
-        assert_eq!((bases(&nic)[1], bases(&console)), (high, [high + 0x2000, high + 0x4000, 0]));
+        assert_eq!((bases(&console), bases(&nic)[1]), ([high, high + 0x2000, 0], high + 0x4000));
         let commands = [&disks[0], &disks[1], &of_the_host, &console, &nic].map(|space| register(space, 4) & 0xffff);
         assert_eq!(commands, [6, 6, 0, 0, 0]);
         // VF BAR 4 of the capability at 0x100.
@@ -375,17 +390,33 @@ mod tests {
         let mut topology = Topology::new(127);
         let disk = plain(&mut topology, 0x1af4, 0x01, &[2 * LOW_MAX, LOW_MAX, 0x1000]);
         let mem32 = 0xc000_0000..0xc010_0000;
-        hand_over(&topology, Apertures { mem32, ..APERTURES }).unwrap();
+        hand_over(&topology, Apertures { mem32, ..APERTURES });
         let high = APERTURES.mem64.start.next_multiple_of(2 * LOW_MAX);
         assert_eq!(bases(&disk), [high, 0xc000_0000, high + 2 * LOW_MAX]);
         assert_eq!(register(&disk, 4) & 0xffff, 6);
     }
 
     #[test]
-    fn too_little_room_for_firmware_is_an_error() {
+    fn a_bar_without_room_under_firmware_stays_0_and_disabled() {
         let mut topology = Topology::new(127);
-        plain(&mut topology, 0x1af4, 0x01, &[LOW_MAX]);
-        let (mem32, mem64) = (0xc000_0000..0xc000_1000, 0x1_0000_0000..0x1_0000_8000);
-        assert_eq!(hand_over(&topology, Apertures { mem32, mem64 }), Err(NoRoom));
+        let without_room = plain(&mut topology, 0x1af4, 0x01, &[LOW_MAX, 0x1000]);
+        let disk = plain(&mut topology, 0x1af4, 0x01, &[0x2000]);
+        let nic = pf(&mut topology, 8);
+        let (mem32, mem64) = (0xc000_0000..0xc000_2000, 0x1_0000_0000..0x1_0000_8000);
+        hand_over(&topology, Apertures { mem32, mem64 });
+        assert_eq!((register(&nic, 0x10), bases(&nic)[1]), (0xc000_0000, 0x1_0000_0000));
+        assert_eq!((bases(&without_room), register(&without_room, 4) & 0xffff), ([0, 0xc000_1000, 0], 0));
+        // No low address is left.
+        assert_eq!((bases(&disk)[0], register(&disk, 4) & 0xffff), (0x1_0000_2000, 6));
+    }
+
+    #[test]
+    fn a_disk_takes_no_low_address_that_another_bar_needs() {
+        let mut topology = Topology::new(127);
+        let disk = plain(&mut topology, 0x1af4, 0x01, &[0x1000]);
+        let nic = pf(&mut topology, 8);
+        hand_over(&topology, Apertures { mem32: 0xc000_0000..0xc000_1000, ..APERTURES });
+        assert_eq!(register(&nic, 0x10), 0xc000_0000);
+        assert!(bases(&disk)[0] >= APERTURES.mem64.start);
     }
 }

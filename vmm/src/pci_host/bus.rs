@@ -94,12 +94,15 @@ impl Bus {
     ///
     /// # Errors
     ///
-    /// When the BARs of a segment need more addresses than it has.
+    /// When the BARs of a segment need more addresses than it has, except segment 0 under firmware.
     pub fn attach(&self, vm: Arc<Vm>, apertures: &[Apertures], has_firmware: bool) -> Result<(), NoRoom> {
         self.host.set_wiring(Some(Box::new(vm)));
         let mut segments = (0..).zip(&self.segments).zip(apertures);
         segments.try_for_each(|((number, topology), apertures)| match (number, has_firmware) {
-            (0, true) => hand_over(&topology.load(), apertures.clone()),
+            (0, true) => {
+                hand_over(&topology.load(), apertures.clone());
+                Ok(())
+            }
             _ => place_bars(&topology.load(), apertures.clone()),
         })
     }

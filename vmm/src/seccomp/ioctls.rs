@@ -76,7 +76,7 @@ pub(super) const KVM_VCPU: &[u64] = &[
     io(KVMIO, 0xad),                     // KVM_KVMCLOCK_CTRL
 ];
 
-/// What reads and sets the state of a VM that is saved or restored, and masks the PICs of a new one.
+/// Ioctls that read and set the state of a VM that is saved or restored, and mask the PICs of a new one.
 pub(super) const KVM_STATE: &[u64] = &[
     iowr::<kvm_msr_list>(KVMIO, 0x02),     // KVM_GET_MSR_INDEX_LIST
     iowr::<kvm_irqchip>(KVMIO, 0x62),      // KVM_GET_IRQCHIP

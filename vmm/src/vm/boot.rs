@@ -265,8 +265,15 @@ impl Payload {
         put(RSDP_COPY, tables.acpi.get(..RSDP_LEN).unwrap_or_default())?;
         put(SMBIOS, tables.smbios)?;
         if let Some((pointer, table)) = tables.mp {
-            put(MP_TABLE, table)?;
-            put(MP_POINTER, pointer)?;
+            if tables.smbios.len() as u64 <= MP_POINTER - SMBIOS {
+                put(MP_TABLE, table)?;
+                put(MP_POINTER, pointer)?;
+            } else {
+                log::warn!(
+                    "--platform: the strings leave no room for the MP table's pointer, so a guest without ACPI finds one \
+                     CPU; shorten them by 16 bytes"
+                );
+            }
         }
         put(CMDLINE, &self.cmdline)?;
         put(RESET_VECTOR, &regs::firmware())?;
@@ -374,6 +381,10 @@ fn read(
     address: u64,
     len: u64,
 ) -> Result<(), vm_memory::GuestMemoryError> {
+    // A segment without bytes in the file may name an offset that no file has.
+    if len == 0 {
+        return Ok(());
+    }
     file.seek(SeekFrom::Start(offset)).map_err(vm_memory::GuestMemoryError::IOError)?;
     memory.read_exact_volatile_from(GuestAddress(address), &mut file, len as usize)
 }
@@ -433,9 +444,9 @@ mod tests {
         let payload = Payload { option: "--kernel", path, kernel, format, initramfs: None, cmdline: vec![0] };
         let processors = mp_table::Processors { apic_ids: vec![0, 1], signature: 1, features: 2 };
         let mp = mp_table::tables(&processors);
-        let pointers = |mp| {
+        let pointers = |mp, smbios_len: u64| {
             let memory = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
-            let tables = Tables { acpi: &[], smbios: &[1; 64], mp };
+            let tables = Tables { acpi: &[], smbios: &vec![1; smbios_len as usize], mp };
             payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &tables).unwrap();
             let read = |address: u64, len: usize| {
                 let mut bytes = vec![0; len];
@@ -449,7 +460,12 @@ mod tests {
                 (found, read(at.into(), len.into()))
             })
         };
-        assert_eq!(pointers(Some(&mp)), Some((mp.0.to_vec(), mp.1.clone())));
-        assert_eq!(pointers(None), None);
+        let expected = Some((mp.0.to_vec(), mp.1.clone()));
+        assert_eq!(pointers(Some(&mp), 64), expected);
+        assert_eq!(pointers(None, 64), None);
+        // Strings that reach the pointer have always been accepted.
+        assert_eq!(pointers(Some(&mp), SMBIOS_END - SMBIOS - 16), expected);
+        assert_eq!(pointers(Some(&mp), SMBIOS_END - SMBIOS - 15), None);
+        assert_eq!(pointers(Some(&mp), SMBIOS_END - SMBIOS), None);
     }
 }

@@ -16,6 +16,10 @@ impl Vm {
         };
         self.is_firmware = payload.is_firmware();
         self.legacy = if self.has_all_legacy { LegacyHardware::ALL } else { payload.legacy() };
+        if self.cpus.kvm_hyperv {
+            // Linux finds no clock of KVM then.
+            self.legacy = LegacyHardware { pm_timer: true, clock: true, ..self.legacy };
+        }
         self.payload = Some(payload);
         Ok(())
     }

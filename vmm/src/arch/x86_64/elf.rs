@@ -112,7 +112,6 @@ impl Elf {
     }
 
     fn from_program_headers(file: &File, headers: &[u8]) -> Result<Self, ElfError> {
-        let file_len = file.metadata()?.len();
         let mut segments = Vec::new();
         let mut end = 0;
         let (mut entry, mut is_linux) = (None, false);
@@ -124,8 +123,10 @@ impl Elf {
                         return Err(ElfError::Malformed);
                     }
                     end = end.max(address.checked_add(memory).ok_or(ElfError::Malformed)?);
-                    if offset.checked_add(len).is_none_or(|end| end > file_len) {
-                        return Err(ElfError::CutOff);
+                    // A segment without bytes in the file may have any offset.
+                    if len != 0 {
+                        let last = offset.checked_add(len - 1).ok_or(ElfError::CutOff)?;
+                        read(file, &mut [0], last)?;
                     }
                     segments.push(Segment { offset, len, address });
                 }
@@ -146,7 +147,8 @@ impl Elf {
 /// Reads a part of the file that its headers name.
 fn read(file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ElfError> {
     file.read_exact_at(bytes, offset).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => ElfError::CutOff,
+        // No file has an offset that is negative as a signed number.
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput => ElfError::CutOff,
         _ => ElfError::Read(error),
     })
 }
@@ -334,6 +336,19 @@ mod tests {
         let mut foreign = whole.clone();
         foreign[18] = 0xb7;
         assert!(matches!(parse(&foreign), Err(ElfError::Machine)));
+    }
+
+    #[test]
+    fn a_segment_without_bytes_in_the_file_may_name_any_offset() {
+        let mut file = elf(b"", &note(b"Xen\0", NOTE_PHYS32_ENTRY, &[0; 4]));
+        for offset in [0x10_0000, 1 << 63, u64::MAX] {
+            file[HEADER_LEN + 8..HEADER_LEN + 16].copy_from_slice(&offset.to_le_bytes());
+            let found = parse(&file).unwrap().unwrap();
+            assert_eq!((found.segments[0].len, found.end), (0, 0x20_1000), "{offset:#x}");
+            let mut longer = file.clone();
+            longer[HEADER_LEN + 32..HEADER_LEN + 40].copy_from_slice(&2u64.to_le_bytes());
+            assert!(matches!(parse(&longer), Err(ElfError::CutOff)), "{offset:#x}");
+        }
     }
 
     #[test]

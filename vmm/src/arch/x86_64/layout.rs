@@ -33,8 +33,9 @@ pub const MP_TABLE_END: u64 = SMBIOS;
 /// The SMBIOS tables, with the entry point as the first (`DSP0134 §5.2`).
 pub const SMBIOS: u64 = 0xf_0000;
 /// The end of the SMBIOS tables.
-pub const SMBIOS_END: u64 = MP_POINTER;
-/// The floating pointer structure, in the room of a ROM below 1 MiB, where software searches for it (`MP 1.4 §4`).
+pub const SMBIOS_END: u64 = RESET_VECTOR;
+/// The floating pointer structure, in the room of a ROM below 1 MiB, where software searches for it (`MP 1.4 §4`). It is
+/// left out where the SMBIOS tables are so long that they reach it.
 pub const MP_POINTER: u64 = RESET_VECTOR - 16;
 /// Where a CPU starts after a reset, as seen from real mode: the firmware.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
@@ -146,7 +147,7 @@ pub const KEYBOARD_RESET: u8 = 0xfe;
 /// The sleep type of S5, soft off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 
-/// Whether an I/O port is of a device that each VM has, or some have.
+/// True if an I/O port is of a device that each VM has, or some have.
 pub const fn is_device_port(port: u16) -> bool {
     const SERIAL_LAST: u16 = SERIAL_PORT + 7;
     // The registers of hot-plug take up to 0x600 ports each.

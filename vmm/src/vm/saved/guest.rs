@@ -24,7 +24,7 @@ fn once_free<E: std::fmt::Display + std::fmt::Debug>(make: impl Fn() -> Result<V
     let start = Instant::now();
     loop {
         match make() {
-            Err(error) if start.elapsed() < Duration::from_secs(60) && error.to_string().contains("use") => {
+            Err(error) if start.elapsed() < Duration::from_secs(60) && error.to_string().contains("in use") => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             made => return made.unwrap(),

@@ -199,6 +199,17 @@ fn a_kernel_has_the_hardware_that_its_command_line_needs() {
 }
 
 #[test]
+fn kvm_hyperv_brings_a_kernel_the_timer_and_the_clock() {
+    let mut machine = with_command_line("pci=nommconf");
+    machine.vm.cpus.kvm_hyperv = true;
+    machine.vm.open_payload().unwrap();
+    assert_eq!(machine.vm.legacy, LegacyHardware { mp_table: false, ..LegacyHardware::ALL });
+    machine.vm.cpus.kvm_hyperv = false;
+    machine.vm.open_payload().unwrap();
+    assert_eq!(machine.vm.legacy, LegacyHardware::of_linux("pci=nommconf"));
+}
+
+#[test]
 fn a_guest_keeps_its_legacy_hardware_until_it_restarts() {
     for (source, target) in [("acpi=off", "quiet"), ("quiet", "acpi=off nopv"), ("nopv", "pci=nommconf")] {
         let mut machine = with_command_line(source);

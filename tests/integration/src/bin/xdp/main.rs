@@ -17,13 +17,13 @@ const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_XDP: u32 = 37;
-/// The driver runs the program, or attaching it fails.
+/// A flag that makes attaching fail unless the driver runs the program.
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
-/// How long the program before this one may take to go: the kernel detaches it some time after its process has ended.
+/// The limit for the program before this one to go: the kernel detaches it some time after its process has ended.
 const BUSY_LIMIT: Duration = Duration::from_secs(60);
 
-/// What `BPF_PROG_LOAD` reads. The kernel takes the fields behind these for zero.
+/// The fields that `BPF_PROG_LOAD` reads. The kernel takes the fields behind these for zero.
 #[repr(C)]
 struct Load {
     prog_type: u32,
