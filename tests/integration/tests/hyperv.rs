@@ -97,9 +97,9 @@ impl Instructions for Code {
     }
 }
 
-/// A guest that reports the leaves of CPUID and the result of a hypercall, and then, each time a timer of the interface
-/// has sent it a message: the time, the message, the page of the reference time, the time stamp counter, the time again,
-/// and the interrupt that waits.
+/// A guest that reports the leaves of CPUID and the result of a hypercall, and then, each time a timer of the
+/// interface has sent it a message: the time, the message, the page of the reference time, the time stamp counter, the
+/// time again, and the interrupt that waits.
 fn tiny() -> Vec<u8> {
     // cli; cld; mov esp, 0x3f0000; mov edi, REPORT
     let start = Code::default().bytes(&[&[0xfa, 0xfc, 0xbc, 0, 0, 0x3f, 0, 0xbf], &REPORT.to_le_bytes()]);
@@ -118,7 +118,8 @@ fn tiny() -> Vec<u8> {
         .set_msr(SIMP, 0, MESSAGES | 1)
         .set_msr(SINT2, 0, VECTOR)
         .set_msr(SCONTROL, 0, 1);
-    // HvCallPostMessage: push edi; xor edx, edx; mov eax, 0x5c; xor ebx, ebx; mov ecx, EVENTS; xor edi, edi; xor esi, esi
+    // HvCallPostMessage: push edi; xor edx, edx; mov eax, 0x5c; xor ebx, ebx; mov ecx, EVENTS; xor edi, edi;
+    // xor esi, esi
     let called = set_up.bytes(&[&[0x57, 0x31, 0xd2, 0xb8, 0x5c, 0, 0, 0, 0x31, 0xdb, 0xb9], &EVENTS.to_le_bytes()]);
     // mov ebp, HYPERCALLS; call ebp; pop edi
     let called = called.bytes(&[&[0x31, 0xff, 0x31, 0xf6, 0xbd], &HYPERCALLS.to_le_bytes(), &[0xff, 0xd5, 0x5f]]);

@@ -107,8 +107,8 @@ impl Request<'_> {
         self.operation.range().map(rest)
     }
 
-    /// Notes that a call has zeroed `bytes` of the range, and that a call of the kernel, which returns 0, has zeroed all
-    /// of it; or that there is no range. Returns the status if that was the last call.
+    /// Notes that a call has zeroed `bytes` of the range, and that a call of the kernel, which returns 0, has zeroed
+    /// all of it; or that there is no range. Returns the status if that was the last call.
     pub(crate) fn take_zeroed(&mut self, bytes: usize) -> Option<u8> {
         let Some(rest) = self.rest() else { return Some(OK) };
         if self.syncing {

@@ -39,8 +39,8 @@ pub struct PlatformConfig {
     #[option("vfio_p2p_dma=on|off", default = true)]
     pub vfio_p2p_dma: bool,
     /// All hardware of older PCs for a kernel: the ports of configuration space, an MP table, the ACPI timer and the
-    /// clock at port 70h. By default Linux gets what words of its command line need, such as acpi=off; on is for kernels
-    /// without CONFIG_PCI_MMCONFIG, CONFIG_ACPI or CONFIG_KVM_GUEST. Firmware always has it.
+    /// clock at port 70h. By default Linux gets what words of its command line need, such as acpi=off; on is for
+    /// kernels without CONFIG_PCI_MMCONFIG, CONFIG_ACPI or CONFIG_KVM_GUEST. Firmware always has it.
     #[option("legacy_hardware=on|off")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub legacy_hardware: bool,

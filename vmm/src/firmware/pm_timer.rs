@@ -1,7 +1,7 @@
 //! The ACPI power management timer (`ACPI 6.5 §4.8.3.3`), by which firmware waits.
 //!
-//! Firmware for Cloud Hypervisor has the port built in. Linux finds it by the FADT, and calibrates the time stamp counter
-//! by it where it does not use KVM's clock.
+//! Firmware for Cloud Hypervisor has the port built in. Linux finds it by the FADT, and calibrates the time stamp
+//! counter by it where it does not use KVM's clock.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

@@ -219,8 +219,8 @@ impl Payload {
         }
     }
 
-    /// The hardware of older PCs that the payload needs. Linux gets what its command line asks for, because it would use
-    /// the rest; firmware and other kernels get all.
+    /// The hardware of older PCs that the payload needs. Linux gets what its command line asks for, because it would
+    /// use the rest; firmware and other kernels get all.
     pub fn legacy(&self) -> LegacyHardware {
         let is_linux = match &self.format {
             Format::Elf(elf) => self.option != FIRMWARE && elf.is_linux,
@@ -270,8 +270,8 @@ impl Payload {
                 put(MP_POINTER, pointer)?;
             } else {
                 log::warn!(
-                    "--platform: the strings leave no room for the MP table's pointer, so a guest without ACPI finds one \
-                     CPU; shorten them by 16 bytes"
+                    "--platform: the strings leave no room for the MP table's pointer, so a guest without ACPI finds \
+                     one CPU; shorten them by 16 bytes"
                 );
             }
         }

@@ -27,9 +27,9 @@ const RELAXED_TIMING: u32 = 1 << 5;
 /// The registers, in the order in which they are set. KVM lists only the first of the timers' and of the interrupt
 /// controller's.
 ///
-/// Without the guest's identity, KVM keeps the page of hypercalls off. A timer runs from when KVM has its configuration,
-/// by the count, the reference time and the interrupt controller of that moment. KVM before Linux 6.7 also turns it on
-/// at its count, which the configuration corrects.
+/// Without the guest's identity, KVM keeps the page of hypercalls off. A timer runs from when KVM has its
+/// configuration, by the count, the reference time and the interrupt controller of that moment. KVM before Linux 6.7
+/// also turns it on at its count, which the configuration corrects.
 ///
 /// SVERSION never changes, and EOM has no state.
 const MSRS: [RangeInclusive<u32>; 14] = [

@@ -34,8 +34,8 @@ pub const MP_TABLE_END: u64 = SMBIOS;
 pub const SMBIOS: u64 = 0xf_0000;
 /// The end of the SMBIOS tables.
 pub const SMBIOS_END: u64 = RESET_VECTOR;
-/// The floating pointer structure, in the room of a ROM below 1 MiB, where software searches for it (`MP 1.4 §4`). It is
-/// left out where the SMBIOS tables are so long that they reach it.
+/// The floating pointer structure, in the room of a ROM below 1 MiB, where software searches for it (`MP 1.4 §4`). It
+/// is left out where the SMBIOS tables are so long that they reach it.
 pub const MP_POINTER: u64 = RESET_VECTOR - 16;
 /// Where a CPU starts after a reset, as seen from real mode: the firmware.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
