@@ -10,7 +10,8 @@ use crate::vmm::{Vmm, reasons};
 /// `KVM_CHECK_EXTENSION`, and `KVM_CAP_HYPERV_SYNIC` (`linux/kvm.h`).
 const CHECK: (libc::c_ulong, libc::c_ulong) = (0xae03, 123);
 const LACKING: &str = "the VM cannot be booted: --cpus kvm_hyperv=on: the KVM of this host has no Hyper-V \
-    enlightenments (KVM_CAP_HYPERV_SYNIC); choose a host whose kernel has them (CONFIG_KVM_HYPERV), or boot the guest without";
+    enlightenments (KVM_CAP_HYPERV_SYNIC); choose a host whose kernel has them (CONFIG_KVM_HYPERV), \
+    or boot the guest without";
 
 fn host_has_it() -> bool {
     let kvm = File::open("/dev/kvm").unwrap();
