@@ -84,6 +84,10 @@ impl Rules {
         }
     }
 
+    fn has_received_data(&self) -> bool {
+        self.enabled & 1 != 0 && !self.fifo.is_empty()
+    }
+
     fn receive(&mut self, bytes: &[u8]) {
         self.fifo.extend(bytes);
         if !bytes.is_empty() {
@@ -129,6 +133,8 @@ impl Rules {
             }
             INTERRUPT_ENABLE => self.enabled,
             INTERRUPT_IDENTIFICATION => match std::mem::take(&mut self.causes) {
+                // Until all of it is read.
+                0 if self.has_received_data() => 0xc0 | RECEIVED,
                 0 => 0xc1,
                 causes => 0xc0 | causes,
             },
@@ -176,12 +182,15 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
             }
             TYPE => {
                 let bytes: Vec<u8> = (typed..typed + usize::from(input.u8())).map(|n| (n % 255) as u8).collect();
+                let was_pending = rules.causes & RECEIVED != 0;
                 let taken = port.receive(&bytes);
                 assert_eq!(taken, bytes.len().min(FIFO - rules.fifo.len()), "the FIFO has another size");
                 // In loop-back mode the line is not connected.
                 if rules.modem_control & LOOPBACK == 0 {
                     rules.receive(&bytes[..taken]);
                 }
+                // The guest may have lost the interrupt that is pending.
+                rules.interrupt |= was_pending && rules.has_received_data();
                 typed += taken;
             }
             _ => {

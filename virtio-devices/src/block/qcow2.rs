@@ -287,7 +287,13 @@ impl Qcow2 {
         }
         sync(&layer.access)?;
         let host = |error: BlockError| ResizeError::Host(io::Error::other(error.to_string()));
-        let header = part(&self.path, &self.fd, 0).and_then(|head| Header::parse(&self.path, &head)).map_err(host)?;
+        // A damaged image may have the tables where the guest writes, so that they are not as they were when it was
+        // opened.
+        let sound = || {
+            let header = Header::parse(&self.path, &part(&self.path, &self.fd, 0)?)?;
+            check_refcounts(&self.path, &self.fd, &header).map(|()| header)
+        };
+        let header = sound().map_err(host)?;
         if header.snapshots > 0 {
             return Err(ResizeError::Snapshots(header.snapshots));
         }
@@ -297,7 +303,8 @@ impl Qcow2 {
         let grown = grown.and_then(|()| grow::grow(&file, &header, size, end));
         let noted = size_of(&self.path, &self.fd).map_err(host).and_then(|end| Ok(note_length(&layer.access, end)?));
         // SAFETY: the image's file is sound as it is, nothing is only in memory, and the lock keeps all others out.
-        let read = noted.and_then(|()| Ok(unsafe { layer.access.invalidate_cache() }?));
+        let read =
+            noted.and_then(|()| sound().map_err(host)).and_then(|_| Ok(unsafe { layer.access.invalidate_cache() }?));
         if let Err(error) = read {
             *image = None;
             return Err(error);
@@ -368,10 +375,7 @@ pub(crate) fn stands_alone(path: &Path, fd: &OwnedFd) -> Result<bool, BlockError
 fn layer(path: &Path, fd: OwnedFd, access: Access, depth: usize) -> Result<(Layer, Header), BlockError> {
     let fail = |source: io::Error| BlockError::File { path: path.into(), action: "be opened", source };
     let header = Header::parse(path, &part(path, &fd, 0)?)?;
-    // The header's bounds hold: at most 8 MiB.
-    let len = usize::try_from(header.tables.refcount_entries.saturating_mul(8)).unwrap_or(usize::MAX);
-    let table = Blocks(fd.as_fd()).read(header.tables.refcounts, len).map_err(fail)?;
-    header.check_refcounts(path, &table, size_of(path, &fd)?)?;
+    check_refcounts(path, &fd, &header)?;
     let storage = storage(fd, access).map_err(fail)?;
     let mut image = Format::<Storage>::open_image(storage, !access.read_only).map_err(fail)?;
     // What the header names is opened here or not at all.
@@ -381,6 +385,15 @@ fn layer(path: &Path, fd: OwnedFd, access: Access, depth: usize) -> Result<(Laye
     let below = backing.as_ref().map_or(0, FormatAccess::size);
     image.set_backing(backing);
     Ok((Layer { access: FormatAccess::new(image), below }, header))
+}
+
+/// Checks the refcount table of the image in `fd`, which begins with `header`.
+fn check_refcounts(path: &Path, fd: &OwnedFd, header: &Header) -> Result<(), BlockError> {
+    let fail = |source: io::Error| BlockError::File { path: path.into(), action: "be read", source };
+    // The header's bounds hold: at most 8 MiB.
+    let len = usize::try_from(header.tables.refcount_entries.saturating_mul(8)).unwrap_or(usize::MAX);
+    let table = Blocks(fd.as_fd()).read(header.tables.refcounts, len).map_err(fail)?;
+    header.check_refcounts(path, &table, size_of(path, fd)?)
 }
 
 /// Notes that the file of an image has `len` bytes: what is written beyond the length that imago knows makes it cut the
