@@ -22,6 +22,8 @@ const TOTAL_VFS: u16 = 3;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 /// The queues of a NIC with one pair, and those of the VFs.
 const QUEUES: &[u16] = &[16, 16, 64];
+/// The place of the status in a NIC's configuration (`virtio 1.4 §5.1.4`).
+const LINK_STATUS: std::ops::Range<usize> = 6..8;
 /// The bits that turn SR-IOV on: VF Enable and VF MSE.
 const ENABLE: u32 = 9;
 
@@ -216,7 +218,12 @@ fn run_to_end(input: &[u8]) -> Option<bool> {
     let mut after = save(device.as_mut());
     // The generation of a NIC's configuration goes on, and so does its link, which the configuration shows.
     after.function.device.clone_from(&fresh.function.device);
-    after.function.told.clone_from(&fresh.function.told);
+    if let (Some(told), Some(fresh)) = (&mut after.function.told, &fresh.function.told) {
+        told.generation = fresh.generation;
+        if is_nic {
+            told.config.0[LINK_STATUS].copy_from_slice(&fresh.config.0[LINK_STATUS]);
+        }
+    }
     assert_eq!(after, fresh, "a reset leaves something");
     Some(true)
 }
@@ -229,7 +236,9 @@ fn forget_announcement(now: &mut FunctionState, then: &mut FunctionState) {
     for state in [now, then] {
         state.told = None;
         state.transport.isr &= !2;
-        state.transport.vectors.iter_mut().for_each(|vector| vector.signalled = false);
+        let of_config = state.transport.config_vector;
+        let vectors = state.transport.vectors.iter_mut().filter(|vector| vector.vector == of_config);
+        vectors.for_each(|vector| vector.signalled = false);
     }
 }
 

@@ -368,8 +368,7 @@ mod tests {
             "--platform oem_strings=[...]: 256 strings, and SMBIOS numbers at most 255; give fewer"
         );
         let message = refused(|platform| platform.oem_strings = vec!["x".repeat(0x1_0000)]);
-        let room = SMBIOS_END - STRUCTURES;
-        assert!(message.ends_with(&format!("and there is room for {room}; shorten them")), "{message}");
+        assert!(message.ends_with("and there is room for 65496; shorten them"), "{message}");
         let mut most = PlatformConfig { oem_strings: vec!["x".to_string(); 255], ..PlatformConfig::default() };
         assert_eq!(parse(&tables(&most, &mut Vec::new()).unwrap())[2].strings.len(), 255);
         let used = tables(&most, &mut Vec::new()).unwrap().len();
