@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::gpt::{self, Kind};
 
 const SECTOR: usize = 512;
-/// The partition in sectors, and as many clusters but for the tables: FAT32 has 65,525 at least.
+/// The size of the partition in sectors. Each cluster has one, except those of the tables: FAT32 has 65,525 at least.
 const SECTORS: u32 = 70_000;
 /// The sectors before the first table.
 const RESERVED: u16 = 32;

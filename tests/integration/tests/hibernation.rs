@@ -12,7 +12,7 @@ const PF_SUBNET: Subnet = Subnet(255);
 const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 200);
 /// The size of the disk, which has room for all of the guest's memory. The file is sparse.
 const SWAP: u64 = 320 << 20;
-/// How long the guest may take to write its memory, or to read it.
+/// The time limit for the guest to write its memory, or to read it.
 const TRANSFER: Duration = Duration::from_secs(120);
 const BOOT_ID: &str = "cat /proc/sys/kernel/random/boot_id";
 

@@ -19,9 +19,9 @@ use integration::{Api, Guest, HostTap, Kernel, Pf, Subnet, Vf, VmmCommand, spec_
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// Where the tiny guest collects what it reports.
+/// The address of the tiny guest's report.
 const REPORT: u32 = 0x30_0000;
-/// Its pages for KVM: hypercalls, the reference time, messages, events.
+/// The tiny guest's pages for KVM: hypercalls, the reference time, messages, events.
 const HYPERCALLS: u32 = 0x31_0000;
 const TIME_PAGE: u32 = 0x32_0000;
 const MESSAGES: u32 = 0x33_0000;
@@ -55,7 +55,7 @@ const ACCESS_DENIED: u32 = 6;
 /// Bytes of the tiny guest's first report, and of that of each turn.
 const FIRST: usize = 11 * 16 + 8;
 const LATER: usize = 68;
-/// How long the tiny guest may take for a report.
+/// The time limit for a report of the tiny guest.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// More instructions of a guest in flat 32-bit mode.

@@ -71,7 +71,7 @@ pub enum BlockError {
     LikeQcow2 {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and what to do.
         what: String,
     },
     /// The file is no qcow2 image, or one with something that is not supported.
@@ -79,7 +79,7 @@ pub enum BlockError {
     Qcow2 {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and what to do.
         what: String,
     },
     /// The file cannot be used around the page cache.

@@ -267,8 +267,8 @@ impl Qcow2 {
     ///
     /// # Errors
     ///
-    /// When it cannot have that size. It has the old one then. If the changed tables cannot be read again, no request
-    /// succeeds any longer.
+    /// The image cannot have that size, and keeps the old one. If the changed tables cannot be read again, all later
+    /// requests fail.
     pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
         if self.access.read_only {
             return Err(ResizeError::ReadOnly);

@@ -71,11 +71,11 @@ impl Blocks<'_> {
 /// A part of the file, and the blocks that it lies in.
 struct Span {
     buffer: AlignedBuffer,
-    /// Where the blocks begin.
+    /// The place of the blocks in the file.
     start: u64,
     /// The length of the blocks.
     whole: usize,
-    /// Where the part begins in them.
+    /// The offset of the part in the blocks.
     skip: usize,
     len: usize,
 }
@@ -107,7 +107,7 @@ pub(super) mod testing {
     use std::io;
 
     thread_local! {
-        /// How many more writes of this thread succeed, if not all.
+        /// The number of further writes of this thread that succeed; `None`: all.
         pub(in crate::block::qcow2) static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
         static OUT: Cell<bool> = const { Cell::new(false) };
     }

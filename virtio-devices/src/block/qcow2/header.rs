@@ -49,7 +49,7 @@ pub(crate) struct Header {
     pub cluster: u32,
     /// Whether clusters can be marked as zero.
     pub has_zero_clusters: bool,
-    /// Where the tables are.
+    /// The places of the tables.
     pub tables: Tables,
     /// The number of snapshots in the image.
     pub snapshots: u32,

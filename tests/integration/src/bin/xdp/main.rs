@@ -35,7 +35,7 @@ struct Load {
     log_buf: u64,
 }
 
-/// What `BPF_LINK_CREATE` reads.
+/// The argument of `BPF_LINK_CREATE`.
 #[repr(C)]
 struct Link {
     prog_fd: u32,

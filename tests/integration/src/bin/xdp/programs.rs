@@ -1,6 +1,6 @@
 //! XDP programs in the instruction set of BPF (RFC 9669), an instruction a number.
 
-/// What becomes of a frame.
+/// The verdicts on a frame (`enum xdp_action`).
 pub(crate) const DROP: i32 = 1;
 pub(crate) const PASS: i32 = 2;
 const SEND_BACK: i32 = 3;
