@@ -121,7 +121,7 @@ pub(crate) struct Cli {
     )]
     restore: Option<String>,
 
-    /// What happens at a system call that this program should not make [default: true]
+    /// Action at a system call that is not allowed [default: true]
     #[arg(
         long,
         value_name = "true|false|log|errno",
@@ -138,7 +138,7 @@ pub(crate) struct Cli {
     pub verbose: u8,
 }
 
-/// What happens at a system call that is not allowed, as it is written.
+/// Action at a system call that is not allowed, as it is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Seccomp {
     True,
@@ -159,7 +159,7 @@ impl From<Seccomp> for vmm::Seccomp {
 }
 
 impl Cli {
-    /// What the program should do.
+    /// Command that the arguments describe.
     ///
     /// # Errors
     ///

@@ -1,11 +1,11 @@
-//! Why the command fails.
+//! Failures of the command.
 
 use std::io;
 use std::path::PathBuf;
 
 use vmm::ErrorKind;
 
-/// Why the command fails, in one line.
+/// Failure of the command, in one line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     /// The options are valid, but describe nothing to do.
@@ -16,7 +16,7 @@ pub(crate) enum CommandError {
     ConfigFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// The log file cannot be written.
@@ -24,7 +24,7 @@ pub(crate) enum CommandError {
     LogFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// The logger cannot be started.

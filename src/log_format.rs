@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use log::{LevelFilter, Log, Metadata, Record, SetLoggerError};
 
-/// How a line of the log looks: text, and tokens such as `{msg}`. `{{` and `}}` are braces.
+/// Format of a log line: text, and tokens such as `{msg}`. `{{` and `}}` are braces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Format(Vec<Part>);
 
@@ -16,7 +16,7 @@ enum Part {
     Token(Token),
 }
 
-/// What a token stands for.
+/// Value that a token is replaced by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     /// Seconds since the program started.
@@ -134,7 +134,7 @@ impl FromStr for Format {
     }
 }
 
-/// When a message was logged.
+/// Time of a message.
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     /// Since the program started.

@@ -344,7 +344,7 @@ pub(crate) fn keys<T: Options>(about: &str) -> String {
 }
 
 impl VmOptions {
-    /// Whether a virtual machine is described.
+    /// True if a virtual machine is described.
     pub(crate) const fn is_given(&self) -> bool {
         self.kernel.is_some() || self.firmware.is_some()
     }

@@ -1,4 +1,4 @@
-//! One configuration access, decoded once.
+//! Configuration access, decoded once.
 //!
 //! Software reads and writes configuration space in 1, 2 or 4 bytes at natural alignment. Here an access becomes a
 //! dword number and byte enables, as on the wire (`PCIe 6.2 §2.2.5`), so that every register has one read and one

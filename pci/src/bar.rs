@@ -6,8 +6,8 @@ use crate::{BarIndex, DwordWrite, MemoryKind, Window, WindowId};
 /// The smallest BAR (`PCIe 6.2 §7.5.1.2.1`), in bytes.
 const SMALLEST: u64 = 128;
 
-/// What a BAR decodes. There are no I/O BARs: a VF must not have one (`PCIe 6.2 §9.3.3.14`), and no other function
-/// needs one.
+/// Address space that a BAR decodes. There are no I/O BARs: a VF must not have one (`PCIe 6.2 §9.3.3.14`), and no other
+/// function needs one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BarKind {
     /// Memory below 4 GiB.
@@ -49,7 +49,7 @@ impl BarKind {
     }
 }
 
-/// Why a set of BARs is impossible.
+/// Reason why a set of BARs is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BarError {
     /// The size is not a power of two, or is below 128.
@@ -57,7 +57,7 @@ pub enum BarError {
     Size {
         /// The BAR.
         index: BarIndex,
-        /// Its size.
+        /// Requested size, in bytes.
         size: u64,
     },
     /// Two BARs take the same register, or a 64-bit BAR begins in the last register.
@@ -92,7 +92,7 @@ impl BarSet {
     ///
     /// # Errors
     ///
-    /// When a size or a register is not one that a BAR can have.
+    /// Fails if a size or a register is not one that a BAR can have.
     pub fn new(bars: &[(BarIndex, BarKind)]) -> Result<Self, BarError> {
         let mut registers = [Register::Unused; 6];
         let mut take = |index: BarIndex, n: usize, register| match registers.get_mut(n) {

@@ -9,14 +9,14 @@ use crate::{Dword, DwordWrite};
 /// A vendor-specific capability; virtio has several of them (`virtio 1.4 §4.1.4`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VendorCapability {
-    /// What follows the capability ID and the next pointer: a byte with the length of the whole capability, then its
+    /// Bytes after the capability ID and the next pointer: a byte with the length of the whole capability, then its
     /// data.
     pub body: Vec<u8>,
     /// For each byte of `body`, the bits that software may write. The length byte has none.
     pub writable: Vec<u8>,
 }
 
-/// Why a vendor-specific capability is impossible.
+/// Reason why a vendor-specific capability is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VendorError {
     /// The body is empty.
@@ -112,7 +112,7 @@ struct Link {
     next: u32,
 }
 
-/// Where each capability is.
+/// Offset of each capability.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chain {
     links: Vec<Link>,

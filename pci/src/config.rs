@@ -38,7 +38,7 @@ pub enum Role {
     Vf,
 }
 
-/// What a function's configuration space looks like.
+/// Layout of a function's configuration space.
 ///
 /// ```
 /// use pci_sriov::{BarIndex, BarKind, ConfigShape, ConfigSpace, Identity, MsixShape, Role};
@@ -57,18 +57,17 @@ pub enum Role {
 /// ```
 #[derive(Debug, Clone)]
 pub struct ConfigShape {
-    /// What the function is.
+    /// IDs and class of the function.
     pub identity: Identity,
-    /// Its role in SR-IOV.
+    /// Role in SR-IOV.
     pub role: Role,
-    /// How it is attached. VFs are attached as their PF is.
+    /// Attachment to the hierarchy. VFs are attached as their PF is.
     pub port: PortType,
-    /// What it decodes. For a VF, give the VF BARs of its PF: its own header has none, but its MSI-X structures lie in
-    /// them.
+    /// BARs. For a VF, give the VF BARs of its PF: its own header has none, but its MSI-X structures lie in them.
     pub bars: Vec<(BarIndex, BarKind)>,
-    /// Its vendor-specific capabilities.
+    /// Vendor-specific capabilities.
     pub vendor: Vec<VendorCapability>,
-    /// Its MSI-X, if it has any.
+    /// MSI-X capability, if the function has one.
     pub msix: Option<MsixShape>,
 }
 
@@ -79,7 +78,7 @@ impl ConfigShape {
     }
 }
 
-/// Why a configuration space is impossible.
+/// Reason why a configuration space is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// The BARs are impossible.
@@ -97,9 +96,9 @@ pub enum ShapeError {
     /// A vendor-specific capability is impossible.
     #[error("vendor-specific capability {index}: {error}")]
     Vendor {
-        /// Which one, counted from 0.
+        /// Index of the capability, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// Fault of the capability.
         error: VendorError,
     },
     /// Too many capabilities.
@@ -107,7 +106,7 @@ pub enum ShapeError {
     Chain(#[from] ChainError),
 }
 
-/// What software may write to Command. A VF has only Bus Master Enable; the rest is its PF's (`§9.3.4.1.3`).
+/// Writable bits of Command. A VF has only Bus Master Enable; the rest is its PF's (`§9.3.4.1.3`).
 const COMMAND_WRITABLE: u16 = command::MEMORY_SPACE
     | command::BUS_MASTER
     | command::PARITY_ERROR_RESPONSE
@@ -144,7 +143,7 @@ impl ConfigSpace {
     ///
     /// # Errors
     ///
-    /// When no function can look like that.
+    /// Fails if no function can have this shape.
     pub fn new(shape: ConfigShape) -> Result<Self, ShapeError> {
         let ConfigShape { identity, role, port, bars, vendor, msix } = shape;
         let is_vf = role == Role::Vf;
@@ -188,12 +187,12 @@ impl ConfigSpace {
         })
     }
 
-    /// Whether the function is a VF.
+    /// True if the function is a VF.
     pub fn is_vf(&self) -> bool {
         self.is_vf
     }
 
-    /// How the function is attached.
+    /// Attachment of the function to the hierarchy.
     pub fn port(&self) -> &PortType {
         &self.port
     }
@@ -242,13 +241,13 @@ impl ConfigSpace {
         self.chain.offset(Kind::Vendor(n)).unwrap_or(0)
     }
 
-    /// Whether the function may access memory and send messages: Bus Master Enable is set, and the function is in D0. A
-    /// VF follows its PF, whose power state this does not know.
+    /// True if the function may access memory and send messages: Bus Master Enable is set, and the function is in D0. A
+    /// VF follows its PF, whose power state is not known here.
     pub fn bus_master(&self) -> bool {
         self.command & command::BUS_MASTER != 0 && self.is_d0()
     }
 
-    /// Whether the function is in D0. Always true of a VF, which follows its PF.
+    /// True if the function is in D0. Always true of a VF, which follows its PF.
     pub fn is_d0(&self) -> bool {
         self.power.as_ref().is_none_or(Power::is_d0)
     }

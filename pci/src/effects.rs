@@ -1,8 +1,8 @@
-//! What a write changes beyond the register itself.
+//! Effects of a write beyond the register itself.
 
 use crate::Refused;
 
-/// How much of a device is reset.
+/// Scope of a reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResetKind {
     /// Conventional reset: power-on, or a reset of the system (`PCIe 6.2 §6.6.1`).
@@ -16,17 +16,17 @@ pub enum ResetKind {
 pub enum VfChange {
     /// VF Enable was set: VFs 0 to `num_vfs` - 1 exist, in their reset state.
     Enabled {
-        /// How many; may be 0.
+        /// Number of VFs; may be 0.
         num_vfs: u16,
     },
     /// VF Enable was cleared: no VF exists.
     Disabled {
-        /// How many existed until now.
+        /// Number of VFs that existed until now.
         num_vfs: u16,
     },
 }
 
-/// What a write changed beyond the register itself.
+/// Effects of a write beyond the register itself.
 ///
 /// Each level of the device consumes its own part and passes on the rest. The caller at the top drops the device's
 /// lock, asks the device what it wants now, and makes the world match. An effect is thus a hint where to look, never a
@@ -48,7 +48,7 @@ pub struct Effects {
     pub windows: bool,
     /// A message's address, data or mask may have changed, or whether messages can be sent at all.
     pub messages: bool,
-    /// Whether a function's queues run, or where their doorbells are, may have changed.
+    /// True if the state of a function's queues or the place of their doorbells may have changed.
     pub queues: bool,
     /// VF Enable changed.
     pub vfs: Option<VfChange>,
@@ -86,7 +86,7 @@ impl Effects {
         }
     }
 
-    /// Whether nothing but the register changed, so that there is nothing to do. A refused write alone changes nothing.
+    /// True if only the register changed, so that there is nothing to do. A refused write alone changes nothing.
     pub fn is_none(self) -> bool {
         Self { refused: None, ..self } == Self::NONE
     }

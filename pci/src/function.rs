@@ -10,8 +10,8 @@ use crate::{BarIndex, ConfigSpace, Dword, DwordWrite, Effects, Outcome, ResetKin
 ///
 /// A method that may stop something returns it ([`Outcome::stopping`]): the caller waits without the device's lock.
 pub trait Device: Send {
-    /// What an access may leave running for a moment, such as the handle of a thread that was told to end. A device
-    /// that runs nothing has [`std::convert::Infallible`] here.
+    /// Work that an access may leave running for a moment, such as the handle of a thread that was asked to end. A
+    /// device that runs nothing has [`std::convert::Infallible`] here.
     type Stopping;
 
     /// Reads a dword of the configuration space of function `rid`. A read has no side effect on configuration space.
@@ -33,7 +33,7 @@ pub trait Device: Send {
     fn reset(&mut self, kind: ResetKind) -> Outcome<Self::Stopping>;
 }
 
-/// One function of a device: its configuration space, and whatever is behind its BARs.
+/// Function of a device: its configuration space, and the registers behind its BARs.
 ///
 /// The same type can be a PF and a VF; [`PfWithVfs`](crate::PfWithVfs) makes a [`Device`] of a PF and its VFs. A VF has
 /// no power state of its own: `powered` says whether its PF is in D0 (`PCIe 6.2 §9.6`), and is true for every other

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Why a number or a text does not name a PCI object.
+/// Reason why a number or a text does not name a PCI object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
     /// The text is not `SSSS:BB:DD.F`.

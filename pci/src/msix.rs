@@ -5,7 +5,7 @@ use std::fmt;
 use crate::spec::{capability_id, msix};
 use crate::{Access, BarIndex, BarSet, Dword, DwordWrite, Effects, Refused};
 
-/// What MSI-X looks like in a function.
+/// Layout of MSI-X in a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MsixShape {
     /// The number of vectors, 1 to 2048.
@@ -28,7 +28,7 @@ impl MsixShape {
     }
 }
 
-/// One of the two structures in memory that MSI-X has.
+/// The two structures of MSI-X in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MsixStructure {
     /// The table.
@@ -46,7 +46,7 @@ impl fmt::Display for MsixStructure {
     }
 }
 
-/// Why MSI-X is impossible in a function.
+/// Reason why MSI-X is impossible in a function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MsixError {
     /// There is no vector, or there are more than 2048.
@@ -65,7 +65,7 @@ pub enum MsixError {
     Unaligned {
         /// The structure.
         structure: MsixStructure,
-        /// Its offset.
+        /// Offset in the BAR, in bytes.
         offset: u32,
     },
     /// A structure passes the end of its BAR.
@@ -73,11 +73,11 @@ pub enum MsixError {
     PastEnd {
         /// The structure.
         structure: MsixStructure,
-        /// Its BAR.
+        /// BAR that the structure is in.
         bar: BarIndex,
-        /// Its offset.
+        /// Offset in the BAR, in bytes.
         offset: u32,
-        /// Its length in bytes.
+        /// Length in bytes.
         len: u64,
         /// The size of the BAR in bytes.
         size: u64,
@@ -123,7 +123,7 @@ fn check_place(
     Ok(())
 }
 
-/// One entry: Message Address, Message Upper Address, Message Data, Vector Control.
+/// Table entry: Message Address, Message Upper Address, Message Data, Vector Control.
 type Entry = [u32; 4];
 
 const ENTRY_RESET: Entry = [0, 0, 0, msix::VECTOR_MASK];
@@ -148,13 +148,13 @@ impl Msix {
     ///
     /// # Errors
     ///
-    /// When the number of vectors, or the place of a structure, is impossible.
+    /// Fails if the number of vectors, or the place of a structure, is impossible.
     pub fn new(shape: MsixShape, bars: &BarSet) -> Result<Self, MsixError> {
         shape.check(bars)?;
         Ok(Self { shape, control: 0, table: vec![ENTRY_RESET; usize::from(shape.vectors)].into() })
     }
 
-    /// What it looks like.
+    /// Layout of the two structures.
     pub fn shape(&self) -> &MsixShape {
         &self.shape
     }
@@ -164,7 +164,7 @@ impl Msix {
         self.shape.vectors
     }
 
-    /// Whether MSI-X Enable is set.
+    /// True if MSI-X Enable is set.
     pub fn enabled(&self) -> bool {
         self.control & msix::ENABLE != 0
     }

@@ -1,4 +1,4 @@
-//! What an access did, beyond the registers it wrote.
+//! Result of an access, beyond the registers it wrote.
 
 use crate::{Effects, Rid};
 
@@ -28,18 +28,18 @@ impl Reach {
     }
 }
 
-/// What an access did: what to reconcile, for which functions, and what is ending because of it.
+/// Result of an access: what to reconcile, for which functions, and what is ending because of it.
 ///
 /// The caller drops the device's lock, waits for everything in `stopping`, and makes the world match what the device
 /// wants now. Only then does the guest's access complete.
 #[derive(Debug)]
 #[must_use]
 pub struct Outcome<S> {
-    /// What may have changed.
+    /// State that may have changed.
     pub effects: Effects,
-    /// Where it may have changed.
+    /// Functions whose state may have changed.
     pub reach: Reach,
-    /// What was told to stop and may still be running, such as the threads of a function that was reset.
+    /// Work that was asked to stop and may still be running, such as the threads of a function that was reset.
     pub stopping: Vec<S>,
 }
 
@@ -60,7 +60,7 @@ impl<S> Outcome<S> {
         Self { effects: self.effects.and(other.effects), reach: self.reach.and(other.reach), stopping: self.stopping }
     }
 
-    /// Whether there is nothing to reconcile and nothing to wait for.
+    /// True if there is nothing to reconcile and nothing to wait for.
     pub fn is_none(&self) -> bool {
         self.effects.is_none() && self.stopping.is_empty()
     }

@@ -26,7 +26,7 @@ impl Pcie {
         this
     }
 
-    /// Whether the function is an Endpoint with a link, and not a Root Complex Integrated Endpoint.
+    /// True if the function is an Endpoint with a link, and not a Root Complex Integrated Endpoint.
     pub fn has_link(&self) -> bool {
         self.link.is_some()
     }

@@ -18,7 +18,7 @@ use crate::{
     Rid, Sriov, SriovError, SriovShape, VfChange, VfIndex, VfPlacement, Window, WindowId,
 };
 
-/// Why functions cannot be a PF and its VFs.
+/// Reason why functions cannot be a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PfError {
     /// The function that should be the PF has no SR-IOV capability.
@@ -27,7 +27,7 @@ pub enum PfError {
     /// There are more or fewer VFs than TotalVFs.
     #[error("{vfs} VFs, and an SR-IOV capability with TotalVFs {total_vfs}")]
     Count {
-        /// How many VFs there are.
+        /// Number of VFs that were given.
         vfs: usize,
         /// TotalVFs.
         total_vfs: u16,
@@ -49,7 +49,7 @@ pub enum PfError {
     Msix {
         /// The VF.
         index: VfIndex,
-        /// Why.
+        /// Fault of the VFs' MSI-X.
         error: MsixError,
     },
     /// VFs have no routing IDs, or unreachable ones, with the PF where it is.
@@ -57,7 +57,7 @@ pub enum PfError {
     RoutingIds {
         /// The PF's routing ID.
         rid: Rid,
-        /// Why.
+        /// Fault of the SR-IOV capability.
         error: SriovError,
     },
 }
@@ -117,7 +117,7 @@ impl<F: Function> PfWithVfs<F> {
     ///
     /// # Errors
     ///
-    /// When these functions cannot be a PF and its VFs.
+    /// Fails if these functions cannot be a PF and its VFs.
     pub fn new(rid: Rid, pf: F, vfs: Vec<F>) -> Result<Self, PfError> {
         let sriov = pf.config().sriov().ok_or(PfError::NotPf)?;
         let total_vfs = sriov.total_vfs();
@@ -196,17 +196,17 @@ impl<F: Function> PfWithVfs<F> {
         self.pf.config().sriov()
     }
 
-    /// How many VFs exist now.
+    /// Number of VFs that exist now.
     pub fn num_visible(&self) -> u16 {
         self.sriov().map_or(0, Sriov::num_visible)
     }
 
-    /// Whether the PF is in D0, and with it its VFs.
+    /// True if the PF is in D0, and with it its VFs.
     pub fn is_powered(&self) -> bool {
         self.pf.config().is_d0()
     }
 
-    /// Whether the VF `index` may send its messages: it exists, its Bus Master Enable is set, and the PF is in D0
+    /// True if the VF `index` may send its messages: it exists, its Bus Master Enable is set, and the PF is in D0
     /// (`§9.3.4.1.3`, `§9.6`).
     pub fn may_send(&self, index: VfIndex) -> bool {
         let enabled = self.vf(index).is_some_and(|vf| vf.config().bus_master());

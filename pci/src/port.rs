@@ -1,4 +1,4 @@
-//! How a function is attached to the hierarchy: on a root bus, or behind a port.
+//! Attachment of a function to the hierarchy: on a root bus, or behind a port.
 
 use crate::{Rid, VfIndex};
 
@@ -24,14 +24,14 @@ impl PortType {
     }
 }
 
-/// What an Endpoint behind a port has in addition to the registers of every function.
+/// Registers of an Endpoint behind a port in addition to those of every function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointShape {
-    /// Its link.
+    /// Speed and width of the link.
     pub link: Link,
     /// The ARI extended capability. A PF and its VFs must have it (`§9.3.7`).
     pub ari: Option<Ari>,
-    /// Whether it has an ACS extended capability. All bits of it are 0: no function sends requests to another one
+    /// True if there is an ACS extended capability. All bits of it are 0: no function sends requests to another one
     /// without leaving the device, so there is nothing to redirect (`§6.12.1.2`, `§7.7.11`).
     pub acs: bool,
 }
@@ -58,7 +58,7 @@ pub enum LinkSpeed {
 /// The number of lanes of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkWidth {
-    /// One lane.
+    /// A single lane.
     X1,
     /// Two lanes.
     X2,
@@ -94,7 +94,7 @@ impl Link {
 /// PF. This crate does not make multi-function devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ari {
-    /// Where the VFs of a PF are while ARI Capable Hierarchy is set (`§9.3.3.3.5`); `None` if they stay where they are
+    /// Routing IDs of a PF's VFs while ARI Capable Hierarchy is set (`§9.3.3.3.5`); `None` if they are the same as
     /// while it is clear. Other functions ignore it.
     pub vfs: Option<VfRouting>,
 }

@@ -12,7 +12,7 @@ pub struct Power {
 }
 
 impl Power {
-    /// Whether the function is in D0: only then does it decode memory, send messages and access memory.
+    /// True if the function is in D0: only then does it decode memory, send messages and access memory.
     pub fn is_d0(&self) -> bool {
         self.state == power::D0
     }

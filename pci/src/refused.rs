@@ -28,19 +28,19 @@ pub enum Refused {
     },
     /// System Page Size was to be changed while VF Enable is set (`§9.3.3.13`).
     SystemPageSizeLocked {
-        /// What was written.
+        /// Value that was written.
         written: u32,
     },
     /// System Page Size was to be something else than one supported size.
     SystemPageSize {
-        /// What was written.
+        /// Value that was written.
         written: u32,
     },
     /// ARI Capable Hierarchy was to be changed while VF Enable is set (`§9.3.3.3.5`).
     AriCapableHierarchy,
     /// PowerState was to be something else than D0 or D3hot (`§7.5.2.2`).
     PowerState {
-        /// What was written, 1 or 2.
+        /// Value that was written, 1 or 2.
         written: u8,
     },
     /// The MSI-X table was written in other pieces than 4 or 8 bytes at a multiple of 4 (`§7.7.2`).

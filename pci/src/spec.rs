@@ -2,7 +2,7 @@
 //!
 //! Section numbers are those of the PCI Express Base Specification 6.2.
 
-/// What a read of a function that does not exist returns (`§2.3.2`, unsupported request).
+/// Value that a read of a function that does not exist returns (`§2.3.2`, unsupported request).
 pub const ALL_ONES: u32 = 0xffff_ffff;
 
 /// Base class and sub-class of a host bridge.
@@ -28,9 +28,9 @@ pub mod header {
     pub const CAPABILITIES: u16 = 0x34;
     /// Interrupt Line 7:0, Interrupt Pin 15:8.
     pub const INTERRUPT: u16 = 0x3c;
-    /// Where capabilities may start.
+    /// Lowest offset of a capability.
     pub const FIRST_CAPABILITY: u16 = 0x40;
-    /// Where extended capabilities start (`§7.6`).
+    /// Offset of the first extended capability (`§7.6`).
     pub const FIRST_EXTENDED_CAPABILITY: u16 = 0x100;
 }
 
@@ -130,15 +130,15 @@ pub mod pcie {
     pub const FLR_CAPABLE: u32 = 1 << 28;
     /// Initiate Function Level Reset, in Device Control; reads 0.
     pub const INITIATE_FLR: u32 = 1 << 15;
-    /// What software may set in Device Control besides Initiate FLR: error reporting enables 3:0, Enable Relaxed
-    /// Ordering 4, Enable No Snoop 11, Max_Read_Request_Size 14:12. Max_Payload_Size 7:5 is always 128 bytes, the only
-    /// size that Device Capabilities offers (`§7.5.3.4`).
+    /// Writable bits of Device Control besides Initiate FLR: error reporting enables 3:0, Enable Relaxed Ordering 4,
+    /// Enable No Snoop 11, Max_Read_Request_Size 14:12. Max_Payload_Size 7:5 is always 128 bytes, the only size that
+    /// Device Capabilities offers (`§7.5.3.4`).
     pub const DEVICE_CONTROL_RW: u32 = 0x781f;
     /// Device Control at power-on: relaxed ordering and no snoop enabled, 512 bytes maximum read request.
     pub const DEVICE_CONTROL_RESET: u32 = 0x2810;
     /// ASPM Optionality Compliance, in Link Capabilities; ASPM itself is not supported.
     pub const ASPM_OPTIONALITY_COMPLIANCE: u32 = 1 << 22;
-    /// What software may set in Link Control of an Endpoint: ASPM Control 1:0, Read Completion Boundary 3, Common Clock
+    /// Writable bits of an Endpoint's Link Control: ASPM Control 1:0, Read Completion Boundary 3, Common Clock
     /// Configuration 6, Extended Synch 7. The rest belongs to ports, or to features that Link Capabilities does not
     /// offer (`§7.5.3.7`).
     pub const LINK_CONTROL_RW: u32 = 0x00cb;
@@ -149,9 +149,9 @@ pub mod pcie {
     pub const SPEED_2_5: u32 = 1 << 1;
     /// 5.0 GT/s, in the Supported Link Speeds Vector of Link Capabilities 2.
     pub const SPEED_5_0: u32 = 1 << 2;
-    /// What software may set in Link Control 2 of an Endpoint with 5.0 GT/s: Target Link Speed 3:0, Enter Compliance 4,
+    /// Writable bits of Link Control 2 of an Endpoint with 5.0 GT/s: Target Link Speed 3:0, Enter Compliance 4,
     /// Transmit Margin 9:7, Enter Modified Compliance 10, Compliance SOS 11, Compliance Preset/De-emphasis 15:12. A
-    /// link of 2.5 GT/s has none of it (`§7.5.3.19`).
+    /// link of 2.5 GT/s has none of them (`§7.5.3.19`).
     pub const LINK_CONTROL_2_RW: u32 = 0xff9f;
     /// Target Link Speed 5.0 GT/s, in Link Control 2.
     pub const TARGET_SPEED_5_0: u32 = 2;

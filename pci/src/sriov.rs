@@ -3,7 +3,7 @@
 //! The registers are the only state. Which VFs exist, and what they decode and where, is computed from the masked
 //! registers whenever it is needed, and never stored.
 //!
-//! Where the standard leaves behaviour undefined, this crate decides:
+//! Choices of this crate for behaviour that the standard leaves undefined:
 //! - NumVFs is 0 after reset, holds any value, and is read-only while VF Enable is set. So are System Page Size and ARI
 //!   Capable Hierarchy.
 //! - VF Enable cannot be set while NumVFs exceeds TotalVFs. With NumVFs 0 it can, and no VF exists.
@@ -17,7 +17,7 @@ use crate::{
     BarIndex, BarKind, Dword, DwordWrite, Effects, Refused, ResetKind, Rid, VfChange, VfIndex, Window, WindowId,
 };
 
-/// What the SR-IOV capability of a PF says about its VFs.
+/// Description of VFs in the SR-IOV capability of a PF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SriovShape {
     /// TotalVFs and InitialVFs, at least 1.
@@ -35,7 +35,7 @@ pub struct SriovShape {
     pub function_dependency_link: u8,
 }
 
-/// Why an SR-IOV capability is impossible.
+/// Reason why an SR-IOV capability is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SriovError {
     /// TotalVFs is 0.
@@ -107,8 +107,8 @@ impl Sriov {
     ///
     /// # Errors
     ///
-    /// When VFs cannot be as described, or the PF is an Endpoint without ARI: in a device with SR-IOV, every function
-    /// but a Root Complex Integrated Endpoint has it (`§9.3.7`).
+    /// Fails if VFs cannot be as described, or the PF is an Endpoint without ARI: in a device with SR-IOV, every
+    /// function except a Root Complex Integrated Endpoint has it (`§9.3.7`).
     pub fn new(shape: SriovShape, port: &PortType) -> Result<Self, SriovError> {
         let ari = port.endpoint().and_then(|endpoint| endpoint.ari);
         let SriovShape { total_vfs, first_vf_offset, vf_stride, function_dependency_link, .. } = shape;
@@ -141,7 +141,7 @@ impl Sriov {
         Ok(this)
     }
 
-    /// What the capability says about the VFs.
+    /// Description of the VFs.
     pub fn shape(&self) -> &SriovShape {
         &self.shape
     }
@@ -204,7 +204,7 @@ impl Sriov {
         with_ari.unwrap_or(VfRouting { first_vf_offset, vf_stride })
     }
 
-    /// How many VFs exist now: NumVFs if VF Enable is set, else 0. Never above TotalVFs.
+    /// Number of VFs that exist now: NumVFs if VF Enable is set, else 0. Never above TotalVFs.
     pub fn num_visible(&self) -> u16 {
         if self.vf_enable() { self.num_vfs.min(self.shape.total_vfs) } else { 0 }
     }
@@ -230,8 +230,8 @@ impl Sriov {
         self.bars.aperture(bar).unwrap_or(0)
     }
 
-    /// Which VF byte `offset` of the window of VF BAR `bar` belongs to, and the offset in that VF's slice; `None`
-    /// beyond the last VF that exists.
+    /// VF whose slice of the window of VF BAR `bar` has the byte `offset`, and the offset in that slice; `None` beyond
+    /// the last VF that exists.
     pub fn locate(&self, bar: BarIndex, offset: u64) -> Option<(VfIndex, u64)> {
         let aperture = self.bars.aperture(bar)?;
         let index = u16::try_from(offset.checked_div(aperture)?).ok()?;
@@ -367,8 +367,8 @@ fn check_routing(total_vfs: u16, routing: VfRouting) -> Result<(), SriovError> {
     Ok(())
 }
 
-/// Whether a port without ARI Forwarding passes on requests to all VFs of the PF with the function number `pf`: on the
-/// PF's bus it passes on nothing but functions 0 to 7.
+/// True if a port without ARI Forwarding forwards requests to all VFs of the PF with the function number `pf`: on the
+/// PF's bus it forwards only to functions 0 to 7.
 fn reachable_without_ari(pf: u8, total_vfs: u16, VfRouting { first_vf_offset, vf_stride }: VfRouting) -> bool {
     (0..u32::from(total_vfs)).all(|index| {
         let vf = u32::from(pf) + u32::from(first_vf_offset) + u32::from(vf_stride) * index;

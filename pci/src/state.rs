@@ -11,7 +11,7 @@ use crate::{ConfigSpace, Dword, DwordWrite, ResetKind, Sriov};
 /// The version of the states that this crate saves.
 pub const STATE_VERSION: u16 = 1;
 
-/// Why a state cannot be restored. The function is unchanged.
+/// Reason why a state cannot be restored. The function is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     /// This crate does not know the version of the state.
@@ -86,7 +86,7 @@ pub struct ConfigState {
     pub vendor: Vec<Vec<u8>>,
     /// SR-IOV, of a PF.
     pub sriov: Option<SriovState>,
-    /// What an Endpoint has in addition.
+    /// State that only an Endpoint has.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub endpoint: Option<EndpointState>,
 }
@@ -116,7 +116,7 @@ impl Sriov {
     ///
     /// # Errors
     ///
-    /// When software could not have brought them there.
+    /// Fails if software could not have brought the registers there.
     pub fn restore(&mut self, state: &SriovState) -> Result<(), RestoreError> {
         let mut new = self.clone();
         let _ = new.reset(ResetKind::Conventional);
@@ -187,8 +187,8 @@ impl ConfigSpace {
     ///
     /// # Errors
     ///
-    /// When the state belongs to another function, or software could not have brought the registers there. The function
-    /// is unchanged then.
+    /// Fails if the state belongs to another function, or software could not have brought the registers there. The
+    /// function is unchanged then.
     pub fn restore(&mut self, state: &ConfigState) -> Result<(), RestoreError> {
         if state.version != STATE_VERSION {
             return Err(RestoreError::Version(state.version));

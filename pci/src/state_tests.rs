@@ -1,4 +1,4 @@
-//! What a state restores, and what it does not.
+//! Registers that a state restores, and states that are refused.
 
 use proptest::prelude::*;
 

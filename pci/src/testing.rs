@@ -1,7 +1,7 @@
 //! A guest's operations on a device, and what must hold after each of them.
 //!
-//! One type of operation serves unit tests, property tests and fuzz targets. Operations are decoded from bytes, and
-//! every sequence of bytes is valid: paste what a fuzzer found, and it is a unit test.
+//! The same type of operation serves unit tests, property tests and fuzz targets. Operations are decoded from bytes,
+//! and every sequence of bytes is valid: paste a fuzzer's finding, and it is a unit test.
 
 mod model;
 
@@ -19,7 +19,7 @@ pub enum Target {
     Vf(u16),
 }
 
-/// What a guest or its machine does to a device.
+/// Operation of a guest, or of its machine, on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Reads configuration space; any offset and length.
@@ -28,7 +28,7 @@ pub enum Op {
         target: Target,
         /// The first byte.
         offset: u16,
-        /// How many bytes.
+        /// Length in bytes.
         len: u8,
     },
     /// Writes configuration space; any offset and length.
@@ -37,7 +37,7 @@ pub enum Op {
         target: Target,
         /// The first byte.
         offset: u16,
-        /// How many bytes, of those of `value`.
+        /// Length in bytes, taken from `value`.
         len: u8,
         /// The data, little-endian.
         value: u32,
@@ -48,7 +48,7 @@ pub enum Op {
         window: WindowId,
         /// The first byte.
         offset: u64,
-        /// How many bytes, up to 16.
+        /// Length in bytes, up to 16.
         len: u8,
     },
     /// Writes to a window that may or may not be decoded.
@@ -57,7 +57,7 @@ pub enum Op {
         window: WindowId,
         /// The first byte.
         offset: u64,
-        /// How many bytes, up to 16; repeats of `value`.
+        /// Length in bytes, up to 16; `value` is repeated.
         len: u8,
         /// The data, little-endian.
         value: u32,
@@ -126,7 +126,7 @@ pub struct Observed<D> {
     pub device: D,
     pf: Rid,
     fixed: Vec<u32>,
-    /// Whether it has ARI, so that First VF Offset and VF Stride may follow ARI Capable Hierarchy.
+    /// True if the PF has ARI, so that First VF Offset and VF Stride may follow ARI Capable Hierarchy.
     has_ari: bool,
 }
 
@@ -140,7 +140,7 @@ const FIXED: [u16; 6] = [
     sriov::SUPPORTED_PAGE_SIZES,
 ];
 
-/// Where a PF has its SR-IOV capability.
+/// Offset of a PF's SR-IOV capability.
 const SRIOV: u16 = header::FIRST_EXTENDED_CAPABILITY;
 
 /// Bytes that an operation touches at most.
@@ -239,7 +239,7 @@ impl<D: Device> Observed<D> {
     ///
     /// # Errors
     ///
-    /// When an invariant is broken.
+    /// Fails if an invariant is broken.
     pub fn check(&self) -> Result<(), String> {
         let claim = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_string()) };
         claim(self.read_fixed() == self.fixed, "a read-only register of SR-IOV changed")?;
@@ -330,7 +330,7 @@ impl<D: Device> Observed<D> {
         }
     }
 
-    /// Whether the PF is in D0, as its power management capability says.
+    /// True if the PF is in D0, as its power management capability says.
     fn is_d0(&self) -> bool {
         let read = |offset| self.device.config_read(self.pf, Dword::containing(offset));
         let mut offset = u16::from(read(header::CAPABILITIES).to_le_bytes()[0]);

@@ -1,4 +1,4 @@
-//! Which device has reserved which routing ID of a segment.
+//! Routing IDs of a segment, and the device that has reserved each.
 //!
 //! A device sits in a slot of bus 0, as a single function. The VFs of a PF sit on buses of their own: the lowest
 //! consecutive buses that are free when the PF is plugged. VF i is function `i % 256` of the `i / 256`-th of them. All
@@ -11,7 +11,7 @@ use crate::{Bdf, Rid, VfIndex, VfRouting};
 /// Slots on bus 0.
 const SLOTS: u8 = 32;
 
-/// How many devices and VFs a segment has room for.
+/// Numbers of devices and VFs that a segment has room for.
 ///
 /// ```
 /// use pci_sriov::Capacity;
@@ -53,7 +53,7 @@ impl Capacity {
     }
 }
 
-/// Why a device has no place.
+/// Reason why there is no place for a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
     /// The slot number is above 31.
@@ -68,30 +68,30 @@ pub enum TopologyError {
     /// The VFs need more consecutive buses than are free.
     #[error("{total_vfs} VFs need {needed} consecutive buses; {free} are free")]
     NoBuses {
-        /// How many VFs.
+        /// Number of VFs.
         total_vfs: u16,
-        /// How many buses they need.
+        /// Number of buses that they need.
         needed: u16,
         /// The largest number of consecutive free buses.
         free: u16,
     },
 }
 
-/// Where a device is: its segment, and its routing IDs there.
+/// Place of a device: its segment, and its routing IDs there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// Its segment's number.
+    /// Number of the segment.
     pub segment: u16,
-    /// Its own function's.
+    /// Routing ID of the device's own function.
     pub rid: Rid,
-    /// Where its VFs are, if it has any.
+    /// Routing IDs of its VFs, if it has any.
     pub vfs: Option<VfPlacement>,
 }
 
 /// The routing IDs of a PF's VFs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VfPlacement {
-    /// How many are reserved, at least 1.
+    /// Number of VFs that are reserved, at least 1.
     pub total_vfs: u16,
     /// First VF Offset: from the PF's routing ID to that of VF 0.
     pub first_vf_offset: u16,
@@ -166,7 +166,7 @@ impl<D> Topology<D> {
         Self { segment, last_bus, devices: Vec::new(), slots: [None; SLOTS as usize], buses }
     }
 
-    /// How many devices and VFs the segment has room for when it is empty.
+    /// Numbers of devices and VFs that the segment has room for when it is empty.
     pub const fn capacity(&self) -> Capacity {
         Capacity::new(self.last_bus)
     }
@@ -175,7 +175,7 @@ impl<D> Topology<D> {
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// Fails if there is no such place.
     pub fn place(&self, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
         let slot = match slot {
             Some(slot) => self.check_slot(slot)?,
@@ -198,7 +198,7 @@ impl<D> Topology<D> {
     ///
     /// # Errors
     ///
-    /// When it is taken, or there is no such place.
+    /// Fails if the place is taken, or does not exist.
     pub fn place_at(&self, slot: u8, first_bus: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
         let slot = self.check_slot(slot)?;
         let rid = Rid::from_bus_devfn(0, slot << 3);
@@ -252,7 +252,7 @@ impl<D> Topology<D> {
     ///
     /// # Errors
     ///
-    /// When the place was taken in between; nothing is changed then.
+    /// Fails if the place was taken in between; nothing is changed then.
     pub fn plug(&mut self, placement: Placement, device: D) -> Result<(), TopologyError> {
         let slot = placement.rid.device();
         let total_vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);

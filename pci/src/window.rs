@@ -2,7 +2,7 @@
 
 use crate::BarIndex;
 
-/// Which BAR a memory window belongs to.
+/// BAR that a memory window belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WindowId {
     /// A BAR of the device's own function, its PF.
@@ -11,7 +11,7 @@ pub enum WindowId {
     VfBar(BarIndex),
 }
 
-/// What kind of memory a window is, as its BAR says (`PCIe 6.2 §7.5.1.2.1`).
+/// Kind of a window's memory, as its BAR states (`PCIe 6.2 §7.5.1.2.1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
     /// Memory below 4 GiB.
@@ -32,6 +32,6 @@ pub struct Window {
     pub base: u64,
     /// The number of bytes, not 0.
     pub len: u64,
-    /// What kind of memory it is.
+    /// Kind of memory.
     pub kind: MemoryKind,
 }

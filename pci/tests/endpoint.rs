@@ -13,11 +13,11 @@ const ALL_ONES: u32 = u32::MAX;
 const CONTROL: u16 = 0x108;
 const NUM_VFS: u16 = 0x110;
 const OFFSET_STRIDE: u16 = 0x114;
-/// Where the PCI Express capability is.
+/// Offset of the PCI Express capability.
 const PCIE: u16 = 0x40;
 
-/// What a root port does with configuration requests: by bus number, and on its secondary bus to device 0 alone, unless
-/// ARI Forwarding is enabled (`PCIe 6.2 §6.13`). Function 0 of the device behind it is the PF, on whatever bus that is.
+/// Routing of configuration requests by a root port: by bus number, and on its secondary bus to device 0 alone, unless
+/// ARI Forwarding is enabled (`PCIe 6.2 §6.13`). Function 0 of the device behind it is the PF, on any bus.
 struct Port {
     secondary: u8,
     subordinate: u8,

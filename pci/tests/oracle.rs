@@ -12,7 +12,7 @@ use pci_sriov::{
 mod bare;
 use bare::{Bare, PF};
 
-/// How a device is wrong.
+/// Fault of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lie {
     None,

@@ -1,4 +1,4 @@
-//! Whatever a guest does to a PF with VFs, in whatever order: the invariants hold after each step.
+//! Any sequence of a guest's operations on a PF with VFs: the invariants hold after each step.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use pci_sriov::testing::{Model, Observed, Op, Target};
@@ -12,7 +12,7 @@ mod ops;
 use bare::{Bare, Device, space};
 use ops::{op, total_vfs};
 
-/// How the device is attached.
+/// Attachment of the device.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     OnRootBus,

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// How answers are printed.
+/// Format in which answers are printed.
 #[derive(Debug, Clone, Copy)]
 struct Format {
     /// For people.

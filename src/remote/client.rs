@@ -15,15 +15,15 @@ const MOST_BODY: usize = 256 << 20;
 /// The descriptors that the kernel passes with one message (`SCM_MAX_FD`).
 const MOST_FDS: usize = 253;
 
-/// Why a call has no answer.
+/// Reason why a call has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     /// Nobody listens there.
     #[error("--api-socket {}: {error}; is cloud-hypervisor running with this --api-socket?", path.display())]
     Connect {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// The connection was lost.
@@ -68,7 +68,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Whether the call succeeded.
+    /// True if the call succeeded.
     pub(crate) const fn is_success(&self) -> bool {
         self.status / 100 == 2
     }
@@ -79,7 +79,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// When nobody listens there.
+    /// Fails if no server listens there.
     pub(crate) fn connect(path: &Path) -> Result<Self, ClientError> {
         UnixStream::connect(path).map(Self).map_err(|error| ClientError::Connect { path: path.to_owned(), error })
     }
@@ -88,7 +88,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// When there is no answer. One that reports a failure is an answer.
+    /// Fails if there is no answer. An answer that reports a failure is an answer.
     pub(crate) fn call(&mut self, call: &Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, ClientError> {
         let Call { method, path, body } = call;
         let mut request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n");

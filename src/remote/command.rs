@@ -44,7 +44,7 @@ pub(crate) struct Cli {
     pub command: Command,
 }
 
-/// What to do.
+/// Command to carry out.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Add a device of the host (VFIO)
@@ -166,7 +166,7 @@ pub(crate) enum Command {
     Reboot,
     /// Receive a VM from another host, and wait until it has arrived
     ReceiveMigration {
-        /// Where it is waited for
+        /// Address to listen on
         #[arg(
             value_name = "url|key=value,...",
             long_help = keys::<ReceiveMigration>(
@@ -212,7 +212,7 @@ pub(crate) enum Command {
     },
     /// Restore a VM from a snapshot
     Restore {
-        /// Where the snapshot is, and what differs here
+        /// Location of the snapshot, and the differences on this host
         #[arg(
             value_name = "key=value,...",
             long_help = keys::<RestoreConfig>(
@@ -230,8 +230,8 @@ pub(crate) enum Command {
     },
     /// Send the VM to another host
     SendMigration {
-        /// Where to, and how
-        #[arg(value_name = "key=value,...", long_help = keys::<SendMigration>("Where to, and how"))]
+        /// Address of the target, and options
+        #[arg(value_name = "key=value,...", long_help = keys::<SendMigration>("Address of the target, and options"))]
         config: String,
     },
     /// Change a VF of a running VM
@@ -240,7 +240,7 @@ pub(crate) enum Command {
         pf: String,
         /// Index of the VF, from 0. Without one, only a backend can be given, to the PF or NIC itself
         index: Option<u16>,
-        /// What changes
+        /// Settings to change
         #[command(flatten)]
         change: Box<VfChange>,
     },
@@ -307,7 +307,7 @@ pub(crate) struct VfChange {
     /// Limit of what it sends in Mbit/s, 0 for none
     #[arg(long, value_name = "Mbit/s")]
     pub max_tx_rate: Option<u32>,
-    /// What of its switch's uplink it always has in Mbit/s, 0 for nothing
+    /// Guaranteed uplink bandwidth in Mbit/s, 0 for none
     #[arg(long, value_name = "Mbit/s")]
     pub min_tx_rate: Option<u32>,
     /// Broadcast and multicast packets that it may send in a second, 0 for any number

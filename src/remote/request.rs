@@ -31,7 +31,7 @@ pub(crate) struct Prepared {
 ///
 /// # Errors
 ///
-/// What cannot be read.
+/// Fails if a file or an argument cannot be read.
 pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
     let (method, endpoint) = endpoint(&command);
     let (mut call, mut fds) = (Call::new(method, endpoint), Vec::new());

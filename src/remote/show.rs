@@ -19,7 +19,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// What `info` shows.
+/// Text of `info`.
 pub(crate) fn info(info: &VmInfo) -> String {
     let config = &info.config;
     let mut text = String::new();
@@ -103,7 +103,7 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
     rows
 }
 
-/// What `counters` shows: the counters of each device that are not 0.
+/// Text of `counters`: the counters of each device that are not 0.
 pub(crate) fn counters(counters: &VmCounters) -> String {
     let mut rows = vec![["DEVICE", "COUNTER", "VALUE"].map(str::to_string).to_vec()];
     for (device, counters) in counters {

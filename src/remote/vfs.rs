@@ -15,17 +15,17 @@ use super::show::table;
 pub(crate) struct Row {
     /// The PF's id.
     pub pf: String,
-    /// Which VF, from 0; none for the PF itself.
+    /// Index of the VF, from 0; none for the PF itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<u16>,
-    /// Its address, such as `0000:01:00.0`.
+    /// PCI address, such as `0000:01:00.0`.
     pub bdf: String,
-    /// Its state: `reserved`, `enabled` or `running`; for a PF how many VFs are enabled. Ends in `(needs reset)` while
-    /// the function stands still until its driver resets it.
+    /// State: `reserved`, `enabled` or `running`; for a PF the number of VFs that are enabled. Ends in `(needs reset)`
+    /// while the function waits for its driver to reset it.
     pub state: String,
-    /// Its MAC address.
+    /// MAC address.
     pub mac: String,
-    /// Where its packets go.
+    /// Backend that its packets go to.
     pub backend: String,
     /// `up` or `down`; none for a PF.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,30 +33,30 @@ pub(crate) struct Row {
     /// The VLAN of all its packets, the list of those that it may use, or none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<String>,
-    /// Whether packets from other addresses than its own are dropped.
+    /// True if packets with source addresses other than its own are dropped.
     pub spoofchk: bool,
-    /// Whether the guest may change addresses and receive everything.
+    /// True if the guest may change addresses and receive everything.
     pub trust: bool,
     /// The limit of what it sends, in Mbit/s; 0 for none.
     pub max_tx_rate: u32,
-    /// What of its switch's uplink it always has, in Mbit/s; none without a switch.
+    /// Guaranteed bandwidth of its switch's uplink, in Mbit/s; none without a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_tx_rate: Option<u32>,
-    /// Whether only the uplink and the PF of its switch are reached; none without a switch.
+    /// True if it reaches only the uplink and the PF of its switch; none without a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolated: Option<bool>,
     /// The function that gets a copy of what it sends on its switch, if there is one.
     #[serde(skip_serializing_if = "Mirror::is_off")]
     pub mirror: Mirror,
-    /// Its share of the time of its switch's workers; none without a switch.
+    /// Share of the time of its switch's workers; none without a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
-    /// What it received and sent between two readings; none if the VM does not run, or the backend does not count.
+    /// Traffic between two readings; none if the VM does not run, or the backend does not count.
     #[serde(flatten)]
     pub rates: Option<Rates>,
 }
 
-/// What a function received and sent, as the guest sees it, a second.
+/// Traffic of a function per second, in the guest's directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Rates {
     /// Bits received.
@@ -176,7 +176,7 @@ fn vlan(policy: &PolicyInfo) -> Option<String> {
     }
 }
 
-/// What it has at least and at most: `100M-500M`, `100M-`, `500M`.
+/// Guaranteed and highest rate: `100M-500M`, `100M-`, `500M`.
 fn rate(row: &Row) -> Option<String> {
     let mbits = |rate: u32| (rate != 0).then(|| format!("{rate}M"));
     match (row.min_tx_rate.and_then(mbits), mbits(row.max_tx_rate)) {

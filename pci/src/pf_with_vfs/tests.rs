@@ -16,7 +16,7 @@ const COMMAND: Dword = Dword::containing(4);
 const CONTROL: Dword = Dword::containing(0x108);
 const NUM_VFS: Dword = Dword::containing(0x110);
 
-/// What happened to a function.
+/// Call that a function has received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Changed { reset: Option<ResetKind>, powered: bool },

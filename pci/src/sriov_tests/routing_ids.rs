@@ -1,4 +1,4 @@
-//! Which routing IDs the VFs have.
+//! Routing IDs of VFs.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What VF BARs say and decode, and which VF's slice an access hits.
+//! Values and decoding of VF BARs, and the VF whose slice an access hits.
 
 use super::*;
 use crate::MemoryKind;

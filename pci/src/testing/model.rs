@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::{Op, Target};
 use crate::{Device, Dword, MemoryKind, ResetKind, Rid, Window, WindowId};
 
-/// How much of a function's configuration space is compared: header, capabilities and extended capabilities.
+/// Bytes of a function's configuration space that are compared: header, capabilities and extended capabilities.
 const LEN: usize = 0x150;
 
 // Where registers are in the functions under test.
@@ -79,7 +79,7 @@ impl Function {
         Self { bytes, writable: [0; LEN], power_on: bytes, pcie, msix, power }
     }
 
-    /// What software can write, with the reason: of a VF only Bus Master Enable and the MSI-X control bits.
+    /// Marks the bits that software can write: of a VF only Bus Master Enable and the MSI-X control bits.
     fn allow(&mut self, is_vf: bool) {
         let (is_endpoint, has_ari, pcie) = (self.is_endpoint(), self.has_ari(), self.pcie);
         let link_control_2 = if get32(&self.bytes, pcie + 0x2c) & 0b100 != 0 { 0xff9fu16 } else { 0 };
@@ -114,12 +114,12 @@ impl Function {
         !(vendor_start..0x100).contains(&offset)
     }
 
-    /// Whether it is an Endpoint behind a port: Device/Port Type 0.
+    /// True for an Endpoint behind a port: Device/Port Type 0.
     fn is_endpoint(&self) -> bool {
         get16(&self.bytes, self.pcie + 2) & 0xf0 == 0
     }
 
-    /// Whether the chain of extended capabilities has ARI.
+    /// True if the chain of extended capabilities has ARI.
     fn has_ari(&self) -> bool {
         let mut offset = SRIOV;
         while offset != 0 && get16(&self.bytes, offset) != 0x000e {
@@ -129,7 +129,7 @@ impl Function {
     }
 }
 
-/// What a PF with VFs must be like after the operations so far.
+/// Expected state of a PF with VFs after the operations so far.
 #[derive(Clone)]
 pub struct Model {
     pf: Function,
@@ -170,12 +170,12 @@ impl Model {
         vf_enable(&self.pf.bytes)
     }
 
-    /// How many VFs exist.
+    /// Number of VFs that exist.
     pub fn num_visible(&self) -> u16 {
         if self.vf_enable() { get16(&self.pf.bytes, NUM_VFS) } else { 0 }
     }
 
-    /// What one VF takes of a VF BAR: its size, or a system page.
+    /// Size of a VF's slice of a VF BAR, in bytes: the BAR's size, or a system page.
     fn slice(&self, bar: &Bar) -> u64 {
         bar.size.max(u64::from(get32(&self.pf.bytes, PAGE_SIZE)) << 12)
     }
@@ -423,7 +423,7 @@ fn store(function: &mut Function, offset: usize, data: &[u8]) {
     }
 }
 
-/// Whether a write sets bit 15 of Device Control.
+/// True for a write that sets bit 15 of Device Control.
 fn initiates_flr(function: &Function, offset: usize, data: &[u8]) -> bool {
     let byte = function.pcie + 9;
     byte.checked_sub(offset).and_then(|n| data.get(n)).is_some_and(|byte| byte & 0x80 != 0)

@@ -1,5 +1,4 @@
-//! What a guest does, and what it might do: sequences that enable, use, reset and move VFs, which random bytes seldom
-//! do.
+//! Operations of a guest: sequences that enable, use, reset and move VFs, which random bytes seldom do.
 
 use pci_sriov::testing::{OP_LEN, Op, Target};
 use pci_sriov::{BarIndex, WindowId};
@@ -66,7 +65,7 @@ fn memory() -> impl Strategy<Value = Op> {
     })
 }
 
-/// One operation.
+/// A single operation.
 pub(crate) fn op() -> impl Strategy<Value = Op> {
     let any_access = (prop_oneof![Just(Target::Pf), vf()], 0u16..0x160, 0u8..6, any::<u32>());
     prop_oneof![
@@ -79,7 +78,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// How many VFs a PF has.
+/// Number of VFs of a PF.
 pub(crate) fn total_vfs() -> impl Strategy<Value = u16> {
     prop_oneof![6 => 1u16..12, 1 => Just(255), 1 => Just(256), 1 => Just(300)]
 }
