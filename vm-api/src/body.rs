@@ -51,7 +51,7 @@ pub struct ResizeZone {
 pub struct ResizeDisk {
     /// The disk's id, as given or as in `vm.info`.
     pub id: String,
-    /// Its new size in bytes, a multiple of 512.
+    /// New size in bytes, a multiple of 512.
     pub desired_size: u64,
 }
 
@@ -91,10 +91,10 @@ pub struct SetVf {
     /// The VLANs that the guest may use; an empty list for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trunk: Option<Vlans>,
-    /// Whether packets from other addresses than its own are dropped.
+    /// True if packets with source addresses other than its own are dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spoofchk: Option<bool>,
-    /// Whether the guest may change addresses and receive everything.
+    /// True if the guest may change addresses and receive everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<bool>,
     /// The limit of what it sends, in Mbit/s; 0 for none.
@@ -121,7 +121,7 @@ pub struct SetVf {
     /// A tap of the host, for a function whose backend is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// How many descriptors of taps come with the request for it, one for each pair of queues.
+    /// Number of tap descriptors that come with the request, one for each pair of queues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_fds: Option<usize>,
     /// The socket of a vhost-user backend for it.
@@ -150,7 +150,7 @@ impl SetVf {
         (!is_none).then_some(backend)
     }
 
-    /// Whether it changes anything but the backend.
+    /// True if it changes more than the backend.
     pub fn changes_more(&self) -> bool {
         let only = Self {
             pf: self.pf.clone(),
@@ -217,7 +217,7 @@ fn set<T: Clone>(setting: &mut Option<T>, new: &Option<T>) -> bool {
     new.is_some()
 }
 
-/// Whether a network function has a link.
+/// Link state of a network function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {

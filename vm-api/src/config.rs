@@ -83,7 +83,7 @@ pub struct VmConfig {
     pub cpus: CpusConfig,
     /// The guest's memory.
     pub memory: MemoryConfig,
-    /// What the guest boots.
+    /// Kernel or firmware that the guest boots.
     pub payload: PayloadConfig,
     /// Limits that several disks share.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -117,9 +117,9 @@ pub struct VmConfig {
     /// The devices of the host.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceConfig>,
-    /// Whether there is a watchdog, which resets a guest that no longer pings it.
+    /// True if there is a watchdog, which resets a guest that stops pinging it.
     pub watchdog: bool,
-    /// Whether there is a device by which a guest tells that it panicked.
+    /// True if there is a pvpanic device, which reports a panic of the guest.
     pub pvpanic: bool,
     /// The clock: `--rtc`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -133,7 +133,8 @@ pub struct VmConfig {
     pub console: ConsoleConfig,
     /// The debug console: `--debug-console`.
     pub debug_console: DebugConsoleConfig,
-    /// Whether the VM has a virtual IOMMU. It has one, too, if its platform or a device says so, and this is true then.
+    /// True if the VM has a virtual IOMMU. It also has one if its platform or a device asks for it, and this is true
+    /// then.
     pub iommu: bool,
     /// The machine as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -144,7 +145,7 @@ pub struct VmConfig {
     /// The NUMA nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numa: Vec<NumaConfig>,
-    /// Whether Landlock keeps this program from all files but those that this configuration names: `--landlock`.
+    /// True if Landlock confines this program to the files that this configuration names: `--landlock`.
     pub landlock_enable: bool,
     /// Further files that it may use then: `--landlock-rules`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -241,9 +242,9 @@ impl VmConfig {
 /// A device's name and slot in a configuration, whatever its kind.
 #[derive(Debug)]
 pub struct Place<'a> {
-    /// Its name, unique in the VM.
+    /// Name, unique in the VM.
     pub id: &'a mut Option<String>,
-    /// Its device number on bus 0, 0 to 31.
+    /// Device number on bus 0, 0 to 31.
     pub pci_device_id: &'a mut Option<u8>,
 }
 
@@ -253,7 +254,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// What the guest boots: `--kernel`, `--initramfs`, `--cmdline`, `--firmware`.
+/// Kernel or firmware that the guest boots: `--kernel`, `--initramfs`, `--cmdline`, `--firmware`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PayloadConfig {
@@ -277,7 +278,7 @@ impl PayloadConfig {
     ///
     /// # Errors
     ///
-    /// When there is neither a kernel nor firmware.
+    /// Fails if there is neither a kernel nor firmware.
     pub fn check_present(&self) -> Result<(), ConfigError> {
         if self.kernel.is_none() && self.firmware.is_none() {
             let what = "is required; give the path of a bzImage or a vmlinux, or --firmware".to_string();

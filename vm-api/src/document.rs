@@ -24,7 +24,7 @@ const OF_KEY: usize = 56;
 /// The same of an object that is not empty: a node of its map has room for 11 keys and values.
 const OF_OBJECT: usize = 640;
 
-/// Why a text is refused.
+/// Reason why a text is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// It is not JSON.
@@ -33,9 +33,9 @@ pub enum DocumentError {
     /// It is, but it repeats a key or exceeds a limit.
     #[error("{path}: {what}")]
     Content {
-        /// Where in the document.
+        /// Path in the document.
         path: String,
-        /// What is wrong there, and what to do.
+        /// Fault there, and remedy.
         what: String,
     },
 }
@@ -56,13 +56,13 @@ pub fn read(text: &[u8]) -> Result<Value, DocumentError> {
     })
 }
 
-/// What is read.
+/// Visitor of a document's values.
 struct Reader {
-    /// Where it is in the document.
+    /// Path of the current value in the document.
     path: Vec<Step>,
     /// The memory that it may still take.
     left: usize,
-    /// What is wrong with its content.
+    /// Fault of its content.
     refused: Option<DocumentError>,
 }
 

@@ -50,27 +50,27 @@ pub struct VmInfo {
 pub enum VmState {
     /// It was never booted.
     Created,
-    /// Its vCPUs run.
+    /// Running vCPUs.
     Running,
     /// It is off, and can be booted again.
     Shutdown,
-    /// Its vCPUs are paused.
+    /// Paused vCPUs.
     Paused,
 }
 
 /// A device, or the PCI function that carries it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceNode {
-    /// Its name.
+    /// Name.
     pub id: String,
-    /// Its parts of the guest's address space.
+    /// Resources in the guest's address space.
     pub resources: Vec<Resource>,
     /// The name of the device that carries it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
     /// The names of the devices that it carries.
     pub children: Vec<String>,
-    /// Its address, such as `0000:00:04.0`.
+    /// PCI address, such as `0000:00:04.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_bdf: Option<String>,
 }
@@ -80,15 +80,15 @@ pub struct DeviceNode {
 pub enum Resource {
     /// A base address register.
     PciBar {
-        /// Which of the six.
+        /// Number of the BAR, 0 to 5.
         index: u8,
-        /// Where it is, in bytes.
+        /// Address, in bytes.
         base: u64,
-        /// Its length in bytes.
+        /// Size in bytes.
         size: u64,
-        /// Its kind.
+        /// Address space.
         type_: BarType,
-        /// Whether reads of it have no side effect.
+        /// True if reads of it have no side effect.
         prefetchable: bool,
     },
 }
@@ -107,20 +107,20 @@ pub enum BarType {
 /// A NIC without VFs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicInfo {
-    /// Its name.
+    /// Name.
     pub id: String,
-    /// Its address, such as `0000:00:04.0`.
+    /// PCI address, such as `0000:00:04.0`.
     pub bdf: String,
     /// The MAC address that its driver finds.
     pub mac: MacAddress,
-    /// Where its packets go.
+    /// Backend that its packets go to.
     pub backend: BackendInfo,
-    /// Whether it has a link.
+    /// Link state.
     pub link: Link,
-    /// Whether it stands still until its driver resets it (DEVICE_NEEDS_RESET). Left out while it need not.
+    /// True while it waits for its driver to reset it (DEVICE_NEEDS_RESET). Left out if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
-    /// What it may send and receive.
+    /// Policy of its packets.
     #[serde(default)]
     pub policy: PolicyInfo,
 }
@@ -134,23 +134,22 @@ pub struct SriovInfo {
     pub bdf: String,
     /// The MAC address that the PF's driver finds.
     pub mac: MacAddress,
-    /// Where the PF's own packets go.
+    /// Backend of the PF's own packets.
     pub backend: BackendInfo,
-    /// Whether the PF's own function stands still until its driver resets it (DEVICE_NEEDS_RESET). Left out while it
-    /// need not.
+    /// True while the PF's own function waits for its driver to reset it (DEVICE_NEEDS_RESET). Left out if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
-    /// What the PF itself may send and receive.
+    /// Policy of the PF's own packets.
     #[serde(default)]
     pub policy: PolicyInfo,
     /// The switch that connects the PF and VFs without a backend of their own. Left out if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch: Option<SwitchInfo>,
-    /// How many VFs are reserved.
+    /// Number of VFs that are reserved.
     pub total_vfs: u16,
     /// The NumVFs register.
     pub num_vfs: u16,
-    /// Whether the guest has enabled them.
+    /// True if the guest has enabled them.
     pub enabled: bool,
     /// All that are reserved, by index.
     pub vfs: Vec<VfInfo>,
@@ -159,27 +158,27 @@ pub struct SriovInfo {
 /// A virtual function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VfInfo {
-    /// Which VF of its PF, from 0.
+    /// Index of the VF of its PF, from 0.
     pub index: u16,
-    /// Its address, such as `0000:01:00.0`, whether it is enabled or not.
+    /// PCI address, such as `0000:01:00.0`, also while it is not enabled.
     pub bdf: String,
     /// The MAC address that its driver finds.
     pub mac: MacAddress,
-    /// Where its packets go.
+    /// Backend that its packets go to.
     pub backend: BackendInfo,
-    /// Whether it has a link.
+    /// Link state.
     pub link: Link,
-    /// Its state.
+    /// State.
     pub state: VfState,
-    /// Whether it stands still until its driver resets it (DEVICE_NEEDS_RESET). Left out while it need not.
+    /// True while it waits for its driver to reset it (DEVICE_NEEDS_RESET). Left out if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
-    /// What it may send and receive.
+    /// Policy of its packets.
     #[serde(default)]
     pub policy: PolicyInfo,
 }
 
-/// What a network function may send and receive, with what follows from its configuration.
+/// Policy of a network function, with what follows from its configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyInfo {
@@ -192,26 +191,26 @@ pub struct PolicyInfo {
     /// The VLANs that the guest may use. Empty, and left out, for all.
     #[serde(skip_serializing_if = "is_all")]
     pub trunk: Vlans,
-    /// Whether packets from other addresses than its own are dropped.
+    /// True if packets with source addresses other than its own are dropped.
     pub spoofchk: bool,
-    /// Whether the guest may change addresses and receive everything.
+    /// True if the guest may change addresses and receive everything.
     pub trust: bool,
     /// The limit of what it sends, in Mbit/s; 0 if there is none.
     pub max_tx_rate: u32,
-    /// What of its switch's uplink it always has, in Mbit/s. 0, and left out, if it is guaranteed nothing.
+    /// Guaranteed bandwidth of its switch's uplink, in Mbit/s. Left out if 0.
     #[serde(skip_serializing_if = "is_none")]
     pub min_tx_rate: u32,
     /// The broadcast and multicast packets that it may send in a second; 0 for any number.
     pub storm: u32,
     /// The link as the host wants it.
     pub link: LinkPolicy,
-    /// Whether only the uplink and the PF of its switch are reached. Left out if not.
+    /// True if it reaches only the uplink and the PF of its switch. Left out if false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub isolated: bool,
     /// The port of its switch that gets a copy of what it sends. Left out if there is none.
     #[serde(skip_serializing_if = "Mirror::is_off")]
     pub mirror: Mirror,
-    /// Its share of its switch's workers and of what is left of the uplink's rate. Left out if it is on no switch.
+    /// Share of its switch's workers and of the uplink's rate beyond the guarantees. Left out if it is on no switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
 }
@@ -219,12 +218,12 @@ pub struct PolicyInfo {
 /// The switch of a PF.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchInfo {
-    /// How it forwards.
+    /// Forwarding rule.
     pub mode: SwitchMode,
     /// The tap that connects it to others. Left out if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
-    /// How many threads carry its packets.
+    /// Number of threads that carry its packets.
     pub workers: u16,
     /// The limit of what goes to the uplink, in Mbit/s. Left out if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -239,7 +238,7 @@ fn is_all(trunk: &Vlans) -> bool {
     trunk.0.is_empty()
 }
 
-/// Where the packets of a network function go.
+/// Backend of a network function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendInfo {
     /// The kind of the backend.
@@ -248,10 +247,10 @@ pub struct BackendInfo {
     /// were given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Whether it is lost and not yet restored. Left out while it works.
+    /// True while it is lost and not yet restored. Left out if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// Why there is none, in one line. Left out if there is one.
+    /// Reason why there is none, in one line. Left out if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -283,16 +282,16 @@ pub enum VfState {
     Reserved,
     /// The guest has enabled it, and no driver is bound.
     Enabled,
-    /// Its driver is running.
+    /// Enabled, with a running driver.
     Running,
 }
 
 /// The answer to `vm.add-*`, for a device that was added to a running VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PciDeviceInfo {
-    /// Its name.
+    /// Name.
     pub id: String,
-    /// Its address, such as `0000:00:04.0`.
+    /// PCI address, such as `0000:00:04.0`.
     pub bdf: String,
 }
 

@@ -1,4 +1,4 @@
-//! What clients of the VMM send and receive.
+//! Requests and answers of the VMM's API.
 //!
 //! A VM's configuration has the same types on the command line and in JSON ([`config`]). [`body`] and [`migration`]
 //! have the other requests' bodies, [`info`] the answers, [`document`] reads JSON, and [`typed`] makes types of it.

@@ -8,58 +8,58 @@ use serde::{Deserialize, Serialize};
 use crate::config::option::Value;
 use crate::config::{OnMissingBackend, RestoredBackend, RestoredNet, ZoneUpdate};
 
-/// Where a VM is sent, and how: `vm.send-migration`.
+/// Target of a migration, and options: `vm.send-migration`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("send-migration")]
 pub struct SendMigration {
-    /// Where the target listens: tcp:<host>:<port> or unix:<path>.
+    /// Address of the target: tcp:<host>:<port> or unix:<path>.
     #[option("destination_url=<url>", required)]
     pub destination_url: String,
-    /// Whether both VMMs are on one host: memory and taps are passed, and no page is copied.
-    /// Only with unix, and shared memory.
+    /// Migrate to a VMM on the same host: memory and taps are passed, and no page is copied. Only with unix, and shared
+    /// memory.
     #[option("local=on|off")]
     pub local: bool,
-    /// How long the guest may stand still, in milliseconds.
+    /// Longest pause of the guest, in milliseconds.
     #[option("downtime_ms=<milliseconds>", default = 300)]
     pub downtime_ms: u32,
-    /// How long memory is copied before timeout_strategy decides, in seconds.
+    /// Time for which memory is copied before timeout_strategy decides, in seconds.
     #[option("timeout_s=<seconds>", default = 3600)]
     pub timeout_s: u32,
-    /// What happens then. cancel: the migration ends; ignore: the guest is stopped for as long as the rest takes.
+    /// Action when timeout_s is up. cancel: the migration ends; ignore: the guest is stopped for as long as the rest takes.
     #[option("timeout_strategy=cancel|ignore", default = TimeoutStrategy::Cancel)]
     pub timeout_strategy: TimeoutStrategy,
-    /// How many connections carry pages, at most 128. Several only with tcp.
+    /// Number of connections that carry pages, at most 128. Several only with tcp.
     #[option("connections=<number>", default = 1)]
     pub connections: u32,
     /// Folder with ca-cert.pem, client-cert.pem and client-key.pem. Only with tcp.
     #[option("tls_dir=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
-    /// Whether memory is copied before the guest moves (precopy) or after (postcopy, which is not supported).
+    /// Copy memory before the guest moves (precopy) or after (postcopy, which is not supported).
     #[option("memory_mode=precopy|postcopy", default = MemoryMode::Precopy)]
     pub memory_mode: MemoryMode,
-    /// What is done with a NIC, PF or VF whose backend cannot say what it writes to the guest's memory: vDPA, and
+    /// Action for a NIC, PF or VF whose backend does not report what it writes to the guest's memory: vDPA, and
     /// vhost-user without a dirty log. refuse: a running guest is not sent. link-down: its link is down and its backend
-    /// stands still while the VM is sent; a bond in the guest goes on by another.
+    /// is stopped while the VM is sent; a bond in the guest uses another NIC.
     #[option("on_unlogged_backend=refuse|link-down", default = OnMissingBackend::Refuse)]
     pub on_unlogged_backend: OnMissingBackend,
 }
 
-/// Where a VM is received, and what differs on this host: `vm.receive-migration`.
+/// Address on which a VM is received, and differences on this host: `vm.receive-migration`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("receive-migration")]
 pub struct ReceiveMigration {
-    /// Where the target listens: tcp:<host>:<port> or unix:<path>.
+    /// Address to listen on: tcp:<host>:<port> or unix:<path>.
     #[option("receiver_url=<url>", required)]
     pub receiver_url: String,
     /// Folder with ca-cert.pem, server-cert.pem and server-key.pem. Only with tcp.
     #[option("tls_dir=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
-    /// Whether memory is copied before the guest moves (precopy) or after (postcopy, which is not supported).
+    /// Copy memory before the guest moves (precopy) or after (postcopy, which is not supported).
     #[option("memory_mode=precopy|postcopy", default = MemoryMode::Precopy)]
     pub memory_mode: MemoryMode,
-    /// How long the target waits for a source, in seconds.
+    /// Time for which the target waits for a source, in seconds.
     #[option("timeout_s=<seconds>", default = 3600)]
     pub timeout_s: u32,
     /// True to answer as soon as the target listens, instead of when the guest has arrived or cannot.
@@ -79,8 +79,8 @@ pub struct ReceiveMigration {
     #[option("zone_updates=[<zone>@<node>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zone_updates: Vec<ZoneUpdate>,
-    /// What is done if the backend of a NIC, PF or VF cannot be opened. refuse: nothing is received. link-down: it
-    /// comes without a link, and is given a backend later (vm.set-vf).
+    /// Action if the backend of a NIC, PF or VF cannot be opened. refuse: nothing is received. link-down: it comes
+    /// without a link, and is given a backend later (vm.set-vf).
     #[option("on_missing_backend=refuse|link-down", default = OnMissingBackend::Refuse)]
     pub on_missing_backend: OnMissingBackend,
 }
@@ -89,12 +89,11 @@ pub struct ReceiveMigration {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResumeOptions {
-    /// Whether a guest goes on of which nobody knows whether the target of a migration runs it. The caller has made
-    /// sure that it does not.
+    /// Resume a guest whose migration ended as `unknown`. The caller asserts that the target is not running it.
     pub force: bool,
 }
 
-/// What happens if a guest writes faster than its memory can be copied, until the time is up.
+/// Action if a guest writes faster than its memory can be copied, until the time is up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TimeoutStrategy {
     /// The migration ends, and the source goes on with the guest.
@@ -104,7 +103,7 @@ pub enum TimeoutStrategy {
     Ignore,
 }
 
-/// When memory is copied.
+/// Time at which memory is copied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryMode {
     /// Before the guest moves.
@@ -139,7 +138,7 @@ impl Value for MemoryMode {
     }
 }
 
-/// Which side of a migration a VMM is.
+/// Side of a migration that a VMM is on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MigrationRole {
@@ -153,39 +152,39 @@ pub enum MigrationRole {
 /// The answer to `vm.migration-progress`: the migration that goes on, or the last.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationProgress {
-    /// Which side this is.
+    /// Side that this VMM is on.
     pub role: MigrationRole,
     /// `active`, `finished`, `failed`, `cancelled`, `guest-shut-down`, `unknown` or `forced`.
     pub state: String,
-    /// What it does or did last.
+    /// Current or last phase.
     pub phase: String,
-    /// How many passes over the memory are complete.
+    /// Number of complete passes over the memory.
     pub pass: u32,
     /// The guest's memory, in bytes.
     pub memory_bytes: u64,
-    /// What was sent or received, in bytes.
+    /// Bytes sent or received.
     pub transferred_bytes: u64,
     /// Pages of 4 KiB that were sent or received with their bytes.
     pub pages: u64,
     /// Pages that are zero, of which no byte is sent.
     pub zero_pages: u64,
-    /// What is still to be sent, in bytes.
+    /// Bytes still to be sent.
     pub remaining_bytes: u64,
     /// Pages that the guest writes to, in bytes per second.
     pub dirty_bytes_per_s: u64,
-    /// What the connections carry, in bytes per second.
+    /// Bandwidth of the connections, in bytes per second.
     pub bandwidth_bytes_per_s: u64,
     /// The share of their time that vCPUs are held, so that they write less.
     pub throttle_percent: u8,
-    /// How long it takes, or took, in milliseconds.
+    /// Time that it takes, or took, in milliseconds.
     pub elapsed_ms: u64,
-    /// How long the guest would stand still if it were stopped now, in milliseconds.
+    /// Downtime of the guest if it were stopped now, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimated_downtime_ms: Option<u64>,
-    /// How long it stood still, once it does.
+    /// Downtime of the guest, once it was stopped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub downtime: Option<DowntimeParts>,
-    /// Why it failed, in one line.
+    /// Reason why it failed, in one line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

@@ -11,8 +11,8 @@ use serde_json::Value;
 ///
 /// # Errors
 ///
-/// What does not fit, and where. [`serde_json`] alone would also read an object's fields from an array, in their order,
-/// which no client means.
+/// Fails with the value that does not fit, and its path. [`serde_json`] alone would also read an object's fields from
+/// an array, in their order, which no client means.
 pub fn typed<T: DeserializeOwned>(value: Value) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
     serde_path_to_error::deserialize(Tree(value))
 }

@@ -7,7 +7,7 @@ use crate::config::option::Value;
 ///
 /// # Errors
 ///
-/// What is wrong.
+/// Fails with the fault of the first entry that cannot be read.
 pub(crate) fn parse<N: Value>(text: &str) -> Result<Vec<(N, Vec<u32>)>, String> {
     let element = |element: &String| {
         let (number, cpus) = element.split_once('@').ok_or("write each as 0@[0,2-3]: a number, @, its CPUs")?;

@@ -10,10 +10,10 @@ pub struct BalloonConfig {
     /// Memory that the guest is asked to return, in whole pages of 4 KiB. It must be less than the guest's memory.
     #[option("size=<bytes>[K|M|G]")]
     pub size: u64,
-    /// Whether the guest may take memory back when it runs out of it.
+    /// Give memory back to a guest that runs out of it.
     #[option("deflate_on_oom=on|off")]
     pub deflate_on_oom: bool,
-    /// Whether the guest reports memory that it does not use, which the host then takes back.
+    /// Let the guest report unused memory, which is returned to the host.
     #[option("free_page_reporting=on|off")]
     pub free_page_reporting: bool,
     /// Device name, unique in the VM. It must not start with two underscores. By default __balloon.
@@ -27,7 +27,7 @@ pub struct BalloonConfig {
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the device is behind the virtual IOMMU, which the VM then has.
+    /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
 }

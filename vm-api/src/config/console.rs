@@ -10,7 +10,7 @@ use crate::config::error::write_line;
 use crate::config::grammar::{Pair, pairs, quote, unquote};
 use crate::config::option::{self, Value};
 
-/// Where a console's characters go.
+/// Destination of a console's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ConsoleMode {
     /// No such device.
@@ -32,7 +32,7 @@ pub enum ConsoleMode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {
-    /// Where its characters go.
+    /// Destination of the output.
     pub mode: ConsoleMode,
     /// The file, in mode `File`. In mode `Pty`, the path of the pseudo-terminal once the VM is booted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,7 +49,7 @@ pub struct ConsoleConfig {
     /// Device number of the virtio console, 1 to 31, or 0 on another segment than 0; by default the lowest free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the virtio console is behind the virtual IOMMU, which the VM then has.
+    /// True if the virtio console is behind the virtual IOMMU, which the VM then has.
     #[serde(default)]
     pub iommu: bool,
 }

@@ -35,7 +35,7 @@ pub struct CpusConfig {
     /// Features of the host's CPU that guests do not have unless they are named. amx is the only one.
     #[option("features=amx")]
     pub features: CpuFeatures,
-    /// Whether the guest can run VMs itself, if the host allows it.
+    /// Let the guest run VMs itself, if the host allows it.
     #[option("nested=on|off", default = true)]
     pub nested: bool,
     /// The vCPUs that may share a core of the host at the same time, each on a thread of it: those of this VM and no
@@ -124,10 +124,10 @@ impl Value for CpuFeatures {
     }
 }
 
-/// Which threads may run on a core of the host beside a vCPU (Linux's core scheduling).
+/// Threads that may run on a core of the host together with a vCPU (Linux's core scheduling).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CoreScheduling {
-    /// Those of the same VM.
+    /// vCPUs of the same VM.
     #[default]
     Vm,
     /// None.

@@ -18,7 +18,7 @@ const PORT: u16 = 0xe9;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct DebugConsoleConfig {
-    /// Where its characters go. It has no mode `Socket`.
+    /// Destination of the output; mode `Socket` is refused.
     pub mode: ConsoleMode,
     /// The file, in mode `File`. In mode `Pty`, the path of the pseudo-terminal once the VM is booted.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -31,7 +31,7 @@ pub struct DeviceConfig {
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the device is behind the guest's virtual IOMMU, which says what it reaches of the guest's memory.
+    /// Put the device behind the guest's virtual IOMMU, which confines its access to the guest's memory.
     #[option("iommu=on|off")]
     pub iommu: bool,
     /// BARs that the guest reaches by exits alone, such as [2,4]. By default none.

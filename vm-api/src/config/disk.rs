@@ -22,10 +22,10 @@ pub struct DiskConfig {
     #[option("path=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Whether the disk is read-only.
+    /// Make the disk read-only.
     #[option("readonly=on|off")]
     pub readonly: bool,
-    /// Whether to bypass the host's page cache (O_DIRECT).
+    /// Bypass the host's page cache (O_DIRECT).
     #[option("direct=on|off")]
     pub direct: bool,
     /// Number of queues, at most one per vCPU.
@@ -38,8 +38,7 @@ pub struct DiskConfig {
     /// that starts with another format's signature is refused, unless it is said to be raw.
     #[option("image_type=raw|qcow2")]
     pub image_type: ImageType,
-    /// Whether a qcow2 image may be based on other images. It names them itself and can name any file, so it has to be
-    /// trusted.
+    /// Allow a qcow2 image to name other images as its base. It can name any file, so the image has to be trusted.
     #[option("backing_files=on|off")]
     pub backing_files: bool,
     /// Serial number that the guest reads, at most 20 bytes.
@@ -53,10 +52,10 @@ pub struct DiskConfig {
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the device is behind the virtual IOMMU, which the VM then has.
+    /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
-    /// Whether another process is the disk (vhost-user), instead of path; needs socket.
+    /// Use a disk of another process (vhost-user), instead of path; needs socket.
     #[option("vhost_user=on|off")]
     pub vhost_user: bool,
     /// Unix socket that the vhost-user backend listens on.
@@ -71,22 +70,21 @@ pub struct DiskConfig {
     #[option("rate_limit_group=<id>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limit_group: Option<String>,
-    /// Whether the guest may give back space that it does not need. With off, all space of a raw image is allocated
-    /// when the disk is opened.
+    /// Let the guest return space that it does not need. With off, all space of a raw image is allocated when the disk
+    /// is opened.
     #[option("sparse=on|off", default = true)]
     pub sparse: bool,
-    /// What is locked against other programs: the bytes that the image has, or the whole file, whatever its size
-    /// becomes.
+    /// Range that is locked against other programs: the bytes that the image has, or the whole file at any size.
     #[option("lock_granularity=byte-range|full", default = LockGranularity::ByteRange)]
     pub lock_granularity: LockGranularity,
     /// The CPUs of the host that the queues run on. Those that are left out run on any.
     #[option("queue_affinity=[<queue>@[<cpu>,<cpu>-<cpu>,...],...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queue_affinity: Vec<VirtQueueAffinity>,
-    /// Whether to do without io_uring: each queue then has one request at a time.
+    /// Do without io_uring: each queue then has one request at a time.
     #[option("_disable_io_uring=on|off")]
     pub disable_io_uring: bool,
-    /// Whether to do without Linux AIO, which is never used.
+    /// Do without Linux AIO, which is never used.
     #[option("_disable_aio=on|off")]
     pub disable_aio: bool,
 }
@@ -120,13 +118,13 @@ pub struct RateLimitGroupConfig {
     /// Name of the group, which disks give as rate_limit_group.
     #[option("id=<name>", required)]
     pub id: String,
-    /// What its disks together read and write.
+    /// Limits of its disks together.
     #[option(part)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
 }
 
-/// How much of an image is locked.
+/// Range of an image that is locked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockGranularity {
     /// The bytes that it has.

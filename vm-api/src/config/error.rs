@@ -1,4 +1,4 @@
-//! What is wrong with a configuration.
+//! Faults of a configuration.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::fmt;
 pub struct ConfigError {
     /// The option and its value, as on the command line: `--net id=pf0,num_queues=1`.
     pub subject: String,
-    /// What is wrong with it, and what to do.
+    /// Fault, and remedy.
     pub problem: Problem,
 }
 
@@ -45,7 +45,7 @@ pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     }
 }
 
-/// What is wrong with an option's value, and what to do.
+/// Fault of an option's value, and its remedy.
 ///
 /// The kinds are for programs, the text is for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,11 +66,11 @@ pub enum Problem {
     /// Two devices have the same name, address or slot.
     #[error("{what} is already in use by {user}; {remedy}")]
     InUse {
-        /// What is used twice: `MAC address 52:54:00:00:00:01`.
+        /// Name that is used twice: `MAC address 52:54:00:00:00:01`.
         what: String,
-        /// Who has it: `pf0` or `VF 3 of pf0`.
+        /// Function or device that has it: `pf0` or `VF 3 of pf0`.
         user: String,
-        /// What to do.
+        /// Remedy.
         remedy: String,
     },
     /// The VM asks for more than the machine has: slots, buses, CPUs.
@@ -79,9 +79,9 @@ pub enum Problem {
     /// Cloud Hypervisor has this, and this version does not support it yet.
     #[error("{what} not supported yet; {remedy}")]
     NotYet {
-        /// What is missing, with its verb: `vhost-user backends are`.
+        /// Feature that is missing, with its verb: `vhost-user backends are`.
         what: String,
-        /// What to do instead.
+        /// Alternative.
         remedy: String,
     },
     /// The host failed to provide what the plan needs.

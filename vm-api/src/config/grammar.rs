@@ -6,7 +6,7 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-/// One `key=value` of an option. The value keeps its quotes, so that a list can be split by the same rules.
+/// A `key=value` of an option. The value keeps its quotes, so that a list can be split by the same rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pair {
     /// The text before the first `=`.

@@ -11,7 +11,7 @@ pub const LONGEST: usize = 255;
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// Fails with the fault of the name.
 pub fn check_id(id: &str) -> Result<(), Problem> {
     if id.is_empty() || id.starts_with("__") || id.chars().any(char::is_control) {
         let what = "not a device name; use printable characters, and do not start with two underscores".to_string();

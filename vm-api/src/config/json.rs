@@ -46,7 +46,7 @@ impl VmConfig {
     ///
     /// # Errors
     ///
-    /// What cannot be read, with its path in the document.
+    /// Fails with the first value that cannot be read, and its path in the document.
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
         let wrong = |path: &str, what: String| ConfigError::new(path, Problem::Syntax(what));
         let mut value = document::read(text).map_err(|error| match error {

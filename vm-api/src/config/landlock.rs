@@ -1,4 +1,4 @@
-//! What the program may open besides the files that the VM's other options name: `--landlock-rules`.
+//! Files that the program may open besides those that the VM's other options name: `--landlock-rules`.
 
 use std::path::PathBuf;
 
@@ -14,13 +14,13 @@ pub struct LandlockConfig {
     /// File, or folder with all that is in it. It must exist.
     #[option("path=<path>", required)]
     pub path: PathBuf,
-    /// What the program may do there: read (r), write (w), which is also to make and to remove files and sockets in a
-    /// folder, or both (rw).
+    /// Access that is allowed: read (r), write (w), which includes making and removing files and sockets in a folder,
+    /// or both (rw).
     #[option("access=r|w|rw", required)]
     pub access: LandlockAccess,
 }
 
-/// What the program may do with a file, or in a folder.
+/// Access to a file or a folder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LandlockAccess {
     /// Read.

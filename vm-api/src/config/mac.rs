@@ -11,12 +11,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// Whether the group bit is set: such an address names no single NIC (`IEEE 802-2014 §8.2.2`).
+    /// True if the group bit is set: such an address names no single NIC (`IEEE 802-2014 §8.2.2`).
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 0x01 != 0
     }
 
-    /// Whether all bits are 0, which is no NIC's address either.
+    /// True if all bits are 0, which is no NIC's address either.
     pub fn is_zero(self) -> bool {
         self.0 == [0; 6]
     }

@@ -13,41 +13,41 @@ pub struct MemoryConfig {
     /// Size of the guest's memory at boot. After vm.resize, the size that was asked for.
     #[option("size=<bytes>[K|M|G]", default = 512 << 20)]
     pub size: u64,
-    /// Whether other processes can map the memory, as vhost-user backends do.
+    /// Let other processes map the memory, as vhost-user backends do.
     #[option("shared=on|off")]
     pub shared: bool,
-    /// Whether to use huge pages that the host has reserved.
+    /// Use huge pages that the host has reserved.
     #[option("hugepages=on|off")]
     pub hugepages: bool,
     /// Size of the huge pages. By default the host's.
     #[option("hugepage_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
-    /// Whether to allocate all memory before the guest starts.
+    /// Allocate all memory before the guest starts.
     #[option("prefault=on|off")]
     pub prefault: bool,
-    /// Whether the host may use transparent huge pages.
+    /// Let the host use transparent huge pages.
     #[option("thp=on|off", default = true)]
     pub thp: bool,
-    /// Whether the host may merge equal pages (KSM). Memory that other processes can map is not merged.
+    /// Let the host merge equal pages (KSM). Memory that other processes can map is not merged.
     #[option("mergeable=on|off")]
     pub mergeable: bool,
-    /// Whether the host sets swap space aside, so that the guest cannot run out of it later. Only for private memory.
+    /// Reserve swap space on the host, so that the guest cannot run out of it later. Only for private memory.
     #[option("reserve=on|off")]
     pub reserve: bool,
-    /// Whether core dumps of this program contain the memory.
+    /// Include the memory in core dumps of this program.
     #[option("dump=on|off")]
     pub dump: bool,
-    /// How memory is added while the guest runs. Only virtio-mem can also take it back.
+    /// Method by which memory is added while the guest runs. Only virtio-mem can also take it back.
     #[option("hotplug_method=acpi|virtio-mem", default = HotplugMethod::Acpi)]
     pub hotplug_method: HotplugMethod,
-    /// How much memory can be added while the guest runs: with acpi in steps of 128M, at most 8 of them; with
-    /// virtio-mem in steps of 2M or of a huge page. By default none.
+    /// Memory that can be added while the guest runs: with acpi in steps of 128M, at most 8 of them; with virtio-mem in
+    /// steps of 2M or of a huge page. By default none.
     #[option("hotplug_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
-    /// How much of hotplug_size the guest has from the start. Only with virtio-mem. After vm.resize, what was asked
-    /// for.
+    /// Part of hotplug_size that the guest has from the start. Only with virtio-mem. After vm.resize, the size that was
+    /// requested.
     #[option("hotplugged_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplugged_size: Option<u64>,
@@ -61,12 +61,12 @@ impl MemoryConfig {
     /// The unit in which memory is added while the guest runs, in bytes.
     pub const STEP: u64 = 128 << 20;
 
-    /// How much memory there is without that of virtio memory devices, in bytes.
+    /// Size of the memory without that of virtio memory devices, in bytes.
     pub fn total(&self) -> u64 {
         self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.size))
     }
 
-    /// How much memory the guest is to have, with that of virtio memory devices, in bytes.
+    /// Size that the guest should have, with that of virtio memory devices, in bytes.
     pub fn wanted(&self) -> u64 {
         self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.wanted()))
     }
@@ -98,13 +98,13 @@ impl MemoryConfig {
         }]
     }
 
-    /// How much memory can be added by ACPI while the guest runs, in bytes; `None` if none can.
+    /// Memory that ACPI can add while the guest runs, in bytes; `None` if none can.
     pub fn room(&self) -> Option<u64> {
         self.hotplug_size.filter(|size| *size > 0 && self.hotplug_method == HotplugMethod::Acpi)
     }
 }
 
-/// How memory is added while the guest runs.
+/// Method by which memory is added while the guest runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HotplugMethod {
     /// As memory devices of ACPI, which cannot be removed.

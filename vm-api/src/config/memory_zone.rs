@@ -19,10 +19,10 @@ pub struct MemoryZoneConfig {
     #[option("file=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Whether other processes can map the zone. What the guest writes to a file's zone is in the file only then.
+    /// Let other processes map the zone. Only then does a file's zone contain what the guest writes to it.
     #[option("shared=on|off")]
     pub shared: bool,
-    /// Whether to use huge pages that the host has reserved.
+    /// Use huge pages that the host has reserved.
     #[option("hugepages=on|off")]
     pub hugepages: bool,
     /// Size of the huge pages. By default the host's.
@@ -33,33 +33,33 @@ pub struct MemoryZoneConfig {
     #[option("host_numa_node=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_numa_node: Option<u32>,
-    /// How much memory can be added to the zone while the guest runs, in steps of 2M or of a huge page. Only with
-    /// --memory hotplug_method=virtio-mem. By default none.
+    /// Memory that can be added to the zone while the guest runs, in steps of 2M or of a huge page. Only with --memory
+    /// hotplug_method=virtio-mem. By default none.
     #[option("hotplug_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
-    /// How much of hotplug_size the zone has from the start. After vm.resize-zone, what was asked for.
+    /// Part of hotplug_size that the zone has from the start. After vm.resize-zone, the size that was requested.
     #[option("hotplugged_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplugged_size: Option<u64>,
-    /// Whether to allocate all of the zone before the guest starts.
+    /// Allocate all of the zone before the guest starts.
     #[option("prefault=on|off")]
     pub prefault: bool,
-    /// Whether the host sets swap space aside. Only for private memory.
+    /// Reserve swap space on the host. Only for private memory.
     #[option("reserve=on|off")]
     pub reserve: bool,
-    /// Whether the host may merge equal pages (KSM). Memory that other processes can map is not merged.
+    /// Let the host merge equal pages (KSM). Memory that other processes can map is not merged.
     #[option("mergeable=on|off")]
     pub mergeable: bool,
 }
 
 impl MemoryZoneConfig {
-    /// How much memory a virtio memory device can add to the zone, in bytes; `None` if none can.
+    /// Memory that a virtio memory device can add to the zone, in bytes; `None` if none can.
     pub fn room(&self) -> Option<u64> {
         self.hotplug_size.filter(|size| *size > 0)
     }
 
-    /// How much memory the zone is to have, in bytes.
+    /// Size that the zone should have, in bytes.
     pub fn wanted(&self) -> u64 {
         self.size.saturating_add(self.hotplugged_size.unwrap_or(0))
     }

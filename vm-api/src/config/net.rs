@@ -63,17 +63,17 @@ pub struct NetConfig {
     #[option("fd=[<fd>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fds: Vec<i32>,
-    /// Whether the guest may send and receive TCP packets larger than the MTU, which are segmented outside the guest.
+    /// Let the guest send and receive TCP packets larger than the MTU, which are segmented outside the guest.
     #[option("offload_tso=on|off", default = true)]
     pub offload_tso: bool,
     /// The same for UDP packets.
     #[option("offload_ufo=on|off", default = true)]
     pub offload_ufo: bool,
-    /// Whether checksums may be left to the other side. Required by offload_tso and offload_ufo.
+    /// Let either side leave checksums to the other. Required by offload_tso and offload_ufo.
     #[option("offload_csum=on|off", default = true)]
     pub offload_csum: bool,
-    /// Whether the guest uses this NIC only while it has no other with the same mac, such as a VF of the host that is
-    /// plugged and unplugged. Needs mac.
+    /// Use this NIC only while the guest has no other with the same mac, such as a VF of the host that is plugged and
+    /// unplugged. Needs mac.
     #[option("standby=on|off")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub standby: bool,
@@ -84,15 +84,14 @@ pub struct NetConfig {
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the device is behind the virtual IOMMU, which the VM then has.
+    /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
-    /// Whether the host's kernel moves the tap's packets (vhost-net). auto: if the kernel can, and no rate limit is
-    /// given.
+    /// Let the host's kernel carry the tap's packets (vhost-net). auto: if the kernel can, and no rate limit is given.
     #[option("vhost=on|off|auto")]
     #[serde(skip_serializing_if = "Vhost::is_off")]
     pub vhost: Vhost,
-    /// Whether another process moves the packets (vhost-user), instead of a tap; needs socket.
+    /// Let another process carry the packets (vhost-user), instead of a tap; needs socket.
     #[option("vhost_user=on|off")]
     pub vhost_user: bool,
     /// Unix socket of the vhost-user backend.
@@ -129,14 +128,13 @@ pub struct NetConfig {
     #[option("trunk=[<id>,<id>-<id>,...]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trunk: Option<Vlans>,
-    /// Whether to drop packets that the guest sends from another MAC address than its own. By default off, but on for
-    /// VFs on a switch.
+    /// Drop packets that the guest sends with a source MAC address other than its own. By default off, but on for VFs
+    /// on a switch.
     #[option("spoofchk=on|off")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spoofchk: Option<bool>,
-    /// Whether the guest may change a MAC address that was given, send from further ones and to bridges
-    /// (01:80:c2:00:00:00 to :0f), and receive packets that are not for it. By default on, but off with spoofchk=on and
-    /// for VFs on a switch.
+    /// Let the guest change a MAC address that was given, send from further ones and to bridges (01:80:c2:00:00:00 to
+    /// :0f), and receive packets that are not for it. By default on, but off with spoofchk=on and for VFs on a switch.
     #[option("trust=on|off")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust: Option<bool>,
@@ -204,19 +202,19 @@ impl NetConfig {
         &mut self.vfs[position]
     }
 
-    /// Whether it names a tap or another backend: with a switch that is the uplink.
+    /// True if it names a tap or another backend: with a switch that is the uplink.
     pub fn names_backend(&self) -> bool {
         let Self { tap, fds, vhost_user, vhost_socket, vdpa, .. } = self;
         tap.is_some() || !fds.is_empty() || *vhost_user || vhost_socket.is_some() || vdpa.is_some()
     }
 
-    /// Whose port of a switch these settings are of, if they are of one. Only a PF has VFs.
+    /// Switch port that these settings describe, if they describe one. Only a PF has VFs.
     pub fn port(&self) -> Option<SwitchPort> {
         self.switch.map(|_| if self.sriov_vfs == 0 { SwitchPort::Vf } else { SwitchPort::Pf })
     }
 }
 
-/// Whose a port of a switch is.
+/// Owner of a switch port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwitchPort {
     /// The PF's own.
@@ -288,7 +286,7 @@ pub struct VfConfig {
     #[option("vhost=on|off|auto")]
     #[serde(skip_serializing_if = "Vhost::is_off")]
     pub vhost: Vhost,
-    /// Whether another process moves the packets (vhost-user), instead of a tap; needs socket.
+    /// Let another process carry the packets (vhost-user), instead of a tap; needs socket.
     #[option("vhost_user=on|off")]
     pub vhost_user: bool,
     /// Unix socket of the vhost-user backend.
@@ -386,7 +384,7 @@ impl NetVf {
     ///
     /// # Errors
     ///
-    /// When no NIC has that name.
+    /// Fails if no NIC has that name.
     pub fn add_to(self, nets: &mut [NetConfig], ids: &[String]) -> Result<(), ConfigError> {
         let Self { pf, vf } = self;
         match nets.iter_mut().zip(ids).find(|(_, id)| **id == pf) {

@@ -20,7 +20,7 @@ pub(crate) trait Value: Sized {
     ///
     /// # Errors
     ///
-    /// What is wrong, and what would be right.
+    /// Fails with the fault, and an example of a right value.
     fn parse(text: &str) -> Result<Self, String>;
 
     /// The value as it reads back, or `None` where the key is left out.
@@ -238,16 +238,16 @@ pub(crate) fn read<T: Value>(raw: &str) -> Result<Option<T>, String> {
     if text.is_empty() { Ok(None) } else { T::parse(&text).map(Some) }
 }
 
-/// One key of an option, for its help.
+/// Key of an option, for its help.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
     /// The key's name: `num_queues`.
     pub name: &'static str,
-    /// What its value looks like: `<number>`.
+    /// Form of the value: `<number>`.
     pub syntax: &'static str,
     /// The value that applies when the key is left out, if there is one.
     pub default: Option<String>,
-    /// What it is for, in one paragraph.
+    /// Purpose, in one paragraph.
     pub about: String,
 }
 
@@ -262,7 +262,7 @@ pub trait Options: Sized {
 
 /// A field that the command line describes by several keys, and JSON by an object.
 pub(crate) trait Part: Sized {
-    /// Its keys, in the order of the help.
+    /// Keys, in the order of the help.
     fn keys() -> Vec<Key>;
 
     /// Takes its own keys out of those of `option`, and returns what they describe and the remaining ones.
@@ -272,13 +272,13 @@ pub(crate) trait Part: Sized {
     /// A wrong value, or a key without another that it needs.
     fn take(pairs: Vec<Pair>, option: &str) -> Result<(Self, Vec<Pair>), ConfigError>;
 
-    /// Its keys and values, as they read back.
+    /// Keys and values, as they read back.
     fn print(&self) -> Vec<(&'static str, String)>;
 }
 
-/// What `#[derive(Options)]` generates for a struct.
+/// Methods that `#[derive(Options)]` generates for a struct.
 pub(crate) trait Described: Options {
-    /// Its fields before defaults: `None` for what was not given.
+    /// Fields before defaults: `None` for those that were not given.
     type Given: Default + DeserializeOwned;
 
     /// Takes out the keys of fields that are a [`Part`], and returns the remaining ones.
@@ -298,7 +298,7 @@ pub(crate) trait Described: Options {
     /// A field that has to be given and is not.
     fn resolve(given: Self::Given) -> Result<Self, ConfigError>;
 
-    /// Its keys and values, as they read back, without those that are unset.
+    /// Keys and values, as they read back, without those that are unset.
     fn pairs(&self) -> Vec<(&'static str, String)>;
 }
 
@@ -306,7 +306,7 @@ pub(crate) trait Described: Options {
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// Fails with the fault of the option.
 pub(crate) fn parse<T: Described>(text: &str) -> Result<T, ConfigError> {
     let wrong = |what| ConfigError::new(format!("{} {text}", T::OPTION), Problem::Syntax(what));
     from_pairs(pairs(text).map_err(wrong)?)

@@ -1,5 +1,5 @@
-//! What the machine is beyond its devices: `--platform` and `--pci-segment`. The strings of `--platform` are those of
-//! SMBIOS (`DSP0134`), by which the guest identifies it.
+//! Properties of the machine beyond its devices: `--platform` and `--pci-segment`. The strings of `--platform` are
+//! those of SMBIOS (`DSP0134`), by which the guest identifies it.
 
 use std::os::fd::RawFd;
 
@@ -13,7 +13,7 @@ pub struct PlatformConfig {
     /// Number of PCI segments, 1 to 96. Each after the first has one bus, with room for 31 devices and no VFs.
     #[option("num_pci_segments=<number>", default = 1)]
     pub num_pci_segments: u16,
-    /// Whether the VM has a virtual IOMMU even if no device says iommu=on. All VFs of a VM that has one are behind it.
+    /// Add a virtual IOMMU even if no device has iommu=on. All VFs of a VM that has one are behind it.
     #[option("iommu=on|off")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub iommu: bool,
@@ -31,11 +31,11 @@ pub struct PlatformConfig {
     #[option("iommufd_fd=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iommufd_fd: Option<RawFd>,
-    /// Whether devices of the host are opened one by one, by iommufd, and not by their IOMMU groups. By default off.
+    /// Open devices of the host one by one, by iommufd, and not by their IOMMU groups. By default off.
     #[option("iommufd=on|off", default_from = iommufd_fd.is_some())]
     pub iommufd: bool,
-    /// Whether devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), where
-    /// the host's IOMMU allows that.
+    /// Let devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), where the
+    /// host's IOMMU allows that.
     #[option("vfio_p2p_dma=on|off", default = true)]
     pub vfio_p2p_dma: bool,
     /// All hardware of older PCs for a kernel: the ports of configuration space, an MP table, the ACPI timer and the
@@ -82,17 +82,17 @@ pub struct PlatformConfig {
     pub chassis_asset_tag: Option<String>,
 }
 
-/// What a PCI segment gets of the addresses for PCI memory, in relation to the others.
+/// Share of a PCI segment in the addresses for PCI memory, in relation to the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--pci-segment")]
 pub struct PciSegmentConfig {
     /// Number of the segment.
     #[option("pci_segment=<number>")]
     pub pci_segment: u16,
-    /// Its share of the addresses below 4 GiB, 1 or more.
+    /// Weight of its share of the addresses below 4 GiB, 1 or more.
     #[option("mmio32_aperture_weight=<number>", default = 1)]
     pub mmio32_aperture_weight: u32,
-    /// Its share of the addresses above 4 GiB, 1 or more.
+    /// Weight of its share of the addresses above 4 GiB, 1 or more.
     #[option("mmio64_aperture_weight=<number>", default = 1)]
     pub mmio64_aperture_weight: u32,
 }

@@ -12,11 +12,11 @@ pub struct PmemConfig {
     /// A file, a block device, or a folder for an unnamed temporary file.
     #[option("file=<path>", required)]
     pub file: PathBuf,
-    /// How much of it, a multiple of 2M. By default all of it; a folder needs it.
+    /// Size, a multiple of 2M. By default all of the file; a folder needs it.
     #[option("size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Whether what the guest writes is kept from the file, and forgotten when the guest restarts.
+    /// Keep the guest's writes from the file, and discard them when the guest restarts.
     #[option("discard_writes=on|off")]
     pub discard_writes: bool,
     /// Device name, unique in the VM. It must not start with two underscores. By default _pmemN, where
@@ -31,7 +31,7 @@ pub struct PmemConfig {
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// Whether the device is behind the virtual IOMMU, which the VM then has.
+    /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
 }

@@ -1,4 +1,4 @@
-//! What a network function may send and receive: the values of `vlan_proto`, `trunk` and `link`.
+//! Packets that a network function may send and receive: the values of `vlan_proto`, `trunk` and `link`.
 
 use std::fmt;
 use std::ops::RangeInclusive;

@@ -70,7 +70,7 @@ impl TokenBucketConfig {
 }
 
 impl Names {
-    /// What the keys are for. `unit` is what is limited.
+    /// Descriptions of the keys. `unit` is the quantity that is limited.
     fn keys(&self, unit: &str) -> [Key; 3] {
         let key = |name, syntax, about: String| Key { name, syntax, default: None, about };
         let (size, time) = (self.size, self.refill_time);

@@ -1,4 +1,4 @@
-//! Where a VM is restored from, and what differs from when it was saved: `vm.restore` and `--restore`.
+//! Source of a restored VM, and differences from when it was saved: `vm.restore` and `--restore`.
 
 use std::path::PathBuf;
 
@@ -9,18 +9,18 @@ use crate::config::grammar::{list, pairs, quote, unquote};
 use crate::config::option::Value;
 use crate::config::zone_update::ZoneUpdate;
 
-/// Where a VM is restored from, and what differs on this host.
+/// Source of a restored VM, and differences on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--restore")]
 pub struct RestoreConfig {
     /// Folder of the snapshot, such as file:///var/lib/vm/snapshot.
     #[option("source_url=<url>", required)]
     pub source_url: String,
-    /// Whether all of the guest's memory is allocated before it runs. Only with copy.
+    /// Allocate all of the guest's memory before it runs. Only with copy.
     #[option("prefault=on|off")]
     pub prefault: bool,
-    /// How memory is restored. copy: read before the guest runs; ondemand: read as the guest uses it; map: the file
-    /// mapped privately, which must then stay as it is; auto: map where that is sound, and copy elsewhere.
+    /// Restore of memory. copy: read before the guest runs; ondemand: read as the guest uses it; map: the file mapped
+    /// privately, which must then stay as it is; auto: map where that is sound, and copy elsewhere.
     #[option("memory_restore_mode=copy|ondemand|map|auto", default = MemoryRestoreMode::Copy)]
     pub memory_restore_mode: MemoryRestoreMode,
     /// Descriptors of open taps, for each NIC that had been given some: its id, or its id, a slash and the index of a
@@ -37,16 +37,16 @@ pub struct RestoreConfig {
     #[option("zone_updates=[<zone>@<node>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zone_updates: Vec<ZoneUpdate>,
-    /// What is done if the backend of a NIC, PF or VF cannot be opened. refuse: nothing is restored. link-down: it
-    /// comes back without a link, and is given a backend later (vm.set-vf).
+    /// Action if the backend of a NIC, PF or VF cannot be opened. refuse: nothing is restored. link-down: it comes back
+    /// without a link, and is given a backend later (vm.set-vf).
     #[option("on_missing_backend=refuse|link-down", default = OnMissingBackend::Refuse)]
     pub on_missing_backend: OnMissingBackend,
-    /// Whether the guest runs at once.
+    /// Resume the guest at once.
     #[option("resume=on|off")]
     pub resume: bool,
 }
 
-/// How a guest's memory is restored.
+/// Method by which a guest's memory is restored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryRestoreMode {
     /// It is read before the guest runs.
@@ -84,7 +84,7 @@ impl Value for MemoryRestoreMode {
     }
 }
 
-/// What is done if the backend of a VF cannot be opened.
+/// Action if the backend of a VF cannot be opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnMissingBackend {
@@ -121,7 +121,7 @@ pub struct RestoredNet {
     /// The index of its VF; the NIC's own function without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
-    /// How many descriptors it is given, one for each pair of queues.
+    /// Number of descriptors that it is given, one for each pair of queues.
     pub num_fds: usize,
     /// The descriptors: numbers on the command line; over the API they come with the request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -140,7 +140,7 @@ pub struct RestoredBackend {
     /// A tap of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// How many descriptors of taps it is given.
+    /// Number of tap descriptors that it is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_fds: Option<usize>,
     /// Descriptors of taps: numbers on the command line; over the API they come with the request, after those of

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::option::{Value, digits};
 
-/// How a switch forwards what its functions send.
+/// Forwarding rule of a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchMode {
@@ -45,7 +45,7 @@ pub enum Mirror {
 }
 
 impl Mirror {
-    /// Whether there is none.
+    /// True if there is none.
     pub fn is_off(&self) -> bool {
         *self == Self::Off
     }

@@ -1,5 +1,5 @@
-//! What Cloud Hypervisor, or others' SR-IOV, has and this version does not support yet: one table for the command line,
-//! JSON and the API.
+//! Features of Cloud Hypervisor, or of others' SR-IOV, that this version does not support yet: one table for the
+//! command line, JSON and the API.
 //!
 //! A client may give such a key or JSON field at its default, as generated clients do; it is left out before the rest
 //! becomes a typed configuration. Any other value is refused, never ignored. Unknown fields stay, for the typed
@@ -21,7 +21,7 @@ fn places() -> impl Iterator<Item = (&'static str, &'static Place)> {
     TABLE.iter().flat_map(|missing| missing.places.iter().map(|place| (missing.what, place)))
 }
 
-/// What an option of the command line, such as `--tpm`, asks for, if that is not supported yet.
+/// Feature that an option of the command line, such as `--tpm`, asks for, if it is not supported yet.
 pub fn flag(option: &str) -> Option<&'static str> {
     places().find(|(_, place)| matches!(place, Flag(flag) if *flag == option)).map(|(what, _)| what)
 }
@@ -34,7 +34,7 @@ pub fn flags() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// What a key of an option asks for, and the values with which it asks for nothing, if it is not supported yet.
+/// Feature that a key of an option asks for, and the values that ask for nothing, if it is not supported yet.
 pub fn key(option: &str, key: &str) -> Option<(&'static str, &'static Harmless)> {
     places().find_map(|(what, place)| match place {
         Setting(object, name, harmless) if object.option() == Some(option) && *name == key => Some((what, harmless)),
@@ -42,7 +42,7 @@ pub fn key(option: &str, key: &str) -> Option<(&'static str, &'static Harmless)>
     })
 }
 
-/// What an endpoint of the API, such as `vm.snapshot`, does, if that is not supported yet.
+/// Purpose of an endpoint of the API, such as `vm.snapshot`, if it is not supported yet.
 pub fn endpoint(name: &str) -> Option<&'static str> {
     places().find(|(_, place)| matches!(place, Endpoint(endpoint) if *endpoint == name)).map(|(what, _)| what)
 }
@@ -107,11 +107,11 @@ impl Object {
 
     /// Removes the unsupported fields from `value`, which is at `path` of the document (empty for its root).
     ///
-    /// What is not an object is left as it is, for the typed configuration to refuse.
+    /// Leaves a value that is not an object as it is, for the typed configuration to refuse.
     ///
     /// # Errors
     ///
-    /// One of those fields asks for something.
+    /// Fails if one of those fields asks for something.
     pub fn strip(self, value: &mut Value, path: &str) -> Result<(), ConfigError> {
         let Some(fields) = value.as_object_mut() else { return Ok(()) };
         for (what, field, harmless) in self.missing() {

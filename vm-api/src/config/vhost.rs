@@ -1,4 +1,4 @@
-//! Who carries a NIC's packets: the values of `vhost` and `vhost_mode`.
+//! Carrier of a NIC's packets: the values of `vhost` and `vhost_mode`.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::option::Value;
 
-/// Whether the host's kernel carries a tap's packets. In JSON `true`, `false` or `"auto"`.
+/// Use of vhost-net for a tap's packets. In JSON `true`, `false` or `"auto"`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Vhost {
     /// This process carries them.
@@ -20,7 +20,7 @@ pub enum Vhost {
 }
 
 impl Vhost {
-    /// Whether this process carries the packets.
+    /// True if this process carries the packets.
     pub fn is_off(&self) -> bool {
         *self == Self::Off
     }
@@ -91,7 +91,7 @@ impl Visitor<'_> for BoolOrAuto {
     }
 }
 
-/// Which side listens on a vhost-user socket.
+/// Side that listens on a vhost-user socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VhostMode {
     /// The backend listens and this program connects.

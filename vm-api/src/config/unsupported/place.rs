@@ -1,17 +1,17 @@
-//! Where a feature that is not supported yet is asked for, and the values that ask for nothing.
+//! Places where a feature that is not supported yet is asked for, and the values that ask for nothing.
 
 use serde_json::{Map, Value};
 
 /// A feature that is not supported yet.
 #[derive(Debug)]
 pub struct Missing {
-    /// What it is, with its verb: `TPMs are`. "not supported yet" follows.
+    /// Name, with its verb: `TPMs are`. "not supported yet" follows.
     pub what: &'static str,
-    /// Where it is asked for in Cloud Hypervisor.
+    /// Places where Cloud Hypervisor has it.
     pub(super) places: &'static [Place],
 }
 
-/// Where a feature is asked for.
+/// Place where a feature is asked for.
 #[derive(Debug)]
 pub(super) enum Place {
     /// By an option of the command line: `--tpm`.
@@ -62,7 +62,7 @@ pub enum Harmless {
     Word(&'static str, &'static str),
     /// An empty array.
     Empty,
-    /// Those that the function accepts, which also sees the object that has the field. The command line has no object.
+    /// Values that the function accepts, which also sees the object that has the field. The command line has no object.
     If(fn(&Value, &Map<String, Value>) -> bool),
 }
 
