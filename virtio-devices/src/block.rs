@@ -79,7 +79,7 @@ const SERIAL: usize = VIRTIO_BLK_ID_BYTES as usize;
 /// header and the status, and each segment may be in two parts of guest memory.
 const MAX_SEGMENTS: u16 = 254;
 
-/// What every disk offers.
+/// Features that every disk offers.
 const ALWAYS: &[u32] = &[
     VIRTIO_F_VERSION_1,
     VIRTIO_RING_F_INDIRECT_DESC,
@@ -92,10 +92,10 @@ const ALWAYS: &[u32] = &[
     VIRTIO_BLK_F_CONFIG_WCE,
 ];
 
-/// What a disk is.
+/// Description of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockSpec {
-    /// Its id, which its threads are named after.
+    /// Id, also the prefix of its threads' names.
     pub id: String,
     /// The image: a file or a block device.
     pub path: PathBuf,
@@ -146,16 +146,16 @@ pub struct Block {
     failures: Arc<Failures>,
     size: Arc<BlockSize>,
     losses: Losses,
-    /// What the driver wrote into `writeback` since the reset: whether it wants writes to wait in the host's cache
-    /// until a flush (`virtio 1.4 §5.2.4`).
+    /// Value that the driver wrote into `writeback` since the reset: true if writes may stay in the host's cache until
+    /// a flush (`virtio 1.4 §5.2.4`).
     chosen: Option<bool>,
     /// The features of the last start, which say what `writeback` means. There are none between a reset and a start.
     negotiated: Option<u64>,
     /// The most segments of data that a driver is asked to use in a request.
     segments: u32,
-    /// Whether a write is complete only when it is on the medium: for the workers.
+    /// True if a write completes only when it is on the medium. Read by the workers.
     stable: Arc<AtomicBool>,
-    /// What it may still do. A reset does not refill it.
+    /// Rate limits. A reset does not refill them.
     limiter: Option<RateLimitGroup>,
 }
 
@@ -164,7 +164,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// One line that says what to do; see [`BlockError`].
+    /// Fails with one line that contains the remedy; see [`BlockError`].
     pub fn open(spec: BlockSpec) -> Result<Self, BlockError> {
         Self::with(spec, Image::open)
     }
@@ -229,7 +229,7 @@ impl Block {
         })
     }
 
-    /// Its id.
+    /// Id of the disk.
     pub fn id(&self) -> &str {
         &self.spec.id
     }
@@ -240,17 +240,17 @@ impl Block {
         self
     }
 
-    /// Its image and the lock of that.
+    /// Image and its lock.
     pub fn hold(&self) -> Hold {
         Hold::of_image(Arc::clone(&self.image))
     }
 
-    /// Its size, for the host to change.
+    /// Size, which the host can change.
     pub fn size(&self) -> Arc<BlockSize> {
         Arc::clone(&self.size)
     }
 
-    /// How long its requests take.
+    /// Latencies of its requests.
     pub fn latencies(&self) -> Arc<BlockLatencies> {
         Arc::clone(&self.latencies)
     }
@@ -260,7 +260,7 @@ impl Block {
         self.failures.observe(observer);
     }
 
-    /// Its counters.
+    /// Counters of the disk.
     pub fn counters(&self) -> Arc<BlockCounters> {
         Arc::clone(&self.counters)
     }

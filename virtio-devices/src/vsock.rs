@@ -4,8 +4,8 @@
 //! once a program in the guest has accepted; the port in the answer is the host's. A connection that a program in the
 //! guest opens to port P of the host (context ID 2) leads to whoever listens at `<socket>_P`. Only stream sockets.
 //!
-//! One thread serves all queues and connections. Connections outlive a pause, and end with a reset of the device. They
-//! are not saved: a driver that is restored is told that they are gone.
+//! A single thread serves all queues and connections. Connections outlive a pause, and end with a reset of the device.
+//! They are not saved: a restored driver gets an event that they are closed.
 
 mod caller;
 mod connection;
@@ -58,10 +58,10 @@ const QUEUE_SIZES: &[u16] = &[256, 256, 256];
 const FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_F_IN_ORDER | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// What a socket device is.
+/// Description of a socket device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VsockSpec {
-    /// Its id, which its thread is named after.
+    /// Id, also the name of its thread.
     pub id: String,
     /// The guest's context ID, from 3 to 0xffff_fffe.
     pub cid: u32,
@@ -87,7 +87,7 @@ impl Vsock {
     ///
     /// # Errors
     ///
-    /// When another program listens there, or the path cannot be used.
+    /// Fails if another program listens there, or the path cannot be used.
     pub fn open(spec: VsockSpec) -> Result<Self, VsockError> {
         let host = Arc::new(HostSocket::listen(&spec.socket)?);
         Ok(Self {
@@ -100,12 +100,12 @@ impl Vsock {
         })
     }
 
-    /// Its id.
+    /// Id of the device.
     pub fn id(&self) -> &str {
         &self.spec.id
     }
 
-    /// Its counters.
+    /// Counters of the device.
     pub fn counters(&self) -> Arc<VsockCounters> {
         Arc::clone(&self.counters)
     }

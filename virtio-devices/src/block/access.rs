@@ -1,4 +1,4 @@
-//! How an image is opened.
+//! Options for opening an image.
 
 /// The format that an image is said to have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -10,19 +10,19 @@ pub enum ImageFormat {
     Raw,
     /// QEMU's qcow2.
     Qcow2 {
-        /// Whether it may name a backing file, which is then opened, too.
+        /// True if it may name a backing file, which is then opened, too.
         backing_files: bool,
     },
 }
 
-/// How an image is opened.
+/// Options for opening an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Access {
     /// It is not written.
     pub read_only: bool,
     /// It is read and written around the page cache.
     pub direct: bool,
-    /// Its format.
+    /// Format of the image.
     pub format: ImageFormat,
     /// Space that is not needed is given back. Otherwise all space of a raw file is allocated when it is opened.
     pub sparse: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Access {
     pub lock: LockGranularity,
 }
 
-/// How much of an image a disk locks.
+/// Range of an image that a disk locks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LockGranularity {
     /// The bytes that the image has.

@@ -4,27 +4,27 @@ use rustix::fs::FallocateFlags;
 
 use super::operation::Range;
 
-/// One system call's worth of work.
+/// Work of a single system call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Call<'c> {
     /// Reads into segments, from this offset on.
     Read(&'c [libc::iovec], u64),
     /// Writes segments, from this offset on; `stable` means to the medium.
     Write {
-        /// What is written.
+        /// Buffers with the data.
         iovecs: &'c [libc::iovec],
-        /// Where.
+        /// Offset in the file.
         offset: u64,
-        /// Whether it has to be on the medium when this is done.
+        /// True if the data must be on the medium when the call is done.
         stable: bool,
     },
     /// Puts what was written onto the medium.
     Sync,
     /// Zeroes a range, and gives its space back if `unmap`.
     Zero {
-        /// What is to be zero.
+        /// Range that becomes zero.
         range: Range,
-        /// Whether its space is not needed any more.
+        /// True if the space of the range may be freed.
         unmap: bool,
     },
 }
@@ -42,7 +42,7 @@ impl<'c> Call<'c> {
         }
     }
 
-    /// How many bytes it transfers.
+    /// Number of bytes that it transfers.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -64,7 +64,7 @@ fn beginning<'c>(iovecs: &'c [libc::iovec], bytes: usize, part: &'c mut [libc::i
     }
 }
 
-/// How a file zeroes a range: by a hole, or without giving its space back.
+/// Flags that zero a range of a file: by a hole, or with its space kept.
 pub(crate) fn zeroing(unmap: bool) -> FallocateFlags {
     FallocateFlags::KEEP_SIZE | if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE }
 }

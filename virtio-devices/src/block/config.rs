@@ -44,20 +44,20 @@ pub(crate) const FIELDS: &[ConfigField] = &[
     ConfigField::reserved(57, 3),
 ];
 
-/// What the fields say.
+/// Values of the fields.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Config {
     /// The disk's size and blocks.
     pub geometry: Geometry,
     /// The most segments of data in a request.
     pub segments: u32,
-    /// Whether writes may wait in a cache until a flush.
+    /// True if writes may stay in a cache until a flush.
     pub writeback: bool,
     /// The number of queues.
     pub queues: u16,
-    /// Whether ranges can be zeroed.
+    /// True if ranges can be zeroed.
     pub zero: bool,
-    /// Whether ranges can be discarded, and zeroing may give their space back.
+    /// True if ranges can be discarded, and zeroing may free their space.
     pub discard: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a disk counts: operations, and why requests were refused.
+//! Counters of a disk: operations, and causes of refused requests.
 
 use crate::counters::counters;
 
@@ -43,7 +43,7 @@ counters! {
 }
 
 impl BlockCounter {
-    /// Whether it counts what failed or was refused though the driver wanted it.
+    /// True if it counts requests that failed or were refused.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BadRequests | Self::BackendErrors | Self::BrokenRings)
     }

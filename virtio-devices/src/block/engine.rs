@@ -15,13 +15,13 @@ use super::raw;
 use super::uring::Uring;
 use crate::iovecs::IoVecs;
 
-/// How much goes through the aligned buffer at once in bytes, a multiple of any block.
+/// Size of the aligned buffer in bytes, a multiple of any block.
 const BOUNCE: usize = 256 << 10;
 
-/// How many bytes one call on this thread transfers, so that a stop need not wait long; a multiple of any block.
+/// Most bytes that a call on this thread transfers, so that a stop does not wait long; a multiple of any block.
 const CHUNK: usize = 2 << 20;
 
-/// What carries out calls on an image.
+/// Executor of calls on an image.
 pub(crate) struct Engine {
     /// Before `image`: dropping it waits for its calls, which need the image to be open.
     ring: Option<Uring>,
@@ -98,7 +98,7 @@ impl Engine {
         }
     }
 
-    /// Whether calls could not be submitted yet, because the kernel had no memory for them.
+    /// True if calls could not be submitted yet, because the kernel had no memory for them.
     pub(crate) fn has_backlog(&mut self) -> bool {
         self.ring.as_mut().is_some_and(Uring::has_backlog)
     }
@@ -226,11 +226,11 @@ impl Engine {
 
 /// A part of a transfer that goes through the buffer.
 struct Piece {
-    /// Where the blocks begin in the image.
+    /// Offset of the first block in the image.
     start: u64,
-    /// Where the part begins in them.
+    /// Offset of the part in the blocks.
     skip: usize,
-    /// Its length.
+    /// Length of the part.
     len: usize,
     /// The length of the blocks.
     whole: usize,
@@ -239,7 +239,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Where the blocks begin, from the first one's start, of which the part is not all.
+    /// Offsets, from the first block's start, of blocks that the part covers only partly.
     fn partial_blocks(&self) -> impl Iterator<Item = usize> + use<> {
         let last = self.whole.saturating_sub(self.unit);
         let (is_head, is_tail) = (self.skip > 0, self.skip + self.len < self.whole);

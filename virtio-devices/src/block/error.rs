@@ -1,4 +1,4 @@
-//! Why a disk cannot be used.
+//! Reasons why a disk cannot be used.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::ErrorKind;
 
-/// Why there is no disk: one line, to follow the option's name.
+/// Reason why there is no disk: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum BlockError {
     /// A queue cannot run on any of its CPUs.
@@ -28,7 +28,7 @@ pub enum BlockError {
     Kind {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Kind of the file.
         kind: &'static str,
     },
     /// The file has no room for a block.
@@ -38,7 +38,7 @@ pub enum BlockError {
     Size {
         /// The file.
         path: PathBuf,
-        /// Its size in bytes.
+        /// Size in bytes.
         size: u64,
         /// The size of its blocks in bytes.
         block: u32,
@@ -52,7 +52,7 @@ pub enum BlockError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Format that was found.
         format: &'static str,
     },
     /// The file begins like a qcow2 image that names another file, which a guest may have written.
@@ -110,7 +110,7 @@ pub enum BlockError {
         path: PathBuf,
         /// The operation.
         action: &'static str,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
     /// There is not enough space for all of it.
@@ -118,7 +118,7 @@ pub enum BlockError {
     Space {
         /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
     /// The serial number is too long.
@@ -133,7 +133,7 @@ pub enum BlockError {
 }
 
 impl BlockError {
-    /// Who has to act. What is wrong with an image is a matter of the path that the user gave, whatever the reason.
+    /// Class of the error. A fault of an image is a matter of the path that the user gave, whatever the cause.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Missing(_) => ErrorKind::Missing,
@@ -154,7 +154,7 @@ impl BlockError {
         }
     }
 
-    /// Why `path` could not be opened.
+    /// Error for a `path` that could not be opened.
     pub(super) fn open(path: &Path, read_only: bool, errno: Errno) -> Self {
         let path = path.to_owned();
         match errno {
@@ -168,7 +168,7 @@ impl BlockError {
     }
 }
 
-/// Why a disk does not get another size: one line, to follow the size that was asked for.
+/// Reason why a disk cannot be resized: one line, to follow the size that was requested.
 #[derive(Debug, Error)]
 pub enum ResizeError {
     /// It is not of whole blocks.
@@ -236,7 +236,7 @@ impl From<io::Error> for ResizeError {
 }
 
 impl ResizeError {
-    /// Who has to act.
+    /// Class of the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Size(_) | Self::TooLarge => ErrorKind::Invalid,

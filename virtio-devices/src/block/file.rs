@@ -14,9 +14,9 @@ use super::lock::lock;
 pub(crate) struct ImageFile {
     /// The file.
     pub fd: OwnedFd,
-    /// What the host says of it.
+    /// File status at the time of opening.
     pub stat: Stat,
-    /// Whether it is a block device.
+    /// True for a block device.
     pub block_device: bool,
 }
 
@@ -25,7 +25,7 @@ impl ImageFile {
     ///
     /// # Errors
     ///
-    /// When it cannot be used, or somebody else uses it.
+    /// Fails if it cannot be used, or another program uses it.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
         let file = Self::open_unlocked(path, access)?;
         file.lock(path, access)?;
@@ -36,7 +36,7 @@ impl ImageFile {
     ///
     /// # Errors
     ///
-    /// When it cannot be used.
+    /// Fails if it cannot be used.
     pub(crate) fn open_unlocked(path: &Path, access: Access) -> Result<Self, BlockError> {
         let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
         let mut flags = OFlags::CLOEXEC | if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };

@@ -8,7 +8,7 @@ pub(crate) const MAX_BLOCK: u32 = 64 << 10;
 /// Size and blocks of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    /// Its size in sectors of 512 bytes.
+    /// Size in sectors of 512 bytes.
     pub sectors: u64,
     /// The size of its blocks in bytes, a power of two from 512 to 65,536. Transfers need not be multiples of it.
     pub block_size: u32,

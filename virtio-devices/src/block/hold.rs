@@ -1,4 +1,4 @@
-//! What of the host's storage a device writes, and gives to another program when its guest moves there.
+//! Host storage that a device writes to, and its lock; handed over when the guest migrates.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ impl Hold {
     ///
     /// # Errors
     ///
-    /// What is only in memory cannot be written. The lock is still held then.
+    /// Fails if cached data cannot be written. The lock is still held then.
     pub fn release(&self) -> Result<(), BlockError> {
         match &self.0 {
             Kind::Image(image) => image.release(),

@@ -22,11 +22,11 @@ pub(crate) struct Image {
     contents: Contents,
     #[cfg(test)]
     pub contents: Contents,
-    /// What can be done with it, at the size that it was opened with.
+    /// Abilities at the size that it was opened with.
     abilities: Abilities,
-    /// Whether it is locked. Held while that changes.
+    /// True if it is locked. The mutex is held while that changes.
     held: Mutex<bool>,
-    /// Its size in sectors, which [`Self::resize`] changes.
+    /// Size in sectors, which [`Self::resize`] changes.
     sectors: AtomicU64,
     /// The size of blocks, in bytes, that the disk is told to have: its own, or the one that a driver knows
     /// ([`Self::serve_blocks`]).
@@ -49,7 +49,7 @@ pub(crate) struct Image {
     /// True if calls that are not aligned fail, as around the page cache.
     #[cfg(test)]
     pub strict: bool,
-    /// How long a transfer on a worker's own thread takes for each MiB: a slow medium, in tests.
+    /// Delay of each MiB that a worker's own thread transfers: a slow medium, in tests.
     #[cfg(test)]
     pub slowness: std::time::Duration,
 }
@@ -67,7 +67,7 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// When it is not an image of this format, or cannot be used.
+    /// Fails if it is not an image of this format, or cannot be used.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
         Self::of(path, ImageFile::open(path, access)?, access, true)
     }
@@ -176,7 +176,7 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// What is only in memory cannot be written. It is still this program's then.
+    /// Fails if cached data cannot be written. The image still belongs to this program then.
     pub(crate) fn release(&self) -> Result<(), BlockError> {
         let mut held = self.held.lock();
         if *held && !self.abilities.read_only {
@@ -206,12 +206,12 @@ impl Image {
         Ok(())
     }
 
-    /// What carries out calls.
+    /// Contents, on which calls are carried out.
     pub(crate) fn contents(&self) -> &Contents {
         &self.contents
     }
 
-    /// What can be done with it now.
+    /// Abilities at the current size.
     pub(crate) fn abilities(&self) -> Abilities {
         let geometry = Geometry {
             sectors: self.sectors.load(Ordering::Acquire),
@@ -246,7 +246,7 @@ impl Image {
         (storage > SECTOR as usize).then_some(&self.writes)
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.abilities().geometry.sectors.saturating_mul(SECTOR)
     }
@@ -255,7 +255,7 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// When it cannot have that size. It has the old one then.
+    /// Fails if it cannot have that size, and leaves the old one.
     pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
         let block = self.abilities().geometry.block_size.max(self.alignment as u32);
         if size == 0 || !size.is_multiple_of(block.into()) {

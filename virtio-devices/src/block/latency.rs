@@ -1,4 +1,4 @@
-//! How long a disk's reads and writes take, from when they are taken from the queue until they are complete.
+//! Latencies of a disk's reads and writes, from when they are taken from the queue until they are complete.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

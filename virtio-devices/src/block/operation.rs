@@ -26,9 +26,9 @@ pub(crate) enum Operation {
     Discard(Range),
     /// Zeroes a range, and gives its space back if `unmap`.
     WriteZeroes {
-        /// What is to be zero.
+        /// Range that becomes zero.
         range: Range,
-        /// Whether its space is not needed any more.
+        /// True if the space of the range may be freed.
         unmap: bool,
     },
     /// Reads the serial number.
@@ -38,13 +38,13 @@ pub(crate) enum Operation {
 /// A part of the disk in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// Where it begins.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Its length, not 0.
+    /// Length in bytes, not 0.
     pub len: u64,
 }
 
-/// Why a request is not carried out.
+/// Reason why a request is not carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The disk does not do that (`VIRTIO_BLK_S_UNSUPP`).
@@ -53,16 +53,16 @@ pub(crate) enum Refusal {
     Invalid,
 }
 
-/// What a disk can do.
+/// Operations that a disk supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Abilities {
-    /// Its size and blocks.
+    /// Size and blocks.
     pub geometry: Geometry,
-    /// Whether it cannot be written.
+    /// True if it cannot be written.
     pub read_only: bool,
-    /// Whether ranges can be zeroed.
+    /// True if ranges can be zeroed.
     pub zero: bool,
-    /// Whether they can be discarded, and zeroing may give their space back. Implies `zero`.
+    /// True if ranges can be discarded, and zeroing may free their space. Implies `zero`.
     pub discard: bool,
 }
 

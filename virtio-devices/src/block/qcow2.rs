@@ -77,7 +77,7 @@ impl Qcow2 {
     ///
     /// # Errors
     ///
-    /// When it is not an image that can be used.
+    /// Fails if it is not an image that can be used.
     pub(crate) fn open(path: &Path, fd: OwnedFd, access: Access) -> Result<Self, BlockError> {
         let (image, header) = layer(path, copy(path, &fd)?, access, MAX_CHAIN)?;
         Ok(Self::new(Some(image), path, fd, header, access))
@@ -166,7 +166,7 @@ impl Qcow2 {
         self.header.has_zero_clusters
     }
 
-    /// What can be done with it.
+    /// Operations that it supports.
     pub(crate) fn abilities(&self) -> Abilities {
         let Access { read_only, sparse, .. } = self.access;
         // A write of less than a page costs a read.
@@ -451,12 +451,12 @@ fn has_loop(path: &Path) -> bool {
     chain(path).iter().any(|below| file(below).is_some_and(|file| !seen.insert(Some(file))))
 }
 
-/// Whether the name of a backing file is a path, and not an address or a description of one.
+/// True if the name of a backing file is a path, and not an address or a description of one.
 fn is_path(name: &str) -> bool {
     !name.starts_with("json:") && !name.contains("://")
 }
 
-/// Where the backing file `name` of the image at `path` is: a relative name is one in the image's folder.
+/// Path of the backing file `name` of the image at `path`: a relative name is one in the image's folder.
 fn below(path: &Path, name: &str) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(OsStr::new(name))
 }

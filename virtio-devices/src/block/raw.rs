@@ -40,7 +40,7 @@ impl RawFile {
     ///
     /// # Errors
     ///
-    /// When it is not a raw image, or cannot be used.
+    /// Fails if it is not a raw image, or cannot be used.
     pub(crate) fn new(path: &Path, file: ImageFile, access: Access) -> Result<(Self, Abilities), BlockError> {
         let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
         let ImageFile { fd, stat, block_device } = file;
@@ -128,7 +128,7 @@ impl RawFile {
     ///
     /// # Errors
     ///
-    /// When it cannot have that size. It has the old one then.
+    /// Fails if it cannot have that size, and leaves the old one.
     pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
         if self.access.read_only {
             return Err(ResizeError::ReadOnly);
@@ -220,12 +220,12 @@ pub(super) fn format(start: &[u8]) -> Option<&'static str> {
     FORMATS.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, name)| *name)
 }
 
-/// Whether a file's ranges can be given back: asked beyond its end, where there is nothing to lose.
+/// True if ranges of the file can be freed. Tried beyond its end, where no data is lost.
 fn punches_holes(fd: BorrowedFd<'_>, size: u64, block: u32) -> bool {
     rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, size, block.into()).is_ok()
 }
 
-/// Whether a block device, or what it is a partition of, can zero ranges by itself.
+/// True if a block device, or the device that it is a partition of, can zero ranges by itself.
 fn device_zeroes(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     ["queue", "../queue"].iter().any(|queue| {

@@ -1,4 +1,4 @@
-//! One request of a driver, from its header to its status (`virtio 1.4 §5.2.6`).
+//! A driver's request, from its header to its status (`virtio 1.4 §5.2.6`).
 
 use std::io;
 use std::time::Instant;
@@ -24,17 +24,17 @@ pub(crate) const UNSUPP: u8 = VIRTIO_BLK_S_UNSUPP as u8;
 pub(crate) struct Request<'m> {
     /// The head of its chain.
     pub head: u16,
-    /// What is asked for.
+    /// Requested operation.
     pub operation: Operation,
-    /// When it was taken from the queue.
+    /// Time at which it was taken from the queue.
     pub begun: Instant,
-    /// Where the driver finds how it went.
+    /// Place of the status, for the driver.
     pub status: Byte<'m>,
-    /// How many bytes there are to transfer.
+    /// Number of bytes to transfer.
     pub bytes: usize,
-    /// How many of them have been transferred.
+    /// Number of bytes that have been transferred.
     pub done: usize,
-    /// How many bytes of a range have become zero.
+    /// Number of bytes of a range that have become zero.
     pub zeroed: u64,
     /// The way in which a range becomes zero.
     pub zeroing: Zeroing,
@@ -47,7 +47,7 @@ pub(crate) struct Request<'m> {
 }
 
 impl Operation {
-    /// Whether it reads or writes the image's contents.
+    /// True if it reads or writes the image's contents.
     pub(crate) fn is_transfer(self) -> bool {
         matches!(self, Self::Read(_) | Self::Write(_))
     }

@@ -29,36 +29,36 @@ const MAX_IN_FLIGHT: usize = 64 << 20;
 /// are given back first.
 const MAX_AT_ONCE: usize = 4 << 20;
 
-/// What requests work with, besides their memory.
+/// Context of requests, besides their memory.
 pub(crate) struct Disk<'d> {
     /// The image.
     pub image: &'d Image,
-    /// What the driver reads as the serial number.
+    /// Serial number, as the driver reads it.
     pub serial: &'d [u8; VIRTIO_BLK_ID_BYTES as usize],
-    /// Whether a write is complete only when it is on the medium.
+    /// True if a write completes only when it is on the medium.
     pub stable: &'d AtomicBool,
     /// The counters.
     pub counters: &'d BlockCounters,
-    /// Where the driver is interrupted.
+    /// Interrupts of the device.
     pub interrupts: &'d Interrupts,
-    /// How long requests take.
+    /// Latencies of requests.
     pub latencies: &'d BlockLatencies,
-    /// What the host fails to do.
+    /// Failures of the host.
     pub failures: &'d Failures,
-    /// What all queues together may do.
+    /// Rate limits of all queues together.
     pub limiter: Option<&'d RateLimitGroup>,
     /// Set when the worker is to end.
     pub stop: &'d AtomicBool,
 }
 
 impl Disk<'_> {
-    /// How long to wait before another request may begin; `None` if it may now.
+    /// Time until another request may begin; `None` if it may now.
     fn limited_for(&self) -> Option<Duration> {
         self.limiter?.limited_for()
     }
 }
 
-/// What a turn ended with.
+/// End of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// There may be more to do.
@@ -92,16 +92,16 @@ pub(crate) struct Requests<'r, 'm> {
 
 /// A request, or room for one.
 struct Entry<'r, 'm> {
-    /// What the driver wrote: the header, and what is to be written.
+    /// Data from the driver: the header, and the data to write.
     readable: IoVecs<'r, 'm>,
-    /// Where what is read goes.
+    /// Buffers for data that is read.
     writable: IoVecs<'r, 'm>,
     request: Option<Request<'m>>,
-    /// Its call is among the writes in flight that changes of parts of blocks wait for.
+    /// True while its call is among the writes in flight that changes of parts of blocks wait for.
     entered: bool,
 }
 
-/// What follows a call.
+/// Step after a call.
 enum Progress {
     /// Another call.
     Again,
@@ -109,7 +109,7 @@ enum Progress {
     Done,
 }
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Begun {
     /// It is complete, or in flight.
@@ -181,17 +181,17 @@ impl<'r, 'm> Requests<'r, 'm> {
         self.free.last().copied().filter(|_| self.in_flight < MAX_IN_FLIGHT)
     }
 
-    /// Whether a view of guest memory is the one that these requests are in.
+    /// True if these requests use that view of guest memory.
     pub(crate) fn is_in(&self, memory: &DmaView) -> bool {
         self.memory.is_same(memory)
     }
 
-    /// What to wait for besides doorbells.
+    /// Engine, whose events are waited for besides doorbells.
     pub(crate) fn engine(&mut self) -> &mut Engine {
         self.engine
     }
 
-    /// Whether nothing is in flight.
+    /// True if nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.free.len() == self.entries.len()
     }
@@ -453,7 +453,7 @@ impl Drop for Requests<'_, '_> {
     }
 }
 
-/// What a request needs next.
+/// Next need of a request.
 enum Step<'c> {
     Call(Call<'c>),
     ReadBounced(u64),
@@ -559,7 +559,7 @@ fn is_whole(Range { offset, len }: Range, unit: usize) -> bool {
     [offset, len].iter().all(|n| n.is_multiple_of(unit.max(1) as u64))
 }
 
-/// Whether all addresses and lengths are multiples of `alignment`.
+/// True if all addresses and lengths are multiples of `alignment`.
 fn is_aligned(segments: &[libc::iovec], alignment: usize) -> bool {
     let alignment = alignment.max(1);
     segments.iter().all(|segment| {

@@ -12,9 +12,9 @@ use crate::Interrupts;
 /// The size of a disk, which the host may change while the guest runs.
 pub struct BlockSize {
     image: Arc<Image>,
-    /// How often the configuration has changed.
+    /// Number of changes of the configuration.
     generation: AtomicU8,
-    /// Where the driver hears of it, while it is up.
+    /// Interrupts of the driver, while it is up.
     driver: Mutex<Option<Arc<Interrupts>>>,
 }
 
@@ -30,7 +30,7 @@ impl BlockSize {
 
     /// Changes the size to `bytes`, and notifies the driver. Takes as long as the image's file system takes.
     ///
-    /// Where the disk becomes smaller, its queues must be stopped: a request that has begun would make it larger again.
+    /// Stop the queues before the disk becomes smaller: a request that has begun would make it larger again.
     ///
     /// # Errors
     ///

@@ -46,7 +46,7 @@ impl BlockSteps {
     ///
     /// # Errors
     ///
-    /// When the image cannot be used.
+    /// Fails if the image cannot be used.
     pub fn open(
         memory: GuestMap,
         path: &Path,

@@ -17,7 +17,7 @@ use crate::{DmaSpace, Interrupts, Memory, RateLimits, Start, Translate, VirtioDe
 
 /// The size of the image in bytes.
 pub(crate) const SIZE: usize = 1 << 20;
-/// Where a request's header and status lie in guest memory.
+/// Address in guest memory of a request's header and status.
 pub(crate) const HEADER_AT: u64 = BUFFERS - 0x1000;
 pub(crate) const STATUS_AT: u64 = BUFFERS - 0x800;
 pub(crate) const OK: u8 = 0;

@@ -8,10 +8,10 @@ use io_uring::{IoUring, Probe, opcode, register::Restriction, squeue, types};
 
 use super::call::{Call, zeroing};
 
-/// How long to wait before calls are submitted again for which the kernel had no memory.
+/// Time before calls are submitted again for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What a ring may do. Filters of system calls do not see what is asked of a ring.
+/// Operations that the ring allows. System call filters do not see the operations of a ring.
 const CALLS: [u8; 4] = [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE];
 
 /// An io_uring that makes the calls of an image and no others. Dropping it waits for all calls.
@@ -26,8 +26,8 @@ impl Uring {
     ///
     /// # Errors
     ///
-    /// When the kernel has no io_uring, forbids it, or is too old to limit its calls to those that are made here
-    /// (before 5.10).
+    /// Fails if the kernel has no io_uring, forbids it, or is too old to limit its operations to those that are used
+    /// here (before 5.10).
     pub(crate) fn new(depth: u32) -> io::Result<Self> {
         let ring = IoUring::builder().setup_r_disabled().build(depth.next_power_of_two())?;
         let mut probe = Probe::new();
@@ -83,7 +83,7 @@ impl Uring {
         }
     }
 
-    /// Whether calls have not been submitted yet.
+    /// True if calls have not been submitted yet.
     pub(crate) fn has_backlog(&mut self) -> bool {
         !self.ring.submission().is_empty()
     }

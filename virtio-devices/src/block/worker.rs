@@ -25,16 +25,16 @@ use crate::{DmaSpace, Interrupts, SharedQueue};
 
 /// The most requests of a queue that are carried out at a time.
 pub(crate) const MAX_DEPTH: u16 = 128;
-/// How long to wait before calls are submitted again for which the kernel had no memory.
+/// Time before calls are submitted again for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What the workers of one start have in common.
+/// State that the workers of a start share.
 pub(crate) struct Shared {
     /// The image.
     pub image: Arc<Image>,
-    /// What the driver reads as the serial number.
+    /// Serial number, as the driver reads it.
     pub serial: [u8; VIRTIO_BLK_ID_BYTES as usize],
-    /// Whether a write is complete only when it is on the medium.
+    /// True if a write completes only when it is on the medium.
     pub stable: Arc<AtomicBool>,
     /// The guest's memory.
     pub memory: DmaSpace,
@@ -42,15 +42,15 @@ pub(crate) struct Shared {
     pub features: u64,
     /// The counters.
     pub counters: Arc<BlockCounters>,
-    /// Where the driver is interrupted.
+    /// Interrupts of the device.
     pub interrupts: Arc<Interrupts>,
-    /// How long requests take.
+    /// Latencies of requests.
     pub latencies: Arc<BlockLatencies>,
-    /// What the host fails to do.
+    /// Failures of the host.
     pub failures: Arc<Failures>,
-    /// What all queues together may do.
+    /// Rate limits of all queues together.
     pub limiter: Option<RateLimitGroup>,
-    /// Whether all workers have been spawned. Locked until that is known, so that no worker touches anything before.
+    /// True once all workers have been spawned. Locked until then, so that no worker touches anything before.
     pub complete: Mutex<bool>,
 }
 

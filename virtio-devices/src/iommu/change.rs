@@ -1,4 +1,4 @@
-//! What a change of the table leads to: telling followers, and waiting for passes.
+//! Consequences of a change of the table: follower notifications, and waits for passes.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) enum Unfinished {
     NotTaken,
 }
 
-/// What has to be done after the table was changed, without its lock.
+/// Work that remains after the table was changed, to be done without its lock.
 #[must_use = "what was taken away is within reach until this is finished"]
 pub(crate) enum Change {
     /// Nothing.

@@ -3,7 +3,7 @@
 use super::table::{LAST_DOMAIN, PAGE};
 use crate::device_config::{ConfigField, Rule};
 
-/// Where the one field is that a driver may write: whether endpoints in no domain reach memory.
+/// Offset of the only field that a driver may write: bypass of endpoints in no domain.
 pub(super) const BYPASS: u64 = 36;
 /// The bytes in which an endpoint's properties are told.
 pub(super) const PROBE_SIZE: usize = 512;
@@ -38,8 +38,8 @@ pub(super) fn bytes(last_address: u64, bypass: bool) -> [u8; LEN] {
     bytes
 }
 
-/// What is special about each endpoint: messages for interrupts are written to this range, which is no memory. The
-/// properties end with one of type 0.
+/// Properties of each endpoint: messages for interrupts are written to this range, which is no memory. The properties
+/// end with one of type 0.
 pub(super) fn properties() -> [u8; PROBE_SIZE] {
     const RESERVED_MEMORY: u16 = 1;
     const LEN: u16 = 20;

@@ -1,4 +1,4 @@
-//! What an IOMMU counts.
+//! Counters of an IOMMU.
 
 use crate::counters::counters;
 
@@ -35,7 +35,7 @@ counters! {
 }
 
 impl IommuCounter {
-    /// Whether it counts what failed though somebody wanted it.
+    /// True if it counts accesses or requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::Refused | Self::Faults | Self::EventsDropped | Self::BadChains | Self::BrokenRings)
     }

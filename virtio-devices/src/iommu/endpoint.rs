@@ -14,27 +14,27 @@ use super::gate::Gate;
 use super::mappings::Mappings;
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
-/// What all endpoints of an IOMMU share.
+/// State that all endpoints of an IOMMU share.
 pub(crate) struct Common {
     /// Held by who changes what endpoints reach, until followers have been told: they are told in order, and the
     /// table's lock is free meanwhile. Passes of endpoints without a follower are waited for when it is free again.
     pub order: Mutex<()>,
     /// An endpoint that is in no domain reaches all of the guest's memory.
     pub bypass: AtomicBool,
-    /// What was tried in vain.
+    /// Faults to report.
     pub faults: Faults,
-    /// What is counted.
+    /// Counters of the IOMMU.
     pub counters: Arc<IommuCounters>,
 }
 
-/// What the addresses of an endpoint stand for.
+/// Translation of an endpoint's addresses.
 #[derive(Debug, Clone)]
 pub(crate) enum Attachment {
     /// It is in no domain: all of the guest's memory, or nothing, as the driver has set it for all such endpoints.
     None,
-    /// Its domain is one of which every address stands for itself.
+    /// Domain in bypass: every address is a guest address.
     Bypass,
-    /// Its domain's mappings.
+    /// Mappings of the domain.
     Mapped(Arc<RwLock<Mappings>>),
 }
 
@@ -63,7 +63,7 @@ impl Endpoint {
         Self { id, gate: Gate::default(), attachment, follower: Mutex::new(None), common }
     }
 
-    /// Its number: its segment and its routing ID.
+    /// Endpoint number: its segment and its routing ID.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
@@ -78,7 +78,7 @@ impl Endpoint {
         self.gate.await_passes();
     }
 
-    /// Who has to be told of what it reaches.
+    /// Follower that copies its mappings, if it has one.
     pub(crate) fn follower(&self) -> Option<Arc<dyn DmaFollower>> {
         self.follower.lock().clone()
     }
@@ -99,7 +99,7 @@ impl Endpoint {
         }
     }
 
-    /// What is found by `find` in a domain's mappings; reported if it is nothing. In bypass `identity`.
+    /// Result of `find` in a domain's mappings; a fault is reported if there is none. In bypass `identity`.
     fn look_up<T>(
         &self,
         (address, access): (u64, Permissions),

@@ -19,7 +19,7 @@ const WRITE: u32 = 2;
 /// The field `address` is valid.
 const ADDRESS: u32 = 0x100;
 
-/// Why an access failed.
+/// Reason why an access failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Reason {
@@ -32,13 +32,13 @@ pub(crate) enum Reason {
 /// An access that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Why.
+    /// Reason.
     pub reason: Reason,
-    /// Whose.
+    /// Endpoint that made the access.
     pub endpoint: u32,
     /// The I/O address.
     pub address: u64,
-    /// What was tried.
+    /// Kind of access.
     pub access: Permissions,
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct Range {
     pub last: u64,
 }
 
-/// What a range of I/O addresses stands for.
+/// Target of a range of I/O addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Mapping {
     last: u64,
@@ -30,7 +30,7 @@ struct Mapping {
 pub(crate) struct Mappings(BTreeMap<u64, Mapping>);
 
 impl Mappings {
-    /// How many there are.
+    /// Number of mappings.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,5 +1,4 @@
-//! What a driver asks for (`virtio 1.4 §5.13.6`): little-endian messages, read once and checked for what can be
-//! checked without knowing any domain.
+//! Requests of a driver (`virtio 1.4 §5.13.6`): little-endian messages, read once, with the checks that need no domain.
 
 use vm_memory::Permissions;
 
@@ -51,7 +50,7 @@ pub(crate) enum Request {
         range: Range,
         /// The guest address of the first.
         target: u64,
-        /// What may be done there.
+        /// Allowed accesses.
         access: Permissions,
     },
     /// Removes the mappings in a range.

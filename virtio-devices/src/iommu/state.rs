@@ -23,7 +23,7 @@ impl Iommu {
     ///
     /// # Errors
     ///
-    /// When no driver could. It is in the state of power-on then.
+    /// Fails if no driver could have reached the state. The unit is in the state of power-on then.
     pub(super) fn restore(&self, state: &IommuState) -> Result<(), StateError> {
         self.power_on();
         self.set_bypass(state.bypass);

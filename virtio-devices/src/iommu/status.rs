@@ -1,4 +1,4 @@
-//! How a request ended.
+//! Results of a request.
 
 /// The status of a request (`virtio 1.4 §5.13.6`), as its value in the last part of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -42,7 +42,7 @@ impl IommuSteps {
         Self { iommu, endpoints, requests: Mutex::new(requests) }
     }
 
-    /// What a byte at `address` is for the endpoint with this index: its guest address, if it may be accessed so.
+    /// Guest address of the byte at `address` for the endpoint with this index, if this access is allowed.
     pub fn translate(&self, endpoint: usize, address: u64, read: bool, write: bool) -> Option<u64> {
         let access = match (read, write) {
             (true, true) => Permissions::ReadWrite,
@@ -60,12 +60,12 @@ impl IommuSteps {
         self.iommu.common.counters.get(counter)
     }
 
-    /// How many domains and mappings there are.
+    /// Numbers of domains and mappings.
     pub fn counts(&self) -> (usize, usize) {
         self.iommu.table.lock().counts()
     }
 
-    /// What endpoints in no domain reach: all of memory, or nothing.
+    /// Sets bypass: endpoints in no domain reach all of memory, or nothing.
     pub fn set_bypass(&self, bypass: bool) {
         self.iommu.set_bypass(bypass);
     }

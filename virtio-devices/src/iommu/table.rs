@@ -1,4 +1,4 @@
-//! Which endpoints there are, the domains that they are in, and what requests do to them (`virtio 1.4 §5.13.6`).
+//! Endpoints, the domains that they are in, and the effects of requests on them (`virtio 1.4 §5.13.6`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const MOST_MAPPINGS: usize = 1 << 20;
 struct Domain {
     /// `None`: every address stands for itself.
     mappings: Option<Arc<RwLock<Mappings>>>,
-    /// Who is in it, at least one.
+    /// Endpoints in the domain, at least one.
     endpoints: Vec<Arc<Endpoint>>,
 }
 
@@ -212,7 +212,7 @@ impl Table {
         })
     }
 
-    /// How many domains and mappings there are.
+    /// Numbers of domains and mappings.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.domains.len(), self.mappings)

@@ -42,7 +42,7 @@ impl Iommu {
         Behind { iommu: Arc::clone(self), endpoint }
     }
 
-    /// Its counters.
+    /// Counters of the unit.
     pub fn counters(&self) -> Arc<IommuCounters> {
         Arc::clone(&self.common.counters)
     }
@@ -139,7 +139,7 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// What the function's addresses are translated by.
+    /// Endpoint that translates the function's addresses.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }

@@ -17,7 +17,7 @@ pub(crate) struct Caller {
     len: usize,
 }
 
-/// What a client wants.
+/// Request of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wish {
     /// The line is not complete.

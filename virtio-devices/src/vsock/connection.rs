@@ -1,8 +1,8 @@
 //! A connection between a program in the guest and one on the host.
 //!
-//! What the host sends goes from its socket into the driver's buffers, and waits in the socket while the guest has no
-//! room. What the guest sends goes from the driver's buffers into the socket; what the socket does not take is kept,
-//! at most [`ROOM`](super::credit::ROOM) bytes, which the guest's credit covers.
+//! Data of the host goes from its socket into the driver's buffers, and stays in the socket while the guest has no
+//! room. Data of the guest goes from the driver's buffers into the socket; the rest that the socket does not take is
+//! kept, at most [`ROOM`](super::credit::ROOM) bytes, which the guest's credit covers.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -18,8 +18,8 @@ use super::credit::{FromGuest, ToGuest};
 use super::packet::{Header, Ports, STREAM, Shutdown, op};
 use crate::iovecs::IoVecs;
 
-/// How long the guest has to answer a request or the end of a connection, and the host to take some of what is left at
-/// that end.
+/// Time in which the guest must answer a request or the end of a connection, and in which the host must take some of
+/// the data that is left at that end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// The most buffers of the driver that are filled at once.
 pub(crate) const MAX_BURST: usize = 32;
@@ -36,7 +36,7 @@ bitflags::bitflags! {
     }
 }
 
-/// How far a connection is.
+/// Phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The guest has not answered a request.
@@ -47,7 +47,7 @@ enum Phase {
     Draining,
 }
 
-/// How a connection ends.
+/// End of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// The guest knows, or was never asked.
@@ -70,7 +70,7 @@ pub(crate) struct Connection {
     owed: Owed,
     from_guest: FromGuest,
     to_guest: ToGuest,
-    /// What the guest sent and the host has not taken.
+    /// Data that the guest sent and the host has not taken.
     rest: VecDeque<u8>,
     /// There may be something to read from the host.
     readable: bool,
@@ -80,11 +80,11 @@ pub(crate) struct Connection {
     asked: bool,
     /// The guest tells of room without being asked, and need not be.
     volunteers: bool,
-    /// What the guest will not do any more.
+    /// Directions that the guest has shut down.
     guest: Shutdown,
-    /// What the host will not do any more.
+    /// Directions that the host has shut down.
     host: Shutdown,
-    /// How many buffers to fill at once: more and more while they are all filled.
+    /// Number of buffers to fill at once: grows while all of them are filled.
     burst: usize,
     end: Option<End>,
     deadline: Option<Instant>,
@@ -129,17 +129,17 @@ impl Connection {
         connection
     }
 
-    /// Whether the guest no longer knows of it.
+    /// True if the guest has already forgotten it.
     pub(crate) fn is_draining(&self) -> bool {
         self.phase == Phase::Draining
     }
 
-    /// How it ends, once it has to.
+    /// End of the connection, once it has to end.
     pub(crate) fn end(&self) -> Option<End> {
         self.end
     }
 
-    /// When time runs out.
+    /// Time of the next timeout.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -346,12 +346,12 @@ impl Connection {
         }
     }
 
-    /// What the host sends reaches nobody once the guest does not receive.
+    /// Shutdown flag for a guest that no longer receives: data of the host has no receiver then.
     fn guest_receives_not(&self) -> Shutdown {
         if self.guest.contains(Shutdown::RECEIVE) { Shutdown::SEND } else { Shutdown::empty() }
     }
 
-    /// Whether what the host sends may be read now, as far as is known.
+    /// True if the host's data may be read now, as far as is known.
     fn wants_to_read(&self) -> bool {
         self.phase == Phase::Established
             && self.readable
@@ -367,7 +367,7 @@ impl Connection {
         !self.owed.is_empty() || self.wants_to_read() && self.to_guest.room() > 0
     }
 
-    /// How many of the driver's buffers the next packets for it need, and for how many bytes of payload.
+    /// Number of the driver's buffers for the next packets, and bytes of payload in them.
     pub(crate) fn buffers(&self) -> (usize, usize) {
         if self.owed.is_empty() { (self.burst, self.to_guest.room()) } else { (1, 0) }
     }

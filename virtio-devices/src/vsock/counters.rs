@@ -1,4 +1,4 @@
-//! What a socket device counts: bytes and connections, and why some were refused or ended.
+//! Counters of a socket device: bytes and connections, and causes of refusals and ends.
 
 use crate::counters::counters;
 
@@ -41,7 +41,7 @@ counters! {
 }
 
 impl VsockCounter {
-    /// Whether it counts what was dropped, refused or given up.
+    /// True if it counts data or connections that were dropped, refused or abandoned.
     pub(crate) fn is_loss(self) -> bool {
         matches!(
             self,

@@ -9,10 +9,10 @@ use super::packet::Header;
 pub(crate) const ROOM: u32 = 256 << 10;
 /// The room of each connection that is opened when there are [`FEW`] already: what Linux sends in one packet.
 pub(crate) const LITTLE_ROOM: u32 = 64 << 10;
-/// How many connections have much room. All 1,023 together have 76 MiB.
+/// Number of connections up to which each has much room. All 1,023 together have 76 MiB.
 pub(crate) const FEW: usize = 64;
 
-/// What the guest sends.
+/// Credit for data from the guest.
 #[derive(Debug)]
 pub(crate) struct FromGuest {
     /// The room for what was received and not forwarded, in bytes.
@@ -44,7 +44,7 @@ impl FromGuest {
         self.forwarded = self.forwarded.wrapping_add(len as u32);
     }
 
-    /// Whether the guest may soon stop for want of room that there is.
+    /// True if the guest may soon stop for lack of credit although there is room.
     pub(crate) fn should_tell(&self) -> bool {
         let known = self.room.saturating_sub(self.received.wrapping_sub(self.told));
         // At half the room, it need not stop while it is told.
@@ -59,7 +59,7 @@ impl FromGuest {
     }
 }
 
-/// What is sent to the guest.
+/// Credit for data to the guest.
 #[derive(Debug, Default)]
 pub(crate) struct ToGuest {
     sent: u32,
@@ -74,7 +74,7 @@ impl ToGuest {
         self.fwd_cnt = header.fwd_cnt.get();
     }
 
-    /// How many bytes the guest has room for. A guest that says it passed on more than it got has none.
+    /// Bytes that the guest has room for: 0 for a guest that claims to have passed on more than it got.
     pub(crate) fn room(&self) -> usize {
         self.buf_alloc.saturating_sub(self.sent.wrapping_sub(self.fwd_cnt)) as usize
     }

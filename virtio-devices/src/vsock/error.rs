@@ -1,4 +1,4 @@
-//! Why there is no socket device.
+//! Reasons why there is no socket device.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::ErrorKind;
 
-/// Why there is no socket device: one line, to follow the option's name.
+/// Reason why there is no socket device: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum VsockError {
     /// Another program listens there.
@@ -21,13 +21,13 @@ pub enum VsockError {
     Listen {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
 }
 
 impl VsockError {
-    /// Who has to act on it.
+    /// Class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::InUse(_) => ErrorKind::Busy,

@@ -22,7 +22,7 @@ impl HostSocket {
     ///
     /// # Errors
     ///
-    /// When another program is listening there, or the path cannot be used.
+    /// Fails if another program is listening there, or the path cannot be used.
     pub(crate) fn listen(path: &Path) -> Result<Self, VsockError> {
         let (listener, own) = listen(path).map_err(|error| match error {
             ListenError::InUse => VsockError::InUse(path.to_owned()),
@@ -49,7 +49,7 @@ impl HostSocket {
     ///
     /// # Errors
     ///
-    /// When nobody does, or it is too busy.
+    /// Fails if no program listens on that port, or it is too busy.
     pub(crate) fn connect(&self, port: u32) -> io::Result<UnixStream> {
         let mut path = OsString::from(&self.path);
         path.push(format!("_{port}"));

@@ -35,7 +35,7 @@ pub(crate) const DOORBELL: u64 = u64::MAX;
 /// The number of the listening socket.
 pub(crate) const LISTENER: u64 = u64::MAX - 1;
 
-/// How the guest's connection to a port of the host is made.
+/// Function that connects to a port of the host for the guest.
 pub(crate) type Connect = Box<dyn Fn(u32) -> io::Result<UnixStream> + Send>;
 
 /// All connections of a device.
@@ -63,12 +63,12 @@ impl fmt::Debug for Muxer {
     }
 }
 
-/// What the guest gets next.
+/// Next output to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Output {
     /// A packet without payload.
     Packet(Header),
-    /// What the host sends on this connection.
+    /// Data of the host on this connection.
     Data(Ports),
 }
 
@@ -77,7 +77,7 @@ impl Muxer {
     ///
     /// # Errors
     ///
-    /// When the host has no descriptor for the poll set.
+    /// Fails if the host has no descriptor for the poll set.
     pub(crate) fn new(cid: u64, port: u32, connect: Connect) -> io::Result<Self> {
         Ok(Self {
             cid,
@@ -94,7 +94,7 @@ impl Muxer {
         })
     }
 
-    /// What it waits for. The worker adds its doorbell and the listening socket.
+    /// Poll set. The worker adds its doorbell and the listening socket.
     pub(crate) fn poller(&self) -> &Poller {
         &self.poller
     }
@@ -163,7 +163,7 @@ impl Muxer {
         }
     }
 
-    /// Whether there is room for what a packet of the guest may lead to.
+    /// True if there is room for all that a packet of the guest may cause.
     pub(crate) fn takes_packets(&self) -> bool {
         self.resets.len() < MAX_RESETS
     }
@@ -218,7 +218,7 @@ impl Muxer {
         self.settle(ports, false, tally);
     }
 
-    /// When the next connection runs out of time.
+    /// Time of the next connection's timeout.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
@@ -234,8 +234,7 @@ impl Muxer {
         }
     }
 
-    /// How many of the driver's buffers the next output needs, and for how many bytes of payload; `None` if there is
-    /// none.
+    /// Number of the driver's buffers for the next output, and bytes of payload in them; `None` if there is no output.
     pub(crate) fn buffers(&self) -> Option<(usize, usize)> {
         if !self.resets.is_empty() {
             return Some((1, 0));
@@ -244,7 +243,7 @@ impl Muxer {
         self.connections.get(ports).map(Connection::buffers)
     }
 
-    /// What the guest gets next, for which there is a buffer.
+    /// Takes the next output, for which there is a buffer.
     pub(crate) fn next(&mut self, now: Instant, tally: &mut Tally) -> Option<Output> {
         if let Some((ports, kind)) = self.resets.pop_front() {
             return Some(Output::Packet(Header::to_guest(self.cid, ports, kind, op::RST)));
@@ -323,13 +322,13 @@ impl Muxer {
         }
     }
 
-    /// How many connections and how many callers there are.
+    /// Numbers of connections and of callers.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn census(&self) -> (usize, usize) {
         (self.connections.len(), self.callers.len())
     }
 
-    /// How many resets wait for the guest.
+    /// Number of resets that wait for the guest.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn resets(&self) -> usize {
         self.resets.len()

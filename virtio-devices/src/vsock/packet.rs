@@ -32,7 +32,7 @@ pub(crate) mod op {
 }
 
 bitflags::bitflags! {
-    /// What the sender of a SHUTDOWN will not do any more (`virtio 1.4 §5.10.6.5`).
+    /// Directions that the sender of a SHUTDOWN has ended (`virtio 1.4 §5.10.6.5`).
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
     pub(crate) struct Shutdown: u32 {
         /// Receive.
@@ -57,7 +57,7 @@ pub(crate) struct Header {
     pub flags: U32,
     /// The sender's buffer space for this connection.
     pub buf_alloc: U32,
-    /// How much of what it received it has passed on, in all.
+    /// Bytes that it has passed on of those that it received, in all.
     pub fwd_cnt: U32,
 }
 

@@ -1,4 +1,4 @@
-//! What the queues have in common.
+//! State that the queues share.
 
 use std::time::Instant;
 
@@ -7,18 +7,18 @@ use super::muxer::Muxer;
 use crate::ring::{BrokenRing, Ring};
 use crate::{DmaView, Interrupts};
 
-/// What a queue waits for.
+/// Event that a queue waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing: there may be more to do.
     More,
-    /// That the driver takes what it is owed.
+    /// Buffers of the driver for pending output.
     Room,
     /// A doorbell, or something from the host.
     Doorbell,
 }
 
-/// What the queues have in common in one turn of the worker's loop.
+/// State that the queues share in a turn of the worker's loop.
 pub(crate) struct Pass<'p> {
     pub memory: &'p DmaView,
     pub muxer: &'p mut Muxer,

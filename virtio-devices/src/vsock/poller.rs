@@ -1,4 +1,4 @@
-//! What the worker waits for: its doorbell, new clients, and the sockets of all connections.
+//! Event sources of the worker: its doorbell, new clients, and the sockets of all connections.
 //!
 //! Sockets are watched by their edges. What was seen of each is remembered with it, so a socket that stays readable
 //! while its guest has no room costs nothing, and a full table of connections no more than an empty one.
@@ -16,7 +16,7 @@ const EVENTS: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Poller(OwnedFd);
 
-/// What happened to a socket.
+/// Event of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
     pub token: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Event {
 impl Poller {
     /// # Errors
     ///
-    /// When the host has no descriptor for it.
+    /// Fails if the host has no descriptor for it.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
@@ -40,7 +40,7 @@ impl Poller {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// Fails with the error of the system call.
     pub(crate) fn add_doorbell(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
         Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
     }
@@ -49,7 +49,7 @@ impl Poller {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// Fails with the error of the system call.
     pub(crate) fn add_listener(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
         let interest = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), interest)?)
@@ -59,7 +59,7 @@ impl Poller {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// Fails with the error of the system call.
     pub(crate) fn add(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
         Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), Self::interest())?)
     }
@@ -68,7 +68,7 @@ impl Poller {
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// Fails with the error of the system call.
     pub(crate) fn rename(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
         Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), Self::interest())?)
     }

@@ -36,7 +36,7 @@ impl VsockSteps {
     ///
     /// # Errors
     ///
-    /// When the host has no descriptor for the poll set.
+    /// Fails if the host has no descriptor for the poll set.
     pub fn new(
         memory: GuestMap,
         cid: u32,
@@ -120,12 +120,12 @@ impl VsockSteps {
         self.counters.get(counter)
     }
 
-    /// How many connections there are, and how many clients that have not named a port.
+    /// Numbers of connections, and of clients that have not named a port.
     pub fn census(&self) -> (usize, usize) {
         self.muxer.census()
     }
 
-    /// How many resets wait for the driver.
+    /// Number of resets that wait for the driver.
     pub fn resets(&self) -> usize {
         self.muxer.resets()
     }

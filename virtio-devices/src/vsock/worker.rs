@@ -31,16 +31,16 @@ pub(crate) const TRANSMIT: u16 = 1;
 pub(crate) const EVENTS: u16 = 2;
 /// The most clients that are accepted before queues are looked at.
 const CLIENTS: usize = 32;
-/// How long to wait before a client is accepted again for which the host had no descriptor.
+/// Time before a client is accepted again for which the host had no descriptor.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What its worker works with.
+/// Context of the worker.
 pub(crate) struct QueueWorker {
     /// The queues that the driver enabled, by their indices.
     pub queues: [Option<SharedQueue>; 3],
     /// The connections.
     pub muxer: Arc<Mutex<Muxer>>,
-    /// Where clients come from; in tests they may be given to the muxer instead.
+    /// Source of clients; in tests they may be given to the muxer instead.
     pub host: Arc<HostSocket>,
     /// The driver is to be told that all connections are gone.
     pub owes_reset: Arc<AtomicBool>,
@@ -48,7 +48,7 @@ pub(crate) struct QueueWorker {
     pub features: u64,
     /// The guest's memory.
     pub memory: DmaSpace,
-    /// Where the driver is interrupted.
+    /// Interrupts of the device.
     pub interrupts: Arc<Interrupts>,
     /// The counters.
     pub counters: Arc<VsockCounters>,
@@ -197,7 +197,7 @@ impl QueueWorker {
     }
 }
 
-/// How long nothing has to be done unless something happens; `None` for ever.
+/// Time until the next timeout; `None` for ever.
 fn timeout(muxer: &Muxer, clients: Clients) -> Option<Duration> {
     let later = if let Clients::Later(time) = clients { Some(time) } else { None };
     let next = muxer.deadline().into_iter().chain(later).min()?;

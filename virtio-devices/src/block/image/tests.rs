@@ -1,4 +1,4 @@
-//! What is an image, and what is not.
+//! Files that are images, and files that are refused.
 
 use std::fs;
 use std::io::Write;

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use crate::block::error::BlockError;
 
-/// What an image begins with.
+/// First bytes of an image.
 pub(crate) const MAGIC: &[u8; 4] = b"QFI\xfb";
-/// How much of the image's beginning is looked at: its header, the extensions of that, and the backing file's name.
+/// Bytes at an image's beginning that are read: its header, the header extensions, and the backing file's name.
 pub(crate) const HEAD: usize = 64 << 10;
 /// The length of a header of version 2, and the least of one of version 3.
 const V2_LEN: usize = 72;
@@ -40,14 +40,14 @@ const INCOMPATIBLE: [(u32, &str); 5] = [
     (4, "has extended L2 entries, which are not supported yet; convert it: qemu-img convert -O qcow2"),
 ];
 
-/// What a header says.
+/// Values of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     /// The size of the disk in bytes, a multiple of 512.
     pub size: u64,
     /// The size of a cluster in bytes, a power of two from 512 to 2 MiB.
     pub cluster: u32,
-    /// Whether clusters can be marked as zero.
+    /// True if clusters can be marked as zero.
     pub has_zero_clusters: bool,
     /// The places of the tables.
     pub tables: Tables,
@@ -60,13 +60,13 @@ pub(crate) struct Header {
 /// The tables of an image. Places are in bytes, and multiples of the cluster's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tables {
-    /// Where the L1 table is.
+    /// Offset of the L1 table.
     pub l1: u64,
-    /// Its number of entries.
+    /// Number of entries of the L1 table.
     pub l1_entries: u64,
-    /// Where the refcount table is.
+    /// Offset of the refcount table.
     pub refcounts: u64,
-    /// Its number of entries.
+    /// Number of entries of the refcount table.
     pub refcount_entries: u64,
     /// The width of a reference count in bits, as a power of two.
     pub refcount_order: u32,
@@ -77,7 +77,7 @@ impl Header {
     ///
     /// # Errors
     ///
-    /// What is wrong, or what it has that is not supported.
+    /// Fails with the fault, or with the feature that is not supported.
     pub(crate) fn parse(path: &Path, head: &[u8]) -> Result<Self, BlockError> {
         parse(head).map_err(|what| BlockError::Qcow2 { path: path.into(), what })
     }

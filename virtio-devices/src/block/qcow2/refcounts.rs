@@ -6,7 +6,7 @@ use super::blocks::Blocks;
 use super::header::{Header, REFCOUNT_BLOCK, Tables};
 use crate::block::error::ResizeError;
 
-/// How often a place is looked for.
+/// Most places that are tried.
 const ATTEMPTS: usize = 1024;
 
 /// The reference counts of an image.
@@ -119,12 +119,12 @@ impl<'f> Refcounts<'f> {
         Ok(last)
     }
 
-    /// Where an entry of the refcount table is.
+    /// Offset of an entry of the refcount table.
     fn entry(&self, index: u64) -> u64 {
         self.tables.refcounts.saturating_add(index * 8)
     }
 
-    /// Where the block of counts is that an entry of the table leads to.
+    /// Offset of the block of counts that an entry of the table leads to.
     fn block(&self, index: u64) -> Result<Option<u64>, ResizeError> {
         if index >= self.tables.refcount_entries {
             return Err(ResizeError::NoRoom);

@@ -1,4 +1,4 @@
-//! How limits of bandwidth and operations affect requests.
+//! Effects of rate limits on requests.
 
 use std::time::{Duration, Instant};
 

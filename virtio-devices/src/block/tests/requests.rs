@@ -1,4 +1,4 @@
-//! What a driver asks for, and what it gets.
+//! Requests of a driver, and their results.
 
 use std::sync::Arc;
 

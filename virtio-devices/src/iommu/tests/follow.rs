@@ -1,4 +1,4 @@
-//! Who follows has a copy of what a function reaches, at any time.
+//! A follower always has a copy of a function's mappings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::super::{Behind, Iommu};
 use super::properties::{PAGE, PAGES, carry_out, iommu, op, seen};
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
-/// What a follower knows.
+/// Mappings that a follower has.
 enum Known {
     Everything,
     Mapped(BTreeMap<u64, DmaMapping>),

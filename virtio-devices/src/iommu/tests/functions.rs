@@ -19,7 +19,7 @@ const SRIOV: u64 = 0x100;
 /// Bytes of a VF's slice of the registers' BAR.
 const SLICE: u64 = 0x2000;
 
-/// What can happen.
+/// Event of a test.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Request(Op),
@@ -84,13 +84,13 @@ impl Rig {
         let _ = self.driver(0).config_write(SRIOV + 8, 2, if on { 9 } else { 0 });
     }
 
-    /// Whether the queues of a function run.
+    /// True if the queues of a function run.
     fn runs(&self, function: u16) -> bool {
         let vf = |index| self.functions.vf(VfIndex(index)).unwrap();
         function.checked_sub(1).map_or_else(|| self.functions.pf().is_running(), |index| vf(index).is_running())
     }
 
-    /// What happens to the functions, of which the IOMMU hears nothing, and to the IOMMU as a whole.
+    /// Applies an event to the functions, which the IOMMU does not see, or to the IOMMU as a whole.
     fn happen(&mut self, event: Event) {
         match event {
             Event::Request(op) => _ = carry_out(&self.iommu, op),

@@ -1,4 +1,4 @@
-//! What a request takes away is out of reach when it is answered.
+//! Mappings that a request removes are out of reach when it is answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

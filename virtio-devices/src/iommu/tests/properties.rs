@@ -105,13 +105,13 @@ impl Model {
         }
     }
 
-    /// What each endpoint finds at each page: reading, and writing.
+    /// Result of each endpoint at each page: of a read, and of a write.
     pub(super) fn seen(&self) -> Vec<Option<u64>> {
         let places = (0..ENDPOINTS).flat_map(|endpoint| (0..2 * PAGES).map(move |page| (endpoint, page)));
         places.flat_map(|(endpoint, page)| [false, true].map(|write| self.translate(endpoint, page, write))).collect()
     }
 
-    /// How many domains there are, and how many mappings in all of them.
+    /// Numbers of domains, and of mappings in all of them.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.domains.len(), self.domains.values().flatten().map(Vec::len).sum())
     }
@@ -173,7 +173,7 @@ pub(super) fn carry_out(iommu: &Iommu, op: Op) -> Status {
     iommu.carry_out(request).map_or_else(|status| status, |()| Status::Ok)
 }
 
-/// What each endpoint finds at each page: reading, and writing.
+/// Result of each endpoint at each page: of a read, and of a write.
 pub(super) fn seen(behind: &[Behind]) -> Vec<Option<u64>> {
     seen_by(behind.iter().map(Behind::endpoint))
 }

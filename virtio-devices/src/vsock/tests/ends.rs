@@ -1,4 +1,4 @@
-//! How connections end: in one direction, in both, at once, or because nobody answers.
+//! Ends of connections: in one direction, in both, at once, or for lack of an answer.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;

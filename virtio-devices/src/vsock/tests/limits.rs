@@ -1,4 +1,4 @@
-//! What a guest or many clients cannot have.
+//! Limits of a guest and of many clients.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -14,7 +14,7 @@ use super::rig::*;
 
 /// All that is ever sent.
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(2 << 20));
-/// How many connections there are at a time.
+/// Number of connections at a time.
 const STREAMS: usize = 4;
 
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ struct Stream {
     guest_received: usize,
     guest_sent: usize,
     host_received: usize,
-    /// How much the device says that the host has taken.
+    /// Count of taken bytes that the device has announced.
     told: u32,
     host_ended: bool,
     guest_ended: bool,

@@ -239,7 +239,7 @@ pub(crate) fn read(mut stream: &UnixStream) -> Vec<u8> {
     data
 }
 
-/// Whether the other end has sent nothing, and will not any more.
+/// True if the other end has sent nothing, and has closed its side.
 pub(crate) fn is_at_end(mut stream: &UnixStream) -> bool {
     match stream.read(&mut [0]) {
         Ok(len) => len == 0,
