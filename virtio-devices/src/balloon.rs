@@ -45,16 +45,16 @@ const F_DEFLATE_ON_OOM: u32 = 2;
 /// The driver may report free pages (`VIRTIO_BALLOON_F_PAGE_REPORTING`).
 const F_PAGE_REPORTING: u32 = 5;
 
-/// What a balloon is.
+/// Description of a balloon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalloonSpec {
-    /// Its id, which its thread is named after.
+    /// Id, also the name of its thread.
     pub id: String,
     /// The size that the host wants at first, in bytes.
     pub size: u64,
-    /// Whether the driver may take pages out of the balloon when the guest runs out of memory.
+    /// True if the driver may take pages out of the balloon when the guest runs out of memory.
     pub deflate_on_oom: bool,
-    /// Whether the driver may report free pages, which the host then takes back.
+    /// True if the driver may report free pages, which are returned to the host.
     pub free_page_reporting: bool,
 }
 
@@ -73,12 +73,12 @@ impl Balloon {
         Self { spec, size, counters: Arc::new(BalloonCounters::new()), losses: Losses::default() }
     }
 
-    /// Its id.
+    /// Id of the balloon.
     pub fn id(&self) -> &str {
         &self.spec.id
     }
 
-    /// Its counters.
+    /// Counters of the balloon.
     pub fn counters(&self) -> Arc<BalloonCounters> {
         Arc::clone(&self.counters)
     }

@@ -35,12 +35,12 @@ pub use error::CharError;
 use pty::Pty;
 use socket::Socket;
 
-/// How long a write waits for the other end to take output.
+/// Longest time that a write waits for the other end to take output.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How often to check for what cannot be waited for: an opened pseudo-terminal, a free descriptor for a client, or
-/// somebody who takes the output that was kept.
+/// Interval of checks for events that cannot be waited for: an opened pseudo-terminal, a free descriptor for a client,
+/// or a reader for output that was kept.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
-/// What a writable pipe takes without blocking (`PIPE_BUF`).
+/// Bytes that a writable pipe takes without blocking (`PIPE_BUF`).
 const PIPE_PART: usize = 4096;
 
 /// The other end of a console.
@@ -89,10 +89,10 @@ enum Kind {
     Socket(Socket),
 }
 
-/// What [`CharDevice::wait`] woke up for.
+/// Events that [`CharDevice::wait`] returned for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Woken<const N: usize> {
-    /// Which of the others are readable.
+    /// True for each of the others that is readable.
     pub others: [bool; N],
     /// There may be input.
     pub input: bool,
@@ -118,7 +118,7 @@ impl CharDevice {
     ///
     /// # Errors
     ///
-    /// One line that says what to do; see [`CharError`].
+    /// Fails with one line that contains the remedy; see [`CharError`].
     pub fn open(spec: &CharSpec) -> Result<Self, CharError> {
         let kind = match spec {
             CharSpec::Null => Kind::Null,
@@ -143,7 +143,7 @@ impl CharDevice {
     ///
     /// # Errors
     ///
-    /// When the output cannot be inspected.
+    /// Fails if the output cannot be inspected.
     pub fn over(input: Option<OwnedFd>, output: OwnedFd) -> io::Result<Self> {
         // They may be shared with other programs, so they stay blocking; a write is small enough not to block.
         let part = match FileType::from_raw_mode(rustix::fs::fstat(&output)?.st_mode) {
@@ -301,7 +301,7 @@ impl CharDevice {
     ///
     /// # Errors
     ///
-    /// When the system cannot wait.
+    /// Fails if the system cannot wait.
     pub fn wait<const N: usize>(&self, others: [BorrowedFd<'_>; N], input: bool) -> io::Result<Woken<N>> {
         let keeps = self.deliver_kept();
         let end = if input { self.writer() } else { None };
@@ -355,8 +355,8 @@ fn create(path: &Path) -> io::Result<File> {
     create_file(path, is_fifo, OFlags::NONBLOCK)
 }
 
-/// Whether `fd` takes output or has input, as `direction` says, within `patience`. A signal ends the wait: it may be
-/// the one that stops a vCPU.
+/// True if `fd` becomes ready within `patience`, to take output or to give input, as `direction` says. A signal ends
+/// the wait: it may be the one that stops a vCPU.
 fn is_ready(fd: BorrowedFd<'_>, direction: PollFlags, patience: Duration) -> bool {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     let mut fds = [PollFd::from_borrowed_fd(fd, direction)];

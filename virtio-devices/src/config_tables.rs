@@ -11,7 +11,7 @@ pub(crate) mod tests;
 pub struct ConfigTable {
     /// The kind of device.
     pub device: &'static str,
-    /// Its fields.
+    /// Fields of the configuration.
     pub fields: &'static [ConfigField],
 }
 

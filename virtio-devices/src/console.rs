@@ -1,7 +1,7 @@
 //! virtio-console with one port, over a character device (`virtio 1.4 §5.3`).
 //!
-//! One thread serves both queues. Input waits at its source until the driver provides buffers. Output that cannot be
-//! written is dropped, as [`CharDevice`] describes, so a guest never waits for its user.
+//! A single thread serves both queues. Input waits at its source until the driver provides buffers. Output that cannot
+//! be written is dropped, as [`CharDevice`] describes, so a guest never waits for its user.
 
 mod counters;
 #[cfg(any(test, feature = "testing"))]
@@ -59,7 +59,7 @@ pub struct ConsoleWindow(Mutex<WindowState>);
 struct WindowState {
     size: ConsoleSize,
     generation: u8,
-    /// Where a change is signalled while a driver runs that negotiated the size.
+    /// Interrupts for a change of the size, while a driver runs that negotiated it.
     interrupts: Option<Arc<Interrupts>>,
 }
 
@@ -107,17 +107,17 @@ impl Console {
         }
     }
 
-    /// Its id.
+    /// Id of the console.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its other end.
+    /// Character device at its other end.
     pub fn device(&self) -> &Arc<CharDevice> {
         &self.device
     }
 
-    /// Its counters.
+    /// Counters of the console.
     pub fn counters(&self) -> Arc<ConsoleCounters> {
         Arc::clone(&self.counters)
     }
@@ -171,7 +171,7 @@ impl VirtioDevice for Console {
         data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
     }
 
-    /// What the driver could write, an emergency's character, is not offered.
+    /// Ignores writes: the only writable field, the emergency character, is not offered.
     fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn config_generation(&self) -> u8 {

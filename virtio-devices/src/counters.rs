@@ -19,10 +19,10 @@ macro_rules! counters {
         impl $counter {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
-            /// How many there are.
+            /// Number of counters.
             pub const COUNT: usize = Self::ALL.len();
 
-            /// Its name in metrics: lower case, words joined by `_`.
+            /// Name in metrics: lower case, words joined by `_`.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
@@ -49,7 +49,7 @@ macro_rules! counters {
                 $counter::ALL.iter().map(|counter| (counter.name(), self.get(*counter)))
             }
 
-            /// What was lost or refused: names, and how often.
+            /// Losses and refusals: names, and counts.
             pub(crate) fn losses(&self) -> Vec<(&'static str, u64)> {
                 let losses = $counter::ALL.iter().filter(|counter| counter.is_loss());
                 losses.map(|counter| (counter.name(), self.get(*counter))).filter(|(_, count)| *count != 0).collect()
@@ -158,14 +158,14 @@ pub(crate) trait QueueTally: Send + 'static {
     fn flush(&mut self, counters: &Self::Counters);
 }
 
-/// How many of a device's losses have been reported.
+/// Number of a device's losses that have been reported.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
     told: u64,
 }
 
 impl Losses {
-    /// What was lost since the device was plugged in, in one line, if that is at least twice what has been reported: a
+    /// Losses since the device was plugged in, in one line, if there are at least twice as many as were reported: a
     /// guest that keeps losing buffers and resetting its device is reported less and less often.
     pub(crate) fn doubled(&mut self, losses: &[(&'static str, u64)]) -> Option<String> {
         self.tell(losses, self.told.saturating_mul(2).max(1))

@@ -79,7 +79,7 @@ pub trait VirtioDevice: Send {
     ///
     /// # Errors
     ///
-    /// When the host cannot provide an eventfd or a thread. Nothing has been started then.
+    /// Fails if the host cannot provide an eventfd or a thread. Nothing has been started then.
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>>;
 
     /// The driver rang the doorbell of a queue that runs and that no worker has. Returns whether the device answers its
@@ -130,8 +130,8 @@ pub trait VirtioDevice: Send {
         Err(ConnectError::NoNic)
     }
 
-    /// What the driver configured and what was reported to it, without the transport and the queues. The queues do not
-    /// run.
+    /// State that the driver configured and that was reported to it, without the transport and the queues. The queues
+    /// do not run.
     fn save(&self) -> DeviceSpecific {
         DeviceSpecific::PowerOn
     }
@@ -141,14 +141,14 @@ pub trait VirtioDevice: Send {
     ///
     /// # Errors
     ///
-    /// When the state is of another kind of device, or one that no driver could have brought it to. The caller then
-    /// resets it.
+    /// Fails if the state is of another kind of device, or no driver could have reached it. The caller then resets the
+    /// device.
     fn restore(&mut self, state: &DeviceSpecific, _started: Option<u64>) -> Result<(), StateError> {
         if *state == DeviceSpecific::PowerOn { Ok(()) } else { Err(StateError::Shape("kinds of device")) }
     }
 }
 
-/// What the workers of a device run on.
+/// Resources that the workers of a device use.
 #[derive(Clone)]
 pub struct Start {
     /// The guest's memory, as the device reaches it.
@@ -158,7 +158,7 @@ pub struct Start {
     /// The queues that the driver enabled, with their indices in ascending order. Their addresses and sizes come from
     /// the guest and may be nonsense.
     pub queues: Vec<(u16, SharedQueue)>,
-    /// How the workers interrupt the driver.
+    /// Interrupts of the device.
     pub interrupts: Arc<Interrupts>,
 }
 

@@ -68,12 +68,12 @@ impl ConfigField {
         Self::new("reserved", offset, len, Rule::Same)
     }
 
-    /// Its value in `config`, the bytes of a device configuration, if they reach that far.
+    /// Bytes of the field in `config`, a device configuration, if it reaches that far.
     pub(crate) fn value<'c>(&self, config: &'c [u8]) -> Option<&'c [u8]> {
         config.get(self.offset.into()..usize::from(self.offset) + usize::from(self.len))
     }
 
-    /// Its value as a number, little-endian; 0 if `config` does not reach that far or it is no number.
+    /// Number in the field, little-endian; 0 if `config` does not reach that far or the field is no number.
     pub(crate) fn number(&self, config: &[u8]) -> u64 {
         self.value(config).and_then(number).unwrap_or(0)
     }

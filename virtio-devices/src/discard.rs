@@ -19,7 +19,7 @@ pub(crate) const PAGE: u64 = 4096;
 /// The size of a huge page in bytes, where the host does not say it.
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// What became of a range, in bytes.
+/// Result for a range, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Discarded {
     /// Given back to the host.

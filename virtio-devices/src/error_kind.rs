@@ -1,6 +1,6 @@
 //! The kind of an error: who has to act.
 
-/// Who has to act on an error, and how. Exit codes and HTTP status follow from it.
+/// Class of an error, by the party that has to act on it. Exit codes and HTTP status follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The user gave a value that no device can have.

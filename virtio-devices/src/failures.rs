@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use crate::clock;
 
-/// How long nothing may fail before failures count as ended: a guest whose requests fail and succeed in turn causes one
-/// report.
+/// Time without a failure after which failures count as ended: a guest whose requests fail and succeed in turn causes
+/// one report.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// A change of what the host does for a device.
@@ -25,7 +25,8 @@ pub enum FailureChange {
 /// Called at each change, on a worker's thread. A guest can cause some changes, so what this does has to be limited.
 pub type FailureObserver = Box<dyn Fn(FailureChange) + Send>;
 
-/// What is asked of the host. A success ends only failures of its own kind: a full disk can still be read and flushed.
+/// Kind of a request to the host. A success ends only failures of its own kind: a full disk can still be read and
+/// flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// Frames to send, or contents to change.
@@ -51,7 +52,7 @@ pub(crate) struct Failures {
 struct Record {
     /// By what was asked.
     runs: [Option<Run>; 3],
-    /// How often failures have begun so far.
+    /// Number of runs of failures so far.
     count: u64,
 }
 
@@ -72,7 +73,7 @@ impl Record {
         }
     }
 
-    /// How long until all runs have ended, if nothing fails until then; `None` while something has failed that has not
+    /// Time until all runs have ended, if nothing fails until then; `None` while something has failed that has not
     /// succeeded since.
     fn ends_in(&self) -> Option<Duration> {
         let now = clock::now();
@@ -139,7 +140,7 @@ impl Failures {
         }
     }
 
-    /// How long until [`Self::settle`] may have something to report.
+    /// Time until [`Self::settle`] may have something to report.
     pub(crate) fn settles_in(&self) -> Option<Duration> {
         if !self.failing.load(Ordering::Relaxed) {
             return None;

@@ -25,7 +25,7 @@ impl FileMapping {
     ///
     /// # Errors
     ///
-    /// When the file cannot be mapped, or there is no address space.
+    /// Fails if the file cannot be mapped, or there is no address space.
     pub fn new(file: impl AsFd, len: u64, private: bool) -> io::Result<Self> {
         Self::at(file, 0, len, private)
     }
@@ -35,7 +35,7 @@ impl FileMapping {
     ///
     /// # Errors
     ///
-    /// When they cannot be mapped, or there is no address space.
+    /// Fails if they cannot be mapped, or there is no address space.
     pub fn of_device(file: impl AsFd, offset: u64, len: u64) -> io::Result<Self> {
         Self::at(file, offset, len, false)
     }
@@ -55,17 +55,17 @@ impl FileMapping {
         Ok(mapping)
     }
 
-    /// Where this process has it.
+    /// Address in this process.
     pub fn address(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// Whether it is empty, which it never is.
+    /// Always false: a mapping is never empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

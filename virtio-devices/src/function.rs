@@ -40,20 +40,20 @@ pub(crate) fn device_id(device_type: u16) -> u16 {
     FIRST_DEVICE.saturating_add(device_type)
 }
 
-/// Why a device cannot be made a function.
+/// Reason why a device cannot be made a function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FunctionError {
-    /// Its queues are impossible.
+    /// Impossible queues.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// Its configuration space is impossible.
+    /// Impossible configuration space.
     #[error(transparent)]
     Shape(#[from] ShapeError),
 }
 
 /// A virtio device, its transport and its configuration space.
 ///
-/// Its queues run while the driver wants them to (DRIVER_OK, without FAILED or DEVICE_NEEDS_RESET), Bus Master Enable
+/// The queues run while the driver wants them to (DRIVER_OK, without FAILED or DEVICE_NEEDS_RESET), Bus Master Enable
 /// is set, the function is in D0, and the host has not paused it. A stop without a reset keeps the queues and their
 /// positions.
 pub struct VirtioFunction<D> {
@@ -63,7 +63,7 @@ pub struct VirtioFunction<D> {
     transport: Transport,
     device: D,
     memory: DmaSpace,
-    /// Its place behind an IOMMU, if it is behind one.
+    /// Endpoint of an IOMMU, if the function is behind one.
     behind: Option<Behind>,
     /// The queues, from the first time they run until a reset.
     run: Option<Run>,
@@ -73,7 +73,7 @@ pub struct VirtioFunction<D> {
     /// The host keeps the queues stopped.
     paused: bool,
     start_failures: u64,
-    /// Why the host could not resume it.
+    /// Error of the host's last attempt to resume it.
     not_resumed: Option<io::Error>,
 }
 
@@ -82,7 +82,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     ///
     /// # Errors
     ///
-    /// When the device's queues are impossible.
+    /// Fails if the device's queues are impossible.
     pub fn plain(device: D, rid: Rid, memory: impl Into<DmaSpace>) -> Result<Self, FunctionError> {
         let spacing = Spacing::of([&device]);
         Self::new(device, rid, (Role::Plain, spacing), memory.into())
@@ -179,12 +179,12 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.transport.status()
     }
 
-    /// Whether the queues run.
+    /// True if the queues run.
     pub fn is_running(&self) -> bool {
         self.run.as_ref().is_some_and(Run::is_running)
     }
 
-    /// How often the queues could not be started, because the host gave no thread or file descriptor.
+    /// Number of times that the queues could not be started, because the host gave no thread or file descriptor.
     pub fn start_failures(&self) -> u64 {
         self.start_failures
     }
@@ -247,7 +247,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.device.config_generation().wrapping_add(self.generation)
     }
 
-    /// Where the guest has the device's memory; 0 while it is nowhere.
+    /// Guest address of the device's memory; 0 while it has none.
     fn memory_start(&self) -> u64 {
         let mut windows = Vec::new();
         self.config.windows(&mut windows);
@@ -331,7 +331,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Ok(())
     }
 
-    /// Why the last [`Self::release`] left it paused, if it did.
+    /// Error for which the last [`Self::release`] left it paused, if it did.
     pub(crate) fn take_not_resumed(&mut self) -> Option<io::Error> {
         self.not_resumed.take()
     }
@@ -341,7 +341,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.transport.interrupts().observe_needs_reset(observer);
     }
 
-    /// Whether the registers, the host and `powered` want the queues to run.
+    /// True if the registers, the host and `powered` let the queues run.
     fn is_to_run(&self, powered: bool) -> bool {
         self.transport.ready() && self.config.bus_master() && powered && !self.paused
     }

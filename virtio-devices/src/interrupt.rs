@@ -143,7 +143,7 @@ impl Interrupts {
         self.needs_reset.store(true, Ordering::Release);
     }
 
-    /// Whether [`Self::ask_for_reset`] was called since the last reset.
+    /// True if [`Self::ask_for_reset`] was called since the last reset.
     pub fn needs_reset(&self) -> bool {
         self.needs_reset.load(Ordering::Acquire)
     }
@@ -158,7 +158,7 @@ impl Interrupts {
         eventfd.is_some()
     }
 
-    /// Whether a signal waits in the eventfd of `vector`.
+    /// True if a signal waits in the eventfd of `vector`.
     pub(crate) fn is_signalled(&self, vector: u16) -> bool {
         self.eventfd(vector).is_some_and(|eventfd| is_signalled(&eventfd))
     }
@@ -173,7 +173,7 @@ impl Interrupts {
     ///
     /// # Errors
     ///
-    /// When there is no such vector, or no eventfd for it.
+    /// Fails if there is no such vector, or no eventfd for it.
     pub(crate) fn restore(&self, vectors: &[VectorState], isr: u8) -> Result<(), StateError> {
         for &VectorState { vector, signalled } in vectors {
             let eventfd = self.eventfd_or_new(vector).map_err(|error| StateError::Eventfd { vector, error })?;
@@ -213,7 +213,7 @@ impl Interrupts {
     }
 }
 
-/// Whether a signal waits in `eventfd`, without consuming it: restoring it would wake other waiters.
+/// True if a signal waits in `eventfd`. The signal is not consumed: restoring it would wake other waiters.
 fn is_signalled(eventfd: &EventFd) -> bool {
     let fd = borrow(eventfd);
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -421,9 +421,9 @@ impl<'s, 'm> IoVecs<'s, 'm> {
 struct Cursor<'i> {
     /// The segments that were not begun.
     iovecs: std::slice::Iter<'i, libc::iovec>,
-    /// What is left of the one that was.
+    /// Rest of the segment that was split.
     rest: libc::iovec,
-    /// How many bytes come before those that are asked for.
+    /// Bytes before those that are asked for.
     skip: usize,
 }
 
@@ -501,7 +501,7 @@ pub(crate) struct Bounds {
     pub enough: usize,
 }
 
-/// How much a chain holds.
+/// Size of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// The number of its segments.

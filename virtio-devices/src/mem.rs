@@ -55,10 +55,10 @@ const F_ACPI_PXM: u32 = 0;
 /// feature may read them, and reads ones.
 const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
-/// What a memory device is.
+/// Description of a memory device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemSpec {
-    /// Its id, which its thread is named after.
+    /// Id, also the name of its thread.
     pub id: String,
     /// The NUMA node that its memory belongs to, as in ACPI's tables, if there are nodes.
     pub node: Option<u16>,
@@ -78,12 +78,12 @@ impl Mem {
         Self { spec, region, counters: Arc::new(MemCounters::new()), losses: Losses::default() }
     }
 
-    /// Its id.
+    /// Id of the device.
     pub fn id(&self) -> &str {
         &self.spec.id
     }
 
-    /// Its counters.
+    /// Counters of the device.
     pub fn counters(&self) -> Arc<MemCounters> {
         Arc::clone(&self.counters)
     }
@@ -132,7 +132,7 @@ impl VirtioDevice for Mem {
         Ok(workers)
     }
 
-    /// What is plugged stays so: only a reset of the machine takes it away (`virtio 1.4 §5.15.5`).
+    /// Leaves plugged blocks as they are: only a reset of the machine unplugs them (`virtio 1.4 §5.15.5`).
     fn reset(&mut self) {
         log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
         self.region.signal_to(None);

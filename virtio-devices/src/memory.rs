@@ -1,8 +1,7 @@
 //! The guest's memory and its queues, as threads share them.
 //!
-//! What a device reads and writes there goes through one view, [`DmaView`]: it knows whether the device's addresses
-//! are guest physical ones, and what it writes is noted in the map's [dirty bitmap](DirtyBitmap) while somebody
-//! collects that.
+//! A device reads and writes memory through a single view, [`DmaView`]: it knows if the device's addresses are guest
+//! physical ones, and logs writes in the map's [dirty bitmap](DirtyBitmap) while that is collected.
 
 mod dirty;
 mod dma;

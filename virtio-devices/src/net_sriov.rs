@@ -21,15 +21,15 @@ use crate::{
     VirtioDevice,
 };
 
-/// Why devices cannot be made a PF and its VFs.
+/// Reason why devices cannot be made a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NetSriovError {
     /// The place was made for another number of VFs, at least 1.
     #[error("{vfs} VFs at a place that reserves {reserved}")]
     Count {
-        /// How many there are.
+        /// Number of VFs given.
         vfs: usize,
-        /// How many are reserved.
+        /// Number of VFs reserved.
         reserved: u16,
     },
     /// A VF has more or fewer queues than VF 0, and so other BARs and another MSI-X table. The PF describes one kind of
@@ -38,7 +38,7 @@ pub enum NetSriovError {
     Queues {
         /// The VF.
         index: VfIndex,
-        /// Its queues.
+        /// Number of its queues.
         queues: usize,
         /// VF 0's queues.
         expected: usize,
@@ -54,7 +54,7 @@ pub enum NetSriovError {
     Vf {
         /// The VF.
         index: VfIndex,
-        /// Why.
+        /// Cause.
         error: FunctionError,
     },
     /// The PF cannot be made a function.
@@ -75,7 +75,7 @@ impl<D: VirtioDevice> NetSriov<D> {
     ///
     /// # Errors
     ///
-    /// When they cannot be the functions of one device, or `placement` is for another number of VFs.
+    /// Fails if they cannot be the functions of a device, or `placement` is for another number of VFs.
     pub fn new(pf: D, vfs: Vec<D>, placement: Placement, memory: &Memory) -> Result<Self, NetSriovError> {
         let first = Self::check(&pf, &vfs)?;
         let place = placement.vfs.filter(|place| usize::from(place.total_vfs) == vfs.len());

@@ -52,7 +52,7 @@ pub struct Pmem {
     id: String,
     path: PathBuf,
     memory: Arc<FileMapping>,
-    /// What a flush writes to the medium; `None` if nothing has to be.
+    /// File that a flush writes to the medium; `None` if there is nothing to flush.
     file: Option<Arc<OwnedFd>>,
     counters: Arc<PmemCounters>,
     losses: Losses,
@@ -63,7 +63,7 @@ impl Pmem {
     ///
     /// # Errors
     ///
-    /// When it cannot be used, or has no such size. Nothing is left of a temporary file then.
+    /// Fails if it cannot be used, or has no such size. Nothing is left of a temporary file then.
     pub fn open(spec: PmemSpec) -> Result<Self, PmemError> {
         let path = &spec.file;
         let (file, size) = open(&spec)?;
@@ -85,7 +85,7 @@ impl Pmem {
         })
     }
 
-    /// Its id.
+    /// Id of the device.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -95,7 +95,7 @@ impl Pmem {
         self.file.as_ref().map(|file| Hold::of_memory(Arc::clone(file), self.path.clone()))
     }
 
-    /// Its counters.
+    /// Counters of the device.
     pub fn counters(&self) -> Arc<PmemCounters> {
         Arc::clone(&self.counters)
     }

@@ -22,9 +22,9 @@ use crate::ring::{BrokenRing, Chain, Ring, Used};
 use crate::worker::{WorkerKind, own, spawn, thread_name};
 use crate::{DmaSpace, DmaView, Interrupts, SharedQueue, Start, Worker};
 
-/// What answers the chains of a queue.
+/// Answerer of a queue's chains.
 pub(crate) trait Answerer: Send + 'static {
-    /// What its worker counts.
+    /// Counters of the worker.
     type Tally: QueueTally;
     /// The most chains that are answered before a stop is looked at.
     const BATCH: usize = 16;
@@ -39,11 +39,11 @@ pub(crate) trait Answerer: Send + 'static {
     }
 }
 
-/// What a chain is answered with the help of.
+/// Context in which a chain is answered.
 pub(crate) struct Turn<'t, 'm, T> {
     /// The guest's memory.
     pub memory: &'m DmaView,
-    /// Whether the worker is to stop.
+    /// True if the worker should stop.
     pub stop: &'t AtomicBool,
     /// For the segments of a chain, by direction or as needed.
     pub storage: &'t mut [Storage; 2],
@@ -51,7 +51,7 @@ pub(crate) struct Turn<'t, 'm, T> {
     pub tally: &'t mut T,
 }
 
-/// What became of a chain.
+/// Result of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answered {
     /// It is given back to the driver, with so many bytes written.
@@ -60,7 +60,7 @@ pub(crate) enum Answered {
     Later(Duration),
 }
 
-/// What a look at the queue ended with.
+/// End of a look at the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// There may be more chains.
@@ -76,7 +76,7 @@ enum Next {
 ///
 /// # Errors
 ///
-/// When the host has no eventfd or thread left.
+/// Fails if the host has no eventfd or thread left.
 pub(crate) fn start<A: Answerer>(
     answerer: A,
     kind: WorkerKind,

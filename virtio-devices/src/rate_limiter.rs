@@ -20,7 +20,7 @@ pub struct RateLimit {
     pub size: u64,
     /// A one-time burst of additional tokens, which are taken first.
     pub one_time_burst: u64,
-    /// How long an empty bucket takes to be full; above 0.
+    /// Time in which an empty bucket fills; above 0.
     pub refill: Duration,
 }
 
@@ -33,7 +33,7 @@ pub struct RateLimits {
     pub ops: Option<RateLimit>,
 }
 
-/// What a device may still do. It has no clock: the caller passes the time.
+/// Allowance of a device. It has no clock: the caller passes the time.
 #[derive(Debug)]
 pub struct RateLimiter {
     bandwidth: Option<Bucket>,
@@ -50,7 +50,7 @@ impl RateLimitGroup {
         RateLimiter::new(limits, clock::now()).map(|limiter| Self(Arc::new(Mutex::new(limiter))))
     }
 
-    /// How long to wait before an operation may begin; `None` if it may now.
+    /// Time until an operation may begin; `None` if it may now.
     pub(crate) fn limited_for(&self) -> Option<Duration> {
         let wait = self.0.lock().wait(clock::now());
         (!wait.is_zero()).then_some(wait)
@@ -85,9 +85,9 @@ impl RateLimitGroup {
 #[derive(Debug)]
 struct Bucket {
     limit: RateLimit,
-    /// What is left of the one-time burst.
+    /// Rest of the one-time burst.
     burst: u64,
-    /// When the bucket is full; the time until then says how empty it is.
+    /// Time at which the bucket is full; the time until then is a measure of its level.
     full_at: Instant,
 }
 
@@ -104,7 +104,7 @@ impl RateLimiter {
         Self { bandwidth: None, ops: Some(Bucket { limit, burst: limit.one_time_burst, full_at: now }) }
     }
 
-    /// How long after `now` an operation may begin; zero if it may now.
+    /// Time from `now` until an operation may begin; zero if it may now.
     pub fn wait(&self, now: Instant) -> Duration {
         let buckets = [&self.bandwidth, &self.ops].into_iter().flatten();
         buckets.map(|bucket| bucket.wait(now)).max().unwrap_or_default()
@@ -132,7 +132,7 @@ impl RateLimiter {
 }
 
 impl Bucket {
-    /// How long it takes to refill `tokens`; less than a nanosecond is left out.
+    /// Time that it takes to refill `tokens`; less than a nanosecond is left out.
     fn time_of(&self, tokens: u64) -> Duration {
         let nanos =
             u128::from(tokens).saturating_mul(self.limit.refill.as_nanos()) / u128::from(self.limit.size.max(1));
@@ -182,7 +182,7 @@ mod tests {
         RateLimiter::new(RateLimits { ops: limit, bandwidth: None }, now).unwrap()
     }
 
-    /// How many operations are let through at `now`.
+    /// Number of operations that are let through at `now`.
     fn let_through(limiter: &mut RateLimiter, now: Instant) -> u64 {
         let mut count = 0;
         while limiter.wait(now).is_zero() {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, in no time more passes than the bucket, its burst, what refills, and one request beyond.
+        /// For any operations, no more passes in a time than the bucket, its burst, the refill, and one request beyond.
         #[test]
         fn the_mean_is_kept(
             size in 1_u64..100_000,

@@ -100,7 +100,7 @@ impl<'q> Ring<'q> {
         self.queue.size()
     }
 
-    /// Whether the driver says at which frame it wants an interrupt (`virtio 1.4 §2.7.10`).
+    /// True if the driver names the frame at which it wants an interrupt (`virtio 1.4 §2.7.10`).
     pub(crate) fn has_event_idx(&self) -> bool {
         self.queue.event_idx_enabled()
     }
@@ -135,7 +135,7 @@ impl<'q> Ring<'q> {
         self.queue.next_avail()
     }
 
-    /// How many chains the driver has made available that were not taken.
+    /// Number of chains that the driver has made available and that were not taken.
     pub(crate) fn available(&self, memory: &DmaView) -> Result<u16, BrokenRing> {
         let index = Self::load(memory, self.queue.avail_ring() + 2, Ordering::Acquire)?;
         Ok(index.wrapping_sub(self.queue.next_avail()))
@@ -177,8 +177,8 @@ impl<'q> Ring<'q> {
         more
     }
 
-    /// Whether the driver wants an interrupt for what was returned since the last call (`virtio 1.4 §2.7.7.2`,
-    /// §2.7.10).
+    /// True if the driver wants an interrupt for the chains that were returned since the last call (`virtio 1.4
+    /// §2.7.7.2`, §2.7.10).
     pub(crate) fn wants_interrupt(&mut self, memory: &DmaView) -> Result<bool, BrokenRing> {
         let due = self.interrupt_is_due(memory)?;
         self.considered();

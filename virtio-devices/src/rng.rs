@@ -34,16 +34,16 @@ const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 const QUEUE_SIZES: &[u16] = &[256];
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// What an entropy device is.
+/// Description of an entropy device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RngSpec {
-    /// Its id, which its thread is named after.
+    /// Id, also the name of its thread.
     pub id: String,
     /// An endless source of random bytes, such as `/dev/urandom`.
     pub source: PathBuf,
 }
 
-/// Why there is no entropy device: one line, to follow the option's name.
+/// Reason why there is no entropy device: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum RngError {
     /// The source cannot be read.
@@ -51,7 +51,7 @@ pub enum RngError {
     Open {
         /// The source.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// The source would end.
@@ -63,7 +63,7 @@ pub enum RngError {
 }
 
 impl RngError {
-    /// Who has to act on it.
+    /// Class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Open { error, .. } if error.kind() == io::ErrorKind::NotFound => ErrorKind::Missing,
@@ -85,7 +85,7 @@ impl Rng {
     ///
     /// # Errors
     ///
-    /// When it cannot be read, or is not a device.
+    /// Fails if it cannot be read, or is not a device.
     pub fn open(spec: RngSpec) -> Result<Self, RngError> {
         let fail = |errno: rustix::io::Errno| RngError::Open { path: spec.source.clone(), error: errno.into() };
         // An empty source must not keep the worker from ending.
@@ -103,12 +103,12 @@ impl Rng {
         Ok(Self { spec, source: Arc::new(Mutex::new(source)), counters, losses: Losses::default() })
     }
 
-    /// Its id.
+    /// Id of the device.
     pub fn id(&self) -> &str {
         &self.spec.id
     }
 
-    /// Its counters.
+    /// Counters of the device.
     pub fn counters(&self) -> Arc<RngCounters> {
         Arc::clone(&self.counters)
     }

@@ -31,10 +31,10 @@ const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 const QUEUE_SIZES: &[u16] = &[64];
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// What a clock is.
+/// Description of a clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RtcSpec {
-    /// Its id, which its thread is named after.
+    /// Id, also the name of its thread.
     pub id: String,
 }
 
@@ -51,7 +51,7 @@ impl Rtc {
         Self { spec, counters: Arc::new(RtcCounters::new()), losses: Losses::default() }
     }
 
-    /// Its counters.
+    /// Counters of the clock.
     pub fn counters(&self) -> Arc<RtcCounters> {
         Arc::clone(&self.counters)
     }

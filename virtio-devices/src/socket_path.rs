@@ -12,7 +12,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 ///
 /// # Errors
 ///
-/// What the system says: `CONNREFUSED` for a socket that a program left behind, `AGAIN` for one that is busy.
+/// Fails with the error of the system call: `CONNREFUSED` for a socket that a program left behind, `AGAIN` for one that
+/// is busy.
 pub(crate) fn connect(path: &Path) -> Result<UnixStream, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -20,7 +21,7 @@ pub(crate) fn connect(path: &Path) -> Result<UnixStream, Errno> {
     Ok(socket.into())
 }
 
-/// Why a socket cannot be listened on.
+/// Reason why a socket cannot be listened on.
 #[derive(Debug)]
 pub(crate) enum ListenError {
     /// Another program listens there.
@@ -29,7 +30,7 @@ pub(crate) enum ListenError {
     NotASocket,
     /// There is a socket that this user may not connect to, so that nobody can tell whether it is in use.
     Denied(io::Error),
-    /// What the system says.
+    /// Error of a system call.
     Failed(io::Error),
 }
 
@@ -37,7 +38,7 @@ pub(crate) enum ListenError {
 ///
 /// # Errors
 ///
-/// When another program is listening there, or the path cannot be used.
+/// Fails if another program is listening there, or the path cannot be used.
 pub(crate) fn listen(path: &Path) -> Result<(UnixListener, OwnPath), ListenError> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => return Err(ListenError::NotASocket),
@@ -73,7 +74,7 @@ impl OwnPath {
     ///
     /// # Errors
     ///
-    /// When it is gone already.
+    /// Fails if the socket is gone already.
     pub(crate) fn of(path: PathBuf) -> io::Result<Self> {
         Ok(Self { inode: inode(&path)?, path })
     }

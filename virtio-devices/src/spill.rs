@@ -16,7 +16,7 @@ impl Spill {
     ///
     /// # Errors
     ///
-    /// When the host does not give it.
+    /// Fails if the host has no memory for it.
     pub fn new(len: usize) -> io::Result<Self> {
         let region = MmapRegion::new(len).map_err(io::Error::other)?;
         // A kernel without huge pages refuses, and needs no such advice.

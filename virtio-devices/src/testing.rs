@@ -44,12 +44,12 @@ pub fn memory() -> Memory {
     Memory::new(map.unwrap_or_else(|_| GuestMap::new()))
 }
 
-/// What the workers of a [`FakeDevice`] count.
+/// Counters of the workers of a [`FakeDevice`].
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Doorbells heard.
     pub kicks: AtomicUsize,
-    /// How often they were rung: a doorbell that is rung twice before it is heard is one kick.
+    /// Number of wake-ups: a doorbell that is rung twice before its worker wakes is one kick.
     pub rings: AtomicUsize,
     /// Workers that hold their queues now.
     pub workers: AtomicUsize,
@@ -60,21 +60,21 @@ pub struct Counters {
 pub struct FakeDevice {
     queue_sizes: Vec<u16>,
     threads: bool,
-    /// How often it was started.
+    /// Number of starts.
     pub starts: usize,
-    /// How often it was reset.
+    /// Number of resets.
     pub resets: usize,
     /// The features and the queues of the last start.
     pub started: Option<(u64, Vec<u16>)>,
     /// The queues of the last start.
     pub queues: Vec<(u16, SharedQueue)>,
-    /// Where the last start said to signal.
+    /// Interrupts of the last start.
     pub interrupts: Option<Arc<Interrupts>>,
     /// The next starts fail.
     pub refuse: bool,
     /// The device configuration, which the driver may write.
     pub config: [u8; 8],
-    /// What its workers count.
+    /// Counters of its workers.
     pub counters: Arc<Counters>,
     /// The doorbells that its guest may have as pages.
     pub pages: Option<DoorbellPages>,
@@ -210,7 +210,7 @@ impl VirtioDevice for FakeDevice {
     }
 }
 
-/// How a driver reaches a function's registers.
+/// Access path of a driver to a function's registers.
 #[derive(Debug, Clone, Copy)]
 enum Path {
     /// By its memory window, from this offset on.

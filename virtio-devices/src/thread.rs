@@ -21,13 +21,13 @@ use rustix::process::Pid;
 
 /// A thread that has not been started yet.
 pub struct NewThread {
-    /// Its name. Linux keeps the first 15 bytes.
+    /// Name. Linux keeps the first 15 bytes.
     pub name: String,
     /// The size of its stack in bytes, at least 16 KiB.
     pub stack: usize,
-    /// What it does before it gives up rights that it had from the thread that started it.
+    /// Work before the thread gives up rights that it had from the thread that started it.
     pub first: Option<Box<dyn FnOnce() + Send>>,
-    /// Its work.
+    /// Work of the thread.
     pub run: Box<dyn FnOnce() + Send>,
 }
 
@@ -37,7 +37,7 @@ pub struct NewThread {
 pub struct Thread {
     /// `None` once it was joined, or where there is no thread.
     id: Option<libc::pthread_t>,
-    /// What ends the work that has no thread.
+    /// Function that ends work that has no thread.
     end: Option<Box<dyn FnOnce() + Send + Sync>>,
     name: String,
     ended: Arc<Ended>,
@@ -59,7 +59,7 @@ struct Ended {
 }
 
 thread_local! {
-    /// What this thread drops when it has done its work.
+    /// Objects that this thread drops when it has done its work.
     static LEFT: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -147,12 +147,12 @@ impl Thread {
         self
     }
 
-    /// Whether it has done its work.
+    /// True once it has done its work.
     pub fn is_finished(&self) -> bool {
         self.ended.finished.load(Ordering::Acquire)
     }
 
-    /// Whether it is the end of other threads' work, which waits for next to nothing.
+    /// True if it is the end of other threads' work, which waits for next to nothing.
     pub fn is_end(&self) -> bool {
         self.end.is_some()
     }

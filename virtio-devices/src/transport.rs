@@ -49,12 +49,12 @@ const NOT_THE_DEVICES: u64 = 1 << VIRTIO_F_RING_PACKED
     | 1 << VIRTIO_F_RING_RESET
     | 1 << VIRTIO_F_ADMIN_VQ;
 
-/// What a write changed beyond the register.
+/// Effect of a write beyond the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Nothing.
     None,
-    /// Which eventfds can signal.
+    /// Set of eventfds that can signal.
     Vectors,
     /// The device status: whether queues run may have changed.
     Status,
@@ -62,7 +62,7 @@ pub(crate) enum Change {
     Reset,
 }
 
-/// Why a device cannot have its queues.
+/// Reason why a device cannot have its queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// The size is not one that a split virtqueue can have (`virtio 1.4 §2.7`).
@@ -70,7 +70,7 @@ pub enum QueueError {
     Size {
         /// The queue.
         queue: usize,
-        /// Its size.
+        /// Size that was asked for.
         size: u16,
     },
     /// More queues than there are queue numbers.
@@ -127,7 +127,7 @@ impl QueueRegisters {
 #[derive(Debug)]
 pub(crate) struct Transport {
     offered: u64,
-    /// What a driver has to accept.
+    /// Features that a driver has to accept.
     required: u64,
     /// See [`Self::requiring`].
     requirements: &'static [(u32, u32)],
@@ -149,7 +149,7 @@ impl Transport {
     ///
     /// # Errors
     ///
-    /// When a queue cannot have its size, or there are too many.
+    /// Fails if a queue cannot have its size, or there are too many.
     pub(crate) fn new(features: u64, sr_iov: bool, queue_sizes: &[u16], vectors: u16) -> Result<Self, QueueError> {
         let count = u16::try_from(queue_sizes.len()).map_err(|_| QueueError::Count(queue_sizes.len()))?;
         if let Some((queue, &size)) = queue_sizes.iter().enumerate().find(|(_, size)| Queue::new(**size).is_err()) {
@@ -230,7 +230,7 @@ impl Transport {
         status
     }
 
-    /// Whether the driver wants the queues to run, and neither it nor the device has given up.
+    /// True if the driver wants the queues to run, and neither it nor the device has given up.
     pub(crate) fn ready(&self) -> bool {
         self.status() & (Status::DRIVER_OK | Status::DEVICE_NEEDS_RESET | Status::FAILED) == Status::DRIVER_OK
     }
@@ -244,7 +244,7 @@ impl Transport {
         self.offered & lower(self.driver_features)
     }
 
-    /// Where the function's workers signal, until the next reset.
+    /// Interrupts for the function's workers, until the next reset.
     pub(crate) fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
     }
@@ -325,8 +325,8 @@ impl Transport {
         if changed { Change::Status } else { Change::None }
     }
 
-    /// Whether the driver chose only what is offered, with what that needs, and no legacy interface (`virtio 1.4 §6.1`,
-    /// `§6.2`).
+    /// True if the driver chose only features that are offered, with those that they need, and no legacy interface
+    /// (`virtio 1.4 §6.1`, `§6.2`).
     fn acceptable(&self) -> bool {
         let chosen = self.accepted();
         let complete = chosen & self.required == self.required;

@@ -33,12 +33,12 @@ pub(crate) use config::{FILE_SYSTEM, OTHER};
 pub use kind::VhostUserKind;
 use worker::DeviceWorker;
 
-/// What a device over vhost-user is.
+/// Description of a device over vhost-user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VhostUserDeviceSpec {
-    /// Its id, which its thread is named after.
+    /// Id, also the name of its thread.
     pub id: String,
-    /// What kind of device it is.
+    /// Type of the device.
     pub kind: VhostUserKind,
     /// The size of each of its queues, a power of two up to 32,768. A file system has one for requests of high priority
     /// before the others.
@@ -54,17 +54,17 @@ pub struct VhostUserDevice {
     /// The socket's path, as users read it.
     name: String,
     features: u64,
-    /// Whether the process can log what it writes to guest memory.
+    /// True if the process can log its writes to guest memory.
     logs_writes: bool,
-    /// Whether the process has a state beside its queues.
+    /// True if the process has a state besides its queues.
     has_state: bool,
     backend: SharedRunner,
     config: Arc<DeviceConfig>,
     health: Arc<Health>,
-    /// Where a change of the guest's memory waits for the worker.
+    /// Changes of the guest's memory that wait for the worker.
     mailbox: Arc<MemoryMailbox>,
     progress: Arc<Progress>,
-    /// What wakes the worker while the driver is up.
+    /// Eventfd that wakes the worker while the driver is up.
     wake: Option<Arc<EventFd>>,
 }
 
@@ -74,7 +74,7 @@ impl VhostUserDevice {
     ///
     /// # Errors
     ///
-    /// One line that says what to do; see [`VhostUserError`].
+    /// Fails with one line that contains the remedy; see [`VhostUserError`].
     pub fn connect(spec: VhostUserDeviceSpec, memory: &Memory, cancel: Option<Cancel>) -> Result<Self, VhostUserError> {
         let queues = u16::try_from(spec.queue_sizes.len()).unwrap_or(u16::MAX);
         let role = VhostUserRole::Device {
@@ -105,7 +105,7 @@ impl VhostUserDevice {
         })
     }
 
-    /// Its id.
+    /// Id of the device.
     pub fn id(&self) -> &str {
         &self.spec.id
     }
@@ -216,7 +216,7 @@ impl VirtioDevice for VhostUserDevice {
         config.reset();
     }
 
-    /// What the driver of a disk has chosen: another backend has to hear of it.
+    /// Choice of a disk's driver, which a replaced backend has to be given.
     fn save(&self) -> DeviceSpecific {
         self.config.writeback().map_or(DeviceSpecific::PowerOn, |writeback| DeviceSpecific::Config(vec![writeback]))
     }

@@ -42,7 +42,7 @@ pub struct Watchdog {
     id: String,
     times: Times,
     expiry: Arc<Expiry>,
-    /// Whether its clock runs. Workers that were told to stop before a reset have an older one.
+    /// True while its clock runs. Workers that were asked to stop before a reset have an older flag.
     runs: Arc<AtomicBool>,
     counters: Arc<WatchdogCounters>,
     losses: Losses,
@@ -60,12 +60,12 @@ impl Watchdog {
         Self { id: id.to_string(), times, expiry, runs: Arc::default(), counters, losses: Losses::default() }
     }
 
-    /// Its id.
+    /// Id of the watchdog.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its counters.
+    /// Counters of the watchdog.
     pub fn counters(&self) -> Arc<WatchdogCounters> {
         Arc::clone(&self.counters)
     }

@@ -17,7 +17,7 @@ const THREAD_NAME: usize = 15;
 /// A worker's stack in bytes. Nothing in it recurses or keeps frames there.
 pub const WORKER_STACK: usize = 128 * 1024;
 
-/// How long a worker waits for its predecessor before it checks whether to end itself.
+/// Time that a worker waits for its predecessor before it checks whether to end itself.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 /// Locks what a worker owns while it runs, which waits until its predecessor has ended. `None` once the worker is told
@@ -100,7 +100,8 @@ impl WorkerKind {
 /// Starts a worker.
 pub type StartWorker = fn(WorkerKind, NewThread) -> io::Result<Thread>;
 
-/// How workers are started, once the VMM has said so. It is one for the process, as system call filters are.
+/// Function that starts workers, once the VMM has set it. The process has a single one, as it has a single set of
+/// system call filters.
 static STARTER: OnceLock<StartWorker> = OnceLock::new();
 
 /// Has `start` start all workers of this process from now on. Without it, the thread that needs a worker starts it,
@@ -159,7 +160,7 @@ pub(crate) fn cpu_set(cpus: &[u32]) -> CpuSet {
     set
 }
 
-/// Whether the host and this process's limits have one of these CPUs.
+/// True if the host and this process's limits have one of these CPUs.
 pub(crate) fn can_run_on(cpus: &CpuSet) -> bool {
     // The kernel says by trying, and a thread that ends leaves nothing behind.
     let (cpus, can) = (*cpus, Arc::new(AtomicBool::new(false)));

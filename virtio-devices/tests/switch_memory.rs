@@ -1,4 +1,4 @@
-//! What a switch costs before anybody uses it. The allocator counts, so this is the only test of its process.
+//! Memory that a switch takes before it is used. The allocator counts, so this is the only test of its process.
 
 #![expect(clippy::unwrap_used, reason = "what a test needs and lacks fails it")]
 

@@ -1,4 +1,4 @@
-//! What a balloon counts: pages that were given to the host, and why some were not.
+//! Counters of a balloon: pages that were returned to the host, and causes of failures.
 
 use crate::counters::counters;
 
@@ -33,7 +33,7 @@ counters! {
 }
 
 impl BalloonCounter {
-    /// Whether it counts what failed though the driver wanted it.
+    /// True if it counts requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BadRanges | Self::BackendErrors | Self::BrokenRings)
     }

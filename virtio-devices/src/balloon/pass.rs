@@ -1,4 +1,4 @@
-//! What a queue's chains name, given back to the host.
+//! Return of the pages that a queue's chains name.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ const PAGE_NUMBER: usize = size_of::<u32>();
 /// The most chains of one queue that are looked at before the others are.
 const BATCH: usize = 16;
 
-/// Whether a chain was worked on to its end.
+/// Progress of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
     /// It was.
@@ -42,7 +42,7 @@ pub(super) struct Pass<'p> {
     pub memory: &'p DmaView,
     /// Stops it.
     pub stop: &'p AtomicBool,
-    /// Where the driver is interrupted.
+    /// Interrupts of the device.
     pub interrupts: &'p Interrupts,
     /// For the segments of a chain.
     pub storage: &'p mut Storage,

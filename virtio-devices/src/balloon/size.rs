@@ -22,7 +22,7 @@ struct State {
     /// The size that the driver reports, in pages.
     actual: u32,
     generation: u8,
-    /// Where a change is signalled while a driver runs.
+    /// Interrupts for a change while a driver runs.
     interrupts: Option<Arc<Interrupts>>,
 }
 

@@ -15,7 +15,7 @@ use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 /// A queue that is run step by step.
 pub struct BalloonQueue<'q>(Ring<'q>);
 
-/// What the queues of a balloon have in common.
+/// State that the queues of a balloon share.
 pub struct BalloonSteps {
     memory: DmaView,
     storage: Storage,
@@ -62,7 +62,7 @@ impl BalloonSteps {
         self.counters.get(counter)
     }
 
-    /// Whether the driver was interrupted since the last call.
+    /// True if the driver was interrupted since the last call.
     pub fn take_interrupt(&self) -> bool {
         self.interrupts.take_isr() != 0
     }

@@ -267,7 +267,7 @@ fn the_size_that_the_driver_reported_is_saved() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// Whatever a driver sends, exactly the pages that it named are gone.
+    /// For any requests of a driver, exactly the pages that it named are gone.
     #[test]
     fn exactly_the_pages_that_were_named_are_gone(
         chains in prop::collection::vec((any::<bool>(), prop::collection::vec(0..512u64, 1..40)), 1..10)

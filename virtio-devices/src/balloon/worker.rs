@@ -24,7 +24,7 @@ pub(crate) struct QueueWorker {
     pub features: u64,
     /// The guest's memory.
     pub memory: DmaSpace,
-    /// Where the driver is interrupted.
+    /// Interrupts of the device.
     pub interrupts: Arc<Interrupts>,
     /// The counters.
     pub counters: Arc<BalloonCounters>,

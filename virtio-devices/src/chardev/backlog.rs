@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// How many bytes of output are kept, as by Cloud Hypervisor.
+/// Bytes of output that are kept, as by Cloud Hypervisor.
 pub(crate) const CAPACITY: usize = 1 << 20;
 
 /// The most recent output that nobody has taken yet, at most [`CAPACITY`] bytes of it.
@@ -10,7 +10,7 @@ pub(crate) const CAPACITY: usize = 1 << 20;
 pub(crate) struct Backlog(VecDeque<u8>);
 
 impl Backlog {
-    /// Whether there is none.
+    /// True if it is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

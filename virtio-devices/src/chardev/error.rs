@@ -1,4 +1,4 @@
-//! Why a character device cannot be opened.
+//! Reasons why a character device cannot be opened.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::ErrorKind;
 
-/// Why a character device cannot be opened: one line, to follow the option's name and a space.
+/// Reason why a character device cannot be opened: one line, to follow the option's name and a space.
 #[derive(Debug, Error)]
 pub enum CharError {
     /// The file cannot be written.
@@ -15,7 +15,7 @@ pub enum CharError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// The host cannot provide a pseudo-terminal.
@@ -32,13 +32,13 @@ pub enum CharError {
     Socket {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
 }
 
 impl CharError {
-    /// Who has to act on it.
+    /// Class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::File { error, .. } | Self::Socket { error, .. }

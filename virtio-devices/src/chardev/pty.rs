@@ -23,7 +23,7 @@ impl Pty {
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// Fails if the host has none left.
     pub(crate) fn open() -> io::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let ours = openpt(flags)?;
@@ -45,7 +45,7 @@ impl Pty {
         &self.path
     }
 
-    /// Whether the other end is open, or has left input.
+    /// True if the other end is open, or has left input.
     pub(crate) fn is_open(&self) -> bool {
         let mut fds = [PollFd::new(&self.ours, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -33,7 +33,7 @@ impl Socket {
     ///
     /// # Errors
     ///
-    /// When another program is listening there, or the path cannot be used.
+    /// Fails if another program is listening there, or the path cannot be used.
     pub(crate) fn listen(path: &Path) -> Result<Self, CharError> {
         let fail = |error: io::Error| CharError::Socket { path: path.to_owned(), error };
         let (listener, own) = socket_path::listen(path).map_err(|error| match error {

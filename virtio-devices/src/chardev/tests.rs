@@ -50,7 +50,7 @@ fn a_file_is_written_from_its_beginning() {
     assert!(error.starts_with("file=") && !error.contains('\n'), "{error}");
 }
 
-/// What becomes of opening `spec`, which must not wait for anybody.
+/// Result of opening `spec`, which must not wait.
 fn open_at_once(spec: CharSpec) -> Result<CharDevice, CharError> {
     let opening = std::thread::spawn(move || CharDevice::open(&spec));
     let start = Instant::now();
@@ -213,8 +213,8 @@ fn output_between_two_clients_is_kept_for_the_second() {
     assert_eq!(&bytes, b"kept too");
 }
 
-/// What somebody reads who opens the other end after `output` was written, while a thread waits as a console's does,
-/// and nothing more is written.
+/// Output that a reader gets who opens the other end after `output` was written, while a thread waits as a console's
+/// does, and no more is written.
 fn read_later(device: &CharDevice, output: &[u8], open: impl FnOnce() -> Box<dyn Read>) -> Vec<u8> {
     output.chunks(5000).for_each(|part| device.write(part));
     let (wake, waker) = io::pipe().unwrap();

@@ -1,4 +1,4 @@
-//! What a console counts: bytes, and why input or output was dropped.
+//! Counters of a console: bytes, and causes of dropped input or output.
 
 use crate::counters::counters;
 
@@ -27,7 +27,7 @@ counters! {
 }
 
 impl ConsoleCounter {
-    /// Whether it counts what was dropped or given up.
+    /// True if it counts bytes or requests that were dropped.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::RxBadChains | Self::TxBadChains | Self::TxTooLong | Self::BrokenRings)
     }

@@ -31,7 +31,7 @@ impl ConsoleSteps {
     ///
     /// # Errors
     ///
-    /// When the host has no descriptor left.
+    /// Fails if the host has no descriptor left.
     pub fn new(memory: GuestMap, device: Arc<CharDevice>, transmit: bool, features: u64) -> std::io::Result<Self> {
         let worker = QueueWorker {
             receive: None,

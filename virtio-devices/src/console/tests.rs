@@ -69,7 +69,7 @@ impl Guest {
         self.console.counters().get(counter)
     }
 
-    /// Whether the driver was told since the last call that the size changed.
+    /// True if the driver was notified of a change of the size since the last call.
     fn told(&self) -> bool {
         self.interrupts.eventfd(2).unwrap().read().is_ok()
     }
@@ -78,7 +78,7 @@ impl Guest {
         self.input.as_mut().unwrap().write_all(text).unwrap();
     }
 
-    /// What the driver has received once it is `len` bytes.
+    /// Input of the driver once it is `len` bytes.
     fn received(&mut self, len: usize) -> Vec<u8> {
         let mut data = Vec::new();
         eventually("input", || {

@@ -21,7 +21,7 @@ use crate::{DmaSpace, DmaView, Interrupts, SharedQueue};
 pub(crate) const RECEIVE: u16 = 0;
 /// The queue that the driver transmits to.
 pub(crate) const TRANSMIT: u16 = 1;
-/// How much is passed on at once in bytes.
+/// Most bytes that are passed on at once.
 const PART: usize = 4096;
 /// The most bytes that are taken of one chain. Linux transmits a page at most.
 const MAX_CHAIN: usize = 256 << 10;
@@ -30,9 +30,9 @@ const BATCH: usize = 16;
 
 /// The queues and what their worker works with.
 pub(crate) struct QueueWorker {
-    /// What the driver receives from, if it enabled that.
+    /// Receive queue, if the driver enabled it.
     pub receive: Option<SharedQueue>,
-    /// What the driver transmits to, if it enabled that.
+    /// Transmit queue, if the driver enabled it.
     pub transmit: Option<SharedQueue>,
     /// The other end.
     pub device: Arc<CharDevice>,
@@ -40,7 +40,7 @@ pub(crate) struct QueueWorker {
     pub features: u64,
     /// The guest's memory.
     pub memory: DmaSpace,
-    /// Where the driver is interrupted.
+    /// Interrupts of the device.
     pub interrupts: Arc<Interrupts>,
     /// The counters.
     pub counters: Arc<ConsoleCounters>,
@@ -50,7 +50,7 @@ pub(crate) struct QueueWorker {
     pub stop: Arc<AtomicBool>,
 }
 
-/// What a queue waits for.
+/// Event that a queue waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing: there may be more to do.

@@ -34,7 +34,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Some((BarIndex::new(bar).ok().filter(|_| aligned)?, offset, usize::try_from(length).ok()?))
     }
 
-    /// Whether configuration space is registers only: `pci_cfg_data` stands for no access.
+    /// True if configuration space is registers only: `pci_cfg_data` stands for no access.
     pub(crate) fn is_config_static(&self) -> bool {
         self.config_access().is_none()
     }

@@ -63,7 +63,7 @@ pub(crate) enum Place {
     Hole,
 }
 
-/// How far apart doorbells are.
+/// Distance between doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Spacing {
     /// 4 bytes.

@@ -27,7 +27,7 @@ impl Run {
         &self.queues
     }
 
-    /// Whether the queues run.
+    /// True if the queues run.
     pub(crate) fn is_running(&self) -> bool {
         self.workers.is_some()
     }
@@ -36,7 +36,7 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// When the device cannot start them. The queues do not run then.
+    /// Fails if the device cannot start them. The queues do not run then.
     pub(crate) fn start(&mut self, device: &mut impl VirtioDevice, start: Start) -> io::Result<()> {
         let workers = device.start(start)?;
         for doorbells in workers.iter().map(|worker| &worker.doorbells) {

@@ -29,7 +29,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         })
     }
 
-    /// Whether no driver has changed anything of the function, as seen from outside the device behind it.
+    /// True if no driver has changed anything of the function, as seen from outside the device behind it.
     pub(crate) fn is_untouched(&self) -> bool {
         let mut config = self.config.clone();
         let _ = config.reset(ResetKind::Conventional);
@@ -47,7 +47,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         let _ = self.device.restore(&DeviceSpecific::PowerOn, None);
     }
 
-    /// Whether `state` is of a device of this type at this place.
+    /// Fails unless `state` is of a device of this type at this place.
     pub(crate) fn check(&self, state: &DeviceState) -> Result<(), StateError> {
         if state.version != STATE_VERSION {
             return Err(StateError::Version(state.version));
@@ -112,7 +112,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 }
 
 impl Run {
-    /// Where the queues stand.
+    /// Positions of the queues.
     fn save(&self) -> Result<Vec<PositionState>, StateError> {
         let position = |(index, queue): &(u16, crate::SharedQueue)| {
             // A worker that was told to stop may still be ending.

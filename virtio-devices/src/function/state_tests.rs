@@ -1,4 +1,4 @@
-//! What a state restores, and what it does not.
+//! States that are restored, and states that are refused.
 
 use super::*;
 use crate::{DeviceSpecific, DeviceState, PositionState, VectorState};

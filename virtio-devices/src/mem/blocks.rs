@@ -1,4 +1,4 @@
-//! Which blocks of a memory device are plugged.
+//! Plugged blocks of a memory device.
 
 use std::ops::Range;
 
@@ -73,7 +73,7 @@ impl Blocks {
         address(range.start)..address(range.end)
     }
 
-    /// How many of the blocks in `range` are plugged.
+    /// Number of blocks in `range` that are plugged.
     pub(super) fn plugged_in(&self, range: &Range<usize>) -> usize {
         range.clone().filter(|block| self.is_plugged(*block)).count()
     }

@@ -1,4 +1,4 @@
-//! What a memory device counts: blocks that were plugged and unplugged, and requests that were refused.
+//! Counters of a memory device: blocks that were plugged and unplugged, and requests that were refused.
 
 use crate::counters::queue_counters;
 
@@ -23,7 +23,7 @@ queue_counters! {
 }
 
 impl MemCounter {
-    /// Whether it counts what failed though the driver wanted it.
+    /// True if it counts requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadRequests | Self::BadChains | Self::BrokenRings)
     }

@@ -30,8 +30,7 @@ pub struct MemRegion {
     slots: Mutex<Option<Arc<dyn MemSlots>>>,
     /// Held by the thread that changes what is plugged, or that gives back what is not.
     turn: Mutex<()>,
-    /// Whether devices of the host may have pinned its pages, so that it must keep them. Locked while some are given
-    /// back.
+    /// True if devices of the host may have pinned its pages, so that it must keep them. Locked while pages are freed.
     keeps_pages: Mutex<bool>,
 }
 
@@ -41,7 +40,7 @@ struct State {
     /// The bytes that the host wants to be plugged.
     requested: u64,
     generation: u8,
-    /// Where a change is signalled while a driver runs.
+    /// Interrupts for a change while a driver runs.
     interrupts: Option<Arc<Interrupts>>,
 }
 
@@ -60,7 +59,7 @@ pub(super) enum Answer {
     State(u16),
 }
 
-/// What a request leaves to do.
+/// Work that remains after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     /// It is done.
@@ -186,7 +185,7 @@ impl MemRegion {
         *self.keeps_pages.lock() = true;
     }
 
-    /// Whether that was noted.
+    /// True if it must keep its pages.
     pub fn keeps_pages(&self) -> bool {
         *self.keeps_pages.lock()
     }
@@ -365,7 +364,7 @@ impl MemRegion {
         plugged.into_iter().for_each(|block| self.reach.set(block..block + 1, true));
     }
 
-    /// Whether the `count` blocks at `address` are plugged.
+    /// State of the `count` blocks at `address`: plugged, unplugged or mixed.
     pub(super) fn state_of(&self, address: u64, count: u16) -> Answer {
         /// All are plugged.
         const PLUGGED: u16 = 0;

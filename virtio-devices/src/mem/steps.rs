@@ -24,7 +24,7 @@ impl MemSteps {
     ///
     /// # Errors
     ///
-    /// When the host has no descriptor left.
+    /// Fails if the host has no descriptor left.
     pub fn new(
         memory: GuestMap,
         (region, block): (&Range<u64>, u64),

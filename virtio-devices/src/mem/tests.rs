@@ -13,7 +13,7 @@ const BLOCK: u64 = 64 << 10;
 const START: u64 = MEMORY + (1 << 20);
 const BLOCKS: u64 = 10;
 const LEN: u64 = BLOCKS * BLOCK;
-/// Where answers go.
+/// Address of answers.
 const ANSWER: u64 = BUFFERS + 0x100;
 
 const PLUG: u16 = 0;
@@ -46,7 +46,7 @@ impl Guest {
         self.device.counters().get(counter)
     }
 
-    /// What the device answers, and with what state.
+    /// Answer of the device, and the state in it.
     fn ask(&mut self, kind: u16, address: u64, blocks: u16) -> (u16, u16) {
         let mut request = [0; 24];
         request[..2].copy_from_slice(&kind.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Which pages of guest memory this process has written.
+//! Pages of guest memory that this process has written.
 //!
 //! KVM logs what vCPUs write and not what threads of this process write. Those note it here, by themselves or through
 //! [`vm_memory`], while a [`WriteLog`](super::write_log::WriteLog) exists. Otherwise noting is a load and a branch.
@@ -43,7 +43,7 @@ impl DirtyBitmap {
         self.reach.get().map(|reach| &**reach)
     }
 
-    /// Whether writes are noted.
+    /// True if writes are logged.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
         // Relaxed: who arms makes sure that all threads have seen it before anything is copied.
@@ -136,7 +136,7 @@ pub struct DirtySlice<'a> {
 }
 
 impl<'a> DirtySlice<'a> {
-    /// Whether writes are noted.
+    /// True if writes are logged.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
         self.bitmap.is_armed()

@@ -19,14 +19,14 @@ use super::known::Known;
 use super::map::{GuestMap, Memory};
 use crate::effort::{self, Span};
 
-/// What an IOMMU makes of a function's addresses.
+/// Translation of a function's addresses by an IOMMU.
 pub trait Translate: Send + Sync {
     /// Begins a pass. Until the answer is dropped no page is taken away that was translated: an unmap, a detach or a
     /// reset of the IOMMU waits for that. It waits for no writer that waits itself, so that a thread may be in
     /// several passes.
     fn begin(&self) -> RwLockReadGuard<'_, ()>;
 
-    /// Whether addresses are guest physical ones now. Does not change during a pass.
+    /// True if addresses are guest physical ones now. Does not change during a pass.
     fn is_bypassed(&self) -> bool;
 
     /// The first piece of `len` bytes, at least 1, at `address`, for `access`: its guest physical address, and how many
@@ -71,7 +71,7 @@ impl DmaSpace {
         self.memory.memory()
     }
 
-    /// Whether an IOMMU has a say in what addresses stand for, now or later.
+    /// True if an IOMMU translates addresses, now or later.
     pub fn has_iommu(&self) -> bool {
         self.iommu.is_some()
     }
@@ -152,17 +152,17 @@ impl DmaView {
         &self.map
     }
 
-    /// Whether addresses are translated.
+    /// True if addresses are translated.
     pub fn is_translated(&self) -> bool {
         self.iommu.is_some()
     }
 
-    /// Whether another view is of the same map, and both by guest physical addresses.
+    /// True if another view is of the same map, and both use guest physical addresses.
     pub fn is_same(&self, other: &Self) -> bool {
         std::ptr::eq(self.map(), other.map()) && !self.is_translated() && !other.is_translated()
     }
 
-    /// Whether writes are noted now. Only to be looked at after a write: one that follows a look may be missed.
+    /// True if writes are logged now. To be read only after a write: a write that follows may be missed.
     #[inline]
     pub fn is_logged(&self) -> bool {
         // All regions are logged, or none: the first tells.
@@ -250,8 +250,8 @@ impl DmaView {
         }
     }
 
-    /// Where the bytes of [`Self::whole`] are mapped, as long as the view lives. The guest's until they are unplugged.
-    /// Who writes there [notes it](Self::note_written).
+    /// Address at which the bytes of [`Self::whole`] are mapped, as long as the view lives. They are the guest's until
+    /// they are unplugged. A writer [logs its writes](Self::note_written).
     #[inline]
     pub(crate) fn host(&self, address: u64, len: usize) -> Option<*mut u8> {
         let (known, offset) = self.find(address, len)?;
@@ -364,11 +364,11 @@ impl<'v> GuestMemorySliceIterator<'v, DirtySlice<'v>> for Slices<'v> {}
 struct Translated<'v> {
     map: &'v GuestMap,
     iommu: &'v Arc<dyn Translate>,
-    /// What has not been translated yet.
+    /// First address that has not been translated yet.
     address: GuestAddress,
     rest: usize,
     access: Permissions,
-    /// What has been translated last; it may lie in several regions.
+    /// Range that was translated last; it may lie in several regions.
     piece: Option<Physical<'v>>,
 }
 

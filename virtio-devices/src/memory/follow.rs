@@ -1,8 +1,8 @@
-//! Who keeps elsewhere what a function behind an IOMMU reaches: the host's kernel for vhost-net, a device of the host,
-//! another process.
+//! Followers of an IOMMU: parties that keep a copy of what a function reaches, such as the host's kernel for vhost-net,
+//! a device of the host, or another process.
 //!
-//! Who moves data here looks each address up ([`Translate`](super::Translate)), so that nobody has to tell it anything.
-//! A [`DmaFollower`] has a copy, which has to be right when the driver's request is answered.
+//! Code that moves data in this process looks up each address ([`Translate`](super::Translate)), so it needs no
+//! notification. A [`DmaFollower`] has a copy, which has to be right when the driver's request is answered.
 
 use vm_memory::Permissions;
 
@@ -15,7 +15,7 @@ pub struct DmaMapping {
     pub last: u64,
     /// The guest physical address of the first. There may be no memory.
     pub target: u64,
-    /// What the function may do there.
+    /// Accesses that are allowed.
     pub access: Permissions,
 }
 
@@ -24,7 +24,7 @@ impl DmaMapping {
     pub const IDENTITY: Self = Self { first: 0, last: u64::MAX, target: 0, access: Permissions::ReadWrite };
 }
 
-/// What a function reaches.
+/// Memory that a function reaches.
 pub enum DmaReach<'r> {
     /// Nothing: it is in no domain, and such functions reach nothing.
     Nothing,
@@ -34,8 +34,8 @@ pub enum DmaReach<'r> {
     Mapped(&'r mut dyn Iterator<Item = DmaMapping>),
 }
 
-/// Whoever follows could not do as it was told: the host has no memory for it, or a limit is reached. It has logged
-/// why, as often as is good.
+/// Failure of a follower: the host has no memory for it, or a limit is reached. The follower has logged the cause,
+/// rate-limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("whoever follows the IOMMU cannot")]
 pub struct NotFollowed;
@@ -67,7 +67,7 @@ pub trait DmaFollower: Send + Sync {
         true
     }
 
-    /// What the function reaches has been replaced. When this returns, it reaches nothing else any more.
+    /// Replaces all that the function reaches. When this returns, the function reaches nothing else.
     ///
     /// # Errors
     ///

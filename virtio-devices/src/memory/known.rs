@@ -11,15 +11,15 @@ use super::reach::Reach;
 /// A region of the map, or the part of it that devices reach, as far as accesses need it.
 #[derive(Clone, Copy)]
 pub(super) struct Known {
-    /// Its first guest physical address.
+    /// First guest physical address.
     pub start: u64,
-    /// Its length in bytes; 0 if it is none.
+    /// Length in bytes; 0 for an empty range.
     pub len: u64,
-    /// Where it is mapped.
+    /// Address at which it is mapped.
     pub host: *mut u8,
     /// The bitmap of the region, which lives as long as the map.
     pub bitmap: *const DirtyBitmap,
-    /// Where it begins in the region that the bitmap is of.
+    /// Offset in the region of the bitmap.
     pub offset: usize,
     /// The blocks of the region that devices reach, which live as long as the map; null if they reach all of it.
     reach: *const Reach,

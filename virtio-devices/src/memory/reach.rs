@@ -17,8 +17,8 @@ pub struct Reach {
     count: usize,
     /// A bit for each block, the lowest of the first word for the first block.
     words: Box<[AtomicU64]>,
-    /// How often blocks were taken away. Counted after that, so that who looks at it first, and then at the blocks,
-    /// learns of each.
+    /// Number of times that blocks were taken away. Incremented afterwards, so that a reader that looks at it first,
+    /// and then at the blocks, sees each change.
     generation: AtomicU64,
 }
 

@@ -195,7 +195,7 @@ fn three_regions() -> GuestMap {
 }
 
 proptest! {
-    /// What a view remembers of an access changes nothing of the next.
+    /// A lookup that a view remembers changes no later access.
     #[test]
     fn a_view_reaches_and_notes_what_the_map_does_whatever_it_has_looked_up_before(
         accesses in proptest::collection::vec((prop_oneof![9 => 0..66 * PAGE, 1 => any::<u64>()], 0..9000_usize), 1..20)

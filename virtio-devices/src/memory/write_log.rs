@@ -12,8 +12,8 @@ use super::map::GuestMap;
 #[error("what devices write to guest memory is being collected already")]
 pub struct LogBusy;
 
-/// What threads of this process write to guest memory, from when it is made until it is dropped. There is one at a
-/// time for a map.
+/// Log of the writes of this process's threads to guest memory, from when it is made until it is dropped. A map has one
+/// at a time.
 #[derive(Debug)]
 pub struct WriteLog {
     map: GuestMap,

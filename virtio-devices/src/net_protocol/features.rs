@@ -7,7 +7,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use super::offloads::Offloads;
 use crate::features::has;
 
-/// What every NIC offers. Commands for the receive filter always come with the control queue.
+/// Features that every NIC offers. Commands for the receive filter always come with the control queue.
 const ALWAYS: &[u32] = &[
     VIRTIO_F_VERSION_1,
     VIRTIO_RING_F_INDIRECT_DESC,
@@ -95,8 +95,8 @@ pub(crate) fn offload_features(offloads: Offloads) -> u64 {
     taken.fold(0, |bits, (guest, host, _)| bits | 1 << guest | 1 << host | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)
 }
 
-/// What a NIC does by itself for a backend that passes all frames: commands about the receive filter, which is best
-/// effort (`virtio 1.4 §5.1.6.5.1`), about the address and its announcement, and the number of pairs.
+/// Features that a NIC serves by itself for a backend that passes all frames: commands for the receive filter, which is
+/// best effort (`virtio 1.4 §5.1.6.5.1`), for the address and its announcement, and for the number of pairs.
 pub(crate) fn served_for_any() -> u64 {
     bits(COMMANDS) | bits(&[VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ])
 }

@@ -39,7 +39,7 @@ pub(crate) fn field(header: &[u8; HEADER], offset: usize) -> u16 {
     u16::from_le_bytes([header[offset], header[offset + 1]])
 }
 
-/// Whether the frame's checksum has yet to be computed.
+/// True if the frame's checksum has yet to be computed.
 pub(crate) fn needs_checksum(header: &[u8; HEADER]) -> bool {
     header[FLAGS] & VIRTIO_NET_HDR_F_NEEDS_CSUM as u8 != 0
 }

@@ -73,7 +73,7 @@ fn find(nic: &Nic, address: u64) -> Option<(WindowId, u64)> {
     Some((found.id, address - found.base))
 }
 
-/// What a guest reads at an address.
+/// Value that a guest reads at an address.
 fn read(nic: &mut Nic, address: u64) -> u32 {
     let mut data = [0xff; 4];
     if let Some((window, offset)) = find(nic, address) {

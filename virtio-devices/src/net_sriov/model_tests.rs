@@ -8,10 +8,10 @@ use serde_json::Value;
 use super::state::{everything, save};
 use super::*;
 
-/// What happens to the device.
+/// Step of a test.
 #[derive(Debug, Clone)]
 enum Step {
-    /// What a guest can do.
+    /// Operations of a guest.
     Ops(Vec<Op>),
     /// The host pauses it, saves it, and goes on with another one.
     Restore,
@@ -85,7 +85,8 @@ fn access() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a driver does to get its function up, which is hard to hit by chance: Bus Master, MSI-X, features, two queues.
+/// Operations of a driver that start its function, which are hard to hit by chance: Bus Master, MSI-X, features, two
+/// queues.
 fn drive(target: Target) -> Vec<Op> {
     let window = |bar: usize| match target {
         Target::Pf => (WindowId::Bar(BarIndex::ALL[bar]), 0),

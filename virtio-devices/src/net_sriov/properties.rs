@@ -1,18 +1,18 @@
-//! What holds after any sequence of accesses (the numbers are those of the invariants in the tests' plan).
+//! Properties that hold after any sequence of accesses (the numbers are those of the invariants in the tests' plan).
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// What a guest, or the machine, can do to the device.
+/// Operation of a guest, or of the machine, on the device.
 #[derive(Debug, Clone)]
 enum Op {
     ConfigRead(Rid, u64, usize),
     ConfigWrite(Rid, u64, usize, u32),
     MemoryRead(WindowId, u64, usize),
     MemoryWrite(WindowId, u64, Vec<u8>),
-    /// What is hard to hit by chance.
+    /// Operations that are hard to hit by chance.
     Enable(u16),
     Init(Option<u16>),
     Refuse(Option<u16>, bool),

@@ -21,7 +21,7 @@ impl<D: VirtioDevice> NetSriov<D> {
         self.pf().save_device(self.place().map(|place| VfsState { changed, ..place }))
     }
 
-    /// How many VFs there are and where, without their state.
+    /// Number and place of the VFs, without their state.
     fn place(&self) -> Option<VfsState> {
         let shape = self.sriov()?.shape();
         Some(VfsState {

@@ -53,7 +53,7 @@ fn restored(state: &DeviceState) -> Nic {
 /// Images of all functions, windows, and messages without their eventfds.
 type Everything = (Vec<Vec<u32>>, Vec<Window>, Vec<(Rid, u64, u32)>);
 
-/// What a guest can read of all functions, and what the device wants of its host.
+/// All that a guest can read of the functions, and all that the device wants of its host.
 pub(super) fn everything(device: &mut Nic) -> Everything {
     let mut windows = Vec::new();
     device.windows(&mut windows);

@@ -1,4 +1,4 @@
-//! What a persistent memory device counts.
+//! Counters of a persistent memory device.
 
 use crate::counters::queue_counters;
 
@@ -19,7 +19,7 @@ queue_counters! {
 }
 
 impl PmemCounter {
-    /// Whether it counts what failed though the driver wanted it.
+    /// True if it counts requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadRequests | Self::BadChains | Self::BackendErrors | Self::BrokenRings)
     }

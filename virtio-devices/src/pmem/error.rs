@@ -1,4 +1,4 @@
-//! Why a file cannot be persistent memory.
+//! Reasons why a file cannot be persistent memory.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::spec::PmemSpec;
 use crate::ErrorKind;
 
-/// Why there is no persistent memory device: one line, to follow the option's name.
+/// Reason why there is no persistent memory device: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum PmemError {
     /// The file, or the folder, cannot be used.
@@ -19,9 +19,9 @@ pub enum PmemError {
     File {
         /// The file.
         path: PathBuf,
-        /// What cannot be done with it: "opened".
+        /// Failed action: "opened".
         action: &'static str,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// It is neither a file nor a block device nor a folder.
@@ -37,7 +37,7 @@ pub enum PmemError {
         path: PathBuf,
         /// The size that was asked for, in bytes.
         size: u64,
-        /// Its own, in bytes.
+        /// Length of the file in bytes.
         len: u64,
     },
     /// No such memory has this size.
@@ -48,13 +48,13 @@ pub enum PmemError {
     Size {
         /// The file.
         path: PathBuf,
-        /// Its size in bytes.
+        /// Size in bytes.
         size: u64,
     },
 }
 
 impl PmemError {
-    /// Who has to act on it.
+    /// Class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::File { error, .. } => match error.kind() {

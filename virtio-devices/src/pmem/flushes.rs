@@ -48,7 +48,7 @@ impl Answerer for Flushes {
 }
 
 impl Flushes {
-    /// Whether everything that the guest wrote is on the medium now.
+    /// True if all that the guest wrote is on the medium now.
     fn flush(&self) -> bool {
         self.0.as_ref().is_none_or(|file| rustix::fs::fsync(file).is_ok())
     }

@@ -1,17 +1,17 @@
-//! What persistent memory is made of.
+//! Description of persistent memory.
 
 use std::path::PathBuf;
 
-/// What a persistent memory device is.
+/// Description of a persistent memory device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PmemSpec {
-    /// Its id, which its thread is named after.
+    /// Id, also the name of its thread.
     pub id: String,
     /// A file, a block device, or a folder for an unnamed temporary file.
     pub file: PathBuf,
-    /// Its size in bytes, a multiple of [`Self::UNIT`]; `None` for that of the file.
+    /// Size in bytes, a multiple of [`Self::UNIT`]; `None` for that of the file.
     pub size: Option<u64>,
-    /// Whether the file does not get what the guest writes.
+    /// True if the guest's writes are kept from the file.
     pub discard_writes: bool,
 }
 

@@ -29,7 +29,7 @@ impl<A: Answerer> QueueSteps<A> {
     ///
     /// # Errors
     ///
-    /// When the host has no descriptor left.
+    /// Fails if the host has no descriptor left.
     pub(crate) fn new(
         answerer: A,
         memory: GuestMap,
@@ -70,7 +70,7 @@ impl<A: Answerer> QueueSteps<A> {
         }
     }
 
-    /// Whether the driver was interrupted since the last call.
+    /// True if the driver was interrupted since the last call.
     pub(crate) fn take_interrupt(&self) -> bool {
         self.worker.interrupts.take_isr() != 0
     }

@@ -1,4 +1,4 @@
-//! How full buckets are, in a saved state.
+//! Levels of buckets, in a saved state.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,13 @@ use crate::state::{BucketState, StateError};
 const MOST_DEBT: u64 = 256 * MAX_FRAME as u64;
 
 impl RateLimitGroup {
-    /// How full its buckets are: that of bytes first.
+    /// Levels of its buckets: that of bytes first.
     pub(crate) fn save(&self) -> Vec<BucketState> {
         let (limiter, now) = (self.0.lock(), clock::now());
         limiter.buckets().map(|bucket| bucket.save(now)).collect()
     }
 
-    /// Whether its buckets are full.
+    /// True if its buckets are full.
     pub(crate) fn is_full(&self) -> bool {
         let (limiter, now) = (self.0.lock(), clock::now());
         limiter.buckets().all(|bucket| bucket.save(now) == bucket.full())
@@ -29,7 +29,7 @@ impl RateLimitGroup {
     ///
     /// # Errors
     ///
-    /// When there are too few, or no use of a bucket has led to such a state. Then some may have been changed.
+    /// Fails if there are too few, or no use of a bucket has led to such a state. Then some may have been changed.
     pub(crate) fn restore(&self, states: &mut &[BucketState]) -> Result<(), StateError> {
         let (mut limiter, now) = (self.0.lock(), clock::now());
         let RateLimiter { bandwidth, ops } = &mut *limiter;

@@ -33,22 +33,22 @@ impl Descriptor {
         self.flags as u32 & flag != 0
     }
 
-    /// Where it begins.
+    /// First address.
     pub(crate) const fn address(self) -> u64 {
         self.address
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(crate) const fn len(self) -> u32 {
         self.len
     }
 
-    /// Whether another one follows.
+    /// True if another descriptor follows.
     pub(crate) const fn has_next(self) -> bool {
         self.has(VRING_DESC_F_NEXT)
     }
 
-    /// Whether it is for the device to write to; otherwise it is for the device to read.
+    /// True if the device may only write to it; otherwise the device may only read it.
     pub(crate) const fn is_write_only(self) -> bool {
         self.has(VRING_DESC_F_WRITE)
     }
@@ -65,7 +65,7 @@ pub(crate) struct Chain<'m> {
     table: Table,
     /// The index of the next descriptor.
     next: u16,
-    /// How many may still follow, so that no chain goes round for ever.
+    /// Number of descriptors that may still follow, so that no chain is endless.
     left: u16,
     /// The length of those before, in bytes.
     bytes: u32,
@@ -131,9 +131,9 @@ struct Table {
     size: u16,
     /// The first of those that were found.
     first: u16,
-    /// How many were found: as many as lie in one piece.
+    /// Number of descriptors that were found: as many as lie in one piece.
     count: u16,
-    /// Where they are, in a map that the chain holds.
+    /// Address of the descriptors, in a map that the chain holds.
     found: *const u8,
 }
 

@@ -36,7 +36,7 @@ impl ParkedRing {
         }
     }
 
-    /// Whether there may be a chain that was not taken: before the first run, and where that cannot be read, there may.
+    /// True if there may be a chain that was not taken: always before the first run, and if that cannot be read.
     pub(crate) fn has_available(&self, memory: &DmaView) -> bool {
         let Some(considered) = self.considered.get() else { return true };
         Ring::resume(self.index, self.queue.lock(), considered).available(memory) != Ok(0)

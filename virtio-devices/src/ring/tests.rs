@@ -14,9 +14,9 @@ use crate::{DmaSpace, GuestMap, Memory};
 
 const SIZE: u16 = 8;
 const PAGE: u64 = 4096;
-/// Where the rings lie, in page 0x10 and after it.
+/// Place of the rings, in page 0x10 and after it.
 const RINGS: u16 = 1;
-/// Where one region of guest memory goes over into the next.
+/// Border between two regions of guest memory.
 const BORDER: u64 = 0x8_0000;
 const END: u64 = 0xa_0000;
 
@@ -25,7 +25,7 @@ fn map() -> GuestMap {
     GuestMap::from_ranges(&ranges).unwrap()
 }
 
-/// Where tables of descriptors may lie: within a page, across pages, across regions, at the end, and nowhere.
+/// Places of tables of descriptors: within a page, across pages, across regions, at the end, and nowhere.
 const TABLES: [u64; 8] =
     [0x3_0000, 0x3_1000 - 24, 0x3_2fe8, BORDER - 40, BORDER - 64, END - 48, END + PAGE, u64::MAX - 47];
 
@@ -33,7 +33,7 @@ type Raw = (u64, u32, u16, u16);
 /// The head of a chain, and its descriptors.
 type Walked = (u16, Vec<Raw>);
 
-/// What a driver may write into a descriptor.
+/// Descriptors that a driver may write.
 fn descriptor() -> impl Strategy<Value = Raw> {
     let address = prop_oneof![0..END, proptest::sample::select(TABLES.to_vec()), any::<u64>()];
     let len = prop_oneof![0..200_u32, (0..10_u32).prop_map(|count| 16 * count), any::<u32>()];

@@ -1,4 +1,4 @@
-//! What an entropy device counts: bytes, and why buffers were not filled.
+//! Counters of an entropy device: bytes, and causes of buffers that were not filled.
 
 use crate::counters::queue_counters;
 
@@ -19,7 +19,7 @@ queue_counters! {
 }
 
 impl RngCounter {
-    /// Whether it counts what failed though the driver wanted it.
+    /// True if it counts requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BackendErrors | Self::BrokenRings)
     }

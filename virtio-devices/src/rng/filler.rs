@@ -1,4 +1,4 @@
-//! What fills the buffers of the queue.
+//! Filling of the queue's buffers.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,10 +14,9 @@ use crate::ring::Chain;
 
 /// The most bytes that one buffer gets, so that none takes long. A driver takes what it gets (`virtio 1.4 §5.4.6.1`).
 const MAX_READ: usize = 64 << 10;
-/// How long to wait for a source that has nothing at the moment: not every one can be waited for.
+/// Pause for a source that has no data at the moment: not every source can be waited for.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long to wait after the source failed. It may keep failing, and the driver, whose buffer waits, need not ring
-/// again.
+/// Pause after the source failed. It may keep failing, and the driver, whose buffer waits, need not ring again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Fills buffers with what a source has.

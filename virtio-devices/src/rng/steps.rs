@@ -23,7 +23,7 @@ impl RngSteps {
     ///
     /// # Errors
     ///
-    /// When the host has no descriptor left.
+    /// Fails if the host has no descriptor left.
     pub fn new(memory: GuestMap, source: OwnedFd, queue: &SharedQueue, features: u64) -> io::Result<Self> {
         let (filler, counters) = (Filler(Arc::new(Mutex::new(source))), Arc::new(RngCounters::new()));
         Ok(Self { steps: QueueSteps::new(filler, memory, queue, features, &counters)?, counters })

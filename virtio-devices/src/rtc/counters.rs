@@ -1,4 +1,4 @@
-//! What a clock counts: its readings, and why requests were not answered.
+//! Counters of a clock: its readings, and causes of requests that were not answered.
 
 use crate::counters::queue_counters;
 
@@ -19,7 +19,7 @@ queue_counters! {
 }
 
 impl RtcCounter {
-    /// Whether it counts what failed though the driver wanted it.
+    /// True if it counts requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BrokenRings)
     }

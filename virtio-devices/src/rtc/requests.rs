@@ -25,12 +25,12 @@ const UTC: u8 = 0;
 /// The number of clocks. The first has the ID 0.
 const CLOCKS: u16 = 1;
 
-/// What a request leads to.
+/// Answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Answer {
     bytes: [u8; ANSWER],
     len: usize,
-    /// What it counts as.
+    /// Counter that it adds to.
     pub counter: RtcCounter,
 }
 
@@ -50,7 +50,7 @@ impl Answer {
         Self { bytes, len: HEAD, counter: RtcCounter::Refused }
     }
 
-    /// Its bytes.
+    /// Bytes of the answer.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

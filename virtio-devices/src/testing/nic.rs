@@ -9,7 +9,7 @@ use crate::{Net, NetError, NetSpec};
 ///
 /// # Errors
 ///
-/// When `spec` is no NIC's.
+/// Fails if `spec` is no NIC's.
 pub fn nic(spec: NetSpec, sockets: Vec<OwnedFd>) -> Result<Net, NetError> {
     Net::new(spec, Tap::over_sockets(sockets))
 }

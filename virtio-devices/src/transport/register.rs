@@ -28,7 +28,7 @@ impl Half {
     }
 }
 
-/// Which part of a virtqueue an address register holds.
+/// Part of a virtqueue whose address a register holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Area {
     /// The descriptor area: the descriptor table.

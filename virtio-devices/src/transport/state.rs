@@ -38,7 +38,7 @@ impl Transport {
         }
     }
 
-    /// Whether it is in its state of power-on.
+    /// True if it is in its state of power-on.
     pub(crate) fn is_power_on(&self) -> bool {
         self.save() == self.power_on().save()
     }
@@ -66,7 +66,7 @@ impl Transport {
     ///
     /// # Errors
     ///
-    /// When the state is of another device, or no driver could have brought the registers there, or there are no
+    /// Fails if the state is of another device, or no driver could have brought the registers there, or there are no
     /// eventfds. Nothing has changed then.
     pub(crate) fn restore(&mut self, state: &TransportState) -> Result<(), StateError> {
         if state.queues.len() != self.queues.len() {

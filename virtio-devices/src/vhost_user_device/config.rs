@@ -30,7 +30,7 @@ pub(crate) const FILE_SYSTEM: &[ConfigField] = &[
     ConfigField::new("tag", 0, TAG as u16, Rule::Same),
     ConfigField::new("num_request_queues", TAG as u16, 4, Rule::Same),
 ];
-/// That of a device whose fields are the backend's.
+/// Configuration of a device whose fields are the backend's.
 pub(crate) const OTHER: &[ConfigField] = &[ConfigField::new("configuration", 0, MAX_CONFIG as u16, Rule::Same)];
 
 /// The fields of the configuration of a device of this kind.
@@ -55,13 +55,13 @@ pub(crate) struct DeviceConfig {
     generation: AtomicU8,
 }
 
-/// What of it the driver may write.
+/// Fields that the driver may write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Writable {
     Nothing,
     /// A disk's `writeback`.
     Writeback,
-    /// What the backend takes.
+    /// All that the backend accepts.
     All,
 }
 
@@ -69,7 +69,8 @@ enum Writable {
 struct State {
     bytes: Vec<u8>,
     writes: VecDeque<Write>,
-    /// What the driver of a disk wrote to `writeback` since the reset. A backend that replaces another has to be told.
+    /// Value that a disk's driver wrote to `writeback` since the reset. A backend that replaces another has to be given
+    /// it.
     writeback: Option<u8>,
     /// Writes that found no room.
     dropped: u64,
@@ -131,7 +132,7 @@ impl DeviceConfig {
         true
     }
 
-    /// Whether a write waits for the backend.
+    /// True if a write waits for the backend.
     pub(crate) fn has_written(&self) -> bool {
         !self.state.lock().writes.is_empty()
     }
@@ -184,12 +185,12 @@ impl DeviceConfig {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Its generation (`virtio 1.4 §2.5.1`).
+    /// Generation (`virtio 1.4 §2.5.1`).
     pub(crate) fn generation(&self) -> u8 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// What the driver of a disk wrote to `writeback` since the reset.
+    /// Value that a disk's driver wrote to `writeback` since the reset.
     pub(crate) fn writeback(&self) -> Option<u8> {
         self.state.lock().writeback
     }

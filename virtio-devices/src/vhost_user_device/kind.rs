@@ -13,7 +13,7 @@ use virtio_bindings::virtio_ids::{
 use crate::backend::{DEVICE_FEATURES, MAX_CONFIG, RING_FEATURES};
 use crate::features::has;
 
-/// What a disk can offer of what its backend has: all that its configuration of 60 bytes describes.
+/// Features that a disk can offer if its backend has them: all that its configuration of 60 bytes describes.
 const DISK_FEATURES: &[u32] = &[
     VIRTIO_BLK_F_SIZE_MAX,
     VIRTIO_BLK_F_SEG_MAX,
@@ -29,7 +29,7 @@ const DISK_FEATURES: &[u32] = &[
 /// The length of a disk's configuration, up to what belongs to these features (`virtio 1.4 §5.2.4`).
 const DISK_CONFIG: u32 = 60;
 
-/// What kind of device a process runs over vhost-user.
+/// Type of a device that a process runs over vhost-user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VhostUserKind {
     /// A shared file system. Its configuration comes from here, because virtiofsd has none.
@@ -41,7 +41,7 @@ pub enum VhostUserKind {
     Disk,
     /// Any other device.
     Other {
-        /// Its device type (`virtio 1.4 §5`).
+        /// Device type (`virtio 1.4 §5`).
         device_type: u16,
     },
 }
@@ -56,8 +56,8 @@ impl VhostUserKind {
         }
     }
 
-    /// Whether the backend keeps what a guest has done, such as the files that it has open, where nobody else can read
-    /// it. A disk's backend has the disk.
+    /// True if the backend keeps results of a guest's requests, such as open files, that only it can read. A disk's
+    /// backend has the disk.
     pub const fn keeps_state(&self) -> bool {
         match self {
             Self::FileSystem { .. } | Self::Other { .. } => true,
@@ -100,12 +100,12 @@ impl VhostUserKind {
         }
     }
 
-    /// Whether the device is of no use without all of that.
+    /// True if the device is of no use without all of that.
     pub(crate) fn needs_config(&self) -> bool {
         *self == Self::Disk
     }
 
-    /// Whether a driver that has negotiated `features` may use the queue `index`.
+    /// True if a driver that has negotiated `features` may use the queue `index`.
     pub(crate) fn has_queue(&self, index: u16, features: u64) -> bool {
         *self != Self::Disk || index == 0 || has(features, VIRTIO_BLK_F_MQ)
     }

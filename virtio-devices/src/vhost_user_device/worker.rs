@@ -6,13 +6,13 @@ use super::config::DeviceConfig;
 use crate::backend::{QueueRunner, RunnerError};
 use crate::runner::{Progress, RunnerDevice, RunnerWorker};
 
-/// What the thread of a device over vhost-user needs.
+/// Context of the thread of a device over vhost-user.
 pub(crate) struct DeviceWorker {
     /// The worker of its backend.
     pub runner: RunnerWorker,
     /// The device configuration.
     pub config: Arc<DeviceConfig>,
-    /// How far the driver's queues have come.
+    /// Progress of the driver's queues.
     pub progress: Arc<Progress>,
 }
 
@@ -53,7 +53,7 @@ impl RunnerDevice for Running<'_> {
 ///
 /// # Errors
 ///
-/// When the backend is lost. The write that failed and those behind it wait until it is back.
+/// Fails if the backend is lost. The write that failed and those behind it wait until it is back.
 pub(crate) fn carry_writes(backend: &mut dyn QueueRunner, config: &DeviceConfig) -> Result<(), RunnerError> {
     while let Some(write) = config.next_write() {
         backend.write_config(write.0, &write.1)?;

@@ -8,7 +8,7 @@ pub type Expiry = dyn Fn() + Send + Sync;
 /// The times of a watchdog.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
-    /// How often the watchdog looks at its last ping.
+    /// Interval at which the watchdog looks at its last ping.
     pub interval: Duration,
     /// The age that a last ping may have then.
     pub limit: Duration,
@@ -48,7 +48,7 @@ impl Clock {
         now.saturating_duration_since(self.last_ping) > self.times.limit
     }
 
-    /// How long it is until the next look.
+    /// Time until the next look.
     pub(super) fn until_look(&self, now: Instant) -> Duration {
         self.next_look.saturating_duration_since(now)
     }

@@ -1,4 +1,4 @@
-//! What a watchdog counts.
+//! Counters of a watchdog.
 
 use crate::counters::queue_counters;
 
@@ -10,14 +10,14 @@ queue_counters! {
 
     /// Pings of the driver.
     Pings = "pings",
-    /// How often the pings ended, and the machine was to be reset.
+    /// Number of times that the pings ended, and the machine was reset.
     Expiries = "expiries",
     /// Buffers that were no pings: the device cannot write to them.
     BadChains = "bad_chains",
 }
 
 impl WatchdogCounter {
-    /// Whether it counts what failed though the driver wanted it.
+    /// True if it counts requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BrokenRings)
     }

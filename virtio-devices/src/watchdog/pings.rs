@@ -19,7 +19,7 @@ const ANSWER: u8 = 1;
 pub(super) struct Pings {
     times: Times,
     expiry: Arc<Expiry>,
-    /// Whether the clock runs, now and for a successor.
+    /// True while the clock runs, now and for a successor.
     runs: Arc<AtomicBool>,
     /// The clock, if it runs and the worker has begun.
     clock: Option<Clock>,

@@ -28,7 +28,7 @@ pub(crate) fn ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Whether the interface `name` exists.
+/// True if the interface `name` exists.
 pub(crate) fn exists(name: &str) -> bool {
     ip("-o link").contains(&format!(": {name}:"))
 }

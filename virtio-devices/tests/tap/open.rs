@@ -1,4 +1,4 @@
-//! Which taps can be used, what is changed about them, and the errors for those that cannot.
+//! Taps that can be used, changes to them, and the errors for those that cannot be used.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};

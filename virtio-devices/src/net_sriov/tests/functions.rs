@@ -1,4 +1,4 @@
-//! Which functions there are, and what each of them looks like.
+//! Functions of the device, and the registers of each.
 
 use super::*;
 

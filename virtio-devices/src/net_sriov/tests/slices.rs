@@ -1,4 +1,4 @@
-//! Which VF's registers an access to a VF window hits.
+//! VF that an access to a VF window hits.
 
 use super::*;
 
