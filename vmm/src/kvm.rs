@@ -64,7 +64,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// When it cannot be opened, or lacks a required capability.
+    /// Fails if it cannot be opened, or lacks a required capability.
     pub fn open() -> Result<Self, KvmError> {
         let kvm = kvm_ioctls::Kvm::new().map_err(|error| match io::Error::from(error) {
             error if error.kind() == io::ErrorKind::NotFound => KvmError::Absent,
@@ -97,12 +97,12 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn supported_cpuid(&self) -> Result<CpuId, KvmError> {
         self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("read the supported CPUID"))
     }
 
-    /// Whether the local APIC's timer has TSC-deadline mode, which the supported CPUID does not report.
+    /// True if the local APIC's timer has TSC-deadline mode, which the supported CPUID does not report.
     pub fn has_tsc_deadline(&self) -> bool {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
     }
@@ -115,7 +115,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// When an ioctl fails.
+    /// Fails if an ioctl fails.
     pub fn create_vm(&self, tss: u32) -> Result<Vm, KvmError> {
         // The kernel gives up if a signal arrives meanwhile, such as SIGWINCH.
         let fd = loop {
@@ -164,7 +164,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn create_vcpu(&self, id: u32) -> Result<Vcpu, KvmError> {
         let fd = self.fd.create_vcpu(u64::from(id)).map_err(failed("create a vCPU"))?;
         // KVM finds the receiver of an interrupt in a map, which it makes again when an APIC changes, but not with the
@@ -175,11 +175,11 @@ impl Vm {
         Ok(Vcpu { fd })
     }
 
-    /// What is told of VFIO's groups and devices that the guest has. It keeps the VM.
+    /// KVM's VFIO device, which tracks the groups and devices assigned to the guest. Keeps the VM alive.
     ///
     /// # Errors
     ///
-    /// When KVM was built without VFIO, or no file descriptor is left.
+    /// Fails if KVM was built without VFIO, or no file descriptor is left.
     pub(crate) fn vfio_files(&self) -> Result<VfioFiles, KvmError> {
         let mut device = VfioFiles::device();
         let fd = self.fd.create_device(&mut device).map_err(failed("make KVM's VFIO device"))?;
@@ -196,7 +196,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub unsafe fn set_memory(&self, slot: u32, guest: u64, host: *mut u8, len: u64) -> Result<(), KvmError> {
         let mut ram = self.ram.lock();
         let flags = if ram.logged && len > 0 { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
@@ -219,8 +219,8 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When `memory` is too short, KVM does not support read-only memory, or the ioctl fails. Nothing is shown under
-    /// `slot` then.
+    /// Fails if `memory` is too short, KVM does not support read-only memory, or the ioctl fails. Nothing is shown
+    /// under `slot` then.
     pub fn set_read_only(
         &self,
         slot: u32,
@@ -248,7 +248,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When something else is at that address, or the ioctl fails. What `slot` showed before may be hidden then.
+    /// Fails if another slot is at that address, or the ioctl fails. The former content of `slot` may be hidden then.
     pub fn set_doorbell_page(&self, slot: u32, page: Option<(u64, &Arc<DoorbellPage>)>) -> io::Result<()> {
         let mut doorbells = self.doorbells.lock();
         if doorbells.contains_key(&slot) {
@@ -270,7 +270,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When something else is at that address, or the ioctl fails. What `slot` showed before may be hidden then.
+    /// Fails if another slot is at that address, or the ioctl fails. The former content of `slot` may be hidden then.
     pub fn set_device_memory(&self, slot: u32, memory: Option<(u64, &Arc<FileMapping>)>) -> io::Result<()> {
         let mut shown = self.memory.lock();
         if shown.contains_key(&slot) {
@@ -301,7 +301,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When there are more routes than KVM can hold (4,096), or the ioctl fails. The old table then stays in force.
+    /// Fails if there are more routes than KVM can hold (4,096), or the ioctl fails. The old table then stays in force.
     pub fn set_irq_routes(&self, msi: &[MsiRoute]) -> io::Result<()> {
         let table = routes::table(msi, self.msi_device_ids)?;
         Ok(self.fd.set_gsi_routing(&table)?)
@@ -311,7 +311,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When `fd` is attached already, or the ioctl fails.
+    /// Fails if `fd` is attached already, or the ioctl fails.
     pub fn attach_irqfd(&self, fd: &EventFd, gsi: u32) -> io::Result<()> {
         Ok(self.fd.register_irqfd(fd, gsi)?)
     }
@@ -322,7 +322,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When `trigger` is attached already, or the ioctl fails.
+    /// Fails if `trigger` is attached already, or the ioctl fails.
     pub fn attach_pin(&self, trigger: &EventFd, resample: &EventFd, gsi: u32) -> io::Result<()> {
         Ok(self.fd.register_irqfd_with_resample(trigger, resample, gsi)?)
     }
@@ -332,7 +332,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn detach_irqfd(&self, fd: &EventFd, gsi: u32) -> io::Result<()> {
         Ok(self.fd.unregister_irqfd(fd, gsi)?)
     }
@@ -341,7 +341,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When `address` is taken already, or the ioctl fails.
+    /// Fails if `address` is taken already, or the ioctl fails.
     pub fn attach_ioeventfd(&self, fd: &EventFd, address: u64) -> io::Result<()> {
         Ok(self.fd.register_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
     }
@@ -350,13 +350,13 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When it was not attached, or the ioctl fails.
+    /// Fails if it was not attached, or the ioctl fails.
     pub fn detach_ioeventfd(&self, fd: &EventFd, address: u64) -> io::Result<()> {
         Ok(self.fd.unregister_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
     }
 }
 
-/// Why a vCPU left the guest.
+/// Reason why a vCPU left the guest.
 #[derive(Debug)]
 pub enum Exit<'a> {
     /// A read of guest addresses that are not memory.
@@ -405,7 +405,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_cpuid(&self, cpuid: &CpuId) -> Result<(), KvmError> {
         self.fd.set_cpuid2(cpuid).map_err(failed("set a vCPU's CPUID"))
     }
@@ -414,7 +414,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails, or KVM does not take them all.
+    /// Fails if the ioctl fails, or KVM does not take all of them.
     pub fn set_msrs(&self, msrs: &Msrs) -> Result<(), KvmError> {
         let action = "set a vCPU's MSRs";
         match self.fd.set_msrs(msrs).map_err(failed(action))? {
@@ -430,7 +430,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn regs(&self) -> Result<kvm_regs, KvmError> {
         self.fd.get_regs().map_err(failed("read a vCPU's registers"))
     }
@@ -439,7 +439,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), KvmError> {
         self.fd.set_regs(regs).map_err(failed("set a vCPU's registers"))
     }
@@ -448,7 +448,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn sregs(&self) -> Result<kvm_sregs, KvmError> {
         self.fd.get_sregs().map_err(failed("read a vCPU's system registers"))
     }
@@ -457,7 +457,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails, which it does for impossible states.
+    /// Fails if the ioctl fails, which it does for impossible states.
     pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), KvmError> {
         self.fd.set_sregs(sregs).map_err(failed("set a vCPU's system registers"))
     }
@@ -466,7 +466,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn await_startup(&self) -> Result<(), KvmError> {
         let waiting = kvm_mp_state { mp_state: KVM_MP_STATE_UNINITIALIZED };
         self.fd.set_mp_state(waiting).map_err(failed("stop a vCPU"))
@@ -488,13 +488,13 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn nmi(&self) -> Result<(), KvmError> {
         self.fd.nmi().map_err(failed("give a vCPU a non-maskable interrupt"))
     }
 
-    /// Where a 1 makes the next [`Self::run`] return at once, also when it is set by a signal handler of the thread
-    /// that runs the vCPU. Valid as long as the vCPU.
+    /// Flag that makes the next [`Self::run`] return at once if it is 1, also when it is set by a signal handler of the
+    /// thread that runs the vCPU. Valid as long as the vCPU.
     pub fn immediate_exit(&mut self) -> *mut u8 {
         &raw mut self.fd.get_kvm_run().immediate_exit
     }
@@ -503,7 +503,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When KVM cannot run the vCPU at all.
+    /// Fails if KVM cannot run the vCPU at all.
     pub fn run(&mut self) -> Result<Exit<'_>, KvmError> {
         let cause = match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => Cause::PioRead(port, NonNull::from(data)),

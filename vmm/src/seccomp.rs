@@ -1,4 +1,4 @@
-//! Which system calls each kind of thread may make (Linux, `Documentation/userspace-api/seccomp_filter.rst`).
+//! System calls that each kind of thread may make (Linux, `Documentation/userspace-api/seccomp_filter.rst`).
 //!
 //! A filter belongs to a thread and those that it starts. It cannot be taken away, and a further one only takes more.
 //! So the starter of all threads has what any of them may do, and each other thread begins by adding the filter of its
@@ -26,7 +26,7 @@ use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, Target
 use crate::heap;
 use crate::threads::{self, ThreadKind};
 
-/// What happens at a system call that a thread may not make: `--seccomp`.
+/// Action at a system call that a thread may not make: `--seccomp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Seccomp {
     /// The program says which call it was, and ends by SIGSYS.
@@ -41,7 +41,7 @@ pub enum Seccomp {
 }
 
 impl Seccomp {
-    /// What the kernel does.
+    /// Action of the kernel.
     fn action(self) -> Option<SeccompAction> {
         match self {
             Self::True => Some(SeccompAction::Trap),
@@ -93,7 +93,7 @@ pub fn call_name(number: i64) -> Option<&'static str> {
     names::name(number)
 }
 
-/// What all kinds of threads may do but the starter, which may do what any of them may, and make threads.
+/// Allowances of all kinds of threads except the starter, which may do all that any of them may, and make threads.
 pub fn allowances() -> impl Iterator<Item = Allowance> {
     std::iter::once(ThreadKind::Main).chain(ThreadKind::started()).flat_map(|kind| {
         lists::groups(kind).into_iter().map(move |group| Allowance {

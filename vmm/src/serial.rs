@@ -171,7 +171,7 @@ impl SerialConsole {
     ///
     /// # Errors
     ///
-    /// Its host side cannot be opened.
+    /// Fails if its host side cannot be opened.
     pub fn open(config: &ConsoleConfig) -> Result<Option<Self>, ConsoleError> {
         let Some(end) = ConsoleEnd::open("--serial", config, true)? else { return Ok(None) };
         let port = SerialPort::new(Arc::clone(end.device())).map_err(|error| ConsoleError::host("--serial", error))?;
@@ -207,7 +207,7 @@ impl SerialConsole {
         &self.port
     }
 
-    /// Its host side.
+    /// Host side of the port.
     pub const fn end(&self) -> &ConsoleEnd {
         &self.end
     }
@@ -505,7 +505,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// What the guest has received once it is `len` bytes, or after some seconds.
+    /// Input of the guest once it is `len` bytes, or after some seconds.
     fn received(port: &SerialPort, len: usize) -> Vec<u8> {
         let mut received = Vec::new();
         let start = Instant::now();

@@ -37,7 +37,7 @@ impl Tpm {
     ///
     /// # Errors
     ///
-    /// When nothing listens there, or what listens is no swtpm with a TPM 2.0.
+    /// Fails if no program listens there, or the listener is no swtpm with a TPM 2.0.
     pub(crate) fn open(socket: &Path) -> Result<Self, TpmError> {
         let fail = |what: &'static str| move |error| TpmError::Io { path: socket.into(), what, error };
         let mut swtpm = Swtpm::connect(socket)?;
@@ -55,7 +55,7 @@ impl Tpm {
         self.device.reset();
     }
 
-    /// What guests find at its addresses, and `rest` at all others.
+    /// Handler of the TPM's addresses, with `rest` for all others.
     pub(crate) fn over(&self, rest: Arc<dyn MmioHandler>) -> Arc<dyn MmioHandler> {
         Arc::new(Over { device: Arc::clone(&self.device), rest })
     }

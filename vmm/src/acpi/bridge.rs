@@ -16,9 +16,9 @@ use crate::pci_host::assign_bars::Apertures;
 pub(crate) struct Bridge<'a> {
     /// The segment.
     pub segment: u16,
-    /// Where its devices may be.
+    /// Apertures for its devices.
     pub apertures: &'a Apertures,
-    /// Its NUMA node, if it has one.
+    /// NUMA node, if it has one.
     pub node: Option<u32>,
 }
 

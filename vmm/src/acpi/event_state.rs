@@ -23,11 +23,11 @@ pub struct EventDeviceState {
 pub struct SlotsState {
     /// The segment.
     pub segment: u16,
-    /// Those with a new device that the guest has not read.
+    /// Slots with a new device that the guest has not read.
     pub plugged: u32,
-    /// Those whose device is to be released, that the guest has not read.
+    /// Slots whose device should be released, that the guest has not read.
     pub unplugged: u32,
-    /// Those whose device the guest has released, and that is still there.
+    /// Slots whose device the guest has released, and that is still there.
     pub ejected: u32,
 }
 
@@ -35,15 +35,15 @@ pub struct SlotsState {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuHotplugState {
-    /// Those that are present.
+    /// vCPUs that are present.
     pub present: Vec<u8>,
-    /// Those that were added, that the guest has not read.
+    /// vCPUs that were added, that the guest has not read.
     pub added: Vec<u8>,
-    /// Those that are to be released, that the guest has not read.
+    /// vCPUs that should be released, that the guest has not read.
     pub asked: Vec<u8>,
-    /// Those that are to be released, about which the guest has not decided.
+    /// vCPUs that should be released, about which the guest has not decided.
     pub leaving: Vec<u8>,
-    /// Those that the guest has released, and that still run.
+    /// vCPUs that the guest has released, and that still run.
     pub ejected: Vec<u8>,
 }
 

@@ -53,7 +53,7 @@ pub const VCPU_EVENT: u8 = 1 << 2;
 pub const MEMORY_EVENT: u8 = 1 << 3;
 const ALL_EVENTS: u8 = PCI_EVENT | POWER_BUTTON_EVENT | VCPU_EVENT | MEMORY_EVENT;
 
-/// What the guest has not read yet, and the slots whose release the VMM has not taken yet.
+/// Events that the guest has not read yet, and slots whose release the VMM has not taken yet.
 #[derive(Debug)]
 struct Pending {
     events: u8,
@@ -193,7 +193,7 @@ impl GenericEventDevice {
         let _ = self.interrupt.read();
     }
 
-    /// What is to be saved of it.
+    /// State to save.
     pub fn save(&self) -> EventDeviceState {
         let pending = self.pending.lock();
         let slots = (0..).zip(pending.slots).map(|(segment, slots)| {

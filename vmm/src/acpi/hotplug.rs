@@ -36,7 +36,7 @@ pub(crate) fn host_bridge(segment: u16) -> String {
 pub(crate) struct Hotplug {
     /// The number of segments.
     pub segments: u16,
-    /// Whether there are slots for memory.
+    /// True if there are slots for memory.
     pub memory: bool,
 }
 
@@ -201,7 +201,7 @@ impl Aml for Ged {
 /// The method that the guest runs on an interrupt of the generic event device.
 struct Event {
     segments: u16,
-    /// Whether there are slots for memory.
+    /// True if there are slots for memory.
     memory: bool,
 }
 

@@ -151,7 +151,7 @@ mod tests {
         bytes.windows(part.len()).any(|window| window == part)
     }
 
-    /// What a guest makes of the fields: of each name the first bit and the length in the register file.
+    /// Fields as a guest places them: for each name the first bit and the length in the register file.
     fn placed(fields: Vec<FieldEntry>) -> Vec<(String, usize, usize)> {
         let mut at = 0;
         let placed = fields.into_iter().filter_map(|field| match field {

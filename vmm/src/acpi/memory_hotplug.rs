@@ -32,7 +32,7 @@ pub const BASE: u16 = 0;
 pub const LAST: u16 = 8;
 /// The length.
 pub const LENGTH: u16 = 16;
-/// Whether it is present.
+/// Offset of the slot's status.
 pub const STATUS: u16 = 24;
 /// The bit of [`STATUS`].
 pub const PRESENT: u8 = 1;
@@ -45,7 +45,7 @@ pub struct MemoryHotplug {
 }
 
 impl MemoryHotplug {
-    /// Whether a slot is free.
+    /// True if a slot is free.
     pub fn has_room(&self) -> bool {
         self.regions.len() < usize::from(SLOTS)
     }
@@ -58,12 +58,12 @@ impl MemoryHotplug {
         }
     }
 
-    /// Whether there is something that the guest has not been notified of.
+    /// True if there is an event that the guest has not been notified of.
     pub fn has_news(&self) -> bool {
         self.added != 0
     }
 
-    /// What is to be saved of it.
+    /// State to save.
     pub fn save(&self) -> MemoryHotplugState {
         let regions = self.regions.iter().map(|region| (region.start, region.end)).collect();
         MemoryHotplugState { regions, added: self.added }

@@ -27,11 +27,11 @@ const PCI_HANDLE: u8 = 1;
 /// A NUMA node, which ACPI calls a proximity domain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Its vCPUs, present or not.
+    /// vCPUs of the node, present or not.
     pub vcpus: Vec<u8>,
     /// The addresses of its memory, and whether memory may come and go there.
     pub memory: Vec<(Range<u64>, bool)>,
-    /// Its PCI segments.
+    /// PCI segments of the node.
     pub segments: Vec<u16>,
     /// The device whose node it is.
     pub device: Option<Bdf>,
@@ -44,7 +44,7 @@ pub(crate) fn of_segment(nodes: &[Node], segment: u16) -> Option<u32> {
     (0..).zip(nodes).find(|(_, node)| node.segments.contains(&segment)).map(|(id, _)| id)
 }
 
-/// What belongs to which node (`ACPI 6.5 §5.2.16`).
+/// System Resource Affinity Table: the node of each vCPU, memory range and segment (`ACPI 6.5 §5.2.16`).
 pub(crate) fn srat(nodes: &[Node], topology: &Topology) -> impl Aml {
     let mut srat = Sdt::new(*b"SRAT", 36, SRAT_REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
     srat.append_slice(&1u32.to_le_bytes());

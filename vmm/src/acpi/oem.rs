@@ -1,8 +1,8 @@
-//! Who made the tables, as the header of each says.
+//! Maker of the tables, as each header names it.
 
-/// Who made the tables.
+/// Maker of the tables.
 pub(crate) const OEM_ID: [u8; 6] = *b"SRIOV ";
-/// Which tables they are.
+/// Name of the set of tables.
 pub(crate) const OEM_TABLE: [u8; 8] = *b"SRIOVVMM";
 /// Their revision.
 pub(crate) const OEM_REVISION: u32 = 1;

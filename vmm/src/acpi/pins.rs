@@ -12,7 +12,7 @@ use crate::arch::x86_64::layout;
 /// The package, which all segments share.
 const PINS: &str = "\\_SB_.PINS";
 
-/// What is wired to what in each segment.
+/// Wires of interrupt pins in each segment.
 pub(crate) struct Pins;
 
 impl Aml for Pins {

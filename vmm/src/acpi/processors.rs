@@ -198,7 +198,7 @@ mod tests {
         bytes.windows(part.len()).position(|window| window == part)
     }
 
-    /// What a guest makes of the fields: of each name the first bit and the length in the register file.
+    /// Fields as a guest places them: for each name the first bit and the length in the register file.
     fn fields(count: u8) -> Vec<(String, usize, usize)> {
         let mut at = 0;
         let placed = of(Topology::flat(count.into())).fields().into_iter().filter_map(|field| match field {

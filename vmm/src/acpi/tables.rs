@@ -43,7 +43,7 @@ const NO_CLOCK: u16 = BOOT_ARCHITECTURE | 1 << 5;
 /// The hardware that the tables describe.
 #[derive(Debug, Clone, Copy)]
 pub struct Hardware<'a> {
-    /// Where devices may be, on each PCI segment.
+    /// Apertures for devices, of each PCI segment.
     pub apertures: &'a [Apertures],
     /// vCPUs at boot: the first of all.
     pub vcpus: u8,
@@ -51,19 +51,19 @@ pub struct Hardware<'a> {
     pub max_vcpus: u8,
     /// The shape of all of them, from which their local APIC IDs follow.
     pub topology: Topology,
-    /// Whether a table describes the shape, too.
+    /// True if a PPTT describes the shape, too.
     pub has_pptt: bool,
-    /// Whether memory can be added, in the slots of `acpi/memory_hotplug.rs`.
+    /// True if memory can be added, in the slots of `acpi/memory_hotplug.rs`.
     pub memory_slots: bool,
-    /// Whether there is a serial port.
+    /// True if there is a serial port.
     pub serial: bool,
     /// The NUMA nodes; none if the machine is one.
     pub numa: &'a [Node],
-    /// Whether there is a TPM.
+    /// True if there is a TPM.
     pub tpm: bool,
     /// Hardware of older PCs.
     pub legacy: LegacyHardware,
-    /// What is behind the virtual IOMMU, if there is one.
+    /// Functions behind the virtual IOMMU, if there is one.
     pub viot: Option<&'a Viot>,
 }
 
@@ -190,7 +190,7 @@ fn mcfg(segments: u16) -> impl Aml {
     mcfg
 }
 
-/// Where the TPM's control area is, and that commands are started by it (`TCG ACPI Specification 1.3 §8.4`).
+/// Table of the TPM: the place of its control area, by which commands are started (`TCG ACPI Specification 1.3 §8.4`).
 fn tpm2() -> impl Aml {
     const REVISION: u8 = 4;
     const COMMAND_RESPONSE_BUFFER: u32 = 7;

@@ -92,7 +92,7 @@ impl Set {
     }
 }
 
-/// What it takes to reach a requested number of vCPUs.
+/// Steps to a requested number of vCPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Nothing more: the number is reached, or the guest was asked to release vCPUs.
@@ -153,12 +153,12 @@ impl VcpuHotplug {
         self.added.insert(id);
     }
 
-    /// Whether there is something that the guest has not been notified of.
+    /// True if there is an event that the guest has not been notified of.
     pub fn has_news(&self) -> bool {
         !(self.added.is_empty() && self.asked.is_empty())
     }
 
-    /// How many are there.
+    /// Number of vCPUs that are present.
     pub fn present(&self) -> usize {
         self.present.len()
     }
@@ -195,7 +195,7 @@ impl VcpuHotplug {
         !self.ejected.is_empty()
     }
 
-    /// What is to be saved of it.
+    /// State to save.
     pub fn save(&self) -> VcpuHotplugState {
         let Self { max: _, present, added, asked, leaving, ejected } = *self;
         let [present, added, asked, leaving, ejected] =
@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    /// What the guest reads in a register.
+    /// Bytes that the guest reads in a register.
     fn read(vcpus: &mut VcpuHotplug, register: u16) -> Vec<u8> {
         let bytes = std::array::from_fn(|n| vcpus.read(register + n as u16));
         Set(bytes).iter().collect()

@@ -19,7 +19,7 @@ const VIRTIO_IOMMU_PCI_LEN: u16 = 16;
 /// The most devices that can be told one by one, for want of room. A segment is told as a whole.
 pub(crate) const MOST_SINGLE_DEVICES: u16 = 512;
 
-/// What is behind the IOMMU of a machine.
+/// Functions behind the IOMMU of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Viot {
     /// The IOMMU itself.

@@ -97,12 +97,12 @@ pub enum Reply {
     Metrics(String),
 }
 
-/// Why an action failed.
+/// Failure of an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// The status follows from it.
     pub kind: ErrorKind,
-    /// What failed, and why: one line each, the outermost first.
+    /// Action that failed, and causes: one line each, the outermost first.
     pub chain: Vec<String>,
 }
 

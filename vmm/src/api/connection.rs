@@ -41,13 +41,13 @@ pub(crate) struct Connection {
     stream: Arc<UnixStream>,
     exchange: Arc<Mutex<Exchange>>,
     patience: Duration,
-    /// When it was accepted.
+    /// Time at which it was accepted.
     pub opened: Instant,
-    /// When it was last advanced.
+    /// Time at which it was last advanced.
     pub used: Instant,
 }
 
-/// What a connection waits for.
+/// Event that a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// The next request.
@@ -110,7 +110,7 @@ impl Connection {
         })
     }
 
-    /// Whether a request was answered on this connection.
+    /// True if a request was answered on this connection.
     pub(super) fn has_answered(&self) -> bool {
         self.exchange.lock().has_answered
     }

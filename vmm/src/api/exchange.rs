@@ -25,7 +25,7 @@ const RECEIVE: RecvFlags = RecvFlags::DONTWAIT.union(RecvFlags::CMSG_CLOEXEC);
 const MOST_LARGE_BODIES: usize = 2;
 /// The largest body, in bytes, that does not count against [`MOST_LARGE_BODIES`].
 pub(crate) const SMALL_BODY: usize = 64 << 10;
-/// How much of bodies is read before the memory that this took goes back to the host, in bytes.
+/// Bytes of bodies that are read before the memory that they took is returned to the host.
 const READ_PER_RETURN: usize = 1 << 20;
 
 /// The descriptors and memory in use by all connections.
@@ -86,7 +86,7 @@ pub(crate) struct Descriptors {
     budget: Arc<Budget>,
 }
 
-/// Why descriptors of a request were closed before it was complete.
+/// Reason why descriptors of a request were closed before it was complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lost {
     /// The request has more than [`MOST_FDS`].
@@ -207,15 +207,15 @@ pub(crate) enum Phase {
     Answering(Instant),
 }
 
-/// What a connection's socket, its service and the server share.
+/// State that a connection's socket, its service and the server share.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub phase: Phase,
-    /// Whether the socket has not taken all bytes of the answer.
+    /// True if the socket has not taken all bytes of the answer.
     pub is_unsent: bool,
-    /// Whether bytes that are not a request came behind a request that was answered.
+    /// True if bytes that are not a request followed a request that was answered.
     pub is_refused: bool,
-    /// Whether a request was answered on this connection.
+    /// True if a request was answered on this connection.
     pub has_answered: bool,
     pub descriptors: Descriptors,
 }

@@ -31,7 +31,7 @@ pub struct Request<'a> {
     pub fds: Vec<OwnedFd>,
 }
 
-/// Why a request is not turned into an action.
+/// Reason why a request does not become an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     /// The endpoint has another method: status 405.
@@ -52,15 +52,15 @@ impl From<Failure> for Refusal {
 /// An endpoint.
 #[derive(Debug)]
 pub struct Route {
-    /// Its only method.
+    /// The only method.
     pub method: &'static str,
-    /// Its full path.
+    /// Full path.
     pub path: &'static str,
     /// `None` for an endpoint of Cloud Hypervisor's that is not supported yet.
     take: Option<Take>,
 }
 
-/// How a request to an endpoint is handled.
+/// Handling of a request to an endpoint.
 #[derive(Debug)]
 enum Take {
     /// An action without a body.

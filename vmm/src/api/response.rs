@@ -33,7 +33,7 @@ pub(crate) struct Answer {
     pub allow: Option<&'static str>,
     /// The body and its type; 204 has none.
     pub body: Option<(String, &'static str)>,
-    /// Whether the connection closes after this answer.
+    /// True if the connection closes after this answer.
     pub close: bool,
 }
 

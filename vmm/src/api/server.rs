@@ -1,9 +1,9 @@
 //! The API server's threads.
 //!
-//! One thread, `http-server`, accepts connections and waits for all idle ones in one epoll. When a client has sent
-//! something, its connection goes to a worker, `http-N`, which advances it as far as possible, calls the [`Handler`],
-//! and hands it back. So an idle or slow client costs a descriptor but no thread. A slow action costs a thread, and the
-//! next client gets another one.
+//! The thread `http-server` accepts connections and waits for all idle ones in one epoll. When a client has sent bytes,
+//! its connection goes to a worker, `http-N`, which advances it as far as possible, calls the [`Handler`], and hands it
+//! back. So an idle or slow client costs a descriptor but no thread. A slow action costs a thread, and the next client
+//! gets another one.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -35,13 +35,13 @@ const STACK: usize = 2 << 20;
 pub const MOST_FILES: u64 = (MOST_CONNECTIONS + 1 + MOST_FDS + 1) as u64;
 /// The most worker threads.
 pub const MOST_WORKERS: usize = 64;
-/// How long a worker waits for work before it ends. The last one stays.
+/// Time that a worker waits for work before it ends. The last one stays.
 const IDLE: Duration = Duration::from_secs(5);
 /// The pause before accepting again when there is no room, or no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a new client has to send its first request before another one may take its place.
+/// Time that a new client has to send its first request before another one may take its place.
 const GRACE: Duration = Duration::from_millis(100);
-/// How long a client may take to read its answer when the server ends.
+/// Time that a client may take to read its answer when the server ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The epoll tokens below those of connections.
@@ -122,7 +122,7 @@ fn start_thread(kind: ThreadKind, number: String, run: impl FnOnce() + Send + 's
 const ONCE_READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 const ONCE_WRITABLE: epoll::EventFlags = epoll::EventFlags::OUT.union(epoll::EventFlags::ONESHOT);
 
-/// What the threads share.
+/// State that the threads share.
 struct Shared {
     service: Arc<Service>,
     epoll: OwnedFd,
@@ -138,7 +138,7 @@ struct State {
     ended: bool,
     /// Connections that wait for their clients, by token.
     waiting: HashMap<u64, (Connection, Wait)>,
-    /// Whether a client waits to be accepted until there is room.
+    /// True if a client waits to be accepted until there is room.
     is_full: bool,
     /// Connections that can be advanced.
     ready: VecDeque<(u64, Connection)>,
@@ -150,7 +150,7 @@ struct State {
     last_token: u64,
 }
 
-/// Whether a connection was closed in favour of another.
+/// Result of an attempt to close a connection in favour of another.
 enum Eviction {
     /// It was.
     Done,
@@ -165,8 +165,9 @@ impl State {
 
     /// Closes the waiting connection that matters least.
     ///
-    /// One that never had a request answered goes first, but not before it had the time to send one: otherwise
-    /// clients that come at the same time would push each other out. One whose client has just sent something stays.
+    /// Connections without an answered request are closed first, but not before they had the time to send one:
+    /// otherwise clients that come at the same time would push each other out. A connection whose client has just sent
+    /// bytes stays.
     fn evict(&mut self) -> Eviction {
         let now = Instant::now();
         let (mut least, mut next) = (None, None);
@@ -309,7 +310,7 @@ fn wait_for_room(connection: &Connection, patience: Duration) -> bool {
 struct Poller {
     shared: Arc<Shared>,
     listener: UnixListener,
-    /// When to accept again, if there was no room or no descriptor.
+    /// Time of the next accept, if there was no room or no descriptor.
     accept_at: Option<Instant>,
 }
 

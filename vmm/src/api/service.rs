@@ -76,7 +76,7 @@ pub(crate) async fn answer(
     Ok(response)
 }
 
-/// Whether the header lists this word, case-insensitively.
+/// True if the header lists this word, case-insensitively.
 fn wants(headers: &hyper::HeaderMap, name: hyper::header::HeaderName, word: &str) -> bool {
     let words = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     words.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(word))

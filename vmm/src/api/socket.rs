@@ -28,7 +28,7 @@ pub enum ApiSocket {
     Fd(RawFd),
 }
 
-/// Why the API's socket cannot be opened.
+/// Reason why the API's socket cannot be opened.
 #[derive(Debug, Error)]
 pub enum SocketError {
     /// The text has none of the forms.
@@ -45,9 +45,9 @@ pub enum SocketError {
     Path {
         /// The path.
         path: PathBuf,
-        /// What failed.
+        /// Failed action.
         action: &'static str,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// The descriptor is not a listening Unix socket.
@@ -211,7 +211,7 @@ fn beside(path: &Path) -> Option<PathBuf> {
     (beside.len() <= LONGEST).then(|| beside.into())
 }
 
-/// Whether `path` is a socket; `None` if it does not exist.
+/// True if `path` is a socket; `None` if it does not exist.
 fn is_socket(path: &Path) -> Option<bool> {
     fs::symlink_metadata(path).ok().map(|file| file.file_type().is_socket())
 }

@@ -14,7 +14,7 @@ use crate::api::service::Service;
 ///
 /// # Errors
 ///
-/// When the host has no sockets left.
+/// Fails if the host has no sockets left.
 pub fn converse<'p>(pieces: impl IntoIterator<Item = &'p [u8]>, handler: Arc<dyn Handler>) -> io::Result<Vec<u8>> {
     let (near, mut far) = UnixStream::pair()?;
     far.set_nonblocking(true)?;

@@ -1,4 +1,4 @@
-//! Which pages of guest memory vCPUs write.
+//! Pages of guest memory that vCPUs write.
 
 use std::io;
 

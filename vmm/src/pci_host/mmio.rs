@@ -1,4 +1,4 @@
-//! Which guest address belongs to which device's window.
+//! Guest addresses, and the device's window that each belongs to.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl<T: Clone> MmioMap<T> {
 
     /// The device, its window and the offset in it that `address` belongs to.
     ///
-    /// Where a guest made windows overlap, one of them answers: that with the highest base.
+    /// Window at `address`. Of windows that a guest made overlap, the one with the highest base answers.
     pub fn find(&self, address: u64) -> Option<(T, WindowId, u64)> {
         let regions = self.regions.load();
         let end = regions.partition_point(|region| region.window.base <= address);

@@ -13,19 +13,19 @@ use vm_api::config::mac::MacAddress;
 
 use crate::telemetry::events::{Events, Source, Tell, Watched};
 
-/// What the functions of a NIC did since the last report.
+/// Policy events of a NIC's functions since the last report.
 pub(crate) struct PolicyWatch {
     id: String,
     events: Events,
     noted: Mutex<BTreeMap<Option<VfIndex>, Noted>>,
 }
 
-/// What one function did.
+/// Policy events of a function.
 #[derive(Debug, Default)]
 struct Noted {
     /// The address that its driver gave it.
     mac: Option<[u8; 6]>,
-    /// How many frames it has sent from addresses that are not its own.
+    /// Number of frames that it has sent from addresses that are not its own.
     spoofed: Option<u64>,
 }
 

@@ -13,12 +13,12 @@ use crate::kvm::{IOAPIC_PINS, MsiRoute};
 use crate::pci_host::config_pages::Shown;
 use crate::pci_host::wiring::Wiring;
 
-/// What a VM has been asked to do.
+/// Record of the requests to a VM.
 #[derive(Default)]
 pub struct Record {
     /// By GSI.
     pub routes: BTreeMap<u32, MsiRoute>,
-    /// How often routes were set.
+    /// Number of times that routes were set.
     pub commits: usize,
     /// Eventfds and the GSIs that they raise.
     pub irqfds: BTreeSet<(i32, u32)>,
@@ -30,11 +30,11 @@ pub struct Record {
     pub memory: BTreeMap<u32, (u64, usize)>,
     /// By memory slot.
     pub pages: BTreeMap<u32, Shown>,
-    /// What it refuses to do.
+    /// Requests that it refuses.
     pub refuse: Refuse,
 }
 
-/// What a VM refuses to do.
+/// Requests that a VM refuses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Refuse {
     /// Nothing.

@@ -9,7 +9,7 @@ use crate::pci_host::config_pages::Shown;
 use crate::pci_host::memory_slots::MemorySlots;
 use crate::pci_host::wires::Tools;
 
-/// What the VM shows of a device's configuration space.
+/// Pages of a device's configuration space that the VM shows.
 #[derive(Default)]
 pub(crate) struct ShownPages {
     /// By the first function, with the memory slot.

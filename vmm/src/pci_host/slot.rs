@@ -30,14 +30,14 @@ use crate::pci_host::wiring::Wiring;
 /// Complaints about the host that a slot logs before it falls silent: a guest can repeat what causes them.
 const MAX_COMPLAINTS: u32 = 16;
 
-/// How long a resume waits for the host before it tries a second time; each further time it waits twice as long.
+/// Time before a resume that the host refused is tried again; it doubles with each further attempt.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
-/// How often it is looked whether a worker has ended.
+/// Interval of checks for a worker's end.
 const TICK: Duration = Duration::from_micros(200);
 /// The longest that a resume waits before it tries again.
 const LAST_WAIT: Duration = Duration::from_millis(640);
 
-/// What all slots share.
+/// State that all slots share.
 #[derive(Default)]
 pub struct PciHost {
     /// The windows of all devices.
@@ -71,7 +71,7 @@ struct Inner {
     pages: ConfigPages,
 }
 
-/// What has been done for a device so far.
+/// Wiring that has been done for a device so far.
 #[derive(Default)]
 struct Wired {
     windows: Vec<Window>,
@@ -97,7 +97,7 @@ impl Slot {
     ///
     /// # Errors
     ///
-    /// When this machine has no addresses for the pages of its configuration space.
+    /// Fails if this machine has no addresses for the pages of its configuration space.
     pub fn new(device: Box<dyn VirtioPci>, placement: Placement, host: Arc<PciHost>) -> io::Result<Arc<Self>> {
         let mut pages = ConfigPages::new(placement)?;
         let _ = pages.refresh(device.as_ref(), Reach::Device);

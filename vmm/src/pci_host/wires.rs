@@ -1,9 +1,9 @@
 //! The wires between a device and its VM. A doorbell is an ioeventfd, and possibly also a page of a host device; a
 //! message is an irqfd with a route.
 //!
-//! What the device wants is compared with what has been done for it, and the gap is closed. What the host refuses is
-//! tried again when that function is looked at the next time. It is not tried with every access to the device, because
-//! a lasting refusal would then make each access a walk over all functions.
+//! The wants of the device are compared with the wiring so far, and the gap is closed. If the host refuses, the wiring
+//! is tried again when that function is looked at the next time. It is not tried with every access to the device,
+//! because a lasting refusal would then make each access a walk over all functions.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -41,7 +41,7 @@ pub(crate) struct Wants {
     pub messages: Vec<Message>,
 }
 
-/// What wires are made with.
+/// Tools with which wires are made.
 pub(crate) struct Tools<'a> {
     /// The routes of the VM.
     pub routes: &'a Routes,

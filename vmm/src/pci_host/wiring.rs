@@ -1,4 +1,4 @@
-//! What the PCI host needs of a VM: interrupts, ioeventfds and memory slots.
+//! Interface of a VM for the PCI host: interrupts, ioeventfds and memory slots.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::arch::x86_64::layout;
 use crate::kvm::{MsiRoute, Vm};
 use crate::pci_host::config_pages::{PAGE, Shown};
 
-/// What a VM does for the devices of its PCI host.
+/// Services of a VM for the devices of its PCI host.
 pub trait Wiring: Send + Sync {
     /// Makes `routes` the VM's whole table of messages.
     fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()>;

@@ -47,7 +47,7 @@ pub(super) const KVM_RUN: u64 = io(KVMIO, 0x80);
 /// Turns a capability of a VM or of a vCPU on.
 const KVM_ENABLE_CAP: u64 = iow::<kvm_enable_cap>(KVMIO, 0xa3);
 
-/// What describes KVM, and makes VMs, their interrupt controllers and vCPUs.
+/// Ioctls that describe KVM, and make VMs, their interrupt controllers and vCPUs.
 pub(super) const KVM_CREATE: &[u64] = &[
     io(KVMIO, 0x00),                 // KVM_GET_API_VERSION
     io(KVMIO, 0x01),                 // KVM_CREATE_VM
@@ -61,7 +61,7 @@ pub(super) const KVM_CREATE: &[u64] = &[
     KVM_ENABLE_CAP,
 ];
 
-/// What sets a vCPU up.
+/// Ioctls that set up a vCPU.
 pub(super) const KVM_VCPU: &[u64] = &[
     ior::<kvm_regs>(KVMIO, 0x81),        // KVM_GET_REGS
     iow::<kvm_regs>(KVMIO, 0x82),        // KVM_SET_REGS
@@ -104,7 +104,7 @@ pub(super) const KVM_STATE: &[u64] = &[
     iow::<kvm_device_attr>(KVMIO, 0xe2),   // KVM_GET_DEVICE_ATTR
 ];
 
-/// What vCPUs write to guest memory, as KVM logs it.
+/// Ioctls of KVM's log of vCPUs' writes to guest memory.
 pub(super) const KVM_DIRTY_LOG: &[u64] = &[
     io(KVMIO, 0x03),                   // KVM_CHECK_EXTENSION
     iow::<kvm_dirty_log>(KVMIO, 0x42), // KVM_GET_DIRTY_LOG
@@ -115,7 +115,7 @@ pub(super) const KVM_DIRTY_LOG: &[u64] = &[
 /// Sets a memory slot: `KVM_SET_USER_MEMORY_REGION`.
 pub(super) const KVM_MEMORY_SLOT: u64 = iow::<kvm_userspace_memory_region>(KVMIO, 0x46);
 
-/// What connects devices to a VM: memory, doorbells, interrupts.
+/// Ioctls that connect devices to a VM: memory, doorbells, interrupts.
 pub(super) const KVM_WIRES: &[u64] = &[
     KVM_MEMORY_SLOT,
     iow::<kvm_irq_routing>(KVMIO, 0x6a), // KVM_SET_GSI_ROUTING
@@ -188,7 +188,8 @@ pub(super) const VFIO: &[u64] = &[
     io(VFIO_KIND, 132),                     // IOMMU_IOAS_IOVA_RANGES
 ];
 
-/// What devices of the host reach of the guest's memory. A guest with a virtual IOMMU says so.
+/// Ioctls that set which guest memory devices of the host reach. They follow from the requests of a guest with a
+/// virtual IOMMU.
 pub(super) const VFIO_DMA: &[u64] = &[
     io(VFIO_KIND, 113), // VFIO_IOMMU_MAP_DMA
     io(VFIO_KIND, 114), // VFIO_IOMMU_UNMAP_DMA
@@ -197,7 +198,7 @@ pub(super) const VFIO_DMA: &[u64] = &[
     io(VFIO_KIND, 134), // IOMMU_IOAS_UNMAP
 ];
 
-/// What a guest has a device of the host do: interrupts and resets.
+/// Ioctls on a device of the host that a guest causes: interrupts and resets.
 pub(super) const VFIO_DEVICE: &[u64] = &[
     io(VFIO_KIND, 110), // VFIO_DEVICE_SET_IRQS
     io(VFIO_KIND, 111), // VFIO_DEVICE_RESET
@@ -231,7 +232,7 @@ pub(super) const BLOCK_DEVICE: &[u64] = &[
     0x8008_1272,   // BLKGETSIZE64
 ];
 
-/// Which pages of this process there are.
+/// Ioctls that list the pages of this process.
 pub(super) const PAGES: &[u64] = &[present::PAGEMAP_SCAN];
 
 /// Has memory filled when it is used.

@@ -132,7 +132,7 @@ const SEND: Group = Group {
     rules: &[only(SYS_sendto, [one_of(5, &[0])])],
 };
 
-/// What all threads may do.
+/// Calls that all threads may make.
 const COMMON: &[&Group] = &[&MEMORY, &THREAD, &DESCRIPTORS, &WAIT, &SEND, &PANIC];
 
 const PLACEMENT: Group =
@@ -493,7 +493,7 @@ const NEW_THREADS: Group = Group {
     ],
 };
 
-/// What a VM's devices, memory and sockets take that are opened.
+/// Calls that open a VM's devices, memory and sockets.
 const OPENING: &[&Group] = &[
     &KVM,
     &SIGNALS,
@@ -518,7 +518,7 @@ const OPENING: &[&Group] = &[
     &MAKE_USERFAULT,
 ];
 
-/// What threads of a kind may do, beside what all may.
+/// Calls that threads of a kind may make, besides those of all threads.
 fn own(kind: ThreadKind) -> &'static [&'static Group] {
     match kind {
         ThreadKind::Main => &[&LANDLOCK, &STATE, &DIRTY_LOG],
@@ -565,7 +565,7 @@ fn worker(kind: WorkerKind) -> &'static [&'static Group] {
     }
 }
 
-/// What threads of a kind may do.
+/// Calls that threads of a kind may make.
 pub(super) fn groups(kind: ThreadKind) -> Vec<&'static Group> {
     let opening: &[_] = if matches!(kind, ThreadKind::Main | ThreadKind::Open) { OPENING } else { &[] };
     // Filters add up: a thread can do no more than the one that starts it. What is frequent comes first.

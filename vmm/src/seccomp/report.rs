@@ -1,4 +1,4 @@
-//! What a panic says.
+//! Log message of a panic.
 
 use std::io::Write;
 use std::panic;

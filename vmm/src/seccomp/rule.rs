@@ -11,7 +11,7 @@ use seccompiler::{
 /// Rules that belong together, and what they are for.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// What needs them.
+    /// Use of these calls.
     pub why: &'static str,
     /// The rules.
     pub rules: &'static [Rule],
@@ -20,9 +20,9 @@ pub(super) struct Group {
 /// A system call that is allowed. Several rules about one call allow what any of them allows.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// Its number.
+    /// Number of the call.
     pub call: c_long,
-    /// Its arguments, all of which have to be as these say.
+    /// Constraints on its arguments, all of which have to hold.
     pub arguments: [Argument; MOST],
 }
 
@@ -32,9 +32,9 @@ const MOST: usize = 4;
 /// An argument of a call, and what it may be.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Argument {
-    /// Its place, counted from 0.
+    /// Place of the argument, from 0.
     pub place: u8,
-    /// Its values.
+    /// Values that are allowed.
     pub is: Is,
 }
 
@@ -112,7 +112,7 @@ impl Argument {
     }
 }
 
-/// What a filter allows, as the library takes it.
+/// Rules of a filter, as the library takes them.
 pub(super) type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
 impl Rule {

@@ -138,7 +138,7 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (0x4000_0000 | libc::SYS_getpid, [0; 6]),
 ];
 
-/// What opens all that a VM may have, on behalf of the user.
+/// Kinds of threads that open all that a VM may have, on behalf of the user.
 const OPENS: &[ThreadKind] = &[ThreadKind::Main, ThreadKind::Starter, ThreadKind::Open];
 
 const fn worker(kind: WorkerKind) -> ThreadKind {
@@ -212,7 +212,7 @@ const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
     (libc::SYS_prlimit64, [0; 6], &[worker(WorkerKind::Vdpa)], "memory that a device pins"),
 ];
 
-/// How a child ended that made a call under a filter.
+/// End of a child that made a call under a filter.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Signal(c_int),

@@ -1,4 +1,4 @@
-//! What is said at a system call that a thread may not make.
+//! Log message of a system call that a thread may not make.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
@@ -9,7 +9,7 @@ use libc::{c_long, siginfo_t, ucontext_t};
 
 use super::names;
 
-/// Why a SIGSYS was sent: a filter's action (`asm-generic/siginfo.h`).
+/// Code of a SIGSYS that a filter's action sent (`asm-generic/siginfo.h`).
 const SYS_SECCOMP: c_int = 1;
 /// A call that no kernel has had for decades and no filter allows.
 const NO_CALL: c_long = libc::SYS_afs_syscall;

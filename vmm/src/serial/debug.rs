@@ -30,7 +30,7 @@ impl DebugConsole {
     ///
     /// # Errors
     ///
-    /// Its host side cannot be opened.
+    /// Fails if its host side cannot be opened.
     pub(crate) fn open(config: &DebugConsoleConfig) -> Result<Option<Self>, ConsoleError> {
         let DebugConsoleConfig { mode, file, iobase } = config.clone();
         // There is no input, so it does not read the terminal.
@@ -42,12 +42,12 @@ impl DebugConsole {
         Ok(Some(Self { port: iobase, end, _keeper: keeper }))
     }
 
-    /// Its host side.
+    /// Host side of the console.
     pub(crate) const fn end(&self) -> &ConsoleEnd {
         &self.end
     }
 
-    /// Its I/O port.
+    /// I/O port of the console.
     pub(crate) fn device(&self) -> Device {
         let handler = Arc::new(DebugPort(Arc::clone(self.end.device())));
         Device { ports: self.port..self.port.saturating_add(1), handler }

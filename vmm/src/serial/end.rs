@@ -10,7 +10,7 @@ use virtio_devices::{CharDevice, CharError, CharSpec, ConsoleSize, ConsoleWindow
 use crate::config::{ConsoleConfig, ConsoleMode};
 use crate::serial::terminal::{RawTerminal, is_background};
 
-/// Why the host side of a console cannot be opened. `option` is `--serial` or `--console`.
+/// Reason why the host side of a console cannot be opened. `option` is `--serial` or `--console`.
 #[derive(Debug, Error)]
 pub enum ConsoleError {
     /// It cannot be opened.
@@ -18,7 +18,7 @@ pub enum ConsoleError {
     End {
         /// The console.
         option: &'static str,
-        /// Why not.
+        /// Cause.
         error: CharError,
     },
     /// No file descriptor or thread is left, or the terminal cannot be set.
@@ -26,7 +26,7 @@ pub enum ConsoleError {
     Host {
         /// The console.
         option: &'static str,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
 }
@@ -45,7 +45,7 @@ pub struct ConsoleEnd {
     device: Arc<CharDevice>,
     window: Option<Arc<ConsoleWindow>>,
     terminal: Option<RawTerminal>,
-    /// Whether it is the one that reads the terminal.
+    /// True for the console that reads the terminal.
     reads: bool,
 }
 
@@ -90,13 +90,13 @@ impl ConsoleEnd {
         Ok(())
     }
 
-    /// Whether this console reads standard input. Not if that is the terminal of another job: reading it would stop
+    /// True if this console reads standard input. Not if that is the terminal of another job: reading it would stop
     /// this process (SIGTTIN).
     fn has_terminal(&self) -> bool {
         self.mode == ConsoleMode::Tty && self.reads && !is_background(io::stdin().as_fd())
     }
 
-    /// Whether there can be input.
+    /// True if there can be input.
     pub fn has_input(&self) -> bool {
         matches!(self.mode, ConsoleMode::Pty | ConsoleMode::Socket) || self.has_terminal()
     }

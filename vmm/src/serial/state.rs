@@ -32,7 +32,7 @@ pub struct SerialState {
 }
 
 impl SerialPort {
-    /// What is to be saved of it. No vCPU is in an access.
+    /// State to save. No vCPU may be in an access.
     pub fn save(&self) -> SerialState {
         let state = self.uart.lock().state();
         SerialState {

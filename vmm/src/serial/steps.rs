@@ -16,7 +16,7 @@ impl SerialSteps {
     ///
     /// # Errors
     ///
-    /// When the host has no descriptor left.
+    /// Fails if the host has no descriptor left.
     pub fn new(output: CharDevice) -> io::Result<Self> {
         SerialPort::new(Arc::new(output)).map(Self)
     }
@@ -43,12 +43,12 @@ impl SerialSteps {
         taken.len()
     }
 
-    /// Whether there was an interrupt since the last call.
+    /// True if there was an interrupt since the last call.
     pub fn take_interrupt(&self) -> bool {
         self.0.interrupt.read().is_ok()
     }
 
-    /// Whether the input's thread was woken since the last call.
+    /// True if the input's thread was woken since the last call.
     pub fn take_wake(&self) -> bool {
         self.0.room.read().is_ok()
     }

@@ -7,7 +7,7 @@ use std::sync::Once;
 use parking_lot::Mutex;
 use rustix::termios::{InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 
-/// Whether `terminal` is a terminal that belongs to another job. Reading or setting it would stop this process.
+/// True if `terminal` is a terminal that belongs to another job. Reading or setting it would stop this process.
 pub(super) fn is_background(terminal: BorrowedFd<'_>) -> bool {
     terminal.is_terminal()
         && rustix::termios::tcgetpgrp(terminal).is_ok_and(|foreground| foreground != rustix::process::getpgrp())

@@ -30,7 +30,7 @@ use crate::threads::{self, ThreadKind};
 const STACK: usize = 256 << 10;
 /// Queued events, at most.
 const MOST_WAITING: usize = 256;
-/// How long the program waits for the reader when it ends.
+/// Time that the program waits for the reader when it ends.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest text of a property, in characters. An escaped character takes up to 12 bytes.
 const LONGEST_TEXT: usize = 256;
@@ -41,7 +41,7 @@ const PACE: Duration = Duration::from_millis(10);
 /// The most events that a guest can cause: enough for thousands of VFs and several reboots, and then one each second.
 const OF_GUEST: RateLimit = RateLimit { size: 1 << 16, one_time_burst: 0, refill: Duration::from_secs(1 << 16) };
 
-/// What an event is about.
+/// Subject of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
@@ -53,7 +53,7 @@ pub enum Source {
     VirtioDevice,
     /// A PF and its VFs.
     Sriov,
-    /// What runs in the VM.
+    /// Guest software.
     Guest,
     /// A device of the host.
     Vfio,
@@ -74,7 +74,7 @@ pub trait Watched: Send + Sync {
     fn end(&self) {}
 }
 
-/// Where events are reported. Without `--event-monitor`, this does nothing.
+/// Destination of events. Without `--event-monitor`, this does nothing.
 #[derive(Clone, Default)]
 pub struct Events(Option<Arc<Shared>>);
 
@@ -93,15 +93,15 @@ struct Shared {
 struct State {
     waiting: VecDeque<Waiting>,
     watched: Vec<Weak<dyn Watched>>,
-    /// Whether one of `watched` may have changed.
+    /// True if one of `watched` may have changed.
     look: bool,
-    /// Whether there will be no more events.
+    /// True if there will be no more events.
     ended: bool,
-    /// Whether the thread has ended.
+    /// True if the thread has ended.
     done: bool,
 }
 
-/// What the event thread does in the order of the queue.
+/// Entry of the queue, whose order the event thread keeps.
 enum Waiting {
     /// Write this.
     Text(String),
@@ -172,7 +172,7 @@ impl Events {
     }
 }
 
-/// What the event thread does next.
+/// Next work of the event thread.
 enum Job {
     /// Write this.
     Tell(String),

@@ -24,7 +24,7 @@ pub enum EventMonitor {
     Fd(RawFd),
 }
 
-/// Why events cannot be written.
+/// Reason why events cannot be written.
 #[derive(Debug, Error)]
 pub enum MonitorError {
     /// The text has neither form.
@@ -35,7 +35,7 @@ pub enum MonitorError {
     Path {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// The descriptor is not open for writing.

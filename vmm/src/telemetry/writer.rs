@@ -15,7 +15,7 @@ pub(crate) struct Writer<W> {
     output: W,
     /// The part of the last text that the output has not taken yet.
     rest: Vec<u8>,
-    /// How many bytes of that text it has taken.
+    /// Number of bytes of that text that it has taken.
     taken: usize,
 }
 

@@ -57,7 +57,7 @@ struct Crb {
     cancelled: bool,
 }
 
-/// What a driver sees and changes.
+/// Registers that a driver sees and changes.
 struct Registers {
     /// The driver has the locality.
     granted: bool,
@@ -121,12 +121,12 @@ impl CrbDevice {
         }
     }
 
-    /// Whether there is an order that does not wait for the end of a command.
+    /// True if there is an order that does not wait for the end of a command.
     pub(super) fn is_urgent(&self) -> bool {
         matches!(self.crb.lock().order, Order::Reset | Order::End)
     }
 
-    /// Whether the driver wants the command cancelled; asked once.
+    /// True if the driver wants the command cancelled; the request is taken.
     pub(super) fn take_cancelled(&self) -> bool {
         std::mem::take(&mut self.crb.lock().cancelled)
     }

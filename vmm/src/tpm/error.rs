@@ -1,11 +1,11 @@
-//! Why there is no TPM.
+//! Reasons why there is no TPM.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::error_kind::ErrorKind;
 
-/// Why there is no TPM, in one line.
+/// Reason why there is no TPM, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TpmError {
     /// Nothing can be reached there.
@@ -16,7 +16,7 @@ pub enum TpmError {
     Connect {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// The conversation failed.
@@ -24,9 +24,9 @@ pub enum TpmError {
     Io {
         /// The socket.
         path: PathBuf,
-        /// What failed.
+        /// Failed action.
         what: &'static str,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// It says that it cannot.
@@ -34,9 +34,9 @@ pub enum TpmError {
     Refused {
         /// The socket.
         path: PathBuf,
-        /// What it cannot do.
+        /// Missing ability.
         what: &'static str,
-        /// What it says.
+        /// Result code of swtpm.
         result: u32,
     },
     /// It lacks something.
@@ -44,7 +44,7 @@ pub enum TpmError {
     Abilities {
         /// The socket.
         path: PathBuf,
-        /// What it can do.
+        /// Abilities of swtpm.
         abilities: u64,
     },
 }

@@ -1,6 +1,6 @@
 //! The orders of a TPM's thread.
 
-/// What the worker is to do.
+/// Orders to the worker.
 #[derive(Debug, Default)]
 pub(super) enum Order {
     /// Nothing.

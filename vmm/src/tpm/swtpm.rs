@@ -27,7 +27,7 @@ const SET_BUFFERSIZE: u32 = 17;
 
 /// The bits of the capabilities for INIT, SHUTDOWN, CANCEL, STOP, SET_DATAFD and SET_BUFFERSIZE.
 const NEEDED: u64 = 1 | 1 << 1 | 1 << 5 | 1 << 10 | 1 << 12 | 1 << 13;
-/// How long swtpm may take to answer on its control channel.
+/// Time that swtpm may take to answer on its control channel.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to a swtpm.
@@ -43,7 +43,7 @@ impl Swtpm {
     ///
     /// # Errors
     ///
-    /// When nothing listens there, or what listens is no swtpm.
+    /// Fails if no program listens there, or the listener is no swtpm.
     pub(super) fn connect(path: &Path) -> Result<Self, TpmError> {
         let control = connect(path).map_err(|error| TpmError::Connect { path: path.into(), error })?;
         let fail = |what| move |error| TpmError::Io { path: path.into(), what, error };
@@ -76,7 +76,7 @@ impl Swtpm {
         Ok(())
     }
 
-    /// Whether the connection is of no use any more.
+    /// True if the connection is of no further use.
     pub(super) fn is_lost(&self) -> bool {
         self.lost
     }
@@ -93,7 +93,7 @@ impl Swtpm {
     ///
     /// # Errors
     ///
-    /// When swtpm does not, or is lost.
+    /// Fails if swtpm does not, or is lost.
     pub(super) fn power_on(&mut self) -> Result<(), TpmError> {
         let result = self.ask("stop the TPM", STOP, &[])?;
         self.check("stop the TPM", result)?;
@@ -110,7 +110,7 @@ impl Swtpm {
     ///
     /// # Errors
     ///
-    /// When swtpm is lost.
+    /// Fails if swtpm is lost.
     pub(super) fn cancel(&mut self) -> Result<(), TpmError> {
         // One that has just ended cannot be cancelled any more.
         self.ask("cancel a command", CANCEL, &[]).map(|_: [u8; 4]| ())
@@ -134,17 +134,17 @@ impl Swtpm {
     ///
     /// # Errors
     ///
-    /// When swtpm is lost.
+    /// Fails if swtpm is lost.
     pub(super) fn send(&mut self, command: &[u8]) -> Result<(), TpmError> {
         let sent = if self.lost { Err(io::ErrorKind::NotConnected.into()) } else { self.data.write_all(command) };
         sent.map_err(|error| self.lose("send a command", error))
     }
 
-    /// Whether a response is there, or the end of the connection.
+    /// True if a response is there, or the end of the connection.
     ///
     /// # Errors
     ///
-    /// When swtpm is lost.
+    /// Fails if swtpm is lost.
     pub(super) fn has_response(&mut self) -> Result<bool, TpmError> {
         let mut fds = [PollFd::new(&self.data, PollFlags::IN)];
         let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -155,7 +155,7 @@ impl Swtpm {
     ///
     /// # Errors
     ///
-    /// When swtpm is lost, or says what no TPM says.
+    /// Fails if swtpm is lost, or sends what no TPM sends.
     pub(super) fn receive(&mut self) -> Result<Vec<u8>, TpmError> {
         self.response().map_err(|error| self.lose("receive a response", error))
     }

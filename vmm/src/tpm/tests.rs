@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// How long anything may take on a busy machine.
+/// Limit of each wait on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A swtpm with a state of its own. It is killed when this is dropped.

@@ -33,13 +33,13 @@ pub trait MmioHandler: Send + Sync {
     fn write(&self, address: u64, data: &[u8]);
 }
 
-/// What handles the exits of a VM's vCPUs.
+/// Handlers of the exits of a VM's vCPUs.
 pub struct ExitHandlers {
     /// Guest addresses that are not memory.
     pub mmio: Arc<dyn MmioHandler>,
     /// The I/O ports.
     pub ports: IoPorts,
-    /// Where the guest's stop is reported.
+    /// Signal that reports the guest's stop.
     pub stop: Arc<StopSignal>,
 }
 
@@ -117,7 +117,7 @@ impl Vcpus {
         Ok(vcpus)
     }
 
-    /// What handles the exits.
+    /// Handlers of the exits.
     pub fn handlers(&self) -> &ExitHandlers {
         &self.handlers
     }
@@ -127,7 +127,7 @@ impl Vcpus {
     ///
     /// # Errors
     ///
-    /// What `look` returns.
+    /// Passes each paused vCPU to `look`. Fails with its first error.
     pub fn each_paused<E: From<KvmError>>(&self, mut look: impl FnMut(u32, &Vcpu) -> Result<(), E>) -> Result<(), E> {
         for (id, cpu) in self.cpus.iter().filter(|(_, cpu)| cpu.thread.is_some()) {
             // A thread that waits at the gate has left it.
@@ -140,7 +140,7 @@ impl Vcpus {
         Ok(())
     }
 
-    /// Whether vCPU `id` exists, running or not.
+    /// True if vCPU `id` exists, running or not.
     pub fn has(&self, id: u32) -> bool {
         self.cpus.contains_key(&id)
     }

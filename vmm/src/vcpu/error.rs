@@ -1,4 +1,4 @@
-//! Why a vCPU cannot run.
+//! Reasons why a vCPU cannot run.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::kvm::KvmError;
 use crate::vcpu::placement::PlacementError;
 
-/// Why a vCPU cannot run.
+/// Reason why a vCPU cannot run.
 #[derive(Debug, Error)]
 pub enum VcpuError {
     /// KVM fails.
@@ -15,7 +15,7 @@ pub enum VcpuError {
     Kvm {
         /// The vCPU.
         vcpu: u32,
-        /// How it fails.
+        /// Cause.
         error: KvmError,
     },
     /// KVM cannot continue to run the guest.
@@ -43,7 +43,7 @@ pub enum VcpuError {
     Spawn {
         /// The vCPU.
         vcpu: u32,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// A vCPU's thread cannot run where it should.
@@ -51,7 +51,7 @@ pub enum VcpuError {
     Placement {
         /// The vCPU.
         vcpu: u32,
-        /// Why not.
+        /// Cause.
         error: PlacementError,
     },
     /// A vCPU's thread panicked: a bug in this program.

@@ -8,7 +8,7 @@ const HOLD: u8 = 1;
 const QUIT: u8 = 2;
 const SLOW: u8 = 4;
 
-/// How a thread passed the gate.
+/// Result of a passage through the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passage {
     /// Without a pause.
@@ -27,7 +27,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Whether a thread would pass the gate without waiting.
+    /// True if a thread would pass the gate without waiting.
     pub(crate) fn is_open(&self, dismissed: &AtomicBool) -> bool {
         self.orders.load(Ordering::SeqCst) == 0 && !dismissed.load(Ordering::SeqCst)
     }

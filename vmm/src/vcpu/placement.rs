@@ -1,5 +1,5 @@
-//! Where the threads of vCPUs run: the CPUs of the host that each may use, and what may run on the other threads of the
-//! same core (Linux's `Documentation/admin-guide/hw-vuln/core-scheduling.rst`).
+//! Placement of vCPUs' threads: the CPUs of the host that each may use, and the threads that may share its core
+//! (Linux's `Documentation/admin-guide/hw-vuln/core-scheduling.rst`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ const NO_CORE_SCHEDULING: Errno = Errno::INVAL;
 /// The kernel's answer on a host whose cores have one thread each, where nothing is shared.
 const NO_SHARED_CORES: Errno = Errno::NODEV;
 
-/// Why a thread cannot run where it should.
+/// Reason why a thread cannot run where it should.
 #[derive(Debug, Error)]
 pub enum PlacementError {
     /// The host has none of the CPUs, or this process may not use them.
@@ -36,12 +36,12 @@ pub enum PlacementError {
     CoreScheduling(io::Error),
 }
 
-/// Where the threads of a VM's vCPUs run. By default anywhere.
+/// Placement of a VM's vCPU threads. By default they may run anywhere.
 #[derive(Debug)]
 pub struct Placement {
     affinity: BTreeMap<u32, CpuSet>,
     core_scheduling: CoreScheduling,
-    /// Whether a core of the host may have several threads. A vCPU's thread could not open the file that says it.
+    /// True if a core of the host may have several threads. A vCPU's thread could not open the file that states it.
     shares_cores: bool,
 }
 
@@ -52,7 +52,7 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// That of a configuration.
+    /// Placement of a configuration.
     pub fn of(cpus: &CpusConfig) -> Self {
         let set = |host_cpus: &[u32]| {
             let mut set = CpuSet::new();
@@ -107,7 +107,7 @@ impl Placement {
     }
 }
 
-/// Whether a core of the host may have several threads.
+/// True if a core of the host may have several threads.
 fn shares_cores() -> bool {
     std::fs::read_to_string("/sys/devices/system/cpu/smt/active").map_or(true, |active| active.trim() != "0")
 }
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(sched_getaffinity(None), Ok(all));
     }
 
-    /// What a host's kernel cannot do is checked with its own answer.
+    /// A host whose kernel cannot do this is checked by its own answer.
     #[test]
     fn a_vcpu_of_its_own_core_shares_it_with_none() {
         let cookie = || core_scheduling_cookie(gettid(), CoreSchedulingScope::Thread);

@@ -1,4 +1,4 @@
-//! Why a guest stops by itself, and how its machine hears of it.
+//! Reasons why a guest stops by itself, and the report to its machine.
 
 use std::io;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::vcpu::error::VcpuError;
 
-/// Why a guest stopped.
+/// Reason why a guest stopped.
 #[derive(Debug)]
 pub enum Stop {
     /// It powered off.
     PowerOff,
     /// It asked for a reset.
     Reset,
-    /// One of its vCPUs had a triple fault, which resets the machine.
+    /// Triple fault of a vCPU, which resets the machine.
     TripleFault,
     /// It cannot continue.
     Failed(VcpuError),
 }
 
-/// How vCPUs report that the guest stopped. The first report counts.
+/// Report of vCPUs that the guest stopped. The first report counts.
 #[derive(Debug)]
 pub struct StopSignal {
     event: Arc<EventFd>,

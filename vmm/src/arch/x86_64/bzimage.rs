@@ -44,7 +44,7 @@ mod offset {
     pub(super) const E820_TABLE: usize = 0x2d0;
 }
 
-/// Why a bzImage cannot be booted.
+/// Reason why a bzImage cannot be booted.
 #[derive(Debug, thiserror::Error)]
 pub enum BzImageError {
     /// It cannot be read to the end.
@@ -53,7 +53,7 @@ pub enum BzImageError {
     /// It has no 64-bit entry, or is older than the protocol used here.
     #[error("a Linux kernel that is 32-bit or older than 3.8; give a newer 64-bit kernel")]
     TooOld,
-    /// Its header contradicts itself or the file's length.
+    /// Contradiction in the header, or between the header and the file's length.
     #[error("a bzImage with a malformed header; the file may be incomplete")]
     Malformed,
 }
@@ -64,7 +64,7 @@ pub struct BzImage {
     header: [u8; HEADER_LEN],
     /// The file offset of the part that is loaded.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
     /// The guest address it is loaded to.
     pub address: u64,

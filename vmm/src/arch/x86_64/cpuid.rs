@@ -39,30 +39,30 @@ pub fn address_bits(supported: &CpuId, most: u8) -> u8 {
     host.min(most)
 }
 
-/// Whether guests can have AMX.
+/// True if guests can have AMX.
 pub fn has_amx(supported: &CpuId) -> bool {
     supported.as_slice().iter().any(|entry| (entry.function, entry.index) == (7, 0) && entry.edx & AMX == AMX)
 }
 
-/// What a VM's vCPUs have of what the host supports.
+/// Features of the host that a VM's vCPUs have.
 #[derive(Debug, Clone, Copy)]
 pub struct Features {
     /// The shape of the vCPUs, at most [`MAX_VCPUS`], whose APIC IDs are at most that too.
     pub topology: Topology,
     /// The width of physical addresses, in bits.
     pub address_bits: u8,
-    /// Whether the local APIC's timer has TSC-deadline mode.
+    /// True if the local APIC's timer has TSC-deadline mode.
     pub tsc_deadline: bool,
-    /// Whether the guest can run VMs itself.
+    /// True if the guest can run VMs itself.
     pub nested: bool,
-    /// Whether it has AMX.
+    /// True if it has AMX.
     pub amx: bool,
     /// True if the hypervisor has Hyper-V's interface in place of KVM's.
     pub hyperv: bool,
 }
 
 impl Features {
-    /// Those of a configuration.
+    /// Features of a configuration.
     pub fn of(cpus: &CpusConfig, supported: &CpuId, tsc_deadline: bool) -> Self {
         Self {
             topology: Topology::of(cpus),
@@ -142,7 +142,7 @@ impl Template {
         Self { entries, topology }
     }
 
-    /// What all vCPUs have in common.
+    /// Entries that all vCPUs have in common.
     pub fn entries(&self) -> &[kvm_cpuid_entry2] {
         &self.entries
     }
@@ -224,7 +224,7 @@ fn set_topology(entries: &mut Vec<kvm_cpuid_entry2>, topology: &Topology) {
     }
 }
 
-/// Whether leaf 0 says `GenuineIntel`.
+/// True if leaf 0 names `GenuineIntel`.
 fn is_intel(leaf: &kvm_cpuid_entry2) -> bool {
     [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
 }

@@ -39,18 +39,18 @@ const NOTE_PHYS32_ENTRY: u32 = 18;
 /// A part of the file that is loaded to a guest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Its offset in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
     /// The guest address.
     pub address: u64,
 }
 
-/// Why an ELF file cannot be booted.
+/// Reason why an ELF file cannot be booted.
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
-    /// Its headers or notes cannot be read.
+    /// Headers or notes that cannot be read.
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
     /// It is for another machine.
@@ -59,7 +59,7 @@ pub enum ElfError {
     /// It is shorter than its headers say.
     #[error("an ELF file that is cut off; copy or build it again")]
     CutOff,
-    /// Its headers contradict each other.
+    /// Headers that contradict each other.
     #[error("an ELF file with malformed headers; the file may be incomplete")]
     Malformed,
     /// It has no PVH entry.

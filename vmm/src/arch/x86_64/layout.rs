@@ -37,14 +37,14 @@ pub const SMBIOS_END: u64 = RESET_VECTOR;
 /// The floating pointer structure, in the room of a ROM below 1 MiB, where software searches for it (`MP 1.4 §4`). It
 /// is left out where the SMBIOS tables are so long that they reach it.
 pub const MP_POINTER: u64 = RESET_VECTOR - 16;
-/// Where a CPU starts after a reset, as seen from real mode: the firmware.
+/// Address at which a CPU starts after a reset, as seen from real mode: the firmware.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// The start of memory above 1 MiB, with the kernel and everything else.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
 
 /// The end of memory below 4 GiB. The rest continues at [`FOUR_GIB`].
 pub const HOLE: u64 = 0xc000_0000;
-/// Where memory continues.
+/// Address at which memory continues.
 pub const FOUR_GIB: u64 = 1 << 32;
 
 /// The window for PCI memory below 4 GiB, from the start of the hole to the ECAM.
@@ -56,7 +56,7 @@ pub const ECAM: Range<u64> = 0xe800_0000..0xf800_0000;
 pub const LAST_BUS: u8 = 127;
 /// The most segments, as in Cloud Hypervisor.
 pub const MOST_SEGMENTS: u16 = 96;
-/// Where the buses of the other segments are in the ECAM.
+/// Address of the other segments' buses in the ECAM.
 const OTHER_SEGMENTS: u64 = ECAM.start + (LAST_BUS as u64 + 1) * ECAM_BUS_LEN;
 
 /// The last bus of a segment.
@@ -133,7 +133,7 @@ pub const SLEEP_STATUS_PORT: u16 = 0x601;
 pub const RESET_PORT: u16 = 0x602;
 /// The port of the ACPI power management timer (`ACPI 6.5 §4.8.3.3`), where firmware for Cloud Hypervisor has it.
 pub const PM_TIMER_PORT: u16 = 0x608;
-/// What software writes to the reset register.
+/// Value that software writes to the reset register.
 pub const RESET_VALUE: u8 = 1;
 /// The NMI status and control port.
 pub const NMI_STATUS_PORT: u16 = 0x61;
@@ -197,7 +197,7 @@ impl Layout {
 }
 
 impl Layout {
-    /// Where parts of the memory of these sizes are, one after the other: a part may lie on both sides of the hole.
+    /// Ranges of parts of the memory of these sizes, one after the other: a part may lie on both sides of the hole.
     pub fn parts(&self, sizes: &[u64]) -> Vec<Vec<Range<u64>>> {
         let mut free = [self.low.clone(), self.high.clone()];
         let place = |size: &u64| {

@@ -140,7 +140,7 @@ struct Table {
     structures: u16,
 }
 
-/// One structure: its formatted area after the header, and its strings.
+/// Structure: its formatted area after the header, and its strings.
 #[derive(Default)]
 struct Structure {
     formatted: Vec<u8>,

@@ -1,4 +1,4 @@
-//! How vCPUs are packages, dies, cores and threads, and the local APIC IDs that follow from it.
+//! Packages, dies, cores and threads of the vCPUs, and the local APIC IDs that follow from them.
 //!
 //! An ID has a field of bits for each level, threads lowest, as wide as the level's number needs (Intel SDM, volume 3,
 //! §10.9.3). A level whose number is no power of two thus leaves IDs unused.
@@ -19,12 +19,12 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// One package of cores of one thread each.
+    /// A single package of cores with one thread each.
     pub const fn flat(vcpus: u32) -> Self {
         Self { threads: 1, cores: vcpus, dies: 1, packages: 1 }
     }
 
-    /// That of a configuration.
+    /// Topology of a configuration.
     pub fn of(cpus: &CpusConfig) -> Self {
         cpus.topology.as_ref().map_or(Self::flat(cpus.max_vcpus), Self::from)
     }
@@ -86,14 +86,14 @@ impl From<&CpuTopology> for Topology {
     }
 }
 
-/// Where a vCPU is; all numbers count through the VM.
+/// Place of a vCPU; all numbers count through the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Its core.
+    /// Core of the vCPU.
     pub core: u32,
-    /// Its die.
+    /// Die of the vCPU.
     pub die: u32,
-    /// Its package.
+    /// Package of the vCPU.
     pub package: u32,
 }
 

@@ -28,7 +28,7 @@ const SLICES: [(u8, u64); 2] = [(2, 0x2000), (4, 0x1000)];
 const BARS: [u64; 2] = [0x18, 0x20];
 const VF_BARS: [u64; 2] = [SRIOV + 0x2c, SRIOV + 0x34];
 
-/// What was done with a VM and not undone.
+/// Requests to a VM that were not undone.
 #[derive(Default)]
 struct Record {
     routes: BTreeMap<u32, MsiRoute>,
@@ -90,7 +90,7 @@ impl Wiring for Vm {
     }
 }
 
-/// What a device wants, as a VM records it.
+/// Wants of a device, as a VM records them.
 struct Wanted {
     ioeventfds: BTreeSet<(i32, u64)>,
     /// Address, data and requester of the message that each eventfd sends.
@@ -103,7 +103,7 @@ struct Wanted {
 struct Vcpu<'s> {
     slot: &'s Slot,
     vf: u16,
-    /// How often it has written to a BAR.
+    /// Number of writes to a BAR.
     writes: u64,
 }
 
@@ -144,7 +144,7 @@ impl Device for Vcpu<'_> {
     }
 }
 
-/// What a vCPU does to the PF.
+/// Operation of a vCPU on the PF.
 #[derive(Debug, Clone, Copy)]
 enum PfOp {
     Enable(u16),
@@ -159,7 +159,7 @@ enum PfOp {
     Reset,
 }
 
-/// What a vCPU does to a VF.
+/// Operation of a vCPU on a VF.
 #[derive(Debug, Clone, Copy)]
 enum VfOp {
     Init,

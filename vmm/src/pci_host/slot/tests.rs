@@ -16,7 +16,7 @@ use crate::pci_host::irq_routes::{MESSAGES, RouteChange};
 use crate::pci_host::recording_vm::Refuse::{All, Irqfds, Nothing};
 use crate::pci_host::recording_vm::{Record, RecordingVm};
 
-/// What the device wants, shared with the test.
+/// Wants of the device, shared with the test.
 #[derive(Default)]
 struct Says {
     windows: Vec<Window>,
@@ -27,9 +27,9 @@ struct Says {
     stopping: Option<Thread>,
     /// Hears that doorbells changed without an access.
     observer: Option<Arc<DoorbellObserver>>,
-    /// How often the host refuses to resume a function from now on.
+    /// Number of times that the host refuses to resume a function from now on.
     refusals: usize,
-    /// How often it was asked for all of its functions, and for one.
+    /// Number of queries for all of its functions, and for one.
     asked: (usize, usize),
 }
 

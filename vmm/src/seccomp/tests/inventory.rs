@@ -244,7 +244,7 @@ const REQUESTS: &[(&[u64], Names)] = &[
     (ioctls::TERMINAL, Terminal),
 ];
 
-/// What only some kinds of threads may name, and which those are.
+/// Names that only some kinds of threads may use, and those kinds.
 const OF_SOME: &[(Names, &[ThreadKind])] = &[
     (
         Path,
@@ -302,8 +302,8 @@ fn entries(rule: &Rule) -> Vec<&'static Entry> {
     }
 }
 
-/// What a rule lets a thread name, with `None` for a call or an operation that the inventory does not have, and errors
-/// about arguments that have to be constrained.
+/// Names that a rule lets a thread use, with `None` for a call or an operation that the inventory does not have, and
+/// errors about arguments that have to be constrained.
 fn named(rule: &Rule) -> Result<BTreeSet<Names>, String> {
     let name = names::name(rule.call).unwrap();
     let entries = entries(rule);
@@ -337,7 +337,7 @@ fn named(rule: &Rule) -> Result<BTreeSet<Names>, String> {
     Ok(named)
 }
 
-/// What the threads of each kind may name. The starter, which makes rings, may make them do anything.
+/// Names that the threads of each kind may use. The starter, which makes rings, may make them do anything.
 fn named_by_kind() -> BTreeMap<ThreadKind, BTreeSet<Names>> {
     let of_kind = |kind| {
         let rules: Vec<_> = lists::groups(kind).into_iter().flat_map(|group| group.rules).collect();

@@ -17,7 +17,7 @@ fn area(offset: u64, memory: Arc<FileMapping>) -> MemoryArea {
     MemoryArea { window: bar(), offset, memory, peers: None }
 }
 
-/// What the guest has: addresses, and where this process has the memory.
+/// Memory that the guest has: its addresses, and those in this process.
 fn shown(record: &Mutex<Record>) -> Vec<(u64, usize)> {
     record.lock().memory.values().copied().collect()
 }
