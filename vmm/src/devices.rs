@@ -234,7 +234,7 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// When something cannot be opened or be a device. What was opened or created until then is closed and gone.
+    /// Fails if something cannot be opened or be a device. What was opened or created until then is closed and gone.
     pub(crate) fn new(
         plans: &[DevicePlan],
         places: &[Place],
@@ -279,7 +279,7 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// When the BARs need more addresses than there are.
+    /// Fails if the BARs need more addresses than there are.
     pub fn attach(&self, vm: Arc<Vm>, has_firmware: bool) -> Result<(), DeviceError> {
         if let Some(iommu) = &self.host.iommu {
             iommu.power_on();
@@ -340,7 +340,7 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// When a backend cannot. All reach `old` then, or are lost until they do.
+    /// Fails if a backend cannot. All reach `old` then, or are lost until they do.
     pub fn set_memory(&self, old: &GuestMap, new: &GuestMap) -> Result<(), DeviceError> {
         self.host.vfio.set_memory(new).map_err(|error| self.of_host(error))?;
         let told = self.tell_users(old, new);

@@ -40,7 +40,7 @@ const LEAST: ABI = ABI::V3;
 static DOMAIN: OnceLock<Domain> = OnceLock::new();
 
 thread_local! {
-    /// Whether this thread has confined itself. Threads that a confined one starts are confined, too.
+    /// True once this thread has confined itself. Threads that a confined one starts are confined, too.
     static CONFINED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -105,7 +105,7 @@ fn handled() -> Result<Ruleset, LandlockError> {
     if scopes.is_empty() { Ok(ruleset) } else { Ok(ruleset.scope(scopes)?) }
 }
 
-/// Whether this is the name of an abstract socket, as environment variables have it.
+/// True if this is the name of an abstract socket, as environment variables have it.
 fn is_abstract(name: &OsStr) -> bool {
     name.as_bytes().first() == Some(&b'@')
 }
@@ -139,8 +139,8 @@ pub(crate) fn enter(vm: &PlannedVm, more: &[Rule]) -> Result<(), LandlockError> 
     Ok(())
 }
 
-/// What a VM that is restored from the snapshot in `folder` reads besides: the snapshot, as long as its memory comes
-/// from there.
+/// Rules for the files that a VM restored from the snapshot in `folder` reads besides: the snapshot, as long as its
+/// memory comes from there.
 pub(crate) fn rules_of_snapshot(folder: &Path) -> Vec<Rule> {
     named::by_snapshot(folder)
 }

@@ -86,7 +86,7 @@ pub mod testing {
     ///
     /// # Errors
     ///
-    /// When there is no room.
+    /// Fails if there is no room.
     pub fn place_bars<D: ConfigTarget>(topology: &Topology<D>, free: Apertures) -> Result<(), NoRoom> {
         assign_bars::place_bars(topology, free)
     }

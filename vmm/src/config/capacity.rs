@@ -13,7 +13,7 @@ pub(crate) const CAPACITY: Capacity = Capacity::new(layout::LAST_BUS);
 ///
 /// # Errors
 ///
-/// When there is no such slot, or it is the host bridge's.
+/// Fails if there is no such slot, or it is the host bridge's.
 pub(crate) fn check_slot(segment: u16, slot: u8, subject: &Subject) -> Result<(), ConfigError> {
     let slots = Capacity::SLOTS;
     let first = if segment == 0 { *slots.start() } else { 0 };

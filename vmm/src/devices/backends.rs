@@ -129,7 +129,7 @@ impl<'a> Opener<'a> {
     ///
     /// # Errors
     ///
-    /// When its uplink does not exist or is in use, or the host has no descriptors for it.
+    /// Fails if its uplink does not exist or is in use, or the host has no descriptors for it.
     pub(crate) fn switch(&mut self, plan: &NetPlan) -> Result<Option<Switch>, BackendError> {
         let Some(switch) = &plan.switch else { return Ok(None) };
         let of = TapOf { id: plan.id().to_string(), vf: None, uplink: true };
@@ -156,7 +156,7 @@ impl<'a> Opener<'a> {
     ///
     /// # Errors
     ///
-    /// When it does not exist, is in use, or cannot follow. Anything opened or created for it is then closed and
+    /// Fails if it does not exist, is in use, or cannot follow. Anything opened or created for it is then closed and
     /// removed.
     pub(crate) fn open(
         &mut self,

@@ -112,7 +112,7 @@ impl Pvpanic {
     ///
     /// # Errors
     ///
-    /// When no function can look like this.
+    /// Fails if no function can look like this.
     pub(crate) fn new(rid: Rid, events: &Events) -> Result<Self, ShapeError> {
         let [bar, ..] = BarIndex::ALL;
         let shape = ConfigShape { bars: vec![(bar, BAR)], ..ConfigShape::new(IDENTITY, Role::Plain) };

@@ -31,7 +31,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When an ioctl fails. Nothing is logged then.
+    /// Fails if an ioctl fails. Nothing is logged then.
     pub fn log_writes(&self, logged: bool) -> io::Result<()> {
         if logged {
             self.protect_by_hand()?;
@@ -51,8 +51,8 @@ impl Vm {
         result
     }
 
-    /// Where this kernel can: a page is protected again when its bit is forgotten and not when it is read, and logging
-    /// begins with all bits set, without protecting anything.
+    /// Switches to manual protection, where this kernel has it: a page is protected again when its bit is cleared and
+    /// not when it is read, and logging begins with all bits set, without protecting anything.
     fn protect_by_hand(&self) -> io::Result<()> {
         let known = self.fd.check_extension_raw(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into());
         let wanted = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET;
@@ -72,7 +72,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn written(&self, slot: &RamSlot) -> io::Result<Vec<u64>> {
         let len = usize::try_from(slot.len).map_err(io::Error::other)?;
         let ram = self.ram.lock();
@@ -87,7 +87,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn forget_written(&self, slot: &RamSlot, first: u64, pages: &[u64]) -> io::Result<()> {
         if !*self.by_hand.lock() || pages.iter().all(|bits| *bits == 0) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Why KVM cannot be used, and what to do about it.
+//! Reasons why KVM cannot be used, with remedies.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 /// The version of the KVM API that has been stable since 2007.
 pub(crate) const API_VERSION: i32 = 12;
 
-/// What is wrong with the host's KVM.
+/// Fault of the host's KVM.
 #[derive(Debug, Error)]
 pub enum KvmError {
     /// There is no `/dev/kvm`.
@@ -33,9 +33,9 @@ pub enum KvmError {
     Vcpus {
         /// The key that asks for them.
         key: &'static str,
-        /// How many were asked for.
+        /// Number that was asked for.
         requested: u32,
-        /// How many are possible.
+        /// Number that is possible.
         limit: u32,
     },
     /// An ioctl failed.
@@ -43,7 +43,7 @@ pub enum KvmError {
     Ioctl {
         /// The operation.
         action: &'static str,
-        /// Why it failed.
+        /// Cause.
         error: io::Error,
     },
 }

@@ -17,7 +17,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn enable_synic(&self) -> Result<(), KvmError> {
         let capability = kvm_enable_cap { cap: KVM_CAP_HYPERV_SYNIC, ..Default::default() };
         self.fd.enable_cap(&capability).map_err(failed("give a vCPU Hyper-V's interrupt controller"))

@@ -8,13 +8,13 @@ const PAGE: u64 = 4096;
 /// A memory slot with the guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RamSlot {
-    /// Its number.
+    /// Number of the slot.
     pub slot: u32,
-    /// Its first guest address.
+    /// First guest address.
     pub guest: u64,
-    /// Where it is in this process.
+    /// Address in this process.
     pub(super) host: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
@@ -34,7 +34,7 @@ impl RamSlots {
 }
 
 impl RamSlot {
-    /// Its pages.
+    /// Number of its pages.
     pub(super) fn pages(&self) -> u64 {
         self.len.div_ceil(PAGE)
     }

@@ -29,7 +29,7 @@ pub struct MsiRoute {
 ///
 /// # Errors
 ///
-/// When there are more routes than KVM can hold (4,096).
+/// Fails if there are more routes than KVM can hold (4,096).
 pub(super) fn table(msi: &[MsiRoute], device_ids: bool) -> io::Result<KvmIrqRouting> {
     let pins = (0..IOAPIC_PINS).flat_map(pin_routes);
     let entries: Vec<_> = pins.chain(msi.iter().map(|route| route.entry(device_ids))).collect();

@@ -26,7 +26,7 @@ const IA32_TSC: u32 = 0x10;
 /// The most registers that one call reads or sets, below KVM's limit of 256.
 const MSRS_AT_ONCE: usize = 128;
 
-/// What of a vCPU's state this kernel and this CPU know.
+/// Parts of a vCPU's state that this kernel and this CPU have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
     /// The size of a vCPU's XSAVE area in bytes.
@@ -46,7 +46,7 @@ pub struct Abilities {
 /// A model-specific register that KVM refuses.
 #[derive(Debug)]
 pub struct RefusedMsr {
-    /// Its index.
+    /// Index of the register.
     pub index: u32,
     /// The value.
     pub value: u64,
@@ -57,7 +57,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn msr_indices(&self) -> Result<Vec<u32>, KvmError> {
         let list = self.kvm.get_msr_index_list().map_err(failed("list the model-specific registers"))?;
         Ok(list.as_slice().to_vec())
@@ -65,7 +65,7 @@ impl Kvm {
 }
 
 impl Vm {
-    /// What of a vCPU's state there is on this host.
+    /// Parts of a vCPU's state that this host has.
     pub fn abilities(&self) -> Abilities {
         let at_least = size_of::<kvm_xsave>();
         let xsave = usize::try_from(self.fd.check_extension_int(Cap::Xsave2)).unwrap_or(0).max(at_least);
@@ -84,7 +84,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn irqchip(&self, chip_id: u32) -> Result<kvm_irqchip, KvmError> {
         let mut chip = kvm_irqchip { chip_id, ..Default::default() };
         self.fd.get_irqchip(&mut chip).map_err(failed("read the interrupt controllers"))?;
@@ -95,7 +95,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_irqchip(&self, chip: &kvm_irqchip) -> Result<(), KvmError> {
         self.fd.set_irqchip(chip).map_err(failed("set the interrupt controllers"))
     }
@@ -105,7 +105,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When an ioctl fails.
+    /// Fails if an ioctl fails.
     pub(super) fn mask_pics(&self) -> Result<(), KvmError> {
         for pic in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE] {
             let mut chip = self.irqchip(pic)?;
@@ -120,7 +120,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn clock(&self) -> Result<(u64, Option<u64>), KvmError> {
         let clock = self.fd.get_clock().map_err(failed("read the clock"))?;
         Ok((clock.clock, (clock.flags & KVM_CLOCK_REALTIME != 0).then_some(clock.realtime)))
@@ -131,7 +131,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_clock(&self, clock: u64, realtime: Option<u64>) -> Result<(), KvmError> {
         let flags = if realtime.is_some() { KVM_CLOCK_REALTIME } else { 0 };
         let data = kvm_clock_data { clock, flags, realtime: realtime.unwrap_or(0), ..Default::default() };
@@ -140,11 +140,11 @@ impl Vm {
 }
 
 impl Vcpu {
-    /// Whether the vCPU runs, halts or waits to be started. Interrupts that wait to be taken may be taken.
+    /// State of the vCPU: running, halted or waiting to be started. Pending interrupts may be delivered by this call.
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn mp_state(&self) -> Result<u32, KvmError> {
         Ok(self.fd.get_mp_state().map_err(failed("read whether a vCPU runs"))?.mp_state)
     }
@@ -153,7 +153,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails, which it does for impossible states.
+    /// Fails if the ioctl fails, which it does for impossible states.
     pub fn set_mp_state(&self, mp_state: u32) -> Result<(), KvmError> {
         self.fd.set_mp_state(kvm_mp_state { mp_state }).map_err(failed("set whether a vCPU runs"))
     }
@@ -162,7 +162,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn pdptrs(&self) -> Result<Option<[u64; 4]>, KvmError> {
         let mut sregs = kvm_sregs2::default();
         // SAFETY: the kernel fills in the structure that this number says, and nothing beyond.
@@ -175,7 +175,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails, which it does for impossible states.
+    /// Fails if the ioctl fails, which it does for impossible states.
     pub fn set_sregs_with_pdptrs(&self, sregs: &kvm_sregs, pdptrs: [u64; 4]) -> Result<(), KvmError> {
         let kvm_sregs { cs, ds, es, fs, gs, ss, tr, ldt, gdt, idt, cr0, cr2, cr3, cr4, cr8, efer, apic_base, .. } =
             *sregs;
@@ -210,7 +210,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn xsave(&self, abilities: &Abilities) -> Result<Vec<u8>, KvmError> {
         let action = "read a vCPU's vector registers";
         let mut xsave = area(abilities).map_err(failed(action))?;
@@ -230,7 +230,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails, or the area is not as long.
+    /// Fails if the ioctl fails, or the area is not as long.
     pub fn set_xsave(&self, bytes: &[u8], abilities: &Abilities) -> Result<(), KvmError> {
         let action = "set a vCPU's vector registers";
         let mut xsave = area(abilities).map_err(failed(action))?;
@@ -254,7 +254,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn xcrs(&self) -> Result<kvm_xcrs, KvmError> {
         self.fd.get_xcrs().map_err(failed("read a vCPU's extended control registers"))
     }
@@ -263,7 +263,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_xcrs(&self, xcrs: &kvm_xcrs) -> Result<(), KvmError> {
         self.fd.set_xcrs(xcrs).map_err(failed("set a vCPU's extended control registers"))
     }
@@ -272,7 +272,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn debug_registers(&self) -> Result<kvm_debugregs, KvmError> {
         self.fd.get_debug_regs().map_err(failed("read a vCPU's debug registers"))
     }
@@ -281,7 +281,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_debug_registers(&self, registers: &kvm_debugregs) -> Result<(), KvmError> {
         self.fd.set_debug_regs(registers).map_err(failed("set a vCPU's debug registers"))
     }
@@ -290,7 +290,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn lapic(&self) -> Result<kvm_lapic_state, KvmError> {
         self.fd.get_lapic().map_err(failed("read the state of a vCPU's APIC"))
     }
@@ -299,7 +299,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_lapic(&self, lapic: &kvm_lapic_state) -> Result<(), KvmError> {
         self.fd.set_lapic(lapic).map_err(failed("set the state of a vCPU's APIC"))
     }
@@ -308,7 +308,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn events(&self) -> Result<kvm_vcpu_events, KvmError> {
         self.fd.get_vcpu_events().map_err(failed("read what a vCPU waits for"))
     }
@@ -317,16 +317,16 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_events(&self, events: &kvm_vcpu_events) -> Result<(), KvmError> {
         self.fd.set_vcpu_events(events).map_err(failed("set what a vCPU waits for"))
     }
 
-    /// What the vCPU has of guests of its own, if it has any.
+    /// State of the vCPU's own guests, if it has any.
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn nested_state(&self) -> Result<KvmNestedStateBuffer, KvmError> {
         let mut state = KvmNestedStateBuffer::empty();
         self.fd.nested_state(&mut state).map_err(failed("read the state of a guest's guests"))?;
@@ -337,7 +337,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_nested_state(&self, state: &KvmNestedStateBuffer) -> Result<(), KvmError> {
         let longest = size_of::<KvmNestedStateBuffer>();
         if usize::try_from(state.size).is_ok_and(|size| size > longest) {
@@ -350,7 +350,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn msrs(&self, indices: &[u32]) -> Result<Vec<(u32, u64)>, KvmError> {
         let action = "read a vCPU's model-specific registers";
         let mut values = Vec::with_capacity(indices.len());
@@ -371,7 +371,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_each_msr(&self, msrs: &[(u32, u64)]) -> Result<Option<RefusedMsr>, KvmError> {
         let action = "set a vCPU's model-specific registers";
         for part in msrs.chunks(MSRS_AT_ONCE) {
@@ -388,7 +388,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn tsc_khz(&self) -> Result<u32, KvmError> {
         self.fd.get_tsc_khz().map_err(failed("read the frequency of the time stamp counter"))
     }
@@ -397,7 +397,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_tsc_khz(&self, khz: u32) -> Result<(), KvmError> {
         self.fd.set_tsc_khz(khz).map_err(failed("set the frequency of the time stamp counter"))
     }
@@ -406,18 +406,18 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn tsc(&self) -> Result<u64, KvmError> {
         let action = "read the time stamp counter";
         let first = self.msrs(&[IA32_TSC])?.first().map(|(_, value)| *value);
         first.ok_or_else(|| failed(action)(io::Error::from(io::ErrorKind::Unsupported)))
     }
 
-    /// What the guest's time stamp counter is ahead of the host's, which wraps at 64 bits.
+    /// Offset of the guest's time stamp counter from the host's, which wraps at 64 bits.
     ///
     /// # Errors
     ///
-    /// When the ioctl fails, which it does before Linux 5.16.
+    /// Fails if the ioctl fails, which it does before Linux 5.16.
     pub fn tsc_offset(&self) -> Result<u64, KvmError> {
         let mut offset = 0;
         let attribute = tsc_offset(&raw mut offset);
@@ -431,7 +431,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When the ioctl fails.
+    /// Fails if the ioctl fails.
     pub fn set_tsc_offset(&self, mut offset: u64) -> Result<(), KvmError> {
         let attribute = tsc_offset(&raw mut offset);
         // SAFETY: the kernel reads the number that the attribute points to, which lives until then.
@@ -448,7 +448,7 @@ fn checked(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether the XSAVE area is longer than the structure had been.
+/// True if the XSAVE area is longer than the structure had been.
 fn has_long_area(abilities: &Abilities) -> bool {
     abilities.xsave > size_of::<kvm_xsave>()
 }

@@ -30,7 +30,7 @@ impl VfioFiles {
     ///
     /// # Errors
     ///
-    /// When it is neither, or is there already.
+    /// Fails if it is neither, or is there already.
     pub(crate) fn add(&self, file: RawFd) -> Result<(), KvmError> {
         self.set(KVM_DEV_VFIO_FILE_ADD, file)
     }
@@ -39,7 +39,7 @@ impl VfioFiles {
     ///
     /// # Errors
     ///
-    /// When it is not there.
+    /// Fails if it is not there.
     pub(crate) fn remove(&self, file: RawFd) -> Result<(), KvmError> {
         self.set(KVM_DEV_VFIO_FILE_DEL, file)
     }

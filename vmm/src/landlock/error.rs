@@ -1,4 +1,4 @@
-//! Why a process cannot be confined, or what its confinement does not allow.
+//! Reasons why a process cannot be confined, and accesses that its confinement does not allow.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use landlock::RulesetError;
 
 use crate::error_kind::ErrorKind;
 
-/// Why this process cannot be confined, or what its confinement does not allow, in one line.
+/// Reason why this process cannot be confined, or access that its confinement does not allow, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum LandlockError {
     /// The kernel lacks it.
@@ -23,7 +23,7 @@ pub enum LandlockError {
         option: String,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// A file that this process may not use.
@@ -37,7 +37,7 @@ pub enum LandlockError {
         option: String,
         /// The file.
         path: PathBuf,
-        /// What it is needed for: `r`, `w` or `rw`.
+        /// Access that is needed: `r`, `w` or `rw`.
         access: &'static str,
     },
     /// The kernel refused.

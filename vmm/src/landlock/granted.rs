@@ -1,5 +1,5 @@
-//! What a process may use, as the kernel sees it: rules belong to files, not to their names, and a folder's hold for
-//! all that is in it.
+//! Accesses that a process was granted, as the kernel sees them: rules belong to files, not to their names, and a
+//! folder's hold for all that is in it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::error::LandlockError;
 use super::host_file::HostFile;
 use super::rule::Rule;
 
-/// What was granted, by file.
+/// Granted accesses, by file.
 #[derive(Debug, Default)]
 pub(super) struct Granted(HashMap<(u64, u64), BitFlags<AccessFs>>);
 
@@ -20,7 +20,7 @@ impl Granted {
         *self.0.entry(file.id).or_default() |= access;
     }
 
-    /// Whether `access` to `file` was granted by a rule for that file.
+    /// True if `access` to `file` was granted by a rule for that file.
     pub(super) fn has(&self, file: &HostFile, access: BitFlags<AccessFs>) -> bool {
         self.0.get(&file.id).is_some_and(|granted| granted.contains(access))
     }

@@ -9,7 +9,7 @@ use landlock::{ABI, AccessFs, BitFlags};
 /// A file or folder of the host.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HostFile {
-    /// Its device and inode number.
+    /// Device and inode number.
     pub id: (u64, u64),
     is_folder: bool,
 }

@@ -16,7 +16,8 @@ use crate::config::{
 use crate::migration::userfault;
 use crate::vfio::{VfioInterface, VfioSource, VfioSpec, cdev};
 
-/// What a process with this VM may use: what its configuration names, and what every VM needs of the host.
+/// Rules for a process with this VM: for files that its configuration names, and for those that every VM needs of the
+/// host.
 pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
     let config = vm.config();
     let mut rules = of_host(config);
@@ -30,17 +31,17 @@ pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
     rules
 }
 
-/// What a VM that is restored from the snapshot in this folder reads.
+/// Rules for a VM that is restored from the snapshot in this folder.
 pub(super) fn by_snapshot(folder: &Path) -> Vec<Rule> {
     vec![Rule::new("source_url", folder, READ), Rule::of_host(userfault::DEVICE, READ | WRITE)]
 }
 
-/// What is done in the folder of a new snapshot.
+/// Rule for the folder of a new snapshot.
 pub(super) fn by_destination(folder: &Path) -> Rule {
     Rule::new("destination_url", folder, READ | WRITE | SOCKETS | AccessFs::MakeReg)
 }
 
-/// What is read of the certificates in a folder.
+/// Rule for the certificates in a folder.
 pub(super) fn by_tls(folder: &Path) -> Rule {
     Rule::new("tls_dir", folder, READ)
 }
@@ -51,7 +52,7 @@ fn distinct(rules: impl Iterator<Item = Rule>) -> Vec<Rule> {
     rules.filter(|rule| seen.insert((rule.path.clone(), rule.access.bits(), rule.missing))).collect()
 }
 
-/// What a rule of the user's allows.
+/// Rule that the user gave.
 fn of_user(config: &LandlockConfig) -> Rule {
     let write = WRITE | SOCKETS | AccessFs::MakeReg;
     let access = match config.access {
@@ -62,7 +63,7 @@ fn of_user(config: &LandlockConfig) -> Rule {
     Rule::new(LandlockConfig::OPTION, &config.path, access)
 }
 
-/// What this program reads of the host by itself, and the devices that it has for every VM.
+/// Rules for files of the host that this program reads by itself, and for the devices that it has for every VM.
 fn of_host(config: &VmConfig) -> Vec<Rule> {
     let mut rules = vec![
         Rule::of_host("/dev/kvm", READ | WRITE),
@@ -109,13 +110,13 @@ fn of_consoles(config: &VmConfig) -> Vec<Rule> {
     ends.into_iter().filter_map(rule).collect()
 }
 
-/// What is done with a file of output. A named pipe is opened for reading, too.
+/// Access to a file of output. A named pipe is opened for reading, too.
 fn output(path: &Path) -> BitFlags<AccessFs> {
     let is_pipe = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
     if is_pipe { READ | WRITE } else { WRITE }
 }
 
-/// What a device needs to be plugged.
+/// Rules for a device that is to be plugged.
 pub(super) fn by_device(device: &DevicePlan) -> Vec<Rule> {
     let option = || device.option();
     let access = |read_only: bool| if read_only { READ } else { READ | WRITE };

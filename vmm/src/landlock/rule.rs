@@ -1,4 +1,4 @@
-//! One rule: a file, and what may be done with it.
+//! Rule: a file, and the accesses that are allowed.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -22,15 +22,15 @@ pub(super) const SOCKETS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeSoc
 pub(crate) struct Rule {
     /// The option that names it.
     pub option: String,
-    /// Where it is.
+    /// Path of the file or folder.
     pub path: PathBuf,
-    /// What it may do with it.
+    /// Accesses that are allowed.
     pub access: BitFlags<AccessFs>,
-    /// What is done if there is no such file.
+    /// Action if there is no such file.
     pub missing: Missing,
 }
 
-/// What is done if a file does not exist.
+/// Action if a file does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Missing {
     /// It is an error.
@@ -69,7 +69,7 @@ impl Rule {
         Self::of_socket("--api-socket", socket)
     }
 
-    /// Whether the VM cannot do without.
+    /// True if the VM needs the file.
     pub(super) fn is_needed(&self) -> bool {
         self.missing != Missing::Skip
     }

@@ -34,7 +34,7 @@ impl DirtyLog {
     ///
     /// # Errors
     ///
-    /// When one cannot: its name and why not. None notes anything then.
+    /// Fails if one cannot: its name and why not. None notes anything then.
     pub fn start(sources: Vec<Box<dyn DirtySource>>) -> io::Result<Self> {
         let mut log = Self { sources: Vec::with_capacity(sources.len()) };
         for mut source in sources {

@@ -19,7 +19,7 @@ pub struct Apertures {
     pub mem64: Range<u64>,
 }
 
-/// What a segment gets of the addresses, in relation to the others.
+/// Share of a segment in the addresses, in relation to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weights {
     /// Of those below 4 GiB; at least 1.
@@ -102,7 +102,7 @@ pub(crate) fn hand_over<D: ConfigTarget>(topology: &Topology<D>, mut free: Apert
 ///
 /// # Errors
 ///
-/// When there are not enough.
+/// Fails if there are not enough.
 pub(crate) fn place_bars<D: ConfigTarget>(topology: &Topology<D>, mut free: Apertures) -> Result<(), NoRoom> {
     for (placement, _) in topology.iter() {
         let function = Function { topology, rid: placement.rid };

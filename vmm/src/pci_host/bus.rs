@@ -29,7 +29,7 @@ impl Bus {
         Self { host: Arc::default(), segments: (0..segments).map(topology).collect(), writer: Mutex::new(()) }
     }
 
-    /// What the slots of all segments share.
+    /// State that the slots of all segments share.
     pub fn host(&self) -> &Arc<PciHost> {
         &self.host
     }
@@ -42,7 +42,7 @@ impl Bus {
     ///
     /// # Errors
     ///
-    /// When that place is taken, or no place is left. A segment that is not there has no place.
+    /// Fails if that place is taken, or no place is left. A segment that is not there has no place.
     pub fn place(&self, segment: u16, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
         self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place(slot, total_vfs)
     }
@@ -52,7 +52,7 @@ impl Bus {
     ///
     /// # Errors
     ///
-    /// When that place is taken, or there is none.
+    /// Fails if that place is taken, or there is none.
     pub fn place_at(
         &self,
         segment: u16,
@@ -67,7 +67,7 @@ impl Bus {
     ///
     /// # Errors
     ///
-    /// When its place is taken.
+    /// Fails if its place is taken.
     pub fn plug(&self, placement: Placement, slot: Arc<Slot>) -> Result<(), TopologyError> {
         self.change(placement.segment, |topology| topology.plug(placement, slot)).ok_or(TopologyError::NoSlot)?
     }
@@ -94,7 +94,7 @@ impl Bus {
     ///
     /// # Errors
     ///
-    /// When the BARs of a segment need more addresses than it has, except segment 0 under firmware.
+    /// Fails if the BARs of a segment need more addresses than it has, except segment 0 under firmware.
     pub fn attach(&self, vm: Arc<Vm>, apertures: &[Apertures], has_firmware: bool) -> Result<(), NoRoom> {
         self.host.set_wiring(Some(Box::new(vm)));
         let mut segments = (0..).zip(&self.segments).zip(apertures);

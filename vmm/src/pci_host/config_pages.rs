@@ -56,7 +56,7 @@ impl Block {
     }
 }
 
-/// How many VFs have pages.
+/// Number of VFs that have pages.
 fn num_visible(device: &dyn VirtioPci) -> u16 {
     device.sriov_status().map_or(0, SriovStatus::num_visible)
 }
@@ -70,7 +70,7 @@ pub struct Shown {
     pub first: Rid,
     /// The pages, in the order of the functions.
     pub memory: Arc<MmapRegion>,
-    /// Where the first page begins, a multiple of [`PAGE`].
+    /// Offset of the first page, a multiple of [`PAGE`].
     pub offset: u64,
     /// Bytes, a multiple of [`PAGE`].
     pub len: u64,
@@ -98,7 +98,7 @@ impl ConfigPages {
     ///
     /// # Errors
     ///
-    /// When the host does not give the addresses, or VFs are not consecutive.
+    /// Fails if the host does not give the addresses, or VFs are not consecutive.
     pub(crate) fn new(placement: Placement) -> io::Result<Self> {
         let vfs = match placement.vfs {
             Some(vfs) if vfs.vf_stride == 1 => {

@@ -17,7 +17,7 @@ struct Shown {
     address: u64,
     memory: Arc<FileMapping>,
     memory_slot: u32,
-    /// Who has been told of it.
+    /// Peers that were given it.
     peers: Option<Arc<dyn MemoryPeers>>,
 }
 

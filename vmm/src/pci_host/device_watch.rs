@@ -32,13 +32,13 @@ pub(crate) struct DeviceWatch {
 /// The state of a device that events report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct State {
-    /// Whether its own driver is up.
+    /// True while its own driver is up.
     driver: bool,
-    /// How many VFs exist.
+    /// Number of VFs that exist.
     enabled: u16,
-    /// Whether the driver of each of them is up.
+    /// True for each VF whose driver is up.
     running: Vec<bool>,
-    /// Whether its own function asks its driver for a reset.
+    /// True while its own function asks its driver for a reset.
     needs_reset: bool,
     /// The VFs that do.
     need_reset: BTreeSet<u16>,
@@ -88,7 +88,7 @@ pub(crate) fn tell_backend(net: &Net, id: &str, vf: Option<VfIndex>, events: &Ev
     net.observe_backend(backend_observer(id, vf, net.backend_name(), events));
 }
 
-/// What reports when the backend of the device `id`, or of its VF `vf`, is lost and when it is back.
+/// Observer that reports when the backend of the device `id`, or of its VF `vf`, is lost and when it is back.
 pub(crate) fn backend_observer(id: &str, vf: Option<VfIndex>, backend: &str, events: &Events) -> BackendObserver {
     let (id, index) = (id.to_string(), vf.map(|vf| vf.to_string()));
     let (backend, events) = (backend.to_string(), events.clone());
@@ -181,7 +181,7 @@ impl State {
 }
 
 impl Change {
-    /// Its source, its name, and what it reports besides the device.
+    /// Source and name of the event, and its property besides the device.
     const fn event(self) -> (Source, &'static str, Option<(&'static str, u16)>) {
         match self {
             Self::Activated => (Source::VirtioDevice, "activated", None),

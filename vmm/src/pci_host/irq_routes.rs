@@ -12,7 +12,7 @@ use crate::pci_host::wiring::Wiring;
 const TABLE: u32 = 4096;
 /// The entries that the pins of the PICs and of the IOAPIC take.
 const PIN_ENTRIES: u32 = 40;
-/// How many messages there can be.
+/// Most messages that there can be.
 pub(crate) const MESSAGES: usize = (TABLE - PIN_ENTRIES) as usize;
 
 /// The messages that are routed now, each under a GSI of its own.
@@ -40,7 +40,7 @@ impl Routes {
     ///
     /// # Errors
     ///
-    /// When the write fails. Then the removals have been made, and nothing else.
+    /// Fails if the write fails. Then the removals have been made, and nothing else.
     pub(crate) fn commit(&self, change: RouteChange, wiring: &dyn Wiring) -> io::Result<Vec<u32>> {
         let RouteChange { remove, change, add } = change;
         let mut table = self.table.lock();

@@ -52,7 +52,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// When they cannot be mapped. What was mapped before is mapped then.
+    /// Fails if they cannot be mapped. What was mapped before is mapped then.
     pub(super) unsafe fn set(&mut self, wanted: &[Piece]) -> Result<(), VfioError> {
         let new: BTreeMap<_, _> = wanted.iter().map(|piece| (piece.iova, *piece)).collect();
         let gone: Vec<_> = self.mapped.values().filter(|piece| new.get(&piece.iova) != Some(piece)).copied().collect();
@@ -83,7 +83,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// When they cannot be mapped. None of them is mapped then.
+    /// Fails if they cannot be mapped. None of them is mapped then.
     pub(super) unsafe fn add(&mut self, pieces: &[Piece]) -> Result<(), VfioError> {
         self.check(pieces, 0)?;
         // SAFETY: the caller promises what this function asks for.
@@ -94,7 +94,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     pub(super) fn remove(&mut self, first: u64, last: u64) -> io::Result<()> {
         let inside: Vec<_> = self.mapped.range(first..=last).map(|(_, piece)| *piece).collect();
         let (Some(lowest), Some(highest)) = (inside.first(), inside.last()) else { return Ok(()) };
@@ -110,7 +110,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     pub(super) fn take(&mut self, piece: &Piece) -> io::Result<()> {
         if self.mapped.get(&piece.iova) == Some(piece) { self.unmap(*piece) } else { Ok(()) }
     }
@@ -119,7 +119,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     pub(super) fn clear(&mut self) -> io::Result<()> {
         self.remove(0, u64::MAX)
     }

@@ -72,7 +72,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     pub(super) fn device(&self, device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
         let file = match &self.file {
             AttachedFile::Group(group) => ioctl::open_device(group, &device.name),

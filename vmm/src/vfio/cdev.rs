@@ -25,7 +25,7 @@ pub(crate) fn path(device: &SysfsDevice) -> Option<PathBuf> {
 ///
 /// # Errors
 ///
-/// When VFIO has none for it, or it cannot be opened.
+/// Fails if VFIO has none for it, or it cannot be opened.
 pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     let path = path(device).ok_or_else(|| device.driver_error().unwrap_or(VfioError::NoCdev))?;
     let file = OpenOptions::new().read(true).write(true).open(&path);
@@ -37,7 +37,7 @@ pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
 ///
 /// # Errors
 ///
-/// When another program has the device, or another driver a device of its group.
+/// Fails if another program has the device, or another driver a device of its group.
 pub(super) fn bind(
     device: &SysfsDevice,
     file: &OwnedFd,
@@ -65,7 +65,7 @@ pub(super) fn bind(
 ///
 /// # Errors
 ///
-/// When it is no such file.
+/// Fails if it is no such file.
 pub(super) fn folder(file: &OwnedFd) -> Result<PathBuf, VfioError> {
     let found = rustix::fs::fstat(file).map_err(|_| VfioError::NotCdev)?;
     if rustix::fs::FileType::from_raw_mode(found.st_mode) != rustix::fs::FileType::CharacterDevice {

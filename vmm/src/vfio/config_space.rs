@@ -148,7 +148,7 @@ impl ConfigSpace {
     ///
     /// # Errors
     ///
-    /// When no function can look like this, or it has no interrupts.
+    /// Fails if no function can look like this, or it has no interrupts.
     pub(super) fn new(image: &[u8], sizes: [u64; 6], flr: bool, line: Option<u8>) -> Result<Self, ConfigError> {
         let dword = |offset: u16| {
             let at = |n| image.get(usize::from(offset) + n).copied().unwrap_or(0);

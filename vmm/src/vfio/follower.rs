@@ -73,7 +73,7 @@ impl Follower {
     ///
     /// # Errors
     ///
-    /// When it cannot reach that. None of it is mapped then.
+    /// Fails if it cannot reach that. None of it is mapped then.
     pub(super) fn new(id: &str, iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
         let state = State { space: AddressSpace::new(iommu), memory: GuestMap::new(), reach: Reach::Everything };
         let (refused, untaken) = (AtomicU64::new(0), Default::default());
@@ -86,7 +86,7 @@ impl Follower {
     ///
     /// # Errors
     ///
-    /// When the device cannot reach it. It reaches what it reached before then.
+    /// Fails if the device cannot reach it. It reaches what it reached before then.
     pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
         let state = &mut *self.state.lock();
         let (size, wanted) = (added(memory, &state.memory), state.reach.pieces(memory));

@@ -89,7 +89,7 @@ impl VfioFunction {
     ///
     /// # Errors
     ///
-    /// When no function can look like this.
+    /// Fails if no function can look like this.
     pub(super) fn new(
         rid: Rid,
         host: Box<dyn HostDevice>,

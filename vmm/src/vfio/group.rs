@@ -12,7 +12,7 @@ use crate::vfio::sysfs::SysfsDevice;
 ///
 /// # Errors
 ///
-/// When VFIO does not have the group, or not all of it.
+/// Fails if VFIO does not have the group, or not all of it.
 pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     let path = device.group_file();
     let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| {

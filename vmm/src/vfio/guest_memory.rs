@@ -51,7 +51,7 @@ impl GuestMemory {
     ///
     /// # Errors
     ///
-    /// When they cannot. None of it is mapped then.
+    /// Fails if they cannot. None of it is mapped then.
     pub(super) fn new(iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
         let space = AddressSpace::new(Arc::clone(&iommu));
         let this = Self { iommu, mapped: Mutex::new(Mapped { space, memory: GuestMap::new(), bars: Vec::new() }) };
@@ -63,7 +63,7 @@ impl GuestMemory {
     ///
     /// # Errors
     ///
-    /// When they cannot.
+    /// Fails if they cannot.
     pub(super) fn attach(&self, file: BorrowedFd<'_>) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         let size = added(&mapped.memory, &GuestMap::new());
@@ -82,7 +82,7 @@ impl GuestMemory {
     ///
     /// # Errors
     ///
-    /// When they cannot. They reach what they reached before then.
+    /// Fails if they cannot. They reach what they reached before then.
     pub(super) fn set(&self, memory: &GuestMap) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         let size = added(memory, &mapped.memory);
@@ -99,7 +99,7 @@ impl GuestMemory {
     ///
     /// # Errors
     ///
-    /// When they cannot.
+    /// Fails if they cannot.
     pub(super) fn map_bar(&self, bar: &BarMemory) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         // SAFETY: nothing in this process has a reference to a device's memory. It stays in `mapped.bars` until it is
@@ -113,7 +113,7 @@ impl GuestMemory {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses. `bar` is kept mapped in this process then.
+    /// Fails if the kernel refuses. `bar` is kept mapped in this process then.
     pub(super) fn unmap_bar(&self, bar: &BarMemory) -> io::Result<()> {
         let Mapped { space, bars, .. } = &mut *self.mapped.lock();
         let Some(at) = bars.iter().position(|other| other.piece() == bar.piece()) else { return Ok(()) };

@@ -104,7 +104,7 @@ impl VfioHost {
     ///
     /// # Errors
     ///
-    /// When it cannot be passed through, or not to this guest. Nothing is open or pinned then that was not before.
+    /// Fails if it cannot be passed through, or not to this guest. Nothing is open or pinned then that was not before.
     pub(crate) fn open(&self, spec: &VfioSpec, memory: &Memory) -> Result<OpenDevice, VfioError> {
         let mut open = self.open.lock();
         open.devices.retain(|_, open| open.strong_count() > 0);
@@ -235,7 +235,7 @@ impl VfioHost {
     ///
     /// # Errors
     ///
-    /// When they cannot. They reach what they reached before then.
+    /// Fails if they cannot. They reach what they reached before then.
     pub(crate) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
         // Nobody opens a device meanwhile, which would reach what was before.
         let open = self.open.lock();

@@ -28,7 +28,7 @@ pub(super) trait HostDevice: Send {
     ///
     /// # Errors
     ///
-    /// When the host has no vector left, or the device fewer.
+    /// Fails if the host has no vector left, or the device fewer.
     fn set_irqs(&self, index: u32, start: u32, eventfds: &[Option<Arc<EventFd>>]) -> io::Result<()>;
 
     /// Has a signal on `eventfd` unmask the interrupt 0 of kind `index`, which is on, and which the host masks when it
@@ -36,28 +36,28 @@ pub(super) trait HostDevice: Send {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     fn set_unmask(&self, index: u32, eventfd: &Arc<EventFd>) -> io::Result<()>;
 
     /// Turns the interrupts of kind `index` off.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     fn clear_irqs(&self, index: u32) -> io::Result<()>;
 
     /// Resets the device.
     ///
     /// # Errors
     ///
-    /// When it cannot be reset, or does not come back.
+    /// Fails if it cannot be reset, or does not come back.
     fn reset(&self) -> io::Result<()>;
 
     /// Maps `len` bytes at `offset` of a region.
     ///
     /// # Errors
     ///
-    /// When they cannot be mapped.
+    /// Fails if they cannot be mapped.
     fn map(&self, region: usize, offset: u64, len: u64) -> io::Result<FileMapping>;
 }
 
@@ -81,7 +81,7 @@ impl KernelDevice {
     ///
     /// # Errors
     ///
-    /// When it is no PCI device, or the kernel refuses.
+    /// Fails if it is no PCI device, or the kernel refuses.
     pub(super) fn open(device: &SysfsDevice, attached: Arc<Attached>) -> Result<(Self, DeviceInfo), VfioError> {
         let file = attached.device(device)?;
         let about = ioctl::device_info(&file).map_err(VfioError::of("ask the device what it is"))?;

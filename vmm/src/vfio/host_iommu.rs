@@ -26,7 +26,8 @@ pub(crate) trait HostIommu: Send + Sync {
     ///
     /// # Errors
     ///
-    /// When something is there already, the devices cannot have these addresses, or too little memory may be pinned.
+    /// Fails if something is there already, the devices cannot have these addresses, or too little memory may be
+    /// pinned.
     unsafe fn map(&self, piece: &Piece) -> io::Result<()>;
 
     /// Takes back all pieces at these addresses, as wholes. When this returns, no device reaches anything there.
@@ -34,7 +35,7 @@ pub(crate) trait HostIommu: Send + Sync {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses. Devices may still reach them.
+    /// Fails if the kernel refuses. Devices may still reach them.
     fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64>;
 
     /// The addresses that the devices can have.
@@ -52,7 +53,7 @@ pub(crate) trait HostIommu: Send + Sync {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     fn attach(&self, file: BorrowedFd<'_>) -> Result<(), VfioError>;
 
     /// Another address space, without devices and mappings. What is mapped in both is pinned once, if the kernel can do
@@ -60,7 +61,7 @@ pub(crate) trait HostIommu: Send + Sync {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// Fails if the kernel refuses.
     fn beside(self: Arc<Self>) -> Result<Arc<dyn HostIommu>, VfioError>;
 }
 
@@ -81,7 +82,7 @@ impl Type1 {
     ///
     /// # Errors
     ///
-    /// When the host has no VFIO, or not of this kind.
+    /// Fails if the host has no VFIO, or not of this kind.
     pub(super) fn open() -> Result<Self, VfioError> {
         let path = Path::new(CONTAINER);
         let container = OpenOptions::new().read(true).write(true).open(path);

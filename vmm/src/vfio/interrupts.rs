@@ -93,7 +93,7 @@ impl Interrupts {
     ///
     /// # Errors
     ///
-    /// When the host has no vector or file descriptor left. What is missing is asked for again the next time.
+    /// Fails if the host has no vector or file descriptor left. What is missing is asked for again the next time.
     pub(super) fn update(&mut self, config: &ConfigSpace, host: &dyn HostDevice) -> io::Result<()> {
         let msix = config.msix().filter(|msix| msix.enabled());
         let msi = config.msi().filter(|msi| msi.enabled());

@@ -31,7 +31,7 @@ impl Iommufd {
     ///
     /// # Errors
     ///
-    /// When the host has none, or the descriptor is none.
+    /// Fails if the host has none, or the descriptor is none.
     pub(super) fn open(given: Option<RawFd>) -> Result<Self, VfioError> {
         match given {
             Some(fd) => passed_fd::duplicate(fd).map(|file| Self { file }).ok_or(VfioError::NotIommufd),
@@ -63,7 +63,7 @@ impl Iommufd {
     ///
     /// # Errors
     ///
-    /// When this is no iommufd, or the kernel lacks memory.
+    /// Fails if this is no iommufd, or the kernel lacks memory.
     pub(super) fn space(self: &Arc<Self>) -> Result<Ioas, VfioError> {
         Ioas::new(self, None)
     }

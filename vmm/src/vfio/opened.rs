@@ -33,7 +33,7 @@ impl OpenDevice {
     ///
     /// # Errors
     ///
-    /// When no function can look like this, or it cannot reach what the virtual IOMMU maps.
+    /// Fails if no function can look like this, or it cannot reach what the virtual IOMMU maps.
     pub(crate) fn into_function(self, rid: Rid, behind: Option<Behind>) -> Result<VfioFunction, VfioError> {
         let Self { unmapped_bars, watched, mark, host, info, follower, peers } = self;
         if let (Some(behind), Some(follower)) = (&behind, &follower) {

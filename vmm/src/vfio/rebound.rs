@@ -102,7 +102,7 @@ impl Calls for Kernel<'_> {
 ///
 /// # Errors
 ///
-/// When it is bound to another, or the kernel refuses. It is attached to nothing of this VM then.
+/// Fails if it is bound to another, or the kernel refuses. It is attached to nothing of this VM then.
 pub(super) fn take_over(device: &OwnedFd, iommufd: &OwnedFd, has_sibling: bool) -> Result<(), VfioError> {
     take(&Kernel { device, iommufd }, has_sibling)
 }

@@ -28,7 +28,7 @@ impl Space {
     ///
     /// # Errors
     ///
-    /// When they cannot. They reach what they reached before then.
+    /// Fails if they cannot. They reach what they reached before then.
     pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
         match self {
             Self::All(all) => all.set(memory),

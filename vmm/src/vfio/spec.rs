@@ -46,7 +46,7 @@ impl VfioSource {
     ///
     /// # Errors
     ///
-    /// When it is no PCI device of VFIO's, or the host has no IOMMU for it.
+    /// Fails if it is no PCI device of VFIO's, or the host has no IOMMU for it.
     pub(crate) fn find(&self) -> Result<(SysfsDevice, Option<OwnedFd>), VfioError> {
         match self {
             Self::Path(path) => Ok((SysfsDevice::at(path)?, None)),

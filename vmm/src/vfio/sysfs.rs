@@ -31,7 +31,7 @@ impl SysfsDevice {
     ///
     /// # Errors
     ///
-    /// When there is none, it is no PCI device, or the host has no IOMMU for it.
+    /// Fails if there is none, it is no PCI device, or the host has no IOMMU for it.
     pub(crate) fn at(path: &Path) -> Result<Self, VfioError> {
         let folder = fs::canonicalize(path).map_err(VfioError::NoDevice)?;
         if target(&folder, "subsystem").as_deref() != Some("pci") {

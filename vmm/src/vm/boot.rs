@@ -237,7 +237,8 @@ impl Payload {
     ///
     /// # Errors
     ///
-    /// When a file became shorter since it was opened, or cannot be read any more; or when the payload does not fit.
+    /// Fails if a file became shorter since it was opened, or can no longer be read; or if the payload does not
+    /// fit.
     pub fn load(&self, memory: &GuestMap, layout: &Layout, tables: &Tables) -> Result<Entry, BootError> {
         debug_assert!(tables.acpi.len() as u64 <= ACPI_END - ACPI);
         debug_assert!(tables.smbios.len() as u64 <= SMBIOS_END - SMBIOS);

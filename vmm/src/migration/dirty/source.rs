@@ -13,14 +13,14 @@ pub trait DirtySource: Send {
     ///
     /// # Errors
     ///
-    /// When it cannot. Nothing is noted then.
+    /// Fails if it cannot. Nothing is noted then.
     fn start(&mut self) -> io::Result<()>;
 
     /// Adds the pages that were written since the last call, or since the start, to `pages`.
     ///
     /// # Errors
     ///
-    /// When they are not known: none of what was sent can be relied on then.
+    /// Fails if they are not known: none of what was sent can be relied on then.
     fn collect(&mut self, pages: &mut PageSet) -> io::Result<()>;
 
     /// The pages of `chunk` are copied next. A source that notes a page only once until it is told so notes it again

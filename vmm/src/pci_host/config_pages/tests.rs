@@ -1,4 +1,4 @@
-//! Whatever a guest does: what is shown is what an exit would have answered.
+//! For any accesses of a guest, the pages have the values that an exit would have returned.
 
 use std::collections::BTreeMap;
 
