@@ -9,11 +9,11 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// What the standards and Linux require.
+/// Requirements of the standards and of Linux.
 const CHECKS: RangeInclusive<u8> = 1..=64;
 /// Mistakes of other implementations.
 const PITFALLS: RangeInclusive<u8> = 1..=24;
-/// Where tests are.
+/// Folders with tests.
 const FOLDERS: [&str; 5] = ["pci", "src", "tests", "virtio-devices", "vmm"];
 /// The document with the tables of counts.
 const COUNTED: &str = "docs/conformance.md";
@@ -80,7 +80,7 @@ fn tests_of(text: &str) -> Result<Vec<(String, Vec<Number>)>, String> {
         .collect()
 }
 
-/// How many tests cite each number.
+/// Number of tests that cite each number.
 fn counts() -> BTreeMap<Number, usize> {
     let mut files = Vec::new();
     FOLDERS.iter().for_each(|folder| sources(&root().join(folder), &mut files));

@@ -1,5 +1,5 @@
-//! What the documents name exists: links, headings, source files, tests and fuzz targets. Claims of the threat model
-//! name their tests. README stays on one page.
+//! Names in the documents exist: links, headings, source files, tests and fuzz targets. Claims of the threat model name
+//! their tests. README stays on one page.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;

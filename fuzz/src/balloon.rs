@@ -126,7 +126,7 @@ impl Balloon {
         }
     }
 
-    /// What a step must do to `ram`, how it ends and whether it interrupts the driver; `None` if it may do anything.
+    /// Expected effect of a step on `ram`, its end, and whether it interrupts the driver; `None` if any is right.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<(Step, bool)> {
         let mut interrupt = false;
         for _ in 0..BATCH {
@@ -204,7 +204,7 @@ impl Balloon {
     }
 }
 
-/// Whether the page is zero, apart from the addresses in `written`.
+/// True if the page is zero, apart from the addresses in `written`.
 fn is_zero(ram: &Snapshot, page: u64, written: &Range<u64>) -> bool {
     let zero = |(address, byte): (u64, &u8)| *byte == 0 || written.contains(&address);
     ram.get(page, PAGE).is_some_and(|bytes| (page..).zip(bytes).all(zero))

@@ -98,7 +98,7 @@ struct Guest {
     /// The devices with queues, in slot order.
     devices: Vec<Shared>,
     record: Arc<Mutex<Record>>,
-    /// Whether BARs get addresses before the guest runs.
+    /// True if BARs get addresses before the guest runs.
     firmware: bool,
 }
 
@@ -280,7 +280,7 @@ impl Guest {
         }
     }
 
-    /// Whether a function may send messages: MSI-X enabled and not masked, Bus Master set, and its PF in D0.
+    /// True if a function may send messages: MSI-X enabled and not masked, Bus Master set, and its PF in D0.
     fn sends(&self, pf: Rid, rid: Rid) -> bool {
         let control = self.read(rid, 0x7c) >> 16;
         self.read(rid, COMMAND) & 4 != 0 && control & 0xc000 == 0x8000 && self.read(pf, 0x8c) & 3 == 0

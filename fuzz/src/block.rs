@@ -146,8 +146,8 @@ impl Disk {
         step != Step::Broken
     }
 
-    /// What a step must do to `ram` and to the image, how it ends and whether it interrupts the driver; `None` if it
-    /// may do anything.
+    /// Expected effect of a step on `ram` and on the image, its end, and whether it interrupts the driver; `None` if
+    /// any is right.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let mut used = Vec::new();
         let mut step = Step::More;

@@ -117,7 +117,8 @@ fn config(target: Target, offset: u16, len: u8, value: u32) -> Op {
     Op::ConfigWrite { target, offset, len, value }
 }
 
-/// How Linux enables VFs: System Page Size, the VF BARs' sizes and addresses, NumVFs, VF Enable and VF MSE.
+/// Operations by which Linux enables VFs: System Page Size, the VF BARs' sizes and addresses, NumVFs, VF Enable and VF
+/// MSE.
 fn enable(num_vfs: u16) -> Vec<Op> {
     let write = |offset, len, value| config(Target::Pf, offset, len, value);
     let mut ops = vec![write(4, 2, 6), write(0x120, 4, 1)];
@@ -130,7 +131,8 @@ fn enable(num_vfs: u16) -> Vec<Op> {
     ops
 }
 
-/// How a driver starts a VF: Bus Master, MSI-X with a vector, features, a queue, DRIVER_OK. `vf` counts from 0.
+/// Operations by which a driver starts a VF: Bus Master, MSI-X with a vector, features, a queue, DRIVER_OK. `vf` counts
+/// from 0.
 fn drive(vf: u16) -> Vec<Op> {
     let registers = |offset: u64, len, value| Op::MmioWrite {
         window: WindowId::VfBar(BarIndex::ALL[2]),

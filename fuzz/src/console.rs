@@ -38,7 +38,7 @@ const RUN: u8 = guest::KINDS + 2;
 const KINDS: u8 = guest::KINDS + 3;
 
 thread_local! {
-    /// Where output goes: a file in memory, which never makes the device wait.
+    /// Destination of output: a file in memory, which never makes the device wait.
     static OUTPUT: OwnedFd = memfd_create("output", MemfdFlags::CLOEXEC).expect("the host makes files in memory");
 }
 
@@ -92,10 +92,10 @@ struct Console {
     driver: Driver,
     steps: ConsoleSteps,
     transmit: bool,
-    /// Where input is typed, until its end.
+    /// Pipe for input, until its end.
     writer: Option<PipeWriter>,
     typed: Vec<u8>,
-    /// How much of it the driver has.
+    /// Bytes of input that the driver has.
     given: usize,
     /// All output.
     sent: Vec<u8>,
@@ -123,7 +123,7 @@ impl Console {
         step != Step::Broken
     }
 
-    /// What a step must do, to `ram` among others; `None` if it may do anything.
+    /// Expected effect of a step, on `ram` among others; `None` if any is right.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let (first, mut interrupt) = (self.driver.given, false);
         let mut step = Step::More;
@@ -173,7 +173,7 @@ impl Console {
         0
     }
 
-    /// How much a chain gets; `None` if it has to wait.
+    /// Bytes that a chain gets; `None` if it has to wait.
     fn receives(&mut self, ram: &mut Snapshot, chain: &Chain) -> Option<u32> {
         let room = chain.len(true) as usize;
         if chain.verdict != Verdict::Sound || !chain.is_all(true) || room == 0 {

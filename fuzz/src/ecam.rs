@@ -58,7 +58,7 @@ impl Plugged {
         }
     }
 
-    /// Whether the device answers accesses to this routing ID. A bus of VFs belongs to one device as a whole.
+    /// True if the device answers accesses to this routing ID. A bus of VFs belongs to a single device as a whole.
     fn has(&self, rid: u32) -> bool {
         let total_vfs = self.total_vfs();
         rid == self.rid(0) || (total_vfs > 0 && (self.rid(1) >> 8..=self.rid(total_vfs) >> 8).contains(&(rid >> 8)))
@@ -122,7 +122,7 @@ impl Oracle {
         }
     }
 
-    /// Where a device should be placed: in `slot`, or else in the lowest free slot from 1, with the lowest free buses
+    /// Place that a device should get: in `slot`, or else in the lowest free slot from 1, with the lowest free buses
     /// from 1.
     fn room(&self, slot: Option<u8>, total_vfs: u16) -> Option<Placement> {
         let has = |bus: u32, devfn: u32| self.devices.iter().any(|device| device.has(bus << 8 | devfn));

@@ -42,7 +42,7 @@ const KINDS: u8 = 13;
 type Slots = BTreeSet<(u16, u8)>;
 type Vcpus = BTreeSet<u8>;
 
-/// What guest and machine know, and what they have yet to learn.
+/// Events that guest and machine have seen, and events that they have yet to see.
 #[derive(Default)]
 struct Model {
     events: u8,
@@ -116,7 +116,7 @@ impl Model {
         self.told |= !self.ejected.is_empty();
     }
 
-    /// What the machine has to do for so many vCPUs.
+    /// Work of the machine for so many vCPUs.
     fn resize(&mut self, vcpus: u8) -> Change {
         if let Some(first) = self.leaving.first() {
             return Change::Unanswered(*first);

@@ -112,7 +112,7 @@ impl Snapshot {
 pub struct Driver {
     pub queue: SharedQueue,
     pub size: u16,
-    /// Whether the queue is at its usual address, or at one from the input.
+    /// True if the queue is at its usual address, and not at one from the input.
     pub usual_place: bool,
     descriptors: u64,
     available: u64,
@@ -120,7 +120,7 @@ pub struct Driver {
     event_idx: bool,
     /// The driver's available index.
     index: u16,
-    /// How many chains the device has taken and returned, according to the oracle.
+    /// Number of chains that the device has taken and returned, according to the oracle.
     pub taken: u16,
     pub given: u16,
 }
@@ -327,7 +327,7 @@ impl Driver {
         entries
     }
 
-    /// Whether the driver wants an interrupt for chains returned since the used index was `old` (§2.7.7.2, §2.7.10).
+    /// True if the driver wants an interrupt for chains returned since the used index was `old` (§2.7.7.2, §2.7.10).
     pub fn wants_interrupt(&self, ram: &Snapshot, old: u16) -> bool {
         let new = self.given;
         if !self.event_idx {
@@ -337,7 +337,7 @@ impl Driver {
         (0..new.wrapping_sub(old)).any(|n| old.wrapping_add(n) == event)
     }
 
-    /// Whether the device wants a doorbell for the next chain, after `seen` chains.
+    /// True if the device wants a doorbell for the next chain, after `seen` chains.
     pub fn wants_doorbell(&self, ram: &Snapshot, seen: u16) -> bool {
         match self.event_idx {
             true => ram.u16(self.used + 4 + 8 * u64::from(self.size)) == seen,

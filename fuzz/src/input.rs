@@ -10,7 +10,7 @@ impl<'a> Input<'a> {
         Self(bytes)
     }
 
-    /// Whether nothing is left.
+    /// True if all of it has been used.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

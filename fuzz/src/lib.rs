@@ -1,4 +1,4 @@
-//! What a guest or a user may do to the crates, in any order, and what must hold after each step.
+//! Operations of a guest or a user on the crates, in any order, and checks that must hold after each step.
 //!
 //! Each target is a module. `run` decodes an input into operations, performs them, and panics if a check fails.
 //! `seeds` are inputs that lead to the interesting states, as a real driver would. Targets use no threads and
@@ -37,11 +37,11 @@ pub mod vsock;
 
 /// A fuzz target.
 pub struct Target {
-    /// Its name, which is also its binary's.
+    /// Name, which is also its binary's.
     pub name: &'static str,
     /// Runs an input.
     pub run: fn(&[u8]),
-    /// Its seeds.
+    /// Seeds.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 

@@ -111,7 +111,7 @@ impl Mem {
         }
     }
 
-    /// What a step must do, to `ram` among others; `None` if it may do anything.
+    /// Expected effect of a step, on `ram` among others; `None` if any is right.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let mut interrupt = false;
         for _ in 0..BATCH {

@@ -16,9 +16,9 @@ use crate::input::{Input, Seed};
 use crate::saved_state::{change, place_of};
 
 const PAGE: u64 = 4096;
-/// What a region's offset is a multiple of.
+/// Alignment of a region's offset.
 const ALIGNMENT: u64 = 2 << 20;
-/// What the file's last page begins with.
+/// First bytes of the file's last page.
 const MAGIC: &[u8] = b"guest memory v1\n";
 
 // What an input is about.
@@ -32,7 +32,7 @@ const PUT: u8 = 2;
 const PUNCH: u8 = 3;
 const KINDS: u8 = 4;
 
-/// What came of an input.
+/// Result of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
     /// The file or the state was read.
@@ -70,7 +70,7 @@ fn regions(input: &mut Input<'_>) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Where regions are in the file, and its length, by the rules: in numbers that do not overflow.
+/// Offsets of regions in the file, and its length, by the rules: in numbers that do not overflow.
 fn places(regions: &[(u64, u64)]) -> Option<(Vec<u64>, u64)> {
     let (mut last, mut end, mut offsets) = (0u128, 0u128, Vec::new());
     for &(start, len) in regions {
@@ -117,7 +117,7 @@ impl Model {
         trailer
     }
 
-    /// Whether it is whole, and the memory of this snapshot.
+    /// True if it is whole, and the memory of this snapshot.
     fn is_whole(&self) -> bool {
         self.bytes.len() as u64 == self.size && self.bytes.ends_with(&self.trailer())
     }

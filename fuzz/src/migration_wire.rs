@@ -19,7 +19,7 @@ use vmm::migration::wire::{
 /// The guest's memory: three pages, a hole, and another three.
 const REGIONS: [(u64, usize); 2] = [(0, 0x3000), (0x10_000, 0x3000)];
 
-/// What the peer sends, and how much of it has been read.
+/// Bytes of the peer, and how many of them have been read.
 struct Peer<'a> {
     bytes: &'a [u8],
     read: &'a Cell<usize>,
@@ -35,7 +35,7 @@ impl Read for Peer<'_> {
     }
 }
 
-/// What came of an input.
+/// Result of an input.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Seen {
     greeted: bool,

@@ -73,7 +73,7 @@ impl Table {
     }
 }
 
-/// What a read of `len` bytes at `offset` must return: bytes within a dword, whole dwords, or all-ones.
+/// Expected result of a read of `len` bytes at `offset`: bytes within a dword, whole dwords, or all-ones.
 fn expected_read(bytes: &[u8], offset: u64, len: usize) -> Vec<u8> {
     let dwords = offset.is_multiple_of(4) && len.is_multiple_of(4);
     let within = matches!(len, 1 | 2) && offset.is_multiple_of(len as u64);
@@ -185,7 +185,7 @@ fn entry(seed: Seed, vector: u16, offset: u16, value: u64, len: u8) -> Seed {
     seed.with([TABLE_WRITE]).with((vector * 16 + offset).to_le_bytes()).with([len]).with(value.to_le_bytes())
 }
 
-/// What Linux does: set MSI-X Enable and Function Mask, fill and unmask each vector, clear Function Mask.
+/// Operations of Linux: set MSI-X Enable and Function Mask, fill and unmask each vector, clear Function Mask.
 fn linux(choice: u8, vectors: u16) -> Seed {
     let seed = control(Seed::new().with([choice]), ENABLE | FUNCTION_MASK);
     let seed = (0..vectors).fold(seed, |seed, vector| {

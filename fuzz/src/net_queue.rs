@@ -36,7 +36,7 @@ const TRANSMIT: u8 = 0;
 const RECEIVE: u8 = 1;
 const RECEIVE_LONG: u8 = 3;
 
-/// How the run continues after an operation.
+/// Course of the run after an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     GoesOn,

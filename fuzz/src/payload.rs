@@ -1,7 +1,7 @@
 //! Kernels and firmware: whatever a file holds is either loaded as its headers say or refused in one line.
 //!
-//! What the VMM itself puts into memory (ACPI and SMBIOS tables, the initramfs, the command line) is there as it was,
-//! whatever the file asks for.
+//! Tables and files that the VMM itself puts into memory (ACPI and SMBIOS, the initramfs, the command line) are
+//! unchanged for any content of the file.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -32,7 +32,7 @@ mod choice {
     pub(super) const INITRAMFS: u8 = 2;
 }
 
-/// What became of an input.
+/// Result of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     /// The file was refused before anything was loaded.

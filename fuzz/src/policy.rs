@@ -87,7 +87,7 @@ impl Parsed {
     }
 }
 
-/// What a policy says, as plain numbers.
+/// Rules of a policy, as plain numbers.
 struct Rules {
     policy: Policy,
     port: Option<([u8; 2], u16, u8)>,
@@ -114,7 +114,7 @@ impl Rules {
         Self { policy, port: port.then_some((kind, id, priority)), trunk: trunk.then_some((kind, first, last)) }
     }
 
-    /// Whether the trunk, if there is one, has the frame's VLAN. An ID of 4095 is none.
+    /// True if the trunk, if there is one, has the frame's VLAN. An ID of 4095 is none.
     fn carries(&self, frame: &Parsed) -> bool {
         let Some((kind, first, last)) = self.trunk else { return true };
         if !frame.is_clear() {
@@ -173,7 +173,7 @@ impl Rules {
     }
 }
 
-/// What must come of a frame that becomes another by the rules.
+/// Expected result for a frame that the rules change into another.
 fn expected(header: Header, passes: Result<(Parsed, Parsed), PolicyStep>) -> PolicyStep {
     let (frame, new) = match passes {
         Ok(frames) => frames,

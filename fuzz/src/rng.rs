@@ -19,7 +19,7 @@ const EVENT_IDX: u32 = 29;
 const BATCH: usize = 16;
 /// The most bytes that a buffer gets.
 const MAX_READ: usize = 64 << 10;
-/// What the source has: more than one buffer takes.
+/// Bytes of the source: more than one buffer takes.
 const SOURCE: usize = 100_000;
 
 // The kinds of operation, after those of the driver.
@@ -78,7 +78,7 @@ impl Rng {
         step != Step::Broken
     }
 
-    /// What a step must do, to `ram` among others; `None` if it may do anything.
+    /// Expected effect of a step, on `ram` among others; `None` if any is right.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let (mut step, mut interrupt) = (Step::More, false);
         for _ in 0..BATCH {
@@ -103,7 +103,7 @@ impl Rng {
         Some(Expected::new(step, interrupt))
     }
 
-    /// How much a chain gets; `None` if the source has ended.
+    /// Bytes that a chain gets; `None` if the source has ended.
     fn receives(&mut self, ram: &mut Snapshot, chain: &Chain) -> Option<u32> {
         let room = chain.len(true) as usize;
         if chain.verdict != Verdict::Sound || !chain.is_all(true) || room == 0 {

@@ -38,7 +38,7 @@ const KINDS: u8 = 6;
 
 thread_local! {
     static MEMORY: Memory = memory();
-    /// Where a NIC's frames go.
+    /// Destination of a NIC's frames.
     static SOCKET: OwnedFd = UnixStream::pair().expect("a pair of sockets").0.into();
     /// The states that inputs change, which are made once.
     static STATES: RefCell<[Value; 2]> =

@@ -13,7 +13,7 @@ use vmm::testing::SerialSteps;
 
 use crate::input::{Input, Seed};
 
-/// What the FIFO holds.
+/// Capacity of the FIFO.
 const FIFO: usize = 64;
 
 // Registers.
@@ -39,7 +39,7 @@ const RESET: u8 = 3;
 const KINDS: u8 = 4;
 
 thread_local! {
-    /// Where output goes: a file in memory, which never makes the guest wait.
+    /// Destination of output: a file in memory, which never makes the guest wait.
     static OUTPUT: OwnedFd = memfd_create("output", MemfdFlags::CLOEXEC).expect("the host makes files in memory");
 }
 

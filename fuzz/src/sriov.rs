@@ -18,7 +18,7 @@ const CONTROL: usize = 2;
 const NUM_VFS: usize = 4;
 const PAGE_SIZE: usize = 8;
 const VF_BAR0: usize = 9;
-/// One more than the capability has.
+/// Number of dwords that are accessed: one more than the capability has.
 const DWORDS: usize = 17;
 
 const VF_ENABLE: u32 = 1;
@@ -206,7 +206,7 @@ impl Rules {
         Rid::from_bits((u32::from(PF.to_bits()) + distance) as u16)
     }
 
-    /// Whether an existing VF has this routing ID.
+    /// True if an existing VF has this routing ID.
     fn has(&self, rid: Rid) -> bool {
         let SriovShape { first_vf_offset, vf_stride, .. } = self.shape;
         let from_pf = (i32::from(rid.to_bits()) - i32::from(PF.to_bits())).rem_euclid(1 << 16);
@@ -394,7 +394,7 @@ fn write(seed: Seed, dword: usize, value: u32, enables: u8) -> Seed {
     seed.with([WRITE, dword as u8, enables]).with(value.to_le_bytes())
 }
 
-/// What Linux does when it finds the capability: System Page Size, and the VF BARs' sizes.
+/// Operations of Linux when it finds the capability: System Page Size, and the VF BARs' sizes.
 fn probe(seed: Seed) -> Seed {
     let seed = write(seed, PAGE_SIZE, 1, 0xf);
     (0..6).fold(seed, |seed, n| write(write(seed, VF_BAR0 + n, u32::MAX, 0xf), VF_BAR0 + n, (n as u32) << 20, 0xf))

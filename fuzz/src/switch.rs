@@ -1,9 +1,9 @@
 //! A switch with two hostile ports, whose drivers write anything anywhere in their rings, and two honest ones.
 //!
-//! What arrives at an honest port must have a source that one of the others may have, and lie in the buffers that it
-//! has provided. The honest ports must reach each other after each step, whatever the others do, and are never asked
-//! for a reset. There may be an uplink with a rate: what leaves has a source that one of the ports may have, and is no
-//! more than the rate allows.
+//! Frames that arrive at an honest port must have a source that one of the others may have, and lie in the buffers that
+//! it has provided. The honest ports must reach each other after each step, for any operations of the others, and are
+//! never asked for a reset. There may be an uplink with a rate: a frame that leaves has a source that one of the ports
+//! may have, and stays within the rate.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::input::{Input, Seed};
 const SIZE: u16 = 16;
 /// The rings and buffers of the hostile drivers lie below.
 const HOSTILE: u64 = 0x1_0000;
-/// Those of the others begin here, which hostile descriptors do not reach.
+/// First address of the honest ports' rings and buffers, which hostile descriptors do not reach.
 const HONEST: u64 = 0x4_0000;
 const END: u64 = 0x8_0000;
 /// A ring's room; each port has three.
@@ -42,9 +42,9 @@ const EVENT_IDX: u64 = 1 << 29;
 
 /// The longest frame, with its tags and header.
 const LONGEST: usize = 0x1_0100;
-/// What the switch has in store for an uplink at most, in time and bytes, whichever is more.
+/// Most that the switch stores for an uplink, in time and bytes, the larger of both.
 const STORE: (f64, f64) = (10e-3, 2.0 * LONGEST as f64);
-/// How long a turn of the switch takes, in seconds.
+/// Duration of a turn of the switch, in seconds.
 const TURN: f64 = 100e-6;
 
 // The kinds of operation.
@@ -77,7 +77,7 @@ fn mac(port: u8) -> [u8; 6] {
     [0x52, 0x54, 0, 0, 0, port]
 }
 
-/// Where a queue of a port is.
+/// Address of a port's queue.
 fn place(port: u8, queue: u8) -> u64 {
     let base = if port < 2 { 0 } else { HONEST };
     base + RING * (3 * u64::from(port % 2) + u64::from(queue))
@@ -121,7 +121,7 @@ struct Honest {
     strange: u64,
 }
 
-/// What is behind the uplink.
+/// Peer behind the uplink.
 #[derive(Default)]
 struct Beyond {
     /// The uplink's rate in Mbit/s.

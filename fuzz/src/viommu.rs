@@ -80,7 +80,7 @@ fn run_to_end(input: &[u8]) -> [u64; 5] {
 /// A mapping: its last address, where its first is, and its flags.
 type Mapping = (u64, u64, u32);
 
-/// What requests have led to.
+/// Expected state after the requests so far.
 #[derive(Default)]
 struct Model {
     last_address: u64,
@@ -269,7 +269,7 @@ impl Iommu {
         }
     }
 
-    /// What a step must do, to `ram` among others; `None` if it may do anything.
+    /// Expected effect of a step, on `ram` among others; `None` if any is right.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let old = self.driver.given;
         // The device leaves the flags alone, so that it wants a doorbell unless the driver itself has written

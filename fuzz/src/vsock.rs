@@ -50,12 +50,12 @@ const CREDIT_UPDATE: u16 = 6;
 /// A connection's ports: the host's and the guest's.
 type Ports = (u32, u32);
 
-/// What went over a connection, as the guest knows it.
+/// Traffic of a connection, as the guest sees it.
 #[derive(Default)]
 struct Line {
-    /// What the guest sent.
+    /// Bytes that the guest sent.
     sent: Vec<u8>,
-    /// What it received.
+    /// Bytes that it received.
     received: Vec<u8>,
     /// The room that it told of last: the size, and what it has passed on.
     room: (u32, u32),
@@ -78,7 +78,7 @@ struct Machine {
     lines: HashMap<Ports, Rc<RefCell<Line>>>,
     programs: Vec<Program>,
     connected: mpsc::Receiver<UnixStream>,
-    /// How many connections and bytes there were.
+    /// Numbers of connections and bytes.
     seen: (usize, usize),
 }
 

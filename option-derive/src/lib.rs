@@ -48,7 +48,7 @@ pub fn options(input: TokenStream) -> TokenStream {
     expand(&input).unwrap_or_else(|error| error.into_compile_error()).into()
 }
 
-/// One field of the struct.
+/// Field of the struct.
 struct Setting {
     name: Ident,
     ty: Type,
@@ -59,7 +59,7 @@ struct Setting {
     alias: Option<LitStr>,
 }
 
-/// What it is in a struct of overrides.
+/// Role of the field in a struct of overrides.
 #[derive(Clone, Copy)]
 enum Overriding {
     /// A setting that is never the base's.
@@ -70,7 +70,7 @@ enum Overriding {
     Apart,
 }
 
-/// How the command line has it.
+/// Form of the field on the command line.
 enum Kind {
     /// By a key, with the syntax of its value.
     Key(String, String),
@@ -80,7 +80,7 @@ enum Kind {
     JsonOnly,
 }
 
-/// What it is if nothing is given.
+/// Value of a field that is not given.
 enum Default {
     /// This value, which the help shows.
     Value(Expr),
@@ -308,7 +308,7 @@ fn expand(input: &DeriveInput) -> Result<Code> {
             use crate::config::grammar::Pair;
             use crate::config::option::{self, Described, Key, Options, Part, Value};
 
-            /// What the command line or JSON says, before defaults.
+            /// Values of the command line or JSON, before defaults.
             #[derive(Default, ::serde::Deserialize)]
             #[serde(deny_unknown_fields, expecting = "an object")]
             pub(crate) struct Given {

@@ -1,4 +1,4 @@
-//! What the program sends for a guest that has come to a new place.
+//! Announcements that the program sends for a guest that has moved.
 
 use std::fs;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn sent(tap: &str) -> u32 {
     fs::read_to_string(format!("/sys/class/net/{tap}/statistics/rx_packets")).unwrap().trim().parse().unwrap()
 }
 
-/// Its driver does not announce itself, and so the program does, five times and not any more.
+/// A driver that does not announce itself: the program does, exactly five times.
 #[test]
 fn a_restored_nic_is_announced_at_its_new_tap_for_a_driver_that_does_not() {
     let Driven { vmm, mut client } = Driven::start(Command::new(BINARY), "announa", &json!({}));

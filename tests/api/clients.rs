@@ -10,7 +10,7 @@ mod microvm_nix;
 
 use serde_json::Value;
 
-/// What is sent at its default and not printed, as Cloud Hypervisor prints it in special builds only.
+/// Fields that are sent at their defaults and not printed, as Cloud Hypervisor prints them in special builds only.
 const NOT_PRINTED: [&str; 2] = ["tdx", "sev_snp"];
 
 /// Asserts that `printed` has every key of `sent` with the same value, however deep, except where `sent` is null or an

@@ -1,4 +1,4 @@
-//! Which system calls the threads of a running VM may make.
+//! System calls that the threads of a running VM may make.
 
 mod attacks;
 mod hijacked;
@@ -215,7 +215,7 @@ fn a_thread_that_was_taken_over_reaches_nothing_outside_of_its_vm() {
     assert_eq!(other.end(), Some(0));
 }
 
-/// Where a thread runs, how urgent it is, and the limits of its process.
+/// CPUs, priority and process limits of a thread.
 fn placed(tid: u64) -> String {
     let read = |file| fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap();
     let (status, stat) = (read("status"), read("stat"));

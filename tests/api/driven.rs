@@ -13,7 +13,7 @@ use crate::vmm::{Vmm, wait_for};
 /// The guest waits until this has another value than 0, starts its drivers, and sets it to 0 again.
 const COMMAND: u32 = 0x30_0000;
 const ECAM: u32 = 0xe800_0000;
-/// Where the guest places the registers and tables of the device in slot 0; those of each other slot follow.
+/// Address that the guest gives to the registers and tables of the device in slot 0; those of each other slot follow.
 const REGISTERS: u32 = 0xd300_0000;
 const TABLES: u32 = 0xd400_0000;
 const SPACING: u32 = 0x1_0000;

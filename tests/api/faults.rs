@@ -20,7 +20,7 @@ const ERRORS: [(c_int, &str); 4] = [(EMFILE, "EMFILE"), (ENFILE, "ENFILE"), (ENO
 /// The lines of the log that a failure may cause.
 const MOST_LINES: usize = 2;
 
-/// What a process has: its descriptors by what they are, and its threads by their names.
+/// Resources of a process: its descriptors by what they are, and its threads by their names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Holding {
     files: BTreeMap<String, usize>,
@@ -28,7 +28,7 @@ struct Holding {
     taps: Vec<String>,
 }
 
-/// What the program has, but for its clients and the threads that serve them.
+/// Resources of the program, without its clients and the threads that serve them.
 fn holding(vmm: &Vmm, tap: &str) -> Holding {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap() {

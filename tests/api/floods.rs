@@ -1,4 +1,4 @@
-//! What a guest makes this program write, and what becomes of it on a full disk.
+//! Log lines that a guest can cause, and their effect on a full disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What clients send takes little memory and little time, whatever its numbers, and the memory is given back.
+//! Requests of clients take little memory and little time for any numbers, and the memory is returned.
 
 use std::fs;
 use std::io::{Read, Write};

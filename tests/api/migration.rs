@@ -26,7 +26,7 @@ pub(crate) fn dots(vmm: &Vmm) -> usize {
     text.len()
 }
 
-/// Whether the guest counts on.
+/// True if the guest keeps counting.
 pub(crate) fn counts(vmm: &Vmm) -> bool {
     let before = dots(vmm);
     let deadline = Instant::now() + Duration::from_millis(1500);

@@ -1,4 +1,4 @@
-//! Whatever a migration waits for, both programs answer who asks how it goes (acceptance A8).
+//! During every wait of a migration, both programs answer requests for its progress (acceptance A8).
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

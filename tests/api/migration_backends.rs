@@ -29,7 +29,7 @@ const NO_FD: u64 = 1 << 8;
 /// More than a pipe holds.
 const LEN: usize = 200_000;
 
-/// What a backend was asked, and what became of it.
+/// Requests to a backend, and their results.
 #[derive(Debug, Default)]
 struct Seen {
     connections: usize,
@@ -37,7 +37,7 @@ struct Seen {
     ended: usize,
     /// Requests about its state.
     asked: Vec<&'static str>,
-    /// What it has loaded.
+    /// State that it has loaded.
     loaded: Vec<u8>,
 }
 
@@ -46,9 +46,9 @@ struct Seen {
 struct Backend {
     path: PathBuf,
     protocol: u64,
-    /// What it says of a state that it has saved or loaded.
+    /// Verdict on a state that it has saved or loaded.
     verdict: u64,
-    /// When it has saved its state it ends its connection, as passt does.
+    /// True if it closes its connection when it has saved its state, as passt does.
     ends: bool,
     seen: Arc<Mutex<Seen>>,
 }
@@ -115,7 +115,7 @@ impl Backend {
         self.seen.lock().asked.clone()
     }
 
-    /// Whether the first connection is still there.
+    /// True if the first connection is still open.
     fn is_connected(&self) -> bool {
         let seen = self.seen.lock();
         (seen.connections, seen.ended) == (1, 0)

@@ -11,7 +11,7 @@ use crate::migration::{dots, progress, receive, source, url, wait_for_state};
 use crate::migration_wire::{Point, Then, Wire};
 use crate::vmm::{Vmm, wait_for};
 
-/// What happens at a point.
+/// Failure at a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Harm {
     /// The source is killed, as by `kill -9`.
@@ -28,10 +28,10 @@ pub(crate) enum Harm {
     CancelsTarget,
 }
 
-/// Those after which there is still a source.
+/// Failures after which there is still a source.
 pub(crate) const TO_OTHERS: [Harm; 5] =
     [Harm::KillsTarget, Harm::Cuts, Harm::Halves, Harm::CancelsSource, Harm::CancelsTarget];
-/// How long a side may take to decide (acceptance A8), and a cancelled guest to run again.
+/// Time that a side may take to decide (acceptance A8), and a cancelled guest to run again.
 const DECISION: Duration = Duration::from_secs(10);
 
 /// A target, and a migration that has come to a point.
@@ -98,7 +98,7 @@ fn assert_stands<const N: usize>(places: [&Vmm; N], what: &str) {
     assert_eq!(places.map(dots), before, "{what}: it runs");
 }
 
-/// How the migration ended at the source, within the time for that.
+/// End of the migration at the source, within the time for that.
 pub(crate) fn ended(client: &mut Client) -> Value {
     let began = Instant::now();
     let mut last = Value::Null;

@@ -12,12 +12,12 @@ use crate::vmm::{Vmm, wait_for};
 /// After so many moves nothing grows any more.
 const SETTLED: usize = 4;
 
-/// How often the guest moves there and back; `CH_MIGRATIONS=200` for a longer run, of as many moves.
+/// Number of moves there and back; `CH_MIGRATIONS=200` for a longer run, of as many moves.
 fn rounds() -> usize {
     std::env::var("CH_MIGRATIONS").map_or(5, |moves| moves.parse::<usize>().unwrap().div_ceil(2))
 }
 
-/// What a program has: open files, threads, and memory of its own in KiB.
+/// Resources of a program: open files, threads, and memory of its own in KiB.
 fn usage(vmm: &Vmm) -> (usize, usize, u64) {
     let status = fs::read_to_string(format!("/proc/{}/status", vmm.pid())).unwrap();
     // Without the guest's memory, which is a file.

@@ -1,4 +1,4 @@
-//! What `--event-monitor` tells of live migrations at both sides, from the request to the end: all of it, in its order.
+//! Events of live migrations at both sides, from the request to the end, in their order.
 
 use std::fs;
 use std::process::Command;
@@ -26,7 +26,7 @@ fn source() -> (Vmm, Client) {
     (vmm, client)
 }
 
-/// What has been told of the VM until `last` was, but for its boot.
+/// Events of the VM until `last`, without those of its boot.
 fn told(vmm: &Vmm, last: &str) -> Vec<Value> {
     let mut events: Vec<Value> = Vec::new();
     wait_for(last, || {
@@ -55,7 +55,7 @@ fn names(events: &[Value]) -> String {
     names.join(" ")
 }
 
-/// How a migration ended and why, by the event that tells it.
+/// Result and reason of a migration, by the event that reports it.
 fn end<'a>(events: &'a [Value], name: &str) -> (&'a str, &'a str) {
     let event = events.iter().find(|event| event["event"] == name).unwrap();
     let [outcome, why] = ["outcome", "error"].map(|what| event["properties"][what].as_str().unwrap());

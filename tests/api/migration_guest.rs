@@ -14,7 +14,7 @@ use crate::vmm::{BINARY, Vmm, wait_for};
 const MEMORY: u64 = 64 << 20;
 /// The guest looks for an order here, and carries it out.
 const ORDER: u32 = 0x30_0000;
-/// What the memory has beside the guest, and where.
+/// Size of the filled part of the memory, and its address.
 const FILLED: usize = 16 << 20;
 const FILLED_AT: u64 = 32 << 20;
 /// It powers off.
@@ -80,7 +80,7 @@ fn place(arguments: &[&str]) -> (Vmm, File) {
     (vmm, File::options().read(true).write(true).open(path).unwrap())
 }
 
-/// How often the guest has started there.
+/// Number of times that the guest has started there.
 fn starts(vmm: &Vmm) -> usize {
     fs::read(vmm.files.path("serial")).unwrap_or_default().len()
 }

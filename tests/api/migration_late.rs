@@ -11,7 +11,7 @@ use crate::migration_storage::{locks, raw_image, source as disk_source, writes};
 use crate::migration_wire::{Point, Then, Wire};
 use crate::vmm::{Vmm, wait_for};
 
-/// How long a cancelled guest may stand still (acceptance A8), on a busy machine.
+/// Longest pause of a cancelled guest (acceptance A8), on a busy machine.
 const CANCEL: Duration = Duration::from_secs(2);
 
 /// Ends a migration at its source, and returns how long that took.

@@ -91,7 +91,7 @@ fn memory_that_is_private_to_a_program_is_not_passed() {
     answer.expect(409);
 }
 
-/// What the host has of an interface.
+/// Number that the host has of an interface.
 fn of_interface(name: &str, what: &str) -> u64 {
     let text = fs::read_to_string(format!("/sys/class/net/{name}/{what}")).unwrap_or_default();
     text.trim().parse().unwrap_or(0)

@@ -26,12 +26,12 @@ const PAGE: usize = 4096;
 const COMMAND: u32 = 0x30_0000;
 /// From here on memory is filled: below are its instructions.
 const FILLED: u64 = 8 << 20;
-/// Where the guest counts for ever.
+/// Address of the guest's endless counter.
 const COUNTER: u32 = 0x20_0000;
 /// The rings of the first NIC, two queues of it, and the room for those of each.
 const RINGS_AT: u32 = 0x100_0000;
 const RINGS_OF_NIC: u32 = 2 * RINGS;
-/// Where buffers for the frames of the first NIC begin, each a page of its own, and the room for those of each.
+/// Address of the first NIC's frame buffers, each a page of its own, and the room for those of each NIC.
 const BUFFERS_AT: u32 = 0x120_0000;
 const BUFFERS_OF_NIC: u32 = SIZE as u32 * PAGE as u32;
 /// The first pages of the first pass are with the target when this frame of pages comes: they are all before.
@@ -134,7 +134,7 @@ pub(crate) fn receive(vmm: &Vmm, tap: &str) {
     receive_by(vmm, &json!({"receiver_url": url(vmm), "backends": backends}));
 }
 
-/// How far the guest has counted that `vmm` has.
+/// Counter of the guest in `vmm`.
 pub(crate) fn counter(vmm: &Vmm) -> u32 {
     read(&File::open(vmm.files.path("ram")).unwrap(), COUNTER)
 }

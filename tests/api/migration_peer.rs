@@ -10,7 +10,7 @@ use std::thread;
 use vmm::migration::incoming::{Incoming, Item};
 use vmm::migration::wire::{Features, Frame, Greeting, HEADER, Header, Kind, OLDEST, Part, Role, VERSION};
 
-/// Where a target fails.
+/// Point at which a target fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ends {
     /// It closes the connection instead of greeting.
@@ -46,7 +46,7 @@ pub(crate) enum Ends {
 }
 
 impl Ends {
-    /// Those after which the source goes on by itself.
+    /// Points after which the source resumes by itself.
     pub(crate) const BEFORE_GO: [Self; 10] = [
         Self::BeforeGreeting,
         Self::Foreign,
@@ -69,7 +69,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// One that listens at `path` for one source.
+    /// Target that listens at `path` for a single source.
     pub(crate) fn listen(path: &Path, ends: Ends) -> Self {
         let listener = UnixListener::bind(path).unwrap();
         let (cancelled, goes_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -83,7 +83,7 @@ impl Target {
         self.goes_on.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the source has said that it was cancelled, at its end.
+    /// True if the source has reported, at its end, that it was cancelled.
     pub(crate) fn was_told_of_cancel(mut self) -> bool {
         self.thread.take().unwrap().join().unwrap();
         self.cancelled.load(Ordering::SeqCst)

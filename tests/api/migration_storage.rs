@@ -15,7 +15,7 @@ use crate::migration_peer::{Ends, Target};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
 const ECAM: u32 = 0xe800_0000;
-/// Where the guest places the device's registers and table, and its rings and buffers.
+/// Address that the guest gives to the device's registers and table, and of its rings and buffers.
 const REGISTERS: u32 = 0xd300_0000;
 const TABLE: u32 = 0xd400_0000;
 const RING: u32 = 0x100_0000;
@@ -94,7 +94,7 @@ fn dots(vmm: &Vmm) -> usize {
     text.len()
 }
 
-/// Whether the guest writes on.
+/// True if the guest keeps writing.
 pub(crate) fn writes(vmm: &Vmm) -> bool {
     let before = dots(vmm);
     (0..150).any(|_| {
@@ -118,7 +118,7 @@ pub(crate) fn source(disk: &Value) -> (Vmm, Client) {
     (vmm, client)
 }
 
-/// Whether another program can lock the whole image.
+/// True if another program can lock the whole image.
 pub(crate) fn locks(path: &Path) -> bool {
     hold(&File::options().read(true).write(true).open(path).unwrap(), libc::F_WRLCK)
 }

@@ -1,4 +1,4 @@
-//! What network functions may send and receive: at the start, live, and what is refused.
+//! Policies of network functions: at the start, live, and refused ones.
 
 use serde_json::{Value, json};
 

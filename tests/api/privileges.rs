@@ -1,4 +1,4 @@
-//! What the running program keeps for itself: rights, memory, and descriptors.
+//! Rights, memory and descriptors that the running program keeps.
 
 use std::collections::BTreeSet;
 use std::fs;

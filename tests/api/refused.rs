@@ -198,7 +198,7 @@ fn vfs_for_which_there_are_no_buses() {
     asked.is_done();
 }
 
-/// How many open files the error says the VM needs.
+/// Number of open files that the VM needs, according to the error.
 fn enough(asked: &mut Asked<'_>) -> u64 {
     let answer = asked.ask();
     let words = reasons(&answer)[1].strip_prefix("this VM needs up to ").unwrap();
@@ -255,7 +255,7 @@ fn a_tap_that_another_process_has() {
     asked.is_done();
 }
 
-/// Why a device with this option cannot be added to a VM booted with private memory.
+/// Error for a device with this option that is added to a VM booted with private memory.
 fn private_memory(option: &str) -> String {
     format!(
         "{option}: its backend must map the guest's memory, which is private in this VM; boot the VM with --memory \

@@ -1,7 +1,8 @@
 //! `cloud-hypervisor-client` from the crates registry, generated from Cloud Hypervisor's description of its API,
 //! drives a VM through its life.
 //!
-//! Its types lack `sriov_vfs`, and it cannot send a custom body, so requests for VFs are sent by our own client.
+//! The client's types lack `sriov_vfs`, and it cannot send a custom body, so requests for VFs are sent by our own
+//! client.
 
 use cloud_hypervisor_client::apis::{DefaultApi, Error};
 use cloud_hypervisor_client::models::{

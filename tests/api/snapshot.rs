@@ -16,7 +16,7 @@ use crate::tap::{self, Queues};
 use crate::templates::edit;
 use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 
-/// Where the guest counts.
+/// Address of the guest's counter.
 const COUNTER: u32 = 0x20_0000;
 /// The modes in which memory is restored.
 const MODES: [&str; 4] = ["Copy", "Map", "OnDemand", "Auto"];
@@ -550,7 +550,7 @@ fn another_size_of_memory_is_refused_and_not_ignored() {
     restore(&mut client, &url, "Copy").expect(204);
 }
 
-/// Where the entropy device's rings are: behind all that the guest writes.
+/// Address of the entropy device's rings: above all that the guest writes.
 const RINGS_AT: u32 = 0x1780_0000;
 const LARGE: u64 = 384 << 20;
 

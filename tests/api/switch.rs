@@ -9,7 +9,7 @@ fn pf(client: &mut Client) -> Value {
     client.get("vm.info").expect(200)["sriov"][0].clone()
 }
 
-/// What a VF on a switch may do that was given nothing.
+/// Policy of a VF on a switch that was given none.
 fn restricted() -> Value {
     json!({
         "vlan": 0, "vlan_qos": 0, "vlan_proto": "802.1q", "spoofchk": true, "trust": false, "max_tx_rate": 0,

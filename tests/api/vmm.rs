@@ -11,7 +11,7 @@ use crate::client::{Answer, Client};
 use crate::files::Files;
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
-/// How long anything may take on a busy machine.
+/// Limit of each wait on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that is killed when this is dropped.
@@ -155,7 +155,7 @@ impl Drop for Vmm {
     }
 }
 
-/// Whether the thread with this folder below `/proc` has nothing left to do but to leave the list of threads.
+/// True if the thread with this folder below `/proc` only has to leave the list of threads.
 fn is_ending(thread: &Path) -> bool {
     /// `PF_EXITING` in the flags of `/proc/[pid]/stat` (proc_pid_stat(5)).
     const EXITING: u32 = 1 << 2;

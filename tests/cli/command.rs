@@ -2,7 +2,7 @@
 
 use crate::run::{Run, USAGE, WRONG};
 
-/// What is said about a wrong configuration of a VM whose kernel need not exist.
+/// Error for a wrong configuration of a VM whose kernel need not exist.
 fn wrong(arguments: &[&str]) -> String {
     Run::new(&[&["--kernel", "/nonexistent/vmlinux"], arguments].concat()).refused(WRONG)
 }
@@ -11,12 +11,12 @@ fn usage(arguments: &[&str]) -> String {
     Run::new(arguments).refused(USAGE)
 }
 
-/// What is said about the text of an option of such a VM.
+/// Error for the text of an option of such a VM.
 fn malformed(option: &str, text: &str) -> String {
     usage(&["--kernel", "/nonexistent/vmlinux", option, text])
 }
 
-/// What is said about a `--net-vf` of a PF with 8 VFs.
+/// Error for a `--net-vf` of a PF with 8 VFs.
 fn wrong_vf(vf: &str) -> String {
     wrong(&["--cpus", "boot=2", "--net", "id=pf0,tap=clitest,sriov_vfs=8", "--net-vf", vf])
 }

@@ -1,4 +1,4 @@
-//! What a VM is made of.
+//! Files of a VM.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! What is wrong with the payload or with the host. These need a /dev/kvm that may be used.
+//! Faults of the payload or of the host. These need a /dev/kvm that may be used.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,7 @@ use tempfile::tempdir;
 use crate::files::Files;
 use crate::run::{BINARY, Run, WRONG, interfaces};
 
-/// What is said about a VM without options but its kernel and these.
+/// Error for a VM without options except its kernel and these.
 fn wrong(arguments: &[&str]) -> String {
     Run::new(arguments).refused(WRONG)
 }
@@ -241,7 +241,7 @@ impl Idle {
         }
     }
 
-    /// What its threads are called.
+    /// Names of its threads.
     fn threads(&self) -> Vec<String> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
         threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok()).collect()
@@ -381,7 +381,7 @@ fn the_log_file_tells_what_happens_to_this_user_alone() {
     }
 }
 
-/// What does not fit into the pipe is lost, and nothing waits for a reader.
+/// Lines that do not fit into the pipe are lost, and nothing waits for a reader.
 #[test]
 fn a_log_is_written_to_a_pipe_whose_reader_comes_later_or_never() {
     root();

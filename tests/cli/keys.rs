@@ -8,7 +8,7 @@ use crate::run::BINARY;
 
 /// The key whose only supported value is the default. Any other is refused by name.
 const ONLY_DEFAULT: &str = "iommu";
-/// What every VM here has, so that an option has what it needs.
+/// Options of every VM here, so that an option has what it needs.
 const AROUND: [(&str, &str); 7] = [
     ("--kernel", "/k"),
     ("--cpus", "boot=4"),
@@ -172,7 +172,7 @@ fn with(value: &str, key: &str, new: &str) -> String {
     format!("{},{begin}{new}", others.join(",")).trim_end_matches(',').trim_start_matches(',').to_owned()
 }
 
-/// What is printed of a VM with this option, or why it is refused.
+/// Printed configuration of a VM with this option, or the error.
 fn printed(option: &str, value: &str) -> Result<String, String> {
     let once = ["--cpus", "--platform"];
     let around = AROUND.iter().filter(|(other, _)| *other != option || !once.contains(other));

@@ -19,7 +19,7 @@ pub(crate) const USAGE: i32 = 2;
 pub(crate) struct Run {
     pub command: Command,
     home: TempDir,
-    /// What the names of its taps start with, and of no other test's that may run now.
+    /// Prefix of its taps' names, unique among tests that may run at the same time.
     taps: &'static str,
 }
 

@@ -1,5 +1,5 @@
-//! Which file of a crate imports which, by reading their text: `mod`, `use`, and paths that begin with `crate`, `super`
-//! or a child.
+//! Imports between files of a crate, found by reading their text: `mod`, `use`, and paths that begin with `crate`,
+//! `super` or a child.
 //!
 //! Code for tests is left out. A name that a file re-exports counts as an import of the file that defines it, so a
 //! module's root may list its parts, and no import hides behind that list.
@@ -17,9 +17,9 @@ pub(crate) struct Crate(BTreeMap<Module, File>);
 struct File {
     /// The text without `use`.
     code: String,
-    /// What each name that `use` brings into scope stands for.
+    /// Path of each name that `use` brings into scope.
     names: BTreeMap<String, Vec<String>>,
-    /// What is imported: the paths of private `use`, of re-exports that the file itself needs, and of the code.
+    /// Paths of imports: of private `use`, of re-exports that the file itself needs, and of the code.
     paths: Vec<Vec<String>>,
 }
 

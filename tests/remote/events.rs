@@ -1,4 +1,4 @@
-//! What `--event-monitor` reports of a VM whose guest is idle.
+//! Events in `--event-monitor` of a VM whose guest is idle.
 
 use std::fs;
 use std::path::Path;

@@ -12,7 +12,7 @@ use tempfile::{TempDir, tempdir};
 pub(crate) const VMM: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
 pub(crate) const REMOTE: &str = env!("CARGO_BIN_EXE_ch-remote");
 
-/// How long anything may take on a busy machine.
+/// Limit of each wait on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A VMM, started without a VM. It is killed when this is dropped.

@@ -16,7 +16,7 @@ pub(crate) const RELEASE_6_12: &str = "trixie";
 /// Debian's release in development, which is always called this.
 const DEVELOPMENT: &str = "sid";
 
-/// How the packages of kernels are called, before their versions.
+/// Prefix of kernels' package names, before their versions.
 pub(crate) const KERNEL: &str = "linux-image-";
 
 /// An apt whose configuration, lists and cache are in a folder of the project.

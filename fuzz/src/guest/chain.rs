@@ -13,18 +13,18 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Its addresses. It must be in memory.
+    /// Addresses of the segment. It must be in memory.
     pub fn range(&self) -> Range<u64> {
         self.address..self.address + self.len
     }
 
-    /// Whether it shares bytes with `range`.
+    /// True if it shares bytes with `range`.
     pub fn overlaps(&self, range: &Range<u64>) -> bool {
         self.address < range.end && range.start < self.address + self.len
     }
 }
 
-/// How the standard judges a chain.
+/// Verdict of the standard on a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It describes buffers.
@@ -47,7 +47,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Whether all segments have this direction.
+    /// True if all segments have this direction.
     pub fn is_all(&self, writable: bool) -> bool {
         self.segments.iter().all(|segment| segment.writable == writable)
     }
@@ -78,7 +78,7 @@ impl Chain {
         Some(last.address + last.len - 1)
     }
 
-    /// Whether it, or one of its tables, shares bytes with `range`.
+    /// True if the chain, or one of its tables, shares bytes with `range`.
     pub fn touches(&self, range: &Range<u64>) -> bool {
         let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
         self.tables.iter().any(overlaps) || self.segments.iter().any(|segment| segment.overlaps(range))

@@ -4,14 +4,14 @@ use virtio_devices::testing::{Step, Stepped};
 
 use super::{Driver, Snapshot};
 
-/// What a step must do, except to memory.
+/// Expected effects of a step, except on memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// How it ends.
+    /// End of the step.
     pub step: Step,
-    /// Whether it interrupts the driver.
+    /// True if it interrupts the driver.
     pub interrupt: bool,
-    /// Whether the device must want a doorbell for the next chain, because nothing else wakes it.
+    /// True if the device must want a doorbell for the next chain, because nothing else wakes it.
     pub doorbell: bool,
 }
 

@@ -52,7 +52,7 @@ impl Source {
         (Self::Pipe { reader, writer: writer.into() }, backend)
     }
 
-    /// Whether the file has an unread frame.
+    /// True if the file has an unread frame.
     fn is_unread(file: &mut File) -> bool {
         let (position, metadata) = (file.stream_position(), file.metadata());
         position.expect("its position") < metadata.expect("its length").len()
@@ -104,13 +104,13 @@ pub struct Receive {
     /// The frames that the driver has not seen yet, each with its header.
     frames: VecDeque<Vec<u8>>,
     fed: u64,
-    /// How many frames are shorter than an Ethernet header, and how many have another destination.
+    /// Numbers of frames that are shorter than an Ethernet header, and of frames with another destination.
     short: u64,
     others: u64,
     link: bool,
     promiscuous: bool,
-    /// Whether frames can be recognized. They cannot in buffers that overlap, or that the driver changes while a
-    /// frame waits in them.
+    /// True if frames can be recognized. They cannot in buffers that overlap, or that the driver changes while a frame
+    /// waits in them.
     telling: bool,
     /// The available segments, and guest memory, at the time when a frame began to wait.
     held: Option<(Vec<Segment>, Snapshot)>,
@@ -234,7 +234,7 @@ impl Receive {
         }
     }
 
-    /// Whether a chain leaves the device free to do anything, or is overwritten while it is read.
+    /// True if a chain leaves the device free to do anything, or is overwritten while it is read.
     fn is_unclear(&self, chains: &[Chain]) -> bool {
         let [descriptors, available] = self.driver.drivers_part();
         let mut parts = vec![descriptors, available, self.driver.devices_part()];

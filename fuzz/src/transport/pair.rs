@@ -89,7 +89,7 @@ impl Pair {
         legal.then_some((bar, offset, len as usize))
     }
 
-    /// Whether Bus Master Enable is set and the function is in D0.
+    /// True if Bus Master Enable is set and the function is in D0.
     fn powered(&self) -> bool {
         self.config(4, 2) & 4 != 0 && self.config(self.power + 4, 2) & 3 == 0
     }
@@ -237,7 +237,7 @@ impl Pair {
         }
     }
 
-    /// What a read must return, or `None` for structures that are not the transport's.
+    /// Expected result of a read, or `None` for structures that are not the transport's.
     fn load(&mut self, bar: u8, offset: u64, len: usize) -> Option<Vec<u8>> {
         if offset >= BAR_LEN[usize::from(bar)] || offset + len as u64 > BAR_LEN[usize::from(bar)] {
             return Some(vec![0xff; len]);

@@ -70,7 +70,7 @@ pub struct Rules {
     pub used_vectors: BTreeSet<u16>,
     /// Vectors with a pending signal.
     pub pending: BTreeSet<u16>,
-    /// Whether the queues have run since the last reset.
+    /// True if the queues have run since the last reset.
     pub has_run: bool,
     pub running: bool,
 }
@@ -105,7 +105,7 @@ impl Rules {
         if self.has(FEATURES_OK) { (high << 32 | low) & OFFERED } else { 0 }
     }
 
-    /// Whether FEATURES_OK should be accepted: only offered features, and VERSION_1 among them.
+    /// True if FEATURES_OK should be accepted: only offered features, and VERSION_1 among them.
     fn acceptable(&self) -> bool {
         let [low, high, third, fourth] = self.driver_features;
         u64::from(low) & !OFFERED == 0 && high == 1 && third == 0 && fourth == 0

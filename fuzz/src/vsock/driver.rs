@@ -18,7 +18,7 @@ const SIZE: u16 = 64;
 /// The parts of a queue, from its base on.
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x800;
-/// Where the receive buffers are, a page for each descriptor, and the packets to be sent.
+/// Address of the receive buffers, a page for each descriptor, and of the packets to be sent.
 const RECEIVE_BUFFERS: u64 = 0x1_0000;
 const PACKETS: u64 = 0x8_0000;
 const MEMORY: usize = 0xa_0000;
@@ -31,7 +31,7 @@ thread_local! {
         GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory for a guest");
 }
 
-/// What a header says.
+/// Values of a header.
 pub struct Header {
     pub host: u32,
     pub guest: u32,

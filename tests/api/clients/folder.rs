@@ -48,7 +48,7 @@ impl Folder {
         wait_for("the backend's memory", || self.has_heard(ADD_MEM_REG));
     }
 
-    /// Whether it has been given the VM's memory, and none that was added.
+    /// True if it has been given the VM's memory, and none that was added.
     pub(super) fn has_first_memory(&self) -> bool {
         self.has_heard(SET_MEM_TABLE) && !self.has_heard(ADD_MEM_REG)
     }

@@ -121,7 +121,7 @@ fn boot(vmm: &Vmm, client: &mut Generated, create: &str) {
     assert_kept(&serde_json::from_str(ADD_NET).unwrap(), &printed["config"]["net"][0], "config.net[0]");
 }
 
-/// Its default configuration: a rootfs image, a shared folder on a second PCI segment, a NIC by descriptor, a vsock,
+/// Kata's default configuration: a rootfs image, a shared folder on a second PCI segment, a NIC by descriptor, a vsock,
 /// and memory that can grow; then a container with a disk, more memory and more vCPUs; then the end.
 #[test]
 fn kata_go_starts_a_vm_grows_it_and_ends_it() {

@@ -114,7 +114,7 @@ const FOLDER: &str =
 const ADD_FOLDER: &str =
     r#"{"tag":"more","socket":"FOLDER","num_queues":1,"queue_size":1024,"id":null,"pci_segment":1}"#;
 
-/// What the client reads of `vm.info`. A field without `Option` must be there, and its type is as narrow as the
+/// Fields of `vm.info` that the client reads. A field without `Option` must be there, and its type is as narrow as the
 /// client's.
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "the fields say what can be read")]
@@ -271,7 +271,7 @@ struct Platform {
     num_pci_segments: u16,
 }
 
-/// What it reads of the answer to an addition.
+/// Fields that it reads of the answer to an addition.
 #[derive(Deserialize)]
 struct Added {
     id: String,

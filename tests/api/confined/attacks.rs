@@ -1,4 +1,4 @@
-//! What an exploit tries in a thread that it has taken over.
+//! Attempts of an exploit in a thread that it has taken over.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use libc::{c_int, c_long};
 
 use super::hijacked::{Hijacked, Outcome};
 
-/// What an exploit in a thread tries, and which threads can do it, with the reason.
+/// Attempt of an exploit in a thread, and the threads that can do it, with the reason.
 pub(super) struct Attack {
     /// The attempt, as the threat model has it.
     pub what: &'static str,
@@ -16,13 +16,13 @@ pub(super) struct Attack {
     pub can: (&'static [&'static str], &'static str),
 }
 
-/// What is outside of the VM.
+/// Objects outside of the VM.
 pub(super) struct Target {
     /// Another process, a VMM.
     pub pid: u64,
     /// A thread of it.
     pub tid: u64,
-    /// Where a program listens by TCP.
+    /// Port on which a program listens by TCP.
     pub port: u16,
     /// The path where a program listens.
     pub path: PathBuf,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use libc::{c_int, c_long, pid_t, user_regs_struct};
 
-/// What became of a system call.
+/// Result of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// A filter stops it, which ends the program by SIGSYS. The test keeps the signal back.
@@ -22,7 +22,7 @@ pub(super) enum Outcome {
 pub(super) struct Hijacked {
     tid: pid_t,
     memory: File,
-    /// Its registers when it was stopped, just behind a system call's instruction.
+    /// Registers of the thread when it was stopped, just after the instruction of a system call.
     found: user_regs_struct,
 }
 

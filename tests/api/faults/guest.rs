@@ -2,9 +2,9 @@
 
 use crate::code::{Code, drive};
 
-/// Where the host writes a command, which the guest takes back when it is done. In the guest's memory.
+/// Address in guest memory at which the host writes a command; the guest clears it when it is done.
 pub(super) const COMMAND: u32 = 0x30_0000;
-/// Where the guest writes the status of the VF's device.
+/// Address at which the guest writes the status of the VF's device.
 pub(super) const STATUS: u32 = COMMAND + 4;
 /// Enable two VFs, and start the first one's driver.
 pub(super) const ENABLE: u32 = 1;
@@ -18,7 +18,7 @@ const ECAM: u32 = 0xe800_0000;
 const SRIOV: u32 = ECAM + (1 << 15) + 0x100;
 /// VF 0 is the first function of bus 1.
 const VF: u32 = ECAM + (1 << 20);
-/// Where the guest places the VF BARs: virtio's registers, and the MSI-X table.
+/// Address of the VF BARs: virtio's registers, and the MSI-X table.
 const REGISTERS: u32 = 0xd300_0000;
 const TABLE: u32 = 0xd400_0000;
 

@@ -21,16 +21,16 @@ const POLLED_ON_STACK: u64 = 30;
 const RAX: u64 = 10 * 8;
 const ORIG_RAX: u64 = 15 * 8;
 
-/// What fails.
+/// Call that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fault {
     /// The number of the call among those that can fail by a lack of `errno`, from 0.
     pub number: usize,
-    /// How.
+    /// Error of the call.
     pub errno: c_int,
 }
 
-/// What failed.
+/// Calls that failed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report {
     /// The calls that could have failed in that way.
@@ -211,7 +211,7 @@ impl Tracer {
         self.report.calls += 1;
     }
 
-    /// Whether the call can fail by `errno` where something is scarce.
+    /// True if the call can fail by `errno` on a host that is short of something.
     fn can_fail(&self, number: i64, args: &[u64; 6]) -> bool {
         let makes_descriptors = match number {
             libc::SYS_openat
