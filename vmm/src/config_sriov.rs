@@ -34,7 +34,7 @@ pub struct NetPlan {
     pub switch: Option<SwitchPlan>,
 }
 
-/// One network function: a plain NIC, a PF or a VF.
+/// Network function: a plain NIC, a PF or a VF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicPlan {
     /// The device. Its id and MAC address are unique in the VM, and all VFs of a PF have the same number of queue
@@ -42,7 +42,7 @@ pub struct NicPlan {
     pub spec: NetSpec,
     /// The backend to open for it.
     pub backend: BackendPlan,
-    /// What is done if that is missing.
+    /// Action if the backend is missing.
     pub missing: MissingBackend,
 }
 
@@ -87,7 +87,7 @@ impl NicPlan {
         }
     }
 
-    /// Whether its backend are taps by descriptors that nobody has given yet.
+    /// True if its backend is taps by descriptors that have not been given yet.
     pub(crate) fn awaits_descriptors(&self) -> bool {
         matches!(&self.backend, BackendPlan::Fds { fds, .. } if fds.is_empty())
     }

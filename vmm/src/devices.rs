@@ -63,11 +63,11 @@ pub struct Devices {
     plugged: Vec<Plugged>,
 }
 
-/// What devices are given by their machine.
+/// Resources that the machine gives to devices.
 pub(crate) struct Host {
     /// The guest's memory.
     pub memory: Memory,
-    /// Where BARs may be, on each segment.
+    /// Apertures for BARs, of each segment.
     pub apertures: Vec<Apertures>,
     /// The other end of the virtio console, and its window where that is a terminal, if there is a console.
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
@@ -77,11 +77,11 @@ pub(crate) struct Host {
     pub expiry: Arc<Expiry>,
     /// The memory of memory devices.
     pub mem_regions: MemRegions,
-    /// Where the guest's changes to them are reported.
+    /// Destination of events about the guest's changes to them.
     pub events: Events,
     /// The rate limits that disks share.
     pub limit_groups: LimitGroups,
-    /// Whether disks that are written are another program's until [`holds::Holds::take`].
+    /// True if disks that are written belong to another program until [`holds::Holds::take`].
     pub locks_later: bool,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<Arc<Iommu>>,
@@ -106,7 +106,7 @@ pub struct Plugged {
     going: bool,
 }
 
-/// What a device counts.
+/// Counters of a device.
 enum Counters {
     /// Of a NIC: its own function's, and those of its VFs by index; its switch, if it has one; and its taps.
     Net(Vec<NicCounters>, Option<Switch>, NicTaps),
@@ -124,38 +124,38 @@ impl Counters {
     }
 }
 
-/// What a device has counted until now.
+/// Counts of a device until now.
 pub struct Counted {
     /// The kind of device, as in names of metrics.
     pub kind: &'static str,
     /// The counters of each function by name, the device's own function first and then its VFs by index. Unknown
     /// counters are left out.
     pub functions: Vec<Vec<(&'static str, u64)>>,
-    /// How long requests to the device's own function take, in microseconds.
+    /// Latencies of requests to the device's own function, in microseconds.
     pub latencies: Vec<(&'static str, u64)>,
 }
 
 /// A device that is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
-    /// Its id.
+    /// Id of the device.
     pub id: String,
-    /// Where its own function was.
+    /// Address of its own function.
     pub address: Bdf,
 }
 
 impl Plugged {
-    /// What it was made of.
+    /// Plan from which it was made.
     pub const fn plan(&self) -> &DevicePlan {
         &self.plan
     }
 
-    /// Where its functions are.
+    /// Place of its functions.
     pub const fn placement(&self) -> Placement {
         self.placement
     }
 
-    /// What it has counted until now.
+    /// Counts until now.
     pub fn counted(&self) -> Counted {
         let mut latencies = Vec::new();
         let (kind, functions) = match &self.counters {
@@ -178,7 +178,7 @@ impl Plugged {
         }
     }
 
-    /// What of the host's storage it writes, if it does.
+    /// Host storage that it writes, if it writes any.
     fn hold(&self) -> Option<Hold> {
         match &self.counters {
             Counters::Disk(disk) => Some(disk.hold()),
@@ -213,7 +213,7 @@ impl Plugged {
         &self.slot
     }
 
-    /// Whether the guest was asked to let it go.
+    /// True if the guest was asked to release it.
     pub const fn is_going(&self) -> bool {
         self.going
     }
@@ -259,7 +259,7 @@ impl Devices {
         Ok(devices)
     }
 
-    /// What vCPUs see of the devices.
+    /// Bus that vCPUs access.
     pub const fn bus(&self) -> &Arc<Bus> {
         &self.bus
     }
@@ -302,7 +302,7 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// What a device has begun has not ended by then. All devices are to be resumed.
+    /// Fails if requests in flight have not ended by then. All devices must be resumed.
     pub fn pause_by(&self, deadline: Instant) -> Result<(), DeviceError> {
         let late = self.plugged.iter().filter(|plugged| !plugged.slot.pause_by(deadline));
         // All of them are told, whoever is late.
@@ -325,7 +325,7 @@ impl Devices {
         resumed.inspect_err(|_| self.pause())
     }
 
-    /// Whether the host's devices may reach pages of the guest's memory as they are now.
+    /// True if the host's devices may reach pages of the guest's memory as they are now.
     pub fn pin_memory(&self) -> bool {
         self.plugged.iter().any(|plugged| plugged.plan.pins_memory())
     }
@@ -373,7 +373,7 @@ impl Devices {
         Ok(())
     }
 
-    /// What is behind the virtual IOMMU, if there is one.
+    /// Functions behind the virtual IOMMU, if there is one.
     pub(crate) fn viot(&self) -> Option<Viot> {
         let (iommu, spec) = self.plugged.iter().find_map(|plugged| Some((plugged, plugged.plan.iommu_spec()?)))?;
         let behind = self.plugged.iter().filter(|plugged| plugged.plan.iommu);
@@ -381,7 +381,7 @@ impl Devices {
         Some(Viot { iommu: iommu.address(), devices, segments: spec.segments.clone() })
     }
 
-    /// What the host has said of its devices since the last call.
+    /// Notices of the host about its devices since the last call.
     pub(crate) fn notices(&self) -> Vec<(String, Notice)> {
         self.host.vfio.watch().map_or_else(Vec::new, |watch| watch.take())
     }
@@ -391,7 +391,7 @@ impl Devices {
         &self.host.vfio
     }
 
-    /// Where BARs may be, on each segment.
+    /// Apertures for BARs, of each segment.
     pub fn apertures(&self) -> &[Apertures] {
         &self.host.apertures
     }

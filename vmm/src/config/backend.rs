@@ -10,28 +10,28 @@ use vm_api::config::mac::MacChoice;
 use vm_api::config::net::NetConfig;
 use vm_api::config::vhost::{Vhost, VhostMode};
 
-/// Where the packets of one network function go.
+/// Backend of a network function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackendPlan {
     /// A tap interface of the host. No other function of the VM uses it.
     Tap {
         /// The tap. Without a name it is any free one of the form `vmtap<N>`.
         spec: TapSpec,
-        /// Whether the host's kernel carries its packets.
+        /// Use of vhost-net for its packets.
         vhost: Vhost,
     },
     /// Taps that were opened before the program started.
     Fds {
-        /// One for each queue pair. Each number is above 2, and no other function of the VM uses it.
+        /// Descriptors, one for each queue pair. Each number is above 2, and no other function of the VM uses it.
         fds: Vec<RawFd>,
-        /// Whether the host's kernel carries their packets.
+        /// Use of vhost-net for their packets.
         vhost: Vhost,
     },
     /// Another process.
     VhostUser {
         /// The socket to it. No other function of the VM uses it.
         socket: PathBuf,
-        /// Who listens there.
+        /// Side that listens on the socket.
         mode: VhostMode,
     },
     /// A vDPA device of the host. No other function of the VM uses it.
@@ -40,7 +40,7 @@ pub enum BackendPlan {
     Port(PortSettings),
 }
 
-/// What is done if the backend of a function is missing.
+/// Action if the backend of a function is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum MissingBackend {
     /// There is no VM then.
@@ -95,17 +95,17 @@ impl BackendPlan {
         }
     }
 
-    /// Whether the guest's memory must be shared, because another process or device maps it.
+    /// True if the guest's memory must be shared, because another process or device maps it.
     pub const fn needs_shared_memory(&self) -> bool {
         matches!(self, Self::VhostUser { .. } | Self::Vdpa(_))
     }
 
-    /// Whether devices of the host may have pinned pages of the guest's memory, which must then keep them.
+    /// True if devices of the host may have pinned pages of the guest's memory, which must then keep them.
     pub const fn pins_memory(&self) -> bool {
         matches!(self, Self::Vdpa(_))
     }
 
-    /// Whether the backend's own MAC address applies, because the user gave none.
+    /// True if the backend's own MAC address applies, because the user gave none.
     pub const fn has_own_mac(&self) -> bool {
         matches!(self, Self::Vdpa(VdpaSpec { mac: None, .. }))
     }

@@ -53,7 +53,7 @@ pub(crate) fn plan<'a>(
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// Fails with the fault of the size.
 pub(crate) fn check_size(size: u64, memory: u64) -> Result<(), String> {
     if size < memory {
         return Ok(());

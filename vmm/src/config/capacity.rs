@@ -1,4 +1,4 @@
-//! How many devices and VFs a VM has room for.
+//! Numbers of devices and VFs that a VM has room for.
 
 use pci::Capacity;
 use vm_api::config::error::{ConfigError, Problem};
@@ -6,7 +6,7 @@ use vm_api::config::error::{ConfigError, Problem};
 use crate::arch::x86_64::layout;
 use crate::config::subject::Subject;
 
-/// What segment 0 has room for.
+/// Capacity of segment 0.
 pub(crate) const CAPACITY: Capacity = Capacity::new(layout::LAST_BUS);
 
 /// Checks that a device can be in this slot of bus 0 of a segment. Only segment 0 has a host bridge, in slot 0.

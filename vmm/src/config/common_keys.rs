@@ -11,9 +11,9 @@ use crate::config::subject::Subject;
 
 /// The keys of a device that say what it is called and where it is. Its segment is checked with the whole plan.
 pub(crate) struct CommonKeys<'a> {
-    /// Its name, if one is given.
+    /// Name, if one is given.
     pub id: Option<&'a str>,
-    /// Its segment, and its device number on bus 0 there, if one is given.
+    /// Segment, and device number on bus 0 there, if one is given.
     pub slot: (u16, Option<u8>),
 }
 

@@ -8,18 +8,18 @@ use crate::config::backend::MissingBackend;
 use crate::config_sriov::{NetPlan, NicPlan};
 use crate::vfio::VfioSpec;
 
-/// One device of bus 0, with everything decided that was left out.
+/// Device of bus 0, with a value for each setting that was left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DevicePlan {
     /// The option that describes it, such as `--disk`.
     pub flag: &'static str,
-    /// Its name, unique in the VM.
+    /// Name, unique in the VM.
     pub id: String,
     /// The PCI segment.
     pub pci_segment: u16,
     /// The device number on bus 0 of the segment, 1 to 31; `None` for the lowest that is free.
     pub pci_device_id: Option<u8>,
-    /// Whether its own function is behind the virtual IOMMU. VFs are if the VM has one.
+    /// True if its own function is behind the virtual IOMMU. VFs are if the VM has one.
     pub iommu: bool,
     /// The device.
     pub kind: DeviceKind,
@@ -95,7 +95,7 @@ impl DevicePlan {
         }
     }
 
-    /// Whether the guest's memory must be shared, because a backend maps it.
+    /// True if the guest's memory must be shared, because a backend maps it.
     pub fn needs_shared_memory(&self) -> bool {
         match &self.kind {
             DeviceKind::Net(net) => net.functions().any(|function| function.backend.needs_shared_memory()),
@@ -115,12 +115,12 @@ impl DevicePlan {
         }
     }
 
-    /// Whether it may reach pages of the guest's memory as they are now, which must stay these pages.
+    /// True if it may reach pages of the guest's memory as they are now, which must stay these pages.
     pub fn pins_memory(&self) -> bool {
         matches!(self.kind, DeviceKind::Vfio(_)) || self.nics().any(|nic| nic.backend.pins_memory())
     }
 
-    /// How many VFs it reserves.
+    /// Number of VFs that it reserves.
     pub fn total_vfs(&self) -> u16 {
         self.net().map_or(0, |net| u16::try_from(net.vfs.len()).unwrap_or(u16::MAX))
     }
@@ -150,13 +150,13 @@ impl DevicePlan {
         self
     }
 
-    /// How a user would name it: `--net id=pf0`.
+    /// Option that names it: `--net id=pf0`.
     pub fn option(&self) -> String {
         format!("{} id={}", self.flag, self.id)
     }
 
-    /// Whether it can be removed from a VM. The devices that a VM has once cannot, except for the socket device; what a
-    /// balloon holds would be lost, as would what a memory device has plugged.
+    /// True if it can be removed from a VM. The devices that a VM has once cannot, except for the socket device: the
+    /// pages in a balloon would be lost, as would the plugged blocks of a memory device.
     pub const fn is_removable(&self) -> bool {
         match self.kind {
             DeviceKind::Console

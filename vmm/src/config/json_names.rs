@@ -32,7 +32,7 @@ struct Named<'a> {
     vf: Option<usize>,
     /// The name by which it was found: `id=a`.
     found: Option<&'a str>,
-    /// What follows in the subject: `num_queues=3`.
+    /// Rest of the subject: `num_queues=3`.
     rest: &'a str,
 }
 

@@ -15,18 +15,18 @@ use vm_api::config::net::NetConfig;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
 
-/// What one function is called.
+/// Names of a function.
 #[derive(Debug)]
 pub(crate) struct Name {
-    /// Its name.
+    /// Name.
     pub id: String,
-    /// Its MAC address.
+    /// MAC address.
     pub mac: MacAddress,
     /// The name of its tap; `None` for any, or without a tap.
     pub tap: Option<String>,
 }
 
-/// What a NIC and its VFs are called.
+/// Names of a NIC and its VFs.
 #[derive(Debug)]
 pub(crate) struct Names {
     /// The NIC or PF.
@@ -38,8 +38,8 @@ pub(crate) struct Names {
 impl Names {
     /// Names all functions, in the order of the NICs.
     ///
-    /// What the user gave comes first, then what follows from it, then what is random, so that no choice made here
-    /// conflicts with one of the user's.
+    /// Chooses names that the user gave first, then those that follow from them, then random ones, so that no choice
+    /// made here conflicts with one of the user's.
     pub(crate) fn choose(pools: &[Pool<'_>]) -> Result<Vec<Self>, ConfigError> {
         check_ids(pools)?;
         let macs = macs(pools)?;
@@ -58,7 +58,7 @@ impl Names {
     }
 }
 
-/// What only one function can have, and which function that is.
+/// Names that only one function can have, and the function that has each.
 struct Claims<'a, K>(HashMap<K, (&'a Pool<'a>, Option<u16>)>);
 
 impl<'a, K: Eq + Hash> Claims<'a, K> {

@@ -25,9 +25,9 @@ pub(crate) const QUEUE_SIZES: RangeInclusive<u16> = 2..=32_768;
 /// The effective settings of one network function: a VF's own over its PF's.
 #[derive(Debug)]
 pub(crate) struct Nic<'a> {
-    /// How error messages name it.
+    /// Name in error messages.
     pub subject: &'a Subject,
-    /// Its settings.
+    /// Settings.
     pub config: &'a NetConfig,
 }
 

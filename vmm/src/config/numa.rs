@@ -17,11 +17,11 @@ const REMOTE: u8 = 20;
 /// A NUMA node of the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its vCPUs.
+    /// vCPUs of the node.
     pub vcpus: Vec<u8>,
     /// The indexes of its parts of the memory.
     pub parts: Vec<usize>,
-    /// Its PCI segments.
+    /// PCI segments of the node.
     pub segments: Vec<u16>,
     /// The name of the device whose node it is.
     pub device: Option<String>,

@@ -1,5 +1,5 @@
-//! What a VM consists of: everything left out has been decided, and every mistake that the configuration alone reveals
-//! has been found.
+//! Plan of a VM: each setting that was left out has a value, and every mistake that the configuration alone reveals has
+//! been found.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,7 +26,7 @@ pub struct VmPlan {
     pub devices: Vec<DevicePlan>,
     /// The SMBIOS tables.
     pub smbios: Vec<u8>,
-    /// What each PCI segment gets of the addresses, by number.
+    /// Weight of each PCI segment in the addresses, by number.
     pub segments: Vec<Weights>,
     /// The NUMA nodes, by number; none if the machine is one.
     pub numa: Vec<NumaNode>,
@@ -103,7 +103,7 @@ impl VmPlan {
         self.devices.iter().filter_map(DevicePlan::net)
     }
 
-    /// Whether the guest's memory must be shared, because a backend maps it.
+    /// True if the guest's memory must be shared, because a backend maps it.
     pub fn needs_shared_memory(&self) -> bool {
         self.devices.iter().any(DevicePlan::needs_shared_memory)
     }
@@ -168,7 +168,7 @@ fn one_line(text: &str) -> String {
     ConfigError::new("", Problem::Value(text.to_string())).to_string().trim_start_matches([':', ' ']).to_string()
 }
 
-/// How messages name a slot.
+/// Name of a slot in messages.
 fn slot_of(segment: u16, slot: u8) -> String {
     match segment {
         0 => format!("slot {slot}"),

@@ -63,12 +63,12 @@ pub(crate) fn info_of(config: &NetConfig) -> PolicyInfo {
     }
 }
 
-/// Whether the function's link is to be up when it is plugged in.
+/// True if the function's link should be up when it is plugged in.
 pub(crate) fn link_up(config: &NetConfig) -> bool {
     config.link != Some(LinkPolicy::Down)
 }
 
-/// Who carries a function's packets in place of this program, which then cannot enforce anything about them.
+/// Carrier of a function's packets in place of this program, which then cannot enforce a policy on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carrier {
     VhostNet,
@@ -77,8 +77,8 @@ pub(crate) enum Carrier {
 }
 
 impl Carrier {
-    /// Who carries the packets of the function that `config` describes; `None` if this program does, or will where
-    /// something is to be enforced.
+    /// Carrier of the packets of the function that `config` describes; `None` if this program carries them, or will
+    /// where a policy is to be enforced.
     pub(crate) fn of(config: &NetConfig) -> Option<Self> {
         match (&config.vdpa, config.vhost_user, config.vhost) {
             (Some(_), ..) => Some(Self::Vdpa),
@@ -98,7 +98,7 @@ impl Carrier {
         }
     }
 
-    /// Why something about packets is refused, and what to do.
+    /// Reason why a policy is refused, and remedy.
     fn refusal(self) -> String {
         let (who, key) = match self {
             Self::VhostNet => ("vhost-net carries", "vhost"),

@@ -59,7 +59,7 @@ impl<'a> Pool<'a> {
         Ok(Self { option, id, pf, vfs, subject })
     }
 
-    /// How error messages name the NIC, or one of its VFs.
+    /// Name of the NIC, or of one of its VFs, in error messages.
     pub(crate) fn subject(&self, vf: Option<u16>) -> Subject {
         vf.map_or_else(|| self.subject.clone(), |index| Subject::vf(&self.id, index))
     }

@@ -1,4 +1,4 @@
-//! How error messages name an option.
+//! Names of options in error messages.
 
 use std::fmt::Display;
 

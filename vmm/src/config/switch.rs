@@ -21,17 +21,17 @@ const MAX_WEIGHT: u8 = 100;
 /// A PF's switch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SwitchPlan {
-    /// How it forwards.
+    /// Forwarding rule.
     pub mode: SwitchMode,
-    /// How many threads carry its packets.
+    /// Number of threads that carry its packets.
     pub workers: u16,
-    /// What connects it to others; none for a closed switch.
+    /// Connection to other switches; none for a closed switch.
     pub uplink: Option<UplinkPlan>,
-    /// What goes to the uplink at most, in Mbit/s.
+    /// Limit of the rate to the uplink, in Mbit/s.
     pub uplink_rate: Option<NonZeroU32>,
 }
 
-/// What connects a switch to others.
+/// Connection of a switch to others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UplinkPlan {
     /// A tap interface of the host.
@@ -66,7 +66,7 @@ pub(crate) const fn port_of(index: u16) -> u16 {
     index.saturating_add(1)
 }
 
-/// What the host has decided for the port that `config` describes.
+/// Settings that the host has made for the port that `config` describes.
 pub(crate) fn settings_of(config: &NetConfig) -> PortSettings {
     PortSettings {
         isolated: config.isolated.unwrap_or(false),

@@ -7,7 +7,7 @@ use vm_api::config::net::NetConfig;
 
 use crate::config::subject::Subject;
 
-/// What `config` says that limits or guarantees something: none is 0.
+/// Rate in `config` that limits or guarantees something: 0 is none.
 fn given(rate: Option<u32>) -> Option<u32> {
     rate.filter(|rate| *rate != 0)
 }

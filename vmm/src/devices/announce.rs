@@ -17,11 +17,11 @@ fn announce(port: &mut dyn Port) {
 
 impl Devices {
     /// Asks the drivers of all network functions to announce their addresses (`virtio 1.4 §5.1.6.5.4`): after a guest
-    /// has come here, when its vCPUs are about to run. A driver that does not know that and a VF without a driver do
-    /// not. Returns those whose links are down, which nobody would hear.
+    /// has arrived here, when its vCPUs are about to run. A driver without that feature does not, nor does a VF without
+    /// a driver. Returns the functions whose links are down, whose announcements would be lost.
     ///
-    /// One whose link was down where the guest was announces itself to nobody, either: Linux does it before it looks
-    /// at the link. That is what further rounds are for.
+    /// A function whose link was down at the source is not announced in this round either: Linux announces before it
+    /// re-reads the link. Later rounds cover it.
     pub fn announce(&self) -> Vec<NetFunction> {
         let mut late = Vec::new();
         self.each_function(|id, vf, port| {
@@ -42,7 +42,7 @@ impl Devices {
         self.with_port(id, *vf, announce);
     }
 
-    /// Whether the function's link is up; `None` if the function is gone.
+    /// True if the function's link is up; `None` if the function is gone.
     pub fn is_link_up(&self, (id, vf): &NetFunction) -> Option<bool> {
         self.with_port(id, *vf, |port| port.link_up())
     }

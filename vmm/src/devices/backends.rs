@@ -12,10 +12,10 @@ use crate::error_kind::ErrorKind;
 use crate::passed_fd;
 use crate::vfio::{OpenDevice, VfioError};
 
-/// Why a NIC has no backend: one line, to follow the option that names the network function.
+/// Reason why a NIC has no backend: one line, to follow the option that names the network function.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// Its tap cannot be used.
+    /// Tap that cannot be used.
     #[error(": {0}")]
     Tap(#[from] TapError),
     /// A file descriptor passed in is not open.
@@ -27,12 +27,12 @@ pub enum BackendError {
     /// The process that should carry its packets does not.
     #[error(",{0}")]
     VhostUser(#[from] VhostUserError),
-    /// Its vDPA device cannot be used.
+    /// vDPA device that cannot be used.
     #[error(",{key}={}: {}", error.path.display(), error.fault)]
     Vdpa {
-        /// What the option calls the device's path.
+        /// Key of the device's path in the option.
         key: &'static str,
-        /// Why.
+        /// Cause.
         error: VdpaError,
     },
     /// There cannot be such a switch.
@@ -58,10 +58,10 @@ impl BackendError {
     }
 }
 
-/// What was opened for a device, on another thread, before it is plugged in.
+/// Backends that were opened for a device, on another thread, before it is plugged in.
 #[derive(Default)]
 pub(crate) struct OpenedBefore {
-    /// Its vhost-user backends, or why they cannot be used.
+    /// vhost-user backends, or the reason why they cannot be used.
     pub peers: Option<Result<Peers, PeerError>>,
     /// The device of the host, or why it cannot be opened.
     pub host_device: Option<Result<OpenDevice, VfioError>>,
@@ -79,7 +79,7 @@ pub(crate) struct Opener<'a> {
     taps: NicTaps,
     /// The device of the host, if it was opened before.
     host_device: Option<Result<OpenDevice, VfioError>>,
-    /// Why the kernel does not carry packets that it should carry if it can.
+    /// Reason why the kernel does not carry packets that it should carry if it can.
     without_vhost: Option<VhostNetError>,
 }
 
@@ -232,14 +232,14 @@ impl<'a> Opener<'a> {
         }
     }
 
-    /// Why the kernel does not carry the packets of a tap with `vhost=auto` that was opened since the last call, if
-    /// there is one.
+    /// Takes the reason why the kernel does not carry the packets of a tap with `vhost=auto` that was opened since the
+    /// last call, if there is one.
     pub(crate) fn take_without_vhost(&mut self) -> Option<VhostNetError> {
         self.without_vhost.take()
     }
 }
 
-/// What stands in for the backend of `plan`, which is missing for this reason.
+/// Substitute for the backend of `plan`, which is missing for this reason.
 pub(super) fn absent(plan: &NicPlan, reason: &str) -> Absent {
     Absent {
         // What follows an option's name.

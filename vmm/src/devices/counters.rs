@@ -1,4 +1,4 @@
-//! What NICs have counted, and who counts: this program, the host's kernel, or nobody that can be asked.
+//! Counters of NICs, which come from this program or from the host's kernel; some backends have none.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,19 +8,19 @@ use virtio_devices::{BackendKind, Counter, Net, NetCounters, Port};
 
 use crate::config::BackendPlan;
 
-/// What this program counts of a NIC whose frames it does not see.
+/// Counters that this program has for a NIC whose frames it does not see.
 const OF_CONTROL: [Counter; 3] = [Counter::ControlCommands, Counter::ControlRefused, Counter::BrokenRings];
 
 /// Counters by name.
 type Counts = Vec<(&'static str, u64)>;
 
-/// What a network function counts.
+/// Counters of a network function.
 pub(crate) struct NicCounters {
     own: Arc<NetCounters>,
     frames: Frames,
 }
 
-/// Who counts frames.
+/// Source of frame counters.
 enum Frames {
     /// This program.
     Own,
@@ -54,7 +54,7 @@ impl NicCounters {
         Self { own: Arc::clone(&self.own), frames }
     }
 
-    /// What has been counted so far. Unknown counters are left out.
+    /// Counts so far. Unknown counters are left out.
     pub(crate) fn counted(functions: &[Self]) -> Vec<Counts> {
         let mut read = Interfaces::default();
         functions.iter().map(|function| function.frames.counts(function.own.iter(), &mut read)).collect()
@@ -62,7 +62,7 @@ impl NicCounters {
 }
 
 impl Frames {
-    /// Who counts the frames of a backend of this kind and name.
+    /// Source of frame counters for a backend of this kind and name.
     fn of(kind: BackendKind, name: &str, plan: &BackendPlan, read: &mut Interfaces) -> Self {
         match (kind, plan) {
             (BackendKind::Tap | BackendKind::Switch, _) => Self::Own,
@@ -74,7 +74,7 @@ impl Frames {
         }
     }
 
-    /// What is known, where this program has counted `own`.
+    /// Known counts, together with this program's `own`.
     fn counts(&self, own: impl Iterator<Item = (&'static str, u64)>, read: &mut Interfaces) -> Counts {
         let traffic = match self {
             Self::Own => return own.collect(),
@@ -87,7 +87,7 @@ impl Frames {
 }
 
 impl Traffic {
-    /// What was counted since `before`. An interface that was removed and created again has counted less.
+    /// Difference from `before`. An interface that was removed and created again has counted less.
     fn since(self, before: Self) -> Self {
         let Self { rx_frames, rx_bytes, tx_frames, tx_bytes } = self;
         Self {

@@ -25,7 +25,7 @@ impl LimitGroups {
     }
 }
 
-/// What the host has of a disk that a guest may be using.
+/// Parts of a disk that the host uses while a guest may be using it.
 pub(super) struct Disk {
     counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
@@ -51,7 +51,7 @@ impl Disk {
         self.counters.iter().collect()
     }
 
-    /// Its image, with the lock of that.
+    /// Image, and its lock.
     pub(super) fn hold(&self) -> Hold {
         self.hold.clone()
     }

@@ -1,4 +1,4 @@
-//! How much of the devices the guest's drivers use.
+//! Use of the devices by the guest's drivers.
 
 use pci::VfIndex;
 use virtio_devices::{SriovStatus, Status, VirtioPci};

@@ -1,4 +1,4 @@
-//! Why a device cannot be opened or plugged.
+//! Reasons why a device cannot be opened or plugged.
 
 use std::io;
 
@@ -13,15 +13,16 @@ use crate::error_kind::ErrorKind;
 use crate::pci_host::assign_bars::NoRoom;
 use crate::vfio::VfioError;
 
-/// Why a device cannot be. `option` is how the user named it: `--net id=pf0` or `--net-vf pf=pf0,index=3`.
+/// Reason why a device cannot be opened or plugged. `option` is the user's name for it: `--net id=pf0` or `--net-vf
+/// pf=pf0,index=3`.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// Its backend cannot be used.
+    /// Backend that cannot be used.
     #[error("{option}{error}")]
     Backend {
         /// The network function.
         option: String,
-        /// Why.
+        /// Cause.
         error: BackendError,
     },
     /// A function is not given a backend.
@@ -29,7 +30,7 @@ pub enum DeviceError {
     Connect {
         /// The network function.
         option: String,
-        /// Why.
+        /// Cause.
         error: ConnectError,
     },
     /// The network function cannot be.
@@ -37,7 +38,7 @@ pub enum DeviceError {
     Net {
         /// The network function.
         option: String,
-        /// Why.
+        /// Cause.
         error: NetError,
     },
     /// The image of a disk cannot be used.
@@ -45,7 +46,7 @@ pub enum DeviceError {
     Disk {
         /// The disk.
         option: String,
-        /// Why.
+        /// Cause.
         error: BlockError,
     },
     /// A device of a virtual IOMMU is planned where there is none.
@@ -59,7 +60,7 @@ pub enum DeviceError {
     Rng {
         /// The entropy device.
         option: String,
-        /// Why.
+        /// Cause.
         error: RngError,
     },
     /// A memory device is planned for memory that was not mapped.
@@ -73,7 +74,7 @@ pub enum DeviceError {
     Vsock {
         /// The socket device.
         option: String,
-        /// Why.
+        /// Cause.
         error: VsockError,
     },
     /// The file cannot be persistent memory.
@@ -81,7 +82,7 @@ pub enum DeviceError {
     Pmem {
         /// The device.
         option: String,
-        /// Why.
+        /// Cause.
         error: PmemError,
     },
     /// The device of the host cannot be passed through.
@@ -89,15 +90,15 @@ pub enum DeviceError {
     Vfio {
         /// The device.
         option: String,
-        /// Why.
+        /// Cause.
         error: VfioError,
     },
-    /// Its backend does not take the guest's new memory.
+    /// Backend that does not take the guest's new memory.
     #[error("{option}: {error}; the guest's memory stays as it is")]
     Memory {
         /// The network function.
         option: String,
-        /// Why.
+        /// Cause.
         error: RunnerError,
     },
     /// The host has no thread or file for its queues.
@@ -108,10 +109,10 @@ pub enum DeviceError {
     NotResumed {
         /// The function.
         option: String,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
-    /// What it has begun does not end.
+    /// Requests in flight that do not end.
     #[error("{option}: what it has begun does not end in time; look at its disk or backend, and try again")]
     Late {
         /// The device.
@@ -122,7 +123,7 @@ pub enum DeviceError {
     Function {
         /// The device.
         option: String,
-        /// Why.
+        /// Cause.
         error: FunctionError,
     },
     /// The devices cannot be a PF and its VFs.
@@ -130,7 +131,7 @@ pub enum DeviceError {
     Sriov {
         /// The PF.
         option: String,
-        /// Why.
+        /// Cause.
         error: NetSriovError,
     },
     /// There is no place for the device.
@@ -138,7 +139,7 @@ pub enum DeviceError {
     Place {
         /// The device.
         option: String,
-        /// Why.
+        /// Cause.
         error: TopologyError,
     },
     /// The host does not give the addresses for pages of configuration space.
@@ -146,7 +147,7 @@ pub enum DeviceError {
     Pages {
         /// The device.
         option: String,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// The BARs do not fit.
@@ -185,7 +186,7 @@ impl DeviceError {
     }
 }
 
-/// What to do when there is no place for a device.
+/// Remedy if there is no place for a device.
 const fn place_remedy(error: &TopologyError) -> &'static str {
     match error {
         TopologyError::NoSuchSlot(_) | TopologyError::SlotTaken(_) => "give another, or leave pci_device_id out",

@@ -16,7 +16,7 @@ pub(crate) struct Held {
 /// The functions, and their backends with their options.
 pub(crate) type HeldBackends = (Vec<Held>, Vec<(String, MemoryUser)>);
 
-/// Why the driver finds no link, in an event.
+/// Reason why the driver finds no link, in an event.
 const REASON: &str = "its backend cannot say what it writes to memory, and stands still while the VM is sent";
 
 impl Devices {

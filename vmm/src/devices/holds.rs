@@ -1,4 +1,4 @@
-//! What of the host's storage devices write, and give to another program when their guest moves there.
+//! Host storage that devices write, and hand over when their guest moves to another program.
 
 use virtio_devices::Hold;
 
@@ -9,7 +9,7 @@ use super::{DeviceError, Devices};
 pub(crate) struct Holds(Vec<(String, Hold)>);
 
 impl Devices {
-    /// What the devices write.
+    /// Storage that the devices write.
     pub(crate) fn holds(&self) -> Holds {
         let of = |plugged: &super::Plugged| Some((plugged.plan.option(), plugged.hold()?));
         Holds(self.plugged.iter().filter_map(of).collect())
@@ -17,7 +17,7 @@ impl Devices {
 }
 
 impl Holds {
-    /// Whether there is none.
+    /// True if there is none.
     pub(crate) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -26,7 +26,7 @@ impl Holds {
     ///
     /// # Errors
     ///
-    /// One cannot be flushed.
+    /// Fails if one cannot be flushed.
     pub(crate) fn flush(&self) -> Result<(), DeviceError> {
         self.each(Hold::flush)
     }
@@ -36,7 +36,7 @@ impl Holds {
     ///
     /// # Errors
     ///
-    /// One cannot be flushed. Locks that were given up stay so.
+    /// Fails if one cannot be flushed. Locks that were given up stay so.
     pub(crate) fn release(&self) -> Result<(), DeviceError> {
         self.flush()?;
         self.each(Hold::release)
@@ -46,7 +46,7 @@ impl Holds {
     ///
     /// # Errors
     ///
-    /// What is only in memory cannot be written.
+    /// Fails if cached data cannot be written.
     pub(crate) fn pass(&self) -> Result<(), DeviceError> {
         self.each(Hold::release)
     }
@@ -55,7 +55,7 @@ impl Holds {
     ///
     /// # Errors
     ///
-    /// One is another program's, or its image is not what it was. Those that were taken stay so.
+    /// Fails if one is another program's, or its image is not what it was. Those that were taken stay so.
     pub(crate) fn take(&self) -> Result<(), DeviceError> {
         self.each(Hold::take)
     }

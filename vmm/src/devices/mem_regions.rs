@@ -38,7 +38,7 @@ impl MemRegions {
         }
     }
 
-    /// How many bytes are plugged.
+    /// Number of bytes that are plugged.
     pub(crate) fn plugged(&self) -> u64 {
         self.0.iter().map(|(_, region)| region.plugged()).sum()
     }
@@ -53,7 +53,7 @@ impl MemRegions {
         self.0.iter().for_each(|(_, region)| region.keep_pages());
     }
 
-    /// Whether all of them keep their pages.
+    /// True if all of them keep their pages.
     #[cfg(test)]
     pub(crate) fn all_keep_pages(&self) -> bool {
         self.0.iter().all(|(_, region)| region.keeps_pages())

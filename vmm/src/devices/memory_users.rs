@@ -11,7 +11,7 @@ use crate::config::DevicePlan;
 use crate::migration::backend_state::{BackendOf, StatefulBackend};
 use crate::pci_host::slot::Slot;
 
-/// Where such backends are: in the devices that are plugged.
+/// Devices that may have such backends: those that are plugged.
 pub(crate) struct MemoryUsers(Vec<Device>);
 
 struct Device {
@@ -20,7 +20,7 @@ struct Device {
 }
 
 impl MemoryUsers {
-    /// Those of `devices`.
+    /// Users among `devices`.
     pub(super) fn of<'d>(devices: impl Iterator<Item = (&'d DevicePlan, &'d Arc<Slot>)>) -> Self {
         Self(devices.map(|(plan, slot)| Device { slot: Arc::clone(slot), plan: plan.clone() }).collect())
     }
@@ -31,7 +31,7 @@ impl MemoryUsers {
         self.each(|plan, vf, user| Some((function_option(plan, vf), user)))
     }
 
-    /// Those that have a state of their own beside their queues.
+    /// Backends that have a state of their own besides their queues.
     pub(crate) fn stateful(&self) -> Vec<StatefulBackend> {
         self.each(|plan, vf, user| {
             let of = BackendOf { id: plan.id.clone(), vf: vf.map(|vf| vf.0) };
@@ -45,7 +45,7 @@ impl MemoryUsers {
         self.each(|plan, vf, user| user.may_still_write(until).then(|| function_option(plan, vf)))
     }
 
-    /// What `make` makes of them.
+    /// Results of `make` for each of them.
     fn each<T>(&self, make: impl Fn(&DevicePlan, Option<VfIndex>, MemoryUser) -> Option<T>) -> Vec<T> {
         let mut made = Vec::new();
         for Device { slot, plan } in &self.0 {

@@ -1,4 +1,4 @@
-//! What is told of functions whose backend is missing, or is not any more.
+//! Reports of functions whose backend is missing, and of their recovery.
 
 use pci::VfIndex;
 use virtio_devices::{Net, Port as _};

@@ -5,7 +5,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use virtio_devices::{PassedTap, TapHandle};
 
-/// Whose a tap is.
+/// Function that a tap belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TapOf {
@@ -14,7 +14,7 @@ pub(crate) struct TapOf {
     /// The index of its VF; none for its own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
-    /// Whether it is the uplink of the NIC's switch.
+    /// True if it is the uplink of the NIC's switch.
     #[serde(default)]
     pub uplink: bool,
 }
@@ -36,7 +36,7 @@ impl PassedTaps {
     ///
     /// # Errors
     ///
-    /// Whose cannot be passed, and why.
+    /// Fails with the function whose tap cannot be passed, and the cause.
     pub(crate) fn of<'a>(taps: impl Iterator<Item = &'a (TapOf, TapHandle)>) -> Result<Self, (TapOf, io::Error)> {
         let pass = |(of, tap): &(TapOf, TapHandle)| match tap.pass() {
             Ok(passed) => Ok((of.clone(), passed)),

@@ -20,18 +20,18 @@ use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, VhostMo
 #[derive(Default)]
 pub(crate) struct Peers {
     connected: Vec<(PathBuf, Connected)>,
-    /// Those that may be missing, and are.
+    /// Backends that may be missing, and are.
     missing: Vec<(PathBuf, VhostUserError)>,
     /// The memory that they have mapped.
     memory: Option<Arc<GuestMap>>,
 }
 
-/// Why a backend cannot be used.
+/// Reason why a backend cannot be used.
 #[derive(Debug)]
 pub(crate) struct PeerError {
-    /// How the user named the function.
+    /// Option that names the function.
     pub option: String,
-    /// Why.
+    /// Cause.
     pub error: VhostUserError,
 }
 
@@ -43,11 +43,11 @@ enum Connected {
 
 /// A backend to connect.
 struct Wanted<'a> {
-    /// How the user named the function.
+    /// Option that names the function.
     option: String,
     path: &'a Path,
     what: What<'a>,
-    /// Its function can do without, until it is given another.
+    /// True if its function can do without it until it is given another.
     may_be_missing: bool,
 }
 
@@ -57,7 +57,7 @@ enum What<'a> {
 }
 
 impl Peers {
-    /// Whether the device of `plan` has such backends.
+    /// True if the device of `plan` has such backends.
     pub(crate) fn are_of(plan: &DevicePlan) -> bool {
         !wanted(plan).is_empty()
     }
@@ -94,7 +94,7 @@ impl Peers {
         Ok(peers)
     }
 
-    /// What became of `wanted`; `None` if it may be missing, and is.
+    /// Result for `wanted`; `None` if it may be missing, and is.
     fn present<T>(&mut self, wanted: &Wanted<'_>, done: Result<T, PeerError>) -> Result<Option<T>, PeerError> {
         match done {
             Err(PeerError { error, .. }) if wanted.may_be_missing => {
@@ -105,13 +105,13 @@ impl Peers {
         }
     }
 
-    /// Why the backend at this path, which may be missing, is.
+    /// Takes the reason why the backend at this path, which may be missing, is missing.
     pub(crate) fn take_error(&mut self, path: &Path) -> Option<VhostUserError> {
         let n = self.missing.iter().position(|(of, _)| of == path)?;
         Some(self.missing.swap_remove(n).1)
     }
 
-    /// Whether they have mapped `memory` as it is now.
+    /// True if they have mapped `memory` as it is now.
     pub(crate) fn have(&self, memory: &Memory) -> bool {
         self.memory.as_ref().is_none_or(|map| Arc::ptr_eq(map, &memory.memory().into_inner()))
     }
@@ -138,7 +138,7 @@ impl Peers {
     }
 }
 
-/// How the user named the device of `plan`, or its VF `vf`.
+/// Option that names the device of `plan`, or its VF `vf`.
 pub(super) fn function_option(plan: &DevicePlan, vf: Option<VfIndex>) -> String {
     match vf {
         Some(index) => format!("--net-vf pf={},index={index}", plan.id),

@@ -1,4 +1,4 @@
-//! Where devices are plugged.
+//! Places at which devices are plugged.
 
 use std::collections::HashSet;
 
@@ -9,9 +9,9 @@ use crate::config::DevicePlan;
 pub(crate) enum Place {
     /// In this slot, or in the lowest free one, with its VFs on the lowest free buses.
     Slot(Option<u8>),
-    /// Where it was before.
+    /// Former place.
     At {
-        /// Its slot.
+        /// Slot.
         slot: u8,
         /// The first bus of its VFs, if it has any.
         first_vf_bus: Option<u8>,

@@ -30,10 +30,10 @@ const IDENTITY: Identity = Identity {
     subsystem_vendor: 0x1af4,
     subsystem: 0x1100,
 };
-/// What a guest can report: its bit in the register, and its name in the event and in counters.
+/// Reports of a guest: the bit in the register, and the name in the event and in counters.
 const REPORTS: [(u8, &str, &str); 2] = [(1 << 0, "panic", "panics"), (1 << 1, "crash_loaded", "crashes_loaded")];
 
-/// What a guest has reported.
+/// Reports that a guest has made.
 ///
 /// A guest can report again and again, so a report is noted, and the thread that writes events tells it when it can:
 /// two of the same kind become one event if it has not come round in between.
@@ -74,7 +74,7 @@ impl Reports {
         }
     }
 
-    /// How often each was reported.
+    /// Number of reports of each kind.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         let count =
             |((_, _, name), kind): (&(u8, &str, &'static str), &Kind)| (*name, kind.count.load(Ordering::Relaxed));
@@ -119,7 +119,7 @@ impl Pvpanic {
         Ok(Self { rid, config: ConfigSpace::new(shape)?, reports: Reports::begin(events) })
     }
 
-    /// What the guest has reported.
+    /// Reports that the guest has made.
     pub(crate) const fn reports(&self) -> &Arc<Reports> {
         &self.reports
     }

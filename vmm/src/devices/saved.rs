@@ -82,8 +82,8 @@ impl Plugged {
         }
     }
 
-    /// Why the device cannot be saved, or go to another host: a part of its state is in no file, no register and not in
-    /// the guest's memory.
+    /// Reason why the device cannot be saved, or moved to another host: a part of its state is in no file, no register
+    /// and not in the guest's memory.
     pub(crate) fn lost(&self) -> Option<&'static str> {
         match &self.plan.kind {
             DeviceKind::Pmem(spec) if spec.file.is_dir() => {
@@ -97,7 +97,7 @@ impl Plugged {
         }
     }
 
-    /// Whether its driver is up.
+    /// True if its driver is up.
     fn is_driven(&self) -> bool {
         let status = self.slot.with(|device| device.function_status(None)).flatten();
         status.is_some_and(|status| !status.driver.is_empty())

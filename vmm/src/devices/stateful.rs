@@ -12,7 +12,7 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// One cannot.
+    /// Fails if a backend cannot.
     pub(crate) fn check_stateful(&self, wanted: &[BackendOf]) -> Result<(), String> {
         let here = self.memory_users().stateful();
         let is_missing = |plugged: &Plugged, vf| {

@@ -11,7 +11,7 @@ use crate::vfio::error::VfioError;
 use crate::vfio::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 
-/// What devices reach. Nothing is mapped any more when this is dropped.
+/// Memory that devices reach. All of it is unmapped when this is dropped.
 pub(super) struct AddressSpace {
     iommu: Arc<dyn HostIommu>,
     reach: Vec<RangeInclusive<u64>>,
@@ -29,7 +29,7 @@ impl AddressSpace {
         Self { iommu, reach, most, mapped: BTreeMap::new(), is_miscounted: false }
     }
 
-    /// Where the kernel counts what is pinned, in a process's status.
+    /// Field of a process's status in which the kernel counts pinned memory.
     pub(super) fn counted(&self) -> &'static str {
         self.iommu.counted()
     }
@@ -205,7 +205,7 @@ impl Drop for AddressSpace {
 ///
 /// # Errors
 ///
-/// What `change` says; if it lacks memory and the limit is too low, that, with the numbers.
+/// Result of `change`; if it lacks memory because the limit is too low, an error with the numbers.
 pub(super) fn pinning(
     counted: &str,
     size: u64,

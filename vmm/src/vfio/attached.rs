@@ -1,4 +1,4 @@
-//! What has been attached to an address space: a group, with all devices that are opened by it, or one device.
+//! Objects that are attached to an address space: a group, with all devices that are opened by it, or a device.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) struct Attached {
     known: Arc<KnownFiles>,
 }
 
-/// What is attached.
+/// Object that is attached.
 pub(super) enum AttachedFile {
     /// A group, which is open once.
     Group(OwnedFd),
@@ -47,13 +47,13 @@ impl AttachedFile {
 }
 
 impl Attached {
-    /// What is attached to `space` and has devices of the group number `group`. KVM is told of it by `known`.
+    /// Object that is attached to `space` and has devices of the group number `group`. KVM is given it by `known`.
     pub(super) fn new(file: AttachedFile, space: Space, group: u32, known: &Arc<KnownFiles>) -> Self {
         known.add(file.file().as_fd());
         Self { space, file, group, known: Arc::clone(known) }
     }
 
-    /// What its devices reach.
+    /// Memory that its devices reach.
     pub(super) const fn space(&self) -> &Space {
         &self.space
     }
@@ -63,7 +63,7 @@ impl Attached {
         self.group
     }
 
-    /// Whether further devices of the group are opened by this.
+    /// True if further devices of the group are opened by this.
     pub(super) const fn is_group(&self) -> bool {
         matches!(self.file, AttachedFile::Group(_))
     }

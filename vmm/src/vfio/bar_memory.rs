@@ -12,12 +12,12 @@ use crate::vfio::piece::Piece;
 pub(super) struct BarMemory {
     /// The guest's address of its first byte.
     pub address: u64,
-    /// Where this process has it.
+    /// Mapping in this process.
     pub memory: Arc<FileMapping>,
 }
 
 impl BarMemory {
-    /// What other devices reach of it: all, at the guest's addresses.
+    /// Part that other devices reach: all of it, at the guest's addresses.
     pub(super) fn piece(&self) -> Piece {
         let Self { address, memory } = self;
         let (size, host) = (memory.len(), memory.address() as u64);

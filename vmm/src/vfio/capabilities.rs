@@ -1,4 +1,4 @@
-//! Which capabilities of a device of the host its guest finds, and which bits of them are the host's.
+//! Capabilities of a host device that its guest finds, and their bits that are the host's.
 //!
 //! It is a list of what is allowed. A capability stays where the device has it, because drivers may know its place, and
 //! the chain passes by all others. Those that are not in the list are hidden: they concern the host's topology, memory
@@ -18,21 +18,21 @@ const MOST: usize = 1024;
 const PCIE_1_LEN: u16 = 0x14;
 /// The version in the PCI Express Capabilities register.
 const PCIE_VERSION: u32 = 0xf;
-/// What of PCI Express Capabilities is shown: the version, and Interrupt Message Number.
+/// Bits of PCI Express Capabilities that are shown: the version, and Interrupt Message Number.
 const PCIE_SHOWN: u32 = 0x3e00 | PCIE_VERSION;
-/// What of Device Capabilities is shown: Max_Payload_Size, extended tags, role-based error reporting.
+/// Bits of Device Capabilities that are shown: Max_Payload_Size, extended tags, role-based error reporting.
 const DEVICE_CAPABILITIES: u32 = 0x8027;
-/// What of Device Control is the host's: all but phantom functions, auxiliary power and Initiate FLR.
+/// Bits of Device Control that are the host's: all except phantom functions, auxiliary power and Initiate FLR.
 const DEVICE_CONTROL: u32 = 0x79ff;
-/// What of Device Status is shown, and what is cleared by writing 1.
+/// Bits of Device Status that are shown, and cleared by writing 1.
 const DEVICE_STATUS: u32 = 0x3f_0000;
 const DEVICE_STATUS_CLEAR: u32 = 0xf_0000;
-/// What of Device Capabilities 2 and Device Control 2 is the host's: completion timeouts.
+/// Bits of Device Capabilities 2 and Device Control 2 that are the host's: completion timeouts.
 const COMPLETION_TIMEOUTS: u32 = 0x1f;
 
 /// Bytes of Advanced Error Reporting in a function that is no root port (`PCIe 6.2 §7.8.4`).
 const AER_LEN: u16 = 0x2c;
-/// What software may enable in Advanced Error Capabilities and Control: ECRC generation and checking.
+/// Bits that software may set in Advanced Error Capabilities and Control: ECRC generation and checking.
 const AER_CONTROL: u32 = 0x140;
 /// Bytes of the Device Serial Number capability (`PCIe 6.2 §7.9.3`).
 const SERIAL_NUMBER_LEN: u16 = 0xc;
@@ -70,7 +70,7 @@ pub(super) enum Owned {
     Msix,
 }
 
-/// What the guest finds at a dword of configuration space behind the header.
+/// Register that the guest finds at a dword of configuration space behind the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Register {
     /// A capability of this program's, and the dword in it. The next pointer is in the dword 0.
@@ -85,7 +85,7 @@ pub(super) enum Register {
 #[derive(Debug, Default)]
 pub(super) struct Capabilities {
     registers: BTreeMap<Dword, Register>,
-    /// Where those are that this program owns, and their next pointers.
+    /// Offsets of the capabilities that this program owns, and their next pointers.
     owned: BTreeMap<Owned, (u16, u8)>,
     head: u8,
 }
@@ -115,12 +115,12 @@ impl Capabilities {
         self.head
     }
 
-    /// What is at `reg`.
+    /// Register at `reg`.
     pub(super) fn register(&self, reg: Dword) -> Option<Register> {
         self.registers.get(&reg).copied()
     }
 
-    /// Where a capability of this program's is.
+    /// Offset of a capability of this program's.
     pub(super) fn offset(&self, owned: Owned) -> Option<u16> {
         self.owned.get(&owned).map(|(offset, _)| *offset)
     }

@@ -11,7 +11,7 @@ use crate::vfio::iommufd::Iommufd;
 use crate::vfio::sysfs::SysfsDevice;
 use crate::vfio::{group, ioctl};
 
-/// Where these files are.
+/// Folder of these files.
 const FOLDER: &str = "/dev/vfio/devices";
 
 /// The file of `device`, which may be missing. `None` if VFIO has none for it.

@@ -11,13 +11,13 @@ use pci::{
 use crate::vfio::capabilities::{Capabilities, Owned, Passed, Register};
 use crate::vfio::msi::Msi;
 
-/// What software may write to Command.
+/// Writable bits of Command.
 const COMMAND: u16 = command::MEMORY_SPACE
     | command::BUS_MASTER
     | command::PARITY_ERROR_RESPONSE
     | command::SERR
     | command::INTERRUPT_DISABLE;
-/// What of it the host's Command has, too.
+/// Bits of Command that the host's Command has, too.
 const HOST_COMMAND: u16 = command::PARITY_ERROR_RESPONSE | command::SERR;
 /// Interrupt Pin of the only function of a device that has one.
 const INTA: u32 = 1;
@@ -26,16 +26,16 @@ const STATUS_ERRORS: u32 = 0xf900_0000;
 /// The smallest BAR that a function can have here, in bytes.
 const SMALLEST_BAR: u64 = 128;
 
-/// Why a device cannot be shown to a guest.
+/// Reason why a device cannot be shown to a guest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// It has no interrupts.
     #[error("it has neither MSI-X nor MSI, and no interrupt pin that the host can mask; give another device")]
     NoInterrupts,
-    /// Its BARs are impossible.
+    /// Impossible BARs.
     #[error("its BARs are not those of a PCI device: {0}")]
     Bars(#[from] BarError),
-    /// Its MSI-X capability is impossible.
+    /// Impossible MSI-X capability.
     #[error("its MSI-X capability is not that of a PCI device: {0}")]
     Msix(#[from] MsixError),
 }
@@ -56,7 +56,7 @@ pub(super) struct ConfigSpace {
     msix: Option<Msix>,
     /// The function has the pin INTA. This is its Interrupt Line, which software may write to and nothing reads.
     line: Option<Line>,
-    /// Whether the guest can reset the function.
+    /// True if the guest can reset the function.
     flr: bool,
 }
 
@@ -67,12 +67,12 @@ struct Line {
     at_reset: u8,
 }
 
-/// What a write does beside changing the registers here.
+/// Effects of a write besides the registers here.
 #[derive(Debug, PartialEq, Eq, Default)]
 pub(super) struct Written {
-    /// What may have changed.
+    /// State that may have changed.
     pub effects: Effects,
-    /// What is to be written to the host's dword, if anything is.
+    /// Write to the host's dword, if there is one.
     pub through: Option<Through>,
     /// The function is to be reset. Its registers are reset already.
     pub flr: bool,
@@ -91,14 +91,14 @@ pub(super) struct Through {
 /// A write of 1, 2 or 4 bytes at a natural boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HostWrite {
-    /// Where.
+    /// Offset of the write.
     pub offset: u16,
     bytes: [u8; 4],
     len: usize,
 }
 
 impl HostWrite {
-    /// What is written.
+    /// Bytes to write.
     pub(super) fn data(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
@@ -193,25 +193,25 @@ impl ConfigSpace {
         self.msix.as_mut()
     }
 
-    /// Whether the function interrupts by its pin: it has one, and no kind of messages is enabled
-    /// (`PCIe 6.2 §7.5.1.1.3`).
+    /// True if the function interrupts by its pin: it has one, and no kind of messages is enabled (`PCIe 6.2
+    /// §7.5.1.1.3`).
     pub(super) fn uses_pin(&self) -> bool {
         let sends = self.msi().is_some_and(Msi::enabled) || self.msix().is_some_and(Msix::enabled);
         self.line.is_some() && !sends
     }
 
-    /// Whether the function may access memory and send messages.
+    /// True if the function may access memory and send messages.
     pub(super) fn bus_master(&self) -> bool {
         self.command & command::BUS_MASTER != 0 && self.is_d0()
     }
 
-    /// Whether the function is in D0.
+    /// True if the function is in D0.
     pub(super) fn is_d0(&self) -> bool {
         self.power.as_ref().is_none_or(Power::is_d0)
     }
 
-    /// What the host's Command is to be. It always decodes memory: whether the guest finds that is decided here, and a
-    /// mapping of memory that is not decoded ends whoever touches it.
+    /// Value for the host's Command. It always decodes memory: visibility to the guest is decided here, and a process
+    /// that touches a mapping of memory that is not decoded is ended.
     pub(super) fn host_command(&self) -> u16 {
         let master = if self.bus_master() { command::BUS_MASTER } else { 0 };
         let no_pin =
@@ -226,8 +226,8 @@ impl ConfigSpace {
         }
     }
 
-    /// What the dword `reg` reads as: bits of this program's, and which bits are the host's. `pending` answers for each
-    /// MSI vector.
+    /// Value of the dword `reg`: bits of this program's, and a mask of the bits that are the host's. `pending` answers
+    /// for each MSI vector.
     pub(super) fn read(&self, reg: Dword, pending: impl Fn(u16) -> bool) -> (u32, u32) {
         if reg.offset() < header::FIRST_CAPABILITY {
             return self.read_header(reg.offset());

@@ -1,4 +1,4 @@
-//! Why a device of the host cannot be passed through: one line, to follow the option that names it.
+//! Reasons why a host device cannot be passed through: one line, to follow the option that names it.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -9,7 +9,7 @@ use virtio_devices::Locking;
 use crate::error_kind::ErrorKind;
 use crate::vfio::config_space::ConfigError;
 
-/// Why a device of the host cannot be passed through.
+/// Reason why a host device cannot be passed through.
 #[derive(Debug, thiserror::Error)]
 pub enum VfioError {
     /// There is no such folder.
@@ -35,7 +35,7 @@ pub enum VfioError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// Another device of the group has another driver.
@@ -68,7 +68,7 @@ pub enum VfioError {
     OpenIommufd {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// A descriptor is of something else, or closed.
@@ -106,7 +106,7 @@ pub enum VfioError {
     Unreachable {
         /// The guest's addresses.
         memory: RangeInclusive<u64>,
-        /// What the device reaches.
+        /// Addresses that the device reaches.
         reach: Vec<RangeInclusive<u64>>,
     },
     /// There is no room for as many mappings.
@@ -137,9 +137,9 @@ pub enum VfioError {
     /// A call fails that should not.
     #[error("cannot {action}: {error}")]
     Call {
-        /// What.
+        /// Failed action.
         action: &'static str,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// A guest cannot be shown such a device.

@@ -10,16 +10,16 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::vfio::host_device::HostDevice;
 
-/// What a device has been asked to do, and what it answers.
+/// Requests to a device, and its answers.
 #[derive(Default)]
 pub(super) struct State {
-    /// What each region holds.
+    /// Content of each region.
     pub regions: BTreeMap<usize, Vec<u8>>,
     /// Writes: region, offset, bytes.
     pub writes: Vec<(usize, u64, Vec<u8>)>,
     /// Eventfds by kind of interrupt and number.
     pub irqs: BTreeMap<(u32, u32), Option<Arc<EventFd>>>,
-    /// What unmasks interrupts, by kind.
+    /// Eventfds that unmask interrupts, by kind.
     pub unmasks: BTreeMap<u32, Arc<EventFd>>,
     /// The calls that say what unmasks an interrupt fail from now on.
     pub no_unmask: bool,
@@ -31,7 +31,7 @@ pub(super) struct State {
     pub fixed: bool,
     /// Resets.
     pub resets: usize,
-    /// What is mapped: region, offset, length.
+    /// Mappings: region, offset, length.
     pub mapped: Vec<(usize, u64, u64)>,
 }
 
@@ -47,7 +47,7 @@ impl FakeDevice {
         }
     }
 
-    /// Whether interrupts of kind `index` have been asked for.
+    /// True if interrupts of kind `index` have been asked for.
     pub(super) fn has(&self, index: u32) -> bool {
         self.0.lock().irqs.keys().any(|(other, _)| *other == index)
     }

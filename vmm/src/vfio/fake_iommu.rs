@@ -13,9 +13,9 @@ use crate::vfio::error::VfioError;
 use crate::vfio::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 
-/// What is mapped, and how many calls succeed.
+/// Mappings, and the number of calls that succeed.
 pub(super) struct FakeIommu {
-    /// What is mapped.
+    /// Mappings.
     pub mapped: Mutex<Vec<Piece>>,
     /// Calls that succeed before one fails.
     pub left: Mutex<usize>,
@@ -23,7 +23,7 @@ pub(super) struct FakeIommu {
     pub is_stuck: Mutex<bool>,
     /// It says of nothing that it was mapped.
     pub miscounts: Mutex<bool>,
-    /// What devices reach.
+    /// Addresses that devices reach.
     pub reach: Mutex<Vec<RangeInclusive<u64>>>,
     /// The most mappings.
     pub most: usize,
@@ -122,7 +122,7 @@ impl HostIommu for FakeIommu {
     }
 }
 
-/// Whether this process has memory at `address`, which is a page's.
+/// True if this process has memory at `address`, which is a page's.
 fn is_mapped(address: u64) -> bool {
     let mut resident = 0;
     // SAFETY: the kernel writes a byte for the one page, and reads nothing of the page.

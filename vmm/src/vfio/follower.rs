@@ -1,5 +1,5 @@
-//! What a device of the host reaches behind the guest's virtual IOMMU: the memory that its domain maps, in an address
-//! space of its own, which follows each request before the guest's driver is answered.
+//! Memory that a host device reaches behind the guest's virtual IOMMU: that which its domain maps, in an address space
+//! of its own, which follows each request before the guest's driver is answered.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ pub(super) struct Follower {
     /// The device's name in the VM.
     id: String,
     state: Mutex<State>,
-    /// What it was told and could not do.
+    /// Number of changes that failed.
     refused: AtomicU64,
-    /// How often the kernel did not take back what it was to, and how often nothing at all.
+    /// Numbers of times that the kernel unmapped less than it should, and that it unmapped nothing.
     untaken: [AtomicU64; 2],
 }
 
@@ -34,7 +34,7 @@ struct State {
     reach: Reach,
 }
 
-/// What the device reaches.
+/// Memory that the device reaches.
 enum Reach {
     Nothing,
     Everything,
@@ -44,7 +44,7 @@ enum Reach {
 }
 
 impl Reach {
-    /// What it is in `memory`.
+    /// Pieces of `memory` that it reaches.
     fn pieces(&self, memory: &GuestMap) -> Vec<Piece> {
         match self {
             Self::Nothing => Vec::new(),
@@ -102,7 +102,7 @@ impl Follower {
         self.state.lock().memory.clone()
     }
 
-    /// What it could not follow.
+    /// Number of changes that failed.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }

@@ -30,7 +30,7 @@ const CONFIG: usize = VFIO_PCI_CONFIG_REGION_INDEX as usize;
 /// The most vectors that MSI can have.
 const MOST_MSI: u16 = 32;
 
-/// What is counted of a device of the host.
+/// Counters of a host device.
 #[derive(Debug, Default)]
 pub(crate) struct VfioCounters {
     /// Accesses to BARs that left the guest.
@@ -56,16 +56,16 @@ impl VfioCounters {
     }
 }
 
-/// What has to live as long as the function.
+/// Objects that have to live as long as the function.
 pub(super) struct Kept {
     // Drop order: it is told of nothing any more when it goes.
-    /// Its place behind the guest's virtual IOMMU.
+    /// Endpoint behind the guest's virtual IOMMU.
     pub _behind: Option<Behind>,
-    /// Whoever watches it.
+    /// Registration of its watcher.
     pub _watched: Watched,
     /// Says that it is open.
     pub _mark: Arc<()>,
-    /// What follows the virtual IOMMU.
+    /// Follower of the virtual IOMMU.
     pub follower: Option<Arc<Follower>>,
 }
 
@@ -125,7 +125,7 @@ impl VfioFunction {
         self
     }
 
-    /// How what it counts is read: all of it, by name.
+    /// Reader of its counters: all of them, by name.
     pub(crate) fn counters(&self) -> impl Fn() -> Vec<(&'static str, u64)> + Send + 'static {
         let (counters, kept) = (Arc::clone(&self.counters), self.kept.as_ref());
         let follower = kept.and_then(|kept| kept.follower.as_ref()).map(Arc::downgrade);
@@ -197,7 +197,7 @@ impl VfioFunction {
         message.filter(|_| self.config.bus_master())
     }
 
-    /// Whether `vector` waits to be sent.
+    /// True if `vector` waits to be sent.
     fn is_pending(&self, vector: u16) -> bool {
         self.message(vector).is_none() && self.interrupts.is_signalled(vector)
     }
@@ -349,7 +349,7 @@ impl Signals for VfioFunction {
 }
 
 impl Inspect for VfioFunction {
-    /// Its registers change by themselves.
+    /// Always false: the registers change by themselves.
     fn config_is_static(&self, _rid: Rid) -> bool {
         false
     }
@@ -366,7 +366,7 @@ impl Inspect for VfioFunction {
         None
     }
 
-    /// What it reaches of the guest's memory is its address space's, which several devices share.
+    /// Adds nothing: the guest memory that it reaches belongs to its address space, which several devices share.
     fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
 }
 

@@ -25,7 +25,7 @@ pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     Ok(file.into())
 }
 
-/// Why not all devices of the group of `device` are VFIO's, or nobody's.
+/// Reason why not all devices of the group of `device` are VFIO's, or have no driver.
 pub(super) fn not_viable(device: &SysfsDevice) -> VfioError {
     let own = device.driver_error().filter(|error| matches!(error, VfioError::Driver(_)));
     let others = VfioError::NotViable { group: device.group, others: device.others_in_use() };

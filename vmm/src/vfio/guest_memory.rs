@@ -25,7 +25,7 @@ struct Mapped {
     // Drop order: what is mapped for devices stays mapped in this process until it is not any more.
     space: AddressSpace,
     memory: GuestMap,
-    /// What is mapped of BARs.
+    /// Mappings of BARs.
     bars: Vec<BarMemory>,
 }
 
@@ -122,7 +122,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// What is reached.
+    /// Memory that is reached.
     pub(super) fn memory(&self) -> GuestMap {
         self.mapped.lock().memory.clone()
     }

@@ -29,9 +29,9 @@ use crate::vfio::{cdev, group, rebound};
 pub(crate) struct VfioHost {
     known: Arc<KnownFiles>,
     open: Mutex<Open>,
-    /// Whether devices are to reach each other's BARs.
+    /// True if devices should reach each other's BARs.
     p2p: bool,
-    /// What they reach of each other.
+    /// BARs that they reach of each other.
     bars: Arc<PeerBars>,
     /// Made with the first device.
     watch: OnceLock<Arc<Watch>>,
@@ -50,7 +50,7 @@ struct Open {
 }
 
 impl Open {
-    /// What is attached.
+    /// Objects that are attached.
     fn attached(&self) -> impl Iterator<Item = Arc<Attached>> {
         self.attached.iter().filter_map(Weak::upgrade)
     }
@@ -89,12 +89,12 @@ impl VfioHost {
         Self { known, open, p2p, bars: Arc::default(), watch }
     }
 
-    /// Which groups and devices KVM knows of.
+    /// Groups and devices that KVM has been given.
     pub(crate) fn known_files(&self) -> &Arc<KnownFiles> {
         &self.known
     }
 
-    /// Where the host says what it wants of the devices, if there ever were any.
+    /// Watch of the host's notices about the devices, if there ever were any.
     pub(crate) fn watch(&self) -> Option<Arc<Watch>> {
         self.watch.get().cloned()
     }
@@ -134,7 +134,7 @@ impl VfioHost {
         Ok(OpenDevice { unmapped_bars: spec.unmapped_bars.clone(), host, info, watched, mark, follower, peers })
     }
 
-    /// Whether devices reach each other's BARs: iommufd maps memory alone for them.
+    /// True if devices reach each other's BARs: iommufd maps only memory for them.
     fn reaches_bars(&self, spec: &VfioSpec) -> bool {
         self.p2p && spec.interface == VfioInterface::Groups
     }

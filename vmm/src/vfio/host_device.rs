@@ -65,7 +65,7 @@ pub(super) trait HostDevice: Send {
 pub(super) struct KernelDevice {
     // Drop order: the device before what it was opened by.
     file: OwnedFd,
-    /// Where each region begins in the file, and its length.
+    /// Offset of each region in the file, and its length.
     regions: Vec<(u64, u64)>,
     _attached: Arc<Attached>,
 }

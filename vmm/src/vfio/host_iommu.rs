@@ -45,7 +45,7 @@ pub(crate) trait HostIommu: Send + Sync {
     /// driver attaches the device to a domain that has as many.
     fn most_mappings(&self) -> usize;
 
-    /// Where the kernel counts what is pinned, in a process's status.
+    /// Field of a process's status in which the kernel counts pinned memory.
     fn counted(&self) -> &'static str;
 
     /// Lets the devices of `file` have this address space: a group, with all its devices, until it is closed; or by
@@ -68,7 +68,7 @@ pub(crate) trait HostIommu: Send + Sync {
 /// The file of all containers.
 const CONTAINER: &str = "/dev/vfio/vfio";
 
-/// How many mappings an address space can have, unless the kernel says.
+/// Number of mappings that an address space can have, unless the kernel reports it.
 pub(super) const USUAL_LIMIT: usize = 65_535;
 
 /// VFIO's container with the type 1 IOMMU.

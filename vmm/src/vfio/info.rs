@@ -1,4 +1,4 @@
-//! What the kernel says of a device and of a container: structures with a chain of capabilities behind them
+//! Descriptions by the kernel of a device and of a container: structures with a chain of capabilities behind them
 //! (`linux/vfio.h`, `struct vfio_info_cap_header`).
 
 use std::mem::{offset_of, size_of};
@@ -21,11 +21,11 @@ pub(super) struct RegionInfo {
     pub flags: u32,
     /// Bytes; 0 if there is no such region.
     pub size: u64,
-    /// Where it begins in the device's file.
+    /// Offset in the device's file.
     pub offset: u64,
     /// The areas that can be mapped, if not all of it can be.
     pub sparse: Option<Vec<Range<u64>>>,
-    /// What holds the MSI-X table can be mapped, too.
+    /// True if the part with the MSI-X table can be mapped, too.
     pub msix_mappable: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct IrqInfo {
 /// All that is known of a device when it has been opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct DeviceInfo {
-    /// Whether it can be reset.
+    /// True if it can be reset.
     pub resets: bool,
     /// The BARs, the ROM and configuration space, by VFIO's numbers.
     pub regions: [RegionInfo; 8],
@@ -75,7 +75,7 @@ fn capabilities(info: &[u8], first: u32) -> Vec<(u32, &[u8])> {
     found
 }
 
-/// What `VFIO_DEVICE_GET_REGION_INFO` has answered.
+/// Parses the answer of `VFIO_DEVICE_GET_REGION_INFO`.
 pub(super) fn region(info: &[u8]) -> RegionInfo {
     let capabilities = capabilities(info, u32_at(info, offset_of!(vfio_region_info, cap_offset)));
     let with = |id: u32| capabilities.iter().find(|(found, _)| *found == id).map(|(_, bytes)| *bytes);
@@ -110,8 +110,8 @@ pub(super) fn reachable(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
     Some(list.chunks_exact(size_of::<vfio_iova_range>()).take(count.min(MOST)).map(range).collect())
 }
 
-/// How many mappings a container has room for, as `VFIO_IOMMU_GET_INFO` has answered. `None` if a kernel before 5.10
-/// does not say.
+/// Number of mappings that a container has room for, by the answer of `VFIO_IOMMU_GET_INFO`. `None` with a kernel
+/// before 5.10, which does not report it.
 pub(super) fn mappings_left(info: &[u8]) -> Option<u32> {
     let capabilities = capabilities(info, u32_at(info, offset_of!(vfio_iommu_type1_info, cap_offset)));
     let (_, bytes) = capabilities.into_iter().find(|(id, _)| *id == VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL)?;

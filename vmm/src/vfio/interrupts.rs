@@ -25,24 +25,24 @@ use crate::vfio::config_space::ConfigSpace;
 use crate::vfio::host_device::HostDevice;
 use crate::vfio::info::DeviceInfo;
 
-/// What the host's side of a pin must be able to do.
+/// Abilities that the host's side of a pin must have.
 const PIN: u32 = VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_MASKABLE | VFIO_IRQ_INFO_AUTOMASKED;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// What the host has been asked for.
+/// Requests to the host.
 #[derive(Debug)]
 struct Asked {
     /// The pin, MSI or MSI-X, by VFIO's number.
     index: u32,
     /// The vectors that the host has reserved, from 0.
     reserved: u16,
-    /// Those that have their eventfds.
+    /// Vectors that have their eventfds.
     given: BTreeSet<u16>,
 }
 
-/// Whether a device that is described by `info` has a pin whose level a guest can be given. The kernel says that a VF
-/// has none, and a device that is connected to no interrupt of the host.
+/// True if a device that is described by `info` has a pin whose level a guest can be given. The kernel reports none for
+/// a VF, and for a device that is connected to no interrupt of the host.
 pub(super) fn has_pin(info: &DeviceInfo) -> bool {
     let pin = info.irqs.get(VFIO_PCI_INTX_IRQ_INDEX as usize);
     pin.is_some_and(|irq| irq.count > 0 && irq.flags & PIN == PIN)
@@ -82,7 +82,7 @@ impl Interrupts {
         self.pin.as_ref()
     }
 
-    /// Whether `vector` has been signalled, and nobody has taken that yet.
+    /// True if `vector` has been signalled, and the signal was not taken yet.
     pub(super) fn is_signalled(&self, vector: u16) -> bool {
         let Some(eventfd) = self.eventfd(vector) else { return false };
         let mut fds = [PollFd::from_borrowed_fd(borrow_eventfd(eventfd), PollFlags::IN)];

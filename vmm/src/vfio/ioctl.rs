@@ -61,7 +61,7 @@ pub(super) const fn size_of_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// Whether this is a container of the interface that this program knows, with the type 1 IOMMU.
+/// True if this is a container of the interface that this program supports, with the type 1 IOMMU.
 pub(super) fn is_type1(container: &impl AsRawFd) -> bool {
     // SAFETY: neither call takes a pointer.
     let (version, type1) = unsafe {
@@ -76,7 +76,7 @@ pub(super) fn set_type1(container: &impl AsRawFd) -> io::Result<()> {
     checked(unsafe { ioctl_with_val(container, SET_IOMMU, VFIO_TYPE1v2_IOMMU.into()) }).map(drop)
 }
 
-/// Whether all devices of `group` are VFIO's, or nobody's.
+/// True if each device of `group` is VFIO's or has no driver.
 pub(super) fn is_viable(group: &impl AsRawFd) -> io::Result<bool> {
     let mut status = vfio_group_status { argsz: size_of_u32::<vfio_group_status>(), ..Default::default() };
     // SAFETY: the kernel writes no more than the structure, whose size it is told.
@@ -144,7 +144,7 @@ fn ask(file: &impl AsRawFd, question: c_ulong, size: usize, index: u32) -> io::R
     }
 }
 
-/// What `device` is.
+/// Description of `device`.
 pub(super) fn device_info(device: &impl AsRawFd) -> io::Result<vfio_device_info> {
     let mut info = vfio_device_info { argsz: size_of_u32::<vfio_device_info>(), ..Default::default() };
     // SAFETY: the kernel writes no more than the structure, whose size it is told.
@@ -152,12 +152,12 @@ pub(super) fn device_info(device: &impl AsRawFd) -> io::Result<vfio_device_info>
     Ok(info)
 }
 
-/// What region `index` of `device` is, with its capabilities.
+/// Description of region `index` of `device`, with its capabilities.
 pub(super) fn region_info(device: &impl AsRawFd, index: u32) -> io::Result<Vec<u8>> {
     ask(device, DEVICE_GET_REGION_INFO, size_of::<vfio_region_info>(), index)
 }
 
-/// What the interrupts `index` of `device` are.
+/// Description of the interrupts `index` of `device`.
 pub(super) fn irq_info(device: &impl AsRawFd, index: u32) -> io::Result<vfio_irq_info> {
     let mut info = vfio_irq_info { argsz: size_of_u32::<vfio_irq_info>(), index, ..Default::default() };
     // SAFETY: the kernel writes no more than the structure, whose size it is told.
@@ -213,7 +213,7 @@ pub(super) fn reset(device: &impl AsRawFd) -> io::Result<()> {
     checked(unsafe { ioctl(device, DEVICE_RESET) }).map(drop)
 }
 
-/// What the IOMMU of `container` can do.
+/// Description of the IOMMU of `container`.
 pub(super) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
     ask(container, IOMMU_GET_INFO, size_of::<vfio_iommu_type1_info>(), 0)
 }

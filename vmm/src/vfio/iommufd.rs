@@ -45,7 +45,7 @@ impl Iommufd {
         Ok(Self { file: file.into() })
     }
 
-    /// Its file.
+    /// File of the iommufd.
     pub(super) const fn file(&self) -> &OwnedFd {
         &self.file
     }
@@ -54,7 +54,7 @@ impl Iommufd {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// Fails with the error of the kernel.
     pub(super) fn bind(&self, device: &OwnedFd) -> io::Result<()> {
         ioctl::bind(device, self.file.as_raw_fd())
     }
@@ -73,9 +73,9 @@ impl Iommufd {
 pub(super) struct Ioas {
     iommufd: Arc<Iommufd>,
     id: u32,
-    /// Where mappings are copied from, if that has the same memory.
+    /// Address space from which mappings are copied, if it has the same memory.
     source: Option<Arc<Self>>,
-    /// What can be copied, by where this process has it.
+    /// Mappings that can be copied, by their address in this process.
     mapped: Mutex<BTreeMap<u64, Piece>>,
 }
 

@@ -25,7 +25,7 @@ pub(super) fn len_of(control: u32) -> u16 {
 /// The registers of the capability.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Msi {
-    /// What of Message Control is read-only.
+    /// Read-only bits of Message Control.
     shape: u32,
     control: u32,
     address: u64,
@@ -41,7 +41,7 @@ impl Msi {
         Self { shape, control: 0, address: 0, data: 0, mask: 0 }
     }
 
-    /// Whether MSI Enable is set.
+    /// True if MSI Enable is set.
     pub(super) fn enabled(&self) -> bool {
         self.control & ENABLE != 0
     }
@@ -64,7 +64,7 @@ impl Msi {
         self.shape & ADDRESS_64 != 0
     }
 
-    /// What is at the dword `reg` of the capability.
+    /// Field at the dword `reg` of the capability.
     fn field(&self, reg: Dword) -> Field {
         let has_mask = self.shape & MASKABLE != 0;
         match (reg.offset(), self.is_64()) {

@@ -21,9 +21,9 @@ pub(crate) struct OpenDevice {
     pub(super) mark: Arc<()>,
     pub(super) host: KernelDevice,
     pub(super) info: DeviceInfo,
-    /// Its address space, if it is to be behind the guest's virtual IOMMU.
+    /// Follower of its address space, if it should be behind the guest's virtual IOMMU.
     pub(super) follower: Option<Arc<Follower>>,
-    /// Who is to reach its BARs.
+    /// Peers that should reach its BARs.
     pub(super) peers: Option<Arc<dyn MemoryPeers>>,
 }
 

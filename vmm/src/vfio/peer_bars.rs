@@ -15,9 +15,9 @@ pub(super) struct PeerBars(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// What the guest finds.
+    /// BARs that the guest finds.
     bars: Vec<BarMemory>,
-    /// What the devices reach, while there are such devices.
+    /// Memory that the devices reach, while there are such devices.
     space: Weak<GuestMemory>,
     warned: bool,
 }

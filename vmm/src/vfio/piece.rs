@@ -1,4 +1,4 @@
-//! What is mapped for devices of the host: a piece of this process's memory.
+//! Mapping for host devices: a piece of this process's memory.
 
 use vm_memory::Permissions;
 
@@ -9,9 +9,9 @@ pub(super) struct Piece {
     pub iova: u64,
     /// Bytes, at least one.
     pub size: u64,
-    /// Where this process has it.
+    /// Address in this process.
     pub host: u64,
-    /// What devices may do there.
+    /// Accesses that are allowed to devices.
     pub access: Permissions,
 }
 

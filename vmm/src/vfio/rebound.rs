@@ -15,7 +15,7 @@ use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_CONFIG_REG
 use crate::vfio::error::VfioError;
 use crate::vfio::{info, ioctl, iommufd_ioctl};
 
-/// What is asked of the kernel.
+/// Requests to the kernel.
 trait Calls {
     /// Turns all interrupts of the device off.
     fn clear_irqs(&self);
@@ -47,7 +47,7 @@ struct Kernel<'a> {
 }
 
 impl Kernel<'_> {
-    /// Where the device's Command register is in its file.
+    /// Offset of the device's Command register in its file.
     fn command_at(&self) -> io::Result<u64> {
         let region = info::region(&ioctl::region_info(self.device, VFIO_PCI_CONFIG_REGION_INDEX)?);
         Ok(region.offset.saturating_add(header::COMMAND_STATUS.into()))

@@ -10,7 +10,7 @@ use crate::vfio::info::RegionInfo;
 
 /// The page size, in bytes.
 const PAGE: u64 = 4096;
-/// What a region has to allow.
+/// Flags that a region has to have.
 const ALL: u32 = VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
 /// The most areas of one BAR: each takes a memory slot.
 const MOST: usize = 64;
@@ -33,7 +33,7 @@ pub(super) fn areas(region: &RegionInfo, kept: &[Range<u64>]) -> Vec<Range<u64>>
     areas.into_iter().map(whole).filter(|area| area.start < area.end).take(MOST).collect()
 }
 
-/// What is left of `area` without `hole`.
+/// Rest of `area` without `hole`.
 fn without(area: Range<u64>, hole: &Range<u64>) -> [Range<u64>; 2] {
     let before = area.start..area.end.min(hole.start).max(area.start);
     let after = area.start.max(hole.end).min(area.end)..area.end;

@@ -1,4 +1,4 @@
-//! What devices of the host reach of the guest's memory.
+//! Guest memory that host devices reach.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use crate::vfio::error::VfioError;
 use crate::vfio::follower::Follower;
 use crate::vfio::guest_memory::GuestMemory;
 
-/// What devices reach.
+/// Memory that devices reach.
 #[derive(Clone)]
 pub(super) enum Space {
     /// All of the guest's memory, as all such devices do.
     All(Arc<GuestMemory>),
-    /// What a virtual IOMMU maps for one device.
+    /// Mappings of a virtual IOMMU for a device.
     Followed {
         // Drop order: what is copied goes before that of which it is a copy.
-        /// What follows the virtual IOMMU.
+        /// Follower of the virtual IOMMU.
         follower: Arc<Follower>,
         /// All of the guest's memory, if mappings are copies of it.
         all: Option<Arc<GuestMemory>>,

@@ -1,4 +1,4 @@
-//! Which devices of the host a VM is to have, and how.
+//! Host devices for a VM, and their options.
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -11,19 +11,19 @@ use crate::vfio::sysfs::SysfsDevice;
 /// A device of the host that is to be passed through.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VfioSpec {
-    /// Its name in the VM.
+    /// Name in the VM.
     pub id: String,
-    /// Which it is.
+    /// Source of the device.
     pub source: VfioSource,
     /// By which of the kernel's interfaces: the same for all of a VM.
     pub interface: VfioInterface,
-    /// Whether it is behind the guest's virtual IOMMU.
+    /// True if it is behind the guest's virtual IOMMU.
     pub iommu: bool,
     /// The BARs that are not mapped into the guest, 0 to 5.
     pub unmapped_bars: Vec<u8>,
 }
 
-/// How a device of the host is given.
+/// Way in which a host device is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VfioSource {
     /// By its folder in sysfs.
@@ -42,7 +42,7 @@ pub enum VfioInterface {
 }
 
 impl VfioSource {
-    /// Which device of the host this is, and a copy of its own file, if this process was given it.
+    /// Finds the host device, and a copy of its own file, if this process was given it.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What sysfs says of a PCI device of the host.
+//! Description in sysfs of a PCI device of the host.
 
 use std::ffi::CString;
 use std::fs;
@@ -13,11 +13,11 @@ const HARMLESS: [&str; 2] = ["pcieport", "pci-stub"];
 /// A PCI device of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SysfsDevice {
-    /// Its folder in sysfs, without links.
+    /// Folder in sysfs, without links.
     pub folder: PathBuf,
-    /// Its address, such as `0000:01:00.1`, by which VFIO knows it.
+    /// Address, such as `0000:01:00.1`, by which VFIO knows it.
     pub name: CString,
-    /// Its IOMMU group.
+    /// IOMMU group.
     pub group: u32,
 }
 
@@ -47,7 +47,7 @@ impl SysfsDevice {
         Path::new("/dev/vfio").join(self.group.to_string())
     }
 
-    /// Why VFIO has no file for its group: the driver that has the device.
+    /// Reason why VFIO has no file for its group: the driver that has the device.
     pub(super) fn driver_error(&self) -> Option<VfioError> {
         match target(&self.folder, "driver") {
             None => Some(VfioError::NoDriver),

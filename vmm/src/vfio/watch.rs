@@ -1,4 +1,4 @@
-//! What the host wants of devices that it has given away: the device itself, back; or to tell of an error.
+//! Notices of the host about devices that it has given away: a request to release the device, or an error.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Notices that are taken at once; others wait.
 const AT_MOST: usize = 16;
 
-/// What the host says of a device.
+/// Notice of the host about a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// It wants the device back: its driver is to be unbound, or the device to be removed. It says so again and again.
@@ -29,7 +29,7 @@ pub(crate) enum Notice {
 }
 
 impl Notice {
-    /// What is logged.
+    /// Text for the log.
     pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::Requested => "the host wants the device back; the guest is asked to release it",
@@ -99,7 +99,7 @@ impl Watch {
         Ok(watched)
     }
 
-    /// What the host has said since the last call, of which devices.
+    /// Takes the notices of the host since the last call, with their devices.
     pub(crate) fn take(&self) -> Vec<(String, Notice)> {
         let mut events = Vec::with_capacity(AT_MOST);
         if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&AT_ONCE)).is_err() {

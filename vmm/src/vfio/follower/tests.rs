@@ -187,7 +187,7 @@ fn what_the_kernel_has_taken_is_taken_whatever_it_says_of_its_size() {
     assert_eq!((fake.sorted(), follower.refused()), (vec![], 0));
 }
 
-/// What a guest may do.
+/// Step of a guest.
 #[derive(Debug, Clone)]
 enum Step {
     Map(u64, u64, u64, Permissions),

@@ -152,7 +152,7 @@ fn msi_has_all_of_its_vectors_at_once() {
     assert_eq!(device.take_calls(), ["1: off", "1: 2 of 0+2"]);
 }
 
-/// What the host is asked for, to have a pin.
+/// Requests to the host for a pin.
 const PIN: [&str; 2] = ["0: 1 of 0+1", "0: unmask"];
 
 #[test]

@@ -6,7 +6,7 @@ use super::*;
 use crate::vfio::fake_iommu::{FakeIommu, memory};
 
 const LEN: u64 = 0x2000;
-/// Where a BAR is.
+/// Address of a BAR.
 const BAR: u64 = 0xc000_0000;
 const RAM: [(u64, u64); 2] = [(0, 0x3000), (1 << 32, 0x1000)];
 
