@@ -22,15 +22,15 @@ mod snapshot;
 
 /// The kernel of the guests.
 const KERNEL: &str = "6.12";
-/// Where the programs and their files are: in the first-level machine's memory. While the machine waits for the
+/// Folder of the programs and their files: in the first-level machine's memory. While the machine waits for the
 /// checkout's disk, its clock jumps ahead by the wait.
 const IN_MEMORY: &str = "/run/lab";
 /// Time limits under load: for the start, and for each second of virtual time.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(200));
-/// How often a test is tried before it fails.
+/// Number of times that a test is tried before it fails.
 const ATTEMPTS: usize = 4;
 
-/// What is measured: for a network, what carries the frames between the container and the host.
+/// Subject of a measurement: for a network, the backend that carries frames between the container and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Backend {
     /// A tap, served by the VMM
@@ -94,8 +94,8 @@ impl Backend {
         }
     }
 
-    /// What a first-level machine of its own measures: tests by the names that the measuring program has for them, or
-    /// `all` of them.
+    /// Tests that a first-level machine of its own measures: by the names that the measuring program has for them, or
+    /// `all`.
     fn tests(self) -> &'static [&'static str] {
         match self {
             Backend::Switch
@@ -110,7 +110,7 @@ impl Backend {
         }
     }
 
-    /// How many measurements one machine makes.
+    /// Number of measurements of a machine.
     fn measurements(self) -> f64 {
         match self {
             // One of each network, or of each mode of the IOMMU.
@@ -149,7 +149,7 @@ impl Backend {
     }
 }
 
-/// What the measurement runs.
+/// Programs that the measurement runs.
 struct Programs {
     vmm: PathBuf,
     bench: PathBuf,
@@ -159,17 +159,17 @@ struct Programs {
     fixtures: PathBuf,
 }
 
-/// What is asked for.
+/// Options of a measurement.
 pub(crate) struct Options {
     /// The backend, or each in turn.
     pub backend: Option<Backend>,
-    /// How many seconds of virtual time a test takes.
+    /// Seconds of virtual time that a test takes.
     pub seconds: f64,
-    /// How often each test is run.
+    /// Number of runs of each test.
     pub runs: usize,
     /// The only test to run, by its name.
     pub only: Option<String>,
-    /// Whether to measure QEMU instead of cloud-hypervisor.
+    /// True to measure QEMU instead of cloud-hypervisor.
     pub qemu: bool,
     /// The VMM, instead of one that is built: a static binary in the checkout.
     pub vmm: Option<PathBuf>,

@@ -15,7 +15,7 @@ use crate::suite::{quote, vmm_arguments};
 
 /// A second of virtual time takes 5 s and more, and 255 VFs take many.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Where the guests' files are: in the first-level machine's memory. While the machine waits for the checkout's disk,
+/// Folder of the guests' files: in the first-level machine's memory. While the machine waits for the checkout's disk,
 /// its clock jumps ahead by the wait.
 pub(crate) const IN_MEMORY: &str = "/run/lab";
 /// The limit of open files. It is enough for 1,024 VFs.

@@ -1,4 +1,4 @@
-//! What cargo builds for the lab: static binaries, which run in the first-level machine as they run here.
+//! Programs that cargo builds for the lab: static binaries, which run in the first-level machine as they run here.
 //!
 //! Each user of the lab builds the programs that it runs, and no others.
 

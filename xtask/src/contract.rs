@@ -27,11 +27,11 @@ use crate::suite::Tally;
 
 /// The release of schemathesis that this was written for.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
-/// What is checked. That every valid request succeeds is not: most name a file of the host.
+/// Checks. The success of every valid request is not among them: most requests name a file of the host.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,unsupported_method,content_type_conformance,\
                       response_headers_conformance,response_schema_conformance,negative_data_rejection,\
                       allow_header_conformance";
-/// How long the program may take to start or to end.
+/// Time that the program may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The time between two requests to cancel a migration, far below the time that schemathesis waits for an answer.
 const CANCEL_EVERY: Duration = Duration::from_millis(200);
@@ -49,7 +49,7 @@ const GUEST: &[&str] = &[
     "id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=4",
 ];
 
-/// One run of schemathesis.
+/// Run of schemathesis.
 struct Pass {
     name: &'static str,
     has_guest: bool,
@@ -96,7 +96,7 @@ pub(crate) fn run(workspace: &Path, cases: usize) -> Result<Tally> {
     Ok(tally)
 }
 
-/// One run, and what it needs.
+/// Run, and its resources.
 struct Run<'a> {
     workspace: &'a Path,
     folder: &'a Path,
@@ -158,7 +158,7 @@ impl Run<'_> {
     }
 }
 
-/// How many operations were as described, and how many were not, from schemathesis' report.
+/// Numbers of operations that were as described, and that were not, from schemathesis' report.
 fn tally(report: &str) -> Tally {
     let report: Value = serde_json::from_str(report).unwrap_or_default();
     let tested = report.pointer("/operations/tested").and_then(Value::as_u64).unwrap_or(0);

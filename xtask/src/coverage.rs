@@ -21,20 +21,20 @@ const TEST_CODE: [&str; 4] = ["testing", "_tests", "/tests", "recording_vm"];
 
 /// The document that is rewritten.
 const DOCUMENT: &str = "docs/coverage.md";
-/// What the document says above its tables.
+/// Text of the document above its tables.
 const HEAD: &str = "# Coverage
 
 `cargo xtask fuzz --coverage` rewrites this file. Only lines that are compiled into the measured programs count, so a
 file has fewer lines here than in an editor. Files without a line that is run are left out, and so is code for tests.
 ";
-/// What it says above the table of the fuzz targets.
+/// Text above the table of the fuzz targets.
 const FUZZ: &str = "
 ## Fuzz targets
 
 Every input under `fuzz/corpus` is run once. On a fresh checkout the corpora are the seeds alone;
 `cargo xtask fuzz --time 600` grows them first. Backends, KVM and threads are not fuzzed.
 ";
-/// What it says above the table of the tests of `pci`.
+/// Text above the table of the tests of `pci`.
 const TESTS: &str = "
 ## Tests of `pci`
 
@@ -44,7 +44,7 @@ Every unit, property and conformance test of the crate is run once.
 /// The coverage of one file.
 #[derive(Debug, PartialEq, Eq)]
 struct File {
-    /// Its path in the checkout.
+    /// Path in the checkout.
     path: String,
     /// Lines with code.
     lines: u64,
@@ -65,7 +65,7 @@ pub(crate) fn write(workspace: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What it takes to measure.
+/// Resources of a measurement.
 struct Measure<'a> {
     fuzz: Fuzz,
     /// The folder of llvm-cov and llvm-profdata.
@@ -76,7 +76,7 @@ struct Measure<'a> {
 }
 
 impl Measure<'_> {
-    /// What the corpora reach, and how many inputs they have, in words.
+    /// Lines that the corpora reach, and the number of their inputs, in words.
     fn corpora(&self) -> Result<(String, Vec<File>)> {
         let step = Step::begin("build", "the fuzz targets, with coverage counters");
         output(self.cargo().args(["build", "--release", "--bin", "seeds", "--bin", "replay"]))?;
@@ -90,7 +90,7 @@ impl Measure<'_> {
         Ok((inputs.trim().to_string(), self.files(&[raw], &[replay])?))
     }
 
-    /// What the tests of `pci` run, and how many programs they are, in words.
+    /// Lines that the tests of `pci` run, and the number of their programs, in words.
     fn tests_of_pci(&self) -> Result<(String, Vec<File>)> {
         let step = Step::begin("build", "the tests of pci, with coverage counters");
         let mut build = self.cargo();

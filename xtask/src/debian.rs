@@ -14,7 +14,7 @@ use crate::nested::{Clock, FirstLevel};
 use crate::progress::{Step, note};
 use crate::suite::quote;
 
-/// How long the guest may take to its login prompt, in seconds. systemd takes minutes under two levels of emulation.
+/// Time that the guest may take to its login prompt, in seconds. systemd takes minutes under two levels of emulation.
 const LOGIN_LIMIT: u64 = 600;
 /// The size of the disk. The file is sparse.
 const DISK: &str = "640M";

@@ -16,12 +16,12 @@ use crate::place::{Place, is_root};
 use crate::progress::{Step, note, seconds};
 use crate::suite::{environment, quote};
 
-/// How long the demonstration may take once the lab is up.
+/// Time that the demonstration may take once the lab is up.
 const LIMIT: Duration = Duration::from_secs(300);
 /// The guest's kernel.
 const KERNEL: &str = "6.12";
 
-/// What is demonstrated.
+/// Subject of the demonstration.
 #[derive(Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
     /// A PF and its VFs.

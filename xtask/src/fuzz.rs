@@ -22,7 +22,7 @@ pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 const MAX_LEN: usize = 1024;
 /// The time limit per input in seconds. Most take less than a millisecond.
 const LIMIT: u32 = 20;
-/// How long each target runs as a part of `cargo xtask test`.
+/// Time that each target runs as a part of `cargo xtask test`.
 const SMOKE: Duration = Duration::from_secs(5);
 
 /// Runs `target`, or each target in turn, for `time`. Returns whether none failed.
@@ -156,10 +156,10 @@ fn executed(text: &str) -> Option<u64> {
     value.trim().parse().ok()
 }
 
-/// What a target found.
+/// Finding of a target.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding<'t> {
-    /// Its message.
+    /// Message.
     what: Vec<&'t str>,
     /// The input.
     file: Option<PathBuf>,

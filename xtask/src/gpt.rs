@@ -14,7 +14,7 @@ const ENTRY_LEN: usize = 128;
 /// Partitions begin at multiples of this many bytes, and nothing else but the first table is before the first.
 const ALIGNMENT: u64 = 1 << 20;
 
-/// What a partition holds.
+/// Type of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The file system from which firmware loads programs.

@@ -47,7 +47,7 @@ pub(crate) enum Image {
 }
 
 impl Image {
-    /// Those of guests, which the tests choose from. DPDK has nothing to do without an IOMMU.
+    /// Images of guests, which the tests choose from. DPDK has nothing to do without an IOMMU.
     pub(crate) fn of_guests(has_iommu_driver: bool) -> impl Iterator<Item = Image> {
         let all = [Image::Guest, Image::GuestWithLspci, Image::GuestWithModules, Image::DiskRoot];
         all.into_iter().chain(has_iommu_driver.then_some(Image::GuestWithDpdk))

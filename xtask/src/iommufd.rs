@@ -9,7 +9,7 @@ use crate::out_of_tree::Tree;
 
 /// The kernel's folder in the lab.
 pub(crate) const KERNEL: &str = "iommufd";
-/// What is taken of the kernel's source.
+/// Files that are taken of the kernel's source.
 const SOURCES: [&str; 6] = [
     "drivers/iommu/iommufd/*",
     "drivers/iommu/iommu-priv.h",
@@ -26,7 +26,7 @@ const MODULES: [&str; 5] = [
     "drivers/vfio/pci/vfio-pci-core.ko",
     "drivers/vfio/pci/vfio-pci.ko",
 ];
-/// What the kernel's configuration lacks, for the compiler.
+/// Definitions that the kernel's configuration lacks, for the compiler.
 const DEFINED: &str = "KCFLAGS=-DCONFIG_IOMMUFD_MODULE=1 -DCONFIG_IOMMUFD_DRIVER=1 -DCONFIG_VFIO_DEVICE_CDEV=1 \
     -DCONFIG_INTERVAL_TREE_SPAN_ITER=1";
 

@@ -74,7 +74,7 @@ fn xz(bytes: &[u8]) -> Result<Vec<u8>> {
 /// A module, uncompressed and ready for `insmod`.
 #[derive(Debug)]
 pub(crate) struct Module {
-    /// Its name with underscores, as the kernel spells it.
+    /// Name with underscores, as the kernel spells it.
     pub name: String,
     /// The ELF file.
     pub image: Vec<u8>,

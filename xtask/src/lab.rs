@@ -17,13 +17,13 @@ use crate::progress::Step;
 
 /// A kernel of the lab, by the package it comes from.
 struct Kernel {
-    /// Its folder below `target/lab/kernels`.
+    /// Folder below `target/lab/kernels`.
     name: &'static str,
     /// The package that depends on the newest build of it.
     meta: &'static str,
-    /// Which versions of it: see [`Apt::resolve`].
+    /// Versions of it that are taken: see [`Apt::resolve`].
     series: &'static str,
-    /// How the packages that hold it are called, before its version.
+    /// Prefixes of the names of its packages, before the version.
     packages: &'static [&'static str],
     /// The modules that the lab loads, without what they depend on.
     modules: &'static [&'static str],
@@ -58,7 +58,7 @@ macro_rules! guest_extra {
     };
 }
 
-/// Those that every guest's kernel has.
+/// Modules that every guest's kernel has.
 const GUEST_EXTRA: &[&str] = guest_extra![];
 /// The same, the driver of the virtual IOMMU, and those that give functions behind it to programs and to nested VMs.
 const GUEST_EXTRA_IOMMU: &[&str] = guest_extra!["virtio_iommu", "vfio-pci", "vfio_iommu_type1", "kvm-amd"];
@@ -180,7 +180,7 @@ pub(crate) struct ExtraModules<'a> {
     pub name: &'a str,
     /// Debian's, without what they depend on.
     pub debian: &'a [&'a str],
-    /// Those that are built here, in load order, behind Debian's.
+    /// Modules that are built here, in load order, after Debian's.
     pub built: &'a [PathBuf],
 }
 
@@ -222,7 +222,7 @@ impl Lab {
         Ok(self.kernel_path(name, file))
     }
 
-    /// Where [`Lab::kernel`] keeps a file, which may be missing.
+    /// Path at which [`Lab::kernel`] keeps a file, which may be missing.
     pub(crate) fn kernel_path(&self, name: &str, file: &str) -> PathBuf {
         self.folder.join("kernels").join(name).join(file)
     }
@@ -233,7 +233,7 @@ impl Lab {
         Ok(self.tool_path(path))
     }
 
-    /// Where [`Lab::tool`] keeps a file, which may be missing.
+    /// Path at which [`Lab::tool`] keeps a file, which may be missing.
     pub(crate) fn tool_path(&self, path: &str) -> PathBuf {
         self.folder.join("tools").join(path)
     }
@@ -420,7 +420,7 @@ impl Lab {
     }
 }
 
-/// Whether the lab has the driver of the virtual IOMMU for this kernel.
+/// True if the lab has the driver of the virtual IOMMU for this kernel.
 fn has_iommu_driver(kernel: &str) -> bool {
     KERNELS.iter().any(|known| known.name == kernel && known.extra == GUEST_EXTRA_IOMMU)
 }

@@ -12,7 +12,7 @@ use crate::error::{Context, Error, Result};
 /// The package whose binaries are distributed, and their platform.
 const PACKAGE: &str = "cloud-hypervisor";
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
-/// How the names of files with licence texts begin, in lower case.
+/// Prefixes of the names of files with licence texts, in lower case.
 const NAMES: [&str; 6] = ["license", "licence", "copying", "copyright", "notice", "unlicense"];
 /// The licence of this project, for crates that have it, too, and bring no text.
 const OWN: &str = "Apache-2.0";

@@ -56,9 +56,9 @@ use place::Place;
 use progress::{note, seconds};
 use suite::{Suite, Tally};
 
-/// How long a command of `cargo xtask lab run` may take.
+/// Time that a command of `cargo xtask lab run` may take.
 const RUN_LIMIT: Duration = Duration::from_secs(3600);
-/// How many random requests the contract tests send, beyond those that follow from the API's description.
+/// Number of random requests that the contract tests send, beyond those that follow from the API's description.
 const QUESTIONS: usize = 320;
 
 #[derive(Parser)]
@@ -75,10 +75,10 @@ struct Arguments {
 enum Task {
     /// Boots a guest with an SR-IOV NIC, enables its 8 VFs and pings the host through each
     Demo {
-        /// What is shown instead: VFs of two tenants on a switch, which reach their own and no other
+        /// Part to show instead: VFs of two tenants on a switch, which reach their own and no other
         #[arg(value_enum)]
         part: Option<demo::Part>,
-        /// Where guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
+        /// Machine on which guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
         lab: Option<Place>,
     },
@@ -89,7 +89,7 @@ enum Task {
         part: Option<Part>,
         /// Runs only the integration tests whose name (file::test) contains this
         filter: Option<String>,
-        /// Where guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
+        /// Machine on which guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
         lab: Option<Place>,
         /// Runs the longer tests, too: a cloud image, and what the second kernel most likely repeats
@@ -110,7 +110,7 @@ enum Task {
         /// Seconds of virtual time per test; each second takes minutes of real time
         #[arg(long, default_value_t = 0.3)]
         seconds: f64,
-        /// How often each test is run
+        /// Number of runs of each test
         #[arg(long, default_value_t = 3)]
         runs: usize,
         /// Runs only this test of the backend, such as bulk-in of tap, or eight of migration
@@ -180,7 +180,7 @@ enum LabTask {
     },
     /// Measures boots, VFs and the VMM's resident memory in virtual time
     BootTime {
-        /// How often each figure is measured
+        /// Number of measurements of each figure
         #[arg(long, default_value_t = 3)]
         runs: usize,
         /// Measures only this many VFs: 7, 64 or 255
@@ -211,7 +211,7 @@ enum LabTask {
         /// The form of the disk
         #[arg(value_enum, default_value_t = cloud_image::Form::Raw)]
         form: cloud_image::Form,
-        /// What boots it
+        /// Firmware that boots it
         #[arg(long, value_enum, default_value_t = cloud_image::Firmware::Edk2)]
         firmware: cloud_image::Firmware,
     },

@@ -23,7 +23,7 @@ const OF_DEVICES: &[&str] = &[
 ];
 /// Tests that it does not run: they look up each of 65,536 routing IDs, which takes it half an hour.
 const LEFT_OUT: &[&str] = &["topology::tests"];
-/// How many random cases of a property it runs. It is hundreds of times slower than the processor.
+/// Number of random cases of a property. Miri is hundreds of times slower than the processor.
 const CASES: &str = "2";
 
 /// Runs the tests, and prints their total.

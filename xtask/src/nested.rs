@@ -19,16 +19,16 @@ use crate::iommufd;
 use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
 use crate::newer_qemu;
 
-/// How long the first-level machine may take to boot to its init. It takes 3 to 6 s.
+/// Time that the first-level machine may take to boot to its init. It takes 3 to 6 s.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// How often a machine with [`Clock::Real`] is woken. QEMU 7.2 now and then loses the first level's timer interrupt,
-/// which stops all of Linux's timers: the machine hangs until another interrupt arrives, such as that of its serial
-/// port.
+/// Interval at which a machine with [`Clock::Real`] is woken. QEMU 7.2 now and then loses the first level's timer
+/// interrupt, which stops all of Linux's timers: the machine hangs until another interrupt arrives, such as that of its
+/// serial port.
 const WAKE_INTERVAL: Duration = Duration::from_secs(5);
 /// The first byte of a line from the first-level machine's init, as opposed to a command's output.
 const RECORD: u8 = 0x1e;
 
-/// How the first-level machine keeps time.
+/// Clock of the first-level machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
     /// The machine's own.
@@ -53,11 +53,11 @@ pub(crate) enum Nics {
 /// The kind of a first-level machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Machine {
-    /// Its kernel in the lab.
+    /// Kernel in the lab.
     pub kernel: &'static str,
-    /// How it keeps time.
+    /// Clock of the machine.
     pub clock: Clock,
-    /// Its NICs.
+    /// NICs of the machine.
     pub nics: Nics,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct FirstLevel {
     output: Receiver<Vec<u8>>,
 }
 
-/// Why a command returned no exit status.
+/// Reason why a command returned no exit status.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lost {
     /// It exceeded its time limit.
@@ -93,7 +93,7 @@ pub(crate) enum Lost {
 }
 
 impl Lost {
-    /// What happened to a command with the time limit `limit`, for the person at the terminal.
+    /// Description of a command's loss for the person at the terminal. The command had the time limit `limit`.
     pub(crate) fn explain(&self, limit: Duration) -> String {
         match self {
             Lost::TimedOut => format!("it ran longer than {} s", limit.as_secs()),

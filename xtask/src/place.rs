@@ -1,4 +1,4 @@
-//! Where guests run: on this machine's own KVM if it can run a stock kernel, otherwise in the nested lab.
+//! Machine on which guests run: this one, on its own KVM, if that can run a stock kernel, otherwise the nested lab.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -15,14 +15,14 @@ use crate::lab::Lab;
 use crate::nested::{Clock, FirstLevel, Lost, Machine};
 use crate::progress::{Step, note};
 
-/// How long this machine's own KVM may take to boot a stock kernel to its init. Real hardware takes half a second.
+/// Time that this machine's own KVM may take to boot a stock kernel to its init. Real hardware takes half a second.
 const PROBE_LIMIT: Duration = Duration::from_secs(8);
 /// The kernel that is booted to find out. Every command that runs guests needs this one anyway.
 const PROBE_KERNEL: &str = "6.12";
 /// The first line that the init of every guest prints.
 const READY_MARK: &str = "@@ready";
 
-/// Where guests run.
+/// Machine on which guests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Place {
     /// On this machine's own KVM
@@ -75,7 +75,7 @@ impl Place {
         }
     }
 
-    /// What follows from the probe's answer, and how to override it.
+    /// Consequence of the probe's answer, and the way to override it.
     fn reason(self) -> &'static str {
         match self {
             Place::Host => "guests run on this machine's own KVM (--lab nested emulates one instead)",
@@ -106,7 +106,7 @@ impl Place {
         }
     }
 
-    /// How many workers fit into this place.
+    /// Number of workers that fit into this place.
     pub(crate) fn workers(self) -> usize {
         match self {
             // Tests use the same names of taps.
@@ -126,7 +126,7 @@ fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
-/// Whether this program runs as root.
+/// True if this program runs as root.
 pub(crate) fn is_root() -> bool {
     // SAFETY: geteuid has no precondition and cannot fail.
     unsafe { libc::geteuid() == 0 }
@@ -155,7 +155,7 @@ impl Worker {
         }
     }
 
-    /// How the kernel below the commands is broken, according to its log. This machine's own kernel is assumed to work.
+    /// Fault of the kernel below the commands, according to its log. This machine's own kernel is assumed to work.
     pub(crate) fn complaint(&mut self) -> Option<String> {
         let Worker::Nested(machine) = self else { return None };
         let mut lines = Vec::new();

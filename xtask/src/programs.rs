@@ -11,7 +11,7 @@ use crate::lab::Lab;
 
 /// The dynamic loader. No program lists it as a library.
 pub(crate) const LOADER: &str = "ld-linux-x86-64.so.2";
-/// What DPDK loads by name, when it is told to: the driver of virtio NICs, and pools of packets.
+/// Libraries that DPDK loads by name, on request: the driver of virtio NICs, and pools of packets.
 const DPDK_DRIVERS: [&str; 2] = ["librte_net_virtio.so.25", "librte_mempool_ring.so.25"];
 
 /// The folder of `ip` and `nft`, which set up networks of containers in a guest. Their libraries are in `lib`. Fetches

@@ -35,7 +35,7 @@ impl Splice {
         Ok(Splice { address, ended, accepting: Some(accepting) })
     }
 
-    /// Where clients connect.
+    /// Address for clients.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }

@@ -17,14 +17,14 @@ use crate::place::{Place, Worker};
 use crate::progress::{note, seconds};
 use crate::{iommufd, newer_qemu};
 
-/// How long one test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
+/// Time that a test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 /// The variables that say how often tests repeat what must not wear out. With one of them, a test may take
 /// [`LONG_LIMIT`].
 const ROUNDS: [&str; 5] = ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_ROUNDS"];
-/// How long one test may take in a longer run.
+/// Time that a test may take in a longer run.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
-/// How long a test may take in a machine whose clock counts instructions, which is slower.
+/// Time that a test may take in a machine whose clock counts instructions, which is slower.
 const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
 /// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
 /// in firmware, by an assertion on its own lock, unless the machine's clock counts instructions.
@@ -36,7 +36,7 @@ const IOMMUFD_TESTS: &str = "vfio_iommufd";
 /// The modules that these load, beside the kernel of that machine.
 const VFIO_MODULES: &str = "extra/vfio-pci";
 
-/// How many tests passed and failed.
+/// Numbers of tests that passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Tests that passed.
@@ -64,19 +64,19 @@ pub(crate) struct Suite<'a> {
     pub fixtures: &'a Path,
     /// Each file of integration tests: its name, and the test binary.
     pub tests: &'a [(String, PathBuf)],
-    /// Where guests run.
+    /// Machine on which guests run.
     pub place: Place,
     /// Only tests whose name contains this are run.
     pub filter: &'a str,
-    /// Whether to run the longer tests too, which are those that the test harness ignores unless it is told.
+    /// True to run the longer tests too, which are those that the test harness ignores by default.
     pub all: bool,
-    /// Whether to rewrite the expectations from what the guests show.
+    /// True to rewrite the expectations from the guests' output.
     pub bless: bool,
-    /// Whether to show everything that a test prints, while it runs.
+    /// True to show all output of a test while it runs.
     pub verbose: bool,
 }
 
-/// One test.
+/// A single test.
 #[derive(Clone)]
 struct Test {
     file: String,
@@ -96,7 +96,7 @@ impl Test {
         }
     }
 
-    /// How long it may take.
+    /// Time that it may take.
     fn limit(&self) -> Duration {
         match self.machine().clock {
             Clock::Real if ROUNDS.iter().any(|name| std::env::var_os(name).is_some()) => LONG_LIMIT,
@@ -106,7 +106,7 @@ impl Test {
     }
 }
 
-/// How one test ended.
+/// Result of a test.
 struct Report {
     test: Test,
     outcome: Outcome,
@@ -235,7 +235,7 @@ impl Suite<'_> {
         })
     }
 
-    /// Whether tests of both kinds run on this machine itself.
+    /// True if tests of both kinds run on this machine itself.
     fn is_host(&self, one: Machine, other: Machine) -> bool {
         self.place == Place::Host && [one, other].iter().all(|machine| machine.nics == Nics::None)
     }

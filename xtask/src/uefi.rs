@@ -1,4 +1,4 @@
-//! What UEFI firmware boots: Debian's firmware for Cloud Hypervisor, and disks that need no root to be made.
+//! Firmware and disks for UEFI: Debian's firmware for Cloud Hypervisor, and disks that need no root to be made.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const STUB: &str = "usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 pub(crate) const EFI_SYSTEM_SIZE: u64 = 64 << 20;
 /// The guest's kernel.
 pub(crate) const KERNEL: &str = "6.12";
-/// Its command line; the guest has IPv4 only, as those of the other tests.
+/// Command line; the guest has IPv4 only, as those of the other tests.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
 
 /// The firmware. Fetches it if it is missing.

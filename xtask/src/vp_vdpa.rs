@@ -20,9 +20,9 @@ use crate::suite::{environment, quote};
 pub(crate) const KERNEL: &str = "vp-vdpa";
 /// The driver's folder in the kernel's source.
 const FOLDER: &str = "drivers/vdpa/virtio_pci";
-/// Its only file.
+/// Only file of the driver.
 const DRIVER: &str = "drivers/vdpa/virtio_pci/vp_vdpa.c";
-/// How long a command may take.
+/// Time that a command may take.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Binds each NIC to the driver and makes a vDPA device of it. Guests' memory is pinned, which counts against a limit,
 /// and a device maps a limited number of pieces of it (vhost's `max_iotlb_entries`), so huge pages are turned on.

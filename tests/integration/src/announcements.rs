@@ -10,7 +10,7 @@ use crate::arp_traffic::{address, packet_socket};
 pub struct Announcements(OwnedFd);
 
 impl Announcements {
-    /// Those that arrive on `interface`.
+    /// Announcements that arrive on `interface`.
     pub fn on(interface: &str) -> Announcements {
         let (socket, mut place) = (packet_socket(), address(interface));
         place.sll_protocol = (libc::ETH_P_ARP as u16).to_be();
@@ -21,7 +21,7 @@ impl Announcements {
         Announcements(socket)
     }
 
-    /// Whether `who` announces itself within `limit`. Returns its MAC address then.
+    /// Waits up to `limit` for an announcement of `who`. Returns its MAC address.
     pub fn of(&self, who: Ipv4Addr, limit: Duration) -> Option<String> {
         let deadline = Instant::now() + limit;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {

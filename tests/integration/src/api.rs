@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-/// How long the VMM may take to create its socket.
+/// Time that the VMM may take to create its socket.
 const SOCKET_LIMIT: Duration = Duration::from_secs(30);
-/// How long it may take to answer.
+/// Time that it may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long a guest may take to release a device.
+/// Time that a guest may take to release a device.
 const EJECT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A client for one VMM's API socket.
@@ -23,7 +23,7 @@ pub struct Api {
     socket: PathBuf,
 }
 
-/// What the VMM answered.
+/// Answer of the VMM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// The status code.
@@ -72,7 +72,7 @@ impl Api {
         body
     }
 
-    /// Whether the VM has a device with this `id`.
+    /// True if the VM has a device with this `id`.
     pub fn has_device(&self, id: &str) -> bool {
         self.info()["device_tree"].get(id).is_some()
     }

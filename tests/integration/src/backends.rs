@@ -13,7 +13,7 @@ use crate::lab::Kernel;
 use crate::sriov::{Pf, vf_mac};
 use crate::tap::HostTap;
 
-/// How long the VMM may take to notice that a backend was lost or came back.
+/// Time that the VMM may take to notice that a backend was lost or came back.
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// The kind of a VF's backend.
@@ -31,7 +31,7 @@ pub enum Backend {
 
 /// The processes and taps behind a PF's VFs. Whatever the kind of backend, its host side is a tap.
 pub struct Backends {
-    /// What the names of taps and of vDPA devices begin with; the VF's index follows.
+    /// Prefix of the names of taps and of vDPA devices; the VF's index follows.
     prefix: String,
     kinds: Vec<Backend>,
     sockets: TempDir,

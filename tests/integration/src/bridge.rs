@@ -36,7 +36,7 @@ impl Bridge {
         bridge
     }
 
-    /// Its name.
+    /// Name of the bridge.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::Api;
 
-/// How long the VMM may take to listen, and the guest to print what is waited for.
+/// Time that the VMM may take to listen, and the guest to print the expected text.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The host's end of a console.

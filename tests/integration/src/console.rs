@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How often a command is repeated whose reply was garbled.
+/// Number of times that a command is repeated whose reply was garbled.
 const ATTEMPTS: usize = 3;
 
-/// How often a key is hit to wake a sleeping guest.
+/// Interval at which a key is hit to wake a sleeping guest.
 const KEYSTROKE_EVERY: Duration = Duration::from_secs(1);
 
-/// What a command in the guest printed, and its exit status.
+/// Output of a command in the guest, and its exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     /// The exit status.
@@ -23,7 +23,7 @@ pub struct Output {
     pub text: String,
 }
 
-/// Why the expected output did not come.
+/// Reason why the expected output did not come.
 #[derive(Debug)]
 pub(crate) enum Silence {
     /// The limit passed.
@@ -40,7 +40,7 @@ pub(crate) enum Silence {
 pub(crate) struct Console {
     input: Box<dyn Write + Send>,
     received: Arc<Received>,
-    /// How much of the received data has been consumed.
+    /// Number of bytes of the received data that have been consumed.
     position: usize,
     next_command: u32,
 }

@@ -16,9 +16,9 @@ const BURST: usize = 4;
 const PAUSE: Duration = Duration::from_millis(40);
 /// The port that the datagrams go to. Nobody listens there.
 const DISCARD: u16 = 9;
-/// How many frames must pass in each direction before traffic counts as flowing.
+/// Number of frames that must pass in each direction before traffic counts as flowing.
 const ENOUGH: u64 = 50;
-/// How long that may take.
+/// Time that this may take.
 const FLOW_LIMIT: Duration = Duration::from_secs(60);
 
 /// Traffic through one of a guest's NICs: adaptive pings from the guest, and datagrams from the host. The guest stops

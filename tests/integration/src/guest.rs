@@ -12,11 +12,11 @@ use crate::silence;
 use crate::terminal::Terminal;
 use crate::vmm::{Exit, Vmm, VmmCommand};
 
-/// How long a guest may take to start its init. The nested lab needs 5 s, and 10 s under load.
+/// Time that a guest may take to start its init. The nested lab needs 5 s, and 10 s under load.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
-/// How long a command in the guest may take by default.
+/// Time that a command in the guest may take by default.
 const COMMAND_LIMIT: Duration = Duration::from_secs(90);
-/// How long the VMM may take to exit after the guest has powered off.
+/// Time that the VMM may take to exit after the guest has powered off.
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
 /// The time in which a guest that is not stuck prints something, also under load.
 const SETTLE: Duration = Duration::from_secs(5);

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 
-/// How long testpmd may take to start. It needs 10 s in the nested lab, and much more under load.
+/// Time that testpmd may take to start. It needs 10 s in the nested lab, and much more under load.
 const START_LIMIT: Duration = Duration::from_secs(150);
-/// Where testpmd reads commands, and where it writes.
+/// File from which testpmd reads commands, and the file to which it writes.
 const COMMANDS: &str = "/tmp/testpmd.commands";
 const LOG: &str = "/tmp/testpmd.log";
 const PROMPT: &str = "testpmd> ";
@@ -39,7 +39,7 @@ impl Guest {
 
 /// DPDK's testpmd in a guest.
 pub struct GuestTestpmd {
-    /// How often it has asked for a command.
+    /// Number of times that it has asked for a command.
     prompts: usize,
 }
 

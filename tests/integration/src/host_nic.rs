@@ -147,12 +147,12 @@ impl HostNic {
         open(&Path::new("/dev/vfio/devices").join(entry))
     }
 
-    /// Its folder in sysfs.
+    /// Folder in sysfs.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Its address, such as `0000:01:00.0`.
+    /// PCI address, such as `0000:01:00.0`.
     pub fn name(&self) -> String {
         self.folder.file_name().unwrap().to_str().unwrap().to_string()
     }
@@ -183,13 +183,13 @@ impl HostNic {
 }
 
 impl Vmm {
-    /// What it has open and locked: the number of files, and the line of locked memory in its status.
+    /// Open and locked resources: the number of files, and the line of locked memory in its status.
     pub fn held(&self) -> (usize, String) {
         let files = fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count();
         (files, self.status("VmLck:"))
     }
 
-    /// What it has pinned by iommufd, in KiB.
+    /// Memory that it has pinned by iommufd, in KiB.
     pub fn pinned(&self) -> u64 {
         self.status("VmPin:").split_whitespace().nth(1).unwrap().parse().unwrap()
     }
@@ -200,7 +200,7 @@ impl Vmm {
         status.lines().find(|line| line.starts_with(name)).unwrap().to_string()
     }
 
-    /// Whether it has a BAR of a device of the host mapped.
+    /// True if it has a BAR of a host device mapped.
     pub fn has_bar_mapped(&self) -> bool {
         fs::read_to_string(format!("/proc/{}/maps", self.id())).unwrap().contains("[vfio-device]")
     }

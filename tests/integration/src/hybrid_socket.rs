@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::pattern;
 
-/// How long a transfer may take in the nested lab.
+/// Time that a transfer may take in the nested lab.
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// Connects to `port` of the guest, once somebody listens there.

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Where debugfs is mounted.
+/// Mount point of debugfs.
 pub(crate) const DEBUG: &str = "/sys/kernel/debug";
-/// Where tracefs is mounted.
+/// Mount point of tracefs.
 pub(crate) const TRACING: &str = "/sys/kernel/tracing";
 
 /// Mounts debugfs, unless it is mounted. Panics if the kernel has none.

@@ -13,7 +13,7 @@ use crate::tap::Subnet;
 
 /// The guest's port for receiving a file.
 const PORT: u16 = 5000;
-/// How long the guest may take to listen there, and to receive the file.
+/// Time that the guest may take to listen there, and to receive the file.
 const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
 
 impl Guest {

@@ -1,4 +1,4 @@
-//! What KVM saw: the calls by which a VMM adds and removes KVM objects, and the guest's exits. The source is the
+//! Records of KVM: the calls by which a VMM adds and removes KVM objects, and the guest's exits. The source is the
 //! kernel's tracing, so that no figure relies on the VMM's own account.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Where to find the lab's kernels and the VMM under test.
+//! Paths of the lab's kernels and of the VMM under test.
 
 use std::env;
 use std::fs;
@@ -43,7 +43,7 @@ pub enum Userland {
 }
 
 impl Kernel {
-    /// Its folder in the lab, which is also the prefix of its release unless it is of backports.
+    /// Folder in the lab, which is also the prefix of the release unless it is of backports.
     pub fn version(self) -> &'static str {
         match self {
             Kernel::V6_1 => "6.1",

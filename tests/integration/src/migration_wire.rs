@@ -1,5 +1,5 @@
-//! What is between both sides of a live migration, with a test in the middle: it passes frames on, and at one of them
-//! waits for what the test makes of it. Tests of the API include this file, too.
+//! Connections between both sides of a live migration, with a test in the middle: it forwards frames, and at one of
+//! them waits for the test's decision. Tests of the API include this file, too.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -17,15 +17,15 @@ use parking_lot::Mutex;
 const GREETING: usize = 40;
 /// A frame's header: its kind in 2 bytes, 2 of zero, the length of the rest in 4.
 const HEADER: usize = 8;
-/// How long the frame that is waited for may take.
+/// Time that the frame that is waited for may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// That has the guest.
+    /// Side that has the guest.
     Source,
-    /// That gets it.
+    /// Side that gets the guest.
     Target,
 }
 
@@ -60,14 +60,14 @@ impl Point {
     pub const RUNNING: Self = Self::Frame(8, 0);
 }
 
-/// What becomes of a frame that was waited for.
+/// Fate of a frame that was waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
     /// It goes on, and all that follows.
     Passes,
     /// It is lost, and all connections with it.
     IsCut,
-    /// Its first bytes arrive, and then all connections are lost.
+    /// Truncated: its first bytes arrive, and then all connections are lost.
     IsHalf,
 }
 
@@ -80,7 +80,7 @@ pub struct Wire {
     path: PathBuf,
 }
 
-/// What the threads that pass frames on share.
+/// State that the forwarding threads share.
 #[derive(Clone)]
 struct Middle {
     points: Vec<Point>,
@@ -91,7 +91,7 @@ struct Middle {
     rate: Option<usize>,
 }
 
-/// How often a slow connection passes its part of them, in a second.
+/// Number of times per second that a slow connection forwards its part of them.
 const PARTS: usize = 50;
 
 impl Wire {

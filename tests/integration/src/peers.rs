@@ -12,7 +12,7 @@ use crate::guest::Guest;
 use crate::stream::Stream;
 use crate::tap::Subnet;
 
-/// How long a program may take to start serving. DPDK needs 5 s in the nested lab, and more under load.
+/// Time that a program may take to start serving. DPDK needs 5 s in the nested lab, and more under load.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// `__SO_ACCEPTCON`, as shown in /proc/net/unix.
 const ACCEPTS: &str = "00010000";
@@ -104,12 +104,12 @@ impl Passt {
         self.repair = Some(Peer::start(command, path.with_extension("repair-log")));
     }
 
-    /// Whether it has ended, as it does when its connections were given to another.
+    /// True if it has ended, as it does when its connections were given to another.
     pub fn has_ended(&mut self) -> bool {
         self.peer.child.try_wait().expect("the program is our child").is_some()
     }
 
-    /// Its socket.
+    /// Path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -146,7 +146,7 @@ impl Passt {
     }
 }
 
-/// Whether a socket at `path` is listening: it exists a moment before that. Trying to connect would not do, since a
+/// True if a socket at `path` is listening: it exists a moment before that. Trying to connect would not do, since a
 /// passt serves one client only.
 pub(crate) fn is_listening(path: &Path) -> bool {
     // Address, references, protocol, flags, type, state, inode, path.

@@ -1,4 +1,4 @@
-//! Which I/O ports guests accessed, by the kernel's tracing, so that no figure relies on the VMM's own account.
+//! I/O ports that guests accessed, by the kernel's tracing, so that no figure relies on the VMM's own account.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -17,12 +17,12 @@ const FIRST: u16 = 0x5a00;
 pub struct Probes {
     stop: Arc<AtomicBool>,
     forgets: Arc<AtomicBool>,
-    /// How many pings each address has answered.
+    /// Number of pings that each address has answered.
     counts: Arc<[AtomicU64]>,
     thread: JoinHandle<Vec<Answers>>,
 }
 
-/// What came back from an address.
+/// Answers from an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answers {
     /// Pings that were answered.

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use crate::vmm::Vmm;
 
 const PAGE: u64 = 4096;
-/// What is compared at a time, in bytes.
+/// Bytes that are compared at a time.
 const PIECE: u64 = 1 << 20;
 
 /// A page in which two memories differ, and which of its bytes do.
@@ -55,7 +55,7 @@ fn memory_of(vmm: &Vmm) -> File {
     File::open(found.path()).unwrap_or_else(|error| panic!("{}: {error}", found.path().display()))
 }
 
-/// Whether there is nothing in the piece at `at`.
+/// True if the piece at `at` is a hole.
 fn is_hole(file: &File, at: u64) -> bool {
     // SAFETY: lseek has no memory effects.
     let next = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, libc::SEEK_DATA) };

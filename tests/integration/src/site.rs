@@ -1,4 +1,4 @@
-//! One of two places between which a guest moves: a VMM, with backends of its own.
+//! Place between which and another a guest moves: a VMM, with backends of its own.
 
 use std::path::PathBuf;
 use std::thread;
@@ -15,7 +15,7 @@ use crate::shared_memory::{self, Difference};
 use crate::tap::HostTap;
 use crate::vmm::VmmCommand;
 
-/// How long a migration may take.
+/// Time that a migration may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A VMM that stays when its guest is gone, and the backends at its side.
@@ -23,13 +23,13 @@ pub struct Site {
     name: &'static str,
     /// The guest, while it is here. Its VMM ends before the backends.
     pub guest: Guest,
-    /// Its API.
+    /// API of the VMM.
     pub api: Api,
     /// The backends of the VFs.
     pub backends: Backends,
     /// The tap of the PF.
     pf: HostTap,
-    /// How many VMMs have been there before.
+    /// Number of VMMs that have been there before.
     restarts: usize,
 }
 
@@ -82,7 +82,7 @@ impl Site {
         let _ = std::fs::remove_file(self.socket());
     }
 
-    /// Where it waits for guests.
+    /// Socket on which it waits for guests.
     pub fn socket(&self) -> PathBuf {
         std::env::temp_dir().join(format!("migration-{}-{}", std::process::id(), self.name))
     }

@@ -7,24 +7,24 @@ use crate::guest::{Guest, GuestSpec};
 use crate::lab::Kernel;
 use crate::tap::{Counters, HostTap, NEIGHBOUR_DELAY, Subnet};
 
-/// How long the guest may take to add or remove VFs with their drivers. 64 VFs take some 20 s under emulation.
+/// Time that the guest may take to add or remove VFs with their drivers. 64 VFs take some 20 s under emulation.
 const NUMVFS_LIMIT: Duration = Duration::from_secs(120);
 
 /// A PF.
 #[derive(Clone, Debug)]
 pub struct Pf {
-    /// Its address, such as `0000:00:01.0`.
+    /// PCI address, such as `0000:00:01.0`.
     pub address: String,
 }
 
 /// A VF that the guest sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vf {
-    /// Its index, from 0.
+    /// Index, from 0.
     pub index: usize,
-    /// Its address, such as `0000:01:00.0`.
+    /// PCI address, such as `0000:01:00.0`.
     pub address: String,
-    /// Its netdev, if it has one.
+    /// Netdev, if it has one.
     pub interface: Option<String>,
     /// The MAC address of its netdev, or an empty string.
     pub mac: String,
@@ -82,7 +82,7 @@ impl Pf {
         guest.ok(&format!("cat {}", self.file(name)))
     }
 
-    /// Its device and function numbers in one byte.
+    /// Device and function numbers in one byte.
     pub fn devfn(&self) -> usize {
         let (slot, function) = self.address["0000:00:".len()..].split_once('.').unwrap();
         usize::from_str_radix(slot, 16).unwrap() * 8 + function.parse::<usize>().unwrap()
@@ -138,7 +138,7 @@ impl Vf {
         }
     }
 
-    /// Its netdev. Panics if it has none.
+    /// Name of its netdev. Panics if it has none.
     pub fn interface(&self) -> &str {
         self.interface.as_deref().unwrap_or_else(|| panic!("VF {} at {} has no netdev", self.index, self.address))
     }

@@ -46,7 +46,7 @@ impl StoragePeer {
         StoragePeer { _peer: peer, socket }
     }
 
-    /// Its socket.
+    /// Path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

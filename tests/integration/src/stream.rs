@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::guest::Guest;
 use crate::tap::Subnet;
 
-/// How long bytes may take to come back. TCP sends what was lost again, after ever longer waits.
+/// Time that bytes may take to come back. TCP sends lost bytes again, after ever longer waits.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A TCP connection from the guest, on which each line comes back.

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many seconds Linux trusts a neighbour's address before it probes it: longer than any test, since a probe could
+/// Seconds for which Linux trusts a neighbour's address before it probes it: longer than any test, since a probe could
 /// be mistaken for a misrouted frame.
 pub(crate) const NEIGHBOUR_DELAY: u32 = 600;
 
-/// How long a neighbour may take to answer. Linux asks three times, a second apart.
+/// Time that a neighbour may take to answer. Linux asks three times, a second apart.
 const NEIGHBOUR_WAIT: Duration = Duration::from_secs(5);
 
 /// The private network between a tap and the guest's NIC: `10.77.<number>.0/24`.
@@ -33,7 +33,7 @@ impl Subnet {
 /// The queue mode of a tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Queues {
-    /// One queue, without multi-queue mode.
+    /// A single queue, without multi-queue mode.
     Single,
     /// Multi-queue mode, with one queue per opened descriptor.
     Multiple,
@@ -55,7 +55,7 @@ pub struct HostTap {
     keeper: Keeper,
 }
 
-/// What keeps a tap alive.
+/// Object that keeps a tap alive.
 #[derive(Debug)]
 enum Keeper {
     /// Another process holds it open.
@@ -87,7 +87,7 @@ impl HostTap {
         HostTap { name: name.into(), keeper: Keeper::Test { _queue: open_queue(name, Queues::Single) } }
     }
 
-    /// Its name.
+    /// Name of the tap.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -116,7 +116,7 @@ impl HostTap {
         ioctl(&socket, libc::SIOCSIFFLAGS, &mut request).expect("a tap can be brought up");
     }
 
-    /// Whether the host finds the neighbour `address` behind the tap: it asks by a broadcast, and is answered.
+    /// True if the host finds the neighbour `address` behind the tap: it asks by a broadcast, and is answered.
     pub fn reaches(&self, address: &str) -> bool {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a host has sockets");
         // The discard port. What is sent waits for the neighbour's answer.
@@ -166,7 +166,7 @@ impl Drop for HostTap {
     }
 }
 
-/// Whether the host has a network interface of that name.
+/// True if the host has a network interface of that name.
 pub fn interface_exists(name: &str) -> bool {
     Path::new("/sys/class/net").join(name).exists()
 }

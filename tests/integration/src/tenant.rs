@@ -40,7 +40,7 @@ impl Tenant {
         self.index
     }
 
-    /// Its IP address.
+    /// IP address.
     pub fn address(&self) -> String {
         format!("10.88.0.{}", self.index + 1)
     }
@@ -67,8 +67,8 @@ impl Tenant {
         guest.wait_for(&self.command(&format!("grep -q :{port:04X} /proc/net/tcp /proc/net/tcp6")));
     }
 
-    /// How many packets its kernel has found to have a wrong checksum of IP, TCP or UDP. It checks those of which its
-    /// NIC does not say that they are right.
+    /// Number of packets that its kernel has found to have a wrong checksum of IP, TCP or UDP. It checks those that its
+    /// NIC does not declare right.
     pub fn wrong_checksums(&self, guest: &mut Guest) -> u64 {
         let tables = self.inside(guest, "cat /proc/net/snmp /proc/net/netstat");
         // Each line of names is followed by one of numbers.
@@ -83,7 +83,7 @@ impl Tenant {
         wrong.iter().sum()
     }
 
-    /// Whether a ping to `address` is answered.
+    /// True if a ping to `address` is answered.
     pub fn reaches(&self, guest: &mut Guest, address: &str) -> bool {
         guest.run(&self.command(&format!("ping -c 3 -i 0.3 -W 2 -I vf {address}"))).status == 0
     }
@@ -109,7 +109,7 @@ impl Tenant {
     }
 }
 
-/// Who reaches whom: a row for each tenant, of `+` and `-`, and `.` for itself.
+/// Reachability between tenants: a row for each, of `+` and `-`, and `.` for itself.
 pub fn reachability(guest: &mut Guest, tenants: &[Tenant]) -> Vec<String> {
     let mut row = |from: &Tenant| {
         let mut cell = |to: &Tenant| match from.index == to.index {

@@ -31,7 +31,7 @@ impl Terminal {
         unsafe { Terminal { person: OwnedFd::from_raw_fd(person), program: OwnedFd::from_raw_fd(program) } }
     }
 
-    /// Its current settings.
+    /// Current settings.
     pub fn settings(&self) -> Settings {
         // SAFETY: termios is plain data for which zero is valid, and tcgetattr fills it.
         let termios = unsafe {
@@ -45,7 +45,7 @@ impl Terminal {
         }
     }
 
-    /// Whether input is edited by the line before a program gets it, as in a shell.
+    /// True if input is edited by the line before a program gets it, as in a shell.
     pub fn is_canonical(&self) -> bool {
         self.settings().flags[3] & libc::ICANON != 0
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::guest::Guest;
 use crate::tap::Subnet;
 
-/// How long a transfer may take. Even under emulation some 20 Mbit/s pass.
+/// Time that a transfer may take. Even under emulation some 20 Mbit/s pass.
 const LIMIT: Duration = Duration::from_secs(120);
 
 impl Guest {

@@ -14,7 +14,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What `vmm` uses now.
+    /// Current usage of `vmm`.
     pub fn of(vmm: &Vmm) -> Usage {
         let count = |folder: &str| fs::read_dir(format!("/proc/{}/{folder}", vmm.id())).unwrap().count();
         Usage { files: count("fd"), threads: count("task") }

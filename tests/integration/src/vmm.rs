@@ -144,23 +144,23 @@ pub struct Vmm {
     started: Instant,
 }
 
-/// How a VMM exited.
+/// Exit of a VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Its exit code, or nothing if a signal killed it.
+    /// Exit code, or nothing if a signal killed it.
     pub code: Option<i32>,
     /// Everything it wrote to standard error.
     pub errors: String,
 }
 
 impl Vmm {
-    /// Its process id.
+    /// Process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How the system calls of each of its threads are filtered, by their names (`proc_pid_status(5)`): `2` is by a
-    /// program. Without the threads that the kernel adds to a process that uses KVM, vhost or io_uring.
+    /// Modes of the system call filters of its threads, by their names (`proc_pid_status(5)`): `2` is by a program.
+    /// Without the threads that the kernel adds to a process that uses KVM, vhost or io_uring.
     pub fn seccomp_modes(&self) -> BTreeMap<String, String> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.id())).expect("the VMM runs");
         let status = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -173,12 +173,12 @@ impl Vmm {
         modes.filter(|(name, _)| !of_kernel(name)).collect()
     }
 
-    /// When its process was started.
+    /// Time at which its process was started.
     pub fn started(&self) -> Instant {
         self.started
     }
 
-    /// What it has written to standard error so far.
+    /// Text that it has written to standard error so far.
     pub fn errors(&self) -> String {
         self.errors.lock().clone()
     }
@@ -189,7 +189,7 @@ impl Vmm {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0, "sending signal {signal} to the VMM");
     }
 
-    /// Whether it is still running.
+    /// True if it is still running.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("the VMM is our child").is_none()
     }
@@ -203,7 +203,7 @@ impl Vmm {
         !self.is_running()
     }
 
-    /// What each of its threads does: its name, its state, and where in the kernel it waits.
+    /// Activity of each of its threads: its name, its state, and the place in the kernel where it waits.
     pub(crate) fn threads(&self) -> String {
         let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.id())) else { return String::new() };
         let read = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();

@@ -20,7 +20,7 @@ const KINDS: [Backend; 8] = [
     Backend::Vdpa,
     Backend::Vdpa,
 ];
-/// How many bytes pass through each VF in each direction.
+/// Number of bytes that pass through each VF in each direction.
 const BYTES: usize = 8 << 20;
 
 fn subnet(index: usize) -> Subnet {

@@ -10,16 +10,16 @@ use rstest::rstest;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
-/// How long a guest may take to return memory.
+/// Time that a guest may take to return memory.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Fills 96 MiB of memory.
 const FILL: &str = "mkdir -p /mnt; mount -t tmpfs -o size=128m tmpfs /mnt; \
                     dd if=/dev/urandom of=/mnt/a bs=1M count=1 2>/dev/null; \
                     for n in $(seq 96); do cat /mnt/a; done > /mnt/b";
-/// Whether memory that [`FILL`] filled has what was written there.
+/// Checks that memory that [`FILL`] filled has the bytes that were written there.
 const CHECK: &str = "for n in $(seq 96); do cat /mnt/a; done | cmp - /mnt/b";
 
-/// What the process `id` has in memory, in MiB.
+/// Memory of the process `id`, in MiB.
 fn resident(guest: &Guest) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", guest.vmm().id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -10,7 +10,7 @@ use integration::{Api, Flood, Guest, GuestSpec, Kernel, Pf, Subnet, spec_with_vf
 use rstest::rstest;
 use serde_json::json;
 
-/// How long the guest may take to release vCPUs.
+/// Time that the guest may take to release vCPUs.
 const EJECT_LIMIT: Duration = Duration::from_secs(60);
 /// The guest's online CPUs, as a list in Linux's format.
 const ONLINE: &str = "/sys/devices/system/cpu/online";

@@ -17,7 +17,7 @@ use serde_json::json;
 const VFS: usize = 3;
 /// Frames each way.
 const FRAMES: u64 = 20;
-/// How long frames may take.
+/// Time that frames may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn spec(api: &Api) -> GuestSpec {
@@ -116,7 +116,7 @@ fn dpdk_forwards_frames_on_vfs_while_the_kernel_has_another() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Whoever moves the frames of a VF reaches what DPDK has mapped for it.
+/// Each backend that moves the frames of a VF reaches the memory that DPDK has mapped for it.
 #[test]
 fn dpdk_echoes_over_every_kind_of_backend_while_the_kernel_has_another() {
     const KINDS: [Backend; 5] = [Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa, Backend::Tap];
@@ -147,7 +147,7 @@ fn dpdk_echoes_over_every_kind_of_backend_while_the_kernel_has_another() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// What DPDK has mapped for its VFs is there again in a restored VM, in which DPDK goes on without having noticed.
+/// Mappings of DPDK for its VFs are there again in a restored VM, in which DPDK continues without having noticed.
 #[test]
 #[ignore = "a longer test: a guest that is restored"]
 fn dpdk_goes_on_from_a_snapshot() {

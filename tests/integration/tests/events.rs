@@ -1,4 +1,4 @@
-//! What `--event-monitor` reports of a guest: its use of its NIC, and its panic.
+//! Events in `--event-monitor` of a guest: its use of its NIC, and its panic.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use integration::{Api, Guest, GuestSpec, Kernel, Pf, VmmCommand, predicted_vf_ad
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// How soon an event must be reported.
+/// Time within which an event must be reported.
 const EVENT_LIMIT: Duration = Duration::from_secs(10);
 
 /// The path of the event file, which is removed when this is dropped.

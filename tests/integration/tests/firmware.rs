@@ -94,7 +94,7 @@ fn today() -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// When the firmware wrote its variables to the FAT file system on `disk`: the date in the file's directory entry.
+/// Date at which the firmware wrote its variables to the FAT file system on `disk`: from the file's directory entry.
 fn day_of_variables(disk: &[u8]) -> String {
     const NAME: &[u8] = b"NVVARS     ";
     let entry = disk.windows(NAME.len()).position(|bytes| bytes == NAME).expect("the disk has a file NvVars");

@@ -6,7 +6,7 @@ use integration::{Api, Flood, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Usa
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// How often a PF is added and removed.
+/// Number of times that a PF is added and removed.
 const ROUNDS: usize = 2;
 
 /// A guest whose PF `pf0` reserves `vfs` VFs, and a client for its API.

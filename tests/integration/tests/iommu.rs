@@ -15,7 +15,7 @@ const KINDS: [Backend; VFS] = {
 };
 /// The vhost-user backend translates.
 const TRANSLATES: &[&str] = &["--translate"];
-/// How many bytes pass through VFs whose frames another than this program moves, in each direction.
+/// Number of bytes that pass in each direction through VFs whose frames are moved outside of this program.
 const BYTES: usize = 256 << 10;
 
 /// A guest with two PFs in a VM with an IOMMU for their VFs alone.
@@ -149,7 +149,7 @@ fn a_guest_in_passthrough_maps_nothing_also_for_vfs_of_a_pf_that_comes_later() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Who asks for no IOMMU has none, nor a trace of one.
+/// A machine without the option has no IOMMU, nor a trace of one.
 #[test]
 #[ignore = "a longer test: what is not there"]
 fn without_an_iommu_a_guest_is_told_of_none() {

@@ -7,7 +7,7 @@ use integration::{Api, Guest, GuestSpec, Kernel, Pf, ProgramDisk, Subnet, Vf, sp
 
 /// The first is the program's, the second its neighbour's, the last one the kernel's.
 const VFS: usize = 3;
-/// How often a page is taken away from a VF that receives.
+/// Number of times that a page is taken away from a VF that receives.
 const ROUNDS: u32 = 2_000;
 
 fn spec(api: &Api, disk: &ProgramDisk) -> GuestSpec {

@@ -9,7 +9,7 @@ use serde_json::json;
 const MIB: u64 = 1 << 20;
 /// Linux's memory blocks of 128 MiB from 4 GiB on.
 const FIRST_BLOCK: u64 = 32;
-/// How many bytes pass through each VF in each direction once all memory is there.
+/// Number of bytes that pass through each VF in each direction once all memory is there.
 const BYTES: usize = 512 << 10;
 /// Bytes of a ping, and seconds between two through the same VF. Pings as fast as they are answered would take all of
 /// the lab's emulated processor, which bringing memory online needs, too.

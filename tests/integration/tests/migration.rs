@@ -34,17 +34,17 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// backends; `cargo xtask bench migration` measures.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// How often the guest moves; `CH_MIGRATIONS=200` for a longer run.
+/// Number of moves of the guest; `CH_MIGRATIONS=200` for a longer run.
 fn rounds() -> usize {
     std::env::var("CH_MIGRATIONS").map_or(4, |rounds| rounds.parse().unwrap())
 }
 
-/// What a restart would change: the kernel's own number, and a file in memory.
+/// Facts that a restart would change: the kernel's own number, and a file in memory.
 fn memories(guest: &mut Guest) -> String {
     guest.ok("cat /proc/sys/kernel/random/boot_id /tmp/nonce && md5sum /tmp/blob")
 }
 
-/// What the guest sees of the VFs: their number, places, MAC addresses and interrupts.
+/// Facts about the VFs in the guest: their number, places, MAC addresses and interrupts.
 fn functions(guest: &mut Guest, pf: &Pf) -> String {
     let num_vfs = pf.read(guest, "sriov_numvfs");
     let vfs = guest.ok("cd /sys/bus/pci/devices && for vf in $(ls | grep -v 0000:00:); do \
@@ -192,7 +192,7 @@ fn assert_flat(usage: &[[(Usage, u64); 2]]) {
     }
 }
 
-/// What goes wrong in the middle of a migration.
+/// Failure in the middle of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Harm {
     /// The connections are lost.
@@ -203,7 +203,7 @@ enum Harm {
     TargetDies,
     /// The process that serves the vhost-user VF at the target is killed.
     PeerOfTargetDies,
-    /// That at the source is.
+    /// Death of the peer at the source.
     PeerOfSourceDies,
 }
 
@@ -271,7 +271,7 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
     drop((there, bridges));
 }
 
-/// What it has taken it may complete when the memory has been copied.
+/// Requests that it has taken may complete when the memory has been copied.
 #[test]
 #[ignore = "a longer test: a unit test shows what the backend is told"]
 fn a_guest_whose_backend_hangs_when_it_is_to_stop_goes_on_at_its_source() {

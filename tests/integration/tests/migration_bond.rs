@@ -8,19 +8,19 @@ use integration::migration_wire::{Point, Then};
 use integration::{Backend, Bridge, Guest, Kernel, Pf, Plan, Probes, Stream, Subnet};
 use serde_json::json;
 
-/// How users are told to make the bond.
+/// Document with the recipe for the bond.
 const DOCUMENT: &str = include_str!("../../../docs/migration.md");
-/// What the recipe begins with.
+/// First line of the recipe.
 const FIRST_LINE: &str = "[ -e /sys/class/net/bond0 ] || ";
 /// The network of the bond.
 const SUBNET: Subnet = Subnet(0);
 /// The time between two pings.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How often the bond looks at links, as the recipe says.
+/// Interval at which the bond looks at links, as the recipe says.
 const MIIMON: Duration = Duration::from_millis(100);
-/// What the bond may need beside that, by section 9 of the design.
+/// Time that the bond may need besides that, by section 9 of the design.
 const MORE: Duration = Duration::from_millis(100);
-/// What the lab adds: one emulated processor runs both VMMs, the guest, the backends and the pings.
+/// Time that the lab adds: one emulated processor runs both VMMs, the guest, the backends and the pings.
 const LAB: Duration = Duration::from_secs(2);
 
 /// The commands of the recipe, one a line.

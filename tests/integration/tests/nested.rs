@@ -16,12 +16,13 @@ use integration::{Api, Guest, Kernel, Pf, ProgramDisk, Subnet, Vf, spec_with_vfs
 
 /// The first is the nested VM's, the other one the guest's kernel's.
 const VFS: usize = 2;
-/// Where the VF is in the nested VM: its slot, and so its configuration space; and where that VM's guest puts its BARs.
+/// Slot of the VF in the nested VM, and so its configuration space; and the address that the VM's guest gives to its
+/// BARs.
 const SLOT: u32 = 5;
 const CONFIG: u32 = 0xe800_0000 + (SLOT << 15);
 const REGISTERS: u32 = 0xd300_0000;
 const TABLE: u32 = 0xd400_0000;
-/// Where the nested VM's guest has its rings, and behind them buffers of a page each.
+/// Address of the nested guest's rings, and behind them buffers of a page each.
 const RECEIVE: u32 = 0x40_0000;
 const TRANSMIT: u32 = RECEIVE + RINGS;
 const BUFFERS: u32 = 0x3000;
@@ -34,10 +35,10 @@ const FEATURES: u64 = 1 << 33;
 /// The header before a frame, a frame, and how much of each that it has received the nested VM's guest writes.
 const HEADER: usize = 12;
 const FRAME: usize = 60;
-/// How long the nested VM may take for an answer. Each of its exits is some hundred of the first level's.
+/// Time that the nested VM may take for an answer. Each of its exits is some hundred of the first level's.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Who has `target`'s address? Asks `own`, with this MAC address, which is followed by who is asked for.
+/// Question for `target`'s address from `own`, with this MAC address; the requested address follows.
 fn question(mac: [u8; 6], own: Subnet) -> Vec<u8> {
     let parts: [&[u8]; 8] = [
         &[0; HEADER],
@@ -93,7 +94,7 @@ fn driver(packet: &[u8]) -> Vec<u8> {
     told.bytes(&[&[0x43, 0xeb, 0xd7]]).0
 }
 
-/// Whether `packet` is the host's answer to the question of `mac`.
+/// True if `packet` is the host's answer to the question of `mac`.
 fn is_answer(packet: &[u8], mac: [u8; 6], own: Subnet) -> bool {
     let frame = &packet[HEADER..];
     let is_ours = frame[..6] == mac && frame[12..14] == [8, 6] && frame[20..22] == [0, 2];

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// A user without privileges.
 const NOBODY: u32 = 65534;
-/// How many checked bytes pass each way.
+/// Number of checked bytes that pass each way.
 const LEN: usize = 1 << 20;
 const VFS: usize = 2;
 

@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
-/// How long a command that writes much may take.
+/// Time that a command that writes much may take.
 const WRITES: std::time::Duration = std::time::Duration::from_secs(180);
 
 /// A file that is removed when this is dropped.
@@ -23,7 +23,7 @@ impl Image {
         Image(path)
     }
 
-    /// Whether the file has this text somewhere.
+    /// True if the file has this text somewhere.
     fn has(&self, text: &str) -> bool {
         let bytes = fs::read(&self.0).unwrap();
         bytes.windows(text.len()).any(|window| window == text.as_bytes())

@@ -1,4 +1,4 @@
-//! What the host lets VFs send and receive, as Linux guests and the taps of the host see it.
+//! Policies of VFs, as Linux guests and the taps of the host see them.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -117,7 +117,7 @@ fn a_policy_holds_from_the_start_after_resets_after_disabling_and_after_a_reboot
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// What the host changes holds at once, and for that VF alone.
+/// A change by the host holds at once, and for that VF alone.
 #[test]
 fn the_host_changes_what_a_vf_may_send_and_receive_while_it_has_traffic() {
     let api = Api::new("policy-live");

@@ -33,12 +33,12 @@ fn other_taps() -> Vec<String> {
     taps.map(|(index, _)| format!("pf0/{index}@tap=snap{index}")).collect()
 }
 
-/// What a restart would change: the kernel's own number, and a file in memory.
+/// Facts that a restart would change: the kernel's own number, and a file in memory.
 fn memories(guest: &mut Guest) -> String {
     guest.ok("cat /proc/sys/kernel/random/boot_id /tmp/nonce")
 }
 
-/// What the guest sees of the VFs: their number, addresses, MAC addresses and interrupts.
+/// Facts about the VFs in the guest: their number, addresses, MAC addresses and interrupts.
 fn functions(guest: &mut Guest, pf: &Pf) -> String {
     let num_vfs = pf.read(guest, "sriov_numvfs");
     let vfs = guest.ok("cd /sys/bus/pci/devices && for vf in $(ls | grep -v 0000:00:); do \

@@ -319,7 +319,7 @@ fn a_vf_without_a_configured_mac_has_one_of_its_own_that_stays_the_same() {
     assert_eq!(macs(), first, "the same at every start");
 }
 
-/// What the VMM uses on the host: open files, threads, and KiB of memory it has asked for, including the guest's.
+/// Resources of the VMM on the host: open files, threads, and KiB of memory it has asked for, including the guest's.
 fn held(guest: &mut Guest) -> (usize, usize, u64) {
     let process = format!("/proc/{}", guest.vmm().id());
     let count = |folder: &str| fs::read_dir(format!("{process}/{folder}")).unwrap().count();

@@ -112,7 +112,7 @@ fn eight_vfs_of_a_closed_switch_reach_each_other_under_a_user_without_rights() {
 const PF: &str = "10.88.0.100";
 const UPLINK: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 200);
 
-/// Who reaches whom of the PF, three VFs and the uplink: a row for each, as [`reachability`] has them.
+/// Reachability between the PF, three VFs and the uplink: a row for each, as [`reachability`] has them.
 fn matrix(guest: &mut Guest, interface: &str, tenants: &[Tenant], tap: &HostTap) -> Vec<String> {
     let uplink = UPLINK.to_string();
     let addresses: Vec<_> =
@@ -205,7 +205,7 @@ fn vfs_reach_the_host_over_the_uplink_and_each_other_without_it() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// How long a transfer in a guest may take.
+/// Time that a transfer in a guest may take.
 const TRANSFER: Duration = Duration::from_secs(120);
 /// The VLAN of both VFs in the test of offloads, and its interface of the host.
 const PORT_VLAN: u16 = 5;
@@ -279,13 +279,14 @@ fn streams_arrive_with_right_checksums_at_a_driver_that_takes_no_offloads_and_ac
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// How often VFs come and go: a few times, as one takes ten seconds on a machine that is busy, or as often as the
-/// environment says.
+/// Number of times that VFs come and go: a few, as each takes ten seconds on a machine that is busy, or the number in
+/// the environment.
 fn cycles() -> usize {
     std::env::var("CH_SWITCH_CYCLES").map_or(10, |cycles| cycles.parse().unwrap())
 }
 
-/// What a cycle must not use more of than the one before: files and threads of the VMM, and its own memory in MB.
+/// Resources that a cycle must not use more of than the one before: files and threads of the VMM, and its own memory in
+/// MB.
 fn used(guest: &Guest) -> (Usage, f64) {
     (Usage::of(guest.vmm()), resident(guest.vmm(), 256 << 10))
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use integration::{Guest, GuestSpec, Kernel};
 use rstest::rstest;
 
-/// How long swtpm may take to listen.
+/// Time that swtpm may take to listen.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A swtpm, which is killed when this is dropped.

@@ -28,13 +28,13 @@ const SIZE: u16 = 16;
 const FEATURES: u64 = 1 << 32 | 1 << 33;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0x77];
 const PAGE: u64 = 4096;
-/// Where the IOMMU's driver has its queue, its request and the answer to it.
+/// Addresses of the IOMMU driver's queue, its request and the answer to it.
 const REQUESTS: u16 = 4;
 const REQUEST: u64 = 0x6_0000;
 const ANSWER: u64 = 0x6_1000;
 /// The NIC's domain and its neighbour's.
 const DOMAINS: [(u32, u16); 2] = [(1, 0x100), (2, 0x101)];
-/// What a function may do: flags of MAP.
+/// Flags of MAP: accesses that a function may make.
 const READ: u32 = 1;
 const READ_WRITE: u32 = 3;
 /// I/O addresses of pages: one that may be written, one that may be read, a neighbour's, and one that is not mapped.
@@ -43,7 +43,7 @@ const READABLE: u64 = 0x40_0000_1000;
 const OF_NEIGHBOUR: u64 = 0x40_0000_2000;
 const NOWHERE: u64 = 0x40_0000_3000;
 
-/// How often a page is taken away; `CH_UNMAPS=10000` for a longer run.
+/// Number of times that a page is taken away; `CH_UNMAPS=10000` for a longer run.
 fn rounds(usual: u32) -> u32 {
     std::env::var("CH_UNMAPS").map_or(usual, |rounds| rounds.parse().unwrap())
 }

@@ -28,7 +28,7 @@ const FEATURES: u64 = 1 << 32 | 1 << 16;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0x77];
 /// The size of a frame's virtio-net header.
 const HEADER: usize = 12;
-/// How often the VMM asks a running device for a sign of life, plus a margin.
+/// Interval at which the VMM asks a running device for a sign of life, plus a margin.
 const PULSE: Duration = Duration::from_secs(7);
 
 /// Guest memory that can be shared with another process.

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use integration::{Api, Guest, GuestSpec, HostNic, Kernel};
 use serde_json::{Value, json};
 
-/// How long the host may wait for a device that it wants back.
+/// Time that the host may wait for a device that it wants back.
 const GIVEN_BACK: Duration = Duration::from_secs(5);
-/// How soon an event must be reported.
+/// Time within which an event must be reported.
 const EVENT_LIMIT: Duration = Duration::from_secs(10);
 /// The user who may have nothing.
 const NOBODY: u32 = 65534;
@@ -23,7 +23,7 @@ const NOBODY: u32 = 65534;
 struct Events(PathBuf);
 
 impl Events {
-    /// Whether `event` was told of the device `id`.
+    /// True if `event` was reported for the device `id`.
     fn told(&self, event: &str, id: &str) -> bool {
         let text = fs::read_to_string(&self.0).unwrap();
         let events = serde_json::Deserializer::from_str(&text).into_iter::<Value>().map_while(Result::ok);

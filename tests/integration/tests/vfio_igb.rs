@@ -11,9 +11,9 @@ use integration::{
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// How long a transfer of 8 MiB may take.
+/// Time that a transfer of 8 MiB may take.
 const TRANSFER: Duration = Duration::from_secs(180);
-/// What the host has for itself: `lspci` shows none of it to a guest.
+/// Capabilities that the host keeps for itself: `lspci` shows none of them to a guest.
 const HIDDEN: [&str; 10] = [
     "SR-IOV",
     "Alternative Routing-ID",
@@ -42,7 +42,7 @@ fn address(guest: &mut Guest, interface: &str) -> String {
     guest.ok(&format!("basename $(readlink -f /sys/class/net/{interface}/device)")).trim().to_string()
 }
 
-/// What `lspci` shows of a device of the host, which has `wanted`.
+/// Checks that `lspci` shows a host device that has `wanted`.
 fn check_lspci(guest: &mut Guest, interface: &str, wanted: &[&str]) {
     let address = address(guest, interface);
     let shown = guest.ok(&format!("lspci -vv -s {address}"));
@@ -273,7 +273,7 @@ fn a_nic_in_standby_takes_over_within_a_second_when_the_host_takes_its_vf_back_u
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// How many pings were not answered, of what `ping` says at its end.
+/// Number of pings that were not answered, by the text that `ping` prints at its end.
 fn unanswered(text: &str) -> u64 {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u64>().ok());
     let (sent, answered) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());

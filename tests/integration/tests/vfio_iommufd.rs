@@ -8,7 +8,7 @@ use std::time::Duration;
 use integration::{Api, Guest, GuestSpec, HostNic, Kernel, open_iommufd, record_exits};
 use serde_json::json;
 
-/// How long a transfer of 1 MiB may take.
+/// Time that a transfer of 1 MiB may take.
 const TRANSFER: Duration = Duration::from_secs(120);
 /// The guest's memory, in KiB.
 const MEMORY: u64 = 256 << 10;

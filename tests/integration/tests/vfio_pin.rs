@@ -9,7 +9,7 @@ use integration::{Api, Guest, GuestSpec, HostNic, Kernel};
 use rstest::rstest;
 use serde_json::json;
 
-/// How long a transfer of 8 MiB may take.
+/// Time that a transfer of 8 MiB may take.
 const TRANSFER: Duration = Duration::from_secs(180);
 
 /// The interrupts of the guest's `interface`, which have to be of a level-triggered input of the IOAPIC.

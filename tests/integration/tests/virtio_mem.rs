@@ -16,14 +16,14 @@ const BOOT: u64 = 512;
 const ALL: u64 = 2048;
 const MEMORY: &str = "size=512M,hotplug_method=virtio-mem,hotplug_size=1536M";
 const FOUR: [Backend; 4] = [Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa];
-/// How long a guest may take to plug or unplug memory. Linux tries a second time after 50 s.
+/// Time that a guest may take to plug or unplug memory. Linux tries a second time after 50 s.
 const LIMIT: Duration = Duration::from_secs(180);
-/// How many frames in each direction show that a VF carries traffic.
+/// Number of frames in each direction that show that a VF carries traffic.
 const ENOUGH: u64 = 10;
 /// Bytes of a ping, and seconds between two through the same VF. Pings as fast as they are answered would take all of
 /// the lab's emulated processor, which plugging and unplugging need, too.
 const PING: (usize, f64) = (1000, 0.1);
-/// How many bytes pass through each VF in each direction: beside pings, and after a flood.
+/// Number of bytes that pass through each VF in each direction: beside pings, and after a flood.
 const BYTES: [usize; 2] = [256 << 10, 2 << 20];
 /// By default, Debian's kernels clear every page that they allocate, and the driver allocates all that it unplugs. Each
 /// page that was not used before then costs an exit and a page of the host. Under emulation, that takes minutes.
@@ -32,8 +32,8 @@ const NO_CLEARING: &str = "init_on_alloc=0";
 const FILL: &str = "mkdir -p /mnt && mount -t tmpfs -o size=100m tmpfs /mnt && \
                     dd if=/dev/zero of=/mnt/a bs=1M count=24 2>/dev/null";
 
-/// How often memory is plugged and unplugged, and up to how many MiB: once to 1 GiB for the time's sake, or as often as
-/// the environment says, to all of it.
+/// Number of times that memory is plugged and unplugged, and the size in MiB: once to 1 GiB to save time, or as often
+/// as the environment says, to all of it.
 fn rounds() -> (usize, u64) {
     std::env::var("CH_MEMORY_ROUNDS").map_or((1, 1024), |rounds| (rounds.parse().unwrap(), ALL))
 }
@@ -59,7 +59,7 @@ fn ask(api: &Api, size: u64) {
     assert_eq!((&memory["size"], &memory["hotplugged_size"]), (&json!(BOOT * MIB), &json!((size - BOOT) * MIB)));
 }
 
-/// What the VMM has of the host's memory, in MiB.
+/// Host memory that the VMM has, in MiB.
 fn resident(guest: &Guest) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", guest.vmm().id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -12,9 +12,9 @@ use integration::{Api, Guest, GuestSpec, Kernel, call, exchange};
 use rstest::rstest;
 use serde_json::json;
 
-/// How much is sent in each direction in bytes.
+/// Number of bytes that are sent in each direction.
 const BYTES: usize = 64 << 20;
-/// How long a transfer may take in the nested lab.
+/// Time that a transfer may take in the nested lab.
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// A guest with a vsock device and the program that uses it, which comes on a disk.

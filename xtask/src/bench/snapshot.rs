@@ -1,4 +1,4 @@
-//! How long a guest takes to be saved and restored.
+//! Measures the time in which a guest is saved and restored.
 
 use std::path::Path;
 use std::time::Duration;

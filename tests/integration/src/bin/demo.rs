@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const VFS: usize = 8;
 const PF: &str = "id=pf0,mac=52:54:00:00:00:01,sriov_vfs=8";
-/// How many bytes are sent each way through a passt, and compared.
+/// Number of bytes that are sent each way through a passt, and compared.
 const LEN: usize = 64 << 10;
 
 /// The backends of the PF and its VFs.

@@ -81,7 +81,7 @@ fn spoof(guest: &mut Guest, from: &Tenant, to: &Tenant, api: &Api) -> u64 {
     if counter(to, "rx_frames") == seen { spoofed } else { 0 }
 }
 
-/// Whether this runs as root. The VMM then runs as nobody.
+/// True if this runs as root. The VMM then runs as the user `nobody`.
 fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|this| this.uid() == 0)
 }

@@ -15,10 +15,10 @@ use integration::{Guest, GuestSpec, Kernel, KvmExits, KvmTrace, Pf, predicted_vf
 const GUEST_KIB: u64 = 256 * 1024;
 /// The numbers of VFs to measure.
 const VFS: [usize; 3] = [7, 64, 255];
-/// How many VFs can have a driver: one vCPU has some 200 interrupt vectors, and a VF needs three. More vCPUs would
-/// not do, since the machine has one processor and the clock would count their waiting for each other.
+/// Most VFs that can have a driver: a vCPU has some 200 interrupt vectors, and a VF needs three. More vCPUs would not
+/// help, since the machine has one processor and the clock would count their waiting for each other.
 const MOST_BOUND: usize = 64;
-/// How long Linux sleeps after it has set VF Enable, and after it has cleared it, in ms (`PCIe 6.2 §9.3.3.3.1`).
+/// Time that Linux sleeps after it has set VF Enable, and after it has cleared it, in ms (`PCIe 6.2 §9.3.3.3.1`).
 const SLEEPS: (f64, f64) = (100.0, 1000.0);
 
 fn main() {

@@ -30,10 +30,10 @@ const PORT: u16 = 5909;
 const CHUNK: usize = 128 * 1024;
 /// Bytes per datagram.
 const DATAGRAM: usize = 64;
-/// How long after the last one was sent a datagram may arrive.
+/// Time after the last one was sent in which a datagram may arrive.
 const STRAGGLER: Duration = Duration::from_millis(100);
 
-/// What to measure. The client sends the server this number.
+/// Kind of measurement. The client sends the server this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     BulkOut = 1,
@@ -55,7 +55,7 @@ impl Test {
     }
 }
 
-/// Where the server is.
+/// Place of the server.
 enum Place {
     Network(Ipv4Addr),
     Vsock,

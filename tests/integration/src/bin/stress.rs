@@ -15,9 +15,9 @@ use integration::{
 
 /// The PF's subnet. VF i has subnet i.
 const PF_SUBNET: Subnet = Subnet(255);
-/// How long the guest may take to enable 255 VFs, bring them up or disable them on a busy machine.
+/// Time that the guest may take to enable 255 VFs, bring them up or disable them on a busy machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
-/// How long it may take until each VF has passed a frame in both directions.
+/// Time until each VF must have passed a frame in both directions.
 const TRAFFIC_LIMIT: Duration = Duration::from_secs(300);
 /// The pause between two frames into one VF's tap, and the shortest pause between frames into any tap.
 const FRAME_PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(4));

@@ -116,7 +116,7 @@ impl Check {
         println!("  {when}: all VFs answer");
     }
 
-    /// How many doorbell pages of VF `n`'s device the VMM has mapped.
+    /// Number of doorbell pages of VF `n`'s device that the VMM has mapped.
     fn doorbell_pages(&self, n: usize) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.guest.vmm().id())).unwrap();
         maps.lines().filter(|line| line.ends_with(&format!("/dev/vhost-vdpa-{n}"))).count()

@@ -1,4 +1,4 @@
-//! One end of a connection by AF_VSOCK, for a guest. Its other end is a test's, over the VMM's Unix sockets.
+//! End of a connection by AF_VSOCK, for a guest. Its other end is a test's, over the VMM's Unix sockets.
 //!
 //! `vsock listen PORT BYTES` takes one connection, `vsock connect PORT BYTES` makes one to the host. Both then send so
 //! many bytes of a pattern, end their direction, and check that as many of the same come from the other side, and its

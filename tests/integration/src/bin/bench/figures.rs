@@ -11,7 +11,7 @@ use integration::Guest;
 
 use crate::container::Container;
 
-/// How long a test may take in the machine's own time: for each second of virtual time, and in addition.
+/// Time that a test may take in the machine's own time: for each second of virtual time, and in addition.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(120));
 
 /// A test, and the figures that its program prints.
@@ -52,12 +52,12 @@ impl Drop for Server {
     }
 }
 
-/// What is asked for.
+/// Settings of a measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings<'s> {
-    /// How many seconds a test takes.
+    /// Seconds that a test takes.
     pub seconds: f64,
-    /// How often each test is repeated.
+    /// Number of runs of each test.
     pub runs: usize,
     /// The only test to run, or all.
     pub only: Option<&'s str>,
@@ -67,7 +67,7 @@ pub(crate) struct Settings<'s> {
 pub(crate) struct Bench<'g> {
     /// The guest.
     pub guest: &'g mut Guest,
-    /// What is asked for.
+    /// Settings of the measurement.
     pub settings: Settings<'g>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// That of at least one figure.
+    /// Spread of at least one figure.
     pub(crate) fn of(mut figures: Vec<f64>) -> Spread {
         figures.sort_by(f64::total_cmp);
         Spread { least: figures[0], median: figures[figures.len() / 2], most: figures[figures.len() - 1] }

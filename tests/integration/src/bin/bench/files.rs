@@ -9,8 +9,8 @@ use crate::{IDLE, boot};
 
 /// The size of the file that is read and written.
 const BYTES: usize = 16 << 20;
-/// Where virtiofsd and its libraries are. They are read before anything is measured, as the machine's clock jumps while
-/// it waits for its disk.
+/// Files of virtiofsd and its libraries. They are read before the measurement, as the machine's clock jumps while it
+/// waits for its disk.
 const PROGRAM: [&str; 5] = [
     "/usr/libexec/virtiofsd",
     "/usr/lib/x86_64-linux-gnu/libc.so.6",

@@ -8,17 +8,17 @@ use crate::figures::{Bench, Server, Settings};
 
 /// The network of the VF.
 const SUBNET: Subnet = Subnet(0);
-/// How a guest may use its IOMMU: what it is called, and what the guest's kernel is told.
+/// Modes of a guest's IOMMU: the name, and the argument of the guest's kernel.
 const MODES: [(&str, &str); 3] =
     [("passthrough", "iommu.passthrough=1"), ("lazy", "iommu.strict=0"), ("strict", "iommu.strict=1")];
 
-/// Which IOMMU, behind which backend.
+/// IOMMU, and the backend behind it.
 #[derive(Clone, Copy)]
 pub(crate) struct Machine {
     backend: Backend,
     /// The value of `--platform`.
     iommu: &'static str,
-    /// What its driver wants to be told.
+    /// Argument for its driver.
     argument: &'static str,
 }
 
@@ -85,7 +85,7 @@ fn behind(spec: GuestSpec, machine: Machine, mode: &str, api: &Api) -> GuestSpec
     [mode, machine.argument].into_iter().filter(|word| !word.is_empty()).fold(spec, GuestSpec::kernel_argument)
 }
 
-/// How often the guest's driver has asked for a mapping. Only the VMM of this project says that.
+/// Number of mappings that the guest's driver has asked for. Only the VMM of this project reports it.
 fn maps(api: &Api) -> Option<u64> {
     std::env::var_os("CH_QEMU").is_none().then(|| api.get("vm.counters").body["__iommu"]["maps"].as_u64())?
 }

@@ -32,8 +32,8 @@ use container::Container;
 use figures::{Bench, Server, Settings};
 use vsock::Host;
 
-/// How often a thread wakes up that does nothing else. With a clock that counts instructions, an emulated machine
-/// without any pending timer has been seen to stand still.
+/// Interval at which an idle thread wakes up. With a clock that counts instructions, an emulated machine without any
+/// pending timer has been seen to hang.
 const TICK: Duration = Duration::from_millis(50);
 /// Succeeds if the guest has been idle for half a second. After a boot, its kernel is busy for some seconds.
 const IDLE: &str = "idle() { read -r cpu user nice system idle rest < /proc/stat; }; \

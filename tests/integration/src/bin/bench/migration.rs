@@ -25,9 +25,9 @@ const VFS: [Backend; 8] = [
 ];
 /// As many as a PF can have.
 const MANY: [Backend; 255] = [Backend::Tap; 255];
-/// How many VFs have a driver, at most: a vCPU has some 200 interrupt vectors, and a VF needs three.
+/// Most VFs that have a driver: a vCPU has some 200 interrupt vectors, and a VF needs three.
 const MOST_BOUND: usize = 64;
-/// How many VFs are pinged, at most.
+/// Most VFs that are pinged.
 const MOST_PINGED: usize = 8;
 /// The time between two pings to the same NIC.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -64,7 +64,7 @@ pub(crate) fn measure(settings: Settings<'_>) {
 /// In the middle of the first pass.
 const IN_FIRST_PASS: Point = Point::Frame(3, 8);
 
-/// How a guest's memory gets to the other VMM.
+/// Way of a guest's memory to the other VMM.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     /// By a socket.

@@ -10,10 +10,10 @@ use crate::{IDLE, on_host};
 const PF: &str = "id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=2";
 /// The network of both.
 const SUBNET: Subnet = Subnet(0);
-/// Where the server says that it is ready.
+/// File in which the server reports that it is ready.
 const SERVER: &str = "/tmp/server";
 
-/// What connects the VFs.
+/// Connection between the VFs.
 #[derive(Clone, Copy)]
 pub(crate) enum By {
     /// The switch of their PF, without an uplink.
@@ -42,7 +42,7 @@ impl By {
         }
     }
 
-    /// What the host does once the taps are there.
+    /// Work of the host once the taps are there.
     fn connect(self) {
         if let Self::Bridge(_) = self {
             on_host(

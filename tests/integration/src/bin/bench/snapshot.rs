@@ -14,9 +14,9 @@ use serde_json::json;
 use crate::IDLE;
 use crate::figures::{Settings, Spread};
 
-/// How memory is restored.
+/// Modes in which memory is restored.
 const MODES: [&str; 3] = ["Copy", "Map", "OnDemand"];
-/// How many VFs have a driver, at most: a vCPU has some 200 interrupt vectors, and a VF needs three.
+/// Most VFs that have a driver: a vCPU has some 200 interrupt vectors, and a VF needs three.
 const MOST_BOUND: usize = 64;
 /// The memory of a guest with at most 8 VFs, and with more, in MiB. A driver takes some 4 MiB for its buffers.
 const MEMORY: [usize; 2] = [512, 1024];

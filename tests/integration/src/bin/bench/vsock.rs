@@ -13,7 +13,7 @@ const TESTS: [Test; 3] = [
     Test { name: "requests", figures: &["request/response a second", "its 99th percentile, us"] },
 ];
 
-/// Who carries the connections on the host.
+/// Carrier of the connections on the host.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Host {
     /// The VMM, to Unix sockets.

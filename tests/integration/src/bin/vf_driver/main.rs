@@ -19,14 +19,14 @@ use std::time::Duration;
 use nic::{Nic, PAGE, RECEIVE, TRANSMIT, is_answer, question};
 use vfio::{Access, Shared};
 
-/// What the VF may read and write, only read, only write, and what is its neighbour's.
+/// Pages that the VF may read and write, only read, only write, and a page of its neighbour's.
 const OWN: u64 = 0x4000_0000;
 const READ_ONLY: u64 = 0x5000_0000;
 const WRITE_ONLY: u64 = 0x5800_0000;
 const NEIGHBOURS: u64 = 0x6000_0000;
-/// What is nobody's.
+/// Address that is mapped for no function.
 const NOWHERE: u64 = 0x7000_0000;
-/// What is in pages that nothing may have written.
+/// Content of pages that must not be written.
 const CANARY: u8 = 0xc5;
 
 fn main() {

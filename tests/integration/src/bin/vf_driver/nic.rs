@@ -13,7 +13,7 @@ pub(crate) const PAGE: usize = 0x1000;
 /// The queues.
 pub(crate) const RECEIVE: usize = 0;
 pub(crate) const TRANSMIT: usize = 1;
-/// How long a queue may take to give a buffer back.
+/// Time that a queue may take to give a buffer back.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Descriptors of a queue.
@@ -22,7 +22,7 @@ const SIZE: u16 = 64;
 const AVAILABLE: usize = PAGE;
 const USED: usize = 2 * PAGE;
 const QUEUE: usize = 3 * PAGE;
-/// Where the function finds the rings of the first queue.
+/// Address of the rings of the first queue, as the function uses it.
 const RINGS: u64 = 0x10_0000;
 /// The flag of a descriptor that the device writes to.
 const WRITE: u16 = 2;
@@ -42,7 +42,7 @@ const STATUS: usize = 20;
 /// A NIC that is up.
 pub(crate) struct Nic {
     pub(crate) function: Function,
-    /// Its address.
+    /// MAC address.
     pub(crate) mac: [u8; 6],
     rings: Shared,
     notify: [(Shared, usize); 2],
@@ -165,7 +165,7 @@ pub(crate) fn question(mac: [u8; 6], own: Ipv4Addr, target: Ipv4Addr) -> Vec<u8>
     packet
 }
 
-/// Whether `packet` is `target`'s answer to the question of `own`.
+/// True if `packet` is `target`'s answer to the question of `own`.
 pub(crate) fn is_answer(packet: &[u8], mac: [u8; 6], target: Ipv4Addr, own: Ipv4Addr) -> bool {
     let Some(frame) = packet.get(HEADER..).filter(|frame| frame.len() >= 42) else { return false };
     let is_ours = frame[..6] == mac && frame[12..14] == [8, 6] && frame[20..22] == [0, 2];

@@ -85,7 +85,7 @@ impl Shared {
     }
 }
 
-/// What a function may do with memory that is mapped for it.
+/// Access of a function to memory that is mapped for it.
 #[derive(Clone, Copy)]
 pub(crate) enum Access {
     Read,
@@ -128,7 +128,7 @@ impl Function {
         function
     }
 
-    /// Where a region is in the device's file, and its size.
+    /// Offset of a region in the device's file, and its size.
     fn region(&self, index: u32) -> (u64, u64) {
         let argsz = u32::try_from(size_of::<vfio_region_info>()).expect("a structure");
         let mut info = vfio_region_info { argsz, index, ..Default::default() };
