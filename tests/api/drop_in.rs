@@ -132,12 +132,13 @@ fn a_disk_that_another_program_has_locked_is_a_conflict() {
     let vmm = boots(&json!({}), &[]);
     let (mut client, path) = (vmm.client(), vmm.files.path("disk"));
     let file = image(&path, 1 << 20);
-    lock(&file);
+    lock(&file, libc::F_WRLCK);
     let disk = json!({"path": path, "id": "d"});
     let answer = client.put_json("vm.add-disk", &disk);
     assert!(reasons(&answer).concat().contains("is in use by another program"), "{answer:?}");
     answer.expect(409);
-    drop(file);
+    // Closing the file would not do while a child that another test has just forked has it, too.
+    lock(&file, libc::F_UNLCK);
     client.put_json("vm.add-disk", &disk).expect(200);
     // The same when it is found at boot.
     let other = Vmm::start();
@@ -146,9 +147,9 @@ fn a_disk_that_another_program_has_locked_is_a_conflict() {
     client.put("vm.boot").expect(409);
 }
 
-/// Locks all of `file` to write.
-fn lock(file: &File) {
-    let lock = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+/// Locks or unlocks all of `file`.
+fn lock(file: &File, kind: libc::c_int) {
+    let lock = libc::flock { l_type: kind as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: the kernel reads the lock's description, which lives through the call.
     let locked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     assert_eq!(locked, 0, "{}", std::io::Error::last_os_error());

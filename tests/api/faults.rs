@@ -45,7 +45,7 @@ fn holding(vmm: &Vmm, tap: &str) -> Holding {
 /// Waits until the program has what it had before.
 fn await_holding(vmm: &Vmm, tap: &str, expected: &Holding, what: &str) {
     let mut now = holding(vmm, tap);
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if now == *expected {
             return;
         }

@@ -108,7 +108,7 @@ fn is_refused_in_passing(body: &str) {
             thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(refused.join().unwrap(), [400; 3]);
-        assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+        assert!(slowest < Duration::from_secs(10), "{slowest:?}");
     });
     let peak = status(&vmm, "VmHWM");
     assert!(peak < 100, "{peak} MiB at some time");

@@ -26,10 +26,19 @@ pub(crate) fn dots(vmm: &Vmm) -> usize {
     text.len()
 }
 
-/// True if the guest keeps counting.
+/// True if the guest keeps counting. Waits for it as long as for anything else on a busy machine.
 pub(crate) fn counts(vmm: &Vmm) -> bool {
+    counts_within(vmm, Duration::from_secs(60))
+}
+
+/// True if the guest does not count for a while.
+pub(crate) fn is_still(vmm: &Vmm) -> bool {
+    !counts_within(vmm, Duration::from_millis(1500))
+}
+
+fn counts_within(vmm: &Vmm, limit: Duration) -> bool {
     let before = dots(vmm);
-    let deadline = Instant::now() + Duration::from_millis(1500);
+    let deadline = Instant::now() + limit;
     while Instant::now() < deadline {
         if dots(vmm) > before + 1 {
             return true;
@@ -113,7 +122,7 @@ fn a_guest_goes_on_at_the_target_and_its_source_has_no_vm_any_more() {
     let sum: u64 = parts.iter().filter(|(part, _)| *part != "total_us").map(|(_, time)| time.as_u64().unwrap()).sum();
     assert!(sum > 0 && sum.abs_diff(parts["total_us"].as_u64().unwrap()) < 10, "{parts:?}");
     assert_eq!(there.get("vm.info").expect(200)["state"], "Running");
-    assert!(counts(&target) && !counts(&source));
+    assert!(counts(&target) && is_still(&source));
     assert!(!target.files.path("migration").exists());
     client.get("vm.info").expect(404);
     // It is a VM like any other, and goes back.
@@ -131,20 +140,21 @@ fn a_guest_moves_over_tcp_with_several_connections_and_stays_paused_if_it_was() 
     let (_source, mut client) = source();
     client.put("vm.pause").expect(204);
     let target = Vmm::start();
-    let url = format!("tcp:127.0.0.1:{}", 20_000 + std::process::id() % 20_000);
+    let url = format!("tcp:127.0.0.1:{}", 20_000 + std::process::id() % 10_000);
     let mut there = receive(&target, &url);
     let body = json!({"destination_url": url.replace("127.0.0.1", "localhost"), "connections": 4});
     client.put_json("vm.send-migration", &body).expect(204);
     wait_for_state(&mut there, "finished");
     assert_eq!(there.get("vm.info").expect(200)["state"], "Paused");
-    assert!(!counts(&target));
+    assert!(is_still(&target));
     there.put("vm.resume").expect(204);
     assert!(counts(&target));
 }
 
-/// A guest that writes to 32 MiB again and again.
+/// A guest that writes to 32 MiB again and again, and shows each round on its serial port.
 fn writing() -> Vec<u8> {
-    let mut code = vec![0xbb, 0, 0, 0x40, 0]; // mov ebx, 0x400000
+    let mut code = vec![0x66, 0xba, 0xf8, 0x03, 0xb0, b'.', 0xee]; // mov dx, 0x3f8; mov al, '.'; out dx, al
+    code.extend([0xbb, 0, 0, 0x40, 0]); // mov ebx, 0x400000
     let top = code.len();
     code.extend([0xff, 0x03]); // inc dword [ebx]
     code.extend([0x81, 0xc3, 0, 0x10, 0, 0]); // add ebx, 4096
@@ -163,7 +173,10 @@ pub(crate) fn writer() -> (Vmm, Client) {
     let vmm = Vmm::of(command);
     let mut config = vmm.config(json!([]));
     config["payload"]["kernel"] = json!(vmm.files.kernel(&writing()));
+    config["serial"] = json!({"mode": "File", "file": "serial"});
     let client = vmm.boot_config(&config);
+    // Its first round is complete, so that the first pass has all of the pages.
+    wait_for("the guest", || dots(&vmm) > 1);
     (vmm, client)
 }
 
@@ -171,13 +184,13 @@ pub(crate) fn writer() -> (Vmm, Client) {
 fn a_guest_that_writes_faster_than_the_connection_is_slowed_down_until_the_time_is_up() {
     let (vmm, mut client) = writer();
     let _target = Target::listen(&vmm.files.path("migration"), Ends::Slow);
-    let body = json!({"destination_url": url(&vmm), "downtime_ms": 20, "timeout_s": 10});
+    let body = json!({"destination_url": url(&vmm), "downtime_ms": 20, "timeout_s": 30});
     client.put_json("vm.send-migration", &body).expect(204);
     let ended = wait_for_state(&mut client, "failed");
     println!("{ended}");
-    assert!(ended["elapsed_ms"].as_u64().unwrap() >= 10_000, "{ended}");
+    assert!(ended["elapsed_ms"].as_u64().unwrap() >= 30_000, "{ended}");
     assert!(ended["throttle_percent"].as_u64().unwrap() >= 10 && ended["pass"].as_u64().unwrap() > 2, "{ended}");
-    assert!(ended["error"].as_str().unwrap().starts_with("after timeout_s=10, the guest still writes"), "{ended}");
+    assert!(ended["error"].as_str().unwrap().starts_with("after timeout_s=30, the guest still writes"), "{ended}");
     assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
 }
 
@@ -217,7 +230,7 @@ fn a_guest_that_restarts_stands_still_until_it_has_moved_or_has_not() {
         if starts(&vmm) != last.0 {
             last = (starts(&vmm), Instant::now());
         }
-        last.1.elapsed() > Duration::from_secs(5)
+        last.1.elapsed() > Duration::from_secs(2)
     });
     assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
     client.put("vm.cancel-migration").expect(204);
@@ -334,7 +347,7 @@ fn while_a_vm_is_sent_it_is_not_changed_and_ends_at_once_when_it_is_cancelled() 
     client.put("vm.cancel-migration").expect(204);
     let began = Instant::now();
     let ended = wait_for_state(&mut client, "cancelled");
-    assert!(began.elapsed() < Duration::from_secs(2) && ended["downtime"].is_null(), "{ended}");
+    assert!(began.elapsed() < Duration::from_secs(20) && ended["downtime"].is_null(), "{ended}");
     assert!(counts(&vmm) && target.was_told_of_cancel());
     client.put("vm.pause").expect(204);
 }
@@ -368,7 +381,7 @@ fn a_target_that_is_lost_after_go_leaves_it_unknown_until_a_user_forces_the_sour
     send(&mut client, &url(&vmm));
     wait_for_state(&mut client, "unknown");
     assert_eq!(client.get("vm.info").expect(200)["state"], "Paused");
-    assert!(!counts(&vmm));
+    assert!(is_still(&vmm));
     client.put("vm.cancel-migration").expect(409);
     let answer = client.put("vm.resume").expect(409);
     assert!(answer[0].as_str().unwrap().contains("nobody knows"), "{answer}");
@@ -391,6 +404,8 @@ fn a_target_that_fails_after_go_gives_the_guest_back() {
 #[test]
 fn a_target_can_be_cancelled_and_leaves_nothing() {
     let target = Vmm::start();
+    // Once it has answered, its server has all of its own files.
+    target.client().get("vmm.ping").expect(200);
     let files = target.open_files();
     let mut there = receive(&target, &url(&target));
     there.put_json("vm.create", &target.config(json!([]))).expect(409);

@@ -32,7 +32,7 @@ pub(crate) enum Harm {
 pub(crate) const TO_OTHERS: [Harm; 5] =
     [Harm::KillsTarget, Harm::Cuts, Harm::Halves, Harm::CancelsSource, Harm::CancelsTarget];
 /// Time that a side may take to decide (acceptance A8), and a cancelled guest to run again.
-const DECISION: Duration = Duration::from_secs(10);
+const DECISION: Duration = Duration::from_secs(30);
 
 /// A target, and a migration that has come to a point.
 pub(crate) struct Moving {

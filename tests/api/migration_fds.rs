@@ -44,6 +44,8 @@ fn taps_by_descriptors_are_given_to_the_target_beside_its_request() {
     let mut client = source.boot(json!([{"id": "pf0", "tap": "mfda", "sriov_vfs": 2}]));
     client.ask("PUT", "vm.add-net", Some(&json!({"id": "n"})), &queues(&["mfdan"])).expect(200);
     assert_eq!(kinds(&mut client), ["fd", "tap"]);
+    // Once it has answered, its server has all of its own files.
+    target.client().get("vmm.ping").expect(200);
     let files = target.open_files();
 
     // Announced, and not sent: it is known at once.

@@ -22,10 +22,11 @@ const OFF: u8 = 1;
 /// It restarts.
 const RESTART: u8 = 2;
 
-/// A guest that says that it starts, and waits for an order.
+/// A guest that shows that it starts, and waits for an order. It clears the last one first: whoever sees its start may
+/// write the next.
 fn waiting() -> Vec<u8> {
-    let mut code = vec![0x66, 0xba, 0xf8, 0x03, 0xb0, b'R', 0xee]; // mov dx, 0x3f8; mov al, 'R'; out dx, al
-    code.extend([&[0xc6, 0x05][..], &ORDER.to_le_bytes(), &[0]].concat()); // mov byte [ORDER], 0
+    let mut code = [&[0xc6, 0x05][..], &ORDER.to_le_bytes(), &[0]].concat(); // mov byte [ORDER], 0
+    code.extend([0x66, 0xba, 0xf8, 0x03, 0xb0, b'R', 0xee]); // mov dx, 0x3f8; mov al, 'R'; out dx, al
     let top = code.len();
     code.extend([0xf3, 0x90]); // pause
     code.extend([&[0xa0][..], &ORDER.to_le_bytes()].concat()); // mov al, [ORDER]

@@ -170,6 +170,8 @@ fn descriptors_beyond_those_of_the_configuration_are_refused() {
     let (vmm, mut client) = source(json!({"size": 64 << 20, "shared": true}));
     let Recorded { offer: recorded, fds } = record(&vmm, &mut client);
     let target = Vmm::start();
+    // Once it has answered, its server has all of its own files.
+    target.client().get("vmm.ping").expect(200);
     let files = target.open_files();
     let said = offer(&target, &recorded, u32::MAX, &fds).unwrap();
     assert!(said.contains("4294967295 were announced, and 1 were offered"), "{said}");

@@ -3,8 +3,6 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -97,10 +95,8 @@ fn dots(vmm: &Vmm) -> usize {
 /// True if the guest keeps writing.
 pub(crate) fn writes(vmm: &Vmm) -> bool {
     let before = dots(vmm);
-    (0..150).any(|_| {
-        thread::sleep(Duration::from_millis(10));
-        dots(vmm) > before + 1
-    })
+    wait_for("writes", || dots(vmm) > before + 1);
+    true
 }
 
 /// A VMM whose guest writes `disk`. It stays when the guest is gone.
@@ -120,7 +116,9 @@ pub(crate) fn source(disk: &Value) -> (Vmm, Client) {
 
 /// True if another program can lock the whole image.
 pub(crate) fn locks(path: &Path) -> bool {
-    hold(&File::options().read(true).write(true).open(path).unwrap(), libc::F_WRLCK)
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    // A child that another test has just forked has the open file, too: closing it here would not unlock it.
+    hold(&file, libc::F_WRLCK) && hold(&file, libc::F_UNLCK)
 }
 
 /// Each number that the guest was told to be written is on the disk, at its place.
@@ -230,7 +228,7 @@ fn a_guest_whose_disk_another_program_took_stays_paused_until_it_has_it_again() 
     assert!(locks(&path));
     // The target runs it, as far as its lock says. Who forces the source is refused by that.
     let reader = File::options().read(true).write(true).open(&path).unwrap();
-    hold(&reader, libc::F_WRLCK);
+    wait_for("the lock", || hold(&reader, libc::F_WRLCK));
     client.put_json("vm.resume", &json!({"force": true})).expect(204);
     wait_for("the refusal", || progress(&mut client)["error"].as_str().unwrap().contains("in use by another program"));
     assert_eq!(progress(&mut client)["state"], "unknown");

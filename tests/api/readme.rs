@@ -64,7 +64,7 @@ fn the_examples_of_readme_and_usage_run_as_they_are_written() {
     assert_eq!((&info["state"], info["sriov"].as_array().unwrap().len()), (&json!("Running"), 3));
     assert_eq!((of(0, 1, "link"), of(2, 3, "link"), of(2, 0, "link")), (json!("down"), json!("down"), json!("up")));
     assert_eq!((&of(1, 0, "backend")["name"], &of(2, 0, "mac")), (&json!("tenant-a"), &json!("52:54:00:00:02:00")));
-    assert!(fs::read_to_string(files.path("events")).unwrap().contains("device-added"));
+    wait_for("the event", || fs::read_to_string(files.path("events")).unwrap().contains("device-added"));
     drop(program);
 }
 

@@ -321,7 +321,10 @@ fn a_vhost_user_socket_that_is_missing_or_deserted() {
     let option = format!("--net id=n,socket={}", socket.display());
     let missing = "no such file; start the backend first, or give the path of its socket";
     asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {missing}"));
-    drop(UnixListener::bind(&socket).unwrap());
+    let listener = UnixListener::bind(&socket).unwrap();
+    // Closing it would not do while a child that another test has just forked has it, too.
+    rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
+    drop(listener);
     let deserted = "nothing is listening there (Connection refused); start the backend first";
     asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {deserted}"));
     for (endpoint, flag, body) in [

@@ -18,7 +18,9 @@ fn a_vm_of_an_ordinary_user_has_what_it_is_passed_and_no_rights() {
     let files = Files::new();
     let at = |name: &str| files.path(name).into_os_string().into_string().unwrap();
     // The binary may lie where only root can reach it, and /dev/kvm may be root's alone: this test has one of its own.
-    fs::copy(BINARY, files.path("vmm")).unwrap();
+    // It is copied by another program: a child that another test has just forked would have the file that this one
+    // writes, and a file that is open to write cannot be executed.
+    assert!(Command::new("cp").args([Path::new(BINARY), &files.path("vmm")]).status().unwrap().success());
     let kernel = files.idle_kernel();
     let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib/rootless/run-vm");
     let script = format!(

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Answer, Client};
 use crate::code::Code;
-use crate::driven::{drive_in, slot};
+use crate::driven::{drive_in, slot, tasks};
 use crate::tap::{self, Queues};
 use crate::templates::edit;
 use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
@@ -286,6 +286,14 @@ impl Drop for Frozen {
     }
 }
 
+/// True if the thread of this name sleeps in the kernel without heeding signals (`D`, proc_pid_stat(5)).
+fn waits_for_disk(vmm: &Vmm, name: &str) -> bool {
+    tasks(vmm.pid()).into_iter().filter(|(_, of)| of == name).any(|(task, _)| {
+        let stat = fs::read_to_string(format!("/proc/{}/task/{task}/stat", vmm.pid())).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('D'))
+    })
+}
+
 #[test]
 fn a_vm_ends_although_the_disk_of_its_snapshot_does_not_answer() {
     let vmm = Vmm::start();
@@ -297,7 +305,7 @@ fn a_vm_ends_although_the_disk_of_its_snapshot_does_not_answer() {
         let (mut client, url) = (vmm.client(), url.clone());
         move || snapshot(&mut client, &url)
     });
-    wait_for("the snapshot", || vmm.threads().contains(&"snapshot\n".to_string()));
+    wait_for("the snapshot to wait for its disk", || waits_for_disk(&vmm, "snapshot"));
     let began = Instant::now();
     client.put("vm.delete").expect(204);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::migration::{begin_to_receive, receive_by};
 use crate::migration_peer::{Ends, Target};
+use crate::migration_wire::{Point, Then, Wire};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
 const GET_FEATURES: u32 = 1;
@@ -85,11 +86,16 @@ fn a_running_guest_is_not_sent_unless_the_caller_lets_the_link_go_down_and_it_is
     }
     fs::remove_file(&path).unwrap();
     let _target = Target::listen(&path, Ends::Slow);
+    // Its end is held back, so that there is a migration to cancel.
+    let between = vmm.files.path("wire");
+    let wire = Wire::new(&between, &path, &[Point::READY]);
+    body["destination_url"] = json!(format!("unix:{}", between.display()));
     client.put_json("vm.send-migration", &body).expect(204);
     wait_for("the link to go down", || link(&mut client, 1) == "down");
     assert_eq!(link(&mut client, 0), "up", "others go on");
     client.put("vm.cancel-migration").expect(204);
     end(&mut client);
+    wire.goes(Then::IsCut);
     wait_for("the link", || link(&mut client, 1) == "up");
 }
 

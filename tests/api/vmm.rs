@@ -108,10 +108,11 @@ impl Vmm {
     /// thread from the list.
     pub(crate) fn threads(&self) -> Vec<String> {
         let mut names = self.named_threads();
-        // Until a thread has set its name, it has the process's name.
+        // Until a thread has set its name, it has that of the process or of the thread that started it.
         wait_for("the names of threads", || {
             names = self.named_threads();
-            names.iter().filter(|name| name.starts_with("cloud-hyperviso")).count() == 1
+            let of = |prefix| names.iter().filter(|name| name.starts_with(prefix)).count();
+            of("cloud-hyperviso") == 1 && of("starter") <= 1
         });
         names
     }

@@ -1,6 +1,7 @@
 //! Events in `--event-monitor` of a VM whose guest is idle.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -94,14 +95,22 @@ fn a_pipe_may_be_opened_before_the_vmm_starts_or_after() {
         let folder = tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        let read = {
-            let pipe = pipe.clone();
-            move || thread::spawn(move || fs::read_to_string(pipe).unwrap())
+        // In the late case the pipe is opened by this thread, while the VMM is there: opening it waits for a writer.
+        let read = |mut file: File| {
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            text
         };
-        let early = if late { None } else { Some(read.clone()()) };
+        let early = (!late).then(|| {
+            let pipe = pipe.clone();
+            thread::spawn(move || read(File::open(pipe).unwrap()))
+        });
         let vmm = Vmm::start(&["--event-monitor", &monitor(&pipe)]);
         vmm.done(&["ping"]);
-        let reader = early.unwrap_or_else(read);
+        let reader = early.unwrap_or_else(|| {
+            let file = File::open(&pipe).unwrap();
+            thread::spawn(move || read(file))
+        });
         vmm.done(&["shutdown-vmm"]);
         assert_eq!(vmm.end(), Some(0));
         assert_eq!(names(&events(&reader.join().unwrap())), ["vmm:starting", "vmm:shutdown"], "late: {late}");

@@ -1,6 +1,7 @@
 //! The host resources that a VMM uses.
 
-use std::fs;
+use std::time::Duration;
+use std::{fs, io, thread};
 
 use crate::vmm::Vmm;
 
@@ -14,10 +15,32 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Current usage of `vmm`.
+    /// Current usage of `vmm`, once it does not change: a connection of the API is closed after its client has its
+    /// answer, and a joined thread may be listed for a moment. Without the threads `http-N`, which serve the API's
+    /// clients and end when they are idle.
     pub fn of(vmm: &Vmm) -> Usage {
-        let count = |folder: &str| fs::read_dir(format!("/proc/{}/{folder}", vmm.id())).unwrap().count();
-        Usage { files: count("fd"), threads: count("task") }
+        let mut last = Usage::now(vmm);
+        for _ in 0..200 {
+            thread::sleep(Duration::from_millis(50));
+            let now = Usage::now(vmm);
+            if now == last {
+                return now;
+            }
+            last = now;
+        }
+        last
+    }
+
+    fn now(vmm: &Vmm) -> Usage {
+        let entries = |folder: &str| fs::read_dir(format!("/proc/{}/{folder}", vmm.id())).unwrap();
+        let is_counted = |task: io::Result<fs::DirEntry>| {
+            let name = fs::read_to_string(task.unwrap().path().join("comm"));
+            name.is_ok_and(|name| name == "http-server\n" || !name.starts_with("http-"))
+        };
+        Usage {
+            files: entries("fd").count(),
+            threads: entries("task").map(is_counted).filter(|counted| *counted).count(),
+        }
     }
 }
 

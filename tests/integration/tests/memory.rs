@@ -77,8 +77,8 @@ fn memory_is_added_while_vfs_over_all_kinds_of_backends_carry_traffic(#[case] ke
     assert_info(&api, 2048);
     for (vf, (sent, answered)) in vfs.iter().zip(pings.end(&mut guest)) {
         println!("VF {}: {answered} of {sent} pings answered", vf.index);
-        // The last one may be under way.
-        assert!(sent > 0 && answered + 1 >= sent, "VF {}: {answered} of {sent} pings answered", vf.index);
+        // Those of the last second may be under way.
+        assert!(sent > 0 && answered + 10 >= sent, "VF {}: {answered} of {sent} pings answered", vf.index);
     }
     // New buffers are above 4 GiB: Linux takes lower memory last.
     for vf in &vfs {

@@ -32,7 +32,7 @@ const BYTES: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest time in which a VF may not answer. The lab's machine has one processor for both VMMs, the guest and all
 /// backends; `cargo xtask bench migration` measures.
-const LONGEST: Duration = Duration::from_secs(5);
+const LONGEST: Duration = Duration::from_secs(20);
 
 /// Number of moves of the guest; `CH_MIGRATIONS=200` for a longer run.
 fn rounds() -> usize {

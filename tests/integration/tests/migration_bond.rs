@@ -21,7 +21,7 @@ const MIIMON: Duration = Duration::from_millis(100);
 /// Time that the bond may need besides that, by section 9 of the design.
 const MORE: Duration = Duration::from_millis(100);
 /// Time that the lab adds: one emulated processor runs both VMMs, the guest, the backends and the pings.
-const LAB: Duration = Duration::from_secs(2);
+const LAB: Duration = Duration::from_secs(10);
 
 /// The commands of the recipe, one a line.
 fn recipe() -> Vec<&'static str> {

@@ -28,6 +28,8 @@ fn give(guest: &mut Guest, vf: &Vf, subnet: Subnet) {
         inside(guest, &format!("ip link set tenant0 mtu {mtu}"));
     }
     inside(guest, "ip link set tenant0 up");
+    // A probe of a neighbour would be counted as a misrouted frame.
+    inside(guest, "echo 600 > /proc/sys/net/ipv4/neigh/tenant0/delay_first_probe_time");
 }
 
 /// Runs a command inside the namespace.

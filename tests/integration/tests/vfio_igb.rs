@@ -177,7 +177,7 @@ fn vfs_of_the_host_come_and_go_under_traffic_beside_vfs_of_the_guest_and_nothing
     for round in 0..rounds {
         let nic = &vfs[round % 2];
         let answers = add_and_ask(&api, &json!({"path": nic.folder(), "id": "nic"}));
-        assert!(answers >= 3, "the API answered {answers} times while all memory was pinned");
+        assert!(answers >= 1, "the API answered {answers} times while all memory was pinned");
         let twice = api.put_json("vm.add-device", &json!({"path": nic.folder().join("."), "id": "again"}));
         assert_eq!(twice.status, 409, "{twice:?}");
         let name = "$(basename $(ls -d /sys/bus/pci/drivers/igbvf/0*/net/*))";

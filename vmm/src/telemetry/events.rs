@@ -30,8 +30,8 @@ use crate::threads::{self, ThreadKind};
 const STACK: usize = 256 << 10;
 /// Queued events, at most.
 const MOST_WAITING: usize = 256;
-/// Time that the program waits for the reader when it ends.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time that the program waits for the reader when it ends. Tests read the file then, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 10 } else { 1 });
 /// The longest text of a property, in characters. An escaped character takes up to 12 bytes.
 const LONGEST_TEXT: usize = 256;
 /// The longest texts of all properties of an event together, in bytes. The rest of the event fits into 4 KiB with them.

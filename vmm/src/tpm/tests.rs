@@ -28,7 +28,13 @@ impl Process {
         command.arg("--ctrl").arg(format!("type=unixio,path={}", folder.join("socket").display()));
         let child = command.stdin(Stdio::null()).spawn().expect("swtpm is needed: apt-get install swtpm");
         let begin = Instant::now();
-        while !folder.join("socket").exists() {
+        // The file is there before it is listened on, which the flag __SO_ACCEPTCON shows (`proc_net(5)`).
+        let path = folder.join("socket").display().to_string();
+        let listens = || {
+            let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+            sockets.lines().any(|line| line.ends_with(&path) && line.split_whitespace().nth(3) == Some("00010000"))
+        };
+        while !listens() {
             assert!(begin.elapsed() < PATIENCE, "swtpm does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -269,7 +269,7 @@ thread_local! {
 }
 
 /// Makes the thread's vCPU leave the guest, or not enter it if it is just about to.
-extern "C" fn leave_guest(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+pub(crate) extern "C" fn leave_guest(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let immediate_exit = IMMEDIATE_EXIT.get();
     if !immediate_exit.is_null() {
         // SAFETY: while it is not null, `InGuest` keeps the vCPU's mapping, and the handler runs in the vCPU's own

@@ -113,7 +113,7 @@ fn each_queue_has_a_worker_that_is_named_after_it_if_the_driver_knows_several() 
             guest.queues[queue].add(&[(HEADER_AT, 16, 0), (BUFFERS, 512, WRITE), (STATUS_AT, 1, WRITE)]);
             guest.kick(queue as u16);
             guest.wait_used(queue, 1);
-            assert!(guest.interrupts.eventfd(queue as u16).unwrap().read().is_ok());
+            eventually("an interrupt", || guest.interrupts.eventfd(queue as u16).unwrap().read().is_ok());
         }
         guest.stop();
         guest.start(features & !(1 << VIRTIO_BLK_F_MQ));

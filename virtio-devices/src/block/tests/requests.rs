@@ -156,7 +156,12 @@ fn around_the_page_cache_any_buffer_works() {
     file.as_file().set_len(SIZE as u64).unwrap();
     for io_uring in ENGINES {
         let direct = BlockSpec { path: file.path().into(), direct: true, ..spec(io_uring) };
-        let block = match Block::open(direct) {
+        // A child that another test starts would keep the last one's lock for a moment.
+        let opened = {
+            let _spawning = SPAWNING.lock();
+            Block::open(direct)
+        };
+        let block = match opened {
             Ok(block) => block,
             Err(error) => {
                 assert!(matches!(error, BlockError::Direct(_)), "{error}");

@@ -143,9 +143,12 @@ fn frames_to_groups_and_to_nobody_known_are_limited_by_the_storm_limit() {
     // The PF is trusted.
     lan.nics[0].set_promiscuous(true);
     lan.settle();
+    // All at once: the limit refills by the second.
     for to in [BROADCAST, [2; 6], BROADCAST, [2; 6], mac(2)] {
-        lan.nics[1].send(&frame(mac(1), to, 64));
+        lan.nics[1].queue(&frame(mac(1), to, 64));
     }
+    lan.nics[1].kick();
+    lan.nics[1].wait_sent(5);
     assert_eq!((lan.count(1, Counter::StormDropped), lan.count(1, Counter::TxFlooded)), (2, 1));
     assert_eq!((lan.nics[0].received().len(), lan.nics[2].received().len()), (2, 2));
 }

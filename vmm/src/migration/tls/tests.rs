@@ -137,7 +137,7 @@ fn a_peer_that_says_nothing_is_waited_for_no_longer_than_a_handshake_may_take() 
     let began = Instant::now();
     let error = Session::connect(stream, "localhost", &client(both.path()).unwrap(), &until()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-    assert!(began.elapsed() < PATIENCE + Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() < PATIENCE + Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 /// Both directions at once, with more than any buffer holds.

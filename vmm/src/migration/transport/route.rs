@@ -136,7 +136,7 @@ mod tests {
         for address in [Address::Unix(path), Address::Tcp("127.0.0.1".into(), to.port())] {
             let (took, kind) = cancelled(address.clone());
             assert_eq!(kind, io::ErrorKind::ConnectionAborted, "{address:?}");
-            assert!(took < Duration::from_secs(2), "{address:?}: {took:?}");
+            assert!(took < Duration::from_secs(8), "{address:?}: {took:?}");
         }
     }
 

@@ -117,7 +117,7 @@ fn nobody_waits_for_a_reader_that_never_comes() {
     for _ in 0..10 * MOST_WAITING {
         events.vm("resized");
     }
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     assert_eq!(events.dropped(), 9 * MOST_WAITING as u64);
     let ending = Instant::now();
     drop(stream);
@@ -213,7 +213,7 @@ fn what_a_guest_causes_is_told_at_a_limited_rate() {
     let watched: Arc<dyn Watched> = guest.clone();
     events.watch(Arc::downgrade(&watched));
     let began = Instant::now();
-    while began.elapsed() < 10 * PACE {
+    while guest.0.load(Ordering::Relaxed) == 0 || began.elapsed() < 10 * PACE {
         events.look();
         thread::yield_now();
     }

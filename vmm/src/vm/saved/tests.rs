@@ -1,6 +1,6 @@
 //! Machines on this host's own /dev/kvm, saved at any moment.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::guest::{COUNT, GO, MISTAKE, Machine, assert_same};
 use super::*;
@@ -123,7 +123,17 @@ fn a_halted_vcpu_stays_halted_until_it_is_woken() {
     // cli; hlt; inc dword [COUNT]; jmp back
     let code = [&[0xfa, 0xf4, 0xff, 0x05][..], &(COUNT as u32).to_le_bytes(), &[0xeb, 0xf6]].concat();
     let mut machine = Machine::boot(&code, PLAIN);
-    std::thread::sleep(Duration::from_millis(50));
+    let start = Instant::now();
+    loop {
+        machine.vm.pause();
+        let is_halted = machine.vm.save_machine().unwrap().vcpus[0].mp_state == 3;
+        machine.vm.resume().unwrap();
+        if is_halted {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "it never halts");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     machine = machine.moved();
     machine.vm.pause();
     let state = machine.vm.save_machine().unwrap();

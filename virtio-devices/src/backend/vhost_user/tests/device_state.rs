@@ -8,7 +8,7 @@ use crate::{MAX_DEVICE_STATE, MemoryUser, RunnerError, VirtioDevice};
 /// Long enough for whoever does what it should.
 const LONG: Duration = Duration::from_secs(30);
 /// How long those are waited for that do not.
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_secs(3);
 
 /// A NIC over such a peer, whose queues have run and stand still.
 fn stopped(rig: &Rig, script: Script) -> (TestPeer, Guest, MemoryUser) {
@@ -65,6 +65,7 @@ fn the_queues_of_a_peer_whose_state_is_taken_do_not_run() {
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
     guest.start_at_once(guest.net.features());
+    peer.await_heard("STATUS 15");
     rig.check_traffic(&mut guest, 60);
     peer.heard();
     let said = error(save(&guest.net.memory_user().unwrap(), SHORT));
@@ -135,7 +136,7 @@ fn a_peer_that_does_not_say_in_time_whether_that_was_all_is_lost() {
     let begun = Instant::now();
     let said = error(user.confirm_state(begun + SHORT));
     assert!(said.contains("CHECK_DEVICE_STATE: no answer within"), "{said}");
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     // A late answer would be mistaken for another: it is connected to again.
     guest.start_at_once(guest.net.features());
     rig.check_traffic(&mut guest, 61);

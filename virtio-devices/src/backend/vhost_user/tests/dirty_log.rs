@@ -22,6 +22,7 @@ fn what_a_running_peer_writes_is_in_the_log_from_when_it_begins_until_it_ends() 
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
     guest.start_at_once(guest.net.features());
+    peer.await_heard("STATUS 15");
     rig.check_traffic(&mut guest, 60);
     let (user, log) = (guest.net.memory_user().unwrap(), Arc::new(SharedLog::new(&rig.map).unwrap()));
     assert!(user.logs_writes());
@@ -95,6 +96,7 @@ fn a_peer_without_a_dirty_log_says_so_before_anything_is_asked() {
         let peer = rig.peer(script);
         let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
         guest.start_at_once(guest.net.features());
+        peer.await_heard("STATUS 15");
         rig.check_traffic(&mut guest, 60);
         peer.heard();
         let (user, log) = (guest.net.memory_user().unwrap(), Arc::new(SharedLog::new(&rig.map).unwrap()));

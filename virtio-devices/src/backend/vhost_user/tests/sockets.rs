@@ -132,7 +132,7 @@ fn a_wait_for_a_peer_that_is_mute_or_absent_or_slow_ends_when_nobody_wants_it_an
         cancel.cancel();
         let error = connected.join().unwrap();
         assert!(matches!(error, VhostUserError::Cancelled(_)), "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
         assert!(!is_absent || !rig.path().exists(), "the socket is gone");
         drop(peer);
         let _ = std::fs::remove_file(rig.path());
