@@ -22,7 +22,7 @@ pub struct Absent {
     /// that this program supports. For any other backend, whose features are unknown, drivers are offered what all
     /// backends support.
     pub of_kernel: bool,
-    /// The NIC had the backend's own address, which the saved state has.
+    /// The NIC had the backend's own address; the saved state has it.
     pub has_own_mac: bool,
 }
 

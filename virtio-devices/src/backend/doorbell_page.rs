@@ -88,8 +88,8 @@ impl DoorbellPages {
         self.pages.lock().get(&queue).cloned()
     }
 
-    /// Replaces the pages by `pages`, by queue. On return, the guest has these mapped and all others unmapped, unless
-    /// the host failed.
+    /// Replaces all pages by `pages`, keyed by queue. On return, the guest has these mapped and all others unmapped,
+    /// unless the host failed.
     pub(crate) fn set(&self, pages: impl IntoIterator<Item = (u16, Arc<DoorbellPage>)>) {
         let pages: BTreeMap<_, _> = pages.into_iter().collect();
         let before = std::mem::replace(&mut *self.pages.lock(), pages);

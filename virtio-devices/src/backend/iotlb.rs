@@ -48,7 +48,7 @@ pub(crate) fn update(mapping: &Mapping, access: Permissions) -> [u8; LEN] {
 
 /// A message that unmaps a range, and every mapping that overlaps it.
 pub(crate) fn invalidate(first: u64, last: u64) -> [u8; LEN] {
-    // The length 2^64 does not fit. No mapping is one byte long, so the last byte can be left out.
+    // The end, one past the last address, must fit. No mapping is one byte long, so the last byte can be left out.
     let len = (last - first).saturating_add(1).min(u64::MAX - first);
     said([first, len, 0], 0, INVALIDATE)
 }

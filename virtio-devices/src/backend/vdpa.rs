@@ -10,7 +10,7 @@
 //!   accepted here.
 //! - Since then, a driver that does not offer this has always kept them: VDUSE.
 //! - Before 6.7 the driver's behaviour is unknown. The memory is mapped again, in one batch, before the first start
-//! after a reset.
+//!   after a reset.
 //!
 //! **Control queue.** A device with a control queue runs it, provided that its number of pairs equals the NIC's, or the
 //! NIC has one pair. Without one, the NIC serves commands only if the device has no address: a device with an address

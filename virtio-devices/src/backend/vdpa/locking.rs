@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The memory that this process may pin, and the amount it needs to, in bytes.
+/// The memory that this process may pin, and the amount that it needs to pin, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Locking {
     /// The memory that it has pinned already, plus the guest's.

@@ -1,5 +1,5 @@
-//! The IOTLB messages that the kernel's vhost sends and receives (Linux, `include/uapi/linux/vhost_types.h`, `struct
-//! vhost_msg_v2`).
+//! The IOTLB messages that the kernel's vhost sends and receives (Linux, `include/uapi/linux/vhost_types.h`,
+//! `struct vhost_msg_v2`).
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -51,7 +51,7 @@ pub(crate) enum Fault {
     /// No answer in time.
     #[error("no answer within {} s", .0.as_secs())]
     NoAnswer(Duration),
-    /// The answers arrive, but their time limit together is over.
+    /// The answers together take too long.
     #[error("it has taken {} s to get this far", .0.as_secs())]
     Slow(Duration),
     /// The request was cancelled.
