@@ -37,7 +37,7 @@ fn a_spoofed_frame_reaches_nobody_and_is_counted() {
     lan.nics[1].send(&frame(mac(1), [0x01, 0x80, 0xc2, 0, 0, 0], 64));
     assert_eq!((lan.count(1, Counter::TxSpoofedMac), lan.count(1, Counter::TxReservedGroup)), (6, 1));
     assert!(lan.at_uplink().is_empty() && lan.nics.iter_mut().all(|nic| nic.received().is_empty()));
-    // A group is no valid source, even with trust.
+    // A group is not a valid source, even with trust.
     lan.nics[0].send(&frame(group, BROADCAST, 64));
     assert_eq!(lan.count(0, Counter::TxSpoofedMac), 1);
 }
