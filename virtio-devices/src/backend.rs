@@ -1,4 +1,4 @@
-//! Backends: what runs a device's queues, or where a NIC's frames come from and go to.
+//! Backends: implementations that run a device's queues, or the sources and sinks of a NIC's frames.
 
 mod absent;
 mod doorbell_page;

@@ -1,6 +1,6 @@
-//! What a virtio device requires of the VMM.
+//! The interface that a virtio device requires of the VMM.
 //!
-//! A device does not push changes. The VMM asks what the device wants now, compares that with what it has done so far,
+//! A device does not push changes. The VMM reads what the device needs now, compares that with what it has done so far,
 //! and applies the difference after dropping the device's lock.
 
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::{
     Port, SriovStatus, StateError, Thread,
 };
 
-/// What an access to a device did. What it stopped are queue workers.
+/// The effect of an access to a device, with the queue workers that it stopped.
 pub type Outcome = pci::Outcome<Thread>;
 
 /// A device that can be plugged in.
@@ -23,8 +23,7 @@ pub trait VirtioPci: pci::Device<Stopping = Thread> + Signals + Inspect + Lifecy
 
 impl<D: pci::Device<Stopping = Thread> + Signals + Inspect + Lifecycle + ?Sized> VirtioPci for D {}
 
-/// The wires that a device wants: eventfds that the guest's writes signal, eventfds that send the guest messages, and
-/// memory.
+/// The wires of a device: eventfds for the guest's writes, eventfds that send the guest messages, and memory.
 pub trait Signals {
     /// Appends the doorbells of those queues of the functions in `reach` that run now.
     fn doorbells(&self, reach: Reach, out: &mut Vec<Doorbell>);
@@ -41,66 +40,67 @@ pub trait Signals {
         None
     }
 
-    /// Appends the memory that the guest is to find in windows, if the device has any. It is always the same.
+    /// Appends the memory that the guest finds in windows, if the device has any. It is always the same.
     fn memory(&self, _out: &mut Vec<MemoryArea>) {}
 
-    /// Calls `observer` from now on for each function whose doorbells changed without an access. The first observer
-    /// stays. It is called on the device's own threads, which hold no lock that the other methods need.
+    /// Calls `observer` from now on for each function whose doorbells changed without an access. Only the first
+    /// observer is kept. It is called on the device's own threads, which hold no lock that the other methods need.
     fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>);
 }
 
-/// What the host can see of a device.
+/// The host's view of a device.
 pub trait Inspect {
-    /// Whether configuration space of function `rid`, which exists, is registers only: they change by writes to
-    /// configuration space alone, and reading them has no effect. Virtio's window into the BARs is more than that while
-    /// a driver uses it (`virtio 1.4 §4.1.4.9`).
+    /// True if configuration space of function `rid`, which exists, has registers only: they change only by writes to
+    /// configuration space, and reading them has no effect. Virtio's window into the BARs is more than that while a
+    /// driver uses it (`virtio 1.4 §4.1.4.9`).
     fn config_is_static(&self, rid: Rid) -> bool;
 
-    /// The state of a function: the device's own for `None`, or a reserved VF. `None` where there is no such function,
-    /// or no driver can have it.
+    /// The status of a function: the device's own for `None`, or a reserved VF. `None` if there is no such function, or
+    /// no driver can have it.
     fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus>;
 
-    /// Which VFs exist; `None` for a device that is no PF.
+    /// The VFs that exist; `None` for a device that is not a PF.
     fn sriov_status(&self) -> Option<SriovStatus>;
 
     /// The port of a function that has one.
     fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port>;
 
-    /// Calls `observer` from now on when a function asks its driver for a reset. The first observer stays. It is called
-    /// on any thread, also with the device's lock held.
+    /// Calls `observer` from now on when a function asks its driver for a reset. Only the first observer is kept. It is
+    /// called on any thread, even with the device's lock held.
     fn observe_needs_reset(&self, _observer: &Arc<NeedsResetObserver>) {}
 
-    /// Appends the backends that reach the guest's memory by themselves, with the functions that they are behind. VFs
-    /// that do not exist now have them, too.
+    /// Appends the backends that access the guest's memory by themselves, with their functions. VFs that do not exist
+    /// now are included.
     fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>);
 }
 
-/// What the host does with a device while a guest has it.
+/// The host's operations on a device while a guest has it.
 pub trait Lifecycle {
-    /// Stops all queues, and keeps them stopped until [`Self::resume`], whatever the registers say. No register changes
-    /// and no queue loses its position. Accesses still work, resets too. A second pause does nothing.
+    /// Stops all queues, and keeps them stopped until [`Self::resume`], in every state of the registers. No register
+    /// changes and no queue loses its position. Accesses still work, even resets. A second pause does nothing.
     fn pause(&mut self) -> Outcome;
 
-    /// Starts the queues that the registers want to run, from where they stood. A function whose queues the host cannot
-    /// start stays paused, and [`Self::take_not_resumed`] says so; others go on.
+    /// Starts the queues that are enabled in the registers, from their positions. A function whose queues the host
+    /// cannot start stays paused, and [`Self::take_not_resumed`] returns it; others resume.
     fn resume(&mut self) -> Outcome;
 
-    /// As [`Self::pause`], of one function: the device's own for `None`, or a VF. Nothing if there is no such function.
+    /// As [`Self::pause`], for one function: the device's own for `None`, or a VF. Does nothing if there is no such
+    /// function.
     fn pause_function(&mut self, _vf: Option<VfIndex>) -> Outcome {
         Outcome::none()
     }
 
-    /// As [`Self::resume`], of one function.
+    /// As [`Self::resume`], for one function.
     fn resume_function(&mut self, _vf: Option<VfIndex>) -> Outcome {
         Outcome::none()
     }
 
-    /// Gives a network function whose backend is missing or lost `new`. It is paused, and its workers have ended. What
-    /// it had before is left in `new`, to be dropped without the device's lock.
+    /// Connects `new` to a network function whose backend is missing or lost. The function is paused, and its workers
+    /// have exited. Leaves the old backend in `new`, to be dropped without the device's lock.
     ///
     /// # Errors
     ///
-    /// Nothing has changed then.
+    /// Fails without any change.
     fn connect(&mut self, _vf: Option<VfIndex>, _new: &mut NewBackend) -> Result<(), ConnectError> {
         Err(ConnectError::NoNic)
     }
@@ -110,22 +110,22 @@ pub trait Lifecycle {
         None
     }
 
-    /// The state of a device that is paused and whose workers have ended; `None` if no driver can change anything of
-    /// it.
+    /// Saves the state of a device that is paused and whose workers have exited; `None` if no driver can change its
+    /// state.
     ///
     /// # Errors
     ///
-    /// [`StateError::Running`], when a queue runs or its worker has not ended.
+    /// [`StateError::Running`] if a queue runs or its worker has not exited.
     fn save(&self) -> Result<Option<DeviceState>, StateError>;
 
-    /// Brings a device that is paused, or whose queues never ran, to `state`, and leaves it paused. VFs that `state`
-    /// says are enabled are enabled, and not reset; queues go on from where they stood once the device is resumed.
+    /// Restores `state` to a device that is paused, or whose queues never ran, and leaves it paused. VFs that are
+    /// enabled in `state` are enabled without a reset; queues continue from their positions once the device is resumed.
     /// Afterwards the caller reconciles as after a reset.
     ///
     /// # Errors
     ///
-    /// [`StateError::Running`], when a queue runs: nothing has changed. Any other [`StateError`], when the state is of
-    /// another device, or one that no driver could have brought it to: the device is paused in its state of power-on.
+    /// [`StateError::Running`] if a queue runs: nothing has changed. Any other [`StateError`] if the state is from
+    /// another device, or unreachable by a driver: the device is paused in its power-on state.
     fn restore(&mut self, state: &DeviceState) -> Result<(), StateError>;
 }
 
@@ -181,41 +181,40 @@ impl<S> Lifecycle for HostBridge<S> {
     }
 }
 
-/// Memory that the guest is to find in a window.
+/// Memory that the guest finds in a window.
 #[derive(Debug, Clone)]
 pub struct MemoryArea {
     /// The window.
     pub window: WindowId,
-    /// Where the memory begins in it, a multiple of the page size.
+    /// The offset of the memory in the window, a multiple of the page size.
     pub offset: u64,
     /// The memory, a multiple of the page size.
     pub memory: Arc<FileMapping>,
-    /// Who reaches it beside the guest.
+    /// The devices that access it besides the guest.
     pub peers: Option<Arc<dyn MemoryPeers>>,
 }
 
-/// Devices that reach another device's memory at the guest's addresses, as long as the guest finds it there.
+/// Devices that access another device's memory at the guest's addresses, while it is mapped for the guest.
 pub trait MemoryPeers: fmt::Debug + Send + Sync {
-    /// Lets them reach `memory` at `address`. Those that cannot work without.
+    /// Maps `memory` at `address` for the peers. Those that cannot map it work without it.
     fn map(&self, address: u64, memory: &Arc<FileMapping>);
 
-    /// Takes it back. When this returns, none of them reaches it there.
+    /// Unmaps `memory` for the peers. On return, none of them accesses it there.
     fn unmap(&self, address: u64, memory: &Arc<FileMapping>);
 }
 
-/// A guest's write to `offset` of `window`, of whatever value, signals `eventfd`.
+/// A doorbell: a guest's write of any value to `offset` of `window` signals `eventfd`.
 #[derive(Debug, Clone)]
 pub struct Doorbell {
-    /// The function whose queue it is.
+    /// The function that has the queue.
     pub function: Rid,
     /// The window that the doorbell lies in.
     pub window: WindowId,
     /// The offset of its first byte in that window.
     pub offset: u64,
-    /// What a write to it signals. Several doorbells may share one.
+    /// The eventfd that a write signals. Several doorbells may share one.
     pub eventfd: Arc<EventFd>,
-    /// A page that the guest may be given in its place. Then `offset` starts a page with nothing but this doorbell in
-    /// it.
+    /// A page that the guest may be given instead. Then `offset` starts a page that has only this doorbell.
     pub page: Option<Arc<DoorbellPage>>,
 }
 
@@ -224,21 +223,21 @@ pub struct Doorbell {
 pub struct Pin {
     /// A signal asserts it.
     pub trigger: Arc<EventFd>,
-    /// It is signalled when the guest has ended the interrupt, which deasserts the pin. A device that still wants to be
-    /// served then signals `trigger` again. A signal too many is harmless.
+    /// Signalled when the guest has ended the interrupt, which deasserts the pin. A device that still needs service
+    /// then signals `trigger` again. An additional signal is harmless.
     pub resample: Arc<EventFd>,
 }
 
 /// A function that stays paused, because the host lacks something.
 #[derive(Debug)]
 pub struct NotResumed {
-    /// Which VF; `None` for the device's own function.
+    /// The VF; `None` for the device's own function.
     pub vf: Option<VfIndex>,
-    /// What the host lacks.
+    /// The error of the host.
     pub error: io::Error,
 }
 
-/// Hears that the doorbells of a function changed.
+/// A callback for changed doorbells of a function.
 pub type DoorbellObserver = dyn Fn(Rid) + Send + Sync;
 
 /// A signal on `eventfd` sends this message.
@@ -250,6 +249,6 @@ pub struct Message {
     pub address: u64,
     /// The message data.
     pub data: u32,
-    /// What sends it.
+    /// The eventfd that sends it.
     pub eventfd: Arc<EventFd>,
 }

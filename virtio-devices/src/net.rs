@@ -79,12 +79,12 @@ pub(crate) use transmit::reason as send_failure;
 pub use wire::Backend;
 
 /// Receive queues shorter than this get no segments. Linux provides buffers again when half of a queue's, or 32, are
-/// used up, and none is while a segment of 64 KiB waits for 43 of them: what is left must be enough.
+/// used up, and none is while a segment of 64 KiB waits for 43 of them: the rest must be enough.
 const SEGMENT_QUEUE_SIZE: u16 = 128;
 /// A network controller, Ethernet.
 const CLASS: [u8; 3] = [0x02, 0x00, 0x00];
 
-/// A virtio network device. It and its backend outlive resets of the device and reboots of the guest.
+/// A virtio network device. The device and its backend outlive resets of the device and reboots of the guest.
 pub struct Net {
     spec: NetSpec,
     engine: Engine,
@@ -93,33 +93,33 @@ pub struct Net {
     failures: Arc<Failures>,
     features: u64,
     queue_sizes: Vec<u16>,
-    /// What it may do. A reset changes nothing of it, and refills no bucket.
+    /// The policy in force. A reset does not change it, and refills no bucket.
     policy: Arc<PolicyCell>,
     counters: Arc<NetCounters>,
     losses: Losses,
     state: Arc<NetState>,
-    /// Where a change of the configuration is signalled while the driver runs.
+    /// The interrupts for changes of the configuration while the driver runs.
     interrupts: Option<Arc<Interrupts>>,
-    /// Where a change of the guest's memory waits for the worker.
+    /// The mailbox for changes of the guest's memory.
     mailbox: Arc<MemoryMailbox>,
-    /// What wakes the workers, while the driver runs.
+    /// The events that wake the workers, while the driver runs.
     wake: Vec<Arc<EventFd>>,
     /// The queues have not been started since the last reset.
     fresh: bool,
     /// The features of the driver, from its start to its reset.
     negotiated: u64,
-    /// The driver knows the configuration of where it was before: it is to read it again.
+    /// The driver has read the configuration at the source: it must read it again.
     moved: bool,
-    /// Its address was that of a backend, which is missing.
+    /// The address was that of a backend, which is missing.
     takes_mac: bool,
 }
 
 impl Net {
-    /// A NIC whose frames go to and come from `backend`.
+    /// Creates a NIC over `backend`.
     ///
     /// # Errors
     ///
-    /// [`NetError`], when `spec` is no NIC or not one of this backend.
+    /// [`NetError`] if `spec` is invalid or does not fit the backend.
     pub fn new(spec: NetSpec, backend: impl Into<Backend>) -> Result<Self, NetError> {
         if !spec.queue_size.is_power_of_two() || !(2..=MAX_QUEUE_SIZE).contains(&spec.queue_size) {
             return Err(NetError::QueueSize(spec.queue_size));
@@ -167,17 +167,17 @@ impl Net {
         }
     }
 
-    /// Its id.
+    /// The id.
     pub fn id(&self) -> &str {
         &self.spec.id
     }
 
-    /// Notifies `observer` when its driver does something that its policy is about.
+    /// Notifies `observer` of actions of the driver that its policy concerns.
     pub fn observe_policy(&self, observer: PolicyObserver) {
         self.policy.observe(observer);
     }
 
-    /// Notifies `observer` when its tap fails to take frames, and when it takes them again.
+    /// Notifies `observer` when its tap fails to accept frames, and when it accepts them again.
     pub fn observe_failures(&self, observer: FailureObserver) {
         self.failures.observe(observer);
     }
@@ -211,7 +211,7 @@ impl Net {
         }
     }
 
-    /// Tells the switch, if there is one, what its port is now.
+    /// Attaches the NIC to its switch, if there is one, with its current state.
     fn attach(&self) {
         if let Engine::Switch(port) = &self.engine {
             let (state, policy) = (Arc::clone(&self.state), Arc::clone(&self.policy));
@@ -219,7 +219,7 @@ impl Net {
         }
     }
 
-    /// Has the switch, if there is one, follow what the host has changed.
+    /// Makes the switch, if there is one, follow a change by the host.
     fn carrier_changed(&self) -> Option<Replaced> {
         match &self.engine {
             Engine::Switch(port) => Some(port.carrier().changed()),
@@ -227,7 +227,7 @@ impl Net {
         }
     }
 
-    /// Its counters.
+    /// The counters.
     pub fn counters(&self) -> Arc<NetCounters> {
         Arc::clone(&self.counters)
     }
@@ -254,7 +254,7 @@ impl VirtioDevice for Net {
         &self.queue_sizes
     }
 
-    /// A backend that takes longer frames serves the MTU that the driver was told, and one that is missing any.
+    /// A backend with a larger MTU serves the MTU that the driver has read, and a missing one serves any.
     fn serve(&mut self, config: &[u8], accepted: Option<u64>) {
         let Ok(told) = u16::try_from(config::MTU.number(config)) else { return };
         let takes = |mtu| told <= mtu || self.absence().is_some();
@@ -287,7 +287,7 @@ impl VirtioDevice for Net {
     }
 
     fn start(&mut self, mut start: Start) -> io::Result<Vec<Worker>> {
-        // It is the driver's business alone: no backend knows of it.
+        // The feature concerns the driver only: it is hidden from the backend.
         start.features &= !(1 << VIRTIO_NET_F_STANDBY);
         if self.fresh {
             self.state.set_offloads(features::guest_offloads(start.features));
@@ -301,7 +301,8 @@ impl VirtioDevice for Net {
         self.interrupts = Some(start.interrupts);
         self.negotiated = start.features;
         if std::mem::take(&mut self.moved) || self.state.announces() {
-            // It may have been told where it was before, and had another link there. A spurious signal is harmless.
+            // The driver may have been notified at the source, and had another link there. A spurious signal is
+            // harmless.
             self.signal_config();
         }
         self.fresh = false;
@@ -354,9 +355,9 @@ impl VirtioDevice for Net {
             moved,
             takes_mac: _,
         } = self;
-        // What workers that are still ending have yet to count is told another time.
+        // Counts that exiting workers have not added yet are logged another time.
         log_losses(&spec.id, losses.doubled(&counters.losses()));
-        // The workers that are still ending keep the old state. The link is the host's business and stays as it is.
+        // Workers that are still exiting keep the old state. The link belongs to the host and stays as it is.
         let generation = state.generation().wrapping_add(1);
         *state = Arc::new(NetState::new(spec.mac, state.link_up(), generation).with_link(state.link()));
         *interrupts = None;
@@ -376,7 +377,7 @@ impl VirtioDevice for Net {
     fn save(&self) -> DeviceSpecific {
         let buckets = BucketsState { uplink: self.engine.save_share(), ..self.policy.load().save() };
         let mut state = NicState { buckets, ..saved::save(&self.state) };
-        // The switch may not know yet what the driver has changed last.
+        // The switch may not have the driver's last change yet.
         state.held = self.engine.save_addresses();
         let NicState { mac, unicast, held, .. } = &mut state;
         held.retain(|held| saved::is_own(*mac, unicast, held));
@@ -404,7 +405,7 @@ impl VirtioDevice for Net {
         self.engine.restore_share(state.buckets.uplink)?;
         self.engine.restore_addresses(&state.held)?;
         self.state = Arc::new(restored);
-        // The driver has seen the frames of before its start dropped already, and told which offloads it takes.
+        // Frames from before the driver started are already dropped, and the offloads negotiated.
         self.fresh = started.is_none();
         self.negotiated = started.unwrap_or(0);
         self.moved = started.is_some();

@@ -1,6 +1,6 @@
 //! A virtio PF and its VFs as one PCI device.
 //!
-//! SR-IOV itself is in [`PfWithVfs`]. This file adds what is virtio's: which devices can be VFs of one PF, their
+//! SR-IOV itself is in [`PfWithVfs`]. This file adds the virtio part: the devices that can be VFs of one PF, their
 //! doorbells and messages, and their saved state.
 
 mod state;
@@ -60,7 +60,7 @@ pub enum NetSriovError {
     /// The PF cannot be made a function.
     #[error("PF: {0}")]
     Pf(FunctionError),
-    /// They cannot be a PF and its VFs.
+    /// The functions cannot be a PF and its VFs.
     #[error(transparent)]
     Device(#[from] PfError),
 }
@@ -71,7 +71,7 @@ pub struct NetSriov<D> {
 }
 
 impl<D: VirtioDevice> NetSriov<D> {
-    /// A PF with one VF for each of `vfs`, in order.
+    /// Creates a PF with one VF for each of `vfs`, in order.
     ///
     /// # Errors
     ///
@@ -98,7 +98,8 @@ impl<D: VirtioDevice> NetSriov<D> {
         Ok(Self { functions: PfWithVfs::new(placement.rid, pf, vfs.collect::<Result<_, _>>()?)? })
     }
 
-    /// Checks that `vfs` all look like the first one, which it returns, and are what `pf` is.
+    /// Checks that `vfs` all have as many queues as the first, which it returns, and are the kind of device that `pf`
+    /// is.
     fn check<'v>(pf: &D, vfs: &'v [D]) -> Result<Option<&'v D>, NetSriovError> {
         let Some(first) = vfs.first() else { return Ok(None) };
         let expected = first.queue_sizes().len();
@@ -114,7 +115,8 @@ impl<D: VirtioDevice> NetSriov<D> {
         Ok(Some(first))
     }
 
-    /// Puts those functions behind an IOMMU for whose routing IDs `place` has a place there. Before any access.
+    /// Puts each function for whose routing ID `place` returns a [`Behind`] behind that IOMMU. Must be called before
+    /// any access.
     pub fn set_behind(&mut self, mut place: impl FnMut(Rid) -> Option<Behind>) {
         for function in self.functions.functions_mut() {
             if let Some(behind) = place(function.rid()) {
@@ -128,17 +130,17 @@ impl<D: VirtioDevice> NetSriov<D> {
         self.functions.pf()
     }
 
-    /// The PF, for changes that are the host's to make.
+    /// The PF, for changes by the host.
     pub fn pf_mut(&mut self) -> &mut VirtioFunction<D> {
         self.functions.pf_mut()
     }
 
-    /// The VF `index`, whether it exists now or not; `None` from TotalVFs on.
+    /// The VF `index`, enabled or not; `None` from TotalVFs on.
     pub fn vf(&self, index: VfIndex) -> Option<&VirtioFunction<D>> {
         self.functions.vf(index)
     }
 
-    /// The VF `index`, for changes that are the host's to make.
+    /// The VF `index`, for changes by the host.
     pub fn vf_mut(&mut self, index: VfIndex) -> Option<&mut VirtioFunction<D>> {
         self.functions.vf_mut(index)
     }
@@ -148,7 +150,7 @@ impl<D: VirtioDevice> NetSriov<D> {
         self.functions.sriov()
     }
 
-    /// Appends the doorbells of the VF `index`, which exists.
+    /// Appends the doorbells of the VF `index`, which is enabled.
     fn vf_doorbells(&self, index: VfIndex, vf: &VirtioFunction<D>, out: &mut Vec<Doorbell>) {
         vf.doorbells_at(WindowId::VfBar(REGISTERS_BAR), self.functions.slice(REGISTERS_BAR, index), out);
     }
@@ -168,7 +170,7 @@ impl<D: VirtioDevice> NetSriov<D> {
         }
     }
 
-    /// The VF at `rid`, if it exists now.
+    /// The VF at `rid`, if it is enabled.
     fn vf_at(&self, rid: Rid) -> Option<(VfIndex, &VirtioFunction<D>)> {
         let index = self.functions.vf_index(rid)?;
         Some((index, self.vf(index)?))
@@ -260,16 +262,16 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
 
 impl<D: VirtioDevice> Lifecycle for NetSriov<D> {
     fn pause(&mut self) -> Outcome {
-        // A frame that one has sent already is not to find the other stopped: both go on later.
+        // A frame in flight between functions must not reach a stopped receiver: it is held until the resume.
         self.pf().device().hold_frames(true);
-        // VFs that cannot be seen, too: they may be enabled meanwhile.
+        // VFs that are not enabled, too: the guest may enable them during the pause.
         let stopping = self.functions.functions_mut().flat_map(VirtioFunction::hold).collect();
         queues_changed(Reach::Device, stopping)
     }
 
     fn resume(&mut self) -> Outcome {
         let powered = self.functions.is_powered();
-        // The PF's own registers say whether it is in D0.
+        // The VFs follow the power state of the PF.
         self.pf().device().hold_frames(true);
         let stopping = self.functions.functions_mut().flat_map(|function| function.release(powered)).collect();
         self.pf().device().hold_frames(false);

@@ -1,7 +1,7 @@
-//! What a network function may send and receive, as the host decides.
+//! The host's rules for the frames that a network function sends and receives.
 //!
-//! The rules are pure functions of a frame's beginning: a private copy, of which what goes on is made. So what was
-//! checked is what goes on, whatever a driver writes to its buffers meanwhile. They are the same on every wire.
+//! The rules are pure functions of a private copy of a frame's beginning. The checked copy is forwarded, whatever a
+//! driver writes to its buffers in the meantime. The rules are the same for every backend.
 
 mod cause;
 mod head;
@@ -29,23 +29,23 @@ pub use vlan::{MAX_VLAN, PortVlan, Trunk, VlanSet};
 
 use crate::net_protocol::ethernet::{Mac, is_multicast};
 
-/// What the host has decided for a network function. The default is none of it: every frame passes.
+/// The host's policy for a network function. The default passes every frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// The address that the host gave the function. A driver that is not trusted cannot change it.
+    /// The address that the host has set. An untrusted driver cannot change it.
     pub address: Option<Mac>,
-    /// The VLAN that all of its frames are in, without its driver knowing.
+    /// The VLAN of all of the function's frames, transparent to its driver.
     pub port_vlan: Option<PortVlan>,
-    /// The VLANs that its driver may use; all without one. Not together with a port VLAN.
+    /// The VLANs that the driver may use; all if `None`. Excludes a port VLAN.
     pub trunk: Option<Trunk>,
-    /// Drops frames that it sends from an address that is not its own.
+    /// Drops frames that the function sends from an address that is not its own.
     pub spoof_check: bool,
-    /// Its driver may change its address, send from further ones, send to groups that bridges keep for themselves, and
-    /// receive all frames.
+    /// The driver may change its address, send from further addresses and to groups that bridges reserve, and receive
+    /// all frames.
     pub trusted: bool,
-    /// The broadcast and multicast frames that it may send in a second. More are dropped.
+    /// The most broadcast and multicast frames sent per second. Further ones are dropped.
     pub storm: Option<NonZeroU32>,
-    /// What it may send, in Mbit/s (10^6 bits), from the destination address on. More waits in its queues.
+    /// The transmit rate in Mbit/s (10^6 bits), from the destination address on. Frames beyond it wait in their queues.
     pub max_tx_rate: Option<NonZeroU32>,
 }
 
@@ -63,44 +63,44 @@ impl Default for Policy {
     }
 }
 
-/// The most further unicast addresses of a driver that the host does not trust. If it sets more, none of them counts.
+/// The most further unicast addresses of an untrusted driver. If it sets more, none of them counts.
 const MAX_UNTRUSTED: usize = 16;
 
 impl Policy {
-    /// The address that its driver cannot change.
+    /// The address that the driver cannot change.
     pub(crate) fn fixed_address(&self) -> Option<Mac> {
         self.address.filter(|_| !self.trusted)
     }
 
-    /// Whether the driver gets frames for further unicast addresses that it has set, `count` of them: if it is not
-    /// trusted, only without an address that the host gave, and only a few.
+    /// True if the driver gets frames for the `count` further unicast addresses that it has set: an untrusted one only
+    /// without an address of the host, and only a few.
     pub(crate) fn counts_further(&self, count: usize) -> bool {
         self.trusted || (self.address.is_none() && count <= MAX_UNTRUSTED)
     }
 
-    /// Whether [`Self::ingress`] may do anything but pass a frame as it is.
+    /// True if [`Self::ingress`] may do more than pass a frame unchanged.
     pub(crate) fn checks_sent(&self) -> bool {
         let Self { port_vlan, trunk, spoof_check, trusted, storm, .. } = self;
         port_vlan.is_some() || trunk.is_some() || *spoof_check || !trusted || storm.is_some()
     }
 
-    /// Whether [`Self::egress`] may do anything but pass a frame as it is.
+    /// True if [`Self::egress`] may do more than pass a frame unchanged.
     pub(crate) fn checks_received(&self) -> bool {
         self.port_vlan.is_some() || self.trunk.is_some()
     }
 
-    /// Whether it asks for nothing that only who carries the frames can do.
+    /// True if no rule needs the cooperation of the frames' carrier.
     pub fn is_open(&self) -> bool {
         let Self { address: _, max_tx_rate, .. } = self;
         !self.checks_sent() && !self.checks_received() && max_tx_rate.is_none()
     }
 
-    /// The rules for a frame that the function's driver sends. The function has the address `current` now, and its
-    /// driver has set further ones, of which `is_further` knows.
+    /// Applies the rules to a frame that the function's driver sends. The function's address is `current`, and
+    /// `is_further` is true for the further ones that its driver has set.
     ///
     /// # Errors
     ///
-    /// Why the frame is dropped.
+    /// The reason why the frame is dropped.
     pub(crate) fn ingress(
         &self,
         head: &Head,
@@ -127,11 +127,11 @@ impl Policy {
         }
     }
 
-    /// The rules for a frame on its way to the function's driver.
+    /// Applies the rules to a frame on its way to the function's driver.
     ///
     /// # Errors
     ///
-    /// Why the frame is dropped.
+    /// The reason why the frame is dropped.
     pub(crate) fn egress(&self, head: &Head) -> Result<NewHead, Cause> {
         match (self.port_vlan, &self.trunk) {
             (Some(vlan), _) => vlan.untagged(head),
@@ -141,7 +141,7 @@ impl Policy {
     }
 }
 
-/// Whether `mac` is a group that bridges keep for themselves (`IEEE 802.1Q §8.6.3`).
+/// True if `mac` is a group that bridges reserve (`IEEE 802.1Q §8.6.3`).
 pub(crate) fn is_reserved(mac: &Mac) -> bool {
     matches!(mac, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
 }

@@ -1,4 +1,4 @@
-//! What the host can inspect and change in a network function while a guest uses it.
+//! The properties of a network function that the host inspects and changes while a guest uses it.
 
 use std::any::Any;
 
@@ -7,83 +7,83 @@ use thiserror::Error;
 use crate::features::has;
 use crate::{BackendKind, BackendObserver, ErrorKind, Policy, RateLimits, Replaced, Status};
 
-/// A network function's end of its link, as the host has it.
+/// The host's interface to a network function.
 pub trait Port {
-    /// What its backend is.
+    /// The kind of the backend.
     fn backend_kind(&self) -> BackendKind;
 
-    /// Why it has no backend, in one line, if it has none. Its link is down then.
+    /// The reason why the function has no backend, in one line, if it has none. Its link is down then.
     fn backend_missing(&self) -> Option<&str> {
         None
     }
 
-    /// True if it can be given a backend ([`crate::Lifecycle::connect`]): it has none, or a tap that was deleted.
+    /// True if the function accepts a backend ([`crate::Lifecycle::connect`]): it has none, or a tap that was deleted.
     fn takes_backend(&self) -> bool {
         self.backend_missing().is_some()
     }
 
-    /// Notes that another backend has taken the place of one that was lost, and notifies the observer.
+    /// Records that another backend has replaced a lost one, and notifies the observer.
     fn backend_replaced(&mut self) {}
 
-    /// Whether its backend was lost, and is not back yet.
+    /// True if the backend was lost, and is not back yet.
     fn backend_lost(&self) -> bool;
 
-    /// How often its backend was lost since it was plugged in.
+    /// The number of losses of the backend since the function was plugged in.
     fn backend_losses(&self) -> u64;
 
-    /// Notifies `observer` when its backend is lost, and when it is back.
+    /// Notifies `observer` when the backend is lost, and when it is back.
     fn observe_backend(&self, observer: BackendObserver);
 
-    /// The name of its backend: the interface of a tap, the path of a socket or device.
+    /// The name of the backend: the interface of a tap, the path of a socket or device.
     fn backend_name(&self) -> &str;
 
-    /// Its Ethernet address now: the driver may have changed it.
+    /// The current Ethernet address: the driver may have changed it.
     fn mac(&self) -> [u8; 6];
 
-    /// Gives it another address, which the next driver finds. Behind a switch, it holds for all frames after a wait.
+    /// Sets another address, which the next driver finds. Behind a switch, it applies to all frames after a wait.
     ///
     /// # Errors
     ///
-    /// [`MacError`]; its address is what it was then.
+    /// [`MacError`]; the address is unchanged then.
     fn set_mac(&mut self, mac: [u8; 6]) -> Result<Replaced, MacError>;
 
-    /// Replaces what the function may send and receive. Buckets whose limits stay are not refilled.
+    /// Replaces the policy. Buckets whose limits stay are not refilled.
     fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced;
 
-    /// Whether the link is up.
+    /// True if the link is up.
     fn link_up(&self) -> bool;
 
-    /// Takes the link up or down, and tells the driver (`virtio 1.4 §5.1.4`). While it is down, frames are dropped in
+    /// Sets the link up or down, and notifies the driver (`virtio 1.4 §5.1.4`). While it is down, frames are dropped in
     /// both directions; behind a switch, all of them after a wait.
     fn set_link(&mut self, up: bool) -> Replaced;
 
-    /// Keeps the link down whatever the host wants, or no longer, and tells the driver. Not for a function without a
-    /// backend, whose link nothing takes up.
+    /// Keeps the link down, or no longer, independently of the host's setting, and notifies the driver. Does nothing
+    /// for a function without a backend, whose link stays down.
     fn hold_link(&mut self, held: bool);
 
-    /// Asks the driver to announce its addresses to the network, so that it is found at its new place
-    /// (`virtio 1.4 §5.1.6.5.4`). Returns whether it will: a driver that did not negotiate
-    /// `VIRTIO_NET_F_GUEST_ANNOUNCE`, and one whose link is down, does not.
+    /// Asks the driver to announce its addresses to the network, so that they are found at the new place
+    /// (`virtio 1.4 §5.1.6.5.4`). Returns true if it will: not a driver that did not negotiate
+    /// `VIRTIO_NET_F_GUEST_ANNOUNCE`, or with the link down.
     fn announce(&mut self) -> bool;
 
-    /// Announces its addresses by frames of its own (RARP) where its driver does not: over a tap, vhost-net, and a
-    /// vhost-user peer that can. Returns whether it is to.
+    /// Announces the addresses with RARP frames of this host if the driver does not: over a tap, vhost-net, and a
+    /// vhost-user peer that supports it. Returns true if it is necessary.
     fn announce_here(&mut self) -> bool;
 }
 
-/// Why a network function cannot have an address.
+/// The reason why a network function cannot have an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MacError {
-    /// It is a group address, or zero.
+    /// The address is a group address, or zero.
     #[error("not an address that a NIC can have; give one whose first byte is even")]
     NotUnicast,
-    /// A driver has read the one that it has, and nothing makes a driver read it again.
+    /// A driver has read the current address, and nothing makes a driver read it again.
     #[error("its driver has already read its address; unbind the driver or disable the VFs first")]
     InUse,
 }
 
 impl MacError {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(self) -> ErrorKind {
         match self {
             Self::NotUnicast => ErrorKind::Invalid,
@@ -92,16 +92,16 @@ impl MacError {
     }
 }
 
-/// What a function is doing.
+/// The status of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FunctionStatus {
-    /// Whether it can be seen: always, but for a VF that is not enabled.
+    /// True if the function is visible: always, except for a VF that is not enabled.
     pub exists: bool,
     /// The device status, as the driver reads it (`virtio 1.4 §2.1`).
     pub driver: Status,
 }
 
-/// The registers of a PF's SR-IOV capability that say which VFs there are (`PCIe 6.2 §9.3.3`).
+/// The registers of a PF's SR-IOV capability that define the existing VFs (`PCIe 6.2 §9.3.3`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SriovStatus {
     /// NumVFs.
@@ -111,7 +111,7 @@ pub struct SriovStatus {
 }
 
 impl SriovStatus {
-    /// How many VFs exist now.
+    /// The number of VFs that exist now.
     pub fn num_visible(self) -> u16 {
         // NumVFs is at most TotalVFs while VF Enable is set.
         if self.vf_enable { self.num_vfs } else { 0 }
@@ -122,7 +122,7 @@ impl SriovStatus {
 pub struct NewBackend {
     kind: BackendKind,
     name: String,
-    /// What only a NIC knows.
+    /// The part that only a NIC interprets.
     inside: Box<dyn Any + Send>,
 }
 
@@ -132,43 +132,43 @@ impl NewBackend {
         Self { kind, name, inside: Box::new(inside) }
     }
 
-    /// What it is.
+    /// The kind of the backend.
     pub fn kind(&self) -> BackendKind {
         self.kind
     }
 
-    /// What users call it.
+    /// The name that users know.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What only a NIC knows, if this is of the kind that it knows.
+    /// The part that only a NIC interprets, if it has this type.
     pub(crate) fn inside_mut<T: Any>(&mut self) -> Option<&mut T> {
         self.inside.downcast_mut()
     }
 }
 
-/// Why a NIC is not given a backend: one line, to follow what names the NIC.
+/// The reason why a NIC cannot get a backend: one line, to follow the NIC's name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ConnectError {
-    /// It is no network function.
+    /// The device is not a network function.
     #[error("it is no network function")]
     NoNic,
-    /// Its queues run.
+    /// The NIC's queues run.
     #[error("its queues run; please report this")]
     Running,
-    /// It has one.
+    /// The NIC has a backend.
     #[error("it has a backend ({0}); only one that is missing, or a tap that was deleted, can be replaced")]
     Present(String),
-    /// The driver was promised more.
+    /// The driver was promised more features.
     #[error("{name} lacks virtio features that its driver uses: {}; give a backend that has them", bits(*.missing))]
     Features {
         /// The backend.
         name: String,
-        /// What it lacks.
+        /// The features that the backend lacks.
         missing: u64,
     },
-    /// The driver was told another MTU.
+    /// The driver has read another MTU.
     #[error("{name} has an MTU of {has}, and its driver was told {told}; raise it to {told}")]
     Mtu {
         /// The backend.
@@ -178,16 +178,16 @@ pub enum ConnectError {
         /// The driver's.
         told: u16,
     },
-    /// The backend has an address of its own, which is another.
+    /// The backend has an address of its own, which differs.
     #[error("{0} has another MAC address than the function; give that to the device")]
     Mac(String),
-    /// The backend runs the control queue, and does not know what the driver has commanded.
+    /// The backend runs the control queue, and lacks the state that the driver has set through it.
     #[error("{0} runs the control queue, and does not know what the driver has set by it; unbind the driver first")]
     ControlQueue(String),
 }
 
 impl ConnectError {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::NoNic => ErrorKind::Invalid,

@@ -1,5 +1,5 @@
-//! The worker of a device whose backend runs the queues: it starts, stops and recovers the backend, and passes on what
-//! the driver changes. What only one kind of device does is behind [`RunnerDevice`].
+//! The worker of a device whose backend runs the queues: it starts, stops and recovers the backend, and passes on
+//! changes by the driver. The parts that depend on the kind of device are behind [`RunnerDevice`].
 
 mod device;
 mod lent_queue;
@@ -28,10 +28,10 @@ pub(crate) use lent_queue::LentQueue;
 use lent_queue::{look_ahead, settle_position};
 pub(crate) use progress::Progress;
 
-/// How long to wait before a lost backend is tried again.
+/// The time to wait before a lost backend is tried again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the worker needs, whatever the device is.
+/// The worker's data, for every kind of device.
 pub(crate) struct RunnerWorker {
     /// The device's id.
     id: String,
@@ -39,19 +39,19 @@ pub(crate) struct RunnerWorker {
     memory: DmaSpace,
     /// The negotiated features.
     features: u64,
-    /// Where the driver is interrupted.
+    /// The interrupts of the driver.
     interrupts: Arc<Interrupts>,
     /// The queues that the backend runs.
     lent: Vec<LentQueue>,
     /// The backend.
     backend: SharedRunner,
-    /// Whether the backend works.
+    /// The state of the backend.
     health: Arc<Health>,
-    /// Where a change of the guest's memory waits.
+    /// The mailbox for changes of the guest's memory.
     mailbox: Arc<MemoryMailbox>,
-    /// What wakes the worker.
+    /// The event that wakes the worker.
     pub kick: Arc<EventFd>,
-    /// Stops it.
+    /// Stops the worker.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -66,7 +66,7 @@ enum Service {
     Idle,
     /// Running the queues.
     Runs,
-    /// Stopped until the driver resets the device, because the backend refused what the driver has set up.
+    /// Stopped until the driver resets the device, because the backend refused the driver's setup.
     Refused,
     /// Lost, with the time of the next attempt to recover it.
     Lost(Instant),
@@ -79,7 +79,7 @@ struct Session<'q, D> {
     backend: OwnedRunner<'q>,
     /// The queues with valid rings, in the order of `started`.
     queues: Vec<(&'q LentQueue, MutexGuard<'q, Queue>)>,
-    /// What the backend was started with.
+    /// The parameters of the backend's start.
     started: Vec<RunnerQueue>,
     /// Signalled for queues without a vector: the driver polls the ISR status.
     unmapped: Arc<EventFd>,
@@ -88,7 +88,7 @@ struct Session<'q, D> {
     /// The backend was lost and may have returned buffers since, so positions must be read from the rings before the
     /// next start.
     adrift: bool,
-    /// The driver has been told to reset the device.
+    /// The driver has been asked to reset the device.
     broken: bool,
 }
 
@@ -97,7 +97,7 @@ impl RunnerWorker {
     ///
     /// # Errors
     ///
-    /// When the host has no eventfd left.
+    /// Fails if the host has no eventfd left.
     pub(crate) fn new(
         id: &str,
         start: &Start,
@@ -119,17 +119,17 @@ impl RunnerWorker {
         })
     }
 
-    /// The doorbells of the lent queues, which the backend hears.
+    /// The doorbells of the lent queues, which the backend receives.
     pub(crate) fn doorbells(&self) -> Vec<(u16, Arc<EventFd>)> {
         self.lent.iter().map(|lent| (lent.index, Arc::clone(&lent.kick))).collect()
     }
 
-    /// Waits until the predecessor has ended. `None` if the worker is told to stop before.
+    /// Waits until the predecessor has ended. `None` if the worker must stop before that.
     pub(crate) fn own(&self) -> Option<OwnedRunner<'_>> {
         own(&self.backend, &self.stop)
     }
 
-    /// Runs until told to stop.
+    /// Runs until it must stop.
     pub(crate) fn run<'q, D: RunnerDevice>(&'q self, backend: OwnedRunner<'q>, device: D) {
         let Some(mut session) = Session::new(self, backend, device) else { return };
         while !self.stop.load(Ordering::Acquire) {
@@ -139,14 +139,13 @@ impl RunnerWorker {
                 session.wait();
             }
         }
-        // Whoever has told this worker to stop waits for that, and not for what is left to close.
+        // The thread that stops this worker waits for the stop, but not for closing resources.
         session.halt().into_iter().for_each(drop_after_work);
     }
 }
 
 impl<'q, D: RunnerDevice> Session<'q, D> {
-    /// Locks the queues, and leaves out those with invalid rings. `None` without an eventfd: the driver has to try
-    /// again.
+    /// Locks the queues, and leaves out those with invalid rings. `None` without an eventfd: the driver must try again.
     fn new(worker: &'q RunnerWorker, backend: OwnedRunner<'q>, mut device: D) -> Option<Self> {
         let memory = worker.memory.pass();
         let mut queues = Vec::with_capacity(worker.lent.len());
@@ -162,14 +161,14 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         }
         let unmapped = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
         let unmapped = Arc::new(unmapped.inspect_err(|_| worker.interrupts.ask_for_reset()).ok()?);
-        // A backend that was lost before this driver came is tried at once.
+        // A backend that was lost before this driver started is tried at once.
         let adrift = worker.health.is_lost();
         let service = if adrift { Service::Lost(Instant::now()) } else { Service::Idle };
         let (started, active_pairs, broken) = (Vec::new(), 0, false);
         Some(Self { worker, device, backend, queues, started, unmapped, active_pairs, service, adrift, broken })
     }
 
-    /// Whether the queues should run. They also run while the link is down if the backend could not continue after a
+    /// True if the queues should run. They also run while the link is down if the backend could not continue after a
     /// stop, because Linux's driver ignores DEVICE_NEEDS_RESET.
     fn is_wanted(&self) -> bool {
         self.device.is_wanted() || !self.backend.goes_on_after_stop()
@@ -204,7 +203,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
             let memory = self.worker.memory.pass();
             self.queues.iter_mut().for_each(|(_, queue)| settle_position(queue, None, &memory));
         }
-        // Without a pass from here on: the backend may wait for who waits for passes.
+        // No pass is held from here on: the backend may wait for a thread that waits for passes.
         let memory = self.worker.memory.map();
         let calls: Vec<_> = self.queues.iter().map(|(lent, _)| self.call(lent.index)).collect();
         self.started = self.queues.iter().zip(calls).map(|((lent, queue), call)| lent.describe(queue, call)).collect();
@@ -247,7 +246,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         drop(self.halt());
     }
 
-    /// The same. Returns what is left to close.
+    /// Stops the queues as [`Self::stop`], and returns the resources that must be closed.
     fn halt(&mut self) -> Option<Box<dyn Any>> {
         if !matches!(self.service, Service::Runs) {
             return None;
@@ -279,7 +278,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         }
     }
 
-    /// Handles a refusal: the backend works, and does not accept what the driver has set up.
+    /// Handles a refusal: the backend works, but does not accept the driver's setup.
     fn refuse(&mut self, error: &RunnerError) {
         self.service = Service::Refused;
         let refusals = self.worker.health.count_refusal();
@@ -300,7 +299,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         }
     }
 
-    /// Notes that the backend works; it may have been lost before.
+    /// Records that the backend works; it may have been lost before.
     fn restored(&self) {
         if self.worker.health.set_lost(false) {
             if self.worker.health.losses().is_power_of_two() {
@@ -310,7 +309,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         }
     }
 
-    /// Tells the backend that the guest's memory has changed.
+    /// Passes a change of the guest's memory, if there is one, to the backend.
     fn follow_memory(&mut self) {
         let Some(change) = self.worker.mailbox.take() else { return };
         if change.asks_to_stand() {
@@ -320,17 +319,17 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
             }
         }
         if change.is_of_memory() && self.backend.stands_for_memory() {
-            // They are started again in this turn.
+            // The queues are started again in this turn.
             self.stop();
         }
         change.apply(&mut **self.backend);
         if matches!(self.service, Service::Runs) {
-            // It may be lost now.
+            // The backend may be lost now.
             self.attend();
         }
     }
 
-    /// Receives what the backend reports.
+    /// Receives a report of the backend.
     fn attend(&mut self) {
         match self.backend.attend() {
             Ok(Attention::Nothing) => {}
@@ -356,27 +355,26 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         }
     }
 
-    /// Stops the queues until the driver resets the device: at each doorbell the backend would try the same in vain.
+    /// Stops the queues until the driver resets the device: at each doorbell the backend would fail in the same way.
     fn give_up(&mut self) {
         self.stop();
         self.service = Service::Refused;
     }
 
-    /// Looks up what the backend was to do next, which it could not without saying why. The IOMMU reports what is
-    /// out of reach.
+    /// Looks up the next buffers of the backend, which has failed without a reason. The IOMMU reports unmapped ones.
     fn report_faults(&mut self) {
         let memory = self.worker.memory.pass();
         self.queues.iter_mut().for_each(|(_, queue)| look_ahead(queue, &memory));
     }
 
-    /// Takes over the backend's device configuration, and tells the driver if it is another one.
+    /// Re-reads the backend's configuration; sends a configuration-change interrupt if it differs.
     fn refresh(&self) {
         if self.device.take_config(self.backend.config()) {
             self.tell_config();
         }
     }
 
-    /// Tells the driver that its backend was lost or is back, where the device has a way to say so.
+    /// Notifies the driver that its backend was lost or is back, if the device can show that.
     fn tell_loss(&self) {
         if self.device.shows_loss() {
             self.tell_config();
@@ -388,7 +386,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         self.worker.interrupts.signal_config();
     }
 
-    /// Passes on what the driver has changed: vectors of queues, and the number of pairs in use.
+    /// Passes on changes by the driver: vectors of queues, and the number of pairs in use.
     fn follow(&mut self) {
         for n in 0..self.started.len() {
             // A vCPU may be waiting for this worker to end.
@@ -415,19 +413,19 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         }
     }
 
-    /// Makes the backend look at its queues.
+    /// Makes the backend check its queues.
     fn kick(&self) {
         // A full counter means that it is awake already.
         self.queues.iter().for_each(|(lent, _)| drop(lent.kick.write(1)));
     }
 
-    /// What the backend is to signal for `queue`.
+    /// The eventfd that the backend signals for `queue`.
     fn call(&self, queue: u16) -> Arc<EventFd> {
         let interrupts = &self.worker.interrupts;
         interrupts.eventfd(interrupts.queue_vector(queue)).unwrap_or_else(|| Arc::clone(&self.unmapped))
     }
 
-    /// Has the device do its part. Returns whether there may be more.
+    /// Lets the device do its part. Returns true if there may be more.
     fn serve(&mut self) -> bool {
         match self.device.serve(&mut **self.backend) {
             // A changed number of pairs must be passed on.

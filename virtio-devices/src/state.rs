@@ -1,9 +1,9 @@
 //! Saved state: plain data with a version, which is not trusted on restore.
 //!
-//! A state holds how the driver has set up a device, and what the device still owes the driver. The device itself is
-//! built from its configuration. Registers are restored through the same write masks as a driver's writes, in an order
-//! that a driver could have used; a value that does not read back unchanged is refused. Whatever the bytes of a state
-//! are, a driver could have reached the restored state. No number in a state sizes an allocation.
+//! A state holds the driver's setup of a device, and the work that the device still owes the driver. The device itself
+//! is built from its configuration. Registers are restored through the same write masks as a driver's writes, in an
+//! order that a driver could have used; a value that does not read back unchanged is refused. Whatever the bytes of a
+//! state are, a driver could have reached the restored state. No number in a state sizes an allocation.
 //!
 //! VFs that were enabled are enabled again, without the edge of VF Enable that would reset them.
 
@@ -17,7 +17,7 @@ use crate::hex_bytes::HexBytes;
 /// The version of the states that this crate saves.
 pub const STATE_VERSION: u16 = 1;
 
-/// Why a state cannot be saved or restored.
+/// The reason why a state cannot be saved or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The queues are still run by their workers.
@@ -26,23 +26,23 @@ pub enum StateError {
          its state"
     )]
     Running,
-    /// The device is the host's, and its state cannot be read.
+    /// The device belongs to the host, and its state cannot be read.
     #[error("it is a device of the host, whose state cannot be read; remove it first")]
     OfHost,
-    /// The state is of a version that this crate does not know.
+    /// The state has a version that this crate does not support.
     #[error("saved state of version {0}; this is version {STATE_VERSION}")]
     Version(u16),
-    /// The state is of another device, or of one with another configuration.
+    /// The state is from another device, or from one with another configuration.
     #[error("saved state of a device with different {0}")]
     Shape(&'static str),
-    /// The driver was told something else of the device than it would read here.
+    /// The driver has read another value than it would read here.
     #[error("its driver was told {what} {then}, and it is {now} here; give the device what it had")]
     Told {
         /// The field of the device configuration, or the option.
         what: String,
-        /// Its value when the state was saved.
+        /// The value when the state was saved.
         then: String,
-        /// Its value here.
+        /// The value here.
         now: String,
     },
     /// The driver uses features that the device does not offer.
@@ -51,7 +51,7 @@ pub enum StateError {
         bits(*.0)
     )]
     Features(u64),
-    /// The state holds what no driver could have brought about.
+    /// The state holds a value that no driver could have caused.
     #[error("saved state with an impossible value in {0}")]
     Value(&'static str),
     /// The registers of configuration space cannot be restored.
@@ -62,7 +62,7 @@ pub enum StateError {
     Eventfd {
         /// The vector.
         vector: u16,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
     /// A VF cannot be restored.
@@ -70,7 +70,7 @@ pub enum StateError {
     Vf {
         /// The VF.
         index: VfIndex,
-        /// Why.
+        /// The cause.
         error: Box<Self>,
     },
 }
@@ -101,13 +101,13 @@ pub struct DeviceState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VfsState {
-    /// How many are reserved.
+    /// The number of reserved VFs.
     pub total_vfs: u16,
-    /// First VF Offset: where they are.
+    /// First VF Offset.
     pub first_vf_offset: u16,
     /// VF Stride.
     pub vf_stride: u16,
-    /// Those that are not in their state of power-on, by ascending index.
+    /// The VFs that are not in their power-on state, by ascending index.
     pub changed: Vec<VfState>,
 }
 
@@ -115,9 +115,9 @@ pub struct VfsState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VfState {
-    /// Which one, from 0.
+    /// The index, from 0.
     pub index: u16,
-    /// Its function.
+    /// The function.
     pub function: FunctionState,
 }
 
@@ -129,11 +129,11 @@ pub struct FunctionState {
     pub config: ConfigState,
     /// The transport.
     pub transport: TransportState,
-    /// Where its enabled queues stand, by ascending index; none if they have not run since the last reset.
+    /// The positions of its enabled queues, by ascending index; `None` if they have not run since the last reset.
     pub positions: Option<Vec<PositionState>>,
-    /// The device behind it.
+    /// The device behind the transport.
     pub device: DeviceSpecific,
-    /// The properties that its driver knows. Earlier programs saved none, and nothing is compared then.
+    /// The properties that its driver has read. Earlier programs saved none, and nothing is compared then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<ToldState>,
 }
@@ -141,7 +141,7 @@ pub struct FunctionState {
 /// More bytes than any device configuration has.
 const MAX_CONFIG: usize = 512;
 
-/// The properties of a device that its driver knows, and goes on with.
+/// The properties of a device that its driver has read and keeps using.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToldState {
@@ -201,14 +201,14 @@ pub struct QueueState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VectorState {
-    /// Which one.
+    /// The number of the vector.
     pub vector: u16,
-    /// A signal waits in its eventfd: a pending bit (`PCIe 6.2 §7.7.2.5`), unless it was sent already. To send it again
-    /// is harmless.
+    /// The eventfd has a pending signal: a pending bit (`PCIe 6.2 §7.7.2.5`), unless it was sent already. Sending it
+    /// again is harmless.
     pub signalled: bool,
 }
 
-/// Where a queue stands.
+/// The position of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PositionState {
@@ -220,12 +220,12 @@ pub struct PositionState {
     pub next_used: u16,
 }
 
-/// What there is behind a transport, by kind of device.
+/// The state of the device behind a transport, by kind of device.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "most functions with a state are NICs")]
 pub enum DeviceSpecific {
-    /// Nothing that a driver changed: the state of power-on.
+    /// The power-on state, without changes by a driver.
     #[default]
     PowerOn,
     /// A device configuration that the driver wrote to, and nothing else.
@@ -239,21 +239,20 @@ pub enum DeviceSpecific {
 }
 
 impl DeviceSpecific {
-    /// Whether a device may have this state after a reset. A NIC checks for itself what it says of its driver's
-    /// commands.
+    /// True if a device may have this state after a reset. A NIC checks its driver's commands in the state by itself.
     pub(crate) fn is_reset(&self) -> bool {
         match self {
             Self::PowerOn | Self::Net(_) => true,
-            // What endpoints in no domain reach outlives a reset.
+            // The access of endpoints in no domain outlives a reset.
             Self::Iommu(state) => state.domains.is_empty(),
-            // Its limits outlive resets, too.
+            // The limits of a disk outlive resets, too.
             Self::Block(state) => state.writeback.is_none(),
             Self::Config(_) => false,
         }
     }
 }
 
-/// The commands of a NIC's driver (`virtio 1.4 §5.1.6.5`), and what was reported to it.
+/// The commands of a NIC's driver (`virtio 1.4 §5.1.6.5`), and the values reported to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NicState {
@@ -265,7 +264,7 @@ pub struct NicState {
     pub generation: u8,
     /// The queue pairs that the driver uses.
     pub active_pairs: u16,
-    /// The offloaded frames that the driver takes, as bits of `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`.
+    /// The offloaded frames that the driver accepts, as bits of `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`.
     pub offloads: u64,
     /// The receive modes by their commands: promisc, allmulti, alluni, nomulti, nouni, nobcast.
     pub modes: [bool; 6],
@@ -273,16 +272,16 @@ pub struct NicState {
     pub unicast: AddressesState,
     /// Multicast addresses.
     pub multicast: AddressesState,
-    /// The VLANs that are received, in ascending order; none without a VLAN filter.
+    /// The VLANs that are received, in ascending order; `None` without a VLAN filter.
     pub vlans: Option<Vec<u16>>,
-    /// The driver is to announce its addresses, and has not said yet that it does.
+    /// The driver must announce its addresses, and has not confirmed the request yet.
     #[serde(default)]
     pub announce: bool,
-    /// What the NIC may still receive and send. Left out while all of its buckets are full.
+    /// The buckets of the NIC's limits. Left out while all of them are full.
     #[serde(default, skip_serializing_if = "BucketsState::is_full")]
     pub buckets: BucketsState,
-    /// The addresses that it has on a switch by its driver's wish: of several NICs that want one, the first has it.
-    /// Left out if there are none.
+    /// The addresses on a switch that the driver has set: of several NICs that request one, the first has it. Left out
+    /// if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<HeldAddress>,
 }
@@ -297,29 +296,29 @@ pub struct HeldAddress {
     pub since: u64,
 }
 
-/// How full the buckets of a NIC's limits are, in the order of its configuration's limits; none of them if all are
+/// The levels of the buckets of a NIC's limits, in the order of its configuration's limits; none of them if all are
 /// full.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BucketsState {
-    /// Of what it receives.
+    /// The buckets of the receive limits.
     pub receive: Vec<BucketState>,
-    /// Of what it sends.
+    /// The buckets of the transmit limits.
     pub transmit: Vec<BucketState>,
-    /// Of what it sends to groups.
+    /// The buckets of the limits of frames to groups.
     pub storm: Vec<BucketState>,
-    /// What its port of a switch owes of its share of the uplink's rate. Left out if it owes nothing.
+    /// The debt of its port of a switch in the uplink's rate. Left out if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<BucketState>,
 }
 
 impl BucketsState {
-    /// Whether all are full.
+    /// True if all buckets are full.
     pub(crate) fn is_full(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether those of the NIC's own limits are.
+    /// True if the buckets of the NIC's own limits are full.
     pub(crate) fn are_full(&self) -> bool {
         let Self { receive, transmit, storm, uplink: _ } = self;
         [receive, transmit, storm].iter().all(|buckets| buckets.is_empty())
@@ -330,20 +329,20 @@ impl BucketsState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BucketState {
-    /// How long it takes to be full, in nanoseconds: longer than from empty if it is in debt.
+    /// The time until the bucket is full, in nanoseconds: longer than from empty if it is in debt.
     pub missing: u64,
-    /// What is left of the one-time burst.
+    /// The rest of the one-time burst.
     pub burst: u64,
 }
 
-/// A disk: what its driver chose, and what is left of its limits, which are the host's.
+/// The state of a disk: its driver's settings, and the levels of its limits, which are the host's.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockState {
-    /// What the driver wrote into `writeback` (`virtio 1.4 §5.2.4`), if it did.
+    /// The driver's last write to `writeback` (`virtio 1.4 §5.2.4`), if there was one.
     pub writeback: Option<bool>,
-    /// How full the buckets of its limits are, of bytes first; none of them if all are full. Each disk of a group has
-    /// those of the group.
+    /// The levels of its limits' buckets, of bytes first; none of them if all are full. Each disk of a group has those
+    /// of the group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<BucketState>,
 }
@@ -354,11 +353,11 @@ pub struct BlockState {
 pub struct AddressesState {
     /// The addresses.
     pub addresses: Vec<[u8; 6]>,
-    /// The driver wanted more than there is room for, and gets them all.
+    /// The driver has set more addresses than there is room for, and gets all frames.
     pub overflow: bool,
 }
 
-/// What an IOMMU's driver has set up.
+/// The setup of an IOMMU's driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IommuState {
@@ -372,11 +371,11 @@ pub struct IommuState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DomainState {
-    /// Its number.
+    /// The domain's number.
     pub number: u32,
-    /// The endpoints that are in it: segment and routing ID.
+    /// The endpoints in the domain: segment and routing ID.
     pub endpoints: Vec<u32>,
-    /// Its mappings, in ascending order; none at all if every address stands for itself.
+    /// The mappings, in ascending order; `None` for the identity mapping.
     pub mappings: Option<Vec<MappingState>>,
 }
 

@@ -1,9 +1,9 @@
-//! The embedded switch: what connects a PF, its VFs and an uplink.
+//! The embedded switch, which connects a PF, its VFs and an uplink.
 //!
-//! A frame goes from the buffers of its sender to those of its receiver by one copy. A few workers carry the frames of
-//! all ports: each port has one that takes what its driver sends, and puts it into the receive queues of others, which
-//! are locked for a run of frames at a time. Where frames go is a [table](table), an immutable snapshot that is made
-//! anew when something changes.
+//! A frame is copied once, from its sender's buffers to its receiver's. A few workers carry the frames of all ports:
+//! each port has one that takes frames from its transmit queues and puts them into the receive queues of others, which
+//! it locks for a run of frames at a time. Frames are forwarded by a [table](table), an immutable snapshot that is
+//! rebuilt on each change.
 
 mod account;
 mod body;
@@ -51,12 +51,12 @@ pub use hub::PortSettings;
 pub use mode::SwitchMode;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
 
-/// A switch. Clones are the same one. Its threads end when the last clone and the last port's NIC are gone.
+/// A switch. Clones are the same switch. Its threads end when the last clone and the last port's NIC are dropped.
 #[derive(Clone)]
 pub struct Switch(Arc<Threads>);
 
 impl Switch {
-    /// A switch whose ports have no NIC yet.
+    /// Creates a switch whose ports have no NIC yet.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl Switch {
         Ok(Self(Arc::new(Threads::new(Hub::new(spec)?))))
     }
 
-    /// The same without threads: the caller does what its one worker would, step by step.
+    /// Creates a switch without threads: the caller does the work of its one worker, step by step.
     #[cfg(any(test, feature = "testing"))]
     fn stepped(spec: SwitchSpec) -> Result<(Self, worker::SwitchWorker), SwitchError> {
         let hub = Hub::new(SwitchSpec { workers: 1, ..spec })?;
@@ -74,14 +74,14 @@ impl Switch {
         Ok((Self(Arc::new(threads)), worker))
     }
 
-    /// The port with this number, for a NIC: 0 is the PF's, 1 that of its first VF. `None` when there is none. A port
-    /// has one NIC at a time.
+    /// The port with this number, for a NIC: 0 is the PF's, 1 that of its first VF. `None` if there is none. A port has
+    /// one NIC at a time.
     pub fn port(&self, index: u16) -> Option<PortHandle> {
         (index < self.0.hub().ports()).then(|| PortHandle::new(SwitchPort::new(Arc::clone(&self.0), index)))
     }
 
-    /// Changes what the host has decided for a port beyond its NIC's policy. It holds for all frames when the answer
-    /// has been waited for. A port that does not exist stays so.
+    /// Changes the host's settings for a port beyond its NIC's policy. They apply to all frames once the caller has
+    /// waited for the returned handle. Ignores a port that does not exist.
     pub fn set_port(&self, index: u16, settings: PortSettings) -> Replaced {
         self.0.hub().set_port(index, settings)
     }
@@ -91,7 +91,7 @@ impl Switch {
         self.0.hub().set_ports(ports)
     }
 
-    /// How it forwards.
+    /// The forwarding mode.
     pub fn mode(&self) -> SwitchMode {
         self.0.hub().mode()
     }
@@ -106,30 +106,30 @@ impl Switch {
         self.0.hub().uplink().map(uplink::Uplink::name)
     }
 
-    /// What its ports may send to the uplink together, in Mbit/s, if that is limited.
+    /// The limit of all ports' traffic to the uplink together, in Mbit/s, if there is one.
     pub fn uplink_rate(&self) -> Option<NonZeroU32> {
         self.0.hub().uplink_rate()
     }
 
-    /// Whether the uplink, if there is one, was deleted.
+    /// True if the uplink was deleted; false without one.
     pub fn uplink_gone(&self) -> bool {
         self.0.hub().uplink().is_some_and(uplink::Uplink::is_gone)
     }
 
-    /// Whether the uplink is up; `None` without one. It is looked at while a driver runs.
+    /// True if the uplink is up; `None` without one. It is checked while a driver runs.
     pub fn uplink_up(&self) -> Option<bool> {
         let hub = self.0.hub();
         hub.uplink().map(|_| hub.uplink_up())
     }
 
-    /// Calls `observer` when the uplink begins to fail, and when it works again. It is looked at while a driver runs.
+    /// Calls `observer` when the uplink starts to fail, and when it works again. It is checked while a driver runs.
     pub fn observe_uplink(&self, observer: FailureObserver) {
         if let Some(uplink) = self.0.hub().uplink() {
             uplink.failures().observe(observer);
         }
     }
 
-    /// What came from the uplink, `rx`, and went there, `tx`; `None` without one.
+    /// The traffic from the uplink, `rx`, and to it, `tx`; `None` without one.
     pub fn uplink_counters(&self) -> Option<Arc<NetCounters>> {
         self.0.hub().uplink().map(uplink::Uplink::counters)
     }

@@ -1,5 +1,5 @@
-//! What stands in for a NIC's backend that is missing. The NIC keeps what its driver made of it: queues and their
-//! positions, filters, commands. Its link is down, so that no queue runs, until it is given a backend.
+//! A placeholder for a NIC's missing backend. The NIC keeps the driver's state: queues and their positions, filters,
+//! commands. Its link is down, so that no queue runs, until it is given a backend.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,15 +14,15 @@ use crate::net_protocol::{MAX_QUEUE_SIZE, Offloads};
 /// A backend that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absent {
-    /// Why, in one line.
+    /// The reason, in one line.
     pub reason: String,
     /// The NIC's pairs of queues.
     pub queue_pairs: u16,
-    /// A driver that comes meanwhile is offered all that this program can do, because the backend is one of this
-    /// host's kernel. Otherwise nobody knows what the backend will be able to do, and a driver is offered what each
-    /// can.
+    /// The missing backend is in this host's kernel, so a driver that starts in the meantime is offered every feature
+    /// that this program supports. For any other backend, whose features are unknown, drivers are offered what all
+    /// backends support.
     pub of_kernel: bool,
-    /// The NIC's address was the backend's own: the one that a saved state has.
+    /// The NIC had the backend's own address; the saved state has it.
     pub has_own_mac: bool,
 }
 
@@ -60,7 +60,7 @@ impl QueueRunner for Absent {
         Ok(())
     }
 
-    /// The NIC knows which frames its driver takes, and tells the backend that comes.
+    /// Does nothing: the NIC keeps the setting and applies it to the next backend.
     fn set_offloads(&self, _offloads: Offloads) -> io::Result<()> {
         Ok(())
     }

@@ -13,8 +13,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 /// The length of a doorbell page in bytes: at most the page size of any host that has them.
 pub const DOORBELL_PAGE: u64 = 4096;
 
-/// The doorbell of one queue of a device: a page that has nothing else in it. It is mapped, and what it is a part of
-/// stays open, as long as this lives.
+/// The doorbell of one queue of a device, alone on its page. The page stays mapped, and the device open, until this is
+/// dropped.
 pub struct DoorbellPage(NonNull<u8>);
 
 // SAFETY: the mapping belongs to the process and not to a thread, and it has no state that a write could leave half
@@ -28,7 +28,7 @@ impl DoorbellPage {
     ///
     /// # Errors
     ///
-    /// When the device has none (`ENOTSUPP`, 524), or there is no address space.
+    /// Fails if the device has no such page (`ENOTSUPP`, 524), or there is no address space.
     pub fn map(device: impl AsFd, queue: u16) -> io::Result<Self> {
         let len = DOORBELL_PAGE as usize;
         // SAFETY: the kernel chooses the address, so that no other mapping is touched.
@@ -39,7 +39,7 @@ impl DoorbellPage {
         NonNull::new(address.cast()).map(Self).ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// Where this process has it.
+    /// The address of the page in this process.
     pub fn address(&self) -> *mut u8 {
         self.0.as_ptr()
     }
@@ -65,11 +65,12 @@ impl fmt::Debug for DoorbellPage {
     }
 }
 
-/// Called when a backend's pages change, on the thread of a NIC's worker, which holds no lock but the backend's.
+/// A callback for changes of a backend's pages, on the thread of a NIC's worker, which holds no lock except the
+/// backend's.
 pub(crate) type PagesObserver = Box<dyn Fn() + Send + Sync>;
 
-/// The doorbells that a NIC's backend lets the guest write to by itself at the moment: those of queues that it runs.
-/// The backend says, the machine looks.
+/// The doorbells that the guest may currently write to directly: those of the queues that the NIC's backend runs. The
+/// backend sets them, the machine maps them.
 #[derive(Default)]
 pub struct DoorbellPages {
     pages: Mutex<BTreeMap<u16, Arc<DoorbellPage>>>,
@@ -87,8 +88,8 @@ impl DoorbellPages {
         self.pages.lock().get(&queue).cloned()
     }
 
-    /// Gives `pages`, by queue, and no others. When this returns, the guest has them, and has lost all others unless
-    /// the host failed.
+    /// Replaces all pages by `pages`, keyed by queue. On return, the guest has these mapped and all others unmapped,
+    /// unless the host failed.
     pub(crate) fn set(&self, pages: impl IntoIterator<Item = (u16, Arc<DoorbellPage>)>) {
         let pages: BTreeMap<_, _> = pages.into_iter().collect();
         let before = std::mem::replace(&mut *self.pages.lock(), pages);

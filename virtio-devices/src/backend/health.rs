@@ -1,4 +1,4 @@
-//! Whether a NIC's backend works.
+//! The state of a NIC's backend.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub enum BackendChange {
 /// Called when a backend is lost or restored, on the thread of a NIC's worker.
 pub type BackendObserver = Box<dyn Fn(BackendChange) + Send>;
 
-/// What a NIC's worker knows about the backend.
+/// The state of a backend, as seen by a NIC's worker.
 #[derive(Default)]
 pub(crate) struct Health {
     lost: AtomicBool,
@@ -30,17 +30,17 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Whether the backend reports the link as up.
+    /// True if the backend reports the link as up.
     pub(crate) fn link_up(&self) -> bool {
         !self.is_lost() && !self.link_down.load(Ordering::Acquire)
     }
 
-    /// Whether the backend is lost.
+    /// True if the backend is lost.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// How often it was lost.
+    /// The number of losses.
     pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::Relaxed)
     }
@@ -61,12 +61,12 @@ impl Health {
         *self.observer.lock() = Some(observer);
     }
 
-    /// Records the link that the backend reports. Returns whether it changed.
+    /// Records the link that the backend reports. Returns true if it changed.
     pub(crate) fn set_link(&self, up: bool) -> bool {
         self.link_down.swap(!up, Ordering::AcqRel) == up
     }
 
-    /// Records that the backend is lost or back, and calls the observer. Returns whether that is a change.
+    /// Records that the backend is lost or back, and calls the observer. Returns true if that is a change.
     pub(crate) fn set_lost(&self, lost: bool) -> bool {
         if self.lost.swap(lost, Ordering::AcqRel) == lost {
             return false;

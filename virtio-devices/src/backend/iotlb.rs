@@ -1,14 +1,14 @@
-//! What is said of a translation between who translates and who runs queues: the host's kernel, or another process
-//! (Linux, `include/uapi/linux/vhost_types.h`, `struct vhost_iotlb_msg`).
+//! IOTLB messages between this program, which translates, and a backend that runs queues: the host's kernel, or another
+//! process (Linux, `include/uapi/linux/vhost_types.h`, `struct vhost_iotlb_msg`).
 
 use vm_memory::Permissions;
 
 use super::mapping::Mapping;
 
-/// The length of what is said.
+/// The length of a message in bytes.
 pub(crate) const LEN: usize = 32;
 
-/// What it is about.
+/// The types of messages.
 const MISS: u8 = 1;
 const UPDATE: u8 = 2;
 const INVALIDATE: u8 = 3;
@@ -16,17 +16,17 @@ const INVALIDATE: u8 = 3;
 const READ: u8 = 1;
 const WRITE: u8 = 2;
 
-/// An address of which a backend does not know what it stands for. The queue that named it waits for an update.
+/// An address that a backend cannot translate. The queue that used it waits for an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Miss {
     /// The address.
     pub address: u64,
-    /// What was to be done there.
+    /// The attempted access.
     pub access: Permissions,
 }
 
 impl Miss {
-    /// What was asked, at the start of `said`. `None` if it is no question.
+    /// Parses the start of `said`. `None` if it is not a miss.
     pub(crate) fn parse(said: &[u8]) -> Option<Self> {
         let (address, _) = said.split_first_chunk()?;
         let [access, about] = said.get(24..26)? else { return None };
@@ -39,16 +39,16 @@ impl Miss {
     }
 }
 
-/// What a range stands for, and what may be done there.
+/// A message that maps a range.
 pub(crate) fn update(mapping: &Mapping, access: Permissions) -> [u8; LEN] {
     let access = if access.allow(Permissions::Read) { READ } else { 0 }
         | if access.allow(Permissions::Write) { WRITE } else { 0 };
     said([mapping.iova(), mapping.size(), mapping.host()], access, UPDATE)
 }
 
-/// What is in a range, and all that reaches into it, stands for nothing any more.
+/// A message that unmaps a range, and every mapping that overlaps it.
 pub(crate) fn invalidate(first: u64, last: u64) -> [u8; LEN] {
-    // One more than the last address has to fit. Nothing that is mapped is one byte long: the last can be left out.
+    // The end, one past the last address, must fit. No mapping is one byte long, so the last byte can be left out.
     let len = (last - first).saturating_add(1).min(u64::MAX - first);
     said([first, len, 0], 0, INVALIDATE)
 }

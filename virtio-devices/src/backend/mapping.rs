@@ -1,11 +1,11 @@
-//! A part of the guest's memory that a backend reaches by itself.
+//! A part of the guest's memory that a backend accesses by itself.
 
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, Permissions};
 
 use crate::GuestMap;
 use crate::memory::DmaMapping;
 
-/// A part of the guest's memory. Only [`Self::of`] makes one, so that no backend is ever told to reach anything else.
+/// A part of the guest's memory. [`Self::of`] is the only constructor, so that no backend gets access to anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapping {
     iova: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Those parts of what `mapping` stands for that are memory and may be accessed, each in one piece in this process.
+    /// The parts of `mapping`'s target that are memory and may be accessed, each contiguous in this process.
     pub(crate) fn of(mapping: DmaMapping, memory: &GuestMap) -> impl Iterator<Item = Self> {
         let DmaMapping { first, last, target, access } = mapping;
         let of_region = move |region: &<GuestMap as GuestMemoryBackend>::R| {
@@ -39,7 +39,7 @@ impl Mapping {
         Self::of(DmaMapping::IDENTITY, memory).collect()
     }
 
-    /// The first address at which the device sees it: its guest physical address if those are not translated.
+    /// The first address at which the device sees the part: its guest physical address if there is no translation.
     pub(crate) fn iova(&self) -> u64 {
         self.iova
     }
@@ -49,17 +49,17 @@ impl Mapping {
         self.iova + (self.size - 1)
     }
 
-    /// Its length in bytes, not 0.
+    /// The length in bytes, not 0.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Where this process has it.
+    /// The address in this process.
     pub(crate) fn host(&self) -> u64 {
         self.host
     }
 
-    /// What the device may do there; not nothing.
+    /// The permitted accesses, at least one.
     pub(crate) fn access(&self) -> Permissions {
         self.access
     }

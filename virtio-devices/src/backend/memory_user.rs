@@ -1,7 +1,6 @@
-//! Tells a backend that runs a NIC's queues that the guest's memory has changed, or that what it writes there is to be
-//! logged.
+//! Passes changes of the guest's memory and of its dirty log to a backend that runs a NIC's queues.
 //!
-//! The backend belongs to the NIC's worker while the driver is up, and to nobody otherwise. So a change waits in a
+//! The NIC's worker owns the backend while the driver is up; otherwise the backend is free. So a change waits in a
 //! mailbox until the worker takes it, or until the backend is free and the caller applies it.
 
 use std::fmt;
@@ -15,21 +14,21 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{BackendKind, QueueRunner, RunnerError, SharedLog};
 use crate::GuestMap;
 
-/// How long the worker is waited for before the backend is tried again.
+/// The time to wait for the worker before the backend is tried again.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What a backend is told.
+/// A message to a backend.
 #[derive(Debug)]
 enum Told {
     /// The guest's memory.
     Memory(GuestMap),
-    /// Where it logs what it writes there.
+    /// The dirty log for the backend's writes to the guest's memory.
     Log(Option<Arc<SharedLog>>),
-    /// Nothing: whether it runs queues is asked, after its worker has followed the link.
+    /// No change: checks that no queue runs, once the worker has followed the link.
     Stand,
 }
 
-/// A change that waits for whoever has the backend.
+/// A change that waits for the owner of the backend.
 #[derive(Debug)]
 pub(crate) struct MemoryChange {
     told: Told,
@@ -37,69 +36,69 @@ pub(crate) struct MemoryChange {
 }
 
 impl MemoryChange {
-    /// Applies it to `backend`, and answers whoever waits for it.
+    /// Applies the change to `backend`, and replies to the caller that waits for it.
     pub(crate) fn apply(self, backend: &mut dyn QueueRunner) {
         let result = match &self.told {
             Told::Memory(memory) => backend.set_memory(memory),
             Told::Log(log) => backend.set_log(log.as_ref()),
-            // No queue runs, but a driver that comes has them run, whatever the link is.
+            // No queue runs, but a driver that starts would start them, even with the link down.
             Told::Stand if !backend.goes_on_after_stop() => Err(cannot_stand()),
-            // Nobody has the backend, or its worker runs no queue.
+            // The backend is free, or its worker runs no queue.
             Told::Stand => Ok(()),
         };
-        // Whoever waits does so until it has the answer.
+        // The caller waits until it has the reply.
         let _ = self.done.send(result);
     }
 }
 
 impl MemoryChange {
-    /// Whether it asks for queues that stand still.
+    /// True if the change requires stopped queues.
     pub(crate) fn asks_to_stand(&self) -> bool {
         matches!(self.told, Told::Stand)
     }
 
-    /// Whether it is other memory.
+    /// True if the change is a new memory map.
     pub(crate) fn is_of_memory(&self) -> bool {
         matches!(self.told, Told::Memory(_))
     }
 
-    /// Answers that queues run nevertheless.
+    /// Replies that the queues keep running.
     pub(crate) fn refuse(self) {
         let _ = self.done.send(Err(cannot_stand()));
     }
 }
 
-/// Why queues do not stand still: what stops them is not continued.
+/// The error for queues that cannot be stopped, because the backend could not continue them.
 fn cannot_stand() -> RunnerError {
     let what = "stop the queues without a reset by the driver";
     RunnerError::of(what)(std::io::Error::from(std::io::ErrorKind::Unsupported))
 }
 
-/// Where a change waits. At most one does: while writes are logged, the guest's memory stays as it is.
+/// A mailbox for one change. More are not needed: while writes are logged, the guest's memory does not change.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryMailbox(Mutex<Option<MemoryChange>>);
 
 impl MemoryMailbox {
-    /// The change that waits, which the caller applies.
+    /// Takes the pending change, which the caller applies.
     pub(crate) fn take(&self) -> Option<MemoryChange> {
         self.0.lock().take()
     }
 }
 
-/// A backend that reaches the guest's memory by itself, and has to be told when that changes.
+/// A backend that accesses the guest's memory by itself, and must follow its changes.
 #[derive(Clone)]
 pub struct MemoryUser {
     /// The backend.
     pub(crate) backend: Arc<Mutex<Box<dyn QueueRunner>>>,
-    /// Where its worker looks for changes.
+    /// The mailbox that its worker reads.
     pub(crate) mailbox: Arc<MemoryMailbox>,
-    /// What wakes its worker, if there is one.
+    /// The event that wakes its worker, if there is one.
     pub(crate) wake: Option<Arc<EventFd>>,
-    /// What it is.
+    /// The kind of the backend.
     pub(crate) kind: BackendKind,
-    /// Whether [`Self::set_log`] works.
+    /// True if [`Self::set_log`] works.
     pub(crate) logs_writes: bool,
-    /// Whether it has a state beside its queues.
+    /// True if the backend has state besides its queues.
     pub(crate) has_state: bool,
 }
 
@@ -110,89 +109,89 @@ impl fmt::Debug for MemoryUser {
 }
 
 impl MemoryUser {
-    /// What the backend is.
+    /// The kind of the backend.
     pub fn kind(&self) -> BackendKind {
         self.kind
     }
 
-    /// Whether the backend can log what it writes to guest memory.
+    /// True if the backend can log its writes to guest memory.
     pub fn logs_writes(&self) -> bool {
         self.logs_writes
     }
 
-    /// Makes the backend reach `memory` and nothing else, and waits until it does: as long as the backend's own time
-    /// limits allow, for a vhost-user peer 30 s and 2 s per GiB. Not for vCPU threads, and not with a device's lock
-    /// held.
+    /// Gives the backend access to `memory` and nothing else, and waits for that within the backend's own time limits:
+    /// 30 s and 2 s per GiB for a vhost-user peer. Must not be called on a vCPU thread, or with a device's lock held.
     ///
-    /// A lost backend is given `memory` once it is back.
+    /// A lost backend gets `memory` once it is back.
     ///
     /// # Errors
     ///
-    /// When it refuses or fails: it then reaches what it reached before, or is lost until it can reach that again.
+    /// Fails if the backend refuses or fails. It then keeps its old memory, or is lost until it can access that again.
     pub fn set(&self, memory: &GuestMap) -> Result<(), RunnerError> {
         self.tell(Told::Memory(memory.clone()))
     }
 
-    /// Has the backend log in `log` what it writes to guest memory from now on, or nothing more, and waits until it
-    /// does, as [`Self::set`].
+    /// Makes the backend log its further writes to guest memory in `log`, or stops the logging. Waits as [`Self::set`]
+    /// does.
     ///
     /// # Errors
     ///
-    /// When it has no dirty log, refuses or fails: it then logs nothing, or is lost.
+    /// Fails if the backend has no dirty log, refuses or fails. It then logs nothing, or is lost.
     pub fn set_log(&self, log: Option<&Arc<SharedLog>>) -> Result<(), RunnerError> {
         self.tell(Told::Log(log.cloned()))
     }
 
-    /// Waits until the backend's queues stand still, as they do while their link is down, and no longer than its own
-    /// time limits allow. From then on it writes nothing to guest memory, until the link is up again.
+    /// Waits, within the backend's own time limits, until its queues have stopped because the link is down. The backend
+    /// does not write to guest memory from then on, until the link is up again.
     ///
     /// # Errors
     ///
-    /// When it cannot go on after a stop, and so is not stopped, or would not stand still once a driver comes.
+    /// Fails if the backend cannot continue after a stop: it is not stopped then, or a driver that starts would start
+    /// its queues.
     pub fn stand(&self) -> Result<(), RunnerError> {
         self.tell(Told::Stand)
     }
 
-    /// Whether the backend of a paused device may still write to guest memory, because it did not stop when it was told
-    /// to. A worker that is just ending is waited for, until `until`.
+    /// True if the backend of a paused device may still write to guest memory, because it did not stop on request.
+    /// Waits for a worker that is about to exit, but not beyond `until`.
     pub fn may_still_write(&self, until: Instant) -> bool {
         self.backend.try_lock_until(until).is_none_or(|backend| backend.may_still_write())
     }
 
-    /// Whether the backend has a state of its own beside its queues, such as connections that it holds for the guest.
+    /// True if the backend has state besides its queues, such as connections that it holds for the guest.
     pub fn has_state(&self) -> bool {
         self.has_state
     }
 
-    /// Takes that state from the backend of a paused device, until `until`; `None` if it is lost with a lost backend.
-    /// Not for vCPU threads, and not with a device's lock held.
+    /// Takes that state from the backend of a paused device, before `until`; `None` if it is lost with a lost backend.
+    /// Must not be called on a vCPU thread, or with a device's lock held.
     ///
     /// # Errors
     ///
-    /// It cannot be had, or the device is not paused. The backend can go on, or is lost.
+    /// Fails if the state is not available or the device is not paused. The backend can continue, or is lost.
     pub fn save_state(&self, until: Instant) -> Result<Option<Vec<u8>>, RunnerError> {
         self.idle(until)?.save_state(until)
     }
 
-    /// Has the backend confirm that [`Self::save_state`] has returned all of its state. It may end itself then.
+    /// Requests confirmation that [`Self::save_state`] has returned all of the state. The backend may exit after that.
     ///
     /// # Errors
     ///
-    /// It was not all, or the backend does not answer until `until`.
+    /// Fails if the state was incomplete, or the backend does not reply before `until`.
     pub fn confirm_state(&self, until: Instant) -> Result<(), RunnerError> {
         self.idle(until)?.confirm_state(until)
     }
 
-    /// Gives the backend of a device that has not run the state of another backend, until `until`.
+    /// Loads the state of another backend into the backend of a device that has not run yet, before `until`.
     ///
     /// # Errors
     ///
-    /// It does not take it. Nobody knows which state it has then.
+    /// Fails if the backend does not accept the state. Its own state is undefined then.
     pub fn load_state(&self, state: &[u8], until: Instant) -> Result<(), RunnerError> {
         self.idle(until)?.load_state(state, until)
     }
 
-    /// The backend of a device that is paused. A worker that was told to stop may still be ending.
+    /// The backend of a paused device. Its worker may still be exiting.
     fn idle(&self, until: Instant) -> Result<MutexGuard<'_, Box<dyn QueueRunner>>, RunnerError> {
         let busy = || std::io::Error::new(std::io::ErrorKind::ResourceBusy, "its queues run");
         let what = "reach the backend's own state";
@@ -216,7 +215,7 @@ impl MemoryUser {
                     )));
                 }
             }
-            // Without a worker, or when it has just ended. Otherwise the worker has the lock.
+            // There is no worker, or it has just exited. Otherwise the worker has the lock.
             if let Some(mut backend) = self.backend.try_lock()
                 && let Some(change) = self.mailbox.take()
             {

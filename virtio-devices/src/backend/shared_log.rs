@@ -14,8 +14,8 @@ use crate::{GuestMap, PAGE_SIZE};
 const WORD: usize = size_of::<u64>();
 const PAGES: u64 = u64::BITS as u64;
 
-/// A dirty log: a bit for each page of 4 KiB, from guest address 0 to the end of guest memory, holes included, which
-/// who writes to memory sets and who collects clears.
+/// A dirty log: a bit for each page of 4 KiB, from guest address 0 to the end of guest memory, holes included. Writers
+/// of memory set the bits, and the reader of the log clears them.
 #[derive(Debug)]
 pub struct SharedLog {
     file: File,
@@ -27,7 +27,7 @@ impl SharedLog {
     ///
     /// # Errors
     ///
-    /// When the host has no memory or descriptor left.
+    /// Fails if the host has no memory or descriptor left.
     pub fn new(map: &GuestMap) -> io::Result<Self> {
         let pages = map.last_addr().0 / PAGE_SIZE as u64 + 1;
         // Whole pages, which can be mapped.
@@ -35,7 +35,7 @@ impl SharedLog {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create("dirty-log", flags)?);
         file.set_len(len)?;
-        // Otherwise a process that has it could end this one by making it shorter.
+        // Otherwise a process that maps the file could crash this one by truncating it.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let offset = FileOffset::new(file.try_clone()?, 0);
@@ -48,12 +48,12 @@ impl SharedLog {
         Ok(Self { file, mapping: mapping.map_err(io::Error::other)? })
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.mapping.size() as u64
     }
 
-    /// Where it is in this process.
+    /// The address in this process.
     pub(crate) fn address(&self) -> u64 {
         self.mapping.as_ptr() as u64
     }
@@ -69,14 +69,14 @@ impl SharedLog {
         for (word, first) in (0..self.mapping.size()).step_by(WORD).zip((0..).step_by(PAGES as usize)) {
             let Ok(word) = self.mapping.get_atomic_ref::<AtomicU64>(word) else { break };
             if word.load(Ordering::Relaxed) != 0 {
-                // In the order of bytes of the host, as who sets bits does on a host of little-endian order.
+                // In the byte order of the host, as writers set bits on a little-endian host.
                 let bits = u64::from_le(word.swap(0, Ordering::AcqRel));
                 each(first, bits);
             }
         }
     }
 
-    /// Sets the bit of a page, as who writes to it does.
+    /// Sets the bit of a page, as a writer of it does.
     #[cfg(any(test, feature = "testing"))]
     pub fn set(&self, page: u64) {
         if let Ok(word) = self.mapping.get_atomic_ref::<AtomicU64>((page / PAGES) as usize * WORD) {

@@ -50,11 +50,11 @@ pub struct Tap {
     queues: Vec<Arc<Mutex<TapQueue>>>,
     /// The queues of a tap that replaces this one.
     successor: Arc<Successor>,
-    /// How it was opened; `None` if it was passed in.
+    /// The settings that it was opened with; `None` if it was passed in.
     spec: Option<TapSpec>,
 }
 
-/// The queues of a tap that replaces one that was deleted, until the workers of that take them.
+/// The queues of a tap that replaces a deleted one, until the workers of the deleted one take them.
 #[derive(Debug, Default)]
 pub(crate) struct Successor(Mutex<Vec<Option<TapQueue>>>);
 
@@ -73,11 +73,11 @@ impl Successor {
 }
 
 impl Tap {
-    /// Opens the tap, creates it if it does not exist, and brings it up.
+    /// Opens the tap, creating it if necessary, and brings it up.
     ///
     /// # Errors
     ///
-    /// One line that says what to do; see [`TapError`]. No new tap is left behind.
+    /// Fails with the remedy in one line; see [`TapError`]. No new tap is left behind.
     pub fn open(spec: &TapSpec) -> Result<Self, TapError> {
         let wanted = spec.name.as_deref().unwrap_or(PATTERN);
         if spec.name.is_some() {
@@ -96,28 +96,28 @@ impl Tap {
         Ok(Self { spec: Some(spec), ..tap })
     }
 
-    /// True if it was deleted. Waits for a worker that owns its first queue.
+    /// True if the tap was deleted. Waits for a worker that owns its first queue.
     pub fn is_gone(&self) -> bool {
         self.queues.first().is_some_and(|queue| queue.lock().is_gone())
     }
 
-    /// True if it was deleted. A worker that owns its first queue finds that by itself: false then.
+    /// True if the tap was deleted. False while a worker owns its first queue, since that worker detects it.
     pub(crate) fn is_gone_unnoticed(&self) -> bool {
         self.queues.first().and_then(|queue| queue.try_lock()).is_some_and(|queue| queue.is_gone())
     }
 
     /// The search for a new tap of the name of this one, with the same settings.
     pub(crate) fn search(&self) -> TapSearch {
-        // The driver was told this MTU.
+        // The driver knows this MTU.
         let spec = self.spec.clone().map(|spec| TapSpec { mtu: self.mtu, ..spec });
         TapSearch { name: self.name.clone(), spec }
     }
 
-    /// Opens a new tap of the name of this one, which was deleted, as [`TapSearch::open`] does.
+    /// Opens a new tap with the name of this one, which was deleted, as [`TapSearch::open`] does.
     ///
     /// # Errors
     ///
-    /// [`TapError::Gone`] when there is none, or this one was passed in; else as [`Self::open`].
+    /// [`TapError::Gone`] if there is none, or this one was passed in; otherwise as [`Self::open`].
     pub fn reopen(&self) -> Result<Self, TapError> {
         self.search().open()
     }
@@ -131,8 +131,8 @@ impl Tap {
     ///
     /// # Errors
     ///
-    /// [`TapError::NotATap`], [`TapError::WrongFlags`], [`TapError::DifferentTaps`] or [`TapError::Request`] when these
-    /// are not the queues of one tap as this device needs it.
+    /// [`TapError::NotATap`], [`TapError::WrongFlags`], [`TapError::DifferentTaps`] or [`TapError::Request`] if these
+    /// are not the queues of one tap with the flags that this device needs.
     pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self, TapError> {
         let count = fds.len();
         let mut name: Option<String> = None;
@@ -178,27 +178,27 @@ impl Tap {
         Ok(Self { name, mtu, offloads, queues, successor: Arc::default(), spec: None })
     }
 
-    /// Its name.
+    /// The name of the interface.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its MTU in bytes when it was opened; `None` if it was passed in.
+    /// The MTU in bytes when the tap was opened; `None` if it was passed in.
     pub fn mtu(&self) -> Option<u16> {
         self.mtu
     }
 
-    /// The offloads that it can be asked for.
+    /// The offloads that the tap supports.
     pub fn offloads(&self) -> Offloads {
         self.offloads
     }
 
-    /// Its queues. The worker of a queue pair locks its queue for as long as it runs.
+    /// The queues. The worker of a queue pair locks its queue for as long as it runs.
     pub fn queues(&self) -> &[Arc<Mutex<TapQueue>>] {
         &self.queues
     }
 
-    /// A stand-in over sockets that keep message boundaries, or other descriptors that transfer a frame per call.
+    /// A substitute over sockets that keep message boundaries, or other descriptors that transfer a frame per call.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn over_sockets(sockets: Vec<OwnedFd>) -> Self {
         let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
@@ -210,18 +210,18 @@ impl Tap {
 /// The name and the settings of a tap that was deleted.
 #[derive(Debug, Clone)]
 pub(crate) struct TapSearch {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The settings for [`Tap::open`]; `None` for a tap that was passed in, of which there is no other.
+    /// The settings for [`Tap::open`]; `None` for a tap that was passed in, which has no replacement.
     pub spec: Option<TapSpec>,
 }
 
 impl TapSearch {
-    /// Opens the new tap. It must exist already: the deletion of the old one had a reason.
+    /// Opens the new tap. It must exist already: the deletion of the old one was deliberate.
     ///
     /// # Errors
     ///
-    /// [`TapError::Gone`] when there is none, or the old one was passed in; else as [`Tap::open`].
+    /// [`TapError::Gone`] if there is none, or the old one was passed in; otherwise as [`Tap::open`].
     pub(crate) fn open(&self) -> Result<Tap, TapError> {
         let gone = || TapError::Gone(self.name.clone());
         let spec = self.spec.as_ref().ok_or_else(gone)?;
@@ -232,11 +232,11 @@ impl TapSearch {
     }
 }
 
-/// The name of the tap that a descriptor is a queue of.
+/// The name of the tap to which the queue `fd` belongs.
 ///
 /// # Errors
 ///
-/// It is not one of a tap.
+/// Fails if `fd` is not a queue of a tap.
 pub fn tap_name(fd: BorrowedFd<'_>) -> io::Result<String> {
     Ok(queue::interface(fd)?.name())
 }
@@ -278,7 +278,7 @@ fn tun_error(errno: Errno) -> TapError {
     }
 }
 
-/// Why a queue could not be attached.
+/// The reason why a queue could not be attached.
 fn explain(name: &str, exists: bool, flags: u16, source: io::Error) -> TapError {
     let name = name.to_owned();
     match source.raw_os_error() {
@@ -286,7 +286,7 @@ fn explain(name: &str, exists: bool, flags: u16, source: io::Error) -> TapError 
         Some(libc::EPERM) if exists => TapError::NotOurs(name),
         Some(libc::EPERM) => TapError::NoRightToCreate(name),
         Some(libc::EINVAL) if exists => {
-            // The kernel does not say what is wrong, so try the other kind.
+            // The kernel returns no reason, so try the other kind.
             let other = open_tun().ok().is_some_and(|fd| {
                 let mut request = Ifreq::new(&name);
                 request.set_flags(flags ^ MULTI_QUEUE);

@@ -3,14 +3,14 @@
 //! The device runs the queues. It is part of a network card, or a process of the host (VDUSE). Doorbells and interrupts
 //! are eventfds.
 //!
-//! **Memory.** The device is opened and given all guest memory when its NIC is plugged in. Nothing that the guest does
-//! changes what the device reaches, provided that a device reset keeps the mappings:
+//! **Memory.** When its NIC is plugged in, the device is opened and gets access to all guest memory. The guest cannot
+//! change that, provided that a device reset keeps the mappings:
 //!
 //! - Since Linux 6.7, a driver that used to forget them offers to keep them (`VHOST_BACKEND_F_IOTLB_PERSIST`), which is
 //!   accepted here.
 //! - Since then, a driver that does not offer this has always kept them: VDUSE.
-//! - Before 6.7 there is no way to tell. The memory is mapped again, in one batch, before the first start after a
-//!   reset.
+//! - Before 6.7 the driver's behaviour is unknown. The memory is mapped again, in one batch, before the first start
+//!   after a reset.
 //!
 //! **Control queue.** A device with a control queue runs it, provided that its number of pairs equals the NIC's, or the
 //! NIC has one pair. Without one, the NIC serves commands only if the device has no address: a device with an address
@@ -20,17 +20,17 @@
 //! held. A device that can be suspended and resumed is not reset by a pause, and keeps the state that its control queue
 //! set. A device that can neither resume nor take a queue position, such as one behind vp_vdpa, cannot continue after a
 //! pause, so its driver is asked to reset the NIC. The same applies if the device's own control queue had received
-//! commands before a reset or a loss, because nothing else knows them. Such devices, and all with a control queue, keep
-//! running while the host has the link down: a driver waits without limit for the answer to a command.
+//! commands before a reset or a loss, because only the device has their state. Such devices, and all with a control
+//! queue, keep running while the host has the link down: a driver waits without limit for the answer to a command.
 //!
 //! **Doorbell pages.** A device may have one page per doorbell. The guest is given the pages of running queues and
 //! rings them without an exit; otherwise its doorbells are eventfds. A page keeps the device open: a lost device can be
 //! reopened once the VMM has taken its pages from the guest.
 //!
-//! **Loss.** The kernel does not report that the process behind a device is gone, so the device is probed periodically.
-//! A device that does not answer is closed, so that it can be removed, and reopened when a device of the same name
-//! exists. VDUSE fails a device whose process does not answer within `/sys/class/vduse/NAME/msg_timeout` seconds (30 by
-//! default); until then, another process can take over without loss.
+//! **Loss.** The kernel does not report that the process behind a device has exited, so the device is probed
+//! periodically. A device that does not answer is closed, so that it can be removed, and reopened when a device of the
+//! same name exists. VDUSE fails a device whose process does not answer within `/sys/class/vduse/NAME/msg_timeout`
+//! seconds (30 by default); until then, another process can take over without loss.
 
 mod device;
 mod error;
@@ -66,7 +66,7 @@ use kernel::{Character, Kernel};
 pub use locking::Locking;
 pub use spec::VdpaSpec;
 
-/// How often a running device is probed.
+/// The interval at which a running device is probed.
 const PULSE: Duration = Duration::from_secs(5);
 
 /// Opens a device.
@@ -75,23 +75,23 @@ type Opener = Box<dyn Fn(&Path) -> io::Result<Box<dyn Kernel>> + Send>;
 /// A vDPA device.
 pub struct Vdpa {
     spec: VdpaSpec,
-    /// What the device reaches, or will when it is back.
+    /// The memory that the device accesses, or will when it is back.
     memory: GuestMap,
     opener: Opener,
     ability: Ability,
     /// `None` while it is lost.
     device: Option<Device>,
-    /// Whether it goes on after a stop, or did so before it was lost.
+    /// True if the device continues after a stop, or did so before it was lost.
     goes_on: bool,
     /// The number of queues that were started.
     running: Option<usize>,
     /// Signalled when the device's configuration changes.
     config_call: EventFd,
-    /// Expires when the device is to be probed.
+    /// Expires at the next probe of the device.
     timer: TimerFd,
-    /// When that is.
+    /// The time of the next probe.
     pulse: Instant,
-    /// How often it failed to stop.
+    /// The number of failures to stop.
     stop_failures: u64,
     /// The doorbell pages that the guest has.
     doorbells: Option<Arc<DoorbellPages>>,
@@ -103,7 +103,7 @@ impl Vdpa {
     ///
     /// # Errors
     ///
-    /// One line that says what to do; see [`VdpaFault`]. The device is closed then.
+    /// Fails with the remedy in one line; see [`VdpaFault`]. The device is closed then.
     pub fn open(spec: VdpaSpec, memory: &Memory) -> Result<Self, VdpaError> {
         Self::open_by(Box::new(Character::open), spec, memory)
     }
@@ -144,7 +144,7 @@ impl Vdpa {
     /// Opens the device again.
     fn reopen(&self) -> Result<Device, VdpaFault> {
         let kernel = (self.opener)(&self.spec.path).map_err(VdpaFault::opening)?;
-        // The driver knows the NIC by its old address.
+        // The driver has read the NIC's old address.
         let spec = VdpaSpec { mac: self.ability.mac, ..self.spec.clone() };
         let Ability { features, queue_size, mac, control_queue, .. } = self.ability;
         let suffices = |ability: &Ability| {
@@ -156,13 +156,13 @@ impl Vdpa {
 
     fn set_pulse(&mut self) {
         self.pulse = Instant::now() + PULSE;
-        // If that fails, only the device's own messages are left.
+        // If that fails, only the device's own signals trigger a check.
         let _ = self.timer.reset(PULSE, None);
     }
 
-    /// What the device reports, or that it is lost.
+    /// The report of the device, or the error that it is lost.
     fn listen(&mut self) -> Result<Attention, RunnerError> {
-        // The device is checked whether or not it was signalled.
+        // The device is checked whether or not it has sent a signal.
         let _ = self.config_call.read();
         let device = self.device.as_ref().ok_or_else(lost)?;
         if device.has_failed() {
@@ -189,8 +189,8 @@ impl Vdpa {
         let (Some(doorbells), Some(device)) = (&self.doorbells, &self.device) else { return };
         let pages = queues.iter().filter_map(|queue| {
             let page = device.doorbells().get(usize::from(queue.index))?;
-            // Earlier doorbells went unheard. The write also faults the page in: a guest that reads a page that was
-            // never written to stops its vCPU permanently.
+            // Earlier doorbells were not forwarded. The write also faults the page in: a guest that reads a page that
+            // was never written to stops its vCPU permanently.
             page.ring(queue.index);
             Some((queue.index, Arc::clone(page)))
         });

@@ -1,4 +1,4 @@
-//! What vhost-net, vDPA and vhost-user share.
+//! Common parts of vhost-net, vDPA and vhost-user.
 
 use std::io;
 
@@ -16,12 +16,12 @@ pub(crate) fn io_error(error: vhost::Error) -> io::Error {
     }
 }
 
-/// The feature bit of a backend that has been told to log what it writes to guest memory. Drivers are not offered it.
+/// The feature bit of a backend that logs its writes to guest memory. Drivers are not offered it.
 pub(crate) const VHOST_F_LOG_ALL: u32 = 26;
 /// The flag of a ring whose used ring is logged, too (`VHOST_VRING_F_LOG`).
 pub(crate) const VRING_F_LOG: u32 = 1;
 
-/// Where the rings of `queue` are, by guest addresses. What is written to the used ring is `logged` by its addresses.
+/// The guest addresses of the rings of `queue`. Writes to the used ring are `logged` by its addresses.
 pub(crate) fn rings(queue: &RunnerQueue, logged: bool) -> VringConfigData {
     VringConfigData {
         queue_max_size: queue.size,
@@ -34,13 +34,13 @@ pub(crate) fn rings(queue: &RunnerQueue, logged: bool) -> VringConfigData {
     }
 }
 
-/// Whether another process can map all of `memory`.
+/// True if another process can map all of `memory`.
 pub(crate) fn is_shared(memory: &GuestMap) -> bool {
     let is_shared = |region: &GuestRegion| region.file_offset().is_some() && region.flags() & libc::MAP_SHARED != 0;
     memory.iter().all(is_shared)
 }
 
-/// Whether two regions are the same memory at the same guest addresses.
+/// True if two regions are the same memory at the same guest addresses.
 pub(crate) fn is_same(one: &GuestRegion, other: &GuestRegion) -> bool {
     let place = |region: &GuestRegion| (region.start_addr(), region.len(), region.as_ptr());
     place(one) == place(other)

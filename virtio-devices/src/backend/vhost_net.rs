@@ -8,12 +8,12 @@
 //! stopped them has closed it. A function without a driver has no kernel threads.
 //!
 //! The kernel does not report that the tap was deleted, so the tap is polled. (Its descriptor would become readable,
-//! but it also does so for every frame.) A new tap of the same name replaces a deleted one.
+//! but that happens for every frame, too.) A new tap of the same name replaces a deleted one.
 //!
-//! **Behind an IOMMU** the kernel asks what an address stands for, is told, and remembers it. This program tells it of
-//! each mapping that is made, before it asks, and has it forget those that are taken away, before the driver is
-//! answered. A queue whose driver named an address at which it reaches nothing waits for an answer that does not come;
-//! its device is stopped then, and its driver asked for a reset.
+//! **Behind an IOMMU** the kernel asks for translations and caches them. This program also sends each mapping when it
+//! is made, before the kernel asks, and invalidates removed mappings before the driver gets its answer. A queue whose
+//! driver used an address that is not mapped waits for an answer that never comes; its device is stopped then, and the
+//! driver is asked for a reset.
 
 mod device;
 mod error;
@@ -45,27 +45,27 @@ use device::{Device, QUEUES_PER_DEVICE, regions};
 pub use error::VhostNetError;
 use follower::Kernels;
 
-/// The most questions of the kernel that are answered in a turn. What is left is there in the next.
+/// The most misses of the kernel that are answered per call. The rest is answered in the next.
 const QUESTIONS: usize = 64;
-/// How often a tap whose queues run is looked at.
+/// The interval at which the tap of running queues is checked.
 const PULSE: Duration = Duration::from_secs(2);
 
-/// A tap whose frames the kernel carries.
+/// A tap whose frames the kernel moves.
 pub struct VhostNet {
     tap: Tap,
     kernel: VhostKernel,
     devices: Vec<Device>,
-    /// Those that have stopped. The kernel waits for a grace period of RCU, some milliseconds, when one is closed.
+    /// The stopped devices. The kernel waits for a grace period of RCU, some milliseconds, when one is closed.
     stopped: Vec<Device>,
-    /// Of a function behind an IOMMU, while its queues run: the IOMMU, and what follows it.
+    /// The IOMMU and its follower, for a function behind an IOMMU while its queues run.
     translated: Option<(Arc<dyn Translate>, Arc<Kernels>)>,
-    /// Where the kernel logs what it writes to guest memory.
+    /// The dirty log for the kernel's writes to guest memory.
     log: Option<Arc<SharedLog>>,
     /// Signals while queues run.
     signals: Option<Signals>,
 }
 
-/// What reports on running queues.
+/// The events about running queues.
 struct Signals {
     /// Signalled when the kernel finds rings invalid.
     broken: EventFd,
@@ -74,14 +74,14 @@ struct Signals {
 }
 
 impl VhostNet {
-    /// Has `kernel` carry the frames of `tap`.
+    /// Makes `kernel` move the frames of `tap`.
     pub fn new(tap: Tap, kernel: VhostKernel) -> Self {
         Self { tap, kernel, devices: Vec::new(), stopped: Vec::new(), translated: None, log: None, signals: None }
     }
 
     /// Starts all pairs, or none.
     fn start_all(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
-        // It may have been deleted while there was no driver.
+        // The tap may have been deleted while there was no driver.
         self.recover()?;
         self.signals = Some(Signals::new()?);
         let memory = Arc::new(run.memory.clone());
@@ -99,7 +99,7 @@ impl VhostNet {
         }
         if let Some(first) = self.tap.queues().first() {
             let first = first.lock();
-            // A tap that refuses both is gone, and delivers nothing.
+            // A tap that refuses both was deleted, and delivers nothing.
             let _ = first.set_offloads(run.offloads).or_else(|_| first.set_offloads(Offloads::empty()));
         }
         if run.fresh {
@@ -110,15 +110,15 @@ impl VhostNet {
         Ok(self.activate(run.active_pairs)?)
     }
 
-    /// Tells the kernel what the function reaches, and from now on what changes of it.
+    /// Sends the function's mappings to the kernel, and from now on their changes.
     fn follow(&self) {
         let Some((iommu, kernels)) = &self.translated else { return };
-        // What the kernel is not told it asks for, so that nothing fails.
+        // The kernel asks for translations that it lacks, so that nothing fails.
         let _ = iommu.follow(Some(Arc::clone(kernels) as Arc<dyn DmaFollower>));
         self.devices.iter().for_each(|device| device.preload(kernels, &**iommu));
     }
 
-    /// Answers the kernel's questions. Returns whether it asked for what the function does not reach.
+    /// Answers the kernel's misses. Returns true if it asked for an address that the function cannot access.
     fn answer(&self) -> io::Result<bool> {
         let Some((iommu, kernels)) = &self.translated else { return Ok(false) };
         for device in &self.devices {
@@ -252,13 +252,13 @@ impl QueueRunner for VhostNet {
 
     fn set_log(&mut self, log: Option<&Arc<SharedLog>>) -> Result<(), RunnerError> {
         self.log = None;
-        // Ended first where it is begun: a device may have another log.
+        // Every log is ended before a new one begins: a device may have another log.
         let ended = self.devices.iter().try_for_each(Device::end_log);
         let begun = log.map_or(Ok(()), |log| self.devices.iter().try_for_each(|device| device.begin_log(log)));
         let done = ended.and(begun).inspect_err(|_| {
             let _ = self.devices.iter().try_for_each(Device::end_log);
         });
-        // The kernel has forgotten what it knew, and would ask for all of it.
+        // The kernel has forgotten all translations, and would ask for each.
         self.follow();
         done.map_err(|error| RunnerError::of(LOG)(io_error(error)))?;
         self.log = log.cloned();
@@ -274,7 +274,7 @@ impl QueueRunner for VhostNet {
 
     fn attend(&mut self) -> Result<Attention, RunnerError> {
         if let Some(Signals { timer, .. }) = &mut self.signals {
-            // Restarted. If that fails, the tap is checked at the next event.
+            // If that fails, the tap is checked at the next event.
             let _ = timer.reset(PULSE, None);
         }
         if self.tap.is_gone() {
@@ -287,7 +287,7 @@ impl QueueRunner for VhostNet {
         Ok(if broken { Attention::BrokenRing } else { Attention::Nothing })
     }
 
-    /// The kernel is always there; only a tap that was deleted has to be reopened.
+    /// The kernel is always there; only a deleted tap has to be reopened.
     fn recover(&mut self) -> Result<(), RunnerError> {
         if self.tap.is_gone() {
             let again = self.tap.reopen();

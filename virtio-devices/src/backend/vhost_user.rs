@@ -5,8 +5,8 @@
 //! abilities; it continues after the last buffer that was returned, or from the records that its predecessor left in
 //! shared memory.
 //!
-//! **Behind an IOMMU** a process that has IOTLB messages is told what its function reaches ([`translated`]). Queues of
-//! one that has not run in bypass only ([`confined`]).
+//! **Behind an IOMMU** a process with IOTLB messages gets its function's mappings ([`translated`]). Queues of one
+//! without them run in bypass only ([`confined`]).
 
 mod cancel;
 mod channel;
@@ -62,19 +62,19 @@ pub use socket::VhostUserSocket;
 pub use steps::VhostUserSteps;
 use translated::Translated;
 
-/// The most questions of a peer that are answered in a turn. What is left is there in the next.
+/// The most misses of a peer that are answered per call. The rest is answered in the next.
 const QUESTIONS: usize = 64;
 
-/// Which vhost-user backend to use.
+/// The vhost-user backend to use.
 #[derive(Debug)]
 pub struct VhostUserSpec {
-    /// Where it is.
+    /// The socket.
     pub socket: VhostUserSocket,
-    /// What it is to be the backend of.
+    /// The role of the backend.
     pub role: VhostUserRole,
-    /// Until when it is waited for if it is to connect.
+    /// The deadline for a backend that is expected to connect.
     pub until: Instant,
-    /// Ends the wait for its answers earlier.
+    /// Ends the wait for the backend's answers earlier.
     pub cancel: Option<Cancel>,
 }
 
@@ -83,7 +83,7 @@ pub struct VhostUserSpec {
 pub struct VhostUser {
     socket: VhostUserSocket,
     role: VhostUserRole,
-    /// The guest's memory, as the peer or its successor has it.
+    /// The guest's memory that the peer or its successor maps.
     memory: GuestMap,
     ability: Ability,
     /// The feature bits and the MTU that drivers were offered.
@@ -92,7 +92,7 @@ pub struct VhostUser {
     peer: Option<Peer>,
     /// A successor that is still mapping guest memory, and its deadline.
     mapping: Option<(Peer, Instant)>,
-    /// Where the peer logs what it writes to guest memory.
+    /// The dirty log for the peer's writes to guest memory.
     log: Option<Arc<SharedLog>>,
     /// The peer's record of buffers that it took and has not returned.
     inflight: Option<Inflight>,
@@ -100,18 +100,19 @@ pub struct VhostUser {
     broken: EventFd,
     /// The queues that were started, in their order.
     started: Vec<u16>,
-    /// A peer was hung up on before its queues had stopped, and none came after it: it may still be at work.
+    /// The connection was closed before the peer's queues had stopped, and no peer has replaced it: it may still be at
+    /// work.
     at_large: bool,
     /// The link as last reported.
     told_link: Option<bool>,
-    /// How many peers that can do too little have come.
+    /// The number of peers that lacked abilities.
     unfit: u64,
-    /// Of a function behind an IOMMU, from its first start on: the peer asks what addresses stand for, and so must its
-    /// successors.
+    /// Set from the first start of a function behind an IOMMU whose peer has IOTLB messages: its successors need them,
+    /// too.
     translates: bool,
-    /// The same, while the queues run.
+    /// The peer's translations, while the queues run.
     translated: Option<Translated>,
-    /// Of a function behind an IOMMU whose peer does not ask, from its first start on.
+    /// Set from the first start of a function behind an IOMMU whose peer has no IOTLB messages.
     confined: Option<Confined>,
     /// The last successor was refused or could not be accepted, so others keep waiting.
     discouraged: bool,
@@ -122,7 +123,7 @@ impl VhostUser {
     ///
     /// # Errors
     ///
-    /// One line that says what to do; see [`VhostUserError`]. A listening socket is removed then.
+    /// Fails with the remedy in one line; see [`VhostUserError`]. A listening socket is removed then.
     pub fn connect(spec: VhostUserSpec, memory: &Memory) -> Result<Self, VhostUserError> {
         let VhostUserSpec { socket, role, until, cancel } = spec;
         let name = socket.name();
@@ -153,7 +154,7 @@ impl VhostUser {
             name,
             features: role.able(peer.features),
             queue_pairs: role.pairs(),
-            // There is no way to ask.
+            // The protocol has no request for it.
             queue_size: MAX_QUEUE_SIZE,
             mac: peer.mac(),
             mtu: peer.mtu(),
@@ -184,7 +185,7 @@ impl VhostUser {
         })
     }
 
-    /// What a successor lacks of what drivers were offered; `None` if nothing.
+    /// The ability that drivers were offered and a successor lacks; `None` if it lacks none.
     fn lacks(&self, peer: &mut Peer) -> Result<Option<String>, PeerError> {
         let (promised, mtu) = self.promised;
         let missing = promised & !self.role.every_offer(self.role.able(peer.features));
@@ -209,8 +210,8 @@ impl VhostUser {
         Ok((!peer.runs_all()?).then(|| self.role.queues()))
     }
 
-    /// A successor at the other end of `stream`, which has the abilities of the lost peer and was asked to map guest
-    /// memory.
+    /// Negotiates with a successor at the other end of `stream`, which must have the abilities of the lost peer, and
+    /// asks it to map guest memory.
     fn successor(&mut self, stream: UnixStream) -> Result<Peer, RunnerError> {
         let what = "negotiate with the backend";
         let negotiated =
@@ -251,7 +252,7 @@ impl VhostUser {
     /// Starts the queues at a peer that may run them.
     fn start_rings(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
         self.revive()?;
-        // An earlier signal says nothing about these rings.
+        // An earlier signal is about other rings.
         let _ = self.broken.read();
         let what = "start the queues";
         let peer =
@@ -264,7 +265,7 @@ impl VhostUser {
         let failed = |error: PeerError| RunnerError { what, source: io::Error::other(error) };
         let agreed = agreed.map_err(failed).and_then(|agreed| {
             if let Some(iommu) = iommu {
-                // Before the rings: what the peer knows of an earlier start is forgotten.
+                // This comes before the rings: the peer's translations of an earlier start are invalidated.
                 let told = Translated::begin(iommu, (self.socket.name(), &peer.connection), &self.memory);
                 let translated = told.map_err(RunnerError::of(what))?;
                 translated.answer_earlier(peer).map_err(RunnerError::of(what))?;
@@ -289,18 +290,18 @@ impl VhostUser {
         Ok(())
     }
 
-    /// Gets a peer if the last one is gone: it may have gone and come back while there was no driver.
+    /// Gets a peer if the last one is lost: it may have been replaced while there was no driver.
     fn revive(&mut self) -> Result<(), RunnerError> {
         if self.peer.as_ref().is_some_and(Peer::is_alive) { Ok(()) } else { self.recover() }
     }
 
-    /// The queues do not run any more.
+    /// Ends the queues' ties to the IOMMU once they have stopped.
     fn end_bounds(&mut self) {
         self.translated = None;
         self.confined.iter().for_each(Confined::end);
     }
 
-    /// Checks that the queues may run, if the function is behind an IOMMU. They count as running then.
+    /// Checks that the queues may run if the function is behind an IOMMU. If so, they count as running.
     fn confine(&mut self, run: &QueueRun<'_>) -> Result<(), RunnerError> {
         let Some(iommu) = run.dma.iommu() else { return Ok(()) };
         if self.confined.is_none() && !self.translates {
@@ -326,7 +327,7 @@ impl VhostUser {
         self.ask_keeping(what, request, |_| false)
     }
 
-    /// The same, of a peer that may refuse, and goes on then.
+    /// Makes a request that the peer may refuse without being lost.
     fn ask_gently<T>(
         &mut self,
         what: &'static str,
@@ -351,10 +352,10 @@ impl VhostUser {
         })
     }
 
-    /// Ends the connection, which the peer has closed or not.
+    /// Closes the connection, which the peer may have closed already.
     fn hang_up(&mut self, is_closed: bool) {
         self.peer = None;
-        // Without queues it has nothing to do.
+        // A peer without queues does no work.
         self.at_large |= !is_closed && !self.started.is_empty();
     }
 }
@@ -387,7 +388,7 @@ impl QueueRunner for VhostUser {
         let positions: Vec<_> = queues.iter().map(stop).collect();
         self.started.clear();
         if !positions.contains(&None) {
-            // All that it took has been given back.
+            // The peer has returned every buffer.
             self.inflight = None;
             // If that fails, the peer is lost, and its queues are stopped anyway.
             let _ = self.ask("finish a stop", Peer::finish_stop);
@@ -417,7 +418,7 @@ impl QueueRunner for VhostUser {
         self.ask("write the device configuration", |peer| peer.write_config(offset, data))
     }
 
-    /// While the peer is told what its function reaches: what it is told next would wait until it has mapped memory.
+    /// True while the peer gets IOTLB messages: the next one would wait until the memory is mapped.
     fn stands_for_memory(&self) -> bool {
         self.translated.is_some()
     }
@@ -430,7 +431,7 @@ impl QueueRunner for VhostUser {
         {
             match error.fault {
                 Fault::Refused => {}
-                // Its successor is told.
+                // Its successor gets the new memory.
                 Fault::Closed => {
                     (self.peer, self.memory) = (None, memory.clone());
                     return Ok(());
@@ -458,14 +459,14 @@ impl QueueRunner for VhostUser {
         }
         self.log = log.cloned();
         if self.peer.is_none() {
-            // Its successor is told.
+            // Its successor gets the log.
             return Ok(());
         }
         self.ask(LOG, |peer| peer.set_log(log.map(|log| &**log))).inspect_err(|_| self.log = None)
     }
 
     fn save_state(&mut self, until: Instant) -> Result<Option<Vec<u8>>, RunnerError> {
-        // What a lost peer had is lost with it.
+        // The state of a lost peer is lost with it.
         if !self.peer.as_ref().is_some_and(|peer| peer.has_state() && peer.is_alive()) {
             return Ok(None);
         }
@@ -516,7 +517,7 @@ impl QueueRunner for VhostUser {
                 return Ok(Attention::Unreachable);
             }
         }
-        // Also while the queues do not run: it would be started again, and could not ask then.
+        // Checked even while the queues do not run: the peer would be started again, and could not report misses then.
         if heard == Heard::End && self.translates {
             self.hang_up(false);
             return Err(RunnerError { what, source: io::Error::other("the backend cannot ask any more") });
@@ -539,7 +540,7 @@ impl QueueRunner for VhostUser {
                 return Err(confined());
             }
             if self.peer.as_ref().is_some_and(Peer::is_alive) {
-                // It was only kept from running.
+                // The peer was only kept from running.
                 return Ok(());
             }
         }
@@ -555,8 +556,8 @@ impl QueueRunner for VhostUser {
         });
         let peer = self.successor(stream.map_err(RunnerError::of("connect to the backend"))?)?;
         self.mapping = Some((peer, Instant::now() + memory::patience(&self.memory)));
-        // Most are done at once. A slower peer is not waited for here, so that commands of the driver are served
-        // meanwhile.
+        // Most peers are done at once. A slower one is not awaited here, so that commands of the driver are served in
+        // the meantime.
         self.take_mapped(ANSWER)
     }
 }

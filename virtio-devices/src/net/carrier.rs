@@ -1,4 +1,4 @@
-//! What carries the frames of several NICs with threads of its own, as a NIC knows it.
+//! The interface of a carrier: it moves the frames of several NICs with its own threads.
 
 use std::fmt;
 use std::io;
@@ -13,22 +13,22 @@ use crate::policy::Replaced;
 use crate::state::{BucketState, HeldAddress, StateError};
 use crate::{SharedQueue, Worker};
 
-/// What others need to know of a NIC, whether its driver runs or not.
+/// The data of a NIC that others need, whether or not its driver runs.
 #[derive(Clone)]
 pub(crate) struct CarriedNic {
-    /// What the driver changes at run time. A reset makes a new one.
+    /// The state that the driver changes at run time. A reset creates a new one.
     pub state: Arc<NetState>,
-    /// What the NIC may do.
+    /// The policy in force.
     pub policy: Arc<PolicyCell>,
-    /// Its counters.
+    /// The counters.
     pub counters: Arc<NetCounters>,
 }
 
 /// The carrier's end of a NIC.
 ///
-/// What is called on a vCPU waits for nothing, but for one frame that is on its way.
+/// Methods that are called on a vCPU wait at most for one frame in progress.
 pub(crate) trait Carrier: Send + Sync {
-    /// What users call it.
+    /// The name that users know.
     fn name(&self) -> &str;
 
     /// The offloaded frames that it carries.
@@ -37,49 +37,49 @@ pub(crate) trait Carrier: Send + Sync {
     /// The MTU that its NICs should have, in bytes.
     fn mtu(&self) -> Option<u16>;
 
-    /// The NIC is there, or is as after a reset. Called on a vCPU.
+    /// Attaches the NIC, also anew after a reset. Called on a vCPU.
     fn attach(&self, nic: CarriedNic);
 
-    /// The NIC is no longer there.
+    /// Detaches the NIC.
     fn detach(&self);
 
     /// Carries the frames of these queues from now on. Called on a vCPU.
     ///
     /// # Errors
     ///
-    /// When the host has no eventfd or thread left. Nothing has been started then.
+    /// Fails if the host has no eventfd or thread left. Nothing is started then.
     fn open(&self, shared: &Arc<Shared>, queues: &[(u16, SharedQueue)]) -> io::Result<Worker>;
 
-    /// The host has changed the NIC's policy, link or address, which holds for all frames when the answer has been
-    /// waited for.
+    /// Applies a change by the host of the NIC's policy, link or address. It applies to all frames once the caller has
+    /// waited for the returned handle.
     fn changed(&self) -> Replaced;
 
-    /// Has all frames wait where they are, or no longer: ports stop or come one after the other, and no frame is to
-    /// meet one that has stopped already or has not come yet. Waits for the frames that are on their way.
+    /// Makes all frames wait in their queues, or ends that: while ports stop or start one after the other, no frame may
+    /// meet one that has stopped already or not started yet. Waits for frames in progress.
     fn hold_frames(&self, held: bool);
 
-    /// The addresses that the NIC has among others by its driver's wish, with what says who of several had one first.
+    /// The addresses on a switch that the NIC's driver has set, with numbers that define the first of several owners.
     fn save_addresses(&self) -> Vec<HeldAddress>;
 
-    /// The NIC had what [`Self::save_addresses`] has said, until its driver gives it up.
+    /// Restores the addresses of [`Self::save_addresses`], until the driver removes them.
     fn restore_addresses(&self, addresses: &[HeldAddress]);
 
-    /// What the NIC owes of its share of a limit that several NICs have; `None` if it owes nothing.
+    /// The NIC's debt in a limit that several NICs share; `None` if there is none.
     fn save_share(&self) -> Option<BucketState>;
 
-    /// The NIC owes what [`Self::save_share`] has said.
+    /// Restores the debt of [`Self::save_share`].
     ///
     /// # Errors
     ///
-    /// When there is no such limit, or the NIC cannot owe that.
+    /// Fails if there is no such limit, or the debt is impossible.
     fn restore_share(&self, share: Option<BucketState>) -> Result<(), StateError>;
 }
 
-/// A port of a [`Switch`](crate::Switch), for one NIC. The port is the NIC's as long as this lives.
+/// A port of a [`Switch`](crate::Switch), for one NIC, which has the port until this is dropped.
 pub struct PortHandle(Box<dyn Carrier>);
 
 impl PortHandle {
-    /// What a NIC is given.
+    /// A handle over `carrier`, for a NIC.
     pub(crate) fn new(carrier: impl Carrier + 'static) -> Self {
         Self(Box::new(carrier))
     }

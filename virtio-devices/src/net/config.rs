@@ -7,7 +7,7 @@ use crate::device_config::{ConfigField, Rule};
 
 /// The length of the fields below; the driver reads zero beyond.
 const LEN: usize = 17;
-/// The MTU that the driver was told.
+/// The MTU that the driver reads.
 pub(crate) const MTU: ConfigField = ConfigField::new("mtu", 10, 2, Rule::Served).of(VIRTIO_NET_F_MTU);
 /// The fields.
 pub(crate) const FIELDS: &[ConfigField] = &[
@@ -18,22 +18,22 @@ pub(crate) const FIELDS: &[ConfigField] = &[
     ConfigField::new("speed (Mbit/s)", 12, 4, Rule::Announced),
     ConfigField::new("duplex", 16, 1, Rule::Announced),
 ];
-/// In Mbit/s. Nothing limits a tap to it: it is what a tap says of itself to `ethtool`, too.
+/// The speed in Mbit/s, which is not a limit: a tap reports the same to `ethtool`.
 const SPEED: u32 = 10_000;
 const FULL_DUPLEX: u8 = 1;
 
-/// What the driver reads of a NIC.
+/// The device configuration of a NIC.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Config {
     /// The address.
     pub mac: Mac,
-    /// Whether the link is up.
+    /// True if the link is up.
     pub link_up: bool,
-    /// Whether the driver is to announce its addresses.
+    /// True if the driver must announce its addresses.
     pub announce: bool,
     /// The queue pairs.
     pub queue_pairs: u16,
-    /// The MTU in bytes, 0 where none is offered.
+    /// The MTU in bytes, 0 if none is offered.
     pub mtu: u16,
 }
 

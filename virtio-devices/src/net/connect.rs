@@ -1,4 +1,4 @@
-//! A backend for a NIC whose own was missing, or a tap that was deleted.
+//! Gives a NIC another backend if its own was missing, or if its tap was deleted.
 
 use parking_lot::MutexGuard;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STANDBY};
@@ -14,18 +14,18 @@ use crate::features::has;
 use crate::net_protocol::features;
 use crate::{ConnectError, DeviceSpecific, NewBackend};
 
-/// A backend that was opened, and what a NIC offers with it.
+/// A backend that was opened, and the features of a NIC over it.
 struct Opened {
     engine: Engine,
     offered: Offered,
     has_control_queue: bool,
 }
 
-/// Opens `backend` for a NIC as `spec` describes it, before the NIC is touched.
+/// Opens `backend` for a NIC with this `spec`, before the NIC is touched.
 ///
 /// # Errors
 ///
-/// They do not fit.
+/// Fails if they do not fit.
 pub fn new_backend(spec: &NetSpec, backend: impl Into<Backend>) -> Result<NewBackend, NetError> {
     let backend = backend.into();
     let has_control_queue = match &backend {
@@ -38,7 +38,7 @@ pub fn new_backend(spec: &NetSpec, backend: impl Into<Backend>) -> Result<NewBac
 }
 
 impl Net {
-    /// Why it has no backend, if it has none.
+    /// The reason why the NIC has no backend, if it has none.
     pub(super) fn absence(&self) -> Option<&str> {
         match &self.engine {
             Engine::Runner(Ability { kind: BackendKind::Absent, name, .. }, _) => Some(name),
@@ -46,7 +46,7 @@ impl Net {
         }
     }
 
-    /// True if its tap was deleted. A tap that has no worker now is asked.
+    /// True if the NIC's tap was deleted. Checks a tap that has no worker now.
     pub(super) fn has_lost_tap(&self) -> bool {
         match &self.engine {
             Engine::Tap(tap) => self.health.is_lost() || tap.is_gone_unnoticed(),
@@ -58,14 +58,14 @@ impl Net {
         }
     }
 
-    /// What is offered over a backend that offers `features`.
+    /// The features that the NIC offers over a backend with `features`.
     pub(super) fn with_own(&self, features: u64) -> u64 {
         let is_short = self.spec.queue_size < SEGMENT_QUEUE_SIZE;
         let features = if is_short { features::without_received_segments(features) } else { features };
         features | u64::from(self.spec.standby) << VIRTIO_NET_F_STANDBY
     }
 
-    /// As [`crate::VirtioDevice::adopt`]: without a backend, nothing but what the driver was promised is offered.
+    /// As [`crate::VirtioDevice::adopt`]: without a backend, only features that the driver was promised are offered.
     pub(super) fn adopt_features(&mut self, accepted: u64, state: &DeviceSpecific) {
         if self.absence().is_none() {
             return;
@@ -107,7 +107,7 @@ impl Net {
         if is_driven && new.offered.mac.is_some_and(|mac| mac != self.spec.mac) {
             return Err(ConnectError::Mac(name()));
         }
-        // What it needs besides is in the device's registers, which stay.
+        // Its other needs are in the device's registers, which stay.
         let is_smaller = self.queue_sizes.last().is_some_and(|size| new.offered.control_size < *size);
         if new.has_control_queue && (has(accepted, VIRTIO_NET_F_CTRL_VQ) || is_smaller) {
             return Err(ConnectError::ControlQueue(name()));
@@ -125,18 +125,18 @@ impl Net {
             self.state.progress().set_touched();
         }
         std::mem::swap(&mut self.engine, &mut new.engine);
-        // What came for the function before it had this backend is not for its driver.
+        // Frames for the function from before it had this backend are not for its driver.
         self.state.progress().set_fresh(true);
         self.attach();
         if was_absent {
             self.state.hold_link(false);
         }
         self.state.lose_link(false);
-        // The driver was told that there is no link.
+        // The driver has read that the link is down.
         self.signal_config();
         Ok(())
     }
 }
 
-/// The MTU of a network whose own nobody knows (`RFC 894`).
+/// The MTU of a network whose own is unknown (`RFC 894`).
 const USUAL_MTU: u16 = 1500;

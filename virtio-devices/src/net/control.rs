@@ -19,18 +19,18 @@ use crate::net_protocol::Offloads;
 use crate::net_protocol::features::{guest_offload_bits, guest_offloads};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 
-/// The most commands that are carried out at a time, so that frames do not wait for them.
+/// The most commands per call, so that frames do not wait for them.
 const BATCH: usize = 16;
 /// The longest command in bytes: tables of some ten thousand addresses. No driver has as many.
 const MAX_COMMAND: usize = 64 * 1024;
 
-/// A backend that the driver's commands reach.
+/// A backend that commands of the driver change.
 pub(crate) trait Commanded {
-    /// Has it deliver offloaded frames of these kinds only.
+    /// Restricts the offloaded frames that the backend delivers to these kinds.
     ///
     /// # Errors
     ///
-    /// When it refuses; it then continues as before.
+    /// Fails if the backend refuses; it then continues as before.
     fn set_offloads(&self, offloads: Offloads) -> io::Result<()>;
 }
 
@@ -50,9 +50,9 @@ impl Commanded for dyn QueueRunner {
 pub(crate) struct Control<'q> {
     ring: Ring<'q>,
     features: u64,
-    /// How many queue pairs there are.
+    /// The number of queue pairs.
     pairs: u16,
-    /// Wake the workers of the other queue pairs.
+    /// The events that wake the workers of the other queue pairs.
     peers: Vec<Arc<EventFd>>,
     storage: [Storage; 2],
 }
@@ -66,17 +66,17 @@ impl<'q> Control<'q> {
         Self { ring, features, pairs, peers, storage: Default::default() }
     }
 
-    /// The ring, for a run by somebody else.
+    /// The ring, for use by another owner.
     pub(crate) fn into_ring(self) -> Ring<'q> {
         self.ring
     }
 
-    /// Carries out the commands that the driver has made available. Returns whether there may be more.
+    /// Executes the commands that the driver has made available. Returns true if there may be more.
     pub(crate) fn run(&mut self, pass: &mut Pass<'_, impl Commanded + ?Sized>) -> Result<bool, BrokenRing> {
         self.run_some(BATCH, pass)
     }
 
-    /// The same, of `most` commands.
+    /// Executes at most `most` commands.
     pub(crate) fn run_some(
         &mut self,
         most: usize,
@@ -95,7 +95,7 @@ impl<'q> Control<'q> {
         Ok(true)
     }
 
-    /// Carries out one command and writes its result, if there is a byte for it. Returns the bytes written.
+    /// Executes one command and writes its result, if there is a byte for it. Returns the number of bytes written.
     fn answer<'m>(
         &mut self,
         chain: Chain<'m>,
@@ -106,7 +106,7 @@ impl<'q> Control<'q> {
         let [readable, writable] = &mut storage;
         let (mut command, mut reply) = (IoVecs::new(readable), IoVecs::new(writable));
         let result = match divide(memory, chain, &mut command, &mut reply) {
-            // Without a byte for the result the driver could not know what has become of the command.
+            // Without a byte for the result the driver could not learn the outcome.
             Ok(()) if command.bytes() <= MAX_COMMAND && reply.bytes() > 0 => self.carry_out(&mut command, pass),
             _ => Err(Refused),
         };
@@ -140,7 +140,7 @@ impl<'q> Control<'q> {
             (VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_SET) => set_mac(command, pass.state, pass.policy),
             (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD) => set_vlan(true, command, pass.state),
             (VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_DEL) => set_vlan(false, command, pass.state),
-            // The driver has seen that it is to announce itself, and does so now.
+            // The driver has seen the request for an announcement, and makes it now.
             (VIRTIO_NET_CTRL_ANNOUNCE, VIRTIO_NET_CTRL_ANNOUNCE_ACK) => {
                 pass.state.set_announce(false);
                 Ok(())
@@ -205,7 +205,7 @@ fn set_mode(number: u32, command: &mut IoVecs<'_, '_>, state: &NetState) -> Resu
     Ok(())
 }
 
-/// Both tables or none: nothing changes before the whole command has been read.
+/// Sets both tables or none: nothing changes before the whole command has been read.
 fn set_table(command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
     let unicast = take_addresses(command)?;
     let multicast = take_addresses(command)?;
@@ -245,7 +245,7 @@ fn set_mac(command: &mut IoVecs<'_, '_>, state: &NetState, policy: &PolicyCell) 
 
 fn set_vlan(wanted: bool, command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
     let id = u16::from_le_bytes(take(command)?);
-    // An id that does not exist is refused before the filter is copied.
+    // An invalid id is refused before the filter is copied.
     if id >= 4096 {
         return Err(Refused);
     }

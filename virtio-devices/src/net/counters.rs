@@ -1,9 +1,9 @@
-//! What a NIC counts: frames, and why frames were dropped.
+//! The counters of a NIC: frames, and dropped frames by reason.
 
 use crate::counters::counters;
 
 counters! {
-    /// Something that is counted. Directions are the guest's: what it receives is `Rx`.
+    /// A counter. Directions are the guest's: frames that it receives are `Rx`.
     pub enum Counter;
     /// The counters of one NIC since it was plugged in.
     pub struct NetCounters;
@@ -32,11 +32,11 @@ counters! {
     BrokenRings = "broken_rings",
     /// Receive buffers that no frame can be written to.
     RxBadChains = "rx_bad_chains",
-    /// Dropped: the driver's receive filter does not want it.
+    /// Dropped: the driver's receive filter does not accept it.
     RxFiltered = "rx_filtered",
     /// Dropped: longer than the buffers that the driver provides.
     RxTooLong = "rx_too_long",
-    /// Dropped: no Ethernet frame.
+    /// Dropped: not an Ethernet frame.
     RxTooShort = "rx_too_short",
     /// Dropped: it arrived before the driver was ready.
     RxStale = "rx_stale",
@@ -44,15 +44,15 @@ counters! {
     RxStopped = "rx_stopped",
     /// Dropped: the link is down.
     RxLinkDown = "rx_link_down",
-    /// Dropped: the backend could not deliver it, or is gone.
+    /// Dropped: the backend could not deliver it, or was lost.
     RxBackendErrors = "rx_backend_errors",
     /// Dropped: the chain's descriptors are invalid.
     TxBadChains = "tx_bad_chains",
-    /// Dropped: the header asks for what was not negotiated, or contradicts the frame.
+    /// Dropped: the header uses features that were not negotiated, or contradicts the frame.
     TxBadHeaders = "tx_bad_headers",
     /// Dropped: longer than any frame may be.
     TxTooLong = "tx_too_long",
-    /// Dropped: no Ethernet frame.
+    /// Dropped: not an Ethernet frame.
     TxTooShort = "tx_too_short",
     /// Dropped: the backend's buffer is full.
     TxBackendFull = "tx_backend_full",
@@ -62,7 +62,7 @@ counters! {
     TxBackendErrors = "tx_backend_errors",
     /// Dropped: the link is down.
     TxLinkDown = "tx_link_down",
-    /// Dropped: its source is not an address that the function may send from.
+    /// Dropped: its source is not an address of the function.
     TxSpoofedMac = "tx_spoofed_mac",
     /// Dropped: its VLAN tags are not what the function may send.
     TxBadVlan = "tx_bad_vlan",
@@ -74,9 +74,9 @@ counters! {
     RxVlanFiltered = "rx_vlan_filtered",
     /// Dropped by a switch: it is for the function that sent it.
     TxOwnAddress = "tx_own_address",
-    /// Dropped by a switch: it is for a function that its sender may not reach, because one of both is isolated.
+    /// Dropped by a switch: it is for a function that its sender may not reach, because one of the two is isolated.
     TxIsolated = "tx_isolated",
-    /// Frames that a switch sent to all that may have their address, which none is known to have.
+    /// Frames that a switch sent to all ports that may have their address, because none is known to have it.
     TxFlooded = "tx_flooded",
     /// Dropped by a switch without an uplink: it is for an address that no port has.
     TxUnknown = "tx_unknown",
@@ -88,33 +88,33 @@ counters! {
     RxCongested = "rx_congested",
     /// Dropped by a switch: a rate limit was reached.
     RxRateDropped = "rx_rate_dropped",
-    /// Frames that a switch cut into segments, because the driver takes none as long.
+    /// Frames that a switch cut into segments, because the driver accepts none as long.
     SwSegmented = "sw_segmented",
-    /// Frames whose checksum a switch computed, because the driver takes none without.
+    /// Frames whose checksum a switch computed, because the driver accepts none without.
     SwChecksummed = "sw_checksummed",
-    /// Dropped by a switch: a segment or a checksum that the driver does not take, and that cannot be made one it does.
+    /// Dropped by a switch: a segment or a checksum that the driver does not accept, and that cannot be converted.
     RxBadOffloads = "rx_bad_offloads",
     /// Copies of other ports' frames that a switch could not deliver.
     MirrorDropped = "mirror_dropped",
-    /// How often a switch found an address of the function to be another's already.
+    /// Addresses of the function that a switch found in use by another.
     MacConflicts = "mac_conflicts",
 }
 
 impl NetCounters {
-    /// Counts what is too rare for a worker's own counts, or has no worker.
+    /// Adds to a counter that is too rare for a worker's own counts, or has no worker.
     pub(crate) fn add(&self, counter: Counter, amount: u64) {
         self.0[counter as usize].fetch_add(amount, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
 impl Counter {
-    /// Whether it counts what is lost or refused though the driver wanted it.
+    /// True if it counts frames that the driver wanted and that were lost or refused.
     fn is_loss(self) -> bool {
         match self {
             Self::RxFrames | Self::RxBytes | Self::TxFrames | Self::TxBytes => false,
             Self::Kicks | Self::Interrupts | Self::ControlCommands => false,
             Self::RxRateWaits | Self::TxRateWaits => false,
-            // Any network has frames for others, and does not wait for a driver.
+            // Every network has frames for others, and does not wait for a driver.
             Self::RxFiltered | Self::RxStale | Self::RxVlanFiltered | Self::RxUnknown => false,
             Self::TxFlooded | Self::SwSegmented | Self::SwChecksummed => false,
             _ => true,

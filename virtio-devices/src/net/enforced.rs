@@ -18,25 +18,25 @@ use crate::state::{BucketsState, StateError};
 pub(crate) struct Enforced {
     /// The policy.
     pub policy: Policy,
-    /// Whether frames that the driver sends are looked at.
+    /// True if sent frames are checked.
     pub checks_sent: bool,
-    /// Whether frames for the driver are looked at.
+    /// True if received frames are checked.
     pub checks_received: bool,
-    /// Whether there may be frames that the guest must never see.
+    /// True if there may be frames that the guest must never see.
     pub may_hide: bool,
-    /// Which of the function's policies it is, from 0.
+    /// The number of the policy among the function's policies, from 0.
     pub number: u64,
-    /// What the driver may receive.
+    /// The receive limit.
     pub receive: Limit,
-    /// What it may send.
+    /// The transmit limit.
     pub transmit: Limit,
-    /// What it may send to groups.
+    /// The limit of frames to groups.
     pub storm: Limit,
     limits: RateLimits,
 }
 
 impl Enforced {
-    /// With full buckets, but for those of `before` whose limits are the same.
+    /// Creates a policy with full buckets, except those of `before` whose limits are the same.
     fn new(policy: Policy, limits: RateLimits, before: Option<&Self>) -> Self {
         let same = before.filter(|before| before.limits == limits);
         let receive = same.map_or_else(|| Limit::new(&[limits]), |before| before.receive.clone());
@@ -55,7 +55,7 @@ impl Enforced {
 }
 
 impl Enforced {
-    /// How full its buckets are; not what a switch's port owes.
+    /// The state of its buckets, without the debt of a switch's port.
     pub(crate) fn save(&self) -> BucketsState {
         let Self { receive, transmit, storm, .. } = self;
         if [receive, transmit, storm].iter().all(|limit| limit.is_full()) {
@@ -65,11 +65,11 @@ impl Enforced {
         BucketsState { receive, transmit, storm, uplink: None }
     }
 
-    /// Makes its buckets, which are full, as full as `state` says.
+    /// Sets the levels of its buckets, which are full, from `state`.
     ///
     /// # Errors
     ///
-    /// When that is about other limits, or not possible.
+    /// Fails if the state is for other limits, or impossible.
     pub(crate) fn restore(&self, state: &BucketsState) -> Result<(), StateError> {
         if state.are_full() {
             return Ok(());
@@ -80,26 +80,26 @@ impl Enforced {
     }
 }
 
-/// Something about a function that its policy is about, and that its driver did.
+/// An action of the driver that concerns its function's policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyNotice {
     /// The driver has changed its address.
     AddressChanged {
-        /// The new one.
+        /// The new address.
         mac: [u8; 6],
     },
-    /// The driver sent a frame from an address that is not its own: for the first time, or twice as often as when that
-    /// was last told.
+    /// The driver sent a frame from an address that is not its own: for the first time, or twice as often as at the
+    /// last notice.
     Spoofed {
-        /// How often so far.
+        /// The number of such frames so far.
         frames: u64,
     },
 }
 
-/// Called on a worker's thread, which must not wait.
+/// A callback for notices, on a worker's thread, which must not wait.
 pub type PolicyObserver = Box<dyn Fn(PolicyNotice) + Send>;
 
-/// The policy of a function, which outlives resets of it.
+/// The policy of a function, which outlives its resets.
 pub(crate) struct PolicyCell {
     current: ArcSwap<Enforced>,
     retired: Retired,
@@ -108,13 +108,13 @@ pub(crate) struct PolicyCell {
 }
 
 impl PolicyCell {
-    /// With full buckets.
+    /// A policy with full buckets.
     pub(crate) fn new(policy: Policy, limits: RateLimits) -> Self {
         let current = ArcSwap::from_pointee(Enforced::new(policy, limits, None));
         Self { current, retired: Retired::new(Holder::Nic), spoofed: AtomicU64::new(0), observer: Mutex::new(None) }
     }
 
-    /// The policy for a batch of frames, which is dropped when that is over.
+    /// The policy for a batch of frames. The caller drops it after the batch.
     pub(crate) fn load(&self) -> Guard<Arc<Enforced>> {
         self.current.load()
     }
@@ -130,12 +130,12 @@ impl PolicyCell {
         *self.observer.lock() = Some(observer);
     }
 
-    /// Notes that the driver has changed its address.
+    /// Records that the driver has changed its address.
     pub(crate) fn note_address(&self, mac: [u8; 6]) {
         self.notify(PolicyNotice::AddressChanged { mac });
     }
 
-    /// Notes what was dropped.
+    /// Records a dropped frame.
     pub(crate) fn note(&self, reason: Counter) {
         if reason != Counter::TxSpoofedMac {
             return;

@@ -1,5 +1,5 @@
-//! What runs a NIC's queues (workers of this process over a tap, or the backend itself), and what the NIC can offer
-//! with it.
+//! The engine of a NIC's queues (workers of this process over a tap, or the backend itself), and the features that the
+//! NIC can offer with it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::state::{BucketState, HeldAddress, StateError};
 /// The size of the control queue.
 const CONTROL_SIZE: u16 = 64;
 
-/// What runs the queues.
+/// The engine of the queues.
 pub(crate) enum Engine {
     /// Workers of this process, a pair of queues each.
     Tap(Tap),
@@ -28,7 +28,7 @@ pub(crate) enum Engine {
     Switch(PortHandle),
 }
 
-/// What a NIC offers because of its backend.
+/// The features that a NIC offers because of its backend.
 pub(crate) struct Offered {
     /// The feature bits.
     pub features: u64,
@@ -43,11 +43,11 @@ pub(crate) struct Offered {
 }
 
 impl Engine {
-    /// What runs the queues of a NIC as `spec` describes it over `backend`, and what the NIC offers then.
+    /// The engine of a NIC with this `spec` over `backend`, and the features that the NIC offers then.
     ///
     /// # Errors
     ///
-    /// [`NetError`], when they do not fit.
+    /// [`NetError`] if they do not fit.
     pub(crate) fn new(spec: &NetSpec, backend: Backend) -> Result<(Self, Offered), NetError> {
         match backend {
             Backend::Tap(tap) => over_tap(spec, tap),
@@ -57,7 +57,7 @@ impl Engine {
         }
     }
 
-    /// What the backend is.
+    /// The kind of the backend.
     pub(crate) fn kind(&self) -> BackendKind {
         match self {
             Self::Tap(_) => BackendKind::Tap,
@@ -75,7 +75,7 @@ impl Engine {
         }
     }
 
-    /// The addresses that the NIC has among others by its driver's wish.
+    /// The addresses on a switch that the NIC's driver has set.
     pub(super) fn save_addresses(&self) -> Vec<HeldAddress> {
         match self {
             Self::Switch(port) => port.carrier().save_addresses(),
@@ -83,11 +83,11 @@ impl Engine {
         }
     }
 
-    /// The NIC had what [`Self::save_addresses`] has said.
+    /// Restores the addresses of [`Self::save_addresses`].
     ///
     /// # Errors
     ///
-    /// There are no others.
+    /// Fails if the NIC is not on a switch.
     pub(super) fn restore_addresses(&self, addresses: &[HeldAddress]) -> Result<(), StateError> {
         match self {
             Self::Switch(port) => port.carrier().restore_addresses(addresses),
@@ -99,7 +99,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What the NIC owes of its share of a limit that several have; `None` if it owes nothing.
+    /// The NIC's debt in a limit that several NICs share; `None` if there is none.
     pub(super) fn save_share(&self) -> Option<BucketState> {
         match self {
             Self::Switch(port) => port.carrier().save_share(),
@@ -107,11 +107,11 @@ impl Engine {
         }
     }
 
-    /// The NIC owes what [`Self::save_share`] has said.
+    /// Restores the debt of [`Self::save_share`].
     ///
     /// # Errors
     ///
-    /// When there is no such limit, or the NIC cannot owe that.
+    /// Fails if there is no such limit, or the debt is impossible.
     pub(super) fn restore_share(&self, share: Option<BucketState>) -> Result<(), StateError> {
         match self {
             Self::Switch(port) => port.carrier().restore_share(share),
@@ -161,7 +161,7 @@ fn over_runner(spec: &NetSpec, mut backend: Box<dyn QueueRunner>) -> Result<(Eng
     }
     let mtu = known(spec.mtu.or(ability.mtu));
     let unable = u64::from(!ability.switches_offloads && !ability.control_queue) << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS
-        // The NIC asks for an announcement, so it has to hear that it was made.
+        // The NIC requests an announcement, so it must receive the driver's confirmation.
         | u64::from(ability.control_queue) << VIRTIO_NET_F_GUEST_ANNOUNCE;
     let features = features::offered_by(ability.features & !unable, offloads(spec), mtu.is_some(), pairs > 1);
     backend.promise(features, mtu);

@@ -1,10 +1,10 @@
-//! The receive filter: which frames the driver wants (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3). No I/O, no locks.
+//! The receive filter: the frames that the driver accepts (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3). No I/O, no locks.
 
 pub(crate) use crate::net_protocol::ethernet::{ETHERNET_HEADER, Mac, is_multicast};
 use crate::policy::{self, Policy, Tags, VlanProtocol};
 
 /// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from
-/// hardware whose table is full.
+/// hardware with a full table.
 pub(crate) const MAX_ADDRESSES: usize = 64;
 
 /// The bytes at the beginning of a frame that decide: two addresses, tags and a type. A shorter frame has zeros there.
@@ -27,12 +27,12 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// No address.
+    /// An empty set.
     pub(crate) fn new() -> Self {
         Self { len: 0, table: [[0; 6]; MAX_ADDRESSES], overflow: false }
     }
 
-    /// Adds `mac`; a full table wants every address from now on.
+    /// Adds `mac`; a full table accepts every address from now on.
     pub(crate) fn add(&mut self, mac: Mac) {
         match self.table.get_mut(self.len) {
             Some(slot) => {
@@ -48,7 +48,7 @@ impl Addresses {
         &self.table[..self.len]
     }
 
-    /// Whether more were added than there is room for.
+    /// True if more were added than there is room for.
     pub(crate) fn overflow(&self) -> bool {
         self.overflow
     }
@@ -102,7 +102,7 @@ pub(crate) struct Filter {
 
 impl Filter {
     /// The filter after a reset: promiscuous and without a VLAN filter, so that a driver that never sends a command
-    /// receives what it should. Linux sets the mode and both tables whenever it opens the interface.
+    /// receives its frames. Linux sets the mode and both tables whenever it opens the interface.
     pub(crate) fn new(mac: Mac) -> Self {
         let mut filter =
             Self { mac, unicast: Addresses::new(), multicast: Addresses::new(), modes: [false; 6], vlans: None };
@@ -115,17 +115,17 @@ impl Filter {
         self.modes[mode as usize] = on;
     }
 
-    /// Whether a mode is on.
+    /// True if a mode is on.
     pub(crate) fn mode(&self, mode: Mode) -> bool {
         self.modes[mode as usize]
     }
 
-    /// Filters by VLAN from now on, with no VLAN wanted yet: `VIRTIO_NET_F_CTRL_VLAN` was negotiated.
+    /// Filters by VLAN from now on, with no VLAN accepted yet: `VIRTIO_NET_F_CTRL_VLAN` was negotiated.
     pub(crate) fn enable_vlans(&mut self) {
         self.vlans.get_or_insert_with(|| Box::new([0; VLAN_IDS / 64]));
     }
 
-    /// Wants VLAN `id`, or no longer. Returns whether there is such a VLAN and a VLAN filter.
+    /// Adds or removes VLAN `id`. Returns true if there is such a VLAN and a VLAN filter.
     pub(crate) fn set_vlan(&mut self, id: u16, wanted: bool) -> bool {
         let Some(word) = self.vlans.as_mut().and_then(|vlans| vlans.get_mut(usize::from(id) / 64)) else {
             return false;
@@ -135,23 +135,23 @@ impl Filter {
         true
     }
 
-    /// The VLANs that are wanted, in ascending order; none without a VLAN filter.
+    /// The accepted VLANs, in ascending order; `None` without a VLAN filter.
     pub(crate) fn vlans(&self) -> Option<Vec<u16>> {
         let vlans = self.vlans.as_ref()?;
         Some((0..VLAN_IDS as u16).filter(|id| vlans[usize::from(*id) / 64] & (1 << (id % 64)) != 0).collect())
     }
 
-    /// Whether every frame is wanted, so that none needs to be looked at.
+    /// True if every frame is accepted, so that none needs to be checked.
     pub(crate) fn wants_all(&self) -> bool {
         self.mode(Mode::Promiscuous)
     }
 
-    /// Whether the frame that begins with `head` is wanted.
+    /// True if the frame that begins with `head` is accepted.
     pub(crate) fn wants(&self, head: &[u8; HEAD]) -> bool {
         self.wants_all() || (self.wants_vlan(head) && self.wants_address(head))
     }
 
-    /// Whether the frame that begins with `head` is wanted by a driver that the host does not trust: no mode and no
+    /// True if the frame that begins with `head` is accepted by a driver that the host does not trust: no mode and no
     /// full table brings it frames for others.
     pub(crate) fn wants_untrusted(&self, head: &[u8; HEAD], policy: &Policy) -> bool {
         let mac = destination(head);
@@ -174,8 +174,8 @@ impl Filter {
             Some((VlanProtocol::Customer, id)) => {
                 vlans.get(usize::from(id) / 64).is_some_and(|word| word & (1 << (id % 64)) != 0)
             }
-            // A driver's command for a VLAN has no type, and Linux gives none for a provider's, whose frames it wants
-            // without having asked for them.
+            // A driver's command for a VLAN has no type, and Linux sends none for a provider's, whose frames it accepts
+            // without a command.
             Some((VlanProtocol::Service, _)) | None => true,
         }
     }

@@ -1,4 +1,4 @@
-//! What a NIC may still receive and send.
+//! The rate limits of a NIC.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use crate::rate_limiter::RateLimitGroup;
 use crate::state::{BucketState, StateError};
 use crate::{RateLimit, RateLimits};
 
-/// The bytes that may be sent in a second for each Mbit/s.
+/// The bytes per second of one Mbit/s.
 const BYTES_PER_MBIT: u64 = 1_000_000 / 8;
-/// The least that a bucket for bits a second holds: one segment of 64 KiB more than the longest frame, so that the wait
-/// for a frame is never longer than the frame takes.
+/// The least capacity of a bucket for bits per second: one segment of 64 KiB more than the longest frame, so that the
+/// wait for a frame is never longer than the frame takes.
 const LEAST_BUCKET: u64 = (64 << 10) + MAX_FRAME as u64;
 
 /// The limits of one direction, if there are any. All queue pairs of a function share them; clones are the same limits.
@@ -19,37 +19,37 @@ const LEAST_BUCKET: u64 = (64 << 10) + MAX_FRAME as u64;
 pub(crate) struct Limit(Vec<RateLimitGroup>);
 
 impl Limit {
-    /// Full buckets for each of `limits` that limits something.
+    /// Full buckets for each of `limits` that has a limit.
     pub(crate) fn new(limits: &[RateLimits]) -> Self {
         Self(limits.iter().filter_map(|limits| RateLimitGroup::new(*limits)).collect())
     }
 
-    /// How long to wait before another frame may pass; `None` if it may now.
+    /// The time to wait before another frame may pass; `None` if it may now.
     pub(crate) fn limited_for(&self) -> Option<Duration> {
         self.0.iter().filter_map(RateLimitGroup::limited_for).max()
     }
 
-    /// Whether all buckets are full.
+    /// True if all buckets are full.
     pub(crate) fn is_full(&self) -> bool {
         self.0.iter().all(RateLimitGroup::is_full)
     }
 
-    /// How full they are.
+    /// The levels of all buckets.
     pub(crate) fn save(&self) -> Vec<BucketState> {
         self.0.iter().flat_map(RateLimitGroup::save).collect()
     }
 
-    /// Makes them as full as `states` say.
+    /// Sets the levels of all buckets.
     ///
     /// # Errors
     ///
-    /// When these are not as many, or no use of a bucket has led to what they say.
+    /// Fails if the number of states differs, or no use of a bucket leads to one of them.
     pub(crate) fn restore(&self, mut states: &[BucketState]) -> Result<(), StateError> {
         self.0.iter().try_for_each(|group| group.restore(&mut states))?;
         if states.is_empty() { Ok(()) } else { Err(StateError::Shape("rate limits")) }
     }
 
-    /// True if so many packets may pass at once, without a debt.
+    /// True if `packets` may pass at once, without a debt.
     pub(crate) fn allows(&self, packets: u32) -> bool {
         self.0.iter().all(|group| group.allows(packets))
     }
@@ -59,8 +59,8 @@ impl Limit {
         self.0.iter().any(RateLimitGroup::counts_ops)
     }
 
-    /// Takes what a frame of `bytes` costs, from its destination address on, that becomes so many packets. One that was
-    /// dropped has no bytes and is one packet.
+    /// Charges a frame of `bytes`, from its destination address on, that becomes `packets`. A dropped frame has no
+    /// bytes and is one packet.
     pub(crate) fn take(&self, bytes: usize, packets: u32) {
         for group in &self.0 {
             group.take_ops(packets);
@@ -69,7 +69,7 @@ impl Limit {
     }
 }
 
-/// The limit of `mbits` Mbit/s: 10 ms of it at once, or more where that is less than a few frames.
+/// The limit of `mbits` Mbit/s: 10 ms of it at once, or more if that is less than a few frames.
 pub(crate) fn of_rate(mbits: NonZeroU32) -> RateLimits {
     let second = u64::from(mbits.get()) * BYTES_PER_MBIT;
     let size = (second / 100).max(LEAST_BUCKET);
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::rate_limiter::RateLimiter;
 
-    /// In virtual time: a sender that always has frames, and waits as long as it is told.
+    /// In virtual time: a sender that always has frames, and waits for the returned times.
     #[test]
     fn a_rate_is_kept_within_2_percent_whatever_the_frames() {
         for mbits in [10, 100, 1_000, 10_000] {

@@ -1,30 +1,30 @@
-//! A NIC's link as the host wants it.
+//! The link of a NIC, as the host sets it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-/// The link, which outlives resets of the NIC. While it is down, no frame passes in either direction, and none that the
-/// backend has is put where the guest can see it.
+/// The link, which outlives resets of the NIC. While it is down, no frame passes in either direction, and frames from
+/// the backend are never put where the guest can see them.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// What is wanted of it.
+    /// The conditions for the link.
     wish: Mutex<Wish>,
-    /// What it therefore is.
+    /// The resulting state.
     up: AtomicBool,
     changes: AtomicU64,
     /// Read while a batch of frames passes.
     batches: RwLock<()>,
 }
 
-/// What a link depends on.
+/// The conditions that a link depends on.
 #[derive(Debug, Clone, Copy)]
 struct Wish {
-    /// The host wants it to be up.
+    /// The host has set it up.
     up: bool,
-    /// It is down meanwhile, because that of a switch's uplink is.
+    /// It is down in the meantime, because that of a switch's uplink is.
     held: bool,
-    /// It is down until the tap that was deleted is replaced.
+    /// It is down until the deleted tap is replaced.
     lost: bool,
 }
 
@@ -35,39 +35,39 @@ impl Link {
         Self { wish, up: AtomicBool::new(up), changes: AtomicU64::new(0), batches: RwLock::new(()) }
     }
 
-    /// Whether it is up.
+    /// True if the link is up.
     pub(crate) fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
     }
 
-    /// Whether the host wants it to be up.
+    /// True if the host has set the link up.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wish.lock().up
     }
 
-    /// How often it has changed. Frames that the backend got before the last change are not to be delivered.
+    /// The number of changes. Frames that the backend got before the last change are not delivered.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Announces a batch of frames, until the answer is dropped. What [`Self::is_up`] says holds for the whole batch,
-    /// unless the link goes up meanwhile.
+    /// Marks the start of a batch of frames, until the returned guard is dropped. [`Self::is_up`] does not change for
+    /// the whole batch, unless the link goes up in the meantime.
     pub(crate) fn batch(&self) -> RwLockReadGuard<'_, ()> {
         self.batches.read()
     }
 
-    /// Takes it up or down. Returns whether that is a change. Once it is down, all frames that found it up have passed:
-    /// this waits for the batches that are on their way, which wait for nothing.
+    /// Sets the link up or down. Returns true if that is a change. Once it is down, all frames that found it up have
+    /// passed: this waits for batches in progress, which wait for nothing.
     pub(crate) fn set(&self, up: bool) -> bool {
         self.change(|wish| wish.up = up)
     }
 
-    /// Keeps it down, or no longer, whatever the host wants; else as [`Self::set`].
+    /// Keeps the link down, or no longer, independently of the host's setting; otherwise as [`Self::set`].
     pub(crate) fn hold(&self, held: bool) -> bool {
         self.change(|wish| wish.held = held)
     }
 
-    /// Keeps it down while its tap is lost, or no longer; else as [`Self::set`].
+    /// Keeps the link down while its tap is lost, or no longer; otherwise as [`Self::set`].
     pub(crate) fn set_lost(&self, lost: bool) -> bool {
         self.change(|wish| wish.lost = lost)
     }
@@ -76,7 +76,7 @@ impl Link {
         let mut wish = self.wish.lock();
         change(&mut wish);
         let up = wish.up && !wish.held && !wish.lost;
-        // Locked before the change, so that no batch finds the link up and meets a frame of after this.
+        // Locked before the change, so that no batch finds the link up and reads a later frame.
         let batches = (!up).then(|| self.batches.write());
         let changed = self.up.swap(up, Ordering::AcqRel) != up;
         if changed {

@@ -1,4 +1,4 @@
-//! What the host inspects and changes of a NIC while a guest uses it.
+//! The properties of a NIC that the host inspects and changes while a guest uses it.
 
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
@@ -53,7 +53,7 @@ impl Port for Net {
         if is_multicast(&mac) || mac == [0; 6] {
             return Err(MacError::NotUnicast);
         }
-        // Behind a switch, the frames of a driver that goes on with the one it has read are not the function's.
+        // Behind a switch, frames of a driver that keeps using the address it has read are not the function's.
         if self.interrupts.is_some() && !matches!(self.engine, Engine::Switch(_)) {
             return Err(MacError::InUse);
         }
@@ -77,7 +77,7 @@ impl Port for Net {
 
     fn set_link(&mut self, up: bool) -> Replaced {
         let changed = self.state.set_link_up(up);
-        // Also of a link that is down already: an earlier call may not have waited for the end of all batches.
+        // This includes a link that is down already: an earlier call may not have waited for the end of all batches.
         let replaced = if up && !changed { None } else { self.carrier_changed().filter(|_| !up) };
         if changed {
             self.tell_link();
@@ -114,14 +114,14 @@ impl Port for Net {
 }
 
 impl Net {
-    /// Tells the driver that the configuration has changed, if there is one.
+    /// Sends the driver, if there is one, a configuration-change interrupt.
     pub(super) fn signal_config(&self) {
         if let Some(interrupts) = &self.interrupts {
             interrupts.signal_config();
         }
     }
 
-    /// Tells the driver and the workers that the link has changed.
+    /// Notifies the driver and the workers that the link has changed.
     fn tell_link(&self) {
         self.signal_config();
         for wake in &self.wake {

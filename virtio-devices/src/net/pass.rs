@@ -1,4 +1,4 @@
-//! What a NIC's workers work with.
+//! The context of a NIC's workers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use crate::{DmaSpace, DmaView, Interrupts};
 /// The most frames that are handled in one direction before the other direction and a stop get their turn.
 pub(crate) const BATCH: usize = 64;
 
-/// What a queue of frames waits for.
+/// The next event that a queue of frames waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing: there may be more frames.
     More,
     /// A frame.
     Frame,
-    /// A doorbell: there are no buffers, or the backend does not work.
+    /// A doorbell: there are no buffers, or the backend failed.
     Doorbell,
-    /// The rate limit: wait this long.
+    /// The rate limit: wait for this time.
     Limited(Duration),
 }
 
-/// What the workers of one start share.
+/// The data that the workers of one start share.
 pub(crate) struct Shared {
     /// The guest's memory.
     pub memory: DmaSpace,
@@ -37,42 +37,42 @@ pub(crate) struct Shared {
     pub features: u64,
     /// The number of queue pairs that the driver may use.
     pub pairs: u16,
-    /// What the driver changes at run time.
+    /// The state that the driver changes at run time.
     pub state: Arc<NetState>,
-    /// What the NIC may do.
+    /// The policy in force.
     pub policy: Arc<PolicyCell>,
     /// The counters.
     pub counters: Arc<NetCounters>,
-    /// What the host fails to do.
+    /// The host's failures.
     pub failures: Arc<Failures>,
-    /// Where the driver is interrupted.
+    /// The interrupts of the driver.
     pub interrupts: Arc<Interrupts>,
-    /// Whether this is the first start since a reset.
+    /// True if this is the first start since a reset.
     pub fresh: bool,
-    /// Whether all workers have been spawned. Locked until that is known, so that no worker touches anything before.
+    /// True if all workers have been spawned. Locked until that is certain, so that no worker touches anything before.
     pub complete: Mutex<bool>,
 }
 
-/// What one turn of a worker's loop works with. `B` is a tap's queue where the worker moves frames itself.
+/// The context of one turn of a worker's loop. `B` is a tap's queue if the worker moves frames itself.
 pub(crate) struct Pass<'m, B: ?Sized = TapQueue> {
     /// The guest's memory.
     pub memory: &'m DmaView,
     /// The backend.
     pub backend: &'m B,
-    /// What the driver changes at run time.
+    /// The state that the driver changes at run time.
     pub state: &'m NetState,
-    /// What the NIC may do.
+    /// The policy in force.
     pub policy: &'m PolicyCell,
     /// The counters.
     pub tally: &'m mut Tally,
-    /// What the host fails to do.
+    /// The host's failures.
     pub failures: &'m Failures,
-    /// Where the driver is interrupted.
+    /// The interrupts of the driver.
     pub interrupts: &'m Interrupts,
 }
 
 impl<B: ?Sized> Pass<'_, B> {
-    /// Interrupts the driver if it wants that.
+    /// Interrupts the driver if the ring requires it.
     pub(crate) fn interrupt(&mut self, ring: &mut Ring<'_>) -> Result<(), BrokenRing> {
         if ring.wants_interrupt(self.memory)? {
             self.interrupts.signal_queue(ring.index());
@@ -82,7 +82,7 @@ impl<B: ?Sized> Pass<'_, B> {
     }
 }
 
-/// Gives up a queue whose ring is invalid, and asks the driver to reset the device. The other queues go on.
+/// Gives up a queue whose ring is invalid, and asks the driver to reset the device. The other queues keep running.
 pub(crate) fn give_up(tally: &mut Tally, interrupts: &Interrupts) {
     tally.count(Counter::BrokenRings);
     interrupts.ask_for_reset();

@@ -1,5 +1,5 @@
 //! Frames that announce a NIC's addresses for a driver that does not do it itself, so that bridges and switches find
-//! them at a new place: requests of RARP (`RFC 903`), which nobody answers.
+//! them at a new place: RARP requests (`RFC 903`), which get no answer.
 
 use super::filter::{Filter, Mac};
 use crate::net_protocol::header::HEADER;
@@ -7,7 +7,7 @@ use crate::policy::{HEAD, Head, Policy};
 
 /// The most frames of a NIC. The first are of its own address.
 const MOST: usize = 64;
-/// The most that are thought of, of which the policy lets some through: one address in all VLANs, and some more.
+/// The most candidates, some of which the policy passes: one address in all VLANs, and some more.
 const MOST_TRIED: usize = 4096 + MOST;
 /// The length of the shortest frame, in bytes.
 const SHORTEST: usize = 60;
@@ -16,8 +16,8 @@ const ETHERTYPE_VLAN: u16 = 0x8100;
 /// Ethernet, IPv4, the lengths of their addresses, and the operation "request reverse".
 const REQUEST: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 3];
 
-/// One frame for each address, and for each VLAN that it is in, with an empty header of virtio-net before each. They
-/// are what `policy` makes of what the driver could send, so none is where the driver's own could not be.
+/// Returns one frame for each address and each of its VLANs, each after an empty virtio-net header. The frames have
+/// passed the ingress `policy`, so that none is where the driver's own could not be.
 pub(crate) fn frames(filter: &Filter, policy: &Policy) -> Vec<Vec<u8>> {
     let vlans = filter.vlans().unwrap_or_default().into_iter().filter(|id| *id != 0);
     let tags: Vec<_> = std::iter::once(None).chain(vlans.map(|id| Some(tag(ETHERTYPE_VLAN, id)))).collect();

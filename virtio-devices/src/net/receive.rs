@@ -5,8 +5,8 @@
 //! further buffers.
 //!
 //! The guest sees its buffers at all times, so a frame that the host may refuse is read into the spill area alone
-//! ([`Way::Apart`]), and copied from there once it may pass. What the driver's own filter does not want is no secret
-//! from that driver: it can switch the filter off. Such a frame is read straight, and wiped out.
+//! ([`Way::Apart`]), and copied from there once it is accepted. A frame that only the driver's own filter refuses is no
+//! secret from that driver: it can switch the filter off. Such a frame is read straight, and wiped out.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,20 +36,20 @@ pub(crate) struct Receive<'q> {
     ring: Ring<'q>,
     mergeable: bool,
     checksum: bool,
-    /// How many bytes of buffers are prepared before a frame is read.
+    /// The bytes of buffers that are prepared before a frame is read.
     prepared: usize,
-    /// What exceeds the prepared buffers.
+    /// The area for bytes beyond the prepared buffers.
     spill: Spill,
     /// A frame that waits for further buffers.
     waiting: Option<Frame>,
     storage: Storage,
     chains: VecDeque<Prepared>,
-    /// How much the prepared chains hold.
+    /// The bytes of the prepared chains.
     capacity: usize,
     used: Vec<Used>,
     /// The descriptors that were read for the present frame.
     walked: usize,
-    /// What the batch has cost, in bytes that are copied in the same time.
+    /// The cost of the batch, in bytes that are copied in the same time.
     spent: usize,
 }
 
@@ -60,10 +60,10 @@ struct Prepared {
     extent: Extent,
 }
 
-/// Where a frame is read to.
+/// The destination of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// The driver's buffers: nothing but the driver's own filter can refuse it.
+    /// The driver's buffers: only the driver's own filter can refuse the frame.
     Straight,
     /// The spill area: the guest may never see it.
     Apart,
@@ -73,26 +73,26 @@ enum Way {
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     len: usize,
-    /// How much of it is in the buffers. The rest is in the spill.
+    /// The bytes that are in the buffers. The rest is in the spill area.
     placed: usize,
-    /// Where in the spill that begins.
+    /// The offset of the rest in the spill area.
     start: usize,
-    /// The packets that it becomes, if that matters to a limit.
+    /// The packets that the frame becomes, if that matters to a limit.
     packets: u32,
-    /// The number of the policy that let it through.
+    /// The number of the policy that has accepted it.
     policy: u64,
 }
 
-/// Why no further chain can be prepared.
+/// The reason why no further chain can be prepared.
 enum Shortage {
-    /// The driver has to provide more.
+    /// The driver must provide more.
     Empty,
-    /// What the driver provides next cannot be used, or not together with those before it.
+    /// The driver's next buffers cannot be used, or not together with those before.
     Unusable,
 }
 
 impl<'q> Receive<'q> {
-    /// Puts frames into `ring`, by way of `spill` if they exceed its buffers.
+    /// Puts frames into `ring`, through `spill` if they exceed its buffers.
     pub(crate) fn new(ring: Ring<'q>, features: u64, spill: Spill) -> Self {
         Self {
             ring,
@@ -110,12 +110,12 @@ impl<'q> Receive<'q> {
         }
     }
 
-    /// The memory for what exceeds the prepared buffers, when the queue has run for the last time.
+    /// The spill area, after the last run of the queue.
     pub(crate) fn into_spill(self) -> Spill {
         self.spill
     }
 
-    /// Whether a frame that was read still waits for buffers.
+    /// True if a frame that was read still waits for buffers.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn has_waiting(&self) -> bool {
         self.waiting.is_some()
@@ -134,7 +134,7 @@ impl<'q> Receive<'q> {
         let mut storage = std::mem::take(&mut self.storage);
         let result = self.batch(&mut IoVecs::new(&mut storage), pass);
         self.storage = storage;
-        // Guest memory may be another one in the next batch: the chains that are left are looked up again then.
+        // Guest memory may change before the next batch: the remaining chains are looked up again then.
         self.ring.put_back(self.chains.len() as u16);
         self.chains.clear();
         self.capacity = 0;
@@ -155,7 +155,7 @@ impl<'q> Receive<'q> {
             if !pass.state.link_up() && self.waiting.take().is_some() {
                 pass.tally.count(Counter::RxLinkDown);
             }
-            // It was let through by the policy of before.
+            // The previous policy had accepted it.
             if self.waiting.take_if(|frame| frame.policy != policy.number).is_some() {
                 pass.tally.count(Counter::RxStopped);
             }
@@ -173,7 +173,7 @@ impl<'q> Receive<'q> {
             };
             longest = longest.max(frame.len);
             self.spent += frame.len;
-            // It waits until it has been dealt with: what cannot be finished must not be forgotten.
+            // It waits until it has been handled: a frame that cannot be finished must not be lost.
             self.waiting = Some(frame);
             match self.place(frame, iovecs, pass)? {
                 Placed::Whole => {
@@ -190,7 +190,7 @@ impl<'q> Receive<'q> {
         Ok(Next::More)
     }
 
-    /// Reads a frame that the driver may and wants to see. `failures` counts the reads of this batch that failed.
+    /// Reads a frame that policy and filter accept. `failures` counts the failed reads of this batch.
     fn fetch<'m>(
         &mut self,
         filter: &Filter,
@@ -200,7 +200,7 @@ impl<'q> Receive<'q> {
         pass: &mut Pass<'m>,
     ) -> Result<Fetched, BrokenRing> {
         let link_up = pass.state.link_up();
-        // What the guest could change once it is in its memory decides about what it may see, or costs.
+        // Bytes that the guest could change in its memory decide about what it may see, or about costs.
         let apart = policy.may_hide || policy.receive.counts_packets();
         let way = if link_up && !apart { Way::Straight } else { Way::Apart };
         // While the link is down, no buffer is needed, and no limit applies.
@@ -247,8 +247,8 @@ impl<'q> Receive<'q> {
         }
     }
 
-    /// Looks up chains until they hold `bytes`, or as many as one frame may use. A ring of which a frame needs more
-    /// descriptors than [may be read](walk::most) is invalid.
+    /// Looks up chains until they hold `bytes`, or as many as one frame may use. A ring is invalid if a frame needs
+    /// more descriptors than [may be read](walk::most).
     fn prepare<'m>(
         &mut self,
         bytes: usize,
@@ -279,7 +279,7 @@ impl<'q> Receive<'q> {
                         pass.tally.count(Counter::RxBadChains);
                         self.ring.give_back(pass.memory, &[Used { head, len: 0 }])?;
                     } else {
-                        // Chains are put back from the end: it has to wait until it is the first.
+                        // Chains are put back from the end: this one must wait until it is the first.
                         self.ring.put_back(1);
                     }
                     return Ok(Some(Shortage::Unusable));
@@ -302,7 +302,8 @@ impl<'q> Receive<'q> {
         }
     }
 
-    /// The frame that has just been read, as the driver may and wants to see it, or the reason why not.
+    /// Checks the frame that has just been read, and returns it as the driver may see it, or the reason why it is
+    /// dropped.
     fn check(
         &mut self,
         frame: Frame,
@@ -337,14 +338,14 @@ impl<'q> Receive<'q> {
         Ok(Frame { len, start, packets, policy: policy.number, ..frame })
     }
 
-    /// The packets that a frame of `len` bytes becomes whose header begins at `start` of the spill area.
+    /// The number of packets of a frame of `len` bytes whose header begins at `start` of the spill area.
     fn packets(&mut self, start: usize, len: usize) -> u32 {
         let header = self.spill.bytes().get(start..).and_then(<[u8]>::first_chunk);
         header.map_or(1, |header| header::packets(header, len))
     }
 
-    /// Makes of the frame of `len` bytes, with its header, in the spill area what `policy` lets through. Returns where
-    /// that begins, as a frame may lose a tag, or the reason why the frame is dropped.
+    /// Applies `policy` to the frame of `len` bytes, with its header, in the spill area. Returns the frame's new
+    /// offset, as it may lose a tag, or the reason why it is dropped.
     fn police(&mut self, len: usize, policy: &Policy) -> Result<usize, Counter> {
         let bytes = &mut self.spill.bytes()[..len];
         let (header, frame) = bytes.split_at_mut(HEADER);
@@ -354,7 +355,7 @@ impl<'q> Receive<'q> {
         let mut copy = [0; HEADER];
         copy.copy_from_slice(header);
         let header = policy::changed(copy, &new).map_err(|_| Counter::RxBackendErrors)?;
-        // What follows stays where it is: it may be long.
+        // The part after the head stays in place: it may be long.
         let head = new.bytes();
         let start = copied.checked_sub(head.len()).ok_or(Counter::RxTooLong)?;
         frame[start..copied].copy_from_slice(head);
@@ -362,7 +363,7 @@ impl<'q> Receive<'q> {
         Ok(start)
     }
 
-    /// Moves what is not in the prepared chains yet into them, and into further ones.
+    /// Moves the rest of the frame into the prepared chains, and into further ones.
     fn place<'m>(
         &mut self,
         frame: Frame,
@@ -373,7 +374,7 @@ impl<'q> Receive<'q> {
             return Ok(Placed::Whole);
         }
         if frame.len > self.prepared {
-            // Long frames come in rows.
+            // Long frames come in sequences.
             self.prepared = MAX_READ;
         }
         let shortage = self.prepare(frame.len, iovecs, pass)?;
@@ -386,7 +387,7 @@ impl<'q> Receive<'q> {
         Ok(if more_may_come && matches!(shortage, Some(Shortage::Empty)) { Placed::Waits } else { Placed::No })
     }
 
-    /// Gives the driver the frame of `len` bytes, with its header, that is in the first chains.
+    /// Delivers the frame of `len` bytes, with its header, that is in the first chains.
     fn deliver(&mut self, len: usize, iovecs: &mut IoVecs<'_, '_>, pass: &mut Pass<'_>) -> Result<(), BrokenRing> {
         let (mut rest, mut segments) = (len, 0);
         self.used.clear();
@@ -400,7 +401,7 @@ impl<'q> Receive<'q> {
             self.used.push(Used { head, len: part as u32 });
         }
         if !self.checksum {
-            // The tap may say that it has verified a checksum; a driver that did not ask must not see that.
+            // The tap may report a verified checksum; a driver without that offload must not see it.
             iovecs.write_at(FLAGS, &[0]);
         }
         iovecs.write_at(NUM_BUFFERS, &(self.used.len() as u16).to_le_bytes());
@@ -412,17 +413,17 @@ impl<'q> Receive<'q> {
     }
 }
 
-/// What came of an attempt to read a frame.
+/// The result of an attempt to read a frame.
 enum Fetched {
     /// A frame that the driver may see.
     Frame(Frame),
     /// Nothing, but the next attempt may succeed.
     Nothing,
-    /// Nothing, and there is something to wait for.
+    /// Nothing, and an event to wait for.
     Wait(Next),
 }
 
-/// Why no frame was read.
+/// The reason why no frame was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Failure {
     /// There is none now.
@@ -430,7 +431,7 @@ enum Failure {
     /// There was one, and it is lost: a tap takes it from its queue before it finds that it cannot be described by a
     /// header (`EINVAL`). The next may be better.
     Frame,
-    /// The backend is gone.
+    /// The backend is lost.
     Backend,
 }
 
@@ -442,7 +443,7 @@ fn failure(error: &io::Error) -> Failure {
     }
 }
 
-/// Whether a frame has found its place.
+/// The result of placing a frame.
 enum Placed {
     Whole,
     Waits,

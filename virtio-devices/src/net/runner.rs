@@ -16,18 +16,18 @@ use crate::net_protocol::Offloads;
 use crate::ring::Ring;
 use crate::runner::{Progress, RunnerDevice, RunnerWorker};
 
-/// What the thread of a NIC whose backend runs the queues needs.
+/// The state of the thread of a NIC whose backend runs the queues.
 pub(crate) struct NicWorker {
     /// The worker of its backend.
     pub runner: RunnerWorker,
     /// The control queue, unless the backend runs it.
     pub control: Option<(u16, SharedQueue)>,
-    /// What it shares with the device.
+    /// The data that it shares with the device.
     pub shared: Arc<Shared>,
 }
 
 impl NicWorker {
-    /// Runs until told to stop. First waits until its predecessor has ended.
+    /// Runs until it must stop. First waits until its predecessor has ended.
     pub(crate) fn run(self) {
         let Some(backend) = self.runner.own() else { return };
         let mut tally = Tally::new();
@@ -78,7 +78,7 @@ impl RunnerDevice for Nic<'_> {
         true
     }
 
-    /// Carries out the driver's commands.
+    /// Executes the driver's commands.
     fn serve(&mut self, backend: &mut (dyn QueueRunner + 'static)) -> Result<bool, RunnerError> {
         let state = &self.shared.state;
         if state.take_rarp() && state.link_up() {

@@ -8,15 +8,15 @@ use crate::features::has;
 use crate::net_protocol::features::{guest_offload_bits, guest_offload_features, guest_offloads};
 use crate::state::{AddressesState, BucketsState, HeldAddress, NicState, StateError};
 
-/// More tables than a switch ever makes.
+/// A number that no switch's tables ever reach.
 const MAX_SINCE: u64 = 1 << 62;
 
-/// The state of power-on of a NIC with this address.
+/// The power-on state of a NIC with this address.
 pub(crate) fn power_on(mac: Mac) -> NicState {
     save(&NetState::new(mac, true, 0))
 }
 
-/// What the driver made of a NIC; not what is left of its limits, which are the host's.
+/// The state that the driver has set; without the levels of limits, which are the host's.
 pub(crate) fn save(state: &NetState) -> NicState {
     let filter = state.filter();
     let addresses =
@@ -37,8 +37,8 @@ pub(crate) fn save(state: &NetState) -> NicState {
     }
 }
 
-/// Whether a NIC may be in `state` that no driver has commanded anything: the link and the generation may be others,
-/// and its limits outlive resets.
+/// Checks that `state` is possible without any command of a driver: only the link and the generation may differ, and
+/// limits outlive resets.
 pub(crate) fn check_reset(state: &NicState, power_on: &NicState) -> Result<(), StateError> {
     let (link_up, buckets) = (state.link_up, state.buckets.clone());
     check_held(state)?;
@@ -47,7 +47,7 @@ pub(crate) fn check_reset(state: &NicState, power_on: &NicState) -> Result<(), S
     if *state == reset { Ok(()) } else { Err(StateError::Value("a NIC that was not started")) }
 }
 
-/// Whether a driver with these features and `pairs` queue pairs could have commanded what `state` says.
+/// Checks that a driver with these features and `pairs` queue pairs could have set `state` by commands.
 pub(crate) fn check(state: &NicState, power_on: &NicState, features: u64, pairs: u16) -> Result<(), StateError> {
     let claim = |holds, what| if holds { Ok(()) } else { Err(StateError::Value(what)) };
     let NicState { mac, active_pairs, offloads, modes, unicast, multicast, vlans, announce, held: _, .. } = state;
@@ -65,12 +65,12 @@ pub(crate) fn check(state: &NicState, power_on: &NicState, features: u64, pairs:
     claim(!announce || has(features, VIRTIO_NET_F_GUEST_ANNOUNCE), "a NIC's announcement")
 }
 
-/// True if an address on a switch is one that the NIC has or that its driver has set.
+/// True if an address on a switch is the NIC's own or set by its driver.
 pub(crate) fn is_own(mac: Mac, unicast: &AddressesState, held: &HeldAddress) -> bool {
     held.address == mac || unicast.addresses.contains(&held.address)
 }
 
-/// Checks that the addresses that the NIC has on a switch are its own, each once, and had before the end of time.
+/// Checks that the NIC's addresses on a switch are its own, each once, and of possible age.
 fn check_held(state: &NicState) -> Result<(), StateError> {
     let mut held = (0..).zip(&state.held);
     let holds = held.all(|(at, held)| {
@@ -80,7 +80,7 @@ fn check_held(state: &NicState) -> Result<(), StateError> {
     if holds { Ok(()) } else { Err(StateError::Value("a NIC's addresses on a switch")) }
 }
 
-/// The state of a NIC that `state` says, commanded as by a driver.
+/// Restores a NIC from `state`, with the commands of a driver.
 pub(crate) fn restored(state: &NicState) -> Result<NetState, StateError> {
     let mut filter = Filter::new(state.mac);
     for (mode, on) in Mode::ALL.into_iter().zip(state.modes) {
@@ -106,7 +106,7 @@ fn table(state: &AddressesState) -> Addresses {
     let mut addresses = Addresses::new();
     state.addresses.iter().for_each(|address| addresses.add(*address));
     if state.overflow {
-        // One more than there is room for; with room, it is found out as one that was not saved.
+        // An address beyond the room sets the flag; if there was room, the comparison with the saved state finds it.
         addresses.add([0; 6]);
     }
     addresses

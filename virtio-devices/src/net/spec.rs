@@ -1,22 +1,22 @@
-//! The parameters of a NIC, and why they are refused.
+//! The parameters of a NIC, and the errors of creating one.
 
 use thiserror::Error;
 
 use crate::policy::Policy;
 use crate::{ErrorKind, RateLimits};
 
-/// What a NIC is.
+/// The parameters of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetSpec {
-    /// Its id, which its threads are named after.
+    /// The id, which its threads are named after.
     pub id: String,
-    /// Its Ethernet address, a unicast one.
+    /// The Ethernet address, a unicast one.
     pub mac: [u8; 6],
     /// The MTU reported to the driver, in bytes. Without one it is the backend's.
     pub mtu: Option<u16>,
-    /// The number of its queue pairs, that of the backend's queues.
+    /// The number of queue pairs, which is also the number of the backend's queues.
     pub queue_pairs: u16,
-    /// The size of its queues, a power of two up to 32,768.
+    /// The size of the queues, a power of two up to 32,768.
     pub queue_size: u16,
     /// Offers TCP segmentation offload in both directions, if checksums are offloaded.
     pub offload_tso: bool,
@@ -26,23 +26,23 @@ pub struct NetSpec {
     pub offload_csum: bool,
     /// Offers to be used only while the guest has no other NIC with the same address (`VIRTIO_NET_F_STANDBY`).
     pub standby: bool,
-    /// Limits of what it receives, and the same of what it sends, by frames and by bytes from the destination address
-    /// on. Its queue pairs share them. Only a tap's frames are limited, because others do not pass this program.
+    /// Limits of received frames, and the same for sent ones, by frames and by bytes from the destination address on.
+    /// The queue pairs share them. Only a tap's frames are limited, because others do not pass this program.
     pub limits: RateLimits,
-    /// What it may send and receive. But for an address that the driver cannot change, only a tap's frames are checked,
-    /// because others do not pass this program.
+    /// The policy for sent and received frames. Except for an address that the driver cannot change, only a tap's
+    /// frames are checked, because others do not pass this program.
     pub policy: Policy,
-    /// Whether its link is up when it is plugged in.
+    /// True if the link is up when the NIC is plugged in.
     pub link_up: bool,
 }
 
-/// Why there cannot be such a NIC: one line, to follow the option's name.
+/// The reason why a NIC cannot be created: one line, to follow the option's name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NetError {
     /// The address is a group's or zero.
     #[error("mac={} is not an address for a NIC: its first byte must be even, and not all bytes zero", Hex(.0))]
     Mac([u8; 6]),
-    /// The queue size is not one.
+    /// The queue size is out of range or not a power of two.
     #[error("queue_size={0}: must be a power of two from 2 to 32768")]
     QueueSize(u16),
     /// The numbers of queue pairs differ.
@@ -92,7 +92,7 @@ pub enum NetError {
 }
 
 impl NetError {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Mac(_) | Self::QueueSize(_) => ErrorKind::Invalid,

@@ -25,27 +25,27 @@ use crate::{Start, Worker};
 
 /// A driver's start of a NIC.
 pub(crate) struct NetStart<'n> {
-    /// What runs the queues.
+    /// The engine of the queues.
     pub engine: &'n Engine,
     /// The NIC's id, which its threads are named after.
     pub id: &'n str,
     /// The queue pairs that the driver may use.
     pub pairs: u16,
-    /// What the driver changes at run time.
+    /// The state that the driver changes at run time.
     pub state: &'n Arc<NetState>,
-    /// What the NIC may do.
+    /// The policy in force.
     pub policy: &'n Arc<PolicyCell>,
     /// The counters.
     pub counters: &'n Arc<NetCounters>,
-    /// Whether the backend works.
+    /// The state of the backend.
     pub health: &'n Arc<Health>,
-    /// What the host fails to do.
+    /// The host's failures.
     pub failures: &'n Arc<Failures>,
-    /// Where a change of the guest's memory waits.
+    /// The mailbox for changes of the guest's memory.
     pub mailbox: &'n Arc<MemoryMailbox>,
-    /// Whether this is the first start since a reset.
+    /// True if this is the first start since a reset.
     pub fresh: bool,
-    /// What the driver has set up.
+    /// The driver's setup.
     pub start: &'n Start,
 }
 
@@ -54,7 +54,7 @@ impl NetStart<'_> {
     ///
     /// # Errors
     ///
-    /// When the host has no eventfd or thread left. Nothing has been started then.
+    /// Fails if the host has no eventfd or thread left. Nothing is started then.
     pub(crate) fn workers(&self) -> io::Result<Vec<Worker>> {
         match &self.engine {
             Engine::Tap(tap) => {
@@ -66,7 +66,7 @@ impl NetStart<'_> {
         }
     }
 
-    /// Sorts the driver's queues by pair. The control queue follows the last pair that the driver knows of
+    /// Sorts the driver's queues by pair. The control queue follows the last pair that the driver uses
     /// (`virtio 1.4 §5.1.2`). A pair without an enabled queue has no worker.
     pub(crate) fn pairs_to_run(&self, backend: &Tap) -> io::Result<Vec<Pair>> {
         let count = self.pairs;
@@ -131,7 +131,7 @@ impl NetStart<'_> {
         Ok(Worker::new(queues, kick, stop, thread))
     }
 
-    /// The one worker of a backend that runs the queues itself.
+    /// Starts the single worker of a backend that runs the queues itself.
     fn start_runner(&self, ability: &Ability, backend: &SharedRunner) -> io::Result<Worker> {
         let control = 2 * self.pairs;
         // Without VIRTIO_NET_F_CTRL_VQ there is no control queue, whatever the driver enables.
@@ -146,7 +146,7 @@ impl NetStart<'_> {
             BackendKind::VhostNet => WorkerKind::VhostNet,
             BackendKind::VhostUser => WorkerKind::VhostUser,
             BackendKind::Vdpa => WorkerKind::Vdpa,
-            // Their frames are moved here, by no runner, or there is none.
+            // This process moves their frames without a runner, or there is no backend.
             BackendKind::Absent => WorkerKind::Absent,
             BackendKind::Tap | BackendKind::Switch => WorkerKind::Net,
         };

@@ -1,4 +1,4 @@
-//! What a NIC's workers share with each other and with the device.
+//! The state that a NIC's workers share with each other and with the device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use super::link::Link;
 use crate::net_protocol::Offloads;
 use crate::runner::Progress;
 
-/// What the driver changes while the queues run. A reset of the device makes a new one: a worker that is still ending
-/// changes one that is no longer used.
+/// The state that the driver changes while the queues run. A reset of the device creates a new one: a worker that is
+/// still exiting changes one that is no longer used.
 #[derive(Debug)]
 pub(crate) struct NetState {
     mac: AtomicU64,
@@ -20,15 +20,15 @@ pub(crate) struct NetState {
     offloads: AtomicU32,
     link: Arc<Link>,
     generation: AtomicU8,
-    /// The driver is to announce its addresses.
+    /// The driver must announce its addresses.
     announce: AtomicBool,
-    /// Its addresses are to be announced for the driver.
+    /// The worker must announce the addresses for the driver.
     rarp: AtomicBool,
     progress: Progress,
 }
 
 impl NetState {
-    /// The state of power-on, with a configuration that the driver has to read again.
+    /// The power-on state, with a generation of the configuration.
     pub(crate) fn new(mac: Mac, link_up: bool, generation: u8) -> Self {
         Self {
             mac: AtomicU64::new(pack(mac)),
@@ -43,18 +43,18 @@ impl NetState {
         }
     }
 
-    /// The state that `self` is with another receive filter, whose address is the NIC's.
+    /// Replaces the receive filter, whose address becomes the NIC's.
     pub(crate) fn with_filter(self, filter: Filter) -> Self {
         let mac = AtomicU64::new(pack(filter.mac));
         Self { mac, filter: ArcSwap::from_pointee(filter), ..self }
     }
 
-    /// The state that `self` is with the link of another one, which stays as it is.
+    /// Replaces the link by that of another state.
     pub(crate) fn with_link(self, link: &Arc<Link>) -> Self {
         Self { link: Arc::clone(link), ..self }
     }
 
-    /// The state that `self` is, with or without an announcement that the driver is asked for.
+    /// Sets or clears the request for an announcement by the driver.
     pub(crate) fn with_announce(self, announce: bool) -> Self {
         Self { announce: AtomicBool::new(announce), ..self }
     }
@@ -65,14 +65,14 @@ impl NetState {
         mac
     }
 
-    /// Changes the NIC's address, and with it what it receives.
+    /// Changes the NIC's address, and its receive filter with it.
     pub(crate) fn set_mac(&self, mac: Mac) {
         self.mac.store(pack(mac), Ordering::Relaxed);
         self.change_filter(|filter| filter.mac = mac);
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// The receive filter as it is now.
+    /// The current receive filter.
     pub(crate) fn filter(&self) -> Guard<Arc<Filter>> {
         self.filter.load()
     }
@@ -96,13 +96,13 @@ impl NetState {
         self.active_pairs.store(pairs, Ordering::Release);
     }
 
-    /// The offloaded frames that the driver takes now.
+    /// The offloaded frames that the driver currently accepts.
     pub(crate) fn offloads(&self) -> Offloads {
         Offloads::from_bits_truncate(self.offloads.load(Ordering::Relaxed))
     }
 
-    /// Changes the offloaded frames that the driver takes: at its first start what it negotiated, then what it
-    /// commands.
+    /// Changes the offloaded frames that the driver accepts: those that it negotiated at its first start, then those
+    /// that it sets by commands.
     pub(crate) fn set_offloads(&self, offloads: Offloads) {
         self.offloads.store(offloads.bits(), Ordering::Relaxed);
     }
@@ -112,12 +112,12 @@ impl NetState {
         &self.link
     }
 
-    /// Whether the link is up.
+    /// True if the link is up.
     pub(crate) fn link_up(&self) -> bool {
         self.link.is_up()
     }
 
-    /// Changes the link, as [`Link::set`] does. Returns whether that is a change.
+    /// Changes the link, as [`Link::set`] does. Returns true if that is a change.
     pub(crate) fn set_link_up(&self, up: bool) -> bool {
         let changed = self.link.set(up);
         if changed {
@@ -126,7 +126,7 @@ impl NetState {
         changed
     }
 
-    /// Keeps the link down, or no longer, as [`Link::hold`] does. Returns whether that is a change.
+    /// Keeps the link down, or no longer, as [`Link::hold`] does. Returns true if that is a change.
     pub(crate) fn hold_link(&self, held: bool) -> bool {
         let changed = self.link.hold(held);
         if changed {
@@ -145,34 +145,34 @@ impl NetState {
         changed
     }
 
-    /// Whether the driver is to announce its addresses.
+    /// True if the driver must announce its addresses.
     pub(crate) fn announces(&self) -> bool {
         self.announce.load(Ordering::Acquire)
     }
 
-    /// Asks the driver to announce its addresses, or notes that it has.
+    /// Requests an announcement by the driver, or records that it was made.
     pub(crate) fn set_announce(&self, wanted: bool) {
         if self.announce.swap(wanted, Ordering::AcqRel) != wanted {
             self.changed();
         }
     }
 
-    /// Has the worker announce the addresses for the driver.
+    /// Makes the worker announce the addresses for the driver.
     pub(crate) fn ask_rarp(&self) {
         self.rarp.store(true, Ordering::Release);
     }
 
-    /// Whether the addresses are to be announced, which the caller does, once.
+    /// True once after [`Self::ask_rarp`]: the caller makes the announcement.
     pub(crate) fn take_rarp(&self) -> bool {
         self.rarp.load(Ordering::Relaxed) && self.rarp.swap(false, Ordering::AcqRel)
     }
 
-    /// Something that the driver reads in the configuration has changed elsewhere.
+    /// Records that a field of the configuration has changed outside this state.
     pub(crate) fn changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// How far the queues have come on a backend that runs them itself.
+    /// The progress of the queues on a backend that runs them itself.
     pub(crate) fn progress(&self) -> &Progress {
         &self.progress
     }

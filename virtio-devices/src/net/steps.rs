@@ -32,7 +32,7 @@ enum Kind<'q> {
     Control(Control<'q>),
 }
 
-/// What a step ended with.
+/// The outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// There may be more to do.
@@ -45,7 +45,7 @@ pub enum Step {
     Broken,
 }
 
-/// A device whose queue is run step by step.
+/// A device with a queue that is run step by step.
 pub trait Stepped {
     /// The queue.
     type Queue<'q>;
@@ -53,14 +53,14 @@ pub trait Stepped {
     /// The queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.
     fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<Self::Queue<'q>>;
 
-    /// Does what a worker does in one turn of its loop.
+    /// Does the work of one turn of a worker.
     fn step(&mut self, queue: &mut Self::Queue<'_>) -> Step;
 
-    /// Whether the driver was interrupted since the last call.
+    /// True if the driver was interrupted since the last call.
     fn take_interrupt(&self) -> bool;
 }
 
-/// What the queues of a NIC have in common, in its state of power-on.
+/// The common data of a NIC's queues, in the power-on state.
 pub struct NetSteps {
     memory: DmaView,
     backend: Tap,
@@ -75,7 +75,7 @@ pub struct NetSteps {
 
 impl NetSteps {
     /// A NIC with the address `mac`, whose driver negotiated `features`. Frames are read from and written to `backend`,
-    /// one with each system call.
+    /// one per system call.
     pub fn new(memory: GuestMap, backend: OwnedFd, mac: [u8; 6], features: u64) -> Self {
         let state = NetState::new(mac, true, 0);
         if has(features, VIRTIO_NET_F_CTRL_VLAN) {
@@ -103,17 +103,17 @@ impl NetSteps {
         Some(StepQueue(Kind::Receive(Receive::new(self.ring(0, queue)?, self.features, Spill::new(MAX_READ).ok()?))))
     }
 
-    /// As [`Self::receive`], a transmit queue.
+    /// As [`Self::receive`], for a transmit queue.
     pub fn transmit<'q>(&self, queue: &'q SharedQueue) -> Option<StepQueue<'q>> {
         Some(StepQueue(Kind::Transmit(Transmit::new(self.ring(1, queue)?, self.features))))
     }
 
-    /// As [`Self::receive`], the control queue of a NIC with so many pairs of queues.
+    /// As [`Self::receive`], for the control queue of a NIC with `pairs` pairs of queues.
     pub fn control<'q>(&self, queue: &'q SharedQueue, pairs: u16) -> Option<StepQueue<'q>> {
         Some(StepQueue(Kind::Control(Control::new(self.ring(2, queue)?, self.features, pairs, Vec::new()))))
     }
 
-    /// Does what a worker does in one turn of its loop.
+    /// Does the work of one turn of a worker.
     pub fn step(&mut self, queue: &mut StepQueue<'_>) -> Step {
         let Self { memory, backend, state, policy, tally, counters, failures, interrupts, features: _ } = self;
         let Some(tap) = backend.queues().first().map(|tap| tap.lock()) else { return Step::Broken };
@@ -139,14 +139,14 @@ impl NetSteps {
         self.counters.get(counter)
     }
 
-    /// Whether the driver was interrupted since the last call.
+    /// True if the driver was interrupted since the last call.
     pub fn take_interrupt(&self) -> bool {
         self.interrupts.take_isr() != 0
     }
 
-    /// Has frames checked by `policy` from the next step on.
+    /// Checks frames by `policy` from the next step on.
     pub fn set_policy(&self, policy: Policy) {
-        // No batch is on its way between steps.
+        // No batch is in progress between steps.
         drop(self.policy.replace(policy, RateLimits::default()));
     }
 
@@ -155,7 +155,7 @@ impl NetSteps {
         self.state.set_link_up(up);
     }
 
-    /// Has the NIC receive every frame, or only those that the filter wants.
+    /// Makes the NIC receive every frame, or only those that the filter accepts.
     pub fn set_promiscuous(&self, on: bool) {
         self.state.change_filter(|filter| filter.set_mode(Mode::Promiscuous, on));
     }
@@ -170,7 +170,7 @@ impl NetSteps {
         self.state.active_pairs()
     }
 
-    /// True if the driver wants a frame that begins so.
+    /// True if the receive filter accepts a frame that begins so.
     pub fn wants(&self, front: &[u8; 16]) -> bool {
         let mut head = [0; HEAD];
         head[..front.len()].copy_from_slice(front);
@@ -179,7 +179,7 @@ impl NetSteps {
 }
 
 impl StepQueue<'_> {
-    /// Whether it is a receive queue with a frame that waits for further buffers.
+    /// True if it is a receive queue with a frame that waits for further buffers.
     pub fn has_waiting(&self) -> bool {
         matches!(&self.0, Kind::Receive(receive) if receive.has_waiting())
     }

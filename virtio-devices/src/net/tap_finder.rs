@@ -1,4 +1,4 @@
-//! The search for a new tap in the place of one that was deleted.
+//! The search for a new tap to replace a deleted one.
 
 use std::io;
 use std::sync::Arc;
@@ -26,11 +26,11 @@ struct Cancel {
 
 impl TapFinder {
     /// Starts the thread `name`, which tries at once and then each second, and calls `found` once, unless it is
-    /// cancelled before. It calls `refused` with the first reason why a tap that is there cannot be opened.
+    /// cancelled before. It calls `refused` with the first reason why an existing tap cannot be opened.
     ///
     /// # Errors
     ///
-    /// When the host has no thread left.
+    /// Fails if the host has no thread left.
     pub(crate) fn start(
         name: String,
         search: TapSearch,
@@ -60,7 +60,7 @@ impl Cancel {
             drop(cancelled);
             match search.open() {
                 Ok(tap) => return Some(tap),
-                // There is none, or one that was deleted meanwhile.
+                // There is none, or one that was deleted in the meantime.
                 Err(TapError::Gone(_) | TapError::NoRightToCreate(_)) => {}
                 Err(error) => refused.take().into_iter().for_each(|refused| refused(&error)),
             }
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_tap_that_cannot_be_opened_is_reported_and_one_that_is_missing_not() {
         crate::net::testing::namespace::enter();
-        // An interface that exists everywhere, and is no tap.
+        // An interface that exists everywhere, and is not a tap.
         for (name, is_there) in [("lo", true), ("missing0", false)] {
             let spec =
                 TapSpec { name: Some(name.into()), ip: None, mask: None, host_mac: None, mtu: None, queue_pairs: 1 };

@@ -1,7 +1,7 @@
-//! The end of a tap whose frames this program moves, as the first pair's worker notices it.
+//! The detection of a deleted tap, whose frames this program moves, by the first pair's worker.
 //!
-//! The kernel reports the deletion of a tap by an error event of its descriptors, and that of a macvtap only to a
-//! question. So the worker looks when there is an event, and every two seconds.
+//! The kernel reports the deletion of a tap by an error event of its descriptors, and that of a macvtap only on
+//! request. So the worker checks the tap on an event, and every two seconds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::backend::{Health, Successor, TapError, TapQueue, TapSearch};
 use crate::clock;
 use crate::worker::thread_name;
 
-/// How often a tap is looked at.
+/// The interval at which a tap is checked.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// The parts that the loss of a tap concerns.
@@ -24,9 +24,9 @@ pub(crate) struct TapEnd {
     pub id: String,
     /// The search for a new tap of the same name.
     pub search: TapSearch,
-    /// The tap that is found.
+    /// The handover of the new tap.
     pub successor: Arc<Successor>,
-    /// True as long as the tap is there.
+    /// The state of the backend, which is lost while there is no tap.
     pub health: Arc<Health>,
     /// Wakes the worker.
     pub kick: Arc<EventFd>,
@@ -35,29 +35,29 @@ pub(crate) struct TapEnd {
 /// A watch of the tap, during a run of the worker.
 pub(crate) struct TapWatch<'e> {
     end: &'e TapEnd,
-    /// When to look again.
+    /// The time of the next check.
     next: Instant,
     finder: Option<TapFinder>,
 }
 
 impl<'e> TapWatch<'e> {
-    /// Looks at once.
+    /// A watch that is due at once.
     pub(crate) fn new(end: &'e TapEnd) -> Self {
         Self { end, next: clock::now(), finder: None }
     }
 
-    /// How long until the next look.
+    /// The time until the next check.
     pub(crate) fn wait(&self) -> Duration {
         self.next.saturating_duration_since(clock::now())
     }
 
-    /// Looks at the next opportunity.
+    /// Makes the next check due at once.
     pub(crate) fn hurry(&mut self) {
         self.next = clock::now();
     }
 
-    /// Looks at `tap`, if it is time, and follows its loss and return. Returns true if it is back. Called without a
-    /// batch of frames.
+    /// Checks `tap`, if it is time, and handles its loss and return. Returns true if it is back. Called outside a batch
+    /// of frames.
     pub(crate) fn look(&mut self, tap: &mut TapQueue, shared: &Shared) -> bool {
         let is_due = self.wait().is_zero();
         if is_due {
@@ -86,7 +86,7 @@ impl<'e> TapWatch<'e> {
         if shared.state.lose_link(true) {
             shared.interrupts.signal_config();
         }
-        // One that has found this tap has ended.
+        // A finder that has found this tap has ended.
         self.finder = None;
         if health.set_lost(true) {
             let (name, losses) = (&search.name, health.losses());
@@ -102,7 +102,7 @@ impl<'e> TapWatch<'e> {
         self.search();
     }
 
-    /// Begins to search for a new tap, unless that goes on already, or there cannot be one.
+    /// Begins to search for a new tap, unless a search is running already, or there cannot be one.
     fn search(&mut self) {
         let TapEnd { id, search, successor, health, kick } = self.end;
         if self.finder.is_some() || search.spec.is_none() {
@@ -111,7 +111,7 @@ impl<'e> TapWatch<'e> {
         let (successor, kick) = (Arc::clone(successor), Arc::clone(kick));
         let (name, health, owner) = (search.name.clone(), Arc::clone(health), id.clone());
         let refused = move |error: &TapError| {
-            // A guest can have the search begin again.
+            // A guest can cause the search to begin again.
             if health.note_search() && health.losses().is_power_of_two() {
                 warn!("{owner}: {name} is there again, and is tried each second until it can be opened: {error}");
             }
@@ -122,7 +122,7 @@ impl<'e> TapWatch<'e> {
             let _ = kick.write(1);
         };
         let finder = TapFinder::start(thread_name(id, "tap", 0), search.clone(), refused, found);
-        // Without a thread it is tried again at the next look.
+        // Without a thread, the next check tries again.
         self.finder = finder.inspect_err(|error| debug!("{id}: no thread to search for its tap: {error}")).ok();
     }
 
@@ -171,7 +171,7 @@ mod tests {
         };
         let mut queue = tap.queues()[0].lock();
         let mut watch = TapWatch::new(&end);
-        // What the worker does when the search is over: the tap is there again.
+        // Does the worker's part at the end of the search: the tap exists again.
         let take = |queue: &mut TapQueue| {
             eventually("the end of the search", || end.kick.read().is_ok());
             queue.replace_by(end.successor.take(0).unwrap());

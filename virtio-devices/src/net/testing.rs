@@ -1,4 +1,4 @@
-//! Devices and their parts, with a socket pair in a tap's place.
+//! Devices and their parts, with a socket pair in place of a tap.
 
 mod driver;
 #[path = "../../../tests/fixtures/src/namespace.rs"]
@@ -31,7 +31,7 @@ pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// A backend and what workers share, for queues that are run step by step, without a thread.
+/// A backend and the data that workers share, for queues that are run step by step, without a thread.
 pub(crate) struct Rig {
     pub memory: GuestMap,
     tap: Tap,
@@ -50,7 +50,7 @@ impl Rig {
         Self::over(near, peer)
     }
 
-    /// With `backend` in a tap's place, and `peer` at its other end.
+    /// A rig with `backend` in place of a tap, and `peer` at its other end.
     pub(crate) fn over(backend: OwnedFd, peer: OwnedFd) -> Self {
         let interrupts = Interrupts::new(8, 8);
         (0..8).for_each(|queue| interrupts.set_queue_vector(queue, queue));
@@ -67,7 +67,7 @@ impl Rig {
         }
     }
 
-    /// Runs `step`, and publishes what it counted.
+    /// Runs `step`, and publishes its counts.
     pub(crate) fn pass<T>(&mut self, step: impl FnOnce(&mut Pass<'_>) -> T) -> T {
         let Self { memory, tap, state, policy, tally, counters, failures, interrupts, .. } = self;
         let backend: &TapQueue = &tap.queues()[0].lock();
@@ -96,13 +96,13 @@ impl Rig {
 }
 
 impl Net {
-    /// Takes what its driver may send, as if it had sent so much.
+    /// Charges the transmit limit, as if this many bytes had been sent.
     pub(crate) fn use_up(&self, bytes: usize) {
         self.policy.load().transmit.take(bytes, 1);
     }
 }
 
-/// Memory for what exceeds the driver's buffers.
+/// Memory for bytes beyond the driver's buffers.
 pub(crate) fn spill() -> Spill {
     Spill::new(MAX_READ).unwrap()
 }
@@ -111,7 +111,7 @@ pub(crate) fn nonzero(counters: &NetCounters) -> Vec<(Counter, u64)> {
     Counter::ALL.iter().map(|counter| (*counter, counters.get(*counter))).filter(|(_, count)| *count != 0).collect()
 }
 
-/// Keeps what is logged.
+/// A log that keeps its lines.
 struct Recorder(Mutex<Vec<String>>);
 
 static RECORDER: Recorder = Recorder(Mutex::new(Vec::new()));
@@ -128,14 +128,14 @@ impl log::Log for Recorder {
     fn flush(&self) {}
 }
 
-/// Has logs recorded from now on, at the level `info`.
+/// Starts recording logs at the level `info`.
 pub(crate) fn record_log() {
     // Another test may have been the first.
     let _ = log::set_logger(&RECORDER);
     log::set_max_level(log::LevelFilter::Info);
 }
 
-/// What was logged of the NIC `id`.
+/// The recorded log of the NIC `id`.
 pub(crate) fn logged(id: &str) -> Vec<String> {
     let lines = RECORDER.0.lock();
     lines.iter().filter(|line| line.starts_with(&format!("{id}: "))).cloned().collect()
@@ -149,7 +149,7 @@ pub(crate) fn receive(peer: &impl AsFd) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// Gives the device a frame, with its header.
+/// Sends the device a frame, with its header.
 pub(crate) fn send(peer: &impl AsFd, data: &[u8]) {
     assert_eq!(rustix::io::write(peer, data).unwrap(), data.len());
 }
@@ -176,7 +176,7 @@ impl Guest {
         guest
     }
 
-    /// A NIC over `backend`, which has no peers that this side knows of.
+    /// A NIC over `backend`, without peers on this side.
     pub(crate) fn over(spec: NetSpec, backend: impl Into<Backend>) -> Self {
         Self::in_memory(spec, backend, memory())
     }
@@ -193,7 +193,7 @@ impl Guest {
         Self { net, queues, peers: Vec::new(), interrupts, workers: Vec::new(), memory: Memory::new(map) }
     }
 
-    /// Starts the queues, and waits until frames are no longer from before that.
+    /// Starts the queues, and waits until frames no longer count as stale.
     pub(crate) fn start(&mut self, features: u64) {
         let stale = self.count(Counter::RxStale);
         if self.net.fresh {
@@ -205,7 +205,7 @@ impl Guest {
         eventually("the start", || !fresh || self.count(Counter::RxStale) == stale + receiving);
     }
 
-    /// Whether the device has read all frames that it was given.
+    /// True if the device has read all frames that it was sent.
     pub(crate) fn is_drained(&self, pair: usize) -> bool {
         let mut queued: libc::c_int = 0;
         let fd = self.peers[pair].as_fd().as_raw_fd();
@@ -220,12 +220,12 @@ impl Guest {
         self.workers = self.net.start(start).unwrap();
     }
 
-    /// What the workers of a start share.
+    /// The data that the workers of a start share.
     pub(crate) fn shared(&self) -> Arc<Shared> {
         self.net.starting(&self.to_start(0)).shared()
     }
 
-    /// What the queues are started with.
+    /// The parameters of a start.
     pub(crate) fn to_start(&self, features: u64) -> Start {
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
         Start { memory: self.memory.clone().into(), features, queues, interrupts: Arc::clone(&self.interrupts) }

@@ -32,7 +32,7 @@ impl<'q> Transmit<'q> {
         Self { ring, features, storage: Storage::default(), used: Vec::with_capacity(BATCH) }
     }
 
-    /// Sends what the driver has made available and the limits let through, up to [`BATCH`] frames.
+    /// Sends available frames within the limits, up to [`BATCH`].
     ///
     /// A frame that cannot be sent is dropped and counted, also when the backend's buffer is full: a tap accepts as
     /// much as memory allows unless its owner has limited it, and waiting would let one slow receiver hold up all
@@ -64,7 +64,7 @@ impl<'q> Transmit<'q> {
                     Counter::TxFrames
                 }
                 Err(reason) => {
-                    // What is dropped took time as well.
+                    // A dropped frame took time as well.
                     policy.transmit.take(0, 1);
                     pass.policy.note(reason);
                     reason
@@ -108,7 +108,7 @@ impl<'q> Transmit<'q> {
         let bytes = appended.map_or(0, |extent| extent.bytes.min(MAX_FRAME));
         *spent += bytes + walk::price(iovecs.take_walked(), bytes, memory);
         let extent = appended.map_err(|_| Counter::TxBadChains)?;
-        // The header is checked and sent as a copy: what the guest writes to it afterwards changes nothing.
+        // The header is checked and sent as a copy: later writes of the guest change nothing.
         let mut header = [0; HEADER];
         if !iovecs.take_front(&mut header) {
             return Err(Counter::TxTooShort);
@@ -121,7 +121,7 @@ impl<'q> Transmit<'q> {
             return Err(Counter::TxTooLong);
         }
         let header = header::check(header, len, features).map_err(|_| Counter::TxBadHeaders)?;
-        // One frame is no debt of seconds, which its guest's other frames would have to wait for.
+        // A single frame must not cause a debt of seconds, for which the guest's other frames would have to wait.
         let packets = header::packets(&header, len);
         if packets > MAX_PACKETS && policy.transmit.counts_packets() {
             return Err(Counter::TxBadHeaders);
@@ -141,16 +141,15 @@ impl<'q> Transmit<'q> {
     }
 }
 
-/// The header of a frame and its first bytes, as they were checked: what the guest writes to them afterwards changes
-/// nothing.
+/// The header of a frame and its first bytes, as they were checked: later writes of the guest change nothing.
 struct Front {
     bytes: [u8; HEADER + NEW_HEAD],
     len: usize,
 }
 
 impl Front {
-    /// Takes the first bytes off the frame of `len` bytes in `iovecs`, and makes of them and of `header` what `policy`
-    /// lets through; or the reason why the frame is dropped.
+    /// Takes the first bytes off the frame of `len` bytes in `iovecs`, and applies `policy` to them and to `header`; or
+    /// returns the reason why the frame is dropped.
     fn checked(
         iovecs: &mut IoVecs<'_, '_>,
         len: usize,
@@ -188,12 +187,12 @@ impl Front {
     }
 }
 
-/// Why the backend did not take a frame. If it fails, that is recorded in `failures`.
+/// The reason why the backend did not accept a frame. Failures of the backend are recorded in `failures`.
 pub(crate) fn reason(error: &io::Error, failures: &Failures) -> Counter {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => return Counter::TxBackendFull,
         Some(libc::EINVAL | libc::EMSGSIZE | libc::E2BIG) => return Counter::TxBackendRefused,
-        // A tap that was deleted is lost, and reported as that.
+        // A deleted tap is lost, and reported as such.
         Some(libc::EBADFD) => {}
         _ => failures.failed(Asked::Write, error),
     }

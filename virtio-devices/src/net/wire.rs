@@ -1,15 +1,15 @@
-//! What carries a NIC's frames: a tap, a queue runner, the port of a switch, or nothing while that is missing.
+//! The backend of a NIC: a tap, a queue runner, the port of a switch, or none while it is missing.
 
 use super::carrier::PortHandle;
 use crate::backend::{Absent, QueueRunner, Tap, Vdpa, VhostNet, VhostUser};
 
 /// A NIC's backend.
 pub enum Backend {
-    /// A tap, whose frames the NIC's own workers carry.
+    /// A tap, whose frames the NIC's own workers move.
     Tap(Tap),
-    /// One that runs the NIC's queues by itself.
+    /// A backend that runs the NIC's queues itself.
     Runner(Box<dyn QueueRunner>),
-    /// The port of a switch, whose workers carry the frames of all its ports.
+    /// The port of a switch, whose workers move the frames of all its ports.
     Switch(PortHandle),
     /// None: it is missing.
     Absent(Absent),

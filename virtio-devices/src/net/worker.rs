@@ -26,30 +26,30 @@ use crate::worker::own;
 
 /// A queue pair, and the control queue with the first.
 pub(crate) struct Pair {
-    /// Its number.
+    /// The number of the pair.
     pub index: u16,
-    /// Its queues, if the driver enabled them.
+    /// The receive queue, if the driver enabled it.
     pub receive: Option<(u16, SharedQueue)>,
-    /// See [`Self::receive`].
+    /// The transmit queue, if the driver enabled it.
     pub transmit: Option<(u16, SharedQueue)>,
-    /// See [`Self::receive`].
+    /// The control queue, if the driver enabled it.
     pub control: Option<(u16, SharedQueue)>,
-    /// Its queue of the backend.
+    /// The pair's queue of the backend.
     pub tap: Arc<Mutex<TapQueue>>,
-    /// Where it finds that of a new tap, when the old one was deleted.
+    /// The handover of a new tap's queue, after the old tap was deleted.
     pub successor: Arc<Successor>,
-    /// What the loss of the tap concerns; only the first has it.
+    /// The data for handling the loss of the tap; only the first pair has it.
     pub end: Option<TapEnd>,
-    /// Wakes it.
+    /// Wakes the worker.
     pub kick: Arc<EventFd>,
-    /// Stops it.
+    /// Stops the worker.
     pub stop: Arc<AtomicBool>,
-    /// What wakes the other pairs' workers; only the first has any.
+    /// The events that wake the other pairs' workers; only the first pair has any.
     pub peers: Vec<Arc<EventFd>>,
 }
 
 impl Pair {
-    /// Runs the queues until told to stop. First waits until all workers are spawned and its predecessor has ended.
+    /// Runs the queues until it must stop. First waits until all workers are spawned and its predecessor has ended.
     pub(crate) fn run(self, shared: &Shared) {
         if !*shared.complete.lock() {
             return;
@@ -61,7 +61,7 @@ impl Pair {
         if self.index == 0 {
             set_offloads(&tap, shared.state.offloads());
         }
-        // Only now: an older segment may be of a kind that this driver does not take.
+        // Dropped only now: an older segment may be of a kind that this driver does not accept.
         if shared.fresh && queues.receive.is_some() {
             tap.follow_link(shared.state.link().changes());
             tally.add(Counter::RxStale, tap.discard_stale());
@@ -116,14 +116,14 @@ impl Pair {
             tap.keep_spill(receive.into_spill());
         }
         tally.flush(&shared.counters);
-        // The first queue stays, so that the tap keeps its carrier.
+        // The first queue stays attached, so that the tap keeps its carrier.
         if self.index > 0 {
             let _ = tap.set_attached(false);
         }
     }
 
-    /// Locks the tap's queue. `None` if told to stop meanwhile: a successor may have locked it first, and a vCPU that
-    /// waits for this worker to end must not wait for the successor.
+    /// Locks the tap's queue. `None` if the worker must stop in the meantime: a successor may have locked it first, and
+    /// a vCPU that waits for this worker to end must not wait for the successor.
     fn own_tap(&self) -> Option<MutexGuard<'_, TapQueue>> {
         own(&self.tap, &self.stop)
     }
@@ -132,7 +132,7 @@ impl Pair {
     fn open(&self, tap: &mut TapQueue, shared: &Shared, tally: &mut Tally) -> Queues<'_> {
         let features = shared.features;
         let receive = ring(&self.receive, shared, tally).and_then(|ring| {
-            // Without memory the driver has to try again later.
+            // Without memory, the driver must try again later.
             let spill = tap.take_spill().inspect_err(|_| give_up(tally, &shared.interrupts)).ok()?;
             Some((Receive::new(ring, features, spill), Next::More))
         });
@@ -144,14 +144,14 @@ impl Pair {
         }
     }
 
-    /// Goes on with the queue of a new tap, if there is one.
+    /// Continues with the queue of a new tap, if there is one.
     fn take_successor(&self, tap: &mut TapQueue) {
         if let Some(new) = self.successor.take(self.index) {
             tap.replace_by(new);
         }
     }
 
-    /// Has the other pairs' workers look at their queues of a new tap.
+    /// Wakes the other pairs' workers for their queues of a new tap.
     fn wake_peers(&self) {
         // A full counter has woken a worker already.
         self.peers.iter().for_each(|peer| drop(peer.write(1)));
@@ -159,14 +159,14 @@ impl Pair {
 
     /// Attaches the backend's queue if the driver uses this pair, and detaches it if not.
     fn follow_active_pairs(&self, tap: &mut TapQueue, shared: &Shared) {
-        // This also fails if the tap is gone, which the receive queue then finds out.
+        // This also fails if the tap was deleted, which the receive queue then detects.
         let _ = tap.set_attached(self.index < shared.state.active_pairs());
     }
 
-    /// Waits for a doorbell, a stop, or a frame if `frame`, and no longer than `limit`. Also returns true if the tap
-    /// reports an error.
+    /// Waits for a doorbell, a stop, or a frame if `frame`, at most for `limit`. Also returns true if the tap reports
+    /// an error.
     fn wait(&self, tap: &TapQueue, frame: bool, limit: Option<Duration>, tally: &mut Tally) -> (Wakeup, bool) {
-        // Without end is what is too long for the kernel.
+        // A time that is too long for the kernel counts as infinite.
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let frame = frame && tap.attached();
         let kick = borrow(&self.kick);
@@ -189,7 +189,7 @@ impl Pair {
 /// earlier driver must not stay in force.
 fn set_offloads(tap: &TapQueue, offloads: Offloads) {
     if tap.set_offloads(offloads).is_err() {
-        // A tap that refuses this, too, is gone.
+        // A tap that refuses this, too, was deleted.
         let _ = tap.set_offloads(Offloads::empty());
     }
 }
@@ -203,13 +203,13 @@ fn ring<'q>(queue: &'q Option<(u16, SharedQueue)>, shared: &Shared, tally: &mut 
         .ok()
 }
 
-/// What woke the worker.
+/// The reasons why the worker woke up.
 struct Wakeup {
     kicked: bool,
     frame: bool,
 }
 
-/// The queues that a worker runs, and what the receive queue waits for. A queue that was given up is `None`.
+/// The queues that a worker runs, and the events that they wait for. A queue that was given up is `None`.
 struct Queues<'q> {
     receive: Option<(Receive<'q>, Next)>,
     transmit: Option<(Transmit<'q>, Next)>,
@@ -221,7 +221,7 @@ impl Queues<'_> {
         matches!(self.receive, Some((_, Next::Frame | Next::More)))
     }
 
-    /// The least time that a queue has to wait for its limit.
+    /// The least time that a queue must wait for its limit.
     fn limited_for(&self) -> Option<Duration> {
         let next = [self.receive.as_ref().map(|(_, next)| *next), self.transmit.as_ref().map(|(_, next)| *next)];
         let limits = next.into_iter().flatten().filter_map(|next| match next {
@@ -231,7 +231,7 @@ impl Queues<'_> {
         limits.min()
     }
 
-    /// Runs the queues that may have work. Returns whether there is more to do.
+    /// Runs the queues that may have work. Returns true if there is more to do.
     fn run(&mut self, wakeup: &Wakeup, pass: &mut Pass<'_>) -> bool {
         let mut busy = false;
         if wakeup.kicked || matches!(self.transmit, Some((_, Next::Limited(_)))) {

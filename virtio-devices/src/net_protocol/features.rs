@@ -1,4 +1,4 @@
-//! Feature bits (`virtio 1.4 §5.1.3`, §6): which are offered, and what negotiated bits mean to the backend.
+//! Feature bits (`virtio 1.4 §5.1.3`, §6): the bits offered, and the offloads that negotiated bits stand for.
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::*;
@@ -24,9 +24,9 @@ const ALWAYS: &[u32] = &[
     VIRTIO_NET_F_SPEED_DUPLEX,
 ];
 
-/// Features that need another (`virtio 1.4 §5.1.3.1`): those that are of no use without the control queue. Who runs the
-/// queues may refuse them otherwise. Of offloads it is not asked: some drivers take segments without checksums, and all
-/// goes well.
+/// Pairs of a feature and the feature that it requires (`virtio 1.4 §5.1.3.1`): here, those that are of no use without
+/// the control queue, since a backend that runs the queues may refuse them otherwise. Requirements among offloads are
+/// not enforced: some drivers accept segments without checksums, and that works.
 pub(crate) const REQUIREMENTS: &[(u32, u32)] = &[
     (VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VQ),
     (VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ),
@@ -35,8 +35,8 @@ pub(crate) const REQUIREMENTS: &[(u32, u32)] = &[
     (VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_CTRL_VQ),
 ];
 
-/// Each feature that lets the device send offloaded frames to the driver, the one for the other direction, and what the
-/// backend must know of it (`virtio 1.4 §5.1.6.5.6.1` uses the same bits).
+/// For each offload: the feature that lets the device send such frames to the driver, the feature for the other
+/// direction, and the backend's flag (`virtio 1.4 §5.1.6.5.6.1` uses the same bits).
 const OFFLOADS: &[(u32, u32, Offloads)] = &[
     (VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_CSUM, Offloads::CHECKSUM),
     (VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_HOST_TSO4, Offloads::TSO4),
@@ -47,8 +47,8 @@ const OFFLOADS: &[(u32, u32, Offloads)] = &[
     (VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_USO, Offloads::USO6),
 ];
 
-/// The bits that a NIC offers with these offloads. `mtu` and `multi_queue` say whether it knows its MTU and has several
-/// pairs.
+/// Returns the bits that a NIC with these offloads offers. `mtu` is true if its MTU is known, and `multi_queue` if it
+/// has several pairs.
 pub(crate) fn offered(offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
     let always = bits(ALWAYS);
     always | offload_features(offloads) | u64::from(mtu) << VIRTIO_NET_F_MTU | u64::from(multi_queue) << VIRTIO_NET_F_MQ
@@ -57,7 +57,7 @@ pub(crate) fn offered(offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
 /// The bits about rings and frames, which the backend must support if it runs the queues.
 const DATA: &[u32] =
     &[VIRTIO_F_VERSION_1, VIRTIO_RING_F_INDIRECT_DESC, VIRTIO_RING_F_EVENT_IDX, VIRTIO_NET_F_MRG_RXBUF];
-/// The commands of the control queue but for those about offloads and pairs.
+/// The commands of the control queue, except those about offloads and pairs.
 const COMMANDS: &[u32] = &[
     VIRTIO_NET_F_CTRL_RX,
     VIRTIO_NET_F_CTRL_RX_EXTRA,
@@ -66,11 +66,11 @@ const COMMANDS: &[u32] = &[
     VIRTIO_NET_F_GUEST_ANNOUNCE,
 ];
 
-/// As [`offered`], over a backend that runs the queues and can do `able`.
+/// As [`offered`], over a backend that runs the queues and supports `able`.
 pub(crate) fn offered_by(able: u64, offloads: Offloads, mtu: bool, multi_queue: bool) -> u64 {
     let data = bits(DATA);
     let wanted_offloads = offload_features(offloads) & !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS);
-    // What a segment needs may be what the backend lacks (`virtio 1.4 §5.1.3.1`).
+    // The backend may lack a feature that a segmentation feature requires (`virtio 1.4 §5.1.3.1`).
     let mut taken = able & (data | wanted_offloads);
     if !has(taken, VIRTIO_NET_F_CSUM) {
         taken &= !(1 << VIRTIO_NET_F_HOST_TSO4 | 1 << VIRTIO_NET_F_HOST_TSO6 | 1 << VIRTIO_NET_F_HOST_ECN);
@@ -89,7 +89,7 @@ pub(crate) fn offered_by(able: u64, offloads: Offloads, mtu: bool, multi_queue: 
     taken | commands | control | own | u64::from(mtu) << VIRTIO_NET_F_MTU
 }
 
-/// The bits that stand for `offloads`, in both directions, and for their switch.
+/// Returns the bits that stand for `offloads`, in both directions, and for the command that switches them.
 pub(crate) fn offload_features(offloads: Offloads) -> u64 {
     let taken = OFFLOADS.iter().filter(|(_, _, offload)| offloads.contains(*offload));
     taken.fold(0, |bits, (guest, host, _)| bits | 1 << guest | 1 << host | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)
@@ -105,7 +105,7 @@ fn bits(bits: &[u32]) -> u64 {
     bits.iter().fold(0, |features, bit| features | 1 << bit)
 }
 
-/// The offloaded frames that a driver with these features takes.
+/// Returns the offloaded frames that a driver with these features accepts.
 pub(crate) fn guest_offloads(features: u64) -> Offloads {
     OFFLOADS
         .iter()
@@ -113,18 +113,18 @@ pub(crate) fn guest_offloads(features: u64) -> Offloads {
         .fold(Offloads::empty(), |offloads, (_, _, offload)| offloads | *offload)
 }
 
-/// The bits of the offloaded frames that a driver takes: [`guest_offloads`] the other way round.
+/// Returns the bits of the offloaded frames that a driver accepts: the inverse of [`guest_offloads`].
 pub(crate) fn guest_offload_features(offloads: Offloads) -> u64 {
     let taken = OFFLOADS.iter().filter(|(_, _, offload)| offloads.contains(*offload));
     taken.fold(0, |bits, (guest, _, _)| bits | 1 << guest)
 }
 
-/// The feature bits that stand for a driver's offloads, and that it may switch by `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`.
+/// Returns the bits of the driver's offloads, which it may change by `VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET`.
 pub(crate) fn guest_offload_bits() -> u64 {
     OFFLOADS.iter().fold(0, |bits, (guest, _, _)| bits | 1 << guest)
 }
 
-/// `features` without those of segments that the driver receives.
+/// Returns `features` without the segments that the driver receives.
 pub(crate) fn without_received_segments(features: u64) -> u64 {
     let rest = features & !(guest_offload_bits() & !(1 << VIRTIO_NET_F_GUEST_CSUM));
     if has(rest, VIRTIO_NET_F_GUEST_CSUM) { rest } else { rest & !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS) }

@@ -26,11 +26,11 @@ pub(crate) const CSUM_OFFSET: usize = 8;
 /// The offset of `num_buffers`.
 pub(crate) const NUM_BUFFERS: usize = 10;
 
-/// The most packets that a frame of a switch, or of a NIC whose packets are limited, may become. 64 KiB in packets of
-/// 128 bytes are less; a guest that asks for shorter ones wants to keep others busy.
+/// The most packets that one frame of a switch, or of a NIC whose packets are limited, may become. 64 KiB in packets of
+/// 128 bytes are fewer; smaller segments only serve to slow down other guests.
 pub(crate) const MAX_PACKETS: u32 = 512;
 
-/// The header of a frame that the driver sends asks for what was not negotiated, or contradicts the frame.
+/// A header from the driver requests what was not negotiated, or contradicts its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BadHeader;
 
@@ -83,10 +83,10 @@ const UDP: usize = ETHERNET_HEADER + 20 + 8;
 /// The same of a fragment.
 const FRAGMENT: usize = ETHERNET_HEADER + 20;
 
-/// Returns how many packets the frame of `frame_len` bytes with this header becomes: 1, or its segments.
+/// Returns the number of packets that the frame of `frame_len` bytes with this header becomes: 1, or its segments.
 ///
-/// Headers count as the shortest that there are, whatever the frame and `hdr_len` say: a driver may write anything
-/// there. So a segmented frame with longer headers may count as one packet more than it becomes, and never as fewer.
+/// All headers count as the shortest possible, because the driver's `hdr_len` and frame are not trusted. So a segmented
+/// frame with longer headers may count as one packet more than it becomes, never as fewer.
 pub(crate) fn packets(header: &[u8; HEADER], frame_len: usize) -> u32 {
     let headers = match u32::from(header[GSO_TYPE]) & !VIRTIO_NET_HDR_GSO_ECN {
         VIRTIO_NET_HDR_GSO_NONE => return 1,

@@ -13,9 +13,9 @@ use super::*;
 enum Step {
     /// Operations of a guest.
     Ops(Vec<Op>),
-    /// The host pauses it, saves it, and goes on with another one.
+    /// The host pauses and saves the device, and continues with a restored one.
     Restore,
-    /// The host pauses it for a moment.
+    /// The host pauses and resumes the device.
     Pause,
 }
 
@@ -35,7 +35,7 @@ fn value() -> impl Strategy<Value = u32> {
     prop_oneof![0u32..16, (0u32..32).prop_map(|bit| 1 << bit), Just(u32::MAX), any::<u32>()]
 }
 
-/// Registers that decide something: SR-IOV, the BARs, Command, Device Control, power, MSI-X.
+/// Registers with an effect: SR-IOV, the BARs, Command, Device Control, power, MSI-X.
 fn register() -> impl Strategy<Value = (Target, u16, u8, u32)> {
     let sriov = prop_oneof![
         (Just(0x108u16), Just(2u8), prop_oneof![3 => Just(9u32), 1 => 0u32..16]),
@@ -132,7 +132,7 @@ fn fail(error: impl std::fmt::Display) -> TestCaseError {
     TestCaseError::fail(error.to_string())
 }
 
-/// A new device that goes on where `old` is, which is what a guest finds.
+/// Restores the state of `old` in a new device, which looks the same to a guest.
 fn restored(old: &mut Nic) -> Result<Nic, TestCaseError> {
     let ran = (running(old), old.pf().is_running());
     let state = save(old);
@@ -151,7 +151,7 @@ fn agree(model: &Model, observed: &mut Observed<Nic>, what: &str) -> Result<(), 
     properties::check(&mut observed.device)
 }
 
-/// Does all `steps` to a device and to its model, comparing them after each.
+/// Applies `steps` to a device and to its model, and compares them after each.
 fn run(steps: &[Step]) -> Result<Observed<Nic>, TestCaseError> {
     let mut device = idle();
     let mut model = Model::new(&mut device, PF);
@@ -237,8 +237,7 @@ fn mutate(document: &mut Value, (place, kind, number): Mutation) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// G64: configuration space, windows and messages before and after; B22: nothing beside what is saved decides
-    /// anything.
+    /// G64: configuration space, windows and messages before and after; B22: the saved state determines everything.
     #[test]
     fn device_and_model_agree_after_every_step(steps in vec(step(), 1..40)) {
         let mut observed = run(&steps)?;

@@ -97,7 +97,7 @@ fn apply(device: &mut Nic, op: &Op) -> Effects {
     }
 }
 
-/// The VF whose own registers `op` accesses, if it is of one VF.
+/// The VF whose own registers `op` accesses, if it accesses those of one VF.
 fn vf_of(device: &Nic, op: &Op) -> Option<u16> {
     let index = match op {
         Op::ConfigRead(rid, ..) | Op::ConfigWrite(rid, ..) => {
@@ -111,7 +111,7 @@ fn vf_of(device: &Nic, op: &Op) -> Option<u16> {
     Some(index)
 }
 
-/// The state of each VF that its driver can see, whether it can be reached now or not.
+/// The state of each VF as its driver sees it, enabled or not.
 fn states(device: &Nic) -> Vec<(Vec<u32>, Status, bool, [u8; 8])> {
     let vfs = (0..TOTAL).map(|index| device.vf(VfIndex(index)).unwrap());
     vfs.map(|vf| {
@@ -125,7 +125,7 @@ pub(super) fn check(device: &mut Nic) -> Result<(), TestCaseError> {
     let control = pf(device).config_read(SRIOV + 8, 2);
     let num_vfs = u16::try_from(pf(device).config_read(SRIOV + 0x10, 2)).unwrap();
     let visible = if control & 1 == 1 { num_vfs } else { 0 };
-    // 4: what exists is 0..NumVFs if VF Enable is set, and nothing else.
+    // 4: exactly the VFs 0..NumVFs exist if VF Enable is set, and none otherwise.
     prop_assert_eq!(device.functions.num_visible(), visible);
     prop_assert!(visible <= TOTAL);
     let fresh = states(&idle());
@@ -134,11 +134,11 @@ pub(super) fn check(device: &mut Nic) -> Result<(), TestCaseError> {
         let reads = device.config_read(vf_rid(index), Dword::containing(8));
         prop_assert_eq!(reads == ALL_ONES, hidden);
         if hidden {
-            // A VF that cannot be seen is in its reset state: enabling needs no work.
+            // A hidden VF is in its reset state: enabling needs no work.
             prop_assert_eq!(&states(device)[usize::from(index)], &fresh[usize::from(index)]);
         }
     }
-    // 5: the windows of VFs are there iff they decode, and have a slice for each.
+    // 5: the windows of VFs exist iff they decode, and have a slice for each.
     let vf_windows: Vec<_> = windows(device).into_iter().filter(|(id, _)| matches!(id, WindowId::VfBar(_))).collect();
     if control & 9 != 9 || visible == 0 || !device.functions.is_powered() {
         prop_assert!(vf_windows.is_empty());
@@ -147,7 +147,7 @@ pub(super) fn check(device: &mut Nic) -> Result<(), TestCaseError> {
         let WindowId::VfBar(bar) = id else { continue };
         prop_assert_eq!(len, device.sriov().unwrap().aperture(bar) * u64::from(visible));
     }
-    // Queues run iff the driver and the registers want them to.
+    // Queues run iff the driver and the registers allow it.
     let powered = device.functions.is_powered();
     for (function, powered) in
         std::iter::once((device.pf(), true)).chain(device.functions.vfs().iter().map(|vf| (vf, powered)))
@@ -174,20 +174,20 @@ proptest! {
             let windows_before = windows(&device);
             let effects = apply(&mut device, op);
             check(&mut device)?;
-            // 11: what happens to a VF happens to no other.
+            // 11: an access to one VF changes no other.
             if let Some(own) = own {
                 let after = states(&device);
                 for index in (0..TOTAL).filter(|index| *index != own) {
                     prop_assert_eq!(&before[usize::from(index)], &after[usize::from(index)]);
                 }
             }
-            // 12: a window does not change without an effect that says so.
+            // 12: a window changes only with an effect that reports it.
             if !matches!(op, Op::Enable(_) | Op::Init(_)) {
                 prop_assert!(effects.windows || windows(&device) == windows_before, "{:?}", op);
             }
             prop_assert_eq!(effects.reset, None);
         }
-        // 10: a reset is a new device.
+        // 10: a device after a reset equals a new one.
         let _ = device.reset(ResetKind::Conventional);
         prop_assert_eq!(states(&device), states(&idle()));
         prop_assert!(device.pf().config() == idle().pf().config());

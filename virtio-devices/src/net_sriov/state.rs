@@ -8,8 +8,8 @@ use crate::function::VirtioFunction;
 use crate::state::{DeviceSpecific, DeviceState, StateError, VfState, VfsState};
 
 impl<D: VirtioDevice> NetSriov<D> {
-    /// The state of all functions. A VF in its state of power-on, as nearly every VF that cannot be seen, takes no room
-    /// in it.
+    /// Returns the state of all functions. A VF in its power-on state, as nearly every VF that is not enabled, takes no
+    /// space in it.
     pub(super) fn save_all(&self) -> Result<DeviceState, StateError> {
         let mut changed = Vec::new();
         for (index, vf) in (0..).zip(self.functions.vfs()) {
@@ -32,7 +32,7 @@ impl<D: VirtioDevice> NetSriov<D> {
         })
     }
 
-    /// Brings all functions, whose queues do not run, to `state`, or to their state of power-on if that is refused.
+    /// Restores `state` in all functions, whose queues must not run; if it is refused, all are in their power-on state.
     pub(super) fn restore_all(&mut self, state: &DeviceState) -> Result<(), StateError> {
         if self.functions.functions().any(VirtioFunction::is_running) {
             return Err(StateError::Running);
@@ -57,13 +57,13 @@ impl<D: VirtioDevice> NetSriov<D> {
         if !changed.is_sorted_by(|a, b| a.index < b.index) {
             return Err(StateError::Value("the order of VFs"));
         }
-        // VF Enable comes back with the PF's registers and has no effect on the VFs: they are restored, not reset.
+        // VF Enable returns with the PF's registers and has no effect on the VFs: they are restored, not reset.
         self.pf_mut().restore_function(&state.function)?;
         for VfState { index, function } in changed {
             let visible = *index < self.functions.num_visible();
             let vf = self.vf_mut(VfIndex(*index)).ok_or(StateError::Shape("VFs"))?;
             vf.restore_function(function).map_err(|error| in_vf(*index, error))?;
-            // A VF that cannot be seen is in its reset state: enabling needs no work.
+            // A VF that is not enabled is in its reset state: enabling needs no work.
             let is_reset = vf.is_untouched() && function.device.is_reset();
             if !visible && !is_reset {
                 return Err(in_vf(*index, StateError::Value("what is reset while no driver can see it")));

@@ -36,7 +36,7 @@ fn vfs_of_a_pf_in_d3hot_stand_still_after_a_pause() {
     assert_eq!(running(&device), [0]);
 }
 
-/// Pauses the device and saves it, by way of text.
+/// Pauses the device and saves it, and converts the state to text and back.
 pub(super) fn save(device: &mut Nic) -> DeviceState {
     device.pause();
     join(device);
@@ -68,7 +68,7 @@ pub(super) fn everything(device: &mut Nic) -> Everything {
     (images, windows, messages)
 }
 
-/// VFs in use: all four enabled at a page size of 8 KiB, two with drivers, one of which has a signal that waits.
+/// VFs in use: all four enabled at a page size of 8 KiB, two with drivers, one of them with a pending signal.
 fn used() -> Nic {
     let mut device = idle();
     let mut driver = pf(&mut device);
@@ -109,7 +109,7 @@ fn vfs_with_drivers_go_on_after_a_restore_as_if_nothing_had_happened() {
     assert_eq!((running(&new), new.pf().is_running()), (vec![1, 3], true));
     assert_eq!([1, 3].map(|index| next_avail(&new, index)), [701, 703]);
     assert_eq!([1, 3].map(|index| vf(&mut new, index).status()), [15, 15]);
-    // No edge of VF Enable: NumVFs is locked, and a write of what Control holds does nothing.
+    // VF Enable has no edge: NumVFs is locked, and a write of Control's own value does nothing.
     let _ = pf(&mut new).config_write(SRIOV + 0x10, 2, 1);
     assert!(pf(&mut new).config_write(SRIOV + 8, 2, 9).is_none());
     assert_eq!((new.functions.num_visible(), running(&new)), (TOTAL, vec![1, 3]));

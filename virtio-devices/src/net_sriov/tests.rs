@@ -15,7 +15,7 @@ const PF: Rid = Rid::from_bits(3 << 3);
 /// The SR-IOV capability in the PF's configuration space.
 const SRIOV: u64 = 0x100;
 const TOTAL: u16 = 4;
-/// Bytes of a VF's slice of the registers' BAR.
+/// The size of a VF's slice of the registers' BAR in bytes.
 const SLICE: u64 = 0x2000;
 
 fn placement(total_vfs: u16) -> Placement {
@@ -48,7 +48,7 @@ fn vf(device: &mut Nic, index: u16) -> Driver<'_, Nic> {
     Driver::of_vf(device, vf_rid(index), u64::from(index) * SLICE)
 }
 
-/// NumVFs, then VF Enable and VF MSE, as Linux does it.
+/// Sets NumVFs, then VF Enable and VF MSE, as Linux does.
 fn enable(device: &mut Nic, num_vfs: u16) -> Effects {
     let mut pf = pf(device);
     let _ = pf.config_write(SRIOV + 0x10, 2, num_vfs.into());

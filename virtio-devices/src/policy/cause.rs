@@ -1,14 +1,14 @@
-//! Why a frame is dropped.
+//! The reasons for dropping a frame.
 
-/// Why a frame is dropped.
+/// The reason why a frame is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// Its source is a group, or not an address of the function that sends it.
+    /// The source is a group, or not an address of the sending function.
     SpoofedAddress,
-    /// Its tags are not what its sender may use, or are cut off.
+    /// The sender may not use the tags, or they are cut off.
     BadVlan,
-    /// It is for a group that bridges keep for themselves (`IEEE 802.1Q §8.6.3`): 01-80-C2-00-00-00 to -0F.
+    /// The destination is a group that bridges reserve (`IEEE 802.1Q §8.6.3`): 01-80-C2-00-00-00 to -0F.
     ReservedGroup,
-    /// It is not in a VLAN of the function that would receive it.
+    /// The frame is not in a VLAN of the receiving function.
     OtherVlan,
 }

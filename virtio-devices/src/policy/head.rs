@@ -5,10 +5,10 @@ use super::protocol::VlanProtocol;
 use super::tags::{ADDRESSES, TAG, TAGS, Tags};
 use crate::net_protocol::ethernet::{ETHERNET_HEADER, Mac};
 
-/// The most bytes of a frame that are looked at: an Ethernet header and its tags.
+/// The most bytes of a frame that are inspected: an Ethernet header and its tags.
 pub(crate) const HEAD: usize = ETHERNET_HEADER + TAGS * TAG;
 
-/// A private copy of a frame's first bytes, whose tags are whole.
+/// A private copy of a frame's first bytes, with whole tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     bytes: [u8; HEAD],
@@ -17,17 +17,17 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// The beginning of the frame whose first bytes are `front`: its first [`HEAD`], or all of a shorter frame.
+    /// Parses the first bytes of a frame: its first [`HEAD`], or all of a shorter frame.
     ///
     /// # Errors
     ///
-    /// [`Cause::BadVlan`], when it ends within the Ethernet header or a tag.
+    /// [`Cause::BadVlan`] if the frame ends within the Ethernet header or a tag.
     pub(crate) fn of(front: &[u8]) -> Result<Self, Cause> {
         let head = Self::known(front);
         if head.tags.cut { Err(Cause::BadVlan) } else { Ok(head) }
     }
 
-    /// As [`Self::of`], of what is known of a frame: its end may be in a tag behind the one that decides.
+    /// As [`Self::of`], for a part of a frame, which may end in a tag behind the decisive one.
     fn known(front: &[u8]) -> Self {
         let len = front.len().min(HEAD);
         let mut bytes = [0; HEAD];
@@ -35,29 +35,29 @@ impl Head {
         Self { bytes, len, tags: Tags::of(&front[..len]) }
     }
 
-    /// Where the frame goes.
+    /// The destination address.
     pub(crate) fn destination(&self) -> Mac {
         let [a, b, c, d, e, f, ..] = self.bytes;
         [a, b, c, d, e, f]
     }
 
-    /// Where it comes from.
+    /// The source address.
     pub(crate) fn source(&self) -> Mac {
         let [_, _, _, _, _, _, a, b, c, d, e, f, ..] = self.bytes;
         [a, b, c, d, e, f]
     }
 
-    /// The length of the Ethernet header, with the tags that were looked at.
+    /// The length of the Ethernet header, with the inspected tags.
     pub(crate) const fn header_len(&self) -> usize {
         ETHERNET_HEADER + self.tags.count * TAG
     }
 
-    /// The protocol and the ID of its VLAN: those of its first tag that is not a priority only.
+    /// The protocol and the ID of the frame's VLAN: those of its first tag that is not priority-only.
     pub(crate) const fn vlan(&self) -> Option<(VlanProtocol, u16)> {
         self.tags.vlan
     }
 
-    /// True if all who carry the frame find the same VLAN in it, once it is [plain](Self::plain).
+    /// True if every carrier finds the same VLAN in the frame, once it is [plain](Self::plain).
     pub(crate) const fn is_clear(&self) -> bool {
         self.tags.clear
     }
@@ -66,33 +66,33 @@ impl Head {
         &self.bytes[..self.len]
     }
 
-    /// As it is.
+    /// The head without a change.
     pub(crate) fn unchanged(&self) -> NewHead {
         self.changed(None, 0)
     }
 
-    /// Without the priority tags before the tag of its VLAN, if it has one: a bridge that does not look behind a
-    /// priority would take the frame for one without a VLAN.
+    /// Removes the priority tags before the tag of the VLAN, if there is one: a bridge that does not look behind a
+    /// priority tag would treat the frame as untagged.
     pub(super) fn plain(&self) -> NewHead {
         self.changed(None, if self.tags.vlan.is_some() { self.tags.priorities } else { 0 })
     }
 
-    /// With `tag` before its own.
+    /// Adds `tag` before the others.
     pub(super) fn pushed(&self, tag: [u8; TAG]) -> NewHead {
         self.changed(Some(tag), 0)
     }
 
-    /// With `tag` in place of its priority tags.
+    /// Replaces the priority tags by `tag`.
     pub(super) fn put_into(&self, tag: [u8; TAG]) -> NewHead {
         self.changed(Some(tag), self.tags.priorities)
     }
 
-    /// Without the tag of its VLAN, and the priority tags before it.
+    /// Removes the tag of the VLAN, and the priority tags before it.
     pub(super) fn taken_out(&self) -> NewHead {
         self.changed(None, self.tags.priorities + usize::from(self.tags.vlan.is_some()))
     }
 
-    /// With `tag`, if there is one, in place of the first `removed` of its own.
+    /// Replaces the first `removed` tags by `tag`, if there is one.
     fn changed(&self, tag: Option<[u8; TAG]>, removed: usize) -> NewHead {
         let (addresses, rest) = self.front().split_at(ADDRESSES.min(self.len));
         let rest = rest.get(removed * TAG..).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Head {
     }
 }
 
-/// The bytes of tags that a head has gained and lost.
+/// The number of bytes of tags that were added to a head and removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shift {
     added: usize,
@@ -109,26 +109,26 @@ pub(super) struct Shift {
 }
 
 impl Shift {
-    /// True if what follows the tags stays where it is.
+    /// True if the bytes after the tags keep their offset.
     pub(super) const fn is_none(self) -> bool {
         self.added == self.removed
     }
 
-    /// The new offset of something behind the tags that was at `offset`; `None` if it cannot have been there.
+    /// The new offset of a byte behind the tags that was at `offset`; `None` if it cannot have been there.
     pub(super) const fn of(self, offset: usize) -> Option<usize> {
         (offset + self.added).checked_sub(self.removed)
     }
 }
 
-/// The most bytes that go on in place of the first [`HEAD`].
+/// The most bytes that replace the first [`HEAD`].
 pub(crate) const NEW_HEAD: usize = HEAD + TAG;
 
-/// What goes on in place of the bytes that were looked at.
+/// The bytes that replace the inspected ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NewHead {
     bytes: [u8; NEW_HEAD],
     len: usize,
-    /// The length of the Ethernet header that was checked, with its tags.
+    /// The length of the checked Ethernet header, with its tags.
     pub(super) checked: usize,
     pub(super) shift: Shift,
 }
@@ -149,12 +149,12 @@ impl NewHead {
         &self.bytes[..self.len]
     }
 
-    /// The frame's beginning now, of which there may be fewer bytes than of another frame as long.
+    /// Parses the new beginning, which may have fewer bytes than that of another frame of this length.
     pub(crate) fn head(&self) -> Head {
         Head::known(self.bytes())
     }
 
-    /// The length of the frame, which was `len`.
+    /// The new length of the frame, whose length was `len`.
     pub(crate) fn new_len(&self, len: usize) -> usize {
         self.shift.of(len).unwrap_or(len)
     }

@@ -1,16 +1,16 @@
-//! The header of a frame whose tags changed.
+//! The header of a frame with changed tags.
 
 use virtio_bindings::virtio_net::VIRTIO_NET_HDR_GSO_NONE;
 
 use super::head::{NewHead, Shift};
 use crate::net_protocol::header::{BadHeader, CSUM_START, GSO_TYPE, HDR_LEN, HEADER, field, needs_checksum};
 
-/// The header of a frame whose first bytes become `head`: offsets of what is behind the tags move with it.
+/// Adjusts the header of a frame whose first bytes become `head`: offsets behind the tags move with them.
 ///
 /// # Errors
 ///
-/// [`BadHeader`], when a checksum would be computed over, or written to, what has been checked: it would change an
-/// address or a tag behind the check's back.
+/// [`BadHeader`] if a checksum would be computed over, or written to, checked bytes: it would change an address or a
+/// tag after the check.
 pub(crate) fn changed(mut header: [u8; HEADER], head: &NewHead) -> Result<[u8; HEADER], BadHeader> {
     if needs_checksum(&header) {
         if usize::from(field(&header, CSUM_START)) < head.checked {
@@ -18,7 +18,7 @@ pub(crate) fn changed(mut header: [u8; HEADER], head: &NewHead) -> Result<[u8; H
         }
         move_by(&mut header, CSUM_START, head.shift)?;
     }
-    // The length of all headers is a hint, and 0 where there is none.
+    // The length of all headers is a hint, and 0 if there is none.
     if u32::from(header[GSO_TYPE]) != VIRTIO_NET_HDR_GSO_NONE && usize::from(field(&header, HDR_LEN)) >= head.checked {
         move_by(&mut header, HDR_LEN, head.shift)?;
     }

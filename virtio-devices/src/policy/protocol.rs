@@ -1,6 +1,6 @@
 //! The two kinds of VLAN tags (`IEEE 802.1Q §9.5`).
 
-/// Whose tag it is.
+/// The owner of a tag.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VlanProtocol {
     /// A customer's, type 0x8100 (802.1Q).

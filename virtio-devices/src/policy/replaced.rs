@@ -1,4 +1,4 @@
-//! The end of a policy.
+//! The end of a replaced policy.
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How often it is looked whether batches are over.
+/// The interval at which the end of batches is checked.
 const LOOK: Duration = Duration::from_micros(50);
-/// How long batches are waited for: a batch waits for nothing, so they take as long only on a host that hardly runs.
+/// The time limit for batches: a batch waits for nothing, so it takes this long only on a host that hardly runs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The workers that a policy was replaced for.
@@ -21,7 +21,7 @@ pub(crate) enum Holder {
     Switch,
 }
 
-/// A policy that was replaced, and that a batch of frames may still be handled by.
+/// A policy that was replaced, and that a batch of frames may still use.
 #[derive(Debug, Default)]
 #[must_use = "the new policy holds for all frames only after a wait"]
 pub struct Replaced(Vec<(Snapshot, Holder)>);
@@ -38,7 +38,7 @@ pub(crate) struct Retired {
 }
 
 impl Retired {
-    /// No snapshots yet, of what `holder` works with.
+    /// An empty list, for snapshots that `holder` uses.
     pub(crate) const fn new(holder: Holder) -> Self {
         Self { holder, snapshots: Mutex::new(Vec::new()) }
     }
@@ -54,7 +54,7 @@ impl Retired {
     }
 }
 
-/// The new policy is stored and holds for all batches that begin, but one that began before has not ended.
+/// The new policy is stored and applies to all batches that begin, but an earlier batch has not ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the change is stored, but a worker of {} has been busy with packets for {} s and may let some pass as before; \
@@ -68,22 +68,22 @@ pub struct NotYetReplaced {
 }
 
 impl Replaced {
-    /// With what `other` waits for.
+    /// Adds the batches that `other` waits for.
     pub fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
 
-    /// Waits until all batches are over that began before the policy was replaced.
+    /// Waits until all batches have ended that began before the policy was replaced.
     ///
     /// # Errors
     ///
-    /// [`NotYetReplaced`], when one of them takes longer than 5 s. Nothing waits for it then.
+    /// [`NotYetReplaced`] if one of them takes longer than 5 s.
     pub fn wait(self) -> Result<(), NotYetReplaced> {
         self.wait_for(PATIENCE)
     }
 
-    /// As [`Self::wait`], no longer than `patience`.
+    /// As [`Self::wait`], at most for `patience`.
     pub(crate) fn wait_for(mut self, patience: Duration) -> Result<(), NotYetReplaced> {
         let began = Instant::now();
         loop {
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(**batch, 1);
         let (one, other) = (replace(5), replace(6));
         drop(batch);
-        // Two that wait for the same do not wait for each other.
+        // Two waits for the same batch do not wait for each other.
         other.wait().unwrap();
         one.wait().unwrap();
         assert_eq!(retired.snapshots.lock().len(), 1, "at most the last, which no batch has");

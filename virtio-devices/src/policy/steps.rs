@@ -6,36 +6,36 @@ use super::{Cause, HEAD, Head, Holder, NewHead, Policy, Replaced, Retired, chang
 use crate::net_protocol::ethernet::Mac;
 use crate::net_protocol::header::HEADER;
 
-/// What a policy makes of a frame.
+/// The effect of a policy on a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyStep {
-    /// It goes on, with this header.
+    /// The frame passes, with this header.
     Passes([u8; HEADER], Vec<u8>),
-    /// Its source is not its sender's.
+    /// The source is not an address of the sender.
     SpoofedAddress,
-    /// Its tags are not what its sender may use, or are cut off.
+    /// The sender may not use the tags, or they are cut off.
     BadVlan,
-    /// It is for a group that bridges keep for themselves.
+    /// The destination is a group that bridges reserve.
     ReservedGroup,
-    /// It is in none of the receiver's VLANs.
+    /// The frame is in none of the receiver's VLANs.
     OtherVlan,
-    /// Its header has a checksum put where something was checked, or offsets that cannot be moved.
+    /// The header has a checksum put into checked bytes, or offsets that cannot be moved.
     BadHeader,
 }
 
-/// Something that was replaced, and that a batch never stops using.
+/// A replacement whose batch never ends.
 pub fn never_replaced() -> Replaced {
     static USED: OnceLock<Arc<()>> = OnceLock::new();
     Retired::new(Holder::Nic).retire(Arc::clone(USED.get_or_init(Arc::default)))
 }
 
-/// What becomes of `frame`, with its header, that a driver sends whose function has the address `current` and whose
-/// further addresses are `further`.
+/// Applies `policy` to `frame`, with its header, from a driver whose function has the address `current` and the further
+/// addresses `further`.
 pub fn police_sent(policy: &Policy, current: Mac, further: &[Mac], header: [u8; HEADER], frame: &[u8]) -> PolicyStep {
     step(header, frame, |head| policy.ingress(head, current, |mac| further.contains(mac)))
 }
 
-/// What becomes of `frame`, with its header, on its way to a driver.
+/// Applies `policy` to `frame`, with its header, on its way to a driver.
 pub fn police_received(policy: &Policy, header: [u8; HEADER], frame: &[u8]) -> PolicyStep {
     step(header, frame, |head| policy.egress(head))
 }

@@ -5,32 +5,32 @@ use crate::net_protocol::ethernet::ETHERNET_HEADER;
 
 /// The length of a tag in bytes.
 pub(super) const TAG: usize = 4;
-/// The most tags of a frame that are looked at.
+/// The most tags of a frame that are inspected.
 pub(crate) const TAGS: usize = 4;
 /// The length of both addresses.
 pub(super) const ADDRESSES: usize = 12;
 
 /// Tags at the beginning of a frame.
 ///
-/// A tag with VLAN ID 0 is a priority only: Linux takes it off and goes by the next one, so that is what decides here.
-/// A frame without a tag after those is in no VLAN.
+/// A tag with VLAN ID 0 is priority-only: Linux removes it and uses the next one, so that is decisive here. A frame
+/// without a tag after those is in no VLAN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tags {
-    /// The whole tags that were found.
+    /// The number of whole tags.
     pub count: usize,
-    /// The priority tags before the one that decides, or before the frame's type.
+    /// The number of priority tags before the decisive one, or before the frame's type.
     pub priorities: usize,
     /// The protocol and the ID of the VLAN.
     pub vlan: Option<(VlanProtocol, u16)>,
-    /// False if carriers may differ about the VLAN: the tag that decides is beyond those that are looked at, or of a
-    /// type that only some of them take for a tag.
+    /// False if carriers may differ about the VLAN: the decisive tag is beyond the inspected ones, or of a type that
+    /// only some carriers treat as a tag.
     pub clear: bool,
     /// True if the frame ends within a tag, or before the type that follows.
     pub cut: bool,
 }
 
 impl Tags {
-    /// Reads the tags of the frame whose first bytes are `front`: all of it, or as many as [`TAGS`] tags need.
+    /// Reads the tags from `front`, the first bytes of a frame: all of it, or as many as [`TAGS`] tags need.
     pub(crate) fn of(front: &[u8]) -> Self {
         let mut tags = Self { count: 0, priorities: 0, vlan: None, clear: true, cut: false };
         loop {
@@ -66,8 +66,8 @@ impl Tags {
     }
 }
 
-/// True for the types of provider tags from before `IEEE 802.1ad`. Linux takes frames of these types for what has no
-/// tag, but hardware behind an uplink may be set up to find a VLAN in them.
+/// True for the types of provider tags from before `IEEE 802.1ad`. Linux treats frames of these types as untagged, but
+/// hardware behind an uplink may be set up to find a VLAN in them.
 const fn is_old_type(kind: [u8; 2]) -> bool {
     matches!(kind, [0x91..=0x93, 0x00])
 }

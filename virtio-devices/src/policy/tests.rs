@@ -149,7 +149,7 @@ fn a_trunk_lets_its_vlans_through_in_both_directions() {
 }
 
 /// Every stack of one, two and three tags of both kinds: a priority (0), a VLAN that the function has (10), and one
-/// that it has not (11).
+/// that it lacks (11).
 fn stacks() -> Vec<Vec<([u8; 2], u16)>> {
     let tags: Vec<_> = [C, S].into_iter().flat_map(|kind| [0xe000, 10, 11].map(|tag| (kind, tag))).collect();
     let one: Vec<_> = tags.iter().map(|tag| vec![*tag]).collect();
@@ -184,7 +184,7 @@ fn the_first_tag_that_is_no_priority_decides() {
     }
 }
 
-/// A longer stack of priorities than is looked at may hide any VLAN.
+/// A stack with more priority tags than are inspected may hide any VLAN.
 #[test]
 fn a_vlan_beyond_the_tags_that_are_read_is_in_none() {
     for hidden in [&[][..], &[(C, 10)]] {
@@ -259,7 +259,7 @@ mod offloads {
         assert_eq!(changed(header(CSUM, 1, 58, 38), &pop), Ok(header(CSUM, 1, 54, 34)));
         let same = Head::of(&frame(OWN, &[])).unwrap().unchanged();
         assert_eq!(changed(header(CSUM, 1, 54, 34), &same), Ok(header(CSUM, 1, 54, 34)));
-        // What was not asked for means nothing.
+        // Fields of unused offloads are ignored.
         assert_eq!(changed(header(0, 0, 54, 34), &push(&[])), Ok(header(0, 0, 54, 34)));
         assert_eq!(changed(header(0, 1, 0, 0), &push(&[])), Ok(header(0, 1, 0, 0)), "no hint");
         assert_eq!(push(&[]).new_len(60), 64);
@@ -269,7 +269,7 @@ mod offloads {
         assert_eq!(two.new_len(68), 60);
     }
 
-    /// Linux writes the checksum at `csum_start` + `csum_offset` after the policy has seen the frame.
+    /// Linux writes the checksum at `csum_start` + `csum_offset` after the policy has inspected the frame.
     #[test]
     fn a_checksum_does_not_reach_what_was_checked() {
         for (tags, least) in [(&[][..], 14), (&[(C, 5)], 18), (&[(C, 5), (C, 6)], 22)] {
@@ -317,7 +317,7 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// A frame passes as it was checked: the same addresses, and except for tags the same bytes.
+    /// A frame passes as it was checked: with the same addresses, and except for tags the same bytes.
     #[test]
     fn only_tags_change(policy in policies(), frame in frames()) {
         for result in [ingress(&policy, &frame), egress(&policy, &frame)].into_iter().flatten() {
@@ -331,7 +331,7 @@ proptest! {
         }
     }
 
-    /// A frame that one function sends into its VLAN reaches another in this VLAN as it was, except for priorities.
+    /// A frame that one function sends into its VLAN reaches another in this VLAN unchanged, except for priorities.
     #[test]
     fn what_is_put_into_a_vlan_comes_out_as_it_was(policy in policies(), frame in frames()) {
         if let (Some(vlan), Ok(sent)) = (policy.port_vlan, ingress(&policy, &frame)) {
@@ -343,7 +343,7 @@ proptest! {
         }
     }
 
-    /// No frame of an untrusted function with a spoof check has any source but the one that it was given.
+    /// No frame of an untrusted function with a spoof check has any source except the address that the host has set.
     #[test]
     fn nothing_is_sent_from_an_address_that_was_not_given(policy in policies(), frame in frames()) {
         let policy = Policy { spoof_check: true, trusted: false, address: Some(FURTHER), ..policy };

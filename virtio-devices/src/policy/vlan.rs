@@ -14,24 +14,24 @@ const VLANS: usize = 4096;
 /// The VLAN of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortVlan {
-    /// Its ID, 1 to [`MAX_VLAN`].
+    /// The VLAN ID, 1 to [`MAX_VLAN`].
     pub id: u16,
     /// The priority of the frames that the function sends, 0 to 7.
     pub priority: u8,
-    /// What its tags are.
+    /// The protocol of its tags.
     pub protocol: VlanProtocol,
 }
 
 impl PortVlan {
-    /// Its tag, as frames of the function have it.
+    /// The tag for frames of the function.
     pub(crate) fn tag(self) -> [u8; 4] {
         let [a, b] = self.protocol.kind();
         let [c, d] = (u16::from(self.priority & 7) << 13 | self.id & 0xfff).to_be_bytes();
         [a, b, c, d]
     }
 
-    /// Puts a frame that the function sends into the VLAN. A provider's tag goes before any. Into a customer's VLAN no
-    /// frame comes that has a VLAN already, or may have one; tags that are a priority only are replaced.
+    /// Puts a frame that the function sends into the VLAN. A provider's tag goes before any other. A customer's VLAN
+    /// accepts no frame that has a VLAN already, or may have one; priority-only tags are replaced.
     pub(super) fn tagged(self, head: &Head) -> Result<NewHead, Cause> {
         match (self.protocol, head.vlan()) {
             (VlanProtocol::Service, _) => Ok(head.pushed(self.tag())),
@@ -54,10 +54,10 @@ impl PortVlan {
 /// The VLANs that a driver may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trunk {
-    /// Which. 0 stands for frames without a VLAN.
+    /// The VLAN IDs. 0 stands for frames without a VLAN.
     pub vlans: VlanSet,
-    /// The kind of the VLANs. A frame in a VLAN of the other kind is in none of them, because a bridge that knows only
-    /// one kind would take it for one without a tag.
+    /// The kind of the VLANs. A frame in a VLAN of the other kind is in none of them, because a bridge that supports
+    /// only one kind would treat it as untagged.
     pub protocol: VlanProtocol,
 }
 
@@ -70,24 +70,24 @@ impl Trunk {
         }
     }
 
-    /// Lets a frame pass that is in one of the VLANs, whatever reads its tags; `None` for any other.
+    /// Passes a frame that is in one of the VLANs for every reader of its tags; `None` for any other.
     pub(super) fn passed(&self, head: &Head) -> Option<NewHead> {
         (head.is_clear() && self.contains(head.vlan())).then(|| head.plain())
     }
 
-    /// Whether there may be a frame that is in a VLAN of both.
+    /// True if a frame can be in a VLAN of both.
     pub(crate) fn meets(&self, other: &Self) -> bool {
         let both = |at: usize| self.vlans.0[at] & other.vlans.0[at];
         both(0) & 1 != 0 || self.protocol == other.protocol && (0..VLANS / 64).any(|at| both(at) != 0)
     }
 }
 
-/// A set of VLAN IDs, 0 to [`MAX_VLAN`]. A copy of it shares its 512 bytes.
+/// A set of VLAN IDs, 0 to [`MAX_VLAN`]. Clones share its 512 bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VlanSet(Arc<[u64; VLANS / 64]>);
 
 impl VlanSet {
-    /// The IDs in these ranges. What no frame can have is left out.
+    /// The set of IDs in these ranges, without IDs that no frame can have.
     pub fn of(ranges: impl IntoIterator<Item = RangeInclusive<u16>>) -> Self {
         let mut words = [0; VLANS / 64];
         for range in ranges {
@@ -98,7 +98,7 @@ impl VlanSet {
         Self(Arc::new(words))
     }
 
-    /// Whether `id` is in it.
+    /// True if `id` is in the set.
     pub fn contains(&self, id: u16) -> bool {
         self.0.get(usize::from(id) / 64).is_some_and(|word| word & 1 << (id % 64) != 0)
     }

@@ -13,20 +13,20 @@ use crate::{DmaView, SharedQueue};
 
 /// A queue that the backend runs on behalf of the device.
 pub(crate) struct LentQueue {
-    /// Its index.
+    /// The index of the queue.
     pub index: u16,
     /// The queue.
     pub queue: SharedQueue,
-    /// What the driver's doorbell signals.
+    /// The eventfd that the driver's doorbell signals.
     pub kick: Arc<EventFd>,
 }
 
 impl LentQueue {
-    /// Lends those of a driver's queues whose index `is_lent`.
+    /// Lends those of a driver's queues for which `is_lent` is true.
     ///
     /// # Errors
     ///
-    /// When the host has no eventfd left.
+    /// Fails if the host has no eventfd left.
     pub(crate) fn lend(queues: &[(u16, SharedQueue)], is_lent: impl Fn(u16) -> bool) -> io::Result<Vec<Self>> {
         let lent = queues.iter().filter(|(index, _)| is_lent(*index));
         lent.map(|(index, queue)| {
@@ -36,7 +36,7 @@ impl LentQueue {
         .collect()
     }
 
-    /// The queue as the backend needs it; the backend signals `call`.
+    /// Describes the queue for the backend, which signals `call`.
     pub(crate) fn describe(&self, queue: &Queue, call: Arc<EventFd>) -> RunnerQueue {
         RunnerQueue {
             index: self.index,
@@ -51,18 +51,18 @@ impl LentQueue {
     }
 }
 
-/// Records the position of a queue that was stopped.
+/// Records the position of a stopped queue.
 pub(crate) fn settle_position(queue: &mut Queue, position: Option<u16>, memory: &DmaView) {
-    // The rings have been checked, so it can be read.
+    // The rings have been checked, so the index can be read.
     let used = queue.used_idx(memory, Ordering::Acquire).map_or(queue.next_used(), |used| used.0);
     queue.set_next_used(used);
-    // It cannot have taken more than a ring holds.
+    // The backend cannot have taken more than a ring holds.
     let plausible = position.filter(|position| position.wrapping_sub(used) <= queue.size());
     queue.set_next_avail(plausible.unwrap_or(used));
 }
 
-/// Looks up the buffers that come next in a queue that was stopped, up to the first that is out of reach, so that it is
-/// reported. Takes nothing.
+/// Looks up the next buffers of a stopped queue, up to the first that is unmapped, so that it is reported. Takes
+/// nothing.
 pub(crate) fn look_ahead(queue: &mut Queue, memory: &DmaView) {
     let position = queue.next_avail();
     let chain = queue.iter(memory).ok().and_then(|mut chains| chains.next());

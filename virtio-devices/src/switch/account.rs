@@ -1,4 +1,4 @@
-//! What a port has cost others, which outlives its driver's resets.
+//! The cost that a port has caused to others, which outlives its driver's resets.
 
 use parking_lot::Mutex;
 
@@ -8,8 +8,8 @@ use super::waits::Waits;
 /// The account of a port.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
-    /// What its receive rings have cost beyond what senders are charged for.
+    /// The cost of its receive rings that senders are not charged for.
     pub debt: Debt,
-    /// How long senders have waited for its buffers.
+    /// The time that senders have waited for its buffers.
     pub waits: Mutex<Waits>,
 }

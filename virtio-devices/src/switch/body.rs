@@ -1,4 +1,4 @@
-//! What of a frame nobody has looked at: all but its first bytes.
+//! The part of a frame that the switch has not inspected: all except its first bytes.
 
 use crate::iovecs::IoVecs;
 

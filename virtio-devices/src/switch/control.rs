@@ -1,4 +1,4 @@
-//! The driver's commands, which the worker of its port carries out.
+//! The driver's commands, which the worker of its port executes.
 
 use std::io;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::net::{Commanded, Control, Pass, Shared, give_up};
 use crate::net_protocol::Offloads;
 use crate::ring::BrokenRing;
 
-/// The most commands that are carried out in a turn. One of many addresses takes as long as hundreds of frames.
+/// The most commands per turn. One with many addresses takes as long as hundreds of frames.
 const COMMANDS: usize = 2;
 
-/// What offloads are set at: nothing, since frames are made what their receiver takes.
+/// A backend without offload settings: frames are converted to the offloads of their receiver.
 struct AnyOffloads;
 
 impl Commanded for AnyOffloads {
@@ -21,7 +21,7 @@ impl Commanded for AnyOffloads {
     }
 }
 
-/// What came of a driver's commands.
+/// The result of a driver's commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Served {
     /// There may be more.
@@ -30,7 +30,7 @@ pub(crate) struct Served {
     pub filter_changed: bool,
 }
 
-/// Carries out the commands that the driver has made available, up to a number.
+/// Executes the commands that the driver has made available, up to a number.
 pub(crate) fn serve(tx: &mut PortTx, shared: &Shared, memory: &DmaView) -> Served {
     let Some(parked) = tx.control.take() else { return Served::default() };
     let before = Arc::clone(&shared.state.filter());

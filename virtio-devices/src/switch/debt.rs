@@ -1,4 +1,4 @@
-//! A port's debt: what senders' workers have spent on its receive rings, which its own turns pay.
+//! A port's debt: the time that senders' workers have spent on its receive rings, which its own turns pay for.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,14 +9,15 @@ const LIMIT: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Debt {
     owed: AtomicUsize,
-    /// It has exceeded the limit, and is not paid.
+    /// The debt has exceeded the limit, and is not paid.
     is_due: AtomicBool,
 }
 
 impl Debt {
-    /// Adds to it. Returns true if it has come to exceed the limit: the caller has the port's worker collect it.
+    /// Adds `price` to the debt. Returns true if it has now exceeded the limit: the caller makes the port's worker
+    /// collect it.
     pub(crate) fn add(&self, price: usize) -> bool {
-        // One batch adds less than 2^20, and while the debt is due none does.
+        // One batch adds less than 2^20, and none adds anything while the debt is due.
         let owed = self.owed.fetch_add(price, Ordering::Relaxed).saturating_add(price);
         owed > LIMIT && !self.is_due.swap(true, Ordering::AcqRel)
     }
@@ -26,7 +27,7 @@ impl Debt {
         self.is_due.load(Ordering::Acquire)
     }
 
-    /// Pays at most `most`. Returns how much that is.
+    /// Pays at most `most`. Returns the amount paid.
     pub(crate) fn pay(&self, most: usize) -> usize {
         let owed = self.owed.load(Ordering::Relaxed);
         let paid = owed.min(most);

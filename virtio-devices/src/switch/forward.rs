@@ -14,18 +14,18 @@ use crate::failures::Asked;
 use crate::net::Counter;
 use crate::ring::BrokenRing;
 
-/// What a worker forwards with.
+/// A worker's state for forwarding.
 pub(crate) struct Forwarder {
     hub: Arc<Hub>,
     /// The worker's number.
     worker: usize,
-    /// The receive queues that frames were put into in this batch, whose drivers are still to be interrupted.
+    /// The receive queues that got frames in this batch, and whose drivers are not interrupted yet.
     touched: Vec<(Arc<OpenPort>, usize)>,
     scratch: RxScratch,
 }
 
 impl Forwarder {
-    /// For the worker with this number.
+    /// A forwarder for the worker with this number.
     pub(crate) fn new(hub: Arc<Hub>, worker: usize) -> Self {
         Self { hub, worker, touched: Vec::new(), scratch: RxScratch::default() }
     }
@@ -34,7 +34,7 @@ impl Forwarder {
     ///
     /// # Errors
     ///
-    /// When the source's ring is invalid.
+    /// Fails if the source's ring is invalid.
     pub(crate) fn forward(&mut self, source: &mut impl Source, table: &Table) -> Result<End, BrokenRing> {
         let mut pending = None;
         loop {
@@ -62,7 +62,7 @@ impl Forwarder {
                 }
                 Ok(Route::One(port)) => match self.run_to(port, frame, source, table)? {
                     Next::Frame(next) => pending = Some(next),
-                    // After a receiver that has gone, there may be frames for others.
+                    // If the receiver's port has closed, there may be frames for others.
                     Next::End(End::More) => {}
                     Next::End(end) => return Ok(end),
                 },
@@ -75,8 +75,8 @@ impl Forwarder {
         }
     }
 
-    /// Gives several receivers a frame. Returns [`End::More`] if there are more of them than the batch may cost: the
-    /// others get it in the next.
+    /// Delivers a frame to several receivers. Returns [`End::More`] if there are more of them than the batch may cost:
+    /// the others get it in the next.
     fn flood(&mut self, frame: &Frame<'_>, ports: Destinations<'_>, source: &mut impl Source) -> Option<End> {
         let (served, mut receivers, mut sent) = (source.served(), 0, Ok(()));
         for port in ports.skip(served) {
@@ -94,7 +94,7 @@ impl Forwarder {
                 self.copy(port, frame, source, Wish::Sender);
             }
         }
-        // One that others have is no loss of its sender.
+        // A frame that any receiver got is not lost.
         let sent = if served + receivers > 1 { Ok(()) } else { sent };
         conclude(frame, source, sent, receivers);
         None
@@ -115,7 +115,7 @@ impl Forwarder {
         sent
     }
 
-    /// Gives one of several receivers a frame. It never waits.
+    /// Delivers a frame to one of several receivers. It never waits.
     fn copy(&mut self, port: PortIndex, frame: &Frame<'_>, source: &mut impl Source, wish: Wish) {
         let Some(open) = self.hub.open_port(port) else { return self.hub.count_closed(port) };
         let queue = open.queue_of(source.flow(frame));
@@ -130,8 +130,8 @@ impl Forwarder {
         source.spend(frame.len + FRAME_COST + spent.unwrap_or(0));
     }
 
-    /// Forwards a frame, and those that follow it to the same port. Returns the first that goes elsewhere, or why there
-    /// is none; [`End::More`] also when the port has gone.
+    /// Forwards a frame, and those that follow it to the same port. Returns the first that goes elsewhere, or the
+    /// reason why there is none; [`End::More`] also if the port has closed.
     fn run_to<'t>(
         &mut self,
         port: PortIndex,
@@ -190,7 +190,7 @@ impl Forwarder {
         }
         let (ran, broken) = match rx.start(open.receiver(), &memory, &mut self.scratch) {
             Ok(Some(mut running)) => {
-                // Whatever becomes of the receiver, its senders' frames have been dealt with.
+                // Even if the receiver's ring breaks, its senders' frames have been handled.
                 let result = run(&mut running);
                 (Some(result), running.finish().is_err())
             }
@@ -200,7 +200,7 @@ impl Forwarder {
         if broken {
             rx.give_up(&open.shared);
         }
-        // The receiver pays for what its sender is not charged for.
+        // The receiver pays for the cost that its sender is not charged for.
         let price = std::mem::take(&mut self.scratch.price);
         if price != 0 && open.account.debt.add(price) {
             self.hub.tell(open.index, Message::Owes(open.index));
@@ -208,12 +208,12 @@ impl Forwarder {
         ran
     }
 
-    /// How many segments were made of frames since the last call.
+    /// Returns the number of segments that were made since the last call.
     pub(crate) fn take_segments(&mut self) -> usize {
         std::mem::take(&mut self.scratch.segments)
     }
 
-    /// Interrupts the drivers that were given frames.
+    /// Interrupts the drivers that got frames.
     pub(crate) fn signal(&mut self) {
         for (open, queue) in self.touched.drain(..) {
             let memory = open.shared.memory.pass();

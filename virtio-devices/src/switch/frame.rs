@@ -5,26 +5,26 @@ use crate::net::Counter;
 use crate::net_protocol::header::{self, HEADER};
 use crate::policy::{Head, NEW_HEAD, NewHead};
 
-/// A frame: its header and first bytes as they were checked, and where it goes. The rest is its source's
+/// A frame: its header and first bytes as they were checked, and its route. The rest is its source's
 /// [`Body`](super::body::Body).
 #[derive(Clone, Copy)]
 pub(crate) struct Frame<'t> {
     /// The virtio header, for a receiver behind no VLAN tag.
     pub header: [u8; HEADER],
-    /// Its beginning, as receivers are told apart by.
+    /// The parsed beginning, by which receivers are selected.
     pub head: Head,
     front: [u8; NEW_HEAD],
     front_len: usize,
-    /// Its length from the destination address on.
+    /// The length from the destination address on.
     pub len: usize,
-    /// Where it goes; or why nowhere, but for a copy.
+    /// The route, or the reason why there is none; a copy may be made even then.
     pub route: Result<Route<'t>, Counter>,
-    /// Where a copy of it goes.
+    /// The port that gets a copy.
     pub mirror: Option<PortIndex>,
 }
 
 impl<'t> Frame<'t> {
-    /// A frame that has `len` bytes once it begins with `new`, whose [`Head`] is `head`.
+    /// A frame that has `len` bytes with the new beginning `new`, whose [`Head`] is `head`.
     pub(crate) fn new(
         header: [u8; HEADER],
         new: &NewHead,
@@ -39,17 +39,17 @@ impl<'t> Frame<'t> {
         Self { header, head, front, front_len, len, route, mirror: None }
     }
 
-    /// The packets that it becomes.
+    /// The number of packets that it becomes.
     pub(crate) fn packets(&self) -> u32 {
         header::packets(&self.header, self.len)
     }
 
-    /// Its first bytes.
+    /// The first bytes.
     pub(crate) fn front(&self) -> &[u8] {
         &self.front[..self.front_len]
     }
 
-    /// How many bytes follow the first.
+    /// The number of bytes that follow the first.
     pub(crate) fn rest(&self) -> usize {
         self.len.saturating_sub(self.front_len)
     }

@@ -19,21 +19,21 @@ use crate::thread::Thread;
 use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{SharedQueue, Worker};
 
-/// A switch and its threads, which end with this.
+/// A switch and its threads, which end when this is dropped.
 pub(crate) struct Threads {
     hub: Arc<Hub>,
     running: Mutex<Vec<Thread>>,
-    /// Whether there are threads at all: a test may do their work.
+    /// True if there are threads: a test may do their work.
     threaded: bool,
 }
 
 impl Threads {
-    /// No threads yet: they come with the first port that is opened.
+    /// A switch without threads yet: they start with the first port that is opened.
     pub(crate) fn new(hub: Hub) -> Self {
         Self { hub: Arc::new(hub), running: Mutex::default(), threaded: true }
     }
 
-    /// The caller does the threads' work, step by step.
+    /// A switch whose caller does the threads' work, step by step.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn stepped(hub: Hub) -> Self {
         Self { hub: Arc::new(hub), running: Mutex::default(), threaded: false }
@@ -44,7 +44,7 @@ impl Threads {
         &self.hub
     }
 
-    /// Starts those that do not run yet.
+    /// Starts the threads that do not run yet.
     fn start(&self) -> io::Result<()> {
         if !self.threaded {
             return Ok(());
@@ -58,7 +58,7 @@ impl Threads {
         Ok(())
     }
 
-    /// What reads the uplink, which is the first worker.
+    /// The reader of the uplink, for the first worker.
     fn uplink_of(&self, worker: usize) -> io::Result<Option<UplinkRx>> {
         let reads = worker == 0 && self.hub.uplink().is_some();
         reads.then(|| UplinkRx::new(self.hub.uplink_index())).transpose()

@@ -1,4 +1,4 @@
-//! What a switch's workers share: its ports, its uplink, and the table of where frames go.
+//! The state that a switch's workers share: its ports, its uplink, and its forwarding table.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -22,26 +22,26 @@ use crate::net::{CarriedNic, Counter, Enforced, Filter, Mode};
 use crate::net_protocol::Offloads;
 use crate::policy::{Holder, Replaced, Retired};
 
-/// The least time between two tables that guests ask for.
+/// The least time between two tables that guests cause.
 const INTERVAL: Duration = Duration::from_millis(1);
-/// How many times as long as it took to make a table at least passes until guests can have the next one made: with
-/// thousands of ports and all the addresses that drivers may set, it takes tens of milliseconds.
+/// The least time before guests can cause the next table, as a multiple of the time that this one took: with thousands
+/// of ports and all addresses that drivers may set, building it takes tens of milliseconds.
 const REST: u32 = 8;
 
-/// What the host has decided for a port, beyond its NIC's policy.
+/// The host's settings for a port, beyond its NIC's policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortSettings {
-    /// It exchanges frames with the uplink and the PF only.
+    /// The port exchanges frames with the uplink and the PF only.
     pub isolated: bool,
-    /// The number of the port that gets a copy of what it sends, as far as its policy lets that through.
+    /// The number of the port that gets a copy of the frames that this one sends and its policy passes.
     pub mirror: Option<u16>,
-    /// Its share of the workers' time where ports compete, 1 to 100, and of an uplink's rate beyond what is guaranteed.
-    /// One with twice the weight sends twice the bytes.
+    /// The port's share of the workers' time if ports compete, 1 to 100, and of an uplink's rate beyond the guarantees.
+    /// A port with twice the weight sends twice the bytes.
     pub weight: u8,
-    /// What of the uplink's rate it always has, in Mbit/s; 0 for nothing. Those of all ports together are no more than
-    /// that rate. Without one it has no effect.
+    /// The guaranteed part of the uplink's rate, in Mbit/s; 0 for none. The guarantees of all ports together do not
+    /// exceed that rate. Without an uplink rate this has no effect.
     pub min_tx_rate: u32,
-    /// Its link is down while the uplink is; without an uplink it is up.
+    /// The port's link is down while the uplink is; without an uplink it is up.
     pub follows_uplink: bool,
 }
 
@@ -51,13 +51,13 @@ impl Default for PortSettings {
     }
 }
 
-/// A batch of frames that is on its way.
+/// A batch of frames in progress.
 pub(crate) struct Round<'h> {
     _held: RwLockReadGuard<'h, bool>,
     _span: Span,
 }
 
-/// A port, whether it has a NIC or not.
+/// A port, with or without a NIC.
 #[derive(Default)]
 struct Slot {
     nic: ArcSwapOption<CarriedNic>,
@@ -66,7 +66,7 @@ struct Slot {
     account: Arc<Account>,
 }
 
-/// What a port is when a table is made.
+/// The state of a port when a table is built.
 struct View {
     mac: [u8; 6],
     policy: Guard<Arc<Enforced>>,
@@ -82,25 +82,25 @@ pub(crate) struct Hub {
     slots: Box<[Slot]>,
     uplink: Option<Uplink>,
     uplink_rate: Option<NonZeroU32>,
-    /// What each port may send to the uplink, if that has a rate.
+    /// The ports' shares of the uplink's rate, if that is limited.
     shares: Option<Mutex<Shares>>,
     lanes: Box<[Lane]>,
     table: ArcSwap<Table>,
-    /// Tables of before that a batch may still go by.
+    /// Earlier tables that a batch may still use.
     retired: Retired,
-    /// The table is not what the ports are.
+    /// The table does not match the ports.
     stale: AtomicBool,
-    /// When guests can have another table made. Locked while one is.
+    /// The earliest time at which guests can cause another table. Locked while one is built.
     next: Mutex<Option<Instant>>,
     /// The uplink is up, or there is none.
     uplink_up: AtomicBool,
-    /// Locked while links follow it.
+    /// Locked while links follow the uplink.
     following: Mutex<()>,
-    /// The addresses that drivers had before frames were held, or before the VM was saved, until all ports go on.
+    /// The addresses that drivers had before frames were held, or before the VM was saved, until all ports resume.
     memory: Mutex<Option<Memory>>,
-    /// Whether frames wait where they are. Locked while frames are on their way.
+    /// True while frames wait in their queues. Locked while frames are in progress.
     held: RwLock<bool>,
-    /// The workers shall end.
+    /// Set to end the workers.
     pub end: AtomicBool,
 }
 
@@ -141,58 +141,58 @@ impl Hub {
         Ok(hub)
     }
 
-    /// What its threads are named after.
+    /// The id that its threads are named after.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// How it forwards.
+    /// The forwarding mode.
     pub(crate) fn mode(&self) -> SwitchMode {
         self.mode
     }
 
-    /// The number of its ports without the uplink.
+    /// The number of ports without the uplink.
     pub(crate) fn ports(&self) -> u16 {
         self.slots.len() as u16
     }
 
-    /// Its uplink.
+    /// The uplink.
     pub(crate) fn uplink(&self) -> Option<&Uplink> {
         self.uplink.as_ref()
     }
 
-    /// What goes to its uplink at most, in Mbit/s.
+    /// The limit of the traffic to the uplink, in Mbit/s.
     pub(crate) fn uplink_rate(&self) -> Option<NonZeroU32> {
         self.uplink_rate
     }
 
-    /// What each port may send to the uplink, if that has a rate.
+    /// The ports' shares of the uplink's rate, if that is limited.
     pub(crate) fn shares(&self) -> Option<&Mutex<Shares>> {
         self.shares.as_ref()
     }
 
-    /// The number of its uplink in the table: that after all ports.
+    /// The number of the uplink in the table: the one after all ports.
     pub(crate) fn uplink_index(&self) -> PortIndex {
         self.ports()
     }
 
-    /// Its workers.
+    /// The mailboxes of the workers.
     pub(crate) fn lanes(&self) -> &[Lane] {
         &self.lanes
     }
 
-    /// The worker of a port, which its frames go on from.
+    /// The mailbox of the worker that takes a port's frames.
     pub(crate) fn lane_of(&self, port: PortIndex) -> Option<&Lane> {
         self.lanes.get(usize::from(port) % self.lanes.len().max(1))
     }
 
-    /// The offloaded frames that it carries. Nobody sends UDP fragments any more.
+    /// The offloaded frames that the switch carries. UDP fragmentation offload is obsolete.
     pub(crate) fn offloads(&self) -> Offloads {
         let of_uplink = self.uplink.as_ref().map_or(Offloads::all(), Uplink::offloads);
         of_uplink - Offloads::UFO
     }
 
-    /// Where frames go, for a batch.
+    /// The forwarding table, for a batch.
     pub(crate) fn table(&self) -> Guard<Arc<Table>> {
         self.table.load()
     }
@@ -202,12 +202,12 @@ impl Hub {
         self.slots.get(usize::from(port))?.open.load_full().filter(|open| !open.is_stopped())
     }
 
-    /// What a port has cost others.
+    /// The cost that a port has caused to others.
     pub(crate) fn account(&self, port: PortIndex) -> Arc<Account> {
         self.slots.get(usize::from(port)).map(|slot| Arc::clone(&slot.account)).unwrap_or_default()
     }
 
-    /// What the host has decided for a port.
+    /// The host's settings for a port.
     pub(crate) fn settings(&self, port: PortIndex) -> PortSettings {
         let slot = self.slots.get(usize::from(port));
         slot.and_then(|slot| slot.settings.load().as_deref().copied()).unwrap_or_default()
@@ -220,7 +220,7 @@ impl Hub {
         }
     }
 
-    /// Counts a frame for a port that takes none now.
+    /// Counts a frame for a port that accepts none now.
     pub(crate) fn count_closed(&self, port: PortIndex) {
         let nic = self.slots.get(usize::from(port)).and_then(|slot| slot.nic.load_full());
         if let Some(nic) = nic {
@@ -229,7 +229,7 @@ impl Hub {
         }
     }
 
-    /// A port has a NIC, or no longer.
+    /// Attaches a NIC to a port, or detaches it.
     pub(crate) fn attach(&self, port: PortIndex, nic: Option<CarriedNic>) {
         if let Some(slot) = self.slots.get(usize::from(port)) {
             slot.nic.store(nic.map(Arc::new));
@@ -257,12 +257,12 @@ impl Hub {
         self.make_table()
     }
 
-    /// Whether the uplink was up when it was last looked at, or there is none.
+    /// True if the uplink was up at the last check, or there is none.
     pub(crate) fn uplink_up(&self) -> bool {
         self.uplink_up.load(Ordering::Acquire)
     }
 
-    /// The uplink is up, or no longer: the links of ports follow. What found them up has passed when this returns.
+    /// Records the uplink's state: the links of ports follow. On return, no batch still uses the old state.
     pub(crate) fn set_uplink_up(&self, up: bool) {
         if self.uplink_up.swap(up, Ordering::AcqRel) != up {
             log::info!("{}: its switch's uplink is {}", self.id, if up { "up" } else { "down" });
@@ -271,9 +271,9 @@ impl Hub {
         }
     }
 
-    /// Has a port's link follow the uplink's, if it is to, and tells its driver.
+    /// Makes a port's link follow the uplink's, if it is configured so, and interrupts its driver.
     fn follow_uplink(&self, port: PortIndex) {
-        // Or the last of two that look at once could set what the first has found to be over.
+        // Otherwise the last of two concurrent checks could set an outdated state.
         let _following = self.following.lock();
         let Some(slot) = self.slots.get(usize::from(port)) else { return };
         let held = self.settings(port).follows_uplink && !self.uplink_up();
@@ -284,7 +284,7 @@ impl Hub {
         }
     }
 
-    /// A port's queues run.
+    /// Opens a port when its queues start.
     pub(crate) fn open(&self, port: &Arc<OpenPort>) {
         if let Some(slot) = self.slots.get(usize::from(port.index)) {
             slot.open.store(Some(Arc::clone(port)));
@@ -293,11 +293,11 @@ impl Hub {
         }
     }
 
-    /// A port's queues run no longer, and nobody touches them afterwards.
+    /// Closes a port when its queues stop. No thread touches the queues afterwards.
     pub(crate) fn close(&self, port: &Arc<OpenPort>) {
         port.close();
         if let Some(slot) = self.slots.get(usize::from(port.index)) {
-            // It may have been opened again.
+            // The port may have been opened again.
             slot.open.rcu(|open| open.clone().filter(|open| !Arc::ptr_eq(open, port)));
             self.outdate();
             self.tell(port.index, Message::Closed(Arc::clone(port)));
@@ -311,7 +311,7 @@ impl Hub {
         }
     }
 
-    /// The host has changed what it decides for a port's NIC.
+    /// Applies a change of the host's policy for a port's NIC.
     pub(crate) fn changed(&self, port: PortIndex) -> Replaced {
         let replaced = self.make_table();
         if let Some(open) = self.open_port(port) {
@@ -320,7 +320,7 @@ impl Hub {
         replaced
     }
 
-    /// Has all frames wait where they are, or no longer. Waits for those that are on their way.
+    /// Makes all frames wait in their queues, or ends that. Waits for frames in progress.
     pub(crate) fn hold_frames(&self, held: bool) {
         if held {
             self.memory.lock().get_or_insert_with(|| self.table.load().memory());
@@ -332,7 +332,7 @@ impl Hub {
         self.lanes.iter().for_each(Lane::wake);
     }
 
-    /// The addresses that a port has by its driver's wish, and a number for each: the lower, the longer it has had it.
+    /// The addresses that a port's driver has set, with a number for each: the lower, the longer the port has had it.
     pub(crate) fn addresses_of(&self, port: PortIndex) -> Vec<([u8; 6], u64)> {
         match &*self.memory.lock() {
             Some(memory) => memory.of_port(port).collect(),
@@ -340,7 +340,7 @@ impl Hub {
         }
     }
 
-    /// A port had these addresses, of [`Self::addresses_of`], when it was saved.
+    /// Restores the addresses of a saved port, from [`Self::addresses_of`].
     pub(crate) fn remember(&self, port: PortIndex, addresses: impl IntoIterator<Item = ([u8; 6], u64)>) {
         let mut addresses = addresses.into_iter().peekable();
         if addresses.peek().is_some() {
@@ -350,13 +350,13 @@ impl Hub {
         }
     }
 
-    /// Announces a batch of frames, until the answer is dropped. `None` while they wait.
+    /// Marks a batch of frames as in progress, until the returned value is dropped. `None` while frames are held.
     pub(crate) fn round(&self) -> Option<Round<'_>> {
         let held = self.held.read();
         (!*held).then(|| Round { _held: held, _span: Span::new() })
     }
 
-    /// The table is not what the ports are: a worker makes another one, soon.
+    /// Marks the table stale; a worker rebuilds it soon.
     pub(crate) fn outdate(&self) {
         if !self.stale.swap(true, Ordering::AcqRel)
             && let Some(lane) = self.lanes.first()
@@ -365,7 +365,7 @@ impl Hub {
         }
     }
 
-    /// Makes another table if one is needed. Returns how long to wait until that may be.
+    /// Rebuilds the table if it is stale. Returns the time to wait if it is too early.
     pub(crate) fn follow(&self) -> Option<Duration> {
         if !self.stale.load(Ordering::Acquire) {
             return None;
@@ -378,13 +378,13 @@ impl Hub {
         wait
     }
 
-    /// Makes another table without waiting.
+    /// Rebuilds the table without waiting.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn follow_now(&self) -> Replaced {
         self.make_table()
     }
 
-    /// Makes another table. What was decided before this holds for all frames when the answer has been waited for.
+    /// Rebuilds the table. Earlier changes apply to all frames once the caller has waited for the returned handle.
     fn make_table(&self) -> Replaced {
         let mut next = self.next.lock();
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! A worker of a switch as others reach it: what it waits for, and what it is told.
+//! A worker's mailbox: its messages, and the descriptors that it waits for.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -19,23 +19,23 @@ use crate::eventfd::borrow;
 const EVENTS: usize = 64;
 /// The longest wait, which fits into the milliseconds of the usual system call.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Waits that are shorter are waited for to the microsecond.
+/// Shorter waits are precise to the microsecond.
 const SHORT: Duration = Duration::from_secs(1);
 /// The token of the worker's own eventfd.
 const WAKE: u64 = u64::MAX;
 
-/// Something that a worker is told.
+/// A message to a worker.
 pub(crate) enum Message {
-    /// A port's queues run: listen to its doorbell.
+    /// The queues of a port run: watch its doorbell.
     Opened(Arc<OpenPort>),
-    /// They do no longer.
+    /// The queues of a port have stopped.
     Closed(Arc<OpenPort>),
     /// The port's debt is due.
     Owes(PortIndex),
 }
 
-/// What a worker waits for, and what it is told. Everything is watched by its edges, so that no doorbell has to be
-/// read.
+/// A worker's messages, and the descriptors that it waits for. All are watched edge-triggered, so that no doorbell has
+/// to be read.
 pub(crate) struct Lane {
     epoll: OwnedFd,
     wake: EventFd,
@@ -43,11 +43,11 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// A worker that has no thread yet.
+    /// The mailbox of a worker that has no thread yet.
     ///
     /// # Errors
     ///
-    /// When the host has no descriptors left.
+    /// Fails if the host has no descriptors left.
     pub(crate) fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
@@ -61,8 +61,8 @@ impl Lane {
         let _ = self.wake.write(1);
     }
 
-    /// Tells the worker something, and wakes it. A port that was closed before the worker has heard that it was opened
-    /// is not told at all, so that what waits here does not grow with what drivers do.
+    /// Sends the worker a message, and wakes it. If a port closes before the worker has read that it was opened,
+    /// neither message is delivered, so that the mailbox does not grow with the drivers' actions.
     pub(crate) fn tell(&self, message: Message) {
         let mut mail = self.mail.lock();
         let unheard = match &message {
@@ -79,7 +79,7 @@ impl Lane {
         self.wake();
     }
 
-    /// What the worker was told since the last call.
+    /// Takes the messages since the last call.
     pub(crate) fn take_mail(&self) -> Vec<Message> {
         std::mem::take(&mut *self.mail.lock())
     }
@@ -88,18 +88,18 @@ impl Lane {
     ///
     /// # Errors
     ///
-    /// When the host has no memory for it.
+    /// Fails if the host has no memory for it.
     pub(crate) fn watch(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
         watch(&self.epoll, fd, token)
     }
 
-    /// No longer watches a descriptor.
+    /// Stops watching a descriptor.
     pub(crate) fn forget(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits for at most `timeout`, or without end, and appends the tokens of what has signalled. Returns whether the
-    /// worker was woken. A wait that fails (a signal, no memory) returns as if nothing had happened.
+    /// Waits for at most `timeout`, or forever, and appends the tokens of the descriptors that have signalled. Returns
+    /// true if the worker was woken. A wait that fails (a signal, no memory) returns as if nothing had happened.
     pub(crate) fn wait(&self, timeout: Option<Duration>, tokens: &mut Vec<u64>) -> bool {
         let short = timeout.filter(|timeout| !timeout.is_zero() && *timeout < SHORT);
         if let Some(woken) = short.and_then(|timeout| self.wait_precisely(timeout, tokens)) {
@@ -111,13 +111,13 @@ impl Lane {
         told(events.iter().map(|event| event.data.u64()), tokens)
     }
 
-    /// The same, to the microsecond. `None` where Linux cannot, before 5.11: it counts in milliseconds.
+    /// Waits with microsecond precision. `None` before Linux 5.11, which counts in milliseconds.
     fn wait_precisely(&self, timeout: Duration, tokens: &mut Vec<u64>) -> Option<bool> {
         let timeout = libc::timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         let epoll = self.epoll.as_raw_fd();
-        // SAFETY: the kernel reads the time and writes events, no more than there is room for, while both are borrowed.
-        // There is no signal mask.
+        // SAFETY: the kernel reads the time and writes at most as many events as there is room for, while both are
+        // borrowed. There is no signal mask.
         let count = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,
@@ -137,7 +137,7 @@ impl Lane {
     }
 }
 
-/// Appends what has signalled to `tokens`. Returns whether the worker was woken.
+/// Appends the tokens that have signalled to `tokens`. Returns true if the worker was woken.
 fn told(signalled: impl Iterator<Item = u64>, tokens: &mut Vec<u64>) -> bool {
     let mut woken = false;
     for token in signalled {

@@ -1,10 +1,10 @@
-//! How a switch forwards what its functions send.
+//! The forwarding modes of a switch.
 
-/// How a switch forwards what its functions send.
+/// The forwarding mode of a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwitchMode {
-    /// By itself: a virtual Ethernet bridge (`IEEE 802.1Q §5.22`).
+    /// Local forwarding: a virtual Ethernet bridge (`IEEE 802.1Q §5.22`).
     Veb,
-    /// By way of the switch behind the uplink: a virtual Ethernet port aggregator (`IEEE 802.1Q §5.23`).
+    /// Forwarding through the switch behind the uplink: a virtual Ethernet port aggregator (`IEEE 802.1Q §5.23`).
     Vepa,
 }

@@ -1,5 +1,5 @@
-//! What a receiver of a frame cannot do is done for it: checksums that its sender left out, and segments that its
-//! sender did not cut (`virtio 1.4 §5.1.6.2`). All of it on a private copy of the frame, which no guest can change.
+//! Software offloads for receivers that lack them: computes checksums that the sender left out, and cuts segments that
+//! it did not cut (`virtio 1.4 §5.1.6.2`). Works on a private copy of the frame, which no guest can change.
 
 mod checksum;
 mod malformed;
@@ -20,16 +20,16 @@ use virtio_bindings::virtio_net::{
 use crate::net_protocol::Offloads;
 use crate::net_protocol::header::{CSUM_OFFSET, CSUM_START, FLAGS, GSO_TYPE, HEADER, field, needs_checksum};
 
-/// What is left to do on a frame before a receiver can have it.
+/// The work on a frame before a receiver can have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Its checksum: [`complete`].
+    /// The checksum: [`complete`].
     Checksum,
-    /// Its segments: [`Segments`], whose checksums are complete.
+    /// The segmentation: [`Segments`], whose checksums are complete.
     Segments,
 }
 
-/// What the frame with this header needs before a driver can have it that has negotiated `offloads`.
+/// The work that the frame with this header needs before a driver with `offloads` can have it.
 pub(crate) fn work(header: &[u8; HEADER], offloads: Offloads) -> Option<Work> {
     let kind = u32::from(header[GSO_TYPE]);
     let needed = match kind & !VIRTIO_NET_HDR_GSO_ECN {
@@ -37,7 +37,7 @@ pub(crate) fn work(header: &[u8; HEADER], offloads: Offloads) -> Option<Work> {
         VIRTIO_NET_HDR_GSO_TCPV4 => Offloads::TSO4,
         VIRTIO_NET_HDR_GSO_TCPV6 => Offloads::TSO6,
         VIRTIO_NET_HDR_GSO_UDP => Offloads::UFO,
-        // The header does not tell which, and drivers take both or none.
+        // The header has one type for both, and drivers negotiate both or none.
         VIRTIO_NET_HDR_GSO_UDP_L4 => Offloads::USO4 | Offloads::USO6,
         _ => Offloads::all(),
     };
@@ -48,12 +48,12 @@ pub(crate) fn work(header: &[u8; HEADER], offloads: Offloads) -> Option<Work> {
     (needs_checksum(header) && !offloads.contains(Offloads::CHECKSUM)).then_some(Work::Checksum)
 }
 
-/// Computes the checksum that the sender of `frame` left out, if it did, and says so in its header. Whatever protocol
-/// it is of, the sender has put the sum of the pseudo-header where the checksum goes (`virtio 1.4 §5.1.6.2`).
+/// Computes the checksum that the sender of `frame` left out, if it did, and updates the header. For every protocol,
+/// the sender has put the sum of the pseudo-header in the checksum field (`virtio 1.4 §5.1.6.2`).
 ///
 /// # Errors
 ///
-/// [`Malformed`], when the checksum is not in the frame. Nothing has changed then.
+/// [`Malformed`] if the checksum is not in the frame, which is unchanged then.
 pub(crate) fn complete(header: &mut [u8; HEADER], frame: &mut [u8]) -> Result<(), Malformed> {
     if !needs_checksum(header) {
         return Ok(());

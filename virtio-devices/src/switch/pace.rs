@@ -1,36 +1,36 @@
-//! When a port's transmit queues are looked at again: at its driver's next doorbell or, while the driver sends frame
-//! after frame and hears nothing in between, after a short time without doorbells.
+//! The scheduling of a port's transmit queues: they are drained at the driver's next doorbell or, while it sends a
+//! stream of frames and receives nothing, after a short time without doorbells.
 //!
-//! A worker that takes the processor from the guest at each doorbell finds one frame each time, and each frame then
-//! costs an exit, two changes of the thread and an interrupt at its receiver. So the frames of such a stream are let
-//! gather, as NICs moderate interrupts. A request and its answer, and TCP with its acknowledgements, are no stream.
+//! A worker that preempts the guest at each doorbell finds one frame each time, and each frame then costs an exit, two
+//! thread switches and an interrupt at its receiver. So the frames of such a stream are collected for a while, as NICs
+//! moderate interrupts. A request and its answer, and TCP with its acknowledgements, are not a stream.
 
 use std::time::{Duration, Instant};
 
-/// How long frames gather at most, which is as long as NICs moderate interrupts.
+/// The longest time to collect frames, which is as long as NICs moderate interrupts.
 const LONGEST: Duration = Duration::from_micros(100);
-/// How long at least.
+/// The shortest time.
 const SHORTEST: Duration = Duration::from_micros(10);
-/// So many frames are to gather: with more of them in a time, the next one is shorter. A ring must not fill up.
+/// The number of frames to collect: if more come in a time, the next one is shorter. A ring must not fill up.
 const ENOUGH: u32 = 16;
-/// Doorbells that follow each other within this time may be those of a stream.
+/// Doorbells within this time of each other may be those of a stream.
 const QUICK: Duration = Duration::from_micros(100);
-/// So many of them, with nothing heard in between, are one.
+/// The number of such doorbells, without reception in between, that make a stream.
 const STREAM: u32 = 4;
-/// How many it takes at most, after attempts in which nothing gathered.
+/// The most doorbells that may be required, after attempts that collected nothing.
 const DOUBTFUL: u32 = 256;
 /// The fewest frames that are worth a wait.
 const WORTHWHILE: u32 = 2;
 
-/// What is known of a port's driver.
+/// The recent behaviour of a port's driver.
 #[derive(Debug)]
 pub(crate) struct Pace {
     mode: Mode,
-    /// How many doorbells of a stream have followed each other.
+    /// The number of quick doorbells in a row.
     streak: u32,
-    /// How many of them it takes.
+    /// The number of them that make a stream.
     needed: u32,
-    /// When the last frames were taken.
+    /// The time at which the last frames were taken.
     last: Option<Instant>,
     /// Frames since then, or since the wait began.
     frames: u32,
@@ -40,40 +40,41 @@ pub(crate) struct Pace {
 enum Mode {
     /// The driver rings for its next frame.
     Bell,
-    /// It shall no longer: its queues are to be looked at once more, without being told to ring.
+    /// Doorbells are suppressed from now on: the queues are drained once more.
     Entering,
-    /// It does not ring, and its queues are looked at at a time, after such a wait.
+    /// Doorbells are suppressed, and the queues are drained at `until`, after `wait`.
     Gathering { until: Instant, wait: Duration },
 }
 
-/// What comes after a turn in which all of a port's transmit queues were drained.
+/// The next step after a turn in which all of a port's transmit queues were drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum After {
-    /// A doorbell.
+    /// Wait for a doorbell.
     Bell,
-    /// Another look at once, by which the driver is told to ring, or no longer.
+    /// Drain them again at once, which enables or suppresses doorbells.
     Again,
-    /// A look after this time.
+    /// Drain them after this time.
     Wait(Duration),
 }
 
 impl Pace {
-    /// Nothing is known yet.
+    /// The state before the first doorbell.
     pub(crate) fn new() -> Self {
         Self { mode: Mode::Bell, streak: 0, needed: STREAM, last: None, frames: 0 }
     }
 
-    /// Whether the driver is not to ring when its queues are drained.
+    /// True if doorbells are suppressed when the queues are drained.
     pub(crate) fn gathers(&self) -> bool {
         self.mode != Mode::Bell
     }
 
-    /// So many frames were taken.
+    /// Counts frames that were taken.
     pub(crate) fn took(&mut self, frames: usize) {
         self.frames = self.frames.saturating_add(u32::try_from(frames).unwrap_or(u32::MAX));
     }
 
-    /// The queues are drained. `heard` says whether the port was sent anything since the last time.
+    /// Returns the next step after the queues are drained. `heard` is true if the port received anything since the last
+    /// time.
     pub(crate) fn drained(&mut self, heard: bool, now: Instant) -> After {
         match self.mode {
             Mode::Bell => self.rung(heard, now),
@@ -84,7 +85,7 @@ impl Pace {
     }
 
     fn rung(&mut self, heard: bool, now: Instant) -> After {
-        // A doorbell of another queue.
+        // It was a doorbell of another queue.
         if std::mem::take(&mut self.frames) == 0 {
             return After::Bell;
         }
@@ -127,7 +128,7 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    /// Turns at which a frame was taken, `apart` from each other, until the driver shall no longer ring.
+    /// Turns at which a frame was taken, `apart` from each other, until doorbells are suppressed.
     fn rings(pace: &mut Pace, now: &mut Instant, apart: Duration, heard: bool) -> Option<u32> {
         (1..1000).find(|_| {
             *now += apart;
@@ -155,7 +156,7 @@ mod tests {
         rings(&mut pace, &mut now, 50 * US, false);
         pace.drained(false, now);
         for (frames, wait) in [(2, 100), (16, 100), (32, 50), (32, 25), (4, 100), (400, 10), (17, 10)] {
-            // Something else has woken the worker.
+            // Another event has woken the worker.
             assert!(matches!(pace.drained(false, now), After::Wait(left) if left <= LONGEST));
             now += LONGEST;
             pace.took(frames);

@@ -15,25 +15,25 @@ use super::table::PortIndex;
 use crate::SharedQueue;
 use crate::net::Shared;
 
-/// A port whose queues run: from DRIVER_OK to a stop.
+/// A port with running queues: from DRIVER_OK to a stop.
 pub(crate) struct OpenPort {
-    /// Its number.
+    /// The port's number.
     pub index: PortIndex,
-    /// What it was started with.
+    /// The parameters of its start.
     pub shared: Arc<Shared>,
     /// The doorbell of all its queues.
     pub kick: Arc<EventFd>,
     /// Set to stop it.
     pub stop: Arc<AtomicBool>,
-    /// Its receive queues, which senders lock.
+    /// The receive queues, which senders lock.
     rx: Box<[Mutex<PortRx>]>,
-    /// Its other queues, which its worker locks for a batch.
+    /// The other queues, which its worker locks for a batch.
     pub tx: Mutex<PortTx>,
     /// The workers whose ports wait for its buffers, by their bits.
     pub waiters: AtomicU64,
-    /// What it has cost others, now and before.
+    /// The cost that it has caused to others, now and before.
     pub account: Arc<Account>,
-    /// It was sent something.
+    /// Set when it receives a frame.
     heard: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl OpenPort {
     ///
     /// # Errors
     ///
-    /// When the host has no eventfd left.
+    /// Fails if the host has no eventfd left.
     pub(crate) fn new(
         index: PortIndex,
         shared: &Arc<Shared>,
@@ -53,7 +53,7 @@ impl OpenPort {
         let queue = |index| queues.iter().find(|(other, _)| *other == index);
         let rx = (0..pairs).map(|pair| Mutex::new(PortRx::new(queue(2 * pair), features))).collect();
         let transmit = (0..pairs).filter_map(|pair| queue(2 * pair + 1));
-        // The control queue follows the last pair that the driver knows of (`virtio 1.4 §5.1.2`).
+        // The control queue follows the last pair that the driver uses (`virtio 1.4 §5.1.2`).
         let tx = PortTx::new(transmit, queue(2 * pairs), features);
         Ok(Self {
             index,
@@ -68,13 +68,13 @@ impl OpenPort {
         })
     }
 
-    /// Whether it has been told to stop.
+    /// True if the port must stop.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// The number of the receive queue for the frames of `flow`: frames of one sender's queue stay in one queue, so
-    /// that none overtakes another. Of the queues that the driver uses.
+    /// The number of the receive queue for the frames of `flow`, among those that the driver uses. Frames of one
+    /// sender's queue stay in one queue, so that none overtakes another.
     pub(crate) fn queue_of(&self, flow: usize) -> usize {
         let active = usize::from(self.shared.state.active_pairs()).clamp(1, self.rx.len().max(1));
         flow % active
@@ -85,23 +85,23 @@ impl OpenPort {
         self.rx.get(queue)
     }
 
-    /// What a run of one of its receive queues needs.
+    /// The parameters for a run of one of its receive queues.
     pub(crate) fn receiver(&self) -> Receiver<'_> {
         let Self { shared, stop, waiters, account, .. } = self;
         Receiver { shared, stop, waiters, waits: &account.waits, owes: account.debt.is_due() }
     }
 
-    /// It was sent something that is for it alone.
+    /// Records that it received a frame for it alone.
     pub(crate) fn set_heard(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was sent something for it alone since the last call.
+    /// True if it received a frame for it alone since the last call.
     pub(crate) fn take_heard(&self) -> bool {
         self.heard.load(Ordering::Relaxed) && self.heard.swap(false, Ordering::Relaxed)
     }
 
-    /// The workers whose ports wait for its buffers, now that it may have some.
+    /// Takes the workers whose ports wait for its buffers, if it has some now.
     pub(crate) fn take_waiters(&self) -> u64 {
         if self.waiters.load(Ordering::SeqCst) == 0 {
             return 0;
@@ -111,15 +111,14 @@ impl OpenPort {
         if has_some { self.waiters.swap(0, Ordering::SeqCst) } else { 0 }
     }
 
-    /// Waits until no sender looks at what the host has changed.
+    /// Waits until no sender uses the host's old settings.
     pub(crate) fn settle(&self) {
         for rx in &self.rx {
             drop(rx.lock());
         }
     }
 
-    /// Closes it, when it has been told to stop: nobody touches its queues afterwards. This waits for one frame at
-    /// most.
+    /// Closes a port that must stop: no thread touches its queues afterwards. Waits for at most one frame.
     pub(crate) fn close(&self) {
         self.stop.store(true, Ordering::Release);
         for rx in &self.rx {

@@ -14,15 +14,15 @@ pub(crate) struct PortRx {
     /// `None` once it was closed or given up.
     ring: Option<ParkedRing>,
     mergeable: bool,
-    /// What is known of its driver's buffers.
+    /// The state of the driver's supply of buffers.
     supply: Supply,
-    /// A sender will look at the end of its batch whether the driver is to be interrupted.
+    /// A sender will decide at the end of its batch if the driver needs an interrupt.
     touched: bool,
     tally: Tally,
 }
 
 impl PortRx {
-    /// A queue that nobody has put a frame into yet.
+    /// A queue that has received no frame yet.
     pub(crate) fn new(queue: Option<&(u16, SharedQueue)>, features: u64) -> Self {
         let event_idx = has(features, VIRTIO_RING_F_EVENT_IDX);
         Self {
@@ -34,16 +34,16 @@ impl PortRx {
         }
     }
 
-    /// Notes that the caller will look at the queue again. Returns whether nobody has promised that before.
+    /// Records that the caller will return to the queue. Returns true if no other sender has done so before.
     pub(crate) fn touch(&mut self) -> bool {
         !std::mem::replace(&mut self.touched, true)
     }
 
-    /// Puts frames into the queue, until the answer is [finished](RxRun::finish). `None` if it is closed.
+    /// Puts frames into the queue, until the returned run is [finished](RxRun::finish). `None` if the queue is closed.
     ///
     /// # Errors
     ///
-    /// When the ring is invalid: the caller [gives it up](Self::give_up).
+    /// Fails if the ring is invalid: the caller [gives it up](Self::give_up).
     pub(crate) fn start<'r, 'm>(
         &'r mut self,
         port: Receiver<'r>,
@@ -56,7 +56,7 @@ impl PortRx {
         RxRun::new(queue, port, memory, scratch).map(Some)
     }
 
-    /// The end of a batch: interrupts the driver if it wants that, and publishes what was counted.
+    /// Ends a batch: interrupts the driver if it needs that, and publishes the counts.
     pub(crate) fn signal(&mut self, shared: &Shared, memory: &DmaView) {
         self.touched = false;
         let wanted = self.ring.as_ref().map(|parked| {
@@ -76,12 +76,12 @@ impl PortRx {
         self.tally.flush(&shared.counters);
     }
 
-    /// Whether the driver has provided buffers.
+    /// True if the driver has provided buffers.
     pub(crate) fn has_buffers(&self, memory: &DmaView) -> bool {
         self.ring.as_ref().is_none_or(|parked| parked.has_available(memory))
     }
 
-    /// Closes it: nobody writes to it afterwards.
+    /// Closes the queue: no thread writes to it afterwards.
     pub(crate) fn close(&mut self, shared: &Shared) {
         self.ring = None;
         self.tally.flush(&shared.counters);

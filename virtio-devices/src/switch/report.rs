@@ -1,11 +1,10 @@
-//! When a driver is told by an interrupt that its frames were sent.
+//! The delay of transmit interrupts.
 //!
-//! A driver that sends one frame at a time asks for an interrupt at each, and needs none: it looks for itself when it
-//! sends the next frame, and when it receives the answer. So the interrupt is put off for a moment, after which most
-//! drivers no longer ask for it. The buffers are given back at once.
+//! A driver that sends one frame at a time requests an interrupt for each, and needs none: it finds completed frames
+//! when it sends the next one, and when it receives the answer. So the interrupt is delayed for a moment, after which
+//! most drivers no longer request it. The buffers are returned at once.
 //!
-//! A driver that does not say at which frame it wants to be interrupted (`VIRTIO_F_EVENT_IDX`) cannot say that it no
-//! longer does, and is told at once.
+//! A driver without `VIRTIO_F_EVENT_IDX` cannot withdraw its request, and is interrupted at once.
 
 use std::time::{Duration, Instant};
 
@@ -13,32 +12,32 @@ use crate::DmaView;
 
 use crate::ring::{BrokenRing, Ring};
 
-/// How long an interrupt is put off: longer than most answers take, and as long as NICs moderate interrupts.
+/// The delay of an interrupt: longer than most answers take, and as long as NICs moderate interrupts.
 const PUT_OFF: Duration = Duration::from_micros(250);
-/// What a driver may have sent, in bytes, without being told: two of the longest segments. Linux holds TCP back that
-/// has more on its way.
+/// The most bytes that may be sent without an interrupt: two of the longest segments. Linux holds back TCP that has
+/// more in flight.
 const MOST_BYTES: usize = 128 << 10;
 
-/// What a driver has not been told about a transmit queue.
+/// The transmitted frames of a queue that no interrupt has reported.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// By when it is told; `None` if it need not be.
+    /// The deadline of the interrupt; `None` if there is none to send.
     due: Option<Instant>,
     bytes: usize,
     frames: usize,
 }
 
 impl Report {
-    /// By when the driver has to be told.
+    /// The deadline of the interrupt.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Finds out whether the driver has seen for itself what it was not told.
+    /// Cancels the interrupt if the driver has seen the used buffers by itself.
     ///
     /// # Errors
     ///
-    /// When the ring is invalid.
+    /// Fails if the ring is invalid.
     pub(crate) fn review(&mut self, ring: &mut Ring<'_>, memory: &DmaView) -> Result<(), BrokenRing> {
         if self.due.is_some() && !ring.interrupt_is_due(memory)? {
             *self = Self::default();
@@ -47,11 +46,11 @@ impl Report {
         Ok(())
     }
 
-    /// So many frames of so many bytes were given back. Returns whether the driver is to be interrupted now.
+    /// Counts frames and bytes that were returned. Returns true if the driver needs an interrupt now.
     ///
     /// # Errors
     ///
-    /// When the ring is invalid.
+    /// Fails if the ring is invalid.
     pub(crate) fn add(
         &mut self,
         frames: usize,
@@ -75,11 +74,11 @@ impl Report {
         if much || now >= due { self.take(ring, memory) } else { Ok(false) }
     }
 
-    /// Returns whether the driver is to be interrupted for what it was not told.
+    /// Returns true if the driver needs an interrupt for the frames that none has reported.
     ///
     /// # Errors
     ///
-    /// When the ring is invalid.
+    /// Fails if the ring is invalid.
     pub(crate) fn take(&mut self, ring: &mut Ring<'_>, memory: &DmaView) -> Result<bool, BrokenRing> {
         *self = Self::default();
         ring.wants_interrupt(memory)

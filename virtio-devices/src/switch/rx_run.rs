@@ -26,28 +26,28 @@ use crate::{DmaView, clock, walk};
 pub(crate) use supply::Supply;
 use supply::{Lack, Shortage};
 
-/// What a sender puts frames into receive queues with, one after the other.
+/// A sender's scratch memory for receive queues, one after the other.
 #[derive(Default)]
 pub(crate) struct RxScratch {
     storage: Storage,
     used: Vec<Used>,
-    /// The chains that are taken for the present frame, and how much each holds.
+    /// The chains that are taken for the present frame, and the capacity of each.
     chains: Vec<(u16, usize)>,
     copies: Copies,
-    /// How many segments were made, which are more work than their frames' bytes say.
+    /// The number of segments, which are more work than their frames' bytes suggest.
     pub segments: usize,
-    /// The price of the descriptors that were read beyond what their frames' bytes say.
+    /// The price of the descriptors that were read beyond those that their frames' bytes account for.
     pub price: usize,
 }
 
-/// A frame that its receiver cannot have as it is, and what is made of it. Empty until there is one.
+/// A frame that its receiver cannot have unchanged, and the result of the conversion. Empty until there is one.
 #[derive(Default)]
 struct Copies {
     frame: Vec<u8>,
     segment: Vec<u8>,
 }
 
-/// What became of a frame.
+/// The outcome of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// The driver has it.
@@ -59,32 +59,32 @@ pub(crate) enum Delivery {
     NoBuffers,
 }
 
-/// Whose wish a frame is.
+/// The reason for a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// Its sender's: the receiver's policy and filter decide.
+    /// The frame's sender: the receiver's policy and filter decide.
     Sender,
-    /// The host's: a copy of what another port sends, for which they do not count.
+    /// The host: a copy of a frame that another port sends, to which policy and filter do not apply.
     Mirror,
 }
 
-/// The port that a receive queue is of, for the time of a run.
+/// The port of a receive queue, for the time of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Receiver<'r> {
-    /// What its start was with.
+    /// The parameters of its start.
     pub shared: &'r Shared,
-    /// Set when it is stopped.
+    /// Set when it must stop.
     pub stop: &'r AtomicBool,
     /// Senders that wait for its buffers: the workers' bits.
     pub waiters: &'r AtomicU64,
-    /// How long they have.
+    /// The time that they have waited.
     pub waits: &'r Mutex<Waits>,
-    /// It gets no frames before it has paid for what its rings have cost.
+    /// The port gets no frames before it has paid for the cost of its rings.
     pub owes: bool,
 }
 
 impl Receiver<'_> {
-    /// Whether it has been told to stop.
+    /// True if the port must stop.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
@@ -94,11 +94,11 @@ impl Receiver<'_> {
 pub(crate) struct Queue<'r> {
     /// The ring.
     pub parked: &'r ParkedRing,
-    /// Whether a frame may have several buffers.
+    /// True if a frame may span several buffers.
     pub mergeable: bool,
-    /// What is known of its driver's buffers.
+    /// The state of the driver's supply of buffers.
     pub supply: &'r mut Supply,
-    /// Its counts.
+    /// The counts.
     pub tally: &'r mut Tally,
 }
 
@@ -115,11 +115,11 @@ pub(crate) struct RxRun<'r, 'm> {
     copies: &'r mut Copies,
     segments: &'r mut usize,
     price: &'r mut usize,
-    /// What this run has cost beyond the bytes of its frames, and its source does not know yet.
+    /// The cost of this run beyond the bytes of its frames that its source does not know yet.
     unspent: usize,
     /// The descriptors that may still be read for the present frame, or the present segment of one.
     left: usize,
-    /// It is a segment for which no more may be read because of those before it.
+    /// It is a segment whose limit is lower because of those before it.
     is_last: bool,
     supply: &'r mut Supply,
     tally: &'r mut Tally,
@@ -135,7 +135,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
     ///
     /// # Errors
     ///
-    /// When the ring is invalid.
+    /// Fails if the ring is invalid.
     pub(crate) fn new(
         queue: Queue<'r>,
         port: Receiver<'r>,
@@ -174,7 +174,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
         })
     }
 
-    /// Gives the driver a frame, if it may and wants to see it.
+    /// Delivers a frame to the driver, if policy and filter admit it.
     pub(crate) fn deliver(&mut self, frame: &Frame<'_>, body: &Body<'_, '_, '_>, wish: Wish) -> Delivery {
         if self.broken || self.port.is_stopped() {
             return self.drop_as(Counter::RxStale);
@@ -199,7 +199,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
         delivery
     }
 
-    /// Returns what frames have cost beyond their bytes since the last call.
+    /// Takes the cost of frames beyond their bytes since the last call.
     pub(crate) fn take_unspent(&mut self) -> usize {
         std::mem::take(&mut self.unspent)
     }
@@ -209,8 +209,8 @@ impl<'r, 'm> RxRun<'r, 'm> {
         Delivery::Dropped
     }
 
-    /// The header and the beginning of the frame as the driver may see it, or the reason why it may or does not want
-    /// to.
+    /// The header and the beginning of the frame as the driver may see it, or the reason why policy or filter refuse
+    /// it.
     fn admit(
         &self,
         frame: &Frame<'_>,
@@ -251,20 +251,20 @@ impl<'r, 'm> RxRun<'r, 'm> {
         Ok((header, new))
     }
 
-    /// After [`Delivery::NoBuffers`]: returns how long the frame may wait for buffers, if all waits for this receiver
-    /// may take `budget` in a second; `None` if it has to be dropped. `stop` is set when its sender is stopped.
+    /// After [`Delivery::NoBuffers`]: returns the time that the frame may wait for buffers, if all waits for this
+    /// receiver may take `budget` in a second; `None` if it must be dropped. `stop` is set when its sender is stopped.
     pub(crate) fn patience(&mut self, budget: Duration, stop: Option<&Arc<AtomicBool>>) -> Option<Duration> {
         if self.broken || budget.is_zero() {
             return None;
         }
         let (now, mut waits) = (clock::now(), self.port.waits.lock());
-        // Its driver may never provide so many at once that it is known to have recovered.
+        // Its driver may never provide so many at once that it counts as recovered.
         let period = waits.period(now);
         if self.supply.congested == Some(period) {
             return None;
         }
         self.supply.congested = None;
-        // A wait may have ended unseen, with its sender.
+        // A wait may have ended unnoticed, with its sender.
         let is_gone = self.supply.waiter.as_ref().is_some_and(|stop| stop.load(Ordering::Acquire));
         if is_gone || self.supply.awaited.is_none_or(|since| since < period) {
             (self.supply.awaited, self.supply.waiter) = (None, stop.cloned());
@@ -272,19 +272,19 @@ impl<'r, 'm> RxRun<'r, 'm> {
         waits.left(&mut self.supply.awaited, budget, now)
     }
 
-    /// After [`Delivery::NoBuffers`]: has the driver ring when it provides buffers, for the worker `waiter`. Returns
-    /// whether it has provided some meanwhile.
+    /// After [`Delivery::NoBuffers`]: makes the driver ring when it provides buffers, for the worker `waiter`. Returns
+    /// true if it has provided some in the meantime.
     pub(crate) fn wait_for_buffers(&mut self, waiter: usize) -> bool {
         self.port.waiters.fetch_or(1 << waiter, Ordering::SeqCst);
         self.put_back();
-        // Those that are available are not enough.
+        // The buffers that are available are not enough.
         let known = self.supply.shortage.map_or(self.ring.next_index(), Shortage::available);
         let more = self.ring.expect_doorbell_beyond(known, self.memory);
         self.broken |= more.is_err();
         more.unwrap_or(true)
     }
 
-    /// After [`Delivery::NoBuffers`]: the frame is dropped. If it has `waited`, no frame waits again in this period.
+    /// After [`Delivery::NoBuffers`]: drops the frame. If it has `waited`, no frame waits again in this period.
     pub(crate) fn drop_for_lack(&mut self, waited: bool) {
         self.put_back();
         let reason = if self.supply.congested.is_some() { Counter::RxCongested } else { Counter::RxNoBuffers };
@@ -303,17 +303,17 @@ impl<'r, 'm> RxRun<'r, 'm> {
         }
     }
 
-    /// A copy for the host's eyes was lost.
+    /// Counts the loss of a mirrored copy.
     pub(crate) fn lose_mirrored(&mut self) {
         self.put_back();
         self.tally.count(Counter::MirrorDropped);
     }
 
-    /// Publishes what was written.
+    /// Publishes the used buffers.
     ///
     /// # Errors
     ///
-    /// When the ring is invalid: the caller [gives it up](super::receiver::PortRx::give_up).
+    /// Fails if the ring is invalid: the caller [gives it up](super::receiver::PortRx::give_up).
     pub(crate) fn finish(mut self) -> Result<(), BrokenRing> {
         let given = if self.broken { Err(BrokenRing) } else { self.give_back() };
         self.used.clear();

@@ -16,16 +16,16 @@ use crate::{DmaView, SharedQueue};
 /// The part of its time that a port may spend on its receive rings: a quarter.
 const SHARE_OF_DEBT: i64 = 4;
 
-/// What a port sends from.
+/// The queues that a port sends from.
 pub(crate) struct PortTx {
     queues: Vec<TxQueue>,
     /// The control queue. `None` without one, and once it was closed or given up.
     pub control: Option<ParkedRing>,
-    /// The queue whose turn it is.
+    /// The queue that is next.
     turn: usize,
-    /// What the port may still send in this round, in bytes; below zero what it has sent too much.
+    /// The bytes that the port may still send in this round; negative if it has sent too many.
     credit: i64,
-    /// When its queues are looked at again.
+    /// The schedule of its queues.
     pub pace: Pace,
     pub tally: Tally,
 }
@@ -33,14 +33,14 @@ pub(crate) struct PortTx {
 struct TxQueue {
     /// `None` once it was closed or given up.
     ring: Option<ParkedRing>,
-    /// What was done for its first frame.
+    /// The work that was done for its first frame.
     progress: Progress,
-    /// What its driver was not told yet.
+    /// The interrupt that its driver has not got yet.
     report: Report,
 }
 
 impl PortTx {
-    /// Queues that nobody has run yet.
+    /// Queues that have not run yet.
     pub(crate) fn new<'q>(
         transmit: impl Iterator<Item = &'q (u16, SharedQueue)>,
         control: Option<&(u16, SharedQueue)>,
@@ -64,61 +64,63 @@ impl PortTx {
         }
     }
 
-    /// How many transmit queues there are.
+    /// The number of transmit queues.
     pub(crate) fn len(&self) -> usize {
         self.queues.len()
     }
 
-    /// The queue whose turn it is. The next call returns the next.
+    /// The next queue in turn.
     pub(crate) fn next_queue(&mut self) -> usize {
         let turn = self.turn;
         self.turn = (turn + 1) % self.queues.len().max(1);
         turn
     }
 
-    /// It is the turn of `queue` again.
+    /// Makes `queue` the next in turn again.
     pub(crate) fn repeat(&mut self, queue: usize) {
         self.turn = queue;
     }
 
-    /// A further round: the port may send so many bytes more. What it has not used it loses, or it could later hold up
-    /// others.
+    /// Starts a further round: the port may send this many bytes more. Unused credit expires, or the port could later
+    /// delay others.
     pub(crate) fn grant(&mut self, bytes: i64) {
         self.credit = self.credit.min(0) + bytes;
     }
 
-    /// Pays of the port's debt, with a share of what it is granted for a round.
+    /// Pays off the port's debt, with a share of the credit of a round.
     pub(crate) fn pay(&mut self, debt: &Debt, granted: i64) {
         let most = usize::try_from(granted / SHARE_OF_DEBT).unwrap_or(0);
         self.credit = self.credit.saturating_sub(i64::try_from(debt.pay(most)).unwrap_or(i64::MAX));
     }
 
-    /// What was done for its frames beside copying them, in frames.
+    /// Charges work on its frames besides copying them, in frames.
     pub(crate) fn charge_frames(&mut self, frames: usize) {
         self.credit = self.credit.saturating_sub(i64::try_from(frames * FRAME_COST).unwrap_or(i64::MAX));
     }
 
-    /// What it has done beside sending, in time that others would have had.
+    /// Charges time spent on commands, which other ports could have used.
     pub(crate) fn charge_time(&mut self, time: Duration) {
         // A nanosecond is about as long as the copy of a byte that is in no cache.
         self.credit = self.credit.saturating_sub(i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
     }
 
-    /// Whether the driver may have made a command available that was not taken. Until the queue was first run, it may.
+    /// True if the driver may have made a command available that was not taken: always so until the queue was first
+    /// run.
     pub(crate) fn has_command(&self, memory: &DmaView) -> bool {
         self.control.as_ref().is_some_and(|parked| parked.has_available(memory))
     }
 
-    /// Whether it may send more in this round.
+    /// True if the port may send more in this round.
     pub(crate) fn has_credit(&self) -> bool {
         self.credit > 0
     }
 
-    /// Takes a batch of frames from a queue, until the answer is [finished](TxBatch::finish). `None` if it is closed.
+    /// Takes a batch of frames from a queue, until the returned batch is [finished](TxBatch::finish). `None` if it is
+    /// closed.
     ///
     /// # Errors
     ///
-    /// When the ring is invalid: the caller [gives it up](Self::give_up).
+    /// Fails if the ring is invalid: the caller [gives it up](Self::give_up).
     pub(crate) fn start<'b, 'm>(
         &'b mut self,
         queue: usize,
@@ -141,12 +143,12 @@ impl PortTx {
         give_up(&mut self.tally, &shared.interrupts);
     }
 
-    /// By when its driver has to be told what was sent, if it has to be.
+    /// The deadline of the next transmit interrupt, if there is one.
     pub(crate) fn report_due(&self) -> Option<Instant> {
         self.queues.iter().filter_map(|queue| queue.report.due()).min()
     }
 
-    /// Tells the driver what was sent, where it has to be told by the time `now` and still wants to be.
+    /// Sends the transmit interrupts that are due at the time `now`, or all, if the driver still needs them.
     pub(crate) fn report(&mut self, now: Option<Instant>, shared: &Shared, memory: &DmaView) {
         for queue in 0..self.queues.len() {
             let Some(TxQueue { ring: Some(parked), report, .. }) = self.queues.get_mut(queue) else { continue };
@@ -170,7 +172,7 @@ impl PortTx {
         }
     }
 
-    /// Closes all queues: nobody touches them afterwards. What was sent before is told now.
+    /// Closes all queues: no thread touches them afterwards. Sends pending transmit interrupts now.
     pub(crate) fn close(&mut self, shared: &Shared) {
         self.report(None, shared, &shared.memory.pass());
         self.queues.clear();

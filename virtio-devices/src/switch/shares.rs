@@ -1,9 +1,9 @@
-//! What each port may send to the uplink.
+//! The ports' shares of an uplink's rate.
 //!
-//! The uplink's rate is divided among the ports that send to it: each has the rate that it is guaranteed, and of what
-//! is left as much as its weight says. What a port cannot use goes to the others. So each competing port has a bucket
-//! of its own, which refills at its share of the moment, and a frame over the share waits in its ring for the time that
-//! the share needs. The buckets are filled when a port asks, from the time that has passed.
+//! The uplink's rate is divided among the ports that send to it: each has its guaranteed rate, and a part of the rest
+//! by its weight. The share that a port cannot use goes to the others. So each competing port has a bucket of its own,
+//! which refills at its current share, and a frame over the share waits in its ring for the time that the share needs.
+//! The buckets are filled on demand, by the time that has passed.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -14,62 +14,61 @@ use crate::state::{BucketState, StateError};
 
 use super::table::PortIndex;
 
-/// The bytes that a Mbit/s is in a nanosecond.
+/// The bytes per nanosecond of one Mbit/s.
 const MBIT: f64 = 1e6 / 8.0 / 1e9;
-/// The least that a bucket holds, in bytes: a segment of 64 KiB more than the longest frame, as of other limits.
+/// The least capacity of a bucket, in bytes: a segment of 64 KiB and the longest frame, as for other limits.
 const LEAST: f64 = (64 << 10) as f64 + MAX_FRAME as f64;
-/// The time for which a bucket holds what its rate is, in nanoseconds, if that is more: a worker that comes late has
-/// lost nothing.
+/// The time for which a bucket holds its rate, in nanoseconds, if that is more: a worker that comes late loses nothing.
 const HELD: f64 = 10e6;
-/// The longest wait before a port asks again: others may have stopped sending, and its share be greater.
+/// The longest wait before a port tries again: others may have stopped sending, which increases its share.
 const LONGEST: Duration = Duration::from_millis(10);
-/// How long a port that could send and does not ask still counts among those that compete.
+/// The time for which a port that could send and does not still counts as competing.
 const GRACE: Duration = Duration::from_millis(10);
-/// The least time between two fillings for each port that competes: some ten times as long as one takes.
+/// The least time between two fillings for each port that competes: about ten times as long as one takes.
 const REST: Duration = Duration::from_nanos(200);
-/// How often what buckets have no room for is divided among the others; what is left then is spare.
+/// The rounds in which the excess of full buckets is divided among the others; the rest is spare.
 const TURNS: usize = 4;
 
-/// The rate of an uplink, and what each port may have of it.
+/// The rate of an uplink, and its division among the ports.
 #[derive(Debug)]
 pub(crate) struct Shares {
     /// In bytes a nanosecond.
     rate: f64,
-    /// What no competing port had room for, in bytes: whoever has none left takes from it.
+    /// The bytes that no competing port had room for: a port without tokens takes from them.
     spare: f64,
-    /// When the buckets were last filled.
+    /// The time of the last filling.
     filled: Instant,
     ports: Box<[Share]>,
     /// The ports that compete.
     competing: Vec<PortIndex>,
-    /// What they are guaranteed together.
+    /// The sum of their guaranteed rates.
     guaranteed: f64,
-    /// Their weights together.
+    /// The sum of their weights.
     weights: f64,
 }
 
-/// What a port has of the uplink's rate.
+/// A port's share of the uplink's rate.
 #[derive(Debug, Clone)]
 struct Share {
-    /// What it always has, in bytes a nanosecond.
+    /// The guaranteed rate, in bytes a nanosecond.
     guaranteed: f64,
-    /// Its part of what is left, to those of the others.
+    /// The weight for the rest.
     weight: f64,
-    /// What is in its bucket, in bytes; below zero it owes.
+    /// The content of its bucket, in bytes; negative if it owes.
     tokens: f64,
-    /// Until when it competes.
+    /// The time until which it competes.
     until: Option<Instant>,
 }
 
 impl Share {
-    /// What its bucket still takes.
+    /// The room in its bucket.
     fn room(&self) -> f64 {
         (LEAST.max(self.guaranteed * HELD) - self.tokens).max(0.0)
     }
 }
 
 impl Shares {
-    /// For an uplink of `rate` Mbit/s and ports of this weight that are guaranteed nothing.
+    /// The shares of an uplink of `rate` Mbit/s, for ports of this weight without guarantees.
     pub(crate) fn new(rate: NonZeroU32, ports: u16, weight: u8) -> Self {
         let rate = f64::from(rate.get()) * MBIT;
         let share = Share { guaranteed: 0.0, weight: f64::from(weight.max(1)), tokens: 0.0, until: None };
@@ -82,7 +81,7 @@ impl Shares {
         LEAST.max(rate * HELD)
     }
 
-    /// A port is guaranteed so many Mbit/s from now on, and has such a weight.
+    /// Sets the guaranteed rate of a port in Mbit/s, and its weight.
     pub(crate) fn set(&mut self, port: PortIndex, guaranteed: u32, weight: u8) {
         if let Some(share) = self.ports.get_mut(usize::from(port)) {
             share.guaranteed = f64::from(guaranteed) * MBIT;
@@ -91,7 +90,7 @@ impl Shares {
         self.sum_up();
     }
 
-    /// How long a port has to wait before it may send another frame; `None` if it may now.
+    /// The time that a port must wait before it may send another frame; `None` if it may now.
     pub(crate) fn limited_for(&mut self, port: PortIndex) -> Option<Duration> {
         let now = clock::now();
         let has_some = |share: &Share| share.until.is_some() && share.tokens > 0.0;
@@ -108,7 +107,7 @@ impl Shares {
             share.tokens += taken;
         }
         let wait = (share.tokens <= 0.0).then(|| {
-            // One byte is what a waiter waits for.
+            // A waiting port needs one byte.
             let nanos = (1.0 - share.tokens) / own;
             Duration::from_nanos(nanos.ceil() as u64).max(rest).min(LONGEST)
         });
@@ -116,14 +115,14 @@ impl Shares {
         wait
     }
 
-    /// Takes what a port has sent.
+    /// Charges the bytes that a port has sent.
     pub(crate) fn take(&mut self, port: PortIndex, bytes: usize) {
         if let Some(share) = self.ports.get_mut(usize::from(port)) {
             share.tokens -= bytes as f64;
         }
     }
 
-    /// A port competes.
+    /// Adds a port to those that compete.
     fn join(&mut self, port: PortIndex) {
         if let Some(share) = self.ports.get_mut(usize::from(port))
             && share.until.is_none()
@@ -141,7 +140,7 @@ impl Shares {
         (self.guaranteed, self.weights) = (guaranteed, weights);
     }
 
-    /// How long buckets are left as they are.
+    /// The least time between two fillings.
     fn rest(&self) -> Duration {
         REST.saturating_mul(u32::try_from(self.competing.len()).unwrap_or(u32::MAX))
     }
@@ -154,7 +153,7 @@ impl Shares {
         })
     }
 
-    /// Divides what has come since the last time.
+    /// Divides the bytes since the last filling.
     fn fill(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.filled);
         if elapsed < self.rest() {
@@ -170,7 +169,7 @@ impl Shares {
             share.tokens += given;
             left -= given;
         }
-        // What one has no room for the others have.
+        // The others get the excess of full buckets.
         for _ in 0..TURNS {
             let open = |port: &PortIndex| ports.get(usize::from(*port)).filter(|share| share.room() > 0.0);
             let weights: f64 = competing.iter().filter_map(open).map(|share| share.weight).sum();
@@ -188,7 +187,8 @@ impl Shares {
         self.spare = (self.spare + left).min(Self::most_spare(self.rate));
     }
 
-    /// Ports that have not asked for a while, and owe nothing, no longer compete. Returns what they leave.
+    /// Removes ports that have not tried to send for a while and owe nothing from those that compete. Returns the bytes
+    /// in their buckets.
     fn retire(&mut self, now: Instant) -> f64 {
         let Self { ports, competing, .. } = self;
         let (before, mut left) = (competing.len(), 0.0);
@@ -207,17 +207,17 @@ impl Shares {
         left
     }
 
-    /// What a port owes, as the time in which the uplink carries that; `None` if it owes nothing.
+    /// The debt of a port, as the time in which the uplink carries it; `None` if it owes nothing.
     pub(crate) fn save(&self, port: PortIndex) -> Option<BucketState> {
         let owed = self.ports.get(usize::from(port)).map_or(0.0, |share| -share.tokens);
         (owed > 0.0).then(|| BucketState { missing: (owed / self.rate).ceil() as u64, burst: 0 })
     }
 
-    /// A port owes what [`Self::save`] has said.
+    /// Restores a debt of [`Self::save`].
     ///
     /// # Errors
     ///
-    /// When no frame could have led to that.
+    /// Fails if no frame could have caused it.
     pub(crate) fn restore(&mut self, port: PortIndex, state: BucketState) -> Result<(), StateError> {
         let owed = state.missing as f64 * self.rate;
         // The time is rounded up to a nanosecond.

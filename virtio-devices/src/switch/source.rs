@@ -1,4 +1,4 @@
-//! Where frames come from: the queues of a port, or the uplink.
+//! The sources of frames: the queues of a port, or the uplink.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,39 +11,39 @@ use super::uplink::Uplink;
 use crate::net::Counter;
 use crate::ring::BrokenRing;
 
-/// Why there is no further frame in a batch.
+/// The reason why a batch has no further frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// There is none now; something signals when there is one.
+    /// There is none now; an event signals the next one.
     Drained,
-    /// There may be more, and it is the turn of others.
+    /// There may be more, but it is the turn of others.
     More,
-    /// A rate limit: wait this long.
+    /// A rate limit: wait for this time.
     Limited(Duration),
-    /// The receiver has no buffers: the frame waits, this long.
+    /// The receiver has no buffers: the frame waits for this time.
     Blocked(Duration),
-    /// The source has been told to stop.
+    /// The source must stop.
     Stopped,
 }
 
-/// The next frame, or why there is none.
+/// The next frame, or the reason why there is none.
 pub(crate) enum Next<'t> {
-    /// One whose route is known.
+    /// A frame and its route.
     Frame(Frame<'t>),
     /// None.
     End(End),
 }
 
-/// A batch of frames. One frame at a time is taken, and dealt with.
+/// A batch of frames. They are taken and handled one at a time.
 pub(crate) trait Source {
-    /// Takes the next frame that its policy lets through and that goes anywhere; others are dropped and counted.
+    /// Takes the next frame that its policy passes and that has a route; others are dropped and counted.
     ///
     /// # Errors
     ///
-    /// When its ring is invalid.
+    /// Fails if its ring is invalid.
     fn next<'t>(&mut self, table: &'t Table) -> Result<Next<'t>, BrokenRing>;
 
-    /// What follows the frame's first bytes.
+    /// The part after the frame's first bytes.
     fn body(&self) -> Body<'_, '_, '_>;
 
     /// A number that is the same for frames that must not overtake each other.
@@ -53,22 +53,22 @@ pub(crate) trait Source {
     ///
     /// # Errors
     ///
-    /// Why it did not go there.
+    /// The reason why it was not sent.
     fn send(&mut self, frame: &Frame<'_>, uplink: &Uplink) -> Result<(), Counter>;
 
-    /// The frame has gone to so many receivers.
+    /// Records that the frame was sent to `receivers`.
     fn done(&mut self, frame: &Frame<'_>, receivers: usize);
 
-    /// A copy of the frame was made for the port that it is mirrored to.
+    /// Records a copy of the frame for the port that it is mirrored to.
     fn mirrored(&mut self, frame: &Frame<'_>);
 
-    /// The frame was dropped for a reason of its sender.
+    /// Records that the frame was dropped for a reason of its sender.
     fn dropped(&mut self, reason: Counter);
 
-    /// Whether its frames wait for receivers at all.
+    /// True if its frames may wait for receivers.
     fn is_patient(&self) -> bool;
 
-    /// How long all frames for a receiver may wait for its buffers in a second.
+    /// The time per second that all frames for a receiver may wait for its buffers.
     fn patience(&self) -> Duration;
 
     /// The flag that is set when its port is stopped, if it is a port's.
@@ -77,15 +77,15 @@ pub(crate) trait Source {
     /// The number of receivers that have the frame already, from when it was put back.
     fn served(&self) -> usize;
 
-    /// The frame waits, and is the next again: it is put back, when `receivers` more have got it, and its mirror.
+    /// Puts back the frame, which waits and is the next again, after `receivers` more have got it, and its mirror port.
     fn put_back(&mut self, frame: &Frame<'_>, receivers: usize);
 
-    /// The batch has cost so much beside the bytes of its frames, in bytes that are copied in the same time.
+    /// Charges the batch for a cost besides the bytes of its frames, in bytes that are copied in the same time.
     fn spend(&mut self, cost: usize);
 
-    /// True if the batch has cost what it may.
+    /// True if the batch has reached its cost limit.
     fn is_spent(&self) -> bool;
 
-    /// Whether it has been told to stop.
+    /// True if the source must stop.
     fn is_stopped(&self) -> bool;
 }

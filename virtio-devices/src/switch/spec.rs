@@ -1,4 +1,4 @@
-//! What a switch is, and why there cannot be one.
+//! The parameters of a switch, and the errors of creating one.
 
 use std::num::NonZeroU32;
 
@@ -13,47 +13,48 @@ pub const MAX_PORTS: u16 = 4096;
 /// The most workers of a switch.
 pub const MAX_WORKERS: u16 = 64;
 
-/// What a switch is.
+/// The parameters of a switch.
 #[derive(Debug)]
 pub struct SwitchSpec {
-    /// Its PF's id, which its threads are named after.
+    /// The id of its PF, which its threads are named after.
     pub id: String,
-    /// How it forwards.
+    /// The forwarding mode.
     pub mode: SwitchMode,
     /// The number of its ports without the uplink, 1 to [`MAX_PORTS`]: the PF and its VFs.
     pub ports: u16,
     /// The most threads that carry its frames, 1 to [`MAX_WORKERS`]. They are started with the first driver.
     pub workers: u16,
-    /// What connects it to others; none for a closed switch. It has one queue.
+    /// The tap that connects it to others; `None` for a closed switch. It has one queue.
     pub uplink: Option<Tap>,
-    /// What its ports may send to the uplink together, in Mbit/s (10^6 bits); more waits in their queues. Ports that
-    /// compete have what they are [guaranteed](super::PortSettings::min_tx_rate), and share the rest by their weights.
+    /// The limit of all ports' traffic to the uplink together, in Mbit/s (10^6 bits); frames beyond it wait in their
+    /// queues. Competing ports get their [guarantees](super::PortSettings::min_tx_rate), and share the rest by their
+    /// weights.
     pub uplink_rate: Option<NonZeroU32>,
 }
 
-/// Why there cannot be such a switch: one line, to follow the option's name.
+/// The reason why a switch cannot be created: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum SwitchError {
-    /// The number of ports is none.
+    /// The number of ports is out of range.
     #[error("a switch of {0} ports: must be 1 to {MAX_PORTS}")]
     Ports(u16),
-    /// The number of workers is none.
+    /// The number of workers is out of range.
     #[error("workers={0}: must be 1 to {MAX_WORKERS}")]
     Workers(u16),
-    /// The uplink is a tap of several queues.
+    /// The uplink is a tap with several queues.
     #[error("{name} has {queues} queues; an uplink has one")]
     UplinkQueues {
         /// The tap.
         name: String,
-        /// How many it has.
+        /// The number of its queues.
         queues: usize,
     },
-    /// The uplink refuses.
+    /// The tap cannot be an uplink.
     #[error("{name} as uplink: {source}")]
     Uplink {
         /// The tap.
         name: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// The host has no descriptor for it.
@@ -62,7 +63,7 @@ pub enum SwitchError {
 }
 
 impl SwitchError {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Ports(_) | Self::Workers(_) => ErrorKind::Invalid,

@@ -15,11 +15,11 @@ use crate::backend::Tap;
 use crate::clock::testing::StoppedClock;
 use crate::{GuestMap, Interrupts, Net, NetError, NetSpec, SharedQueue, Start, VirtioDevice, Worker};
 
-/// How long a turn of the worker takes.
+/// The time of a turn of the worker.
 const TURN: Duration = Duration::from_micros(100);
 
-/// A switch whose drivers run. No frame waits for its receiver, and the clock of the caller's thread moves with the
-/// turns alone, so that the same queues always have the same effect.
+/// A switch whose drivers run. No frame waits for its receiver, and the clock of the caller's thread advances only with
+/// the turns, so that the same queues always have the same effect.
 pub struct SwitchSteps {
     clock: StoppedClock,
     worker: SwitchWorker,
@@ -29,7 +29,7 @@ pub struct SwitchSteps {
     switch: Switch,
 }
 
-/// Why there cannot be one.
+/// The reason why it cannot be created.
 #[derive(Debug)]
 pub enum StepsError {
     /// See [`SwitchError`].
@@ -41,8 +41,8 @@ pub enum StepsError {
 }
 
 impl SwitchSteps {
-    /// A port for each of `ports`: a NIC with one pair of queues, and those of its queues that its driver has enabled.
-    /// All drivers have negotiated `features`. With `uplink_rate`, in Mbit/s, there is an uplink that takes as much.
+    /// Creates a port for each of `ports`: a NIC with one pair of queues, and the queues that its driver has enabled.
+    /// All drivers have negotiated `features`. With `uplink_rate`, in Mbit/s, there is an uplink with that rate.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl SwitchSteps {
         Ok(Self { clock, worker: worker.impatient(), beyond, ports: opened, switch })
     }
 
-    /// Rings all doorbells, and does what a worker does in one turn of its loop. Where frames go is up to date.
+    /// Rings all doorbells, and does the work of one turn of a worker. The forwarding table is up to date.
     pub fn step(&mut self) {
         drop(self.switch.0.hub().follow_now());
         self.ports.iter().flat_map(|(_, workers, _)| workers).for_each(Worker::wake);
@@ -80,7 +80,7 @@ impl SwitchSteps {
         self.clock.advance(TURN);
     }
 
-    /// The next frame that has come out of the uplink, with its header, if it fits into `room`. Its length.
+    /// Reads the next frame from the uplink, with its header, if it fits into `room`. Returns its length.
     pub fn leaves(&mut self, room: &mut [u8]) -> Option<usize> {
         rustix::io::read(self.beyond.as_ref()?, room).ok().filter(|len| *len > 0)
     }
@@ -90,7 +90,7 @@ impl SwitchSteps {
         self.ports.get_mut(port).map(|(net, ..)| net)
     }
 
-    /// Whether a port has asked its driver for a reset, because a ring is invalid.
+    /// True if a port has asked its driver for a reset, because a ring is invalid.
     pub fn needs_reset(&self, port: usize) -> bool {
         self.ports.get(port).is_some_and(|(.., interrupts)| interrupts.needs_reset())
     }

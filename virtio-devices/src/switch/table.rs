@@ -1,5 +1,6 @@
-//! Where frames go: a snapshot of the switch's ports, made of what is configured and of what drivers ask for. Nothing
-//! is learned: what is not local is behind the uplink, so nothing ages, and no guest can flood the table.
+//! The forwarding table: a snapshot of the switch's ports, built from the configuration and the drivers' settings.
+//! Nothing is learned: every address that is not local is behind the uplink, so nothing ages, and no guest can flood
+//! the table.
 
 mod addresses;
 mod destinations;
@@ -27,7 +28,7 @@ use crate::policy::{Head, is_reserved};
 
 const BROADCAST: Mac = [0xff; 6];
 
-/// Where a frame goes.
+/// The route of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Route<'t> {
     /// To the open port that has its address.
@@ -36,41 +37,42 @@ pub(crate) enum Route<'t> {
     Many(Destinations<'t>),
 }
 
-/// Why a frame goes nowhere.
+/// The reason why a frame has no route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Miss {
-    /// It is for the function that sent it (`tx_own_address` of its sender). Or it is the reflection of such a frame,
-    /// from the uplink.
+    /// The destination is the function that sent it (`tx_own_address` of its sender). Or it is the reflection of such a
+    /// frame, from the uplink.
     OwnAddress,
-    /// It is for an address that no port has and nobody takes frames for (`rx_unknown` of where it came from).
+    /// The destination is an address that no port has or accepts (`rx_unknown` of its source).
     Unknown,
-    /// It is for a port that takes no frames now, where it is counted.
+    /// The destination is a port that accepts no frames now, where it is counted.
     Closed(PortIndex),
-    /// It is for a function that its sender may not reach, because one of both is isolated.
+    /// The destination is a function that its sender may not reach, because one of the two is isolated.
     Isolated,
 }
 
-/// Where frames go, immutable.
+/// The forwarding table, immutable.
 #[derive(Debug)]
 pub(crate) struct Table {
     mode: SwitchMode,
     ports: Ports,
     addresses: AddressBook,
-    /// Open ports but for the uplink.
+    /// The open ports except the uplink.
     everyone: Index,
-    /// Those that joined a group, and do not take all.
+    /// The ports that joined a group, and do not accept all.
     groups: Index,
-    /// Those that take the frames of all groups.
+    /// The ports that accept the frames of all groups.
     all_groups: Index,
-    /// Those that take frames for unknown addresses.
+    /// The ports that accept frames for unknown addresses.
     promiscuous: Index,
 }
 
 impl Table {
-    /// The table of `ports`, which are numbered as here. Where two ports have one address in one VLAN, the one that the
-    /// host gave it to keeps it; among drivers the one that had it in the table `before`, then the first of `ports`.
+    /// Builds the table of `ports`, which are numbered in this order. If two ports have one address in one VLAN, the
+    /// one that got it from the host keeps it; among drivers the one that had it in the table `before`, then the first
+    /// of `ports`.
     ///
-    /// There is one uplink at most. What is beyond [`PortIndex::MAX`] ports is left out.
+    /// There is at most one uplink. Ports beyond [`PortIndex::MAX`] are left out.
     pub(crate) fn new(mode: SwitchMode, ports: &[PortSpec<'_>], before: Option<&Self>) -> Self {
         Self::remembering(mode, ports, before, None)
     }
@@ -110,15 +112,14 @@ impl Table {
         Self { mode, ports, addresses, everyone, groups, all_groups, promiscuous }
     }
 
-    /// Where the frame goes that begins with `head` and has passed the ingress policy of the port `from`: with the tag
-    /// of a port VLAN, if it has one.
+    /// Finds the route of the frame that begins with `head` and has passed the ingress policy of the port `from`: with
+    /// the tag of a port VLAN, if it has one.
     ///
-    /// A port that is found is in the frame's VLAN. What its policy does on the way out, and its driver's filter, come
-    /// after this.
+    /// A port that is found is in the frame's VLAN. Its egress policy and its driver's filter apply after this.
     ///
     /// # Errors
     ///
-    /// Why it goes nowhere.
+    /// The reason why it has no route.
     pub(crate) fn route(&self, from: PortIndex, head: &Head) -> Result<Route<'_>, Miss> {
         let sender = self.ports.get(from).ok_or(Miss::Unknown)?;
         let (vlan, destination) = (head.vlan(), head.destination());
@@ -126,7 +127,7 @@ impl Table {
         if !from_uplink && self.mode == SwitchMode::Vepa {
             return self.to_uplink();
         }
-        // What comes back from the switch behind the uplink goes everywhere but to where it came from.
+        // A frame that the switch behind the uplink reflects goes to every port except its source.
         let source = (from_uplink && self.mode == SwitchMode::Vepa)
             .then(|| self.addresses.owner(&head.source(), vlan, &self.ports.entries))
             .flatten();
@@ -168,13 +169,13 @@ impl Table {
         (to != from && is_member && self.ports.is_open(to)).then_some(to)
     }
 
-    /// How often another's claim to an address in a VLAN went before the port's, so that it gets no frames for it
-    /// there.
+    /// The number of claims to an address in a VLAN that the port lost to another, so that it gets no frames for the
+    /// address there.
     pub(crate) fn conflicts(&self, port: PortIndex) -> u32 {
         self.ports.get(port).map_or(0, |entry| entry.conflicts)
     }
 
-    /// The addresses that drivers have, which no table knows while their ports are stopped.
+    /// The addresses of drivers, which no table has while their ports are stopped.
     pub(crate) fn memory(&self) -> Memory {
         let mut memory = Memory::default();
         self.addresses.of_drivers().for_each(|(port, mac, since)| memory.add(port, mac, since));

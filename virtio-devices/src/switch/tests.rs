@@ -1,4 +1,4 @@
-//! A switch with drivers at its ports and a socket in the uplink's place.
+//! A switch with drivers at its ports and a socket in place of the uplink.
 
 mod announce;
 mod calls;

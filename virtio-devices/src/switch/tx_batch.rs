@@ -1,4 +1,4 @@
-//! A batch of frames from a transmit queue: what of them its port's policy lets through, and where they go.
+//! A batch of frames from a transmit queue: the ingress policy of its port, and the routes.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -24,41 +24,41 @@ use crate::policy::{self, Head, NEW_HEAD};
 use crate::ring::{BrokenRing, Chain, ParkedRing, Ring, Used};
 use crate::{DmaView, clock, walk};
 
-/// What a frame costs beside its bytes, in bytes that are copied in the same time.
+/// The cost of a frame besides its bytes, in bytes that are copied in the same time.
 pub(crate) const FRAME_COST: usize = 512;
 
-/// What a worker takes frames with, from one port after the other.
+/// A worker's scratch memory for taking frames, from one port after the other.
 #[derive(Default)]
 pub(crate) struct TxScratch {
     storage: Storage,
     used: Vec<Used>,
 }
 
-/// The port that transmit queues are of, for the time of a batch.
+/// The port of transmit queues, for the time of a batch.
 #[derive(Clone, Copy)]
 pub(crate) struct Sender<'b> {
-    /// Its number.
+    /// The port's number.
     pub index: PortIndex,
-    /// What its start was with.
+    /// The parameters of its start.
     pub shared: &'b Shared,
-    /// Set when it is stopped.
+    /// Set when it must stop.
     pub stop: &'b Arc<AtomicBool>,
-    /// Set when the switch's threads shall end.
+    /// Set when the switch's threads must end.
     pub end: &'b AtomicBool,
-    /// How long frames wait for a receiver's buffers in a second.
+    /// The time per second that frames wait for a receiver's buffers.
     pub patience: Duration,
-    /// Its driver need not ring for its next frame: the queues are looked at anyway.
+    /// Doorbells are suppressed: the queues are drained on a timer.
     pub gathers: bool,
-    /// The number of the uplink, and what each port may send there, if that is limited.
+    /// The number of the uplink, and the ports' shares of its rate, if that is limited.
     pub uplink: Option<(PortIndex, &'b Mutex<Shares>)>,
 }
 
-/// What was done for a frame before it was put back.
+/// The work that was done for a frame before it was put back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// It was tried before, and copied to where it is mirrored.
+    /// It was tried before, and copied to its mirror port.
     tried: bool,
-    /// How many receivers have it.
+    /// The number of receivers that have it.
     receivers: usize,
     /// The packets of it that its storm limit has counted.
     counted: u32,
@@ -68,15 +68,15 @@ pub(crate) struct Progress {
 pub(crate) struct Queue<'b> {
     /// The ring.
     pub parked: &'b ParkedRing,
-    /// Its number among the port's transmit queues.
+    /// The number among the port's transmit queues.
     pub number: usize,
-    /// What was done for its first frame before that was put back.
+    /// The work that was done for its first frame before that was put back.
     pub progress: &'b mut Progress,
-    /// What its driver was not told yet.
+    /// The interrupt that its driver has not got yet.
     pub report: &'b mut Report,
-    /// What the port may still send, in bytes.
+    /// The bytes that the port may still send.
     pub credit: &'b mut i64,
-    /// Its counts.
+    /// The counts.
     pub tally: &'b mut Tally,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct TxBatch<'b, 'm> {
     current: u16,
     frames: usize,
     bytes: usize,
-    /// What the batch has cost, in bytes that are copied in the same time.
+    /// The cost of the batch, in bytes that are copied in the same time.
     spent: usize,
     credit: &'b mut i64,
     progress: &'b mut Progress,
@@ -107,7 +107,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
     ///
     /// # Errors
     ///
-    /// When the ring is invalid.
+    /// Fails if the ring is invalid.
     pub(crate) fn new(
         queue: Queue<'b>,
         port: Sender<'b>,
@@ -138,12 +138,12 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         })
     }
 
-    /// Gives back what was sent, and interrupts the driver if it wants that and is to be told now. Returns why the
-    /// batch ended, which is not [`End::Drained`] if the driver has made more available meanwhile.
+    /// Returns used buffers, and interrupts the driver if it needs that now. Returns the reason for the end of the
+    /// batch, which is not [`End::Drained`] if the driver has made more available in the meantime.
     ///
     /// # Errors
     ///
-    /// When the ring is invalid, or was found to be: the caller [gives it up](super::sender::PortTx::give_up).
+    /// Fails if the ring is invalid, or was found to be: the caller [gives it up](super::sender::PortTx::give_up).
     pub(crate) fn finish(mut self, end: Result<End, BrokenRing>) -> Result<End, BrokenRing> {
         let end = end.and_then(|end| self.give_back(end));
         self.used.clear();
@@ -174,17 +174,17 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         }
     }
 
-    /// Looks at the frame in `chain`: where it goes, or the reason why it is dropped.
+    /// Inspects the frame in `chain`: returns its route, or the reason why it is dropped.
     fn inspect<'t>(&mut self, chain: Chain<'m>, table: &'t Table) -> Result<Frame<'t>, Counter> {
         self.iovecs.clear();
         let bounds = walk::bounds(self.memory);
         let appended = self.iovecs.append_within(self.memory, chain, Permissions::Read, bounds);
-        // Its bytes may be none.
+        // The frame may have no bytes.
         let bytes = appended.map_or(0, |extent| extent.bytes.min(MAX_FRAME));
         let price = walk::price(self.iovecs.take_walked(), bytes, self.memory);
         self.pay(price);
         let extent = appended.map_err(|_| Counter::TxBadChains)?;
-        // What is checked is a copy, and that copy goes on: what the guest writes there afterwards changes nothing.
+        // The checked copy is forwarded: later writes of the guest change nothing.
         let mut header = [0; HEADER];
         if !self.iovecs.take_front(&mut header) {
             return Err(Counter::TxTooShort);
@@ -200,7 +200,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         self.spent += len;
         let (state, policy) = (&self.port.shared.state, &self.policy);
         let header = header::check(header, len, self.port.shared.features).map_err(|_| Counter::TxBadHeaders)?;
-        // Whoever has it pays for its packets, and has no say in their number.
+        // Its receiver pays for its packets, and cannot limit their number.
         if header::packets(&header, len) > MAX_PACKETS {
             return Err(Counter::TxBadHeaders);
         }
@@ -222,7 +222,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         }
         let head = new.head();
         let route = table.route(self.port.index, &head).or_else(|miss| match miss {
-            // It is counted where it goes.
+            // It is counted at its destination.
             Miss::Closed(port) => Ok(Route::One(port)),
             Miss::OwnAddress => Err(Counter::TxOwnAddress),
             Miss::Isolated => Err(Counter::TxIsolated),
@@ -231,7 +231,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         Ok(Frame::new(header, &new, head, len, route))
     }
 
-    /// How long a frame has to wait that the uplink is to get, because of the port's share of the uplink's rate.
+    /// The time that a frame for the uplink must wait, because of the port's share of the uplink's rate.
     fn uplink_wait(&self, frame: &Frame<'_>) -> Option<Duration> {
         let (uplink, shares) = self.port.uplink?;
         let is_for_uplink = match frame.route.ok()? {
@@ -241,13 +241,13 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         if is_for_uplink { shares.lock().limited_for(self.port.index) } else { None }
     }
 
-    /// What is done once for a frame, when it goes on its way: its storm limit, and who gets a copy.
+    /// Applies the storm limit and the mirror port, once for each frame.
     fn admit<'t>(&mut self, mut frame: Frame<'t>, table: &'t Table) -> Result<Frame<'t>, Counter> {
         let is_group = is_multicast(&frame.head.destination());
-        // What is not local is behind the uplink, if there is one.
+        // Every address that is not local is behind the uplink, if there is one.
         let is_flooded = !is_group && matches!(&frame.route, Ok(Route::Many(ports)) if !ports.has_uplink());
         if (is_group || is_flooded) && self.policy.policy.storm.is_some() {
-            // Its guest may have made it a larger one since a part of it went.
+            // Its guest may have enlarged it since a part of it was sent.
             let packets = frame.packets().saturating_sub(self.progress.counted);
             if packets != 0 && !self.policy.storm.allows(packets) {
                 return Err(Counter::StormDropped);
@@ -264,7 +264,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
         Ok(frame)
     }
 
-    /// How many frames were given back.
+    /// The number of frames that were returned.
     pub(crate) fn completed(&self) -> usize {
         self.used.len()
     }
@@ -354,7 +354,7 @@ impl Source for TxBatch<'_, '_> {
 
     fn dropped(&mut self, reason: Counter) {
         self.charge(0, 1);
-        // What is dropped took time as well.
+        // A dropped frame took time as well.
         self.policy.transmit.take(0, 1);
         self.port.shared.policy.note(reason);
         self.tally.count(reason);

@@ -19,23 +19,23 @@ pub(crate) struct Uplink {
     failures: Failures,
 }
 
-/// Whether an uplink takes frames.
+/// The state of an uplink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UplinkState {
-    /// It takes frames.
+    /// It accepts frames.
     Up,
-    /// It takes none: it is down, or its owner has limited its buffer, which is full.
+    /// It accepts none: it is down, or the buffer limit of its owner is reached.
     Stuck,
     /// It was deleted.
     Gone,
 }
 
 impl Uplink {
-    /// Takes a tap with one queue, and has it deliver offloaded frames of all kinds that the switch `id` can divide.
+    /// Takes a tap with one queue, and makes it deliver offloaded frames of all kinds that the switch `id` can segment.
     ///
     /// # Errors
     ///
-    /// When it has several, or refuses.
+    /// Fails if it has several queues, or refuses.
     pub(crate) fn new(tap: Tap, id: &str) -> Result<Self, SwitchError> {
         let [queue] = tap.queues() else {
             return Err(SwitchError::UplinkQueues { name: tap.name().into(), queues: tap.queues().len() });
@@ -43,9 +43,9 @@ impl Uplink {
         let failed = |source: io::Error| SwitchError::Uplink { name: tap.name().into(), source };
         let fd = {
             let queue = queue.lock();
-            // It is a setting of the tap, not of a receiver: what one does not take is made one that it does.
+            // Offloads are set per tap, not per receiver; frames that a receiver cannot take are segmented here.
             if queue.set_offloads(tap.offloads() - Offloads::UFO).is_err() {
-                // A stand-in has no offloads, and a tap that refuses both is gone.
+                // A substitute has no offloads, and a tap that refuses both was deleted.
                 let _ = queue.set_offloads(Offloads::empty());
             }
             queue.as_fd().try_clone_to_owned().map_err(failed)?
@@ -58,22 +58,22 @@ impl Uplink {
         self.tap.name()
     }
 
-    /// Its MTU in bytes, where that is known.
+    /// The MTU in bytes, if known.
     pub(crate) fn mtu(&self) -> Option<u16> {
         self.tap.mtu()
     }
 
-    /// The offloaded frames that it takes.
+    /// The offloaded frames that it accepts.
     pub(crate) fn offloads(&self) -> Offloads {
         self.tap.offloads()
     }
 
-    /// Whether it was deleted.
+    /// True if it was deleted.
     pub(crate) fn is_gone(&self) -> bool {
         self.tap.is_gone()
     }
 
-    /// Whether it takes frames now.
+    /// The current state.
     pub(crate) fn state(&self) -> UplinkState {
         match self.tap.queues().first().map(|queue| queue.lock().is_writable()) {
             _ if self.is_gone() => UplinkState::Gone,
@@ -82,12 +82,12 @@ impl Uplink {
         }
     }
 
-    /// What came from it and went there.
+    /// The traffic from it and to it.
     pub(crate) fn counters(&self) -> Arc<NetCounters> {
         Arc::clone(&self.counters)
     }
 
-    /// What it fails to send.
+    /// The failures to send to it.
     pub(crate) fn failures(&self) -> &Failures {
         &self.failures
     }
@@ -99,7 +99,7 @@ impl Uplink {
         }
     }
 
-    /// Drops the frames that it holds from before there were drivers.
+    /// Drops the frames that it holds from before drivers started.
     pub(crate) fn discard_stale(&self) -> u64 {
         self.tap.queues().first().map_or(0, |queue| queue.lock().discard_stale())
     }

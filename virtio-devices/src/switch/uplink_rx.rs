@@ -1,5 +1,4 @@
-//! What comes from the uplink. A tap shows no frame without giving it away, so each is read into memory of this program
-//! first.
+//! Reception from the uplink. A tap cannot be peeked at, so each frame is read into memory of this program first.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,9 +28,9 @@ use crate::walk;
 pub(crate) struct UplinkRx {
     index: PortIndex,
     bounce: Spill,
-    /// There may be a frame.
+    /// A frame may be available.
     ready: bool,
-    /// A frame that is in the bounce buffer, and that some of its receivers have.
+    /// A frame in the bounce buffer that some of its receivers have got.
     pending: Option<Pending>,
     tally: Tally,
 }
@@ -39,9 +38,9 @@ pub(crate) struct UplinkRx {
 /// A frame that was put back.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
-    /// Its length, with its header.
+    /// The length, with the header.
     len: usize,
-    /// How many receivers have it.
+    /// The number of receivers that have got it.
     receivers: usize,
 }
 
@@ -50,12 +49,12 @@ impl UplinkRx {
     ///
     /// # Errors
     ///
-    /// When the host has no memory for it.
+    /// Fails if the host has no memory for it.
     pub(crate) fn new(index: PortIndex) -> io::Result<Self> {
         Ok(Self { index, bounce: Spill::new(MAX_READ)?, ready: false, pending: None, tally: Tally::new() })
     }
 
-    /// Begins to read: what is from before there were drivers is dropped.
+    /// Begins to read: drops frames from before drivers started.
     pub(crate) fn begin(&mut self, uplink: &Uplink, watch: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) {
         uplink.counters().add(Counter::RxStale, uplink.discard_stale());
         if watch(uplink.as_fd()).is_err() {
@@ -64,12 +63,12 @@ impl UplinkRx {
         self.ready = true;
     }
 
-    /// Whether there may be a frame.
+    /// True if a frame may be available.
     pub(crate) fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// There may be a frame.
+    /// Records that a frame may be available.
     pub(crate) fn set_ready(&mut self) {
         self.ready = true;
     }
@@ -105,19 +104,20 @@ pub(crate) struct UplinkBatch<'b> {
     fd: BorrowedFd<'b>,
     end: &'b AtomicBool,
     bounce: &'b mut [u8],
-    /// Where the present frame's body is.
+    /// The range of the present frame's body.
     body: std::ops::Range<usize>,
     frames: usize,
-    /// What the batch has cost, in bytes that are copied in the same time.
+    /// The cost of the batch, in bytes that are copied in the same time.
     spent: usize,
-    /// How many receivers have the present frame from an earlier batch.
+    /// The number of receivers that got the present frame in an earlier batch.
     served: usize,
     pending: &'b mut Option<Pending>,
     tally: &'b mut Tally,
 }
 
 impl UplinkBatch<'_> {
-    /// Looks at the frame of `len` bytes, with its header, that was read: its route, or the reason why it is dropped.
+    /// Inspects the frame of `len` bytes, with its header, that was read: returns its route, or the reason why it is
+    /// dropped.
     fn inspect<'t>(&mut self, len: usize, table: &'t Table) -> Result<Frame<'t>, Counter> {
         let bytes = self.bounce.get(..len).unwrap_or_default();
         let (header, frame) = bytes.split_first_chunk::<HEADER>().ok_or(Counter::RxTooShort)?;
@@ -139,7 +139,7 @@ impl UplinkBatch<'_> {
         let header = policy::changed(header, &new).map_err(|_| Counter::RxBackendErrors)?;
         let route = match table.route(self.index, &head) {
             Ok(route) => route,
-            // It is counted where it goes.
+            // It is counted at its destination.
             Err(Miss::Closed(port)) => Route::One(port),
             Err(Miss::OwnAddress | Miss::Isolated | Miss::Unknown) => return Err(Counter::RxUnknown),
         };
@@ -167,11 +167,11 @@ impl Source for UplinkBatch<'_> {
                 }
                 None => rustix::io::read(self.fd, &mut *self.bounce),
             };
-            // It is copied twice.
+            // The frame is copied twice.
             self.spent += FRAME_COST + 2 * read.unwrap_or(0);
             match read {
                 Ok(0) | Err(Errno::BADFD | Errno::BADF | Errno::NODEV | Errno::NXIO | Errno::IO) => {
-                    // It is gone, and signals nothing any more.
+                    // The tap was deleted, and sends no more events.
                     self.tally.count(Counter::RxBackendErrors);
                     return Ok(Next::End(End::Drained));
                 }
@@ -191,13 +191,13 @@ impl Source for UplinkBatch<'_> {
         Body::Private(self.bounce.get(self.body.clone()).unwrap_or_default())
     }
 
-    /// The sender, which a flow has one of.
+    /// A flow has one sender, so its address selects the flow.
     fn flow(&self, frame: &Frame<'_>) -> usize {
         frame.head.source().iter().fold(0, |flow, byte| flow.wrapping_mul(31) + usize::from(*byte))
     }
 
     fn send(&mut self, _: &Frame<'_>, _: &Uplink) -> Result<(), Counter> {
-        // Nothing goes back where it came from.
+        // No frame returns to its source.
         Err(Counter::TxOwnAddress)
     }
 

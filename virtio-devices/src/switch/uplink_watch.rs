@@ -1,34 +1,34 @@
-//! Whether the uplink is up, which the links of ports follow. A tap that is taken down signals nothing, so it is looked
-//! at now and then.
+//! The state of the uplink, which the links of ports follow. A tap that is taken down sends no event, so it is polled.
 
 use std::time::{Duration, Instant};
 
 use super::uplink::{Uplink, UplinkState};
 use crate::clock;
 
-/// The time between two looks.
+/// The time between two checks.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is known of the uplink.
+/// The last check of the uplink.
 pub(crate) struct UplinkWatch {
-    /// When to look again.
+    /// The time of the next check.
     next: Instant,
-    /// At the last look, it took no frames.
+    /// At the last check, it accepted no frames.
     doubtful: bool,
 }
 
 impl UplinkWatch {
-    /// Looks at once.
+    /// A watch that is due at once.
     pub(crate) fn new() -> Self {
         Self { next: clock::now(), doubtful: false }
     }
 
-    /// How long until the next look.
+    /// The time until the next check.
     pub(crate) fn wait(&self) -> Duration {
         self.next.saturating_duration_since(clock::now())
     }
 
-    /// Looks, if it is time. Returns whether the uplink is up, if that can be said: a buffer may be full once.
+    /// Checks the uplink, if it is time. Returns true if it is up; `None` if it is too early or not certain: a buffer
+    /// may be full once.
     pub(crate) fn look(&mut self, uplink: &Uplink) -> Option<bool> {
         if !self.wait().is_zero() {
             return None;

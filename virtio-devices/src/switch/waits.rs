@@ -1,9 +1,9 @@
-//! The time for which senders have waited for a receiver's buffers. It belongs to the receiver, whichever of its queues
-//! and of its senders it was.
+//! The time for which senders have waited for a receiver's buffers. It is counted for the receiver, over all of its
+//! queues and senders.
 
 use std::time::{Duration, Instant};
 
-/// The time after which a receiver is waited for anew.
+/// The time after which frames wait again for a receiver.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The waits for a receiver.
@@ -11,7 +11,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub(crate) struct Waits {
     /// The beginning of the present period.
     began: Option<Instant>,
-    /// The waits of this period that are over.
+    /// The finished waits of this period.
     over: Duration,
 }
 
@@ -27,11 +27,11 @@ impl Waits {
         }
     }
 
-    /// Returns how much longer a frame may wait, for which a queue has been waited `since` then or not at all, if all
-    /// waits of a period may take `budget`; `None` if no longer. A wait begins with this.
+    /// Returns the time that a frame may still wait, if a queue has been waiting since `since` (not at all if `None`)
+    /// and all waits of a period may take `budget`; `None` if it may not. A wait begins with this.
     pub(crate) fn left(&mut self, since: &mut Option<Instant>, budget: Duration, now: Instant) -> Option<Duration> {
         let began = self.period(now);
-        // A wait of an earlier period may have ended unseen: its sender may have changed its frame.
+        // A wait of an earlier period may have ended unnoticed: its sender may have changed its frame.
         let since = since.insert(since.filter(|since| *since >= began).unwrap_or(now));
         let waited = self.over + now.saturating_duration_since(*since);
         budget.checked_sub(waited).filter(|left| !left.is_zero())

@@ -1,4 +1,4 @@
-//! A worker of a switch: it carries what its ports send, in turns, and what comes from the uplink.
+//! A worker of a switch: it carries the frames of its ports, in turns, and those from the uplink.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::clock;
 use crate::net::{Counter, rarp};
 use crate::ring::BrokenRing;
 
-/// What a port of weight 1 may send in a round, in bytes: ports of the usual weight, 10, have 160 KiB, which is more
+/// The bytes that a port of weight 1 may send in a round: ports of the usual weight, 10, have 160 KiB, which is more
 /// than a batch of usual frames costs. With less, a round's system calls would be for half a batch.
 const QUANTUM: i64 = 16 << 10;
-/// How long frames wait for a receiver's buffers in a second.
+/// The time per second that frames wait for a receiver's buffers.
 const PATIENCE: Duration = Duration::from_millis(1);
 /// The most batches of a port before others get their turn, whatever its credit.
 const MAX_BATCHES: usize = 8;
@@ -32,35 +32,35 @@ const MAX_BATCHES: usize = 8;
 /// A worker.
 pub(crate) struct SwitchWorker {
     hub: Arc<Hub>,
-    /// Its number.
+    /// The worker's number.
     index: usize,
     forwarder: Forwarder,
     /// The ports that may have something to send, each once.
     active: VecDeque<PortIndex>,
-    /// By port, whether it is among them.
+    /// By port, true if it is among them.
     is_active: Vec<bool>,
     /// The ports that wait for a time: for a limit, or a receiver's buffers.
     waiting: Vec<Waiting>,
-    /// The ports whose drivers have to be told what they have sent, and by when.
+    /// Ports with deferred transmit interrupts, and when each is due.
     reports: Vec<(PortIndex, Instant)>,
     scratch: TxScratch,
     patience: Duration,
-    /// What has signalled.
+    /// The tokens that have signalled.
     tokens: Vec<u64>,
     /// The uplink, if this worker reads it.
     uplink: Option<UplinkRx>,
-    /// What is known of it then.
+    /// The state of the uplink then.
     watch: Option<UplinkWatch>,
 }
 
 struct Waiting {
     port: PortIndex,
     until: Instant,
-    /// For a receiver's buffers, which may come before that.
+    /// The wait is for a receiver's buffers, which may come earlier.
     blocked: bool,
 }
 
-/// What a port's turn ended with.
+/// The outcome of a port's turn.
 enum Turn {
     Idle,
     More,
@@ -78,7 +78,7 @@ impl SwitchWorker {
         Self { hub, index, forwarder, active, is_active, waiting, reports, scratch, patience, tokens, uplink, watch }
     }
 
-    /// That lets no frame wait for its receiver.
+    /// Disables waiting for receive buffers (tests).
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn impatient(self) -> Self {
         Self { patience: Duration::ZERO, ..self }
@@ -92,7 +92,7 @@ impl SwitchWorker {
         }
     }
 
-    /// Listens to the uplink, if it is this worker's.
+    /// Watches the uplink, if this worker reads it.
     pub(crate) fn begin(&mut self) {
         let (hub, index) = (&self.hub, u64::from(self.hub.uplink_index()));
         if let (Some(rx), Some(uplink), Some(lane)) = (&mut self.uplink, hub.uplink(), hub.lanes().get(self.index)) {
@@ -100,7 +100,7 @@ impl SwitchWorker {
         }
     }
 
-    /// Waits for something to do, no longer than `limit`, and does it.
+    /// Waits for something to do, at most for `limit`, and does it.
     pub(crate) fn step(&mut self, limit: Option<Duration>) {
         let hub = Arc::clone(&self.hub);
         let Some(lane) = hub.lanes().get(self.index) else { return };
@@ -122,7 +122,7 @@ impl SwitchWorker {
         self.round(&hub);
     }
 
-    /// How long to wait for something to do; `None` is without end.
+    /// The time to wait for something to do; `None` is forever.
     pub(super) fn timeout(&self, table: Option<Duration>) -> Option<Duration> {
         let is_held = self.hub.round().is_none();
         if !is_held && (!self.active.is_empty() || self.uplink.as_ref().is_some_and(UplinkRx::is_ready)) {
@@ -135,11 +135,11 @@ impl SwitchWorker {
         [ports, table, look].into_iter().flatten().min()
     }
 
-    /// Reads what it was told, and tries again what waits for buffers.
+    /// Reads messages, and retries ports that wait for buffers.
     fn woken(&mut self, lane: &Lane) {
         for message in lane.take_mail() {
             match message {
-                // Without memory for it, the port is deaf; its driver can try again.
+                // If watching fails for lack of memory, the port gets no doorbells until its driver resets it.
                 Message::Opened(port) => {
                     let _ = lane.watch(crate::eventfd::borrow(&port.kick), u64::from(port.index));
                     self.activate(port.index);
@@ -151,7 +151,7 @@ impl SwitchWorker {
         self.take_waiting(|waiting| waiting.blocked);
     }
 
-    /// A doorbell, or a frame from the uplink.
+    /// Handles a doorbell, or a frame from the uplink.
     fn rung(&mut self, token: u64) {
         let Ok(port) = PortIndex::try_from(token) else { return };
         if port == self.hub.uplink_index() {
@@ -182,7 +182,7 @@ impl SwitchWorker {
         }
     }
 
-    /// Has those that wait and are `due` try again.
+    /// Retries waiting ports that are `due`.
     fn take_waiting(&mut self, due: impl Fn(&Waiting) -> bool) {
         let mut waiting = std::mem::take(&mut self.waiting);
         waiting.retain(|waiting| {
@@ -205,7 +205,7 @@ impl SwitchWorker {
         }
     }
 
-    /// Tells those drivers what they have sent that have to be told by the time `now`.
+    /// Sends the transmit interrupts that are due at the time `now`.
     fn report(&mut self, now: Instant) {
         let hub = &self.hub;
         self.reports.retain_mut(|(port, due)| {
@@ -226,7 +226,7 @@ impl SwitchWorker {
         });
     }
 
-    /// Notes by when a port's driver has to be told what it has sent, if it has to be.
+    /// Records the deadline of a port's transmit interrupt, if there is one.
     fn note_report(&mut self, port: PortIndex, due: Option<Instant>) {
         let known = self.reports.iter().position(|(other, _)| *other == port);
         match (known, due) {
@@ -237,7 +237,7 @@ impl SwitchWorker {
         }
     }
 
-    /// Gives each port that may have something to send a turn, and the uplink. While frames are held, none has one.
+    /// Gives a turn to each port that may have something to send, and to the uplink; to none while frames are held.
     fn round(&mut self, hub: &Hub) {
         for _ in 0..self.active.len() {
             let Some(port) = self.active.pop_front() else { break };
@@ -261,14 +261,14 @@ impl SwitchWorker {
             let table = hub.table();
             rx.batch(uplink, &hub.end, |batch| self.forwarder.forward(batch, &table));
             drop(table);
-            // They have counted in the batch's cost, and are no port's.
+            // They count in the batch's cost, and belong to no port.
             _ = self.forwarder.take_segments();
             self.forwarder.signal();
         }
     }
 
-    /// A port's turn: its debt, its commands, and what its credit allows. Locks are held for a part of it at a time:
-    /// for the commands, and for each batch.
+    /// A port's turn: its debt, its commands, and the frames that its credit allows. Locks are held for a part of it at
+    /// a time: for the commands, and for each batch.
     fn turn(&mut self, hub: &Hub, open: &OpenPort) -> Turn {
         let Some(more) = self.begin_turn(hub, open) else { return Turn::Idle };
         let turn = self.send(hub, open);
@@ -276,7 +276,7 @@ impl SwitchWorker {
         tx.tally.flush(&open.shared.counters);
         self.note_report(open.index, tx.report_due());
         match turn {
-            // Also of a port whose packets wait: its commands do not, nor does its debt.
+            // This includes ports with waiting packets: their commands and debt do not wait.
             _ if more => Turn::More,
             Turn::Idle => match tx.pace.drained(open.take_heard(), clock::now()) {
                 After::Bell => Turn::Idle,
@@ -287,7 +287,7 @@ impl SwitchWorker {
         }
     }
 
-    /// The beginning of a port's turn. Returns whether there is more to do than to send; `None` if the port is stopped.
+    /// Begins a port's turn. Returns true if there is more to do than to send; `None` if the port is stopped.
     fn begin_turn(&self, hub: &Hub, open: &OpenPort) -> Option<bool> {
         let Some(_round) = hub.round() else { return Some(true) };
         let mut tx = open.tx.lock();
@@ -301,7 +301,7 @@ impl SwitchWorker {
         Some(self.serve(open, &mut tx).more || open.account.debt.is_due())
     }
 
-    /// Announces the port's addresses behind the uplink, if that was asked for. Nobody on the switch learns any.
+    /// Announces the port's addresses behind the uplink, if that was requested. The switch itself learns no addresses.
     fn announce(&self, open: &OpenPort) {
         let shared = &open.shared;
         if shared.state.take_rarp()
@@ -312,7 +312,7 @@ impl SwitchWorker {
         }
     }
 
-    /// Carries out the driver's commands, unless the port owes time for earlier ones.
+    /// Executes the driver's commands, unless the port owes time for earlier ones.
     fn serve(&self, open: &OpenPort, tx: &mut PortTx) -> Served {
         let memory = open.shared.memory.pass();
         if !tx.has_command(&memory) {
@@ -336,7 +336,7 @@ impl SwitchWorker {
             let Some(_round) = hub.round() else { return Turn::More };
             let mut guard = open.tx.lock();
             let tx = &mut *guard;
-            // None are left of one that was stopped.
+            // A stopped port has none left.
             if idle >= tx.len() {
                 return Turn::Idle;
             }
@@ -362,7 +362,7 @@ impl SwitchWorker {
     /// Carries a batch of frames of a queue.
     fn batch(&mut self, open: &OpenPort, tx: &mut PortTx, queue: usize) -> End {
         let shared = &open.shared;
-        // All of these hold for the whole batch, and whoever changes them waits for its end.
+        // All of these stay valid for the whole batch, and a thread that changes them waits for its end.
         let (table, link) = (self.hub.table(), shared.state.link().batch());
         let memory = shared.memory.pass();
         let (stop, end, patience) = (&open.stop, &self.hub.end, self.patience);

@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::name::InterfaceNameError;
 use crate::ErrorKind;
 
-/// Why a tap cannot be used: one line, to follow the option's name.
+/// The reason why a tap cannot be used: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum TapError {
     /// The name is too long or has a character that no interface's name may have.
@@ -13,7 +13,7 @@ pub enum TapError {
     Name {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         error: InterfaceNameError,
     },
     /// The number of queues is out of range.
@@ -45,7 +45,7 @@ pub enum TapError {
          or run with CAP_NET_ADMIN"
     )]
     NotOurs(String),
-    /// The tap does not exist.
+    /// The tap does not exist, and this user may not create it.
     #[error(
         "no permission to create the tap {0}; create it for this user (ip tuntap add {0} mode tap user USER), \
          or run with CAP_NET_ADMIN"
@@ -54,10 +54,10 @@ pub enum TapError {
     /// The tap was deleted, and no other has its name.
     #[error("{0} was deleted; create it again (ip tuntap add {0} mode tap user USER)")]
     Gone(String),
-    /// The tap is a multi-queue one and one queue was asked for.
+    /// The tap is multi-queue, and one queue was requested.
     #[error("{0} is a multi-queue tap; add num_queues=4 or more, or create it without multi_queue")]
     IsMultiQueue(String),
-    /// The tap is a single-queue one and several were asked for.
+    /// The tap is single-queue, and several queues were requested.
     #[error(
         "{0} is a single-queue tap; use num_queues=2, or create it with multi_queue \
          (ip tuntap add {0} mode tap multi_queue)"
@@ -111,7 +111,7 @@ pub enum TapError {
         "file descriptor {index} (counted from 0) of fd= is not a tap ({source}); pass /dev/net/tun after TUNSETIFF"
     )]
     NotATap {
-        /// Its position.
+        /// The position in the list.
         index: usize,
         /// The kernel's error.
         #[source]
@@ -125,7 +125,7 @@ pub enum TapError {
     WrongFlags {
         /// The tap.
         name: String,
-        /// Whether several descriptors were passed.
+        /// True if several descriptors were passed.
         multi_queue: bool,
     },
     /// The descriptors that were passed in are of different taps.
@@ -139,7 +139,7 @@ pub enum TapError {
 }
 
 impl TapError {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Name { .. } | Self::Queues { .. } => ErrorKind::Invalid,
@@ -165,7 +165,7 @@ impl TapError {
     }
 }
 
-/// What to do when an interface cannot be changed, if the reason is a missing privilege.
+/// The remedy for an interface that cannot be changed, if a privilege is missing.
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::PermissionDenied => "; set it beforehand, or run with CAP_NET_ADMIN",

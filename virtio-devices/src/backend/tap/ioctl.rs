@@ -84,7 +84,7 @@ impl Ifreq {
         check(unsafe { libc::ioctl(fd.as_raw_fd(), ioctl.0, std::ptr::from_mut(self)) })
     }
 
-    /// Whether the interface is up and has a carrier (`ETHTOOL_GLINK`).
+    /// True if the interface is up and has a carrier (`ETHTOOL_GLINK`).
     pub(crate) fn has_link(mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         const ETHTOOL_GLINK: u32 = 0x0a;
         let mut value = [ETHTOOL_GLINK, 0];
@@ -93,7 +93,7 @@ impl Ifreq {
         // SAFETY: the kernel reads a `struct ifreq`, and reads and writes the two numbers of `struct ethtool_value`
         // that it points to.
         check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, std::ptr::from_mut(&mut self)) })?;
-        // The kernel has written to it behind the compiler's back.
+        // The kernel has written to it without the compiler's knowledge.
         Ok(std::hint::black_box(value)[1] != 0)
     }
 }
@@ -117,7 +117,7 @@ impl IfreqIoctl {
     pub(crate) const SET_MAC: Self = Self(libc::SIOCSIFHWADDR);
     /// Reads an interface's IPv4 address.
     pub(crate) const GET_IPV4: Self = Self(libc::SIOCGIFADDR);
-    /// Sets an interface's IPv4 address. The socket is one of IPv4: one of IPv6 takes another argument.
+    /// Sets an interface's IPv4 address. Needs a socket of IPv4: one of IPv6 takes another argument.
     pub(crate) const SET_IPV4: Self = Self(libc::SIOCSIFADDR);
     /// Reads the mask of an interface's IPv4 address.
     pub(crate) const GET_IPV4_MASK: Self = Self(libc::SIOCGIFNETMASK);
@@ -125,15 +125,15 @@ impl IfreqIoctl {
     pub(crate) const SET_IPV4_MASK: Self = Self(libc::SIOCSIFNETMASK);
     /// Reads an interface's index.
     pub(crate) const GET_INDEX: Self = Self(libc::SIOCGIFINDEX);
-    /// Attaches a queue to the tap of this name, which is created if it does not exist.
+    /// Attaches a queue to the tap of this name, creating the tap if necessary.
     pub(crate) const ATTACH: Self = Self(libc::TUNSETIFF);
     /// Reads name and flags of the tap that a queue is attached to.
     pub(crate) const GET_INTERFACE: Self = Self(libc::TUNGETIFF);
-    /// Has the tap use a queue or not.
+    /// Attaches or detaches a queue.
     pub(crate) const SET_QUEUE: Self = Self(libc::TUNSETQUEUE);
 }
 
-/// Has a tap deliver offloaded frames of the kinds in `offloads`, bits of `TUN_F_*`.
+/// Makes a tap deliver offloaded frames of the kinds in `offloads`, bits of `TUN_F_*`.
 pub(crate) fn set_offloads(queue: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
     // SAFETY: the argument is a number.
     check(unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(offloads)) })
@@ -161,7 +161,7 @@ pub(crate) fn add_ipv6_address(index: i32, ip: Ipv6Addr, prefix: u32) -> io::Res
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw const argument) })
 }
 
-/// A socket by which interfaces are configured.
+/// A socket for configuring interfaces.
 pub(crate) fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }

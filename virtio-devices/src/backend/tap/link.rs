@@ -24,24 +24,24 @@ impl<'a> Link<'a> {
         Ok(Self { name, socket: socket(AddressFamily::INET)? })
     }
 
-    /// Whether it exists.
+    /// True if the interface exists.
     pub(crate) fn exists(&self) -> bool {
         self.get(IfreqIoctl::GET_FLAGS).is_ok()
     }
 
-    /// Its MTU in bytes.
+    /// The MTU in bytes.
     pub(crate) fn mtu(&self) -> io::Result<u16> {
         let mtu = self.get(IfreqIoctl::GET_MTU)?.number();
         Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
     }
 
-    /// Whether it is up and one of its queues is open.
+    /// True if the interface is up and one of its queues is open.
     pub(crate) fn has_carrier(&self) -> io::Result<bool> {
         Ifreq::new(self.name).has_link(self.socket.as_fd())
     }
 
-    /// Applies `spec` and brings it up. Settings that are right already are not written, because that needs a
-    /// privilege.
+    /// Applies `spec` and brings the interface up. Settings that are already correct are not written, because that
+    /// needs a privilege.
     pub(crate) fn configure(&self, spec: &TapSpec) -> Result<(), TapError> {
         let wrong = |what| move |source| TapError::Configure { name: self.name.into(), what, source };
         if let Some(mac) = spec.host_mac {
@@ -126,7 +126,7 @@ impl<'a> Link<'a> {
     }
 }
 
-/// Whether `mask` is ones followed by zeros.
+/// True if `mask` is ones followed by zeros.
 pub fn is_network_mask(mask: IpAddr) -> bool {
     match mask {
         IpAddr::V4(mask) => mask.to_bits().leading_ones() == mask.to_bits().count_ones(),

@@ -1,4 +1,4 @@
-//! Taps that go from one program to another as descriptors.
+//! Taps whose descriptors pass from one program to another.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -10,7 +10,7 @@ use super::queue::{TapQueue, interface};
 use super::{FLAGS, MULTI_QUEUE, Tap, TapError, TapSpec};
 use crate::net_protocol::Offloads;
 
-/// An open tap, as far as another program needs it to go on with it. It does not keep the tap open.
+/// A handle to an open tap, from which another program can take it over. It does not keep the tap open.
 #[derive(Debug, Clone)]
 pub struct TapHandle {
     mtu: Option<u16>,
@@ -21,11 +21,11 @@ pub struct TapHandle {
 /// A tap of another program, which may still use it.
 #[derive(Debug)]
 pub struct PassedTap {
-    /// Its MTU in bytes when it was opened; `None` if it had been passed in.
+    /// The MTU in bytes when it was opened; `None` if it had been passed in.
     pub mtu: Option<u16>,
-    /// The offloads that it can be asked for (`TUNSETOFFLOAD`).
+    /// The offloads that the tap supports (`TUNSETOFFLOAD`).
     pub offloads: u32,
-    /// Its queues.
+    /// The queues.
     pub queues: Vec<OwnedFd>,
 }
 
@@ -34,11 +34,11 @@ impl TapHandle {
         Self { mtu, offloads, queues }
     }
 
-    /// The tap, with descriptors of its own.
+    /// Duplicates the tap's descriptors.
     ///
     /// # Errors
     ///
-    /// It is closed, or another has replaced it, or there is no descriptor left.
+    /// Fails if the tap is closed or replaced, or there is no descriptor left.
     pub fn pass(&self) -> io::Result<PassedTap> {
         let closed = || io::Error::other("it was deleted since it was opened");
         let copy = |queue: &Weak<OwnedFd>| queue.upgrade().ok_or_else(closed)?.as_fd().try_clone_to_owned();
@@ -48,18 +48,18 @@ impl TapHandle {
 }
 
 impl Tap {
-    /// What another program needs of it.
+    /// A handle for passing the tap to another program.
     pub fn handle(&self) -> TapHandle {
         TapHandle::new(self.mtu, self.offloads, self.queues.iter().map(|queue| queue.lock().descriptor()).collect())
     }
 
-    /// Goes on with the tap of another program, of which nothing is changed before its queues run. `spec` is how it is
-    /// opened again if it is deleted and created anew.
+    /// Takes over the tap of another program. Changes nothing of it before its queues run. `spec` has the settings for
+    /// opening it again if it is deleted and created anew.
     ///
     /// # Errors
     ///
-    /// [`TapError::NotATap`], [`TapError::WrongFlags`] or [`TapError::Queues`] when these are not the queues of a tap
-    /// as this device needs it.
+    /// [`TapError::NotATap`], [`TapError::WrongFlags`] or [`TapError::Queues`] if these are not the queues of a tap
+    /// with the flags that this device needs.
     pub fn passed(spec: &TapSpec, passed: &PassedTap) -> Result<Self, TapError> {
         let count = passed.queues.len();
         let (mut name, mut queues) = (String::new(), Vec::new());
@@ -77,7 +77,7 @@ impl Tap {
         if count != usize::from(spec.queue_pairs) {
             return Err(TapError::Queues { name, queues: count });
         }
-        // One that had been passed in cannot be opened by its name.
+        // A tap that had been passed in cannot be opened by its name.
         let spec = passed.mtu.map(|_| TapSpec { name: Some(name.clone()), ..spec.clone() });
         let offloads = Offloads::from_bits_truncate(passed.offloads);
         Ok(Self { name, mtu: passed.mtu, offloads, queues, successor: Arc::default(), spec })
@@ -101,7 +101,7 @@ mod tests {
             let other = Tap::passed(&spec(queue_pairs), &handle.pass().unwrap()).unwrap();
             assert_eq!((other.name(), other.mtu(), other.offloads()), (tap.name(), tap.mtu(), tap.offloads()));
             assert!(Tap::passed(&spec(queue_pairs + 1), &handle.pass().unwrap()).is_err());
-            // The first program stops its queues, of which the other knows nothing, and closes them.
+            // The first program stops its queues, without the other's knowledge, and closes them.
             for queue in tap.queues().iter().skip(1) {
                 let mut queue = queue.lock();
                 queue.set_attached(true).unwrap();

@@ -1,4 +1,4 @@
-//! One queue of a tap.
+//! A queue of a tap.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,15 +13,15 @@ use crate::net_protocol::{MAX_READ, Offloads};
 use crate::spill::Spill;
 
 /// The most frames that are dropped because they arrived before the driver was ready, or the link was down: a tap holds
-/// 1,000 unless told otherwise.
+/// 1,000 by default.
 const MAX_STALE: usize = 4096;
 
-/// The major number of `/dev/net/tun`, by which all queues of taps are opened that are no macvtap's.
+/// The major number of `/dev/net/tun`, through which all queues are opened except those of macvtaps.
 const MISC: u32 = 10;
 /// The flags of a macvtap that can be changed.
 const IFF_FEATURES: u16 = (libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE) as u16;
 
-/// One queue of a tap: frames are read from and written to its descriptor, which does not block.
+/// A queue of a tap: frames are read from and written to its descriptor, which does not block.
 #[derive(Debug)]
 pub struct TapQueue {
     fd: Arc<OwnedFd>,
@@ -29,21 +29,21 @@ pub struct TapQueue {
     attached: bool,
     /// Another program may have attached or detached it.
     is_others: bool,
-    /// It is one of a macvtap.
+    /// The queue belongs to a macvtap.
     is_macvtap: bool,
     /// The tap is known to be deleted.
     lost: bool,
     spill: Option<Spill>,
-    /// The changes of the link that its frames are known to have come after.
+    /// The link changes that all of its frames are known to follow.
     link_changes: u64,
 }
 
 impl TapQueue {
-    /// A queue of a tap; `attached` says whether it gets frames now.
+    /// A queue of a tap; `attached` is true if it gets frames now.
     pub(super) fn new(fd: OwnedFd, multi_queue: bool, attached: bool) -> Self {
         let is_macvtap = is_macvtap(&fd);
         let fd = Arc::new(fd);
-        // A macvtap does not say which of its queues get frames.
+        // A macvtap does not report which of its queues get frames.
         let is_others = is_macvtap;
         Self { fd, multi_queue, attached, is_others, is_macvtap, lost: false, spill: None, link_changes: 0 }
     }
@@ -53,16 +53,16 @@ impl TapQueue {
         Self { is_others: true, ..Self::new(fd, multi_queue, !multi_queue) }
     }
 
-    /// Its descriptor, which this does not keep open.
+    /// The descriptor, which this does not keep open.
     pub(super) fn descriptor(&self) -> Weak<OwnedFd> {
         Arc::downgrade(&self.fd)
     }
 
-    /// The spill area: that of [`Self::keep_spill`], or a new one.
+    /// Takes the spill area, that of [`Self::keep_spill`] or a new one.
     ///
     /// # Errors
     ///
-    /// When the host has no memory.
+    /// Fails if the host has no memory.
     pub fn take_spill(&mut self) -> io::Result<Spill> {
         self.spill.take().map_or_else(|| Spill::new(MAX_READ), Ok)
     }
@@ -72,18 +72,18 @@ impl TapQueue {
         self.spill = Some(spill);
     }
 
-    /// Notes how often the link has changed. Returns whether it has since the last call, also one by another worker:
-    /// the frames that the tap holds may be of before that.
+    /// Records the number of link changes. Returns true if it differs from the last call's, even if another worker made
+    /// that call: frames that the tap holds may be older than the change.
     pub(crate) fn follow_link(&mut self, changes: u64) -> bool {
         std::mem::replace(&mut self.link_changes, changes) != changes
     }
 
-    /// True if it gets frames.
+    /// True if the queue gets frames.
     pub fn attached(&self) -> bool {
         self.attached && !self.lost
     }
 
-    /// Records that the tap was deleted: its descriptor, which stays readable, is no longer read.
+    /// Records that the tap was deleted, so that its descriptor, which stays readable, is no longer read.
     pub(crate) fn lose(&mut self) {
         self.lost = true;
     }
@@ -93,7 +93,7 @@ impl TapQueue {
         self.lost
     }
 
-    /// Takes the place of this queue, whose tap was deleted.
+    /// Replaces this queue, whose tap was deleted, by `new`.
     pub(crate) fn replace_by(&mut self, new: Self) {
         let spill = self.spill.take();
         *self = Self { spill, ..new };
@@ -101,7 +101,7 @@ impl TapQueue {
 
     /// True if the tap was deleted.
     pub fn is_gone(&self) -> bool {
-        // A macvtap that was deleted reports no event: it drops what is sent, and never has a frame.
+        // A deleted macvtap reports no event: it drops what is sent, and never has a frame.
         if self.is_macvtap && interface(self.fd.as_fd()).is_err() {
             return true;
         }
@@ -110,8 +110,8 @@ impl TapQueue {
         poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
     }
 
-    /// Whether it takes a frame now: not while the interface is down, or its owner has limited its buffer and that is
-    /// full.
+    /// True if the queue accepts a frame now: not while the interface is down, or the buffer limit of its owner is
+    /// reached.
     pub fn is_writable(&self) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)];
         poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents() == PollFlags::OUT
@@ -121,7 +121,7 @@ impl TapQueue {
     ///
     /// # Errors
     ///
-    /// When the tap is gone.
+    /// Fails if the tap was deleted.
     pub fn set_attached(&mut self, attached: bool) -> io::Result<()> {
         if !self.multi_queue || self.attached == attached && !self.is_others {
             return Ok(());
@@ -129,7 +129,7 @@ impl TapQueue {
         let mut request = Ifreq::new("");
         request.set_flags(if attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE } as u16);
         match request.call(self.fd.as_fd(), IfreqIoctl::SET_QUEUE) {
-            // It is so already.
+            // The queue already is in that state.
             Err(error) if self.is_others && error.raw_os_error() == Some(libc::EINVAL) => {}
             result => result?,
         }
@@ -141,12 +141,12 @@ impl TapQueue {
     ///
     /// # Errors
     ///
-    /// When the kernel does not know one of them, or the tap is gone.
+    /// Fails if the kernel does not support one of them, or the tap was deleted.
     pub fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
         ioctl::set_offloads(self.fd.as_fd(), offloads.bits())
     }
 
-    /// The offloads that this kernel knows: UDP segmentation came with Linux 6.2. Leaves all offloads off.
+    /// The offloads that this kernel supports: UDP segmentation came with Linux 6.2. Leaves all offloads off.
     pub(super) fn known_offloads(&self) -> io::Result<Offloads> {
         let all = Offloads::all();
         let without_uso = all - Offloads::USO4 - Offloads::USO6;
@@ -163,9 +163,9 @@ impl TapQueue {
         ioctl::set_header_length(self.fd.as_fd(), HEADER as libc::c_int)
     }
 
-    /// Sends these frames, each with its header, as far as the tap takes them at once.
+    /// Sends these frames, each with its header, as far as the tap accepts them at once.
     pub(crate) fn announce(&self, frames: &[Vec<u8>]) {
-        // What it does not take is announced again, or found otherwise.
+        // A frame that the tap does not accept is announced again, or the network learns the address from other frames.
         for frame in frames {
             let _ = rustix::io::write(&self.fd, frame);
         }
@@ -189,8 +189,8 @@ pub(super) fn attach(fd: BorrowedFd<'_>, request: &mut Ifreq) -> io::Result<()> 
     request.call(fd, IfreqIoctl::ATTACH)
 }
 
-/// The name and flags of the tap that `fd` is a queue of. A macvtap that lacks one of the flags `needed` is given it:
-/// opened by its device file, it does not have the flag of several queues, and its opener need not know of that.
+/// The name and flags of the tap to which the queue `fd` belongs. Sets missing flags of `needed` on a macvtap: opened
+/// through its device file, it lacks the multi-queue flag, and the opener need not know that.
 pub(super) fn with_flags(fd: BorrowedFd<'_>, needed: u16) -> io::Result<Ifreq> {
     let mut request = interface(fd)?;
     if request.flags() & needed != needed && is_macvtap(&fd) {
@@ -201,13 +201,13 @@ pub(super) fn with_flags(fd: BorrowedFd<'_>, needed: u16) -> io::Result<Ifreq> {
     Ok(request)
 }
 
-/// True for a queue of a macvtap, whose device file is its own and not the one of all taps.
+/// True for a queue of a macvtap, which has a device file of its own instead of the common one.
 fn is_macvtap(fd: &impl AsFd) -> bool {
     let is_device = |mode| FileType::from_raw_mode(mode) == FileType::CharacterDevice;
     rustix::fs::fstat(fd).is_ok_and(|stat| is_device(stat.st_mode) && major(stat.st_rdev) != MISC)
 }
 
-/// The name and flags of the tap that `fd` is a queue of.
+/// The name and flags of the tap to which the queue `fd` belongs.
 pub(super) fn interface(fd: BorrowedFd<'_>) -> io::Result<Ifreq> {
     let mut request = Ifreq::new("");
     request.call(fd, IfreqIoctl::GET_INTERFACE)?;

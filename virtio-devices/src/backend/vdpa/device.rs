@@ -1,4 +1,4 @@
-//! An open vDPA device, which this process owns and which reaches the guest's memory.
+//! An open vDPA device, which this process owns and which accesses the guest's memory.
 
 use std::io;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const PERSISTENT: (u32, u32) = (6, 7);
 
 /// An open device.
 pub(crate) struct Device {
-    /// Its path, for messages.
+    /// The path, for messages.
     name: String,
     kernel: Arc<dyn Kernel>,
     features: u64,
@@ -43,26 +43,26 @@ pub(crate) struct Device {
     control_queue: bool,
     /// See [`Self::goes_on_after_stop`].
     goes_on: bool,
-    /// What it reaches, unless somebody follows an IOMMU.
+    /// The memory that the device accesses, unless it follows an IOMMU.
     mappings: Vec<Mapping>,
-    /// Once its function has been started behind an IOMMU.
+    /// Set once its function has been started behind an IOMMU.
     follows: Option<Follows>,
-    /// It could not follow the IOMMU, and nobody knows what it reaches.
+    /// The device could not follow the IOMMU, and its mappings are unknown.
     is_astray: bool,
     /// The doorbell pages of all queues, if the device has them.
     doorbells: Vec<Arc<DoorbellPage>>,
-    /// The address that was set here: a reset may restore its own.
+    /// The address that this process has set: a reset may restore the device's own.
     given_mac: Option<[u8; 6]>,
-    /// A reset may make it forget its mappings.
+    /// A reset may drop the device's mappings.
     forgets: bool,
-    /// It may have forgotten them.
+    /// The mappings may have been dropped.
     forgotten: bool,
     state: State,
-    /// What it reaches stays mapped until `kernel`, which is dropped first, has closed it.
+    /// The memory, which stays mapped until `kernel`, dropped first, has closed the device.
     _memory: GuestMap,
 }
 
-/// What the device does.
+/// The state of the device.
 enum State {
     /// Reset.
     Reset,
@@ -72,7 +72,7 @@ enum State {
     Suspended(Setup),
 }
 
-/// How it was set up.
+/// The parameters of a start.
 #[derive(PartialEq, Eq)]
 struct Setup {
     features: u64,
@@ -108,18 +108,18 @@ impl Device {
         reach::check_reach(&mappings, range)?;
         let backend_features = choose(&mut *kernel)?;
         let kernel: Arc<dyn Kernel> = Arc::from(kernel);
-        // A reset loses what the driver set by the control queue, and the driver may be waiting for an answer there.
+        // A reset loses the settings of the control queue, and the driver may be waiting for an answer there.
         let can_go_on = can_resume(backend_features) || takes_positions(&*kernel);
         let goes_on = !ability.control_queue && can_go_on;
         let locking = Locking::reserve(mappings.iter().map(Mapping::size).sum(), "VmPin:");
         let batch = BackendFeature::Batch.is_in(backend_features);
-        // The kernel answers EFAULT whatever is wrong.
+        // The kernel answers EFAULT for every error.
         reach::map(&*kernel, &mappings, batch).map_err(|error| {
             if locking.falls_short() { VdpaFault::MemoryLock(locking) } else { VdpaFault::Map(error) }
         })?;
         let forgets = !BackendFeature::IotlbPersist.is_in(backend_features) && kernel.release() < PERSISTENT;
         let queues = 2 * ability.queue_pairs + u16::from(ability.control_queue);
-        // Most devices have none.
+        // Most devices have no pages.
         let doorbells = (0..queues).map(|queue| kernel.doorbell_page(queue).map(Arc::new)).collect::<io::Result<_>>();
         let device = Self {
             name: spec.path.display().to_string(),
@@ -147,12 +147,13 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// When the device fails or refuses; the caller then resets it. Continuing after a reset is refused if the device
-    /// takes no queue positions, or if its own control queue has received commands, which nothing else knows.
+    /// Fails if the device fails or refuses; the caller then resets it. Continuing after a reset is refused if the
+    /// device takes no queue positions, or if its own control queue has received commands, whose state only the device
+    /// has.
     pub(crate) fn start(&mut self, run: &QueueRun<'_>, config_call: &EventFd) -> Result<(), StartError> {
         self.follow(run)?;
         self.start_queues(run, config_call)?;
-        // It may have been reset meanwhile, or before.
+        // It may have been reset in the meantime, or before.
         if self.has_failed() { Err(failed().into()) } else { Ok(()) }
     }
 
@@ -176,7 +177,7 @@ impl Device {
         Ok(())
     }
 
-    /// Has the device reach what its function reaches, if that is behind an IOMMU.
+    /// Gives the device the mappings of its function, if that is behind an IOMMU.
     fn follow(&mut self, run: &QueueRun<'_>) -> Result<(), StartError> {
         let Some(iommu) = run.dma.iommu() else { return Ok(()) };
         let what = "give the device what its function reaches";
@@ -197,17 +198,17 @@ impl Device {
         Ok(settled.map_err(RunnerError::of(what))?)
     }
 
-    /// Whether the device did not forget what it was told to, and has to be closed.
+    /// True if the device did not drop a mapping on request, and has to be closed.
     pub(crate) fn has_failed(&self) -> bool {
         self.is_astray || self.follower().is_some_and(Follower::has_failed)
     }
 
-    /// What becomes readable when what the device reaches has to be changed with its queues stopped.
+    /// The follower, whose event reports that the device's mappings must be changed with its queues stopped.
     pub(crate) fn follower(&self) -> Option<&Follower> {
         self.follows.as_ref().map(|follows| &*follows.follower)
     }
 
-    /// Whether the driver has sent commands to the device itself.
+    /// True if the driver has sent commands to the device itself.
     fn was_commanded(&self, run: &QueueRun<'_>) -> bool {
         let pairs = if has(run.features, VIRTIO_NET_F_MQ) { self.queue_pairs } else { 1 };
         self.control_queue && run.queues.iter().any(|queue| queue.index == 2 * pairs && queue.position != 0)
@@ -251,11 +252,11 @@ impl Device {
         self.kernel.resume().map_err(RunnerError::of("have the device go on"))
     }
 
-    /// Stops the device, with its state if it can be suspended, so that what the driver has set is not lost.
+    /// Stops the device. Suspends it if possible, so that the driver's settings are kept.
     ///
     /// # Errors
     ///
-    /// When the device fails or refuses.
+    /// Fails if the device fails or refuses.
     pub(crate) fn stop(&mut self) -> io::Result<()> {
         let State::Runs(setup) = std::mem::replace(&mut self.state, State::Reset) else { return Ok(()) };
         let suspended = BackendFeature::Suspend.is_in(self.backend_features) && self.kernel.suspend().is_ok();
@@ -266,17 +267,17 @@ impl Device {
         self.reset()
     }
 
-    /// Whether it can continue after [`Self::stop`], and no driver waits for an answer meanwhile.
+    /// True if the device can continue after [`Self::stop`], and no driver waits for an answer in the meantime.
     pub(crate) fn goes_on_after_stop(&self) -> bool {
         self.goes_on
     }
 
-    /// The doorbell pages of its queues, in queue order, if it has any. They keep the device open.
+    /// The doorbell pages of the queues, in queue order, if there are any. They keep the device open.
     pub(crate) fn doorbells(&self) -> &[Arc<DoorbellPage>] {
         &self.doorbells
     }
 
-    /// Makes the device reach `memory` and nothing else, whether or not it runs.
+    /// Gives the device access to `memory` and nothing else, whether or not it runs.
     ///
     /// # Errors
     ///
@@ -306,38 +307,38 @@ impl Device {
         Ok(())
     }
 
-    /// Resets it.
+    /// Resets the device.
     ///
     /// # Errors
     ///
-    /// When the device is gone.
+    /// Fails if the device is lost.
     pub(crate) fn reset(&mut self) -> io::Result<()> {
         self.state = State::Reset;
         self.forgotten |= self.forgets;
         self.kernel.set_status(0)
     }
 
-    /// Has the device signal `call` for `queue`.
+    /// Makes the device signal `call` for `queue`.
     ///
     /// # Errors
     ///
-    /// When the device fails or refuses.
+    /// Fails if the device fails or refuses.
     pub(crate) fn set_call(&self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
         self.kernel.set_queue_call(queue, call).map_err(RunnerError::of("change an interrupt of the device"))
     }
 
-    /// What the running device reports: its link, or an invalid ring of the driver.
+    /// The running device's report: its link, or an invalid ring of the driver.
     ///
     /// # Errors
     ///
-    /// When it does not run any more.
+    /// Fails if the device no longer runs.
     pub(crate) fn attend(&self) -> Result<Attention, RunnerError> {
         let status = self.kernel.status().map_err(RunnerError::of("read the device's status"))?;
         if status & DRIVER_OK == 0 {
             return Err(RunnerError { what: "go on with the device", source: broken() });
         }
         if status & NEEDS_RESET != 0 {
-            // The driver is told to reset it. If it were reopened, it would continue with the same ring.
+            // The driver is asked to reset it. If it were reopened, it would continue with the same ring.
             return Ok(Attention::BrokenRing);
         }
         let negotiated = match &self.state {
@@ -348,11 +349,11 @@ impl Device {
         link_up.map(Attention::Link).map_err(RunnerError::of("read the device's configuration"))
     }
 
-    /// Checks that something runs the device. May wait as long as the kernel does.
+    /// Checks that the device is alive. May wait as long as the kernel does.
     ///
     /// # Errors
     ///
-    /// When nothing runs it. A device that cannot answer the question is not an error.
+    /// Fails if the device is lost. A device that does not support the request is not an error.
     pub(crate) fn probe(&self) -> Result<(), RunnerError> {
         let State::Runs(Setup { queues, .. }) = &self.state else { return Ok(()) };
         let Some((first, ..)) = queues.first() else { return Ok(()) };
@@ -378,30 +379,30 @@ fn choose(kernel: &mut dyn Kernel) -> Result<u64, VdpaFault> {
     Ok(features)
 }
 
-/// Whether the device can be suspended and resumed.
+/// True if the device can be suspended and resumed.
 fn can_resume(backend_features: u64) -> bool {
     BackendFeature::Suspend.is_in(backend_features) && BackendFeature::Resume.is_in(backend_features)
 }
 
-/// Whether the device takes a position at which a queue continues. No feature bit says so, so a position is set now,
-/// while no queue runs, and then reset to 0, as each start does anyway.
+/// True if the device accepts a position at which a queue continues. There is no feature bit for this, so a position is
+/// set now, while no queue runs, and then reset to 0, as each start does anyway.
 fn takes_positions(kernel: &dyn Kernel) -> bool {
     kernel.set_queue_position(0, 1).and_then(|()| kernel.set_queue_position(0, 0)).is_ok()
 }
 
-/// Sets the status, and checks it, because the kernel does not report that the device refused it.
+/// Sets the status and reads it back, because the kernel does not report a refusal by the device.
 fn set_status(kernel: &dyn Kernel, status: u8) -> io::Result<()> {
     kernel.set_status(status)?;
     if kernel.status()? & status == status { Ok(()) } else { Err(broken()) }
 }
 
-/// Why a device that did not forget what it was told to does not start.
+/// The error of a device that did not drop a mapping on request.
 fn failed() -> RunnerError {
     RunnerError { what: "start a device that may reach what its function is not to", source: broken() }
 }
 
-/// Why the device does not take a queue's position. `virtio 1.4` has no register for it, so some devices can only start
-/// at 0.
+/// The error of a device that does not accept a queue's position. `virtio 1.4` has no register for it, so some devices
+/// can only start at 0.
 fn unplaced(queue: &RunnerQueue, source: io::Error) -> StartError {
     if queue.position != 0 && source.raw_os_error() == Some(libc::EOPNOTSUPP) {
         let what = "have the device go on where a queue stood before a pause or a loss; its driver has to reset it";

@@ -1,4 +1,4 @@
-//! Why a vDPA device cannot be used.
+//! Reasons why a vDPA device cannot be used.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -9,98 +9,98 @@ use thiserror::Error;
 use super::locking::Locking;
 use crate::ErrorKind;
 
-/// What the kernel says of a device without an IOMMU; no number of programs' own.
+/// The kernel's error for a device without an IOMMU; it has no number in user space.
 const ENOTSUPP: i32 = 524;
 
-/// Why a vDPA device cannot be used: one line, to follow the option's name.
+/// The reason why a vDPA device cannot be used: one line, to follow the option's name.
 #[derive(Debug, Error)]
 #[error("vdpa={}: {fault}", path.display())]
 pub struct VdpaError {
     /// The device.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The fault.
     pub fault: VdpaFault,
 }
 
-/// What is wrong with a vDPA device.
+/// A fault of a vDPA device.
 #[derive(Debug, Error)]
 pub enum VdpaFault {
-    /// There is none.
+    /// The device does not exist.
     #[error(
         "no such device; create one (vdpa dev add name NAME mgmtdev DEVICE) and load the module vhost_vdpa (modprobe \
          vhost_vdpa)"
     )]
     Missing,
-    /// Another program has it open.
+    /// Another program has the device open.
     #[error("the device is in use and can have only one user; stop the other one, or name another device")]
     InUse,
-    /// This user may not use it.
+    /// This user may not use the device.
     #[error("no permission to open it; give this user read and write access to it")]
     NoRight,
-    /// It does not answer.
+    /// The device does not answer.
     #[error("the device does not answer; its driver is gone or hangs (for VDUSE: its daemon)")]
     Silent,
-    /// It reaches memory by itself, and nothing keeps it from the host's.
+    /// The device does DMA and no host IOMMU confines it.
     #[error("no IOMMU of the host serves the device; enable it in the firmware and in the kernel (intel_iommu=on)")]
     NoIommu,
-    /// It is something else.
+    /// The file is not a vDPA device.
     #[error("this is not a vhost-vdpa device; name one of /dev/vhost-vdpa-*")]
     NotVdpa,
-    /// It is another kind of virtio device.
+    /// The device is another kind of virtio device.
     #[error("this is a virtio device of type {0}; name a network device (type 1)")]
     NotNet(u32),
-    /// It is a device of before virtio 1, or one that bypasses the host's protection of memory.
+    /// The device is older than virtio 1, or bypasses the host's protection of memory.
     #[error("the device does not offer {0}, which every vDPA device needs")]
     Feature(&'static str),
-    /// It has fewer queues.
+    /// The device has fewer queues.
     #[error(
         "num_queues={}: the device has {has} pair(s) of queues; give num_queues={} or less",
         2 * u32::from(*.wanted), 2 * u32::from(*.has)
     )]
     Queues {
-        /// The pairs that were asked for.
+        /// The pairs that were requested.
         wanted: u16,
         /// The pairs that it has.
         has: u16,
     },
-    /// Its control queue has an index that follows from its own number of pairs.
+    /// The index of the device's control queue follows from its own number of pairs.
     #[error(
         "num_queues={}: the device's control queue comes after its {has} pairs; give num_queues={} or num_queues=2",
         2 * u32::from(*.wanted), 2 * u32::from(*.has)
     )]
     ControlQueue {
-        /// The pairs that were asked for.
+        /// The pairs that were requested.
         wanted: u16,
         /// The pairs that it has.
         has: u16,
     },
-    /// It says that it has more queues than it has.
+    /// The device has fewer queues than it claims.
     #[error(
         "the device has {count} queues, where {pairs} pair(s){} are {needed}; {}",
         if *.needed > 2 * u32::from(*.pairs) { " and a control queue" } else { "" },
         if *.pairs > 1 { "give num_queues=2" } else { "name another device" }
     )]
     QueueCount {
-        /// How many it has.
+        /// The number of its queues.
         count: u32,
-        /// The pairs that were asked for.
+        /// The pairs that were requested.
         pairs: u16,
-        /// How many these need.
+        /// The number of queues that these need.
         needed: u32,
     },
-    /// The guest's memory is this process's alone.
+    /// The guest's memory is private to this process.
     #[error("the guest's memory is not shared, so the device cannot reach it; add shared=on to --memory")]
     NotShared,
-    /// It cannot reach all of the guest's memory.
+    /// The device cannot access all of the guest's memory.
     #[error(
         "the device reaches addresses {:#x} to {:#x}, and the guest's memory is at {:#x} to {:#x}; give the guest \
          less memory",
         .device.start(), .device.end(), .guest.start(), .guest.end()
     )]
     IovaRange {
-        /// What it reaches.
+        /// The addresses that the device can access.
         device: RangeInclusive<u64>,
-        /// Where the guest has memory.
+        /// The addresses of the guest's memory.
         guest: RangeInclusive<u64>,
     },
     /// Too little memory may be pinned.
@@ -111,24 +111,24 @@ pub enum VdpaFault {
         .0.needed.div_ceil(1024), .0.limit.unwrap_or(0) / 1024, .0.needed.div_ceil(1024)
     )]
     MemoryLock(Locking),
-    /// It refuses the guest's memory.
+    /// The device refuses the guest's memory.
     #[error("the device rejects the guest's memory ({0}); --memory hugepages=on gives it fewer and larger pieces")]
     Map(#[source] io::Error),
-    /// It has an address that cannot be changed.
+    /// The device has an address that cannot be changed.
     #[error(
         "mac={}: the device has the address {} and keeps it; leave mac out, or set the address at the device",
         mac(.wanted), mac(.has)
     )]
     Mac {
-        /// The address that was asked for.
+        /// The address that was requested.
         wanted: [u8; 6],
         /// The device's.
         has: [u8; 6],
     },
-    /// It came back as another one.
+    /// The device came back as another one.
     #[error("the device came back with different queues, features or address")]
     Changed,
-    /// It does not do something else.
+    /// Another request failed.
     #[error("cannot {what}: {source}")]
     Request {
         /// The request, to follow "cannot".
@@ -139,24 +139,24 @@ pub enum VdpaFault {
     },
 }
 
-/// Why a device does not reach other memory.
+/// The reason why a device cannot access new memory.
 #[derive(Debug)]
 pub(crate) struct MemoryFault {
-    /// What is wrong.
+    /// The fault.
     pub fault: VdpaFault,
-    /// It reaches what it reached before.
+    /// The device still has its old mappings.
     pub is_as_before: bool,
 }
 
 impl VdpaError {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(&self) -> ErrorKind {
         self.fault.kind()
     }
 }
 
 impl VdpaFault {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Missing => ErrorKind::Missing,
@@ -177,7 +177,7 @@ impl VdpaFault {
         }
     }
 
-    /// Why a device cannot be opened.
+    /// Classifies an error of opening a device.
     pub(super) fn opening(source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO | libc::ENOTDIR) => Self::Missing,
@@ -190,7 +190,7 @@ impl VdpaFault {
         }
     }
 
-    /// Why it does not do `what`, for `map_err`.
+    /// Classifies an error of the request `what`, for `map_err`.
     pub(super) fn of(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.raw_os_error() {
             Some(libc::ENOTTY) => Self::NotVdpa,

@@ -1,13 +1,13 @@
-//! What a vDPA device behind an IOMMU reaches.
+//! The mappings of a vDPA device behind an IOMMU.
 //!
-//! A device asks for nothing, so it is told of each mapping when that is made, and has forgotten it when the driver is
-//! answered. One that does not forget it is reset by then, and closed by its worker. All of the guest's memory, which
-//! may take long to pin, is given to it by its worker only, before its queues start.
+//! A device does not ask for translations, so it gets each mapping when that is made, and has dropped it before the
+//! driver gets its answer. A device that fails to drop one is reset by then, and closed by its worker. Only its worker
+//! maps all of the guest's memory for it, before its queues start, because pinning may take long.
 //!
-//! **A vCPU can wait for that.** A request for the same function that comes while the worker pins memory waits until it
-//! has, with the guest's interrupts off, and so do requests that come after it. To do without the lock here would
-//! change nothing: the kernel has a lock of its own around each change of what a device reaches, and a second change
-//! in the middle of a batch would take hold at the end of the batch only.
+//! **A vCPU can wait for that.** A request for the same function that arrives while the worker pins memory waits until
+//! that is done, with the guest's interrupts off, and so do later requests. Avoiding the lock here would change
+//! nothing: the kernel has a lock of its own around each change of a device's mappings, and a second change in the
+//! middle of a batch would take effect only at the end of the batch.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,33 +27,33 @@ use crate::backend::mapping::Mapping;
 use crate::eventfd::borrow;
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
-/// The most mappings of a device: each costs memory of the host's kernel, and some devices are told of all of them at
-/// each change.
+/// The most mappings of a device: each costs memory of the host's kernel, and some devices get all of them at each
+/// change.
 const MOST: usize = 1 << 16;
 
-/// A device's follower, and what it follows, until this is dropped.
+/// A device's follower and its IOMMU, until this is dropped.
 pub(super) struct Follows {
     /// The IOMMU.
     pub iommu: Arc<dyn Translate>,
-    /// What follows it.
+    /// The follower of the IOMMU.
     pub follower: Arc<Follower>,
 }
 
 impl Follows {
-    /// Tells the follower what there is, and from now on what changes.
+    /// Sends the current mappings to the follower, and from now on their changes.
     pub(super) fn begin(&self) -> io::Result<()> {
         let follower = Arc::clone(&self.follower) as Arc<dyn DmaFollower>;
         self.iommu.follow(Some(follower)).map_err(io::Error::other)
     }
 
-    /// The guest's memory is another now.
+    /// Sets the guest's memory.
     ///
     /// # Errors
     ///
-    /// When the device does not take it.
+    /// Fails if the device does not accept it.
     pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), MemoryFault> {
         let old = std::mem::replace(&mut self.follower.known.lock().memory, memory.clone());
-        // What there is, with other memory.
+        // The current mappings, with other memory.
         let tell = || self.begin().and_then(|()| self.follower.settle());
         tell().map_err(|error| {
             self.follower.known.lock().memory = old;
@@ -69,32 +69,32 @@ impl Drop for Follows {
     }
 }
 
-/// What a device reaches.
+/// The mappings of a device.
 pub(crate) struct Follower {
     kernel: Arc<dyn Kernel>,
     /// The device's path.
     name: String,
     batch: bool,
     known: Mutex<Known>,
-    /// The device is to reach all of the guest's memory, and does not yet.
+    /// The device must get all of the guest's memory, and does not have it yet.
     due: AtomicBool,
-    /// The device may reach what it is not to.
+    /// The device may access memory that is not mapped for its function.
     failed: AtomicBool,
     /// Signalled in both cases.
     changed: EventFd,
-    /// How often the device did not take a mapping.
+    /// The number of mappings that the device did not accept.
     failures: AtomicU64,
 }
 
 struct Known {
     /// The guest's memory, kept mapped.
     memory: GuestMap,
-    /// What the device has been told, by first address.
+    /// The mappings that were sent to the device, by first address.
     mappings: BTreeMap<u64, Mapping>,
 }
 
 impl Follower {
-    /// A device that reaches `mappings`, which are all of `memory`.
+    /// A device that has `mappings`, which cover all of `memory`.
     pub(super) fn new(
         kernel: &Arc<dyn Kernel>,
         name: &str,
@@ -114,18 +114,18 @@ impl Follower {
         }))
     }
 
-    /// What becomes readable when [`Self::settle`] is to be called, with the queues stopped.
+    /// The event that asks for [`Self::settle`], with the queues stopped.
     pub(crate) fn watched(&self) -> BorrowedFd<'_> {
         borrow(&self.changed)
     }
 
-    /// Whether it is.
+    /// True if [`Self::settle`] must be called.
     pub(crate) fn is_due(&self) -> bool {
         let _ = self.changed.read();
         self.due.load(Ordering::Acquire)
     }
 
-    /// Whether the device did not forget what it was told to, and has to be closed.
+    /// True if the device did not drop a mapping on request, and has to be closed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
@@ -134,7 +134,7 @@ impl Follower {
     ///
     /// # Errors
     ///
-    /// When the device does not take it.
+    /// Fails if the device does not accept it.
     pub(super) fn settle(&self) -> io::Result<()> {
         let known = &mut *self.known.lock();
         if self.due.load(Ordering::Acquire) {
@@ -145,23 +145,24 @@ impl Follower {
         Ok(())
     }
 
-    /// Tells a device that may have forgotten it what it reaches.
+    /// Sends all mappings again to a device that may have forgotten them.
     ///
     /// # Errors
     ///
-    /// When the device does not take it.
+    /// Fails if the device does not accept them.
     pub(super) fn map_again(&self) -> io::Result<()> {
         let known = self.known.lock();
         let mappings: Vec<_> = known.mappings.values().copied().collect();
         reach::map_again(&*self.kernel, &mappings, self.batch)
     }
 
-    /// What the device has been told that it reaches.
+    /// The mappings that were sent to the device.
     pub(super) fn mappings(&self) -> Vec<Mapping> {
         self.known.lock().mappings.values().copied().collect()
     }
 
-    /// Has the device reach `wanted` and nothing else. If it does not take that, it reaches of it what it had before.
+    /// Changes the device's mappings to `wanted`. If it does not accept that, it keeps those of them that it had
+    /// before.
     fn change(&self, known: &mut Known, wanted: Vec<Mapping>) -> io::Result<()> {
         let wanted: BTreeMap<_, _> = wanted.into_iter().map(|mapping| (mapping.iova(), mapping)).collect();
         let only_in = |these: &BTreeMap<u64, Mapping>, those: &BTreeMap<u64, Mapping>| -> Vec<Mapping> {
@@ -180,17 +181,17 @@ impl Follower {
         Ok(())
     }
 
-    /// Has the device forget `mappings`, of which it may know any, after a change that failed.
+    /// Removes `mappings`, of which the device may have any, after a change that failed.
     fn take_away(&self, mappings: &[Mapping], batch: bool) {
         if let Err(error) = reach::change_back(&*self.kernel, mappings, &[], batch) {
             self.fail(&error);
         }
     }
 
-    /// Resets a device that did not forget what it was told to: it reaches nothing then, and is not started again, but
+    /// Resets a device that did not drop a mapping on request: it accesses nothing then, and is not started again, but
     /// closed.
     fn fail(&self, error: &io::Error) {
-        // In this order: whoever starts the device looks at this afterwards.
+        // In this order: the thread that starts the device checks this flag afterwards.
         if self.failed.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -202,12 +203,12 @@ impl Follower {
         }
     }
 
-    /// Checks that the device has room for so many mappings.
+    /// Checks that the device has room for `count` mappings.
     fn has_room(&self, count: usize) -> io::Result<()> {
         if count <= MOST { Ok(()) } else { Err(io::Error::other(format!("it can have {MOST} mappings"))) }
     }
 
-    /// Says why the device cannot follow.
+    /// Logs the reason why the device cannot follow.
     fn refuse(&self, error: &io::Error) -> NotFollowed {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         // Logged at powers of two, so that a driver cannot fill the log.
@@ -254,7 +255,7 @@ impl DmaFollower for Follower {
             DmaReach::Everything => {
                 let mut all = Mapping::all_of(&known.memory);
                 let count = all.len();
-                // What it has, it keeps: its queues may run.
+                // The device keeps what it has: its queues may run.
                 all.retain(|mapping| known.mappings.get(&mapping.iova()) == Some(mapping));
                 if all.len() < count {
                     // Pinning the rest may take long.

@@ -1,4 +1,4 @@
-//! What a vDPA device is, what it can do, and what a NIC over it can offer.
+//! The properties and abilities of a vDPA device, and the features that a NIC over it can offer.
 
 use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -16,14 +16,14 @@ use crate::net_protocol::features::served_for_any;
 
 /// The start of `struct virtio_net_config`: address, status, pairs of queues, MTU (`virtio 1.4 §5.1.4`).
 const CONFIG: usize = 12;
-/// Where the link's state is in it.
+/// The offset of the link status in it.
 const STATUS: u32 = 6;
 
 /// The constant properties of a device.
 pub(crate) struct Identity {
-    /// The feature bits that it offers.
+    /// The feature bits that the device offers.
     pub features: u64,
-    /// Its own address, if it has one.
+    /// The device's own address, if it has one.
     pub mac: Option<[u8; 6]>,
     mtu: Option<u16>,
     /// The queue pairs that a driver can use.
@@ -33,11 +33,11 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Asks the device.
+    /// Reads the properties from the device.
     ///
     /// # Errors
     ///
-    /// When it is not a network device, or lacks a feature that every vDPA device needs.
+    /// Fails if it is not a network device, or lacks a feature that every vDPA device needs.
     pub(crate) fn ask(kernel: &dyn Kernel) -> Result<Self, VdpaFault> {
         match kernel.device_id().map_err(VdpaFault::of("read the device's type"))? {
             VIRTIO_ID_NET => {}
@@ -70,7 +70,7 @@ impl Identity {
     ///
     /// # Errors
     ///
-    /// When it keeps another.
+    /// Fails if the device keeps another.
     pub(crate) fn give_mac(&mut self, kernel: &dyn Kernel, wanted: Option<[u8; 6]>) -> Result<(), VdpaFault> {
         let Some(wanted) = wanted.filter(|wanted| has(self.features, VIRTIO_NET_F_MAC) && self.mac != Some(*wanted))
         else {
@@ -87,11 +87,11 @@ impl Identity {
         Ok(())
     }
 
-    /// What a NIC as `spec` says may offer over it.
+    /// The abilities for a NIC with this `spec`.
     ///
     /// # Errors
     ///
-    /// When it has too few queues, or its control queue has another index.
+    /// Fails if the device has too few queues, or its control queue has another index.
     pub(crate) fn ability(&self, spec: &VdpaSpec) -> Result<Ability, VdpaFault> {
         let control_queue = has(self.features, VIRTIO_NET_F_CTRL_VQ);
         let (wanted, has) = (spec.queue_pairs, self.pairs);
@@ -123,8 +123,8 @@ impl Identity {
     }
 
     /// The feature bits for a NIC. A device with an address filters by it, so without a control queue of its own the
-    /// NIC cannot serve commands about addresses and filters, but for that by which a driver says that it has announced
-    /// itself. A device without an address does not filter.
+    /// NIC cannot serve commands about addresses and filters, except the driver's confirmation of an announcement. A
+    /// device without an address does not filter.
     fn offered(&self, control_queue: bool) -> u64 {
         if control_queue {
             return self.features;
@@ -136,7 +136,7 @@ impl Identity {
     }
 }
 
-/// Whether the device's link is up, which it is if the device has no link status.
+/// True if the device's link is up, which is always so without a link status.
 pub(crate) fn link_up(kernel: &dyn Kernel, features: u64) -> std::io::Result<bool> {
     if !has(features, VIRTIO_NET_F_STATUS) {
         return Ok(true);

@@ -27,39 +27,39 @@ ioctl_io_nr!(VHOST_VDPA_RESUME, VHOST, 0x7e);
 
 /// An open device. Dropping it resets the device and removes its mappings.
 pub(crate) trait Kernel: Send + Sync {
-    /// Makes this process its owner.
+    /// Makes this process the owner of the device.
     fn set_owner(&self) -> io::Result<()>;
-    /// Its kind (`virtio 1.4 §5`).
+    /// Reads the device type (`virtio 1.4 §5`).
     fn device_id(&self) -> io::Result<u32>;
-    /// What the kernel supports for it, a bit for each [`BackendFeature`].
+    /// Reads the kernel's features for the device, a bit for each [`BackendFeature`].
     fn backend_features(&self) -> io::Result<u64>;
-    /// Chooses among these.
+    /// Selects some of these.
     fn set_backend_features(&mut self, features: u64) -> io::Result<()>;
-    /// The feature bits that it offers.
+    /// Reads the feature bits that the device offers.
     fn features(&self) -> io::Result<u64>;
     /// Negotiates these.
     fn set_features(&self, features: u64) -> io::Result<()>;
-    /// Its status (`virtio 1.4 §2.1`).
+    /// Reads the device status (`virtio 1.4 §2.1`).
     fn status(&self) -> io::Result<u8>;
-    /// Adds bits to its status; 0 resets it. The kernel does not report that the device refused them.
+    /// Adds bits to the device status; 0 resets it. The kernel does not report a refusal by the device.
     fn set_status(&self, status: u8) -> io::Result<()>;
-    /// The length of its configuration in bytes.
+    /// Reads the length of the device configuration in bytes.
     fn config_size(&self) -> io::Result<u32>;
-    /// Reads its configuration at `offset`.
+    /// Reads the device configuration at `offset`.
     fn config(&self, offset: u32, data: &mut [u8]) -> io::Result<()>;
-    /// Writes its configuration at `offset`. Read-only fields do not change.
+    /// Writes the device configuration at `offset`. Read-only fields do not change.
     fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()>;
-    /// Makes it signal `call` when its configuration changes, until a reset.
+    /// Makes the device signal `call` when its configuration changes, until a reset.
     fn set_config_call(&self, call: &EventFd) -> io::Result<()>;
-    /// The number of its queues, including the control queue.
+    /// Reads the number of queues, including the control queue.
     fn queue_count(&self) -> io::Result<u32>;
-    /// The largest size of a queue.
+    /// Reads the largest size of a queue.
     fn queue_size(&self) -> io::Result<u16>;
-    /// The addresses that it can reach.
+    /// Reads the range of addresses that the device can access.
     fn iova_range(&self) -> io::Result<RangeInclusive<u64>>;
-    /// Changes the memory that it reaches.
+    /// Changes the mappings of the device.
     fn map(&self, message: Iotlb<'_>) -> io::Result<()>;
-    /// The size of a queue.
+    /// Sets the size of a queue.
     fn set_queue_size(&self, queue: &RunnerQueue) -> io::Result<()>;
     /// Sets the addresses of a queue's rings, as guest physical addresses.
     fn set_queue_rings(&self, queue: &RunnerQueue) -> io::Result<()>;
@@ -71,38 +71,38 @@ pub(crate) trait Kernel: Send + Sync {
     fn set_queue_call(&self, queue: u16, call: &EventFd) -> io::Result<()>;
     /// Lets the device run a queue.
     fn enable_queue(&self, queue: u16) -> io::Result<()>;
-    /// The doorbell page of `queue`.
+    /// Maps the doorbell page of `queue`.
     fn doorbell_page(&self, queue: u16) -> io::Result<DoorbellPage>;
-    /// The position of a queue. The device itself answers, so this also shows whether it is alive.
+    /// Reads the position of a queue. The device itself answers, so this also shows that it is alive.
     fn queue_position(&self, queue: u16) -> io::Result<u16>;
-    /// Stops its queues after the buffers in hand, and keeps all its state.
+    /// Stops the queues after the buffers in hand, and keeps all state.
     fn suspend(&self) -> io::Result<()>;
     /// Continues after [`Kernel::suspend`].
     fn resume(&self) -> io::Result<()>;
-    /// How long the kernel waits for the process behind the device, if there is one.
+    /// The time that the kernel waits for the process behind the device, if there is one.
     fn message_timeout(&self) -> Option<MessageTimeout>;
     /// The version of Linux: major and minor number.
     fn release(&self) -> (u32, u32);
 }
 
-/// A change of the memory that a device reaches.
+/// A change of a device's mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Iotlb<'a> {
     /// The following changes take effect together at [`Iotlb::End`].
     Begin,
-    /// Maps this.
+    /// Adds the mapping.
     Update(&'a Mapping),
-    /// Unmaps this.
+    /// Removes the mapping.
     Invalidate(&'a Mapping),
     /// The end of a batch.
     End,
 }
 
-/// What a kernel can do for a device: bit numbers.
+/// The bit number of a kernel feature for a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum BackendFeature {
-    /// Messages of the second kind for [`Iotlb`].
+    /// Version 2 messages for [`Iotlb`].
     MessagesV2 = 1,
     /// [`Iotlb::Begin`] and [`Iotlb::End`].
     Batch = 2,
@@ -112,12 +112,12 @@ pub(crate) enum BackendFeature {
     Resume = 5,
     /// [`Kernel::enable_queue`] while the device runs.
     EnableAfterDriverOk = 6,
-    /// A reset keeps what the device reaches.
+    /// A reset keeps the device's mappings.
     IotlbPersist = 8,
 }
 
 impl BackendFeature {
-    /// All that are of use here.
+    /// All features that are of use here.
     const ALL: [Self; 6] =
         [Self::MessagesV2, Self::Batch, Self::Suspend, Self::Resume, Self::EnableAfterDriverOk, Self::IotlbPersist];
 
@@ -130,7 +130,7 @@ impl BackendFeature {
         1 << self as u8
     }
 
-    /// Whether `features` has it.
+    /// True if `features` has this feature.
     pub(crate) fn is_in(self, features: u64) -> bool {
         features & self.bit() != 0
     }
@@ -269,7 +269,7 @@ impl Kernel for Character {
     }
 
     fn resume(&self) -> io::Result<()> {
-        // SAFETY: the request has no argument, and its result is looked at.
+        // SAFETY: the request has no argument, and its result is checked.
         if unsafe { ioctl(&self.0, VHOST_VDPA_RESUME()) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 

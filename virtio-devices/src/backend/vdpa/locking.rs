@@ -2,18 +2,18 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How much memory this process may pin, and how much it needs to, in bytes.
+/// The memory that this process may pin, and the amount that it needs to pin, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Locking {
-    /// What it has pinned already, plus the guest's memory.
+    /// The memory that it has pinned already, plus the guest's.
     pub needed: u64,
-    /// What it may pin; `None` without a limit.
+    /// The limit; `None` without one.
     pub limit: Option<u64>,
 }
 
 impl Locking {
-    /// What it takes to pin `size` more bytes, for one more device: each device's pages count. Raises the limit as far
-    /// as this process may. `counted` is where the kernel counts them in a process's status: `VmPin:` for vDPA
+    /// Computes the need for pinning `size` more bytes, for one more device: each device's pages count. Raises the
+    /// limit as far as this process may. `counted` is the kernel's counter in a process's status: `VmPin:` for vDPA
     /// devices, `VmLck:` for VFIO.
     pub fn reserve(size: u64, counted: &str) -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -26,13 +26,13 @@ impl Locking {
         Self { needed, limit: getrlimit(Resource::Memlock).current }
     }
 
-    /// Whether the limit is too low.
+    /// True if the limit is too low.
     pub fn falls_short(&self) -> bool {
         self.limit.is_some_and(|limit| limit < self.needed)
     }
 }
 
-/// What a process has pinned, in bytes, according to its `/proc/self/status`.
+/// The memory that a process has pinned, in bytes, according to its `/proc/self/status`.
 fn pinned(status: &str, counted: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(counted));
     let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());

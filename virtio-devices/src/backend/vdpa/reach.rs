@@ -1,4 +1,4 @@
-//! The memory that a vDPA device reaches: all of the guest's memory, at guest physical addresses.
+//! The memory that a vDPA device accesses: all of the guest's memory, at guest physical addresses.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -13,8 +13,8 @@ use crate::backend::vhost_common::is_shared;
 ///
 /// # Errors
 ///
-/// When another process could not map it. A device whose driver works on this process's addresses leaves such memory
-/// out without a word, and sees none of the guest's.
+/// Fails if another process could not map the memory. A device whose driver works on this process's addresses silently
+/// skips such memory, and sees none of the guest's.
 pub(crate) fn mappings(memory: &GuestMap) -> Result<Vec<Mapping>, VdpaFault> {
     if !is_shared(memory) {
         return Err(VdpaFault::NotShared);
@@ -22,7 +22,7 @@ pub(crate) fn mappings(memory: &GuestMap) -> Result<Vec<Mapping>, VdpaFault> {
     Ok(Mapping::all_of(memory))
 }
 
-/// Checks that a device which reaches `range` reaches all of `mappings`.
+/// Checks that a device which can access `range` can access all of `mappings`.
 ///
 /// # Errors
 ///
@@ -37,12 +37,12 @@ pub(crate) fn check_reach(mappings: &[Mapping], range: RangeInclusive<u64>) -> R
     }
 }
 
-/// Lets the device reach all of `mappings`. In a batch, if the kernel knows batches: without, some drivers make all of
-/// their table anew for each part.
+/// Maps all of `mappings` for the device. Uses a batch if the kernel supports it: without one, some drivers rebuild
+/// their whole table for each part.
 ///
 /// # Errors
 ///
-/// When the kernel refuses. Some of them may be mapped then.
+/// Fails if the kernel refuses. Some of them may be mapped then.
 pub(crate) fn map(kernel: &dyn Kernel, mappings: &[Mapping], batch: bool) -> io::Result<()> {
     let updates = || mappings.iter().try_for_each(|mapping| kernel.map(Iotlb::Update(mapping)));
     if !batch {
@@ -53,11 +53,11 @@ pub(crate) fn map(kernel: &dyn Kernel, mappings: &[Mapping], batch: bool) -> io:
     kernel.map(Iotlb::End)
 }
 
-/// Changes what the device reaches: no longer `gone`, and `came` from now on.
+/// Changes the device's mappings: removes `gone`, and adds `came`.
 ///
 /// # Errors
 ///
-/// When the kernel refuses. A part of it may have been done then; see [`change_back`].
+/// Fails if the kernel refuses. The change may be partial then; see [`change_back`].
 pub(crate) fn change(kernel: &dyn Kernel, gone: &[Mapping], came: &[Mapping], batch: bool) -> io::Result<()> {
     if batch {
         kernel.map(Iotlb::Begin)?;
@@ -67,29 +67,29 @@ pub(crate) fn change(kernel: &dyn Kernel, gone: &[Mapping], came: &[Mapping], ba
     if batch { kernel.map(Iotlb::End) } else { Ok(()) }
 }
 
-/// Undoes what [`change`] has done before it failed, which may be anything from nothing to all of it.
+/// Undoes a [`change`] that failed, of which any part may have been done.
 ///
 /// # Errors
 ///
-/// When the kernel refuses. What the device reaches is not known then.
+/// Fails if the kernel refuses. The device's mappings are unknown then.
 pub(crate) fn change_back(kernel: &dyn Kernel, came: &[Mapping], gone: &[Mapping], batch: bool) -> io::Result<()> {
-    // The end of a batch that was begun. Where none was, the kernel says so.
+    // Ends a batch that was begun. Without one, the kernel returns an error.
     if batch {
         let _ = kernel.map(Iotlb::End);
         kernel.map(Iotlb::Begin)?;
     }
-    // What is not mapped may be unmapped, so that each part is mapped once afterwards.
+    // Ranges without a mapping may be unmapped, so that each part is mapped once afterwards.
     came.iter().chain(gone).try_for_each(|mapping| kernel.map(Iotlb::Invalidate(mapping)))?;
     gone.iter().try_for_each(|mapping| kernel.map(Iotlb::Update(mapping)))?;
     if batch { kernel.map(Iotlb::End) } else { Ok(()) }
 }
 
-/// Lets a device that may have forgotten them reach `mappings` again. The kernel itself has not, and would refuse them
-/// as known.
+/// Maps `mappings` again for a device that may have forgotten them. The kernel itself has not, and would refuse them as
+/// known.
 ///
 /// # Errors
 ///
-/// When the kernel refuses.
+/// Fails if the kernel refuses.
 pub(crate) fn map_again(kernel: &dyn Kernel, mappings: &[Mapping], batch: bool) -> io::Result<()> {
     if batch {
         kernel.map(Iotlb::Begin)?;

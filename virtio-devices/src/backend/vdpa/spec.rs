@@ -1,14 +1,14 @@
-//! Which vDPA device a NIC uses.
+//! The vDPA device of a NIC.
 
 use std::path::PathBuf;
 
-/// Which vDPA device to use.
+/// The vDPA device to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VdpaSpec {
-    /// Its path, `/dev/vhost-vdpa-N`.
+    /// The path, `/dev/vhost-vdpa-N`.
     pub path: PathBuf,
-    /// The Ethernet address that it is given. Without one, it keeps its own.
+    /// The Ethernet address to set. Without one, the device keeps its own.
     pub mac: Option<[u8; 6]>,
-    /// The pairs of queues that it has to run.
+    /// The pairs of queues that the device must run.
     pub queue_pairs: u16,
 }

@@ -24,18 +24,18 @@ use crate::{GuestMap, Memory};
 
 pub(crate) const PATH: &str = "/dev/vhost-vdpa-7";
 pub(crate) const OWN_MAC: [u8; 6] = [0x52, 0x54, 0, 0xd, 0xd, 7];
-/// What a VDUSE device may offer, and every vDPA device has to.
+/// The features that a VDUSE device may offer, and every vDPA device must.
 pub(crate) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
     | 1 << VIRTIO_F_ACCESS_PLATFORM
     | 1 << VIRTIO_NET_F_MAC
     | 1 << VIRTIO_NET_F_MTU
     | 1 << VIRTIO_NET_F_STATUS
     | 1 << VIRTIO_NET_F_MRG_RXBUF;
-/// Messages of the second kind, and batches: what every Linux since 5.8 offers.
+/// Version 2 messages, and batches: every Linux since 5.8 offers them.
 pub(crate) const PLAIN: u64 = 1 << 1 | 1 << 2;
 pub(crate) const PERSIST: u64 = 1 << 8;
 
-/// What the device is, what it was asked, and what it does.
+/// The properties of the device, the requests to it, and its behaviour.
 pub(crate) struct Script {
     pub asked: Vec<String>,
     pub device_id: u32,
@@ -48,15 +48,15 @@ pub(crate) struct Script {
     pub release: (u32, u32),
     /// The errors of requests that fail, by the request's first word.
     pub fails: Vec<(&'static str, i32)>,
-    /// It takes no status but 0, and says nothing.
+    /// Ignores every status except 0, without an error.
     pub deaf: bool,
     pub status: u8,
     pub config_call: Option<EventFd>,
-    /// Its doorbells, if they have pages.
+    /// The file with its doorbell pages, if it has any.
     pub doorbells: Option<std::fs::File>,
-    /// How many are open.
+    /// The number of open handles.
     pub open: usize,
-    /// What the device was told that it reaches, by first address.
+    /// The mappings that the device was sent, by first address.
     pub reached: BTreeMap<u64, Mapping>,
 }
 
@@ -118,12 +118,12 @@ impl Scripted {
         Vdpa::open_by(Box::new(opener), spec, memory)
     }
 
-    /// What was asked since the last call.
+    /// The requests since the last call.
     pub(crate) fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().asked)
     }
 
-    /// How many of the requests since the last call of [`Self::asked`] change what the device reaches.
+    /// The number of requests since the last call of [`Self::asked`] that add mappings.
     pub(crate) fn iotlb_updates(&self) -> usize {
         self.0.lock().asked.iter().filter(|asked| asked.starts_with("map")).count()
     }
@@ -151,7 +151,7 @@ impl Scripted {
         self.0.lock().doorbells = Some(file.into());
     }
 
-    /// What was last written to the doorbell of `queue`, which is forgotten.
+    /// Takes the last value that was written to the doorbell of `queue`.
     pub(crate) fn rung(&self, queue: u64) -> u16 {
         let script = self.0.lock();
         let (file, at) = (script.doorbells.as_ref().unwrap(), queue * DOORBELL_PAGE);
@@ -339,7 +339,7 @@ pub(crate) fn shared_memory() -> Memory {
     Memory::new(GuestMap::from_ranges_with_files(parts).unwrap())
 }
 
-/// A queue with its rings at addresses that tell them apart.
+/// A queue whose rings have distinct addresses.
 pub(crate) fn queue(index: u16, position: u16) -> RunnerQueue {
     let eventfd = || Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
     let base = 0x1_0000 * u64::from(index + 1);

@@ -1,4 +1,4 @@
-//! A vDPA device over a scripted kernel: which requests are made in which order, and what follows from each answer.
+//! A vDPA device over a scripted kernel: the order of requests, and the effect of each answer.
 
 mod doorbells;
 mod follow;

@@ -9,10 +9,10 @@ use rustix::fs::{fstat, major, minor};
 /// The default time in seconds that Linux waits for such a process.
 const USUAL: u32 = 30;
 
-/// How long the kernel waits for an answer of the process behind a device.
+/// The time that the kernel waits for an answer of the process behind a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MessageTimeout {
-    /// The file that says so.
+    /// The file with the setting.
     pub file: PathBuf,
     /// In seconds; 0 means without limit.
     pub seconds: u32,
@@ -35,7 +35,7 @@ impl MessageTimeout {
         Some(Self { file, seconds: text.trim().parse().ok()? })
     }
 
-    /// What is wrong with it: a start or stop of a queue waits this long for a process that hangs.
+    /// The problem with the limit, if any: a start or stop of a queue waits this long for a process that hangs.
     pub(crate) fn complaint(&self) -> Option<String> {
         let limit = match self.seconds {
             1..=USUAL => return None,

@@ -1,4 +1,4 @@
-//! A device of the kernel, which serves one pair of queues.
+//! A device of the kernel that serves one pair of queues.
 
 use std::fs::File;
 use std::io;
@@ -30,26 +30,26 @@ use crate::ring::areas;
 
 /// The kernel's own index of a pair's queue: receive, transmit.
 pub(super) const QUEUES_PER_DEVICE: u16 = 2;
-/// The feature bit of a device that logs what it writes to guest memory (`VHOST_F_LOG_ALL`).
+/// The feature bit of a device that logs its writes to guest memory (`VHOST_F_LOG_ALL`).
 const LOG_ALL: u64 = 1 << VHOST_F_LOG_ALL;
-/// The feature bit of a device that asks what the addresses of its rings and buffers stand for.
+/// The feature bit of a device that asks for translations of the addresses of its rings and buffers.
 const TRANSLATED: u64 = 1 << VIRTIO_F_ACCESS_PLATFORM;
-/// The feature of the kernel by which it asks in messages of the second kind.
+/// The feature of a kernel that asks in version 2 messages.
 const MESSAGES_V2: u64 = 1 << VHOST_BACKEND_F_IOTLB_MSG_V2;
 
 /// The kernel's vhost-net.
 #[derive(Debug, Clone, Copy)]
 pub struct VhostKernel {
-    /// The feature bits that it knows.
+    /// The feature bits that the kernel supports.
     pub(super) known: u64,
 }
 
 impl VhostKernel {
-    /// Finds out what the kernel can do.
+    /// Determines what the kernel supports.
     ///
     /// # Errors
     ///
-    /// When there is no vhost-net, or not for this user.
+    /// Fails if there is no vhost-net, or this user may not use it.
     pub fn ask() -> Result<Self, VhostNetError> {
         let net = Net::new(Arc::new(GuestMap::new())).map_err(|error| unusable(io_error(error)))?;
         let known = net.get_features().map_err(|error| VhostNetError::Device(io_error(error)))?;
@@ -58,11 +58,11 @@ impl VhostKernel {
         if has(known, VIRTIO_F_VERSION_1) { Ok(Self { known }) } else { Err(VhostNetError::Legacy) }
     }
 
-    /// The same, for a function behind an IOMMU.
+    /// Checks that a function behind an IOMMU can use the kernel's vhost-net.
     ///
     /// # Errors
     ///
-    /// When the kernel reaches memory by guest physical addresses only.
+    /// Fails if the kernel accesses memory by guest physical addresses only.
     pub fn behind_iommu(self) -> Result<Self, VhostNetError> {
         if self.known & TRANSLATED != 0 { Ok(self) } else { Err(VhostNetError::NoIotlb) }
     }
@@ -72,13 +72,13 @@ impl VhostKernel {
     }
 }
 
-/// What serves one pair.
+/// The kernel's device for one pair.
 pub(super) struct Device {
     pub(super) pair: u16,
     pub(super) net: Arc<Net<Arc<GuestMap>>>,
-    /// What the kernel reaches, kept mapped.
+    /// The memory that the kernel accesses, kept mapped.
     pub(super) memory: GuestMap,
-    /// The feature bits that the kernel was told, without that of the log.
+    /// The feature bits that were set in the kernel, without that of the log.
     features: u64,
     /// The pair's queues that the driver enabled.
     queues: Vec<RunnerQueue>,
@@ -86,8 +86,8 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// A device for `pair`, which signals `broken` when it finds a ring invalid. It is not active, and knows of no
-    /// address if they are to be translated.
+    /// Opens a device for `pair`, which signals `broken` on an invalid ring. It is not active. If addresses are
+    /// translated, it has no translations yet.
     pub(super) fn start(
         pair: u16,
         kernel: VhostKernel,
@@ -122,25 +122,25 @@ impl Device {
         broken.map_or(Ok(()), |broken| self.net.set_vring_err(index, broken))
     }
 
-    /// Tells the kernel the rings of `queue` and its position.
+    /// Sets the rings of `queue` and its position.
     fn place(&self, index: usize, queue: &RunnerQueue) -> vhost::Result<()> {
         self.net.set_vring_num(index, queue.size)?;
         self.set_rings(index, queue, false)?;
         self.net.set_vring_base(index, queue.position)
     }
 
-    /// Has the kernel run its queues over `tap`, or not any more.
+    /// Makes the kernel run the queues over `tap`, or stop them.
     pub(super) fn set_backend(&self, tap: Option<&File>) -> vhost::Result<()> {
         self.indices().try_for_each(|index| self.net.set_backend(index, tap))
     }
 
-    /// As [`Self::set_backend`] without a tap, of all queues: a refusal must not keep others running, and ends with the
-    /// device at the latest.
+    /// Stops all queues, as [`Self::set_backend`] without a tap: a refusal must not keep other queues running, and ends
+    /// with the device at the latest.
     pub(super) fn stop(&self) {
         self.indices().for_each(|index| drop(self.net.set_backend(index, None)));
     }
 
-    /// The kernel's indices of its queues.
+    /// The kernel's indices of the queues.
     pub(super) fn indices(&self) -> impl Iterator<Item = usize> {
         self.queues.iter().map(|queue| usize::from(queue.index % QUEUES_PER_DEVICE))
     }
@@ -149,22 +149,22 @@ impl Device {
         self.features & TRANSLATED != 0
     }
 
-    /// What becomes readable when the kernel has a question.
+    /// The descriptor that becomes readable on a miss; `None` without translation.
     pub(super) fn asks(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the device is open as long as it is borrowed.
         self.is_translated().then(|| unsafe { BorrowedFd::borrow_raw(self.net.as_raw_fd()) })
     }
 
-    /// The next question of the kernel.
+    /// The next miss of the kernel.
     ///
     /// # Errors
     ///
-    /// When it does not tell.
+    /// Fails if it cannot be read.
     pub(super) fn miss(&self) -> io::Result<Option<Miss>> {
         self.asks().map_or(Ok(None), iotlb::read_miss)
     }
 
-    /// Tells the kernel where its rings are, before it asks.
+    /// Sends the translations of the rings, before the kernel asks.
     pub(super) fn preload(&self, kernels: &Kernels, iommu: &dyn Translate) {
         for queue in &self.queues {
             let bases = [queue.descriptors, queue.available, queue.used].map(|base| base.raw_value());
@@ -175,7 +175,7 @@ impl Device {
         }
     }
 
-    /// Has the kernel log what it writes, also while it runs the queues. It knows of no address afterwards.
+    /// Makes the kernel log its writes, also while it runs the queues. Invalidates all translations.
     pub(super) fn begin_log(&self, log: &SharedLog) -> vhost::Result<()> {
         // The kernel checks each step with those before it.
         self.net.set_log_base(log.address(), None)?;
@@ -183,7 +183,7 @@ impl Device {
         self.net.set_features(self.features | LOG_ALL)
     }
 
-    /// Has it log no more. The log's memory is not touched afterwards. It knows of no address then.
+    /// Ends the log, whose memory is not touched afterwards. Invalidates all translations.
     pub(super) fn end_log(&self) -> vhost::Result<()> {
         self.net.set_features(self.features)?;
         self.place_rings(false)
@@ -193,13 +193,14 @@ impl Device {
         self.queues.iter().zip(self.indices()).try_for_each(|(queue, index)| self.set_rings(index, queue, logged))
     }
 
-    /// As the method of the same purpose in `vhost`, which refuses rings that end where a region of guest memory does,
-    /// and knows no other addresses than those of this process. That they lie in guest memory has been checked, and
-    /// the kernel checks it again.
+    /// Works as the method of the same purpose in `vhost`, which refuses rings that end at the end of a region of guest
+    /// memory, and accepts only addresses of this process. The caller has checked that the rings lie in guest memory,
+    /// and the kernel checks it again.
     fn set_rings(&self, index: usize, queue: &RunnerQueue, logged: bool) -> vhost::Result<()> {
         let config = rings(queue, logged);
         let rings = if self.is_translated() {
-            // What is written to the used ring is logged by where it is found in the memory table, and not by this.
+            // With translation, writes to the used ring are logged by its place in the memory table, and not by this
+            // address.
             vhost_vring_addr {
                 index: u32::try_from(index).map_err(|_| VhostError::InvalidQueue)?,
                 flags: config.flags,
@@ -217,7 +218,7 @@ impl Device {
     }
 }
 
-/// Why the kernel refuses a queue: `EINVAL` and `EFAULT` mean invalid rings.
+/// Classifies the kernel's refusal of a queue: `EINVAL` and `EFAULT` mean invalid rings.
 fn refused(error: vhost::Error) -> StartError {
     let error = RunnerError::of("set up a queue of vhost-net")(io_error(error));
     match error.source.raw_os_error() {

@@ -1,4 +1,4 @@
-//! Why vhost-net cannot be used.
+//! Reasons why vhost-net cannot be used.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::ErrorKind;
 
-/// Why vhost-net cannot be used: one line, to follow the option's name and value.
+/// The reason why vhost-net cannot be used: one line, to follow the option's name and value.
 #[derive(Debug, Error)]
 pub enum VhostNetError {
     /// There is no such device.
@@ -15,19 +15,19 @@ pub enum VhostNetError {
     /// This user may not use it.
     #[error("no permission to open /dev/vhost-net; give this user read and write access to it, or leave vhost out")]
     NoRight,
-    /// Something else is wrong with it.
+    /// Any other error.
     #[error("cannot use /dev/vhost-net: {0}")]
     Device(io::Error),
     /// The kernel is too old.
     #[error("this kernel's vhost-net does not support virtio 1; leave vhost out")]
     Legacy,
-    /// The kernel does not translate.
+    /// The kernel has no IOTLB.
     #[error("this kernel's vhost-net does not follow a virtual IOMMU; leave vhost out")]
     NoIotlb,
 }
 
 impl VhostNetError {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::NoRight => ErrorKind::Denied,
@@ -36,7 +36,7 @@ impl VhostNetError {
     }
 }
 
-/// Why `/dev/vhost-net` cannot be opened.
+/// The reason why `/dev/vhost-net` cannot be opened.
 pub(super) fn unusable(error: io::Error) -> VhostNetError {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => VhostNetError::Missing,

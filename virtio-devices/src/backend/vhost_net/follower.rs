@@ -1,7 +1,7 @@
-//! What the kernel's vhost knows of the addresses of a function behind an IOMMU.
+//! The translations that the kernel's vhost caches for a function behind an IOMMU.
 //!
-//! The kernel has room for 2,048 ranges (`max_iotlb_entries` of its module `vhost`), and forgets the oldest when it is
-//! told of more. It asks for what it does not know. So it may be told too little, and nothing that is not so.
+//! The kernel has room for 2,048 ranges (`max_iotlb_entries` of its module `vhost`), and evicts the oldest when there
+//! are more. It asks for those it lacks. So a missing translation is harmless, and a wrong one is not.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::GuestMap;
 use crate::backend::mapping::Mapping;
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
-/// As many mappings are told when there is a new set of them. The rest is told when it is asked for.
+/// The most mappings that are sent when there is a new set of them. The kernel asks for the rest.
 const PRELOADED: usize = 1024;
 
 /// The kernel's devices of one function.
@@ -26,17 +26,17 @@ pub(super) struct Kernels {
     devices: Vec<Arc<Net<Arc<GuestMap>>>>,
     /// The guest's memory.
     memory: ArcSwap<GuestMap>,
-    /// How often the kernel did not forget what it was told to.
+    /// The number of invalidations that the kernel did not accept.
     failures: AtomicU64,
 }
 
 impl Kernels {
-    /// `devices`, which know of no address yet.
+    /// A follower for `devices`, which have no translations yet.
     pub(super) fn new(devices: Vec<Arc<Net<Arc<GuestMap>>>>, memory: &GuestMap) -> Arc<Self> {
         Arc::new(Self { devices, memory: ArcSwap::from_pointee(memory.clone()), failures: AtomicU64::new(0) })
     }
 
-    /// The guest's memory is another; what the kernel knows has to be told anew.
+    /// Sets the guest's memory; the kernel needs its translations anew.
     pub(super) fn set_memory(&self, memory: &GuestMap) {
         self.memory.store(Arc::new(memory.clone()));
     }
@@ -46,7 +46,7 @@ impl Kernels {
         self.devices.iter().map(|device| unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) })
     }
 
-    /// What is not told is asked for, so that a failure is not an error.
+    /// Sends a mapping. The kernel asks for what is missing, so that a failure is not an error.
     fn tell(&self, mapping: DmaMapping) {
         for part in Mapping::of(mapping, &self.memory.load()) {
             self.fds().for_each(|device| drop(iotlb::update(device, &part)));
@@ -67,9 +67,9 @@ impl Kernels {
         }
     }
 
-    /// Tells `device` what it asked for. Returns whether its function reaches that.
+    /// Answers a miss of `device`. Returns true if its function may access that address.
     pub(super) fn answer(&self, device: BorrowedFd<'_>, miss: Miss, iommu: &dyn Translate) -> bool {
-        // Told within the pass: what is unmapped meanwhile is forgotten afterwards.
+        // Sent within the pass: a mapping that is removed in the meantime is invalidated afterwards.
         let _pass = iommu.begin();
         let Some(mapping) = iommu.mapping(miss.address, miss.access) else { return false };
         let memory = self.memory.load();
@@ -78,11 +78,11 @@ impl Kernels {
         part.is_some_and(|part| iotlb::update(device, &part).is_ok())
     }
 
-    /// Tells the kernel of `len` bytes at `address`, which it is about to use, as far as they are within reach.
+    /// Sends the translations of `len` bytes at `address`, which the kernel is about to use, as far as they are mapped.
     pub(super) fn preload(&self, (address, len): (u64, u64), access: Permissions, iommu: &dyn Translate) {
         let _pass = iommu.begin();
         if iommu.is_bypassed() {
-            // All of it is known.
+            // The kernel has the identity mapping.
             return;
         }
         let (mut next, last) = (Some(address), address.saturating_add(len.saturating_sub(1)));

@@ -1,5 +1,5 @@
-//! The messages by which the kernel's vhost asks what addresses of a function stand for, and is told
-//! (Linux, `include/uapi/linux/vhost_types.h`, `struct vhost_msg_v2`).
+//! The IOTLB messages that the kernel's vhost sends and receives (Linux, `include/uapi/linux/vhost_types.h`,
+//! `struct vhost_msg_v2`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,18 +10,18 @@ pub(super) use crate::backend::iotlb::Miss;
 use crate::backend::iotlb::{self, LEN as SAID};
 use crate::backend::mapping::Mapping;
 
-/// The length of a message: its kind, 4 bytes of no use here, and a union whose largest member has 64 bytes.
+/// The length of a message: its kind, 4 unused bytes, and a union whose largest member has 64 bytes.
 const LEN: usize = 72;
-/// Where the union is.
+/// The offset of the union.
 const UNION: usize = 8;
-/// A message of the second kind about a translation.
+/// The type of an IOTLB message, version 2.
 const IOTLB_V2: u32 = 2;
 
-/// Reads what the kernel wants to know next. `None` if there is nothing.
+/// Reads the kernel's next miss. `None` if there is none.
 ///
 /// # Errors
 ///
-/// When the kernel does not answer.
+/// Fails if it cannot be read.
 pub(super) fn read_miss(device: BorrowedFd<'_>) -> io::Result<Option<Miss>> {
     let mut message = [0; LEN];
     loop {
@@ -38,20 +38,20 @@ pub(super) fn read_miss(device: BorrowedFd<'_>) -> io::Result<Option<Miss>> {
     }
 }
 
-/// Tells the kernel what a range stands for. Queues that wait for it go on.
+/// Sends a mapping to the kernel. Queues that wait for it continue.
 ///
 /// # Errors
 ///
-/// When the kernel has no memory for it.
+/// Fails if the kernel has no memory for it.
 pub(super) fn update(device: BorrowedFd<'_>, mapping: &Mapping) -> io::Result<()> {
     write(device, iotlb::update(mapping, mapping.access()))
 }
 
-/// Has the kernel forget what is in a range, and all that reaches into it. When this returns, no queue uses it.
+/// Invalidates a range in the kernel, and every mapping that overlaps it. On return, no queue uses it.
 ///
 /// # Errors
 ///
-/// When the kernel does not take the message.
+/// Fails if the kernel does not accept the message.
 pub(super) fn invalidate(device: BorrowedFd<'_>, first: u64, last: u64) -> io::Result<()> {
     write(device, iotlb::invalidate(first, last))
 }
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// A question about `address`, which was to be read.
+    /// A miss of a read of `address`.
     fn miss(address: u64) -> [u8; LEN] {
         let mut said = [0; SAID];
         said[..8].copy_from_slice(&address.to_ne_bytes());

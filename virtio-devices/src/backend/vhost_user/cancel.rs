@@ -14,11 +14,11 @@ use crate::eventfd::borrow;
 pub struct Cancel(Arc<EventFd>);
 
 impl Cancel {
-    /// One that has ended nothing yet.
+    /// A handle that has not been cancelled.
     ///
     /// # Errors
     ///
-    /// No file descriptor is left.
+    /// Fails if no file descriptor is left.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?)))
     }
@@ -29,7 +29,7 @@ impl Cancel {
         let _ = self.0.write(1);
     }
 
-    /// Whether all waits have ended.
+    /// True if all waits have ended.
     pub fn is_cancelled(&self) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,4 +1,4 @@
-//! The backend channel, by which the peer sends requests to this process.
+//! The backend channel, on which the peer sends requests to this process.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,14 +14,14 @@ use crate::backend::iotlb::Miss;
 #[derive(Debug)]
 pub(crate) struct Channel(UnixStream);
 
-/// What arrived on the channel.
+/// A message on the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heard {
     /// Nothing that matters here.
     Nothing,
     /// The device configuration has changed.
     ConfigChange,
-    /// The peer asks what an address stands for.
+    /// The peer asks for a translation.
     Miss(Miss),
     /// The peer has closed its end, or sent something malformed.
     End,
@@ -35,7 +35,7 @@ impl Channel {
         Ok((Self(near), far))
     }
 
-    /// Hears one request, if there is one, and answers it.
+    /// Receives one request, if there is one, and answers it.
     pub(crate) fn hear(&mut self) -> Heard {
         let mut header = [0; HEADER];
         match self.read(&mut header) {
@@ -58,14 +58,14 @@ impl Channel {
         if header.flags & NEED_REPLY != 0 {
             let answer = Header { flags: REPLY, len: 8, ..header };
             let refused = u64::from(heard == Heard::Nothing);
-            // A question counts as heard: who waits for this may have to take what is told. A peer that does not read
-            // its answers gets none.
+            // A miss counts as accepted: the peer may have to process its answer while it waits for this. A peer that
+            // does not read its answers gets none.
             let _ = self.0.write(&[answer.bytes(), longs(&[refused])].concat());
         }
         heard
     }
 
-    /// Descriptors that come along are closed: no request that brings one is known.
+    /// Descriptors with a message are closed: none of the known requests has any.
     fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
         receive(self.0.as_fd(), bytes, &mut None)
     }

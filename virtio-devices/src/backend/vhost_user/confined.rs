@@ -1,8 +1,9 @@
-//! A peer of a function behind an IOMMU that does not ask what addresses stand for.
+//! A peer without IOTLB messages whose function is behind an IOMMU.
 //!
 //! The peer has mapped all of the guest's memory, and takes the addresses in its rings for guest physical ones. So its
-//! queues run as long as they are: while the function is in bypass. The driver that puts the function into a domain of
-//! its own is answered when they have stopped. If they do not, that is refused, and they run on as before.
+//! queues run only while that is true: while the function is in bypass. The driver that attaches the function to a
+//! domain of its own gets its answer when the queues have stopped. If they do not stop, the request is refused, and
+//! they run on as before.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,23 +18,23 @@ use super::RunnerError;
 use crate::eventfd::borrow;
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
-/// How long a driver is kept waiting for queues that do not stop: as long as a peer has for an answer, and a little for
-/// two queues.
+/// The time that a driver waits for queues that do not stop: as long as a peer has for an answer, and a little for two
+/// queues.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a peer follows, until this is dropped.
+/// The peer's link to the IOMMU, until this is dropped.
 pub(super) struct Confined {
     iommu: Arc<dyn Translate>,
     bounds: Arc<Bounds>,
 }
 
-/// Whether the peer's queues may run.
+/// The state that decides if the peer's queues may run.
 struct Bounds {
     /// [`PATIENCE`].
     patience: Duration,
     state: Mutex<State>,
     stopped: Condvar,
-    /// Signalled when the first field of [`State`] has changed.
+    /// Signalled when `allowed` of [`State`] has changed.
     changed: EventFd,
 }
 
@@ -42,7 +43,7 @@ struct State {
     /// Addresses are guest physical ones.
     allowed: bool,
     runs: bool,
-    /// They were waited for in vain, and are still to stop.
+    /// The wait for the queues was in vain, and they must still stop.
     is_late: bool,
 }
 
@@ -59,11 +60,11 @@ impl Confined {
         Ok(Self { iommu: Arc::clone(iommu), bounds })
     }
 
-    /// Has the queues count as running, if they may run.
+    /// Marks the queues as running, if they may run.
     ///
     /// # Errors
     ///
-    /// When they may not, with the reason.
+    /// Fails with the reason if they may not.
     pub(super) fn begin(&self) -> Result<(), RunnerError> {
         let _ = self.bounds.changed.read();
         let state = &mut *self.bounds.state.lock();
@@ -71,26 +72,26 @@ impl Confined {
         if state.allowed { Ok(()) } else { Err(confined()) }
     }
 
-    /// They have stopped.
+    /// Marks the queues as stopped.
     pub(super) fn end(&self) {
         let mut state = self.bounds.state.lock();
         (state.runs, state.is_late) = (false, false);
         self.bounds.stopped.notify_all();
     }
 
-    /// Whether they may run.
+    /// True if the queues may run.
     pub(super) fn allows(&self) -> bool {
         self.bounds.state.lock().allowed
     }
 
-    /// Whether they have to stop.
+    /// True if the queues have to stop.
     pub(super) fn is_to_stop(&self) -> bool {
         let _ = self.bounds.changed.read();
         let state = self.bounds.state.lock();
         state.runs && !state.allowed
     }
 
-    /// What becomes readable when it may be otherwise.
+    /// The event that reports a change of [`Self::allows`].
     pub(super) fn watched(&self) -> BorrowedFd<'_> {
         borrow(&self.bounds.changed)
     }
@@ -110,14 +111,14 @@ impl std::fmt::Debug for Confined {
 }
 
 impl DmaFollower for Bounds {
-    /// The peer does not reach any mapping of a domain.
+    /// Does nothing: the peer accesses no mapping of a domain.
     fn mapped(&self, _mapping: DmaMapping) -> Result<(), NotFollowed> {
         Ok(())
     }
 
     fn unmapped(&self, _mappings: &[DmaMapping]) {}
 
-    /// Queues that were waited for in vain may still reach everything.
+    /// Queues that failed to stop in time may still access everything.
     fn has_forgotten(&self) -> bool {
         let state = self.state.lock();
         !(state.is_late && state.runs)
@@ -129,7 +130,7 @@ impl DmaFollower for Bounds {
         state.is_late &= !state.allowed;
         let _ = self.changed.write(1);
         if state.runs && !state.allowed {
-            // Once is enough: what cannot be attached is detached again.
+            // One wait is enough: a function that cannot be attached is detached again.
             if !state.is_late {
                 self.stopped.wait_while_for(&mut state, |state| state.runs, self.patience);
                 state.is_late = state.runs;
@@ -145,7 +146,7 @@ impl DmaFollower for Bounds {
     }
 }
 
-/// Why the queues of a peer do not run.
+/// The error of queues that may not run.
 pub(super) fn confined() -> RunnerError {
     let why = "its function is in a domain of the virtual IOMMU, and a vhost-user backend without IOTLB messages works \
                in bypass only: have the guest attach it so (iommu.passthrough=1, or identity as the type of its group)";
@@ -213,7 +214,7 @@ mod tests {
                             write();
                             thread::yield_now();
                         }
-                        // It finishes what it has begun.
+                        // The peer finishes the work that it has begun.
                         thread::yield_now();
                         write();
                         peer.end();
@@ -274,7 +275,7 @@ mod tests {
             assert!(behind.endpoint().is_bypassed(), "it is in no domain, as before");
             assert!(peer.allows() && !peer.is_to_stop());
         }
-        // What takes memory away cannot be refused: it is to stop still, and nobody is told that it may run.
+        // Removing memory cannot be refused: the queues must still stop, and no thread learns that they may run.
         iommu.set_bypass(false);
         attach().unwrap_err();
         assert!(!peer.allows() && peer.is_to_stop());

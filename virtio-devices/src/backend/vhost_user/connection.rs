@@ -1,7 +1,7 @@
 //! A connection to the peer: requests, answers and time limits.
 //!
-//! The frontend of the `vhost` crate does not serve here: it keeps reading after a socket time-out, so a peer that
-//! never answers would block the thread forever.
+//! The frontend of the `vhost` crate is not suitable: it keeps reading after a socket time-out, so a peer that never
+//! answers would block the thread forever.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,21 +23,21 @@ use thiserror::Error;
 use super::cancel::Cancel;
 use super::message::{HEADER, Header, MAX_ANSWER, MAX_FDS, REPLY, Request, u64_at};
 
-/// How long an answer may take.
+/// The time limit for an answer.
 pub(crate) const ANSWER: Duration = Duration::from_secs(2);
 
-/// What is wrong with a peer.
+/// A failed request to a peer.
 #[derive(Debug, Error)]
 #[error("{request}: {fault}")]
 pub(crate) struct PeerError {
     /// The request.
     pub request: Request,
-    /// How the request failed.
+    /// The cause.
     pub fault: Fault,
 }
 
 impl PeerError {
-    /// Whether the peer works, and only refuses a ring as the driver has set it up.
+    /// True if the peer works, and only refuses a ring as the driver has set it up.
     pub(crate) fn is_about_a_ring(&self) -> bool {
         let request = self.request;
         matches!(request, Request::SET_VRING_NUM | Request::SET_VRING_BASE | Request::SET_VRING_ADDR)
@@ -45,49 +45,49 @@ impl PeerError {
     }
 }
 
-/// How a request failed.
+/// The cause of a request's failure.
 #[derive(Debug, Error)]
 pub(crate) enum Fault {
-    /// Nothing, in time.
+    /// No answer in time.
     #[error("no answer within {} s", .0.as_secs())]
     NoAnswer(Duration),
-    /// Answers, but altogether too late.
+    /// The answers together take too long.
     #[error("it has taken {} s to get this far", .0.as_secs())]
     Slow(Duration),
-    /// Nobody wants the answer any more.
+    /// The request was cancelled.
     #[error("the wait for it was ended")]
     Cancelled,
     /// The peer has closed the connection.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer says that it did not do it.
+    /// The peer has refused the request.
     #[error("the peer refuses it")]
     Refused,
-    /// It is not even asked.
+    /// The ring is not in guest memory; the request was not sent.
     #[error("the ring does not lie in one region of guest memory")]
     NotInMemory,
-    /// What comes through a pipe has no end, or is not taken.
+    /// A transfer through a pipe does not end, or the peer does not read it.
     #[error("the transfer was not complete in time")]
     Unfinished,
-    /// More comes through a pipe than this many bytes.
+    /// A pipe delivers more than this many bytes.
     #[error("more than {0} bytes come")]
     TooLong(usize),
-    /// The peer brings a pipe instead of using the one that it was given.
+    /// The peer sends a pipe of its own instead of using the one that it was given.
     #[error("the peer wants to use a pipe of its own, which is not supported")]
     OwnPipe,
-    /// A pipe does not work.
+    /// An error of the pipe.
     #[error("the pipe: {0}")]
     Pipe(io::Error),
     /// A malformed answer.
     #[error("the answer is malformed")]
     Nonsense,
-    /// The system does not let it happen.
+    /// Any other error of the system.
     #[error("{0}")]
     System(io::Error),
 }
 
 impl Fault {
-    /// Whether the connection is as it was before the request, so that the peer can go on.
+    /// True if the connection is as before the request, so that the peer can continue.
     pub(crate) fn keeps_peer(&self) -> bool {
         matches!(self, Self::Refused | Self::Unfinished | Self::TooLong(_) | Self::OwnPipe | Self::Pipe(_))
     }
@@ -134,36 +134,36 @@ impl Connection {
         Ok(Self { stream: Arc::new(stream), turn: Turn::default(), allowed, cancel })
     }
 
-    /// The same connection, with a time limit of its own, for another thread or for requests of another kind. Its
-    /// [turn](Self::turn) is the same, too.
+    /// The same connection, with a time limit of its own, for another thread or for requests of another kind. They
+    /// share the [turn](Self::turn).
     pub(crate) fn again(&self, until: Instant) -> Self {
         let allowed = (until.saturating_duration_since(Instant::now()), until);
         Self { stream: Arc::clone(&self.stream), turn: Arc::clone(&self.turn), allowed, cancel: None }
     }
 
-    /// What a thread holds from a request to its answer.
+    /// The lock that a thread holds from a request to its answer.
     pub(crate) fn turn(&self) -> Turn {
         Arc::clone(&self.turn)
     }
 
-    /// Ends the connection, for whoever has it.
+    /// Closes the connection for all of its users.
     pub(crate) fn hang_up(&self) {
-        // One that the peer has ended is ended.
+        // An error means that the peer has closed it already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// From now on, nothing ends a wait but its time.
+    /// Ignores the [`Cancel`] from now on, so that only deadlines end a wait.
     pub(crate) fn forget_cancel(&mut self) {
         self.cancel = None;
     }
 
-    /// What a wait for `events` waits for.
+    /// The descriptors of a wait for `events`.
     fn polled(&self, events: PollFlags) -> Vec<PollFd<'_>> {
         let cancel = self.cancel.iter().map(|cancel| PollFd::from_borrowed_fd(cancel.fd(), PollFlags::IN));
         std::iter::once(PollFd::new(&*self.stream, events)).chain(cancel).collect()
     }
 
-    /// Limits everything from now on, until the next call, to `time`.
+    /// Limits all further waits, until the next call, to `time`.
     pub(crate) fn allow(&mut self, time: Duration) {
         self.allowed = (time, Instant::now() + time);
     }
@@ -194,7 +194,7 @@ impl Connection {
             match sendmsg(&*self.stream, &[IoSlice::new(rest)], &mut ancillary, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     rest = rest.get(sent..).unwrap_or_default();
-                    // They went with the first byte.
+                    // The descriptors went with the first byte.
                     ancillary.clear();
                 }
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, until)?,
@@ -248,8 +248,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits up to `time` for the peer to send something or to go, or for the end of all waits. Returns whether one of
-    /// them came.
+    /// Waits up to `time` for the peer to send something or to close the connection, or for the end of all waits.
+    /// Returns true if one of them happened.
     pub(crate) fn is_readable_within(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         loop {
@@ -279,7 +279,7 @@ impl Connection {
         }
     }
 
-    /// Whether the peer is still there. A peer that sends something unasked counts as gone.
+    /// True if the peer is connected. A peer that sends something unasked counts as lost.
     pub(crate) fn is_alive(&self) -> bool {
         let _turn = self.turn.lock();
         let mut byte = [0];
@@ -293,8 +293,8 @@ impl AsFd for Connection {
     }
 }
 
-/// Receives what there is. The first descriptor that comes goes to `fd`, if that has none; all others are closed at
-/// once, so that a peer cannot fill this process's table by an answer in many pieces.
+/// Receives the available bytes. The first descriptor goes to `fd`, if that has none; all others are closed at once, so
+/// that a peer cannot exhaust this process's descriptors with an answer in many pieces.
 pub(crate) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8], fd: &mut Option<OwnedFd>) -> Result<usize, Errno> {
     // The kernel drops descriptors for which there is no room here, before they are open.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,5 +1,5 @@
-//! The state that a peer keeps beside its rings, such as connections that it holds for the guest, on its way to another
-//! peer (vhost-user protocol, "Migrating back-end state"). It goes through a pipe, and only the peers understand it.
+//! The transfer of a peer's own state besides its rings, such as connections that it holds for the guest, to another
+//! peer (vhost-user protocol, "Migrating back-end state"). It goes through a pipe, and only the peers interpret it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,57 +21,57 @@ pub const MAX_DEVICE_STATE: usize = 16 << 20;
 /// Directions of a transfer.
 const SAVE: u32 = 0;
 const LOAD: u32 = 1;
-/// The only phase that there is: the rings do not run.
+/// The only phase in the protocol: the rings do not run.
 const STOPPED: u32 = 0;
-/// In an answer: why the peer refuses; 0 if it does not.
+/// In an answer: the reason for a refusal; 0 if there is none.
 const REFUSAL: u64 = 0xff;
 /// The most bytes that are read at once.
 const PIECE: usize = 64 << 10;
 
 impl Peer {
-    /// Whether the peer has a state that can be transferred.
+    /// True if the peer has a state that can be transferred.
     pub(crate) fn has_state(&self) -> bool {
         has(self.protocol, PROTOCOL_F_DEVICE_STATE)
     }
 
-    /// Reads the state of the peer, whose rings do not run, until `until`. Whether that is all of it,
-    /// [`Self::check_state`] tells.
+    /// Reads the state of the peer, whose rings do not run, before `until`. [`Self::check_state`] checks that it is
+    /// complete.
     ///
     /// # Errors
     ///
-    /// See [`Fault::keeps_peer`] for those after which the peer can go on.
+    /// See [`Fault::keeps_peer`] for those after which the peer can continue.
     pub(crate) fn save_state(&mut self, until: Instant) -> Result<Vec<u8>, PeerError> {
         let fault = |fault| PeerError { request: Request::SET_DEVICE_STATE_FD, fault };
         let (ours, theirs) = pipe().map_err(fault)?;
         self.transfer(SAVE, theirs, until)?;
         let state = read_to_end(&ours, until).map_err(fault)?;
-        // The end of a process is the end of its pipe, too.
+        // A process that ends closes its pipe, too.
         if self.is_alive() { Ok(state) } else { Err(fault(Fault::Closed)) }
     }
 
-    /// Gives the peer, whose rings do not run, the state of another, until `until`. Returns once it has taken all of
-    /// it.
+    /// Sends the state of another peer to this one, whose rings do not run, before `until`. Returns once it has loaded
+    /// all of it.
     ///
     /// # Errors
     ///
-    /// It does not. Nobody knows which state it has then.
+    /// Fails if the peer does not load it. Its state is undefined then.
     pub(crate) fn load_state(&mut self, state: &[u8], until: Instant) -> Result<(), PeerError> {
         let fault = |fault| PeerError { request: Request::SET_DEVICE_STATE_FD, fault };
         let (theirs, ours) = pipe().map_err(fault)?;
         self.transfer(LOAD, theirs, until)?;
         write_all(&ours, state, until).map_err(fault)?;
-        // This is how it learns that there is no more.
+        // The end of the pipe marks the end of the state.
         drop(ours);
         self.check_state(until)
     }
 
-    /// Has the peer say whether the transfer was complete. One whose state was saved may end after this.
+    /// Asks the peer if the transfer was complete. A peer whose state was saved may exit after this.
     pub(crate) fn check_state(&mut self, until: Instant) -> Result<(), PeerError> {
         let request = Request::CHECK_DEVICE_STATE;
         let time = until.saturating_duration_since(Instant::now());
         self.connection.allow(time.max(ANSWER));
         self.connection.send(request, 0, &[], &[])?;
-        // It may still be at work with what it has read.
+        // It may still process what it has read.
         if !self.connection.is_readable_within(time) {
             return Err(PeerError { request, fault: Fault::NoAnswer(time) });
         }
@@ -87,7 +87,7 @@ impl Peer {
         let fault = match u64_at(&answer.payload, 0) {
             None => Fault::Nonsense,
             Some(said) if said & REFUSAL != 0 => Fault::Refused,
-            // Its end would be shared with the peer, which could have reads of it wait without an end.
+            // This process's end would be shared with the peer, which could make reads of it block forever.
             Some(said) if said & NO_FD == 0 => Fault::OwnPipe,
             Some(_) => return Ok(()),
         };
@@ -95,17 +95,17 @@ impl Peer {
     }
 }
 
-/// Both ends of a pipe: what is written to the second is read from the first.
+/// Both ends of a pipe: the reading and the writing one.
 fn pipe() -> Result<(OwnedFd, OwnedFd), Fault> {
     pipe_with(PipeFlags::CLOEXEC).map_err(|errno| Fault::Pipe(errno.into()))
 }
 
-/// Has reads and writes of our end not wait. The peer's end has flags of its own.
+/// Makes reads and writes of this process's end non-blocking. The peer's end has flags of its own.
 fn set_nonblocking(pipe: &OwnedFd) -> Result<(), Fault> {
     rustix::fs::fcntl_setfl(pipe, OFlags::NONBLOCK).map_err(|errno| Fault::Pipe(errno.into()))
 }
 
-/// Reads until the other end is closed. What is allocated follows from what has come.
+/// Reads until the other end is closed. The allocation follows the bytes that have arrived.
 fn read_to_end(pipe: &OwnedFd, until: Instant) -> Result<Vec<u8>, Fault> {
     set_nonblocking(pipe)?;
     let (mut state, mut piece) = (Vec::new(), vec![0; PIECE]);
@@ -139,7 +139,7 @@ fn write_all(pipe: &OwnedFd, mut state: &[u8], until: Instant) -> Result<(), Fau
     Ok(())
 }
 
-/// Waits until something can be done with our end.
+/// Waits until this process's end is ready.
 fn wait(pipe: &OwnedFd, events: PollFlags, until: Instant) -> Result<(), Fault> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {

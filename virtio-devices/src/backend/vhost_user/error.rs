@@ -7,10 +7,10 @@ use super::connection::{Fault, PeerError};
 use super::role::VhostUserRole;
 use crate::ErrorKind;
 
-/// How long backends that connect have to do so when their NICs are plugged in.
+/// The time limit for a backend to connect when its NIC is plugged in.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why a vhost-user backend cannot be used: one line, to follow the option's name.
+/// The reason why a vhost-user backend cannot be used: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum VhostUserError {
     /// There is no socket of that name.
@@ -43,7 +43,7 @@ pub enum VhostUserError {
     /// Another program listens there.
     #[error("socket={0}: another program is listening there; stop it, name another socket, or use vhost_mode=client")]
     InUse(String),
-    /// Nobody waits for the backend any more.
+    /// The wait for the backend was cancelled.
     #[error("socket={0}: the VM ended before the backend was ready")]
     Cancelled(String),
     /// No backend came.
@@ -56,10 +56,10 @@ pub enum VhostUserError {
         /// The socket's path.
         path: String,
     },
-    /// The socket does not work.
+    /// The socket failed.
     #[error("socket={path}: {source}")]
     Socket {
-        /// Its path.
+        /// The socket's path.
         path: String,
         /// The system's error.
         source: io::Error,
@@ -71,7 +71,7 @@ pub enum VhostUserError {
         path: String,
         /// The request.
         request: String,
-        /// How the request failed.
+        /// The cause.
         reason: String,
     },
     /// The backend supports legacy virtio only.
@@ -82,7 +82,7 @@ pub enum VhostUserError {
     TooFewQueues {
         /// The socket's path.
         path: String,
-        /// What was asked for.
+        /// The role that was requested.
         role: VhostUserRole,
     },
     /// The backend has no device configuration, and the device needs one.
@@ -99,15 +99,15 @@ pub enum VhostUserError {
     TooManyRegions {
         /// The socket's path.
         path: String,
-        /// How many there are.
+        /// The number of regions.
         regions: usize,
-        /// How many the backend takes.
+        /// The most that the backend accepts.
         most: usize,
     },
 }
 
 impl VhostUserError {
-    /// Who has to act on it.
+    /// The party that has to act on the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Missing(_) | Self::Refused(_) | Self::NoFolder(_) | Self::NobodyCame { .. } => ErrorKind::Missing,
@@ -136,7 +136,7 @@ impl VhostUserError {
     }
 }
 
-/// What to do when the backend has fewer queues than `role` needs.
+/// The remedy if the backend has fewer queues than `role` needs.
 fn fewer(role: VhostUserRole) -> String {
     match role {
         VhostUserRole::Nic { queue_pairs: wanted @ 2.. } => {

@@ -1,4 +1,4 @@
-//! Guest memory as the peer sees it: files to map, and the addresses of this process by which rings are named.
+//! Guest memory as the peer sees it: files to map, and the addresses of rings in this process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,21 +14,21 @@ use crate::backend::vhost_common::{is_same, is_shared};
 use crate::features::has;
 use crate::{GuestMap, GuestRegion};
 
-/// How long a peer may take to map guest memory, whatever its size.
+/// The time limit for a peer to map guest memory, besides [`MAPPING_A_GIB`].
 const MAPPING: Duration = Duration::from_secs(30);
-/// How long it may take for each GiB of it.
+/// The additional time for each GiB.
 const MAPPING_A_GIB: Duration = Duration::from_secs(2);
 
-/// How long a peer may take to map all of `memory`. One that locks its memory, as DPDK does by default, touches each
-/// page of it first.
+/// The time limit for a peer to map all of `memory`. A peer that locks its memory, as DPDK does by default, touches
+/// each page of it first.
 pub(crate) fn patience(memory: &GuestMap) -> Duration {
     let bytes: u64 = memory.iter().map(GuestMemoryRegion::len).sum();
     MAPPING + MAPPING_A_GIB.saturating_mul(u32::try_from(bytes >> 30).unwrap_or(u32::MAX))
 }
 
 impl Peer {
-    /// Has the peer map all of `memory` and nothing else, which may take long: [`Self::has_mapped`] reports when it
-    /// has. It is asked for nothing else before.
+    /// Makes the peer map all of `memory` and nothing else, which may take long: [`Self::has_mapped`] reports when it
+    /// is done. The peer gets no other request before.
     pub(crate) fn map(&mut self, memory: &GuestMap) -> Result<(), PeerError> {
         let asked = Request::SET_MEM_TABLE;
         let first = memory.num_regions().min(MAX_FDS);
@@ -42,19 +42,19 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// [`Fault::Refused`] if the peer does not take it: it reaches `old`. After any other error, it is lost.
+    /// [`Fault::Refused`] if the peer does not accept it: it keeps `old`. After any other error, it is lost.
     pub(crate) fn remap(&mut self, old: &GuestMap, new: &GuestMap) -> Result<(), PeerError> {
         let request = Request::SET_MEM_TABLE;
         if !self.takes(new) {
             return Err(PeerError { request, fault: Fault::Refused });
         }
-        // Nobody else asks for anything meanwhile.
+        // No other thread makes a request in the meantime.
         let turn = self.connection.turn();
         let _turn = turn.lock();
         let patience = patience(new);
         let grows = old.iter().zip(new.iter()).filter(|(old, new)| is_same(old, new)).count() == old.num_regions();
         if grows && has(self.protocol, PROTOCOL_F_CONFIGURE_MEM_SLOTS) {
-            // What it has stays mapped, so its rings go on meanwhile.
+            // The old regions stay mapped, so the rings keep running.
             let left = old.num_regions()..new.num_regions();
             self.mapping = Some(Mapping { memory: new.clone(), asked: Request::ADD_MEM_REG, left });
             return match self.map_next()? {
@@ -65,7 +65,7 @@ impl Peer {
         self.map(new)?;
         match self.await_mapped(patience) {
             Err(error @ PeerError { fault: Fault::Refused, .. }) => {
-                // Nothing says whether it still has the old table.
+                // The protocol does not define if it still has the old table.
                 self.map(old)?;
                 self.await_mapped(patience)?;
                 Err(error)
@@ -74,7 +74,7 @@ impl Peer {
         }
     }
 
-    /// Whether the peer takes as many regions as `memory` has.
+    /// True if the peer accepts as many regions as `memory` has.
     pub(crate) fn takes(&self, memory: &GuestMap) -> bool {
         memory.num_regions() <= self.memory_slots.max(MAX_FDS)
     }
@@ -93,11 +93,11 @@ impl Peer {
             return self.connection.send(request, NEED_REPLY, payload, files);
         }
         self.connection.send(request, 0, payload, files)?;
-        // It does one request after the other.
+        // The peer processes requests in order.
         self.connection.send(Request::GET_FEATURES, 0, &[], &[])
     }
 
-    /// Asks for the next region of the memory that is being mapped. Returns whether there was one.
+    /// Asks for the next region of the memory that is being mapped. Returns true if there was one.
     fn map_next(&mut self) -> Result<bool, PeerError> {
         let request = Request::ADD_MEM_REG;
         let Some(mut mapping) = self.mapping.take() else { return Ok(false) };
@@ -110,7 +110,7 @@ impl Peer {
         Ok(true)
     }
 
-    /// Waits up to `time` until the peer has mapped the memory of [`Self::map`]. Returns whether it has.
+    /// Waits up to `time` until the peer has mapped the memory of [`Self::map`]. Returns true if it has.
     pub(crate) fn has_mapped(&mut self, time: Duration) -> Result<bool, PeerError> {
         let until = Instant::now() + time;
         while let Some(mapping) = &self.mapping {
@@ -129,7 +129,7 @@ impl Peer {
     }
 }
 
-/// Checks that other processes can map all of `memory`, as the peer at `path` is to.
+/// Checks that other processes, such as the peer at `path`, can map all of `memory`.
 pub(crate) fn check(memory: &GuestMap, path: &str) -> Result<(), VhostUserError> {
     if is_shared(memory) { Ok(()) } else { Err(VhostUserError::NotShared(path.to_owned())) }
 }
@@ -146,7 +146,7 @@ fn table(memory: &GuestMap, count: usize) -> Option<(Vec<u8>, Vec<BorrowedFd<'_>
     Some((payload, files))
 }
 
-/// A region as requests describe it, and its file.
+/// The description of a region in requests, and its file.
 fn description(region: &GuestRegion) -> Option<(Vec<u8>, BorrowedFd<'_>)> {
     let file = region.file_offset()?;
     let address = region.get_host_address(MemoryRegionAddress(0)).ok()?;

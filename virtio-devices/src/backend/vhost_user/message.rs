@@ -1,14 +1,14 @@
-//! The messages of the vhost-user protocol: a header, a payload, and file descriptors beside them. Numbers are in host
-//! byte order (vhost-user protocol, "Message Specification").
+//! The messages of the vhost-user protocol: a header, a payload, and file descriptors. Numbers are in host byte order
+//! (vhost-user protocol, "Message Specification").
 
 use std::fmt;
 
 /// The length of a header: request, flags, length of the payload.
 pub(crate) const HEADER: usize = 12;
-/// The most descriptors that a message carries: one for each of as many regions of memory. A peer that takes regions
-/// one by one may take more.
+/// The most descriptors in a message: one for each of as many regions of memory. A peer that accepts regions one by one
+/// may accept more.
 pub(crate) const MAX_FDS: usize = 8;
-/// The longest device configuration that is asked for (vhost-user protocol, "Virtio device config space").
+/// The longest device configuration that is requested (vhost-user protocol, "Virtio device config space").
 pub(crate) const MAX_CONFIG: u32 = 256;
 /// The longest payload that an answer may have: a device configuration, with its offset, size and flags.
 pub(crate) const MAX_ANSWER: usize = 12 + MAX_CONFIG as usize;
@@ -18,7 +18,7 @@ const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 /// The flag of an answer.
 pub(crate) const REPLY: u32 = 1 << 2;
-/// The flag of a request that wants an acknowledgement.
+/// The flag of a request that needs an acknowledgement.
 pub(crate) const NEED_REPLY: u32 = 1 << 3;
 /// In the payload of a request about a descriptor: there is none.
 pub(crate) const NO_FD: u64 = 1 << 8;
@@ -28,9 +28,9 @@ pub(crate) const F_PROTOCOL_FEATURES: u32 = 30;
 
 /// Several pairs of queues.
 pub(crate) const PROTOCOL_F_MQ: u32 = 0;
-/// The peer logs what it writes to guest memory in memory that it is given.
+/// The peer logs its writes to guest memory in shared memory.
 pub(crate) const PROTOCOL_F_LOG_SHMFD: u32 = 1;
-/// The peer announces the address of a NIC when it is asked to.
+/// The peer announces the address of a NIC on request.
 pub(crate) const PROTOCOL_F_RARP: u32 = 2;
 /// Each request can be acknowledged.
 pub(crate) const PROTOCOL_F_REPLY_ACK: u32 = 3;
@@ -40,11 +40,11 @@ pub(crate) const PROTOCOL_F_BACKEND_REQ: u32 = 5;
 pub(crate) const PROTOCOL_F_CONFIG: u32 = 9;
 /// The peer records buffers that it took and has not returned in memory that outlives it.
 pub(crate) const PROTOCOL_F_INFLIGHT_SHMFD: u32 = 12;
-/// The peer takes regions of memory one by one, also while queues run.
+/// The peer accepts regions of memory one by one, also while queues run.
 pub(crate) const PROTOCOL_F_CONFIGURE_MEM_SLOTS: u32 = 15;
-/// The peer knows the device status.
+/// The peer has a device status.
 pub(crate) const PROTOCOL_F_STATUS: u32 = 16;
-/// The peer gives its own state to a pipe, and takes it from one.
+/// The peer writes its own state to a pipe, and reads it from one.
 pub(crate) const PROTOCOL_F_DEVICE_STATE: u32 = 19;
 
 /// A request to the peer: its number and its name.
@@ -89,9 +89,9 @@ impl fmt::Display for Request {
     }
 }
 
-/// A request of the peer's: it asks what an address stands for.
+/// A request of the peer: a miss of its IOTLB.
 pub(crate) const IOTLB: u32 = 1;
-/// A request of the peer's: its device configuration has changed.
+/// A request of the peer: its device configuration has changed.
 pub(crate) const CONFIG_CHANGE: u32 = 2;
 
 /// A message's header.
@@ -106,12 +106,12 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// As it is sent.
+    /// The header as bytes.
     pub(crate) fn bytes(self) -> Vec<u8> {
         numbers(&[self.request, self.flags | VERSION, self.len])
     }
 
-    /// What was received. `None` if it is of another version of the protocol.
+    /// Parses a header. `None` if it is of another version of the protocol.
     pub(crate) fn parse(bytes: [u8; HEADER]) -> Option<Self> {
         let [request, flags, len] = [0, 4, 8].map(|at| u32_at(&bytes, at).unwrap_or(0));
         (flags & VERSION_MASK == VERSION).then_some(Self { request, flags: flags & !VERSION_MASK, len })

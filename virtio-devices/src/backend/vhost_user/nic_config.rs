@@ -6,17 +6,17 @@ use super::peer::Peer;
 use crate::features::has;
 
 impl Peer {
-    /// Its Ethernet address, if it has one.
+    /// The peer's Ethernet address, if it has one.
     pub(crate) fn mac(&self) -> Option<[u8; 6]> {
         self.config.first_chunk().copied().filter(|_| has(self.features, VIRTIO_NET_F_MAC))
     }
 
-    /// Its MTU in bytes, if it has one.
+    /// The peer's MTU in bytes, if it has one.
     pub(crate) fn mtu(&self) -> Option<u16> {
         self.config_u16(10).filter(|_| has(self.features, VIRTIO_NET_F_MTU))
     }
 
-    /// Whether its link is up, which it is if the peer has no link status.
+    /// True if the link is up, which is always so without a link status.
     pub(crate) fn link_up(&self) -> bool {
         let status = self.config_u16(6).filter(|_| has(self.features, VIRTIO_NET_F_STATUS));
         status.is_none_or(|status| status & VIRTIO_NET_S_LINK_UP as u16 != 0)

@@ -15,9 +15,9 @@ use super::role::VhostUserRole;
 use crate::GuestMap;
 use crate::features::has;
 
-/// How long all of the negotiation may take.
+/// The time limit for the whole negotiation.
 const NEGOTIATION: Duration = Duration::from_secs(5);
-/// Protocol features that are used where the peer has them.
+/// Protocol features that are used if the peer has them.
 const WANTED: u64 = 1 << PROTOCOL_F_MQ
     | 1 << PROTOCOL_F_LOG_SHMFD
     | 1 << PROTOCOL_F_REPLY_ACK
@@ -31,52 +31,52 @@ const WANTED: u64 = 1 << PROTOCOL_F_MQ
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(super) connection: Connection,
-    /// The feature bits that it offers.
+    /// The feature bits that the peer offers.
     pub(super) features: u64,
     /// The protocol features in use.
     pub(super) protocol: u64,
-    /// What it is the backend of.
+    /// The role of the peer.
     pub(super) role: VhostUserRole,
-    /// Its device configuration, as far as it is read. Empty if it has none.
+    /// The device configuration, as far as it is read. Empty if the peer has none.
     pub(super) config: Vec<u8>,
     channel: Option<Channel>,
-    /// How many regions of memory it takes.
+    /// The number of memory regions that the peer accepts.
     pub(super) memory_slots: usize,
-    /// The memory that it is mapping.
+    /// The memory that the peer is mapping.
     pub(super) mapping: Option<Mapping>,
-    /// What it was started with.
+    /// The parameters of the last start.
     pub(super) started: Option<Started>,
 }
 
 /// Memory that a peer is mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// All of it.
+    /// All of the memory.
     pub(super) memory: GuestMap,
     /// The request that the peer has not answered.
     pub(super) asked: Request,
-    /// The regions that it has not been asked to map yet, by their numbers.
+    /// The numbers of the regions that the peer has not been asked to map yet.
     pub(super) left: Range<usize>,
 }
 
-/// What a peer was started with, to be told again when its log begins or ends.
+/// The parameters of a start, which are sent again when the log begins or ends.
 #[derive(Debug)]
 pub(crate) struct Started {
     /// The feature bits, without that of the log.
     pub(super) features: u64,
-    /// Its rings.
+    /// The rings.
     pub(super) rings: Vec<RingPlace>,
 }
 
-/// Where a ring is.
+/// The addresses of a ring.
 #[derive(Debug, Clone)]
 pub(crate) struct RingPlace {
-    /// Its index.
+    /// The index.
     pub(super) index: u32,
-    /// The addresses of the descriptor table, the used ring and the available ring: in this process, or as the driver
-    /// calls them if the peer translates.
+    /// The addresses of the descriptor table, the used ring and the available ring: in this process, or the driver's
+    /// I/O addresses if the peer translates.
     pub(super) addresses: [u64; 3],
-    /// The address of the used ring, as the driver calls it.
+    /// The driver's address of the used ring.
     pub(super) used: u64,
 }
 
@@ -112,14 +112,14 @@ impl Peer {
             if matches!(role, VhostUserRole::Nic { .. }) {
                 taken |= offered & 1 << PROTOCOL_F_RARP;
             }
-            // The backend channel only reports changes of the configuration, and asks what addresses stand for.
+            // The backend channel is only for changes of the configuration and IOTLB misses.
             let asks = has(peer.features, VIRTIO_F_ACCESS_PLATFORM) && has(taken, PROTOCOL_F_REPLY_ACK);
             if asks && matches!(role, VhostUserRole::Nic { .. })
                 || has(taken, PROTOCOL_F_CONFIG) && role.hears_config(peer.features)
             {
                 taken |= offered & 1 << PROTOCOL_F_BACKEND_REQ;
             }
-            // Nothing can be acknowledged before this is done.
+            // Acknowledgements work only after this.
             peer.connection.send(Request::SET_PROTOCOL_FEATURES, 0, &longs(&[taken]), &[])?;
             peer.protocol = taken;
         }
@@ -135,7 +135,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Has the peer announce the address `mac`, if it can.
+    /// Makes the peer announce the address `mac`, if it can.
     pub(crate) fn send_rarp(&mut self, mac: [u8; 6]) -> Result<(), PeerError> {
         if !has(self.protocol, PROTOCOL_F_RARP) {
             return Ok(());
@@ -144,11 +144,11 @@ impl Peer {
         self.set(Request::SEND_RARP, &[a, b, c, d, e, f, 0, 0], &[])
     }
 
-    /// Whether the peer runs the queues of its role.
+    /// True if the peer runs the queues of its role.
     pub(crate) fn runs_all(&mut self) -> Result<bool, PeerError> {
         let pairs = match self.role {
             VhostUserRole::Nic { queue_pairs } => queue_pairs,
-            // How many there are is fixed where the peer cannot say.
+            // A peer that cannot report its number of queues has a fixed one.
             VhostUserRole::Device { .. } if !has(self.protocol, PROTOCOL_F_MQ) => return Ok(true),
             VhostUserRole::Device { queues, .. } => {
                 return Ok(self.get_u64(Request::GET_QUEUE_NUM)? >= u64::from(queues));
@@ -161,7 +161,7 @@ impl Peer {
         if count >= 2 * pairs || count < pairs {
             return Ok(count >= pairs);
         }
-        // Some count queues and others, such as DPDK, pairs. Naming the last queue shows which.
+        // Some peers count queues, and others, such as DPDK, pairs. Naming the last queue tells them apart.
         let last = longs(&[(2 * pairs - 1) | NO_FD]);
         match self.set(Request::SET_VRING_CALL, &last, &[]).and_then(|()| self.barrier()) {
             Ok(()) => Ok(true),
@@ -170,7 +170,7 @@ impl Peer {
         }
     }
 
-    /// Receives one report of the peer's, without waiting. A change of the configuration is read, too.
+    /// Receives one report of the peer, without waiting. Reads a changed configuration, too.
     pub(crate) fn hear(&mut self) -> Result<Heard, PeerError> {
         let heard = self.channel.as_mut().map_or(Heard::Nothing, Channel::hear);
         match heard {
@@ -178,30 +178,30 @@ impl Peer {
                 self.connection.allow(NEGOTIATION);
                 self.read_config()?;
             }
-            // The peer can live without its channel, unless it has to ask something.
+            // The peer can work without its channel, unless it has to report misses.
             Heard::End => self.channel = None,
             Heard::Miss(_) | Heard::Nothing => {}
         }
         Ok(heard)
     }
 
-    /// Whether it asks what addresses stand for, and says when it has forgotten what they stood for.
+    /// True if the peer asks for translations, and acknowledges invalidations.
     pub(crate) fn translates(&self) -> bool {
         has(self.features, VIRTIO_F_ACCESS_PLATFORM) && self.acknowledges() && self.channel.is_some()
     }
 
-    /// Whether it is still there.
+    /// True if the peer is connected.
     pub(crate) fn is_alive(&self) -> bool {
         self.connection.is_alive()
     }
 
-    /// What is readable when the peer reports something or is gone.
+    /// The descriptors that become readable when the peer reports something or closes the connection.
     pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [self.connection.as_fd()].into_iter().chain(self.channel.as_ref().map(AsFd::as_fd))
     }
 
-    /// Writes to the device configuration, and reads what it is then. A peer without one, which may have come in the
-    /// place of one that had it, is asked nothing.
+    /// Writes to the device configuration, and reads it back. A peer without one, which may have replaced one that had
+    /// it, gets no request.
     pub(crate) fn write_config(&mut self, offset: u32, data: &[u8]) -> Result<(), PeerError> {
         if !has(self.protocol, PROTOCOL_F_CONFIG) {
             return Ok(());
@@ -209,7 +209,7 @@ impl Peer {
         self.connection.allow(NEGOTIATION);
         let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
         match self.set(Request::SET_CONFIG, &[numbers(&[offset, len, 0]), data.to_vec()].concat(), &[]) {
-            // What it does not let a driver write stays as it is.
+            // Fields that it does not let a driver write stay unchanged.
             Ok(()) | Err(PeerError { fault: Fault::Refused, .. }) => self.read_config(),
             Err(error) => Err(error),
         }
@@ -224,7 +224,7 @@ impl Peer {
         if !self.config.is_empty() || matches!(self.role, VhostUserRole::Nic { .. }) {
             return Ok(());
         }
-        // A peer refuses to be asked for more than it has: the longest part that it does not refuse is all.
+        // A peer refuses requests beyond the end: the longest part that it does not refuse is all.
         let (mut some, mut too_much) = (0, self.role.config_len());
         while too_much - some > 1 {
             let middle = some + (too_much - some) / 2;
@@ -238,7 +238,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Reads the device configuration again. If it cannot be read any more, it stays what it was.
+    /// Reads the device configuration again. Keeps the old one if it can no longer be read.
     fn read_config(&mut self) -> Result<(), PeerError> {
         let len = u32::try_from(self.config.len()).unwrap_or(0);
         if len != 0 {
@@ -250,7 +250,7 @@ impl Peer {
         Ok(())
     }
 
-    /// The first `len` bytes of the device configuration; none if the peer does not have as many.
+    /// Reads the first `len` bytes of the device configuration; none if the peer has fewer.
     fn get_config(&mut self, len: u32) -> Result<Vec<u8>, PeerError> {
         let payload = [numbers(&[0, len, 0]), vec![0; len as usize]].concat();
         let mut answer = self.get(Request::GET_CONFIG, &payload)?.payload;
@@ -279,7 +279,7 @@ impl Peer {
         self.acknowledged(request)
     }
 
-    /// Whether it says when it has done a request.
+    /// True if the peer acknowledges requests.
     pub(super) fn acknowledges(&self) -> bool {
         has(self.protocol, PROTOCOL_F_REPLY_ACK)
     }

@@ -19,36 +19,35 @@ use crate::backend::{QueueRun, RunnerQueue, SharedLog};
 use crate::eventfd::borrow;
 use crate::features::has;
 
-/// How long it may take to start all rings.
+/// The time limit for starting all rings.
 const START: Duration = Duration::from_secs(5);
-/// How long it may take to stop all rings. A vCPU may wait for it.
+/// The time limit for stopping all rings. A vCPU may wait for it.
 const STOP: Duration = Duration::from_secs(2);
-/// The feature bit of a peer that asks what the addresses of its rings and buffers stand for.
+/// The feature bit of a peer that asks for translations of the addresses of its rings and buffers.
 const TRANSLATED: u64 = 1 << VIRTIO_F_ACCESS_PLATFORM;
 /// The device status of a driver that has found its device.
 const FOUND: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER;
 
-/// Memory in which the peer keeps what it has taken from the rings and not given back: its successor continues from it.
-/// Its contents are the peers' business.
+/// Memory in which the peer records buffers that it took and has not returned: its successor continues from it. Only
+/// peers interpret it.
 #[derive(Debug)]
 pub(crate) struct Inflight {
-    /// Its size, its offset in the file, the number of queues and their size, as the peer has put it.
+    /// The size, the offset in the file, the number of queues and their size, as the peer has sent them.
     shape: Vec<u8>,
     file: OwnedFd,
 }
 
-/// What a peer has agreed to.
+/// The features that a peer has agreed to.
 #[derive(Debug)]
 pub(crate) struct Agreed {
     /// The feature bits, without that of the log.
     features: u64,
-    /// It logs what it writes.
+    /// The peer logs its writes.
     logged: bool,
 }
 
 impl Peer {
-    /// Agrees on the features, before [`Self::start`]. A peer that is `translated` asks what addresses stand for, and
-    /// can be told from here on.
+    /// Agrees on the features, before [`Self::start`]. A peer that is `translated` accepts mappings from here on.
     pub(crate) fn agree(
         &mut self,
         run: &QueueRun<'_>,
@@ -106,12 +105,12 @@ impl Peer {
         position.ok_or(PeerError { request, fault: Fault::Nonsense })
     }
 
-    /// Queues are stopped next.
+    /// Sets the time limit for the stop of all queues, which follows.
     pub(crate) fn prepare_stop(&mut self) {
         self.connection.allow(STOP);
     }
 
-    /// All queues are stopped.
+    /// Completes a stop, after all queues.
     pub(crate) fn finish_stop(&mut self) -> Result<(), PeerError> {
         self.set_status(0)?;
         self.barrier()
@@ -124,19 +123,19 @@ impl Peer {
         self.barrier()
     }
 
-    /// Has `queue` signal `call`.
+    /// Makes `queue` signal `call`.
     pub(crate) fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), PeerError> {
         self.connection.allow(START);
         self.set(Request::SET_VRING_CALL, &longs(&[queue.into()]), &[borrow(call)])?;
         self.barrier()
     }
 
-    /// Sets the features, and checks whether the peer takes them.
+    /// Sets the features, and checks that the peer accepts them.
     fn set_features(&mut self, features: u64) -> Result<(), PeerError> {
         let request = Request::SET_FEATURES;
         self.set(request, &longs(&[features]), &[])?;
         self.set_status(FOUND | VIRTIO_CONFIG_S_FEATURES_OK)?;
-        // Whether it takes them shows in the status (`virtio 1.4 §2.1`).
+        // The status shows if it does (`virtio 1.4 §2.1`).
         if has(self.protocol, PROTOCOL_F_STATUS)
             && self.get_u64(Request::GET_STATUS)? & u64::from(VIRTIO_CONFIG_S_FEATURES_OK) == 0
         {
@@ -152,7 +151,7 @@ impl Peer {
         }
     }
 
-    /// Gives the peer the in-flight memory of its predecessor, or asks it for new memory.
+    /// Sends the peer the in-flight memory of its predecessor, or requests new memory from it.
     fn share_inflight(&mut self, run: &QueueRun<'_>, inflight: &mut Option<Inflight>) -> Result<(), PeerError> {
         if !has(self.protocol, PROTOCOL_F_INFLIGHT_SHMFD) {
             *inflight = None;
@@ -167,12 +166,12 @@ impl Peer {
         }
     }
 
-    /// `None` from a peer that needs no memory.
+    /// Requests memory for buffers in flight. `None` if the peer needs none.
     fn get_inflight(&mut self, run: &QueueRun<'_>) -> Result<Option<Inflight>, PeerError> {
         let request = Request::GET_INFLIGHT_FD;
         let queues = run.queues.last().map_or(0, |queue| queue.index + 1);
         let size = run.queues.iter().map(|queue| queue.size).max().unwrap_or(0);
-        // The size and the offset are the peer's to fill in. The last four bytes are padding.
+        // The peer fills in the size and the offset. The last four bytes are padding.
         let counts = [queues.to_ne_bytes(), size.to_ne_bytes(), [0; 2], [0; 2]].concat();
         let Answer { payload, fd } = self.get(request, &[longs(&[0, 0]), counts].concat())?;
         match (u64_at(&payload, 0), fd) {
@@ -182,7 +181,7 @@ impl Peer {
         }
     }
 
-    /// Says where a ring is and at which position it continues, and whether it is `logged`.
+    /// Sends the addresses of a ring, its position, and if it is `logged`.
     fn set_up(
         &mut self,
         queue: &RunnerQueue,
@@ -196,7 +195,7 @@ impl Peer {
             let here = if translated { Some(at.0) } else { memory::address(run.memory, at, len) };
             here.ok_or(PeerError { request, fault: Fault::NotInMemory })
         };
-        // As long as the driver may make them (`virtio 1.4 §2.7`), with `used_event` and `avail_event`.
+        // The lengths that the driver may use (`virtio 1.4 §2.7`), with `used_event` and `avail_event`.
         let descriptors = address(queue.descriptors, 16 * size)?;
         let used = address(queue.used, 6 + 8 * size)?;
         let available = address(queue.available, 6 + 2 * size)?;
@@ -207,8 +206,7 @@ impl Peer {
         Ok(place)
     }
 
-    /// Enables or disables a ring. Without protocol features a ring that has its doorbell is enabled, and there is one
-    /// pair.
+    /// Enables or disables a ring. Without protocol features, a ring with a doorbell is enabled, and there is one pair.
     fn enable(&mut self, queue: u16, enabled: bool) -> Result<(), PeerError> {
         match has(self.features, F_PROTOCOL_FEATURES) {
             true => self.set(Request::SET_VRING_ENABLE, &numbers(&[queue.into(), enabled.into()]), &[]),

@@ -1,4 +1,4 @@
-//! The kind of device that a peer is the backend of, and what follows from it: queues, features, configuration.
+//! The kind of device that a peer serves, and its consequences: queues, features, configuration.
 
 use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_MQ, VIRTIO_NET_F_STATUS};
@@ -12,33 +12,33 @@ use crate::net_protocol::features::{offered_by, served_for_any};
 /// 24 to 49 are the transport's, or need more of this process than a doorbell and an interrupt for each queue.
 pub(crate) const RING_FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_F_IN_ORDER;
-/// The feature bits that mean something else for each type of device (`virtio 1.4 §2.2`).
+/// The feature bits whose meaning depends on the type of device (`virtio 1.4 §2.2`).
 pub(crate) const DEVICE_FEATURES: u64 = ((1 << 24) - 1) | (u64::MAX << 50);
 /// The part of a NIC's device configuration that is read: up to the MTU (`virtio 1.4 §5.1.4`).
 const NIC_CONFIG: u32 = 12;
 
-/// What a peer is the backend of.
+/// The device that a peer serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VhostUserRole {
     /// A NIC, which serves the control queue itself and has a configuration of its own.
     Nic {
-        /// The pairs of queues that the peer has to run.
+        /// The pairs of queues that the peer must run.
         queue_pairs: u16,
     },
     /// Another device, which leaves everything to the peer.
     Device {
-        /// The queues that the peer has to run.
+        /// The queues that the peer must run.
         queues: u16,
-        /// The feature bits that drivers are offered where the peer has them.
+        /// The feature bits that drivers are offered if the peer has them.
         features: u64,
-        /// The most bytes of device configuration that the peer is asked for; 0 if it is asked for none.
+        /// The most bytes of device configuration that are requested from the peer; 0 for none.
         config: u32,
     },
 }
 
 impl VhostUserRole {
-    /// What a device over a peer with these features can offer. A NIC serves the control queue, and the peer's own
-    /// commands do not count: it is never asked for them.
+    /// The features that a device over a peer with these features can offer. A NIC serves the control queue, and the
+    /// peer's own commands do not count: it never gets any.
     pub(super) fn able(self, features: u64) -> u64 {
         match self {
             Self::Nic { .. } => features & !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS) | served_for_any(),
@@ -54,7 +54,7 @@ impl VhostUserRole {
         }
     }
 
-    /// The features that a driver negotiates with this process, and of which the peer is told nothing.
+    /// The features that a driver negotiates with this process, and that are hidden from the peer.
     pub(super) fn served_here(self) -> u64 {
         match self {
             Self::Nic { .. } => served_for_any() & !(1 << VIRTIO_NET_F_MQ),
@@ -78,7 +78,7 @@ impl VhostUserRole {
         }
     }
 
-    /// Whether a change of the device configuration matters. A NIC is told of its link only.
+    /// True if a change of the device configuration matters. For a NIC, only the link status does.
     pub(super) fn hears_config(self, features: u64) -> bool {
         match self {
             Self::Nic { .. } => has(features, VIRTIO_NET_F_STATUS),
@@ -86,7 +86,7 @@ impl VhostUserRole {
         }
     }
 
-    /// The queues that the peer has to run, in words.
+    /// The queues that the peer must run, in words.
     pub(super) fn queues(self) -> String {
         match self {
             Self::Nic { queue_pairs: 1 } => "one pair of queues".into(),

@@ -14,7 +14,7 @@ use super::cancel::Cancel;
 use super::error::{PATIENCE, VhostUserError};
 use crate::socket_path::{self, ListenError, OwnPath, connect};
 
-/// Where a vhost-user backend is: a path. A socket that is listened on is removed when this is dropped.
+/// The socket of a vhost-user backend, by path. A listening socket is removed when this is dropped.
 #[derive(Debug)]
 pub struct VhostUserSocket {
     path: PathBuf,
@@ -23,7 +23,7 @@ pub struct VhostUserSocket {
 }
 
 impl VhostUserSocket {
-    /// How long peers that are to connect are waited for when their devices are plugged in.
+    /// The time limit for peers to connect when their devices are plugged in.
     pub const PATIENCE: Duration = PATIENCE;
 
     /// A socket that the peer listens on.
@@ -31,11 +31,11 @@ impl VhostUserSocket {
         Self { path, listener: None, _own: None }
     }
 
-    /// Listens at `path`. A socket that a program left behind there is removed.
+    /// Listens at `path`. Removes a stale socket there.
     ///
     /// # Errors
     ///
-    /// When another program is listening there, or the path cannot be used.
+    /// Fails if another program is listening there, or the path cannot be used.
     pub fn listen(path: PathBuf) -> Result<Self, VhostUserError> {
         let (listener, own) = socket_path::listen(&path).map_err(|error| match error {
             ListenError::InUse => VhostUserError::InUse(name(&path)),
@@ -46,22 +46,22 @@ impl VhostUserSocket {
         Ok(Self { path, listener: Some(listener), _own: Some(own) })
     }
 
-    /// Its path, as users read it.
+    /// The path, as users read it.
     pub(super) fn name(&self) -> String {
         name(&self.path)
     }
 
-    /// What is readable when a peer wants to connect.
+    /// The descriptor that becomes readable when a peer connects.
     pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
         self.listener.as_ref().map(AsFd::as_fd)
     }
 
-    /// A connection to a peer that is there.
+    /// Connects to a peer, or accepts one that is waiting.
     ///
     /// # Errors
     ///
-    /// What the system says; [`io::ErrorKind::WouldBlock`] when no peer is waiting to be accepted, or too many clients
-    /// are waiting.
+    /// The system's error; [`io::ErrorKind::WouldBlock`] if no peer is waiting to be accepted, or too many clients are
+    /// waiting.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         match &self.listener {
             Some(listener) => listener.accept().map(|(stream, _)| stream),
@@ -69,18 +69,18 @@ impl VhostUserSocket {
         }
     }
 
-    /// A connection when the device is plugged in: a peer that is to connect is waited for until `end`, or until
+    /// The first connection, when the device is plugged in: waits for a peer that has to connect until `end`, or until
     /// `cancel`.
     ///
     /// # Errors
     ///
-    /// A line that says what to do.
+    /// Fails with the remedy in one line.
     pub(super) fn first(&self, end: Instant, cancel: Option<&Cancel>) -> Result<UnixStream, VhostUserError> {
         while let Some(listener) = &self.listener {
             match listener.accept() {
                 Ok((stream, _)) => return Ok(stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A peer that is gone again.
+                // The peer has closed the connection already.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(source) => return Err(VhostUserError::Socket { path: self.name(), source }),
             }
@@ -114,7 +114,7 @@ impl VhostUserSocket {
     }
 }
 
-/// Why listening at `path` failed.
+/// The reason why listening at `path` failed.
 fn unusable(path: &Path, source: io::Error) -> VhostUserError {
     let name = name(path);
     match source.kind() {

@@ -1,4 +1,4 @@
-//! A conversation with a vhost-user peer whose answers are all in the socket already, so that nothing waits. For fuzz
+//! A conversation with a vhost-user peer whose answers are all in the socket already, so that no call waits. For fuzz
 //! targets.
 
 use std::io;
@@ -21,7 +21,7 @@ use crate::net_protocol::Offloads;
 pub struct VhostUserSteps {
     peer: Peer,
     inflight: Option<Inflight>,
-    /// A doorbell, an interrupt and a report at once.
+    /// Serves as doorbell, interrupt and error event at once.
     eventfd: Arc<EventFd>,
 }
 
@@ -30,7 +30,7 @@ impl VhostUserSteps {
     ///
     /// # Errors
     ///
-    /// When the host has no descriptor left.
+    /// Fails if the host has no descriptor left.
     pub fn negotiate(stream: UnixStream, role: VhostUserRole) -> io::Result<Option<Self>> {
         let eventfd = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         Ok(Peer::negotiate(stream, role, None).ok().map(|peer| Self { peer, inflight: None, eventfd }))
@@ -46,12 +46,12 @@ impl VhostUserSteps {
         &self.peer.config
     }
 
-    /// Whether the peer runs all queues of its role.
+    /// True if the peer runs all queues of its role.
     pub fn runs_all(&mut self) -> Option<bool> {
         self.peer.runs_all().ok()
     }
 
-    /// Has the peer map `memory`. Returns whether it has.
+    /// Makes the peer map `memory`. Returns true if it has.
     pub fn map(&mut self, memory: &GuestMap) -> Option<bool> {
         self.peer.map(memory).ok()?;
         self.peer.has_mapped(Duration::ZERO).ok()
@@ -85,7 +85,7 @@ impl VhostUserSteps {
         self.peer.start(&run, &mut self.inflight, &self.eventfd, agreed).ok()
     }
 
-    /// Hears what the peer reports. Returns whether the configuration has changed.
+    /// Receives a report of the peer. Returns true if the configuration has changed.
     pub fn hear(&mut self) -> Option<bool> {
         self.peer.hear().ok().map(|heard| heard == Heard::ConfigChange)
     }

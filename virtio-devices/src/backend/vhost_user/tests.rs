@@ -29,10 +29,10 @@ use crate::net::testing::*;
 use crate::{GuestMap, GuestRegion, Memory, Port};
 use peer::{Script, TestPeer};
 
-/// How long a peer that is to connect is waited for.
+/// The time limit for a peer to connect.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder for sockets, what is shared with the peer, and the far end of the wire behind it.
+/// A folder for sockets, the memory shared with the peer, and the far end of the wire behind it.
 struct Rig {
     folder: tempfile::TempDir,
     map: GuestMap,
@@ -66,7 +66,7 @@ impl Rig {
         }
     }
 
-    /// As [`Self::spec`], where the peer is to connect.
+    /// As [`Self::spec`], for a peer that connects.
     fn server_spec(&self) -> VhostUserSpec {
         VhostUserSpec { socket: VhostUserSocket::listen(self.path()).unwrap(), ..self.spec(1) }
     }
@@ -75,7 +75,7 @@ impl Rig {
         VhostUser::connect(self.spec(queue_pairs), &Memory::new(self.map.clone()))
     }
 
-    /// Why nobody can be connected to.
+    /// The error of a failed connection.
     fn refusal(&self) -> String {
         let path = self.path().display().to_string();
         self.connect(1).map(|_| ()).unwrap_err().to_string().replace(&path, "PATH")
@@ -86,7 +86,7 @@ impl Rig {
         Guest::in_memory(spec(pairs, 16), backend, self.map.clone())
     }
 
-    /// Sends a frame each way through the first pair, and checks that it arrives and that the driver is told.
+    /// Sends a frame each way through the first pair, and checks that it arrives and that the driver is interrupted.
     fn check_traffic(&self, guest: &mut Guest, len: usize) {
         guest.provide(0, 1, 2048);
         send(&self.wire, &with_header(&frame(MAC, len)));
@@ -115,7 +115,7 @@ impl Rig {
 fn shared_memory() -> GuestMap {
     let file = File::from(rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY + 4096).unwrap();
-    // Not at the file's start, so that a peer has to look at the offset.
+    // Not at the file's start, so that a peer must use the offset.
     let range = (GuestAddress(0), MEMORY as usize, Some(FileOffset::new(file, 4096)));
     GuestMap::from_ranges_with_files([range]).unwrap()
 }

@@ -1,15 +1,15 @@
-//! A peer of a function behind an IOMMU that asks what addresses stand for.
+//! A peer with IOTLB messages whose function is behind an IOMMU.
 //!
-//! The peer has mapped all of the guest's memory and reaches of it what it is told, by messages on the connection
-//! (vhost-user protocol, "IOMMU support"). It is told of each mapping that is made, before it asks, and has forgotten
-//! those that are taken away when the driver is answered, which it says. What it asks is answered by the function's
-//! worker. Nothing is kept here of what it was told, so that a driver's or a peer's numbers take no memory.
+//! The peer has mapped all of the guest's memory and accesses the parts that it has translations for (vhost-user
+//! protocol, "IOMMU support"). It gets each mapping when that is made, before it asks, and acknowledges that it has
+//! dropped a removed one before the driver gets its answer. The function's worker answers its misses. No record of what
+//! was sent is kept here, so that a driver's or a peer's numbers take no memory.
 //!
-//! What a peer may write it may read, too: DPDK asks for both wherever it writes, and drivers map buffers for frames
-//! that they receive to be written only.
+//! A peer may also read what it may write: DPDK asks for both wherever it writes, and drivers map receive buffers as
+//! write-only.
 //!
-//! A peer that does not say in time that it has forgotten something is hung up on and counts as lost. A domain is
-//! refused then; what takes memory away cannot be refused.
+//! A peer that does not acknowledge an invalidation in time is disconnected and counts as lost. Attaching to a domain
+//! is refused then; removing memory cannot be refused.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,41 +30,41 @@ use crate::backend::mapping::Mapping;
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 use crate::ring::areas;
 
-/// As many mappings are told when there is a new set of them. The rest is told when it is asked for.
+/// The most mappings that are sent when there is a new set of them. The peer asks for the rest.
 const PRELOADED: usize = 1024;
-/// How long that may take. A vCPU may wait for it.
+/// The time limit for that. A vCPU may wait for it.
 const PRELOADING: Duration = Duration::from_secs(1);
-/// As many questions of an earlier start are answered at once: about as many as there is room for on a channel.
+/// The most misses of an earlier start that are answered at once: about the capacity of a channel.
 const EARLIER: usize = 1024;
-/// How long a driver is kept waiting for what the peer was asked before.
+/// The time that a driver waits for earlier requests to the peer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A peer whose queues may run, which is told what its function reaches until this is dropped.
+/// A peer whose queues may run, and which gets its function's mappings until this is dropped.
 pub(super) struct Translated {
     iommu: Arc<dyn Translate>,
     told: Arc<Told>,
 }
 
-/// What reaches the peer.
+/// The follower that sends mappings to the peer.
 struct Told {
     /// The name of the peer's socket.
     name: String,
     connection: Connection,
-    /// The guest's memory, as the peer has it. It stays like this while the queues run.
+    /// The guest's memory, as the peer has it. It does not change while the queues run.
     memory: GuestMap,
-    /// Why the peer has been hung up on.
+    /// The reason why the peer was disconnected.
     failure: OnceLock<PeerError>,
-    /// It has been said that the peer may still reach what was taken away.
+    /// True once it was logged that the peer may still access memory that was unmapped.
     is_suspect: AtomicBool,
 }
 
 impl Translated {
-    /// Tells the peer at `connection`, which is called `name`, what its function reaches of `memory`, and from now on
-    /// what changes of it.
+    /// Sends the function's mappings of `memory` to the peer at `connection`, whose name is `name`, and from now on
+    /// their changes.
     ///
     /// # Errors
     ///
-    /// When the peer does not take it. It is lost then.
+    /// Fails if the peer does not accept them. It is lost then.
     pub(super) fn begin(
         iommu: &Arc<dyn Translate>,
         (name, connection): (String, &Connection),
@@ -81,20 +81,20 @@ impl Translated {
         Ok(Self { iommu: Arc::clone(iommu), told })
     }
 
-    /// Why the peer has been hung up on, if it has.
+    /// The reason why the peer was disconnected, if it was.
     pub(super) fn failure(&self) -> Option<String> {
         self.told.failure.get().map(ToString::to_string)
     }
 
-    /// Answers what `peer` has asked before its queues stood still. What stands for nothing by now was taken away
-    /// since; asked for by queues that run, it would stop them.
+    /// Answers misses that `peer` sent before its queues stopped. An address without a mapping was unmapped since; from
+    /// queues that run, such a miss would stop them.
     ///
     /// # Errors
     ///
-    /// As [`Self::answer`], or when the peer can ask nothing more.
+    /// As [`Self::answer`], or if the peer's channel is closed.
     pub(super) fn answer_earlier(&self, peer: &mut Peer) -> io::Result<()> {
         let until = Instant::now() + ANSWER;
-        // Its queues do not run, so it asks nothing more. One that does is answered later.
+        // Its queues do not run, so it should send no more. One that does gets its answer later.
         for _ in 0..EARLIER {
             match peer.hear().map_err(io::Error::other)? {
                 Heard::Miss(miss) => drop(self.answer(miss, until)?),
@@ -106,14 +106,14 @@ impl Translated {
         Ok(())
     }
 
-    /// Tells the peer where its rings are, before it asks, as far as they are within reach.
+    /// Sends the translations of the rings, before the peer asks, as far as they are mapped.
     ///
     /// # Errors
     ///
     /// As [`Self::answer`].
     pub(super) fn preload(&self, queues: &[RunnerQueue]) -> io::Result<()> {
         if self.iommu.is_bypassed() {
-            // All of it is known.
+            // The peer has the identity mapping.
             return Ok(());
         }
         let until = Instant::now() + ANSWER;
@@ -132,19 +132,19 @@ impl Translated {
         Ok(())
     }
 
-    /// Tells the peer what it asked for. Returns the last address of what it was told; `None` if its function does not
-    /// reach what it asked for, which the IOMMU has reported.
+    /// Answers a miss. Returns the last address of the mapping that was sent; `None` if the function cannot access the
+    /// address, which the IOMMU has reported.
     ///
     /// # Errors
     ///
-    /// When it does not say before `until` that it has heard. It has been hung up on then.
+    /// Fails if the peer does not acknowledge it before `until`. It has been disconnected then.
     pub(super) fn answer(&self, miss: Miss, until: Instant) -> io::Result<Option<u64>> {
         let mut connection = self.told.connection.again(until);
         let turn = connection.turn();
         let _turn = turn.lock();
         let last = {
-            // Told within the pass: what is unmapped meanwhile is forgotten afterwards, because the peer does one
-            // request after the other. Its answer is waited for without the pass, for which a vCPU may wait.
+            // Sent within the pass: a mapping that is removed in the meantime is invalidated afterwards, because the
+            // peer processes requests in order. The wait for its answer is outside the pass, for which a vCPU may wait.
             let _pass = self.iommu.begin();
             let writes = miss.access.allow(Permissions::Write);
             let access = if writes { Permissions::Write } else { Permissions::Read };
@@ -173,13 +173,13 @@ impl std::fmt::Debug for Translated {
     }
 }
 
-/// What a peer is told of `part`.
+/// The message for `part`.
 fn update(part: &Mapping) -> [u8; iotlb::LEN] {
     let writes = part.access().allow(Permissions::Write);
     iotlb::update(part, if writes { Permissions::ReadWrite } else { part.access() })
 }
 
-/// A peer that refuses to know something asks for it again when it needs it.
+/// Ignores a refusal: the peer asks again when it needs the mapping.
 fn heard(told: Result<(), PeerError>) -> Result<(), PeerError> {
     match told {
         Err(PeerError { fault: Fault::Refused, .. }) => Ok(()),
@@ -192,21 +192,21 @@ impl Told {
         self.failure.get().is_some()
     }
 
-    /// Hangs up on the peer, because of `error`, and returns that. By who has the turn or does not get it: a late
-    /// answer would be mistaken for another.
+    /// Disconnects the peer because of `error`, and returns that. Called with the turn, or when the turn could not be
+    /// had: a late answer would be mistaken for another.
     fn fail(&self, error: PeerError) -> io::Error {
         let why = error.to_string();
-        // Before it is hung up on: who finds the connection ended would take the peer for gone.
+        // This comes before the disconnect: a thread that finds the connection closed would take the peer for lost.
         let _ = self.failure.set(error);
         self.connection.hang_up();
         io::Error::other(why)
     }
 
-    /// Says something to the peer, and waits until it says that it has done it.
+    /// Sends a message to the peer, and waits for its acknowledgement.
     ///
     /// # Errors
     ///
-    /// Why it has been hung up on.
+    /// The reason why the peer was disconnected.
     fn say(&self, said: &[u8], is_done: impl Fn(Result<(), PeerError>) -> Result<(), PeerError>) -> io::Result<()> {
         let request = Request::IOTLB_MSG;
         let turn = self.connection.turn();
@@ -222,7 +222,7 @@ impl Told {
         said.map_err(|error| self.fail(error))
     }
 
-    /// Tells the peer of a mapping. One that fails is lost.
+    /// Sends a mapping to the peer. A peer that fails is lost.
     fn tell(&self, mapping: DmaMapping) {
         for part in Mapping::of(mapping, &self.memory) {
             if self.has_failed() || self.say(&update(&part), heard).is_err() {
@@ -231,13 +231,13 @@ impl Told {
         }
     }
 
-    /// Has the peer forget what is between two addresses. One that fails is lost.
+    /// Invalidates the range between two addresses. A peer that fails is lost.
     fn forget(&self, first: u64, last: u64) {
         if !self.has_failed() {
-            // The failure is looked at below, also that of another thread.
+            // The failure is checked below, as is that of another thread.
             let _ = self.say(&iotlb::invalidate(first, last), |done| done);
         }
-        // One that is gone has forgotten everything.
+        // A peer that has closed the connection has dropped everything.
         if let Some(error) = self.failure.get().filter(|error| !matches!(error.fault, Fault::Closed))
             && !self.is_suspect.swap(true, Ordering::Relaxed)
         {
@@ -262,7 +262,7 @@ impl DmaFollower for Told {
         }
     }
 
-    /// A peer that is gone has forgotten everything; a peer that was hung up on need not have.
+    /// A peer that has closed the connection has dropped everything; one that was disconnected may not have.
     fn has_forgotten(&self) -> bool {
         self.failure.get().is_none_or(|error| matches!(error.fault, Fault::Closed))
     }
@@ -282,7 +282,7 @@ impl DmaFollower for Told {
                 }
             }
         }
-        // One that is gone reaches nothing; its successor is told when it starts.
+        // A peer that has closed the connection accesses nothing; its successor gets the mappings when it starts.
         match self.failure.get() {
             None | Some(PeerError { fault: Fault::Closed, .. }) => Ok(()),
             Some(_) => Err(NotFollowed),

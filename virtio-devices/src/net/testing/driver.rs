@@ -18,14 +18,14 @@ pub(crate) const BUFFERS: u64 = 1 << 20;
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
-/// How long to wait for what a worker shall do.
+/// The time limit for actions of a worker.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn memory() -> GuestMap {
     GuestMap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap()
 }
 
-/// A frame of `len` bytes to `to`, with a payload that tells its bytes apart.
+/// A frame of `len` bytes to `to`, with a payload of varying bytes.
 pub(crate) fn frame(to: [u8; 6], len: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
     frame[..6].copy_from_slice(&to);
@@ -33,7 +33,7 @@ pub(crate) fn frame(to: [u8; 6], len: usize) -> Vec<u8> {
     frame
 }
 
-/// `frame` with a header that asks for nothing.
+/// Puts a header without offloads before `frame`.
 pub(crate) fn with_header(frame: &[u8]) -> Vec<u8> {
     [&[0; HEADER], frame].concat()
 }
@@ -43,7 +43,7 @@ pub(crate) fn eventually(what: &str, condition: impl FnMut() -> bool) {
     wait(what, condition, || std::thread::sleep(Duration::from_millis(1)));
 }
 
-/// The same in a test of many rounds, which does not sleep in each.
+/// As [`eventually`], for a test of many rounds, which does not sleep in each.
 pub(crate) fn soon(what: &str, condition: impl FnMut() -> bool) {
     wait(what, condition, std::thread::yield_now);
 }
@@ -56,7 +56,7 @@ fn wait(what: &str, mut condition: impl FnMut() -> bool, rest: impl Fn()) {
     }
 }
 
-/// The driver's side of one queue: the next descriptor and the next buffer are always new ones.
+/// The driver's side of one queue. It always uses new descriptors and buffers.
 pub(crate) struct DriverQueue {
     pub memory: GuestMap,
     pub queue: Arc<Mutex<Queue>>,
@@ -107,7 +107,7 @@ impl DriverQueue {
         self.write(at + 14, next.to_le_bytes());
     }
 
-    /// Makes descriptors of `buffers` without making them available, and returns the head.
+    /// Writes descriptors of `buffers` without making them available, and returns the head.
     pub(crate) fn build(&mut self, buffers: &[(u64, u32, u16)]) -> u16 {
         let index = |offset: usize| (self.next_descriptor + offset as u16) % self.size;
         for (offset, &(address, len, flags)) in buffers.iter().enumerate() {
@@ -135,7 +135,7 @@ impl DriverQueue {
         head
     }
 
-    /// Makes a chain available whose descriptors are in the table at `table`.
+    /// Makes a chain available that consists of the table at `table`.
     pub(crate) fn add_indirect(&mut self, table: u64, buffers: &[(u64, u32, u16)]) -> u16 {
         for (index, &(address, len, flags)) in (0..).zip(buffers) {
             let next = if usize::from(index) + 1 < buffers.len() { NEXT } else { 0 };
@@ -156,7 +156,7 @@ impl DriverQueue {
         self.add(&buffers)
     }
 
-    /// What the device has given back since the last call: heads and lengths.
+    /// The chains that the device has returned since the last call: heads and lengths.
     pub(crate) fn take_used(&mut self) -> Vec<(u32, u32)> {
         let end = self.read_u16(self.used() + 2);
         let mut taken = Vec::new();
@@ -171,17 +171,17 @@ impl DriverQueue {
         taken
     }
 
-    /// How many chains the device has that were not taken back.
+    /// The number of chains that the device has, or that were not taken back.
     pub(crate) fn outstanding(&self) -> usize {
         usize::from(self.available.wrapping_sub(self.used_seen))
     }
 
-    /// The driver wants an interrupt when the device has used the buffer with this number.
+    /// Requests an interrupt when the device has used the buffer with this number.
     pub(crate) fn set_used_event(&self, event: u16) {
         self.write(self.avail() + 4 + 2 * u64::from(self.size), event.to_le_bytes());
     }
 
-    /// The device wants a doorbell when the driver makes the buffer with this number available.
+    /// The number of the buffer for which the device has requested a doorbell.
     pub(crate) fn avail_event(&self) -> u16 {
         self.read_u16(self.used() + 4 + 8 * u64::from(self.size))
     }

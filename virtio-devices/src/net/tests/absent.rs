@@ -1,4 +1,4 @@
-//! A NIC whose backend is missing, and which is given one later.
+//! A NIC whose backend is missing, and is added later.
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::*;
@@ -14,7 +14,7 @@ fn absent() -> Absent {
     Absent { reason: "t: there is no such tap".into(), queue_pairs: 1, of_kernel: true, has_own_mac: false }
 }
 
-/// A NIC without a backend, which a driver with these features has from before.
+/// A NIC without a backend, with a driver from before that has these features.
 fn came(features: u64, state: &DeviceSpecific) -> Guest {
     let mut guest = Guest::over(spec(1, 16), absent());
     guest.net.adopt(features, state);
@@ -103,7 +103,7 @@ fn a_backend_that_cannot_do_what_was_promised_is_refused_and_nothing_has_changed
     let error = guest.net.connect(&mut new, Some(features)).unwrap_err();
     assert!(matches!(error, ConnectError::Features { missing, .. } if has(missing, VIRTIO_NET_F_CSUM)), "{error}");
     assert_eq!((guest.net.backend_kind(), guest.net.link_up()), (BackendKind::Absent, false));
-    // Without a driver nothing was promised.
+    // Without a driver there are no promises.
     guest.net.reset();
     guest.net.connect(&mut new, None).unwrap();
     assert!(!has(guest.net.features(), VIRTIO_NET_F_CSUM) && guest.net.link_up());

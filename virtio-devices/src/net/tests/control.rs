@@ -13,7 +13,7 @@ const ERR: u8 = 1;
 const ALL: u64 = u64::MAX;
 const GROUP: [u8; 6] = [1, 0, 0x5e, 0, 0, 1];
 
-/// A control queue with nothing behind it but a state.
+/// A control queue with only a state behind it.
 struct Commands {
     rig: Rig,
     driver: DriverQueue,
@@ -73,10 +73,10 @@ fn table(unicast: &[[u8; 6]], multicast: &[[u8; 6]]) -> Vec<u8> {
     command
 }
 
-/// One good command of each kind, and the feature it needs.
+/// A valid command of each kind, and the feature that it needs.
 fn kinds() -> Vec<(u32, Vec<u8>)> {
     let mac = [&[1, 1], &OTHER[..]].concat();
-    // A stand-in for a tap takes no offloads, so that one is tested by its refusals and with real taps.
+    // A substitute for a tap accepts no offloads, so that one is tested by its refusals and with real taps.
     vec![
         (VIRTIO_NET_F_CTRL_RX, vec![0, 0, 0]),
         (VIRTIO_NET_F_CTRL_RX, vec![0, 1, 1]),
@@ -158,7 +158,7 @@ fn a_table_that_is_too_long_for_us_wants_its_kind_and_one_that_is_too_long_for_t
     endless[2..6].fill(0xff);
     assert_eq!(commands.send(&endless), ERR);
     assert!(!commands.wants(OTHER));
-    // Some 64 KiB are read at most.
+    // At most 64 KiB are read.
     assert_eq!(commands.send(&table(&vec![OTHER; 11_000], &[])), ERR);
     assert!(!commands.wants(OTHER));
 }

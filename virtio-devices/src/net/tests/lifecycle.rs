@@ -19,7 +19,7 @@ const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
 const ONE_PAIR_CONTROL: u16 = 2;
 
-/// What Linux negotiates with one pair.
+/// The features that Linux negotiates with one pair.
 fn features(guest: &Guest) -> u64 {
     guest.net.features() & !(1 << VIRTIO_NET_F_MQ)
 }
@@ -67,7 +67,7 @@ fn a_nic_says_what_it_is() {
     let has = |bit: u32| net.features() & (1 << bit) != 0;
     assert!(has(VIRTIO_F_VERSION_1) && has(VIRTIO_NET_F_MQ) && has(VIRTIO_NET_F_MTU) && has(VIRTIO_NET_F_HOST_TSO4));
     assert!(has(VIRTIO_NET_F_GUEST_ANNOUNCE));
-    // VIRTIO_F_SR_IOV is the transport's; a standby is not offered unless it is asked for.
+    // VIRTIO_F_SR_IOV is the transport's; a standby is not offered unless it is configured.
     assert!(![37, VIRTIO_NET_F_STANDBY].into_iter().any(has));
     let standby = Guest::with(crate::NetSpec { standby: true, ..spec(1, 256) });
     assert_eq!(standby.net.features() ^ Guest::new(1, 256).net.features(), 1 << VIRTIO_NET_F_STANDBY);
@@ -205,7 +205,7 @@ fn a_start_that_fails_leaves_no_worker_and_has_touched_nothing() {
             if pair.index < 3 {
                 return guest.net.starting(&start).spawn(pair, &shared);
             }
-            // The others have the time to do harm.
+            // The other threads get time to do harm.
             thread::sleep(Duration::from_millis(100));
             Err(io::ErrorKind::WouldBlock.into())
         },
@@ -299,7 +299,7 @@ fn a_reset_returns_to_power_on_and_changes_the_generation() {
     assert_eq!(reset, power_on);
     assert!(seen.insert(generation));
     assert!(guest.net.state.filter().wants_all());
-    // What the driver writes changes nothing.
+    // Writes of the driver change nothing.
     guest.net.config_write(0, &OTHER);
     assert_eq!(guest.net.mac(), MAC);
 }
@@ -345,11 +345,11 @@ fn frames_of_while_the_link_was_down_are_not_delivered_when_it_is_up_again() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
     guest.start(features);
-    // Without buffers frames wait in the tap, and nothing wakes the worker but the host.
+    // Without buffers frames wait in the tap, and only the host wakes the worker.
     guest.net.set_link(false).wait().unwrap();
     (0..3).for_each(|_| send(&guest.peers[0], &with_header(&frame(MAC, 60))));
     eventually("the drop", || guest.count(Counter::RxLinkDown) == 3);
-    // Nor when the VM was paused all the while.
+    // The same applies when the VM was paused all the time.
     guest.stop();
     (0..3).for_each(|_| send(&guest.peers[0], &with_header(&frame(MAC, 60))));
     guest.net.set_link(true).wait().unwrap();

@@ -1,4 +1,4 @@
-//! How limits of bandwidth and frames affect a NIC over a tap.
+//! The effect of limits of bandwidth and frames on a NIC over a tap.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn no_more_frames_leave_than_the_limit_lets_through_and_the_others_wait_in_the_r
     guest.transmit(1, 10, 60);
     eventually("wait", || guest.count(Counter::TxRateWaits) > 0);
     assert_eq!((guest.count(Counter::TxFrames), guest.sent(0)), (4, 4));
-    // A worker that waits is stopped at once, and neither a new start nor a reset refills the bucket.
+    // A waiting worker is stopped at once, and neither a new start nor a reset refills the bucket.
     for _ in 0..3 {
         let (waits, began) = (guest.count(Counter::TxRateWaits), Instant::now());
         guest.stop();
@@ -71,7 +71,7 @@ fn no_more_frames_arrive_than_the_limit_lets_through_and_either_direction_has_it
     guest.stop();
 }
 
-/// A header for TCP segments of 100 bytes, and a frame that becomes so many.
+/// A header for TCP segments of 100 bytes, and a frame that becomes this many.
 fn segmented(segments: usize) -> Vec<u8> {
     let mut bytes = with_header(&frame(OTHER, 54 + 100 * segments));
     bytes[..12].copy_from_slice(&[1, 1, 54, 0, 100, 0, 34, 0, 16, 0, 0, 0]);

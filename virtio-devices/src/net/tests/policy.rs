@@ -1,4 +1,4 @@
-//! What of a driver's frames a policy lets out.
+//! The effect of a policy on a driver's frames.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::{MacError, NetSpec, Port, RateLimits, VirtioDevice};
 const FURTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
 const PORT_VLAN: PortVlan = PortVlan { id: 100, priority: 3, protocol: VlanProtocol::Customer };
 
-/// A frame from `source` with a tag of this VLAN, if it is to have one.
+/// A frame from `source`, with a tag of this VLAN if there is one.
 fn from(source: [u8; 6], vlan: Option<u16>) -> Vec<u8> {
     let mut bytes = frame(OTHER, 60);
     bytes[6..12].copy_from_slice(&source);
@@ -29,7 +29,7 @@ fn from(source: [u8; 6], vlan: Option<u16>) -> Vec<u8> {
     bytes
 }
 
-/// What leaves of these frames, cut in two at each of these places, and what is counted.
+/// Sends these frames, each cut in two at `cut`. Returns the frames at the backend, and the counts.
 fn sent(policy: &Policy, frames: &[Vec<u8>], cut: usize) -> (Vec<Vec<u8>>, Vec<(Counter, u64)>) {
     let mut rig = Rig::new();
     rig.policy.replace(policy.clone(), RateLimits::default()).wait().unwrap();
@@ -67,7 +67,7 @@ fn a_port_vlan_is_on_the_wire_and_no_other() {
     let frames = [from(MAC, None), from(MAC, Some(100)), from(MAC, Some(0)), from(MAC, Some(5))];
     let (out, counts) = sent(&policy, &frames, 12);
     assert_eq!((out, counts), (vec![from(MAC, Some(0x6064)); 2], vec![(Counter::TxBadVlan, 2)]));
-    // A frame that ends within what is looked at.
+    // A frame that ends within the inspected bytes.
     let short = from(MAC, None)[..15].to_vec();
     let (out, _) = sent(&policy, std::slice::from_ref(&short), 12);
     assert_eq!(out, [[&short[..12], &[0x81, 0, 0x60, 0x64], &short[12..]].concat()]);
@@ -147,7 +147,7 @@ fn what_was_checked_is_what_leaves_whatever_the_guest_writes_meanwhile() {
     assert_eq!(rig.count(Counter::TxFrames) + rig.count(Counter::TxSpoofedMac), 300 * 32, "{:?}", rig.counts());
 }
 
-/// What a driver receives of these frames under `policy`, and what is counted.
+/// Delivers these frames under `policy`. Returns the received frames, and the counts.
 fn received(policy: &Policy, frames: &[Vec<u8>], mergeable: bool) -> (Vec<Vec<u8>>, Vec<(Counter, u64)>) {
     let mut rig = Rig::new();
     rig.policy.replace(policy.clone(), RateLimits::default()).wait().unwrap();
@@ -179,7 +179,7 @@ fn received(policy: &Policy, frames: &[Vec<u8>], mergeable: bool) -> (Vec<Vec<u8
     (out, rig.counts().into_iter().filter(|(counter, _)| !not_frames.contains(counter)).collect())
 }
 
-/// A frame to `to` with a tag of this VLAN, and bytes that tell it apart.
+/// A frame to `to`, with a tag of this VLAN if there is one, and distinct bytes.
 fn to(to: [u8; 6], vlan: Option<u16>, mark: u8) -> Vec<u8> {
     let mut bytes = from(OTHER, vlan);
     bytes[..6].copy_from_slice(&to);
@@ -229,7 +229,7 @@ fn offsets_of_a_received_header_move_with_the_tag() {
     assert_eq!(driver.bytes(BUFFERS, 12), [1, 1, 54, 0, 100, 0, 34, 0, 16, 0, 1, 0]);
 }
 
-/// A frame that was read, and waits for buffers, is not delivered by a policy that is no more.
+/// A frame that was read, and waits for buffers, is not delivered under a replaced policy.
 #[test]
 fn a_frame_that_waits_does_not_outlive_its_policy() {
     let mut rig = Rig::new();
@@ -263,7 +263,7 @@ fn an_address_that_the_host_gave_stays_unless_its_driver_is_trusted() {
     guest.start(COMMANDS);
     assert_eq!((set_address(&mut guest, OTHER), set_address(&mut guest, MAC)), (1, 0));
     assert_eq!(guest.net.mac(), MAC);
-    // As soon as the host trusts it.
+    // This applies as soon as the host trusts it.
     guest.net.set_policy(Policy { trusted: true, ..given }, RateLimits::default()).wait().unwrap();
     assert_eq!((set_address(&mut guest, OTHER), guest.net.mac()), (0, OTHER));
     guest.net.set_policy(Policy { trusted: false, ..Policy::default() }, RateLimits::default()).wait().unwrap();

@@ -1,4 +1,4 @@
-//! A driver that writes anything anywhere: nothing panics, and no frame goes missing without being counted.
+//! A driver that writes anything anywhere: nothing panics, and no frame is lost without being counted.
 
 use proptest::prelude::*;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
@@ -12,7 +12,7 @@ use super::super::receive::Receive;
 use super::super::testing::*;
 use super::super::transmit::Transmit;
 
-/// A descriptor that is nonsense more often than not, with a fair chance to be meant.
+/// A descriptor that is usually invalid, with a fair chance of being valid.
 fn descriptor() -> impl Strategy<Value = (u64, u32, u16, u16)> {
     let address = prop_oneof![4 => BUFFERS..BUFFERS + 0x8000, 1 => 0..MEMORY + 0x1000, 1 => any::<u64>()];
     let len = prop_oneof![4 => 0..3000u32, 1 => (0..8u32).prop_map(|n| n * 16), 1 => any::<u32>()];
@@ -45,7 +45,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Does what concerns the driver and the host. Returns whether that was all of it.
+/// Applies an operation of the driver or the host. Returns false for any other operation.
 fn apply(op: &Op, rig: &Rig, driver: &mut DriverQueue) -> bool {
     match *op {
         Op::Descriptor(index, descriptor) => driver.set_raw(index, descriptor),
@@ -78,14 +78,14 @@ proptest! {
         'ops: for op in &ops {
             match op {
                 Op::Frame(len) => {
-                    // The stand-in's buffer is finite.
+                    // The buffer of the substitute is finite.
                     frames += u64::from(rustix::io::write(&rig.peer, &with_header(&frame(OTHER, *len))).is_ok());
                 }
                 Op::Run => loop {
                     match rig.pass(|pass| receive.run(pass)) {
                         Ok(Next::More) => {}
                         Ok(_) => break,
-                        // The driver has to reset the device.
+                        // The driver must reset the device.
                         Err(_) => break 'ops,
                     }
                 },

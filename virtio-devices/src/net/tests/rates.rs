@@ -13,13 +13,13 @@ use crate::clock::testing::StoppedClock;
 use crate::policy::Policy;
 use crate::{RateLimits, clock};
 
-/// How late a worker comes back from a wait.
+/// The delay of a worker after a wait.
 const LATE: Duration = Duration::from_micros(60);
 /// More than any bucket holds.
 const MORE: usize = 13_000_000;
 
-/// A NIC that always has frames of `len` bytes in each of its `pairs` queues, may send `mbits` Mbit/s, and sends at
-/// least `count`. Returns what it sent a second, in bytes.
+/// Returns the bytes per second of a NIC that always has frames of `len` bytes in each of its `pairs` queues, may send
+/// `mbits` Mbit/s, and sends at least `count`.
 fn sent_a_second(mbits: u32, len: usize, pairs: u16, count: u64) -> f64 {
     let clock = StoppedClock::new();
     let mut rig = Rig::new();
@@ -45,7 +45,7 @@ fn sent_a_second(mbits: u32, len: usize, pairs: u16, count: u64) -> f64 {
         if waits.len() < drivers.len() {
             continue;
         }
-        // Before its first frame, it makes up for what was used up.
+        // Before its first frame, it pays off its debt.
         if received > 0 && first.is_none() {
             first = Some((clock::now(), received));
         }

@@ -44,7 +44,7 @@ fn provide(driver: &mut DriverQueue, count: u64, len: u32) -> Vec<(u64, u16)> {
         .collect()
 }
 
-/// The header that a driver sees: all zero but for the number of buffers.
+/// The header that a driver sees: all zero except for the number of buffers.
 fn delivered(frame: &[u8], buffers: u8) -> Vec<u8> {
     let mut data = with_header(frame);
     data[10] = buffers;
@@ -77,7 +77,7 @@ fn a_frame_fills_one_buffer_and_says_so() {
         assert_eq!(driver.take_used(), [(buffers[0].1.into(), 1012)]);
         assert_eq!(driver.bytes(buffers[0].0, 1012), delivered(&frame(MAC, 1000), 1));
         assert!(rig.interrupted(0));
-        // The second buffer is as good as new.
+        // The second buffer is still unused.
         send(&rig.peer, &with_header(&frame(MAC, 60)));
         run(&mut rig, &driver, features).unwrap();
         assert_eq!(driver.take_used(), [(buffers[1].1.into(), 72)]);
@@ -251,7 +251,7 @@ fn a_runt_and_a_frame_on_a_link_that_is_down_are_dropped() {
     assert_eq!(driver.take_used(), []);
 }
 
-/// Whether guest memory from the buffers on holds nothing but zeros, as in the beginning.
+/// True if guest memory from the buffers on has only zeros, as in the beginning.
 fn untouched(driver: &DriverQueue) -> bool {
     driver.bytes(BUFFERS, (MEMORY - BUFFERS) as usize).iter().all(|byte| *byte == 0)
 }
@@ -297,7 +297,7 @@ fn a_frame_that_waits_for_buffers_when_the_link_goes_down_is_dropped() {
 
 #[test]
 fn frames_that_the_filter_refuses_leave_nothing_in_guest_memory() {
-    // With the addresses in the buffers, with a part of them there, and without any.
+    // The addresses are in the buffers, partly in them, or outside.
     for (count, len, features) in [(2, 1500, PLAIN), (2, 20, PLAIN), (2, 12, PLAIN), (8, 1500, MERGED)] {
         let (mut rig, mut driver) = rig(16);
         rig.state.change_filter(|filter| filter.set_mode(Mode::Promiscuous, false));
@@ -335,7 +335,7 @@ fn a_backend_that_is_gone_is_not_polled() {
 
 #[test]
 fn a_read_that_fails_costs_a_frame_and_not_the_next_one() {
-    // A datagram to nobody makes the next read fail, once, with ECONNREFUSED.
+    // A datagram to a closed port makes the next read fail, once, with ECONNREFUSED.
     let near = UdpSocket::bind("127.0.0.1:0").unwrap();
     let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
     near.set_nonblocking(true).unwrap();

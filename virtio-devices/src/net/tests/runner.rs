@@ -1,4 +1,4 @@
-//! A NIC whose backend runs the queues: what its worker asks of the backend, and what the driver sees of it.
+//! A NIC whose backend runs the queues: the worker's requests to the backend, and the driver's view.
 
 mod translated;
 
@@ -23,12 +23,12 @@ use crate::{Backend, BackendChange, BackendKind, GuestMap, NO_VECTOR, Port, Virt
 const CONTROL: u16 = 2;
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_CTRL_VQ;
 
-/// What the backend was asked, and what it shall say.
+/// The requests to the backend, and its answers.
 #[derive(Default)]
 struct Script {
     asked: Vec<String>,
     queues: Vec<RunnerQueue>,
-    /// What [`QueueRunner::stop`] returns.
+    /// The result of [`QueueRunner::stop`].
     positions: Vec<Option<u16>>,
     says: Option<Result<Attention, ()>>,
     refuses_start: bool,
@@ -82,7 +82,7 @@ impl Scripted {
         self.speaks.write(1).unwrap();
     }
 
-    /// The backend interrupts the driver of `queue`.
+    /// Interrupts the driver of `queue`, as the backend does.
     fn interrupt(&self, queue: usize) {
         self.script.lock().queues[queue].call.write(1).unwrap();
     }
@@ -205,7 +205,7 @@ fn a_queue_goes_on_where_the_backend_stopped_and_where_it_does_not_know_behind_t
     let mut guest = backend.guest(1);
     guest.start_at_once(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
-    // The backend has given five receive and three transmit buffers back, and holds two receive buffers.
+    // The backend has returned five receive and three transmit buffers, and holds two receive buffers.
     guest.queues[0].write(guest.queues[0].used() + 2, 5u16.to_le_bytes());
     guest.queues[1].write(guest.queues[1].used() + 2, 3u16.to_le_bytes());
     backend.script.lock().positions = vec![Some(7), None];
@@ -282,7 +282,7 @@ fn cut_one_that_could_not_go_on(backend: &Scripted) -> Guest {
 fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
     let backend = Scripted::new(1);
     let mut guest = cut_one_that_could_not_go_on(&backend);
-    // The worker has looked at the link when it has seen what was changed after that.
+    // The worker has handled the link once it has seen a later change.
     guest.interrupts.set_queue_vector(1, NO_VECTOR);
     guest.workers[0].wake();
     assert_eq!(backend.await_asked("call 1"), ["call 1"]);
@@ -291,7 +291,7 @@ fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
     assert!(link_up(&guest.net) && config_interrupts(&guest) == 1);
     guest.stop();
     assert_eq!(backend.asked(), ["stop"], "as any other by a pause");
-    // Else a driver's first command to a device that has the control queue would wait for the link.
+    // Otherwise a driver's first command to a device with the control queue would wait for the link.
     guest.net.set_link(false).wait().unwrap();
     guest.net.reset();
     guest.start_at_once(FEATURES);
@@ -324,7 +324,7 @@ fn a_lost_backend_takes_the_link_down_and_one_that_returns_brings_it_up() {
     eventually("its interrupt", || config_interrupts(&guest) > 0);
     assert!(!link_up(&guest.net));
     assert_ne!(guest.net.config_generation(), generation);
-    // It is asked once more when it says something.
+    // Another attempt follows when the backend signals.
     backend.say(Ok(Attention::Nothing));
     backend.await_asked("recover");
     assert!(guest.net.backend_lost());
@@ -359,7 +359,7 @@ fn what_a_driver_has_set_up_wrong_is_its_own_mistake_and_no_loss() {
     guest.start_at_once(FEATURES);
     eventually("the wish for a reset", || guest.interrupts.needs_reset());
     assert!(link_up(&guest.net) && !guest.net.backend_lost());
-    // It is not tried again, whatever happens, until the driver resets the device.
+    // No attempt follows, whatever happens, until the driver resets the device.
     guest.net.set_link(false).wait().unwrap();
     guest.net.set_link(true).wait().unwrap();
     assert_eq!(guest.command(CONTROL, &[0, 0, 1]), 1, "not negotiated, and answered");
@@ -484,7 +484,7 @@ fn a_driver_is_new_to_the_backend_until_the_backend_has_been_started_for_it() {
     guest.stop();
     backend.script.lock().refuses_start = false;
     backend.asked();
-    // The same driver goes on, after a pause.
+    // The same driver continues, after a pause.
     guest.start_at_once(FEATURES);
     let asked = backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     assert_eq!(asked, ["recover", "start [(0, 0), (1, 0)] pairs=1 fresh=true"]);
@@ -518,7 +518,7 @@ fn a_lost_backend_that_still_gives_buffers_back_does_not_give_them_back_twice() 
     backend.script.lock().stays_lost = true;
     backend.say(Err(()));
     eventually("the loss", || guest.net.backend_lost());
-    // Its threads run on until they see that the connection has ended.
+    // The backend's threads run on until they see that the connection has ended.
     guest.queues[0].write(guest.queues[0].used() + 2, 4u16.to_le_bytes());
     backend.script.lock().stays_lost = false;
     backend.speaks.write(1).unwrap();
@@ -558,7 +558,7 @@ fn a_backend_is_told_of_new_memory_by_whoever_has_it() {
     assert_eq!(backend.asked(), ["memory 1"], "the worker has ended");
 }
 
-/// A backend that cannot say what it writes stands still while its link is held, and goes on from where it was.
+/// A backend without a dirty log stops while its link is held, and continues from its position.
 #[test]
 fn a_backend_stands_still_while_its_link_is_held() {
     let backend = Scripted::new(1);
@@ -568,7 +568,7 @@ fn a_backend_stands_still_while_its_link_is_held() {
     guest.net.hold_link(true);
     user.stand().unwrap();
     guest.start_at_once(FEATURES);
-    // Its driver comes meanwhile.
+    // A driver starts in the meantime.
     guest.net.memory_user().unwrap().stand().unwrap();
     assert!(backend.asked().is_empty() && !guest.net.link_up());
     guest.net.hold_link(false);
@@ -586,7 +586,8 @@ fn a_backend_stands_still_while_its_link_is_held() {
     assert!(error.to_string().contains("without a reset"), "{error}");
 }
 
-/// Its queues run whatever the link is, so that a driver that comes while memory is copied would have it write there.
+/// The queues run in every state of the link, so that a driver that starts while memory is copied would make the
+/// backend write there.
 #[test]
 fn a_backend_that_cannot_go_on_after_a_stop_does_not_stand_still_even_without_a_driver() {
     let backend = Scripted::new(1);

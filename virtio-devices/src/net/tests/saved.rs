@@ -29,7 +29,7 @@ fn nic() -> Net {
     Net::new(spec(2, 256), Tap::over_sockets(near)).unwrap()
 }
 
-/// A NIC whose driver has commanded all that it can.
+/// A NIC whose driver has used every command.
 fn commanded() -> Net {
     let net = nic();
     net.state.set_mac(OTHER);
@@ -57,7 +57,7 @@ fn state(net: &Net) -> NicState {
     }
 }
 
-/// The error of a NIC that is to be restored to `state`, if there is one.
+/// The error of restoring a NIC to `state`, if there is one.
 fn error(state: NicState, started: Option<u64>) -> Option<String> {
     nic().restore(&DeviceSpecific::Net(state), started).err().map(|error| error.to_string())
 }
@@ -142,7 +142,7 @@ fn what_no_driver_could_command_is_refused() {
     assert_eq!(other.to_string(), "saved state of a device with different kinds of device");
 }
 
-/// A PF with two VFs over sockets, of which VF 1 has a driver with queues in memory.
+/// A PF with two VFs over sockets. VF 1 has a driver with queues in memory.
 struct Machine {
     device: Hosted<NetSriov<Net>>,
     peer: OwnedFd,
@@ -193,7 +193,7 @@ impl Machine {
         eventually("the start", || self.count(Counter::RxStale) == 1);
     }
 
-    /// The driver commands something.
+    /// Sends a command of the driver.
     fn command(&mut self, queue: &mut DriverQueue, command: &[u8]) {
         let at = MEMORY - 4096;
         queue.memory_write(at, command);
@@ -204,7 +204,7 @@ impl Machine {
     }
 }
 
-/// G64, U4: traffic through a VF goes on over another backend, without a word to its driver.
+/// G64, U4: traffic through a VF continues over another backend, without a notification of its driver.
 #[test]
 fn a_vf_carries_frames_after_a_restore_from_where_its_rings_stood() {
     let memory = memory();
@@ -227,7 +227,7 @@ fn a_vf_carries_frames_after_a_restore_from_where_its_rings_stood() {
 
     let mut new = Machine::new(&memory);
     new.device.restore(&serde_json::from_str(&text).unwrap()).unwrap();
-    // What arrives before it goes on is for this driver, and not from before it was ready.
+    // Frames that arrive before the resume are for this driver, and do not count as stale.
     send(&new.peer, &with_header(&frame(OTHER, 60)));
     send(&new.peer, &with_header(&frame(mac, 80)));
     queues[1].send(BUFFERS, &with_header(&frame(OTHER, 200)), &[12]);
@@ -267,7 +267,7 @@ fn what_is_left_of_limits_comes_back_running_or_not() {
     old.use_up(1_000_000);
     old.policy.load().storm.take(0, 1);
     let saved = state(&old);
-    // That of operations, which the limits have one of, and that of the rate.
+    // The buckets are the one of operations, which the limits have, and the one of the rate.
     assert_eq!(saved.buckets.transmit.len(), 2);
     assert_eq!(saved.buckets.receive, [BucketState { missing: 0, burst: 0 }]);
     for started in [None, Some(old.features())] {
@@ -284,7 +284,7 @@ fn what_is_left_of_limits_comes_back_running_or_not() {
     let mut wrong = saved;
     wrong.buckets.storm.push(BucketState { missing: 0, burst: 0 });
     assert!(limited().restore(&DeviceSpecific::Net(wrong.clone()), None).is_err());
-    // A tap is no uplink that others send to, too.
+    // A tap is not a shared uplink.
     wrong.buckets.storm.pop();
     wrong.buckets.uplink = Some(BucketState { missing: 1, burst: 0 });
     assert!(limited().restore(&DeviceSpecific::Net(wrong), None).is_err());

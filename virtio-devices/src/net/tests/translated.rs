@@ -1,4 +1,4 @@
-//! A NIC behind an IOMMU: it reaches what is mapped for it, and nothing else.
+//! A NIC behind an IOMMU: it can access mapped memory, and no other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::{DmaSpace, VirtioDevice};
 
 const OWN: u32 = 0x100;
 const NEIGHBOURS: u32 = 0x101;
-/// I/O addresses of pages: what may be written, what may be read, what is a neighbour's, and what is not mapped.
+/// I/O addresses of pages: a writable one, a readable one, a neighbour's, and an unmapped one.
 const WRITABLE: u64 = 0x40_0000_0000;
 const READABLE: u64 = 0x40_0000_1000;
 const OF_NEIGHBOUR: u64 = 0x40_0000_2000;
@@ -25,12 +25,12 @@ const LEN: u32 = 2048;
 struct Rig {
     guest: Guest,
     iommu: Arc<Iommu>,
-    /// The NIC's place, and its neighbour's.
+    /// The attachment of the NIC, and its neighbour's.
     _behind: [Behind; 2],
 }
 
 impl Rig {
-    /// A NIC that runs, in a domain where its rings are mapped.
+    /// A running NIC, in a domain where its rings are mapped.
     fn new() -> Self {
         let iommu = Iommu::new(64);
         let behind = [OWN, NEIGHBOURS].map(|rid| iommu.behind(0, pci::Rid::from_bits(rid as u16)));
@@ -95,7 +95,7 @@ fn a_nic_reaches_what_is_mapped_for_it_and_nothing_else_and_goes_on() {
     }
     assert_eq!((rig.guest.count(Counter::TxFrames), receive(&rig.guest.peers[0])), (sent, None));
 
-    // What is mapped is found, also where a buffer goes over into another mapping.
+    // Mapped memory is found, even if a buffer spans two mappings.
     rig.map(1, NOWHERE, PAGES + 0x3000, Permissions::ReadWrite);
     rig.post(WRITABLE);
     send(&rig.guest.peers[0], &with_header(&frame(MAC, 100)));
@@ -139,11 +139,11 @@ fn a_page_that_is_taken_away_under_traffic_is_not_written_after_that() {
     for round in 0..ROUNDS {
         rig.map(1, WRITABLE, PAGES, Permissions::ReadWrite);
         rig.post(WRITABLE);
-        // At any moment of what the worker does.
+        // At any moment of the worker's work.
         (0..round % 100 * 10).for_each(|_| std::hint::spin_loop());
         rig.unmap(WRITABLE);
         rig.guest.queues[0].memory_write(PAGES, &canary);
-        // The worker has the buffer, or finds that it leads nowhere.
+        // The worker has the buffer, or finds that it is unmapped.
         soon("the buffer is given back", || !rig.guest.queues[0].take_used().is_empty());
         assert_eq!(rig.guest.queues[0].bytes(PAGES, 0x1000), canary, "{round}");
     }

@@ -122,7 +122,7 @@ fn a_chain_of_more_segments_than_one_call_takes_is_dropped() {
     driver.add(&[(table + 0x8000, 16 * 0xffff, INDIRECT)]);
     run(&mut rig, &driver, NO_FEATURES).unwrap();
     assert_eq!((rig.count(Counter::TxBadChains), rig.count(Counter::TxFrames)), (2, 0));
-    // One less is sent.
+    // A chain with one descriptor less is sent.
     driver.set_descriptor(table, 1021, (BUFFERS, 1, 0, 0));
     driver.add(&[(table, 1022 * 16, INDIRECT)]);
     run(&mut rig, &driver, NO_FEATURES).unwrap();
@@ -143,7 +143,7 @@ fn chains_of_empty_descriptors_end_a_batch_early() {
     assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(Next::More));
     let read = Effort::so_far().since(before).descriptors;
     assert!((1022..13_000).contains(&read), "{read} of {}", BATCH * 1022);
-    // The others are sent in their turn.
+    // The others are sent in the next turns.
     while run(&mut rig, &driver, NO_FEATURES) == Ok(Next::More) {}
     assert_eq!(rig.count(Counter::TxFrames), BATCH as u64);
 }
@@ -225,7 +225,7 @@ fn with_event_indices_the_driver_is_interrupted_at_the_buffer_it_named() {
         assert_eq!(rig.interrupted(1), expected, "{number}");
         assert_eq!(driver.avail_event(), number + 1, "the doorbell that the device waits for");
     }
-    // Several at once that pass the named one.
+    // Several frames at once pass the requested index.
     driver.set_used_event(5);
     (0..4).for_each(|_| _ = driver.send(BUFFERS, &with_header(&frame(OTHER, 60)), &[]));
     rig.pass(|pass| transmit.run(pass)).unwrap();

@@ -19,7 +19,7 @@ fn a_hidden_vf_reads_all_ones_and_drops_writes() {
     assert_eq!(fresh, image(&mut untouched, 0));
 }
 
-/// G20: which routing IDs respond.
+/// G20: the routing IDs that respond.
 #[test]
 fn exactly_the_first_num_vfs_routing_ids_respond() {
     for num_vfs in 0..=TOTAL {

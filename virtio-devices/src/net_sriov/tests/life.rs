@@ -122,7 +122,7 @@ fn vfs_follow_the_power_state_of_their_pf_and_keep_their_state() {
     device.messages(Reach::Device, &mut messages);
     assert!(messages.is_empty() && windows(&device).is_empty());
     assert_eq!(vf(&mut device, 0).bar_read(2, 0x14, 1), 0xff);
-    // A VF whose Bus Master is set again must not run in its PF's sleep.
+    // A VF whose Bus Master is set again must not run while its PF is in D3hot.
     let _ = vf(&mut device, 0).set_bus_master(false);
     let _ = vf(&mut device, 0).set_bus_master(true);
     assert!(running(&device).is_empty());

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// G15: whose slice an access hits.
+/// G15: the VF whose slice an access hits.
 #[test]
 fn an_access_to_the_slice_of_a_vf_hits_exactly_that_vf() {
     let mut device = idle();

@@ -121,7 +121,7 @@ fn what_a_vf_wants_is_its_part_of_what_the_device_wants() {
     assert_eq!(reach(&mut device, slice, 2 * SLICE + 8), Reach::Function(vf_rid(2)));
     assert_eq!(reach(&mut device, slice, 3 * SLICE), Reach::Nothing);
     assert_eq!(reach(&mut device, WindowId::Bar(BarIndex::ALL[2]), 8), Reach::Function(PF));
-    // In D3hot nothing may be sent, and nothing runs.
+    // In D3hot a VF sends nothing, and nothing runs.
     let power = pf(&mut device).capability(1, |_| true).unwrap();
     let _ = pf(&mut device).config_write(power + 4, 2, 3);
     assert_eq!(of_each(&device), (Vec::new(), Vec::new()));

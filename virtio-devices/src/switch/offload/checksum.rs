@@ -1,11 +1,11 @@
 //! The checksum of IP, TCP and UDP (`RFC 1071`).
 
-/// A sum of 16-bit words, in network order, whose carries have not been added yet.
+/// A sum of 16-bit words, in network order, without the carries.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sum(u64);
 
 impl Sum {
-    /// With `bytes`, which follow an even number of bytes; an odd last one is followed by a zero.
+    /// Adds `bytes`, which follow an even number of bytes; an odd last one is followed by a zero.
     pub(super) fn and(self, bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<4>();
         // Frames are short: 2^32 such words would be needed for an overflow.
@@ -15,7 +15,7 @@ impl Sum {
         Self(sum + u64::from(u32::from_be_bytes(last)))
     }
 
-    /// With a number of 32 bits, such as a length.
+    /// Adds a number of 32 bits, such as a length.
     pub(super) const fn and_number(self, number: u32) -> Self {
         Self(self.0 + number as u64)
     }
@@ -29,8 +29,8 @@ impl Sum {
         !(sum as u16)
     }
 
-    /// The checksum, of a protocol where 0 means none (`RFC 768`). Both forms of 0 are the same in a sum, so that it
-    /// is right for the others, too.
+    /// The checksum, for a protocol where 0 means none (`RFC 768`). Both forms of 0 are equal in a sum, so that this is
+    /// right for other protocols, too.
     pub(super) const fn checksum_not_zero(self) -> u16 {
         match self.checksum() {
             0 => 0xffff,

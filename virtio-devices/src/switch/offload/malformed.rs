@@ -1,14 +1,14 @@
-//! Why nothing can be done for a frame.
+//! The reasons why a frame cannot be converted for its receiver.
 
-/// Why a frame is dropped that its receiver cannot have as it is.
+/// The reason why a frame that its receiver cannot have unchanged is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Malformed {
-    /// Its checksum lies outside of it, or is not where its packet has one.
+    /// The checksum field is outside the frame, or not at the place for its protocol.
     Checksum,
-    /// It is to be cut into segments of a kind that is not offered, or that it is not of.
+    /// The segmentation type is not offered, or does not match the packet.
     Kind,
-    /// It is no packet of this kind: a header is cut off or contradicts itself, or it is a fragment.
+    /// The packet is not of this type: a header is cut off or contradicts itself, or it is a fragment.
     Headers,
-    /// It would be cut into more segments than there may be.
+    /// The frame would need more segments than are allowed.
     TooMany,
 }

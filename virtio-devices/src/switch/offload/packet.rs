@@ -1,12 +1,11 @@
-//! Where a frame's headers are: Ethernet, IPv4 (`RFC 791`) or IPv6 (`RFC 8200`), and TCP (`RFC 9293`) or UDP
-//! (`RFC 768`).
+//! The headers of a frame: Ethernet, IPv4 (`RFC 791`) or IPv6 (`RFC 8200`), and TCP (`RFC 9293`) or UDP (`RFC 768`).
 
 use super::malformed::Malformed;
 use crate::policy::TAGS;
 
-/// The most tags of a frame: those of the guest's that a policy looks at, and a port VLAN's.
+/// The most tags of a frame: the guest's that a policy inspects, and that of a port VLAN.
 const MAX_TAGS: usize = TAGS + 1;
-/// The most extension headers of an IPv6 packet that are passed over.
+/// The most extension headers of an IPv6 packet that are skipped.
 const MAX_EXTENSIONS: usize = 8;
 /// The most bytes of all headers together.
 const MAX_HEADERS: usize = 512;
@@ -25,7 +24,7 @@ pub(super) enum Version {
     V6,
 }
 
-/// What is in the packet.
+/// The transport protocol of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Transport {
     Tcp,
@@ -33,7 +32,7 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    /// Its number in IP headers.
+    /// The protocol's number in IP headers.
     pub(super) const fn number(self) -> u8 {
         match self {
             Self::Tcp => TCP,
@@ -42,7 +41,7 @@ impl Transport {
     }
 }
 
-/// Where the headers of a frame are. All of them are in the frame.
+/// The offsets of a frame's headers. All of them are in the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Packet {
     pub version: Version,
@@ -56,11 +55,11 @@ pub(super) struct Packet {
 }
 
 impl Packet {
-    /// Where they are in `frame`.
+    /// Parses the headers of `frame`.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Headers`], when it is not such a packet, or only a fragment of one.
+    /// [`Malformed::Headers`] if it is not such a packet, or only a fragment of one.
     pub(super) fn of(frame: &[u8]) -> Result<Self, Malformed> {
         Self::find(frame).ok_or(Malformed::Headers)
     }
@@ -99,7 +98,7 @@ fn pair(bytes: &[u8], at: usize) -> Option<[u8; 2]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-/// The protocol of an IPv4 packet that is no fragment, and where its data is.
+/// The protocol of an IPv4 packet that is not a fragment, and the offset of its data.
 fn ipv4(frame: &[u8], ip: usize) -> Option<(u8, usize)> {
     let header: &[u8; 20] = frame.get(ip..)?.first_chunk()?;
     let (version, len) = (header[0] >> 4, usize::from(header[0] & 0xf) * 4);
@@ -108,7 +107,7 @@ fn ipv4(frame: &[u8], ip: usize) -> Option<(u8, usize)> {
     (version == 4 && len >= header.len() && fragment == 0).then_some((header[9], ip + len))
 }
 
-/// The protocol of an IPv6 packet that is no fragment, and where its data is.
+/// The protocol of an IPv6 packet that is not a fragment, and the offset of its data.
 fn ipv6(frame: &[u8], ip: usize) -> Option<(u8, usize)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
@@ -123,7 +122,7 @@ fn ipv6(frame: &[u8], ip: usize) -> Option<(u8, usize)> {
             break;
         }
         let [next, len, _, left]: [u8; 4] = *frame.get(at..)?.first_chunk()?;
-        // A packet with stops ahead has the checksum of its last destination, which is not in the IP header.
+        // The checksum of a packet with segments left covers its last destination, which is not in the IP header.
         if protocol == ROUTING && left != 0 {
             return None;
         }

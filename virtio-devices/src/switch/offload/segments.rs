@@ -1,4 +1,4 @@
-//! The segments of a frame that was left whole: TCP (`virtio 1.4 §5.1.6.2`, GSO) and UDP (USO).
+//! The segments of an uncut frame: TCP (`virtio 1.4 §5.1.6.2`, GSO) and UDP (USO).
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP_L4,
@@ -11,7 +11,7 @@ use crate::net_protocol::header::{
     CSUM_OFFSET, CSUM_START, GSO_SIZE, GSO_TYPE, HEADER, MAX_PACKETS, field, needs_checksum,
 };
 
-/// The most segments of a frame. So many take less than 200 us.
+/// The most segments of a frame. This many take less than 200 us.
 const MAX_SEGMENTS: usize = MAX_PACKETS as usize;
 
 /// Offsets in an IPv4 header.
@@ -41,17 +41,17 @@ pub(crate) struct Segments<'f> {
     packet: Packet,
     /// The frame's headers.
     headers: &'f [u8],
-    /// What is left of its data.
+    /// The remaining data.
     data: &'f [u8],
     /// Data of a segment, in bytes.
     size: usize,
-    /// How many there have been.
+    /// The number of segments so far.
     done: usize,
     count: usize,
 }
 
 impl<'f> Segments<'f> {
-    /// Of a frame with this virtio header.
+    /// The segments of a frame with this virtio header.
     ///
     /// # Errors
     ///
@@ -87,19 +87,19 @@ impl<'f> Segments<'f> {
         Ok(Self { packet, headers, data, size, done: 0, count })
     }
 
-    /// How many are left.
+    /// The number of remaining segments.
     pub(crate) const fn left(&self) -> usize {
         self.count - self.done
     }
 
-    /// The bytes of all that are left.
+    /// The bytes of all remaining segments.
     #[cfg(test)]
     pub(crate) const fn bytes_left(&self) -> usize {
         self.left() * self.headers.len() + self.data.len()
     }
 
     /// Writes the next to the beginning of `buffer`, which has room for the whole frame, and returns its length. `None`
-    /// after the last, or when there is no room.
+    /// after the last, or if there is no room.
     pub(crate) fn next_into(&mut self, buffer: &mut [u8]) -> Option<usize> {
         if self.done == self.count {
             return None;
@@ -116,7 +116,7 @@ impl<'f> Segments<'f> {
         Some(segment.len())
     }
 
-    /// Makes of the frame's headers those of its segment `number`, which begins with them.
+    /// Converts the frame's headers at the beginning of `segment` to those of its segment `number`.
     fn write_headers(&self, segment: &mut [u8], number: usize) -> Option<()> {
         let Packet { version, transport, ip, l4, .. } = self.packet;
         let (ip_header, l4_packet) = segment.get_mut(ip..)?.split_at_mut_checked(l4 - ip)?;
@@ -163,7 +163,7 @@ impl<'f> Segments<'f> {
     }
 }
 
-/// Where a checksum is in the header of its protocol.
+/// The offset of the checksum in a protocol's header.
 const fn checksum_at(transport: Transport) -> usize {
     match transport {
         Transport::Tcp => TCP_CHECKSUM,

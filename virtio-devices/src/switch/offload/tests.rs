@@ -1,4 +1,4 @@
-//! Checksums and segments, against computations that know nothing of the code's.
+//! Checksums and segments, compared with independent computations.
 
 mod checksums;
 mod hostile;
@@ -14,7 +14,7 @@ pub(super) const TCP6: u8 = VIRTIO_NET_HDR_GSO_TCPV6 as u8;
 pub(super) const USO: u8 = VIRTIO_NET_HDR_GSO_UDP_L4 as u8;
 pub(super) const ECN: u8 = VIRTIO_NET_HDR_GSO_ECN as u8;
 
-/// A packet to be made.
+/// A packet to build.
 #[derive(Debug, Clone)]
 pub(super) struct Made {
     pub tags: Vec<[u8; 4]>,
@@ -110,7 +110,7 @@ impl Made {
         if self.tcp { 16 } else { 6 }
     }
 
-    /// Its virtio header, with segments of `size` bytes.
+    /// The virtio header, with segments of `size` bytes.
     pub(super) fn header(&self, size: usize) -> [u8; HEADER] {
         let kind = match (self.tcp, self.v6) {
             (true, false) => TCP4,
@@ -148,7 +148,7 @@ pub(super) fn fold(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// Whether a receiver takes the checksums of a packet: their sums are all ones.
+/// True if the checksums of a packet are right: their sums are all ones.
 pub(super) fn is_right(made: &Made, frame: &[u8], check_ip: bool) -> bool {
     let number = if made.tcp { 6 } else { 17 };
     let l4 = &frame[made.l4()..];

@@ -1,4 +1,4 @@
-//! What is written to a driver's buffers: a frame as it is, or what a switch has made of it.
+//! Writes frames to a driver's buffers, unchanged or converted.
 
 use vm_memory::Permissions;
 
@@ -15,9 +15,9 @@ use crate::policy::{self, NEW_HEAD, NewHead};
 use crate::ring::{BrokenRing, Used};
 use crate::walk;
 
-/// The most receive buffers that no frame can be written to, and that are given back for one frame.
+/// The most unusable receive buffers that are returned for one frame.
 const MAX_BAD: usize = 16;
-/// The longest frame that work is done on, in bytes.
+/// The longest frame that is converted, in bytes.
 const WORKED: usize = MAX_FRAME + 2 * NEW_HEAD;
 
 impl RxRun<'_, '_> {
@@ -33,7 +33,7 @@ impl RxRun<'_, '_> {
         self.write(header, front.get(..len).unwrap_or(&front), body, frame.rest())
     }
 
-    /// Does what the driver cannot do with the frame, and writes what comes of it.
+    /// Performs the offload that the driver lacks, and writes the result.
     pub(super) fn place_worked(
         &mut self,
         work: Work,
@@ -71,8 +71,8 @@ impl RxRun<'_, '_> {
         delivery
     }
 
-    /// Writes the segments of `frame`, by way of `buffer`. Where buffers run out after the first, the others are lost,
-    /// as on a wire; and those for which [too many descriptors](walk::most_of_segments) would be read.
+    /// Writes the segments of `frame`, through `buffer`. If buffers run out after the first, the others are lost, as on
+    /// a wire; so are those that exceed [the limit of descriptors](walk::most_of_segments).
     fn write_segments(&mut self, header: &[u8; HEADER], frame: &[u8], buffer: &mut [u8]) -> Delivery {
         let Ok(mut segments) = Segments::new(header, frame) else { return self.drop_as(Counter::RxBadOffloads) };
         let mut first = true;
@@ -140,8 +140,8 @@ impl RxRun<'_, '_> {
         Delivery::Done
     }
 
-    /// Takes chains until they hold `bytes`, or finds what is lacking: at once if nothing has changed since a frame
-    /// lacked it that was no longer.
+    /// Takes chains until they hold `bytes`, or returns the lack: at once if nothing has changed since a frame that was
+    /// not longer lacked it.
     fn prepare(&mut self, bytes: usize) -> Result<Option<Lack>, BrokenRing> {
         if let Some(shortage) = self.supply.shortage {
             if let Some(lack) = shortage.of_another(bytes, &self.ring, self.memory) {
@@ -150,7 +150,7 @@ impl RxRun<'_, '_> {
             self.supply.shortage = None;
         }
         let lack = self.take_chains(bytes)?;
-        // What lies beyond those that were looked at is not known.
+        // Buffers beyond those that were read are unknown.
         if let Some(lack @ (Lack::Buffers | Lack::Length)) = lack {
             let taken = self.chains.len() as u16;
             self.supply.shortage = Shortage::of(lack, bytes, taken, &self.ring, self.memory);
@@ -158,8 +158,8 @@ impl RxRun<'_, '_> {
         Ok(lack)
     }
 
-    /// Takes chains until they hold `bytes`. A ring of which a frame, or a segment of one, needs more descriptors than
-    /// [may be read](walk::most) is invalid. One that has too many for all segments of a frame is not: their sender
+    /// Takes chains until they hold `bytes`. A ring is invalid if a frame, or a segment of one, needs more descriptors
+    /// than [may be read](walk::most). A ring that has too many for all segments of a frame is valid: their sender
     /// decides into how many the frame is cut.
     fn take_chains(&mut self, bytes: usize) -> Result<Option<Lack>, BrokenRing> {
         let mut bad = 0;
@@ -189,7 +189,7 @@ impl RxRun<'_, '_> {
                 refused => {
                     self.iovecs.remove_back(refused.map_or(0, |extent| extent.segments));
                     if !self.chains.is_empty() {
-                        // It has to wait until it is the first, and the frame cannot be finished before it.
+                        // It must wait until it is the first, and the frame cannot be finished before it.
                         self.ring.put_back(1);
                         return Ok(Some(Lack::Length));
                     }
@@ -205,7 +205,7 @@ impl RxRun<'_, '_> {
         Ok(None)
     }
 
-    /// Returns what was taken for a frame that is not written.
+    /// Puts back the chains that were taken for a frame that is not written.
     pub(super) fn put_back(&mut self) {
         self.ring.put_back(self.chains.len() as u16);
         self.chains.clear();
@@ -214,8 +214,8 @@ impl RxRun<'_, '_> {
     }
 }
 
-/// The first bytes of the frame as its receiver may see it, and their number: those that a policy has looked at, and
-/// those beyond that were copied with them.
+/// The first bytes of the frame as its receiver may see it, and their number: those that a policy has inspected, and
+/// the copied bytes beyond.
 fn front_of(new: &NewHead, frame: &Frame<'_>) -> ([u8; 2 * NEW_HEAD], usize) {
     let beyond = frame.front().get(policy::HEAD..).unwrap_or_default();
     let (mut front, bytes) = ([0; 2 * NEW_HEAD], new.bytes());

@@ -3,20 +3,20 @@
 use super::*;
 use crate::clock::testing::StoppedClock;
 
-/// How late a worker comes back from a wait.
+/// The delay of a worker after a wait.
 const LATE: Duration = Duration::from_micros(60);
 /// The most frames that a port sends before the others have their turn.
 const BATCH: usize = 64;
 
-/// A port, and what it has to send.
+/// A port and its traffic.
 #[derive(Debug, Clone, Copy)]
 struct Sender {
-    /// What it is guaranteed, in Mbit/s.
+    /// The guaranteed rate, in Mbit/s.
     min: u32,
     weight: u8,
     /// The length of its frames in bytes.
     frame: usize,
-    /// What it sends if nothing limits it, in Mbit/s; `None` if it always has more.
+    /// The rate without any limit, in Mbit/s; `None` if it always has more.
     demand: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ fn shares(mbits: u32, senders: &[Sender]) -> Shares {
     shares
 }
 
-/// What each of `senders` sends in a time, in Mbit/s, once what the buckets held is used up.
+/// The rates of `senders` over a time, in Mbit/s, once the initial content of the buckets is used up.
 fn run(clock: &StoppedClock, shares: &mut Shares, senders: &[Sender], time: Duration) -> Vec<f64> {
     let start = clock::now();
     let warm = start + time / 10;
@@ -105,7 +105,7 @@ fn what_one_does_not_use_the_others_have() {
     assert_near(&found, &[50.0, 637.5, 312.5], "one sends a tenth of what it may");
     let alone = [greedy(0, 1, 1514)];
     assert_near(&run(&clock, &mut shares(1000, &alone), &alone, Duration::from_secs(1)), &[1000.0], "one alone");
-    // One that has stopped is forgotten after a moment, and has its share at once when it sends again.
+    // A port that has stopped is removed after a moment, and gets its share at once when it sends again.
     let two = [greedy(900, 10, 1514), greedy(0, 10, 1514)];
     let mut shares = shares(1000, &two);
     assert_near(&run(&clock, &mut shares, &two, Duration::from_secs(1)), &[950.0, 50.0], "both");
@@ -126,7 +126,7 @@ fn a_guarantee_or_a_weight_changes_while_ports_compete() {
     assert_near(&run(&clock, &mut shares, &senders, Duration::from_secs(1)), &[700.0, 300.0], "weighted");
 }
 
-/// What 300 ports send together is the uplink's rate, and whoever is guaranteed something has it.
+/// Checks that 300 ports together send at the uplink's rate, and that a guaranteed port gets its rate.
 #[test]
 fn many_ports_share_without_any_being_forgotten() {
     let clock = StoppedClock::new();

@@ -1,4 +1,4 @@
-//! Which port has an address in a VLAN.
+//! The owners of addresses in VLANs.
 
 use super::index::Key;
 use super::memory::Memory;
@@ -6,18 +6,18 @@ use super::port::{Entry, PortIndex};
 use super::vlan::{Outer, vlan_code};
 use crate::net_protocol::ethernet::Mac;
 
-/// How a port came by an address; what is first wins.
+/// The origin of a port's address; the first variant wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum How {
-    /// The host gave it.
+    /// Set by the host.
     Given,
-    /// It is the function's own, but its driver may have set it.
+    /// The function's own address, which its driver may have set.
     Current,
-    /// Its driver has added it.
+    /// Added by its driver.
     Further,
 }
 
-/// Of ports with many VLANs, the most that one address is looked for at. More of them are conflicts.
+/// Of ports with many VLANs, the most that are checked for one address. Further ones are conflicts.
 const MOST: usize = 16;
 
 /// A port's claim to an address. The smaller of two with one key wins.
@@ -32,7 +32,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// A new one.
+    /// A new claim.
     pub(super) fn of(key: Key, how: How, port: PortIndex) -> Self {
         Self { key, by_driver: how != How::Given, since: 0, further: how == How::Further, port }
     }
@@ -48,12 +48,12 @@ impl Claim {
 pub(super) struct AddressBook {
     /// Sorted by key. Of ports with the same port VLAN, one has an address; of those with many VLANs, a few.
     claims: Box<[Claim]>,
-    /// How many tables there were before.
+    /// The number of earlier tables.
     number: u64,
 }
 
 impl AddressBook {
-    /// Settles claims, and counts at the ports those that lost. What drivers had is what `memory` says, unless that is
+    /// Settles claims, and counts lost ones at their ports. The age of drivers' claims is from `memory`, unless that is
     /// empty.
     pub(super) fn new(
         mut claims: Vec<Claim>,
@@ -108,7 +108,7 @@ impl AddressBook {
         Some(first.port)
     }
 
-    /// The addresses that ports have by their drivers' wish, with the numbers of the tables that first had them.
+    /// The addresses that drivers have set, with the numbers of the tables that first had them.
     pub(super) fn of_drivers(&self) -> impl Iterator<Item = (PortIndex, Mac, u64)> {
         self.claims.iter().filter(|claim| claim.by_driver).map(|claim| (claim.port, claim.key.mac(), claim.since))
     }
@@ -118,13 +118,13 @@ impl AddressBook {
         self.claims.iter().skip(from).take_while(move |claim| claim.key == key)
     }
 
-    /// Since when the port has had it.
+    /// The table that first had the port's claim.
     fn since(&self, new: &Claim) -> Option<u64> {
         self.at(new.key).find(|claim| claim.port == new.port).map(|claim| claim.since)
     }
 }
 
-/// Those of the claims of ports with many VLANs to one address that may matter.
+/// The relevant claims of ports with many VLANs to one address.
 fn settle_many(claims: &[Claim], ports: &mut [Entry]) -> Vec<Claim> {
     let mut kept: Vec<Claim> = Vec::new();
     for claim in claims {

@@ -6,15 +6,15 @@ use super::ports::Ports;
 use super::vlan::{Outer, vlan_code};
 use crate::net_protocol::ethernet::Mac;
 
-/// Two indexes, each with ports that have many VLANs and those whose port VLAN it is.
+/// Two indexes, each with ports that have many VLANs, and those whose port VLAN is the frame's.
 const SLICES: usize = 4;
 
-/// Distinct open ports, in no particular order but for the uplink, which is first.
+/// Distinct open ports, in no particular order except that the uplink is first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Destinations<'t> {
     ports: &'t Ports,
     from: PortIndex,
-    /// Where a reflected frame came from.
+    /// The port that first sent a reflected frame.
     source: Option<PortIndex>,
     outer: Outer,
     uplink: Option<PortIndex>,
@@ -23,29 +23,29 @@ pub(crate) struct Destinations<'t> {
 }
 
 impl<'t> Destinations<'t> {
-    /// None, for a frame with this VLAN tag from the port `from`, which was first sent by the port `source`.
+    /// No ports, for a frame with this VLAN tag from the port `from`, which was first sent by the port `source`.
     pub(super) const fn new(ports: &'t Ports, from: PortIndex, source: Option<PortIndex>, outer: Outer) -> Self {
         Self { ports, from, source, outer, uplink: None, pf_only: false, slices: [&[]; SLICES] }
     }
 
-    /// With the uplink, unless it is closed or the sender.
+    /// Adds the uplink, unless it is closed or the sender.
     pub(super) fn and_uplink(mut self) -> Self {
         self.uplink = self.ports.uplink.filter(|uplink| *uplink != self.from && self.ports.is_open(*uplink));
         self
     }
 
-    /// Of the functions only the PF.
+    /// Restricts the functions to the PF.
     pub(super) fn of_pf(mut self) -> Self {
         self.pf_only = true;
         self
     }
 
-    /// With those of an index that are in the frame's VLAN.
+    /// Adds the ports of an index that are in the frame's VLAN.
     pub(super) fn with_all(self, index: &'t Index) -> Self {
         self.with(index, &[0; 6])
     }
 
-    /// With those of an index that are in the frame's VLAN and have this address.
+    /// Adds the ports of an index that are in the frame's VLAN and have this address.
     pub(super) fn with(mut self, index: &'t Index, mac: &Mac) -> Self {
         let vlan = vlan_code(self.outer);
         let own = if vlan == 0 { &[][..] } else { index.at(Key::of(mac, vlan)) };
@@ -55,17 +55,17 @@ impl<'t> Destinations<'t> {
         self
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub(super) fn is_empty(self) -> bool {
         { self }.next().is_none()
     }
 
-    /// Whether the uplink is one of them.
+    /// True if the uplink is one of them.
     pub(crate) const fn has_uplink(&self) -> bool {
         self.uplink.is_some()
     }
 
-    /// Whether the uplink, which has this number, is one of them.
+    /// True if the uplink, which has this number, is one of them.
     pub(crate) fn includes(&self, uplink: PortIndex) -> bool {
         self.uplink == Some(uplink)
     }

@@ -3,7 +3,7 @@
 use super::port::PortIndex;
 use crate::net_protocol::ethernet::Mac;
 
-/// An address and a VLAN, 48 and 16 bits. The VLAN of ports without a port VLAN is 0, whatever they have.
+/// An address and a VLAN, 48 and 16 bits. The VLAN is 0 for every port without a port VLAN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key(u64);
 
@@ -14,7 +14,7 @@ impl Key {
         Self(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
     }
 
-    /// Whoever is in the VLAN.
+    /// The key of all ports in the VLAN.
     pub(super) const fn anyone(vlan: u16) -> Self {
         Self::of(&[0; 6], vlan)
     }
@@ -30,13 +30,14 @@ impl Key {
         self.0 as u16
     }
 
-    /// The same address, of ports without a port VLAN.
+    /// The same address, for ports without a port VLAN.
     pub(super) const fn without_vlan(self) -> Self {
         Self(self.0 & !0xffff)
     }
 }
 
-/// Ports by address and VLAN. It is sorted and not hashed: guests choose addresses, and no choice makes it slow.
+/// Ports by address and VLAN. Sorted instead of hashed: guests choose addresses, and no choice makes a sorted index
+/// slow.
 #[derive(Debug)]
 pub(super) struct Index(Box<[(Key, PortIndex)]>);
 

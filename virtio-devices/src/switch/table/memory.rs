@@ -1,11 +1,11 @@
-//! The addresses that drivers had before their ports stopped for a while, so that a claim of before goes before others.
+//! The addresses that drivers had before their ports stopped for a while, so that earlier claims have precedence.
 
 use std::collections::BTreeMap;
 
 use super::port::PortIndex;
 use crate::net_protocol::ethernet::Mac;
 
-/// Addresses that ports had by their drivers' wish, and the number of the table that first had each.
+/// Addresses that drivers had set, and the number of the table that first had each.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Memory(BTreeMap<(PortIndex, Mac), u64>);
 
@@ -25,12 +25,12 @@ impl Memory {
         self.0.get(&(port, mac)).copied()
     }
 
-    /// The number that the next table has at least.
+    /// The least number of the next table.
     pub(super) fn next(&self) -> u64 {
         self.0.values().max().map_or(0, |last| last.wrapping_add(1))
     }
 
-    /// True if there is no address in it.
+    /// True if it has no address.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

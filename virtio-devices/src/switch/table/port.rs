@@ -1,4 +1,4 @@
-//! A port of the switch, as its table knows it.
+//! A port in a switch's table.
 
 use super::vlan::{Outer, outer, vlan_code};
 use crate::policy::{Head, Trunk};
@@ -6,10 +6,10 @@ use crate::policy::{Head, Trunk};
 /// The number of a port in its switch's table.
 pub(crate) type PortIndex = u16;
 
-/// What a port is of.
+/// The role of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// What is behind the switch.
+    /// The network behind the switch.
     Uplink,
     /// The PF.
     Pf,
@@ -24,10 +24,10 @@ pub(super) struct Entry {
     pub open: bool,
     pub isolated: bool,
     pub mirror: Option<PortIndex>,
-    /// Its port VLAN, or 0.
+    /// The port VLAN, or 0.
     pub vlan: u16,
     pub trunk: Option<Trunk>,
-    /// How often another's claim to an address went before one of its own.
+    /// The number of claims to an address that the port lost to another.
     pub conflicts: u32,
 }
 
@@ -41,22 +41,22 @@ impl Entry {
         }
     }
 
-    /// True if the port may have the frame that begins with `head`, which no policy checks on its way out.
+    /// True if the port may have the frame that begins with `head`, to which no egress policy applies.
     pub(super) fn sees(&self, head: &Head) -> bool {
         self.has(head.vlan()) && (head.is_clear() || self.has_all())
     }
 
-    /// Whether it has the VLAN of a port VLAN.
+    /// True if the port is in the VLAN of a port VLAN.
     pub(super) fn has_vlan(&self, vlan: u16) -> bool {
         self.has(outer(vlan))
     }
 
-    /// Whether the port has all VLANs.
+    /// True if the port has all VLANs.
     pub(super) const fn has_all(&self) -> bool {
         self.vlan == 0 && self.trunk.is_none()
     }
 
-    /// Whether there may be a frame that is in a VLAN of both, of ports without a port VLAN.
+    /// True if a frame can be in a VLAN of both ports, neither of which has a port VLAN.
     pub(super) fn meets(&self, other: &Self) -> bool {
         match (&self.trunk, &other.trunk) {
             (Some(one), Some(other)) => one.meets(other),

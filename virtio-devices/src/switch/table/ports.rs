@@ -1,13 +1,13 @@
-//! The ports of a switch, and which of them may exchange frames.
+//! The ports of a switch, and their isolation.
 
 use super::port::{Entry, PortIndex, Role};
 
 /// The ports of a switch.
 #[derive(Debug)]
 pub(super) struct Ports {
-    /// By number.
+    /// The ports by number.
     pub entries: Box<[Entry]>,
-    /// Which is the uplink.
+    /// The number of the uplink.
     pub uplink: Option<PortIndex>,
 }
 
@@ -16,12 +16,12 @@ impl Ports {
         self.entries.get(usize::from(port))
     }
 
-    /// Whether the port takes frames.
+    /// True if the port accepts frames.
     pub(super) fn is_open(&self, port: PortIndex) -> bool {
         self.get(port).is_some_and(|entry| entry.open)
     }
 
-    /// Whether frames may go from one to the other, or back: isolated functions reach uplink and PF only.
+    /// True if frames may pass between the two ports: isolated functions reach uplink and PF only.
     pub(super) fn may_meet(&self, one: PortIndex, other: PortIndex) -> bool {
         let (Some(a), Some(b)) = (self.get(one), self.get(other)) else { return false };
         !(a.isolated && b.role == Role::Vf || b.isolated && a.role == Role::Vf)

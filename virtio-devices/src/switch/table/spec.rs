@@ -1,4 +1,4 @@
-//! What a switch's table is made of.
+//! The input of a switch's table.
 
 use super::addresses::How;
 use super::port::{Entry, PortIndex, Role};
@@ -6,14 +6,14 @@ use super::vlan::vlan_code;
 use crate::net_protocol::ethernet::Mac;
 use crate::policy::Policy;
 
-/// What a table is made of.
+/// The input for a port of the table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PortSpec<'a> {
-    /// Whose it is.
+    /// The role of the port.
     pub role: Role,
-    /// Whether it takes frames: the function's driver runs, and its link is up.
+    /// True if it accepts frames: the function's driver runs, and its link is up.
     pub open: bool,
-    /// What the host has decided.
+    /// The host's policy.
     pub policy: &'a Policy,
     /// The function's address now.
     pub current: Mac,
@@ -21,15 +21,15 @@ pub(crate) struct PortSpec<'a> {
     pub unicast: &'a [Mac],
     /// The groups that the driver has joined, at most 64.
     pub multicast: &'a [Mac],
-    /// The driver wants every unicast frame: promiscuous mode, all-unicast mode, or more addresses than there is room
+    /// The driver accepts every unicast frame: promiscuous mode, all-unicast mode, or more addresses than there is room
     /// for.
     pub all_unicast: bool,
-    /// The driver wants the frames of every group: promiscuous mode, all-multicast mode, or more groups than there is
+    /// The driver accepts the frames of every group: promiscuous mode, all-multicast mode, or more groups than there is
     /// room for.
     pub all_multicast: bool,
-    /// It reaches uplink and PF only.
+    /// The port reaches uplink and PF only.
     pub isolated: bool,
-    /// The port that gets a copy of what it sends.
+    /// The port that gets a copy of the frames that this one sends.
     pub mirror: Option<PortIndex>,
 }
 
@@ -61,9 +61,8 @@ impl PortSpec<'_> {
         }
     }
 
-    /// The addresses that frames for the function have, and how it came by each. A driver that does not run has only
-    /// the function's own, and so has one that cannot change an address that the host gave: it could get frames that
-    /// are for others.
+    /// The addresses of the function, and the origin of each. A driver that does not run has only the function's own,
+    /// and so has one that cannot change an address of the host: it could get frames for others.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (Mac, How)> {
         let fixed = self.policy.fixed_address();
         let own = fixed.unwrap_or(self.current);
@@ -82,7 +81,7 @@ impl PortSpec<'_> {
         self.all_multicast && self.policy.trusted
     }
 
-    /// What the table keeps of it.
+    /// The entry in the table.
     pub(super) fn entry(&self) -> Entry {
         let Self { role, open, policy, isolated, mirror, .. } = *self;
         Entry { role, open, isolated, mirror, vlan: self.vlan_code(), trunk: policy.trunk.clone(), conflicts: 0 }

@@ -22,7 +22,7 @@ pub(super) const fn mac(port: PortIndex) -> Mac {
 pub(super) const FAR: Mac = [0x52, 0x54, 0, 0, 1, 0];
 pub(super) const GROUP: Mac = [0x33, 0x33, 0, 0, 0, 5];
 
-/// A port of `role` with the address of `port`, whose driver wants its own frames only.
+/// A port of `role` with the address of `port`, whose driver accepts its own frames only.
 pub(super) fn spec(role: Role, port: PortIndex, policy: &Policy) -> PortSpec<'_> {
     PortSpec { role, policy, current: mac(port), ..PortSpec::uplink(true) }
 }
@@ -38,7 +38,7 @@ pub(super) fn head(source: Mac, destination: Mac, tags: &[u16]) -> Head {
     Head::of(&bytes).unwrap()
 }
 
-/// Where a frame goes, in ascending order; or why nowhere.
+/// The destinations of a frame, in ascending order; or the reason why there are none.
 pub(super) fn route(table: &Table, from: PortIndex, head: &Head) -> Result<Vec<PortIndex>, Miss> {
     table.route(from, head).map(|route| match route {
         Route::One(port) => vec![port],

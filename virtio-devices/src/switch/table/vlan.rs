@@ -5,10 +5,10 @@ use crate::policy::VlanProtocol;
 /// The tag that puts a frame into a VLAN, without its priority.
 pub(super) type Outer = Option<(VlanProtocol, u16)>;
 
-/// What is added to the ID of a provider's VLAN.
+/// The offset of the ID of a provider's VLAN.
 const SERVICE: u16 = 0x1000;
 
-/// The VLAN of frames with this tag: 0 of those without one.
+/// The VLAN of frames with this tag: 0 for those without one.
 pub(super) const fn vlan_code(outer: Outer) -> u16 {
     match outer {
         None | Some((_, 0)) => 0,

@@ -1,5 +1,5 @@
-//! How many system calls a worker makes. What it reads and writes the kernel counts; beside that it makes one call for
-//! each turn of its loop, which waits.
+//! The number of system calls of a worker. The kernel counts its reads and writes; besides, it makes one waiting call
+//! for each turn of its loop.
 
 use std::fs;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::Counter;
 use crate::clock::testing::StoppedClock;
 use crate::switch::worker::SwitchWorker;
 
-/// What this thread has read and written, in calls.
+/// The number of reads and writes of this thread.
 fn transfers() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/io").unwrap();
     let count = |name| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse::<u64>().unwrap();
@@ -45,7 +45,7 @@ fn lan() -> (Lan, SwitchWorker) {
     (lan, worker)
 }
 
-/// The driver is to be interrupted when something arrives after what it has seen.
+/// Requests an interrupt for the next frame after those that the driver has seen.
 fn rearm(nic: &mut Nic, received: &mut u16) {
     let used = nic.rx.take_used().len();
     nic.provide(used as u64, 2048);
@@ -61,7 +61,7 @@ fn a_bulk_of_usual_frames_costs_at_most_2_calls_for_each_64() {
         lan.nics[1].tx.memory_write(at, &[&[0; 12], &frame(mac(1), mac(2), len)[..]].concat());
         let (mut sent, mut received, mut calls) = (0_u16, 0, 0);
         for _ in 0..300 {
-            // As Linux does: when three quarters of what is on its way was sent.
+            // As Linux does: when three quarters of the frames in flight were sent.
             let tx = &mut lan.nics[1].tx;
             let (done, interrupt) = (tx.take_used().len() as u16, sent.wrapping_add(192));
             (tx.outstanding()..usize::from(SIZE)).for_each(|_| _ = tx.add(&[(at, len as u32 + 12, 0)]));
@@ -80,8 +80,8 @@ fn a_bulk_of_usual_frames_costs_at_most_2_calls_for_each_64() {
     }
 }
 
-/// Of drivers that want an interrupt for each frame that was sent, as Linux's, and of others. The former look for
-/// themselves at the next occasion.
+/// Covers drivers that request an interrupt for each sent frame, as Linux does, and others. The former find sent frames
+/// by themselves at the next occasion.
 #[test]
 fn a_request_and_its_answer_cost_4_calls() {
     [true, false].into_iter().for_each(assert_that_a_request_and_its_answer_cost_4_calls);

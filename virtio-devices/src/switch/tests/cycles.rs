@@ -1,5 +1,4 @@
-//! Ports that are reset under load, again and again. What was sent to or by a port before its reset is not there after
-//! it.
+//! Ports that are reset under load, again and again. No frame to or from a port from before its reset exists after it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -8,7 +7,7 @@ use super::rig::*;
 use crate::net::testing::eventually;
 
 const CYCLES: u32 = 100;
-/// Where a frame says in which cycle it was made.
+/// The offset of the cycle in which a frame was built.
 const STAMP: std::ops::Range<usize> = 20..24;
 
 fn stamped(from: u16, to: u16, cycle: u32) -> Vec<u8> {
@@ -21,8 +20,8 @@ fn cycle_of(frame: &[u8]) -> u32 {
     u32::from_le_bytes(frame[STAMP].try_into().unwrap())
 }
 
-/// A sender that makes frames of the present cycle all the time, until `stop`. It publishes the last cycle of which it
-/// knows that all earlier frames of its were dealt with.
+/// Sends frames of the current cycle all the time, until `stop`. Publishes the last cycle before which all of its
+/// frames are known to be handled.
 fn flood(nic: &mut Nic, to: u16, cycle: &AtomicU32, past: &AtomicU32, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         let now = cycle.load(Ordering::Acquire);
@@ -64,7 +63,7 @@ fn no_frame_that_was_sent_to_a_port_before_its_reset_arrives_after_it() {
     }
 }
 
-/// Its ring is full when it is reset, of frames that wait for a receiver without buffers or for a turn.
+/// The ring is full at the reset, with frames that wait for a receiver without buffers or for a turn.
 #[test]
 fn no_frame_that_a_port_had_not_sent_at_its_reset_leaves_after_it() {
     for workers in [1, 2] {
@@ -78,7 +77,7 @@ fn no_frame_that_a_port_had_not_sent_at_its_reset_leaves_after_it() {
                 thread::yield_now();
             }
             sender.stop();
-            // Those that were sent have arrived; the ring with the others is no more.
+            // The sent frames have arrived; the ring with the others no longer exists.
             receiver.received().iter().for_each(|frame| assert_eq!(cycle_of(frame), cycle));
             sender.reset();
             sender.start(FEATURES);

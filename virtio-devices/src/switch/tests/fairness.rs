@@ -1,5 +1,5 @@
-//! What others keep of their share while a VF does its worst. Work is counted as ports are charged for it: the bytes of
-//! each copy, and a fixed cost of each frame and of each drop. So the figures are the same on every machine.
+//! The share that others keep while a VF does its worst. Work is counted as ports are charged for it: the bytes of each
+//! copy, and a fixed cost of each frame and of each drop. So the figures are the same on every machine.
 
 use std::time::Duration;
 
@@ -9,35 +9,35 @@ use crate::clock::testing::StoppedClock;
 use crate::net::testing::nonzero;
 use crate::switch::tx_batch::FRAME_COST;
 
-/// All sends are as long as usual frames.
+/// The length of every frame: that of usual frames.
 pub(super) const LEN: usize = 1514;
-/// Who sends to whom, beside the hostile port.
+/// The senders and receivers besides the hostile port.
 const HONEST: [(u16, u16); 2] = [(1, 2), (3, 4)];
 const HOSTILE: u16 = 5;
-/// Takes what the hostile port sends, and provides buffers.
+/// The port that takes the hostile port's frames, and provides buffers.
 const TAKER: u16 = 6;
-/// Provides no buffers.
+/// The port that provides no buffers.
 const DEAD: u16 = 7;
 const TURNS: u64 = 100;
 
-/// What the hostile port does.
+/// The behaviour of the hostile port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attack {
-    /// What the others do.
+    /// The same as that of the others.
     None,
-    /// Full rings, and frames for a port that takes none.
+    /// Full rings, and frames for a port that accepts none.
     FullRings,
     /// Broadcasts to all ports, which have buffers for them.
     Broadcasts,
-    /// Broadcasts to all ports, of which the honest receivers alone have buffers.
+    /// Broadcasts to all ports, of which only the honest receivers have buffers.
     BroadcastsWithoutBuffers,
-    /// Commands without end, each of which sets as many addresses as there may be, beside frames as the others'.
+    /// Endless commands that each set as many addresses as possible, besides frames like the others'.
     Commands,
     /// Frames whose source it changes all the time.
     Heads,
 }
 
-/// Frames of a port that always has some.
+/// Makes frames of a port available that always has some.
 pub(super) fn refill(lan: &mut Lan, from: u16, to: [u8; 6]) {
     let nic = &mut lan.nics[usize::from(from)];
     let at = nic.send_area();
@@ -47,7 +47,7 @@ pub(super) fn refill(lan: &mut Lan, from: u16, to: [u8; 6]) {
     nic.kick();
 }
 
-/// Buffers of a port that always has some.
+/// Makes buffers of a port available that always has some.
 pub(super) fn provide(lan: &mut Lan, port: u16) {
     let nic = &mut lan.nics[usize::from(port)];
     nic.rx.take_used();
@@ -55,7 +55,7 @@ pub(super) fn provide(lan: &mut Lan, port: u16) {
     nic.provide(missing as u64, 2048);
 }
 
-/// What the switch has done so far, as ports are charged for it.
+/// The work of the switch so far, as ports are charged for it.
 fn work(lan: &Lan) -> u64 {
     let of = |counter: Counter, count: u64| match counter {
         Counter::RxBytes => count,
@@ -67,14 +67,14 @@ fn work(lan: &Lan) -> u64 {
     lan.nics.iter().flat_map(|nic| nonzero(&nic.net.counters())).map(|(counter, count)| of(counter, count)).sum()
 }
 
-/// What honest ports have sent, and what it cost.
+/// The frames that honest ports have sent, and their cost.
 fn honest(lan: &Lan) -> [u64; 2] {
     let frames: u64 = HONEST.iter().map(|(from, _)| lan.count(*from, Counter::TxFrames)).sum();
     [frames, frames * (LEN + FRAME_COST) as u64]
 }
 
-/// Returns the frames that an honest port sends in a turn, what the honest ports keep of their share of the work in
-/// percent, and the commands that were carried out in a turn.
+/// Returns the frames that an honest port sends per turn, the honest ports' share of the work in percent, and the
+/// commands that were executed per turn.
 fn measure(attack: Attack) -> (f64, f64, f64) {
     let clock = StoppedClock::new();
     let ports = if attack == Attack::Broadcasts || attack == Attack::BroadcastsWithoutBuffers { 64 } else { 8 };
@@ -103,7 +103,7 @@ fn measure(attack: Attack) -> (f64, f64, f64) {
         }
         provide(lan, TAKER);
         worker.step(Some(Duration::ZERO));
-        // A frame that waits for its receiver is given up after a millisecond, of which a turn takes less.
+        // A frame that waits for its receiver is dropped after a millisecond, and a turn takes less.
         clock.advance(Duration::from_micros(100));
     };
     (0..20).for_each(|number| turn(&mut lan, number));
@@ -136,7 +136,7 @@ fn others_keep_at_least_80_percent_of_their_share_whatever_a_vf_does() {
     }
 }
 
-/// A sender that sends every other frame to a port whose rings are full, against one whose receivers all have buffers.
+/// Compares a sender that sends every other frame to a port without buffers with one whose receivers all have buffers.
 #[test]
 fn a_receiver_without_buffers_costs_a_third_port_less_than_5_percent() {
     let [with, without] = [DEAD, TAKER].map(|other| {

@@ -1,11 +1,11 @@
-//! Who of several drivers has an address, over a pause and in another process.
+//! The owner of an address among several drivers, over a pause and in another process.
 
 use super::rig::*;
 use crate::VirtioDevice;
 
 const SHARED: [u8; 6] = [0x52, 0x54, 0, 0, 9, 9];
 
-/// Four ports, of which the last but one had the shared address before the second: neither was given its own.
+/// Four ports. The third VF had the shared address before the first: neither got its own from the host.
 fn lan() -> Lan {
     let mut lan = Lan::running(&Config::closed(4));
     for port in [3, 1] {
@@ -28,7 +28,7 @@ fn the_first_driver_keeps_an_address_over_a_pause() {
     for _ in 0..3 {
         lan.nics[0].net.hold_frames(true);
         lan.nics.iter_mut().for_each(Nic::stop);
-        // As a worker does, or a change by the host.
+        // A worker does this, or a change by the host.
         lan.settle();
         lan.nics[0].net.hold_frames(true);
         lan.nics.iter_mut().for_each(|nic| nic.start(FEATURES));
@@ -65,7 +65,7 @@ fn the_first_driver_keeps_an_address_in_another_process() {
     }
     new.nics[0].net.hold_frames(false);
     assert_eq!(holders(&mut new), [3]);
-    // One that comes later is behind both.
+    // A later claim has the lowest precedence.
     new.nics[2].set_tables(&[SHARED], &[]);
     new.nics[3].set_tables(&[], &[]);
     new.settle();

@@ -1,4 +1,4 @@
-//! Drivers that write anything anywhere in their rings, and others beside them.
+//! Drivers that write anything anywhere in their rings, besides honest ones.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::switch::steps::SwitchSteps;
 use crate::{GuestMap, NetSpec, Policy, RateLimits, SharedQueue};
 
 const SIZE: u16 = 16;
-/// What the hostile drivers have: their rings and buffers.
+/// The memory of the hostile drivers: their rings and buffers.
 const HOSTILE: u64 = 64 << 10;
 /// The rings and buffers of the others begin here.
 const HONEST: u16 = 8;
@@ -46,7 +46,7 @@ fn hostile(base: u64) -> SharedQueue {
     Arc::new(Mutex::new(queue))
 }
 
-/// Something that a hostile driver writes.
+/// A write of a hostile driver.
 #[derive(Debug, Clone)]
 enum Write {
     /// A descriptor of a queue.
@@ -55,7 +55,7 @@ enum Write {
     Available { queue: u64, heads: Vec<u16>, more: u16 },
     /// Bytes anywhere.
     Bytes { at: u64, bytes: Vec<u8> },
-    /// A frame of another's or its own source, with a header, sent as drivers do, or nearly.
+    /// A frame with the source of its sender or another port, and a header, sent as drivers do, or nearly.
     Send { port: u64, at: u64, header: [u8; 12], from: u16, to: u16, len: u16, first: u16 },
     /// A buffer, provided as drivers do.
     Provide { port: u64, at: u64, len: u32 },
@@ -78,7 +78,7 @@ fn write() -> impl Strategy<Value = Write> {
     ]
 }
 
-/// A virtio header that asks for nothing, or for anything.
+/// A virtio header without offloads, or with any.
 fn header() -> impl Strategy<Value = [u8; 12]> {
     prop_oneof![Just([0; 12]), any::<[u8; 12]>(), Just([1, 1, 54, 0, 100, 0, 34, 0, 16, 0, 0, 0])]
 }
@@ -137,8 +137,8 @@ impl Write {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Two hostile ports and two honest ones. Whatever the hostile ones do, nothing panics; what arrives at an honest
-    /// port has a source that one of the others has; and they reach each other.
+    /// Two hostile ports and two honest ones. Whatever the hostile ones do, nothing panics, a frame that arrives at an
+    /// honest port has a source of one of the others, and the honest ports reach each other.
     #[test]
     fn whatever_drivers_write_others_get_no_spoofed_frame_and_go_on(
         features in prop_oneof![Just(FEATURES), Just(FEATURES | 1 << 29), Just(FEATURES | 0x7f << 7 | 3)],
@@ -163,7 +163,7 @@ proptest! {
             let sent = frame(mac(2), mac(3), 100);
             let data = [&[0; 12][..], &sent].concat();
             driver[1].send(buffer(0, 15), &data, &[12]);
-            // A hostile port may have filled the buffers first; so it has its turn, and then they are provided again.
+            // A hostile port may have filled the buffers first; so it gets its turn, and then they are provided again.
             let mut reached = false;
             for _ in 0..4 {
                 steps.step();

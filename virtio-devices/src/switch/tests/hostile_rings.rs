@@ -1,4 +1,4 @@
-//! Rings that are made to cost as much as they can, beside honest ports.
+//! Rings that are built for maximal cost, besides honest ports.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::net::testing::WRITE;
 use crate::switch::tx_batch::FRAME_COST;
 use crate::{Counter, Interrupts};
 
-/// The longest time for which anything is locked, in ns.
+/// The longest time for which a lock may be held, in ns.
 const LONGEST: u64 = 200_000;
 
 /// Flags of a descriptor.
@@ -27,13 +27,13 @@ const TAKER: u16 = 6;
 
 /// The descriptors before a chain's last: their number, and the bytes of each.
 type Shape = (u16, u32);
-/// As many as a chain can have, without a byte.
+/// The most descriptors of a chain, without a byte.
 const EMPTY: Shape = (1021, 0);
-/// One descriptor over more mappings of 4 KiB than a frame may have.
+/// A single descriptor over more mappings of 4 KiB than a frame may have.
 const PAGES: Shape = (0, 4 << 20);
 
-/// Writes a table of descriptors of this shape and one of `last` bytes, where the port's own frames do not lie. Returns
-/// the descriptor that refers to it.
+/// Writes a table of descriptors of this shape and one of `last` bytes, outside the port's own frames. Returns the
+/// descriptor that refers to it.
 fn table(nic: &Nic, (count, each): Shape, last: u32, flags: u16) -> (u64, u32, u16) {
     let (at, data) = (nic.send_area() + (1 << 20), nic.send_area() + (2 << 20));
     let last = if count == 0 { each } else { last };
@@ -44,22 +44,22 @@ fn table(nic: &Nic, (count, each): Shape, last: u32, flags: u16) -> (u64, u32, u
     (at, 16 * (u32::from(count) + 1), INDIRECT)
 }
 
-/// The attack of a hostile pair beside the ports 1 and 2.
+/// The attack of a hostile pair besides the ports 1 and 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attack {
-    /// What the others do.
+    /// The same as the others.
     None,
     /// A receiver's chains of 1,021 empty descriptors and one of 12 bytes, which are too short for a frame.
     Receive,
-    /// Such chains, with a reset of the driver whenever the switch has given the ring up.
+    /// Such chains, with a reset of the driver whenever the switch has given up the ring.
     ReceiveAndReset,
-    /// One chain of that kind more for each turn, so that the ring is never the same.
+    /// Another chain of that kind for each turn, so that the ring is never the same.
     ReceiveMore,
     /// A receiver's chains of as many descriptors, with room for a frame.
     ReceiveFrames,
     /// A receiver's chains that a device may not write to.
     ReceiveBad,
-    /// A receiver's chains of which the second is bad, so that long frames have no place.
+    /// A receiver's chains of which the second is bad, so that long frames do not fit.
     ReceiveTooShort,
     /// A sender's chains of as many descriptors, with a frame in the last.
     Transmit,
@@ -133,7 +133,7 @@ impl Attack {
         nic.kick();
     }
 
-    /// Does both, and provides for the honest pair.
+    /// Does both, and provides frames and buffers of the honest pair.
     fn prepare(self, lan: &mut Lan, shape: Shape) {
         refill(lan, 1, mac(2));
         provide(lan, 2);
@@ -142,8 +142,8 @@ impl Attack {
     }
 }
 
-/// Returns the honest pair's share of all work in percent, its frames in a turn, and the longest time in ns for which
-/// anything was locked.
+/// Returns the honest pair's share of all work in percent, its frames per turn, and the longest time in ns for which a
+/// lock was held.
 fn measure(attack: Attack) -> (f64, f64, u64) {
     const WARM: u64 = 20;
     const TURNS: u64 = 60;
@@ -153,7 +153,7 @@ fn measure(attack: Attack) -> (f64, f64, u64) {
     let mut all = 0;
     for turn in 0..WARM + TURNS {
         attack.prepare(&mut lan, EMPTY);
-        // What the test does is not counted.
+        // The test's own work is not counted.
         let before = (Effort::so_far(), frames(&lan, SENDER));
         worker.step(Some(Duration::ZERO));
         if turn >= WARM {
@@ -161,23 +161,23 @@ fn measure(attack: Attack) -> (f64, f64, u64) {
         }
         clock.advance(Duration::from_micros(100));
     }
-    // A ring that its driver has broken is that driver's alone.
+    // A broken ring affects only its own driver.
     let sent = lan.count(1, Counter::TxFrames);
     assert_eq!((lan.count(2, Counter::RxFrames), lan.nics[1].interrupts.needs_reset()), (sent, false), "{attack:?}");
     let taken = lan.nics[usize::from(SENDER)].tx.take_used().len() as u64;
     assert!(taken <= u64::from(SIZE) && !lan.nics[2].interrupts.needs_reset());
-    // Its frames are like each other: a read of the header and of the front, the same written, and two descriptors.
+    // The pair's frames cost the same: a read of the header and of the front, a write of both, and two descriptors.
     let sent = sent * TURNS / (WARM + TURNS);
     let own = price(sent) + sent * ((LEN + 12 + 22 + 12) as u64 / 2 + 2 * 25);
     (own as f64 * 100.0 / (all + price(sent)) as f64, sent as f64 / TURNS as f64, take_longest())
 }
 
-/// Returns the time, in ns, that so many frames take beside their bytes and descriptors.
+/// Returns the time, in ns, that this many frames take besides their bytes and descriptors.
 fn price(frames: u64) -> u64 {
     frames * FRAME_COST as u64 / 2
 }
 
-/// Returns the frames that a port has sent, or that were dropped because its chains are bad.
+/// Returns the number of frames that a port has sent, or that were dropped because its chains are bad.
 fn frames(lan: &Lan, port: u16) -> u64 {
     lan.count(port, Counter::TxFrames) + lan.count(port, Counter::TxBadChains)
 }
@@ -218,7 +218,7 @@ fn put_behind(lan: &mut Lan, step: u64) -> (Arc<Iommu>, Vec<Behind>) {
     (iommu, behind)
 }
 
-/// An unmap waits for passes, of which the longest is measured: its own function's, and those of senders to it.
+/// An unmap waits for passes, the longest of which is measured: its own function's, and those of senders to it.
 #[test]
 fn an_unmap_waits_for_a_bounded_amount_of_work() {
     for shape in [EMPTY, (1021, 1), (500, 1), (200, 1), PAGES] {

@@ -1,5 +1,5 @@
-//! Each thing that the host decides for a port, and what it does to frames: given at the start or while the driver
-//! runs, and after resets, which a function level reset, VF Enable and a restart of the guest come down to.
+//! Each setting of the host for a port, and its effect on frames: set at the start or while the driver runs, and after
+//! resets, which stand for a function level reset, VF Enable and a restart of the guest.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::switch::PortSettings;
 use crate::{Counter, NetSpec, Port, RateLimit, RateLimits};
 
-/// Behind the uplink.
+/// An address behind the uplink.
 const WORLD: [u8; 6] = [0x52, 0x54, 0, 0, 0x99, 1];
-/// An address that nobody was given.
+/// An address that no port was given.
 const STRANGER: [u8; 6] = [0x52, 0x54, 0, 0, 0x99, 2];
-/// Of the link layer discovery protocol.
+/// The group of the link layer discovery protocol.
 const BRIDGES: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 
-/// What is decided, and whether the frames of the port 1 show it.
+/// A setting, and a check that it affects the frames of port 1.
 struct Key {
     name: &'static str,
     set: fn(&mut NetSpec, &mut PortSettings),
@@ -105,7 +105,7 @@ const KEYS: [Key; 14] = [
             lan.nics[2].received() == [frame(mac(1), WORLD, 60)]
         },
     },
-    // What it does to frames is in `pressure.rs`.
+    // The effect on frames is tested in `pressure.rs`.
     Key {
         name: "weight",
         set: |_, settings| settings.weight = 1,
@@ -117,14 +117,14 @@ fn vlan(spec: &mut NetSpec, priority: u8, protocol: VlanProtocol) {
     spec.policy.port_vlan = Some(PortVlan { id: 5, priority, protocol });
 }
 
-/// What follows the addresses of a frame that the uplink gets.
+/// The bytes after the addresses of a frame that the uplink gets.
 fn tag(lan: &mut Lan) -> [u8; 4] {
     lan.at_uplink();
     lan.nics[1].send(&frame(mac(1), WORLD, 60));
     lan.at_uplink().first().map_or([0; 4], |frame| frame[12..16].try_into().unwrap())
 }
 
-/// Whether a frame is dropped, for this reason. Otherwise, it goes to the uplink or to the port 2.
+/// True if a frame is dropped for this reason. Otherwise, it goes to the uplink or to port 2.
 fn counts(lan: &mut Lan, reason: Counter, frame: &[u8]) -> bool {
     lan.at_uplink();
     lan.nics[2].received();
@@ -135,7 +135,7 @@ fn counts(lan: &mut Lan, reason: Counter, frame: &[u8]) -> bool {
     dropped
 }
 
-/// Whether the port's frames wait when it has sent much.
+/// True if the port's frames wait when it has sent much.
 fn waits(lan: &mut Lan) -> bool {
     let before = lan.count(1, Counter::TxRateWaits);
     lan.nics[1].net.use_up(600_000);
@@ -143,7 +143,7 @@ fn waits(lan: &mut Lan) -> bool {
     lan.count(1, Counter::TxRateWaits) > before
 }
 
-/// Three functions, the VFs of which may do anything unless `set` says more of the first.
+/// Three functions. The VFs are unrestricted, except for the settings of the first by `set`.
 fn lan(set: fn(&mut NetSpec, &mut PortSettings)) -> Lan {
     let mut settings = PortSettings::default();
     let mut lan = Lan::of(&Config::open(3), |port, spec| {
@@ -165,7 +165,7 @@ fn start(lan: &mut Lan, port: usize) {
     lan.settle();
 }
 
-/// Changes what the running port 1 may do.
+/// Changes the settings of the running port 1.
 fn change(lan: &mut Lan, set: fn(&mut NetSpec, &mut PortSettings)) {
     let mut spec = crate::net::testing::spec(1, SIZE);
     let mut settings = PortSettings::default();

@@ -5,7 +5,7 @@ use crate::net::testing::eventually;
 use crate::switch::PortSettings;
 use crate::{Counter, Port, VirtioDevice};
 
-/// Reads the configuration as a driver does.
+/// Reads the link status from the configuration as a driver does.
 fn status(nic: &Nic) -> u8 {
     let mut status = [0];
     nic.net.config_read(6, &mut status);
@@ -32,7 +32,7 @@ fn links_follow_an_uplink_that_is_gone_unless_they_are_to_be_up() {
     eventually("the driver to be told", || lan.nics[1].interrupts.take_isr() & 2 != 0);
     assert_ne!(lan.nics[1].net.config_generation(), generation);
     assert_eq!([0, 1, 2, 3].map(|port| status(&lan.nics[port])), [0, 0, 1, 1]);
-    // Those that are up reach each other, and nobody else.
+    // Ports with the link up reach each other, and no others.
     lan.nics[2].send(&frame(mac(2), mac(3), 64));
     lan.nics[2].send(&frame(mac(2), mac(1), 64));
     assert_eq!((lan.nics[3].received().len(), lan.nics[1].received().len()), (1, 0));
@@ -40,7 +40,7 @@ fn links_follow_an_uplink_that_is_gone_unless_they_are_to_be_up() {
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert_eq!((lan.nics[2].received().len(), lan.count(1, Counter::TxLinkDown)), (0, 1));
 
-    // What the host wants is not forgotten, and a reset of the driver changes nothing.
+    // The host's setting is kept, and a reset of the driver changes nothing.
     lan.nics[1].net.set_link(false).wait().unwrap();
     lan.switch.set_port(1, always_up()).wait().unwrap();
     assert!(!lan.nics[1].net.link_up());

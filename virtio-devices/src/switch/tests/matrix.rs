@@ -1,4 +1,4 @@
-//! Who reaches whom.
+//! Reachability between ports.
 
 use super::rig::*;
 use crate::switch::{PortSettings, SwitchMode};
@@ -16,11 +16,11 @@ const MEMBER: u16 = 2;
 enum Kind {
     Veb,
     Vepa,
-    /// VEB, where the VFs 1 and 2 are isolated.
+    /// VEB, with the VFs 1 and 2 isolated.
     Isolated,
 }
 
-/// The rules of a switch, in another form: whether a frame from one port for `to` arrives at another.
+/// The rules of a switch in another form: true if a frame from one port for `to` arrives at another.
 fn arrives(kind: Kind, from: u16, at: u16, to: [u8; 6]) -> bool {
     let is_vf = |port| (1..PORTS).contains(&port);
     let isolated = |port: u16| kind == Kind::Isolated && (port == 1 || port == 2);
@@ -135,7 +135,7 @@ fn a_copy_of_what_passes_its_policy_goes_to_the_mirror() {
     lan.switch.set_port(1, PortSettings { mirror: Some(3), ..PortSettings::default() }).wait().unwrap();
     let sent = frame(mac(1), mac(2), 100);
     lan.nics[1].send(&sent);
-    // What goes nowhere is copied; what its policy drops is not.
+    // A frame without a route is copied; one that its policy drops is not.
     let own = frame(mac(1), mac(1), 100);
     lan.nics[1].send(&own);
     lan.nics[1].send(&frame(mac(2), mac(2), 100));

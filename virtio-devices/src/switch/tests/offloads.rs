@@ -1,4 +1,4 @@
-//! Frames that their sender left work on.
+//! Frames with offloads left to the switch.
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_MRG_RXBUF,
@@ -24,7 +24,7 @@ fn fold(mut sum: u32) -> u16 {
     sum as u16
 }
 
-/// A TCP segment over IPv4 without its checksum, and the virtio header that says so.
+/// A TCP segment over IPv4 without its checksum, and the matching virtio header.
 fn segment(data: usize) -> (Vec<u8>, Vec<u8>) {
     let mut frame = frame(mac(1), mac(2), 54 + data);
     let len = (40 + data) as u16;
@@ -121,7 +121,7 @@ fn a_tag_on_one_side_moves_what_the_header_points_to() {
     assert!(untagged[..10] == header[..10] && untagged[12..] == frame);
 }
 
-/// Sends segments of `size` bytes, 65,000 of them in a frame.
+/// Sends segments of `size` bytes, 65,000 bytes in a frame.
 fn send_segments_of(lan: &mut Lan, size: u16) {
     let (mut header, frame) = segment(65_000);
     header[4..6].copy_from_slice(&size.to_le_bytes());
@@ -155,7 +155,7 @@ fn short_segments_break_no_receiver_with_long_chains() {
     assert_eq!(lan.nics[2].rx.take_used().len(), 1);
 }
 
-/// The receiver pays for them by its limit, if it has one.
+/// If the receiver has a limit, its packets count there.
 #[test]
 fn a_frame_of_more_than_512_packets_is_its_senders_fault() {
     let mut lan = lan(TAKES);

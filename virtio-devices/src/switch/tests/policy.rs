@@ -1,4 +1,4 @@
-//! What of a port's frames its policy lets through, and that what was checked is what arrives.
+//! The policy of a port's frames, and the equality of the checked and the delivered frame.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ fn a_spoofed_frame_reaches_nobody_and_is_counted() {
     lan.nics[1].send(&frame(mac(1), [0x01, 0x80, 0xc2, 0, 0, 0], 64));
     assert_eq!((lan.count(1, Counter::TxSpoofedMac), lan.count(1, Counter::TxReservedGroup)), (6, 1));
     assert!(lan.at_uplink().is_empty() && lan.nics.iter_mut().all(|nic| nic.received().is_empty()));
-    // A group as source is nobody's, whoever is trusted.
+    // A group is not a valid source, even with trust.
     lan.nics[0].send(&frame(group, BROADCAST, 64));
     assert_eq!(lan.count(0, Counter::TxSpoofedMac), 1);
 }
@@ -68,7 +68,7 @@ fn ports_with_port_vlans_are_apart_and_the_uplink_sees_the_tags() {
     }
 }
 
-/// Linux takes a priority tag off and goes by the next.
+/// Linux removes a priority tag and uses the next one.
 #[test]
 fn a_vlan_behind_a_priority_tag_is_the_frames_vlan() {
     let trunk = |id| {
@@ -184,7 +184,7 @@ fn a_large_packet_counts_as_its_segments() {
     assert_eq!(lan.count(1, Counter::StormDropped), 2);
 }
 
-/// A mirror's copy and the copies of a long frame end a batch; the frame is looked at again in the next.
+/// A mirror's copy and the copies of a long frame end a batch; the frame is inspected again in the next.
 #[test]
 fn a_frame_that_is_divided_over_batches_counts_once_for_storms() {
     let (mut lan, mut worker) = Lan::stepped(4);
@@ -252,7 +252,7 @@ fn frames_for_the_world_are_no_storm_also_if_the_pf_hears_them() {
     assert_eq!((lan.at_uplink().len(), lan.nics[0].received().len()), (4, 4));
 }
 
-/// As the MAC address of a gateway, which others send to.
+/// The claimed address is like the MAC address of a gateway, which others send to.
 #[test]
 fn a_vf_that_is_given_an_address_gets_no_frames_for_others_that_its_driver_claims() {
     let mut lan = Lan::running(&Config::open(4));
@@ -264,7 +264,7 @@ fn a_vf_that_is_given_an_address_gets_no_frames_for_others_that_its_driver_claim
     lan.settle();
     lan.nics[2].send(&frame(mac(2), gateway, 64));
     assert_eq!((lan.nics[1].received().len(), lan.at_uplink().len()), (0, 1));
-    // With trust it has them, as without an address of the host's.
+    // With trust it gets them, as without an address of the host.
     lan.nics[1].set_policy(Policy { trusted: true, ..untrusted() });
     lan.settle();
     lan.nics[2].send(&frame(mac(2), gateway, 64));
@@ -281,7 +281,7 @@ fn an_address_of_two_ports_is_the_one_that_the_host_gave() {
     lan.nics[0].send(&frame(mac(0), mac(2), 64));
     assert_eq!((lan.nics[2].received().len(), lan.nics[3].received().len()), (1, 0));
     assert_eq!((lan.count(2, Counter::MacConflicts), lan.count(3, Counter::MacConflicts)), (0, 1));
-    // Its own is refused where the host has given another.
+    // Its own is refused if the host has set another.
     lan.nics[3].set_policy(Policy { address: Some(mac(3)), ..untrusted() });
     assert_eq!(lan.nics[3].command(&[&[1, 1][..], &mac(7)].concat()), 1);
     assert_eq!(lan.nics[3].command(&[&[1, 1][..], &mac(3)].concat()), 0);
@@ -326,7 +326,7 @@ fn what_was_checked_is_what_arrives_whatever_the_guest_writes_meanwhile() {
             for nic in [2, 3] {
                 for got in lan.nics[nic].received() {
                     assert_eq!(got[6..12], mac(1), "a source that was not checked");
-                    // Another destination than the one that was looked up shows in the wrong place.
+                    // Another destination than the one that was looked up would show at the wrong port.
                     assert!(got[..6] != mac(if nic == 2 { 3 } else { 2 }), "a destination that was not looked up");
                     arrived += 1;
                 }

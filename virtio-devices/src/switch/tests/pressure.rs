@@ -11,7 +11,7 @@ use crate::{Counter, Port};
 #[test]
 fn a_frame_waits_for_buffers_that_come_soon() {
     let (mut lan, mut worker) = Lan::stepped(3);
-    // It waits a millisecond, and so may be lost on a machine that is busy.
+    // The frame waits a millisecond, and so may be lost on a busy machine.
     eventually("a frame that has waited", || {
         lan.nics[1].queue(&frame(mac(1), mac(2), 64));
         lan.nics[1].kick();
@@ -24,7 +24,7 @@ fn a_frame_waits_for_buffers_that_come_soon() {
         if waits && arrived == 1 {
             return true;
         }
-        // Once it was given up, it needs more than one buffer to be waited for again.
+        // Once it was given up, it needs more than one buffer before frames wait for it again.
         lan.nics[2].provide(40, 2048);
         for _ in 0..40 {
             lan.nics[1].queue(&frame(mac(1), mac(2), 64));
@@ -57,7 +57,7 @@ fn a_receiver_without_buffers_costs_its_sender_a_millisecond_once() {
     assert_eq!(lan.nics[3].received().len(), 1);
 }
 
-/// A receiver that provides one buffer at a time cannot hold up its senders again and again.
+/// A receiver that provides one buffer at a time cannot delay its senders again and again.
 #[test]
 fn a_receiver_with_few_buffers_is_not_waited_for() {
     let clock = StoppedClock::new();
@@ -85,7 +85,7 @@ fn a_receiver_with_few_buffers_is_not_waited_for() {
     assert_eq!(step(&mut lan), 2, "all of its time for this second has gone");
     lan.nics[3].provide(31, 2048);
     (0..32).for_each(|_| assert_eq!(step(&mut lan), 2));
-    // Its ring may be too small for more: 31 buffers at once are too few to be waited for in the same second.
+    // Its ring may be too small for more: 31 buffers at once are too few for a wait in the same second.
     clock.advance(Duration::from_secs(1));
     assert_eq!(step(&mut lan), 0, "it is waited for again");
     clock.advance(Duration::from_millis(2));
@@ -112,7 +112,7 @@ fn a_wait_that_ended_with_its_sender_is_none_of_the_next() {
     assert_eq!(send(&mut lan, 2), 2);
 }
 
-/// Of 16 invalid buffers for one frame nothing follows for the next.
+/// The 16 invalid buffers of one frame do not affect the next.
 #[test]
 fn buffers_behind_many_bad_ones_are_found_by_the_next_frame() {
     let (mut lan, mut worker) = Lan::stepped(3);
@@ -153,7 +153,7 @@ fn a_trickle_of_buffers_is_waited_for_a_millisecond_a_second() {
     assert_eq!((waits, given, lan.count(2, Counter::RxFrames)), (2, 400, 200));
 }
 
-/// A frame for many costs more than a batch may. It goes on where it was, and each receiver has it once.
+/// A frame for many ports costs more than a batch may. It continues in the next, and each receiver gets it once.
 #[test]
 fn a_flood_of_a_long_frame_is_divided_and_reaches_all_once() {
     const PORTS: u16 = 16;
@@ -204,13 +204,13 @@ fn what_goes_to_many_waits_for_nobody() {
     assert_eq!((lan.nics[2].received().len(), lan.count(3, Counter::RxNoBuffers)), (10, 10));
 }
 
-/// How many frames two ports with these weights send of 128 each, when they have one turn each. Those of the first go
-/// to `to`.
+/// The number of frames, of 128 each, that two ports with these weights send in one turn each. Those of the first go to
+/// `to`.
 fn competing(weights: [u8; 2], to: [u8; 6]) -> [usize; 2] {
     mirrored_competing(weights, to, None)
 }
 
-/// The same. Copies of the frames of the first go to the port `mirror`.
+/// The same, with copies of the frames of the first for the port `mirror`.
 fn mirrored_competing(weights: [u8; 2], to: [u8; 6], mirror: Option<u16>) -> [usize; 2] {
     let (mut lan, mut worker) = Lan::stepped(4);
     lan.nics.iter_mut().for_each(|nic| nic.provide(200, 2048));
@@ -241,7 +241,7 @@ fn ports_that_compete_send_by_their_weights() {
 #[test]
 fn a_frame_costs_its_sender_as_much_as_it_has_receivers() {
     let [one, other] = competing([10, 10], BROADCAST);
-    // It has three.
+    // The frame has three copies.
     assert!((one * 3).abs_diff(other) <= 3, "{one} {other}");
 }
 
@@ -256,8 +256,8 @@ fn a_rate_limit_holds_back_and_loses_nothing() {
     let mut lan = Lan::running(&Config::closed(3));
     let policy = crate::Policy { max_tx_rate: std::num::NonZeroU32::new(10), ..untrusted() };
     lan.nics[1].set_policy(policy);
-    // The bucket holds 131,094 bytes. What is owed beyond is 160 ms, however slow the machine is, and 16 times 10
-    // frames are 187 ms.
+    // The bucket holds 131,094 bytes. The debt beyond is 160 ms, however slow the machine is, and 16 times 10 frames
+    // are 187 ms.
     let (began, mut got) = (Instant::now(), 0);
     lan.nics[1].net.use_up(331_094);
     for _ in 0..16 {

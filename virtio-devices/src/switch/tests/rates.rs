@@ -11,14 +11,14 @@ use crate::net::testing::nonzero;
 use crate::policy::Policy;
 use crate::{Counter, clock};
 
-/// How late a worker comes back from a wait.
+/// The delay of a worker after a wait.
 const LATE: Duration = Duration::from_micros(60);
 /// More than any bucket holds.
 const MORE: usize = 13_000_000;
-/// How many chains are on their way in each queue.
+/// The number of chains that are kept available in each queue.
 const AHEAD: usize = 200;
 
-/// What is counted without a loss.
+/// The counters that do not count a loss.
 const HARMLESS: [Counter; 7] = [
     Counter::RxFrames,
     Counter::RxBytes,
@@ -29,8 +29,8 @@ const HARMLESS: [Counter; 7] = [
     Counter::TxRateWaits,
 ];
 
-/// A port that always has frames of `len` bytes in each of its `pairs` queues, may send `mbits` Mbit/s, and sends at
-/// least `count`. Returns what it sent a second, in bytes.
+/// Returns the bytes per second of a port that always has frames of `len` bytes in each of its `pairs` queues, may send
+/// `mbits` Mbit/s, and sends at least `count`.
 fn sent_a_second(mbits: u32, len: usize, pairs: u16, count: u64) -> f64 {
     let clock = StoppedClock::new();
     let (mut lan, mut worker) = Lan::stepped_with(3, pairs, FEATURES | 1 << VIRTIO_NET_F_MQ);
@@ -55,10 +55,10 @@ fn sent_a_second(mbits: u32, len: usize, pairs: u16, count: u64) -> f64 {
         if std::mem::replace(&mut waits, lan.count(1, Counter::TxRateWaits)) == lan.count(1, Counter::TxRateWaits) {
             continue;
         }
-        // Now it has sent all that it may, and has more.
+        // Now it has sent all that its limit allows, and has more.
         let wait = worker.timeout(None).unwrap();
         let sent = lan.count(2, Counter::RxBytes);
-        // Before its first frame, it makes up for what was used up.
+        // Before its first frame, it pays off its debt.
         if sent > 0 && first.is_none() {
             first = Some((clock::now(), sent));
         }
@@ -73,7 +73,7 @@ fn sent_a_second(mbits: u32, len: usize, pairs: u16, count: u64) -> f64 {
             let nic = &mut lan.nics[1];
             given += nic.tx.take_used().len();
             given += nic.further.iter_mut().map(|[_, transmit]| transmit.take_used().len()).sum::<usize>();
-            // What the limit holds back is still in its rings, and all else has arrived.
+            // Frames over the limit are still in its rings, and all others have arrived.
             assert_eq!(lan.count(2, Counter::RxFrames), given as u64);
             return (sent - before) as f64 / (clock::now() - since).as_secs_f64();
         }

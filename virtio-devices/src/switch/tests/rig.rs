@@ -1,4 +1,4 @@
-//! Ports whose drivers' sides are here.
+//! Ports with the driver side in this process.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -25,19 +25,19 @@ use crate::{
 
 /// The size of all queues.
 pub(super) const SIZE: u16 = 256;
-/// Where the rings of a port begin, in rings of a [`DriverQueue`]: one has nine at most.
+/// The offset of a port's rings, in rings of a [`DriverQueue`]: a port has at most nine.
 const RINGS: u16 = 10;
-/// Its control queue, whatever comes before it.
+/// The control queue, at a fixed index.
 const CONTROL: u16 = 8;
-/// Where what ports send and receive begins.
+/// The start of the area for sent and received frames.
 const FRAMES: u64 = 64 << 20;
-/// What of guest memory a port has there.
+/// The size of a port's part of it.
 const AREA: u64 = 8 << 20;
-/// Where in it frames are written that it sends, and buffers lie that it provides.
+/// The offsets in it of sent frames, and of receive buffers.
 const TO_SEND: u64 = 0;
 const TO_RECEIVE: u64 = 4 << 20;
 
-/// What drivers negotiate.
+/// The features that drivers negotiate.
 pub(super) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
     | 1 << VIRTIO_NET_F_CTRL_VQ
     | 1 << VIRTIO_NET_F_CTRL_RX
@@ -60,7 +60,7 @@ pub(super) fn frame(from: [u8; 6], to: [u8; 6], len: usize) -> Vec<u8> {
     frame
 }
 
-/// What a VF may do unless the test says more.
+/// The policy of a VF, unless the test sets another.
 pub(super) fn untrusted() -> Policy {
     Policy { trusted: false, spoof_check: true, ..Policy::default() }
 }
@@ -79,7 +79,7 @@ pub(super) struct Config {
     pub ports: u16,
     pub workers: u16,
     pub uplink: bool,
-    /// Of the VFs; a PF has one.
+    /// The pairs of each VF; a PF has one.
     pub pairs: u16,
 }
 
@@ -94,12 +94,12 @@ impl Config {
 }
 
 impl Lan {
-    /// A PF that is trusted, and VFs that are not. No driver runs.
+    /// A trusted PF, and untrusted VFs. No driver runs.
     pub(super) fn new(config: &Config) -> Self {
         Self::of(config, |_, _| {})
     }
 
-    /// The same with NICs that `change` makes others, by their ports.
+    /// The same, with NICs changed by `change`, by port.
     pub(super) fn of(config: &Config, change: impl FnMut(u16, &mut NetSpec)) -> Self {
         let (near, far) = sockets();
         let &Config { id, mode, ports, workers, uplink, pairs } = config;
@@ -110,17 +110,17 @@ impl Lan {
         Self { nics: Self::nics(&switch, ports, pairs, change), switch, peer }
     }
 
-    /// A closed switch whose worker's work the test does. All drivers run, without buffers.
+    /// A closed switch without threads: the test does its worker's work. All drivers run, without buffers.
     pub(super) fn stepped(ports: u16) -> (Self, SwitchWorker) {
         Self::stepped_with(ports, 1, FEATURES)
     }
 
-    /// The same with VFs of so many pairs of queues, and drivers that have negotiated `features`.
+    /// The same, with VFs of `pairs` pairs of queues, and drivers that have negotiated `features`.
     pub(super) fn stepped_with(ports: u16, pairs: u16, features: u64) -> (Self, SwitchWorker) {
         Self::stepped_over(None, None, ports, pairs, features)
     }
 
-    /// The same with an uplink of so many Mbit/s that only takes frames.
+    /// The same, with an uplink of this rate in Mbit/s that only takes frames.
     pub(super) fn stepped_at(ports: u16, uplink_rate: Option<NonZeroU32>) -> (Self, SwitchWorker) {
         Self::stepped_over(Some(sockets()), uplink_rate, ports, 1, FEATURES)
     }
@@ -151,7 +151,7 @@ impl Lan {
         (0..ports).map(|port| Nic::new(port, pairs(port), switch, &memory, |spec| change(port, spec))).collect()
     }
 
-    /// With drivers that have negotiated [`FEATURES`], buffers in all receive queues, and no promiscuous PF.
+    /// Drivers that have negotiated [`FEATURES`], buffers in all receive queues, and no promiscuous PF.
     pub(super) fn running(config: &Config) -> Self {
         let mut lan = Self::new(config);
         for nic in &mut lan.nics {
@@ -163,7 +163,7 @@ impl Lan {
         lan
     }
 
-    /// Waits until the table is what the ports are.
+    /// Waits until the table matches the ports.
     pub(super) fn settle(&self) {
         self.switch.set_port(0, PortSettings::default()).wait().unwrap();
     }
@@ -177,15 +177,15 @@ impl Lan {
         eventually("a frame from the uplink", || seen() > before);
     }
 
-    /// What the uplink has got since the last call, without headers.
+    /// The frames at the uplink since the last call, without headers.
     pub(super) fn at_uplink(&self) -> Vec<Vec<u8>> {
         let Some(peer) = &self.peer else { return Vec::new() };
         std::iter::from_fn(|| crate::net::testing::receive(peer)).map(|data| data[12..].to_vec()).collect()
     }
 
     pub(super) fn count(&self, port: u16, counter: Counter) -> u64 {
-        // A worker gives frames back, and then adds up what it has counted for their sender and receivers. A test may
-        // hold the lock of a port itself.
+        // A worker returns frames, and then adds its counts for their sender and receivers. A test may hold the lock of
+        // a port itself.
         for sender in 0..self.nics.len() as u16 {
             if let Some(open) = self.switch.0.hub().open_port(sender) {
                 drop(open.tx.try_lock_for(Duration::from_secs(1)));
@@ -200,16 +200,16 @@ pub(super) struct Nic {
     pub net: Net,
     pub rx: DriverQueue,
     pub tx: DriverQueue,
-    /// Those of further pairs.
+    /// The queues of further pairs.
     pub further: Vec<[DriverQueue; 2]>,
     control: DriverQueue,
     pub interrupts: Arc<Interrupts>,
     pub workers: Vec<Worker>,
     memory: GuestMap,
-    /// What it is behind, from its next start on.
+    /// The IOMMU of the port, from its next start on.
     pub iommu: Option<Arc<dyn Translate>>,
     port: u16,
-    /// Where the buffers lie, by the heads of their chains.
+    /// The addresses of the buffers, by the heads of their chains.
     buffers: HashMap<u32, u64>,
     provided: u64,
     sent: u64,
@@ -262,12 +262,12 @@ impl Nic {
         &self.memory
     }
 
-    /// Where the first of the frames that it sends is, with its header.
+    /// The address of its first sent frame, with the header.
     pub(super) fn send_area(&self) -> u64 {
         self.area() + TO_SEND
     }
 
-    /// Makes what is there available once more.
+    /// Makes the frame there available once more.
     pub(super) fn queue_again(&mut self, len: u32) {
         self.tx.add(&[(self.send_area(), len, 0)]);
     }
@@ -342,12 +342,12 @@ impl Nic {
         self.buffers.values().for_each(|at| self.rx.memory_write(*at, &[0xaa; 64]));
     }
 
-    /// Whether nobody has written to them since.
+    /// True if no frame was written to them since.
     pub(super) fn is_wiped(&self) -> bool {
         self.buffers.values().all(|at| self.rx.bytes(*at, 64) == [0xaa; 64])
     }
 
-    /// What has arrived since the last call: frames with their headers, each of them from one or more buffers.
+    /// The frames since the last call, with their headers, each from one or more buffers.
     pub(super) fn received_raw(&mut self) -> Vec<Vec<u8>> {
         let mut used = self.rx.take_used().into_iter();
         let mut frames = Vec::new();
@@ -366,7 +366,7 @@ impl Nic {
         frames
     }
 
-    /// What has arrived since the last call, without headers. As many buffers are provided again.
+    /// The frames since the last call, without headers. Provides as many buffers again.
     pub(super) fn received(&mut self) -> Vec<Vec<u8>> {
         let frames: Vec<_> = self.received_raw().into_iter().map(|frame| frame[12..].to_vec()).collect();
         self.provide(frames.len() as u64, 2048);
@@ -380,12 +380,12 @@ impl Nic {
         self.tx.send(at, data, pieces);
     }
 
-    /// The same, with a header that asks for nothing.
+    /// The same, with a header without offloads.
     pub(super) fn queue(&mut self, frame: &[u8]) {
         self.queue_raw(&[&[0; 12], frame].concat(), &[12]);
     }
 
-    /// Waits until so many frames have been dealt with.
+    /// Waits until this many frames have been handled.
     pub(super) fn wait_sent(&mut self, count: usize) {
         let mut done = 0;
         let tx = &mut self.tx;
@@ -395,14 +395,14 @@ impl Nic {
         });
     }
 
-    /// Sends a frame, and waits until it has been dealt with: until it is where it goes.
+    /// Sends a frame, and waits until it has been handled and delivered.
     pub(super) fn send(&mut self, frame: &[u8]) {
         self.queue(frame);
         self.kick();
         self.wait_sent(1);
     }
 
-    /// A command, and its answer.
+    /// Sends a command, and returns its answer.
     pub(super) fn command(&mut self, command: &[u8]) -> u8 {
         let at = self.area() + AREA - (1 << 16);
         self.control.write(at - 1, [0xee]);
@@ -419,7 +419,7 @@ impl Nic {
         assert_eq!(self.command(&command), 0);
     }
 
-    /// The driver's tables.
+    /// Sets the driver's tables.
     pub(super) fn set_tables(&mut self, unicast: &[[u8; 6]], multicast: &[[u8; 6]]) {
         let mut command = vec![VIRTIO_NET_CTRL_MAC as u8, VIRTIO_NET_CTRL_MAC_TABLE_SET as u8];
         for table in [unicast, multicast] {
@@ -429,7 +429,8 @@ impl Nic {
         assert_eq!(self.command(&command), 0);
     }
 
-    /// Commands that set its table of addresses, as many as the control queue takes, without waiting for an answer.
+    /// Queues commands that set its table of addresses, as many as the control queue has room for, without waiting for
+    /// an answer.
     pub(super) fn queue_tables(&mut self, unicast: &[[u8; 6]]) {
         let at = self.area() + AREA - (1 << 16);
         let class = [VIRTIO_NET_CTRL_MAC as u8, VIRTIO_NET_CTRL_MAC_TABLE_SET as u8];

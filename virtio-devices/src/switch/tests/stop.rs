@@ -52,7 +52,7 @@ fn nothing_is_written_to_a_port_after_it_has_stopped_whoever_sends() {
             slowest
         });
         assert!(got > 0);
-        // It waits for one frame; the rest is the machine's.
+        // It waits for one frame; the rest is the machine's delay.
         assert!(slowest < Duration::from_secs(30), "{slowest:?}");
     }
 }
@@ -71,7 +71,7 @@ fn a_port_goes_on_where_it_was_after_a_stop_that_is_no_reset() {
     assert_eq!(lens, (64..84).collect::<Vec<_>>());
 }
 
-/// Ports stop and come back one after the other, and what waits in their rings is for each other.
+/// Ports stop and resume one after the other, and frames that wait in their rings are for each other.
 #[test]
 fn frames_wait_until_all_ports_are_back() {
     for (first, last) in [(1, 2), (2, 1)] {
@@ -110,7 +110,7 @@ fn idle_ports_cost_no_thread_and_open_ones_none_but_the_workers() {
     let mut lan = Lan::new(&Config { id: "idle", workers: 2, ..Config::closed(5) });
     assert_eq!(threads(), 0);
     lan.nics.iter_mut().for_each(|nic| nic.start(FEATURES));
-    // They have their names once they run.
+    // The threads have their names once they run.
     eventually("two workers", || threads() == 2);
     drop(lan);
     // A joined thread may be listed for a moment.
@@ -147,7 +147,7 @@ fn a_nic_that_is_gone_leaves_its_port_to_another() {
     assert!(lan.nics[1].net.features() > 0);
 }
 
-/// Each receiver gets the frames of each sender in their order, and none twice, whoever carries them.
+/// Each receiver gets the frames of each sender in their order, and none twice, for any number of workers.
 #[test]
 fn frames_of_a_sender_stay_in_order_with_several_workers() {
     const FRAMES: u32 = 2000;
@@ -177,7 +177,7 @@ fn frames_of_a_sender_stay_in_order_with_several_workers() {
         }
         done == [FRAMES; 4]
     });
-    // What is not there is counted: a driver that is slow has no buffers for a while.
+    // A missing frame is counted: a slow driver has no buffers for a while.
     arrived += lan.nics.iter_mut().map(|nic| nic.received().len()).sum::<usize>();
     let lost: u64 =
         (0..4).map(|port| lan.count(port, Counter::RxNoBuffers) + lan.count(port, Counter::RxCongested)).sum();
@@ -185,7 +185,7 @@ fn frames_of_a_sender_stay_in_order_with_several_workers() {
     assert!(arrived > 1000, "{arrived}");
 }
 
-/// Frames of a sender's queue stay in one receive queue, of those that the driver uses.
+/// Frames of a sender's queue stay in one receive queue, among those that the driver uses.
 #[test]
 fn a_receiver_with_two_pairs_has_the_frames_of_a_sender_in_one_queue() {
     let mut lan = Lan::new(&Config { pairs: 2, ..Config::closed(3) });
@@ -211,7 +211,7 @@ fn a_receiver_with_two_pairs_has_the_frames_of_a_sender_in_one_queue() {
     assert_eq!(lan.nics[2].command(&[VIRTIO_NET_CTRL_MQ as u8, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET as u8, 2, 0]), 0);
     send(&mut lan);
     assert_eq!(got(&mut lan), (3, 2));
-    // Of its second transmit queue as well.
+    // This includes its second transmit queue.
     let at = lan.nics[1].send_area() + (7 << 20);
     let data = [&[0; 12][..], &frame(mac(1), mac(2), 64)].concat();
     let [_, transmit] = &mut lan.nics[1].further[0];

@@ -1,4 +1,4 @@
-//! Doorbells and interrupts of drivers as Linux's, on a machine with one processor that the worker takes over at each
+//! Doorbells and interrupts of drivers like Linux's, on a machine with one processor that the worker preempts at each
 //! doorbell. In virtual time.
 
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::Counter;
 use crate::clock::testing::StoppedClock;
 use crate::switch::worker::SwitchWorker;
 
-/// How long a program takes to send a frame.
+/// The time in which a program sends a frame.
 const SENDS: Duration = Duration::from_micros(6);
 
-/// A switch and what happens at it.
+/// A switch and the events at it.
 struct Machine {
     lan: Lan,
     worker: SwitchWorker,
@@ -43,7 +43,7 @@ impl Machine {
         new
     }
 
-    /// The worker runs until it waits.
+    /// Runs the worker until it waits.
     fn run(&mut self) {
         self.worker.step(Some(Duration::ZERO));
         while self.worker.timeout(None) == Some(Duration::ZERO) {
@@ -51,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// So much time passes, in which the worker runs when it has waited.
+    /// Lets time pass, in which the worker runs when its wait is over.
     fn pass(&mut self, time: Duration) {
         let mut left = time;
         while let Some(wait) = self.worker.timeout(None).filter(|wait| *wait <= left) {
@@ -62,8 +62,8 @@ impl Machine {
         self.clock.advance(left);
     }
 
-    /// What Linux does before it sends and when it receives: it looks what was sent, and wants to be told of three
-    /// quarters of the rest.
+    /// Does what Linux does before it sends and when it receives: reaps sent frames, and requests an interrupt after
+    /// three quarters of the rest.
     fn reap(&mut self, port: usize) {
         let tx = &mut self.lan.nics[port].tx;
         self.reaped[port] = self.reaped[port].wrapping_add(tx.take_used().len() as u16);
@@ -83,7 +83,7 @@ impl Machine {
         }
     }
 
-    /// The driver's interrupt: it takes what has arrived. Returns how much that is.
+    /// Handles the driver's interrupt: takes the frames that have arrived. Returns their number.
     fn receive(&mut self, port: usize) -> usize {
         self.reap(port);
         let count = self.lan.nics[port].received().len();
@@ -118,7 +118,7 @@ fn a_stream_of_single_frames_costs_few_doorbells_and_interrupts() {
     assert!(u64::from(doorbells) <= FRAMES / 100 && told <= FRAMES / 100, "{doorbells} {told}");
     assert!(interrupts <= FRAMES / 4, "{interrupts}");
     assert!(longest <= Duration::from_micros(110), "{longest:?}");
-    // The driver rings again for what it sends later.
+    // The driver rings again for later frames.
     let before = machine.doorbells[1];
     machine.pass(Duration::from_secs(1));
     machine.send(1, 2);
@@ -176,7 +176,7 @@ fn a_driver_whose_port_stops_is_told_before() {
     assert!(machine.lan.nics[1].interrupts.eventfd(1).unwrap().read().is_ok());
 }
 
-/// TCP waits until what it has sent is given back, before it sends much more.
+/// TCP waits for the return of sent buffers before it sends much more.
 #[test]
 fn a_driver_that_has_sent_much_is_told_at_once() {
     let mut machine = Machine::new();

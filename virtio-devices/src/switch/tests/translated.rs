@@ -1,4 +1,5 @@
-//! Ports behind an IOMMU: who sends reaches the receiver's memory by the receiver's mappings, and its own by its own.
+//! Ports behind an IOMMU: a sender's worker accesses the receiver's memory by the receiver's mappings, and the sender's
+//! by its own.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use super::rig::*;
 use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
 use crate::net::testing::{WRITE, soon};
 
-/// The ports that are behind it, in a domain each.
+/// The ports behind the IOMMU, in a domain each.
 const PORTS: [u16; 2] = [1, 2];
 
 fn lan() -> (Lan, Arc<Iommu>, Vec<Behind>) {
@@ -61,7 +62,7 @@ fn frames_go_from_what_the_sender_may_read_to_what_the_receiver_may_write() {
     unmap(&iommu, 1, buffers);
     map(&iommu, 2, buffers);
 
-    // Nor what the sender may not read.
+    // The same applies to memory that the sender may not read.
     let [_, own] = lan.nics[1].places();
     unmap(&iommu, 1, own);
     let before = faults(&iommu);
@@ -82,7 +83,7 @@ fn buffers_that_are_taken_away_while_another_port_sends_are_not_written_after_th
     const CANARY: [u8; 64] = [0xc5; 64];
     let (mut lan, iommu, _behind) = lan();
     let [_, buffers] = lan.nics[2].places();
-    // One buffer for all frames, so that it is wiped at once.
+    // One buffer for all frames, so that a single write wipes it.
     let buffer = buffers.0;
     let hello = frame(mac(1), mac(2), 1000);
     let mut arrived = 0;
@@ -92,7 +93,7 @@ fn buffers_that_are_taken_away_while_another_port_sends_are_not_written_after_th
         }
         (0..BURST).for_each(|_| lan.nics[1].queue(&hello));
         lan.nics[1].kick();
-        // At any moment of what the switch does.
+        // At any moment of the switch's work.
         (0..round % 500 * 10).for_each(|_| std::hint::spin_loop());
         unmap(&iommu, 2, buffers);
         lan.nics[2].rx.memory_write(buffer, &CANARY);

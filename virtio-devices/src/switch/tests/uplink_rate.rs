@@ -1,4 +1,4 @@
-//! What ports send to an uplink that has a rate, by way of a worker, in virtual time.
+//! The traffic of ports to an uplink with a rate, through a worker, in virtual time.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::policy::Policy;
 use crate::switch::PortSettings;
 use crate::{Counter, DeviceSpecific, VirtioDevice, clock};
 
-/// How late a worker comes back from a wait.
+/// The delay of a worker after a wait.
 const LATE: Duration = Duration::from_micros(60);
-/// Behind the uplink.
+/// An address behind the uplink.
 const WORLD: [u8; 6] = [0x52, 0x54, 0, 0, 0x99, 1];
-/// What is counted without a loss.
+/// The counters that do not count a loss.
 const HARMLESS: [Counter; 6] = [
     Counter::TxFrames,
     Counter::TxBytes,
@@ -24,7 +24,7 @@ const HARMLESS: [Counter; 6] = [
     Counter::TxRateWaits,
 ];
 
-/// Frames of the ports 1 and up, which have always more, for `to`.
+/// Makes frames for `to` available at the ports 1 and up, which always have more.
 fn refill(lan: &mut Lan, len: usize, to: [u8; 6]) {
     for port in 1..lan.nics.len() as u16 {
         let nic = &mut lan.nics[usize::from(port)];
@@ -40,7 +40,7 @@ fn guaranteed(min_tx_rate: u32, weight: u8) -> PortSettings {
     PortSettings { min_tx_rate, weight, ..PortSettings::default() }
 }
 
-/// What each port but the PF's sends in `time`, in Mbit/s. All of it arrives.
+/// The rate of each port except the PF's over `time`, in Mbit/s. All frames arrive.
 fn sent(
     lan: &mut Lan,
     worker: &mut crate::switch::worker::SwitchWorker,
@@ -68,7 +68,7 @@ fn sent(
     before.iter().zip(bytes(lan)).map(|(before, after)| (after - before) as f64 * 8e-6 / passed).collect()
 }
 
-/// Three VFs on an uplink of `rate` Mbit/s, which have used up what the switch had in store.
+/// Three VFs on an uplink of `rate` Mbit/s, which have used up the initial content of the buckets.
 fn lan(rate: u32) -> (Lan, crate::switch::worker::SwitchWorker) {
     let (lan, worker) = Lan::stepped_at(4, NonZeroU32::new(rate));
     let shares = lan.switch.0.hub().shares().unwrap();
@@ -92,14 +92,14 @@ fn ports_have_what_they_are_guaranteed_and_the_rest_by_weight_and_lose_nothing()
         for (found, expected) in found.iter().zip([600.0, 200.0, 200.0]) {
             assert!((found / expected - 1.0_f64).abs() < 0.02, "{len}: {found} of {expected}");
         }
-        // A reset changes nothing of it.
+        // A reset does not change it.
         lan.nics[1].reset();
         lan.nics[1].start(FEATURES);
         lan.settle();
         sent(&mut lan, &mut worker, &clock, len, time / 10);
         let found = sent(&mut lan, &mut worker, &clock, len, time);
         assert!((found[0] / 600.0 - 1.0).abs() < 0.02, "{len}: {found:?} after a reset");
-        // What the host changes holds for the next frame.
+        // A change by the host applies to the next frame.
         lan.switch.set_port(3, guaranteed(400, 20)).wait().unwrap();
         let found = sent(&mut lan, &mut worker, &clock, len, time);
         for (found, expected) in found.iter().zip([500.0, 100.0, 400.0]) {
@@ -140,7 +140,7 @@ fn a_broadcast_waits_as_a_whole() {
         clock.advance(Duration::from_millis(5));
     }
     assert_eq!((lan.count(1, Counter::TxFrames), lan.count(1, Counter::StormDropped)), (3, 0));
-    // As one that all get, and as one that is mirrored.
+    // The copies are the broadcast's own, and the mirror's.
     assert_eq!(lan.nics[0].received().len(), 6);
     assert!(lan.count(1, Counter::TxRateWaits) > 2);
 }

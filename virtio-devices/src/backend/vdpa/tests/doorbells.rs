@@ -19,7 +19,7 @@ fn with_pages() -> Scripted {
     kernel
 }
 
-/// Which of three queues have a page.
+/// True for each of three queues that has a page.
 fn given(pages: &DoorbellPages) -> [bool; 3] {
     [0, 1, 2].map(|queue| pages.get(queue).is_some())
 }
@@ -77,7 +77,7 @@ fn nothing_keeps_a_lost_device_open_and_one_that_is_back_gives_its_own_pages() {
 #[test]
 fn a_nic_over_it_has_the_pages_while_its_driver_is_up() {
     let kernel = with_pages();
-    // It has no control queue, and takes positions.
+    // The device has no control queue, and accepts positions.
     kernel.0.lock().features &= !(1 << VIRTIO_NET_F_CTRL_VQ);
     let nic = crate::net::testing::spec(1, 128);
     let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));

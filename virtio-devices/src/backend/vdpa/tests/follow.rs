@@ -1,4 +1,4 @@
-//! A device whose function is behind an IOMMU: what it reaches is what the function does, at any time.
+//! A device whose function is behind an IOMMU: it can access what the function can, at any time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ struct Rig {
     kernel: Scripted,
     vdpa: Vdpa,
     dma: DmaSpace,
-    /// What the kernel was told, by first address.
+    /// The ranges that the kernel was sent, by first address.
     told: BTreeMap<u64, u64>,
 }
 
@@ -57,7 +57,7 @@ impl Rig {
         self.ask(Request::Unmap { domain: 1, range: Range { first, last: first + pages * PAGE - 1 } })
     }
 
-    /// What the device reaches, by first address, according to what the kernel was told. It refuses what overlaps.
+    /// The ranges that the device can access, by first address, according to the kernel's messages. Refuses overlaps.
     fn reached(&mut self) -> Vec<(u64, u64)> {
         for asked in self.kernel.asked() {
             let Some((what, range)) = asked.split_once(' ') else { continue };
@@ -76,7 +76,7 @@ impl Rig {
         self.told.iter().map(|(first, len)| (*first, *len)).collect()
     }
 
-    /// What the function reaches.
+    /// The pages that the function can access.
     fn expected(&self) -> Vec<(u64, u64)> {
         let endpoint = self.behind.endpoint();
         let is_mapped = |page: &u64| endpoint.translate(page * PAGE, 1, Permissions::No).is_some();
@@ -85,7 +85,7 @@ impl Rig {
         (0..64).filter(is_mapped).filter(is_memory).map(|page| (page * PAGE, PAGE)).collect()
     }
 
-    /// The same page by page.
+    /// The device's ranges, page by page.
     fn reached_pages(&mut self) -> Vec<(u64, u64)> {
         let ranges = self.reached();
         ranges.into_iter().flat_map(|(at, len)| (at..at + len).step_by(PAGE as usize).map(|at| (at, PAGE))).collect()
@@ -130,7 +130,7 @@ fn what_a_device_does_not_take_is_not_mapped_and_the_driver_hears_it() {
     assert!(rig.map(0x3000, 1, 0x2000, Permissions::ReadWrite), "nothing is there");
     rig.kernel.asked();
     assert!(rig.unmap(0x3000, 1));
-    // A device that keeps what it was told to forget is closed.
+    // A device that fails to drop a mapping is closed.
     assert!(rig.map(0x3000, 1, 0x2000, Permissions::ReadWrite));
     rig.kernel.fail("unmap", libc::EIO);
     assert!(rig.unmap(0x3000, 1));

@@ -1,4 +1,4 @@
-//! What a device of a domain is told: what the domain maps, where and as it maps it, and nothing else.
+//! The mappings that a device of a domain gets: those of the domain, unchanged, and no others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,7 +35,7 @@ impl Member {
         iommu.carry_out(Request::Attach { domain, endpoint: self.endpoint, bypass: false }).unwrap();
     }
 
-    /// What it reaches: the first I/O address, the length, the guest's address and what it may do.
+    /// The device's mappings: the first I/O address, the length, the guest's address and the permissions.
     fn reached(&self, memory: &Memory) -> Vec<(u64, u64, u64, Permissions)> {
         let guest = memory.memory();
         let address = |host: u64| {
@@ -84,7 +84,7 @@ fn a_device_is_told_what_its_domain_maps_and_how_and_nothing_of_a_neighbours() {
     assert_eq!((one.reached(&memory), other.reached(&memory)), (of_one[1..].to_vec(), of_other.to_vec()));
     assert_eq!(other.kernel.asked(), [""; 0], "its kernel does not hear of it");
 
-    // Who joins is told the same, and who leaves has nothing left.
+    // A device that joins gets the same mappings, and one that leaves has none left.
     other.attach(&iommu, 1);
     assert_eq!(other.reached(&memory), of_one[1..]);
     one.attach(&iommu, 3);
@@ -111,7 +111,7 @@ fn a_page_that_is_taken_from_a_device_under_traffic_is_not_written_after_that() 
     let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
     let guest = memory.memory().clone();
     thread::scope(|scope| {
-        // The device writes to all that it was told of. Its kernel forgets nothing in the middle of a write.
+        // The device writes to all of its mappings. Its kernel drops nothing in the middle of a write.
         scope.spawn(|| {
             while !stop.load(Ordering::Acquire) {
                 let script = member.kernel.0.lock();

@@ -14,7 +14,7 @@ use crate::{Port, VirtioDevice};
 const SUSPENDS: u64 = PLAIN | PERSIST | 1 << 4;
 const RESUMES: u64 = SUSPENDS | 1 << 5;
 
-/// What starting both queues of a pair asks from the features on.
+/// The requests that start both queues of a pair, from the features on.
 fn setup(positions: [u16; 2]) -> Vec<String> {
     let mut asked: Vec<String> =
         ["status 3", "set-features 0x300010000", "status 11", "config-call"].map(Into::into).into();
@@ -76,7 +76,7 @@ fn a_start_negotiates_sets_the_queues_up_and_lets_the_device_run() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     kernel.asked();
-    // What the device does not know is the NIC's own, and is not told: that its function has VFs.
+    // Features that the device lacks are the NIC's own and are masked: that its function has VFs.
     let features = NEGOTIATED | 1 << VIRTIO_F_SR_IOV | 1 << VIRTIO_NET_F_SPEED_DUPLEX;
     start_with(&mut vdpa, &[queue(0, 7), queue(1, 9)], features, true).unwrap();
     assert_eq!(kernel.asked(), setup([7, 9]));
@@ -149,7 +149,7 @@ fn a_pause_keeps_what_the_device_knows_and_a_reset_does_not() {
     assert_eq!(kernel.asked(), ["kick 0", "call 0", "kick 1", "call 1", "resume"]);
     vdpa.stop();
     kernel.asked();
-    // What the driver commanded holds although nothing has passed yet.
+    // The driver's commands are in force although nothing has passed yet.
     start(&mut vdpa, [0, 0], false).unwrap();
     assert_eq!(kernel.asked().last().map(String::as_str), Some("resume"));
     vdpa.stop();
@@ -244,7 +244,7 @@ fn the_link_is_the_devices_and_a_change_of_it_is_heard() {
     assert!(vdpa.watched().iter().any(|fd| fd.as_raw_fd() == heard));
     assert_eq!(vdpa.attend().unwrap(), Attention::Link(false));
     assert!(vdpa.config_call.read().is_err(), "what was heard is not said again");
-    // A reset ends the notifications, so that each start asks for them.
+    // A reset ends the notifications, so that each start requests them.
     vdpa.stop();
     start(&mut vdpa, [0, 0], true).unwrap();
     assert!(kernel.0.lock().config_call.is_some());
@@ -314,7 +314,7 @@ fn a_device_that_stops_by_itself_is_lost() {
     }
 }
 
-/// Opened anew it would meet the same ring: it is the driver that has to do something.
+/// If it were reopened, it would find the same ring: the driver has to act.
 #[test]
 fn a_device_that_asks_for_a_reset_is_not_lost_and_its_driver_is_asked() {
     let kernel = Scripted::default();
@@ -343,7 +343,7 @@ fn a_device_that_does_not_start_is_reset_and_one_that_cannot_be_reset_is_closed(
         start(&mut vdpa, [0, 0], true).unwrap();
         vdpa.stop();
     }
-    // The kernel hides that a device does not take its status.
+    // The kernel hides that a device does not accept its status.
     kernel.0.lock().deaf = true;
     assert!(start(&mut vdpa, [0, 0], true).unwrap_err().to_string().starts_with("cannot start the device"));
     kernel.fail("status 0", libc::EIO);
@@ -419,8 +419,8 @@ fn a_nic_over_it_offers_what_the_device_does_and_serves_announcements_and_no_fil
     assert!(!asked.iter().any(|asked| asked.contains("map")));
 }
 
-/// How the device fares, which may have a control queue that was given a command, while the host takes the link down
-/// and up: what it was asked when the link was down, and when it was up again.
+/// The requests to a device while the host takes the link down, and when it is up again. The device may have a control
+/// queue that has received a command.
 fn cut_and_mend(backend_features: u64, commanded: bool) -> [Vec<String>; 2] {
     let control = u64::from(commanded) << VIRTIO_NET_F_CTRL_VQ;
     let kernel = Scripted::new(|script| {
@@ -436,8 +436,7 @@ fn cut_and_mend(backend_features: u64, commanded: bool) -> [Vec<String>; 2] {
     kernel.asked();
     let asked = [false, true].map(|up| {
         guest.net.set_link(up).wait().unwrap();
-        // The worker has looked at the link when it has seen what was changed after that, or has done what it does
-        // about the link.
+        // The worker has handled the link once it has seen a later change, or has made the requests about the link.
         guest.interrupts.set_queue_vector(1, if up { 1 } else { crate::NO_VECTOR });
         guest.workers[0].wake();
         let done = |asked: &String| ["call 1", "suspend", "status 0", "resume"].contains(&asked.as_str());

@@ -1,4 +1,4 @@
-//! Which descriptors are left open.
+//! Leaks of descriptors.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +12,7 @@ use super::super::connection::receive;
 use super::*;
 use crate::{QueueRunner, VirtioDevice};
 
-/// Set in the process whose descriptors are counted: other tests of this one come and go with theirs.
+/// Set in the process whose descriptors are counted: in this one, other tests open and close theirs.
 const ALONE: &str = "VHOST_USER_TEST_ALONE";
 
 fn open() -> usize {
@@ -55,7 +55,7 @@ fn no_descriptor_is_left_over_a_hundred_reconnections() {
     }
     assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
     drop(backend);
-    // The same with queues that run, and memory for what is in flight.
+    // The same with queues that run, and memory for buffers in flight.
     let mut peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
     for _ in 0..10 {
@@ -69,7 +69,7 @@ fn no_descriptor_is_left_over_a_hundred_reconnections() {
     assert_eq!(open(), before);
 }
 
-/// Sends one byte with descriptors beside it.
+/// Sends one byte with descriptors.
 fn send_with(stream: &UnixStream, byte: u8, fds: &[OwnedFd]) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

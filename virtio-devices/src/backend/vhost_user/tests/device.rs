@@ -1,5 +1,5 @@
-//! Devices that are no NICs over a peer: what they show of it, and what they ask of it. The peer's second queue sends
-//! what it is given over the wire, as that of a NIC does.
+//! Devices other than NICs over a peer: what they show of it, and their requests to it. The peer sends the buffers of
+//! its second queue over the wire, as a NIC's does.
 
 use vm_memory::Bytes;
 use vmm_sys_util::eventfd::EventFd;
@@ -14,7 +14,7 @@ use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED, VI
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 const ID: &str = "_dev0";
-/// Where a disk's configuration says whether writes may be cached, and how many queues there are.
+/// The offsets of the write cache mode and of the number of queues in a disk's configuration.
 const WRITEBACK: usize = 32;
 const NUM_QUEUES: usize = 34;
 
@@ -100,7 +100,7 @@ impl Driver {
         config
     }
 
-    /// Writes to the configuration as the function does, and waits for what carries it.
+    /// Writes to the configuration as the function does, and waits for the threads that carry out the write.
     fn write_config(&mut self, offset: u64, data: &[u8]) -> usize {
         self.device.config_write(offset, data);
         self.device.config_written().into_iter().map(|thread| thread.join().unwrap()).count()
@@ -114,7 +114,7 @@ impl Driver {
         doorbells.find(|(index, _)| *index == 1).unwrap().1.write(1).unwrap();
     }
 
-    /// Waits until the last request was carried out, and the driver has heard of it.
+    /// Waits until the last request was carried out and the driver was notified.
     fn await_request(&mut self, rig: &Rig) {
         let mut sent = Vec::new();
         eventually("the request", || {
@@ -173,7 +173,7 @@ fn a_peer_with_too_few_queues_or_without_version_1_is_refused() {
     let refused = "socket=PATH: the backend has fewer than 3 queues; give fewer queues, or start it with more";
     assert_eq!(rig.device_refusal(fs(), 3), refused);
     drop(peer);
-    // One that cannot say how many it has is believed.
+    // A peer that cannot report its number of queues is trusted.
     let peer = rig.peer(script(2, &[]).without(&[PROTOCOL_F_MQ]));
     assert!(rig.device(fs(), 2).is_ok());
     drop(peer);
@@ -202,7 +202,7 @@ fn requests_wait_for_a_peer_that_comes_back_and_are_made_again() {
     driver.await_request(&rig);
 }
 
-/// What upstream's issues 6439, 6601 and 8765 are about.
+/// A regression test for upstream's issues 6439, 6601 and 8765.
 #[test]
 fn a_peer_that_ends_while_the_guest_reboots_is_waited_for_by_the_next_driver() {
     let rig = Rig::new();
@@ -218,7 +218,7 @@ fn a_peer_that_ends_while_the_guest_reboots_is_waited_for_by_the_next_driver() {
     driver.start();
     driver.request();
     assert_eq!(driver.config(10), b"kataShared");
-    // Nobody is there for a while, and one that cannot do it comes in between.
+    // There is no peer for a while, and an unsuitable one comes in between.
     let unfit = rig.peer(Script { features: 1 << VIRTIO_F_VERSION_1, ..script(2, &[]) });
     eventually("the unfit peer", || unfit.connections() > 0);
     drop(unfit);
@@ -332,7 +332,7 @@ fn a_write_before_the_driver_is_up_has_reached_the_peer_when_it_completes() {
     assert_eq!(driver.write_config(7, &[1, 2]), 0);
     assert_eq!(driver.write_config(u64::MAX, &[1, 2]), 0);
     drop(peer);
-    // A peer that is gone makes the write neither fail nor wait for long; the next one hears of it.
+    // With a lost peer the write neither fails nor waits for long; the next peer gets it.
     for _ in 0..100 {
         driver.write_config(0, &[3]);
     }
@@ -345,7 +345,7 @@ fn a_write_before_the_driver_is_up_has_reached_the_peer_when_it_completes() {
     });
 }
 
-/// What a backend tells of its device is compared as what a device of this program has.
+/// A backend's configuration is compared like that of a device of this program.
 #[test]
 fn each_field_of_a_device_over_a_peer_does_as_its_rule_says() {
     let config: Vec<u8> = (1..=255).collect();

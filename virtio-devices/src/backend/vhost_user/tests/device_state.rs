@@ -1,16 +1,16 @@
-//! The state of a peer beside its rings, from one peer to another.
+//! The transfer of a peer's own state from one peer to another.
 
 use super::super::message::*;
 use super::peer::Saves;
 use super::*;
 use crate::{MAX_DEVICE_STATE, MemoryUser, RunnerError, VirtioDevice};
 
-/// Long enough for whoever does what it should.
+/// Long enough for a peer that behaves.
 const LONG: Duration = Duration::from_secs(30);
-/// How long those are waited for that do not.
+/// The time limit for peers that do not.
 const SHORT: Duration = Duration::from_secs(3);
 
-/// A NIC over such a peer, whose queues have run and stand still.
+/// A NIC over such a peer, whose queues have run and are stopped.
 fn stopped(rig: &Rig, script: Script) -> (TestPeer, Guest, MemoryUser) {
     let peer = rig.peer(script);
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
@@ -30,7 +30,7 @@ fn error<T: std::fmt::Debug>(result: Result<T, RunnerError>) -> String {
     result.unwrap_err().to_string()
 }
 
-/// Checks that the peer's rings go on with the same connection.
+/// Checks that the peer's rings continue over the same connection.
 fn goes_on(rig: &Rig, (peer, guest): (&TestPeer, &mut Guest)) {
     guest.start_at_once(guest.net.features());
     rig.check_traffic(guest, 61);
@@ -119,7 +119,7 @@ fn a_peer_that_dies_meanwhile_has_not_saved_its_state() {
     let rig = Rig::new();
     let (peer, guest, user) = stopped(&rig, Script { state: (vec![1; 9], Saves::AndDies), ..Script::new(1) });
     let saved = save(&user, LONG);
-    // The end of its pipe may come a moment before that of its connection.
+    // The end of its pipe may arrive a moment before that of its connection.
     let all = saved.and_then(|_| user.confirm_state(Instant::now() + LONG));
     assert!(error(all).contains("the peer closed the connection"));
     drop(peer);
@@ -137,7 +137,7 @@ fn a_peer_that_does_not_say_in_time_whether_that_was_all_is_lost() {
     let said = error(user.confirm_state(begun + SHORT));
     assert!(said.contains("CHECK_DEVICE_STATE: no answer within"), "{said}");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
-    // A late answer would be mistaken for another: it is connected to again.
+    // A late answer would be mistaken for another: the connection is made anew.
     guest.start_at_once(guest.net.features());
     rig.check_traffic(&mut guest, 61);
     assert_eq!(peer.connections(), 2);

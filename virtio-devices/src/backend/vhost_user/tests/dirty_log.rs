@@ -1,4 +1,4 @@
-//! What a peer writes to guest memory, as it logs it.
+//! A peer's log of its writes to guest memory.
 
 use super::super::message::*;
 use super::*;
@@ -57,7 +57,7 @@ fn a_driver_that_comes_up_while_writes_are_logged_is_logged_from_its_first() {
     assert!(heard.contains(&"ADDR 0 log=0xa000".to_owned()), "{heard:?}");
     rig.check_traffic(&mut guest, 60);
     assert_eq!(taken(&log), expected());
-    // The log is read last: what is written up to the stop is in it.
+    // The log is read last: writes up to the stop are in it.
     guest.provide(0, 1, 2048);
     send(&rig.wire, &with_header(&frame(MAC, 60)));
     eventually("reception", || !guest.queues[0].take_used().is_empty());

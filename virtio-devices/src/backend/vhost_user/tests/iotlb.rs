@@ -1,4 +1,4 @@
-//! What a peer knows of the addresses of a function behind an IOMMU.
+//! A peer's cache of translations for a function behind an IOMMU.
 
 use std::collections::VecDeque;
 
@@ -9,11 +9,11 @@ use super::super::message::u64_at;
 use crate::backend::iotlb::Miss;
 use crate::memory::{DmaFollower, DmaMapping, NotFollowed, Translate};
 
-/// A cache of what it was told, of which it forgets the oldest.
+/// A cache of mappings that evicts the oldest.
 pub(crate) struct Iotlb {
     entries: Mutex<VecDeque<DmaMapping>>,
     room: usize,
-    /// What is not known and was not asked for yet, and what was.
+    /// The misses that are not sent yet, and the addresses of those that are.
     misses: Mutex<(Vec<Miss>, Vec<u64>)>,
     pass: RwLock<()>,
 }
@@ -23,8 +23,8 @@ impl Iotlb {
         Self { entries: Mutex::default(), room, misses: Mutex::default(), pass: RwLock::new(()) }
     }
 
-    /// Does what a message says. `target` says where an address of the other process is in the guest. Returns
-    /// how the message is called.
+    /// Processes a message. `target` converts an address of the other process to one of the guest. Returns the
+    /// message's name.
     pub(crate) fn learn(&self, payload: &[u8], target: impl Fn(u64) -> u64) -> String {
         assert_eq!(payload.len(), 32);
         let [first, len, host] = [0, 8, 16].map(|at| u64_at(payload, at).unwrap());
@@ -56,7 +56,7 @@ impl Iotlb {
         }
     }
 
-    /// What is to be asked.
+    /// Takes the misses to send.
     pub(crate) fn misses(&self) -> Vec<Miss> {
         std::mem::take(&mut self.misses.lock().0)
     }

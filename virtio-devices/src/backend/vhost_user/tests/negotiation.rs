@@ -1,4 +1,4 @@
-//! What is agreed with a peer before a driver runs, and which peers are refused.
+//! The negotiation with a peer before a driver runs, and the peers that are refused.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ fn a_peer_without_protocol_features_is_asked_for_none_and_runs_one_pair() {
     script.features &= !(1 << F_PROTOCOL_FEATURES);
     let peer = rig.peer(script);
     let ability = rig.connect(1).unwrap().ability();
-    // The last question's answer is the only word that memory has been mapped.
+    // The answer to the last request is the only sign that memory has been mapped.
     assert_eq!(peer.heard(), ["GET_FEATURES", "SET_OWNER", "SET_MEM_TABLE 1 fds=1", "GET_FEATURES"]);
     assert_eq!((ability.mac, ability.mtu), (None, None));
     assert!(matches!(

@@ -1,4 +1,4 @@
-//! A vhost-user backend that does as it is told.
+//! A scripted vhost-user backend.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -25,20 +25,20 @@ use crate::backend::iotlb::Miss;
 use crate::backend::vhost_common::VHOST_F_LOG_ALL;
 use crate::net::testing::eventually;
 
-/// How often a thread looks whether it shall end.
+/// The interval at which a thread checks if it must end.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
-/// What a peer offers, and what it does with requests.
+/// The abilities of a peer, and its handling of requests.
 #[derive(Clone)]
 pub(crate) struct Script {
     pub features: u64,
     pub protocol: u64,
     /// The answer to `GET_QUEUE_NUM`.
     pub queue_num: u64,
-    /// The queues that there are.
+    /// The number of queues.
     pub queues: usize,
     pub config: Vec<u8>,
-    /// Requests that are heard and not answered.
+    /// Requests that are received and not answered.
     pub mute: Vec<Request>,
     /// Requests that are answered with a refusal.
     pub refused: Vec<Request>,
@@ -46,28 +46,28 @@ pub(crate) struct Script {
     pub keeps_buffers: bool,
     /// Features never become agreed.
     pub denies_features: bool,
-    /// How many regions of memory it takes.
+    /// The number of memory regions that it accepts.
     pub memory_slots: u64,
-    /// Guest memory is mapped only once [`TestPeer::let_map`] says so.
+    /// Guest memory is mapped only after [`TestPeer::let_map`].
     pub maps_late: bool,
-    /// The state that it saves, and how it does that.
+    /// The state that it saves, and the way it does that.
     pub state: (Vec<u8>, Saves),
-    /// What it says of a state that it has saved or loaded.
+    /// The answer to the check of a state that it has saved or loaded.
     pub verdict: u64,
-    /// How many translations it remembers.
+    /// The number of translations that it caches.
     pub iotlb_room: usize,
 }
 
-/// How a peer saves its state.
+/// The way in which a peer saves its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Saves {
     /// All of it, and then the end.
     All,
-    /// It never says that this is all.
+    /// All of it, without the end.
     WithoutEnd,
-    /// It dies then.
+    /// The peer dies then.
     AndDies,
-    /// Through a pipe that it brings.
+    /// Through a pipe of the peer's own.
     ByOwnPipe,
 }
 
@@ -107,20 +107,20 @@ impl Script {
         }
     }
 
-    /// One that asks what addresses stand for.
+    /// A peer that asks for translations.
     pub(crate) fn translating() -> Self {
         let script = Self::new(1);
         Self { features: script.features | 1 << VIRTIO_F_ACCESS_PLATFORM, ..script }
     }
 
-    /// One that has none of the protocol features `bits`.
+    /// A peer without the protocol features `bits`.
     pub(crate) fn without(mut self, bits: &[u32]) -> Self {
         bits.iter().for_each(|bit| self.protocol &= !(1 << bit));
         self
     }
 }
 
-/// What the thread shares with the test.
+/// The state that the thread shares with the test.
 #[derive(Default)]
 struct Shared {
     stop: bool,
@@ -130,30 +130,30 @@ struct Shared {
     connections: u32,
     /// The configuration to show from now on.
     config: Option<Vec<u8>>,
-    /// Rings are to be called broken.
+    /// Rings must be reported as broken.
     breaks: bool,
     /// Buffers that were taken and not given back.
     kept: usize,
-    /// Where it has guest memory mapped.
+    /// The regions of guest memory that it has mapped.
     regions: Vec<(u64, u64)>,
-    /// A peer that maps late may go on.
+    /// A peer that maps late may continue.
     may_map: bool,
     /// The state that it has loaded.
     loaded: Option<Vec<u8>>,
-    /// It forgets no translation any more, and does not answer who wants it to.
+    /// It drops no more translations, and does not acknowledge invalidations.
     keeps_translations: bool,
-    /// How many questions it has asked.
+    /// The number of misses that it has sent.
     asked: usize,
 }
 
-/// A peer in a thread. It dies when this is dropped, and leaves its socket behind as a process that is killed does.
+/// A peer in a thread. It dies when this is dropped, and leaves its socket behind as a killed process does.
 pub(crate) struct TestPeer {
     shared: Arc<Mutex<Shared>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TestPeer {
-    /// One that listens at `path`, where another may have been. Frames go to and come from `wire`.
+    /// A peer that listens at `path`, which another may have used. Frames go to and come from `wire`.
     pub(crate) fn listen(path: &Path, script: Script, wire: Arc<OwnedFd>) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
@@ -164,7 +164,7 @@ impl TestPeer {
         })
     }
 
-    /// One that connects to `path`, as soon as somebody listens there.
+    /// A peer that connects to `path`, as soon as a program listens there.
     pub(crate) fn call(path: PathBuf, script: Script, wire: Arc<OwnedFd>) -> Self {
         Self::spawn(script, wire, move || {
             std::thread::sleep(Duration::from_millis(5));
@@ -189,12 +189,12 @@ impl TestPeer {
         Self { shared, thread: Some(thread) }
     }
 
-    /// What was asked since the last call, in order.
+    /// The requests since the last call, in order.
     pub(crate) fn heard(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.lock().heard)
     }
 
-    /// What was asked since the last call of [`Self::heard`], once that ends with `last`.
+    /// The requests since the last call of [`Self::heard`], once they end with `last`.
     pub(crate) fn await_heard(&self, last: &str) -> Vec<String> {
         let mut heard = Vec::new();
         eventually(last, || {
@@ -212,7 +212,7 @@ impl TestPeer {
         self.shared.lock().kept
     }
 
-    /// Changes the configuration, and says so.
+    /// Changes the configuration, and reports it.
     pub(crate) fn set_config(&self, config: &[u8]) {
         let mut shared = self.shared.lock();
         shared.config = Some(config.to_vec());
@@ -220,22 +220,22 @@ impl TestPeer {
         rustix::net::send(shared.channel.as_ref().unwrap(), &header, SendFlags::empty()).unwrap();
     }
 
-    /// From now on it forgets no translation, and does not answer who wants it to.
+    /// Makes it drop no more translations, and acknowledge no invalidations.
     pub(crate) fn keep_translations(&self) {
         self.shared.lock().keeps_translations = true;
     }
 
-    /// Closes the channel by which it asks.
+    /// Closes the channel for its misses.
     pub(crate) fn close_channel(&self) {
         self.shared.lock().channel = None;
     }
 
-    /// How many questions it has asked.
+    /// The number of misses that it has sent.
     pub(crate) fn asked(&self) -> usize {
         self.shared.lock().asked
     }
 
-    /// Asks what `address` stands for, as often as there is room in the channel.
+    /// Sends misses of `address`, as many as there is room for in the channel.
     pub(crate) fn flood(&self, address: u64) -> usize {
         let shared = self.shared.lock();
         let question = question(Miss { address, access: Permissions::Read });
@@ -248,7 +248,7 @@ impl TestPeer {
         self.shared.lock().loaded.clone()
     }
 
-    /// Where it has guest memory mapped: addresses and lengths.
+    /// The regions of guest memory that it has mapped: addresses and lengths.
     pub(crate) fn regions(&self) -> Vec<(u64, u64)> {
         self.shared.lock().regions.clone()
     }
@@ -258,7 +258,7 @@ impl TestPeer {
         self.shared.lock().may_map = lets;
     }
 
-    /// Says that a ring makes no sense.
+    /// Reports a ring as invalid.
     pub(crate) fn call_rings_broken(&self) {
         self.shared.lock().breaks = true;
     }
@@ -277,7 +277,7 @@ struct Session<'a> {
     script: &'a Script,
     shared: &'a Mutex<Shared>,
     rings: Rings,
-    /// What reads or writes its state.
+    /// The thread that reads or writes its state.
     transfer: Option<JoinHandle<Vec<u8>>>,
     /// The end of a pipe that stays open.
     pipe: Option<File>,
@@ -314,7 +314,7 @@ impl Session<'_> {
         }
     }
 
-    /// Hears one request. Returns whether the other side is still there.
+    /// Receives one request. Returns true if the other side is still connected.
     fn answer_one(&mut self, stream: &UnixStream) -> bool {
         let mut header = [0; HEADER];
         // A request comes in one piece: it is sent in one piece, and is small.
@@ -336,7 +336,7 @@ impl Session<'_> {
         let answer = match answer {
             Ok(Some(answer)) => answer,
             done if header.flags & NEED_REPLY != 0 => longs(&[u64::from(done.is_err() || is(&self.script.refused))]),
-            // Who cannot refuse hangs up.
+            // A peer that cannot refuse closes the connection.
             Err(()) => return false,
             Ok(None) => return true,
         };
@@ -349,7 +349,7 @@ impl Session<'_> {
         self.shared.lock().config.clone().unwrap_or_else(|| self.script.config.clone())
     }
 
-    /// Does what was asked. Returns how it is called, and the answer, if it has one.
+    /// Carries out a request. Returns its name, and the answer, if it has one.
     fn obey(
         &mut self,
         request: u32,
@@ -424,7 +424,7 @@ impl Session<'_> {
             22 => named(&self.rings.learn(payload), None),
             24 => {
                 let config = self.config();
-                // One that is asked for more than it has answers that it has nothing.
+                // A request for more than it has gets an empty answer.
                 let (size, config) = if number as usize > config.len() { (0, &[][..]) } else { (number, &config[..]) };
                 let config = &config[..size as usize];
                 named("GET_CONFIG", Some([&numbers(&[index, size, 0]), config].concat()))
@@ -482,7 +482,7 @@ impl Session<'_> {
         }
     }
 
-    /// Loads or saves its state by a thread, which the check waits for. Returns the answer.
+    /// Loads or saves its state in a thread, for which the check waits. Returns the answer.
     fn transfer(&mut self, loads: bool, mut pipe: File) -> Result<Option<Vec<u8>>, ()> {
         if self.script.refused.contains(&Request::SET_DEVICE_STATE_FD) {
             return Ok(Some(longs(&[1 | NO_FD])));
@@ -504,14 +504,14 @@ impl Session<'_> {
     }
 }
 
-/// A question, as it is sent.
+/// A miss as a message.
 fn question(miss: Miss) -> Vec<u8> {
     let [read, write] = [Permissions::Read, Permissions::Write].map(|access| u8::from(miss.access.allow(access)));
     let about = [read | write << 1, 1, 0, 0, 0, 0, 0, 0];
     [Header { request: 1, flags: 0, len: 32 }.bytes(), longs(&[miss.address, 0, 0]), about.to_vec()].concat()
 }
 
-/// Receives a whole header, with the descriptors that came beside it.
+/// Receives a whole header, with the descriptors that came with it.
 fn receive(stream: &UnixStream, header: &mut [u8; HEADER]) -> Option<Vec<OwnedFd>> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -1,5 +1,4 @@
-//! The rings as a peer sees them: mapped by itself, named by addresses of another process or as their driver calls
-//! them.
+//! The rings as a peer sees them: mapped by itself, at addresses of another process or at the driver's I/O addresses.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +15,7 @@ use crate::backend::iotlb::Miss;
 use crate::memory::Translate;
 use crate::{DmaSpace, DmaView, GuestMap, GuestRegion, Memory};
 
-/// A ring, as far as it is known.
+/// A ring, as far as it is set up.
 #[derive(Default)]
 pub(crate) struct PeerRing {
     pub size: u16,
@@ -39,7 +38,8 @@ fn region(at: &[u8], file: OwnedFd) -> GuestRegion {
     GuestRegion::from_range(GuestAddress(address), size as usize, Some(file)).unwrap()
 }
 
-/// Where the region that is described at the start of `at` is in the other process, its length, and where in the guest.
+/// The address of the region described at the start of `at` in the other process, its length, and its address in the
+/// guest.
 fn place(at: &[u8]) -> [u64; 3] {
     [16, 8, 0].map(|field| u64_at(at, field).unwrap())
 }
@@ -48,17 +48,17 @@ fn place(at: &[u8]) -> [u64; 3] {
 pub(crate) struct Rings {
     rings: Vec<PeerRing>,
     memory: Option<GuestMap>,
-    /// What an address of the other process is more than the guest's, in the first region.
+    /// The difference of an address in the other process and in the guest, for the first region.
     offset: u64,
-    /// Where regions are in the other process, their lengths, and where in the guest.
+    /// The addresses of regions in the other process, their lengths, and their addresses in the guest.
     places: Vec<[u64; 3]>,
     /// The device status.
     pub status: u64,
-    /// Where pages that are written are noted.
+    /// The log of written pages.
     pub log: Option<File>,
-    /// Whether they are.
+    /// True if writes are logged.
     pub logs: bool,
-    /// What addresses stand for, if they are translated.
+    /// The translations, if there are any.
     pub iotlb: Option<Arc<Iotlb>>,
 }
 
@@ -76,7 +76,7 @@ impl Rings {
         }
     }
 
-    /// Changes a ring. One that does not exist is a bug of the test's or of the frontend's.
+    /// Changes a ring. A missing ring is a bug of the test or of the frontend.
     pub(crate) fn set(&mut self, index: u32, change: impl FnOnce(&mut PeerRing)) -> Option<Vec<u8>> {
         change(&mut self.rings[index as usize]);
         None
@@ -100,7 +100,7 @@ impl Rings {
         self.memory = Some(memory.insert_region(region).unwrap());
     }
 
-    /// Where each region of guest memory is, and its length.
+    /// The address and the length of each region of guest memory.
     pub(crate) fn regions(&self) -> Vec<(u64, u64)> {
         let memory = self.memory.iter().flat_map(GuestMap::iter);
         memory.map(|region| (region.start_addr().0, region.len())).collect()
@@ -119,13 +119,13 @@ impl Rings {
         queue.set_avail_ring_address(halves(available).0, halves(available).1);
         queue.set_used_ring_address(halves(used).0, halves(used).1);
         queue.set_next_avail(ring.base);
-        // It is told where its rings are before they start.
+        // It has the rings' translations before they start.
         queue.set_next_used(space.pass().read_obj(GuestAddress(used + 2)).unwrap());
         queue.set_ready(true);
         (ring.kick, ring.queue) = (Some(kick), Some(queue));
     }
 
-    /// What addresses of rings and buffers stand for.
+    /// The address space of rings and buffers.
     fn space(&self) -> Option<DmaSpace> {
         let memory = Memory::new(self.memory.clone()?);
         Some(match &self.iotlb {
@@ -134,7 +134,7 @@ impl Rings {
         })
     }
 
-    /// Learns what a range stands for, or forgets it.
+    /// Adds or removes a translation.
     pub(crate) fn learn(&self, payload: &[u8]) -> String {
         self.iotlb.as_ref().expect("the feature was agreed on").learn(payload, |host| {
             let of = |[start, len, at]: &[u64; 3]| {
@@ -144,12 +144,12 @@ impl Rings {
         })
     }
 
-    /// What it has to ask.
+    /// Takes the misses to send.
     pub(crate) fn misses(&self) -> Vec<Miss> {
         self.iotlb.as_ref().map(|iotlb| iotlb.misses()).unwrap_or_default()
     }
 
-    /// Stops a ring, and returns where it goes on.
+    /// Stops a ring, and returns its position.
     pub(crate) fn stop(&mut self, index: u32) -> u16 {
         let ring = &mut self.rings[index as usize];
         assert!(!ring.enabled, "a ring is disabled before it is stopped");
@@ -157,7 +157,7 @@ impl Rings {
         ring.queue.take().unwrap().next_avail()
     }
 
-    /// Whether none runs.
+    /// True if no ring runs.
     pub(crate) fn are_stopped(&self) -> bool {
         self.rings.iter().all(|ring| ring.queue.is_none())
     }
@@ -175,8 +175,7 @@ impl Rings {
         rustix::io::write(self.rings[0].error.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// Carries frames between the wire and those rings that are enabled. Returns how many buffers were taken to be
-    /// kept.
+    /// Moves frames between the wire and the enabled rings. Returns the number of buffers that were taken and kept.
     pub(crate) fn carry(&mut self, wire: BorrowedFd<'_>, keeps_buffers: bool) -> usize {
         let Some(space) = self.space() else { return 0 };
         let memory = &*space.pass();
@@ -202,12 +201,12 @@ impl Rings {
     }
 }
 
-/// The log, as far as pages are noted.
+/// The log, if writes are logged.
 #[derive(Clone, Copy)]
 struct Log<'l>(Option<&'l File>);
 
 impl Log<'_> {
-    /// Notes the page at `address`, by the file: nobody else writes to it in these tests but who takes the notes.
+    /// Marks the page at `address`, through the file: in these tests nothing else writes to it.
     fn note(self, address: u64) {
         let Some(file) = self.0 else { return };
         let (page, mut byte) = (address / 4096, [0]);
@@ -240,7 +239,7 @@ fn fill(queue: &mut Queue, memory: &DmaView, wire: BorrowedFd<'_>, log: Log<'_>,
     done
 }
 
-/// The guest physical address of what is written.
+/// The guest physical address of a write.
 fn found(memory: &DmaView, address: u64) -> u64 {
     let mut slices = memory.get_slices(GuestAddress(address), 1, Permissions::Write).unwrap();
     let slice = slices.next().unwrap().unwrap();
@@ -250,8 +249,8 @@ fn found(memory: &DmaView, address: u64) -> u64 {
     region.start_addr().0 + (host - region.as_ptr() as u64)
 }
 
-/// The next chain, if all of it and of the rings is within reach. What is not is asked for, and the chain is taken
-/// when it was told.
+/// The next chain, if all of it and of the rings is mapped. Otherwise a miss is sent, and the chain is taken when the
+/// mapping has arrived.
 fn take(queue: &mut Queue, memory: &DmaView) -> Option<(u16, Vec<Descriptor>)> {
     let within = |(at, len): (u64, u64), access| memory.check_range(GuestAddress(at), len as usize, access);
     let [descriptors, available, used] = crate::ring::areas(queue.size());

@@ -209,7 +209,7 @@ fn features_pairs_and_mtu_have_to_come_back() {
     assert_eq!(comes_back(|script| script.features &= !(1 << VIRTIO_NET_F_CSUM)), lacks("the feature bits 0"));
     assert_eq!(comes_back(|script| script.config[10] = 0x77), lacks("an MTU of 1400: its own is 1399"));
     assert_eq!(comes_back(|script| script.queue_num = 1), lacks("2 pairs of queues"));
-    // More is welcome, and what no NIC is offered does not matter.
+    // Additional features are accepted, and features that no NIC is offered do not matter.
     assert_eq!(comes_back(|script| script.features |= 1 << 26), Ok(()));
     assert_eq!(comes_back(|script| script.features &= !(1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)), Ok(()));
     assert_eq!(comes_back(|script| script.config[10] = 0x79), Ok(()));
@@ -245,7 +245,7 @@ fn a_successor_that_takes_long_to_map_memory_keeps_neither_commands_nor_a_stop_w
     await_loss(&guest, true);
     let successor = rig.peer(Script { maps_late: true, ..Script::new(1) });
     eventually("the last question before", || successor.heard().iter().any(|heard| heard == "GET_QUEUE_NUM"));
-    // It is waited for, for a moment; then the worker does what else there is to do, and goes on to wait for it.
+    // It is awaited for a moment; then the worker serves other events before it waits again.
     for _ in 0..3 {
         assert_eq!(guest.command(2, &[0, 0, 1]), 0);
         assert!(guest.net.backend_lost());
@@ -409,7 +409,7 @@ fn a_peer_that_hangs_when_it_is_to_stop_is_given_up_in_time() {
     let may_still_write =
         |guest: &Guest| guest.net.memory_user().unwrap().may_still_write(Instant::now() + Duration::from_secs(1));
     assert!(may_still_write(&guest));
-    // It is connected to again, without a word to anybody: no driver was there.
+    // The connection is made anew, without a notification: no driver was there.
     guest.start_at_once(guest.net.features());
     rig.check_traffic(&mut guest, 60);
     assert_eq!(peer.connections(), 2);

@@ -1,4 +1,4 @@
-//! Paths where nothing listens, or the wrong program does.
+//! Paths without a listener, or with the wrong one.
 
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 
@@ -39,7 +39,7 @@ fn a_path_at_which_nobody_is_is_refused_with_the_way_out() {
 fn a_path_that_no_socket_can_have_or_that_is_closed_to_us_is_told_apart() {
     let long = VhostUserSocket::of_peer("x".repeat(200).into()).first(Instant::now(), None).unwrap_err().to_string();
     assert!(long.contains("File name too long"), "{long}");
-    // A test that runs as root is let in anywhere.
+    // A test that runs as root has access to every path.
     let closed = VhostUserSocket::of_peer("/run/vf1.sock".into()).unreachable(Errno::ACCESS).to_string();
     assert!(
         closed.starts_with("socket=/run/vf1.sock: no permission to use it; give this user write access"),

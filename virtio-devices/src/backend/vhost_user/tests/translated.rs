@@ -1,4 +1,4 @@
-//! A NIC behind an IOMMU, over a peer that asks what addresses stand for.
+//! A NIC behind an IOMMU, over a peer with IOTLB messages.
 
 use std::thread;
 
@@ -12,11 +12,11 @@ use crate::memory::Translate;
 use crate::{DmaSpace, NetSpec, SharedLog, VirtioDevice};
 
 const PAGE: u64 = 4096;
-/// The NIC's number, and where its driver has a page: as it calls it, and in the guest's memory.
+/// The NIC's endpoint, and a page of its driver: the I/O address, and the address in the guest's memory.
 const ENDPOINT: u32 = 0x100;
 const IOVA: u64 = 0x40_0000_0000;
 const TARGET: u64 = BUFFERS + 8 * PAGE;
-/// What the rings are mapped by.
+/// The message that maps the rings.
 const RINGS: &str = "UPDATE 0x0+0x30000=0x0 ReadWrite";
 
 /// A NIC in a domain of its own in which its rings are mapped, and the drivers of both.
@@ -63,7 +63,7 @@ impl Machine {
         self.guest.workers = self.guest.net.start(start).unwrap();
     }
 
-    /// Lets the driver begin anew after its device has given up.
+    /// Lets the driver start anew after its device has given up.
     fn start_again(&mut self) {
         self.guest.stop();
         self.guest.net.reset();
@@ -253,7 +253,7 @@ fn a_peer_that_does_not_forget_is_lost_and_says_why_and_its_successor_is_told_an
     let path = machine.rig.path().display().to_string();
     let [line] = &logged(&path)[..] else { panic!("{:?}", logged(&path)) };
     assert!(line.contains("does not forget") && line.contains("may still reach memory"), "{line}");
-    // What it was told goes with it.
+    // Its translations are lost with it.
     let begun = Instant::now();
     machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
     machine.unmap((IOVA, PAGE));
@@ -302,7 +302,7 @@ fn what_is_taken_from_a_peer_that_did_not_hear_an_answer_is_told_as_if_it_had_no
         peer.await_heard("STATUS 15");
         peer.keep_translations();
         let begun = Instant::now();
-        // The worker answers, and waits for the peer to say that it has heard.
+        // The worker answers, and waits for the peer's acknowledgement.
         assert!(peer.flood(0x1000) > 0);
         peer.await_heard("IOTLB");
         if is_attach {
@@ -354,7 +354,7 @@ fn a_peer_that_is_gone_is_followed_by_one_that_asks_too_and_by_no_other() {
     peer.await_heard("STATUS 15");
     drop(peer);
     await_loss(&machine.guest, true);
-    // Nobody is told, and nobody waits.
+    // No message is sent, and no thread waits.
     machine.unmap((IOVA, PAGE));
     machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
 
@@ -403,7 +403,7 @@ fn a_function_goes_into_bypass_and_back_while_its_queues_run() {
         let bypass = domain == 2;
         machine.ask(Request::Attach { domain, endpoint: ENDPOINT, bypass });
         if !bypass {
-            // The domain went with its last function, and the rings with it.
+            // The domain was deleted with its last function, and the rings' mappings with it.
             machine.map((0, 0x3_0000), 0, Permissions::ReadWrite);
             machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
             machine.start_again();

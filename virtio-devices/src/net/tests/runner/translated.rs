@@ -9,7 +9,7 @@ use crate::memory::Translate;
 
 const START: &str = "start [(0, 0), (1, 0)] pairs=1 fresh=true";
 
-/// A NIC that runs, in a domain where its rings are mapped.
+/// A running NIC, in a domain where its rings are mapped.
 fn started(backend: &Scripted) -> (Guest, Arc<Iommu>, Behind) {
     let iommu = Iommu::new(48);
     let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
@@ -51,7 +51,7 @@ fn what_a_backend_could_not_do_without_saying_why_is_looked_up_and_told() {
     let backend = Scripted::new(1);
     let (mut guest, iommu, _behind) = started(&backend);
     backend.script.lock().positions = vec![Some(1), Some(0)];
-    // The first was within reach, and was taken.
+    // The first was mapped, and was taken.
     guest.queues[0].add(&[(0x8_0000, 64, WRITE)]);
     guest.queues[0].add(&[(0x8_1000, 64, WRITE), (BUFFERS, 64, WRITE), (BUFFERS + 0x1000, 64, WRITE)]);
     guest.queues[1].add(&[(0x8_2000, 64, 0)]);

@@ -108,7 +108,7 @@ proptest! {
         check(&made, size);
     }
 
-    /// Bytes of a packet are replaced: what is cut is as long as it says, or it is refused.
+    /// Bytes of a packet are replaced: the segments have the announced length, or the packet is refused.
     #[test]
     fn nothing_that_a_guest_writes_does_harm(
         made in packets(),

@@ -25,7 +25,7 @@ fn sequence(made: &Made, segment: &[u8]) -> u32 {
     u32::from_be_bytes(segment[made.l4() + 4..][..4].try_into().unwrap())
 }
 
-/// What holds for the segments of any packet.
+/// Checks the invariants of the segments of any packet.
 pub(super) fn check(made: &Made, size: usize) {
     let (frame, segments) = (made.frame(), cut(made, size));
     let (ip, l4, headers) = (made.ip(), made.l4(), made.headers());
@@ -35,7 +35,7 @@ pub(super) fn check(made: &Made, size: usize) {
     for (at, segment) in segments.iter().enumerate() {
         assert!(is_right(made, segment, true), "{at}: checksums");
         assert_eq!(segment.len() - headers, if at < last { size } else { made.data.len() - last * size });
-        // All but what segments differ by.
+        // Everything except the fields that differ between segments.
         assert_eq!(segment[..ip], frame[..ip], "addresses and tags");
         if made.v6 {
             assert_eq!(number(segment, ip + 4), segment.len() - ip - 40);
@@ -87,7 +87,7 @@ fn options_and_extension_headers_are_in_every_segment() {
     let options = vec![1, 1, 1, 0];
     let tcp_options = vec![1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
     check(&Made { options, tcp_options: tcp_options.clone(), ..Made::of(false, true, 5000) }, 1200);
-    // Destination options, and a routing header whose stops are behind it.
+    // Destination options, and a routing header without segments left.
     let extensions = [[43, 0, 1, 4, 0, 0, 0, 0], [6, 0, 2, 0, 0, 0, 0, 0]].concat();
     check(&Made { options: extensions, tcp_options, ..Made::of(true, true, 5000) }, 1200);
 }

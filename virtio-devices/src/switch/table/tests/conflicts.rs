@@ -5,7 +5,7 @@ use crate::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
 
 const SHARED: Mac = [0x52, 0x54, 0, 0, 9, 9];
 
-/// Who has the shared address in a VLAN, and how many claims each of the functions lost.
+/// The owner of the shared address in a VLAN.
 fn owner(table: &Table, tags: &[u16]) -> Option<PortIndex> {
     match table.route(UPLINK, &head(FAR, SHARED, tags)) {
         Ok(Route::One(port)) | Err(Miss::Closed(port)) => Some(port),

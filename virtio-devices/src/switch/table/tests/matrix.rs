@@ -1,4 +1,4 @@
-//! Who reaches whom.
+//! Reachability between ports.
 
 use super::*;
 
@@ -12,7 +12,7 @@ enum To {
     Broadcast,
     /// For a group that the first VF has joined.
     Joined,
-    /// For a group that nobody has joined.
+    /// For a group that no port has joined.
     NotJoined,
 }
 
@@ -39,8 +39,8 @@ impl To {
     }
 }
 
-/// Uplink, PF, and three VFs: the first has joined a group, the second is trusted and promiscuous, and the third asks
-/// for the same without being trusted. With these changes.
+/// Uplink, PF, and three VFs, with changes: the first VF has joined a group, the second is trusted and promiscuous, and
+/// the third requests the same without trust.
 fn switch(mode: SwitchMode, change: impl FnOnce(&mut [PortSpec<'_>; 5])) -> Table {
     let (trusted, untrusted) = (Policy::default(), Policy { trusted: false, ..Policy::default() });
     let groups = [GROUP];
@@ -66,7 +66,7 @@ fn result(table: &Table, from: PortIndex, source: Mac, to: To) -> String {
     }
 }
 
-/// A row for each kind of frame, with what each port's goes to.
+/// A row for each kind of frame, with the destinations from each port.
 type Matrix = [[&'static str; 5]; 8];
 
 fn check(table: &Table, expected: &Matrix) {
@@ -181,7 +181,8 @@ fn a_reflection_goes_where_it_should_but_not_back_to_its_sender() {
     assert_eq!(reflected(&isolated, VF[0], To::Port(VF[1])), "isolated");
     assert_eq!(reflected(&isolated, VF[1], To::Port(VF[0])), "isolated");
     assert_eq!(reflected(&isolated, PF, To::Port(VF[0])), "2");
-    // A bridge behind the uplink that knows its port reflects nothing: there it is another with this address.
+    // A bridge behind the uplink that knows its port reflects nothing: there the source is another device with this
+    // address.
     assert_eq!(reflected(&switch(SwitchMode::Veb, |_| ()), PF, To::Broadcast), "1 2 3 4");
 }
 

@@ -1,4 +1,4 @@
-//! What holds for any ports and frames.
+//! Properties that hold for any ports and frames.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
 
-/// A port, with what its description refers to.
+/// A port and the data that its description refers to.
 #[derive(Debug, Clone)]
 struct Given {
     role: Role,
@@ -55,7 +55,7 @@ impl Given {
     }
 }
 
-/// Few, so that they meet.
+/// A few addresses, so that they collide.
 fn unicast_macs() -> impl Strategy<Value = Mac> {
     (0..6_u8).prop_map(|last| [2, 0, 0, 0, 0, last])
 }
@@ -167,7 +167,7 @@ proptest! {
         }
     }
 
-    /// Every function that has an address gets the frames for it, or another does, and a conflict is counted.
+    /// Every function that has an address gets its frames, or another function does and a conflict is counted.
     #[test]
     fn an_address_is_never_lost(ports in ports(), head in frames()) {
         let ports: Vec<_> = [Given { role: Role::Uplink, open: true, ..uplink() }].into_iter()
@@ -190,7 +190,7 @@ proptest! {
         }
     }
 
-    /// The same ports have the same owners again, however often the table is made.
+    /// The same ports have the same owners again, however often the table is rebuilt.
     #[test]
     fn a_table_of_the_same_ports_is_the_same(first in ports(), ports in ports(), head in frames()) {
         let first = build(SwitchMode::Veb, &first, None);
