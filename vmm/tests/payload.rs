@@ -53,7 +53,8 @@ fn a_compressed_kernel_is_refused_with_the_way_to_unpack_it() {
         (b"BZh9", "bzip2"),
     ] {
         let message = error(&Guest::with_kernel(&[magic, &[0; 4096]].concat()));
-        let expected = format!("/kernel: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that");
+        let expected =
+            format!("/kernel: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that");
         assert!(message.ends_with(&expected), "{message}");
         // A file that ends within the mark.
         assert!(error(&Guest::with_kernel(&magic[..1])).contains("neither a bzImage"));

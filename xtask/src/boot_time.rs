@@ -23,13 +23,7 @@ const OPEN_FILES: u32 = 8192;
 
 /// Measures each start and each number of VFs `runs` times, or only `vfs` VFs, of this commit's VMM or another. Time is
 /// virtual, one nanosecond per instruction, so that the figures do not depend on the machine or its load.
-pub(crate) fn run(
-    lab: &Lab,
-    workspace: &Path,
-    runs: usize,
-    vfs: Option<usize>,
-    vmm: Option<&Path>,
-) -> Result<()> {
+pub(crate) fn run(lab: &Lab, workspace: &Path, runs: usize, vfs: Option<usize>, vmm: Option<&Path>) -> Result<()> {
     apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
     let vmm = vmm.map_or_else(|| build::vmm(workspace), |path| path.canonicalize().context(path.display()))?;
     let measure = build::program(workspace, "measure")?;

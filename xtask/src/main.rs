@@ -183,7 +183,7 @@ enum LabTask {
         /// How often each figure is measured
         #[arg(long, default_value_t = 3)]
         runs: usize,
-        /// Measures only this many VFs: 7, 64 or 255
+        /// Measures only this many VFs: 7, 64 or 255; with 0, only starts
         #[arg(long)]
         vfs: Option<usize>,
         /// A static binary of the VMM in the checkout, of another commit

@@ -96,7 +96,9 @@ impl Test {
         match self.file.as_str() {
             IOMMUFD_TESTS => Machine::IOMMUFD,
             file if file.starts_with(VFIO_TESTS) => Machine::VFIO,
-            file if file.starts_with(FIRMWARE_TESTS) || file.starts_with(TIMER_TESTS) => Machine::plain(Clock::Instructions),
+            file if file.starts_with(FIRMWARE_TESTS) || file.starts_with(TIMER_TESTS) => {
+                Machine::plain(Clock::Instructions)
+            }
             _ => Machine::plain(Clock::Real),
         }
     }
