@@ -1,7 +1,8 @@
 //! Boots what a cloud boots: a disk with a Debian of its own, by firmware, told who it is by cloud-init's disk. Once
 //! the disk is raw, and once it is a qcow2 image over that one; by UEFI firmware, and by Cloud Hypervisor's own.
 //!
-//! A unit of systemd enables the VFs of the guest's NIC, as an administrator would have it done at each start.
+//! A unit of systemd enables the VFs of the guest's NIC, as an administrator would have it done at each start. The
+//! command that starts the guest is README's first example.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -34,8 +35,12 @@ const HYPERVISOR_FW: &str = "shared/firmware/hypervisor-fw";
 const LOADER: &str = "default lab\n";
 const KERNEL_FILE: &str = "linux";
 const INITRAMFS_FILE: &str = "initrd";
-/// The number of VFs of the guest's NIC.
-const VFS: usize = 4;
+/// The number of VFs of the guest's NIC, and the tap of the first; the others have the PF's name and their index.
+const VFS: usize = 8;
+const FIRST_TAP: &str = "tenant-a";
+/// README, and how the command of its first example begins.
+const README: &str = include_str!("../../README.md");
+const EXAMPLE: &str = "\nsudo target/release/cloud-hypervisor ";
 /// The unit that enables all VFs of each PF. systemd replaces `$name` and `%x` itself; doubled, they reach the shell.
 const UNIT: &str = "[Unit]
 Description=VFs
@@ -51,7 +56,7 @@ WantedBy=multi-user.target
 const LOGIN: &str = "named-by-cloud-init login: ";
 /// What the guest says in the end: who cloud-init told it that it is, the state of the unit, its VFs that have a
 /// driver, and what it knows of the machine by SMBIOS.
-const EXPECTED: &str = "@@guest named-by-cloud-init, active, 4 VFs, serial number S42";
+const EXPECTED: &str = "@@guest named-by-cloud-init, active, 8 VFs, serial number S42";
 /// VF n gets the address 10.79.n.2. The line begins behind an empty one: a login prompt may be there.
 const USER_DATA: &str = "#cloud-config
 hostname: named-by-cloud-init
@@ -149,24 +154,38 @@ fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) ->
             (overlay, "--kernel", ",image_type=qcow2,backing_files=on", "qemu-img check /tmp/disk &&")
         }
     };
+    let changes = [
+        ("--firmware hypervisor-fw", format!("{option} {}", quote(firmware))),
+        ("path=debian.raw", format!("path=/tmp/disk{key}")),
+        ("path=cidata.iso", format!("path={}", quote(seed))),
+        ("--serial tty", "--serial file=/tmp/serial".into()),
+    ];
     Ok(format!(
         "cp {source} /tmp/disk || exit 1; \
-         {vmm} {option} {firmware} --disk path=/tmp/disk{key} path={seed},readonly=on \
-         --net tap=pf0,sriov_vfs={VFS} --cpus boot=1 --memory size=768M --platform system_serial_number=S42 \
-         --serial file=/tmp/serial --console off & \
+         {vmm} {arguments} --platform system_serial_number=S42 & \
          vmm=$!; waited=0; \
          until grep -qs '^@@guest ' /tmp/serial && grep -qs ' login: ' /tmp/serial; do \
          sleep 1; waited=$((waited + 1)); [ $waited -lt {LIMIT} ] && kill -0 $vmm || break; done; \
-         answers=0; for vf in $(seq 0 $(({VFS} - 1))); do \
-         ip addr add 10.79.$vf.1/24 dev pf0v$vf && ip link set pf0v$vf up && \
-         ping -c 3 -W 20 -I pf0v$vf 10.79.$vf.2 && answers=$((answers + 1)); done; \
+         answers=0; for vf in $(seq 0 $(({VFS} - 1))); do tap=pf0v$vf; [ $vf = 0 ] && tap={FIRST_TAP}; \
+         ip addr add 10.79.$vf.1/24 dev $tap && ip link set $tap up && \
+         ping -c 3 -W 20 -I $tap 10.79.$vf.2 && answers=$((answers + 1)); done; \
          cat /tmp/serial; echo; kill $vmm; wait $vmm; echo \"after $waited s, $answers VFs answer\"; {check} \
          [ $answers -eq {VFS} ] && grep -q '{LOGIN}' /tmp/serial && grep -q '^{EXPECTED}' /tmp/serial",
         source = quote(&source),
         vmm = quote(vmm),
-        firmware = quote(firmware),
-        seed = quote(seed),
+        arguments = example(&changes)?,
     ))
+}
+
+/// The arguments of README's first example, in which each of `changes` is made once.
+fn example(changes: &[(&str, String)]) -> Result<String> {
+    let arguments = README.split_once(EXAMPLE).and_then(|(_, rest)| rest.split_once("\n```"));
+    let (arguments, _) = arguments.ok_or_else(|| Error::new(format!("README.md has no example{EXAMPLE}")))?;
+    let arguments = arguments.replace("\\\n", " ");
+    changes.iter().try_fold(arguments, |arguments, (from, to)| match arguments.matches(from).count() {
+        1 => Ok(arguments.replace(from, to)),
+        count => Err(Error::new(format!("the first example of README.md has {from:?} {count} times, not once"))),
+    })
 }
 
 /// The guest's disk: an EFI system partition with a kernel in both forms that firmware starts, and Debian. It is made
@@ -253,4 +272,19 @@ fn seed(lab: &Lab) -> Result<PathBuf> {
     command.args(["-quiet", "-output"]).arg(&image).args(["-volid", "CIDATA", "-joliet", "-rock"]);
     output(command.arg(&folder))?;
     Ok(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readmes_first_example_is_what_boots_a_cloud_image() {
+        let changed = ("path=debian.raw", "path=/d".to_string());
+        let arguments = example(&[changed]).unwrap();
+        assert!(arguments.starts_with("--firmware hypervisor-fw ") && arguments.contains("path=/d path=cidata.iso"));
+        assert!(arguments.contains(&format!("sriov_vfs={VFS}")) && arguments.contains(&format!("tap={FIRST_TAP}")));
+        assert!(!arguments.contains(['\\', '\n', '`']), "{arguments}");
+        assert!(example(&[("no such words", String::new())]).is_err());
+    }
 }

@@ -12,6 +12,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use parking_lot::Mutex;
+
 use crate::apt;
 use crate::error::{Context, Error, Result};
 use crate::lab::Lab;
@@ -25,7 +27,10 @@ const FAULT: &str = "89 b3 .. .. ff ff c7 83 .. .. 00 00 00 00 00 00 48 c7 83 ..
 /// What replaces the first instruction: a NOP of the same length.
 const NOTHING: [u8; 6] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
 
-/// The command that runs the patched copy, which is made anew each time. A QEMU without that code runs unpatched; a
+/// Held while the copy is looked at and written, as workers boot their machines side by side.
+static COPY: Mutex<()> = Mutex::new(());
+
+/// The command that runs the patched copy, which is written if it is not there. A QEMU without that code runs unpatched; a
 /// line says so.
 pub(crate) fn command(lab: &Lab) -> Result<Command> {
     let program = apt::find_program(PROGRAM).ok_or_else(|| Error::new(format!("{PROGRAM} is not in PATH")))?;
@@ -53,6 +58,10 @@ fn install(folder: &Path, program: &Path, image: &[u8]) -> Result<PathBuf> {
         if fs::symlink_metadata(&link).is_err() {
             symlink(&place, &link).context(link.display())?;
         }
+    }
+    let _held = COPY.lock();
+    if fs::read(&target).is_ok_and(|have| have == image) {
+        return Ok(target);
     }
     // A running copy keeps its old file.
     fs::write(&new, image).context(new.display())?;

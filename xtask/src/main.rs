@@ -183,9 +183,12 @@ enum LabTask {
         /// Number of measurements of each figure
         #[arg(long, default_value_t = 3)]
         runs: usize,
-        /// Measures only this many VFs: 7, 64 or 255
+        /// Measures only this many VFs: 7, 64 or 255; with 0, only starts
         #[arg(long)]
         vfs: Option<usize>,
+        /// A static binary of the VMM in the checkout, of another commit
+        #[arg(long)]
+        vmm: Option<PathBuf>,
     },
     /// Enables and disables VFs under traffic, and checks that the host leaks nothing
     Stress {
@@ -347,7 +350,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
             return Ok(status == 0);
         }
         LabTask::VpVdpa { nics, command } => return Ok(vp_vdpa::run(&lab, workspace, *nics, command.as_deref())? == 0),
-        LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
+        LabTask::BootTime { runs, vfs, vmm } => boot_time::run(&lab, workspace, *runs, *vfs, vmm.as_deref())?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
         LabTask::CloudImage { form, firmware } => return cloud_image::run(&lab, workspace, *form, *firmware),
         LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,

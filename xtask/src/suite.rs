@@ -29,6 +29,11 @@ const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
 /// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
 /// in firmware, by an assertion on its own lock, unless the machine's clock counts instructions.
 const FIRMWARE_TESTS: &str = "firmware";
+/// As [`FIRMWARE_TESTS`], of tests in which guests measure time against a device. In real time, an exit in the nested lab
+/// takes longer than Linux allows for a read of one.
+const TIMER_TESTS: &str = "timers";
+/// Tests with this in their names boot Debian's generic kernel, which has what the cloud kernel lacks.
+const GENERIC_TESTS: &str = "generic";
 /// The files of tests that pass devices of the first-level machine through to guests begin with this.
 const VFIO_TESTS: &str = "vfio";
 /// The file of those of them that need a kernel with iommufd.
@@ -91,7 +96,9 @@ impl Test {
         match self.file.as_str() {
             IOMMUFD_TESTS => Machine::IOMMUFD,
             file if file.starts_with(VFIO_TESTS) => Machine::VFIO,
-            file if file.starts_with(FIRMWARE_TESTS) => Machine::plain(Clock::Instructions),
+            file if file.starts_with(FIRMWARE_TESTS) || file.starts_with(TIMER_TESTS) => {
+                Machine::plain(Clock::Instructions)
+            }
             _ => Machine::plain(Clock::Real),
         }
     }
@@ -132,6 +139,9 @@ impl Suite<'_> {
         }
         if queue.lock().iter().any(|test| test.name.contains(BACKPORTS)) {
             self.lab.prepare(BACKPORTS)?;
+        }
+        if queue.lock().iter().any(|test| test.name.contains(GENERIC_TESTS)) {
+            self.lab.prepare(IGB_KERNEL)?;
         }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));

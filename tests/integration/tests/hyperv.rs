@@ -15,7 +15,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use code::Code;
-use integration::{Api, Guest, HostTap, Kernel, Pf, Subnet, Vf, VmmCommand, spec_with_vfs, vf_taps};
+use integration::{
+    Api, Backend, Bridge, Guest, HostTap, Kernel, Pf, Plan, Stream, Subnet, Vf, VmmCommand, spec_with_vfs, vf_taps,
+};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -305,6 +307,53 @@ fn a_guest_of_hyperv_takes_timer_messages_across_a_restore(#[case] mode: &str) {
     assert_eq!(vmm.errors(), "", "the VMM printed no errors");
 }
 
+/// Waits until the migration is over at this side, and returns the state.
+fn ended(api: &Api) -> Value {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let progress = api.get("vm.migration-progress").body;
+        if progress["state"] != "active" {
+            return progress["state"].clone();
+        }
+        assert!(Instant::now() < until, "{progress}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The guest of the restore moves while its timer runs, there and back. Its time never goes back, and no message is
+/// lost.
+#[test]
+fn a_guest_of_hyperv_takes_timer_messages_across_migrations() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| -> PathBuf { folder.path().join(name) };
+    fs::write(path("kernel"), files::kernel(&tiny())).unwrap();
+    let sites = ["one", "other"].map(start);
+    let config = json!({
+        "payload": {"kernel": path("kernel")}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2, "kvm_hyperv": true},
+        "memory": {"size": 32 << 20}, "console": {"mode": "Off"},
+        "serial": {"mode": "File", "file": path("reports")},
+    });
+    assert_eq!(sites[0].0.put_json("vm.create", &config).status, 204);
+    assert_eq!(sites[0].0.put("vm.boot").status, 204);
+    let mut seen = reports(&path("reports"), FIRST + 2 * LATER).len();
+    for (from, to) in [(0, 1), (1, 0)] {
+        let url = format!("unix:{}", path(&format!("to-{to}")).display());
+        let received = sites[to].0.put_json("vm.receive-migration", &json!({"receiver_url": url, "detach": true}));
+        assert_eq!(received.status, 204, "{}", received.body);
+        let sent = sites[from].0.put_json("vm.send-migration", &json!({"destination_url": url}));
+        assert_eq!(sent.status, 204, "{}", sent.body);
+        assert_eq!((ended(&sites[from].0), ended(&sites[to].0)), (json!("finished"), json!("finished")));
+        assert_eq!(sites[to].0.info()["config"]["cpus"]["kvm_hyperv"], true);
+        // It goes on in the same file.
+        seen = reports(&path("reports"), seen + 3 * LATER).len();
+    }
+    let bytes = fs::read(path("reports")).unwrap();
+    let (first, turns) = bytes.split_at(FIRST);
+    check_first(first);
+    turns.chunks_exact(LATER).fold(0, |time, turn| check_turn(turn, time));
+    sites.iter().for_each(|(_, vmm)| assert_eq!(vmm.errors(), "", "the VMM printed no errors"));
+}
+
 /// The frequency of this machine's time stamp counter in kHz, as Linux has found it.
 fn tsc_khz() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap();
@@ -366,4 +415,45 @@ fn linux_with_hyperv_has_vfs_and_goes_on_from_a_snapshot() {
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.vmm().errors(), "", "the VMM printed no errors");
     assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// What changes hands is all of the guest's memory: no clock of KVM is in it.
+#[test]
+fn linux_with_hyperv_and_vfs_moves_to_another_vmm_and_back() {
+    const KINDS: [Backend; 2] = [Backend::Tap, Backend::VhostUser];
+    let [here, there] = ["a", "b"].map(|name| Plan::new(name, &KINDS));
+    let bridge = |index: usize| {
+        let ports = [format!("a{index}"), format!("b{index}")];
+        Bridge::new(&format!("br{index}"), Subnet(index as u8), &ports.each_ref().map(String::as_str))
+    };
+    let _bridges: Vec<_> = (0..KINDS.len()).map(bridge).collect();
+    let clock = format!("tsc_early_khz={} tsc=reliable", tsc_khz());
+    let mut here = here.boot(Kernel::V6_12, |spec| spec.hyperv().memory("size=512M").kernel_argument(&clock));
+    let mut there = there.wait(&[]);
+    let pf = Pf::find(&mut here.guest);
+    pf.set_num_vfs(&mut here.guest, KINDS.len());
+    let vfs = pf.vfs(&mut here.guest);
+    for vf in &vfs {
+        let subnet = Subnet(vf.index as u8);
+        here.guest.join(vf.interface(), subnet);
+        here.guest.wait_for(&format!("ping -c 1 -W 1 -I {} {}", vf.interface(), subnet.host()));
+    }
+    let known = here.guest.ok("cat /proc/sys/kernel/random/boot_id");
+    let mut stream = Stream::open(&mut here.guest, Subnet(0));
+    for round in ["there\n", "back\n"] {
+        let (_, differing) = here.move_compared_to(&there, &json!({}));
+        assert_eq!(differing, []);
+        (here, there) = (there, here);
+        stream.assert_alive(round.as_bytes());
+        assert_eq!(here.api.info()["config"]["cpus"]["kvm_hyperv"], true);
+        assert_eq!(here.guest.ok("cat /proc/sys/kernel/random/boot_id"), known);
+        for vf in &vfs {
+            here.guest.ping(vf.interface(), Subnet(vf.index as u8));
+            here.guest.transfer(Subnet(vf.index as u8), 64 << 10);
+        }
+    }
+    here.guest.assert_kernel_has_no_complaint();
+    for site in [&here, &there] {
+        assert_eq!(site.guest.vmm().errors(), "", "the VMM printed no errors");
+    }
 }
