@@ -1,19 +1,19 @@
-//! The emulators of first-level machines: copies of QEMU with one bug patched, in this machine's 7.2 and in Debian's newest,
-//! 11.1.
+//! The emulators of first-level machines: copies of QEMU with one bug patched, in this machine's 7.2 and in Debian's
+//! newest, 11.1.
 //!
-//! When VMRUN injects an external interrupt, `helper_vmrun` in QEMU's `target/i386/tcg/sysemu/svm_helper.c` (`system` in
-//! place of `sysemu` since 9.2) delivers it at once, but leaves its vector in `exception_index`. If nothing else sets that
-//! before the CPU loop next exits, the interrupt is delivered a second time, even while the guest has interrupts disabled.
-//! A guest that holds a spin lock or writes the time then deadlocks. If the clock counts instructions, the loop exits
-//! whenever a timer is due, and every second measurement hung.
+//! When VMRUN injects an external interrupt, `helper_vmrun` in QEMU's `target/i386/tcg/sysemu/svm_helper.c` (`system`
+//! in place of `sysemu` since 9.2) delivers it at once, but leaves its vector in `exception_index`. If nothing else
+//! sets that before the CPU loop next exits, the interrupt is delivered a second time, even while the guest has
+//! interrupts disabled. A guest that holds a spin lock or writes the time then deadlocks. If the clock counts
+//! instructions, the loop exits whenever a timer is due, and every second measurement hung.
 //!
 //! With a real clock it takes a race: another thread asks for an interrupt after the loop has looked for interrupts and
-//! before it looks for requests to exit. The tests of VFs with an igb of 11.1 failed so in 2 of 35 runs. In one, a counter
-//! in the loop showed a second delivery of the guest's timer interrupt (vector 236), and Linux warned of a broken timer.
-//! In the other the guest hung: its timer interrupt waited in `ktime_get_update_offsets_now`, with interrupts disabled, for
-//! a writer of the time that it had interrupted itself. With six PAUSEs between the two looks, the third guest hung: KVM
-//! had injected its timer interrupt once, the guest had written EOI twice, and its backtrace had the second interrupt in
-//! code with interrupts disabled.
+//! before it looks for requests to exit. The tests of VFs with an igb of 11.1 failed so in 2 of 35 runs. In one, a
+//! counter in the loop showed a second delivery of the guest's timer interrupt (vector 236), and Linux warned of a
+//! broken timer. In the other the guest hung: its timer interrupt waited in `ktime_get_update_offsets_now`, with
+//! interrupts disabled, for a writer of the time that it had interrupted itself. With six PAUSEs between the two looks,
+//! the third guest hung: KVM had injected its timer interrupt once, the guest had written EOI twice, and its backtrace
+//! had the second interrupt in code with interrupts disabled.
 
 use std::fs;
 use std::ops::Range;
@@ -57,8 +57,8 @@ pub(crate) fn command(lab: &Lab) -> Result<Command> {
     Ok(Command::new(copy))
 }
 
-/// Writes a patched copy of `program` into `folder`, unless it is there, and returns its path. Without the code to patch,
-/// prints a line and returns `program`.
+/// Writes a patched copy of `program` into `folder`, unless it is there, and returns its path. Without the code to
+/// patch, prints a line and returns `program`.
 pub(crate) fn patched(program: &Path, folder: &Path) -> Result<PathBuf> {
     let mut image = fs::read(program).context(program.display())?;
     let Some(place) = only_match(&image, FAULT) else {
