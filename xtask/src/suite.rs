@@ -21,7 +21,8 @@ use crate::{iommufd, newer_qemu};
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 /// The variables that say how often tests repeat what must not wear out. With one of them, a test may take
 /// [`LONG_LIMIT`].
-const ROUNDS: [&str; 5] = ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_ROUNDS"];
+const ROUNDS: [&str; 6] =
+    ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_BOOTS", "CH_VFIO_ROUNDS"];
 /// Time that a test may take in a longer run.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.

@@ -20,8 +20,10 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(90);
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
 /// The time in which a guest that is not stuck prints something, also under load.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Guests use IPv4 only, so that every frame on a tap is caused by the test.
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
+/// Seconds in which a guest shows its backtrace at the latest.
+const BACKTRACE: u64 = 60;
+/// Guests use IPv4 only, so that every frame on a tap is caused by the test. At an NMI they show a backtrace.
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 unknown_nmi_panic ipv6.disable=1";
 
 /// The configuration of a guest. The default is one vCPU, 256 MiB of memory and no devices.
 pub struct GuestSpec {
@@ -443,9 +445,10 @@ impl Guest {
     }
 
     /// Describes the VMM and KVM. Then makes the vCPUs enter the guest again, and types a line: a guest that goes on
-    /// only now had an interrupt that nothing delivered.
+    /// only now had an interrupt that nothing delivered. One that does not even then gets an NMI, which shows where it
+    /// is.
     fn report_silence(&mut self) -> String {
-        let report = silence::report(&self.vmm);
+        let (mut report, first) = silence::report(&self.vmm);
         let mut received = self.console.transcript().len();
         let mut grown = |console: &Console| {
             std::thread::sleep(SETTLE);
@@ -457,9 +460,22 @@ impl Guest {
         let entered = grown(&self.console);
         self.console.send("\n");
         let typed = grown(&self.console);
+        report += &silence::progress(&self.vmm, &first);
+        let mut interrupted = 0;
+        if untouched + entered + typed == 0 {
+            report += &silence::interrupt(&self.vmm);
+            // A backtrace takes long to print under load.
+            for _ in 0..BACKTRACE / SETTLE.as_secs() {
+                let more = grown(&self.console);
+                interrupted += more;
+                if more == 0 && interrupted > 0 {
+                    break;
+                }
+            }
+        }
         format!(
             "{report}--- bytes from the guest in {} s each: {untouched} untouched, {entered} after its vCPUs entered \
-             it again, {typed} after a key",
+             it again, {typed} after a key; {interrupted} after an NMI",
             SETTLE.as_secs()
         )
     }

@@ -62,7 +62,7 @@ pub fn kernel_file(kernel: Kernel, image: Image) -> PathBuf {
         Image::Vmlinux => "vmlinux",
         Image::BzImage => "bzImage",
     };
-    existing(lab().join("kernels").join(kernel.version()).join(name))
+    existing(folder().join("kernels").join(kernel.version()).join(name))
 }
 
 /// The initramfs for guests that run `kernel`.
@@ -73,18 +73,18 @@ pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
         Userland::Modules => "-modules",
         Userland::Dpdk => "-dpdk",
     };
-    existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
+    existing(folder().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
 }
 
 /// UEFI firmware for `--firmware`.
 pub fn firmware() -> PathBuf {
-    existing(lab().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))
+    existing(folder().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))
 }
 
 /// A disk that firmware boots from, with Linux 6.12 and the modules that tests load. Firmware writes to it: boot a
 /// copy.
 pub fn firmware_disk() -> PathBuf {
-    existing(lab().join("images/uefi-6.12.raw"))
+    existing(folder().join("images/uefi-6.12.raw"))
 }
 
 /// Reads the files of guests that run `kernel` into the page cache. A clock that counts instructions jumps while the
@@ -107,7 +107,7 @@ fn read_all(files: &[PathBuf]) {
 /// The drivers of bridges for the kernel of the nested lab's first-level machine, in load order.
 pub(crate) fn container_modules() -> Vec<PathBuf> {
     // A measurement has them in memory, in another place.
-    let [fetched, copied] = ["kernels/first-level/containers", "containers"].map(|folder| lab().join(folder));
+    let [fetched, copied] = ["kernels/first-level/containers", "containers"].map(|place| folder().join(place));
     let folder = if fetched.exists() { fetched } else { existing(copied) };
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut modules: Vec<_> = files.filter(|file| file.extension().is_some_and(|kind| kind == "ko")).collect();
@@ -126,7 +126,8 @@ pub(crate) fn vmm_arguments() -> Vec<String> {
     arguments.split_whitespace().map(str::to_string).collect()
 }
 
-fn lab() -> PathBuf {
+/// The lab's folder, which is in the checkout.
+pub(crate) fn folder() -> PathBuf {
     variable("CH_LAB")
 }
 
