@@ -1,4 +1,4 @@
-//! All that an exploit tries in each thread of a running VM, compared with the threat model's table.
+//! Every attempt of an exploit in each thread of a running VM, compared with the threat model's table.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -74,7 +74,7 @@ fn documented(what: &str, name: &str) -> Outcome {
     }
 }
 
-/// Where a thread runs, how urgent it is, and the limits of its process.
+/// The CPUs, group, session and urgency of a thread, and the limits of its process.
 fn placed(tid: u64) -> String {
     let read = |file| fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap();
     let (status, stat) = (read("status"), read("stat"));

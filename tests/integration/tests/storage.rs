@@ -1,4 +1,4 @@
-//! What becomes of a disk's image on the host, and disks whose storage has blocks of 4 KiB.
+//! Space that a guest gives back to its disk's image, and disks whose storage has blocks of 4 KiB.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
