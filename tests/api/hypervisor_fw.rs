@@ -134,6 +134,38 @@ fn hypervisor_fw_boots_each_disk_and_again_after_a_reboot() {
     }
 }
 
+/// A block device of the host over a file, with blocks of 4 KiB (4Kn).
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn new(file: &Path) -> Self {
+        let mut command = Command::new("losetup");
+        let run = command.args(["--find", "--show", "--sector-size", "4096"]).arg(file).output().unwrap();
+        assert!(run.status.success(), "this test needs root and a loop device: {run:?}");
+        Self(String::from_utf8(run.stdout).unwrap().trim().to_string())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// The firmware reads single sectors of 512 bytes, in which the image counts, too.
+#[test]
+fn hypervisor_fw_boots_a_block_device_of_4096_byte_blocks() {
+    let Some(firmware) = firmware() else { return };
+    for direct in [true, false] {
+        let vmm = Vmm::start();
+        let device = LoopDevice::new(&bootable(&vmm, "disk"));
+        let disk = json!({"path": device.0, "image_type": "Raw", "direct": direct});
+        let mut client = vmm.boot_config(&config(&vmm, "firmware", &firmware, &json!([disk])));
+        wait_for_kernel(&vmm.files.path("serial"), 1);
+        client.put("vm.delete").expect(204);
+    }
+}
+
 #[test]
 fn hypervisor_fw_says_itself_that_it_finds_nothing_to_boot() {
     let Some(firmware) = firmware() else { return };

@@ -107,8 +107,8 @@ const KERNELS: [Kernel; 6] = [
         series: "6.12.",
         packages: &[KERNEL],
         modules: FIRST_LEVEL,
-        // For `cargo xtask bench vsock --qemu`, and for tests of VFIO.
-        extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb"],
+        // For `cargo xtask bench vsock --qemu`, and for tests of VFIO and of disks with large blocks.
+        extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb", "loop"],
         containers: &["vxlan", "bridge"],
     },
     // For `cargo xtask bench switch --qemu`, and for tests of VFIO: Debian's cloud kernel has no drivers for such NICs.
