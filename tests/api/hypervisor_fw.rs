@@ -8,16 +8,17 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::fat32::{self, Node};
+use crate::files::Files;
 use crate::vmm::{BINARY, Kill, Vmm, reasons, wait_for};
 
 /// The file beside the workspace, unless this variable names another.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/firmware/hypervisor-fw");
 const VARIABLE: &str = "CH_HYPERVISOR_FW";
 /// The options of the kernel, which prints them.
-const OPTIONS: &str = "a kernel prints its options";
+pub(crate) const OPTIONS: &str = "a kernel prints its options";
 
 /// The firmware. Prints a line if it is missing.
-fn firmware() -> Option<String> {
+pub(crate) fn firmware() -> Option<String> {
     let path = std::env::var(VARIABLE).unwrap_or_else(|_| FILE.into());
     let there = Path::new(&path).exists();
     if !there {
@@ -51,8 +52,8 @@ fn kernel() -> Vec<u8> {
 }
 
 /// A raw disk from which the firmware boots that kernel.
-fn bootable(vmm: &Vmm, name: &str) -> PathBuf {
-    let path = vmm.files.path(name);
+pub(crate) fn bootable(files: &Files, name: &str) -> PathBuf {
+    let path = files.path(name);
     let entry = format!("title d\nlinux /vmlinuz\noptions {OPTIONS}\n");
     let entries = Node::Directory("entries", vec![Node::File("d.conf", entry.as_bytes())]);
     let loader = Node::Directory("loader", vec![entries, Node::File("loader.conf", b"default d.conf\n")]);
@@ -92,7 +93,7 @@ fn hypervisor_fw_boots_by_each_option_of_the_command_line() {
     let Some(firmware) = firmware() else { return };
     for option in ["--firmware", "--kernel"] {
         let files = Vmm::start();
-        let (disk, serial) = (bootable(&files, "disk"), files.files.path("serial"));
+        let (disk, serial) = (bootable(&files.files, "disk"), files.files.path("serial"));
         let mut command = Command::new(BINARY);
         command.args([option, &firmware, "--memory", "size=256M", "--console", "off"]);
         command.arg("--serial").arg(format!("file={}", serial.display()));
@@ -107,7 +108,7 @@ fn hypervisor_fw_boots_each_disk_and_again_after_a_reboot() {
     let Some(firmware) = firmware() else { return };
     for (kind, option) in [("raw", "firmware"), ("kept", "kernel"), ("direct", "firmware"), ("qcow2", "kernel")] {
         let vmm = Vmm::start();
-        let mut path = bootable(&vmm, "disk");
+        let mut path = bootable(&vmm.files, "disk");
         if kind == "qcow2" {
             let converted = vmm.files.path("converted");
             let mut command = Command::new("qemu-img");
@@ -182,7 +183,7 @@ fn hypervisor_fw_boots_with_little_and_with_much_memory() {
     let Some(firmware) = firmware() else { return };
     for size in [64u64 << 20, 6 << 30] {
         let vmm = Vmm::start();
-        let disk = json!({"path": bootable(&vmm, "disk"), "image_type": "Raw"});
+        let disk = json!({"path": bootable(&vmm.files, "disk"), "image_type": "Raw"});
         let mut config = config(&vmm, "firmware", &firmware, &json!([disk]));
         config["memory"] = json!({"size": size});
         vmm.boot_config(&config);

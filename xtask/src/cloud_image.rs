@@ -18,7 +18,7 @@ use crate::lab::Lab;
 use crate::nested::{Clock, FirstLevel};
 use crate::progress::{Step, note};
 use crate::suite::quote;
-use crate::{build, debian, uefi};
+use crate::{build, debian, hypervisor_fw, uefi};
 
 /// How long a guest may take, in seconds of the machine's own time, which counts instructions.
 const LIMIT: u64 = 1200;
@@ -29,12 +29,6 @@ const ROOT_SIZE: u64 = 512 << 20;
 /// What is on it.
 const PACKAGES: &str = "systemd-sysv,udev,cloud-init";
 const CMDLINE: &str = "console=ttyS0 root=/dev/vda2 quiet systemd.show_status=1";
-/// The place of rust-hypervisor-firmware, which no package has, beside the checkout or above it.
-const HYPERVISOR_FW: &str = "shared/firmware/hypervisor-fw";
-/// How it finds the kernel (boot loader specification, type 1).
-const LOADER: &str = "default lab\n";
-const KERNEL_FILE: &str = "linux";
-const INITRAMFS_FILE: &str = "initrd";
 /// The number of VFs of the guest's NIC, and the tap of the first; the others have the PF's name and their index.
 const VFS: usize = 8;
 const FIRST_TAP: &str = "tenant-a";
@@ -130,14 +124,8 @@ fn program(lab: &Lab, workspace: &Path, firmware: Firmware) -> Result<Option<(Pa
     if firmware == Firmware::Edk2 {
         return Ok(Some((uefi::firmware(lab)?, Clock::Instructions)));
     }
-    let Some(found) = workspace.ancestors().map(|folder| folder.join(HYPERVISOR_FW)).find(|path| path.exists()) else {
-        note("skip", format!("a cloud image by hypervisor-fw: no {HYPERVISOR_FW} beside the checkout"));
-        return Ok(None);
-    };
-    let copy = lab.folder().join("firmware/hypervisor-fw");
-    let bytes = fs::read(&found).context(found.display())?;
-    fs::write(&copy, bytes).context(copy.display())?;
-    Ok(Some((copy, Clock::Real)))
+    let copy = hypervisor_fw::copy(lab, workspace, "a cloud image by hypervisor-fw")?;
+    Ok(copy.map(|copy| (copy, Clock::Real)))
 }
 
 /// The shell command that boots the guest from a copy of `disk`, waits for its report and its login, pings it through
@@ -193,7 +181,7 @@ fn example(changes: &[(&str, String)]) -> Result<String> {
 fn disk(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("cloud-image");
     let disk = folder.join("disk.raw");
-    let (record, wanted) = (folder.join("wanted"), format!("{PACKAGES}\n{CMDLINE}\n{UNIT}\n{LOADER}"));
+    let (record, wanted) = (folder.join("wanted"), format!("{PACKAGES}\n{CMDLINE}\n{UNIT}\n{}", uefi::LOADER));
     if fs::read_to_string(&record).is_ok_and(|have| have == wanted) {
         return Ok(disk);
     }
@@ -213,34 +201,13 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
     let offsets = gpt::create(&unfinished, &[(Kind::EfiSystem, uefi::EFI_SYSTEM_SIZE), (Kind::Linux, ROOT_SIZE)])?;
     let [efi_system, linux] = offsets[..] else { return Err(Error::new("the disk has not two partitions")) };
     uefi::fill_efi_system(&unfinished, efi_system, &program)?;
-    describe_kernel(lab, &folder, &unfinished, efi_system, &initramfs)?;
+    uefi::add_entry(lab, &unfinished, efi_system, &initramfs, CMDLINE)?;
     copy_sparse(&filesystem, &unfinished, linux)?;
     fs::remove_file(&filesystem).context(filesystem.display())?;
     fs::rename(&unfinished, &disk).context(disk.display())?;
     fs::write(&record, wanted).context(record.display())?;
     step.done();
     Ok(disk)
-}
-
-/// Adds the kernel to the EFI system partition at `offset` of `disk` as the boot loader specification says.
-fn describe_kernel(lab: &Lab, folder: &Path, disk: &Path, offset: u64, initramfs: &Path) -> Result<()> {
-    let place = format!("{}@@{offset}", disk.display());
-    let text = |name: &str, contents: &str| -> Result<PathBuf> {
-        let path = folder.join(name);
-        fs::write(&path, contents).context(path.display())?;
-        Ok(path)
-    };
-    let entry = format!("title lab\nlinux /{KERNEL_FILE}\ninitrd /{INITRAMFS_FILE}\noptions {CMDLINE}\n");
-    output(Command::new("mmd").args(["-i", &place, "::/loader", "::/loader/entries"]))?;
-    for (file, name) in [
-        (text("loader.conf", LOADER)?, "loader/loader.conf"),
-        (text("lab.conf", &entry)?, "loader/entries/lab.conf"),
-        (lab.kernel(uefi::KERNEL, "bzImage")?, KERNEL_FILE),
-        (initramfs.to_owned(), INITRAMFS_FILE),
-    ] {
-        output(Command::new("mcopy").args(["-i", &place]).arg(file).arg(format!("::/{name}")))?;
-    }
-    Ok(())
 }
 
 /// Copies a file into another one at `offset`, without its empty blocks.

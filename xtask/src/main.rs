@@ -22,6 +22,7 @@ mod error;
 mod fuzz;
 mod gpt;
 mod hotplug;
+mod hypervisor_fw;
 mod images;
 mod iommufd;
 mod kernel;
@@ -310,6 +311,7 @@ fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> 
     lab.prepare_everything()?;
     uefi::firmware(&lab)?;
     uefi::guest_disk(&lab)?;
+    hypervisor_fw::copy(&lab, workspace, "tests of hypervisor-fw")?;
     let vmm = build::vmm(workspace)?;
     let fixtures = build::fixtures(workspace)?;
     let tests = build::tests(workspace)?;

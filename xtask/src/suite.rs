@@ -27,6 +27,10 @@ const ROUNDS: [&str; 6] =
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.
 const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
+/// How long a test may take whose guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
+const HYPERVISOR_FW_LIMIT: Duration = Duration::from_secs(900);
+/// The files of these tests have this in their names.
+const HYPERVISOR_FW_TESTS: &str = "hypervisor_fw";
 /// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
 /// in firmware, by an assertion on its own lock, unless the machine's clock counts instructions.
 const FIRMWARE_TESTS: &str = "firmware";
@@ -108,6 +112,7 @@ impl Test {
     fn limit(&self) -> Duration {
         match self.machine().clock {
             Clock::Real if ROUNDS.iter().any(|name| std::env::var_os(name).is_some()) => LONG_LIMIT,
+            Clock::Real if self.file.contains(HYPERVISOR_FW_TESTS) => HYPERVISOR_FW_LIMIT,
             Clock::Real => TEST_LIMIT,
             Clock::Instructions => COUNTING_LIMIT,
         }

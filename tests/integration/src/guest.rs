@@ -83,6 +83,11 @@ impl GuestSpec {
         self
     }
 
+    /// A guest with the firmware `file` that `option` names. Its disk decides which kernel boots.
+    pub(crate) fn with_firmware(option: &'static str, file: &Path) -> GuestSpec {
+        GuestSpec { firmware: Some((option, file.to_owned())), ..GuestSpec::new(Kernel::V6_12) }
+    }
+
     /// Boots the kernel from another form of its image.
     pub fn image(mut self, image: Image) -> GuestSpec {
         self.image = image;
@@ -268,6 +273,11 @@ impl Guest {
         Guest { vmm, console, boot_time: Duration::ZERO }
     }
 
+    /// A guest of a running VMM, whose serial port `client` is connected to. It may not have booted yet.
+    pub fn over(vmm: Vmm, client: Client) -> Guest {
+        Guest { vmm, console: Console::new(client.writer(), client), boot_time: Duration::ZERO }
+    }
+
     /// As [`Guest::boot_over`], with the VMM in `terminal`, which is not the serial port.
     pub fn boot_in(terminal: &Terminal, spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
         let vmm = terminal.spawn(spec.command());
@@ -349,7 +359,7 @@ impl Guest {
 
     /// Runs a command that ends the running kernel, and waits until the next kernel is up.
     pub(crate) fn restart_by(&mut self, command: &str) {
-        self.console.send(&format!("0 {command}\n"));
+        self.send_last_command(command);
         self.wait_until_ready();
     }
 
@@ -420,9 +430,31 @@ impl Guest {
     }
 
     fn wait_until_ready(&mut self) {
-        if let Err(silence) = self.console.wait_until_ready(BOOT_LIMIT) {
+        self.wait_until_ready_within(BOOT_LIMIT);
+    }
+
+    /// Waits for the guest's init, which may take longer than usual.
+    pub(crate) fn wait_until_ready_within(&mut self, limit: Duration) {
+        if let Err(silence) = self.console.wait_until_ready(limit) {
             self.fail("waiting for the guest's init", &silence);
         }
+    }
+
+    /// Waits until the serial port has printed `text`, also before Linux runs.
+    pub(crate) fn wait_for_text_within(&mut self, text: &str, limit: Duration) {
+        if let Err(silence) = self.console.wait_for_text(text, limit) {
+            self.fail(&format!("waiting for {text:?}"), &silence);
+        }
+    }
+
+    /// All that the serial port has printed.
+    pub fn transcript(&self) -> String {
+        self.console.transcript()
+    }
+
+    /// Types a command that ends the running kernel.
+    pub(crate) fn send_last_command(&mut self, command: &str) {
+        self.console.send(&format!("0 {command}\n"));
     }
 
     fn fail(&mut self, what: &str, silence: &Silence) -> ! {

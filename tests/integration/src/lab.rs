@@ -81,8 +81,18 @@ pub fn firmware() -> PathBuf {
     existing(folder().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))
 }
 
-/// A disk that firmware boots from, with Linux 6.12 and the modules that tests load. Firmware writes to it: boot a
-/// copy.
+/// Cloud Hypervisor's own firmware, which is in no package. Prints a line if this machine does not have it.
+pub fn hypervisor_fw() -> Option<PathBuf> {
+    let path = lab().join("firmware/hypervisor-fw");
+    let there = path.exists();
+    if !there {
+        println!("not tested: hypervisor-fw is not there; docs/testing.md says where it is looked for");
+    }
+    there.then_some(path)
+}
+
+/// A disk that firmware boots from, with Linux 6.12. UEFI firmware, which writes to it, finds an initramfs with the
+/// modules that tests load, and [`hypervisor_fw`] one with the driver of disks alone. Boot a copy.
 pub fn firmware_disk() -> PathBuf {
     existing(folder().join("images/uefi-6.12.raw"))
 }

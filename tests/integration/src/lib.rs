@@ -22,6 +22,7 @@ mod guest;
 mod guest_vfio;
 mod host_nic;
 mod hybrid_socket;
+mod hypervisor_fw;
 mod kernel_fs;
 mod kexec;
 mod kvm_statistics;
@@ -69,7 +70,10 @@ pub use host_nic::{HostNic, open_iommufd};
 pub use hybrid_socket::{call, exchange};
 pub use kvm_statistics::KvmExits;
 pub use kvm_trace::{KvmEvents, KvmObjects, KvmTrace};
-pub use lab::{Image, Kernel, Userland, firmware, firmware_disk, initramfs, kernel_file, read_into_memory, vmm_binary};
+pub use lab::{
+    Image, Kernel, Userland, firmware, firmware_disk, hypervisor_fw, initramfs, kernel_file, read_into_memory,
+    vmm_binary,
+};
 pub use loop_device::LoopDevice;
 pub use mode::DeviceMode;
 pub use peers::{Passt, Testpmd};
