@@ -159,7 +159,7 @@ fn hypervisor_fw_boots_a_block_device_of_4096_byte_blocks() {
     let Some(firmware) = firmware() else { return };
     for direct in [true, false] {
         let vmm = Vmm::start();
-        let device = LoopDevice::new(&bootable(&vmm, "disk"));
+        let device = LoopDevice::new(&bootable(&vmm.files, "disk"));
         let disk = json!({"path": device.0, "image_type": "Raw", "direct": direct});
         let mut client = vmm.boot_config(&config(&vmm, "firmware", &firmware, &json!([disk])));
         wait_for_kernel(&vmm.files.path("serial"), 1);

@@ -83,7 +83,7 @@ pub fn firmware() -> PathBuf {
 
 /// Cloud Hypervisor's own firmware, which is in no package. Prints a line if this machine does not have it.
 pub fn hypervisor_fw() -> Option<PathBuf> {
-    let path = lab().join("firmware/hypervisor-fw");
+    let path = folder().join("firmware/hypervisor-fw");
     let there = path.exists();
     if !there {
         println!("not tested: hypervisor-fw is not there; docs/testing.md says where it is looked for");
