@@ -1,4 +1,4 @@
-//! Linux whose command line turns off the ECAM or the IOAPIC.
+//! Linux whose command line turns off ACPI, the ECAM or the IOAPIC.
 
 use integration::{Guest, GuestSpec, HostTap, Kernel, Subnet};
 use rstest::rstest;
