@@ -15,9 +15,9 @@ use vmm::machine_state::blob::Blob;
 use vmm::machine_state::clock::ClockState;
 use vmm::machine_state::compatibility::{CpuidLeaf, check};
 use vmm::machine_state::irqchip::IrqchipState;
-use vmm::machine_state::{LayoutState, MachineState, SavedDevice};
 use vmm::machine_state::vcpu_state::VcpuState;
 use vmm::machine_state::version::MACHINE_STATE_VERSION;
+use vmm::machine_state::{LayoutState, MachineState, SavedDevice};
 use vmm::serial::{SerialConsole, SerialState};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
