@@ -8,6 +8,7 @@
 //! | `error` | [`Error`]: why the program ends, or an action fails | who reports it |
 //! | `vm` | a booted VM: memory, payload, power-on, reset, hot-plug | clients, HTTP, JSON |
 //! | `devices` | from a plan to open devices in their slots | clients; vCPUs |
+//! | `machine_state` | the state of a paused machine, as plain data | the VM; its memory |
 //! | `migration` | a guest's saved state, and where it goes on | HTTP |
 //! | `firmware` | ports of older PCs, which firmware needs | the VM |
 //! | `pci_host` | bus 0: slots, ECAM, MMIO, interrupts, BARs | the configuration |
@@ -39,6 +40,7 @@ mod firmware;
 mod heap;
 pub mod kvm;
 mod landlock;
+pub mod machine_state;
 pub mod migration;
 mod passed_fd;
 mod pci_host;

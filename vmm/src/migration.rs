@@ -2,17 +2,7 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `machine_state` | the state of a paused machine, except its memory and its configuration |
-//! | `vcpu_state` | the state of one vCPU |
-//! | `clock` | the guest's time: its clock and its time stamp counter |
-//! | `irqchip` | the interrupt controllers in the kernel |
-//! | `compatibility` | whether a host can offer what a guest has seen of its CPU |
-//! | `blob` | bytes of the kernel's structures, as text |
-//! | `output` | output of consoles that nobody has taken yet |
-//! | `version` | the versions of saved states |
 //! | `dirty` | which pages of its memory are written while it runs |
-//! | `machine_told` | options that a guest knows by its CPUs and by firmware's tables |
-//! | `machine_error` | why a machine cannot be saved or restored |
 //! | `wire` | the frames of a live migration, as bytes |
 //! | `sending` | the source's thread, with `pages_out` |
 //! | `receiving` | the target's thread, with `listening`, `preparer` and `pages_in` |
@@ -35,10 +25,6 @@
 //! | `page_faults` | memory that is read when it is used, by `userfault` |
 //! | `error` | why a VM is not saved, or not restored |
 
-pub(crate) mod backend_state;
-pub mod blob;
-pub mod clock;
-pub mod compatibility;
 pub(crate) mod conducting;
 mod course;
 pub mod dirty;
@@ -52,18 +38,13 @@ pub(crate) mod image_layout;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod image_steps;
 pub mod incoming;
-pub mod irqchip;
 mod link;
 pub(crate) mod listening;
 pub mod loader;
-pub mod machine_error;
-pub mod machine_state;
-pub(crate) mod machine_told;
 pub(crate) mod memory_image;
 pub(crate) mod memory_mode;
 pub(crate) mod offer;
 pub(crate) mod orders;
-pub mod output;
 pub(crate) mod overrides;
 pub(crate) mod page_faults;
 mod pages_in;
@@ -83,6 +64,4 @@ pub(crate) mod state_file;
 pub(crate) mod tls;
 pub(crate) mod transport;
 pub(crate) mod userfault;
-pub mod vcpu_state;
-pub mod version;
 pub mod wire;

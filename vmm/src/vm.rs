@@ -50,7 +50,7 @@ use crate::devices::places::{self, Place};
 use crate::devices::{self, Devices};
 use crate::firmware::FirmwarePorts;
 use crate::kvm::{Kvm, KvmError};
-use crate::migration::clock::ClockState;
+use crate::machine_state::clock::ClockState;
 use crate::migration::page_faults::{PageFaults, Progress};
 use crate::pci_host::assign_bars::Weights;
 use crate::pci_host::memory_slots::plugged;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::error_kind::ErrorKind;
-use crate::migration::machine_error::{RestoreError, SaveError};
+use crate::machine_state::error::{RestoreError, SaveError};
 
 /// Why a VM is not saved, or not restored, in one line.
 #[derive(Debug, thiserror::Error)]

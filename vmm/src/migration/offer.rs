@@ -6,8 +6,6 @@ use std::os::unix::net::UnixStream;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::backend_state::{BackendOf, BackendState};
-use super::machine_state::MachineState;
 use super::overrides;
 use super::passed::{PassedState, TapState};
 use super::passing;
@@ -15,6 +13,8 @@ use super::state_file::{SavedDescriptors, SavedLink};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig, VmPlan};
 use crate::devices::passed_taps::PassedTaps;
 use crate::error::Error;
+use crate::machine_state::MachineState;
+use crate::machine_state::backend_state::{BackendOf, BackendState};
 use crate::migration::error::MigrationError;
 
 /// What the target needs to make its VM, before any page comes.

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::backend_state::StatefulBackend;
 use super::dirty::DirtySource;
 use super::handover::Outcome;
-use super::machine_state::MachineState;
 use super::restorer::Restored;
 use crate::devices::holds::Holds;
+use crate::machine_state::MachineState;
+use crate::machine_state::backend_state::StatefulBackend;
 use crate::vm::Vm;
 
 /// What a conductor is told by the control thread, whichever side it is at.

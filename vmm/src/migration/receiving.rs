@@ -11,7 +11,6 @@ use rustls::ServerConfig;
 use virtio_devices::Cancel;
 use vm_memory::GuestAddressSpace as _;
 
-use super::backend_state::{self, BackendState};
 use super::conducting::Conducting;
 use super::course::{Conducts, Course};
 use super::errands::Errands;
@@ -29,6 +28,7 @@ use super::restorer::Restored;
 use super::transport::{Listener, Stream};
 use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role};
 use crate::devices::holds::Holds;
+use crate::machine_state::backend_state::{self, BackendState};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);

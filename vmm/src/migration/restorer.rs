@@ -6,7 +6,6 @@ use virtio_devices::Cancel;
 use vm_memory::GuestAddressSpace as _;
 
 use super::error::MigrationError;
-use super::machine_state::MachineState;
 use super::memory_image;
 use super::memory_mode::{self, MemoryMode};
 use super::overrides;
@@ -16,6 +15,7 @@ use super::state_file::SavedLink;
 use crate::config::{PlannedVm, RestoreConfig};
 use crate::error::Error;
 use crate::landlock::{self, Rule};
+use crate::machine_state::MachineState;
 use crate::telemetry::events::Events;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Origin, Vm};

@@ -13,10 +13,10 @@ use vm_memory::GuestMemoryBackend as _;
 use super::error::MigrationError;
 use super::folder::{CONFIG, MEMORY, STATE, path_of};
 use super::image_layout::{has_named_file, range};
-use super::machine_state::MachineState;
 use super::memory_image;
 use super::state_file::SavedState;
 use crate::config::VmConfig;
+use crate::machine_state::MachineState;
 use crate::vm::memory::Image;
 
 /// The longest `config.json` and `state.json`, in bytes: far more than a VM with all VFs has.

@@ -34,7 +34,7 @@ fn interrupts_again(machine: &mut Machine, pin: u32) -> bool {
     // The requests are byte 1 of a PIC (`struct kvm_pic_state`).
     let mut pic = state.irqchip.chips[0].bytes().to_vec();
     pic[9] &= !(1 << pin);
-    state.irqchip.chips[0] = crate::migration::blob::Blob::new(pic);
+    state.irqchip.chips[0] = crate::machine_state::blob::Blob::new(pic);
     let is_requested = |machine: &Machine| {
         let state = machine.vm.save_machine().unwrap();
         state.irqchip.chips[0].bytes()[9] >> pin & 1 == 1

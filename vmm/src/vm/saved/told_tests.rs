@@ -5,7 +5,7 @@ use std::fs::File;
 use super::guest::Machine;
 use crate::config::VmConfig;
 use crate::kvm::Kvm;
-use crate::migration::machine_state::MachineState;
+use crate::machine_state::MachineState;
 use crate::vcpu::cpu::MmioHandler as _;
 
 /// `cli; hlt; jmp back to hlt`
