@@ -8,6 +8,7 @@
 //! | `error` | [`Error`]: why the program ends, or an action fails | who reports it |
 //! | `vm` | a booted VM: memory, payload, power-on, reset, hot-plug | clients, HTTP, JSON |
 //! | `devices` | from a plan to open devices in their slots | clients; vCPUs |
+//! | `dirty` | which pages of memory are written while the guest runs | who copies them |
 //! | `machine_state` | the state of a paused machine, as plain data | the VM; its memory |
 //! | `migration` | a guest's saved state, and where it goes on | HTTP |
 //! | `firmware` | ports of older PCs, which firmware needs | the VM |
@@ -34,6 +35,7 @@ pub mod config;
 mod config_sriov;
 mod control;
 mod devices;
+pub mod dirty;
 mod error;
 mod error_kind;
 mod firmware;

@@ -2,7 +2,6 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `dirty` | which pages of its memory are written while it runs |
 //! | `wire` | the frames of a live migration, as bytes |
 //! | `sending` | the source's thread, with `pages_out` |
 //! | `receiving` | the target's thread, with `listening`, `preparer` and `pages_in` |
@@ -27,7 +26,6 @@
 
 pub(crate) mod conducting;
 mod course;
-pub mod dirty;
 pub(crate) mod discarded;
 mod empty_files;
 mod errands;
