@@ -8,6 +8,7 @@
 //! | `error` | [`Error`]: why the program ends, or an action fails | who reports it |
 //! | `vm` | a booted VM: memory, payload, power-on, reset, hot-plug | clients, HTTP, JSON |
 //! | `devices` | from a plan to open devices in their slots | clients; vCPUs |
+//! | `lazy_memory` | the guest's memory in a file, as a whole or page after page | the VM; snapshots |
 //! | `dirty` | which pages of memory are written while the guest runs | who copies them |
 //! | `machine_state` | the state of a paused machine, as plain data | the VM; its memory |
 //! | `migration` | a guest's saved state, and where it goes on | HTTP |
@@ -42,6 +43,7 @@ mod firmware;
 mod heap;
 pub mod kvm;
 mod landlock;
+mod lazy_memory;
 pub mod machine_state;
 pub mod migration;
 mod passed_fd;

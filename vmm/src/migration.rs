@@ -19,39 +19,31 @@
 //! | `saver` | a snapshot that is written, with its `folder`, `state_file` and `memory_image` |
 //! | `source` | a snapshot that is read and checked |
 //! | `restorer` | a VM that is made of it, with `overrides` of its backends, by a `memory_mode` |
-//! | `image_layout` | where memory is in its file |
-//! | `present` | which pages of the memory there are |
-//! | `page_faults` | memory that is read when it is used, by `userfault` |
 //! | `error` | why a VM is not saved, or not restored |
 
 pub(crate) mod conducting;
 mod course;
-pub(crate) mod discarded;
 mod empty_files;
 mod errands;
 pub mod error;
 pub(crate) mod folder;
 pub mod handover;
-pub(crate) mod image_layout;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod image_steps;
 pub mod incoming;
 mod link;
 pub(crate) mod listening;
 pub mod loader;
-pub(crate) mod memory_image;
 pub(crate) mod memory_mode;
 pub(crate) mod offer;
 pub(crate) mod orders;
 pub(crate) mod overrides;
-pub(crate) mod page_faults;
 mod pages_in;
 pub(crate) mod pages_out;
 pub(crate) mod passed;
 mod passing;
 pub mod precopy;
 pub(crate) mod preparer;
-pub(crate) mod present;
 pub mod progress;
 pub(crate) mod receiving;
 pub(crate) mod restorer;
@@ -61,5 +53,4 @@ pub(crate) mod source;
 pub(crate) mod state_file;
 pub(crate) mod tls;
 pub(crate) mod transport;
-pub(crate) mod userfault;
 pub mod wire;

@@ -13,7 +13,7 @@ use crate::config::{
     BackendPlan, ConsoleMode, DeviceKind, DevicePlan, LandlockAccess, LandlockConfig, MemoryConfig, MissingBackend,
     NicPlan, Options, PayloadConfig, PlannedVm, UplinkPlan, Vhost, VhostMode, VmConfig,
 };
-use crate::migration::userfault;
+use crate::lazy_memory::userfault;
 use crate::vfio::{VfioInterface, VfioSource, VfioSpec, cdev};
 
 /// What a process with this VM may use: what its configuration names, and what every VM needs of the host.

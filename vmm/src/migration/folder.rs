@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 
 use super::error::MigrationError;
-use super::memory_image::SnapshotId;
+use crate::lazy_memory::memory_image::SnapshotId;
 
 /// The VM's configuration.
 pub(crate) const CONFIG: &str = "config.json";

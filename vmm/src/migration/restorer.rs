@@ -6,15 +6,15 @@ use virtio_devices::Cancel;
 use vm_memory::GuestAddressSpace as _;
 
 use super::error::MigrationError;
-use super::memory_image;
 use super::memory_mode::{self, MemoryMode};
 use super::overrides;
-use super::page_faults::PageFaults;
 use super::source::Source;
 use super::state_file::SavedLink;
 use crate::config::{PlannedVm, RestoreConfig};
 use crate::error::Error;
 use crate::landlock::{self, Rule};
+use crate::lazy_memory::memory_image;
+use crate::lazy_memory::page_faults::PageFaults;
 use crate::machine_state::MachineState;
 use crate::telemetry::events::Events;
 use crate::vm::host_limits::HostLimits;

@@ -8,16 +8,16 @@ use serde_json::Value;
 use virtio_devices::Memory;
 use vm_memory::{GuestAddressSpace as _, GuestMemoryBackend as _};
 
-use super::discarded::Discarded;
 use super::error::MigrationError;
 use super::folder::{CONFIG, MEMORY, NewSnapshot, STATE};
-use super::image_layout::ImageLayout;
-use super::memory_image::{self, SnapshotId};
 use super::overrides;
-use super::page_faults::Progress;
 use super::state_file::{Id, SavedDescriptors, SavedLink, SavedState};
 use crate::config::VmConfig;
 use crate::error_kind::ErrorKind;
+use crate::lazy_memory::discarded::Discarded;
+use crate::lazy_memory::image_layout::ImageLayout;
+use crate::lazy_memory::memory_image::{self, SnapshotId};
+use crate::lazy_memory::page_faults::Progress;
 
 /// What is written of a paused VM.
 pub(crate) struct Saver {

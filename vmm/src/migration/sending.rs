@@ -22,7 +22,6 @@ use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 use super::conducting::Conducting;
 use super::course::{Conducts as _, Course};
-use super::discarded::Discarded;
 use super::errands::Errands;
 use super::handover::Outcome;
 use super::handover::sender::{Event, Sender as Machine, Stage};
@@ -35,6 +34,7 @@ use super::progress::{Part, Progress};
 use super::transport::{Address, Route, Stream};
 use super::wire::{Frame, Kind, Role, parts};
 use crate::dirty::{DirtyLog, DirtySource};
+use crate::lazy_memory::discarded::Discarded;
 use crate::machine_state::MachineState;
 use crate::machine_state::backend_state::{self, BackendState, StatefulBackend};
 use limits::Limits;

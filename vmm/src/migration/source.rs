@@ -12,10 +12,10 @@ use vm_memory::GuestMemoryBackend as _;
 
 use super::error::MigrationError;
 use super::folder::{CONFIG, MEMORY, STATE, path_of};
-use super::image_layout::{has_named_file, range};
-use super::memory_image;
 use super::state_file::SavedState;
 use crate::config::VmConfig;
+use crate::lazy_memory::image_layout::{has_named_file, range};
+use crate::lazy_memory::memory_image;
 use crate::machine_state::MachineState;
 use crate::vm::memory::Image;
 
@@ -142,8 +142,8 @@ mod tests {
     use vm_memory::GuestAddress;
 
     use super::*;
+    use crate::lazy_memory::image_layout::ImageLayout;
     use crate::migration::folder::NewSnapshot;
-    use crate::migration::image_layout::ImageLayout;
     use crate::migration::state_file::{Id, tests::state};
 
     /// A whole snapshot of a machine whose memory is 8 MiB.

@@ -11,7 +11,7 @@ use libc::{c_int, c_long};
 use virtio_devices::WorkerKind;
 
 use super::*;
-use crate::migration::userfault;
+use crate::lazy_memory::userfault;
 use crate::threads::core_group;
 
 /// Core scheduling of a thread of another process.
