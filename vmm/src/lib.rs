@@ -11,7 +11,8 @@
 //! | `lazy_memory` | the guest's memory in a file, as a whole or page after page | the VM; snapshots |
 //! | `dirty` | which pages of memory are written while the guest runs | who copies them |
 //! | `machine_state` | the state of a paused machine, as plain data | the VM; its memory |
-//! | `migration` | a guest's saved state, and where it goes on | HTTP |
+//! | `migration` | a guest that goes on in another process while it runs | HTTP |
+//! | `snapshot` | a guest in files, and a VM that is made of it | HTTP |
 //! | `firmware` | ports of older PCs, which firmware needs | the VM |
 //! | `pci_host` | bus 0: slots, ECAM, MMIO, interrupts, BARs | the configuration |
 //! | `vcpu` | vCPU threads and their exits | PCI; what is behind an address |
@@ -51,6 +52,7 @@ mod pci_host;
 mod privileges;
 mod seccomp;
 pub mod serial;
+mod snapshot;
 mod telemetry;
 mod threads;
 mod tpm;
@@ -64,6 +66,7 @@ pub use error::Error;
 pub use error_kind::ErrorKind;
 pub use migration::error::MigrationError;
 pub use seccomp::{Allowance, Seccomp, allowances, call_name};
+pub use snapshot::error::SnapshotError;
 pub use telemetry::monitor::{EventMonitor, MonitorError};
 pub use virtio_devices::create_file;
 pub use vm::VmError;
@@ -76,7 +79,6 @@ pub mod testing {
     use crate::pci_host::{assign_bars, config_pages};
 
     pub use crate::api::steps::converse;
-    pub use crate::migration::image_steps::{ImageSteps, StateSteps};
     pub use crate::pci_host::assign_bars::{Apertures, NoRoom};
     pub use crate::pci_host::config_pages::Shown;
     pub use crate::pci_host::mmio::MmioMap;
@@ -84,6 +86,7 @@ pub mod testing {
     pub use crate::pci_host::slot::{PciHost, Slot};
     pub use crate::pci_host::wiring::Wiring;
     pub use crate::serial::steps::SerialSteps;
+    pub use crate::snapshot::image_steps::{ImageSteps, StateSteps};
 
     /// The size of a page of configuration space, in bytes.
     pub const PAGE: u64 = config_pages::PAGE;

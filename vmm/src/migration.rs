@@ -1,4 +1,4 @@
-//! A guest that leaves this process: its saved state, and where it goes on.
+//! Live migration: a guest that leaves this process while it runs, and goes on in another.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -16,28 +16,20 @@
 //! | `handover` | who may run the guest: both sides of a live migration, from events to actions |
 //! | `precopy` | when to stop the guest |
 //! | `progress` | how far a live migration is |
-//! | `saver` | a snapshot that is written, with its `folder`, `state_file` and `memory_image` |
-//! | `source` | a snapshot that is read and checked |
-//! | `restorer` | a VM that is made of it, with `overrides` of its backends, by a `memory_mode` |
-//! | `error` | why a VM is not saved, or not restored |
+//! | `error` | why the target has no VM for its guest |
 
 pub(crate) mod conducting;
 mod course;
 mod empty_files;
 mod errands;
 pub mod error;
-pub(crate) mod folder;
 pub mod handover;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) mod image_steps;
 pub mod incoming;
 mod link;
 pub(crate) mod listening;
 pub mod loader;
-pub(crate) mod memory_mode;
 pub(crate) mod offer;
 pub(crate) mod orders;
-pub(crate) mod overrides;
 mod pages_in;
 pub(crate) mod pages_out;
 pub(crate) mod passed;
@@ -46,11 +38,7 @@ pub mod precopy;
 pub(crate) mod preparer;
 pub mod progress;
 pub(crate) mod receiving;
-pub(crate) mod restorer;
-pub(crate) mod saver;
 pub(crate) mod sending;
-pub(crate) mod source;
-pub(crate) mod state_file;
 pub(crate) mod tls;
 pub(crate) mod transport;
 pub mod wire;

@@ -24,11 +24,11 @@ use super::orders::{TargetNote, TargetOrder, ToControl};
 use super::pages_in::PagesIn;
 use super::preparer::{Made, Preparer};
 use super::progress::Progress;
-use super::restorer::Restored;
 use super::transport::{Listener, Stream};
 use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role};
 use crate::devices::holds::Holds;
 use crate::machine_state::backend_state::{self, BackendState};
+use crate::snapshot::restorer::Restored;
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
