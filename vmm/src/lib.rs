@@ -26,6 +26,7 @@
 //! | `vfio` | devices of the host: their registers, interrupts and memory | the bus; the configuration |
 //! | `seccomp` | which system calls each kind of thread may make | what they are used for |
 //! | `threads` | the one thread that starts all others | what they do |
+//! | `exits` | the handlers of exits: ports, and addresses that are not memory | vCPUs; what is behind an address |
 //! | `kvm` | KVM's system calls; no other room calls KVM | guests and devices |
 //! | `arch` | addresses, CPUID, registers, boot protocols | the rest of the crate |
 //! | `error_kind` | [`ErrorKind`]: exit code and HTTP status | the errors |
@@ -40,6 +41,7 @@ mod devices;
 pub mod dirty;
 mod error;
 mod error_kind;
+mod exits;
 mod firmware;
 mod heap;
 pub mod kvm;

@@ -10,7 +10,7 @@ use super::guest::{COUNT, Machine, assert_same};
 use super::*;
 use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::config::MemoryConfig;
-use crate::vcpu::cpu::MmioHandler as _;
+use crate::exits::MmioHandler as _;
 
 const PLAIN: &str = r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"}}"#;
 /// `cli; hlt; jmp back to hlt`
