@@ -44,12 +44,12 @@ use crate::devices::peers::{Peers, function_option};
 use crate::devices::places::Place;
 use crate::devices::pvpanic::Pvpanic;
 use crate::kvm::Vm;
-use crate::pci_host::assign_bars::Apertures;
 use crate::pci_host::bus::Bus;
 use crate::pci_host::device_watch::{DeviceWatch, backend_observer, tell_backend};
 use crate::pci_host::failure_watch::FailureWatch;
 use crate::pci_host::policy_watch::PolicyWatch;
 use crate::pci_host::slot::Slot;
+use crate::pci_layout::Apertures;
 use crate::telemetry::events::Events;
 use crate::vfio::{Notice, VfioError, VfioHost, VfioSource};
 

@@ -27,6 +27,7 @@
 //! | `seccomp` | which system calls each kind of thread may make | what they are used for |
 //! | `threads` | the one thread that starts all others | what they do |
 //! | `exits` | the handlers of exits: ports, and addresses that are not memory | vCPUs; what is behind an address |
+//! | `pci_layout` | the addresses of BARs, divided among PCI segments | BARs; the configuration |
 //! | `kvm` | KVM's system calls; no other room calls KVM | guests and devices |
 //! | `arch` | addresses, CPUID, registers, boot protocols | the rest of the crate |
 //! | `error_kind` | [`ErrorKind`]: exit code and HTTP status | the errors |
@@ -51,6 +52,7 @@ pub mod machine_state;
 pub mod migration;
 mod passed_fd;
 mod pci_host;
+mod pci_layout;
 mod privileges;
 mod seccomp;
 pub mod serial;
@@ -81,12 +83,13 @@ pub mod testing {
     use crate::pci_host::{assign_bars, config_pages};
 
     pub use crate::api::steps::converse;
-    pub use crate::pci_host::assign_bars::{Apertures, NoRoom};
+    pub use crate::pci_host::assign_bars::NoRoom;
     pub use crate::pci_host::config_pages::Shown;
     pub use crate::pci_host::mmio::MmioMap;
     pub use crate::pci_host::recording_vm::{Record, RecordingVm, Refuse};
     pub use crate::pci_host::slot::{PciHost, Slot};
     pub use crate::pci_host::wiring::Wiring;
+    pub use crate::pci_layout::Apertures;
     pub use crate::serial::steps::SerialSteps;
     pub use crate::snapshot::image_steps::{ImageSteps, StateSteps};
 

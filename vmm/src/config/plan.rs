@@ -11,7 +11,7 @@ use crate::config::{
     vhost_user, vsock,
 };
 use crate::config_sriov::{self, NetPlan, NicPlan};
-use crate::pci_host::assign_bars::Weights;
+use crate::pci_layout::Weights;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::option::Options as _;

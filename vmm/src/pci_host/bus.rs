@@ -9,8 +9,9 @@ use pci::{Bdf, ConfigPorts, Placement, Topology, TopologyError, ecam_read, ecam_
 use crate::arch::x86_64::layout;
 use crate::exits::MmioHandler;
 use crate::kvm::Vm;
-use crate::pci_host::assign_bars::{Apertures, NoRoom, hand_over, place_bars};
+use crate::pci_host::assign_bars::{NoRoom, hand_over, place_bars};
 use crate::pci_host::slot::{PciHost, Slot};
+use crate::pci_layout::Apertures;
 
 /// The devices in their places.
 ///
