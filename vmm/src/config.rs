@@ -30,6 +30,9 @@ pub(crate) mod rtc;
 pub(crate) mod segments;
 pub(crate) mod shared_macs;
 pub(crate) mod socket;
+// A path that users of the project name.
+#[path = "config_sriov.rs"]
+pub(crate) mod sriov;
 pub(crate) mod subject;
 pub(crate) mod switch;
 mod uplink_rate;
@@ -51,8 +54,8 @@ pub use vm_api::config::{
 pub use crate::config::backend::{BackendPlan, MissingBackend};
 pub use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 pub use crate::config::plan::{PlannedVm, VmPlan};
+pub use crate::config::sriov::{NetPlan, NicPlan};
 pub use crate::config::switch::{SwitchPlan, UplinkPlan};
-pub use crate::config_sriov::{NetPlan, NicPlan};
 use crate::error_kind::ErrorKind;
 
 impl From<&Problem> for ErrorKind {

@@ -36,7 +36,6 @@ pub mod acpi;
 pub mod api;
 pub mod arch;
 pub mod config;
-mod config_sriov;
 mod control;
 mod devices;
 pub mod dirty;

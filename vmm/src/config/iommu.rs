@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
     use crate::config::plan::VmPlan;
-    use crate::config_sriov::NicPlan;
+    use crate::config::sriov::NicPlan;
 
     fn planned(change: impl FnOnce(&mut VmConfig)) -> Result<VmPlan, String> {
         let mut config = VmConfig::default();
