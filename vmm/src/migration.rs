@@ -6,6 +6,7 @@
 //! | `sending` | the source's thread, with `pages_out` |
 //! | `receiving` | the target's thread, with `listening`, `preparer` and `pages_in` |
 //! | `link` | what both sides say to each other, such as the `offer`; `transport` carries it, by `tls` if told |
+//! | `deadline` | waits for a peer that end in time |
 //! | `conducting` | such a thread, as the control thread keeps it |
 //! | `course` | what both of them do alike |
 //! | `errands` | work that these threads have others do |
@@ -20,6 +21,7 @@
 
 pub(crate) mod conducting;
 mod course;
+pub(crate) mod deadline;
 mod empty_files;
 mod errands;
 pub mod error;
