@@ -8,7 +8,7 @@ pub(crate) mod disks;
 mod drivers;
 mod error;
 pub(crate) mod fallback;
-pub(crate) mod holds;
+mod holds;
 pub(crate) mod mem_regions;
 mod memory_users;
 mod missing;
@@ -81,7 +81,7 @@ pub(crate) struct Host {
     pub events: Events,
     /// The rate limits that disks share.
     pub limit_groups: LimitGroups,
-    /// Whether disks that are written are another program's until [`holds::Holds::take`].
+    /// Whether disks that are written are another program's until [`Holds::take`](virtio_devices::Holds::take).
     pub locks_later: bool,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<Arc<Iommu>>,

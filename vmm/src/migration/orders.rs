@@ -9,12 +9,12 @@ use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::handover::Outcome;
-use crate::devices::holds::Holds;
 use crate::dirty::DirtySource;
 use crate::machine_state::MachineState;
 use crate::machine_state::backend_state::StatefulBackend;
 use crate::snapshot::restorer::Restored;
 use crate::vm::Vm;
+use virtio_devices::Holds;
 
 /// What a conductor is told by the control thread, whichever side it is at.
 pub(crate) trait Note: Send + 'static {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustls::ServerConfig;
-use virtio_devices::Cancel;
+use virtio_devices::{Cancel, Holds};
 use vm_memory::GuestAddressSpace as _;
 
 use super::conducting::Conducting;
@@ -26,7 +26,6 @@ use super::preparer::{Made, Preparer};
 use super::progress::Progress;
 use super::transport::{Listener, Stream};
 use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role};
-use crate::devices::holds::Holds;
 use crate::machine_state::backend_state::{self, BackendState};
 use crate::snapshot::restorer::Restored;
 

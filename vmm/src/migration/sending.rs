@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
-use virtio_devices::{Cancel, GuestMap};
+use virtio_devices::{Cancel, GuestMap, HoldError, Holds};
 use vm_api::migration::SendMigration;
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
@@ -40,9 +40,6 @@ use crate::machine_state::backend_state::{self, BackendState, StatefulBackend};
 use limits::Limits;
 use passes::Passes;
 use throttle::Throttle;
-
-use crate::devices::DeviceError;
-use crate::devices::holds::Holds;
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -384,7 +381,7 @@ impl Conductor {
     /// Has a thread do what takes as long as disks do, and say what came of it.
     fn have_done(
         &mut self,
-        work: impl FnOnce(&Holds) -> Result<(), DeviceError> + Send + 'static,
+        work: impl FnOnce(&Holds) -> Result<(), HoldError> + Send + 'static,
         say: fn(Result<(), String>) -> Inbox,
     ) {
         let holds = self.holds.clone();
