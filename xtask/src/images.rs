@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::apt::output;
 use crate::cpio::Cpio;
 use crate::error::{Context, Error, Result};
-use crate::lab::Lab;
+use crate::lab::{FIRST_LEVEL_KERNEL, GUEST_KERNELS, Lab, has_iommu_driver};
 use crate::programs;
 
 const GUEST_INIT: &str = include_str!("init/guest.sh");
@@ -83,6 +83,34 @@ impl Image {
             }
         }
         write_if_changed(path, &archive.finish()?)
+    }
+}
+
+impl Lab {
+    /// Fetches and builds all that guests, tests and a shell in the lab can use. If all is there, this needs no network
+    /// and takes a moment.
+    pub(crate) fn prepare_everything(&self) -> Result<()> {
+        GUEST_KERNELS.iter().try_for_each(|kernel| self.prepare(kernel))?;
+        self.image(Image::FirstLevel, FIRST_LEVEL_KERNEL)?;
+        self.peers().map(drop)
+    }
+
+    /// Fetches a guest's kernel, and builds all that guests with it can use.
+    pub(crate) fn prepare(&self, kernel: &str) -> Result<()> {
+        self.kernel(kernel, "vmlinux")?;
+        Image::of_guests(has_iommu_driver(kernel)).try_for_each(|image| self.image(image, kernel).map(drop))
+    }
+
+    /// An initramfs. Writes it if it is missing or out of date.
+    pub(crate) fn image(&self, image: Image, kernel: &str) -> Result<PathBuf> {
+        let name = image.file_name(kernel);
+        let path = self.folder().join("images").join(&name);
+        let mut ready = self.images.lock();
+        if !ready.contains(&name) {
+            image.write(self, kernel, &path)?;
+            ready.insert(name);
+        }
+        Ok(path)
     }
 }
 
