@@ -14,7 +14,7 @@ use imports::{Crate, circle, parts, rooms};
 /// The crates whose files import each other in one direction, by their roots.
 const CRATES: [&str; 5] =
     ["pci/src/lib.rs", "virtio-devices/src/lib.rs", "vm-api/src/lib.rs", "vmm/src/lib.rs", "xtask/src/main.rs"];
-/// Those whose top-level modules do so, too, each with all that is below it.
+/// Crates whose top-level modules do so, too, each with all that is below it.
 const LAYERED: [&str; 3] = ["virtio-devices/src/lib.rs", "vmm/src/lib.rs", "xtask/src/main.rs"];
 
 fn root() -> &'static Path {

@@ -1,9 +1,9 @@
 //! The vsock device between a guest that sends any packets in any chains and programs of the host that send, read and
 //! leave at any time.
 //!
-//! What one side reads of a connection must be the beginning of what the other side has sent on it; the guest is sent
-//! no more than it has room for; and nothing exceeds its limit. The host's programs are socket pairs without anybody
-//! else, so an input always has the same effect.
+//! Data that a side reads of a connection must be the beginning of the data that the other side has sent on it; the
+//! guest is sent no more than it has room for; and nothing exceeds its limit. The host's programs are socket pairs
+//! without another process, so an input always has the same effect.
 
 mod driver;
 

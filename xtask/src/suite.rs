@@ -27,7 +27,7 @@ const ROUNDS: [&str; 6] =
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.
 const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
-/// How long a test may take whose guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
+/// Time that a test may take whose guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
 const HYPERVISOR_FW_LIMIT: Duration = Duration::from_secs(1800);
 /// The files of these tests have this in their names.
 const HYPERVISOR_FW_TESTS: &str = "hypervisor_fw";

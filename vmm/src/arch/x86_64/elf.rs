@@ -38,7 +38,7 @@ const NOTE_PHYS32_ENTRY: u32 = 18;
 
 /// The layout of the headers of a class of files (System V ABI, chapters 4 and 5).
 struct Class {
-    /// Its number in the file's header.
+    /// Number in the file's header.
     number: u8,
     /// The length of the file's header.
     header_len: usize,
