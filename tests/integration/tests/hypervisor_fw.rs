@@ -278,9 +278,13 @@ fn hypervisor_fw_boots_linux_as_libvirt_starts_it() {
 #[rstest]
 #[ignore = "a longer test: disks, options and sizes once more"]
 #[case::raw("--kernel", Form::Raw, 3, "size=256M")]
+#[ignore = "a longer test: disks, options and sizes once more"]
 #[case::direct("--kernel", Form::Direct, 3, "size=6G")]
+#[ignore = "a longer test: disks, options and sizes once more"]
 #[case::read_only("--firmware", Form::ReadOnly, 3, "size=6G")]
+#[ignore = "a longer test: disks, options and sizes once more"]
 #[case::qcow2("--firmware", Form::Qcow2, 1, "size=256M")]
+#[ignore = "a longer test: disks, options and sizes once more"]
 #[case::vhost_user("--kernel", Form::VhostUser, 3, "size=256M,shared=on")]
 fn hypervisor_fw_boots_each_disk_twice(
     #[case] option: &'static str,
