@@ -8,7 +8,7 @@
 //! a timer is due, and every second measurement hung.
 //!
 //! With a real clock it takes a race: another thread asks for an interrupt after the loop has looked for interrupts and
-//! before it looks for requests to exit. The tests of VFs with an igb of 11.1 failed so in 2 of 35 runs. In one, a
+//! before it looks for requests to exit. The tests of VFs with an igb of 11.1 failed so in 2 of 36 runs. In one, a
 //! counter in the loop showed a second delivery of the guest's timer interrupt (vector 236), and Linux warned of a
 //! broken timer. In the other the guest hung: its timer interrupt waited in `ktime_get_update_offsets_now`, with
 //! interrupts disabled, for a writer of the time that it had interrupted itself. With six PAUSEs between the two looks,
