@@ -25,7 +25,7 @@ pub struct SendMigration {
     /// Time for which memory is copied before timeout_strategy decides, in seconds.
     #[option("timeout_s=<seconds>", default = 3600)]
     pub timeout_s: u32,
-    /// Action when timeout_s is up. cancel: the migration ends; ignore: the guest is stopped for as long as the rest takes.
+    /// Action after timeout_s. cancel: the migration ends; ignore: the guest is stopped for as long as the rest takes.
     #[option("timeout_strategy=cancel|ignore", default = TimeoutStrategy::Cancel)]
     pub timeout_strategy: TimeoutStrategy,
     /// Number of connections that carry pages, at most 128. Several only with tcp.

@@ -55,7 +55,10 @@ pub enum BootError {
     #[error("--kernel {}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux", .0.display())]
     UnknownFormat(PathBuf),
     /// The kernel is a compressed file that does not unpack itself.
-    #[error("--kernel {}: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that", path.display())]
+    #[error(
+        "--kernel {}: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that",
+        path.display()
+    )]
     Compressed {
         /// The kernel.
         path: PathBuf,
