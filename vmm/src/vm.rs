@@ -90,7 +90,7 @@ pub struct Vm {
     balloon: Arc<BalloonSize>,
     mem_regions: MemRegions,
     ram: GuestRam,
-    /// Payload to boot; `None` in a VM that was restored where it could not be opened.
+    /// Payload to boot; `None` in a restored VM whose payload could not be opened.
     payload: Option<Payload>,
     /// Place of the payload.
     payload_config: PayloadConfig,
@@ -98,7 +98,7 @@ pub struct Vm {
     is_firmware: bool,
     /// The hardware of older PCs that the guest has.
     legacy: LegacyHardware,
-    /// True if each guest gets all of that.
+    /// True if each guest gets all of the legacy hardware.
     has_all_legacy: bool,
     smbios: Vec<u8>,
     layout: Layout,
@@ -121,26 +121,26 @@ pub struct Vm {
     stop: Arc<StopSignal>,
     ged: Arc<GenericEventDevice>,
     triple_faults: u64,
-    /// Since it goes on at a new place.
+    /// The announcements that are pending since the guest resumed at a new place.
     announcing: Option<Announcing>,
     reclaiming: Reclaiming,
-    /// A device of the host may be pinning the guest's memory before it is plugged in.
+    /// True while a host device may be pinning the guest's memory before it is plugged in.
     is_being_pinned: bool,
-    /// Files that are not this VM's: those that were open before, and those that clients may open.
+    /// Limits of open files, threads and memory mappings.
     limits: HostLimits,
 }
 
 impl Vm {
-    /// Acquires all host resources of the VM except the terminal. Resources that can only be missing come first, those
-    /// that others can see come last.
+    /// Acquires all host resources of the VM except the terminal: first those that can only be missing, last those that
+    /// others can see.
     ///
-    /// `plan` is that of `config` ([`VmPlan::of`]), in which every mistake of the configuration alone was found. What
-    /// the guest does to its devices is reported to `events`. `limits` are what the host lets this process
-    /// have. `cancel` ends the wait for vhost-user backends.
+    /// `plan` is that of `config` ([`VmPlan::of`]), which found every mistake in the configuration alone. What the
+    /// guest does to its devices is reported to `events`. `limits` are those of the host for this process. `cancel`
+    /// ends the wait for vhost-user backends.
     ///
     /// # Errors
     ///
-    /// The host lacks something. Nothing is left behind then.
+    /// Fails if the host lacks something. Everything is released then.
     pub fn new(
         config: &VmConfig,
         plan: &VmPlan,
@@ -273,7 +273,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// No thread can be started.
+    /// Fails if no thread can be started.
     pub fn read_input(&mut self) -> Result<(), VmError> {
         self.serial.as_mut().map_or(Ok(()), |serial| Ok(serial.read_input()?))
     }
@@ -283,7 +283,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// The terminal cannot be set.
+    /// Fails if the terminal cannot be set.
     pub fn take_terminal(&mut self) -> Result<(), VmError> {
         if let Some(serial) = &mut self.serial {
             serial.take_terminal()?;
@@ -308,9 +308,9 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// The payload cannot be read, or KVM fails. The guest does not run then.
+    /// Fails if the payload cannot be read, or KVM fails. The guest does not run then.
     pub fn power_on(&mut self) -> Result<(), VmError> {
-        // All are held, unless a migration gave them up.
+        // Devices hold their storage locks, unless a migration gave them up.
         self.holds().take().map_err(DeviceError::from)?;
         self.open_payload()?;
         let viot = self.devices.viot();
@@ -370,10 +370,10 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// As [`Self::power_on`]. The guest does not run then.
+    /// Fails as [`Self::power_on`] does. The guest does not run then.
     pub fn reset(&mut self) -> Result<(), VmError> {
         self.end_guest();
-        // Another vCPU may have reported a stop of its own meanwhile.
+        // Another vCPU may have reported a stop in the meantime.
         self.stop.take();
         self.tpm.iter().for_each(Tpm::reset);
         self.ram.forget_filling();
@@ -388,7 +388,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// As [`Self::reset`].
+    /// Fails as [`Self::reset`] does.
     pub fn reset_after_triple_fault(&mut self) -> Result<(), VmError> {
         self.triple_faults += 1;
         let triple_faults = self.triple_faults;
@@ -417,11 +417,12 @@ impl Vm {
         }
     }
 
-    /// The same, unless a device takes too long to end what it has begun, as a disk whose server is gone.
+    /// Pauses the guest and its devices within [`DRAIN`].
     ///
     /// # Errors
     ///
-    /// It does. The guest runs on.
+    /// Fails if a device does not complete its requests in time, such as a disk whose server is unreachable. The guest
+    /// then continues to run.
     pub(crate) fn pause_in_time(&mut self) -> Result<(), VmError> {
         let Some(running) = self.running.as_mut().filter(|running| !running.paused) else { return Ok(()) };
         running.vcpus.pause();
@@ -433,7 +434,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Host storage that its devices write.
+    /// Locks on the host storage that the devices write.
     pub(crate) fn holds(&self) -> Holds {
         self.devices.holds()
     }
@@ -442,17 +443,17 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// The host has no thread or file for a device, or another program has a disk that a migration gave up. The guest
-    /// stays paused.
+    /// Fails if the host has no thread or file for a device, or another program has locked a disk that a migration gave
+    /// up. The guest stays paused.
     pub fn resume(&mut self) -> Result<(), VmError> {
         if let Some(running) = &mut self.running
             && running.paused
         {
-            // All are held, unless a migration gave them up.
+            // Devices hold their storage locks, unless a migration gave them up.
             self.devices.holds().take().map_err(DeviceError::from)?;
             self.devices.resume()?;
             if running.restored.take().is_some() {
-                // What the guest has been told may have been on its way.
+                // Notifications may have been lost on the way to the guest.
                 self.ged.remind();
                 self.serial.iter().for_each(|serial| serial.port().remind());
                 let late = self.devices.announce();
@@ -469,7 +470,7 @@ impl Vm {
         self.announcing.as_ref()?.wait(Instant::now())
     }
 
-    /// Has addresses be announced once more, if that is due.
+    /// Announces addresses once more, if that is due.
     pub(crate) fn announce(&mut self) {
         let Some(announcing) = &mut self.announcing else { return };
         let due = announcing.take(Instant::now(), |function| self.devices.is_link_up(function));
@@ -481,7 +482,7 @@ impl Vm {
         }
     }
 
-    /// Holds the vCPUs for a moment, or not any more: their devices go on.
+    /// Turns throttling of the vCPUs on or off. Devices are not throttled.
     pub(crate) fn slow(&self, is_slow: bool) {
         if let Some(running) = &self.running {
             running.vcpus.slow(is_slow);
@@ -496,7 +497,7 @@ impl Vm {
     }
 
     /// Interrupts the guest again if it has not read its pending ACPI events: its driver may not have been up. Returns
-    /// whether there are unread events.
+    /// true if there are unread events.
     pub fn remind_guest(&self) -> bool {
         self.running.is_some() && self.ged.remind()
     }
@@ -506,7 +507,7 @@ impl Vm {
         self.ged.press_power_button();
     }
 
-    /// Passes the terminal's size to the virtio console, if that is shown in a terminal.
+    /// Passes the terminal's size to the virtio console, if a terminal shows the console.
     pub fn follow_terminal(&self) {
         self.console.iter().for_each(ConsoleEnd::follow_size);
     }
@@ -522,7 +523,7 @@ impl Vm {
         [serial, self.console.as_ref(), self.debug_console.as_ref().map(DebugConsole::end)]
     }
 
-    /// The size of its balloon, which is 0 if it has none.
+    /// Size of the balloon; 0 without a balloon.
     pub fn balloon(&self) -> &BalloonSize {
         &self.balloon
     }
@@ -542,7 +543,7 @@ impl Vm {
         self.ram.memory()
     }
 
-    /// Has `faults` fill the guest's memory, for as long as that takes or this lives.
+    /// Starts to fill the guest's memory from `faults`, until it is full or the VM is dropped.
     pub(crate) fn fill_by(&mut self, faults: PageFaults) {
         self.ram.fill_by(faults);
     }
@@ -552,11 +553,11 @@ impl Vm {
         self.ram.filling()
     }
 
-    /// Allocates all of the guest's memory, but that of memory devices.
+    /// Allocates all of the guest's memory, except that of memory devices.
     ///
     /// # Errors
     ///
-    /// The host has not so much.
+    /// Fails if the host has too little memory.
     pub(crate) fn populate(&self) -> io::Result<()> {
         self.ram.populate()
     }
@@ -566,7 +567,7 @@ impl Vm {
         self.ram.memory()
     }
 
-    /// The guest's memory, if devices can be added that need it to be shared.
+    /// The guest's memory, if it is shared, so that devices can be added that need this.
     pub(crate) fn shared_memory(&self) -> Option<&Memory> {
         self.ram.is_shared().then(|| self.ram.memory())
     }
@@ -577,15 +578,15 @@ impl Vm {
         self.quit();
         self.running = None;
         if paused && let Err(error) = self.devices.resume() {
-            // They have been reset, and no queue is to run.
+            // The devices have been reset, and no queue may run.
             log::warn!("{error}");
         }
     }
 }
 
 impl Vm {
-    /// Tells the guest to end, and waits for nothing. From here on nobody waits for memory that cannot be read: a vCPU
-    /// or a worker that did so would be waited for in vain.
+    /// Requests the end of the guest without waiting. From now on no vCPU or worker waits for memory that cannot be
+    /// read: waiting for that thread would never end.
     fn quit(&self) {
         self.running.iter().for_each(|running| running.vcpus.quit());
         self.ram.give_up_on_failure();
@@ -616,11 +617,11 @@ struct Running {
     paused: bool,
     /// The ports of older PCs, if there are any.
     firmware: Option<FirmwarePorts>,
-    /// The guest's time when it was saved, as long as it has not run since.
+    /// Clock of the guest when it was saved, until it runs again.
     restored: Option<ClockState>,
 }
 
-/// Parts of a VM that may be new, or as they were.
+/// Parts of a VM that may be new or kept.
 struct Parts<'p> {
     /// Opens the payload.
     payload: &'p dyn Fn(&Layout) -> Result<Option<Payload>, boot::BootError>,
@@ -628,6 +629,6 @@ struct Parts<'p> {
     places: &'p [Place],
     /// Memory that was added while the guest ran.
     regions: &'p [Range<u64>],
-    /// Origin of its memory and disks.
+    /// Origin of the memory and the disks.
     origin: Origin<'p>,
 }

@@ -14,7 +14,7 @@ pub(super) fn layout_of(memory: &MemoryConfig, bits: u8) -> Result<Layout, VmErr
     Layout::new(size, room, bits).ok_or(too_large)
 }
 
-/// Apertures for BARs in this layout, of each segment, which has its share.
+/// Apertures for the BARs of each segment in this layout, by the segments' weights.
 pub(super) fn apertures(layout: &Layout, segments: &[Weights]) -> Vec<Apertures> {
     Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() }.split(segments)
 }

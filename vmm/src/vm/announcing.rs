@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use crate::devices::NetFunction;
 
 /// Time from the guest's resume to the first round, and between two: a bridge or a switch may have learnt the old place
-/// once more meanwhile.
+/// again in the meantime.
 const FIRST: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The rounds of all functions.
 const ROUNDS: u32 = 5;
-/// The rounds in which a link that was down may come up: for 10 s.
+/// The rounds in which a link that was down may come up: 10 s.
 const LATEST: u32 = 100;
 /// Number of announcements of a function whose link came up late.
 const REPEATS: u32 = 3;
@@ -24,25 +24,25 @@ pub(crate) struct Announcing {
     late: Vec<Late>,
 }
 
-/// A function whose link was down when the guest went on.
+/// A function whose link was down when the guest resumed.
 #[derive(Debug)]
 struct Late {
     function: NetFunction,
-    /// In how many rounds its link has been up.
+    /// Number of rounds in which its link has been up.
     up: u32,
 }
 
 /// A round that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Round {
-    /// True if it is for all functions.
+    /// True if the round is for all functions.
     pub is_for_all: bool,
-    /// Functions whose links were down, and that must be announced now.
+    /// Functions whose links were down and that are announced now.
     pub late: Vec<NetFunction>,
 }
 
 impl Announcing {
-    /// All rounds, of a guest that goes on now, and in which the links of `late` are down.
+    /// Starts the rounds of a guest that resumes now. The links of `late` are down.
     pub(crate) fn begin(now: Instant, late: Vec<NetFunction>) -> Self {
         let late = late.into_iter().map(|function| Late { function, up: 0 }).collect();
         Self { began: now, done: 0, late }
@@ -54,11 +54,11 @@ impl Announcing {
         (self.done < self.rounds()).then(|| due.saturating_duration_since(now))
     }
 
-    /// The round that is due, if there is one, which is done with this. Those that were missed meanwhile are one with
-    /// it. `is_up` says whether a function's link is up; `None` if the function is gone.
+    /// Takes the round that is due, if there is one; missed rounds are merged into it. `is_up` returns true if a
+    /// function's link is up, and `None` if the function was removed.
     ///
-    /// A function is announced from the round on that follows the one in which its link is up: its driver has to see
-    /// that first, and Linux sends nothing for some moments after it has.
+    /// A function is announced from the round after the one in which its link is up: its driver must see the link
+    /// first, and Linux sends nothing for some moments after that.
     pub(crate) fn take(&mut self, now: Instant, is_up: impl Fn(&NetFunction) -> Option<bool>) -> Option<Round> {
         let since = now.checked_duration_since(self.began + FIRST)?;
         let passed = u32::try_from(since.as_millis() / PAUSE.as_millis()).unwrap_or(u32::MAX).saturating_add(1);

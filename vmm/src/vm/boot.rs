@@ -65,7 +65,7 @@ pub enum BootError {
         /// The program that unpacks it.
         program: &'static str,
     },
-    /// The firmware is no ELF file.
+    /// The firmware is not an ELF file.
     #[error("--firmware {}: not an ELF file; give firmware with a PVH entry, such as CLOUDHV.fd or \
          hypervisor-fw", .0.display())]
     NotFirmware(PathBuf),
@@ -97,7 +97,7 @@ pub enum BootError {
         option: &'static str,
         /// The file.
         path: PathBuf,
-        /// The memory that would be enough, in MiB.
+        /// The memory that would suffice, in MiB.
         needed: u64,
     },
     /// The command line is too long.
@@ -105,7 +105,7 @@ pub enum BootError {
     CmdlineTooLong {
         /// Length in bytes.
         len: usize,
-        /// The longest that the kernel takes, in bytes.
+        /// The longest that the kernel accepts, in bytes.
         limit: u64,
     },
     /// The command line contains a NUL byte.
@@ -147,9 +147,7 @@ pub struct Tables<'a> {
     pub mp: Option<&'a ([u8; mp_table::POINTER_LEN], Vec<u8>)>,
 }
 
-/// A payload that can be booted: opening it finds every error.
-///
-/// Payload to boot. Its files stay open, so that a reboot gets the same kernel.
+/// Payload to boot; opening it finds every error. Its files stay open, so that a reboot gets the same kernel.
 #[derive(Debug)]
 pub struct Payload {
     option: &'static str,
@@ -165,7 +163,8 @@ impl Payload {
     ///
     /// # Errors
     ///
-    /// If a file cannot be read, the kernel cannot be booted, or the payload does not fit into the memory of `layout`.
+    /// Fails if a file cannot be read, the kernel cannot be booted, or the payload does not fit into the memory of
+    /// `layout`.
     pub fn open(config: &PayloadConfig, layout: &Layout) -> Result<Self, BootError> {
         let (option, path) = match (&config.firmware, &config.kernel) {
             (Some(path), _) => (FIRMWARE, path.clone()),
@@ -197,7 +196,7 @@ impl Payload {
     ///
     /// # Errors
     ///
-    /// [`BootError::TooLarge`].
+    /// Fails with [`BootError::TooLarge`].
     pub fn check_fits(&self, layout: &Layout) -> Result<(), BootError> {
         let end = self.format.end();
         if end > layout.low.end {
@@ -232,7 +231,7 @@ impl Payload {
     }
 
     /// The hardware of older PCs that the payload needs. Linux gets what its command line asks for, because it would
-    /// use the rest; firmware and other kernels get all.
+    /// use everything else that it finds; firmware and other kernels get all.
     pub fn legacy(&self) -> LegacyHardware {
         let is_linux = match &self.format {
             Format::Elf(elf) => self.option != FIRMWARE && elf.is_linux,
@@ -274,7 +273,7 @@ impl Payload {
             read(memory, &initramfs.file, 0, address, len)?;
         }
         put(ACPI, tables.acpi)?;
-        // A kernel that found the RSDP by PVH does not pass it on to the next one in a kexec.
+        // A kernel that found the RSDP through PVH does not pass it on to the next one in a kexec.
         put(RSDP_COPY, tables.acpi.get(..RSDP_LEN).unwrap_or_default())?;
         put(SMBIOS, tables.smbios)?;
         if let Some((pointer, table)) = tables.mp {
@@ -367,7 +366,7 @@ impl Initramfs {
     }
 }
 
-/// The program that compressed a file, by the file's first bytes.
+/// The program that compressed a file, from the file's first bytes.
 fn compressed_by(file: &File) -> Option<&'static str> {
     const FORMATS: [(&[u8], &str); 5] = [
         (b"\x1f\x8b", "gzip"),
@@ -438,7 +437,7 @@ mod tests {
         let acpi: Vec<u8> = b"RSD PTR ".iter().copied().chain(8..=255).collect();
         let tables = Tables { acpi: &acpi, smbios: &[], mp: None };
         payload.load(&memory, &Layout::new(1 << 20, 0, 46).unwrap(), &tables).unwrap();
-        // What is searched, on 16-byte boundaries.
+        // The OS searches for the RSDP on 16-byte boundaries.
         let read = |address| {
             let mut bytes = [0; RSDP_LEN];
             memory.read_slice(&mut bytes, GuestAddress(address)).map(|()| bytes).unwrap()
@@ -462,7 +461,7 @@ mod tests {
     fn only_a_linux_kernel_does_without_what_it_does_not_name() {
         assert_eq!(legacy("--kernel", elf(true), "quiet"), LegacyHardware::NONE);
         assert_eq!(legacy("--kernel", elf(true), "quiet acpi=off"), LegacyHardware::of_linux("acpi=off"));
-        // The last word ends at the NUL that follows it.
+        // The NUL terminates the last word.
         assert!(legacy("--kernel", elf(true), "nopv").pm_timer);
         assert_eq!(legacy("--kernel", elf(false), "quiet"), LegacyHardware::ALL);
         assert_eq!(legacy(FIRMWARE, elf(true), ""), LegacyHardware::ALL);
@@ -483,7 +482,7 @@ mod tests {
                 let mut bytes = vec![0; len];
                 memory.read_slice(&mut bytes, GuestAddress(address)).map(|()| bytes).unwrap()
             };
-            // In the 64 KiB below 1 MiB, on 16-byte boundaries.
+            // The OS searches the 64 KiB below 1 MiB, on 16-byte boundaries.
             let found = (0xf_0000..0x10_0000).step_by(16).map(|at| read(at, 16)).find(|bytes| bytes[..4] == *b"_MP_");
             found.map(|found| {
                 let at = u32::from_le_bytes(found[4..8].try_into().unwrap());
@@ -494,7 +493,7 @@ mod tests {
         let expected = Some((mp.0.to_vec(), mp.1.clone()));
         assert_eq!(pointers(Some(&mp), 64), expected);
         assert_eq!(pointers(None, 64), None);
-        // Strings that reach the pointer have always been accepted.
+        // Strings up to the pointer were accepted by earlier versions.
         assert_eq!(pointers(Some(&mp), SMBIOS_END - SMBIOS - 16), expected);
         assert_eq!(pointers(Some(&mp), SMBIOS_END - SMBIOS - 15), None);
         assert_eq!(pointers(Some(&mp), SMBIOS_END - SMBIOS), None);

@@ -59,7 +59,7 @@ pub enum VmError {
     MemoryStep {
         /// Memory of the VM, in bytes.
         size: u64,
-        /// Memory that was asked for beyond that, in bytes.
+        /// Additional memory requested, in bytes.
         more: u64,
     },
     /// Too little room was reserved for memory.
@@ -69,7 +69,7 @@ pub enum VmError {
         bytes(*.more), bytes(*.room)
     )]
     MemoryRoom {
-        /// Memory that was asked for beyond that of the VM, in bytes.
+        /// Additional memory requested, in bytes.
         more: u64,
         /// Memory that can be added, in bytes.
         room: u64,

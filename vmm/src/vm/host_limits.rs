@@ -1,5 +1,5 @@
 //! Limits of the host for this process: open files, threads and memory mappings. A VM that may need more is refused
-//! before anything of it is made; otherwise it would boot, and fail when its guest enables VFs.
+//! before any part of it exists; otherwise it would boot, and fail when its guest enables VFs.
 //!
 //! The limits are read when the program starts, because a process that is confined to its VM's files cannot read them.
 
@@ -13,17 +13,17 @@ use crate::vm::error::VmError;
 use crate::vm::open_files;
 use crate::vm::threads_needed::{self, ThreadLimits};
 
-/// Limits of the process, and its use besides its VM.
+/// Limits of the process, and its use apart from its VM.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostLimits {
-    /// Files that are open, and those that clients may open.
+    /// Files that are open already, and those that clients may open.
     other_files: u64,
     /// Threads and their memory mappings.
     threads: ThreadLimits,
 }
 
 impl HostLimits {
-    /// Reads them. Clients of the API may open `clients` files.
+    /// Reads the limits. Clients of the API may open `clients` files.
     pub(crate) fn read(clients: u64) -> Self {
         let other_files = open_files::already_open() + clients;
         let mappings = number("/proc/sys/vm/max_map_count");
@@ -42,7 +42,7 @@ impl HostLimits {
     ///
     /// # Errors
     ///
-    /// The limit that is too low for a VM with these devices and vCPUs.
+    /// Fails with the limit that is too low for a VM with these devices and vCPUs.
     pub(super) fn reserve<'a>(
         &self,
         devices: impl IntoIterator<Item = &'a DevicePlan> + Clone,
@@ -57,7 +57,7 @@ fn number(path: impl AsRef<Path>) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The lowest limit of threads of this process's control group (version 2) and those that it is in.
+/// The lowest thread limit of this process's control group (version 2) and its ancestors.
 fn of_control_group() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;

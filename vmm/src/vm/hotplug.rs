@@ -1,4 +1,4 @@
-//! Devices and vCPUs that come and go while the guest runs.
+//! Hot-plug of devices and vCPUs.
 
 use std::time::Instant;
 
@@ -13,11 +13,11 @@ use crate::devices::{Plugged, Removed};
 use crate::vm::announcing::Announcing;
 
 impl Vm {
-    /// Hot-plugs a device, and returns the address of its own function. What was not `opened` before is opened here.
+    /// Hot-plugs a device, and returns the address of its own function. Opens all that `opened` lacks.
     ///
     /// # Errors
     ///
-    /// The device cannot be opened or placed. Nothing has changed then.
+    /// Fails if the device cannot be opened or placed. Nothing has changed then.
     pub(crate) fn add(&mut self, plan: &DevicePlan, opened: OpenedBefore) -> Result<Bdf, VmError> {
         if !self.ram.is_shared() && plan.needs_shared_memory() {
             return Err(VmError::PrivateMemory { option: plan.option() });
@@ -26,7 +26,7 @@ impl Vm {
         let plans = self.devices.iter().map(Plugged::plan).chain([plan]);
         self.limits.reserve(plans, self.max_vcpus.into())?;
         if plan.pins_memory() {
-            // What is opened here pins it while the guest runs.
+            // A device that is opened here pins memory while the guest runs.
             self.mem_regions.keep_pages();
         }
         let address = self.devices.add(plan, opened)?;
@@ -34,11 +34,11 @@ impl Vm {
         Ok(address)
     }
 
-    /// Gives a network function that has none the backend `new`, which is as `nic` says.
+    /// Gives a network function without a backend the backend `new`, described by `nic`.
     ///
     /// # Errors
     ///
-    /// As [`Devices::connect`].
+    /// Fails as [`Devices::connect`] does.
     pub(crate) fn give_backend(
         &mut self,
         function: (&str, Option<VfIndex>),
@@ -52,31 +52,31 @@ impl Vm {
         Ok(())
     }
 
-    /// Has the guest's memory keep its pages from now on: a device of the host is about to pin them, before it is
-    /// plugged in. Memory devices keep theirs for as long as the VM lives.
+    /// Keeps the pages of the guest's memory from now on: a host device will pin them before it is plugged in. Memory
+    /// devices keep theirs as long as the VM lives.
     pub(crate) fn begin_pinning(&mut self) {
         self.is_being_pinned = true;
         self.mem_regions.keep_pages();
     }
 
-    /// All that should pin the guest's memory is plugged in, or closed.
+    /// Ends [`Self::begin_pinning`]: all devices that pin the guest's memory are plugged in, or closed.
     pub(crate) fn end_pinning(&mut self) {
         self.is_being_pinned = false;
     }
 
-    /// True if the pages of the guest's memory must stay as they are: devices of the host may have pinned them.
+    /// True if the pages of the guest's memory must stay: host devices may have pinned them.
     pub(crate) fn pins_memory(&self) -> bool {
         self.is_being_pinned || self.devices.pin_memory()
     }
 
-    /// Has memory devices keep the pages of unplugged memory if devices of the host may have pinned them.
+    /// Keeps the pages of unplugged memory if host devices may have pinned them.
     pub(super) fn keep_pages(&self) {
         if self.pins_memory() {
             self.mem_regions.keep_pages();
         }
     }
 
-    /// Asks the guest to release the device `id`. Returns whether it was asked for the first time.
+    /// Asks the guest to release the device `id`. Returns true for the first request.
     pub fn unplug(&mut self, id: &str) -> bool {
         let is_new = self.devices.find(id).is_some_and(|plugged| !plugged.is_going());
         if let Some(address) = self.devices.unplug(id) {
@@ -90,8 +90,8 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// The guest has not answered an earlier request to release vCPUs, or the host cannot run the new ones. Nothing has
-    /// changed then.
+    /// Fails if the guest has not answered an earlier request to release vCPUs, or the host cannot run the new ones.
+    /// Nothing has changed then.
     pub fn resize(&mut self, vcpus: u8) -> Result<(), VmError> {
         self.stop_ejected();
         match self.ged.with_vcpus(|hotplug| hotplug.resize(vcpus)) {
@@ -103,7 +103,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Starts the vCPUs `ids`, which do not run, and notifies the guest. KVM's vCPUs are created on first use, and then
+    /// Starts the vCPUs `ids`, which do not run, and notifies the guest. KVM's vCPUs are created on first use, and
     /// kept.
     fn add_vcpus(&mut self, ids: &[u8]) -> Result<(), VmError> {
         let Some(mut running) = self.running.take() else { return Ok(()) };
@@ -142,7 +142,7 @@ impl Vm {
         ejected.into_iter().filter_map(|(segment, slot)| self.devices.remove(segment, slot)).collect()
     }
 
-    /// Ends the guest, and removes the devices that it was asked to release, whether it has or not.
+    /// Ends the guest, and removes the devices that it was asked to release, even if it has not released them.
     pub fn remove_unplugged(&mut self) -> Vec<Removed> {
         self.end_guest();
         self.devices.remove_unplugged()
@@ -165,7 +165,7 @@ mod tests {
         let json = r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"},"memory":{"size":16777216,"shared":true,
             "hotplug_method":"VirtioMem","hotplug_size":134217728}}"#;
         let mut vm = Machine::boot(IDLE, json).vm;
-        // No start writes there.
+        // Booting writes nothing there.
         let page = GuestAddress(12 << 20);
         let blocks = |vm: &super::Vm| {
             let memory = vm.guest_memory().memory();
@@ -177,7 +177,7 @@ mod tests {
             let before = blocks(vm);
             vm.reset().unwrap();
             assert_eq!(vm.guest_memory().memory().read_obj::<u64>(page).unwrap(), 0);
-            // The start itself writes a few pages.
+            // Booting itself writes a few pages.
             before - blocks(vm) > 1 << 10
         };
         assert!(gives_back(&mut vm) && !vm.mem_regions.all_keep_pages());

@@ -28,24 +28,24 @@ use places::places;
 /// With hugepages=on, either consists of the host's reserved huge pages.
 #[derive(Debug)]
 pub struct GuestRam {
-    // Drop order: nobody fills memory that is not mapped.
-    /// Filler, if it was restored.
+    // Drop order: the filler ends before the memory is unmapped.
+    /// Filler of the memory, if it was restored.
     filling: Option<PageFaults>,
     memory: Memory,
     config: MemoryConfig,
     shared: bool,
-    /// First addresses of memory devices' memory.
+    /// First addresses of the memory devices' regions.
     of_devices: Vec<u64>,
-    /// The image that it was mapped from when it was made.
+    /// The image that the memory was mapped from when it was made.
     image: Option<Image>,
 }
 
-/// Memory that is there already.
+/// Existing memory to map.
 #[derive(Debug, Clone)]
 pub(crate) enum Image {
-    /// A snapshot's file, and where each region is in it. It is not changed.
+    /// Snapshot file, and the place of each region in it. The file is not changed.
     Snapshot(Arc<File>, ImageLayout),
-    /// Another program's, which is used as it is.
+    /// Memory of another program, which is shared with it.
     Passed(Arc<[PassedRegion]>),
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum Image {
 pub(crate) struct PassedRegion {
     /// Addresses in the guest.
     pub range: Range<u64>,
-    /// File that it is a part of.
+    /// File that contains the region.
     pub file: Arc<File>,
     /// Offset in the file, in bytes.
     pub offset: u64,
@@ -63,21 +63,21 @@ pub(crate) struct PassedRegion {
 }
 
 impl GuestRam {
-    /// Maps memory according to `config` and `layout`. It is a memfd if `config` or `shared` says so; backends may need
-    /// that.
+    /// Maps memory according to `config` and `layout`, as a memfd if `config` or `shared` requires it; backends may
+    /// need one.
     ///
     /// # Errors
     ///
-    /// The host cannot allocate it. Nothing is mapped then.
+    /// Fails if the host cannot allocate the memory. Nothing is mapped then.
     pub fn new(config: &MemoryConfig, layout: &Layout, shared: bool) -> Result<Self, MemoryError> {
         Self::of(config, layout, shared, None)
     }
 
-    /// The same; with an image, it is a mapping of that.
+    /// As [`Self::new`]. With an image, maps that.
     ///
     /// # Errors
     ///
-    /// As [`Self::new`], and if the image has other regions.
+    /// Fails as [`Self::new`] does, and if the image has other regions.
     pub(crate) fn of(
         config: &MemoryConfig,
         layout: &Layout,
@@ -89,7 +89,7 @@ impl GuestRam {
         Ok(Self { filling: None, memory, config: config.clone(), shared, of_devices, image: image.cloned() })
     }
 
-    /// Has `faults` fill it, for as long as that takes.
+    /// Starts to fill the memory from `faults`.
     pub(crate) fn fill_by(&mut self, faults: PageFaults) {
         self.filling = Some(faults);
     }
@@ -99,28 +99,29 @@ impl GuestRam {
         self.filling.as_ref().map(PageFaults::progress)
     }
 
-    /// The guest ends: nobody waits any more for what cannot be read.
+    /// Stops waiting for memory that cannot be read: the guest ends.
     pub(crate) fn give_up_on_failure(&self) {
         self.filling.iter().for_each(PageFaults::give_up_on_failure);
     }
 
-    /// Ends that: what is missing is zero.
+    /// Stops the filler. Missing pages read as zero.
     pub(crate) fn forget_filling(&mut self) {
         self.filling = None;
     }
 
-    /// Allocates all of it, but that of memory devices.
+    /// Allocates all memory, except that of memory devices.
     ///
     /// # Errors
     ///
-    /// The host has not so much.
+    /// Fails if the host has too little memory.
     pub(crate) fn populate(&self) -> io::Result<()> {
         let memory = self.memory.memory();
         let mut at_boot = memory.iter().filter(|region| !self.of_devices.contains(&region.start_addr().0));
         at_boot.try_for_each(|region| populate(region, true))
     }
 
-    /// True if it is mapped from an image: its pages cannot be given back, as they would be the file's again.
+    /// True if the memory is mapped from an image. Its pages cannot be discarded: they would show the file's contents
+    /// again.
     pub(crate) fn is_image(&self) -> bool {
         let Some(Image::Snapshot(image, _)) = &self.image else { return false };
         let is_mapped = |region: &GuestRegion| {
@@ -135,12 +136,12 @@ impl GuestRam {
     ///
     /// # Errors
     ///
-    /// The host cannot allocate it.
+    /// Fails if the host cannot allocate the region.
     pub fn grown(&self, range: &Range<u64>) -> Result<GuestMap, MemoryError> {
         self.grown_of(range, None)
     }
 
-    /// The same, of the image if there is one.
+    /// As [`Self::grown`]. With an image, maps the region from that.
     pub(crate) fn grown_of(&self, range: &Range<u64>, image: Option<&Image>) -> Result<GuestMap, MemoryError> {
         let config = MemoryConfig { size: range.end - range.start, ..self.config.clone() };
         let failed = |error| MemoryError::Map { key: "size", size: config.size, error: io::Error::other(error) };
@@ -152,12 +153,12 @@ impl GuestRam {
         self.memory.memory().insert_region(Arc::new(region)).map_err(failed)
     }
 
-    /// Other memory, mapped in the same way, of the size and the layout of another start. The guest's memory does not
+    /// New memory, mapped in the same way, with the size and the layout of another start. The guest's memory does not
     /// change before [`Self::set`].
     ///
     /// # Errors
     ///
-    /// The host cannot allocate it beside the present memory.
+    /// Fails if the host cannot allocate it in addition to the present memory.
     pub fn anew(&self, size: u64, layout: &Layout) -> Result<GuestMap, MemoryError> {
         map(&MemoryConfig { size, ..self.config.clone() }, layout, self.shared, None)
     }
@@ -187,7 +188,7 @@ impl GuestRam {
     ///
     /// # Errors
     ///
-    /// A system call failed. The memory's contents are undefined then.
+    /// Fails if a system call fails. The memory's contents are undefined then.
     pub fn clear(&self, keep_pages: bool) -> Result<(), MemoryError> {
         for region in self.memory.memory().iter() {
             let discarded = match region.file_offset() {
@@ -196,11 +197,11 @@ impl GuestRam {
                     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                     rustix::fs::fallocate(file.file(), punch, file.start(), region.len())
                 }
-                // Discarded pages would be the file's again.
+                // Discarded pages would show the file's contents again.
                 Some(_) => Err(rustix::io::Errno::BUSY),
                 None => advise(region, Advice::LinuxDontNeed),
             };
-            // Linux before 5.18 cannot discard private huge pages, either.
+            // Linux before 5.18 cannot discard private huge pages.
             if discarded.is_err() {
                 fill_with_zeros(region, &(0..region.len())).map_err(MemoryError::Clear)?;
             }
@@ -230,7 +231,7 @@ fn map(config: &MemoryConfig, layout: &Layout, shared: bool, image: Option<&Imag
         let mapped = map_part(part, config, &ranges, shared, image);
         regions.extend(mapped.map_err(|error| named(part, error))?);
     }
-    // All that memory devices can plug is mapped, for backends too, and costs nothing until it is plugged and used.
+    // All that memory devices can plug is mapped, for backends too. It costs nothing until it is plugged and used.
     for place in places(config, layout) {
         if let Some(part) = parts.get(place.part) {
             let backing = Backing::of_room(part, config, shared);
@@ -263,7 +264,7 @@ fn map_part(
     Ok(regions)
 }
 
-/// The region of these addresses: of the image if it has it, or else of what backs it at `offset`.
+/// Maps the region of these addresses: from the image if that has the region, or else from its backing at `offset`.
 fn region_of(
     backing: &Backing,
     range: &Range<u64>,
@@ -357,7 +358,7 @@ mod tests {
         flags_at(ram.memory().memory().get_host_address(GuestAddress(0)).unwrap() as usize)
     }
 
-    /// The same, at `host`. Neighbours of the same kind may be one mapping.
+    /// The flags of the mapping at `host`. Neighbours of the same kind may be one mapping.
     fn flags_at(host: usize) -> String {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let has_it = |line: &&str| {
@@ -452,7 +453,7 @@ mod tests {
         let short = refused(&format!("id=a,size=12K,file={}", path.display()));
         assert!(short.starts_with("--memory-zone id=a,file=") && short.contains("8192 bytes long"), "{short}");
         assert!(refused("id=a,size=8K,file=/nonexistent/zone").contains("cannot be opened"));
-        // A directory gets a file without a name.
+        // In a directory, the zone's file has no name.
         let ram = zones(&[&format!("id=a,size=8K,file={},shared=on", folder.path().display())]).unwrap();
         assert!(ram.is_shared() && std::fs::read_dir(folder.path()).unwrap().count() == 1);
     }
@@ -561,7 +562,7 @@ mod tests {
 
     #[test]
     fn too_few_huge_pages_are_an_error_that_says_how_many() {
-        // More than any machine that runs this test has set aside.
+        // More huge pages than any machine that runs this test has reserved.
         let size = 1 << 40;
         for shared in [false, true] {
             let config = MemoryConfig { hugepages: true, hugepage_size: Some(2 << 20), shared, ..config(size) };

@@ -1,5 +1,4 @@
-//! Changes of the amount of the guest's memory: more of it while the guest runs, or another amount from its next start
-//! on.
+//! Changes of the size of the guest's memory: at once while the guest runs, or from its next start on.
 
 use std::time::Duration;
 
@@ -25,14 +24,14 @@ impl Vm {
         }
     }
 
-    /// Gives the guest the memory `next`, which differs from that of now in sizes alone. Drivers of memory devices are
-    /// asked for what they are to have. Otherwise what is missing is added if the VM has room for it, or else from the
-    /// next start on; nothing is taken from a running guest.
+    /// Gives the guest the memory `next`, which differs from the present memory in sizes only. Drivers of memory
+    /// devices are asked to plug or unplug. Without memory devices, memory is added at once if the VM has room for it,
+    /// or else at the next start; nothing is taken from a running guest.
     ///
     /// # Errors
     ///
-    /// The VM cannot have so much memory, or so little, or a backend cannot reach what is added. Nothing has changed
-    /// then.
+    /// Fails if the VM cannot have so much memory, or so little, or a backend cannot reach the added memory. Nothing
+    /// has changed then.
     pub fn resize_memory(&mut self, next: MemoryConfig) -> Result<(), VmError> {
         if next.hotplug_method == HotplugMethod::VirtioMem {
             self.mem_regions.resize(&next);
@@ -40,7 +39,7 @@ impl Vm {
             return Ok(());
         }
         let size = next.size;
-        // It must be possible to start with it.
+        // The VM must be able to start with the new memory.
         let layout = layout_of(&next, self.address_bits)?;
         self.payload.as_ref().map_or(Ok(()), |payload| payload.check_fits(&layout))?;
         let present = self.ram.size();
@@ -95,11 +94,11 @@ impl Vm {
         (start, area.end - start)
     }
 
-    /// Makes what was added to the guest's memory a part of the memory of its next start. If it is to have another size
-    /// then, it gets new memory; if that is not to be had, it keeps what it has.
+    /// Makes memory that was added a part of the guest's memory at its next start. If the size changes, allocates new
+    /// memory, or keeps the present memory if that fails.
     pub(super) fn settle_memory(&mut self) {
         if self.ram.is_image() {
-            // What was mapped of a file would be the file's again.
+            // Pages discarded from a file mapping would show the file's contents again.
             if let Err(error) = self.exchange_memory() {
                 log::warn!("the guest keeps its memory, which is written with zeros: {error}");
             }

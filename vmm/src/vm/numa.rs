@@ -1,4 +1,4 @@
-//! From the plan of NUMA nodes to what the guest's tables say of them.
+//! Converts the plan of NUMA nodes to the nodes in the guest's tables.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::config::numa::NumaNode;
 use crate::devices::Devices;
 use crate::vm::memory::places::places;
 
-/// The nodes of a guest with this memory and these devices. A device that is gone has no node.
+/// The nodes of a guest with this memory and these devices. A device that was removed has no node.
 pub(super) fn nodes(plan: &[NumaNode], memory: &MemoryConfig, layout: &Layout, devices: &Devices) -> Vec<Node> {
     let address = |id: &String| devices.find(id).map(|plugged| plugged.address());
     let node = |plan: &NumaNode| Node {
@@ -22,14 +22,14 @@ pub(super) fn nodes(plan: &[NumaNode], memory: &MemoryConfig, layout: &Layout, d
     plan.iter().map(node).collect()
 }
 
-/// The addresses of a node's memory, and whether memory may come and go there.
+/// The addresses of a node's memory, each with true if it can be hot-plugged there.
 fn memory_of(plan: &NumaNode, memory: &MemoryConfig, layout: &Layout) -> Vec<(Range<u64>, bool)> {
     let sizes: Vec<_> = memory.parts().iter().map(|part| part.size).collect();
     let at_boot = layout.parts(&sizes);
     let at_boot = plan.parts.iter().filter_map(|part| at_boot.get(*part)).flatten().map(|range| (range.clone(), false));
     let by_devices = places(memory, layout).into_iter().filter(|place| plan.parts.contains(&place.part));
     let by_devices = by_devices.map(|place| (place.range, true));
-    // Where ACPI adds, there are no zones: all memory is one part.
+    // With ACPI hot-plug there are no zones: all memory is one part.
     let by_acpi = (memory.room().is_some() && plan.parts.contains(&0)).then(|| (layout.hotplug.clone(), true));
     at_boot.chain(by_devices).chain(by_acpi).collect()
 }

@@ -17,14 +17,14 @@ const OF_DISK_QUEUE: u64 = 4;
 /// For a virtio console: its host side (a socket, its epoll, its client and an eventfd), a doorbell, and three MSI-X
 /// vectors.
 const OF_CONSOLE: u64 = 8;
-/// For a vhost-user backend: listener, connection, back-channel and inflight region, and at most two that come beside
+/// For a vhost-user backend: listener, connection, back-channel and inflight region, and at most two that arrive with
 /// an answer, or the far end of the back-channel, until they are closed; enough for a vDPA device as well.
 const OF_SOCKET_OR_DEVICE: u64 = 6;
 /// For a port of a switch: the doorbell of its queues.
 const OF_PORT: u64 = 1;
-/// For a worker of a switch: its poll set and what wakes it.
+/// For a worker of a switch: its poll set and its wake-up eventfd.
 const OF_SWITCH_WORKER: u64 = 2;
-/// For the uplink of a switch: the tap, one that was passed, and its watch.
+/// For the uplink of a switch: the tap, a passed descriptor, and its watch.
 const OF_UPLINK: u64 = 3;
 /// For the entropy device: its source, doorbell, and two MSI-X vectors.
 const OF_RNG: u64 = 4;
@@ -34,10 +34,10 @@ const OF_BALLOON: u64 = 5;
 const OF_MEM: u64 = 3;
 /// For the clock: a doorbell, and two MSI-X vectors.
 const OF_RTC: u64 = 3;
-/// Of the virtual IOMMU: a doorbell, and its vectors.
+/// For the virtual IOMMU: a doorbell, and its vectors.
 const OF_IOMMU: u64 = 4;
-/// For the socket device: its socket, poll set and doorbell, and four MSI-X vectors. Connections for which there is no
-/// file are refused, one by one.
+/// For the socket device: its socket, poll set and doorbell, and four MSI-X vectors. A connection without a free file
+/// is refused.
 const OF_VSOCK: u64 = 7;
 
 /// For the watchdog: a doorbell, and two MSI-X vectors.
@@ -46,17 +46,17 @@ const OF_WATCHDOG: u64 = 3;
 /// For persistent memory: its file, a doorbell, and two MSI-X vectors.
 const OF_PMEM: u64 = 4;
 
-/// For a device of the host: the device, its group, the container, KVM's device, three that watch it, and as many MSI-X
-/// vectors as usual devices use. Beyond, a driver is refused a vector. By iommufd it has two copies of the device's
-/// file in place of the first two, and a third that a client may have sent.
+/// For a host device: the device, its group, the container, KVM's device, three that watch it, and as many MSI-X
+/// vectors as usual devices use; further vectors are refused to its driver. With iommufd, two copies of the device's
+/// file replace the first two, and a client may have sent a third.
 const OF_VFIO: u64 = 8 + 64;
 
 /// Raises the soft limit of open files to the hard limit, and checks that it suffices.
 ///
 /// # Errors
 ///
-/// [`VmError::OpenFiles`] if the limit is too low for a VM with these devices and vCPUs, plus `others`: the files that
-/// were open before, and those that clients may open.
+/// Fails with [`VmError::OpenFiles`] if the limit is too low for a VM with these devices and vCPUs, plus `others`: the
+/// files that were open before, and those that clients may open.
 pub(super) fn reserve<'a>(
     devices: impl IntoIterator<Item = &'a DevicePlan>,
     vcpus: u32,
@@ -102,7 +102,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
         DeviceKind::Rtc(_) => OF_RTC,
         DeviceKind::Iommu(_) => OF_IOMMU,
         DeviceKind::Vfio(_) => OF_VFIO,
-        // Of each queue a doorbell and a vector, the vector of configuration changes, and the worker's: its own kick, a
+        // For each queue a doorbell and a vector; the vector of configuration changes; and the worker's kick, its
         // stand-in for interrupts and one for errors.
         DeviceKind::VhostUser(spec) => OF_SOCKET_OR_DEVICE + 2 * spec.queue_sizes.len() as u64 + 4,
     }
@@ -122,13 +122,13 @@ fn of_function(plan: &NicPlan) -> u64 {
     backend + 2 * pairs + 2
 }
 
-/// Of each pair of a tap's queues the doorbell. The kernel's worker has two doorbells for it, and a device and a copy
-/// of the tap's queue.
+/// For each queue pair of a tap, its doorbell. The kernel's worker has two doorbells, a device, and a copy of the tap's
+/// queue.
 fn of_worker(pairs: u64, vhost: Vhost) -> u64 {
     if vhost == Vhost::Off { pairs } else { of_offloaded(pairs) + 2 * pairs }
 }
 
-/// Of a backend that runs the queues by itself the doorbell of each, the worker's and that of the control queue, a
+/// For a backend that runs the queues itself: the doorbell of each queue, those of the worker and the control queue, a
 /// stand-in for interrupts and one for errors.
 const fn of_offloaded(pairs: u64) -> u64 {
     2 * pairs + 4
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(one - none, 64 * 6);
         assert_eq!(with(&["sriov_vfs=63", "sriov_vfs=63"]) - none, 2 * (one - none));
         assert_eq!(with(&["fd=7"]) - none, 7);
-        // A tap, a kernel's device and what it has of the tap, 2 doorbells, 4 of the worker, and 4 interrupts.
+        // A tap, a kernel's device and its copy of the tap's queue, 2 doorbells, 4 of the worker, and 4 interrupts.
         assert_eq!(with(&["vhost=on"]) - none, 13);
         assert_eq!(with(&["vhost_user=on,socket=/s"]) - none, 16);
         assert_eq!(with(&["vdpa=/d"]) - none, 16);

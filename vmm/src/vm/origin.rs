@@ -6,10 +6,10 @@ use crate::vm::memory::Image;
 /// Origin of memory and disks.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'o> {
-    /// Nobody else uses them. Memory is a mapping of a snapshot's, if there is an image.
+    /// No other program uses them. With an image, memory is a mapping of that.
     Snapshot(Option<&'o Image>),
-    /// Another program runs the guest. Its disks are not to be written before
-    /// [`Holds::take`](virtio_devices::Holds::take), nor its memory, if it is passed.
+    /// Another program runs the guest. Its disks must not be written before
+    /// [`Holds::take`](virtio_devices::Holds::take), nor its memory, if that is passed.
     Running(Option<(&'o Image, &'o PassedTaps)>),
 }
 

@@ -25,12 +25,12 @@ struct PlugSlots {
     part: u64,
 }
 
-/// Gives `vm`, which no vCPU runs yet, memory slots for what is plugged of the regions of `mem_regions`, and limits
-/// what devices reach of `memory` to that. The slots' numbers are among `slots`.
+/// Gives `vm`, which no vCPU runs yet, memory slots for the plugged parts of `mem_regions`, and limits the devices'
+/// access to `memory` to these parts. The slots' numbers are in `slots`.
 ///
 /// # Errors
 ///
-/// KVM refuses a slot.
+/// Fails if KVM refuses a slot.
 pub(super) fn attach(
     vm: &Arc<kvm::Vm>,
     memory: &GuestMap,
@@ -42,7 +42,7 @@ pub(super) fn attach(
         let Some(region) = memory.iter().find(|region| region.start_addr().0 == plugged.start()) else { continue };
         region.bitmap().whole().limit(plugged.reach());
         let (own, count) = PlugSlots::of(vm, memory, (plugged, region), first);
-        // Their size was chosen so that there are enough.
+        // The slot size was chosen so that there are enough.
         first = first.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
         if first > slots.end {
             return Err(refused(io::ErrorKind::StorageFull.into()));
@@ -71,7 +71,7 @@ impl PlugSlots {
         (Self { vm: Arc::downgrade(vm), _memory: memory.clone(), first, guest, host, part }, count)
     }
 
-    /// The slot of a part, and where the part lies in the region, in bytes.
+    /// The slot of a part, and the part's bytes in the region.
     fn place(&self, part: usize) -> io::Result<(u32, Range<u64>)> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let number = u32::try_from(part).map_err(|_| invalid())?;
@@ -83,7 +83,7 @@ impl PlugSlots {
 
     fn set(&self, part: usize, shown: bool) -> io::Result<()> {
         let (slot, place) = self.place(part)?;
-        // Without a VM no vCPU reaches anything.
+        // Without a VM no vCPU accesses memory.
         let Some(vm) = self.vm.upgrade() else { return Ok(()) };
         if vm.has_memory(slot) == shown {
             return Ok(());

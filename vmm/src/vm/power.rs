@@ -1,4 +1,4 @@
-//! Making KVM's VM and its vCPUs, and wiring them.
+//! Creates the KVM VM and its vCPUs, and wires them.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Wires what is no device in a slot to `vm`. Dropping it cuts all wires.
+    /// Wires the parts that are not devices in slots to `vm`. Dropping the result removes all wires.
     pub(super) fn connect(&self, vm: Arc<kvm::Vm>) -> Result<Powered, VmError> {
         let serial = self.serial().map(Arc::clone);
         let wire =
@@ -86,7 +86,7 @@ impl Vm {
         if let Some(serial) = &serial {
             wire("wire the serial port's interrupt", serial.interrupt(), layout::SERIAL_GSI)?;
         }
-        // From here on, dropping it detaches the devices, even if attaching fails.
+        // From here on, dropping the result detaches the devices, even if attaching fails.
         let (bus, vfio) = (Arc::clone(self.devices.bus()), Arc::clone(self.devices.vfio()));
         Ok(Powered { vm, bus, vfio, serial, ged: Arc::clone(&self.ged) })
     }

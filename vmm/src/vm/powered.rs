@@ -1,4 +1,4 @@
-//! KVM's VM, from one power-on or reset to the next, and what is wired to it.
+//! The KVM VM from one power-on or reset to the next, and the devices wired to it.
 
 use std::sync::Arc;
 

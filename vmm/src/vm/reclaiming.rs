@@ -1,11 +1,11 @@
-//! Pages of memory that is not plugged, which are given back to the host from time to time.
+//! Returns pages of unplugged memory to the host from time to time.
 //!
-//! vCPUs and devices of this process do not reach such memory. Backends reach all of the guest's memory by themselves
-//! (vhost-net, vhost-user), and a driver may name memory there that it has not plugged. A request that was under way
-//! when its memory was unplugged may write to it as well.
+//! vCPUs and devices of this process do not reach such memory. Backends reach all of the guest's memory directly
+//! (vhost-net, vhost-user), and a driver may give them memory that it has not plugged. A request in flight when its
+//! memory was unplugged may write to it as well.
 //!
-//! Backends may write as much as there is. So the work is done in turns, between which the control thread does other
-//! work for as long as a turn took.
+//! Backends may write any amount. So the work is done in turns, and after each the control thread does other work for
+//! as long as the turn took.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ use virtio_devices::GuestMap;
 
 use crate::devices::mem_regions::MemRegions;
 
-/// The time between two looks at all unplugged memory.
+/// The time between two scans of all unplugged memory.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The time after which a turn ends. The step that is under way is finished.
+/// The time after which a turn ends. The current step is finished.
 const TURN: Duration = Duration::from_millis(10);
 /// The most steps of a turn.
 const STEPS: usize = 1024;
 /// The least time between two turns.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The next look at unplugged memory.
+/// The next scan of unplugged memory.
 #[derive(Debug)]
 pub(super) struct Reclaiming {
     next: Instant,
@@ -33,19 +33,19 @@ pub(super) struct Reclaiming {
 }
 
 impl Reclaiming {
-    /// The first look, at `regions` regions.
+    /// Schedules the first scan, of `regions` regions.
     pub(super) fn begin(regions: usize) -> Self {
         Self { next: Instant::now() + PERIOD, region: 0, blocks: vec![0; regions] }
     }
 
-    /// Has `reclaim` work on one region after the other, from a block on, until it stops short of the region's end or
-    /// was at all of them. It returns the block to continue from. True if it was at all of them.
+    /// Calls `reclaim` for one region after the other, from a block on, until it stops before the region's end or has
+    /// scanned all regions. `reclaim` returns the block to continue from. Returns true if all regions were scanned.
     fn turn(&mut self, mut reclaim: impl FnMut(usize, usize) -> usize) -> bool {
         for _ in 0..self.blocks.len() {
             let Some(block) = self.blocks.get_mut(self.region) else { return true };
             let before = *block;
             *block = reclaim(self.region, before);
-            // A region whose worker is at work stays where it was, and has to wait.
+            // A region whose worker is busy stays where it was, and has to wait.
             if *block != 0 && *block != before {
                 return false;
             }
@@ -59,8 +59,8 @@ impl Reclaiming {
         (!self.blocks.is_empty()).then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
-    /// Gives pages of unplugged memory back to the host, if that is due. `is_filled` is false while a thread fills the
-    /// memory, which would have to read each page that is given back.
+    /// Returns pages of unplugged memory to the host, if that is due. `is_filled` is false while a thread fills the
+    /// memory: that thread would have to read each returned page.
     pub(super) fn reclaim(&mut self, memory: &GuestMap, regions: &MemRegions, is_filled: bool) {
         if self.wait() != Some(Duration::ZERO) {
             return;
@@ -93,7 +93,7 @@ mod tests {
         };
         assert_eq!(turn(&[0, 7]), (vec![(0, 0), (1, 0)], false));
         assert_eq!(turn(&[9]), (vec![(1, 7)], false));
-        // The worker of this one is at work: others are looked at.
+        // The worker of this region is busy, so others are scanned.
         assert_eq!(turn(&[9, 0, 0]), (vec![(1, 9), (2, 0), (0, 0)], true));
         assert_eq!(turn(&[0, 0, 4]), (vec![(1, 9), (2, 0), (0, 0)], false));
         assert_eq!(turn(&[0, 0, 0]), (vec![(0, 4), (1, 0), (2, 0)], true));

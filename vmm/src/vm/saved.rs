@@ -1,4 +1,4 @@
-//! A machine that is saved, and one that goes on from a saved state.
+//! Saving a machine, and restoring one from a saved state.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,16 +32,16 @@ use crate::vm::boot::Payload;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Origin, Parts, Running, Vm, VmError};
 
-/// Time that workers may take that are ending anyway.
+/// Time that workers may take that are already ending.
 const ENDING: Duration = Duration::from_secs(1);
 
 impl Vm {
     /// The state of the paused machine, except its memory and its configuration. Its vCPUs have finished their accesses
-    /// and its devices' workers have ended, so that nothing of it is under way.
+    /// and its devices' workers have ended, so no operation is in progress.
     ///
     /// # Errors
     ///
-    /// It is not paused, or something cannot be saved. It can be resumed in any case.
+    /// Fails if the machine is not paused, or a part of it cannot be saved. It can be resumed in any case.
     pub fn save_machine(&self) -> Result<MachineState, SaveError> {
         let running = self.running.as_ref().filter(|running| running.paused).ok_or(SaveError::NotPaused)?;
         if self.tpm.is_some() {
@@ -56,7 +56,7 @@ impl Vm {
         }
         let devices = self.devices.save()?;
         let (clock, vcpus) = self.save_vcpus(running)?;
-        // The guest has not run since it was restored: its time is what it was, at the moment when it was.
+        // The guest has not run since it was restored, so its clock is the restored one.
         let clock = running.restored.clone().unwrap_or(clock);
         let stop = self.stop.look(|stop| match stop {
             None => Ok(None),
@@ -111,7 +111,7 @@ impl Vm {
     }
 
     /// The machine without its state, running or not: its addresses, its devices and their places, and what vCPUs read
-    /// by CPUID. A VM can be made for it ([`Self::for_restore`]).
+    /// from CPUID. A VM can be made for it ([`Self::for_restore`]).
     pub(crate) fn outline(&self) -> MachineState {
         MachineState {
             version: MACHINE_STATE_VERSION,
@@ -134,18 +134,18 @@ impl Vm {
         }
     }
 
-    /// The options that the guest knows, with their values.
+    /// The guest-visible options, with their values.
     fn told(&self) -> Vec<(String, String)> {
         let told = told::told(&self.cpus, self.segments.len());
         told.into_iter().map(|(option, value)| (option.to_string(), value)).collect()
     }
 
-    /// Writers to the guest's memory while it runs, each of which reports its writes. Backends in `still` have their
-    /// links down, and are stopped.
+    /// The writers to the guest's memory while it runs, each with a dirty log. Backends in `still` have their links
+    /// down, and are stopped.
     ///
     /// # Errors
     ///
-    /// Fails with the name of a writer whose writes are not known.
+    /// Fails with the name of a writer without a dirty log.
     pub(crate) fn writers(&self, still: Vec<(String, MemoryUser)>) -> Result<Vec<Box<dyn DirtySource>>, String> {
         let running = self.running.as_ref().ok_or("the guest shut down")?;
         let users = self.devices.memory_users().find();
@@ -162,7 +162,7 @@ impl Vm {
         let memory = self.ram.memory().memory();
         let mut writers: Vec<Box<dyn DirtySource>> = Vec::new();
         if !still.is_empty() {
-            // First: what they wrote until they stand still is in the first pass over the memory.
+            // First in the list: what these backends wrote until they stopped is in the first pass over the memory.
             writers.push(Box::new(Still::new(still)));
         }
         writers.push(Box::new(VcpuWrites::new(Arc::clone(&running.powered.vm))));
@@ -178,16 +178,16 @@ impl Vm {
         Ok(writers)
     }
 
-    /// True if the guest has asked for a restart that was not carried out yet.
+    /// True if the guest has requested a reset that was not carried out yet.
     pub(crate) fn awaits_reset(&self) -> bool {
         self.stop.look(|stop| matches!(stop, Some(Stop::Reset | Stop::TripleFault)))
     }
 
-    /// Checks that this host has what a guest has seen of its CPU.
+    /// Checks that this host has the CPU features that the guest has seen.
     ///
     /// # Errors
     ///
-    /// The first feature that is missing.
+    /// Fails with the first missing feature.
     pub(crate) fn check_cpuid(&self, saved: &[CpuidLeaf]) -> Result<(), RestoreError> {
         if saved.len() > MAX_LEAVES {
             return Err(RestoreError::Value("CPUID"));
@@ -196,7 +196,7 @@ impl Vm {
         Ok(check(saved, &host)?)
     }
 
-    /// Output of consoles that is kept.
+    /// Unread output of consoles.
     fn save_consoles(&self) -> ConsolesState {
         let [serial, console, debug] =
             self.ends().map(|end| HexBytes(end.map_or(Vec::new(), |end| end.device().kept())));
@@ -206,7 +206,7 @@ impl Vm {
     fn restore_consoles(&self, state: &ConsolesState) {
         let ConsolesState { serial, console, debug } = state;
         for (end, HexBytes(bytes)) in self.ends().into_iter().zip([serial, console, debug]) {
-            // Those that are configured otherwise now have nobody to keep it for.
+            // A console that is configured otherwise now has no reader for the old output.
             end.filter(|_| !bytes.is_empty()).into_iter().for_each(|end| end.device().keep(bytes));
         }
     }
@@ -228,16 +228,15 @@ impl Vm {
         memory.iter().map(|region| (region.start_addr().0, region.len())).collect()
     }
 
-    /// A VM for a guest that was saved in `state`: of its configuration `config` and the plan of that, with the same
-    /// addresses, and devices where they were. Its memory is empty, and nothing runs. [`Self::restore_machine`] brings
-    /// it to the state once the memory has its contents.
+    /// Makes a VM for a guest that was saved in `state`, from its configuration `config` and the plan of that, with the
+    /// same addresses, and with devices where they were. Its memory is empty, and no vCPU runs.
+    /// [`Self::restore_machine`] restores the state once the memory has its contents.
     ///
-    /// Makes a VM to restore a guest into. The payload for the guest's next restart need not exist yet. For the rest
-    /// see [`Self::new`].
+    /// The payload for the guest's next restart need not exist yet. For the rest see [`Self::new`].
     ///
     /// # Errors
     ///
-    /// The state is of another machine, or the host lacks something. Nothing is left behind then.
+    /// Fails if the state is of another machine, or the host lacks something. Everything is released then.
     pub fn for_restore(
         config: &VmConfig,
         plan: &VmPlan,
@@ -249,11 +248,11 @@ impl Vm {
         Self::for_restore_from(config, plan, state, Origin::Snapshot(None), (events, limits), cancel)
     }
 
-    /// The same; its memory and its disks are where `origin` says.
+    /// As [`Self::for_restore`], with memory and disks from `origin`.
     ///
     /// # Errors
     ///
-    /// As [`Self::for_restore`].
+    /// Fails as [`Self::for_restore`] does.
     pub(crate) fn for_restore_from(
         config: &VmConfig,
         plan: &VmPlan,
@@ -295,7 +294,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Checks that the addresses are those of the guest that was saved.
+    /// Checks that the addresses are those of the saved guest.
     fn check_layout(&self, saved: &LayoutState) -> Result<(), RestoreError> {
         let own = self.layout_state();
         if own.address_bits != saved.address_bits {
@@ -313,13 +312,13 @@ impl Vm {
         Ok(())
     }
 
-    /// Brings a VM made by [`Self::for_restore`] from the same state, whose memory has its contents, to `state`: builds
-    /// the KVM VM, all vCPUs and all wires. The guest is paused then; [`Self::resume`] lets it go on, and interrupts it
-    /// again for what it has not read of the serial port and the event device.
+    /// Restores `state` in a VM that [`Self::for_restore`] made from the same state, and whose memory has its contents:
+    /// creates the KVM VM, all vCPUs and all wires. The guest is paused then; [`Self::resume`] runs it, and repeats the
+    /// interrupts that it has not handled yet of the serial port and the event device.
     ///
     /// # Errors
     ///
-    /// The state cannot be, or this host cannot go on with it. The VM is of no use then, and is to be dropped.
+    /// Fails if the state is invalid, or this host cannot run it. The VM is unusable then, and must be dropped.
     pub fn restore_machine(&mut self, state: &MachineState) -> Result<(), RestoreError> {
         if !is_read(state.version) {
             return Err(RestoreError::Version(state.version));
@@ -328,15 +327,15 @@ impl Vm {
         self.restore_platform(state)?;
         self.devices.restore(&state.devices)?;
         let vm = self.kvm_vm()?;
-        // Before any vCPU exists that could read it.
+        // The clock is set before any vCPU exists that could read it.
         let abilities = vm.abilities();
         vm.set_clock(state.clock.kvmclock, state.clock.realtime.filter(|_| abilities.realtime))?;
         let vcpus = self.restore_vcpus(&vm, state)?;
-        // Once local APICs can take what it has for them.
+        // The local APICs can accept the interrupt controllers' pending interrupts now.
         state.irqchip.restore(&vm)?;
         let (now, _) = vm.clock()?;
         let firmware = self.restore_firmware(state, now)?;
-        // From here on, what waits in eventfds becomes interrupts.
+        // From here on, pending eventfds become interrupts.
         let powered = self.connect(vm)?;
         self.devices.attach_as_is(Arc::clone(&powered.vm));
         let handlers = self.exit_handlers(firmware.as_ref());
@@ -387,7 +386,7 @@ impl Vm {
         Ok(())
     }
 
-    /// The ports of older PCs, when KVM's clock shows `now` nanoseconds.
+    /// The ports of older PCs, at the time `now` of KVM's clock in nanoseconds.
     fn restore_firmware(&self, state: &MachineState, now: u64) -> Result<Option<FirmwarePorts>, RestoreError> {
         let saved = state.firmware.as_ref().or(state.legacy.as_ref().map(|legacy| &legacy.ports));
         let (Some(ports), Some(saved)) = (self.firmware_ports(), saved) else { return Ok(None) };
@@ -418,7 +417,7 @@ impl Vm {
         Ok(vcpus)
     }
 
-    /// Gives all vCPUs, also of later starts, the CPUID that the guest has seen.
+    /// Sets the CPUID that the guest has seen for all vCPUs, also of later starts.
     fn restore_cpuid(&mut self, saved: &[CpuidLeaf]) -> Result<(), RestoreError> {
         self.check_cpuid(saved)?;
         self.cpuid = Template::saved(saved.iter().map(Into::into).collect(), Topology::of(&self.cpus));
@@ -426,7 +425,7 @@ impl Vm {
     }
 }
 
-/// Leaves out one of those that write, as a test wants that shows that each is needed. No released program does that.
+/// Removes one of the writers, for a test that shows that each is needed. Release builds do not do this.
 #[cfg(debug_assertions)]
 fn leave_out(writers: &mut Vec<Box<dyn DirtySource>>) {
     if let Some(name) = std::env::var("CH_TEST_LEAVE_OUT").ok().filter(|name| !name.is_empty()) {
@@ -434,21 +433,22 @@ fn leave_out(writers: &mut Vec<Box<dyn DirtySource>>) {
     }
 }
 
-/// The offset of the first vCPU's counter to the host's, by which it shows what the guest expects now.
+/// The offset of the first vCPU's TSC to the host's with which it shows the value that the guest expects now.
 fn offset_now(vm: &kvm::Vm, vcpu: &Vcpu, clock: &ClockState) -> Result<u64, KvmError> {
     let (now, _) = vm.clock()?;
-    // The host's counter at the guest's frequency. It is read after the clock, so that the guest's never goes back.
+    // The host's TSC at the guest's frequency. It is read after the clock, so that the guest's TSC never goes
+    // backwards.
     let host = vcpu.tsc()?.wrapping_sub(vcpu.tsc_offset()?);
     Ok(clock.tsc_at(now).wrapping_sub(host))
 }
 
-/// The regions that were added to the memory of the guest's start: before its last restart, and since.
+/// The regions added to the memory of the guest's start: before its last restart, and since.
 fn added_regions(
     layout: &LayoutState,
     since: &[(u64, u64)],
     earlier: &Range<u64>,
 ) -> Result<Vec<Range<u64>>, RestoreError> {
-    // Each is looked for among the others, and mapped: what no machine can have is refused before.
+    // Each region is searched for among the others and then mapped, so impossible numbers are refused first.
     if since.len() > usize::from(SLOTS) || layout.regions.len() > LAST_MEMORY as usize + 1 {
         return Err(RestoreError::Value("the number of regions of memory"));
     }

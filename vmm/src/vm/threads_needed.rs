@@ -3,30 +3,30 @@
 use crate::config::{BackendPlan, DeviceKind, DevicePlan, NicPlan, Vhost};
 use crate::vm::error::VmError;
 
-/// Threads besides those of devices and vCPUs: those of the API, of events and consoles, the control thread and what it
-/// opens with, and the kernel's for KVM.
+/// Threads other than those of devices and vCPUs: those of the API, of events and consoles, the control thread and its
+/// openers, and the kernel's for KVM.
 const OTHERS: u64 = 32;
 
-/// Mappings of a thread: its stack, the guard below it, and one that its device may have (a ring of a disk, what a
-/// vhost-user backend shares, a vCPU's registers).
+/// Mappings of a thread: its stack, the guard below it, and one that its device may have (a ring of a disk, memory of a
+/// vhost-user backend, a vCPU's registers).
 const OF_THREAD: u64 = 3;
 /// Mappings of the program itself: its code, libraries, heaps, guest memory and configuration space.
 const OF_PROGRAM: u64 = 1024;
 
-/// The most threads and memory mappings that this process may have. What is not known is no limit.
+/// The most threads and memory mappings that this process may have; `None` if unknown, which is no limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ThreadLimits {
-    /// The most threads, and how a user raises that.
+    /// The most threads, and the command that raises it.
     pub threads: Option<(u64, &'static str)>,
     /// The most memory mappings (`vm.max_map_count`).
     pub mappings: Option<u64>,
 }
 
-/// Checks that there may be as many threads and mappings as a VM with these devices and vCPUs may need.
+/// Checks that the process may have as many threads and mappings as a VM with these devices and vCPUs may need.
 ///
 /// # Errors
 ///
-/// [`VmError::Threads`], [`VmError::Mappings`].
+/// Fails with [`VmError::Threads`] or [`VmError::Mappings`].
 pub(super) fn check<'a>(
     devices: impl IntoIterator<Item = &'a DevicePlan>,
     vcpus: u32,
@@ -53,7 +53,7 @@ fn of_device(plan: &DevicePlan) -> u64 {
         }
         DeviceKind::Disk(disk) => disk.queues.into(),
         DeviceKind::Pvpanic | DeviceKind::Vfio(_) => 0,
-        // One for its queues, and one for as long as a driver writes to its configuration.
+        // One for its queues, and one while a driver writes to its configuration.
         DeviceKind::VhostUser(_) => 2,
         DeviceKind::Console
         | DeviceKind::Rng(_)
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_vm_whose_vfs_may_need_more_threads_or_mappings_than_the_host_has_is_refused() {
         let (free, raise) = (ThreadLimits::default(), "ulimit -u");
-        // One for the PF and each VF, and those of the console and of the entropy device.
+        // One for the PF and each VF, one for the console and one for the entropy device.
         let threads = OTHERS + 4 + 64 + 2;
         let with = |threads, mappings| ThreadLimits { threads, mappings };
         let nets = ["sriov_vfs=63"];
@@ -121,7 +121,7 @@ mod tests {
         let refused = check_with(&nets, with(None, Some(OF_PROGRAM + 3 * threads - 1))).unwrap_err();
         assert!(refused.contains("up to 1330 memory mappings, and the limit is 1329"), "{refused}");
         assert!(refused.contains("sysctl vm.max_map_count=1330"), "{refused}");
-        // Each pair has a thread where this program moves the frames, or a worker of the kernel's.
+        // Each pair has a thread if this program moves the frames, or else a kernel worker.
         let exact = |pairs| with(Some((OTHERS + 4 + 2 + pairs, raise)), None);
         for (net, needed) in [("num_queues=8", 4), ("num_queues=8,vhost=on", 5), ("vhost_user=on,socket=/s", 1)] {
             assert_eq!(check_with(&[net], exact(needed)), Ok(()), "{net}");
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Number of mappings by which this process grows with so many threads.
+    /// The mappings that `threads` threads add to this process.
     fn mappings_of(threads: u64) -> u64 {
         let mappings = || fs::read_to_string("/proc/self/maps").unwrap().lines().count() as u64;
         let (before, (begun, begin)) = (mappings(), mpsc::channel());
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_thread_has_no_more_mappings_than_are_reckoned() {
         let threads = 64;
-        // Each of the C library's heaps may be split in two. Other tests map memory meanwhile, but not each time.
+        // Each of the C library's heaps may be split in two. Other tests map memory in the meantime, but not each time.
         let grown = (0..5).map(|_| mappings_of(threads)).min().unwrap();
         assert!(grown <= threads * OF_THREAD + 128, "{grown} mappings for {threads} threads");
     }

@@ -1,4 +1,4 @@
-//! A guest that no longer pings its watchdog is reset.
+//! Reset of a guest that no longer pings its watchdog.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use virtio_devices::Expiry;
 
 use crate::vcpu::cpu::{Stop, StopSignal};
 
-/// Reports a reset to `stop` each time that it is called. The 1st, 2nd, 4th, 8th... are logged.
+/// Requests a reset through `stop` on each expiry. Logs the 1st, 2nd, 4th, 8th...
 pub(super) fn expiry(stop: Arc<StopSignal>) -> Arc<Expiry> {
     let expiries = AtomicU64::new(0);
     Arc::new(move || {

@@ -24,7 +24,7 @@ pub(super) const HUGE_PAGE: usize = 2 << 20;
 /// The backing of the regions of a part of a guest's memory.
 #[derive(Clone)]
 pub(super) struct Backing {
-    /// The key that says the size.
+    /// The key that gives the size.
     key: &'static str,
     size: u64,
     huge_page: Option<u64>,
@@ -41,13 +41,13 @@ pub(super) struct Backing {
 }
 
 impl Backing {
-    /// The backing of `config`, a part of the memory `all`; other processes can map it if `config` or `shared` says so.
-    /// A file of its own is never shared against its own setting: the guest would write to it.
+    /// The backing of `config`, a part of the memory `all`; other processes can map it if `config` or `shared` requires
+    /// it. A zone's file is never shared against its own setting: the guest would write to it.
     pub(super) fn new(config: &MemoryZoneConfig, all: &MemoryConfig, shared: bool) -> Result<Self, MemoryError> {
         Self::with_size("size", config.size, config, all, shared)
     }
 
-    /// The backing of what a memory device can add to `config`, without a file of its own.
+    /// The backing of the memory that a memory device can add to `config`, without a file of its own.
     pub(super) fn of_room(config: &MemoryZoneConfig, all: &MemoryConfig, shared: bool) -> Result<Self, MemoryError> {
         Self::with_size("hotplug_size", config.room().unwrap_or(0), config, all, shared)
     }
@@ -95,24 +95,24 @@ impl Backing {
             backing.shared = true;
             backing.file = Some(Arc::new(backing.create_file().map_err(|error| backing.map_error(error))?));
         }
-        // Huge pages are always set aside.
+        // Huge pages are always reserved.
         if reserve && backing.shared && huge_page.is_none() {
             return Err(MemoryError::ReserveShared);
         }
         Ok(backing)
     }
 
-    /// The same, whose pages are those of `file` until they are written to. The file stays as it is.
+    /// The same backing with copy-on-write pages of `file`. The file is not changed.
     pub(super) fn of_image(&self, file: &Arc<File>) -> Self {
         Self { shared: false, file: Some(Arc::clone(file)), ..self.clone() }
     }
 
-    /// The same, whose pages are those of another program's `file`, whose size may be sealed.
+    /// The same backing with the pages of another program's `file`, whose size may be sealed.
     ///
     /// # Errors
     ///
-    /// Checks a file that another program has passed. That program could make the file shorter, which would end this
-    /// one. Only a file of the zone's own may be so, because other programs can change such a file anyway.
+    /// Fails if the other program could truncate the file, which would end this process with SIGBUS. Only the zone's
+    /// own file may be unsealed, because other programs can change that anyway.
     pub(super) fn of_passed(&self, file: &Arc<File>, is_sealed: bool) -> Result<Self, MemoryError> {
         if !is_sealed && !self.is_file_of(file).map_err(|error| self.map_error(error))? {
             return Err(MemoryError::Unsealed);
@@ -120,8 +120,8 @@ impl Backing {
         Ok(Self { shared: true, file: Some(Arc::clone(file)), ..self.clone() })
     }
 
-    /// True if `file` is the one that the configuration names, or a file without a name beside the own one, in the
-    /// folder that it names.
+    /// True if `file` is the one that the configuration names, or an unnamed file in the directory that the
+    /// configuration names.
     fn is_file_of(&self, file: &File) -> io::Result<bool> {
         let Some(own) = self.file.as_ref().filter(|_| self.is_named) else { return Ok(false) };
         let (own, other) = (rustix::fs::fstat(own)?, rustix::fs::fstat(file)?);
@@ -129,7 +129,8 @@ impl Backing {
         Ok(own.st_dev == other.st_dev && is_same && FileType::from_raw_mode(other.st_mode).is_file())
     }
 
-    /// A memfd for all regions. Its size is sealed, so that no peer can make this process fault by truncating it.
+    /// Creates a memfd for all regions. Its size is sealed, so that no peer can make this process fault by truncating
+    /// it.
     fn create_file(&self) -> io::Result<File> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if let Some(page) = self.huge_page {
@@ -147,7 +148,7 @@ impl Backing {
         let region = GuestRegion::new(mapping, GuestAddress(range.start))
             .ok_or_else(|| self.map_error(io::ErrorKind::InvalidInput.into()))?;
         if !self.dump {
-            // What a tenant's guest has in its memory is not for whoever reads core dumps.
+            // Core dumps must not contain a tenant's memory.
             advise(&region, Advice::LinuxDontDump).map_err(|errno| self.map_error(errno.into()))?;
         }
         if self.thp {
@@ -181,7 +182,7 @@ impl Backing {
     }
 
     fn map(&self, len: usize, offset: u64) -> Result<MmapRegion<DirtyBitmap>, MemoryError> {
-        // Guests normally overcommit memory. Huge pages are reserved instead, so that a guest is not killed later.
+        // Guests normally overcommit memory. Huge pages are reserved, so that a guest is not killed later.
         let is_reserved = self.reserve || self.huge_page.is_some();
         let mut flags = if is_reserved { 0 } else { libc::MAP_NORESERVE };
         let bitmap = DirtyBitmap::with_len(len);
@@ -215,11 +216,11 @@ impl Backing {
     }
 }
 
-/// Opens the file at `path` for `size` bytes of memory, or a file without a name if that is a directory.
+/// Opens the file at `path` for `size` bytes of memory. In a directory, creates a file without a name.
 ///
 /// # Errors
 ///
-/// Fails with the fault, and its remedy.
+/// Fails with the problem and its remedy.
 fn open_file(path: &Path, size: u64) -> Result<File, String> {
     let failed = |error: io::Error| format!("cannot be opened: {error}; give a file, or a directory");
     let metadata = std::fs::metadata(path).map_err(failed)?;
@@ -232,14 +233,14 @@ fn open_file(path: &Path, size: u64) -> Result<File, String> {
     if !metadata.is_file() {
         return Err("neither a regular file nor a directory; give one of these".to_string());
     }
-    // Memory beyond the end of its file would end this process.
+    // Accessing memory beyond the end of its file would end this process.
     if metadata.len() < size {
         return Err(format!("{} bytes long, and the zone has {size}; make the file longer", metadata.len()));
     }
     File::options().read(true).write(true).open(path).map_err(failed)
 }
 
-/// Has all pages of `region` come from the host's NUMA node `node`.
+/// Binds the pages of `region` to the host's NUMA node `node`.
 fn bind(region: &GuestRegion, node: u32) -> io::Result<()> {
     const MPOL_BIND: libc::c_int = 2;
     const MPOL_MF_STRICT: libc::c_uint = 1;
@@ -250,10 +251,10 @@ fn bind(region: &GuestRegion, node: u32) -> io::Result<()> {
     if let Some(last) = nodes.last_mut() {
         *last = 1 << (node % bits);
     }
-    // The kernel takes one bit less than it is told.
+    // The kernel uses one bit less than the given number.
     let most = nodes.len() * bits as usize + 1;
-    // SAFETY: the range is one whole mapping of guest memory, of whose pages only the origin changes; the kernel reads
-    // as many words of `nodes` as there are.
+    // SAFETY: the range is one whole mapping of guest memory, and only the origin of its pages changes; the kernel
+    // reads as many words of `nodes` as there are.
     let result = unsafe {
         let (address, len) = (region.as_ptr(), region.size());
         libc::syscall(libc::SYS_mbind, address, len, MPOL_BIND, nodes.as_ptr(), most, MPOL_MF_STRICT | MPOL_MF_MOVE)

@@ -43,7 +43,7 @@ pub enum MemoryError {
         size: u64,
         /// The size of a huge page, in bytes.
         page: u64,
-        /// Number that is needed.
+        /// Number of pages that are needed.
         needed: u64,
     },
     /// The host's kernel does not merge pages.
@@ -71,7 +71,7 @@ pub enum MemoryError {
         /// Fault, and remedy.
         problem: String,
     },
-    /// The host has no such NUMA node, or its pages cannot be had.
+    /// The host has no such NUMA node, or cannot give its pages.
     #[error(
         "--memory host_numa_node={node}: the host does not give memory of this node: {error}; \
          see /sys/devices/system/node"
@@ -92,7 +92,7 @@ pub enum MemoryError {
         /// Cause.
         error: io::Error,
     },
-    /// Another program's memory could be made shorter by it.
+    /// The other program could truncate the memory that it passes.
     #[error(
         "the source passes memory that it could make shorter: its size is not sealed (F_SEAL_SHRINK), and it is not \
          the file of the zone here"

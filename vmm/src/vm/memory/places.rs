@@ -8,7 +8,7 @@ use crate::config::{MemoryConfig, MemoryZoneConfig};
 use crate::devices::mem_regions::MemRegions;
 use crate::vm::memory::backing::huge_page;
 
-/// The addresses of the device of a part of the memory.
+/// The addresses of the memory device of a part of the memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The index of the part.
@@ -19,7 +19,7 @@ pub(crate) struct Place {
     pub block: u64,
 }
 
-/// Size of the addresses that the devices need, in bytes, for any start.
+/// Size of the address range that the devices need, in bytes, for any start.
 pub(crate) fn addresses(memory: &MemoryConfig) -> u64 {
     let one = |(_, part): (usize, MemoryZoneConfig)| {
         let alignment = alignment(&part);
@@ -41,7 +41,7 @@ pub(crate) fn places(memory: &MemoryConfig, layout: &Layout) -> Vec<Place> {
     growing(memory).map(place).collect()
 }
 
-/// The regions of the devices in this layout, of a VM with `slots` memory slots for all that they plug.
+/// The regions of the devices in this layout, in a VM with `slots` KVM memory slots for all that they plug.
 pub(crate) fn regions(memory: &MemoryConfig, layout: &Layout, slots: usize) -> MemRegions {
     let places = places(memory, layout);
     let part = slot_size(&places, slots);
@@ -52,8 +52,8 @@ pub(crate) fn regions(memory: &MemoryConfig, layout: &Layout, slots: usize) -> M
     MemRegions::new(memory, places)
 }
 
-/// The smallest power of two of bytes for a memory slot with which `slots` are enough for all of `places`, each slot of
-/// at least a block. There are few places, and a slot for each at least.
+/// The smallest power of two, in bytes, with which `slots` memory slots suffice for all of `places`; each slot has at
+/// least a block. There are few places, and at least one slot for each.
 fn slot_size(places: &[Place], slots: usize) -> u64 {
     let mut size: u64 = 1;
     loop {

@@ -1,4 +1,4 @@
-//! Devices of machines that are saved at any moment, and go on.
+//! Devices of machines that are saved and restored at any moment.
 
 use pci::VfIndex;
 
@@ -33,7 +33,7 @@ fn image(machine: &Machine, pf: u16) -> Vec<u32> {
         .collect()
 }
 
-/// U4: VFs that are enabled are enabled, and none is reset, whatever the moment.
+/// U4: enabled VFs stay enabled, and none is reset, at whatever moment the state is saved.
 #[test]
 fn a_save_between_any_two_writes_of_enabling_and_disabling_vfs_comes_back_as_it_was() {
     let mut machine = Machine::boot(IDLE, &nic());
@@ -70,13 +70,13 @@ fn a_save_between_any_two_writes_of_enabling_and_disabling_vfs_comes_back_as_it_
         (pf, sriov + 8, vec![1, 0]),
         (pf, sriov + 0x30, (vf_bar + 1).to_le_bytes().to_vec()),
         (pf, sriov + 8, vec![9, 0]),
-        // A function level reset of a VF, and what it had.
+        // A function level reset of a VF, and the register value before it.
         (vf + 2, vf_pcie + 9, vec![0x80]),
         (vf + 2, 4, vec![4, 0]),
         (pf, sriov + 8, vec![0, 0]),
         (pf, sriov + 0x10, vec![4, 0]),
         (pf, sriov + 8, vec![9, 0]),
-        // One of the PF: VFs are gone.
+        // An FLR of the PF, which disables its VFs.
         (pf, pcie + 9, vec![0x80]),
         (pf, 4, vec![6, 0]),
     ];
@@ -96,7 +96,7 @@ fn a_save_between_any_two_writes_of_enabling_and_disabling_vfs_comes_back_as_it_
     machine.vm.resume().unwrap();
 }
 
-/// A frame's way from the PF to a VF: both drivers go on with their rings, and the switch knows both.
+/// A frame from the PF to a VF: both drivers keep their rings, and the switch has both addresses.
 #[test]
 fn a_pf_and_its_vf_go_on_with_their_rings_on_their_switch() {
     let mut machine = Machine::boot(IDLE, &nic());
@@ -195,7 +195,7 @@ fn a_disk_goes_on_with_the_next_request() {
         let rid = machine.address("d").rid.to_bits();
         let registers = machine.enable(rid);
         let driver = Driver::start(&machine, registers, RINGS, &[0]);
-        // Reads of the first sector, of which each finds what the one before has written.
+        // Reads of the first sector; each finds what the previous one wrote.
         let (header, data, status) = (BUFFERS, BUFFERS + 0x1000, BUFFERS + 0x2000);
         for n in 0..6u8 {
             let kind = u32::from(n % 2 == 0);
@@ -206,13 +206,13 @@ fn a_disk_goes_on_with_the_next_request() {
             if kind == 0 {
                 assert_eq!(machine.read(data), u32::from_le_bytes([n - 1; 4]));
             }
-            // Its file is locked by the first, which ends before the next one is made.
+            // Its file is locked by the first machine, which ends before the next one is made.
             machine = machine.moved_away();
         }
     }
 }
 
-/// Devices are where they were, not where the configuration alone would put them.
+/// Devices are restored where they were, which the configuration alone would not reproduce.
 #[test]
 fn devices_are_where_they_were_after_a_history_of_plug_and_unplug() {
     let net = |id: &str, vfs| format!(r#"{{"id":"{id}","switch":"veb","sriov_vfs":{vfs}}}"#);
@@ -222,7 +222,7 @@ fn devices_are_where_they_were_after_a_history_of_plug_and_unplug() {
     machine.vm.unplug("a");
     machine.vm.ged.write_slots(8 + u16::from(slot / 8), 1 << (slot % 8));
     assert_eq!(machine.vm.take_ejected().len(), 1);
-    // Takes the first of the two buses that are free now, and slot 1.
+    // Takes the first of the two free buses, and slot 1.
     let mut config = machine.planned().config().clone();
     config.net.remove(0);
     for json in [net("d", 1), net("e", 4)] {
@@ -246,7 +246,7 @@ fn devices_are_where_they_were_after_a_history_of_plug_and_unplug() {
     let buses = places(&after).map(|place| place.first_vf_bus());
     assert_eq!(buses, [3, 4, 1, 2].map(Some));
     assert_eq!(places(&after)[3].vfs.unwrap().vf_rid(places(&after)[3].rid, VfIndex(3)).to_bits(), 0x203);
-    // The guest is still asked to release one, and released in one device it is gone.
+    // The restored guest is still asked to release one, and releases it.
     let mut after = after;
     let slot = after.address("b").rid.device();
     assert_eq!(after.vm.ged.take_events() & 1, 1);

@@ -20,9 +20,8 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Starts the function whose registers are at `registers`, with these queues, whose rings are at `rings` and
-    /// behind,
-    /// and no feature but VIRTIO_F_VERSION_1 (`virtio 1.4 §3.1.1`).
+    /// Starts the function whose registers are at `registers` with these queues, whose rings are at `rings` and above,
+    /// and with no feature except VIRTIO_F_VERSION_1 (`virtio 1.4 §3.1.1`).
     pub(super) fn start(machine: &Machine, registers: u64, rings: u64, queues: &[u16]) -> Self {
         let driver = Self { registers, rings };
         let byte = |offset, value: u8| driver.write(machine, offset, &[value]);
@@ -62,8 +61,8 @@ impl Driver {
         self.rings + u64::from(queue) * RINGS
     }
 
-    /// Makes a chain available as the `n`th of `queue`, and rings. Each part is an address, a length, and whether the
-    /// device writes it.
+    /// Makes a chain available as the `n`th of `queue`, and rings the doorbell. Each part is an address, a length, and
+    /// true if the device writes it.
     pub(super) fn send(&self, machine: &Machine, queue: u16, n: u16, parts: &[(u64, u32, bool)]) {
         let memory = machine.vm.ram.memory().memory();
         let ring = self.ring(queue);

@@ -1,4 +1,4 @@
-//! Tiny guests, written by hand, that are saved and go on in another machine of this process.
+//! Tiny hand-written guests that are saved and restored in another machine of this process.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::telemetry::events::Events;
 use crate::vm::Vm;
 use crate::vm::host_limits::HostLimits;
 
-/// Makes a VM of files that a VM before it had. A child process of another test may have a copy of a descriptor, and so
+/// Makes a VM from the files of a previous one. A child process of another test may have a copy of a descriptor, and so
 /// of a lock, for a moment.
 fn once_free<E: std::fmt::Display + std::fmt::Debug>(make: impl Fn() -> Result<Vm, E>) -> Vm {
     let start = Instant::now();
@@ -41,7 +41,7 @@ pub(super) const MISTAKE: u64 = COUNT + 4;
 /// Address of the flag that guests wait for.
 pub(super) const GO: u64 = COUNT + 8;
 
-/// A machine, and what it was made of.
+/// A machine, and its plan and files.
 pub(in crate::vm) struct Machine {
     pub vm: Vm,
     planned: PlannedVm,
@@ -49,14 +49,14 @@ pub(in crate::vm) struct Machine {
 }
 
 impl Machine {
-    /// A machine with `code` and what `json` has beside that, which runs.
+    /// A running machine with `code` and the further options `json`.
     pub(in crate::vm) fn boot(code: &[u8], json: &str) -> Self {
         let mut machine = Self::new(code, json);
         machine.vm.power_on().unwrap();
         machine
     }
 
-    /// The same, which is not powered on.
+    /// As [`Self::boot`], without powering the machine on.
     pub(in crate::vm) fn new(code: &[u8], json: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kernel");
@@ -96,12 +96,12 @@ impl Machine {
         Ok(Self { vm, planned, _folder: None })
     }
 
-    /// The machine that takes the place of this one, which is paused, in the state that was saved.
+    /// A machine that replaces this paused one, in the saved state.
     pub(super) fn moved_paused(&self, bytes: &[u8]) -> Self {
         Self { _folder: self._folder.clone(), ..self.restored(bytes) }
     }
 
-    /// Moves it to where it can only be once this one has ended, and lets it go on.
+    /// Moves the machine to one that can only be made after this one has ended, and resumes it.
     pub(super) fn moved_away(mut self) -> Self {
         self.vm.pause();
         let before = self.save();
@@ -127,12 +127,12 @@ impl Machine {
         &self.planned
     }
 
-    /// It is of this configuration now.
+    /// Replaces the machine's configuration.
     pub(super) fn plan(&mut self, config: VmConfig) {
         self.planned = PlannedVm::new(config).unwrap();
     }
 
-    /// Pauses it, moves it, compares the states of before and after, and lets it go on.
+    /// Pauses the machine, moves it, compares the states before and after, and resumes it.
     pub(super) fn moved(mut self) -> Self {
         self.vm.pause();
         let before = self.save();
@@ -184,7 +184,7 @@ fn bytes_of(region: &GuestRegion) -> Vec<u8> {
     bytes
 }
 
-/// Two states are the same bytes.
+/// Asserts that two states are the same bytes.
 #[track_caller]
 pub(super) fn assert_same(one: &[u8], other: &[u8]) {
     let differs = one.iter().zip(other).position(|(a, b)| a != b);

@@ -31,7 +31,7 @@ fn machine() -> Machine {
     machine
 }
 
-/// Values that are tried in place of a value.
+/// Values to try in place of `value`.
 fn others(value: &Value) -> Vec<Value> {
     let mut others = vec![Value::Null, json!(-1), json!("x"), json!([])];
     match value {
@@ -60,7 +60,7 @@ fn others(value: &Value) -> Vec<Value> {
     others
 }
 
-/// The paths of all values, without those that differ from others only by their places in a list.
+/// The paths of all values, without those that differ from others only in their position in a list.
 fn paths(value: &Value, path: &str, kind: &str, seen: &mut HashSet<String>, found: &mut Vec<String>) {
     if !seen.insert(kind.to_string()) {
         return;
@@ -74,7 +74,7 @@ fn paths(value: &Value, path: &str, kind: &str, seen: &mut HashSet<String>, foun
         }
         Value::Array(items) => {
             for (n, item) in items.iter().enumerate() {
-                // Of numbers in a row, such as registers, the first ones.
+                // For numbers in a row, such as registers, only the first ones.
                 let which = if item.is_number() { n.min(2) } else { 0 };
                 paths(item, &format!("{path}/{n}"), &format!("{kind}/{which}"), seen, found);
             }
@@ -105,7 +105,7 @@ fn a_state_with_any_other_value_is_refused_in_a_line_or_is_one_that_a_guest_can_
                     assert!(!line.contains('\n') && line.len() < 400, "{path} = {other}: {line}");
                     refused += 1;
                 }
-                // What it is saved as again is a state, too.
+                // An accepted state can be saved again.
                 Ok(machine) => {
                     machine.save();
                     taken += 1;
@@ -116,7 +116,7 @@ fn a_state_with_any_other_value_is_refused_in_a_line_or_is_one_that_a_guest_can_
     assert!(refused > 500 && taken > 50, "{refused} refused, {taken} taken");
 }
 
-/// A state that this version has saved is read by later ones, and is the same when it is written again.
+/// Later versions read a state of version 1, and write the same bytes.
 #[test]
 fn a_state_of_version_1_is_read() {
     let golden = include_str!("golden/machine_state-1.json").trim_end();
@@ -126,7 +126,7 @@ fn a_state_of_version_1_is_read() {
 
 #[test]
 fn a_state_that_ends_early_is_refused_at_each_byte() {
-    // A small one: it is parsed once for each of its bytes.
+    // A small state: it is parsed once for each of its bytes.
     let mut state = machine().vm.save_machine().unwrap();
     state.vcpus.truncate(1);
     state.vcpus[0].msrs.truncate(2);
@@ -160,7 +160,7 @@ fn many_regions_of_memory_are_refused_before_they_are_compared() {
         state.events.memory.regions = many().collect();
     });
     refused(&|state| state.events.memory.regions = many().take(9).collect());
-    // All of them before the last restart, each of which would be mapped.
+    // All of them before the last restart; each would be mapped.
     refused(&|state| {
         state.layout.plugged = (0, u64::MAX);
         state.layout.regions = many().map(|(start, _)| (start, 4096)).collect();
@@ -205,6 +205,6 @@ fn a_state_of_another_machine_is_refused_by_what_differs() {
     );
     let told = refusal(&|state| state.devices[0].slot = state.devices[1].slot);
     assert!(told.contains("slot"), "{told}");
-    // It is as it was.
+    // The unchanged state is still accepted.
     assert!(machine.try_restored(&state).is_ok());
 }

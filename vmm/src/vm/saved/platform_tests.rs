@@ -27,8 +27,8 @@ fn write(machine: &Machine, port: u16, data: &[u8]) {
     assert_eq!(machine.vm.running.as_ref().unwrap().vcpus.handlers().ports.write(port, data), None);
 }
 
-/// True if the PIC of a paused machine has a request of `pin`, or has one soon: KVM injects the interrupt of an eventfd
-/// by a work item of its own. The requests are byte 1 of a PIC (`struct kvm_pic_state`).
+/// True if the PIC of a paused machine has a request of `pin`, now or soon: KVM injects the interrupt of an eventfd
+/// from a work item. The requests are byte 1 of a PIC (`struct kvm_pic_state`).
 fn is_requested_soon(machine: &Machine, pin: u32) -> bool {
     let start = Instant::now();
     loop {
@@ -42,7 +42,7 @@ fn is_requested_soon(machine: &Machine, pin: u32) -> bool {
     }
 }
 
-/// Moves the machine, whose interrupt on `pin` is lost on its way, and returns whether it was sent again.
+/// Moves the machine, whose interrupt on `pin` was lost, and returns true if it was sent again.
 fn interrupts_again(machine: &mut Machine, pin: u32) -> bool {
     machine.vm.pause();
     let mut state = machine.vm.save_machine().unwrap();
@@ -86,7 +86,7 @@ fn input_that_the_guest_has_not_read_waits_for_it_and_interrupts_it_again() {
     assert_eq!([(); 3].map(|()| port(&machine, 0x3f8)), [*b"y", *b"e", *b"s"]);
 }
 
-/// A pseudo-terminal that nobody has opened yet.
+/// A pseudo-terminal that no program has opened yet.
 #[test]
 fn output_that_nobody_has_taken_is_there_for_who_comes_later() {
     let json = r#"{"serial":{"mode":"Pty"},"console":{"mode":"Null"}}"#;
@@ -116,7 +116,7 @@ fn events_that_the_guest_has_not_read_are_told_again() {
     config.memory.size = 264 << 20;
     let memory: MemoryConfig = config.memory.clone();
     machine.vm.resize_memory(memory).unwrap();
-    // As the configuration says then.
+    // The edited configuration applies.
     machine.plan(config);
     machine.vm.pause();
     let before = machine.save();
@@ -143,7 +143,7 @@ fn events_that_the_guest_has_not_read_are_told_again() {
     machine.vm.resize(4).unwrap();
     machine.vm.pause();
     assert_eq!(machine.vm.save_machine().unwrap().vcpus.len(), 4);
-    // What was added is a part of the memory of the next start, and of those that follow.
+    // Added memory is part of the next start and of later ones.
     machine.vm.reset().unwrap();
     let machine = machine.moved();
     let start = machine.vm.layout.hotplug.start;
@@ -237,7 +237,7 @@ fn a_guest_keeps_its_legacy_hardware_until_it_restarts() {
     }
 }
 
-/// Earlier programs saved no such hardware of kernels, because they gave them none.
+/// Earlier versions saved no such hardware for kernels, because these had none.
 #[test]
 fn a_state_saved_before_has_the_hardware_that_there_was() {
     let mut machine = with_command_line("acpi=off");
@@ -252,7 +252,7 @@ fn a_state_saved_before_has_the_hardware_that_there_was() {
     machine.vm.resume().unwrap();
     let without_ports = LegacyHardware { mp_table: true, ..LegacyHardware::NONE };
     assert_eq!(legacy(&machine), without_ports, "the table is the guest's memory");
-    // A common guest's state is as it was.
+    // The state of a common guest has no such fields.
     let mut common = with_command_line("quiet");
     common.vm.pause();
     assert_eq!(common.vm.save_machine().unwrap().legacy, None);

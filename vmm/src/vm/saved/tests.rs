@@ -46,17 +46,17 @@ fn a_guest_goes_on_counting_where_it_stood() {
     for _ in 0..5 {
         machine.vm.pause();
         let (before, state) = (machine.read(COUNT), machine.save());
-        // Saving changes nothing. The clock goes on.
+        // Saving changes nothing. The clock continues.
         let (mut first, second) = (machine.vm.save_machine().unwrap(), machine.vm.save_machine().unwrap());
         first.clock = second.clock.clone();
         assert_eq!(first, second);
         let mut next = machine.restored(&state);
         assert_same(&next.save(), &state);
-        // What it counted is in a register.
+        // The counter is in a register.
         next.write(COUNT, &[0; 4]);
         next.vm.resume().unwrap();
         next.counts_beyond(before);
-        // The first one can go on as well.
+        // The first machine can resume as well.
         machine.vm.resume().unwrap();
         machine.counts_beyond(before);
         machine = next;

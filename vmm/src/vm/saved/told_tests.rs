@@ -11,7 +11,7 @@ use crate::machine_state::MachineState;
 /// `cli; hlt; jmp back to hlt`
 const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
 
-/// A machine in which a driver has begun with each device, its state, and its folder.
+/// A machine whose drivers have started each device, its state, and its folder.
 fn machine() -> (Machine, MachineState, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
@@ -49,7 +49,7 @@ fn an_edited_configuration_is_compared_with_what_was_told() {
     let mut sockets = 0..;
     let mut outcome = |edit: &dyn Fn(&mut VmConfig)| {
         let mut config = own.clone();
-        // Another machine may listen at the same one yet.
+        // The previous machine may still be listening at its socket.
         let socket = format!("socket{}", sockets.next().unwrap());
         config.vsock.as_mut().unwrap().socket = folder.path().join(socket);
         edit(&mut config);
@@ -80,7 +80,7 @@ fn an_edited_configuration_is_compared_with_what_was_told() {
     let then = "--disk id=disk: its driver was told capacity (sectors of 512 bytes) 16384, and it is 8192 here; ";
     assert!(told.starts_with(then), "{told}");
     disk.set_len(8 << 20).unwrap();
-    // Nothing is to be done, or the driver is told.
+    // Nothing has to be done, or the driver is notified.
     for (id, is_told, edit) in [
         ("nic", false, (&|_: &mut VmConfig| ()) as &dyn Fn(&mut VmConfig)),
         ("nic", false, &|config| config.net[0].mtu = Some(1500)),
@@ -92,7 +92,7 @@ fn an_edited_configuration_is_compared_with_what_was_told() {
         let mut isr = [0];
         restored.vm.devices.bus().read(registers + 0x100, &mut isr);
         assert_eq!(isr[0] & 2 != 0, is_told, "{id}");
-        // It goes on from there, and so does the next one.
+        // The machine resumes, and so does the next one.
         restored.vm.save_machine().unwrap();
     }
 }
