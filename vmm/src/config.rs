@@ -1,5 +1,5 @@
-//! From a VM's configuration, whose types are [`vm_api`]'s, to a plan: everything that was left out is decided, and
-//! every mistake is found, before anything is opened.
+//! Plans a VM from its configuration, whose types are in [`vm_api`]: chooses each value that was left out, and finds
+//! every mistake, before anything is opened.
 
 pub(crate) mod backend;
 pub(crate) mod balloon;
@@ -30,7 +30,7 @@ pub(crate) mod rtc;
 pub(crate) mod segments;
 pub(crate) mod shared_macs;
 pub(crate) mod socket;
-// A path that users of the project name.
+// Users of the project know this path.
 #[path = "config_sriov.rs"]
 pub(crate) mod sriov;
 pub(crate) mod subject;
@@ -64,7 +64,7 @@ impl From<&Problem> for ErrorKind {
             Problem::Syntax(_) => Self::Syntax,
             Problem::InUse { .. } => Self::Conflict,
             Problem::Host(_) => Self::Host,
-            // What a later version may support is status 400 here, as a value that no version supports.
+            // A value that a later version may support is status 400 here, as one that no version supports.
             Problem::Value(_)
             | Problem::Missing(_)
             | Problem::Conflict(_)

@@ -1,6 +1,6 @@
 //! NICs, PFs and VFs: from their configuration to a plan.
 //!
-//! Everything that was left out is decided and every mistake in the configuration is found before anything is opened.
+//! Every value that was left out is chosen, and every mistake in the configuration is found, before anything is opened.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ pub struct NetPlan {
     pub pf: NicPlan,
     /// The VFs by index, all that are reserved. A plain NIC has none.
     pub vfs: Vec<NicPlan>,
-    /// The switch that connects the PF and those VFs whose backend it is.
+    /// The switch that connects the PF with the VFs that are its ports.
     pub switch: Option<SwitchPlan>,
 }
 
@@ -57,15 +57,15 @@ impl NetPlan {
         std::iter::once(&self.pf).chain(&self.vfs)
     }
 
-    /// The same, to be changed.
+    /// As [`Self::functions`], mutable.
     pub(crate) fn functions_mut(&mut self) -> impl Iterator<Item = &mut NicPlan> {
         std::iter::once(&mut self.pf).chain(&mut self.vfs)
     }
 
     fn new(pool: &Pool<'_>, names: Names) -> Self {
-        // A NIC always has an address of its own. That of a VF may follow from its PF's, but not from one that only the
-        // PF's device knows: then the configuration keeps the VF's, as if it had been given. On a switch it counts as
-        // given as well: with another, the VF would get what is for others.
+        // A NIC always has an address of its own. A VF's address may follow from its PF's, but not from an address that
+        // only the PF's device knows: then the configuration stores the VF's, as if it had been given. On a switch,
+        // too, it counts as given: with another address, the VF would receive frames for others.
         let pf = NicPlan::new(pool.pf, Some(names.pf.mac), names.pf);
         let is_kept = pf.backend.has_own_mac();
         let given = |config: &NetConfig, name: &Name| match config.mac {
@@ -79,7 +79,7 @@ impl NetPlan {
 }
 
 impl NicPlan {
-    /// Notes what was known of a missing backend, if this function is to have the same.
+    /// Takes over the state of a missing backend if this function has the same backend.
     pub(crate) fn keep_missing(&mut self, before: &Self) {
         let is_same = self.backend == before.backend || before.awaits_descriptors();
         if before.missing != MissingBackend::Refused && is_same {
@@ -87,7 +87,7 @@ impl NicPlan {
         }
     }
 
-    /// True if its backend is taps by descriptors that have not been given yet.
+    /// True if its backend is taps through descriptors that have not been given yet.
     pub(crate) fn awaits_descriptors(&self) -> bool {
         matches!(&self.backend, BackendPlan::Fds { fds, .. } if fds.is_empty())
     }
@@ -120,7 +120,7 @@ pub(crate) fn plan(
     vcpus: u32,
     segments: u16,
 ) -> Result<Vec<NetPlan>, ConfigError> {
-    // What limits the number of functions comes first: a client can ask for any number of PFs and VFs.
+    // Checks that limit the number of functions come first: a client can ask for any number of PFs and VFs.
     check_segments(nets, segments)?;
     let on_vdpa = vdpas.iter().map(|vdpa| vdpa.pci_segment);
     check_count(nets.iter().map(|net| net.pci_segment).chain(on_vdpa))?;
@@ -144,7 +144,7 @@ pub(crate) fn plan(
     Ok(pools.iter().zip(names).map(|(pool, names)| NetPlan::new(pool, names)).collect())
 }
 
-/// Checks what is lost when a vDPA device becomes a NIC.
+/// Checks settings that a vDPA device loses when it becomes a NIC.
 fn check_vdpa(vdpa: &VdpaConfig, subject: &Subject) -> Result<(), ConfigError> {
     if vdpa.path.as_os_str().is_empty() {
         let what = "the path is empty; give the device, such as /dev/vhost-vdpa-0".to_string();
@@ -157,7 +157,7 @@ fn check_vdpa(vdpa: &VdpaConfig, subject: &Subject) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Checks that each NIC's segment is there, and has buses if the NIC is a PF.
+/// Checks that each NIC's segment exists, and has buses if the NIC is a PF.
 fn check_segments(nets: &[NetConfig], segments: u16) -> Result<(), ConfigError> {
     nets.iter().enumerate().try_for_each(|(index, net)| {
         let subject = || Subject::device("--net", net.id.as_deref(), index, nets.len());
@@ -165,7 +165,7 @@ fn check_segments(nets: &[NetConfig], segments: u16) -> Result<(), ConfigError> 
     })
 }
 
-/// Checks that there is a slot of bus 0 for each device of a segment, of which `devices` has the segments.
+/// Checks that bus 0 of each segment has a slot for each device; `devices` are the devices' segments.
 fn check_count(devices: impl Iterator<Item = u16>) -> Result<(), ConfigError> {
     let slots = Capacity::SLOTS.count();
     let mut counts = HashMap::<_, usize>::new();

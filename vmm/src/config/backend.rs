@@ -43,23 +43,23 @@ pub enum BackendPlan {
 /// Action if the backend of a function is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum MissingBackend {
-    /// There is no VM then.
+    /// The VM is not created.
     #[default]
     Refused,
-    /// The function comes without a link.
+    /// The function is created without a link.
     LinkDown,
-    /// The same, and it is not even tried, for this reason.
+    /// As [`Self::LinkDown`], without trying to open the backend, for this reason.
     LeftOut(String),
 }
 
 impl BackendPlan {
-    /// The backend of the function that `config` describes and `spec` is made of. `tap` names a tap that has no name.
+    /// The backend of the function that `config` describes and `spec` is made from. `tap` names a tap without a name.
     pub(crate) fn of(config: &NetConfig, spec: &NetSpec, tap: Option<String>) -> Self {
         if config.port().is_some() {
             return Self::Port(switch::settings_of(config));
         }
         let NetConfig { vhost_mode: mode, .. } = *config;
-        // Only this program limits packets and looks at them.
+        // Only this program limits and inspects packets.
         let limited = spec.limits != RateLimits::default() || !spec.policy.is_open();
         let vhost = if limited && config.vhost == Vhost::Auto { Vhost::Off } else { config.vhost };
         let queue_pairs = spec.queue_pairs;
@@ -100,7 +100,7 @@ impl BackendPlan {
         matches!(self, Self::VhostUser { .. } | Self::Vdpa(_))
     }
 
-    /// True if devices of the host may have pinned pages of the guest's memory, which must then keep them.
+    /// True if host devices may have pinned pages of the guest's memory, which must then stay.
     pub const fn pins_memory(&self) -> bool {
         matches!(self, Self::Vdpa(_))
     }

@@ -16,7 +16,7 @@ const ID: &str = "__balloon";
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan<'a>(
     config: &BalloonConfig,
     memory: u64,
@@ -31,7 +31,7 @@ pub(crate) fn plan<'a>(
     if let Err(what) = check_size(config.size, memory) {
         return Err(ConfigError::new(subject.key("size", bytes(config.size)), Problem::Limit(what)));
     }
-    // It would go on using the pages that the guest has returned.
+    // Such a device would continue to use the pages that the guest has returned.
     if let Some(other) = others.into_iter().find(|other| other.pins_memory()) {
         let what = format!("{} may have pinned the memory that a balloon returns; leave one out", other.option());
         return Err(ConfigError::new("--balloon", Problem::Conflict(what)));
@@ -53,7 +53,7 @@ pub(crate) fn plan<'a>(
 ///
 /// # Errors
 ///
-/// Fails with the fault of the size.
+/// Fails with the problem of the size.
 pub(crate) fn check_size(size: u64, memory: u64) -> Result<(), String> {
     if size < memory {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The keys that plain devices have in common.
+//! The common keys of plain devices.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use crate::config::capacity::check_slot;
 use crate::config::device::DevicePlan;
 use crate::config::subject::Subject;
 
-/// The keys of a device that say what it is called and where it is. Its segment is checked with the whole plan.
+/// The keys for a device's name and place. The segment is checked with the whole plan.
 pub(crate) struct CommonKeys<'a> {
     /// Name, if one is given.
     pub id: Option<&'a str>,
@@ -18,11 +18,11 @@ pub(crate) struct CommonKeys<'a> {
 }
 
 impl CommonKeys<'_> {
-    /// Checks them. `subject` is the device.
+    /// Checks the keys. `subject` is the device.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// Fails with the first mistake.
     pub(crate) fn check(&self, flag: &str, subject: &Subject) -> Result<(), ConfigError> {
         if let Some(id) = self.id {
             check_id(id).map_err(|problem| ConfigError::new(format!("{flag} id={id}"), problem))?;
@@ -32,11 +32,11 @@ impl CommonKeys<'_> {
     }
 }
 
-/// Checks that no two devices of one kind share an id. Those of different kinds are compared with all others.
+/// Checks that no two devices of one kind share an id. All kinds are compared later.
 ///
 /// # Errors
 ///
-/// Two have the same.
+/// Fails if two devices have the same id.
 pub(crate) fn check_ids(flag: &str, plans: &[DevicePlan]) -> Result<(), ConfigError> {
     let mut ids = HashSet::new();
     match plans.iter().find(|plan| !ids.insert(&plan.id)) {

@@ -14,7 +14,7 @@ const ID: &str = "__console";
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan(config: &ConsoleConfig) -> Result<Option<DevicePlan>, ConfigError> {
     if config.mode == ConsoleMode::Off {
         return Ok(None);

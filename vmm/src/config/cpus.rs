@@ -11,14 +11,14 @@ const FEWEST_ADDRESS_BITS: u8 = 36;
 /// The most bits of physical addresses (Intel SDM, volume 1, §3.3.1).
 const MOST_ADDRESS_BITS: u8 = 52;
 
-/// The number of CPUs of a host that can be named: Linux's `CPU_SETSIZE`.
+/// The number of host CPUs that can be named: Linux's `CPU_SETSIZE`.
 pub(crate) const HOST_CPUS: u32 = 1024;
 
-/// Checks them.
+/// Checks the vCPUs.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn check(cpus: &CpusConfig) -> Result<(), ConfigError> {
     let CpusConfig { boot_vcpus: boot, max_vcpus: max, max_phys_bits: bits, .. } = *cpus;
     let fail = |what: String, problem| Err(ConfigError::new(format!("--cpus {what}"), problem));

@@ -5,11 +5,11 @@ use vm_api::config::{ConsoleMode, DebugConsoleConfig, VmConfig};
 
 use crate::arch::x86_64::layout;
 
-/// Checks it.
+/// Checks the debug console.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     let console = &vm.debug_console;
     let DebugConsoleConfig { mode, file, iobase } = console;
@@ -34,7 +34,7 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     }
     for (option, other) in [("--serial", &vm.serial), ("--console", &vm.console)] {
         let is_same = *mode == ConsoleMode::File && other.mode == ConsoleMode::File && *file == other.file;
-        // What is written to a device such as /dev/null overwrites nothing.
+        // Writing to a device such as /dev/null overwrites nothing.
         if is_same && !file.as_ref().is_some_and(|path| path.starts_with("/dev")) {
             let what = format!("{option} has this file, too; give one of them another path");
             return fail(Problem::Conflict(what));

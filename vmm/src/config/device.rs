@@ -17,9 +17,9 @@ pub struct DevicePlan {
     pub id: String,
     /// The PCI segment.
     pub pci_segment: u16,
-    /// The device number on bus 0 of the segment, 1 to 31; `None` for the lowest that is free.
+    /// The device number on bus 0 of the segment, 1 to 31; `None` for the lowest free one.
     pub pci_device_id: Option<u8>,
-    /// True if its own function is behind the virtual IOMMU. VFs are if the VM has one.
+    /// True if its own function is behind the virtual IOMMU. VFs always are if the VM has one.
     pub iommu: bool,
     /// The device.
     pub kind: DeviceKind,
@@ -46,7 +46,7 @@ pub enum DeviceKind {
     Pmem(PmemSpec),
     /// The watchdog.
     Watchdog,
-    /// The device by which the guest tells that it panicked.
+    /// The device that reports guest panics.
     Pvpanic,
     /// A memory device.
     Mem {
@@ -59,7 +59,7 @@ pub enum DeviceKind {
     Rtc(RtcSpec),
     /// The virtual IOMMU.
     Iommu(IommuSpec),
-    /// A device of the host.
+    /// A host device.
     Vfio(VfioSpec),
 }
 
@@ -68,7 +68,7 @@ pub enum DeviceKind {
 pub struct IommuSpec {
     /// The number of bits of the addresses that it translates.
     pub address_width: u8,
-    /// The segments whose devices are all behind it.
+    /// The segments with all devices behind the IOMMU.
     pub segments: Vec<u16>,
 }
 
@@ -115,7 +115,7 @@ impl DevicePlan {
         }
     }
 
-    /// True if it may reach pages of the guest's memory as they are now, which must stay these pages.
+    /// True if the device may pin pages of the guest's memory, which must then stay.
     pub fn pins_memory(&self) -> bool {
         matches!(self.kind, DeviceKind::Vfio(_)) || self.nics().any(|nic| nic.backend.pins_memory())
     }
@@ -139,7 +139,7 @@ impl DevicePlan {
         own.into_iter().chain(self.nics().filter_map(|nic| nic.backend.socket()))
     }
 
-    /// The same device, of which nothing is to be opened but the backend of VF `vf`, or of its own function.
+    /// The device with only one backend to open: that of VF `vf`, or of its own function.
     pub(crate) fn with_only(mut self, vf: Option<u16>) -> Self {
         if let DeviceKind::Net(net) = &mut self.kind {
             let wanted = vf.map_or(0, |index| usize::from(index) + 1);
@@ -155,8 +155,8 @@ impl DevicePlan {
         format!("{} id={}", self.flag, self.id)
     }
 
-    /// True if it can be removed from a VM. The devices that a VM has once cannot, except for the socket device: the
-    /// pages in a balloon would be lost, as would the plugged blocks of a memory device.
+    /// True if the device can be removed from a VM. Devices that a VM can have only once are not removable, except for
+    /// the socket device: the pages in a balloon would be lost, as would the plugged blocks of a memory device.
     pub const fn is_removable(&self) -> bool {
         match self.kind {
             DeviceKind::Console

@@ -24,7 +24,7 @@ const SERIAL: usize = 20;
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan(
     disks: &[DiskConfig],
     ids: Vec<String>,
@@ -110,8 +110,7 @@ fn check(
     }
 }
 
-/// Checks that a disk is either an image or a vhost-user backend, and that a backend has what it alone decides from
-/// nobody else.
+/// Checks that a disk is either an image or a vhost-user backend, and that no key sets what a backend alone decides.
 fn check_vhost_user(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
     let conflict = |key: &str, value: String, what: String| {
         Err(ConfigError::new(subject.key(key, value), Problem::Conflict(what)))
@@ -184,7 +183,7 @@ fn spec(disk: &DiskConfig, id: String, limits: RateLimits) -> BlockSpec {
     }
 }
 
-/// Checks that no two disks share an id or a slot, and that no disk uses an image that another one writes.
+/// Checks that no two disks share an id or a slot, and that no disk uses an image that another disk writes.
 fn check_apart(
     disks: &[DiskConfig],
     ids: &[String],

@@ -1,4 +1,4 @@
-//! The virtual IOMMU: whether a VM has one, and what is behind it.
+//! The virtual IOMMU of a VM, and the devices behind it.
 
 use virtio_devices::ADDRESS_WIDTHS;
 use vm_api::config::error::{ConfigError, Problem};
@@ -10,16 +10,16 @@ use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 
 /// The id of the virtual IOMMU.
 const ID: &str = "__iommu";
-/// The most devices that can be told one by one, for want of room. A segment is told as a whole.
+/// Most endpoints listed one by one; the table has no room for more. A segment takes one range entry.
 pub(crate) const MOST_SINGLE_DEVICES: u16 = 512;
 /// The number of bits of addresses if none is given.
 const ADDRESS_WIDTH: u8 = 64;
 
-/// Plans the virtual IOMMU of a VM with these devices and `segments` PCI segments, if anything asks for one.
+/// Plans the virtual IOMMU of a VM with these devices and `segments` PCI segments, if any option asks for one.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan(
     config: &VmConfig,
     devices: &[DevicePlan],
@@ -61,11 +61,11 @@ pub(crate) fn plan(
     Ok(Some(DevicePlan { flag, id, pci_segment: 0, pci_device_id: None, iommu: false, kind }))
 }
 
-/// Checks that a device can be behind the IOMMU, if it is, and that it is if its segment is.
+/// Checks that a device behind the IOMMU can be there, and that devices of its segments are.
 fn check(device: &DevicePlan, segments: &[u16]) -> Result<(), ConfigError> {
     let fail = |option: String, problem| Err(ConfigError::new(option, problem));
     if !device.iommu && segments.contains(&device.pci_segment) {
-        // What has neither key is on segment 0.
+        // A device with neither key is on segment 0.
         let is_fixed = matches!(device.kind, DeviceKind::Watchdog | DeviceKind::Pvpanic | DeviceKind::Mem { .. });
         let advice = match is_fixed {
             true => ", and this one cannot be; leave it out, or the segment",
@@ -80,7 +80,7 @@ fn check(device: &DevicePlan, segments: &[u16]) -> Result<(), ConfigError> {
         DeviceKind::VhostUser(_) if device.iommu => {
             return fail(iommu, Problem::Conflict(by_itself("a vhost-user backend")));
         }
-        // A VF over such a backend works as long as its driver leaves all of memory to it (bypass).
+        // A VF with such a backend works as long as its driver does not use the IOMMU (bypass).
         DeviceKind::Net(net) if device.iommu && matches!(net.pf.backend, BackendPlan::VhostUser { .. }) => {
             return fail(iommu, Problem::Conflict(by_itself("a vhost-user backend")));
         }
@@ -89,12 +89,12 @@ fn check(device: &DevicePlan, segments: &[u16]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Checks that a device can be added to a booted VM with this IOMMU, if it has any. A guest learns at boot what is
-/// behind its IOMMU: all VFs of segment 0 and whole segments, but of bus 0 only what is there.
+/// Checks that a device can be added to a booted VM with this IOMMU, if there is one. A guest learns at boot which
+/// endpoints are behind its IOMMU: all VFs of segment 0, whole segments, and the devices on bus 0 at that time.
 ///
 /// # Errors
 ///
-/// The guest would not know that the device is behind it.
+/// Fails if the guest would not know that the device is behind the IOMMU.
 pub(crate) fn check_added(iommu: Option<&IommuSpec>, device: &DevicePlan) -> Result<(), ConfigError> {
     let what = match iommu {
         _ if !device.iommu => return Ok(()),

@@ -1,11 +1,11 @@
-//! Names of settings for a client that has sent JSON: paths of its document in place of options of the command line.
+//! Names of settings for a client that has sent JSON: paths in its document instead of command-line options.
 
 use std::path::Path;
 
 use vm_api::config::VmConfig;
 use vm_api::config::error::ConfigError;
 
-/// The error with its subject as a path of the document that `config` was read from, if the subject is known there.
+/// The error with its subject as a path in the document that `config` was read from, if the subject is found there.
 pub(crate) fn in_document(error: ConfigError, config: &VmConfig) -> ConfigError {
     match Named::of(&error.subject, config) {
         Some(named) => ConfigError { subject: named.to_string(), ..error },
@@ -13,7 +13,7 @@ pub(crate) fn in_document(error: ConfigError, config: &VmConfig) -> ConfigError 
     }
 }
 
-/// As [`in_document`], where the document describes one device: the last of `config` of its kind. What is wrong with
+/// As [`in_document`] for a document that describes one device: the last of its kind in `config`. An error about
 /// another device keeps its name.
 pub(crate) fn in_device(error: ConfigError, config: &VmConfig) -> ConfigError {
     match Named::of(&error.subject, config).and_then(|named| named.in_last(config)) {
@@ -99,7 +99,7 @@ impl std::fmt::Display for Named<'_> {
     }
 }
 
-/// True if this is the name of one key.
+/// True if `text` is the name of a key.
 fn is_key(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
@@ -109,7 +109,7 @@ fn has_more(value: &str) -> bool {
     value.rsplit_once('=').is_some_and(|(before, _)| before.rsplit_once(',').is_some_and(|(_, key)| is_key(key)))
 }
 
-/// The field of an option that may be given several times, and the key and value of each element that tell it apart.
+/// The field of an option that may be given several times, and the key and value that identify each element.
 fn list(option: &str, config: &VmConfig) -> Option<(&'static str, Elements)> {
     let chosen = config.ids();
     let by_id = |ids: Vec<String>| Elements { key: "id", ids };
@@ -146,19 +146,19 @@ fn list(option: &str, config: &VmConfig) -> Option<(&'static str, Elements)> {
 
 /// The elements of a list.
 struct Elements {
-    /// The key that names one.
+    /// The key that identifies an element.
     key: &'static str,
     ids: Vec<String>,
 }
 
-/// The element that a subject names without its option: the text that names it, what follows, and its index.
+/// The element that a subject names without its option: the identifying text, the rest, and the index.
 fn element<'a>(rest: &'a str, elements: &Elements) -> Option<(Option<&'a str>, &'a str, usize)> {
     if let Some(value) = rest.strip_prefix(elements.key).and_then(|rest| rest.strip_prefix('=')) {
-        // A name may have commas in it.
+        // A name may contain commas.
         let ends = value.match_indices(',').map(|(end, _)| end).chain([value.len()]);
         for end in ends {
             let (id, after) = value.split_at_checked(end)?;
-            // Of two with one name, the later is in the way.
+            // Of two elements with one name, the later is at fault.
             if let Some(index) = elements.ids.iter().rposition(|other| other == id) {
                 let found = rest.get(..elements.key.len() + 1 + end);
                 return Some((found, after.trim_start_matches(','), index));

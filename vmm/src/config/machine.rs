@@ -10,11 +10,11 @@ use vm_api::config::{LandlockConfig, PayloadConfig, VmConfig};
 use crate::config::memory::check_memory;
 use crate::config::{cpus, debug_console};
 
-/// Checks them.
+/// Checks the parts.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     cpus::check(&vm.cpus)?;
     check_memory(&vm.memory)?;
@@ -29,7 +29,7 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     check_landlock(vm)
 }
 
-/// Lines about settings that are taken and have no effect.
+/// Warnings about settings that are accepted and have no effect.
 pub(crate) fn warnings(vm: &VmConfig) -> Vec<String> {
     let unused = vm.landlock_rules.iter().filter(|_| !vm.landlock_enable);
     let line = |rule| format!("{} {rule}: has no effect without --landlock (landlock_enable)", LandlockConfig::OPTION);
@@ -54,7 +54,7 @@ fn check_payload(payload: &PayloadConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// The serial port is no PCI device.
+/// Checks the serial port, which is not a PCI device.
 fn check_serial(serial: &ConsoleConfig) -> Result<(), ConfigError> {
     let ConsoleConfig { id, pci_segment, pci_device_id, iommu, .. } = serial;
     let settings = [
@@ -79,7 +79,7 @@ fn check_console(console: &ConsoleConfig, serial: &ConsoleConfig) -> Result<(), 
     if console.mode != serial.mode {
         return Ok(());
     }
-    // What is written to a device such as /dev/null overwrites nothing.
+    // Writing to a device such as /dev/null overwrites nothing.
     let is_device = console.file.as_ref().is_some_and(|path| path.starts_with("/dev"));
     let shared = match console.mode {
         ConsoleMode::File if console.file == serial.file && !is_device => "file",

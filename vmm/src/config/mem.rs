@@ -6,8 +6,8 @@ use vm_api::config::{MemoryConfig, MemoryZoneConfig};
 use crate::config::device::{DeviceKind, DevicePlan};
 use crate::config::numa::{NumaNode, of_part};
 
-/// Plans a device for each part of the memory that it can add to. They have no keys of their own: their ids are _mem0
-/// and so on, and they take free slots.
+/// Plans a device for each part of the memory that can grow. The devices have no keys of their own: their ids are _mem0
+/// and so on, and they get free slots.
 pub(crate) fn plan(memory: &MemoryConfig, nodes: &[NumaNode]) -> Vec<DevicePlan> {
     let parts = memory.parts();
     let growing = (0..).zip(&parts).filter(|(_, part)| part.room().is_some());

@@ -3,7 +3,7 @@
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::{HotplugMethod, MemoryConfig, MemoryZoneConfig, bytes};
 
-/// The most memory: 46 bits of address, less what is above it.
+/// The most memory: 46 address bits, less the regions above memory.
 const MOST_MEMORY: u64 = 1 << 45;
 /// The unit of memory, in bytes: a page.
 const PAGE: u64 = 4096;
@@ -12,7 +12,7 @@ const PAGE: u64 = 4096;
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn check_memory(memory: &MemoryConfig) -> Result<(), ConfigError> {
     let fail =
         |key: &str, value: u64, problem| Err(ConfigError::new(format!("--memory {key}={}", bytes(value)), problem));
@@ -36,7 +36,7 @@ pub(crate) fn check_memory(memory: &MemoryConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Checks what virtio memory devices are to have.
+/// Checks the sizes of virtio memory devices.
 fn check_hotplugged(memory: &MemoryConfig) -> Result<(), ConfigError> {
     let zones = |size: fn(&MemoryZoneConfig) -> Option<u64>| {
         memory.zones.iter().find_map(move |zone| Some((zone, size(zone).filter(|size| *size > 0)?)))
@@ -80,8 +80,8 @@ fn check_hotplugged(memory: &MemoryConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// The size of the blocks of a virtio memory device, in bytes: what Linux can add and remove, or the size of a huge
-/// page. The host's own size of huge pages is not known here.
+/// The block size of a virtio memory device, in bytes: the unit in which Linux can add and remove memory, or the size
+/// of a huge page. The host's default huge page size is not known here.
 pub(crate) fn block(hugepage_size: Option<u64>) -> u64 {
     hugepage_size.unwrap_or(0).max(BLOCK)
 }
@@ -89,7 +89,7 @@ pub(crate) fn block(hugepage_size: Option<u64>) -> u64 {
 /// The smallest block of a virtio memory device, as in Cloud Hypervisor: the size of a transparent huge page.
 const BLOCK: u64 = 2 << 20;
 
-/// Checks what the virtio memory device of a part is to have. An error names the key and its value.
+/// Checks the size of a part's virtio memory device. An error names the key and its value.
 fn check_room(part: &MemoryZoneConfig) -> Result<(), (&'static str, u64, Problem)> {
     let (room, block) = (part.room().unwrap_or(0), block(part.hugepage_size));
     let has = part.hotplugged_size.unwrap_or(0);
@@ -136,13 +136,13 @@ fn check_part(size: u64, hugepages: bool, hugepage_size: Option<u64>) -> Result<
     Ok(())
 }
 
-/// The most zones, each counted twice that a virtio memory device adds to. A backend that takes no single regions takes
-/// 8, and one zone may lie on both sides of the hole.
+/// The most zones; a zone with a virtio memory device counts twice. A backend that cannot add single regions supports
+/// 8, and one zone may be split by the hole below 4 GiB.
 const MOST_ZONES: usize = 7;
 /// The most NUMA nodes of a host, as Linux counts them.
 const MOST_NODES: u32 = 1024;
 
-/// Checks memory that consists of zones.
+/// Checks the zones of the memory.
 fn check_zones(memory: &MemoryConfig, zones: &[MemoryZoneConfig]) -> Result<(), ConfigError> {
     let size = &memory.size;
     let fail = |what: String, problem| Err(ConfigError::new(what, problem));

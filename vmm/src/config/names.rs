@@ -66,7 +66,7 @@ impl<'a, K: Eq + Hash> Claims<'a, K> {
         Self(HashMap::new())
     }
 
-    /// Gives `key` to a function, or says which one has it.
+    /// Claims `key` for a function, or fails with the name of its owner.
     fn claim(&mut self, key: K, pool: &'a Pool<'a>, vf: Option<u16>) -> Result<(), String> {
         match self.0.get(&key) {
             Some((pool, Some(index))) => Err(format!("VF {index} of {}", pool.id)),
@@ -117,8 +117,8 @@ fn given(config: &NetConfig) -> Option<MacAddress> {
 }
 
 /// Chooses the MAC addresses of the NICs so that no two functions of a device have the same: they may be ports of one
-/// switch, which sends a packet to the function that has its address. Devices may share one, as clients such as Kata
-/// have it, but none that is chosen here.
+/// switch, which sends a packet to the function that has its address. Devices may share an address, as with clients
+/// such as Kata, but not one chosen here.
 fn macs<'a>(pools: &'a [Pool<'a>]) -> Result<Vec<MacAddress>, ConfigError> {
     let mut claims = Claims::new();
     for pool in pools {
@@ -142,7 +142,7 @@ fn macs<'a>(pools: &'a [Pool<'a>]) -> Result<Vec<MacAddress>, ConfigError> {
         }
         claims.0.extend(own.0);
     }
-    // After all that are given and follow from those, which must not depend on what is drawn.
+    // Drawn last: given addresses, and those derived from them, must not depend on random ones.
     pools.iter().map(|pool| given(pool.pf).map_or_else(|| draw_mac(pool, &mut claims), Ok)).collect()
 }
 
@@ -190,7 +190,7 @@ fn pool_taps<'a>(pool: &'a Pool<'a>, nic: usize, claims: &mut Claims<'a, String>
         return Ok(Taps { pf: pool.pf.tap.clone(), vfs: Vec::new() });
     }
     if pool.pf.switch.is_some() {
-        // A port of a switch has no tap, and what has one names it.
+        // A port of a switch has no tap, and other functions name theirs.
         let vfs = pool.vfs.iter().map(|config| config.tap.clone()).collect();
         return Ok(Taps { pf: pool.pf.tap.clone(), vfs });
     }
@@ -256,8 +256,8 @@ fn check_fds<'a>(pools: &'a [Pool<'a>]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Checks that each vDPA device and each vhost-user socket is used by one function. Two paths that lead to the same one
-/// are found when they are opened.
+/// Checks that each vDPA device and each vhost-user socket is used by one function. Two paths to the same one are found
+/// when they are opened.
 fn check_paths<'a>(pools: &'a [Pool<'a>]) -> Result<(), ConfigError> {
     let mut claims = Claims::new();
     for pool in pools {

@@ -19,7 +19,7 @@ use vm_api::config::vhost::{Vhost, VhostMode};
 /// MTUs of a NIC in bytes: from IPv6's minimum (`RFC 8200 §5`) to what Linux allows on a tap, 65535 less an Ethernet
 /// header.
 const MTUS: RangeInclusive<u16> = 1280..=65_521;
-/// Queue sizes: from the smallest that holds a packet's header and data apart to the largest of `virtio 1.4 §2.7`.
+/// Queue sizes: from the smallest that holds a packet's header and data separately to the largest of `virtio 1.4 §2.7`.
 pub(crate) const QUEUE_SIZES: RangeInclusive<u16> = 2..=32_768;
 
 /// The effective settings of one network function: a VF's own over its PF's.
@@ -32,8 +32,7 @@ pub(crate) struct Nic<'a> {
 }
 
 impl Nic<'_> {
-    /// Checks what concerns this function alone, in a VM of `vcpus` vCPUs. `names` checks what functions must not
-    /// share.
+    /// Checks this function by itself, in a VM of `vcpus` vCPUs. `names` checks what functions must not share.
     pub(crate) fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
         self.check_backend()?;
         self.check_queues(vcpus)?;
@@ -47,7 +46,7 @@ impl Nic<'_> {
         Err(ConfigError::new(self.subject.key(key, value), problem))
     }
 
-    /// There is one backend, fully described, and no option of another kind.
+    /// Checks that there is one backend, fully described, and no option of another kind.
     fn check_backend(&self) -> Result<(), ConfigError> {
         let NetConfig { vdpa, vhost_user, vhost_socket, vhost_mode, .. } = self.config;
         let conflict = |what: &str| Problem::Conflict(what.to_string());
@@ -82,7 +81,7 @@ impl Nic<'_> {
     /// Refuses a second backend besides `kind`, which `key` selects.
     ///
     /// An address of the tap (`ip`, `mask`) is kept without effect, as in Cloud Hypervisor: clients such as Kata send
-    /// one with every NIC. So is its MAC address with a vhost-user backend.
+    /// one with every NIC. With a vhost-user backend, the tap's MAC address is kept as well.
     fn check_no_tap(&self, key: &str, value: &dyn Display, kind: &str) -> Result<(), ConfigError> {
         let NetConfig { tap, fds, vhost, host_mac, vdpa, vhost_user, vhost_socket, .. } = self.config;
         let settings = [
@@ -103,7 +102,7 @@ impl Nic<'_> {
 
     fn check_queues(&self, vcpus: u32) -> Result<(), ConfigError> {
         let NetConfig { num_queues, queue_size, .. } = *self.config;
-        // One more than pairs need is the control queue, which some clients count.
+        // An odd number includes the control queue, which some clients count.
         let pairs = num_queues / 2;
         if pairs == 0 {
             let what = "a NIC has one pair of queues or more; give 2 or more".to_string();
@@ -161,7 +160,7 @@ impl Nic<'_> {
         Ok(())
     }
 
-    /// Only what this program moves itself is limited.
+    /// Checks the rate limits: only packets that this program moves are limited.
     fn check_limits(&self) -> Result<(), ConfigError> {
         let NetConfig { vhost, vhost_user, vdpa, rate_limiter_config, .. } = self.config;
         let Some(config) = rate_limiter_config else { return Ok(()) };

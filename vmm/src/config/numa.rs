@@ -11,7 +11,7 @@ use crate::config::device::DevicePlan;
 const MOST_NODES: usize = 64;
 /// The distance of a node to itself (`ACPI 6.5 §5.2.17`).
 const LOCAL: u8 = 10;
-/// The distance to another node, where nobody says it.
+/// The distance to another node if none is given.
 const REMOTE: u8 = 20;
 
 /// A NUMA node of the guest.
@@ -19,22 +19,22 @@ const REMOTE: u8 = 20;
 pub struct NumaNode {
     /// vCPUs of the node.
     pub vcpus: Vec<u8>,
-    /// The indexes of its parts of the memory.
+    /// The indexes of the node's parts of the memory.
     pub parts: Vec<usize>,
     /// PCI segments of the node.
     pub segments: Vec<u16>,
-    /// The name of the device whose node it is.
+    /// The name of the device whose node this is.
     pub device: Option<String>,
     /// The distances to all nodes, by number.
     pub distances: Vec<u8>,
 }
 
-/// Plans the nodes, by number, of a VM with this number of PCI segments. [`check_devices`] has the last word. vCPUs and
-/// zones that nodes name and the VM has not are left out, with a line in `warnings`, as Cloud Hypervisor leaves them.
+/// Plans the nodes, by number, of a VM with this number of PCI segments. [`check_devices`] completes the checks. vCPUs
+/// and zones that nodes name but the VM does not have are left out, with a line in `warnings`, as in Cloud Hypervisor.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan(config: &VmConfig, segments: u16, warnings: &mut Vec<String>) -> Result<Vec<NumaNode>, ConfigError> {
     let count = config.numa.len();
     if count > MOST_NODES {
@@ -83,7 +83,7 @@ pub(crate) fn plan(config: &VmConfig, segments: u16, warnings: &mut Vec<String>)
     match nodes.first_mut() {
         Some(first) if config.memory.zones.is_empty() => first.parts.push(0),
         Some(first) => {
-            // A guest whose tables leave memory out would not use any node.
+            // If the tables left memory out, the guest would not use any node.
             for (part, zone) in (0..).zip(&config.memory.zones).filter(|(part, _)| !zones.contains_key(part)) {
                 warnings.push(format!("--memory-zone id={}: belongs to no NUMA node; node 0 gets it", zone.id));
                 first.parts.push(part);
@@ -94,7 +94,7 @@ pub(crate) fn plan(config: &VmConfig, segments: u16, warnings: &mut Vec<String>)
     Ok(nodes)
 }
 
-/// The vCPUs of a node. `taken` has those of the nodes before, with their nodes.
+/// The vCPUs of a node. `taken` maps the vCPUs of previous nodes to their nodes.
 fn vcpus_of(given: &NumaConfig, max: u32, taken: &mut HashMap<u32, u32>, warnings: &mut Vec<String>) -> Vec<u8> {
     let id = given.guest_numa_id;
     let mut vcpus = Vec::new();
@@ -123,7 +123,7 @@ fn wrong_node(id: u32, what: String) -> ConfigError {
 ///
 /// # Errors
 ///
-/// A node has it already.
+/// Fails if another node has it.
 fn once<T: std::hash::Hash + Eq>(
     nodes: &mut HashMap<T, u32>,
     thing: T,
@@ -164,7 +164,7 @@ fn distances(given: &NumaConfig, count: usize) -> Result<Vec<Option<u8>>, Config
     Ok(distances)
 }
 
-/// Sets the distances that are 0: nobody has said them in this direction.
+/// Sets the distances that are 0, which were not given in this direction.
 fn fill_in_distances(nodes: &mut [NumaNode]) {
     let given: Vec<_> = nodes.iter().map(|node| node.distances.clone()).collect();
     for (from, node) in nodes.iter_mut().enumerate() {
@@ -175,11 +175,11 @@ fn fill_in_distances(nodes: &mut [NumaNode]) {
     }
 }
 
-/// Checks that the devices which nodes name are there.
+/// Checks that the devices that nodes name exist.
 ///
 /// # Errors
 ///
-/// The first that is not, or that two nodes name.
+/// Fails with the first device that does not exist, or that two nodes name.
 pub(crate) fn check_devices(nodes: &[NumaNode], devices: &[DevicePlan]) -> Result<(), ConfigError> {
     let mut named = HashMap::new();
     for (id, name) in (0..).zip(nodes).filter_map(|(id, node)| Some((id, node.device.as_ref()?))) {

@@ -1,4 +1,4 @@
-//! The devices that a VM has or has not, and of which nothing else can be chosen.
+//! Devices without settings of their own: a VM has them or not.
 
 use vm_api::config::VmConfig;
 

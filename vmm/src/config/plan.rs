@@ -18,11 +18,10 @@ use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
 use vm_api::config::{MemoryConfig, PlatformConfig, VmConfig};
 
-/// The devices of a VM, what the guest is told about the machine, and nothing that has to be opened.
+/// The devices of a VM, the guest's tables, and no open resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmPlan {
-    /// All devices, in the order in which they are given slots: that of Cloud Hypervisor. Kinds that it does not have
-    /// come last.
+    /// All devices, in the order in which they get slots: that of Cloud Hypervisor, with other kinds last.
     pub devices: Vec<DevicePlan>,
     /// The SMBIOS tables.
     pub smbios: Vec<u8>,
@@ -30,19 +29,19 @@ pub struct VmPlan {
     pub segments: Vec<Weights>,
     /// The NUMA nodes, by number; none if the machine is one.
     pub numa: Vec<NumaNode>,
-    /// Settings that are taken and have no effect, or another than what they say: a line for the log about each.
+    /// Settings that are accepted but have no effect or another one: a line for the log about each.
     pub warnings: Vec<String>,
 }
 
 impl VmPlan {
-    /// Checks everything that can be checked without opening anything, except for a missing kernel, and decides what
-    /// was left out.
+    /// Checks everything that can be checked without opening anything, except for a missing kernel, and chooses the
+    /// values that were left out.
     ///
     /// MAC addresses that were left out are drawn anew by each call; [`PlannedVm`] keeps them.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// Fails with the first mistake.
     pub fn of(config: &VmConfig) -> Result<Self, ConfigError> {
         machine::check(config)?;
         let mut warnings = machine::warnings(config);
@@ -108,7 +107,7 @@ impl VmPlan {
         self.devices.iter().any(DevicePlan::needs_shared_memory)
     }
 
-    /// Checks that devices of different kinds share no name and no slot. Those of the same kind have been compared.
+    /// Checks that devices of different kinds share no name and no slot. Devices of the same kind have been compared.
     fn check_apart(&self) -> Result<(), ConfigError> {
         let (mut names, mut slots, mut sockets) = (HashMap::new(), HashMap::new(), HashMap::new());
         for device in &self.devices {
@@ -142,8 +141,8 @@ impl VmPlan {
         self.devices.iter().find_map(DevicePlan::iommu_spec)
     }
 
-    /// Writes into `config` what was left out and decided here: ids, MAC addresses and, where they follow from a NIC's
-    /// position, names of taps.
+    /// Writes the values chosen here into `config`: ids, MAC addresses and, if they follow from a NIC's position, names
+    /// of taps.
     fn fill_in(&self, config: &mut VmConfig) {
         config.iommu = self.iommu().is_some();
         for (place, device) in config.places_mut().zip(self.devices.iter().filter(|device| device.has_place())) {
@@ -163,7 +162,7 @@ impl VmPlan {
     }
 }
 
-/// A warning as a line that a terminal can show, whatever a value in it is.
+/// A warning as one printable line, whatever values it contains.
 fn one_line(text: &str) -> String {
     ConfigError::new("", Problem::Value(text.to_string())).to_string().trim_start_matches([':', ' ']).to_string()
 }
@@ -176,8 +175,8 @@ fn slot_of(segment: u16, slot: u8) -> String {
     }
 }
 
-/// A VM's configuration with everything filled in that was left out, and its plan. It is planned once; further devices
-/// are planned on a copy.
+/// A VM's configuration with every value filled in, and its plan. It is planned once; further devices are planned on a
+/// copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedVm {
     config: VmConfig,
@@ -189,7 +188,7 @@ impl PlannedVm {
     ///
     /// # Errors
     ///
-    /// As [`VmPlan::of`].
+    /// Fails as [`VmPlan::of`] does.
     pub fn new(config: VmConfig) -> Result<Self, ConfigError> {
         Self::named(config, |error, _| error)
     }
@@ -198,7 +197,7 @@ impl PlannedVm {
     ///
     /// # Errors
     ///
-    /// As [`VmPlan::of`].
+    /// Fails as [`VmPlan::of`] does.
     pub fn of_document(config: VmConfig) -> Result<Self, ConfigError> {
         Self::named(config, json_names::in_document)
     }
@@ -208,7 +207,7 @@ impl PlannedVm {
     ///
     /// # Errors
     ///
-    /// As [`VmPlan::of`].
+    /// Fails as [`VmPlan::of`] does.
     pub(crate) fn with_device_of_document(config: VmConfig) -> Result<Self, ConfigError> {
         Self::named(config, json_names::in_device)
     }
@@ -232,7 +231,7 @@ impl PlannedVm {
         &self.plan
     }
 
-    /// Logs what this plan warns of and `before`, if there was a plan before, did not.
+    /// Logs the warnings of this plan that the plan `before`, if there was one, did not have.
     pub(crate) fn log_warnings(&self, before: Option<&VmPlan>) {
         let is_known = |line: &String| before.is_some_and(|before| before.warnings.contains(line));
         self.plan.warnings.iter().filter(|line| !is_known(line)).for_each(|line| log::warn!("{}", one_line(line)));
@@ -244,7 +243,7 @@ impl PlannedVm {
         self.plan.devices.iter().find(|device| !known.contains(&device.id))
     }
 
-    /// Notes that the device called `id` is in slot `device` of bus 0, where it is again at the next start.
+    /// Records that the device called `id` is in slot `device` of bus 0, where the next start places it again.
     pub fn set_slot(&mut self, id: &str, device: u8) {
         for place in self.config.places_mut().filter(|place| place.id.as_deref() == Some(id)) {
             *place.pci_device_id = Some(device);
@@ -254,8 +253,8 @@ impl PlannedVm {
         }
     }
 
-    /// Notes what the configuration has no place for: the slots that devices have in `before`, where none was given,
-    /// and which backends may be missing.
+    /// Takes over from `before` what the configuration has no field for: the slots of devices without a given slot, and
+    /// which backends may be missing.
     pub fn keep_slots(&mut self, before: &VmPlan) {
         let chosen = |device: &DevicePlan| Some((device.pci_segment, device.pci_device_id?));
         let taken: HashSet<_> = self.plan.devices.iter().filter_map(chosen).collect();
@@ -286,14 +285,14 @@ impl PlannedVm {
         }
     }
 
-    /// Lets devices that are added have queues for `vcpus` vCPUs, if those are more than before. Devices that the VM
-    /// has may have more queues than it has vCPUs, so fewer change nothing.
+    /// Raises the number of vCPUs that the queues of added devices are planned for to `vcpus`. A smaller number changes
+    /// nothing: devices of the VM may have more queues than it has vCPUs.
     pub fn count_vcpus(&mut self, vcpus: u32) {
         let boot = &mut self.config.cpus.boot_vcpus;
         *boot = vcpus.max(*boot);
     }
 
-    /// Notes that the balloon, if there is one, is to have `bytes`, which it is to have again at the next start.
+    /// Records the size of the balloon, if there is one, for the next start.
     pub fn set_balloon_size(&mut self, bytes: u64) {
         if let Some(balloon) = &mut self.config.balloon {
             balloon.size = bytes;
@@ -305,11 +304,11 @@ impl PlannedVm {
         }
     }
 
-    /// Gives the VM this memory, which differs in sizes alone.
+    /// Sets the VM's memory, which differs from the present one in sizes only.
     ///
     /// # Errors
     ///
-    /// The VM cannot have so much memory. Nothing has changed then.
+    /// Fails if the VM cannot have so much memory. Nothing has changed then.
     pub fn set_memory(&mut self, memory: MemoryConfig) -> Result<(), ConfigError> {
         memory::check_memory(&memory)?;
         self.config.memory = memory;

@@ -15,7 +15,7 @@ const FLAG: &str = "--pmem";
 ///
 /// # Errors
 ///
-/// The first thing that is wrong. Sizes of files are looked at when these are opened.
+/// Fails with the first mistake. Sizes of files are checked when these are opened.
 pub(crate) fn plan(all: &[PmemConfig], ids: Vec<String>) -> Result<Vec<DevicePlan>, ConfigError> {
     let mut plans = Vec::with_capacity(all.len());
     for (index, (pmem, id)) in all.iter().zip(ids).enumerate() {

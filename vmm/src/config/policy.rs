@@ -1,4 +1,4 @@
-//! The rules for what a network function may send and receive, and the plan of it.
+//! The rules for a function's packet policy, and its plan.
 
 use std::fmt::Display;
 use std::num::NonZeroU32;
@@ -17,7 +17,7 @@ use crate::config::switch;
 /// The highest priority of a tag.
 const MAX_QOS: u8 = 7;
 
-/// The policy of the function that `config` describes, which was checked. `given` is the address that it was given.
+/// The policy of the function that `config` describes, which was checked. `given` is its configured address.
 pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy {
     let PolicyInfo { vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm, .. } = info_of(config);
     let protocol = match vlan_proto {
@@ -38,8 +38,8 @@ pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy
 /// The effective policy of the function that `config` describes.
 pub(crate) fn info_of(config: &NetConfig) -> PolicyInfo {
     let NetConfig { vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm, link, .. } = config;
-    // On a wire of its own, what is not given is not restricted; a spoof check that the driver could get around by
-    // changing its address would be none. On a switch, as on hardware, VFs are restricted.
+    // On a wire of its own, a function is not restricted by default; a spoof check would be useless, as the driver
+    // could change its address. On a switch, as on hardware, VFs are restricted.
     let port = config.port();
     let spoofchk = spoofchk.unwrap_or(port == Some(SwitchPort::Vf));
     let settings = switch::settings_of(config);
@@ -68,7 +68,7 @@ pub(crate) fn link_up(config: &NetConfig) -> bool {
     config.link != Some(LinkPolicy::Down)
 }
 
-/// Carrier of a function's packets in place of this program, which then cannot enforce a policy on them.
+/// Carrier of a function's packets other than this program, which then cannot enforce a policy on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carrier {
     VhostNet,
@@ -77,8 +77,8 @@ pub(crate) enum Carrier {
 }
 
 impl Carrier {
-    /// Carrier of the packets of the function that `config` describes; `None` if this program carries them, or will
-    /// where a policy is to be enforced.
+    /// Carrier of the packets of the function that `config` describes; `None` if this program carries them, or will if
+    /// a policy has to be enforced.
     pub(crate) fn of(config: &NetConfig) -> Option<Self> {
         match (&config.vdpa, config.vhost_user, config.vhost) {
             (Some(_), ..) => Some(Self::Vdpa),
@@ -88,7 +88,7 @@ impl Carrier {
         }
     }
 
-    /// The same of a backend that is open.
+    /// Carrier of the packets of an open backend.
     pub(crate) fn of_open(kind: BackendKind) -> Option<Self> {
         match kind {
             BackendKind::Tap | BackendKind::Switch | BackendKind::Absent => None,
@@ -98,7 +98,7 @@ impl Carrier {
         }
     }
 
-    /// Reason why a policy is refused, and remedy.
+    /// Reason for refusing a policy, and remedy.
     fn refusal(self) -> String {
         let (who, key) = match self {
             Self::VhostNet => ("vhost-net carries", "vhost"),
@@ -111,11 +111,11 @@ impl Carrier {
     }
 }
 
-/// Checks what `config` says of packets, which `carrier` carries in place of this program, if it does.
+/// Checks the packet policy of `config`, whose packets `carrier` carries instead of this program, if there is one.
 ///
 /// # Errors
 ///
-/// A value that cannot be, or something that nobody would enforce.
+/// Fails with an impossible value, or a restriction that could not be enforced.
 pub(crate) fn check(config: &NetConfig, carrier: Option<Carrier>, subject: &Subject) -> Result<(), ConfigError> {
     let wrong = |key: &str, value: &dyn Display, problem| Err(ConfigError::new(subject.key(key, value), problem));
     let info = info_of(config);
@@ -150,11 +150,11 @@ pub(crate) fn check(config: &NetConfig, carrier: Option<Carrier>, subject: &Subj
     }
 }
 
-/// Checks that nothing of `spec` has to be enforced, because `carrier` carries the packets.
+/// Checks that `spec` has no policy to enforce, because `carrier` carries the packets.
 ///
 /// # Errors
 ///
-/// Something has to be.
+/// Fails if it has.
 pub(crate) fn check_carried(spec: &NetSpec, carrier: Carrier, subject: &Subject) -> Result<(), ConfigError> {
     let Policy { port_vlan, trunk, spoof_check, trusted, max_tx_rate, storm, .. } = &spec.policy;
     let asked = [
@@ -175,7 +175,7 @@ pub(crate) fn check_carried(spec: &NetSpec, carrier: Carrier, subject: &Subject)
     }
 }
 
-/// The first key that asks for something only who carries the packets can do, and its value.
+/// The first key that only the carrier of the packets could enforce, and its value.
 fn first_restriction(info: &PolicyInfo) -> Option<(&'static str, String)> {
     let Vlans(trunk) = &info.trunk;
     let restrictions = [

@@ -28,7 +28,7 @@ impl<'a> Pool<'a> {
     ///
     /// # Errors
     ///
-    /// A VF that is not reserved or given twice, or VFs of different shape.
+    /// Fails if a VF is not reserved or given twice, or VFs differ in shape.
     pub(crate) fn new(
         option: &'static str,
         pf: &'a NetConfig,
@@ -81,12 +81,12 @@ impl<'a> Pool<'a> {
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// Fails with the first mistake.
     pub(crate) fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
         switch::check(self.pf, vcpus, &self.subject)?;
         let functions: Vec<_> = self.functions().map(|(_, config)| config).collect();
         switch::check_port(self.pf, &functions, &self.subject)?;
-        // A vDPA device's queues were counted for the device; its driver uses no more than it has vCPUs for.
+        // A vDPA device has a fixed number of queues, of which its driver uses as many as there are vCPUs.
         let pf_vcpus = if self.option == VdpaConfig::OPTION { u32::MAX } else { vcpus };
         Nic { subject: &self.subject, config: self.pf }.check(pf_vcpus)?;
         for vf in &self.pf.vfs {
@@ -99,8 +99,7 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// The queues of each VF of `pf`. They are the same for all VFs, because the size of the BARs and of the MSI-X table
-/// is.
+/// The queues of each VF of `pf`: the same for all VFs, as are the sizes of the BARs and of the MSI-X table.
 fn vf_queues(pf: &NetConfig, id: &str) -> Result<u16, ConfigError> {
     let mut given = pf.vfs.iter().filter_map(|vf| Some((vf.index, vf.num_queues?)));
     let Some((first, queues)) = given.next() else { return Ok(NetConfig::default().num_queues) };

@@ -1,4 +1,4 @@
-//! The rules for disks' queues that are bound to CPUs of the host.
+//! The rules for binding disks' queues to host CPUs.
 
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::{DiskConfig, VirtQueueAffinity};
@@ -6,11 +6,11 @@ use vm_api::config::{DiskConfig, VirtQueueAffinity};
 use crate::config::cpus::HOST_CPUS;
 use crate::config::subject::Subject;
 
-/// Checks those of a disk.
+/// Checks the bindings of a disk.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn check(disk: &DiskConfig, subject: &Subject) -> Result<(), ConfigError> {
     for (n, VirtQueueAffinity { queue_index, host_cpus }) in disk.queue_affinity.iter().enumerate() {
         let fail = |problem| {
@@ -41,7 +41,7 @@ pub(crate) fn plan(disk: &DiskConfig) -> Vec<(u16, Vec<u32>)> {
     own.map(|queue| (queue.queue_index, queue.host_cpus.clone())).collect()
 }
 
-/// A line about each queue that the disk has not, which Cloud Hypervisor takes as well.
+/// A line about each queue that the disk does not have, which Cloud Hypervisor accepts as well.
 pub(crate) fn warnings(disk: &DiskConfig, subject: &Subject) -> Vec<String> {
     let last = disk.num_queues.saturating_sub(1);
     let missing = disk.queue_affinity.iter().filter(|queue| queue.queue_index >= disk.num_queues);

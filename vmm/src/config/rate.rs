@@ -18,7 +18,7 @@ const MOST: u64 = i64::MAX as u64;
 ///
 /// # Errors
 ///
-/// A limit without a size or a time.
+/// Fails if a limit has no size or no time.
 pub(crate) fn plan(limits: &RateLimiterConfig, subject: &Subject) -> Result<RateLimits, ConfigError> {
     for (bucket, names) in [(&limits.bandwidth, &BANDWIDTH), (&limits.ops, &OPS)] {
         bucket.iter().try_for_each(|bucket| check(bucket, names, subject))?;
@@ -44,7 +44,7 @@ pub(crate) fn limits_of(limits: &RateLimiterConfig) -> RateLimits {
 ///
 /// # Errors
 ///
-/// A group without a name or a limit, or with another one's name.
+/// Fails if a group has no name or no limit, or another one's name.
 pub(crate) fn plan_groups(groups: &[RateLimitGroupConfig]) -> Result<HashMap<String, RateLimits>, ConfigError> {
     let mut planned = HashMap::new();
     for RateLimitGroupConfig { id, rate_limiter_config } in groups {

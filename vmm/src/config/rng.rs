@@ -15,7 +15,7 @@ const ID: &str = "__rng";
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan(config: &RngConfig) -> Result<DevicePlan, ConfigError> {
     let keys = CommonKeys {
         id: config.id.as_deref().filter(|id| *id != ID),
@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(planned("").unwrap(), expected);
         let chosen = rng("dice", "/dev/hwrng", Some(5));
         assert_eq!(planned("src=/dev/hwrng,id=dice,pci_device_id=5").unwrap(), chosen);
-        // As it is printed, it can be given.
+        // The printed form can be given.
         assert_eq!(planned("id=__rng").unwrap(), expected);
     }
 

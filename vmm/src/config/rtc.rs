@@ -16,7 +16,7 @@ const ID: &str = "__rtc";
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan(config: Option<&RtcConfig>) -> Result<Option<DevicePlan>, ConfigError> {
     let Some(config) = config else { return Ok(None) };
     let keys = CommonKeys {
@@ -57,7 +57,7 @@ mod tests {
             kind: DeviceKind::Rtc(RtcSpec { id: id.to_string() }),
         };
         assert_eq!(plan(None), Ok(None));
-        // As it is printed, it can be given.
+        // The printed form can be given.
         assert_eq!([planned(""), planned("id=__rtc")], [Ok(rtc("__rtc", 0, None)), Ok(rtc("__rtc", 0, None))]);
         assert_eq!(planned("id=clock,pci_segment=1,pci_device_id=5").unwrap(), rtc("clock", 1, Some(5)));
     }

@@ -1,4 +1,4 @@
-//! The PCI segments: how many there are, what each gets of the addresses, and which devices may be on them.
+//! The PCI segments: their number, their shares of the addresses, and the devices that may be on them.
 
 use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
@@ -10,7 +10,7 @@ use crate::pci_layout::Weights;
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan(config: &VmConfig) -> Result<Vec<Weights>, ConfigError> {
     let segments = config.platform.as_ref().map_or(1, |platform| platform.num_pci_segments);
     if !(1..=MOST_SEGMENTS).contains(&segments) {
@@ -44,12 +44,12 @@ pub(crate) fn plan(config: &VmConfig) -> Result<Vec<Weights>, ConfigError> {
     Ok(weights.into_iter().map(|weights| weights.unwrap_or(Weights { mem32: 1, mem64: 1 })).collect())
 }
 
-/// Checks that a device with `total_vfs` VFs can be on the segment `pci_segment` of a VM with `segments` of them.
+/// Checks that a device with `total_vfs` VFs can be on the segment `pci_segment` of a VM with `segments` segments.
 /// `option` names the device, up to where a further key goes.
 ///
 /// # Errors
 ///
-/// There is no such segment, or it has no bus for VFs.
+/// Fails if there is no such segment, or it has no bus for VFs.
 pub(crate) fn check(
     option: impl FnOnce(&str, u16) -> String,
     pci_segment: u16,

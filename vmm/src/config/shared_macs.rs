@@ -1,4 +1,4 @@
-//! MAC addresses that several devices have.
+//! MAC addresses that several devices share.
 
 use std::collections::HashMap;
 

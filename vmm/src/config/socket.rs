@@ -13,7 +13,7 @@ const LONGEST: usize = 107;
 ///
 /// # Errors
 ///
-/// No socket can have this path.
+/// Fails if no socket can have this path.
 pub(crate) fn check(socket: &Path, subject: &Subject) -> Result<(), ConfigError> {
     let fail = |what| Err(ConfigError::new(subject.key("socket", socket.display()), Problem::Value(what)));
     match socket.as_os_str().len() {

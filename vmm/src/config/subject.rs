@@ -21,7 +21,7 @@ impl Subject {
         Self(format!("--net-vf pf={pf},index={index},"))
     }
 
-    /// VF `index` of the PF called `pf`, in the words of a request that names both (`vm.set-vf`).
+    /// VF `index` of the PF called `pf`, as a request names both (`vm.set-vf`).
     pub(crate) fn requested_vf(pf: &str, index: u16) -> Self {
         Self(format!("pf={pf},index={index},"))
     }

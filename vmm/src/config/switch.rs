@@ -1,4 +1,4 @@
-//! The rules for a PF's switch, and its plan: which functions are its ports, and what connects it to others.
+//! The rules for a PF's switch, and its plan: its ports and its uplink.
 
 use std::fmt::Display;
 use std::num::NonZeroU32;
@@ -14,7 +14,7 @@ use vm_api::config::vhost::Vhost;
 use crate::config::subject::Subject;
 use crate::config::uplink_rate;
 
-/// The share of a port that was given none, of those from 1 to [`MAX_WEIGHT`].
+/// The weight of a port without a given one, from 1 to [`MAX_WEIGHT`].
 pub(crate) const WEIGHT: u8 = 10;
 const MAX_WEIGHT: u8 = 100;
 
@@ -66,7 +66,7 @@ pub(crate) const fn port_of(index: u16) -> u16 {
     index.saturating_add(1)
 }
 
-/// Settings that the host has made for the port that `config` describes.
+/// The host's settings for the port that `config` describes.
 pub(crate) fn settings_of(config: &NetConfig) -> PortSettings {
     PortSettings {
         isolated: config.isolated.unwrap_or(false),
@@ -85,11 +85,11 @@ fn wrong<T>(subject: &Subject, key: &str, value: impl Display, problem: Problem)
     Err(ConfigError::new(subject.key(key, value), problem))
 }
 
-/// Checks what concerns the switch of a PF, if it has one, in a VM of `vcpus` vCPUs.
+/// Checks the switch of a PF, if it has one, in a VM of `vcpus` vCPUs.
 ///
 /// # Errors
 ///
-/// A switch that connects nothing, or more than it can have.
+/// Fails if a switch connects nothing, or more than it can have.
 pub(crate) fn check(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(), ConfigError> {
     uplink_rate::check_uplink(pf, subject)?;
     let Some(mode) = pf.switch else {
@@ -139,7 +139,7 @@ pub(crate) fn check(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(),
     Ok(())
 }
 
-/// Refuses what describes a tap where there is none.
+/// Refuses the keys of a tap for a function without one.
 fn check_no_tap(config: &NetConfig, why: &str, remedy: &str, subject: &Subject) -> Result<(), ConfigError> {
     let NetConfig { ip, mask, host_mac, .. } = config;
     let given = [
@@ -157,11 +157,11 @@ fn check_no_tap(config: &NetConfig, why: &str, remedy: &str, subject: &Subject) 
     }
 }
 
-/// Checks what `config` says of its port of a switch, if it has one. `functions` are those of the PF, itself first.
+/// Checks the port settings of `config`. `functions` are those of the PF, itself first.
 ///
 /// # Errors
 ///
-/// A setting without a port, or that no port can have.
+/// Fails with a setting without a port, or that no port can have.
 pub(crate) fn check_port(config: &NetConfig, functions: &[&NetConfig], subject: &Subject) -> Result<(), ConfigError> {
     let mirror = config.mirror.filter(|mirror| !mirror.is_off());
     let mirror_text = match mirror {

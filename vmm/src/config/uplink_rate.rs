@@ -1,4 +1,4 @@
-//! The rules for the rate of a switch's uplink, and for what functions are guaranteed of it.
+//! The rules for the rate of a switch's uplink, and for the rates that it guarantees to functions.
 
 use std::fmt::Display;
 
@@ -7,7 +7,7 @@ use vm_api::config::net::NetConfig;
 
 use crate::config::subject::Subject;
 
-/// Rate in `config` that limits or guarantees something: 0 is none.
+/// Rate in `config` that limits or guarantees something: 0 does not.
 fn given(rate: Option<u32>) -> Option<u32> {
     rate.filter(|rate| *rate != 0)
 }
@@ -16,11 +16,11 @@ fn conflict(subject: &Subject, key: &str, value: impl Display, what: String) -> 
     Err(ConfigError::new(subject.key(key, value), Problem::Conflict(what)))
 }
 
-/// Checks that there is an uplink that has the rate `pf` gives, if it gives one.
+/// Checks that the uplink exists whose rate `pf` sets, if it sets one.
 ///
 /// # Errors
 ///
-/// There is none.
+/// Fails if there is no uplink.
 pub(crate) fn check_uplink(pf: &NetConfig, subject: &Subject) -> Result<(), ConfigError> {
     let Some(rate) = given(pf.uplink_rate) else { return Ok(()) };
     let what = match pf.switch {
@@ -31,11 +31,11 @@ pub(crate) fn check_uplink(pf: &NetConfig, subject: &Subject) -> Result<(), Conf
     conflict(subject, "uplink_rate", rate, what.to_string())
 }
 
-/// Checks what `config`, which is that of a port, is guaranteed of the uplink of `pf`.
+/// Checks the rate that the port of `config` is guaranteed on the uplink of `pf`.
 ///
 /// # Errors
 ///
-/// The uplink has no rate, or the port may never send as much.
+/// Fails if the uplink has no rate, or the port may never send as much.
 pub(crate) fn check_port(config: &NetConfig, pf: Option<&NetConfig>, subject: &Subject) -> Result<(), ConfigError> {
     let Some(rate) = given(config.min_tx_rate) else { return Ok(()) };
     if pf.and_then(|pf| given(pf.uplink_rate)).is_none() {
@@ -52,11 +52,11 @@ pub(crate) fn check_port(config: &NetConfig, pf: Option<&NetConfig>, subject: &S
     }
 }
 
-/// Checks that the uplink of the PF, the first of `functions`, has what all of them are guaranteed.
+/// Checks that the uplink of the PF, the first of `functions`, has the sum of the guaranteed rates.
 ///
 /// # Errors
 ///
-/// It is more.
+/// Fails if the sum exceeds the uplink's rate.
 pub(crate) fn check_sum(functions: &[&NetConfig], subject: &Subject) -> Result<(), ConfigError> {
     let Some(rate) = functions.first().and_then(|pf| given(pf.uplink_rate)) else { return Ok(()) };
     let sum: u64 = functions.iter().filter_map(|config| config.min_tx_rate).map(u64::from).sum();

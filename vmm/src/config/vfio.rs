@@ -1,4 +1,4 @@
-//! The rules for devices of the host, and their plan.
+//! The rules for host devices, and their plan.
 
 use std::collections::HashSet;
 
@@ -13,11 +13,11 @@ use crate::vfio::{VfioInterface, VfioSource, VfioSpec};
 
 const FLAG: &str = "--device";
 
-/// Plans all devices of the host.
+/// Plans all host devices.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong. What the host has at a path, or as a descriptor, is looked at when it is opened.
+/// Fails with the first mistake. The device at a path, or of a descriptor, is checked when it is opened.
 pub(crate) fn plan(
     all: &[DeviceConfig],
     ids: Vec<String>,
@@ -47,7 +47,7 @@ pub(crate) fn plan(
     Ok(plans)
 }
 
-/// By which interface of the kernel the VM has its devices of the host.
+/// The kernel interface through which the VM has its host devices.
 fn interface(platform: Option<&PlatformConfig>) -> Result<VfioInterface, ConfigError> {
     let Some(PlatformConfig { iommufd, iommufd_fd, .. }) = platform else { return Ok(VfioInterface::Groups) };
     let fail = |key: String, problem| Err(ConfigError::new(format!("{} {key}", PlatformConfig::OPTION), problem));
@@ -121,7 +121,7 @@ mod tests {
         all.and_then(|all| plan(&all, ids(&all), None)).map_err(|error| error.to_string())
     }
 
-    /// The same, of a VM with this platform.
+    /// The planned devices of a VM with this platform.
     fn planned_on(platform: &str, all: &[&str]) -> Result<Vec<DevicePlan>, String> {
         let all: Vec<DeviceConfig> = all.iter().map(|text| text.parse().unwrap()).collect();
         plan(&all, ids(&all), Some(&platform.parse().unwrap())).map_err(|error| error.to_string())

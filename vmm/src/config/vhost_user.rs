@@ -21,15 +21,15 @@ const TAG: usize = 36;
 const MAX_QUEUES: usize = 256;
 /// The largest number of a type: the rest of a PCI device ID of `virtio 1.4 §4.1.2`.
 const MAX_TYPE: u32 = 0x3f;
-/// Types that this program refuses, and why: a virtual IOMMU needs the other devices, and the ping of a watchdog the
-/// machine.
+/// Types that this program refuses, and their names: a virtual IOMMU needs access to the other devices, and a watchdog
+/// to the machine.
 const REFUSED: [(u32, &str); 2] = [(23, "virtual IOMMUs"), (35, "watchdogs")];
 
 /// Plans the shared file systems of a VM with `vcpus` vCPUs.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan_fs(all: &[FsConfig], ids: Vec<String>, vcpus: u32) -> Result<Vec<DevicePlan>, ConfigError> {
     let mut tags = HashMap::new();
     let mut plans = Vec::with_capacity(all.len());
@@ -79,7 +79,7 @@ fn check_fs(fs: &FsConfig, subject: &Subject, vcpus: u32) -> Result<(), ConfigEr
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan_generic(all: &[GenericVhostUserConfig], ids: Vec<String>) -> Result<Vec<DevicePlan>, ConfigError> {
     let mut plans = Vec::with_capacity(all.len());
     for (index, (config, id)) in all.iter().zip(ids).enumerate() {

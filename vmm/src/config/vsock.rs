@@ -16,7 +16,7 @@ const MAX_PATH: usize = 107;
 ///
 /// # Errors
 ///
-/// The first thing that is wrong.
+/// Fails with the first mistake.
 pub(crate) fn plan(config: Option<&VsockConfig>, ids: Vec<String>) -> Result<Option<DevicePlan>, ConfigError> {
     let (Some(config), Some(id)) = (config, ids.into_iter().next()) else { return Ok(None) };
     let subject = Subject::device(FLAG, config.id.as_deref(), 0, 1);
