@@ -1,4 +1,4 @@
-//! From a plan to devices in their slots: the one place that knows both.
+//! Opens the devices of a plan, and plugs them into their slots.
 
 mod announce;
 pub(crate) mod backends;
@@ -69,23 +69,23 @@ pub(crate) struct Host {
     pub memory: Memory,
     /// Apertures for BARs, of each segment.
     pub apertures: Vec<Apertures>,
-    /// The other end of the virtio console, and its window where that is a terminal, if there is a console.
+    /// The other end of the virtio console, with its window if that is a terminal; `None` without a console.
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
-    /// The size of the balloon, if there is one: 0 otherwise.
+    /// The size of the balloon; 0 without a balloon.
     pub balloon: Arc<BalloonSize>,
     /// Resets the guest, for its watchdog.
     pub expiry: Arc<Expiry>,
     /// The memory of memory devices.
     pub mem_regions: MemRegions,
-    /// Destination of events about the guest's changes to them.
+    /// Destination of events about the guest's changes to devices.
     pub events: Events,
     /// The rate limits that disks share.
     pub limit_groups: LimitGroups,
-    /// True if disks that are written belong to another program until [`Holds::take`](virtio_devices::Holds::take).
+    /// True if another program holds the locks of writable disks until [`Holds::take`](virtio_devices::Holds::take).
     pub locks_later: bool,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<Arc<Iommu>>,
-    /// The devices of the host.
+    /// The host devices.
     pub vfio: Arc<VfioHost>,
 }
 
@@ -102,7 +102,7 @@ pub struct Plugged {
     placement: Placement,
     slot: Arc<Slot>,
     counters: Counters,
-    /// The guest was asked to let it go.
+    /// True once the guest was asked to release the device.
     going: bool,
 }
 
@@ -114,7 +114,7 @@ enum Counters {
     Disk(Disk),
     /// Of persistent memory, and the file that its guest writes.
     Pmem(Arc<PmemCounters>, Option<Hold>),
-    /// Of a device of another kind: the kind, as in names of metrics, and how its counters are read.
+    /// Of a device of another kind: the kind, as in names of metrics, and a reader of its counters.
     Plain(&'static str, Box<dyn Fn() -> Vec<(&'static str, u64)> + Send>),
 }
 
@@ -135,7 +135,7 @@ pub struct Counted {
     pub latencies: Vec<(&'static str, u64)>,
 }
 
-/// A device that is gone.
+/// A device that was removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
     /// Id of the device.
@@ -145,7 +145,7 @@ pub struct Removed {
 }
 
 impl Plugged {
-    /// Plan from which it was made.
+    /// The plan of the device.
     pub const fn plan(&self) -> &DevicePlan {
         &self.plan
     }
@@ -170,7 +170,7 @@ impl Plugged {
         Counted { kind, functions, latencies }
     }
 
-    /// Changes the size of a disk in bytes, and notifies the guest. `None` if the device is no disk.
+    /// Changes the size of a disk in bytes, and notifies the guest. `None` if the device is not a disk.
     pub fn resize_disk(&self, bytes: u64, is_paused: bool) -> Option<Result<(), ResizeError>> {
         match &self.counters {
             Counters::Disk(disk) => Some(disk.resize(bytes, &self.slot, is_paused)),
@@ -178,7 +178,7 @@ impl Plugged {
         }
     }
 
-    /// Host storage that it writes, if it writes any.
+    /// Host storage that the device writes, if any.
     fn hold(&self) -> Option<Hold> {
         match &self.counters {
             Counters::Disk(disk) => Some(disk.hold()),
@@ -203,12 +203,12 @@ impl Plugged {
         }
     }
 
-    /// The address of its own function.
+    /// The address of the device's own function.
     pub const fn address(&self) -> Bdf {
         self.placement.bdf(self.placement.rid)
     }
 
-    /// The device as the machine has it.
+    /// The device's slot.
     pub const fn slot(&self) -> &Arc<Slot> {
         &self.slot
     }
@@ -224,17 +224,17 @@ impl Plugged {
 }
 
 impl Devices {
-    /// The taps of all NICs, and whose they are.
+    /// The taps of all NICs, with their functions.
     pub(crate) fn taps(&self) -> impl Iterator<Item = &(TapOf, TapHandle)> {
         self.plugged.iter().flat_map(Plugged::taps)
     }
 
-    /// Opens what the plans name and makes devices of it, each in its place. Taps that were `passed` are not opened.
-    /// `cancel` ends the wait for vhost-user backends.
+    /// Opens the devices of the plans, each in its place. Uses the taps in `passed` instead of opening them. `cancel`
+    /// ends the wait for vhost-user backends.
     ///
     /// # Errors
     ///
-    /// Fails if something cannot be opened or be a device. What was opened or created until then is closed and gone.
+    /// Fails if a device cannot be opened or made. All that was opened or created is then closed and removed.
     pub(crate) fn new(
         plans: &[DevicePlan],
         places: &[Place],
@@ -244,17 +244,17 @@ impl Devices {
     ) -> Result<Self, DeviceError> {
         let segments = u16::try_from(host.apertures.len()).unwrap_or(u16::MAX);
         let mut devices = Self { bus: Arc::new(Bus::new(segments)), host, plugged: Vec::new() };
-        // Only segment 0 has one, as in Cloud Hypervisor.
+        // Only segment 0 has a host bridge, as in Cloud Hypervisor.
         let placement = devices.place(0, Place::Slot(Some(0)), 0, "host bridge")?;
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
         let memory = devices.host.memory.clone();
         let mut opener = Opener::new(&memory, Peers::connect(plans, &memory, cancel)?).with_taps(passed);
-        // In the order of the configuration, so that the buses of VFs do not depend on who chose a slot.
+        // In the order of the configuration, so that the buses of VFs do not depend on which slots are given.
         for (plan, place) in plans.iter().zip(places) {
             devices.open(plan, *place, &mut opener)?;
         }
-        // What is added to a running guest is its own at once.
+        // Disks added to a running guest are locked at once.
         devices.host.locks_later = false;
         Ok(devices)
     }
@@ -264,7 +264,7 @@ impl Devices {
         &self.bus
     }
 
-    /// The devices, in the order in which they came.
+    /// The devices, in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &Plugged> + Clone {
         self.plugged.iter()
     }
@@ -288,7 +288,7 @@ impl Devices {
         Ok(self.bus.attach(vm, &self.host.apertures, has_firmware)?)
     }
 
-    /// Wires the devices to `vm` as their registers want it.
+    /// Wires the devices to `vm` as their registers require.
     pub(crate) fn attach_as_is(&self, vm: Arc<Vm>) {
         self.bus.attach_as_is(vm);
     }
@@ -298,23 +298,23 @@ impl Devices {
         self.plugged.iter().for_each(|plugged| plugged.slot.pause());
     }
 
-    /// The same, no longer than until `deadline`.
+    /// As [`Self::pause`], until `deadline` at the latest.
     ///
     /// # Errors
     ///
-    /// Fails if requests in flight have not ended by then. All devices must be resumed.
+    /// Fails if requests in flight have not ended by the deadline. All devices must be resumed then.
     pub fn pause_by(&self, deadline: Instant) -> Result<(), DeviceError> {
         let late = self.plugged.iter().filter(|plugged| !plugged.slot.pause_by(deadline));
-        // All of them are told, whoever is late.
+        // Pauses all devices, even if one is late.
         let late: Vec<_> = late.map(|plugged| plugged.plan.option()).collect();
         late.into_iter().next().map_or(Ok(()), |option| Err(DeviceError::Late { option }))
     }
 
-    /// Lets the queues go on.
+    /// Resumes the queues.
     ///
     /// # Errors
     ///
-    /// The host has no thread or file for some of them. All stand still then.
+    /// Fails if the host has no thread or file for a device. All devices are paused then.
     pub fn resume(&self) -> Result<(), DeviceError> {
         let resumed = self.plugged.iter().try_for_each(|plugged| {
             plugged.slot.resume().map_err(|NotResumed { vf, error }| {
@@ -325,22 +325,22 @@ impl Devices {
         resumed.inspect_err(|_| self.pause())
     }
 
-    /// True if the host's devices may reach pages of the guest's memory as they are now.
+    /// True if a host device may have pinned pages of the guest's memory.
     pub fn pin_memory(&self) -> bool {
         self.plugged.iter().any(|plugged| plugged.plan.pins_memory())
     }
 
-    /// The backends that reach the guest's memory by themselves.
+    /// The backends that reach the guest's memory directly.
     pub(crate) fn memory_users(&self) -> MemoryUsers {
         MemoryUsers::of(self.plugged.iter().map(|Plugged { plan, slot, .. }| (plan, slot)))
     }
 
-    /// Makes all backends that reach the guest's memory by themselves reach `new` in place of `old`, before the guest
-    /// can know of it. Waits for them; none of them is called on a vCPU.
+    /// Makes all backends that reach the guest's memory directly map `new` in place of `old`, before the guest can use
+    /// it. Waits for the backends; no vCPU thread does.
     ///
     /// # Errors
     ///
-    /// Fails if a backend cannot. All reach `old` then, or are lost until they do.
+    /// Fails if a backend cannot. All backends reach `old` then, or are lost until they do.
     pub fn set_memory(&self, old: &GuestMap, new: &GuestMap) -> Result<(), DeviceError> {
         self.host.vfio.set_memory(new).map_err(|error| self.of_host(error))?;
         let told = self.tell_users(old, new);
@@ -352,7 +352,7 @@ impl Devices {
         told
     }
 
-    /// An error of all devices of the host, by the name of the first.
+    /// An error of all host devices, with the name of the first.
     fn of_host(&self, error: VfioError) -> DeviceError {
         let mut all = self.plugged.iter().filter(|plugged| matches!(plugged.plan.kind, DeviceKind::Vfio(_)));
         let option = all.next().map_or_else(|| "--device".to_string(), |plugged| plugged.plan.option());
@@ -386,7 +386,7 @@ impl Devices {
         self.host.vfio.watch().map_or_else(Vec::new, |watch| watch.take())
     }
 
-    /// The devices of the host.
+    /// The host devices.
     pub(crate) const fn vfio(&self) -> &Arc<VfioHost> {
         &self.host.vfio
     }
@@ -396,17 +396,17 @@ impl Devices {
         &self.host.apertures
     }
 
-    /// Sets where BARs may be, on each segment, from the next [`Self::attach`] on.
+    /// Sets the apertures for BARs of each segment, from the next [`Self::attach`] on.
     pub fn set_apertures(&mut self, apertures: Vec<Apertures>) {
         self.host.apertures = apertures;
     }
 
-    /// Adds the device of `plan` to those of a running guest, and returns the address of its own function. Its BARs are
-    /// the guest's to place. What was opened of it before is `opened`.
+    /// Adds the device of `plan` to those of a running guest, and returns the address of its own function. The guest
+    /// places its BARs. `opened` has what was opened for it before.
     ///
     /// # Errors
     ///
-    /// As [`Self::new`]: nothing is left of it then.
+    /// Fails as [`Self::new`] does; everything of the device is closed then.
     pub(crate) fn add(&mut self, plan: &DevicePlan, opened: OpenedBefore) -> Result<Bdf, DeviceError> {
         let memory = self.host.memory.clone();
         let peers = opened.peers.unwrap_or_else(|| Peers::connect(std::slice::from_ref(plan), &memory, None))?;
@@ -415,14 +415,14 @@ impl Devices {
         Ok(placement.bdf(placement.rid))
     }
 
-    /// Notes that the guest is asked to let the device called `id` go, and returns its address.
+    /// Records that the guest was asked to release the device called `id`, and returns its address.
     pub fn unplug(&mut self, id: &str) -> Option<Bdf> {
         let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id == id)?;
         plugged.going = true;
         Some(plugged.address())
     }
 
-    /// Removes the device in this slot of this segment, which the guest does not use any more.
+    /// Removes the device in this slot of this segment, which the guest has released.
     pub fn remove(&mut self, segment: u16, slot: u8) -> Option<Removed> {
         let is_there = |address: Bdf| (address.segment, address.rid.device()) == (segment, slot);
         let n = self.plugged.iter().position(|plugged| is_there(plugged.address()))?;
@@ -431,7 +431,7 @@ impl Devices {
         Some(plugged.removed())
     }
 
-    /// Removes all devices that the guest was asked to let go.
+    /// Removes all devices that the guest was asked to release.
     pub fn remove_unplugged(&mut self) -> Vec<Removed> {
         let going = |plugged: &Plugged| plugged.going.then(|| plugged.address());
         let going: Vec<_> = self.plugged.iter().filter_map(going).collect();
@@ -467,10 +467,10 @@ impl Devices {
     }
 }
 
-/// A device, and what it counts.
+/// A device and its counters.
 type Opened = (Box<dyn VirtioPci>, Counters);
 
-/// Opens what `plan` names and makes a device of it.
+/// Opens the device that `plan` describes.
 fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opener<'_>) -> Result<Opened, DeviceError> {
     let option = plan.option();
     match &plan.kind {
@@ -525,7 +525,7 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let device = device.map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
             let observer = backend_observer(&plan.id, None, device.backend_name(), &host.events);
             device.observe_backend(observer);
-            // Its requests pass this process by.
+            // Its requests do not pass through this process.
             Ok((plain(device, plan, placement, host)?, Counters::plain("vhost_user", Vec::new)))
         }
         DeviceKind::Pmem(spec) => {

@@ -1,14 +1,14 @@
-//! Functions that are at a new place in the network.
+//! Announcements of functions at a new place in the network.
 
 use pci::VfIndex;
 use virtio_devices::Port;
 
 use super::Devices;
 
-/// A network function: its device's id, and the index of the VF; without one the device's own.
+/// A network function: its device's id, and the index of the VF; `None` for the device's own function.
 pub(crate) type NetFunction = (String, Option<VfIndex>);
 
-/// Has a function be announced, by its driver, or by frames of this program where the driver does not.
+/// Announces a function: through its driver, or with frames of this program if the driver cannot.
 fn announce(port: &mut dyn Port) {
     if !port.announce() {
         port.announce_here();
@@ -16,9 +16,9 @@ fn announce(port: &mut dyn Port) {
 }
 
 impl Devices {
-    /// Asks the drivers of all network functions to announce their addresses (`virtio 1.4 §5.1.6.5.4`): after a guest
-    /// has arrived here, when its vCPUs are about to run. A driver without that feature does not, nor does a VF without
-    /// a driver. Returns the functions whose links are down, whose announcements would be lost.
+    /// Asks the drivers of all network functions to announce their addresses (`virtio 1.4 §5.1.6.5.4`), after a guest
+    /// has moved here and before its vCPUs run. A driver without that feature does not, nor does a VF without a driver.
+    /// Returns the functions whose links are down, whose announcements would be lost.
     ///
     /// A function whose link was down at the source is not announced in this round either: Linux announces before it
     /// re-reads the link. Later rounds cover it.
@@ -32,17 +32,17 @@ impl Devices {
         late
     }
 
-    /// Has all network functions be announced once more.
+    /// Announces all network functions once more.
     pub fn announce_again(&self) {
         self.each_function(|_, _, port| announce(port));
     }
 
-    /// Has one function be announced.
+    /// Announces one function.
     pub fn announce_function(&self, (id, vf): &NetFunction) {
         self.with_port(id, *vf, announce);
     }
 
-    /// True if the function's link is up; `None` if the function is gone.
+    /// True if the function's link is up; `None` if the function does not exist.
     pub fn is_link_up(&self, (id, vf): &NetFunction) -> Option<bool> {
         self.with_port(id, *vf, |port| port.link_up())
     }

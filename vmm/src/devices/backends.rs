@@ -1,4 +1,4 @@
-//! From a plan to an open backend of a NIC.
+//! Opens the backend of a NIC from its plan.
 
 use virtio_devices::{
     Absent, Backend, Memory, PortHandle, Switch, SwitchError, SwitchSpec, Tap, TapError, TapSpec, Vdpa, VdpaError,
@@ -35,7 +35,7 @@ pub enum BackendError {
         /// Cause.
         error: VdpaError,
     },
-    /// There cannot be such a switch.
+    /// The switch cannot be created.
     #[error(": {0}")]
     Switch(#[from] SwitchError),
     /// The switch has no such port.
@@ -63,11 +63,11 @@ impl BackendError {
 pub(crate) struct OpenedBefore {
     /// vhost-user backends, or the reason why they cannot be used.
     pub peers: Option<Result<Peers, PeerError>>,
-    /// The device of the host, or why it cannot be opened.
+    /// The host device, or the reason why it cannot be opened.
     pub host_device: Option<Result<OpenDevice, VfioError>>,
 }
 
-/// Opens backends, those of one start of a VM or those of a device that comes later.
+/// Opener of backends, for one start of a VM or for a device that is added later.
 pub(crate) struct Opener<'a> {
     /// The guest's memory.
     memory: &'a Memory,
@@ -77,9 +77,9 @@ pub(crate) struct Opener<'a> {
     passed: Option<&'a PassedTaps>,
     /// The taps that were opened since [`Self::take_taps`].
     taps: NicTaps,
-    /// The device of the host, if it was opened before.
+    /// The host device, if it was opened before.
     host_device: Option<Result<OpenDevice, VfioError>>,
-    /// Reason why the kernel does not carry packets that it should carry if it can.
+    /// Reason why the kernel does not carry packets with `vhost=auto`.
     without_vhost: Option<VhostNetError>,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Opener<'a> {
         Self { memory, peers, passed: None, taps: Vec::new(), host_device: None, without_vhost: None }
     }
 
-    /// The same. Taps that were `passed` are used instead of opened.
+    /// As [`Self::new`], with the taps in `passed`, which are not opened.
     pub(crate) fn with_taps(self, passed: &'a PassedTaps) -> Self {
         Self { passed: Some(passed), ..self }
     }
@@ -107,7 +107,7 @@ impl<'a> Opener<'a> {
         Ok(tap)
     }
 
-    /// The tap whose descriptors were passed to this program by whoever made it.
+    /// The tap whose descriptors were passed to this program by its creator.
     fn tap_of_fds(&mut self, fds: &[i32], of: TapOf) -> Result<Tap, BackendError> {
         let queue = |fd: &i32| passed_fd::duplicate(*fd).ok_or(BackendError::Fd(*fd));
         let tap = Tap::from_fds(fds.iter().map(queue).collect::<Result<_, _>>()?)?;
@@ -115,17 +115,17 @@ impl<'a> Opener<'a> {
         Ok(tap)
     }
 
-    /// The same, with a device of the host that was opened before, or why it could not be.
+    /// The opener with a host device that was opened before, or the reason why it could not be.
     pub(crate) fn with_host_device(self, host_device: Option<Result<OpenDevice, VfioError>>) -> Self {
         Self { host_device, ..self }
     }
 
-    /// The device of the host that was opened before, once.
+    /// Takes the host device that was opened before.
     pub(crate) fn host_device(&mut self) -> Option<Result<OpenDevice, VfioError>> {
         self.host_device.take()
     }
 
-    /// Makes the switch of `plan`, if it has one, whose ports are to be as planned.
+    /// Creates the switch of `plan`, if it has one, for ports as planned.
     ///
     /// # Errors
     ///
@@ -152,12 +152,12 @@ impl<'a> Opener<'a> {
     }
 
     /// Opens the backend of `plan`, which `option` names. On a switch it is its `port`. If the function is
-    /// `behind_iommu`, the backend has to follow that.
+    /// `behind_iommu`, the backend must follow the IOMMU.
     ///
     /// # Errors
     ///
-    /// Fails if it does not exist, is in use, or cannot follow. Anything opened or created for it is then closed and
-    /// removed.
+    /// Fails if the backend does not exist, is in use, or cannot follow. Anything opened or created for it is then
+    /// closed and removed.
     pub(crate) fn open(
         &mut self,
         plan: &NicPlan,
@@ -210,13 +210,13 @@ impl<'a> Opener<'a> {
     ///
     /// # Errors
     ///
-    /// There is none.
+    /// Fails if there is none.
     pub(crate) fn device(&mut self, spec: &VhostUserDeviceSpec) -> Result<VhostUserDevice, BackendError> {
         let device = self.peers.device(&spec.socket);
         Ok(device.ok_or_else(|| VhostUserError::Missing(spec.socket.display().to_string()))?)
     }
 
-    /// `tap`, whose packets the kernel carries if `vhost` says so.
+    /// A backend of `tap`, whose packets the kernel carries if `vhost` requires or allows it.
     fn carried(&mut self, tap: Tap, vhost: Vhost, behind_iommu: bool) -> Result<Backend, BackendError> {
         if vhost == Vhost::Off {
             return Ok(tap.into());
@@ -242,7 +242,7 @@ impl<'a> Opener<'a> {
 /// Substitute for the backend of `plan`, which is missing for this reason.
 pub(super) fn absent(plan: &NicPlan, reason: &str) -> Absent {
     Absent {
-        // What follows an option's name.
+        // The part of the message after the option's name.
         reason: reason.trim_start_matches([':', ',', ' ']).to_string(),
         queue_pairs: plan.spec.queue_pairs,
         of_kernel: matches!(plan.backend, BackendPlan::Tap { .. } | BackendPlan::Fds { .. }),

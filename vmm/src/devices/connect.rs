@@ -1,4 +1,4 @@
-//! Backends that are missing or lost, and given to their functions later.
+//! Backends that were missing or lost, and are connected to their functions later.
 
 use pci::VfIndex;
 use virtio_devices::{ConnectError, Memory, NewBackend, NotResumed, new_backend};
@@ -16,11 +16,11 @@ use crate::pci_host::device_watch::backend_observer;
 pub(crate) type Connecting = (NewBackend, NicTaps);
 
 /// Opens the backend of VF `vf` of the device of `plan`, or of that device's own function, on any thread. A vhost-user
-/// backend is among `peers`. The VM may have an IOMMU.
+/// backend is taken from `peers`. The VM may have an IOMMU.
 ///
 /// # Errors
 ///
-/// It cannot be opened, or is none for this function. It is closed then.
+/// Fails if the backend cannot be opened, or does not suit this function. It is closed then.
 pub(crate) fn open(
     plan: &DevicePlan,
     vf: Option<VfIndex>,
@@ -42,13 +42,14 @@ pub(crate) fn open(
 }
 
 impl Devices {
-    /// Gives VF `vf` of the device `id`, or that device's own function, the backend `new`, which is as `nic` says. Its
-    /// queues go on from where they stand, now if the guest `runs`.
+    /// Gives VF `vf` of the device `id`, or that device's own function, the backend `new`, described by `nic`. Its
+    /// queues resume where they stopped, at once if the guest `runs`.
     ///
     /// # Errors
     ///
-    /// It has a backend that works, or its driver was promised more than `new` can do: nothing has changed then. Or the
-    /// host has no thread for it: it has the backend then, and its queues stand still until the guest is resumed.
+    /// Fails if the function has a working backend, or its driver was offered features that `new` lacks; nothing has
+    /// changed then. Also fails if the host has no thread for it; then the function has the backend, and its queues are
+    /// stopped until the guest is resumed.
     pub(crate) fn connect(
         &mut self,
         (id, vf): (&str, Option<VfIndex>),
@@ -68,7 +69,7 @@ impl Devices {
             }
             Ok(())
         });
-        // What was there before, or what is refused: closed without the device's lock.
+        // Closes the previous or the refused backend without the device's lock.
         drop(new);
         let connected = connected.unwrap_or(Err(ConnectError::NoNic));
         connected.map_err(|error| DeviceError::Connect { option: option.clone(), error })?;

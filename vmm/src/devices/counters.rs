@@ -8,7 +8,7 @@ use virtio_devices::{BackendKind, Counter, Net, NetCounters, Port};
 
 use crate::config::BackendPlan;
 
-/// Counters that this program has for a NIC whose frames it does not see.
+/// Counters that this program keeps for a NIC whose frames it does not see.
 const OF_CONTROL: [Counter; 3] = [Counter::ControlCommands, Counter::ControlRefused, Counter::BrokenRings];
 
 /// Counters by name.
@@ -24,9 +24,9 @@ pub(crate) struct NicCounters {
 enum Frames {
     /// This program.
     Own,
-    /// The host's kernel, at this interface, since it was at `before`.
+    /// The interface of this name in the host's kernel, counting from `before`.
     Interface { name: String, before: Traffic },
-    /// Nobody that can be asked.
+    /// None: the backend has no counters.
     Unknown,
 }
 
@@ -40,8 +40,8 @@ struct Traffic {
 }
 
 impl NicCounters {
-    /// The counters of newly created functions, each with its plan. A tap that was passed in may be another network
-    /// namespace's, where an interface of its name is not it.
+    /// The counters of newly created functions, each with its plan. A tap that was passed in may be in another network
+    /// namespace; an interface with the same name is then another one.
     pub(crate) fn of<'a>(functions: impl Iterator<Item = (&'a Net, &'a BackendPlan)>) -> Vec<Self> {
         let mut read = Interfaces::default();
         let mut frames = |net: &Net, plan| Frames::of(net.backend_kind(), net.backend_name(), plan, &mut read);
@@ -87,7 +87,7 @@ impl Frames {
 }
 
 impl Traffic {
-    /// Difference from `before`. An interface that was removed and created again has counted less.
+    /// Difference from `before`; saturates, because an interface that was removed and created again starts from 0.
     fn since(self, before: Self) -> Self {
         let Self { rx_frames, rx_bytes, tx_frames, tx_bytes } = self;
         Self {
@@ -108,7 +108,7 @@ impl Traffic {
     }
 }
 
-/// The interfaces of this process's network namespace. They are read once, when the first of them is asked for.
+/// The interfaces of this process's network namespace, read on first use.
 #[derive(Default)]
 struct Interfaces(Option<HashMap<String, Traffic>>);
 
@@ -119,8 +119,8 @@ impl Interfaces {
     }
 }
 
-/// Reads `/proc/net/dev`: after two lines of headings one for each interface, with its name, 8 numbers of what it
-/// received, bytes and packets first, and 8 of what it sent. What a tap receives is what its guest sends.
+/// Parses `/proc/net/dev`: after two heading lines, one line for each interface, with its name, 8 numbers for received
+/// traffic, bytes and packets first, and 8 for sent traffic. A tap receives what its guest sends.
 fn parse(text: &str) -> HashMap<String, Traffic> {
     let line = |line: &str| {
         let (name, numbers) = line.rsplit_once(':')?;

@@ -1,4 +1,4 @@
-//! Disks: the limits that they share, and what the host has of each.
+//! Disks: the limits that they share, and their state on the host.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use virtio_devices::{
 
 use crate::pci_host::slot::Slot;
 
-/// The rate limits that disks share, by the ids of their groups. A group's limits begin with its first disk.
+/// The rate limits that disks share, by the ids of their groups. A group exists from its first disk on.
 #[derive(Default)]
 pub(crate) struct LimitGroups(Mutex<HashMap<String, RateLimitGroup>>);
 
@@ -25,7 +25,7 @@ impl LimitGroups {
     }
 }
 
-/// Parts of a disk that the host uses while a guest may be using it.
+/// Parts of a disk that the host uses while the guest may be using the disk.
 pub(super) struct Disk {
     counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
@@ -34,8 +34,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Opens what `spec` names, and makes a device of it. If another program writes it and it is to be locked later,
-    /// `locks_later`.
+    /// Opens the image that `spec` names, and makes a device of it. With `locks_later`, another program writes the
+    /// image, which is locked later.
     pub(super) fn open(spec: &BlockSpec, groups: &LimitGroups, locks_later: bool) -> Result<(Block, Self), BlockError> {
         let spec_of = spec.clone();
         let mut block = if locks_later { Block::open_unlocked(spec_of) } else { Block::open(spec_of) }?;
@@ -65,7 +65,7 @@ impl Disk {
         if is_paused || bytes >= self.size.get() {
             return self.size.set(bytes);
         }
-        // What has begun beyond the new end is completed before that is cut off.
+        // Requests in flight beyond the new end complete before the image is truncated.
         slot.pause();
         let resized = self.size.set(bytes);
         slot.resume().map_err(|not_resumed| ResizeError::Stopped(not_resumed.error))?;

@@ -14,7 +14,7 @@ use crate::error_kind::ErrorKind;
 use crate::pci_host::assign_bars::NoRoom;
 use crate::vfio::VfioError;
 
-/// Reason why a device cannot be opened or plugged. `option` is the user's name for it: `--net id=pf0` or `--net-vf
+/// Reason why a device cannot be opened or plugged. `option` names it for the user: `--net id=pf0` or `--net-vf
 /// pf=pf0,index=3`.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
@@ -26,7 +26,7 @@ pub enum DeviceError {
         /// Cause.
         error: BackendError,
     },
-    /// A function is not given a backend.
+    /// A backend cannot be connected to its function.
     #[error("{option}: {error}")]
     Connect {
         /// The network function.
@@ -34,7 +34,7 @@ pub enum DeviceError {
         /// Cause.
         error: ConnectError,
     },
-    /// The network function cannot be.
+    /// The network function is impossible.
     #[error("{option}: {error}")]
     Net {
         /// The network function.
@@ -50,7 +50,7 @@ pub enum DeviceError {
         /// Cause.
         error: BlockError,
     },
-    /// A device of a virtual IOMMU is planned where there is none.
+    /// A device of a virtual IOMMU is planned in a VM without one.
     #[error("--platform iommu=on: the VM was opened without a virtual IOMMU")]
     NoIommu,
     /// A virtio console is planned whose other end was not opened.
@@ -86,7 +86,7 @@ pub enum DeviceError {
         /// Cause.
         error: PmemError,
     },
-    /// The device of the host cannot be passed through.
+    /// The host device cannot be passed through.
     #[error("{option}: {error}")]
     Vfio {
         /// The device.
@@ -94,7 +94,7 @@ pub enum DeviceError {
         /// Cause.
         error: VfioError,
     },
-    /// Backend that does not take the guest's new memory.
+    /// Backend that cannot map the guest's new memory.
     #[error("{option}: {error}; the guest's memory stays as it is")]
     Memory {
         /// The network function.
@@ -135,7 +135,7 @@ pub enum DeviceError {
         /// Cause.
         error: NetSriovError,
     },
-    /// There is no place for the device.
+    /// There is no free place for the device.
     #[error("{option}: {error}; {}", place_remedy(.error))]
     Place {
         /// The device.
@@ -143,7 +143,7 @@ pub enum DeviceError {
         /// Cause.
         error: TopologyError,
     },
-    /// The host does not give the addresses for pages of configuration space.
+    /// The host has no address space for pages of configuration space.
     #[error("{option}: cannot reserve addresses for its configuration space: {error}")]
     Pages {
         /// The device.

@@ -1,4 +1,4 @@
-//! Network functions that stand still while their VM is sent, because nobody knows what their backends write.
+//! Network functions that are stopped while their VM is sent, because their backends have no dirty log.
 
 use pci::VfIndex;
 use virtio_devices::MemoryUser;
@@ -7,7 +7,7 @@ use super::missing::tell;
 use super::peers::function_option;
 use super::{Devices, Plugged};
 
-/// A function that stands still, or is to.
+/// A function that is or will be stopped.
 pub(crate) struct Held {
     id: String,
     vf: Option<VfIndex>,
@@ -16,16 +16,16 @@ pub(crate) struct Held {
 /// The functions, and their backends with their options.
 pub(crate) type HeldBackends = (Vec<Held>, Vec<(String, MemoryUser)>);
 
-/// Reason why the driver finds no link, in an event.
+/// Reason for the link's state, in an event.
 const REASON: &str = "its backend cannot say what it writes to memory, and stands still while the VM is sent";
 
 impl Devices {
-    /// Takes down the links of all network functions whose backends cannot say what they write to the guest's memory.
-    /// The backends stand still once [`MemoryUser::stand`] has returned for each.
+    /// Takes down the links of all network functions whose backends cannot log their writes to the guest's memory. The
+    /// backends have stopped once [`MemoryUser::stand`] has returned for each.
     ///
     /// # Errors
     ///
-    /// There is such a backend behind a device that has no link. Nothing has changed then.
+    /// Fails if a device without a link has such a backend. Nothing has changed then.
     pub(crate) fn hold_unlogged(&self) -> Result<HeldBackends, String> {
         let (mut held, mut users) = (Vec::new(), Vec::new());
         for plugged in &self.plugged {
@@ -50,7 +50,7 @@ impl Devices {
         Ok((held, users))
     }
 
-    /// Lets these functions go on, which the VM has not been sent with.
+    /// Lets these functions continue in a VM that was not moved.
     pub(crate) fn let_go(&self, held: &[Held]) {
         for held in held {
             let backend = self.set_held(held, false);
@@ -58,7 +58,7 @@ impl Devices {
         }
     }
 
-    /// Takes the link of a function down, or lets it be as the host wants it. Returns its backend's name.
+    /// Takes the link of a function down, or restores the state that the host has set. Returns the name of its backend.
     fn set_held(&self, Held { id, vf }: &Held, held: bool) -> String {
         let set = |plugged: &Plugged| {
             plugged.slot.with(|device| {

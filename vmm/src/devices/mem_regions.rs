@@ -1,4 +1,4 @@
-//! The memory of virtio memory devices, as the devices and those who resize it share it.
+//! The regions of virtio memory devices, shared by the devices and by the code that resizes them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use virtio_devices::MemRegion;
 
 use crate::config::MemoryConfig;
 
-/// The regions of all devices, which those who resize them share with the devices.
+/// The regions of all devices.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MemRegions(Vec<(usize, Arc<MemRegion>)>);
 
 impl MemRegions {
     /// Regions by the index of their part of `memory`, with their addresses, the size of their blocks in bytes, and the
-    /// number of blocks in a memory slot. Each device asks its driver for what the part is to have.
+    /// number of blocks in a memory slot. Each device requests from its driver the size that the part has.
     pub(crate) fn new(memory: &MemoryConfig, places: impl Iterator<Item = (usize, Range<u64>, u64, usize)>) -> Self {
         let region = |range, block, per_slot| Arc::new(MemRegion::new(&range, block, per_slot));
         let regions = Self(places.map(|(n, range, block, per_slot)| (n, region(range, block, per_slot))).collect());
@@ -31,7 +31,7 @@ impl MemRegions {
         self.0.iter().map(|(_, region)| region)
     }
 
-    /// Asks the drivers for what the parts are to have.
+    /// Requests from the drivers the sizes that the parts have.
     pub(crate) fn resize(&self, memory: &MemoryConfig) {
         for (n, part) in memory.parts().iter().enumerate() {
             self.of(n).into_iter().for_each(|region| region.resize(part.hotplugged_size.unwrap_or(0)));
@@ -48,12 +48,12 @@ impl MemRegions {
         self.0.iter().for_each(|(_, region)| region.unplug_all());
     }
 
-    /// Notes that devices of the host may have pinned pages of the guest's memory.
+    /// Records that host devices may have pinned pages of the guest's memory.
     pub(crate) fn keep_pages(&self) {
         self.0.iter().for_each(|(_, region)| region.keep_pages());
     }
 
-    /// True if all of them keep their pages.
+    /// True if all regions keep their pages.
     #[cfg(test)]
     pub(crate) fn all_keep_pages(&self) -> bool {
         self.0.iter().all(|(_, region)| region.keeps_pages())

@@ -5,14 +5,14 @@ use virtio_devices::{Net, Port as _};
 
 use crate::telemetry::events::{Events, Source};
 
-/// Reports that `net`, VF `vf` of the device `id` or that device's own function, has no backend, if it has none.
+/// Reports that `net` has no backend, if so. It is VF `vf` of the device `id`, or that device's own function.
 pub(super) fn tell_missing(net: &Net, id: &str, vf: Option<VfIndex>, events: &Events) {
     if let Some(reason) = net.backend_missing() {
         tell(events, "vf-degraded", id, vf, ("reason", reason));
     }
 }
 
-/// Reports what became of the backend of VF `vf` of the device `id`, or of that device's own function.
+/// Reports an event about the backend of VF `vf` of the device `id`, or of that device's own function.
 pub(super) fn tell(events: &Events, event: &'static str, id: &str, vf: Option<VfIndex>, last: (&'static str, &str)) {
     let index = vf.map(|vf| vf.to_string());
     let index = index.as_deref().map(|index| ("index", index));

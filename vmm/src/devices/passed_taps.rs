@@ -1,17 +1,17 @@
-//! Taps that go over to another program on this host, which could not open them by their names: those with one queue.
+//! Taps that are handed to another program on this host, which cannot open them by name: those with one queue.
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 use virtio_devices::{PassedTap, TapHandle};
 
-/// Function that a tap belongs to.
+/// Owner of a tap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TapOf {
     /// The NIC.
     pub id: String,
-    /// The index of its VF; none for its own function.
+    /// The index of its VF; `None` for its own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
     /// True if it is the uplink of the NIC's switch.
@@ -22,17 +22,17 @@ pub(crate) struct TapOf {
 /// The taps of a NIC that is plugged.
 pub(crate) type NicTaps = Vec<(TapOf, TapHandle)>;
 
-/// Taps that come from another program, and whose they are.
+/// Taps from another program, with their owners.
 #[derive(Debug, Default)]
 pub(crate) struct PassedTaps(pub Vec<(TapOf, PassedTap)>);
 
 impl PassedTaps {
-    /// The tap of this function, if it has one here.
+    /// The tap of this owner, if it was passed.
     pub(crate) fn find(&self, of: &TapOf) -> Option<&PassedTap> {
         self.0.iter().find(|(other, _)| other == of).map(|(_, tap)| tap)
     }
 
-    /// All of `taps`, with descriptors of their own.
+    /// Duplicates the descriptors of all `taps`.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! The vhost-user backends of devices, connected before their devices are plugged in.
 //!
 //! A backend may take minutes to map the guest's memory, or never answer. So backends are connected on a thread that
-//! touches nothing but them, and the waits can be ended.
+//! touches nothing else, and the waits can be cancelled.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, VhostMo
 #[derive(Default)]
 pub(crate) struct Peers {
     connected: Vec<(PathBuf, Connected)>,
-    /// Backends that may be missing, and are.
+    /// Backends that are missing, and may be.
     missing: Vec<(PathBuf, VhostUserError)>,
-    /// The memory that they have mapped.
+    /// The memory that the backends have mapped.
     memory: Option<Arc<GuestMap>>,
 }
 
@@ -47,7 +47,7 @@ struct Wanted<'a> {
     option: String,
     path: &'a Path,
     what: What<'a>,
-    /// True if its function can do without it until it is given another.
+    /// True if its function can work without a backend until it is given one.
     may_be_missing: bool,
 }
 
@@ -62,13 +62,13 @@ impl Peers {
         !wanted(plan).is_empty()
     }
 
-    /// Connects the backends of `plans`, whose sockets have one deadline if the backends are to connect. All of these
-    /// listen before the first is waited for: whoever starts the backends need not know an order.
+    /// Connects the backends of `plans`. If backends connect to this program, all sockets listen before the first
+    /// backend is waited for, with one deadline: backends may be started in any order.
     ///
     /// # Errors
     ///
-    /// The first backend that cannot be used, in the order of the plans, or that had not been connected when `cancel`
-    /// ended the waits. Nothing is left of the others.
+    /// Fails with the first backend, in the order of the plans, that cannot be used or had not connected when `cancel`
+    /// ended the waits. All others are closed.
     pub(crate) fn connect(plans: &[DevicePlan], memory: &Memory, cancel: Option<&Cancel>) -> Result<Self, PeerError> {
         let wanted: Vec<_> = plans.iter().flat_map(wanted).collect();
         let map = memory.memory().into_inner();
@@ -79,13 +79,13 @@ impl Peers {
             listening.push(peers.present(wanted, wanted.listen())?);
         }
         let until = Instant::now() + VhostUserSocket::PATIENCE;
-        // One after the other: backends of one process are often served by one of its threads, which answers nobody
-        // while it maps the memory for another.
+        // One after the other: backends of one process are often served by one of its threads, which answers no other
+        // request while it maps memory.
         for (socket, wanted) in listening.into_iter().zip(&wanted) {
             let Some(socket) = socket else { continue };
             let connected = wanted.connect(socket, until, &memory, cancel.cloned());
             if cancel.is_some_and(Cancel::is_cancelled) {
-                // Nobody wants the others either.
+                // On failure, the other backends are closed as well.
                 peers.connected.push((wanted.path.to_owned(), connected?));
             } else if let Some(connected) = peers.present(wanted, connected)? {
                 peers.connected.push((wanted.path.to_owned(), connected));
@@ -94,7 +94,7 @@ impl Peers {
         Ok(peers)
     }
 
-    /// Result for `wanted`; `None` if it may be missing, and is.
+    /// The backend for `wanted`; `None` if it is missing and may be.
     fn present<T>(&mut self, wanted: &Wanted<'_>, done: Result<T, PeerError>) -> Result<Option<T>, PeerError> {
         match done {
             Err(PeerError { error, .. }) if wanted.may_be_missing => {
@@ -111,12 +111,12 @@ impl Peers {
         Some(self.missing.swap_remove(n).1)
     }
 
-    /// True if they have mapped `memory` as it is now.
+    /// True if the backends have mapped `memory` as it is now.
     pub(crate) fn have(&self, memory: &Memory) -> bool {
         self.memory.as_ref().is_none_or(|map| Arc::ptr_eq(map, &memory.memory().into_inner()))
     }
 
-    /// The backend of a NIC at this path, once.
+    /// Takes the backend of a NIC at this path.
     pub(crate) fn nic(&mut self, path: &Path) -> Option<VhostUser> {
         match self.take(path)? {
             Connected::Nic(backend) => Some(*backend),
@@ -129,7 +129,7 @@ impl Peers {
         Some(self.connected.remove(n).1)
     }
 
-    /// The device over a backend at this path, once.
+    /// Takes the device over a backend at this path.
     pub(crate) fn device(&mut self, path: &Path) -> Option<VhostUserDevice> {
         match self.take(path)? {
             Connected::Device(device) => Some(*device),
@@ -241,7 +241,7 @@ mod tests {
         let plan = plan(folder.path(), "server", 1);
         let [pf, vf] = ["pf.sock", "vf0.sock"].map(|name| folder.path().join(name));
         let connecting = std::thread::spawn(move || refusal(plan));
-        // A backend of the last one comes first. Each goes at once, so that nothing comes of it.
+        // A backend of the last one connects first. Each disconnects at once, so the setup fails.
         for path in [vf, pf] {
             while UnixStream::connect(&path).is_err() {
                 std::thread::sleep(Duration::from_millis(1));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::config::DevicePlan;
 
-/// The place that a device is to have on its segment.
+/// The requested place of a device on its segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In this slot, or in the lowest free one, with its VFs on the lowest free buses.
@@ -18,8 +18,8 @@ pub(crate) enum Place {
     },
 }
 
-/// The places of the devices of a new machine: each has the chosen slot, or the lowest from 1 of its segment that was
-/// not chosen. There may be none left.
+/// The places of the devices of a new machine: each gets its chosen slot, or the lowest slot from 1 of its segment that
+/// no other device chose; `None` if none is left.
 pub(crate) fn of_new(plans: &[DevicePlan]) -> Vec<Place> {
     let chosen = plans.iter().filter_map(|plan| Some((plan.pci_segment, plan.pci_device_id?)));
     let mut taken: HashSet<_> = chosen.collect();

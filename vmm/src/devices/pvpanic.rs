@@ -1,7 +1,7 @@
-//! pvpanic: a PCI device by which a guest tells that it panicked.
+//! pvpanic: a PCI device through which a guest reports that it panicked.
 //!
-//! It has one register, the first byte of BAR 0. It reads as the set of reports that the device knows, and a write is a
-//! report. Linux's driver is pvpanic-pci; QEMU documents the device (`docs/specs/pvpanic`).
+//! Its only register, the first byte of BAR 0, reads as the set of supported reports; a write is a report. Linux's
+//! driver is pvpanic-pci; QEMU documents the device (`docs/specs/pvpanic`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -19,7 +19,7 @@ use virtio_devices::{
 
 use crate::telemetry::events::{Events, Source, Tell, Watched};
 
-/// The smallest BAR that there can be. Cloud Hypervisor's has 2 bytes, which no BAR can say.
+/// The smallest memory BAR. Cloud Hypervisor's has 2 bytes, less than a BAR can encode.
 const BAR: BarKind = BarKind::Memory32 { size: 128 };
 /// The IDs and the class (system peripheral) that drivers look for.
 const IDENTITY: Identity = Identity {
@@ -33,10 +33,10 @@ const IDENTITY: Identity = Identity {
 /// Reports of a guest: the bit in the register, and the name in the event and in counters.
 const REPORTS: [(u8, &str, &str); 2] = [(1 << 0, "panic", "panics"), (1 << 1, "crash_loaded", "crashes_loaded")];
 
-/// Reports that a guest has made.
+/// Reports that the guest has made.
 ///
-/// A guest can report again and again, so a report is noted, and the thread that writes events tells it when it can:
-/// two of the same kind become one event if it has not come round in between.
+/// A guest can report again and again, so a report only sets a flag, and the thread that writes events reports it when
+/// it runs: two reports of the same kind before that become one event.
 #[derive(Default)]
 pub(crate) struct Reports {
     kinds: [Kind; REPORTS.len()],
@@ -58,7 +58,7 @@ impl Reports {
         reports
     }
 
-    /// Notes what the guest wrote to the register.
+    /// Records the reports in a write to the register.
     fn note(&self, written: u8) {
         for ((bit, name, _), kind) in REPORTS.iter().zip(&self.kinds) {
             if written & bit == 0 {
@@ -93,7 +93,7 @@ impl Watched for Reports {
 }
 
 impl Drop for Reports {
-    /// A guest that has panicked may be gone before the event thread comes round.
+    /// Reports the rest: a guest that has panicked may be removed before the event thread runs.
     fn drop(&mut self) {
         let events = self.events.clone();
         self.look(&mut |source, event, properties| events.tell(source, event, properties));
@@ -159,7 +159,7 @@ impl Device for Pvpanic {
     }
 }
 
-/// It has no queues and sends no messages.
+/// The device has no queues and sends no messages.
 impl Signals for Pvpanic {
     fn doorbells(&self, _reach: Reach, _out: &mut Vec<Doorbell>) {}
 
@@ -189,7 +189,7 @@ impl Inspect for Pvpanic {
 }
 
 impl Pvpanic {
-    /// The state of such a device whose configuration space is as here: there is nothing else that changes.
+    /// The state of such a device with this configuration space, which is all of its changing state.
     fn state(&self) -> DeviceState {
         let transport = TransportState {
             status: 0,
@@ -264,7 +264,7 @@ mod tests {
         let _ = Device::config_write(device, device.rid, access.dword(), access.write(&value.to_le_bytes()));
     }
 
-    /// All that guests report while `report` runs, as they are told: by one event each, at most.
+    /// The events while `report` runs: at most one for each report.
     fn told(report: impl FnOnce(&mut Pvpanic)) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("events");

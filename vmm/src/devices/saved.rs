@@ -14,14 +14,14 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// A device cannot be saved.
+    /// Fails if a device cannot be saved.
     pub(crate) fn save(&self) -> Result<Vec<SavedDevice>, SaveError> {
         let mut saved = self.plugged.iter().map(Plugged::save).collect::<Result<Vec<_>, _>>()?;
         saved.sort_by_key(|device| (device.segment, device.slot));
         Ok(saved)
     }
 
-    /// Persistent memory whose writes are in no file.
+    /// Persistent memory whose writes are discarded and are in no file.
     pub(crate) fn discarded(&self) -> Discarded {
         let discards = |plugged: &&Plugged| matches!(&plugged.plan.kind, DeviceKind::Pmem(spec) if spec.discard_writes);
         let areas = |plugged: &Plugged| {
@@ -40,13 +40,13 @@ impl Devices {
         devices
     }
 
-    /// Brings all devices, which are where `saved` says and never ran, to their states, and pauses them.
+    /// Restores the states of all devices, which are at the places in `saved` and never ran, and pauses them.
     ///
     /// # Errors
     ///
-    /// A device cannot be restored.
+    /// Fails if a device cannot be restored.
     pub(crate) fn restore(&mut self, saved: &[SavedDevice]) -> Result<(), RestoreError> {
-        // Those without a state, too.
+        // Also those without a state.
         self.pause();
         for device in saved {
             let plugged = self.plugged.iter_mut().find(|plugged| plugged.plan.id == device.id);
@@ -82,8 +82,8 @@ impl Plugged {
         }
     }
 
-    /// Reason why the device cannot be saved, or moved to another host: a part of its state is in no file, no register
-    /// and not in the guest's memory.
+    /// Reason why the device cannot be saved, or moved to another host: a part of its state is neither in a file, nor
+    /// in a register, nor in the guest's memory.
     pub(crate) fn lost(&self) -> Option<&'static str> {
         match &self.plan.kind {
             DeviceKind::Pmem(spec) if spec.file.is_dir() => {
@@ -104,11 +104,11 @@ impl Plugged {
     }
 }
 
-/// The places of the devices `plans`, which are those that were saved.
+/// The places of the devices `plans`, which must be the saved ones.
 ///
 /// # Errors
 ///
-/// They are others.
+/// Fails if the devices differ.
 pub(crate) fn places(plans: &[DevicePlan], saved: &[SavedDevice]) -> Result<Vec<Place>, RestoreError> {
     let names = |names: Vec<&str>| if names.is_empty() { "none".to_string() } else { names.join(", ") };
     let mut ids = HashSet::new();

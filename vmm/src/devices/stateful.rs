@@ -1,4 +1,4 @@
-//! Backends that have a state of their own, at the target of a migration.
+//! Backends with a state of their own, at the target of a migration.
 
 use pci::VfIndex;
 
@@ -7,12 +7,12 @@ use super::{Devices, Plugged};
 use crate::machine_state::backend_state::BackendOf;
 
 impl Devices {
-    /// Checks that the backends of `wanted`, which have states of their own at the source, can take them. A function
-    /// without a backend, which the client has allowed, need not.
+    /// Checks that the backends of `wanted`, which have states of their own at the source, can restore them. A function
+    /// without a backend is skipped: the client has allowed that.
     ///
     /// # Errors
     ///
-    /// Fails if a backend cannot.
+    /// Fails if a backend cannot restore its state.
     pub(crate) fn check_stateful(&self, wanted: &[BackendOf]) -> Result<(), String> {
         let here = self.memory_users().stateful();
         let is_missing = |plugged: &Plugged, vf| {
