@@ -1,4 +1,4 @@
-//! The PCI host: what vCPUs see of the devices on the bus, and what the VM does for the device in each slot.
+//! The PCI host: the devices on the bus as vCPUs see them, and the VM's services for the device in each slot.
 
 pub(crate) mod assign_bars;
 pub(crate) mod bus;

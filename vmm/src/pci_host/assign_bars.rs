@@ -3,7 +3,7 @@
 //! This uses configuration accesses only, as firmware would, so that it works for every kind of device. VF BARs get
 //! room for all reserved VFs (`PCIe 6.2 §9.3.3.14.1`). Linux keeps these addresses.
 //!
-//! A guest that is firmware finds more, as a boot loader does on hardware: see [`hand_over`].
+//! A guest that is firmware gets more, like a boot loader on hardware: see [`hand_over`].
 
 use std::ops::Range;
 
@@ -25,11 +25,11 @@ const LOW_MAX: u64 = 1 << 20;
 #[error("the PCI devices of a segment need more than its MMIO addresses; reserve fewer VFs, or give it more weight")]
 pub struct NoRoom;
 
-/// Gives each BAR an address of its own, and enables the boot devices: the state that the platform's firmware hands to
-/// a boot loader. The only guest that gets it is one that stands in for firmware, such as rust-hypervisor-firmware.
+/// Gives each BAR an address of its own, and enables the boot devices, as the platform's firmware does for a boot
+/// loader. Only a guest that stands in for firmware, such as rust-hypervisor-firmware, gets this state.
 ///
 /// - The 64-bit BARs of mass storage lie below 4 GiB: a loader may map no more than that.
-/// - Memory Space and Bus Master are set in virtio disks, as PCI leaves it to firmware which devices it enables
+/// - Memory Space and Bus Master are set in virtio disks, as PCI lets firmware choose the devices to enable
 ///   (`PCI Firmware 3.3 §3.5`). Other vendors' disks belong to the host, and some of them cannot be reset: only the
 ///   guest's driver knows when they may write to memory.
 /// - Disks come last, so that they take no low address that another BAR needs.
@@ -94,12 +94,12 @@ impl<D: ConfigTarget> Function<'_, D> {
         ecam_write(self.topology, self.ecam(offset), &value.to_le_bytes());
     }
 
-    /// True if its base class is mass storage.
+    /// True if the function's base class is mass storage.
     fn is_mass_storage(&self) -> bool {
         self.read(header::CLASS_REVISION) >> 24 == MASS_STORAGE
     }
 
-    /// True if its vendor is that of virtio devices.
+    /// True if the function's vendor is that of virtio devices.
     fn is_virtio(&self) -> bool {
         self.read(header::ID) & 0xffff == VIRTIO_VENDOR
     }
@@ -114,7 +114,7 @@ impl<D: ConfigTarget> Function<'_, D> {
     /// The offset of the SR-IOV capability.
     fn sriov(&self) -> Option<u16> {
         let mut offset = header::FIRST_EXTENDED_CAPABILITY;
-        // Each capability has at least 4 bytes: there are no more than these.
+        // Each capability has at least 4 bytes, which bounds their number.
         for _ in 0..(0x1000 - header::FIRST_EXTENDED_CAPABILITY) / 4 {
             let [id_low, id_high, next_low, next_high] = self.read(offset).to_le_bytes();
             if u16::from_le_bytes([id_low, id_high]) == extended_capability_id::SRIOV {
@@ -129,7 +129,7 @@ impl<D: ConfigTarget> Function<'_, D> {
     }
 
     /// Places the six BARs from `first` on, `count` slices each. 64-bit BARs of up to `low` bytes go below 4 GiB while
-    /// there is room. BARs without room become 0, which is an error after all have had their turn.
+    /// there is room. A BAR without room becomes 0; the error is returned after all others are placed.
     fn place(&self, first: u16, count: u64, low: u64, free: &mut Apertures) -> Result<(), NoRoom> {
         let (mut offset, mut result) = (first, Ok(()));
         while offset < first + 6 * 4 {
@@ -157,7 +157,7 @@ impl<D: ConfigTarget> Function<'_, D> {
         result
     }
 
-    /// The bytes of one slice: the lowest address bit that can be set (`PCIe 6.2 §7.5.1.2.1`). 0 where there is no BAR.
+    /// The bytes of one slice: the lowest address bit that can be set (`PCIe 6.2 §7.5.1.2.1`). 0 if there is no BAR.
     fn size(&self, offset: u16, is_64: bool) -> u64 {
         let mut mask = 0;
         for (n, offset) in (offset..).step_by(4).take(if is_64 { 2 } else { 1 }).enumerate() {
@@ -300,7 +300,7 @@ mod tests {
         let nic = pf(&mut topology, 8);
         hand_over(&topology, APERTURES);
         let low = APERTURES.mem32.start;
-        // The NIC's 32-bit BAR comes before all disks.
+        // The NIC's 32-bit BAR is placed before all disks.
         assert_eq!(u64::from(register(&nic, 0x10)), low);
         assert_eq!(bases(&disks[0]), [low + 0x2000, low + 0x4000, 0]);
         assert_eq!(bases(&disks[1]), [low + 0x6000, low + 0x8000, 0]);

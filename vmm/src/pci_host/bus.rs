@@ -43,12 +43,12 @@ impl Bus {
     ///
     /// # Errors
     ///
-    /// Fails if that place is taken, or no place is left. A segment that is not there has no place.
+    /// Fails if that place is taken, no place is left, or the segment does not exist.
     pub fn place(&self, segment: u16, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
         self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place(slot, total_vfs)
     }
 
-    /// The place for a device with `total_vfs` VFs where it was before: in `slot` of a segment, its VFs from the bus
+    /// The place of a device with `total_vfs` VFs where it was before: in `slot` of a segment, its VFs from the bus
     /// `first_vf_bus` on.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Bus {
         self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place_at(slot, first_vf_bus, total_vfs)
     }
 
-    /// Shows a device, which is in the state of power-on, to the guest.
+    /// Shows a device to the guest in its state of power-on.
     ///
     /// # Errors
     ///
@@ -73,8 +73,7 @@ impl Bus {
         self.change(placement.segment, |topology| topology.plug(placement, slot)).ok_or(TopologyError::NoSlot)?
     }
 
-    /// Takes the device whose own function is at `address` from the guest, ends all that it does, and removes its
-    /// wires.
+    /// Removes the device whose own function is at `address` from the guest, stops it, and removes its wires.
     pub fn unplug(&self, address: Bdf) -> Option<Arc<Slot>> {
         let slot = self.change(address.segment, |topology| topology.unplug(address.rid))??;
         slot.retire();
@@ -91,7 +90,7 @@ impl Bus {
     }
 
     /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs; `apertures` are those of
-    /// each segment. Firmware gets segment 0, the only one that it sees, as firmware hands devices over.
+    /// each segment. Firmware sees only segment 0, whose devices are in the state that a platform's firmware leaves.
     ///
     /// # Errors
     ///
@@ -108,7 +107,7 @@ impl Bus {
         })
     }
 
-    /// Wires the devices to `vm` as their registers want it, whatever state they are in.
+    /// Wires the devices to `vm` as their registers require, whatever state they are in.
     pub fn attach_as_is(&self, vm: Arc<Vm>) {
         self.host.set_wiring(Some(Box::new(vm)));
         for topology in &self.segments {
@@ -116,7 +115,7 @@ impl Bus {
         }
     }
 
-    /// Reads `data.len()` bytes at port `CF8h + offset`. These ports lead to segment 0 alone.
+    /// Reads `data.len()` bytes at port `CF8h + offset`. These ports reach segment 0 only.
     pub fn read_by_ports(&self, ports: &ConfigPorts, offset: u16, data: &mut [u8]) {
         match self.segment(0) {
             Some(topology) => ports.read(&topology.load(), offset.into(), data),
@@ -131,12 +130,12 @@ impl Bus {
         }
     }
 
-    /// Resets the devices, so that none of them touches the guest's memory any more, and forgets their wires to the VM,
-    /// which go when that is closed. Its vCPUs must have stopped.
+    /// Resets the devices, so that none of them accesses the guest's memory, and forgets their wires to the VM, which
+    /// are removed when it is closed. Its vCPUs must have stopped.
     pub fn detach(&self) {
         let segments: Vec<_> = self.segments.iter().map(|topology| topology.load()).collect();
-        // KVM waits for a grace period for each wire that is taken away alone: with 8 VFs, longer than a client should
-        // wait for an answer.
+        // KVM waits for a grace period for each wire that is removed on its own: with 8 VFs, longer than a client
+        // should wait for an answer.
         self.host.set_wiring(None);
         for (_, slot) in segments.iter().flat_map(|topology| topology.iter()) {
             slot.reset();

@@ -1,16 +1,16 @@
-//! Configuration space as memory, so that reads of it need not leave the guest.
+//! Configuration space as memory, so that reads do not exit.
 //!
 //! A function's registers are rendered into a page of the host. The VM shows that page at the function's place in the
-//! ECAM, as read-only memory. The guest's reads are then loads; its writes still leave the guest and come here. Linux
-//! makes some 200 reads for each VF that it enables.
+//! ECAM, as read-only memory. The guest's reads are then loads; its writes still exit to this program. Linux makes some
+//! 200 reads for each VF that it enables.
 //!
-//! A page is rendered under the device's lock, with the write that changed it. Pages are shown and hidden later,
-//! without that lock, before the guest's write completes: in between, another vCPU reads what it would have read just
-//! before the write. Functions that do not exist have no page; reads of them leave the guest and find all-ones.
+//! A page is rendered under the device's lock, together with the write that changed it. Pages are shown and hidden
+//! later, without that lock, before the guest's write completes: in between, another vCPU reads what it would have read
+//! just before the write. Functions that do not exist have no page; reads of them exit and return all-ones.
 //!
-//! A function whose driver uses virtio's window into the BARs has no page either, until VFs come or go or the device is
-//! reset: showing and hiding pages costs all vCPUs, and a driver could have it done again and again. The pages of other
-//! functions stay.
+//! A function whose driver uses virtio's window into the BARs has no page either, until VFs are enabled or disabled or
+//! the device is reset: showing and hiding pages costs all vCPUs, and a driver could cause it again and again. The
+//! pages of other functions stay.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,7 +32,7 @@ const MAX_ROWS: usize = 64;
 #[derive(Debug)]
 struct Block {
     first: Rid,
-    /// Room for all functions that may ever exist. Pages that were never rendered take no memory.
+    /// Room for all possible functions. Pages that were never rendered use no memory.
     memory: Arc<MmapRegion>,
 }
 
@@ -42,7 +42,7 @@ impl Block {
         Ok(Self { first, memory: Arc::new(memory) })
     }
 
-    /// Renders function `n` of the block. Beyond the extent of configuration space a page is 0 from the start.
+    /// Renders function `n` of the block. Beyond the end of configuration space a page is 0 from the start.
     fn render(&self, device: &dyn VirtioPci, n: u16) {
         let rid = self.first.wrapping_add(n);
         let page = self.memory.as_volatile_slice();
@@ -89,16 +89,16 @@ pub(crate) struct ConfigPages {
     segment: u16,
     own: Block,
     vfs: Option<Block>,
-    /// Functions whose configuration space was more than registers at some time since VFs last came or went.
+    /// Functions that had more than registers in configuration space at some time since VFs last changed.
     hidden: BTreeSet<Rid>,
 }
 
 impl ConfigPages {
-    /// Room for the pages of the device at `placement`, which takes no memory before they are rendered.
+    /// Reserves the pages of the device at `placement`, which use no memory before they are rendered.
     ///
     /// # Errors
     ///
-    /// Fails if the host does not give the addresses, or VFs are not consecutive.
+    /// Fails if the host cannot reserve the addresses, or VFs are not consecutive.
     pub(crate) fn new(placement: Placement) -> io::Result<Self> {
         let vfs = match placement.vfs {
             Some(vfs) if vfs.vf_stride == 1 => {
@@ -111,8 +111,8 @@ impl ConfigPages {
         Ok(Self { segment, own, vfs, hidden: BTreeSet::new() })
     }
 
-    /// Renders the pages of the functions in `reach`. Returns whether [`Self::shown`] answers differently for another
-    /// reason than VFs that came or went.
+    /// Renders the pages of the functions in `reach`. Returns true if the result of [`Self::shown`] changes for another
+    /// reason than VFs that were enabled or disabled.
     pub(crate) fn refresh(&mut self, device: &dyn VirtioPci, reach: Reach) -> bool {
         let were_hidden = self.hidden.len();
         let before = if reach == Reach::Device { std::mem::take(&mut self.hidden) } else { BTreeSet::new() };
@@ -156,7 +156,7 @@ impl ConfigPages {
         shown
     }
 
-    /// Appends the pages of the first `functions` functions of a block, between those that are hidden.
+    /// Appends the pages of the first `functions` functions of a block, in rows between the hidden ones.
     fn rows(&self, block: &Block, functions: u16, out: &mut Vec<Shown>) {
         let hidden = self.hidden.range(block.first..).map(|rid| rid.to_bits().saturating_sub(block.first.to_bits()));
         let mut start = 0;

@@ -1,5 +1,5 @@
-//! Memory of a device, which the guest finds in its windows: a KVM memory slot for each area. Others that are to reach
-//! it do as long as the guest does.
+//! Memory of a device, mapped into the guest at the device's windows: one KVM memory slot for each area. Peer devices
+//! may reach it as long as the guest does.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use virtio_devices::{FileMapping, MemoryArea, MemoryPeers};
 
 use crate::pci_host::wires::Tools;
 
-/// The memory of a device, as it is shown at the moment.
+/// The memory of a device that is shown now.
 #[derive(Default)]
 pub(crate) struct DeviceMemory(Vec<Shown>);
 
@@ -17,12 +17,13 @@ struct Shown {
     address: u64,
     memory: Arc<FileMapping>,
     memory_slot: u32,
-    /// Peers that were given it.
+    /// Peers that have it mapped.
     peers: Option<Arc<dyn MemoryPeers>>,
 }
 
 impl Shown {
-    /// Takes it from its peers. They lose it before the guest does, so that nobody has what comes to its address next.
+    /// Unmaps the memory from peer devices before the guest loses it, so that no peer keeps a mapping of whatever is
+    /// placed there next.
     fn take_from_peers(&mut self) {
         if let Some(peers) = self.peers.take() {
             peers.unmap(self.address, &self.memory);
@@ -37,8 +38,8 @@ impl Drop for Shown {
 }
 
 impl DeviceMemory {
-    /// Shows `areas` in those of their windows that are decoded. What the host refuses, as memory over other memory, is
-    /// tried again when the device is looked at the next time; an access exits until then.
+    /// Shows `areas` in those of their windows that are decoded. If the host refuses, for example because of an
+    /// overlap, the next update tries again; until then accesses exit.
     pub(crate) fn update(&mut self, areas: Vec<MemoryArea>, windows: &[Window], tools: &Tools<'_>) {
         let placed = |area: MemoryArea| {
             let window = windows.iter().find(|window| window.id == area.window)?;
@@ -51,7 +52,7 @@ impl DeviceMemory {
             };
             wanted.iter().any(is)
         };
-        // All of them first: another may have their address next.
+        // Remove all of them first: another area may have their address next.
         self.0.retain_mut(|shown| {
             if is_wanted(shown) {
                 return true;
@@ -72,14 +73,14 @@ impl DeviceMemory {
         }
     }
 
-    /// Forgets what was shown by a VM that is gone. What its guest wrote to memory that is not kept is gone with it.
+    /// Forgets the memory shown by a former VM. Guest writes to memory that is not kept are discarded with it.
     pub(crate) fn clear(&mut self, areas: Vec<MemoryArea>) {
         areas.iter().for_each(|area| area.memory.forget_writes());
         self.0.drain(..).for_each(|shown| shown.memory.forget_writes());
     }
 }
 
-/// Shows `area` at `address`, if the host has a memory slot for it.
+/// Shows `area` at `address`, if the host has a free memory slot.
 fn show(address: u64, area: MemoryArea, tools: &Tools<'_>) -> Option<Shown> {
     let memory_slot = tools.memory_slots.take()?;
     let MemoryArea { window, offset, memory, peers } = area;

@@ -1,8 +1,8 @@
-//! Events about what guests do to devices.
+//! Events about the guests' changes to devices.
 //!
-//! A guest can change a device again and again. So an access only notes that its device may have changed. The thread
-//! that writes events looks at the device when it can, compares it with what it reported last, and reports the
-//! difference. A change that is undone in between is not reported; the last state always is.
+//! A guest can change a device again and again. So an access only marks the device as changed. The thread that writes
+//! events compares the device's state with the last reported one when it runs, and reports the difference. A change
+//! that is undone in between is not reported; the last state always is.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +22,9 @@ pub(crate) struct DeviceWatch {
     id: String,
     slot: Weak<Slot>,
     events: Events,
-    /// The device may have changed since the last look.
+    /// True if the device may have changed since the last look.
     changed: AtomicBool,
-    /// The host takes the device away: changes are no longer reported.
+    /// True once the host removes the device: changes are no longer reported.
     ended: AtomicBool,
     told: Mutex<State>,
 }
@@ -38,9 +38,9 @@ struct State {
     enabled: u16,
     /// True for each VF whose driver is up.
     running: Vec<bool>,
-    /// True while its own function asks its driver for a reset.
+    /// True while its own function requests a reset from its driver.
     needs_reset: bool,
-    /// The VFs that do.
+    /// The VFs that request a reset.
     need_reset: BTreeSet<u16>,
 }
 
@@ -58,7 +58,7 @@ enum Change {
 }
 
 impl DeviceWatch {
-    /// Begins to report changes of the device `id` in `slot`, which is in its state of power-on.
+    /// Starts to report changes of the device `id` in `slot`, which is in its state of power-on.
     pub(crate) fn begin(id: &str, slot: &Arc<Slot>, events: &Events) {
         let (id, slot_of, events_of) = (id.to_string(), Arc::downgrade(slot), events.clone());
         let ([changed, ended], told) = ([(); 2].map(|()| AtomicBool::new(false)), Mutex::default());
@@ -82,13 +82,13 @@ impl Watch for DeviceWatch {
     }
 }
 
-/// Begins to report when the backend of `net` is lost and when it is back. `net` is VF `vf` of the device `id`, or that
-/// device's own function. A guest cannot cause this, so it is reported at once.
+/// Starts to report when the backend of `net` is lost, and when it returns. `net` is VF `vf` of the device `id`, or
+/// that device's own function. A guest cannot cause this, so it is reported at once.
 pub(crate) fn tell_backend(net: &Net, id: &str, vf: Option<VfIndex>, events: &Events) {
     net.observe_backend(backend_observer(id, vf, net.backend_name(), events));
 }
 
-/// Observer that reports when the backend of the device `id`, or of its VF `vf`, is lost and when it is back.
+/// Observer that reports when the backend of the device `id`, or of its VF `vf`, is lost, and when it returns.
 pub(crate) fn backend_observer(id: &str, vf: Option<VfIndex>, backend: &str, events: &Events) -> BackendObserver {
     let (id, index) = (id.to_string(), vf.map(|vf| vf.to_string()));
     let (backend, events) = (backend.to_string(), events.clone());
@@ -106,13 +106,13 @@ pub(crate) fn backend_observer(id: &str, vf: Option<VfIndex>, backend: &str, eve
 
 impl Watched for DeviceWatch {
     fn look(&self, tell: Tell<'_>) {
-        // Before the look: what changes from here on is noted again.
+        // Before the look: a change from here on sets the flag again.
         if !self.changed.swap(false, Ordering::AcqRel) {
             return;
         }
-        // The slot is dropped at once: telling may take long, and a device that is removed must close its tap.
+        // The slot is dropped at once: reporting may take long, and a device that is removed must close its tap.
         let Some(slot) = self.slot.upgrade() else { return };
-        // A device that is gone was reset before.
+        // A device that was removed was reset before.
         let now = slot.with(|device| State::of(device)).unwrap_or_default();
         drop(slot);
         if self.ended.load(Ordering::Acquire) {
@@ -148,8 +148,7 @@ impl State {
         }
     }
 
-    /// The changes from this state to `now`, in an order in which they may have happened. Drivers of VFs that are gone
-    /// are not reported.
+    /// The changes from this state to `now`, in a possible order. Drivers of VFs that no longer exist are not reported.
     fn changes(&self, now: &Self) -> Vec<Change> {
         let mut changes = Vec::new();
         let stays = self.enabled == now.enabled;
@@ -257,7 +256,7 @@ mod tests {
         );
     }
 
-    /// A worker that finds a broken ring asks for a reset, and no access of the guest comes with it.
+    /// A worker that finds a broken ring requests a reset without an access of the guest.
     #[test]
     fn a_function_that_asks_for_a_reset_by_itself_is_told() {
         let placement = Topology::<()>::new(127).place(Some(3), 1).unwrap();
@@ -281,7 +280,7 @@ mod tests {
         drop(stream);
     }
 
-    /// The PF's VFs were enabled when the device was taken out: the guest did not disable them before.
+    /// The PF's VFs were enabled when the device was removed: the guest did not disable them before.
     #[test]
     fn what_ends_with_a_device_that_is_taken_out_is_told() {
         let placement = Topology::<()>::new(127).place(Some(3), 2).unwrap();

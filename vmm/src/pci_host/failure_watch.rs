@@ -1,7 +1,7 @@
-//! Events about devices for which the host fails to do what their drivers ask: a full disk, a tap that takes no frames.
+//! Events about devices whose requests fail on the host: a full disk, a tap that accepts no frames.
 //!
-//! A guest can cause them, so a worker only notes the change. The thread that writes events reports a state that
-//! differs from what it reported last.
+//! A guest can cause such failures, so a worker only records the change. The thread that writes events reports a state
+//! that differs from the last reported one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,19 +32,19 @@ pub(crate) struct FailureWatch {
 
 #[derive(Default)]
 struct State {
-    /// The error, while the host fails.
+    /// The error, while requests fail.
     error: Option<String>,
-    /// True if the failure is the last that was reported.
+    /// True if the failure was reported last.
     told: bool,
 }
 
 impl FailureWatch {
-    /// For the NIC `id`.
+    /// Watch for the NIC `id`.
     pub(crate) fn of_nic(id: &str, events: &Events) -> Arc<Self> {
         Self::new(id, OF_NIC, events)
     }
 
-    /// Begins to report failures of the disk `id`.
+    /// Starts to report failures of the disk `id`.
     pub(crate) fn of_disk(block: &Block, id: &str, events: &Events) {
         block.observe_failures(Self::new(id, OF_DISK, events).observer(None));
     }
@@ -56,12 +56,12 @@ impl FailureWatch {
         watch
     }
 
-    /// Begins to report failures of `net`, which is VF `vf` of the NIC, or the NIC's own function.
+    /// Starts to report failures of `net`, which is VF `vf` of the NIC, or the NIC's own function.
     pub(crate) fn observe(self: &Arc<Self>, net: &Net, vf: Option<VfIndex>) {
         net.observe_failures(self.observer(vf));
     }
 
-    /// Begins to report failures of the NIC's uplink, as of its own function: on a switch, that has no tap.
+    /// Starts to report failures of the NIC's uplink as those of its own function, which has no tap on a switch.
     pub(crate) fn observe_uplink(self: &Arc<Self>, switch: &Switch) {
         switch.observe_uplink(self.observer(None));
     }
@@ -80,7 +80,7 @@ impl FailureWatch {
         self.events.look();
     }
 
-    /// The states that differ from what was reported last: the function, and the error while it fails.
+    /// Takes the states that differ from the reported ones: the function, and the error while it fails.
     fn take_changes(&self) -> Vec<(Option<VfIndex>, Option<String>)> {
         let mut functions = self.functions.lock();
         let changed = functions.iter_mut().filter(|(_, state)| state.error.is_some() != state.told);
@@ -124,7 +124,7 @@ mod tests {
         watch.note(Some(VfIndex(3)), failing());
         look();
         look();
-        // What ends and begins again between two looks is the same failure.
+        // A failure that ends and starts again between two looks is the same failure.
         watch.note(Some(VfIndex(3)), FailureChange::Recovered);
         watch.note(Some(VfIndex(3)), failing());
         look();

@@ -1,4 +1,4 @@
-//! Devices' messages as interrupts of the VM: global system interrupts (GSIs), and the table that routes them.
+//! Devices' messages as interrupts of the VM: global system interrupts (GSIs), and their routing table.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,9 +10,9 @@ use crate::pci_host::wiring::Wiring;
 
 /// The entries of KVM's routing table (`KVM_MAX_IRQ_ROUTES`). Each GSI of a message takes one.
 const TABLE: u32 = 4096;
-/// The entries that the pins of the PICs and of the IOAPIC take.
+/// The entries used by the pins of the PICs and of the IOAPIC.
 const PIN_ENTRIES: u32 = 40;
-/// Most messages that there can be.
+/// The most messages.
 pub(crate) const MESSAGES: usize = (TABLE - PIN_ENTRIES) as usize;
 
 /// The messages that are routed now, each under a GSI of its own.
@@ -24,7 +24,7 @@ pub(crate) struct Routes {
 /// A change of the routes, committed as a whole.
 #[derive(Debug, Default)]
 pub(crate) struct RouteChange {
-    /// GSIs that are no longer used; their eventfds are detached already.
+    /// GSIs that are no longer used, and whose eventfds are detached already.
     pub remove: Vec<u32>,
     /// Messages that change under their GSI.
     pub change: Vec<MsiRoute>,
@@ -33,14 +33,14 @@ pub(crate) struct RouteChange {
 }
 
 impl Routes {
-    /// Makes the change with one write of the VM's table, and returns the GSIs of the messages added, in order: fewer
-    /// than asked for when the table is full.
+    /// Makes the change with one write of the VM's table, and returns the GSIs of the added messages, in order: fewer
+    /// than requested if the table is full.
     ///
     /// Removals alone do not write the table: a route without an eventfd does nothing.
     ///
     /// # Errors
     ///
-    /// Fails if the write fails. Then the removals have been made, and nothing else.
+    /// Fails if the write fails. Only the removals have been made then.
     pub(crate) fn commit(&self, change: RouteChange, wiring: &dyn Wiring) -> io::Result<Vec<u32>> {
         let RouteChange { remove, change, add } = change;
         let mut table = self.table.lock();

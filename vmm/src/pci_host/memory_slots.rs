@@ -1,4 +1,4 @@
-//! KVM's memory slots, and what each is for.
+//! KVM's memory slots and their uses.
 //!
 //! | memory slots | show the guest |
 //! |---|---|
@@ -26,13 +26,13 @@ const OTHER_SEGMENTS: u32 = 26_624;
 const PER_SEGMENT: u32 = 64;
 
 /// The memory slots of doorbells and of devices' memory. Linux has 32,764 memory slots since 5.12, and 509 before. A
-/// doorbell for whose page the host has no memory slot does without.
+/// doorbell without a free memory slot stays an eventfd.
 const DOORBELLS: Range<u32> = 128..PLUGGED.start;
 
-/// The memory slots of plugged memory. With each more that is taken away, KVM drops all of a guest's translations, and
-/// a dirty log begins slot by slot: so there are few.
+/// The memory slots of plugged memory. For each slot removed, KVM drops all of a guest's translations, and a dirty log
+/// starts slot by slot: so there are few.
 const PLUGGED: Range<u32> = 10_240..10_752;
-/// The same on hosts with fewer memory slots.
+/// The memory slots of plugged memory on hosts with fewer memory slots.
 const FEW_PLUGGED: Range<u32> = 80..128;
 
 /// The memory slots for the plugged memory of all virtio memory devices, on a host with this number of memory slots.
@@ -40,15 +40,15 @@ pub(crate) const fn plugged(host: u32) -> Range<u32> {
     if host >= PLUGGED.end { PLUGGED } else { FEW_PLUGGED }
 }
 
-/// The memory slots that show configuration space of the device with this number, 0 to 31, on bus 0 of this segment: of
-/// its own function, and of its VFs.
+/// The memory slots that show configuration space of device number `device`, 0 to 31, on bus 0 of this segment: of its
+/// own function, and of its VFs.
 pub(crate) fn config_slots(segment: u16, device: u8) -> [u32; 2] {
     let bus = segment.checked_sub(1).map_or(CONFIG, |other| OTHER_SEGMENTS + PER_SEGMENT * u32::from(other));
     let first = bus + 2 * u32::from(device);
     [first, first + 1]
 }
 
-/// The memory slots of doorbells and of devices' memory that are taken.
+/// The used memory slots of doorbells and of devices' memory.
 #[derive(Debug, Default)]
 pub(crate) struct MemorySlots {
     taken: Mutex<BTreeSet<u32>>,
@@ -64,7 +64,7 @@ impl MemorySlots {
         Some(slot)
     }
 
-    /// Frees a memory slot that shows nothing any more.
+    /// Frees a memory slot that shows nothing.
     pub(crate) fn give_back(&self, slot: u32) {
         self.taken.lock().remove(&slot);
     }

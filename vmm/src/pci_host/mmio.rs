@@ -1,4 +1,4 @@
-//! Guest addresses, and the device's window that each belongs to.
+//! Map from guest addresses to devices' windows.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ impl<T> Region<T> {
 
 /// The windows that devices decode now.
 ///
-/// vCPUs look up in a snapshot, without a lock; a device's windows are replaced as a whole.
+/// vCPUs use a snapshot, without a lock; a device's windows are replaced as a whole.
 #[derive(Debug)]
 pub struct MmioMap<T> {
-    /// In ascending order of their base.
+    /// In ascending order of their bases.
     regions: ArcSwap<Vec<Region<T>>>,
     writer: Mutex<()>,
 }
@@ -36,7 +36,7 @@ impl<T> Default for MmioMap<T> {
 }
 
 impl<T: Clone> MmioMap<T> {
-    /// Makes `windows` the windows of `owner`, which `is_owner` recognises; those that it had are gone at once.
+    /// Replaces the windows of `owner`, which `is_owner` recognises, by `windows`.
     pub fn replace(&self, owner: &T, is_owner: impl Fn(&T) -> bool, windows: &[Window]) {
         let _writer = self.writer.lock();
         let mut regions: Vec<_> =
@@ -46,9 +46,8 @@ impl<T: Clone> MmioMap<T> {
         self.regions.store(Arc::new(regions));
     }
 
-    /// The device, its window and the offset in it that `address` belongs to.
-    ///
-    /// Window at `address`. Of windows that a guest made overlap, the one with the highest base answers.
+    /// Finds the device, its window and the offset in it for `address`. Of windows that a guest made overlap, the one
+    /// with the highest base answers.
     pub fn find(&self, address: u64) -> Option<(T, WindowId, u64)> {
         let regions = self.regions.load();
         let end = regions.partition_point(|region| region.window.base <= address);

@@ -1,5 +1,5 @@
-//! The wire of an interrupt pin: an irqfd that asserts an input of the IOAPIC, and an eventfd back, by which KVM says
-//! that the guest has served the interrupt.
+//! The wire of an interrupt pin: an irqfd that asserts an input of the IOAPIC, and an eventfd that KVM signals when the
+//! guest has served the interrupt.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::pci_host::wires::Tools;
 pub(crate) struct PinWire(Option<Pin>);
 
 impl PinWire {
-    /// Makes the wire what the device wants, from its pin to `gsi`.
+    /// Connects the pin that the device uses, if any, to `gsi`.
     pub(crate) fn update(&mut self, wanted: Option<Pin>, gsi: u32, tools: &Tools<'_>) {
         let is_wanted = |pin: &Pin| wanted.as_ref().is_some_and(|wanted| Arc::ptr_eq(&wanted.trigger, &pin.trigger));
         if let Some(pin) = self.0.as_ref().filter(|pin| !is_wanted(pin)) {
@@ -24,11 +24,12 @@ impl PinWire {
         if self.0.is_none()
             && let Some(pin) = wanted
         {
-            // What was signalled before may have been served since, or lost with a former wire: the device is asked.
+            // An earlier signal may have been served since, or lost with a former wire: the resample makes the device
+            // repeat it.
             let _ = pin.trigger.read();
             match tools.wiring.attach_pin(&pin.trigger, &pin.resample, gsi) {
                 Ok(()) => {
-                    // Only a full counter refuses, which is a signal.
+                    // Only a full counter fails, which is a signal.
                     let _ = pin.resample.write(1);
                     self.0 = Some(pin);
                 }
@@ -37,7 +38,7 @@ impl PinWire {
         }
     }
 
-    /// Forgets the wire, which is gone with its VM.
+    /// Forgets the wire of a former VM.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }

@@ -1,7 +1,7 @@
-//! Events about what drivers do that their policies are about.
+//! Events about drivers' actions that policies are about.
 //!
-//! A guest can do it again and again, so a worker only notes it. The thread that writes events reports the last of each
-//! kind and function when it can.
+//! A guest can repeat such actions, so a worker only records them. The thread that writes events reports the last of
+//! each kind and function when it runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ pub(crate) struct PolicyWatch {
 /// Policy events of a function.
 #[derive(Debug, Default)]
 struct Noted {
-    /// The address that its driver gave it.
+    /// The address that its driver set.
     mac: Option<[u8; 6]>,
-    /// Number of frames that it has sent from addresses that are not its own.
+    /// Number of frames sent from addresses that are not its own.
     spoofed: Option<u64>,
 }
 
 impl PolicyWatch {
-    /// For the NIC `id`.
+    /// Watch for the NIC `id`.
     pub(crate) fn new(id: &str, events: &Events) -> Arc<Self> {
         let watch = Arc::new(Self { id: id.to_string(), events: events.clone(), noted: Mutex::default() });
         let watched: Arc<dyn Watched> = watch.clone();
@@ -38,7 +38,7 @@ impl PolicyWatch {
         watch
     }
 
-    /// Begins to report about `net`, which is VF `vf` of the NIC, or the NIC's own function.
+    /// Starts to report about `net`, which is VF `vf` of the NIC, or the NIC's own function.
     pub(crate) fn observe(self: &Arc<Self>, net: &Net, vf: Option<VfIndex>) {
         let watch = Arc::clone(self);
         net.observe_policy(Box::new(move |notice| watch.note(vf, notice)));
@@ -58,7 +58,7 @@ impl PolicyWatch {
 
 impl Watched for PolicyWatch {
     fn look(&self, tell: Tell<'_>) {
-        // Not locked while it is told, which may take long.
+        // The lock is not held while reporting, which may take long.
         let noted = std::mem::take(&mut *self.noted.lock());
         for (vf, Noted { mac, spoofed }) in noted {
             let index = vf.map(|vf| vf.to_string());

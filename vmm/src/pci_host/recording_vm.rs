@@ -1,4 +1,4 @@
-//! A VM that records what the PCI host asks of it, for tests.
+//! A VM that records the PCI host's requests, for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,19 +18,19 @@ use crate::pci_host::wiring::Wiring;
 pub struct Record {
     /// By GSI.
     pub routes: BTreeMap<u32, MsiRoute>,
-    /// Number of times that routes were set.
+    /// Number of writes of the routing table.
     pub commits: usize,
     /// Eventfds and the GSIs that they raise.
     pub irqfds: BTreeSet<(i32, u32)>,
     /// Eventfds and the guest addresses that signal them.
     pub ioeventfds: BTreeSet<(i32, u64)>,
-    /// The guest addresses of doorbells that are pages, and where this process has these, by memory slot.
+    /// The guest addresses of doorbell pages and their addresses in this process, by memory slot.
     pub doorbells: BTreeMap<u32, (u64, usize)>,
-    /// The guest addresses of devices' memory, and where this process has it, by memory slot.
+    /// The guest addresses of devices' memory and its addresses in this process, by memory slot.
     pub memory: BTreeMap<u32, (u64, usize)>,
     /// By memory slot.
     pub pages: BTreeMap<u32, Shown>,
-    /// Requests that it refuses.
+    /// Requests that the VM refuses.
     pub refuse: Refuse,
 }
 
@@ -40,15 +40,15 @@ pub enum Refuse {
     /// Nothing.
     #[default]
     Nothing,
-    /// To attach or detach irqfds.
+    /// Attaching and detaching irqfds.
     Irqfds,
-    /// To show doorbells and devices' memory, or to hide them.
+    /// Showing and hiding doorbells and devices' memory.
     Doorbells,
     /// Everything.
     All,
 }
 
-/// A VM that records what it is asked to do, and panics when asked for anything twice.
+/// A VM that records its requests, and panics at a duplicate one.
 pub struct RecordingVm(pub Arc<Mutex<Record>>);
 
 impl RecordingVm {

@@ -1,4 +1,4 @@
-//! The pages of configuration space that the VM shows, and the memory slots that show them.
+//! The pages of configuration space that the VM shows, and their memory slots.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,13 +14,13 @@ use crate::pci_host::wires::Tools;
 pub(crate) struct ShownPages {
     /// By the first function, with the memory slot.
     rows: BTreeMap<Rid, (u32, Shown)>,
-    /// The VM shows no pages: every read is an exit.
+    /// True if the VM shows no pages: every read is an exit.
     refused: bool,
 }
 
 impl ShownPages {
-    /// Shows `wanted`, which is in the order of the functions, and nothing else. The device has the memory slots `own`;
-    /// further ones are taken as needed, and pages for which there is none are not shown.
+    /// Shows exactly the pages `wanted`, in the order of the functions. The device has the memory slots `own`; further
+    /// ones are taken as needed, and pages without a free one are not shown.
     pub(crate) fn update(&mut self, wanted: &[Shown], own: [u32; 2], tools: &Tools<'_>) {
         let wanted = if self.refused { &[] } else { wanted };
         let result = self
@@ -29,7 +29,7 @@ impl ShownPages {
         let Err(error) = result else { return };
         log::debug!("the VM does not show configuration space: {error}");
         self.refused = true;
-        // From now on all reads are exits, which find the same. Hiding a page is tried again each time.
+        // From now on all reads are exits, which return the same. Each update tries again to hide the pages.
         if let Err(error) = self.hide_all_but(&[], own, tools) {
             (tools.complain)("hide configuration space", &error);
         }
@@ -46,7 +46,7 @@ impl ShownPages {
                 Ok(()) => give_back(*memory_slot, own, tools.memory_slots),
                 Err(error) => result = Err(error),
             }
-            // What could not be hidden is still there.
+            // A page that could not be hidden is still there.
             result.is_err()
         });
         result
@@ -61,7 +61,7 @@ impl ShownPages {
         let Some(memory_slot) = free.or_else(|| tools.memory_slots.take()) else { return Ok(()) };
         match tools.wiring.show_config(memory_slot, Some(shown)) {
             Ok(()) => _ = self.rows.insert(shown.first, (memory_slot, shown.clone())),
-            // A kernel may have fewer memory slots than this device wants.
+            // A kernel may have fewer memory slots than this device needs.
             Err(_) if free.is_none() => give_back(memory_slot, own, tools.memory_slots),
             Err(error) => return Err(error),
         }

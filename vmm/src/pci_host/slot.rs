@@ -1,9 +1,9 @@
-//! A device in its place on the bus, and what the VM does for it.
+//! A device in its place on the bus, and the VM's services for it.
 //!
-//! A guest's access changes the device's registers under the device's lock. The consequences in the world outside (MMIO
-//! windows, ioeventfds, irqfds and their routes) are then settled without that lock: the slot asks the device what it
-//! wants now, compares that with what has been done, and closes the gap. Of two accesses, the one that asks last also
-//! applies last: the record of what has been done is locked from before the question until after the answer is applied.
+//! A guest's access changes the device's registers under the device's lock. Its effects outside the device (MMIO
+//! windows, ioeventfds, irqfds and their routes) are then applied without that lock: the slot reads the wiring that the
+//! device wants now, compares it with the existing wiring, and makes the difference. Of two accesses, the one that
+//! reads last also applies last: the record of the wiring is locked from before the read until the changes are made.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,14 +27,14 @@ use crate::pci_host::shown_pages::ShownPages;
 use crate::pci_host::wires::{Tools, Wants, Wires};
 use crate::pci_host::wiring::Wiring;
 
-/// Complaints about the host that a slot logs before it falls silent: a guest can repeat what causes them.
+/// Host errors that a slot logs before it stops logging: a guest can repeat their cause.
 const MAX_COMPLAINTS: u32 = 16;
 
-/// Time before a resume that the host refused is tried again; it doubles with each further attempt.
+/// Time before a resume that the host refused is retried; it doubles with each attempt.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// Interval of checks for a worker's end.
 const TICK: Duration = Duration::from_micros(200);
-/// The longest that a resume waits before it tries again.
+/// The longest wait before a retry of a resume.
 const LAST_WAIT: Duration = Duration::from_millis(640);
 
 /// State that all slots share.
@@ -49,8 +49,8 @@ pub struct PciHost {
 }
 
 impl PciHost {
-    /// Sets the VM that devices are wired to, or none. The former VM and its wires must be gone, or about to be closed
-    /// with nobody running in it.
+    /// Sets the VM that devices are wired to, or none. The former VM and its wires must be closed, or about to be
+    /// closed with no vCPU running.
     pub fn set_wiring(&self, wiring: Option<Box<dyn Wiring>>) {
         self.routes.clear();
         self.memory_slots.clear();
@@ -58,20 +58,20 @@ impl PciHost {
     }
 }
 
-/// Hears of each access to a device, without the device's lock.
+/// Observer of each access to a device, called without the device's lock.
 pub trait Watch: Send + Sync {
-    /// An access had `effects`.
+    /// Called after an access with `effects`.
     fn note(&self, effects: Effects);
 }
 
 /// A device and its configuration space as pages, which change together.
 struct Inner {
-    /// `None` once the slot is retired: reads find all-ones, and writes nothing.
+    /// `None` once the slot is retired: reads return all-ones, and writes are ignored.
     device: Option<Box<dyn VirtioPci>>,
     pages: ConfigPages,
 }
 
-/// Wiring that has been done for a device so far.
+/// Wiring that exists for a device.
 #[derive(Default)]
 struct Wired {
     windows: Vec<Window>,
@@ -81,7 +81,7 @@ struct Wired {
     pages: ShownPages,
 }
 
-/// A device and what has been done for it.
+/// A device and its wiring.
 pub struct Slot {
     inner: Mutex<Inner>,
     placement: Placement,
@@ -97,7 +97,7 @@ impl Slot {
     ///
     /// # Errors
     ///
-    /// Fails if this machine has no addresses for the pages of its configuration space.
+    /// Fails if this machine has no address space for the pages of its configuration space.
     pub fn new(device: Box<dyn VirtioPci>, placement: Placement, host: Arc<PciHost>) -> io::Result<Arc<Self>> {
         let mut pages = ConfigPages::new(placement)?;
         let _ = pages.refresh(device.as_ref(), Reach::Device);
@@ -118,7 +118,7 @@ impl Slot {
         }))
     }
 
-    /// Lets `watch` hear of accesses from now on. The first watch stays.
+    /// Sets the observer of accesses from now on. The first one stays.
     pub fn set_watch(&self, watch: Arc<dyn Watch>) {
         let _ = self.watch.set(watch);
     }
@@ -141,7 +141,7 @@ impl Slot {
         self.config_access(Reach::Device, |device| device.reset(ResetKind::Conventional));
     }
 
-    /// Looks at the device, or changes what is the host's to change and needs no wires; `None` if the device is gone.
+    /// Inspects the device, or changes settings of the host that need no wires; `None` if the device was removed.
     pub fn with<T>(&self, look: impl FnOnce(&mut dyn VirtioPci) -> T) -> Option<T> {
         Some(look(self.inner.lock().device.as_deref_mut()?))
     }
@@ -158,8 +158,8 @@ impl Slot {
         self.access(|device| device.pause());
     }
 
-    /// The same, no longer than until `deadline`. Returns whether they have stopped. Otherwise what they have begun,
-    /// such as a disk's requests, goes on, and the device is to be resumed: its queues then wait for that.
+    /// As [`Self::pause`], until `deadline` at the latest. Returns true if the queues have stopped. Otherwise requests
+    /// in flight, such as a disk's, continue, and the device must be resumed: its queues then wait for these requests.
     pub fn pause_by(&self, deadline: Instant) -> bool {
         let Some(mut outcome) = self.with(|device| device.pause()) else { return true };
         let stopping = std::mem::take(&mut outcome.stopping);
@@ -169,18 +169,18 @@ impl Slot {
             }
             !worker.is_finished() && !worker.is_end()
         };
-        // Those that are late end by themselves, and nobody waits for that.
+        // Late workers end by themselves, without being joined.
         let (late, ended): (Vec<_>, Vec<_>) = stopping.into_iter().partition(late);
         end(ended, Thread::leave);
         self.settle(Some(outcome), false);
         late.is_empty()
     }
 
-    /// Lets the device's queues go on. What the host lacks only for a moment is waited for, 1.3 s at most.
+    /// Resumes the device's queues. Waits up to 1.3 s for resources that the host lacks for a moment.
     ///
     /// # Errors
     ///
-    /// The host has no thread or file for a function, which stays paused.
+    /// Fails if the host has no thread or file for a function, which stays paused.
     pub fn resume(&self) -> Result<(), NotResumed> {
         self.go_on(|device| device.resume())
     }
@@ -203,9 +203,9 @@ impl Slot {
         }
     }
 
-    /// Stops the queues of one function, the device's own or a VF's, has `change` change it, and lets them go on if the
-    /// guest `runs`; otherwise they do when it is resumed. Other functions are not disturbed. Returns what `change`
-    /// does, `None` if the device is gone; and whether the queues go on, as [`Self::resume`].
+    /// Stops the queues of one function, the device's own or a VF's, applies `change`, and resumes the queues if the
+    /// guest `runs`; otherwise they resume with the guest. Other functions are not disturbed. Returns the result of
+    /// `change`, `None` if the device was removed, and the result of resuming, as [`Self::resume`].
     pub fn exchange<T>(
         &self,
         vf: Option<VfIndex>,
@@ -218,26 +218,26 @@ impl Slot {
         (changed, resumed)
     }
 
-    /// The state of the device, which is paused; `None` if no driver can change anything of it.
+    /// The state of the device, which is paused; `None` if it has no state that a driver can change.
     ///
     /// # Errors
     ///
-    /// As [`virtio_devices::Lifecycle::save`].
+    /// Fails as [`virtio_devices::Lifecycle::save`] does.
     pub fn save(&self) -> Result<Option<DeviceState>, StateError> {
         self.with(|device| device.save()).unwrap_or(Ok(None))
     }
 
-    /// Brings the device, which is paused or never ran, to `state`, and leaves it paused. What it wants of the VM, if
-    /// there is one, is done before this returns.
+    /// Restores `state` in the device, which is paused or never ran, and leaves it paused. Its wiring to the VM, if
+    /// there is one, is complete when this returns.
     ///
     /// # Errors
     ///
-    /// As [`virtio_devices::Lifecycle::restore`].
+    /// Fails as [`virtio_devices::Lifecycle::restore`] does.
     pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
         let mut result = Ok(());
         self.config_access(Reach::Device, |device| {
             result = device.restore(state);
-            // Queues, windows and VFs may all be others than before.
+            // Queues, windows and VFs may all have changed.
             Outcome {
                 effects: Effects::WINDOWS.and(Effects::MESSAGES).and(Effects::QUEUES),
                 reach: Reach::Device,
@@ -247,26 +247,27 @@ impl Slot {
         result
     }
 
-    /// Ends everything that the device does, permanently, and closes what it has of the host. Accesses that are still
-    /// on their way find nothing, and nothing is ever wired to the slot again.
+    /// Ends all operations of the device permanently, and closes its host resources. Accesses in progress find no
+    /// device, and the slot is never wired again.
     pub fn retire(&self) {
         self.reset();
-        // Closed now, not when the last access ends that found the slot: whoever hears that the device is gone may use
-        // its tap.
+        // Closed now, not when the last access that found the slot ends: a client that is notified of the removal may
+        // use its tap.
         let device = self.inner.lock().device.take();
         drop(device);
         self.reconcile();
     }
 
-    /// Makes an access that changes no register of configuration space, and all of its effects, before it returns.
+    /// Makes an access that changes no register of configuration space, and applies all of its effects before it
+    /// returns.
     fn access(&self, access: impl FnOnce(&mut dyn VirtioPci) -> Outcome) {
         let outcome = self.with(access);
         self.settle(outcome, false);
     }
 
-    /// Makes an access that may change registers of the functions in `rendered`. Their pages change with them, under
-    /// the same lock. Other functions' pages change only when VFs come or go: a PF's power, for one, is in no register
-    /// of its VFs.
+    /// Makes an access that may change registers of the functions in `rendered`, and renders their pages under the same
+    /// lock. Other functions' pages change only when VFs are enabled or disabled: a PF's power state, for example, is
+    /// in no register of its VFs.
     fn config_access(&self, rendered: Reach, access: impl FnOnce(&mut dyn VirtioPci) -> Outcome) {
         let (outcome, shown) = {
             let mut inner = self.inner.lock();
@@ -279,7 +280,8 @@ impl Slot {
         self.settle(Some(outcome), shown);
     }
 
-    /// Waits for what an access stopped and makes its effects happen. `shown` says that pages come or go.
+    /// Waits for the workers that an access stopped, and applies its effects. `shown` is true if pages appear or
+    /// disappear.
     fn settle(&self, outcome: Option<Outcome>, shown: bool) {
         let Some(Outcome { effects, reach, stopping }) = outcome else { return };
         join(stopping);
@@ -291,12 +293,12 @@ impl Slot {
         }
     }
 
-    /// Makes windows, doorbells, messages and shown pages what the device wants them to be.
+    /// Updates windows, doorbells, messages and shown pages to what the device wants.
     pub fn reconcile(&self) {
         self.reconcile_in(Reach::Device);
     }
 
-    /// As [`Self::reconcile`], where only the functions in `reach` may want other doorbells and messages.
+    /// As [`Self::reconcile`], if only the functions in `reach` may want other doorbells and messages.
     fn reconcile_in(&self, mut reach: Reach) {
         let mut wired = self.wired.lock();
         let (mut windows, mut wants, mut shown) = (Vec::new(), Wants::default(), Vec::new());
@@ -305,7 +307,8 @@ impl Slot {
             Inner { device: Some(device), pages } => {
                 device.windows(&mut windows);
                 if windows != wired.windows {
-                    // Doorbells move with their window. Or another vCPU has changed windows, and has not come here yet.
+                    // Doorbells move with their window. Or another vCPU has changed windows, and has not applied this
+                    // yet.
                     reach = Reach::Device;
                 }
                 device.doorbells(reach, &mut wants.doorbells);
@@ -335,7 +338,7 @@ impl Slot {
         wired.windows = windows;
     }
 
-    /// Forgets the wires to a VM that is gone.
+    /// Forgets the wires to a former VM.
     pub fn forget_wiring(&self) {
         let mut wired = self.wired.lock();
         let Wired { windows: _, wires, pin, memory, pages } = &mut *wired;
@@ -367,7 +370,7 @@ impl ConfigTarget for Slot {
     }
 }
 
-/// Waits for workers that were told to stop.
+/// Waits for workers that were requested to stop.
 fn join(workers: Vec<Thread>) {
     end(workers, Thread::join);
 }

@@ -1,9 +1,9 @@
 //! The wires between a device and its VM. A doorbell is an ioeventfd, and possibly also a page of a host device; a
 //! message is an irqfd with a route.
 //!
-//! The wants of the device are compared with the wiring so far, and the gap is closed. If the host refuses, the wiring
-//! is tried again when that function is looked at the next time. It is not tried with every access to the device,
-//! because a lasting refusal would then make each access a walk over all functions.
+//! The wanted wiring is compared with the existing one, and the difference is made. If the host refuses, the next
+//! update of that function tries again, but not every access to the device: a lasting refusal would then make each
+//! access a walk over all functions.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +20,7 @@ use crate::pci_host::irq_routes::{RouteChange, Routes};
 use crate::pci_host::memory_slots::MemorySlots;
 use crate::pci_host::wiring::Wiring;
 
-/// The keys of the functions in `reach`, where the second part of a key is `least` to `most`.
+/// The keys of the functions in `reach` whose second part is `least` to `most`.
 fn keys<T: Copy>(reach: Reach, least: T, most: T) -> impl RangeBounds<(Rid, T)> {
     match reach {
         Reach::Device => (Bound::Unbounded, Bound::Unbounded),
@@ -41,7 +41,7 @@ pub(crate) struct Wants {
     pub messages: Vec<Message>,
 }
 
-/// Tools with which wires are made.
+/// Resources that wires are made of.
 pub(crate) struct Tools<'a> {
     /// The routes of the VM.
     pub routes: &'a Routes,
@@ -49,7 +49,7 @@ pub(crate) struct Tools<'a> {
     pub memory_slots: &'a MemorySlots,
     /// The VM.
     pub wiring: &'a dyn Wiring,
-    /// Hears what the host refused to do.
+    /// Logs what the host refused to do.
     pub complain: &'a dyn Fn(&str, &io::Error),
 }
 
@@ -58,12 +58,11 @@ type DoorbellKey = (Rid, u64);
 /// A function, and the number of its vector's eventfd.
 type MessageKey = (Rid, i32);
 
-/// A message's wire. It keeps its route, and its GSI, while it is masked, until its eventfd belongs to no vector any
-/// more.
+/// A message's wire. It keeps its route and its GSI while it is masked, until its eventfd belongs to no vector.
 struct Wire {
     eventfd: Arc<EventFd>,
     route: MsiRoute,
-    /// The eventfd raises `route.gsi`.
+    /// True if the eventfd raises `route.gsi`.
     attached: bool,
 }
 
@@ -77,13 +76,13 @@ impl Wire {
 #[derive(Default)]
 pub(crate) struct Wires {
     doorbells: BTreeMap<DoorbellKey, Arc<EventFd>>,
-    /// The pages over some of these, with their memory slots.
+    /// The pages over some doorbells, with their memory slots.
     pages: BTreeMap<DoorbellKey, (Arc<DoorbellPage>, u32)>,
     messages: BTreeMap<MessageKey, Wire>,
 }
 
 impl Wires {
-    /// Makes the wires of the functions in `reach` what they want, with `windows` decoded.
+    /// Updates the wires of the functions in `reach` to `wants`, with `windows` decoded.
     pub(crate) fn update(&mut self, reach: Reach, wants: Wants, windows: &[Window], tools: &Tools<'_>) {
         let doorbells = addresses(windows, wants.doorbells);
         let pages = doorbells.iter().filter_map(|(key, doorbell)| Some((*key, doorbell.page.clone()?))).collect();
@@ -93,7 +92,7 @@ impl Wires {
         self.update_messages(reach, wants.messages, tools);
     }
 
-    /// Forgets all wires, which are gone with their VM.
+    /// Forgets all wires of a former VM.
     pub(crate) fn clear(&mut self) {
         let Self { doorbells, pages, messages } = self;
         doorbells.clear();
@@ -101,7 +100,7 @@ impl Wires {
         messages.clear();
     }
 
-    /// Takes away the pages that the guest must no longer have where they are. Its writes go to their eventfds then.
+    /// Hides the pages that the guest must no longer have at their addresses. Its writes then go to their eventfds.
     fn hide_pages(&mut self, reach: Reach, wanted: &BTreeMap<DoorbellKey, Arc<DoorbellPage>>, tools: &Tools<'_>) {
         let is_gone = |key: &DoorbellKey, (page, memory_slot): &mut (Arc<DoorbellPage>, u32)| {
             !wanted.get(key).is_some_and(|wanted| Arc::ptr_eq(wanted, page))
@@ -136,7 +135,8 @@ impl Wires {
         let is_stale = |key: &DoorbellKey, eventfd: &mut Arc<EventFd>| {
             !wanted.get(key).is_some_and(|wanted| Arc::ptr_eq(&wanted.eventfd, eventfd))
         };
-        // All of them first: another may have their address next. What the host refuses to remove is still there.
+        // Remove all of them first: another doorbell may have their address next. A doorbell that the host refuses to
+        // remove stays.
         let is_gone = |key: &DoorbellKey, eventfd: &mut Arc<EventFd>| {
             is_stale(key, eventfd)
                 && tools
@@ -152,7 +152,7 @@ impl Wires {
             }
             match tools.wiring.attach_ioeventfd(&eventfd, key.1) {
                 Ok(()) => drop(self.doorbells.insert(key, eventfd)),
-                // The guest's writes come as exits then, which signal the same eventfd.
+                // The guest's writes are then exits, which signal the same eventfd.
                 Err(error) => (tools.complain)("make a doorbell of an address", &error),
             }
         }
@@ -197,8 +197,8 @@ impl Wires {
         self.attach(&wanted, tools);
     }
 
-    /// Detaches what must not be sent now, which keeps its signal in its eventfd, and returns the GSIs of vectors that
-    /// are gone.
+    /// Detaches messages that must not be sent now, whose signals stay in their eventfds, and returns the GSIs of
+    /// removed vectors.
     fn detach(&mut self, reach: Reach, wanted: &BTreeMap<MessageKey, Message>, tools: &Tools<'_>) -> Vec<u32> {
         let is_gone = |key: &MessageKey, wire: &mut Wire| {
             if wire.attached && !wanted.get(key).is_some_and(|message| wire.is(message)) {
@@ -207,28 +207,28 @@ impl Wires {
                     Err(error) => (tools.complain)("detach an interrupt", &error),
                 }
             }
-            // An eventfd that nobody but this record holds belongs to no vector any more.
+            // An eventfd held only by this record belongs to no vector.
             !wire.attached && Arc::strong_count(&wire.eventfd) == 1
         };
         self.messages.extract_if(keys(reach, i32::MIN, i32::MAX), is_gone).map(|(_, wire)| wire.route.gsi).collect()
     }
 
-    /// Attaches what may be sent now, if it has a route.
+    /// Attaches the messages that may be sent now and have a route.
     fn attach(&mut self, wanted: &BTreeMap<MessageKey, Message>, tools: &Tools<'_>) {
         for (key, message) in wanted {
             let Some(wire) = self.messages.get_mut(key) else { continue };
             if wire.attached || !wire.is(message) || wire.route != route(message, wire.route.gsi) {
                 continue;
             }
-            // KVM would send a signal that waits already, but leave it in the eventfd, to be sent once more after the
-            // next mask.
+            // KVM would send a pending signal at once, but leave it in the eventfd, to be sent again after the next
+            // mask.
             let waits = wire.eventfd.read().is_ok();
             match tools.wiring.attach_irqfd(&wire.eventfd, wire.route.gsi) {
                 Ok(()) => wire.attached = true,
                 Err(error) => (tools.complain)("attach an interrupt", &error),
             }
             if waits {
-                // Only a full counter refuses, which is a signal.
+                // Only a full counter fails, which is a signal.
                 let _ = wire.eventfd.write(1);
             }
         }

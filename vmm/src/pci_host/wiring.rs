@@ -14,13 +14,13 @@ use crate::pci_host::config_pages::{PAGE, Shown};
 pub trait Wiring: Send + Sync {
     /// Makes `routes` the VM's whole table of messages.
     fn set_irq_routes(&self, routes: &[MsiRoute]) -> io::Result<()>;
-    /// Lets a signal on `eventfd` raise `gsi` from now on.
+    /// Makes a signal on `eventfd` raise `gsi` from now on.
     fn attach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()>;
-    /// Lets a signal on `trigger` assert `gsi` from now on, until the guest has served it, which signals `resample`.
+    /// Makes a signal on `trigger` assert `gsi` from now on, until the guest has served it, which signals `resample`.
     fn attach_pin(&self, trigger: &EventFd, resample: &EventFd, gsi: u32) -> io::Result<()>;
     /// Undoes [`Self::attach_irqfd`] or [`Self::attach_pin`].
     fn detach_irqfd(&self, eventfd: &EventFd, gsi: u32) -> io::Result<()>;
-    /// Lets a guest's write to `address` signal `eventfd` from now on.
+    /// Makes a guest's write to `address` signal `eventfd` from now on.
     fn attach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;
     /// Undoes [`Self::attach_ioeventfd`].
     fn detach_ioeventfd(&self, eventfd: &EventFd, address: u64) -> io::Result<()>;

@@ -1,4 +1,4 @@
-//! For any accesses of a guest, the pages have the values that an exit would have returned.
+//! For any accesses of a guest, the pages have the same values as exits.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::kvm::MsiRoute;
 use crate::pci_host::slot::{PciHost, Slot};
 use crate::pci_host::wiring::Wiring;
 
-/// A VM that remembers what it shows, or shows nothing.
+/// A VM that records the pages it shows, or refuses to show any.
 #[derive(Clone, Default)]
 struct Vm {
     shown: Arc<Mutex<BTreeMap<u32, Shown>>>,
@@ -59,7 +59,7 @@ impl Wiring for Vm {
     }
 
     fn show_config(&self, memory_slot: u32, pages: Option<&Shown>) -> io::Result<()> {
-        // Hiding works.
+        // Hiding never fails.
         if *self.refuses.lock() && pages.is_some() {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -106,7 +106,7 @@ impl Rig {
             Op::ConfigWrite { target, offset, len, value } => {
                 if let Some(access) = Access::decode(offset.into(), len.into()) {
                     let write = access.write(&value.to_le_bytes());
-                    // The VFs that there are, and the first that is not.
+                    // The existing VFs, and the first that does not exist.
                     let target = if let Target::Vf(n) = target { Target::Vf(n % 5) } else { target };
                     self.slot.config_write(self.rid(target), access.dword(), write);
                 }
@@ -123,7 +123,7 @@ impl Rig {
         }
     }
 
-    /// The functions that are shown, after their pages were compared with what an exit finds.
+    /// The functions with shown pages, after comparing the pages with reads through exits.
     fn compared(&self) -> Result<Vec<Rid>, String> {
         let mut functions = Vec::new();
         for shown in self.vm.shown.lock().values() {
@@ -172,7 +172,7 @@ impl Rig {
         self.write(Target::Pf, VFS[1], 9);
     }
 
-    /// Has the driver of VF `n` use the window into the BARs, or no longer.
+    /// Makes the driver of VF `n` start or stop using the window into the BARs.
     fn arm(&self, n: u16, on: bool) {
         // The fifth virtio capability of a VF; its BAR, offset and length.
         let read = |offset| self.slot.config_read(self.rid(Target::Vf(n)), Dword::containing(offset));
@@ -182,7 +182,7 @@ impl Rig {
         }
     }
 
-    /// The VFs that are shown, which the PF always is.
+    /// The VFs with shown pages; the PF's page always is shown.
     fn vfs(&self) -> Vec<u16> {
         let shown = self.compared().unwrap();
         assert_eq!(shown.first(), Some(&self.placement.rid));
@@ -204,7 +204,7 @@ fn a_driver_that_uses_the_window_into_the_bars_costs_no_other_function_its_page(
         rig.write(Target::Pf, 4, 6);
         assert_eq!(rig.vfs(), shown, "after {armed}");
     }
-    // VFs that are enabled anew have their pages again, in one memory slot.
+    // VFs that are enabled again have their pages again, in one memory slot.
     rig.write(Target::Pf, VFS[1], 0);
     rig.enable(6);
     assert_eq!((rig.vfs(), rig.vm.shown.lock().len()), (vec![0, 1, 2, 3, 4, 5], 2));
@@ -213,7 +213,7 @@ fn a_driver_that_uses_the_window_into_the_bars_costs_no_other_function_its_page(
     assert_eq!((rig.vfs(), rig.vm.shown.lock().len()), (vec![], 1));
 }
 
-/// A change of what is shown holds up all vCPUs.
+/// Each change of the shown pages stops all vCPUs for a moment.
 #[test]
 fn a_driver_that_uses_the_window_again_and_again_changes_what_is_shown_once() {
     let rig = Rig::new(4, Vm::default());
@@ -246,7 +246,7 @@ fn a_write_of_the_pfs_power_renders_its_page_alone() {
     rig.write(Target::Pf, VFS[1], 9);
     let read = |offset| rig.slot.config_read(rig.placement.rid, Dword::containing(offset));
     let power = (0x40..0x100).step_by(4).find(|offset| read(*offset) & 0xff == 1).unwrap();
-    // What no rendered page has in its first byte.
+    // A value that no rendered page has in its first byte.
     const STALE: u8 = 0x55;
     for state in [3, 0] {
         let shown: Vec<_> = rig.vm.shown.lock().values().cloned().collect();

@@ -1,5 +1,5 @@
-//! vCPUs that change one device at the same time, and the host that holds it meanwhile: when all are done, what is
-//! wired is what the device wants.
+//! vCPUs that change one device at the same time, while the host pauses it: when all are done, the wiring is what the
+//! device wants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -90,7 +90,7 @@ impl Wiring for Vm {
     }
 }
 
-/// Wants of a device, as a VM records them.
+/// Wiring that a device wants, in the form that a VM records.
 struct Wanted {
     ioeventfds: BTreeSet<(i32, u64)>,
     /// Address, data and requester of the message that each eventfd sends.
@@ -98,8 +98,8 @@ struct Wanted {
     windows: Vec<Window>,
 }
 
-/// The device, as a vCPU that drives one of its functions reaches it: an offset in a window of VFs is one in the slice
-/// of that VF.
+/// The device as seen by a vCPU that drives one of its functions: an offset in a window of VFs is an offset in the
+/// slice of that VF.
 struct Vcpu<'s> {
     slot: &'s Slot,
     vf: u16,
@@ -176,7 +176,7 @@ enum VfOp {
 enum Op {
     Pf(PfOp),
     Vf(u16, VfOp),
-    /// The host lets the queues stand still, and go on.
+    /// The host pauses the queues and resumes them.
     Hold,
 }
 
@@ -271,7 +271,7 @@ impl Rig {
         Wanted { ioeventfds, messages: messages.iter().map(message).collect(), windows }
     }
 
-    /// Compares the VM with the device, when no vCPU is under way.
+    /// Compares the VM with the device, while no vCPU is active.
     fn check(&self) {
         let Wanted { ioeventfds, messages, windows } = self.wanted();
         let record = self.vm.0.lock();
@@ -286,7 +286,7 @@ impl Rig {
         self.check_pages(&record);
     }
 
-    /// All functions that there are have their page, which reads as they do.
+    /// Checks that all existing functions have their page, with the same content as reads.
     fn check_pages(&self, record: &Record) {
         let status = self.slot.with(|device| device.sriov_status()).flatten();
         let visible = status.unwrap().num_visible();
@@ -307,7 +307,7 @@ impl Rig {
         assert_eq!(shown, functions.collect::<Vec<_>>());
     }
 
-    /// Unplugs the device: nothing of it may be left.
+    /// Unplugs the device, and checks that no wiring is left.
     fn retire(&self) {
         self.slot.retire();
         let record = self.vm.0.lock();
@@ -377,14 +377,14 @@ fn a_driver_sets_up_no_queue_of_a_vf_whose_memory_is_off() {
     rig.apply(Op::Pf(PfOp::VfMemory(false)));
     let mut vcpu = Vcpu { slot: &rig.slot, vf: 0, writes: 0 };
     assert_eq!(Driver::of_vf(&mut vcpu, rig.vf_rid(0), 0).init(), 0xff);
-    // A driver that takes all ones for a number of queues writes 600,000 times.
+    // A driver that reads all-ones as the number of queues writes 600,000 times.
     assert!(vcpu.writes < 100, "{} writes", vcpu.writes);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(8) })]
 
-    /// However the accesses of the vCPUs follow on each other.
+    /// For any interleaving of the vCPUs' accesses.
     #[test]
     fn what_vcpus_change_at_the_same_time_is_all_wired_in_the_end(rounds in vec(vec(vec(op(), 12), 4), 2)) {
         let rig = Rig::new();

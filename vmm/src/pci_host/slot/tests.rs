@@ -1,4 +1,4 @@
-//! A device that wants what the test says, wired to a VM that records its calls.
+//! A device whose wiring the test sets, on a VM that records its calls.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
@@ -16,18 +16,18 @@ use crate::pci_host::irq_routes::{MESSAGES, RouteChange};
 use crate::pci_host::recording_vm::Refuse::{All, Irqfds, Nothing};
 use crate::pci_host::recording_vm::{Record, RecordingVm};
 
-/// Wants of the device, shared with the test.
+/// The device's wanted wiring, shared with the test.
 #[derive(Default)]
 struct Says {
     windows: Vec<Window>,
     doorbells: Vec<Doorbell>,
     messages: Vec<Message>,
     memory: Vec<MemoryArea>,
-    /// A worker that its next write stops.
+    /// A worker that the device's next write stops.
     stopping: Option<Thread>,
-    /// Hears that doorbells changed without an access.
+    /// Observer of doorbells that change without an access.
     observer: Option<Arc<DoorbellObserver>>,
-    /// Number of times that the host refuses to resume a function from now on.
+    /// Number of resumes that the host refuses from now on.
     refusals: usize,
     /// Number of queries for all of its functions, and for one.
     asked: (usize, usize),
@@ -144,7 +144,7 @@ impl Lifecycle for Fake {
     }
 }
 
-/// Commits of routes, and what is attached.
+/// Numbers of commits of routes, irqfds and ioeventfds.
 fn counts(record: &Mutex<Record>) -> (usize, usize, usize) {
     let record = record.lock();
     (record.commits, record.irqfds.len(), record.ioeventfds.len())
@@ -374,7 +374,7 @@ fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
     assert_eq!(counts(&record), (1, 2, 2));
     wants.lock().asked = (0, 0);
 
-    // The PF wants nothing any more, and nobody has asked it.
+    // The PF wants nothing now, and has not been queried.
     {
         let mut wants = wants.lock();
         wants.doorbells.clear();
@@ -390,7 +390,7 @@ fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
     slot.mmio_write(bar(), 0, &[0]);
     assert_eq!(wants.lock().asked, (1, 2));
     assert_eq!(counts(&record), (2, 1, 0));
-    // A window that has moved meanwhile concerns all.
+    // A window that has moved in the meantime concerns all functions.
     wants.lock().windows.clear();
     slot.mmio_write(bar(), SLICE, &[0]);
     assert_eq!(wants.lock().asked, (2, 2));
@@ -417,7 +417,7 @@ fn an_access_waits_for_what_it_stopped_and_the_device_can_be_reached_meanwhile()
     let Rig { wants, slot, .. } = rig();
     let (sender, receiver) = std::sync::mpsc::channel();
     let reached = Arc::clone(&slot);
-    // The worker ends only once another access got through.
+    // The worker ends only after another access has completed.
     let worker = NewThread::new("worker", 64 << 10, move || {
         reached.mmio_read(bar(), 0, &mut [0]);
         sender.send(()).unwrap();

@@ -37,7 +37,7 @@ fn pages_of_doorbells_lie_over_their_eventfds_and_follow_their_window() {
     wants.lock().windows = vec![window(0x20_0000)];
     slot.reconcile();
     assert_eq!(shown(&record), [(0x20_0000, at(&first)), (0x20_1000, at(&second))]);
-    // Another page at the same place, and none.
+    // Another page at the same place, and then none.
     wants.lock().doorbells = vec![paged(0, &kick, &second), doorbell(0x1000, &kick)];
     slot.reconcile();
     assert_eq!((shown(&record), counts(&record).2), (vec![(0x20_0000, at(&second))], 2));
@@ -87,7 +87,7 @@ fn a_page_that_the_host_refuses_is_an_eventfd_and_is_tried_again() {
     record.lock().refuse = Nothing;
     slot.reconcile();
     assert_eq!(record.lock().doorbells.keys().copied().collect::<Vec<_>>(), [128], "the memory slot was given back");
-    // What cannot be taken away is still there, and is tried again, too.
+    // A page that cannot be hidden stays, and hiding is retried as well.
     wants.lock().doorbells[0].page = None;
     record.lock().refuse = Doorbells;
     slot.reconcile();
@@ -95,7 +95,7 @@ fn a_page_that_the_host_refuses_is_an_eventfd_and_is_tried_again() {
     record.lock().refuse = Nothing;
     slot.reconcile();
     assert_eq!(shown(&record), []);
-    // A new VM has nothing of it.
+    // A new VM has no pages yet.
     wants.lock().doorbells[0].page = Some(own);
     slot.reconcile();
     slot.forget_wiring();

@@ -17,7 +17,7 @@ fn area(offset: u64, memory: Arc<FileMapping>) -> MemoryArea {
     MemoryArea { window: bar(), offset, memory, peers: None }
 }
 
-/// Memory that the guest has: its addresses, and those in this process.
+/// Memory that the guest has: its guest addresses, and those in this process.
 fn shown(record: &Mutex<Record>) -> Vec<(u64, usize)> {
     record.lock().memory.values().copied().collect()
 }
@@ -36,7 +36,7 @@ fn memory_lies_where_its_window_does_and_goes_with_it() {
         slot.reconcile();
         assert_eq!(shown(&record), [(base, at)]);
     }
-    // A new VM is given it anew.
+    // A new VM gets the memory again.
     let second = Arc::<Mutex<Record>>::default();
     host.set_wiring(Some(Box::new(RecordingVm(Arc::clone(&second)))));
     slot.forget_wiring();
@@ -95,7 +95,7 @@ fn areas_of_a_window_lie_at_their_offsets_and_move_together() {
     for base in [0x10_0000, 0x10_4000] {
         wants.lock().windows = vec![window(base)];
         slot.reconcile();
-        // The place that one had is the other's next: all are taken away first.
+        // The areas exchange addresses: all are removed first.
         let mut shown = shown(&record);
         shown.sort_unstable();
         assert_eq!(shown, [(base, at[0]), (base + 0x4000, at[1])]);

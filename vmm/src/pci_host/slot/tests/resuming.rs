@@ -1,4 +1,4 @@
-//! A resume on a host that lacks something.
+//! Resuming on a host that lacks resources.
 
 use std::time::Instant;
 
