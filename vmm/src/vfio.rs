@@ -1,4 +1,4 @@
-//! Devices of the host that a guest has: pass-through by VFIO (`linux/vfio.h`, `Documentation/driver-api/vfio.rst`).
+//! Host devices passed through to a guest by VFIO (`linux/vfio.h`, `Documentation/driver-api/vfio.rst`).
 //!
 //! | file | subject |
 //! |---|---|

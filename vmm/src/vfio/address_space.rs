@@ -1,4 +1,4 @@
-//! An address space of devices of the host: pieces of this process's memory, at the devices' addresses.
+//! An address space of host devices: pieces of this process's memory, at the devices' addresses.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,19 +11,19 @@ use crate::vfio::error::VfioError;
 use crate::vfio::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 
-/// Memory that devices reach. All of it is unmapped when this is dropped.
+/// Memory that devices reach. Dropping it unmaps all of it.
 pub(super) struct AddressSpace {
     iommu: Arc<dyn HostIommu>,
     reach: Vec<RangeInclusive<u64>>,
     most: usize,
-    /// By their first addresses, disjoint.
+    /// Pieces by their first addresses, disjoint.
     mapped: BTreeMap<u64, Piece>,
-    /// It has been said that the kernel had something else mapped.
+    /// True once a mismatch with the kernel's mappings was logged.
     is_miscounted: bool,
 }
 
 impl AddressSpace {
-    /// The address space of `iommu`, in which nothing is mapped.
+    /// The empty address space of `iommu`.
     pub(super) fn new(iommu: Arc<dyn HostIommu>) -> Self {
         let (reach, most) = (iommu.reach(), iommu.most_mappings());
         Self { iommu, reach, most, mapped: BTreeMap::new(), is_miscounted: false }
@@ -34,25 +34,25 @@ impl AddressSpace {
         self.iommu.counted()
     }
 
-    /// Asks again what devices reach, after there are more.
+    /// Reads the reachable addresses again, after a device was attached.
     pub(super) fn ask_reach(&mut self) {
         self.reach = self.iommu.reach();
     }
 
-    /// The most pieces that there can be.
+    /// The most pieces that can be mapped.
     pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// Maps `wanted`, which are disjoint, and nothing else: what stays is not touched.
+    /// Maps exactly the pieces `wanted`, which are disjoint. Pieces that stay are not touched.
     ///
     /// # Safety
     ///
-    /// Until they are unmapped, the pieces must be mappings of which nothing in this process has a Rust reference.
+    /// Until they are unmapped, the pieces must be mappings without a Rust reference in this process.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot be mapped. What was mapped before is mapped then.
+    /// Fails if the pieces cannot be mapped. The former pieces are mapped then.
     pub(super) unsafe fn set(&mut self, wanted: &[Piece]) -> Result<(), VfioError> {
         let new: BTreeMap<_, _> = wanted.iter().map(|piece| (piece.iova, *piece)).collect();
         let gone: Vec<_> = self.mapped.values().filter(|piece| new.get(&piece.iova) != Some(piece)).copied().collect();
@@ -63,19 +63,19 @@ impl AddressSpace {
         }
         for (done, piece) in gone.iter().enumerate() {
             if let Err(error) = self.unmap(*piece) {
-                // SAFETY: these pieces were mapped until now, for which the caller of that time made this promise.
+                // SAFETY: these pieces were mapped until now, for which the caller at that time made this promise.
                 unsafe { self.put_back(gone.get(..done).unwrap_or_default()) };
                 return Err(VfioError::Map(error));
             }
         }
-        // SAFETY: the caller promises what this function asks for.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { self.add_checked(&came) }.inspect_err(|_| {
             // SAFETY: as above.
             unsafe { self.put_back(&gone) };
         })
     }
 
-    /// Maps `pieces` beside what is mapped, with which they have no address in common.
+    /// Maps `pieces` in addition to the present ones, with which they do not overlap.
     ///
     /// # Safety
     ///
@@ -83,14 +83,14 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// Fails if they cannot be mapped. None of them is mapped then.
+    /// Fails if the pieces cannot be mapped. None of them is mapped then.
     pub(super) unsafe fn add(&mut self, pieces: &[Piece]) -> Result<(), VfioError> {
         self.check(pieces, 0)?;
-        // SAFETY: the caller promises what this function asks for.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { self.add_checked(pieces) }
     }
 
-    /// Unmaps all pieces from the address `first` to `last`, of which none must be inside in part.
+    /// Unmaps all pieces from the address `first` to `last`. No piece may be partly inside.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Unmaps `piece`, if it is mapped like this.
+    /// Unmaps `piece`, if exactly this piece is mapped.
     ///
     /// # Errors
     ///
@@ -141,10 +141,10 @@ impl AddressSpace {
 
     unsafe fn add_checked(&mut self, pieces: &[Piece]) -> Result<(), VfioError> {
         for (done, piece) in pieces.iter().enumerate() {
-            // SAFETY: the caller promises what this function asks for.
+            // SAFETY: the caller upholds this function's contract.
             if let Err(error) = unsafe { self.map(*piece) } {
                 for piece in pieces.get(..done).unwrap_or_default() {
-                    // It has just been mapped like this.
+                    // Undoes a mapping that was just made.
                     let _ = self.unmap(*piece);
                 }
                 return Err(VfioError::Map(error));
@@ -155,7 +155,7 @@ impl AddressSpace {
 
     unsafe fn put_back(&mut self, pieces: &[Piece]) {
         for piece in pieces {
-            // SAFETY: the caller promises what this function asks for.
+            // SAFETY: the caller upholds this function's contract.
             if let Err(error) = unsafe { self.map(*piece) } {
                 log::error!("devices of the host have lost the guest's memory at {:#x}: {error}", piece.iova);
             }
@@ -163,7 +163,7 @@ impl AddressSpace {
     }
 
     unsafe fn map(&mut self, piece: Piece) -> io::Result<()> {
-        // SAFETY: the caller promises what this function asks for.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { self.iommu.map(&piece) }?;
         self.mapped.insert(piece.iova, piece);
         Ok(())
@@ -177,12 +177,12 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Has the kernel take back what is mapped at these addresses: `bytes`, as far as is known here. Nothing is mapped
-    /// there afterwards, also if it was something else.
+    /// Unmaps everything at these addresses, where `bytes` bytes should be mapped. Nothing is mapped there afterwards,
+    /// even if the kernel's count differs.
     fn take_back(&mut self, addresses: RangeInclusive<u64>, bytes: u64) -> io::Result<()> {
         let (first, last) = (*addresses.start(), *addresses.end());
         let taken = self.iommu.unmap(addresses)?;
-        // Once: a guest may have it happen again and again.
+        // Logged once: a guest may cause it again and again.
         if taken != bytes && !std::mem::replace(&mut self.is_miscounted, true) {
             log::warn!(
                 "the host's kernel had {taken} bytes mapped for a device from {first:#x} to {last:#x}, where {bytes} \
@@ -195,17 +195,17 @@ impl AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
-        // What the kernel does not unmap now, it does when the address space is closed.
+        // If the kernel does not unmap a piece now, it does when the address space is closed.
         let _ = self.clear();
     }
 }
 
-/// Does what pins at most `size` bytes more, which the kernel counts at `counted`, after raising the limit of that as
-/// far as this process may.
+/// Makes a `change` that pins at most `size` bytes more. First raises the limit on pinned memory, counted in the status
+/// field `counted`, as far as this process may.
 ///
 /// # Errors
 ///
-/// Result of `change`; if it lacks memory because the limit is too low, an error with the numbers.
+/// Fails as `change` does; if it lacks memory because the limit is too low, with the numbers.
 pub(super) fn pinning(
     counted: &str,
     size: u64,

@@ -1,4 +1,4 @@
-//! Objects that are attached to an address space: a group, with all devices that are opened by it, or a device.
+//! Files attached to an address space: a group, with all devices opened through it, or a device.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use crate::vfio::known_files::KnownFiles;
 use crate::vfio::space::Space;
 use crate::vfio::sysfs::SysfsDevice;
 
-/// A file that is attached, until this is dropped.
+/// A file that is attached until this is dropped.
 pub(super) struct Attached {
-    // Drop order: the address space of a group can no longer be changed when the group is closed.
+    // Drop order: the address space of a group cannot be changed once the group is closed.
     space: Space,
     file: AttachedFile,
     group: u32,
     known: Arc<KnownFiles>,
 }
 
-/// Object that is attached.
+/// File that is attached.
 pub(super) enum AttachedFile {
     /// A group, which is open once.
     Group(OwnedFd),
-    /// A device, which iommufd attaches by itself.
+    /// A device that is attached on its own, through iommufd.
     Device(OwnedFd),
 }
 
@@ -34,11 +34,10 @@ impl AttachedFile {
         }
     }
 
-    /// Ends what the device does, if it is one, and takes its address space from it. A group is detached when it is
-    /// closed.
+    /// Stops a device's interrupts and detaches it from its address space. A group is detached when it is closed.
     pub(super) fn detach(&self) {
         let Self::Device(device) = self else { return };
-        // Whoever gave this process the file has it open, so closing it here ends none of this.
+        // The sender of the file still has it open, so closing it here ends neither.
         ioctl::clear_all_irqs(device);
         if let Err(error) = ioctl::detach(device) {
             log::warn!("a device of the host may still reach the guest's memory: {error}");
@@ -47,7 +46,7 @@ impl AttachedFile {
 }
 
 impl Attached {
-    /// Object that is attached to `space` and has devices of the group number `group`. KVM is given it by `known`.
+    /// Object that is attached to `space` and has devices of the group number `group`. KVM gets it through `known`.
     pub(super) fn new(file: AttachedFile, space: Space, group: u32, known: &Arc<KnownFiles>) -> Self {
         known.add(file.file().as_fd());
         Self { space, file, group, known: Arc::clone(known) }
@@ -63,12 +62,12 @@ impl Attached {
         self.group
     }
 
-    /// True if further devices of the group are opened by this.
+    /// True if further devices of the group are opened through this.
     pub(super) const fn is_group(&self) -> bool {
         matches!(self.file, AttachedFile::Group(_))
     }
 
-    /// The file of `device`, which is one of its own.
+    /// The file of `device`, which belongs to this object.
     ///
     /// # Errors
     ///
@@ -84,7 +83,7 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // KVM would keep it open.
+        // KVM would keep the file open.
         self.known.remove(self.file.file().as_fd());
         self.file.detach();
     }

@@ -1,4 +1,4 @@
-//! A part of a BAR that this process has mapped, where the guest finds it.
+//! A part of a BAR that this process has mapped, at the guest's address.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) struct BarMemory {
 }
 
 impl BarMemory {
-    /// Part that other devices reach: all of it, at the guest's addresses.
+    /// Mapping for other devices: all of it, at the guest's addresses.
     pub(super) fn piece(&self) -> Piece {
         let Self { address, memory } = self;
         let (size, host) = (memory.len(), memory.address() as u64);

@@ -1,8 +1,8 @@
-//! Capabilities of a host device that its guest finds, and their bits that are the host's.
+//! Capabilities of a host device that its guest sees, and the bits passed through to the host.
 //!
-//! It is a list of what is allowed. A capability stays where the device has it, because drivers may know its place, and
-//! the chain passes by all others. Those that are not in the list are hidden: they concern the host's topology, memory
-//! or power (SR-IOV, ARI, Resizable BAR, ATS, PRI, PASID, ACS, LTR, TPH), or nobody here knows what they do.
+//! The list names the allowed capabilities. An allowed capability stays at the device's offset, because drivers may
+//! rely on that; the chain skips all others, which are hidden: they concern the host's topology, memory or power
+//! (SR-IOV, ARI, Resizable BAR, ATS, PRI, PASID, ACS, LTR, TPH), or are unknown to this program.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +22,15 @@ const PCIE_VERSION: u32 = 0xf;
 const PCIE_SHOWN: u32 = 0x3e00 | PCIE_VERSION;
 /// Bits of Device Capabilities that are shown: Max_Payload_Size, extended tags, role-based error reporting.
 const DEVICE_CAPABILITIES: u32 = 0x8027;
-/// Bits of Device Control that are the host's: all except phantom functions, auxiliary power and Initiate FLR.
+/// Bits of Device Control that are passed through: all except phantom functions, auxiliary power and Initiate FLR.
 const DEVICE_CONTROL: u32 = 0x79ff;
 /// Bits of Device Status that are shown, and cleared by writing 1.
 const DEVICE_STATUS: u32 = 0x3f_0000;
 const DEVICE_STATUS_CLEAR: u32 = 0xf_0000;
-/// Bits of Device Capabilities 2 and Device Control 2 that are the host's: completion timeouts.
+/// Bits of Device Capabilities 2 and Device Control 2 that are passed through: completion timeouts.
 const COMPLETION_TIMEOUTS: u32 = 0x1f;
 
-/// Bytes of Advanced Error Reporting in a function that is no root port (`PCIe 6.2 §7.8.4`).
+/// Bytes of Advanced Error Reporting in a function that is not a root port (`PCIe 6.2 §7.8.4`).
 const AER_LEN: u16 = 0x2c;
 /// Bits that software may set in Advanced Error Capabilities and Control: ECRC generation and checking.
 const AER_CONTROL: u32 = 0x140;
@@ -39,16 +39,16 @@ const SERIAL_NUMBER_LEN: u16 = 0xc;
 /// Bytes of the Vital Product Data capability (`PCIe 6.2 §7.9.18`).
 const VPD_LEN: u16 = 8;
 
-/// A dword of which some bits are the host's.
+/// A dword with bits that are passed through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Passed {
-    /// Bits that always read so.
+    /// Bits that always read as 1.
     pub fixed: u32,
-    /// Bits that read as the host's do.
+    /// Bits that read as on the host.
     pub read: u32,
     /// Bits that are written through.
     pub write: u32,
-    /// Bits where a 1 acts, and a 0 leaves everything as it is. Those that are not written through are written as 0.
+    /// Bits that a 1 acts on and a 0 leaves unchanged. Those that are not written through are written as 0.
     pub clear: u32,
 }
 
@@ -62,7 +62,7 @@ impl Passed {
     }
 }
 
-/// A capability whose registers are this program's. The host never sees what the guest writes to them.
+/// A capability that this program emulates. Guest writes to its registers never reach the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owned {
     Power,
@@ -70,18 +70,18 @@ pub(super) enum Owned {
     Msix,
 }
 
-/// Register that the guest finds at a dword of configuration space behind the header.
+/// Register at a dword of the guest's configuration space after the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Register {
-    /// A capability of this program's, and the dword in it. The next pointer is in the dword 0.
+    /// A capability of this program, and the dword in it. The next pointer is in the dword 0.
     Owned(Owned, Dword),
-    /// Device Control, in which Initiate FLR is this program's.
+    /// Device Control. This program emulates Initiate FLR.
     DeviceControl(Passed),
-    /// The host's, in part.
+    /// A host register with bits passed through.
     Passed(Passed),
 }
 
-/// The capabilities that the guest finds. Where there is no register, it reads 0.
+/// The capabilities that the guest sees. A dword without a register reads as 0.
 #[derive(Debug, Default)]
 pub(super) struct Capabilities {
     registers: BTreeMap<Dword, Register>,
@@ -95,13 +95,13 @@ pub(super) struct Capabilities {
 struct Found {
     id: u16,
     offset: u16,
-    /// The first offset that cannot be its own.
+    /// The first offset after its registers.
     end: u16,
 }
 
 impl Capabilities {
-    /// The capabilities of a device whose configuration space is `image`: 256 or 4,096 bytes. `flr` says whether the
-    /// function is reset when the guest asks for that.
+    /// The capabilities of a device with the configuration space `image` of 256 or 4,096 bytes. With `flr`, the guest
+    /// can reset the function.
     pub(super) fn of(image: &[u8], flr: bool) -> Self {
         let mut this = Self::default();
         let image = Image(image);
@@ -120,12 +120,12 @@ impl Capabilities {
         self.registers.get(&reg).copied()
     }
 
-    /// Offset of a capability of this program's.
+    /// Offset of a capability of this program.
     pub(super) fn offset(&self, owned: Owned) -> Option<u16> {
         self.owned.get(&owned).map(|(offset, _)| *offset)
     }
 
-    /// The next pointer of a capability of this program's, as it is in its dword 0.
+    /// The next pointer of a capability of this program, as in its dword 0.
     pub(super) fn next(&self, owned: Owned) -> u32 {
         self.owned.get(&owned).map_or(0, |(_, next)| u32::from(*next) << 8)
     }
@@ -172,7 +172,7 @@ impl Capabilities {
             fixed: 0,
             read: DEVICE_CONTROL | DEVICE_STATUS,
             write: DEVICE_CONTROL | DEVICE_STATUS_CLEAR,
-            // Whatever the device says, what is written back never resets it.
+            // Whatever bits the device has, writes through never reset it.
             clear: DEVICE_STATUS_CLEAR | pcie::INITIATE_FLR,
         };
         self.put(found, pcie::DEVICE_CONTROL, PCIE_1_LEN, Register::DeviceControl(control));
@@ -188,7 +188,7 @@ impl Capabilities {
         let kept: Vec<_> = image.extended().into_iter().filter(|found| is_kept_extended(found.id)).collect();
         let nexts = kept.iter().skip(1).map(|found| found.offset).chain([0]);
         if let Some(first) = kept.first().filter(|first| first.offset != header::FIRST_EXTENDED_CAPABILITY) {
-            // The chain begins here, with a null capability.
+            // The chain starts here, with a null capability.
             let null = Register::Passed(Passed::constant(u32::from(first.offset) << 20));
             self.registers.insert(Dword::containing(header::FIRST_EXTENDED_CAPABILITY), null);
         }
@@ -244,7 +244,7 @@ impl Capabilities {
 }
 
 impl Passed {
-    /// Without the host's capability ID and next pointer.
+    /// The register without the host's capability ID and next pointer.
     const fn below_header(self) -> Self {
         Self { read: self.read & !0xffff, write: self.write & !0xffff, ..self }
     }
@@ -268,7 +268,7 @@ fn is_kept_extended(id: u16) -> bool {
     kept.contains(&id)
 }
 
-/// The host's configuration space, as it was when the device was opened. What is beyond it is 0.
+/// The host's configuration space, as read when the device was opened. Beyond its end it reads as 0.
 struct Image<'a>(&'a [u8]);
 
 impl Image<'_> {
@@ -314,7 +314,7 @@ impl Image<'_> {
     }
 }
 
-/// Each capability ends where the next one begins, whatever its own length says.
+/// Bounds the capabilities: each ends where the next one starts, whatever length it claims.
 fn bounded(found: Vec<(u16, u16)>, end: u16) -> Vec<Found> {
     let next = |offset: u16| found.iter().map(|(_, other)| *other).filter(|other| *other > offset).min();
     found.iter().map(|&(id, offset)| Found { id, offset, end: next(offset).unwrap_or(end) }).collect()

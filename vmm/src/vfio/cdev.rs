@@ -1,5 +1,4 @@
-//! The file that a device of the host has of its own, for iommufd (`Documentation/driver-api/vfio.rst`, "VFIO Device
-//! cdev").
+//! The character device of a host device, for iommufd (`Documentation/driver-api/vfio.rst`, "VFIO Device cdev").
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -14,7 +13,7 @@ use crate::vfio::{group, ioctl};
 /// Folder of these files.
 const FOLDER: &str = "/dev/vfio/devices";
 
-/// The file of `device`, which may be missing. `None` if VFIO has none for it.
+/// The path of the file of `device`, which may not exist. `None` if VFIO has none for the device.
 pub(crate) fn path(device: &SysfsDevice) -> Option<PathBuf> {
     let entries = fs::read_dir(device.folder.join("vfio-dev")).ok()?;
     let name = entries.flatten().map(|entry| entry.file_name()).next()?;
@@ -25,19 +24,19 @@ pub(crate) fn path(device: &SysfsDevice) -> Option<PathBuf> {
 ///
 /// # Errors
 ///
-/// Fails if VFIO has none for it, or it cannot be opened.
+/// Fails if VFIO has none for the device, or it cannot be opened.
 pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     let path = path(device).ok_or_else(|| device.driver_error().unwrap_or(VfioError::NoCdev))?;
     let file = OpenOptions::new().read(true).write(true).open(&path);
     Ok(file.map_err(|error| VfioError::Open { path, error })?.into())
 }
 
-/// Gives `device`, whose file this is, to `iommufd`. `is_passed` says that this process did not open the file by
-/// itself. Returns whether it had been given to an iommufd before: to this, or to another.
+/// Binds `device`, whose file is `file`, to `iommufd`. `is_passed` is true if another program opened the file. Returns
+/// true if the file was bound to an iommufd before, this one or another.
 ///
 /// # Errors
 ///
-/// Fails if another program has the device, or another driver a device of its group.
+/// Fails if another program has bound the device, or a device of its group has another driver.
 pub(super) fn bind(
     device: &SysfsDevice,
     file: &OwnedFd,
@@ -46,7 +45,7 @@ pub(super) fn bind(
 ) -> Result<bool, VfioError> {
     let Err(error) = iommufd.bind(file) else { return Ok(false) };
     Err(match error.raw_os_error() {
-        // A file that is bound answers questions, and cannot be bound again.
+        // The kernel describes a bound device, and does not bind it again.
         Some(libc::EINVAL) if is_passed && ioctl::device_info(file).is_ok() => {
             return Ok(true);
         }
@@ -55,17 +54,17 @@ pub(super) fn bind(
             not_viable => not_viable,
         },
         Some(libc::EPERM) => VfioError::NoRemapping("iommufd"),
-        // The descriptor is open, and of something else.
+        // The descriptor is open, but not an iommufd.
         Some(libc::EBADFD) => VfioError::NotIommufd,
         _ => VfioError::of("give the device to iommufd")(error),
     })
 }
 
-/// The folder in sysfs of the device whose file this is.
+/// The folder in sysfs of the device with this file.
 ///
 /// # Errors
 ///
-/// Fails if it is no such file.
+/// Fails if it is not such a file.
 pub(super) fn folder(file: &OwnedFd) -> Result<PathBuf, VfioError> {
     let found = rustix::fs::fstat(file).map_err(|_| VfioError::NotCdev)?;
     if rustix::fs::FileType::from_raw_mode(found.st_mode) != rustix::fs::FileType::CharacterDevice {

@@ -1,6 +1,7 @@
-//! The configuration space that the guest finds: registers of this program's, and bits of the host's between them.
+//! The configuration space that the guest sees: registers of this program, with bits passed through to the host.
 //!
-//! It does nothing to the host. A read says which bits are to be read there, a write which are to be written.
+//! It makes no host accesses: the result of a read has the bits to read from the host, that of a write the bits to
+//! write there.
 
 use pci::spec::{bar, command, header, pcie, status};
 use pci::{
@@ -17,19 +18,19 @@ const COMMAND: u16 = command::MEMORY_SPACE
     | command::PARITY_ERROR_RESPONSE
     | command::SERR
     | command::INTERRUPT_DISABLE;
-/// Bits of Command that the host's Command has, too.
+/// Bits of Command that are passed through to the host's Command.
 const HOST_COMMAND: u16 = command::PARITY_ERROR_RESPONSE | command::SERR;
 /// Interrupt Pin of the only function of a device that has one.
 const INTA: u32 = 1;
-/// The bits of Status that report errors, which a 1 clears (`PCIe 6.2 §7.5.1.1.4`).
+/// The error bits of Status, which a 1 clears (`PCIe 6.2 §7.5.1.1.4`).
 const STATUS_ERRORS: u32 = 0xf900_0000;
-/// The smallest BAR that a function can have here, in bytes.
+/// The smallest BAR of a function here, in bytes.
 const SMALLEST_BAR: u64 = 128;
 
 /// Reason why a device cannot be shown to a guest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// It has no interrupts.
+    /// The device has no interrupts.
     #[error("it has neither MSI-X nor MSI, and no interrupt pin that the host can mask; give another device")]
     NoInterrupts,
     /// Impossible BARs.
@@ -40,10 +41,10 @@ pub enum ConfigError {
     Msix(#[from] MsixError),
 }
 
-/// The registers that the guest finds.
+/// The registers that the guest sees.
 #[derive(Debug)]
 pub(super) struct ConfigSpace {
-    /// Device and Vendor ID, class and revision, and subsystem, which are the device's.
+    /// Device and Vendor ID, class and revision, and subsystem, from the device.
     id: u32,
     class: u32,
     subsystem: u32,
@@ -54,7 +55,7 @@ pub(super) struct ConfigSpace {
     power: Option<Power>,
     msi: Option<Msi>,
     msix: Option<Msix>,
-    /// The function has the pin INTA. This is its Interrupt Line, which software may write to and nothing reads.
+    /// Interrupt Line of a function with the pin INTA; software may write it, and the function does not use it.
     line: Option<Line>,
     /// True if the guest can reset the function.
     flr: bool,
@@ -67,20 +68,20 @@ struct Line {
     at_reset: u8,
 }
 
-/// Effects of a write besides the registers here.
+/// Effects of a write beyond the registers here.
 #[derive(Debug, PartialEq, Eq, Default)]
 pub(super) struct Written {
     /// State that may have changed.
     pub effects: Effects,
     /// Write to the host's dword, if there is one.
     pub through: Option<Through>,
-    /// The function is to be reset. Its registers are reset already.
+    /// True if the function must be reset. Its registers are reset already.
     pub flr: bool,
-    /// The host's Command is to be set anew: [`ConfigSpace::host_command`].
+    /// True if the host's Command must be set again, to [`ConfigSpace::host_command`].
     pub command: bool,
 }
 
-/// A write of some bits of a dword of the host's.
+/// A write to some bits of a host dword.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Through {
     reg: Dword,
@@ -105,15 +106,15 @@ impl HostWrite {
 }
 
 impl Through {
-    /// The dword that is written to.
+    /// The written dword.
     pub(super) fn reg(&self) -> Dword {
         self.reg
     }
 
-    /// The writes that make it, where the host's dword is `old`.
+    /// The host writes that make it, if the host's dword is `old`.
     pub(super) fn writes(&self, old: u32) -> Vec<HostWrite> {
         let Passed { write: writable, clear, .. } = self.passed;
-        // A bit that is cleared by a 1 must not be written as it was read.
+        // Writing back a 1 that was read would clear the bit.
         let kept = old & !clear;
         let bytes = self.write.apply(kept, writable).to_le_bytes();
         let touched = (self.write.mask() & writable).to_le_bytes().map(|mask| mask != 0);
@@ -142,13 +143,13 @@ impl Through {
 }
 
 impl ConfigSpace {
-    /// The configuration space of a device that has `image` of its own, and memory BARs of these sizes in bytes. `flr`
-    /// says that it can be reset. It has an interrupt pin if `line` is given: what firmware would have written to its
-    /// Interrupt Line.
+    /// The configuration space of a device with the configuration space `image` and memory BARs of these sizes in
+    /// bytes. With `flr`, the device can be reset. `line` is the value that firmware would have written to its
+    /// Interrupt Line; `None` if it has no interrupt pin.
     ///
     /// # Errors
     ///
-    /// Fails if no function can look like this, or it has no interrupts.
+    /// Fails if the shape of the function is impossible, or it has no interrupts.
     pub(super) fn new(image: &[u8], sizes: [u64; 6], flr: bool, line: Option<u8>) -> Result<Self, ConfigError> {
         let dword = |offset: u16| {
             let at = |n| image.get(usize::from(offset) + n).copied().unwrap_or(0);
@@ -188,12 +189,12 @@ impl ConfigSpace {
         self.msix.as_ref()
     }
 
-    /// MSI-X, to write to its table.
+    /// MSI-X, for writes to its table.
     pub(super) fn msix_mut(&mut self) -> Option<&mut Msix> {
         self.msix.as_mut()
     }
 
-    /// True if the function interrupts by its pin: it has one, and no kind of messages is enabled (`PCIe 6.2
+    /// True if the function interrupts through its pin: it has one, and neither MSI nor MSI-X is enabled (`PCIe 6.2
     /// §7.5.1.1.3`).
     pub(super) fn uses_pin(&self) -> bool {
         let sends = self.msi().is_some_and(Msi::enabled) || self.msix().is_some_and(Msix::enabled);
@@ -210,8 +211,8 @@ impl ConfigSpace {
         self.power.as_ref().is_none_or(Power::is_d0)
     }
 
-    /// Value for the host's Command. It always decodes memory: visibility to the guest is decided here, and a process
-    /// that touches a mapping of memory that is not decoded is ended.
+    /// Value for the host's Command. The host device always decodes memory: the guest's view is decided here, and a
+    /// process that accesses a mapping of memory that is not decoded is killed.
     pub(super) fn host_command(&self) -> u16 {
         let master = if self.bus_master() { command::BUS_MASTER } else { 0 };
         let no_pin =
@@ -226,8 +227,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Value of the dword `reg`: bits of this program's, and a mask of the bits that are the host's. `pending` answers
-    /// for each MSI vector.
+    /// Value of the dword `reg`: the bits of this program, and a mask of the bits to read from the host. `pending`
+    /// returns the pending bit of an MSI vector.
     pub(super) fn read(&self, reg: Dword, pending: impl Fn(u16) -> bool) -> (u32, u32) {
         if reg.offset() < header::FIRST_CAPABILITY {
             return self.read_header(reg.offset());
@@ -345,9 +346,9 @@ fn when(happened: bool, effects: Effects) -> Effects {
     if happened { effects } else { Effects::NONE }
 }
 
-/// A write whose bits of `passed` go to the host, if there are any.
+/// A write whose bits in `passed` go to the host, if there are any.
 fn through(reg: Dword, write: DwordWrite, passed: Passed) -> Written {
-    // A 0 leaves what a 1 clears.
+    // A 0 leaves write-1-to-clear bits unchanged.
     let clears = write.value() & passed.clear != 0;
     let writes = clears || write.mask() & passed.write & !passed.clear != 0;
     Written { through: writes.then_some(Through { reg, write, passed }), ..Written::default() }
@@ -370,7 +371,7 @@ fn kinds(sizes: [u64; 6], dword: impl Fn(u16) -> u32) -> Vec<(BarIndex, BarKind)
         };
         kinds.push((index, kind));
         if is_64 {
-            // The upper half of the address.
+            // Skip the upper half of the address.
             registers.next();
         }
     }
@@ -384,7 +385,7 @@ fn msix_shape(offset: u16, dword: impl Fn(u16) -> u32) -> MsixShape {
     let place = |at: u16| {
         let value = dword(offset + at);
         let bar = BarIndex::ALL.get((value & 0b111) as usize).copied();
-        // There are no BARs 6 and 7; the last one that has no room for a table stands for them.
+        // BARs 6 and 7 do not exist; the last BAR without room for a table stands for them.
         (bar.unwrap_or(BarIndex::ALL[5]), if bar.is_some() { value & !0b111 } else { !0b111 })
     };
     let [.., low, high] = dword(offset + msix::CONTROL).to_le_bytes();

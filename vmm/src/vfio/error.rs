@@ -15,22 +15,22 @@ pub enum VfioError {
     /// There is no such folder.
     #[error("there is no such device ({0}); give its folder, such as /sys/bus/pci/devices/0000:01:00.1")]
     NoDevice(io::Error),
-    /// It is something else.
+    /// The folder is not that of a PCI device.
     #[error("this is not the folder of a PCI device; give one such as /sys/bus/pci/devices/0000:01:00.1")]
     NotPci,
-    /// It has no group.
+    /// The device has no IOMMU group.
     #[error(
         "the device is in no IOMMU group; turn the host's IOMMU on (firmware, and intel_iommu=on on the kernel's \
          command line)"
     )]
     NoGroup,
-    /// Another driver has it.
+    /// The device has another driver.
     #[error("the device has the driver {0}; bind it to vfio-pci (driverctl set-override, or driver_override in sysfs)")]
     Driver(String),
-    /// No driver has it.
+    /// The device has no driver.
     #[error("the device has no driver; bind it to vfio-pci (driverctl set-override, or driver_override in sysfs)")]
     NoDriver,
-    /// A file of VFIO's cannot be opened.
+    /// A VFIO file cannot be opened.
     #[error("cannot open {}: {error}; {}", path.display(), open_remedy(.error))]
     Open {
         /// The file.
@@ -49,16 +49,16 @@ pub enum VfioError {
         /// The others' addresses, with their drivers.
         others: Vec<String>,
     },
-    /// This VM has it already.
+    /// This VM has the device already.
     #[error("this VM has the device already; give another")]
     Taken,
-    /// Interrupts of the host are not remapped.
+    /// The host's IOMMU does not remap interrupts.
     #[error(
         "the host's IOMMU does not remap interrupts, so a guest could raise any of the host's; turn that on in the \
          firmware, or trust the guest ({0}.allow_unsafe_interrupts=1)"
     )]
     NoRemapping(&'static str),
-    /// The kernel has another interface.
+    /// The kernel lacks the type 1 IOMMU.
     #[error("the host's kernel has no type 1 IOMMU for VFIO; load vfio_iommu_type1")]
     NoType1,
     /// The host has no iommufd.
@@ -71,19 +71,19 @@ pub enum VfioError {
         /// Cause.
         error: io::Error,
     },
-    /// A descriptor is of something else, or closed.
+    /// A descriptor is closed, or not an iommufd.
     #[error("the descriptor of --platform iommufd_fd= is no open iommufd; open /dev/iommu and pass that")]
     NotIommufd,
-    /// The kernel has no files of devices.
+    /// The kernel has no character devices for VFIO devices.
     #[error(
         "the host's kernel has no file of its own for the device (CONFIG_VFIO_DEVICE_CDEV, Linux 6.6 or later); leave \
          iommufd out of --platform"
     )]
     NoCdev,
-    /// A descriptor is of something else.
+    /// A descriptor is not a VFIO device's.
     #[error("the descriptor is of no device of VFIO's; open one of /dev/vfio/devices and pass that")]
     NotCdev,
-    /// A file was bound before, and not to this VM's iommufd.
+    /// A file was bound before, but not to this VM's iommufd.
     #[error(
         "the device's file has been given to another iommufd than that of --platform iommufd_fd=; pass the iommufd \
          that it was given to, or open the device's file anew"
@@ -92,7 +92,7 @@ pub enum VfioError {
     /// Another program has the device.
     #[error("another program has the device, or one of its IOMMU group; end that, or give another device")]
     InUse,
-    /// The guest has memory where a further device cannot reach.
+    /// The guest has memory where an added device cannot reach.
     #[error(
         "the guest has memory at addresses that the device cannot have (reserved_regions of its IOMMU group in sysfs); \
          give the guest less memory, or another device"
@@ -109,22 +109,22 @@ pub enum VfioError {
         /// Addresses that the device reaches.
         reach: Vec<RangeInclusive<u64>>,
     },
-    /// There is no room for as many mappings.
+    /// The IOMMU supports fewer mappings.
     #[error(
         "a device can have {0} mappings, and the guest wants more; give the guest larger pages, or without iommufd \
          raise vfio_iommu_type1.dma_entry_limit"
     )]
     TooManyMappings(usize),
-    /// Devices that the host's IOMMU cannot tell apart are to be apart.
+    /// Devices in one IOMMU group need separate address spaces.
     #[error(
         "its IOMMU group {0} has another device of this VM, and the host's IOMMU cannot tell the two apart: behind a \
          virtual IOMMU, give a device with a group of its own"
     )]
     SharedGroup(u32),
-    /// It is told to reach what it cannot. The log says why.
+    /// A mapping was requested that the device cannot reach; the log has the cause.
     #[error("the device cannot reach what the virtual IOMMU maps for it; see the log")]
     NotFollowed,
-    /// Too little memory may be pinned.
+    /// The limit on pinned memory is too low.
     #[error(
         "the device needs {} KiB of locked memory in all, and {} KiB are allowed; raise the limit (ulimit -l {}, \
          LimitMEMLOCK= in a systemd unit)", .0.needed.div_ceil(1024), .0.limit.unwrap_or(0) / 1024,
@@ -134,7 +134,7 @@ pub enum VfioError {
     /// The kernel refuses to map the guest's memory.
     #[error("cannot let the device reach the guest's memory: {0}")]
     Map(io::Error),
-    /// A call fails that should not.
+    /// A system call failed unexpectedly.
     #[error("cannot {action}: {error}")]
     Call {
         /// Failed action.
@@ -142,13 +142,13 @@ pub enum VfioError {
         /// Cause.
         error: io::Error,
     },
-    /// A guest cannot be shown such a device.
+    /// The device's configuration space cannot be emulated.
     #[error("{0}")]
     Config(#[from] ConfigError),
 }
 
 impl VfioError {
-    /// An error of a call that is to `action`.
+    /// An error of a call that should `action`.
     pub(super) const fn of(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Call { action, error }
     }

@@ -1,4 +1,4 @@
-//! A device of the host that is not there.
+//! A fake host device.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::vfio::host_device::HostDevice;
 
-/// Requests to a device, and its answers.
+/// Requests to a device, and its replies.
 #[derive(Default)]
 pub(super) struct State {
     /// Content of each region.
@@ -21,13 +21,13 @@ pub(super) struct State {
     pub irqs: BTreeMap<(u32, u32), Option<Arc<EventFd>>>,
     /// Eventfds that unmask interrupts, by kind.
     pub unmasks: BTreeMap<u32, Arc<EventFd>>,
-    /// The calls that say what unmasks an interrupt fail from now on.
+    /// True if setting the eventfd that unmasks an interrupt fails from now on.
     pub no_unmask: bool,
     /// Calls that set or clear interrupts.
     pub calls: Vec<String>,
-    /// Calls that fail from now on.
+    /// True if calls fail from now on.
     pub fails: bool,
-    /// The kernel cannot add vectors while some are in use.
+    /// True if the kernel cannot add vectors while some are in use.
     pub fixed: bool,
     /// Resets.
     pub resets: usize,
@@ -47,17 +47,17 @@ impl FakeDevice {
         }
     }
 
-    /// True if interrupts of kind `index` have been asked for.
+    /// True if interrupts of kind `index` were requested.
     pub(super) fn has(&self, index: u32) -> bool {
         self.0.lock().irqs.keys().any(|(other, _)| *other == index)
     }
 
-    /// The calls of interrupts since the last time.
+    /// Takes the interrupt calls since the last time.
     pub(super) fn take_calls(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().calls)
     }
 
-    /// The writes since the last time.
+    /// Takes the writes since the last time.
     pub(super) fn take_writes(&self) -> Vec<(usize, u64, Vec<u8>)> {
         std::mem::take(&mut self.0.lock().writes)
     }
@@ -83,7 +83,7 @@ impl HostDevice for FakeDevice {
         if state.fails {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
-        // The kernel gives one kind at a time of these: a pin, MSI and MSI-X.
+        // The kernel allows one of these kinds at a time: a pin, MSI and MSI-X.
         let other = |other: u32| other != index && other.max(index) <= 2;
         assert!(state.irqs.keys().all(|(kind, _)| !other(*kind)), "another kind is on");
         let last = state.irqs.keys().filter(|(other, _)| *other == index).map(|(_, number)| *number).max();

@@ -1,4 +1,4 @@
-//! An IOMMU of the host that is not there.
+//! A fake host IOMMU.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -19,9 +19,9 @@ pub(super) struct FakeIommu {
     pub mapped: Mutex<Vec<Piece>>,
     /// Calls that succeed before one fails.
     pub left: Mutex<usize>,
-    /// Nothing can be unmapped.
+    /// True if nothing can be unmapped.
     pub is_stuck: Mutex<bool>,
-    /// It says of nothing that it was mapped.
+    /// True if it reports 0 bytes for each unmapped piece.
     pub miscounts: Mutex<bool>,
     /// Addresses that devices reach.
     pub reach: Mutex<Vec<RangeInclusive<u64>>>,
@@ -30,12 +30,12 @@ pub(super) struct FakeIommu {
 }
 
 impl FakeIommu {
-    /// An IOMMU whose devices have these addresses.
+    /// An IOMMU whose devices reach these addresses.
     pub(super) fn new(reach: Vec<RangeInclusive<u64>>) -> Arc<Self> {
         Self::with_most(reach, 65_535)
     }
 
-    /// The same, with room for so many mappings.
+    /// As [`Self::new`], with room for `most` mappings.
     pub(super) fn with_most(reach: Vec<RangeInclusive<u64>>, most: usize) -> Arc<Self> {
         Arc::new(Self {
             mapped: Mutex::default(),
@@ -56,14 +56,14 @@ impl FakeIommu {
         Ok(())
     }
 
-    /// The addresses and sizes of what is mapped, in order.
+    /// The addresses and sizes of the mappings, in order.
     pub(super) fn sorted(&self) -> Vec<(u64, u64)> {
         let mut mapped: Vec<_> = self.mapped.lock().iter().map(|piece| (piece.iova, piece.size)).collect();
         mapped.sort_unstable();
         mapped
     }
 
-    /// The byte of this process that a device reaches at `iova`, and what it may do there.
+    /// The address in this process that a device reaches at `iova`, and its permissions there.
     pub(super) fn at(&self, iova: u64) -> Option<(u64, Permissions)> {
         let mapped = self.mapped.lock();
         let piece = mapped.iter().find(|piece| iova >= piece.iova && iova - piece.iova < piece.size)?;
@@ -122,10 +122,10 @@ impl HostIommu for FakeIommu {
     }
 }
 
-/// True if this process has memory at `address`, which is a page's.
+/// True if this process has memory at `address`, the start of a page.
 fn is_mapped(address: u64) -> bool {
     let mut resident = 0;
-    // SAFETY: the kernel writes a byte for the one page, and reads nothing of the page.
+    // SAFETY: the kernel writes a byte for the one page, and does not read the page.
     unsafe { libc::mincore(address as *mut libc::c_void, 1, &mut resident) == 0 }
 }
 

@@ -1,5 +1,5 @@
-//! Memory that a host device reaches behind the guest's virtual IOMMU: that which its domain maps, in an address space
-//! of its own, which follows each request before the guest's driver is answered.
+//! Memory that a host device reaches behind the guest's virtual IOMMU: the mappings of its domain, in an address space
+//! of its own. It follows each request before the reply to the guest's driver.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ pub(super) struct Follower {
     state: Mutex<State>,
     /// Number of changes that failed.
     refused: AtomicU64,
-    /// Numbers of times that the kernel unmapped less than it should, and that it unmapped nothing.
+    /// Numbers of times that the kernel unmapped less than requested, and nothing at all.
     untaken: [AtomicU64; 2],
 }
 
 struct State {
-    // Drop order: what is mapped for devices stays mapped in this process until it is not any more.
+    // Drop order: devices lose their mappings before this process unmaps the memory.
     space: AddressSpace,
     memory: GuestMap,
     reach: Reach,
@@ -38,13 +38,13 @@ struct State {
 enum Reach {
     Nothing,
     Everything,
-    /// The domain's mappings by their first addresses, also those in which there is no memory: it may come. As many as
-    /// the host's IOMMU takes.
+    /// The domain's mappings by their first addresses, up to the host IOMMU's limit; also those without memory, which
+    /// may be added later.
     Mapped(BTreeMap<u64, DmaMapping>),
 }
 
 impl Reach {
-    /// Pieces of `memory` that it reaches.
+    /// Pieces of `memory` within reach.
     fn pieces(&self, memory: &GuestMap) -> Vec<Piece> {
         match self {
             Self::Nothing => Vec::new(),
@@ -54,10 +54,10 @@ impl Reach {
     }
 }
 
-/// The parts of `mapping` that are memory. What is none (BARs that the guest's VFIO maps) is out of the device's reach.
+/// The parts of `mapping` that are memory. The device does not reach the rest (BARs that the guest's VFIO maps).
 fn pieces(mapping: &DmaMapping, memory: &GuestMap) -> Vec<Piece> {
     let DmaMapping { first, last, target, access } = *mapping;
-    // A mapping that is for nothing cannot be made.
+    // A mapping without permissions cannot be made.
     let end = Some(target.saturating_add(last - first)).filter(|_| access != Permissions::No);
     let part = |(start, len, host): (u64, u64, u64)| {
         let (from, to) = (target.max(start), end?.min(start.checked_add(len)?.checked_sub(1)?));
@@ -69,11 +69,11 @@ fn pieces(mapping: &DmaMapping, memory: &GuestMap) -> Vec<Piece> {
 }
 
 impl Follower {
-    /// The address space of the device `id`, which reaches all of `memory` until it is told otherwise.
+    /// The address space of the device `id`, which reaches all of `memory` until a request changes that.
     ///
     /// # Errors
     ///
-    /// Fails if it cannot reach that. None of it is mapped then.
+    /// Fails if the device cannot reach the memory. None of it is mapped then.
     pub(super) fn new(id: &str, iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
         let state = State { space: AddressSpace::new(iommu), memory: GuestMap::new(), reach: Reach::Everything };
         let (refused, untaken) = (AtomicU64::new(0), Default::default());
@@ -82,11 +82,11 @@ impl Follower {
         Ok(this)
     }
 
-    /// The guest's memory is `memory` from now on: what the domain maps of it is within reach.
+    /// Replaces the guest's memory by `memory`, and maps the parts of it that the domain maps.
     ///
     /// # Errors
     ///
-    /// Fails if the device cannot reach it. It reaches what it reached before then.
+    /// Fails if the device cannot reach it. The former memory stays mapped then.
     pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
         let state = &mut *self.state.lock();
         let (size, wanted) = (added(memory, &state.memory), state.reach.pieces(memory));
@@ -107,7 +107,7 @@ impl Follower {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Lets the device reach this and nothing else, or nothing at all.
+    /// Maps exactly `reach` for the device.
     fn replace(&self, state: &mut State, reach: Reach) -> Result<(), VfioError> {
         let wanted = reach.pieces(&state.memory);
         // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
@@ -115,13 +115,13 @@ impl Follower {
         let replaced = unsafe { state.space.set(&wanted) };
         match &replaced {
             Ok(()) => state.reach = reach,
-            // The kernel has put back what was there.
+            // The kernel has restored the former mappings.
             Err(_) => self.empty(state),
         }
         replaced
     }
 
-    /// Takes everything from the device. What the kernel does not take now, it is asked for at each change.
+    /// Unmaps everything. If the kernel fails to unmap a piece, the next change tries again.
     fn empty(&self, state: &mut State) {
         state.reach = Reach::Nothing;
         let [_, all] = &self.untaken;
@@ -132,7 +132,7 @@ impl Follower {
         }
     }
 
-    /// Notes that the device cannot reach what it should.
+    /// Counts and logs a mapping that the device cannot reach.
     fn refuse(&self, error: &VfioError) -> NotFollowed {
         if counted(&self.refused) {
             log::warn!("{}: the device cannot follow its virtual IOMMU: {error}", self.id);
@@ -141,7 +141,7 @@ impl Follower {
     }
 }
 
-/// As many of `mappings` as a device of the host can have, and whether those were all.
+/// The first `most` of `mappings`, the most that a host device can have, and true if those were all.
 fn taken(mut mappings: &mut dyn Iterator<Item = DmaMapping>, most: usize) -> (BTreeMap<u64, DmaMapping>, bool) {
     let taken = (&mut mappings).take(most).map(|mapping| (mapping.first, mapping)).collect();
     (taken, mappings.next().is_none())
@@ -175,7 +175,7 @@ impl DmaFollower for Follower {
             if counted(some) {
                 log::error!("{}: cannot take memory from a device of the host: {error}; all is taken from it", self.id);
             }
-            // Whatever was left would be within reach of the device.
+            // The device could reach all that was left.
             self.empty(state);
         }
     }

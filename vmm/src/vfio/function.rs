@@ -1,7 +1,7 @@
-//! A device of the host as a PCI function of the guest.
+//! A host device as a PCI function of the guest.
 //!
 //! An access to its configuration space, or to a BAR that is not mapped, is a system call on the vCPU's thread, under
-//! the device's lock. It concerns nobody but the guest, which waits for its device as it would on hardware.
+//! the device's lock. Only the guest waits for its device, as on hardware.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,20 +56,20 @@ impl VfioCounters {
     }
 }
 
-/// Objects that have to live as long as the function.
+/// Objects that live as long as the function.
 pub(super) struct Kept {
-    // Drop order: it is told of nothing any more when it goes.
+    // Drop order: the function is detached from the virtual IOMMU first.
     /// Endpoint behind the guest's virtual IOMMU.
     pub _behind: Option<Behind>,
     /// Registration of its watcher.
     pub _watched: Watched,
-    /// Says that it is open.
+    /// Mark that the device is open.
     pub _mark: Arc<()>,
     /// Follower of the virtual IOMMU.
     pub follower: Option<Arc<Follower>>,
 }
 
-/// A device of the host as the guest has it.
+/// A host device as a function of the guest.
 pub(crate) struct VfioFunction {
     rid: Rid,
     config: ConfigSpace,
@@ -83,13 +83,12 @@ pub(crate) struct VfioFunction {
 }
 
 impl VfioFunction {
-    /// A function at `rid`: the device `host`, which is described by `info`. BARs in `unmapped` are reached by exits
-    /// alone. Others reach what the guest reaches without exits, if there are `peers`. The device is reset, if it can
-    /// be.
+    /// A function at `rid` for the device `host`, which `info` describes. BARs in `unmapped` are reached only through
+    /// exits. With `peers`, other devices reach what the guest reaches without exits. Resets the device if possible.
     ///
     /// # Errors
     ///
-    /// Fails if no function can look like this.
+    /// Fails if the shape of the function is impossible.
     pub(super) fn new(
         rid: Rid,
         host: Box<dyn HostDevice>,
@@ -119,13 +118,13 @@ impl VfioFunction {
         Ok(this)
     }
 
-    /// Keeps what has to live as long.
+    /// Stores the objects that must live as long.
     pub(super) fn keeping(mut self, kept: Kept) -> Self {
         self.kept = Some(kept);
         self
     }
 
-    /// Reader of its counters: all of them, by name.
+    /// Reader of its counters, by name.
     pub(crate) fn counters(&self) -> impl Fn() -> Vec<(&'static str, u64)> + Send + 'static {
         let (counters, kept) = (Arc::clone(&self.counters), self.kept.as_ref());
         let follower = kept.and_then(|kept| kept.follower.as_ref()).map(Arc::downgrade);
@@ -147,11 +146,11 @@ impl VfioFunction {
         self.host.write(CONFIG, header::COMMAND_STATUS.into(), &command);
     }
 
-    /// Resets the device, whose registers here are reset already: nothing of it signals or accesses memory afterwards.
+    /// Resets the device, whose registers here are reset already: afterwards it neither signals nor accesses memory.
     fn reset_host(&mut self) {
         self.note_interrupts("turn its interrupts off", |interrupts, _, host| interrupts.off(host));
         self.interrupts.forget();
-        // Before the reset, in case that there is none, and after it, which may have changed it.
+        // Set before the reset, in case the device has none, and after it, which may have changed Command.
         self.set_host_command();
         if self.resets {
             self.counters.resets.fetch_add(1, Ordering::Relaxed);
@@ -180,7 +179,7 @@ impl VfioFunction {
         }
     }
 
-    /// Makes what is behind the registers follow them.
+    /// Applies the effects of changed registers to the host device.
     fn follow(&mut self, mut effects: Effects) -> Outcome {
         if effects.messages {
             self.update_interrupts();
@@ -197,12 +196,12 @@ impl VfioFunction {
         message.filter(|_| self.config.bus_master())
     }
 
-    /// True if `vector` waits to be sent.
+    /// True if `vector` is pending.
     fn is_pending(&self, vector: u16) -> bool {
         self.message(vector).is_none() && self.interrupts.is_signalled(vector)
     }
 
-    /// The part of MSI-X that is at `offset` of `bar`: whether it is the table, and the offset in it.
+    /// The part of MSI-X at `offset` of `bar`: true for the table, and the offset in it.
     fn msix_at(&self, bar: BarIndex, offset: u64) -> Option<(bool, u64)> {
         let shape = self.config.msix()?.shape();
         let within = |(in_bar, start): (BarIndex, u32), len: u64| {
@@ -214,7 +213,7 @@ impl VfioFunction {
     }
 }
 
-/// Maps what the guest can have of the BARs without exits. What cannot be mapped is reached by exits.
+/// Maps the parts of the BARs that the guest can access without exits. The rest is reached through exits.
 fn map(
     config: &ConfigSpace,
     host: &dyn HostDevice,
@@ -349,7 +348,7 @@ impl Signals for VfioFunction {
 }
 
 impl Inspect for VfioFunction {
-    /// Always false: the registers change by themselves.
+    /// Always false: the device changes its registers itself.
     fn config_is_static(&self, _rid: Rid) -> bool {
         false
     }
@@ -370,7 +369,7 @@ impl Inspect for VfioFunction {
     fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
 }
 
-/// Hardware does not pause: a device that its guest has set up may access memory, and signal, while vCPUs stand still.
+/// Hardware does not pause: a device that its guest has set up may access memory and signal while vCPUs are paused.
 impl Lifecycle for VfioFunction {
     fn pause(&mut self) -> Outcome {
         Outcome::none()
@@ -391,7 +390,7 @@ impl Lifecycle for VfioFunction {
 
 impl Drop for VfioFunction {
     fn drop(&mut self) {
-        // The kernel turns the rest off when it closes the device.
+        // The kernel turns off the rest when it closes the device.
         self.areas.clear();
         self.kept = None;
     }

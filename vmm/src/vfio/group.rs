@@ -1,5 +1,5 @@
-//! An IOMMU group of the host: the devices that its IOMMU cannot tell apart, which a VM has together or not at all.
-//! Without iommufd, it has a file, by which its devices are opened.
+//! An IOMMU group of the host: devices that its IOMMU cannot tell apart, so a VM has all of them or none. Without
+//! iommufd, its devices are opened through the group's file.
 
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
@@ -8,11 +8,11 @@ use crate::vfio::error::VfioError;
 use crate::vfio::ioctl;
 use crate::vfio::sysfs::SysfsDevice;
 
-/// Opens the group of `device`, which the host allows once. When this fails, no memory has been pinned.
+/// Opens the group of `device`, which only one program can. If this fails, no memory has been pinned.
 ///
 /// # Errors
 ///
-/// Fails if VFIO does not have the group, or not all of it.
+/// Fails if VFIO does not have all of the group.
 pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     let path = device.group_file();
     let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| {
@@ -25,7 +25,7 @@ pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     Ok(file.into())
 }
 
-/// Reason why not all devices of the group of `device` are VFIO's, or have no driver.
+/// Reason why not all devices of the group of `device` are bound to VFIO or without a driver.
 pub(super) fn not_viable(device: &SysfsDevice) -> VfioError {
     let own = device.driver_error().filter(|error| matches!(error, VfioError::Driver(_)));
     let others = VfioError::NotViable { group: device.group, others: device.others_in_use() };

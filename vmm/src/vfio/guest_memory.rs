@@ -1,5 +1,4 @@
-//! The guest's memory, as devices of the host reach it: all of it, at its own addresses; and beside it each other's
-//! BARs.
+//! The guest's memory as host devices reach it: all of it, at its own addresses, and each other's BARs.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,14 +14,14 @@ use crate::vfio::error::VfioError;
 use crate::vfio::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 
-/// The guest's memory in an address space of devices. The pages are pinned as long as this lives.
+/// The guest's memory in an address space of devices. Its pages are pinned until this is dropped.
 pub(super) struct GuestMemory {
     iommu: Arc<dyn HostIommu>,
     mapped: Mutex<Mapped>,
 }
 
 struct Mapped {
-    // Drop order: what is mapped for devices stays mapped in this process until it is not any more.
+    // Drop order: devices lose their mappings before this process unmaps the memory.
     space: AddressSpace,
     memory: GuestMap,
     /// Mappings of BARs.
@@ -40,18 +39,18 @@ pub(super) fn identity(memory: &GuestMap) -> Vec<Piece> {
     memory.iter().map(piece).collect()
 }
 
-/// The bytes of `memory` that `old` has not.
+/// The bytes of `memory` that are not in `old`.
 pub(super) fn added(memory: &GuestMap, old: &GuestMap) -> u64 {
     let before = identity(old);
     identity(memory).iter().filter(|piece| !before.contains(piece)).map(|piece| piece.size).sum()
 }
 
 impl GuestMemory {
-    /// Lets the devices of `iommu` reach `memory`.
+    /// Maps `memory` for the devices of `iommu`.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot. None of it is mapped then.
+    /// Fails if the devices cannot reach it. None of it is mapped then.
     pub(super) fn new(iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
         let space = AddressSpace::new(Arc::clone(&iommu));
         let this = Self { iommu, mapped: Mutex::new(Mapped { space, memory: GuestMap::new(), bars: Vec::new() }) };
@@ -59,15 +58,15 @@ impl GuestMemory {
         Ok(this)
     }
 
-    /// Lets the devices of `file`, as [`HostIommu::attach`] has it, reach the same.
+    /// Attaches the devices of `file` ([`HostIommu::attach`]) to the same address space.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot.
+    /// Fails if the devices cannot reach the memory.
     pub(super) fn attach(&self, file: BorrowedFd<'_>) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         let size = added(&mapped.memory, &GuestMap::new());
-        // Without devices, nothing has been pinned yet.
+        // Nothing is pinned before the first device is attached.
         pinning(mapped.space.counted(), size, || self.iommu.attach(file))?;
         mapped.space.ask_reach();
         Ok(())
@@ -78,15 +77,15 @@ impl GuestMemory {
         &self.iommu
     }
 
-    /// Lets the devices reach `memory`, and BARs as before, and nothing else.
+    /// Maps exactly `memory` for the devices, and BARs as before.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot. They reach what they reached before then.
+    /// Fails if the devices cannot reach it. The former memory stays mapped then.
     pub(super) fn set(&self, memory: &GuestMap) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         let size = added(memory, &mapped.memory);
-        // Memory is the last: no BAR takes its place.
+        // Memory comes last, so it replaces a BAR at the same address.
         let wanted: Vec<_> = mapped.bars.iter().map(BarMemory::piece).chain(identity(memory)).collect();
         // SAFETY: the pieces are mappings of guest memory and of BARs, to which no references are made. They stay in
         // `mapped`, or with the caller, until they are unmapped.
@@ -95,11 +94,11 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Lets the devices reach `bar` too.
+    /// Maps `bar` for the devices.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot.
+    /// Fails if the devices cannot reach it.
     pub(super) fn map_bar(&self, bar: &BarMemory) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         // SAFETY: nothing in this process has a reference to a device's memory. It stays in `mapped.bars` until it is
@@ -109,11 +108,11 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Takes back what [`Self::map_bar`] has mapped, if it has.
+    /// Undoes [`Self::map_bar`], if that succeeded.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses. `bar` is kept mapped in this process then.
+    /// Fails if the kernel refuses. `bar` then stays mapped in this process.
     pub(super) fn unmap_bar(&self, bar: &BarMemory) -> io::Result<()> {
         let Mapped { space, bars, .. } = &mut *self.mapped.lock();
         let Some(at) = bars.iter().position(|other| other.piece() == bar.piece()) else { return Ok(()) };
@@ -122,7 +121,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Memory that is reached.
+    /// Memory that the devices reach.
     pub(super) fn memory(&self) -> GuestMap {
         self.mapped.lock().memory.clone()
     }

@@ -1,4 +1,4 @@
-//! The devices of the host that a VM has, with what they share.
+//! The host devices of a VM, and the state that they share.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -25,27 +25,27 @@ use crate::vfio::sysfs::SysfsDevice;
 use crate::vfio::watch::Watch;
 use crate::vfio::{cdev, group, rebound};
 
-/// The devices of the host that a VM has.
+/// The host devices of a VM.
 pub(crate) struct VfioHost {
     known: Arc<KnownFiles>,
     open: Mutex<Open>,
     /// True if devices should reach each other's BARs.
     p2p: bool,
-    /// BARs that they reach of each other.
+    /// BARs that the devices reach of each other.
     bars: Arc<PeerBars>,
-    /// Made with the first device.
+    /// Created with the first device.
     watch: OnceLock<Arc<Watch>>,
 }
 
 #[derive(Default)]
 struct Open {
-    /// A group is attached as long as one of its devices is open.
+    /// Attached groups and devices, each while one of its devices is open.
     attached: Vec<Weak<Attached>>,
-    /// By their folders in sysfs.
+    /// Open devices by their folders in sysfs.
     devices: BTreeMap<PathBuf, Weak<()>>,
-    /// Open as long as there is a device.
+    /// Open while a device uses it.
     iommufd: Weak<Iommufd>,
-    /// It has been said that devices do not reach each other's BARs by iommufd.
+    /// True once it was logged that devices do not reach each other's BARs with iommufd.
     warned: bool,
 }
 
@@ -60,7 +60,7 @@ impl Open {
         self.attached().find_map(|attached| attached.space().all().cloned())
     }
 
-    /// All address spaces. Those that are copied come before those that are copies of them.
+    /// All address spaces. Sources of copied mappings come before the spaces with the copies.
     fn spaces(&self) -> Vec<Space> {
         let followed = self.attached().map(|attached| attached.space().clone());
         let followed = followed.filter(|space| matches!(space, Space::Followed { .. }));
@@ -83,28 +83,29 @@ impl Open {
 }
 
 impl VfioHost {
-    /// No devices yet. With `p2p`, they will reach each other's BARs.
+    /// No devices yet. With `p2p`, devices will reach each other's BARs.
     pub(crate) fn new(p2p: bool) -> Self {
         let (known, open, watch) = (Arc::default(), Mutex::default(), OnceLock::new());
         Self { known, open, p2p, bars: Arc::default(), watch }
     }
 
-    /// Groups and devices that KVM has been given.
+    /// Groups and devices that KVM tracks.
     pub(crate) fn known_files(&self) -> &Arc<KnownFiles> {
         &self.known
     }
 
-    /// Watch of the host's notices about the devices, if there ever were any.
+    /// Watch of the host's notices about the devices, if a device was ever opened.
     pub(crate) fn watch(&self) -> Option<Arc<Watch>> {
         self.watch.get().cloned()
     }
 
-    /// Opens a device of the host, and lets it reach all of `memory`. The first one pins all of that, which takes its
-    /// time; so does each that is behind a virtual IOMMU.
+    /// Opens a host device, and maps all of `memory` for it. The first device pins all of that, which takes time; so
+    /// does each device behind a virtual IOMMU.
     ///
     /// # Errors
     ///
-    /// Fails if it cannot be passed through, or not to this guest. Nothing is open or pinned then that was not before.
+    /// Fails if the device cannot be passed through, or not to this guest. All that was opened or pinned for it is
+    /// released then.
     pub(crate) fn open(&self, spec: &VfioSpec, memory: &Memory) -> Result<OpenDevice, VfioError> {
         let mut open = self.open.lock();
         open.devices.retain(|_, open| open.strong_count() > 0);
@@ -127,20 +128,20 @@ impl VfioHost {
             }
         };
         let watched = watch.begin(&spec.id, &host, &info).map_err(VfioError::of("watch the device"))?;
-        // Says that the device is open, as long as it lives.
+        // The device is open as long as the mark lives.
         let mark = Arc::new(());
         open.devices.insert(device.folder, Arc::downgrade(&mark));
         let peers = self.reaches_bars(spec).then(|| Arc::clone(&self.bars) as Arc<dyn MemoryPeers>);
         Ok(OpenDevice { unmapped_bars: spec.unmapped_bars.clone(), host, info, watched, mark, follower, peers })
     }
 
-    /// True if devices reach each other's BARs: iommufd maps only memory for them.
+    /// True if devices reach each other's BARs: with iommufd they reach memory only.
     fn reaches_bars(&self, spec: &VfioSpec) -> bool {
         self.p2p && spec.interface == VfioInterface::Groups
     }
 
-    /// Attaches `device`, or its group, to the address space that `spec` says. `passed` is its own file, if this
-    /// process was given it.
+    /// Attaches `device`, or its group, to the address space that `spec` requires. `passed` is the device's file, if
+    /// this process was given it.
     fn attach(
         &self,
         open: &mut Open,
@@ -184,8 +185,8 @@ impl VfioHost {
         Ok(attached)
     }
 
-    /// Attaches `file` to an address space that `spec` asks for: that of `all`, which has all of the guest's memory, or
-    /// one of its own.
+    /// Attaches `file` to the address space that `spec` requires: that of `all`, which has all of the guest's memory,
+    /// or one of its own.
     fn space(
         &self,
         spec: &VfioSpec,
@@ -206,7 +207,7 @@ impl VfioHost {
             return Ok(Space::All(Arc::clone(all)));
         }
         let all = match all {
-            // Its mappings are copied. Without devices, nothing of it is pinned.
+            // The source of copied mappings. Without devices, nothing of it is pinned.
             None if spec.iommu && iommufd.is_some() => Some(Arc::new(GuestMemory::new(new()?, &memory)?)),
             all => all.filter(|_| iommufd.is_some()),
         };
@@ -214,7 +215,7 @@ impl VfioHost {
             Some(all) => Arc::clone(all.iommu()).beside()?,
             None => new()?,
         };
-        // What the device reaches is known once it is attached.
+        // The addresses that the device reaches are known once it is attached.
         iommu.attach(file.file().as_fd())?;
         let made = if spec.iommu {
             let follower = Follower::new(&spec.id, Arc::clone(&iommu), &memory);
@@ -227,17 +228,17 @@ impl VfioHost {
         {
             self.bars.join(memory);
         }
-        // While the device is attached, the address space cannot be ended.
+        // While the device is attached, the address space cannot be destroyed.
         made.inspect_err(|_| file.detach())
     }
 
-    /// Lets all devices reach what is theirs in `memory`, and nothing else.
+    /// Maps for each device its part of `memory`, and nothing else.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot. They reach what they reached before then.
+    /// Fails if a device cannot reach it. All devices reach their former memory then.
     pub(crate) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
-        // Nobody opens a device meanwhile, which would reach what was before.
+        // The lock keeps devices from being opened in the meantime, with the former memory.
         let open = self.open.lock();
         let mut changed: Vec<(Space, GuestMap)> = Vec::new();
         for space in open.spaces() {

@@ -1,4 +1,4 @@
-//! A device of the host, as VFIO gives it to a program.
+//! A host device, as VFIO presents it to a program.
 
 use std::fmt;
 use std::io;
@@ -16,23 +16,24 @@ use crate::vfio::info::{self, DeviceInfo, IrqInfo, RegionInfo};
 use crate::vfio::ioctl;
 use crate::vfio::sysfs::SysfsDevice;
 
-/// A device of the host.
+/// A host device.
 pub(super) trait HostDevice: Send {
-    /// Reads `data.len()` bytes at `offset` of a region. What a device that is lost does not answer is all-ones.
+    /// Reads `data.len()` bytes at `offset` of a region. A device that was removed reads as all-ones.
     fn read(&self, region: usize, offset: u64, data: &mut [u8]);
 
     /// Writes `data` at `offset` of a region.
     fn write(&self, region: usize, offset: u64, data: &[u8]);
 
-    /// Has the interrupts of kind `index` from `start` on signal `eventfds`; `None` has one signal nothing.
+    /// Makes the interrupts of kind `index` from `start` on signal `eventfds`; an interrupt with `None` signals
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// Fails if the host has no vector left, or the device fewer.
+    /// Fails if the host has no vector left, or the device has fewer.
     fn set_irqs(&self, index: u32, start: u32, eventfds: &[Option<Arc<EventFd>>]) -> io::Result<()>;
 
-    /// Has a signal on `eventfd` unmask the interrupt 0 of kind `index`, which is on, and which the host masks when it
-    /// signals it. If it is still asserted then, it is signalled again.
+    /// Makes a signal on `eventfd` unmask the interrupt 0 of kind `index`, which is on, and which the host masks when
+    /// it signals it. If the interrupt is still asserted then, it is signalled again.
     ///
     /// # Errors
     ///
@@ -50,7 +51,7 @@ pub(super) trait HostDevice: Send {
     ///
     /// # Errors
     ///
-    /// Fails if it cannot be reset, or does not come back.
+    /// Fails if the device cannot be reset, or does not return from the reset.
     fn reset(&self) -> io::Result<()>;
 
     /// Maps `len` bytes at `offset` of a region.
@@ -63,7 +64,7 @@ pub(super) trait HostDevice: Send {
 
 /// A device that the kernel has opened.
 pub(super) struct KernelDevice {
-    // Drop order: the device before what it was opened by.
+    // Drop order: the device is closed before its group or iommufd.
     file: OwnedFd,
     /// Offset of each region in the file, and its length.
     regions: Vec<(u64, u64)>,
@@ -81,7 +82,7 @@ impl KernelDevice {
     ///
     /// # Errors
     ///
-    /// Fails if it is no PCI device, or the kernel refuses.
+    /// Fails if it is not a PCI device, or the kernel refuses.
     pub(super) fn open(device: &SysfsDevice, attached: Arc<Attached>) -> Result<(Self, DeviceInfo), VfioError> {
         let file = attached.device(device)?;
         let about = ioctl::device_info(&file).map_err(VfioError::of("ask the device what it is"))?;
@@ -89,7 +90,7 @@ impl KernelDevice {
             return Err(VfioError::NotPci);
         }
         let mut info = DeviceInfo { resets: about.flags & VFIO_DEVICE_FLAGS_RESET != 0, ..DeviceInfo::default() };
-        // What a device does not have, the kernel refuses to describe.
+        // The kernel does not describe regions that a device lacks.
         for (index, region) in (0..about.num_regions).zip(&mut info.regions) {
             *region =
                 ioctl::region_info(&file, index).map_or_else(|_| RegionInfo::default(), |info| info::region(&info));
@@ -120,7 +121,7 @@ impl HostDevice for KernelDevice {
 
     fn write(&self, region: usize, offset: u64, data: &[u8]) {
         if let Some(at) = self.place(region, offset, data.len()) {
-            // A device that is lost takes nothing, as hardware does.
+            // A device that was removed ignores writes, like hardware.
             let _ = pwrite(&self.file, data, at);
         }
     }

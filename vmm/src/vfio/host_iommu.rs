@@ -1,5 +1,5 @@
-//! The host's IOMMU: which of this process's memory a device of the host reaches, and at which addresses. Here is that
-//! of groups; `iommufd` has the other.
+//! The host's IOMMU: the mappings of this process's memory for host devices. This file has the type 1 IOMMU of groups,
+//! `iommufd` the other one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,41 +14,41 @@ use crate::vfio::{info, ioctl};
 
 /// An address space of devices.
 ///
-/// Devices of one VM that reach all of its memory share one. A device behind a virtual IOMMU gets one of its own, which
-/// the virtual IOMMU fills.
+/// Devices of one VM that reach all of its memory share one. A device behind a virtual IOMMU gets its own, which the
+/// virtual IOMMU fills.
 pub(crate) trait HostIommu: Send + Sync {
-    /// Lets the devices reach `piece`.
+    /// Maps `piece` for the devices.
     ///
     /// # Safety
     ///
-    /// Until it is unmapped, or the address space is gone, it must be a mapping of which nothing in this process has a
-    /// Rust reference.
+    /// Until it is unmapped, or the address space is closed, the piece must be a mapping without a Rust reference in
+    /// this process.
     ///
     /// # Errors
     ///
-    /// Fails if something is there already, the devices cannot have these addresses, or too little memory may be
-    /// pinned.
+    /// Fails if the addresses are mapped already, the devices cannot reach them, or the limit on pinned memory is too
+    /// low.
     unsafe fn map(&self, piece: &Piece) -> io::Result<()>;
 
-    /// Takes back all pieces at these addresses, as wholes. When this returns, no device reaches anything there.
-    /// Returns how many bytes that were.
+    /// Unmaps all pieces at these addresses, as wholes. When this returns, no device reaches anything there. Returns
+    /// the number of bytes that were mapped.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses. Devices may still reach them.
+    /// Fails if the kernel refuses. Devices may still reach the pieces.
     fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64>;
 
-    /// The addresses that the devices can have.
+    /// The addresses that the devices can use.
     fn reach(&self) -> Vec<RangeInclusive<u64>>;
 
-    /// The most pieces that can be mapped, where nothing is mapped yet. Each is a system call, also of a vCPU whose
-    /// driver attaches the device to a domain that has as many.
+    /// The most pieces that an empty address space can have. Each is a system call, also on a vCPU whose driver
+    /// attaches the device to a domain with that many mappings.
     fn most_mappings(&self) -> usize;
 
     /// Field of a process's status in which the kernel counts pinned memory.
     fn counted(&self) -> &'static str;
 
-    /// Lets the devices of `file` have this address space: a group, with all its devices, until it is closed; or by
+    /// Attaches the devices of `file` to this address space: a group, with all its devices, until it is closed; or with
     /// iommufd one device, until it is detached.
     ///
     /// # Errors
@@ -56,8 +56,8 @@ pub(crate) trait HostIommu: Send + Sync {
     /// Fails if the kernel refuses.
     fn attach(&self, file: BorrowedFd<'_>) -> Result<(), VfioError>;
 
-    /// Another address space, without devices and mappings. What is mapped in both is pinned once, if the kernel can do
-    /// that.
+    /// Another address space, without devices and mappings. Memory mapped in both is pinned once, if the kernel
+    /// supports that.
     ///
     /// # Errors
     ///
@@ -65,10 +65,10 @@ pub(crate) trait HostIommu: Send + Sync {
     fn beside(self: Arc<Self>) -> Result<Arc<dyn HostIommu>, VfioError>;
 }
 
-/// The file of all containers.
+/// The file through which containers are opened.
 const CONTAINER: &str = "/dev/vfio/vfio";
 
-/// Number of mappings that an address space can have, unless the kernel reports it.
+/// Number of mappings that an address space can have, if the kernel does not report it.
 pub(super) const USUAL_LIMIT: usize = 65_535;
 
 /// VFIO's container with the type 1 IOMMU.
@@ -82,7 +82,7 @@ impl Type1 {
     ///
     /// # Errors
     ///
-    /// Fails if the host has no VFIO, or not of this kind.
+    /// Fails if the host has no VFIO, or not with the type 1 IOMMU.
     pub(super) fn open() -> Result<Self, VfioError> {
         let path = Path::new(CONTAINER);
         let container = OpenOptions::new().read(true).write(true).open(path);
@@ -96,7 +96,7 @@ impl Type1 {
 
 impl HostIommu for Type1 {
     unsafe fn map(&self, piece: &Piece) -> io::Result<()> {
-        // SAFETY: the caller promises what this function asks for, and that is what the call needs.
+        // SAFETY: the caller upholds this function's contract, which is that of the call.
         unsafe { ioctl::map(&self.container, piece) }
     }
 
@@ -106,13 +106,13 @@ impl HostIommu for Type1 {
 
     fn reach(&self) -> Vec<RangeInclusive<u64>> {
         let said = ioctl::iommu_info(&self.container).ok().and_then(|info| info::reachable(&info));
-        // A kernel that does not say refuses when it maps.
+        // A kernel that does not report the ranges refuses addresses when it maps.
         said.unwrap_or_else(|| vec![0..=u64::MAX])
     }
 
     fn most_mappings(&self) -> usize {
         let said = ioctl::iommu_info(&self.container).ok().and_then(|info| info::mappings_left(&info));
-        // A kernel before 5.10 does not say. This is its limit (`vfio_iommu_type1.dma_entry_limit`).
+        // A kernel before 5.10 does not report it. This is its limit (`vfio_iommu_type1.dma_entry_limit`).
         said.map_or(USUAL_LIMIT, |left| left as usize)
     }
 
@@ -128,7 +128,7 @@ impl HostIommu for Type1 {
         ioctl::set_container(&group, self.container.as_raw_fd()).map_err(VfioError::of("attach its group"))?;
         match ioctl::set_type1(&self.container) {
             Ok(()) => Ok(()),
-            // It is one already, since its first group.
+            // The container has this IOMMU since its first group.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => Err(VfioError::NoRemapping("vfio_iommu_type1")),
             Err(error) => Err(VfioError::of("use the host's IOMMU")(error)),

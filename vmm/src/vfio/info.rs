@@ -1,4 +1,4 @@
-//! Descriptions by the kernel of a device and of a container: structures with a chain of capabilities behind them
+//! The kernel's descriptions of a device and of a container: structures followed by a chain of capabilities
 //! (`linux/vfio.h`, `struct vfio_info_cap_header`).
 
 use std::mem::{offset_of, size_of};
@@ -23,9 +23,9 @@ pub(super) struct RegionInfo {
     pub size: u64,
     /// Offset in the device's file.
     pub offset: u64,
-    /// The areas that can be mapped, if not all of it can be.
+    /// The areas that can be mapped; `None` for all of the region.
     pub sparse: Option<Vec<Range<u64>>>,
-    /// True if the part with the MSI-X table can be mapped, too.
+    /// True if the page with the MSI-X table can be mapped as well.
     pub msix_mappable: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct IrqInfo {
     pub count: u32,
 }
 
-/// All that is known of a device when it has been opened.
+/// Properties of an open device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct DeviceInfo {
     /// True if it can be reset.
@@ -61,7 +61,7 @@ fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     bytes.get(offset..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// The capabilities of `info`, the first of which is at `first`: their ids and what begins with them.
+/// The capabilities of `info`, the first of which is at `first`: their ids and the bytes from their starts on.
 fn capabilities(info: &[u8], first: u32) -> Vec<(u32, &[u8])> {
     let mut found = Vec::new();
     let mut offset = first as usize;
@@ -75,7 +75,7 @@ fn capabilities(info: &[u8], first: u32) -> Vec<(u32, &[u8])> {
     found
 }
 
-/// Parses the answer of `VFIO_DEVICE_GET_REGION_INFO`.
+/// Parses the reply of `VFIO_DEVICE_GET_REGION_INFO`.
 pub(super) fn region(info: &[u8]) -> RegionInfo {
     let capabilities = capabilities(info, u32_at(info, offset_of!(vfio_region_info, cap_offset)));
     let with = |id: u32| capabilities.iter().find(|(found, _)| *found == id).map(|(_, bytes)| *bytes);
@@ -97,8 +97,8 @@ pub(super) fn region(info: &[u8]) -> RegionInfo {
     }
 }
 
-/// The addresses that devices of a container can reach, as `VFIO_IOMMU_GET_INFO` has answered. `None` if a kernel
-/// before 5.4 does not say.
+/// The addresses that devices of a container can reach, from the reply of `VFIO_IOMMU_GET_INFO`. `None` with a kernel
+/// before 5.4, which does not report them.
 pub(super) fn reachable(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
     let capabilities = capabilities(info, u32_at(info, offset_of!(vfio_iommu_type1_info, cap_offset)));
     let (_, bytes) = capabilities.into_iter().find(|(id, _)| *id == VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE)?;
@@ -110,7 +110,7 @@ pub(super) fn reachable(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
     Some(list.chunks_exact(size_of::<vfio_iova_range>()).take(count.min(MOST)).map(range).collect())
 }
 
-/// Number of mappings that a container has room for, by the answer of `VFIO_IOMMU_GET_INFO`. `None` with a kernel
+/// Number of mappings that a container has room for, from the reply of `VFIO_IOMMU_GET_INFO`. `None` with a kernel
 /// before 5.10, which does not report it.
 pub(super) fn mappings_left(info: &[u8]) -> Option<u32> {
     let capabilities = capabilities(info, u32_at(info, offset_of!(vfio_iommu_type1_info, cap_offset)));
@@ -122,7 +122,7 @@ pub(super) fn mappings_left(info: &[u8]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// Structures of these many bytes, with numbers at these offsets.
+    /// Structures of `len` bytes, with numbers at these offsets.
     fn bytes(len: usize, fields: &[(usize, u64, usize)]) -> Vec<u8> {
         let mut bytes = vec![0; len];
         for (offset, value, width) in fields {

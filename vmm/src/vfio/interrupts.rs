@@ -1,13 +1,13 @@
-//! The interrupts of a device of the host: what its guest's MSI-X or MSI registers want, compared with what the host
-//! has been asked for. While they want neither, a device with a pin interrupts by that.
+//! The interrupts of a host device: the requests to the host follow the guest's MSI-X or MSI registers. If neither is
+//! enabled, a device with a pin interrupts through that.
 //!
 //! Each vector has an eventfd, which the host signals and the slot wires to the VM. The host gets it when the vector is
 //! unmasked for the first time: a driver has many more vectors than it uses, and those of the host are scarce. After
-//! that, masking and unmasking are the slot's business alone, and a masked vector's pending bit is its eventfd.
+//! that only the slot handles masking and unmasking, and a masked vector's pending bit is its eventfd.
 //!
 //! The pin's level is two eventfds. The host masks the pin when it signals the first, and unmasks it when the second is
 //! signalled, which KVM does when the guest ends the interrupt; if the device still asserts its pin then, the host
-//! signals the first again. No thread of this process has a part in it.
+//! signals the first again. No thread of this process is involved.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -37,12 +37,12 @@ struct Asked {
     index: u32,
     /// The vectors that the host has reserved, from 0.
     reserved: u16,
-    /// Vectors that have their eventfds.
+    /// Vectors whose eventfds the host has.
     given: BTreeSet<u16>,
 }
 
-/// True if a device that is described by `info` has a pin whose level a guest can be given. The kernel reports none for
-/// a VF, and for a device that is connected to no interrupt of the host.
+/// True if the device described by `info` has a pin whose level can be passed to a guest. The kernel reports none for a
+/// VF, and for a device without an interrupt line on the host.
 pub(super) fn has_pin(info: &DeviceInfo) -> bool {
     let pin = info.irqs.get(VFIO_PCI_INTX_IRQ_INDEX as usize);
     pin.is_some_and(|irq| irq.count > 0 && irq.flags & PIN == PIN)
@@ -55,17 +55,17 @@ fn eventfd() -> io::Result<Arc<EventFd>> {
 /// The interrupts of a function.
 #[derive(Debug)]
 pub(super) struct Interrupts {
-    /// By vector, those that were ever used since a reset.
+    /// Eventfds by vector, for those used since a reset.
     eventfds: Vec<Option<Arc<EventFd>>>,
     asked: Option<Asked>,
-    /// The pin, while the host has been asked for that.
+    /// The pin, while the host signals it.
     pin: Option<Pin>,
-    /// The host can reserve more MSI-X vectors while some are in use (Linux 6.5).
+    /// True if the host can reserve more MSI-X vectors while some are in use (Linux 6.5).
     grows: bool,
 }
 
 impl Interrupts {
-    /// None, of a device that is described by `info`, with at most `vectors` of MSI-X or MSI.
+    /// The interrupts, all off, of a device that `info` describes, with at most `vectors` of MSI-X or MSI.
     pub(super) fn new(info: &DeviceInfo, vectors: u16) -> Self {
         let flags = info.irqs.get(VFIO_PCI_MSIX_IRQ_INDEX as usize).map_or(0, |irq| irq.flags);
         let eventfds = (0..vectors).map(|_| None).collect();
@@ -77,23 +77,23 @@ impl Interrupts {
         self.eventfds.get(usize::from(vector))?.as_ref()
     }
 
-    /// The pin, while the device interrupts by that.
+    /// The pin, while the device uses it.
     pub(super) fn pin(&self) -> Option<&Pin> {
         self.pin.as_ref()
     }
 
-    /// True if `vector` has been signalled, and the signal was not taken yet.
+    /// True if `vector` has a signal that was not consumed.
     pub(super) fn is_signalled(&self, vector: u16) -> bool {
         let Some(eventfd) = self.eventfd(vector) else { return false };
         let mut fds = [PollFd::from_borrowed_fd(borrow_eventfd(eventfd), PollFlags::IN)];
         poll(&mut fds, Some(&AT_ONCE)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Asks `host` for what `config` wants now.
+    /// Requests from `host` the interrupts that `config` enables.
     ///
     /// # Errors
     ///
-    /// Fails if the host has no vector or file descriptor left. What is missing is asked for again the next time.
+    /// Fails if the host has no vector or file descriptor left. The next update requests the missing ones again.
     pub(super) fn update(&mut self, config: &ConfigSpace, host: &dyn HostDevice) -> io::Result<()> {
         let msix = config.msix().filter(|msix| msix.enabled());
         let msi = config.msi().filter(|msi| msi.enabled());
@@ -102,7 +102,7 @@ impl Interrupts {
                 let unmasked = (0..msix.vectors()).filter(|vector| msix.message(*vector).is_some());
                 (VFIO_PCI_MSIX_IRQ_INDEX, unmasked.collect())
             }
-            // They are enabled all together, once and for all.
+            // MSI vectors can only be enabled all at once.
             (None, Some(msi)) => (VFIO_PCI_MSI_IRQ_INDEX, (0..msi.vectors()).collect()),
             (None, None) if config.uses_pin() => return self.use_pin(host),
             (None, None) => return self.off(host),
@@ -120,20 +120,20 @@ impl Interrupts {
             return missing.iter().try_for_each(|vector| self.give(*vector, host));
         }
         if reserved > 0 {
-            // Those in use go, and come back with the others. A signal that waits in its eventfd stays there.
+            // Vectors in use are freed, and requested again with the others. Pending signals stay in their eventfds.
             host.clear_irqs(index)?;
             self.asked = None;
         }
         self.begin(index, &given.union(&missing).copied().collect(), host)
     }
 
-    /// Turns all interrupts off.
+    /// Turns off all interrupts.
     pub(super) fn off(&mut self, host: &dyn HostDevice) -> io::Result<()> {
         self.pin = None;
         self.asked.take().map_or(Ok(()), |asked| host.clear_irqs(asked.index))
     }
 
-    /// Forgets all signals, after a reset.
+    /// Discards all signals, after a reset.
     pub(super) fn forget(&mut self) {
         self.eventfds.fill(None);
     }
@@ -146,7 +146,7 @@ impl Interrupts {
         let (index, pin) = (VFIO_PCI_INTX_IRQ_INDEX, Pin { trigger: eventfd()?, resample: eventfd()? });
         host.set_irqs(index, 0, &[Some(Arc::clone(&pin.trigger))])?;
         self.asked = Some(Asked { index, reserved: 1, given: BTreeSet::from([0]) });
-        // A pin that nothing unmasks would interrupt once.
+        // Without unmasking, the pin would interrupt only once.
         if let Err(error) = host.set_unmask(index, &pin.resample) {
             self.off(host)?;
             return Err(error);
@@ -162,7 +162,7 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Gives the host one more vector.
+    /// Adds one vector on the host.
     fn give(&mut self, vector: u16, host: &dyn HostDevice) -> io::Result<()> {
         let eventfd = self.eventfd(vector).cloned();
         let Some(asked) = &mut self.asked else { return Ok(()) };
@@ -172,7 +172,7 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Gives the host its first vectors.
+    /// Requests the first vectors from the host.
     fn begin(&mut self, index: u32, vectors: &BTreeSet<u16>, host: &dyn HostDevice) -> io::Result<()> {
         let reserved = vectors.last().map_or(0, |last| last.saturating_add(1));
         let eventfd = |vector| self.eventfd(vector).filter(|_| vectors.contains(&vector)).cloned();

@@ -1,8 +1,8 @@
 //! VFIO's system calls (`linux/vfio.h`).
 //!
-//! The crate vfio-ioctls is not used: it hides why the kernel refuses an interrupt, a reset or a group; a container has
-//! the KVM VM of its beginning for good, where here a reboot makes another; and it cannot set a part of the interrupts.
-//! The structures are vfio-bindings'.
+//! The crate vfio-ioctls is not used: it hides why the kernel refuses an interrupt, a reset or a group; a container
+//! keeps the first KVM VM for good, while a reboot here creates another one; and it cannot set some of the interrupts.
+//! The structures come from vfio-bindings.
 
 use std::ffi::CStr;
 use std::io;
@@ -48,7 +48,7 @@ const DEVICE_BIND_IOMMUFD: c_ulong = number(18);
 const DEVICE_ATTACH_IOMMUFD_PT: c_ulong = number(19);
 const DEVICE_DETACH_IOMMUFD_PT: c_ulong = number(20);
 
-/// The largest answer to a question about a device or a container, in bytes.
+/// The longest description of a device or a container, in bytes.
 const MOST: usize = 1 << 20;
 
 /// The error of a call that has returned `result`, if it is one.
@@ -56,12 +56,12 @@ pub(super) fn checked(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// The size of a structure, as VFIO's calls have it.
+/// The size of a structure, in the type of VFIO's calls.
 pub(super) const fn size_of_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// True if this is a container of the interface that this program supports, with the type 1 IOMMU.
+/// True if the container has the API version that this program supports, and the type 1 IOMMU.
 pub(super) fn is_type1(container: &impl AsRawFd) -> bool {
     // SAFETY: neither call takes a pointer.
     let (version, type1) = unsafe {
@@ -70,16 +70,16 @@ pub(super) fn is_type1(container: &impl AsRawFd) -> bool {
     version == VFIO_API_VERSION.cast_signed() && type1 > 0
 }
 
-/// Makes `container`, which has its first group, one of the type 1 IOMMU.
+/// Gives `container`, which has its first group, the type 1 IOMMU.
 pub(super) fn set_type1(container: &impl AsRawFd) -> io::Result<()> {
     // SAFETY: the call takes a number.
     checked(unsafe { ioctl_with_val(container, SET_IOMMU, VFIO_TYPE1v2_IOMMU.into()) }).map(drop)
 }
 
-/// True if each device of `group` is VFIO's or has no driver.
+/// True if each device of `group` is bound to VFIO or has no driver.
 pub(super) fn is_viable(group: &impl AsRawFd) -> io::Result<bool> {
     let mut status = vfio_group_status { argsz: size_of_u32::<vfio_group_status>(), ..Default::default() };
-    // SAFETY: the kernel writes no more than the structure, whose size it is told.
+    // SAFETY: the kernel writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(group, GROUP_GET_STATUS, &mut status) })?;
     Ok(status.flags & VFIO_GROUP_FLAGS_VIABLE != 0)
 }
@@ -90,51 +90,51 @@ pub(super) fn set_container(group: &impl AsRawFd, container: RawFd) -> io::Resul
     checked(unsafe { ioctl_with_ref(group, GROUP_SET_CONTAINER, &container) }).map(drop)
 }
 
-/// The file of the device `name` of `group`.
+/// Opens the device `name` of `group`.
 pub(super) fn open_device(group: &impl AsRawFd, name: &CStr) -> io::Result<OwnedFd> {
     // SAFETY: the kernel reads the string, which ends with a NUL.
     let fd = checked(unsafe { ioctl_with_ptr(group, GROUP_GET_DEVICE_FD, name.as_ptr()) })?;
-    // SAFETY: the kernel has just made this descriptor for the caller.
+    // SAFETY: the kernel has just created this descriptor for the caller.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Gives `device`, a file of its own, to `iommufd`, until it is closed.
+/// Binds the device file `device` to `iommufd`, until the file is closed.
 pub(super) fn bind(device: &impl AsRawFd, iommufd: RawFd) -> io::Result<()> {
-    // Kernels before 6.17 do not know what is behind the device's number, and are not told of it.
+    // Kernels before 6.17 reject the fields after the device's number, so these are left out.
     let argsz = u32::try_from(offset_of!(vfio_device_bind_iommufd, token_uuid_ptr)).unwrap_or_default();
     let mut bind = vfio_device_bind_iommufd { argsz, iommufd, ..Default::default() };
-    // SAFETY: the kernel reads and writes no more than the size that it is told, which the structure has.
+    // SAFETY: the kernel reads and writes only the given size, which the structure has.
     checked(unsafe { ioctl_with_mut_ref(device, DEVICE_BIND_IOMMUFD, &mut bind) }).map(drop)
 }
 
-/// Lets `device` have the address space `ioas` of its iommufd, in place of what it has.
+/// Attaches `device` to the address space `ioas` of its iommufd, in place of the present one.
 pub(super) fn attach(device: &impl AsRawFd, ioas: u32) -> io::Result<()> {
     let argsz = u32::try_from(offset_of!(vfio_device_attach_iommufd_pt, pasid)).unwrap_or_default();
     let mut attach = vfio_device_attach_iommufd_pt { argsz, pt_id: ioas, ..Default::default() };
-    // SAFETY: the kernel reads and writes no more than the size that it is told, which the structure has.
+    // SAFETY: the kernel reads and writes only the given size, which the structure has.
     checked(unsafe { ioctl_with_mut_ref(device, DEVICE_ATTACH_IOMMUFD_PT, &mut attach) }).map(drop)
 }
 
-/// Takes the address space from `device`, which then reaches nothing.
+/// Detaches `device` from its address space. The device then reaches nothing.
 pub(super) fn detach(device: &impl AsRawFd) -> io::Result<()> {
     let argsz = u32::try_from(offset_of!(vfio_device_detach_iommufd_pt, pasid)).unwrap_or_default();
     let detach = vfio_device_detach_iommufd_pt { argsz, ..Default::default() };
-    // SAFETY: the kernel reads no more than the size that it is told, which the structure has.
+    // SAFETY: the kernel reads only the given size, which the structure has.
     checked(unsafe { ioctl_with_ref(device, DEVICE_DETACH_IOMMUFD_PT, &detach) }).map(drop)
 }
 
-/// The answer to a question whose structure has `size` bytes and begins with its size, flags and an index.
+/// Reads a description whose structure has `size` bytes and starts with its size, flags and an index.
 fn ask(file: &impl AsRawFd, question: c_ulong, size: usize, index: u32) -> io::Result<Vec<u8>> {
     let mut size = size;
     loop {
-        // Words, so that it is aligned.
+        // Words, for alignment.
         let mut words = vec![0_u64; size.div_ceil(8)];
         let argsz = u64::try_from(size).unwrap_or(u64::MAX) & 0xffff_ffff;
         if let [first, second, ..] = words.as_mut_slice() {
             *first = argsz;
             *second = index.into();
         }
-        // SAFETY: the kernel writes at most as many bytes as it is told that there are.
+        // SAFETY: the kernel writes at most the given number of bytes.
         checked(unsafe { ioctl_with_mut_ptr(file, question, words.as_mut_ptr()) })?;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         match u32_at(&bytes, 0) as usize {
@@ -147,7 +147,7 @@ fn ask(file: &impl AsRawFd, question: c_ulong, size: usize, index: u32) -> io::R
 /// Description of `device`.
 pub(super) fn device_info(device: &impl AsRawFd) -> io::Result<vfio_device_info> {
     let mut info = vfio_device_info { argsz: size_of_u32::<vfio_device_info>(), ..Default::default() };
-    // SAFETY: the kernel writes no more than the structure, whose size it is told.
+    // SAFETY: the kernel writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(device, DEVICE_GET_INFO, &mut info) })?;
     Ok(info)
 }
@@ -160,13 +160,13 @@ pub(super) fn region_info(device: &impl AsRawFd, index: u32) -> io::Result<Vec<u
 /// Description of the interrupts `index` of `device`.
 pub(super) fn irq_info(device: &impl AsRawFd, index: u32) -> io::Result<vfio_irq_info> {
     let mut info = vfio_irq_info { argsz: size_of_u32::<vfio_irq_info>(), index, ..Default::default() };
-    // SAFETY: the kernel writes no more than the structure, whose size it is told.
+    // SAFETY: the kernel writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(device, DEVICE_GET_IRQ_INFO, &mut info) })?;
     Ok(info)
 }
 
-/// Has the interrupts of kind `index` from `start` on signal `eventfds`; one that is `None` signals nothing. No
-/// eventfd at all turns the kind off.
+/// Makes the interrupts of kind `index` from `start` on signal `eventfds`; one with `None` signals nothing. An empty
+/// slice turns the kind off.
 pub(super) fn set_irqs<F: AsFd>(
     device: &impl AsRawFd,
     index: u32,
@@ -176,14 +176,14 @@ pub(super) fn set_irqs<F: AsFd>(
     set_eventfds(device, VFIO_IRQ_SET_ACTION_TRIGGER, index, start, eventfds)
 }
 
-/// Turns all interrupts of `device` off. Kinds that it does not have are refused, and are off.
+/// Turns off all interrupts of `device`. The kernel refuses kinds that the device lacks, which are off anyway.
 pub(super) fn clear_all_irqs(device: &impl AsRawFd) {
     for index in 0..VFIO_PCI_NUM_IRQS {
         let _ = set_irqs::<OwnedFd>(device, index, 0, &[]);
     }
 }
 
-/// Has a signal on `eventfd` unmask the interrupt 0 of kind `index`, which must be on.
+/// Makes a signal on `eventfd` unmask the interrupt 0 of kind `index`, which must be on.
 pub(super) fn set_unmask(device: &impl AsRawFd, index: u32, eventfd: impl AsFd) -> io::Result<()> {
     set_eventfds(device, VFIO_IRQ_SET_ACTION_UNMASK, index, 0, &[Some(eventfd)])
 }
@@ -203,7 +203,7 @@ fn set_eventfds<F: AsFd>(
         let fd = eventfd.as_ref().map_or(-1, |eventfd| eventfd.as_fd().as_raw_fd());
         fd.cast_unsigned()
     }));
-    // SAFETY: the kernel reads as many bytes as the first word says, which is how many there are.
+    // SAFETY: the kernel reads the number of bytes in the first word, which is the length of `words`.
     checked(unsafe { ioctl_with_ptr(device, DEVICE_SET_IRQS, words.as_ptr()) }).map(drop)
 }
 
@@ -218,12 +218,12 @@ pub(super) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
     ask(container, IOMMU_GET_INFO, size_of::<vfio_iommu_type1_info>(), 0)
 }
 
-/// Lets devices of `container` reach `piece`.
+/// Maps `piece` for the devices of `container`.
 ///
 /// # Safety
 ///
-/// Until [`unmap`] has taken it back, or the container is closed, it must be a mapping of which nothing in this process
-/// has a Rust reference.
+/// Until [`unmap`] has returned, or the container is closed, the piece must be a mapping without a Rust reference in
+/// this process.
 pub(super) unsafe fn map(container: &impl AsRawFd, piece: &Piece) -> io::Result<()> {
     let when = |access, flag| if piece.access.allow(access) { flag } else { 0 };
     let map = vfio_iommu_type1_dma_map {
@@ -237,14 +237,14 @@ pub(super) unsafe fn map(container: &impl AsRawFd, piece: &Piece) -> io::Result<
     checked(unsafe { ioctl_with_ref(container, IOMMU_MAP_DMA, &map) }).map(drop)
 }
 
-/// Takes what is mapped at these addresses from devices of `container`: pieces that have been mapped as wholes. Returns
-/// how many bytes that were.
+/// Unmaps the pieces at these addresses for the devices of `container`; each must have been mapped as a whole. Returns
+/// the number of bytes that were mapped.
 pub(super) fn unmap(container: &impl AsRawFd, addresses: RangeInclusive<u64>) -> io::Result<u64> {
     let (iova, argsz) = (*addresses.start(), size_of_u32::<vfio_iommu_type1_dma_unmap>());
-    // All 2^64 addresses have no size. No IOMMU has so many.
+    // The size of all 2^64 addresses does not fit. No IOMMU has so many.
     let size = (addresses.end() - iova).checked_add(1).ok_or(io::ErrorKind::InvalidInput)?;
     let mut unmap = vfio_iommu_type1_dma_unmap { argsz, iova, size, ..Default::default() };
-    // SAFETY: the kernel reads and writes no more than the structure, whose size it is told.
+    // SAFETY: the kernel reads and writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(container, IOMMU_UNMAP_DMA, &mut unmap) })?;
     Ok(unmap.size)
 }

@@ -1,5 +1,5 @@
-//! The host's IOMMU by iommufd (`Documentation/userspace-api/iommufd.rst`): one file, with any number of address
-//! spaces, and devices that are attached to them one by one.
+//! The host's IOMMU through iommufd (`Documentation/userspace-api/iommufd.rst`): one file, with any number of address
+//! spaces, to which devices are attached one by one.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -17,7 +17,7 @@ use crate::vfio::host_iommu::{HostIommu, USUAL_LIMIT};
 use crate::vfio::piece::Piece;
 use crate::vfio::{ioctl, iommufd_ioctl as calls};
 
-/// The file of all of them.
+/// The file through which iommufds are opened.
 const IOMMUFD: &str = "/dev/iommu";
 
 /// An iommufd.
@@ -31,7 +31,7 @@ impl Iommufd {
     ///
     /// # Errors
     ///
-    /// Fails if the host has none, or the descriptor is none.
+    /// Fails if the host has no iommufd, or the descriptor is not one.
     pub(super) fn open(given: Option<RawFd>) -> Result<Self, VfioError> {
         match given {
             Some(fd) => passed_fd::duplicate(fd).map(|file| Self { file }).ok_or(VfioError::NotIommufd),
@@ -50,11 +50,11 @@ impl Iommufd {
         &self.file
     }
 
-    /// Gives `device` to this, until it is closed.
+    /// Binds `device` to this iommufd, until its file is closed.
     ///
     /// # Errors
     ///
-    /// Fails with the error of the kernel.
+    /// Fails with the kernel's error.
     pub(super) fn bind(&self, device: &OwnedFd) -> io::Result<()> {
         ioctl::bind(device, self.file.as_raw_fd())
     }
@@ -63,7 +63,7 @@ impl Iommufd {
     ///
     /// # Errors
     ///
-    /// Fails if this is no iommufd, or the kernel lacks memory.
+    /// Fails if the descriptor is not an iommufd, or the kernel lacks memory.
     pub(super) fn space(self: &Arc<Self>) -> Result<Ioas, VfioError> {
         Ioas::new(self, None)
     }
@@ -88,13 +88,14 @@ impl Ioas {
         Ok(Self { iommufd: Arc::clone(iommufd), id, source, mapped: Mutex::default() })
     }
 
-    /// The devices' address of the memory of `piece`, if all of it is mapped here at once.
+    /// The devices' address of the memory of `piece`, if this address space maps all of it in one mapping.
     fn iova_of(&self, piece: &Piece) -> Option<u64> {
         place(&self.mapped.lock(), piece)
     }
 }
 
-/// The devices' address of the memory of `piece`, if it is a part of one of `mapped`, by where this process has them.
+/// The devices' address of the memory of `piece`, if it is a part of one of `mapped`, which are keyed by address in
+/// this process.
 fn place(mapped: &BTreeMap<u64, Piece>, piece: &Piece) -> Option<u64> {
     let (_, whole) = mapped.range(..=piece.host).next_back()?;
     let offset = piece.host - whole.host;
@@ -107,7 +108,7 @@ impl HostIommu for Ioas {
         let source = self.source.as_ref().and_then(|source| Some((source.id, source.iova_of(piece)?)));
         match source {
             Some(source) => calls::copy(&self.iommufd.file, self.id, piece, source)?,
-            // SAFETY: the caller promises what this function asks for, and that is what the call needs.
+            // SAFETY: the caller upholds this function's contract, which is that of the call.
             None => unsafe { calls::map(&self.iommufd.file, self.id, piece) }?,
         }
         if self.source.is_none() {
@@ -117,19 +118,19 @@ impl HostIommu for Ioas {
     }
 
     fn unmap(&self, addresses: RangeInclusive<u64>) -> io::Result<u64> {
-        // What cannot be unmapped as a whole is not copied any more either.
+        // A piece that cannot be unmapped as a whole is not copied again either.
         self.mapped.lock().retain(|_, piece| !addresses.contains(&piece.iova));
         calls::unmap(&self.iommufd.file, self.id, addresses)
     }
 
     fn reach(&self) -> Vec<RangeInclusive<u64>> {
-        // A kernel that does not say refuses when it maps.
+        // A kernel that does not report the ranges refuses addresses when it maps.
         calls::ranges(&self.iommufd.file, self.id).unwrap_or_else(|_| vec![0..=u64::MAX])
     }
 
     fn most_mappings(&self) -> usize {
-        // The kernel has no number. Without one, a guest could make others wait for as many system calls as all its
-        // domains have mappings, once for each device that it attaches.
+        // iommufd has no limit. Without one, a guest could cause as many system calls as all its domains have mappings,
+        // once for each device that it attaches, while others wait.
         USUAL_LIMIT
     }
 
@@ -140,7 +141,7 @@ impl HostIommu for Ioas {
     fn attach(&self, device: BorrowedFd<'_>) -> Result<(), VfioError> {
         ioctl::attach(&device, self.id).map_err(|error| match error.raw_os_error() {
             Some(libc::EADDRINUSE) => VfioError::Reserved,
-            // What is mapped is pinned for the first device.
+            // Mapped memory is pinned when the first device is attached.
             Some(libc::ENOMEM) => VfioError::Map(error),
             _ => VfioError::of("attach the device to its address space")(error),
         })
@@ -153,7 +154,7 @@ impl HostIommu for Ioas {
 
 impl Drop for Ioas {
     fn drop(&mut self) {
-        // Whoever gave this process the iommufd has it open, so closing it here does not end this.
+        // The sender of the iommufd still has it open, so closing it here does not destroy the address space.
         if let Err(error) = calls::destroy(&self.iommufd.file, self.id) {
             log::warn!("an address space of devices of the host is not ended: {error}");
         }

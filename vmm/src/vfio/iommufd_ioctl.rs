@@ -1,4 +1,4 @@
-//! The system calls of iommufd (`linux/iommufd.h`). The structures are iommufd-bindings'.
+//! The system calls of iommufd (`linux/iommufd.h`). The structures come from iommufd-bindings.
 
 use std::io;
 use std::mem::size_of;
@@ -24,25 +24,25 @@ const fn number(command: u32) -> c_ulong {
     (IOMMUFD_TYPE as c_ulong) << 8 | command as c_ulong
 }
 
-/// The most ranges that are asked for: no IOMMU has so many holes.
+/// The most ranges that are requested: no IOMMU has so many holes.
 const MOST: usize = 4096;
 
-/// A new address space without mappings: its number.
+/// Creates an address space without mappings, and returns its number.
 pub(super) fn alloc(iommufd: &impl AsRawFd) -> io::Result<u32> {
     let mut alloc = iommu_ioas_alloc { size: size_of_u32::<iommu_ioas_alloc>(), flags: 0, out_ioas_id: 0 };
-    // SAFETY: the kernel reads and writes no more than the structure, whose size it is told.
+    // SAFETY: the kernel reads and writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(iommufd, number(IOMMUFD_CMD_IOAS_ALLOC), &mut alloc) })?;
     Ok(alloc.out_ioas_id)
 }
 
-/// Ends the object number `id`, which nothing may use any more.
+/// Destroys the object number `id`, which must be unused.
 pub(super) fn destroy(iommufd: &impl AsRawFd, id: u32) -> io::Result<()> {
     let destroy = iommu_destroy { size: size_of_u32::<iommu_destroy>(), id };
-    // SAFETY: the kernel reads no more than the structure, whose size it is told.
+    // SAFETY: the kernel reads only the structure, whose size it is given.
     checked(unsafe { ioctl_with_ref(iommufd, number(IOMMUFD_CMD_DESTROY), &destroy) }).map(drop)
 }
 
-/// The addresses that all devices of the address space `ioas` can have.
+/// The addresses that all devices of the address space `ioas` can use.
 pub(super) fn ranges(iommufd: &impl AsRawFd, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>> {
     let mut ranges = vec![iommu_iova_range { start: 0, last: 0 }; 16];
     loop {
@@ -54,15 +54,15 @@ pub(super) fn ranges(iommufd: &impl AsRawFd, ioas: u32) -> io::Result<Vec<RangeI
             allowed_iovas: ranges.as_mut_ptr() as u64,
             out_iova_alignment: 0,
         };
-        // SAFETY: the kernel writes no more than the structure, whose size it is told, and as many ranges as it is
-        // told that there is room for.
+        // SAFETY: the kernel writes only the structure, whose size it is given, and at most as many ranges as fit into
+        // `ranges`.
         let asked = checked(unsafe { ioctl_with_mut_ref(iommufd, number(IOMMUFD_CMD_IOAS_IOVA_RANGES), &mut ask) });
         let there = ask.num_iovas as usize;
         match asked {
             Ok(_) => {
                 return Ok(ranges.iter().take(there).map(|range| range.start..=range.last).collect());
             }
-            // It has said how many there are.
+            // The kernel has returned the number of ranges.
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) && there > ranges.len() && there <= MOST => {
                 ranges.resize(there, iommu_iova_range { start: 0, last: 0 });
             }
@@ -80,12 +80,12 @@ const fn flags(access: Permissions) -> u32 {
     }
 }
 
-/// Lets devices of the address space `ioas` reach `piece`.
+/// Maps `piece` for the devices of the address space `ioas`.
 ///
 /// # Safety
 ///
-/// Until [`unmap`] has taken it back, or the address space is gone, it must be a mapping of which nothing in this
-/// process has a Rust reference.
+/// Until [`unmap`] has returned, or the address space is destroyed, the piece must be a mapping without a Rust
+/// reference in this process.
 pub(super) unsafe fn map(iommufd: &impl AsRawFd, ioas: u32, piece: &Piece) -> io::Result<()> {
     let map = iommu_ioas_map {
         size: size_of_u32::<iommu_ioas_map>(),
@@ -100,8 +100,8 @@ pub(super) unsafe fn map(iommufd: &impl AsRawFd, ioas: u32, piece: &Piece) -> io
     checked(unsafe { ioctl_with_ref(iommufd, number(IOMMUFD_CMD_IOAS_MAP), &map) }).map(drop)
 }
 
-/// Lets devices of the address space `ioas` reach `piece`, which devices of `source` reach at `source_iova`. What is
-/// pinned for both is pinned once.
+/// Maps `piece` for the devices of the address space `ioas` as a copy of the mapping at `source_iova` of `source`. The
+/// memory is pinned only once.
 pub(super) fn copy(
     iommufd: &impl AsRawFd,
     ioas: u32,
@@ -117,21 +117,21 @@ pub(super) fn copy(
         dst_iova: piece.iova,
         src_iova: source_iova,
     };
-    // SAFETY: the kernel reads the structure. Whoever has mapped the source has promised what a mapping needs.
+    // SAFETY: the kernel reads the structure. The caller that mapped the source upholds the contract of [`map`].
     checked(unsafe { ioctl_with_ref(iommufd, number(IOMMUFD_CMD_IOAS_COPY), &copy) }).map(drop)
 }
 
-/// Takes what is mapped at these addresses from devices of the address space `ioas`: pieces that have been mapped as
-/// wholes. Returns how many bytes that were.
+/// Unmaps the pieces at these addresses for the devices of the address space `ioas`; each must have been mapped as a
+/// whole. Returns the number of bytes that were mapped.
 pub(super) fn unmap(iommufd: &impl AsRawFd, ioas: u32, addresses: RangeInclusive<u64>) -> io::Result<u64> {
     let iova = *addresses.start();
-    // All 2^64 addresses have no size. No IOMMU has so many.
+    // The size of all 2^64 addresses does not fit. No IOMMU has so many.
     let length = (addresses.end() - iova).checked_add(1).ok_or(io::ErrorKind::InvalidInput)?;
     let mut unmap = iommu_ioas_unmap { size: size_of_u32::<iommu_ioas_unmap>(), ioas_id: ioas, iova, length };
-    // SAFETY: the kernel reads and writes no more than the structure, whose size it is told.
+    // SAFETY: the kernel reads and writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(iommufd, number(IOMMUFD_CMD_IOAS_UNMAP), &mut unmap) })?;
     Ok(unmap.length)
 }
 
-// What the kernel has known of each since 6.2, when there was iommufd (`iommufd_ioctl_ops`).
+// The sizes of Linux 6.2, the first kernel with iommufd (`iommufd_ioctl_ops`).
 const _: () = assert!(size_of::<iommu_ioas_map>() == 40 && size_of::<iommu_ioas_copy>() == 40);

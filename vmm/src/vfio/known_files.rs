@@ -1,4 +1,4 @@
-//! The groups and devices that KVM is told of: it has to know whether a device accesses memory past the caches
+//! The groups and devices that KVM tracks: it must know if a device accesses memory past the caches
 //! (`Documentation/virt/kvm/devices/vfio.rst`).
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -8,22 +8,21 @@ use parking_lot::Mutex;
 
 use crate::kvm::{KvmError, VfioFiles, Vm};
 
-/// The groups and devices of a VM, by their files, and the KVM VM that is told of them. A reboot makes another of the
-/// latter.
+/// The files of a VM's groups and devices, and the KVM VM that tracks them. Each reboot creates another KVM VM.
 #[derive(Default)]
 pub(crate) struct KnownFiles(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// Descriptors that are open, in the order in which they came.
+    /// Open descriptors, in the order in which they were added.
     files: Vec<RawFd>,
     vm: Option<Arc<Vm>>,
-    /// Made with the first file.
+    /// Created with the first file.
     kvm: Option<VfioFiles>,
 }
 
 impl Known {
-    /// Tells KVM of a file. A device works without, unless it accesses memory past the caches.
+    /// Adds a file to KVM's. A device works without this, unless it accesses memory past the caches.
     fn tell(&mut self, file: RawFd) {
         let Some(vm) = &self.vm else { return };
         let mut told = Ok(());
@@ -41,7 +40,7 @@ impl Known {
 }
 
 impl KnownFiles {
-    /// Tells `vm` of the files from now on, and keeps it until [`Self::detach`].
+    /// Registers all files with `vm`, now and later, and keeps `vm` until [`Self::detach`].
     pub(crate) fn attach(&self, vm: &Arc<Vm>) {
         let mut known = self.0.lock();
         known.kvm = None;
@@ -51,7 +50,7 @@ impl KnownFiles {
         }
     }
 
-    /// Tells nobody any more, so that the KVM VM can be gone.
+    /// Stops registering files, and releases the KVM VM.
     pub(crate) fn detach(&self) {
         let mut known = self.0.lock();
         known.kvm = None;
@@ -65,7 +64,7 @@ impl KnownFiles {
         known.tell(file.as_raw_fd());
     }
 
-    /// Removes a file that is going to be closed.
+    /// Removes a file that will be closed.
     pub(super) fn remove(&self, file: BorrowedFd<'_>) {
         let mut known = self.0.lock();
         let fd = file.as_raw_fd();

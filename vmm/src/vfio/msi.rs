@@ -1,13 +1,13 @@
-//! MSI: the capability of a device that the guest has (`PCIe 6.2 §7.7.1`). MSI-X is the crate `pci`'s.
+//! MSI: a device's capability in the guest (`PCIe 6.2 §7.7.1`). MSI-X is in the crate `pci`.
 
 use pci::spec::capability_id;
 use pci::{Dword, DwordWrite, Effects};
 
 /// MSI Enable, in Message Control.
 const ENABLE: u32 = 1 << 0;
-/// Multiple Message Capable: the vectors that the device asks for, as a power of two.
+/// Multiple Message Capable: the number of vectors that the device requests, as a power of two.
 const CAPABLE: u32 = 0b111 << 1;
-/// Multiple Message Enable: those that it gets.
+/// Multiple Message Enable: the number that it gets.
 const ENABLED: u32 = 0b111 << 4;
 /// The address has 64 bits.
 const ADDRESS_64: u32 = 1 << 7;
@@ -34,7 +34,7 @@ pub(super) struct Msi {
 }
 
 impl Msi {
-    /// A capability with the Message Control of the host's, disabled.
+    /// A disabled capability with the host's Message Control.
     pub(super) fn new(control: u32) -> Self {
         let vectors = (control & CAPABLE) >> 1;
         let shape = control & (ADDRESS_64 | MASKABLE) | vectors.min(MOST) << 1;
@@ -55,7 +55,7 @@ impl Msi {
     /// The address and data of `vector`, if MSI is enabled and the vector is not masked.
     pub(super) fn message(&self, vector: u16) -> Option<(u64, u32)> {
         let sends = self.enabled() && vector < self.vectors() && self.mask >> vector & 1 == 0;
-        // The lowest bits of the data are the vector's.
+        // The lowest bits of the data are the vector number.
         let data = self.data & !u32::from(self.vectors() - 1) | u32::from(vector);
         sends.then_some((self.address, data))
     }
@@ -78,8 +78,8 @@ impl Msi {
         }
     }
 
-    /// Reads the dword at `reg` from the start of the capability. The next pointer is 0. `pending` answers for each
-    /// vector.
+    /// Reads the dword at `reg` from the start of the capability. The next pointer is 0. `pending` returns the pending
+    /// bit of a vector.
     pub(super) fn read(&self, reg: Dword, pending: impl Fn(u16) -> bool) -> u32 {
         let [low, high] = halves(self.address);
         match self.field(reg) {

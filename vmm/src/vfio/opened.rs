@@ -1,4 +1,4 @@
-//! A device of the host that is open and reaches the guest's memory, but is no function of the guest yet.
+//! A host device that is open and reaches the guest's memory, but is not a function of the guest yet.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::vfio::host_device::KernelDevice;
 use crate::vfio::info::DeviceInfo;
 use crate::vfio::watch::Watched;
 
-/// A device of the host that is open. It is closed when this is dropped.
+/// An open host device. Dropping it closes the device.
 pub(crate) struct OpenDevice {
     /// The BARs that are not mapped into the guest, 0 to 5.
     pub(super) unmapped_bars: Vec<u8>,
@@ -21,19 +21,19 @@ pub(crate) struct OpenDevice {
     pub(super) mark: Arc<()>,
     pub(super) host: KernelDevice,
     pub(super) info: DeviceInfo,
-    /// Follower of its address space, if it should be behind the guest's virtual IOMMU.
+    /// Follower of its address space, if the device will be behind the guest's virtual IOMMU.
     pub(super) follower: Option<Arc<Follower>>,
-    /// Peers that should reach its BARs.
+    /// Peers that will reach its BARs.
     pub(super) peers: Option<Arc<dyn MemoryPeers>>,
 }
 
 impl OpenDevice {
-    /// Makes it the function at `rid`, and resets it. `behind` is its place behind the guest's virtual IOMMU, if it is
-    /// to have one: what it reaches is what that maps from now on.
+    /// Makes the device the function at `rid`, and resets it. `behind` is its place behind the guest's virtual IOMMU,
+    /// if any, whose mappings it reaches from now on.
     ///
     /// # Errors
     ///
-    /// Fails if no function can look like this, or it cannot reach what the virtual IOMMU maps.
+    /// Fails if the shape of the function is impossible, or the device cannot reach what the virtual IOMMU maps.
     pub(crate) fn into_function(self, rid: Rid, behind: Option<Behind>) -> Result<VfioFunction, VfioError> {
         let Self { unmapped_bars, watched, mark, host, info, follower, peers } = self;
         if let (Some(behind), Some(follower)) = (&behind, &follower) {

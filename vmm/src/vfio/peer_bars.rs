@@ -1,4 +1,4 @@
-//! BARs that devices of the host reach of each other (peer-to-peer): those that the guest finds, at its addresses.
+//! BARs that host devices reach of each other (peer-to-peer), at the guest's addresses.
 
 use std::sync::{Arc, Weak};
 
@@ -9,13 +9,13 @@ use crate::vfio::bar_memory::BarMemory;
 use crate::vfio::error::{VfioError, ranges};
 use crate::vfio::guest_memory::GuestMemory;
 
-/// The BARs of a VM's devices of the host, for those of these devices that reach all of the guest's memory.
+/// The BARs of a VM's host devices, for the host devices that reach all of the guest's memory.
 #[derive(Debug, Default)]
 pub(super) struct PeerBars(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// BARs that the guest finds.
+    /// BARs that the guest has mapped.
     bars: Vec<BarMemory>,
     /// Memory that the devices reach, while there are such devices.
     space: Weak<GuestMemory>,
@@ -23,7 +23,7 @@ struct State {
 }
 
 impl PeerBars {
-    /// Lets the devices of `space` reach the BARs from now on.
+    /// Maps the BARs, now and later, for the devices of `space`.
     pub(super) fn join(&self, space: &Arc<GuestMemory>) {
         let state = &mut *self.0.lock();
         state.space = Arc::downgrade(space);
@@ -64,7 +64,7 @@ fn note(warned: &mut bool, bar: &BarMemory, mapped: Result<(), VfioError>) {
 
 fn warning(bar: &BarMemory, error: &VfioError) -> String {
     let why = match error {
-        // Both say otherwise that this is the guest's memory.
+        // The texts of both errors call the address the guest's memory.
         VfioError::Unreachable { reach, .. } => format!("they reach {}", ranges(reach)),
         VfioError::Map(error) => error.to_string(),
         error => error.to_string(),

@@ -11,7 +11,7 @@ pub(super) struct Piece {
     pub size: u64,
     /// Address in this process.
     pub host: u64,
-    /// Accesses that are allowed to devices.
+    /// Accesses that devices may make.
     pub access: Permissions,
 }
 

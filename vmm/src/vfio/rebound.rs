@@ -1,9 +1,9 @@
-//! A device's own file that was bound to an iommufd before it came here: by this VM's last run, or by another program,
-//! which may have been another VMM that ended while the device worked.
+//! A device's file that was bound to an iommufd before this process got it: by this VM's last run, or by another
+//! program, possibly a VMM that ended while the device was active.
 //!
-//! The kernel does not say which iommufd that was, and looks up the number of an address space there. So such a device
-//! is quiet before it is attached to anything, and is attached to the guest's memory only when it is shown that it is
-//! bound to the iommufd of this VM: an address space of that cannot be ended while a device is attached to it.
+//! The kernel does not report which iommufd that was, and looks up address space numbers there. So the device is
+//! quiesced before it is attached, and is attached to the guest's memory only after a proof that it is bound to this
+//! VM's iommufd: an address space of that iommufd cannot be destroyed while a device is attached to it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::vfio::{info, ioctl, iommufd_ioctl};
 
 /// Requests to the kernel.
 trait Calls {
-    /// Turns all interrupts of the device off.
+    /// Turns off all interrupts of the device.
     fn clear_irqs(&self);
 
     /// The device's Command register.
@@ -25,13 +25,13 @@ trait Calls {
 
     fn set_command(&self, command: u16) -> io::Result<()>;
 
-    /// Resets the device, if it can be.
+    /// Resets the device, if possible.
     fn reset(&self) -> io::Result<()>;
 
-    /// A new address space of this VM's iommufd.
+    /// Creates an address space of this VM's iommufd.
     fn alloc(&self) -> io::Result<u32>;
 
-    /// Ends an address space of this VM's iommufd.
+    /// Destroys an address space of this VM's iommufd.
     fn destroy(&self, ioas: u32) -> io::Result<()>;
 
     /// Attaches the device to an address space of the iommufd to which it is bound.
@@ -96,13 +96,13 @@ impl Calls for Kernel<'_> {
     }
 }
 
-/// Makes `device`, whose file was bound before, one that does nothing and is attached to nothing, and makes sure that
-/// it is bound to `iommufd`. That is sure if it `has_sibling`, a device of its IOMMU group that is attached here: the
-/// kernel binds all devices of a group to the same. It cannot be attached to another address space than that then.
+/// Quiesces and detaches `device`, whose file was bound before, and checks that it is bound to `iommufd`. With
+/// `has_sibling` the check is not needed: another device of its IOMMU group is attached here, and the kernel binds all
+/// devices of a group to the same iommufd and allows them only one address space.
 ///
 /// # Errors
 ///
-/// Fails if it is bound to another, or the kernel refuses. It is attached to nothing of this VM then.
+/// Fails if the device is bound to another iommufd, or the kernel refuses. It is attached to nothing of this VM then.
 pub(super) fn take_over(device: &OwnedFd, iommufd: &OwnedFd, has_sibling: bool) -> Result<(), VfioError> {
     take(&Kernel { device, iommufd }, has_sibling)
 }
@@ -112,20 +112,20 @@ fn take(calls: &impl Calls, has_sibling: bool) -> Result<(), VfioError> {
     if has_sibling { Ok(()) } else { check_bound(calls) }
 }
 
-/// Ends what the device does.
+/// Stops the device's interrupts and DMA, and resets it.
 fn quieten(calls: &impl Calls) -> io::Result<()> {
     calls.clear_irqs();
     calls.set_command(calls.command()? & !command::BUS_MASTER)?;
-    // It accesses no memory in any case. It is reset again when it becomes a function, which says so if that fails.
+    // Without bus mastering it accesses no memory. A failing reset is reported when the device becomes a function.
     let _ = calls.reset();
     Ok(())
 }
 
-/// Makes sure that the device is bound to this VM's iommufd, and attached to nothing.
+/// Checks that the device is bound to this VM's iommufd, and leaves it detached.
 fn check_bound(calls: &impl Calls) -> Result<(), VfioError> {
     let probe = calls.alloc().map_err(VfioError::of("get an address space of iommufd"))?;
     let attached = calls.attach(probe);
-    // Somewhere else it may have been an address space of that number.
+    // On another iommufd, the number may be that of another address space.
     let destroyed = calls.destroy(probe);
     let is_here = matches!(&destroyed, Err(error) if error.raw_os_error() == Some(libc::EBUSY));
     if attached.is_ok() {
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// A device that works, and is bound to this VM's iommufd or to another, which has address spaces of its own.
+    /// A working device that is bound to this VM's iommufd, or to another one with address spaces of its own.
     struct Fake {
         elsewhere: Option<BTreeSet<u32>>,
         spaces: RefCell<BTreeSet<u32>>,

@@ -10,15 +10,15 @@ use crate::vfio::info::RegionInfo;
 
 /// The page size, in bytes.
 const PAGE: u64 = 4096;
-/// Flags that a region has to have.
+/// Flags that a region must have.
 const ALL: u32 = VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
 /// The most areas of one BAR: each takes a memory slot.
 const MOST: usize = 64;
 
-/// The areas of a BAR that can be given to the guest: whole pages without anything of `kept`, which are the parts that
-/// this program answers for (the MSI-X table and its pending bits).
+/// The areas of a BAR that the guest can access directly: whole pages that do not overlap `kept`, the parts that this
+/// program emulates (the MSI-X table and its pending bits).
 pub(super) fn areas(region: &RegionInfo, kept: &[Range<u64>]) -> Vec<Range<u64>> {
-    // The kernel maps no page that it has to keep to itself.
+    // The kernel does not map pages that it handles itself.
     if region.flags & ALL != ALL || (region.sparse.is_none() && !kept.is_empty() && !region.msix_mappable) {
         return Vec::new();
     }
@@ -33,7 +33,7 @@ pub(super) fn areas(region: &RegionInfo, kept: &[Range<u64>]) -> Vec<Range<u64>>
     areas.into_iter().map(whole).filter(|area| area.start < area.end).take(MOST).collect()
 }
 
-/// Rest of `area` without `hole`.
+/// The rest of `area` without `hole`.
 fn without(area: Range<u64>, hole: &Range<u64>) -> [Range<u64>; 2] {
     let before = area.start..area.end.min(hole.start).max(area.start);
     let after = area.start.max(hole.end).min(area.end)..area.end;

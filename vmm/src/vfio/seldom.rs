@@ -1,4 +1,4 @@
-//! Repeated events, which are logged rarely.
+//! Rate limit for log messages about events that a guest can repeat.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -11,24 +11,24 @@ use crate::vfio::guest_memory::GuestMemory;
 /// Memory that devices reach.
 #[derive(Clone)]
 pub(super) enum Space {
-    /// All of the guest's memory, as all such devices do.
+    /// All of the guest's memory; shared by all such devices.
     All(Arc<GuestMemory>),
     /// Mappings of a virtual IOMMU for a device.
     Followed {
-        // Drop order: what is copied goes before that of which it is a copy.
+        // Drop order: copies are unmapped before their source.
         /// Follower of the virtual IOMMU.
         follower: Arc<Follower>,
-        /// All of the guest's memory, if mappings are copies of it.
+        /// All of the guest's memory, if mappings are copies of its mapping.
         all: Option<Arc<GuestMemory>>,
     },
 }
 
 impl Space {
-    /// Lets devices reach what there is in `memory`, and nothing else.
+    /// Maps for the devices their part of `memory`, and nothing else.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot. They reach what they reached before then.
+    /// Fails if the devices cannot reach it. The former memory stays mapped then.
     pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
         match self {
             Self::All(all) => all.set(memory),
@@ -36,7 +36,7 @@ impl Space {
         }
     }
 
-    /// The guest's memory, as devices reach it.
+    /// The guest's memory that the devices reach.
     pub(super) fn memory(&self) -> GuestMap {
         match self {
             Self::All(all) => all.memory(),
@@ -44,7 +44,7 @@ impl Space {
         }
     }
 
-    /// All of the guest's memory, if it is mapped as a whole, for these devices or to be copied.
+    /// All of the guest's memory, if it is mapped as a whole: for these devices, or as a source of copies.
     pub(super) fn all(&self) -> Option<&Arc<GuestMemory>> {
         match self {
             Self::All(all) => Some(all),

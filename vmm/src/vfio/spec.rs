@@ -8,14 +8,14 @@ use crate::vfio::cdev;
 use crate::vfio::error::VfioError;
 use crate::vfio::sysfs::SysfsDevice;
 
-/// A device of the host that is to be passed through.
+/// A host device to pass through.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VfioSpec {
     /// Name in the VM.
     pub id: String,
     /// Source of the device.
     pub source: VfioSource,
-    /// By which of the kernel's interfaces: the same for all of a VM.
+    /// The kernel interface, which is the same for all devices of a VM.
     pub interface: VfioInterface,
     /// True if it is behind the guest's virtual IOMMU.
     pub iommu: bool,
@@ -32,21 +32,21 @@ pub enum VfioSource {
     Fd(RawFd),
 }
 
-/// By which interface of the kernel devices are opened, and told what they reach.
+/// Kernel interface through which devices are opened, and their memory mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VfioInterface {
     /// Groups, in containers.
     Groups,
-    /// Devices by themselves, by an iommufd, which this process may have been given as a descriptor.
+    /// Single devices, through an iommufd, which this process may have been given as a descriptor.
     Iommufd(Option<RawFd>),
 }
 
 impl VfioSource {
-    /// Finds the host device, and a copy of its own file, if this process was given it.
+    /// Finds the host device, and duplicates its file, if this process was given it.
     ///
     /// # Errors
     ///
-    /// Fails if it is no PCI device of VFIO's, or the host has no IOMMU for it.
+    /// Fails if it is not a VFIO PCI device, or the host has no IOMMU for it.
     pub(crate) fn find(&self) -> Result<(SysfsDevice, Option<OwnedFd>), VfioError> {
         match self {
             Self::Path(path) => Ok((SysfsDevice::at(path)?, None)),

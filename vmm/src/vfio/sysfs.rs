@@ -1,4 +1,4 @@
-//! Description in sysfs of a PCI device of the host.
+//! Description of a host PCI device in sysfs.
 
 use std::ffi::CString;
 use std::fs;
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::vfio::error::VfioError;
 
-/// The drivers that leave a device of a group to VFIO, or do no DMA (`drivers/vfio/vfio_main.c`, `driver_managed_dma`).
+/// Drivers that do not prevent VFIO from using other devices of a group, or that do no DMA (`drivers/vfio/vfio_main.c`,
+/// `driver_managed_dma`).
 const HARMLESS: [&str; 2] = ["pcieport", "pci-stub"];
 
 /// A PCI device of the host.
@@ -21,7 +22,7 @@ pub(crate) struct SysfsDevice {
     pub group: u32,
 }
 
-/// The name of what the link `link` in `folder` leads to.
+/// The file name of the target of the link `link` in `folder`.
 fn target(folder: &Path, link: &str) -> Option<String> {
     Some(fs::read_link(folder.join(link)).ok()?.file_name()?.to_str()?.to_string())
 }
@@ -31,7 +32,7 @@ impl SysfsDevice {
     ///
     /// # Errors
     ///
-    /// Fails if there is none, it is no PCI device, or the host has no IOMMU for it.
+    /// Fails if there is none, it is not a PCI device, or the host has no IOMMU for it.
     pub(crate) fn at(path: &Path) -> Result<Self, VfioError> {
         let folder = fs::canonicalize(path).map_err(VfioError::NoDevice)?;
         if target(&folder, "subsystem").as_deref() != Some("pci") {
@@ -56,7 +57,7 @@ impl SysfsDevice {
         }
     }
 
-    /// The devices of its group that have a driver other than VFIO's: addresses with drivers.
+    /// The devices of its group with a driver other than VFIO's: addresses with drivers.
     pub(super) fn others_in_use(&self) -> Vec<String> {
         let devices = fs::read_dir(self.folder.join("iommu_group/devices"));
         let in_use = |folder: PathBuf| {
@@ -76,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder as sysfs has it, with devices and their drivers, all in group 7.
+    /// A folder like sysfs, with devices and their drivers, all in group 7.
     fn sysfs(devices: &[(&str, Option<&str>)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);

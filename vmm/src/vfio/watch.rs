@@ -1,4 +1,4 @@
-//! Notices of the host about devices that it has given away: a request to release the device, or an error.
+//! Notices of the host about passed-through devices: a request to release the device, or an error.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,13 +16,13 @@ use crate::vfio::host_device::HostDevice;
 use crate::vfio::info::DeviceInfo;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// Notices that are taken at once; others wait.
+/// Notices that are read at once; others wait.
 const AT_MOST: usize = 16;
 
 /// Notice of the host about a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// It wants the device back: its driver is to be unbound, or the device to be removed. It says so again and again.
+    /// The host requests the device back: to unbind its driver, or to remove it. The request is repeated.
     Requested,
     /// The device has reported an error that it cannot correct.
     Error,
@@ -40,7 +40,7 @@ impl Notice {
     const ALL: [(Self, u32); 2] = [(Self::Requested, VFIO_PCI_REQ_IRQ_INDEX), (Self::Error, VFIO_PCI_ERR_IRQ_INDEX)];
 }
 
-/// All devices of a VM that are watched.
+/// The watched devices of a VM.
 pub(crate) struct Watch {
     epoll: OwnedFd,
     entries: Mutex<Entries>,
@@ -49,7 +49,7 @@ pub(crate) struct Watch {
 #[derive(Default)]
 struct Entries {
     next: u64,
-    /// By the number that epoll knows.
+    /// Entries by the number in epoll's events.
     by_number: BTreeMap<u64, Entry>,
 }
 
@@ -59,18 +59,18 @@ struct Entry {
     eventfd: Arc<EventFd>,
 }
 
-/// A device that is watched, until this is dropped.
+/// A device that is watched until this is dropped.
 pub(super) struct Watched {
     watch: Weak<Watch>,
     numbers: Vec<u64>,
 }
 
 impl Watch {
-    /// Watches no device.
+    /// Creates a watch without devices.
     ///
     /// # Errors
     ///
-    /// No file descriptor is left.
+    /// Fails if no file descriptor is left.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, entries: Mutex::default() })
     }
@@ -79,7 +79,7 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// No file descriptor is left, or the kernel refuses.
+    /// Fails if no file descriptor is left, or the kernel refuses.
     pub(super) fn begin(self: &Arc<Self>, id: &str, host: &dyn HostDevice, info: &DeviceInfo) -> io::Result<Watched> {
         let mut watched = Watched { watch: Arc::downgrade(self), numbers: Vec::new() };
         for (notice, index) in Notice::ALL {
@@ -116,7 +116,7 @@ impl Watch {
     }
 }
 
-/// Readable when the host has said something.
+/// Readable when a notice is pending.
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()

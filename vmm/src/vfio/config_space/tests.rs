@@ -1,12 +1,12 @@
-//! A device with all that is shown, owned and hidden, and accesses of all kinds to it.
+//! A device with shown, owned and hidden registers, and accesses of all kinds to it.
 
 use pci::spec::{capability_id, extended_capability_id, sriov};
 use proptest::prelude::*;
 
 use super::*;
 
-/// A device's own configuration space: MSI-X, PCI Express, power, MSI and a vendor's capability; behind them SR-IOV
-/// first, then AER, ATS, a vendor's, and a serial number.
+/// A device's own configuration space: MSI-X, PCI Express, power, MSI and a vendor's capability; then SR-IOV, AER, ATS,
+/// a vendor's, and a serial number.
 fn image() -> Vec<u8> {
     let mut image = vec![0; 0x1000];
     let mut put = |offset: usize, bytes: &[u8]| image[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -30,7 +30,7 @@ fn image() -> Vec<u8> {
     put(0xe0, &header(capability_id::VENDOR, 0x50, 0x000c));
     put(0xe4, &[0x55; 8]);
     put(0x50, &header(capability_id::MSI, 0x68, 0x0188));
-    // Resizable or not, what nobody knows is hidden.
+    // Resizable or not, an unknown capability is hidden.
     put(0x68, &header(0x14, 0, 0xffff));
     let extended = |id: u16, next: u32| (u32::from(id) | 1 << 16 | next << 20).to_le_bytes();
     put(0x100, &extended(extended_capability_id::SRIOV, 0x150));
@@ -40,7 +40,7 @@ fn image() -> Vec<u8> {
     put(0x200, &extended(0x000f, 0x210));
     put(0x204, &[0x22; 8]);
     put(0x210, &extended(extended_capability_id::VENDOR, 0x240));
-    // Its length says more than there is room for.
+    // Its length exceeds the room for it.
     put(0x214, &0x0ff0_0001_u32.to_le_bytes());
     put(0x218, &[0x33; 0x28]);
     put(0x240, &extended(extended_capability_id::SERIAL_NUMBER, 0));
@@ -62,7 +62,7 @@ fn read(space: &ConfigSpace, image: &[u8], offset: u16) -> u32 {
     own | u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) & of_host
 }
 
-/// B24: the SR-IOV capability of the device is among what is hidden.
+/// B24: the SR-IOV capability of the device is hidden.
 #[test]
 fn the_chains_have_what_is_allowed_in_its_place_and_nothing_else() {
     let (space, image) = (space(), image());
@@ -145,7 +145,7 @@ fn the_host_decodes_memory_whatever_the_guest_wants_and_masters_the_bus_when_it_
     let mut windows = Vec::new();
     space.windows(&mut windows);
     assert_eq!(windows.len(), 2);
-    // In D3hot it does neither.
+    // In D3hot the function does neither.
     let written = space.write(Dword::containing(0x44), DwordWrite::new(3, 1));
     assert!(written.command && written.through.is_none());
     windows.clear();
@@ -159,7 +159,7 @@ fn a_pin_is_inta_its_line_is_a_drivers_note_and_interrupt_disable_is_the_hosts()
     assert_eq!(read(&space, &image, 0x3c), 0x111);
     let written = space.write(Dword::containing(0x3c), DwordWrite::full(0xffff_ff2a));
     assert_eq!((written, read(&space, &image, 0x3c)), (Written::default(), 0x12a));
-    // Interrupt Status is the device's.
+    // Interrupt Status comes from the device.
     let interrupted = |space: &ConfigSpace| space.read(Dword::containing(4), |_| false).1 & 0x8_0000;
     assert_eq!((interrupted(&space), interrupted(&self::space())), (0x8_0000, 0));
     for disable in [0, 0x400] {
@@ -222,15 +222,15 @@ fn whatever_a_device_says_of_itself_is_a_configuration_space_or_an_error() {
     let _ = ConfigSpace::new(&[0x40; 0x1000], [0x1000; 6], true, None);
 }
 
-/// The bytes that a guest may change in the host.
+/// True if a guest may change this byte on the host.
 fn may_be_written(offset: u16) -> bool {
     let ranges = [
-        // Status; Device Control and Status; Device Control 2; the vendor's capability behind its length.
+        // Status; Device Control and Status; Device Control 2; the vendor's capability after its length.
         6..8,
         0xa8..0xac,
         0xc8..0xca,
         0xe3..0xec,
-        // AER's status, masks, severities and control; the vendor's behind its header.
+        // AER's status, masks, severities and control; the vendor's after its header.
         0x154..0x168,
         0x168..0x16a,
         0x218..0x240,
@@ -239,7 +239,7 @@ fn may_be_written(offset: u16) -> bool {
 }
 
 proptest! {
-    /// No access writes a hidden register of the host, or one that is this program's.
+    /// No access writes a hidden host register, or one that this program owns.
     #[test]
     fn no_access_writes_what_is_hidden_or_owned(
         accesses in prop::collection::vec((0_u16..0x1000, any::<u32>(), 1_u8..16, any::<u32>()), 1..200),
@@ -268,7 +268,7 @@ proptest! {
         }
     }
 
-    /// Random bytes are a device, too: nothing panics, and what reads as the host's is never in the header's place.
+    /// Random bytes are a device as well: nothing panics, and no dword of the header is passed through.
     #[test]
     fn any_image_can_be_accessed(image in prop::collection::vec(any::<u8>(), 0x1000), value in any::<u32>()) {
         let Ok(mut space) = ConfigSpace::new(&image, SIZES, true, None) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! A follower that is told what the virtual IOMMU tells, over an IOMMU of the host that is not there.
+//! A follower of a virtual IOMMU, over a fake host IOMMU.
 
 use proptest::prelude::*;
 use vm_memory::GuestAddress;
@@ -51,7 +51,7 @@ fn a_mapping_is_of_the_memory_that_is_in_it_and_of_what_comes_later() {
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
     let (follower, memory) = follower(&fake);
     attach(&follower, &[]).unwrap();
-    // A hole behind the first memory, a BAR, a mapping for nothing, and all addresses that there are.
+    // A hole after the first memory, a BAR, a mapping without permissions, and the whole address range.
     follower.mapped(mapping(0x1000, 0x2fff, 0xf_f000, Permissions::Write)).unwrap();
     follower.mapped(mapping(0x10_0000, 0x10_0fff, 0xfe00_0000, Permissions::ReadWrite)).unwrap();
     follower.mapped(mapping(0x20_0000, 0x20_0fff, 0, Permissions::No)).unwrap();
@@ -130,7 +130,7 @@ fn what_the_host_does_not_take_back_is_no_success_and_is_taken_as_soon_as_it_can
     }
 }
 
-/// Keeps what is logged.
+/// Keeps the log messages.
 struct Recorder(Mutex<Vec<String>>);
 
 static RECORDER: Recorder = Recorder(Mutex::new(Vec::new()));
@@ -208,7 +208,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// After each request, the device reaches what the domain maps of the memory that there is, and nothing else.
+    /// After each request, the device reaches exactly the existing memory that the domain maps.
     #[test]
     fn a_device_reaches_what_its_domain_maps_and_nothing_else(steps in steps()) {
         let fake = FakeIommu::new(vec![0..=u64::MAX]);

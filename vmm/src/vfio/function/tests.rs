@@ -1,4 +1,4 @@
-//! A function over a device that is not there.
+//! A function over a fake device.
 
 use parking_lot::Mutex;
 use vfio_bindings::bindings::vfio::{
@@ -53,7 +53,7 @@ fn function(device: &FakeDevice, info: &DeviceInfo) -> VfioFunction {
     VfioFunction::new(RID, Box::new(device.clone()), info, &[], None).unwrap()
 }
 
-/// The same, with an interrupt pin.
+/// As [`device`], with an interrupt pin.
 fn device_with_pin(has_msix: bool, has_msi: bool) -> (FakeDevice, DeviceInfo) {
     let (device, mut info) = device(has_msix, has_msi);
     info.irqs[INTX as usize] = IrqInfo { flags: 7, count: 1 };
@@ -68,7 +68,7 @@ fn at(offset: u64) -> (WindowId, u64) {
     (WindowId::Bar(BarIndex::ALL[0]), offset)
 }
 
-/// Sets a vector's message, and unmasks it or not.
+/// Sets a vector's message and its control word.
 fn vector(function: &mut VfioFunction, number: u64, control: u32) {
     for (n, value) in (0..).zip([0xfee0_0000_u32, 0, 0x40, control]) {
         let (window, offset) = at(0x2000 + 16 * number + 4 * n);
@@ -184,7 +184,7 @@ fn a_device_whose_pin_the_host_does_not_have_or_cannot_mask_is_refused_without_m
     }
 }
 
-/// The host has one kind of interrupt at a time.
+/// The host supports one kind of interrupt at a time.
 #[test]
 fn the_pin_gives_way_to_messages_and_comes_back_when_they_are_turned_off() {
     let (device, info) = device_with_pin(true, true);
@@ -243,7 +243,7 @@ fn a_pin_that_the_host_refuses_is_counted_and_asked_for_again() {
         }
         config(&mut function, 0x40, 0);
         assert_eq!((failures(&function), function.pin().is_none()), (n, true));
-        // One that nothing unmasks is off.
+        // A pin that nothing unmasks is off.
         assert!(!device.has(INTX));
         let mut state = device.0.lock();
         (state.fails, state.no_unmask) = (false, false);
@@ -272,7 +272,7 @@ fn an_interrupt_that_the_host_lacks_is_counted_and_asked_for_again() {
     assert_eq!((device.take_calls().len(), messages(&function).len()), (1, 1));
 }
 
-/// Everything but the pages of the table and of the pending bits.
+/// Everything except the pages of the table and of the pending bits is mapped.
 #[test]
 fn bars_are_mapped_but_for_what_is_answered_here() {
     let (device, info) = device(true, false);
@@ -282,7 +282,7 @@ fn bars_are_mapped_but_for_what_is_answered_here() {
     function.memory(&mut areas);
     let places: Vec<_> = areas.iter().map(|area| (area.offset, area.memory.len())).collect();
     assert_eq!(places, [(0, 0x2000), (0x4000, 0x4000)]);
-    // The rest of these pages is the device's, by exits.
+    // The rest of these pages is reached on the device through exits.
     let mut data = [0; 4];
     let (window, offset) = at(0x2800);
     function.mmio_read(window, offset, &mut data);
@@ -348,7 +348,7 @@ fn the_state_of_a_device_of_the_host_is_not_saved() {
     assert_eq!(error, "it is a device of the host, whose state cannot be read; remove it first");
 }
 
-/// In its slot: windows, memory and interrupts come and go with the registers, and nothing is left at the end.
+/// In its slot: windows, memory and interrupts follow the registers, and nothing is left at the end.
 #[test]
 fn a_slot_shows_its_memory_wires_its_messages_and_leaves_nothing_behind() {
     let (device, info) = device(true, false);
@@ -382,7 +382,7 @@ fn a_slot_shows_its_memory_wires_its_messages_and_leaves_nothing_behind() {
     table(0);
     write(0x10, 0xc800_0000);
     assert_eq!((shown(&record), record.lock().irqfds.len()), (vec![0xc800_0000, 0xc800_4000], 1));
-    // Twice around, it looks the same.
+    // The second round gives the same result.
     for _ in 0..2 {
         write(4, 0);
         assert_eq!((shown(&record).len(), record.lock().irqfds.len()), (0, 0));
@@ -394,8 +394,8 @@ fn a_slot_shows_its_memory_wires_its_messages_and_leaves_nothing_behind() {
     assert_eq!(Arc::strong_count(&device.0), 1, "the device is closed");
 }
 
-/// In its slot: the pin is wired to its slot's input as long as the device interrupts by it, and the device is asked
-/// whenever that begins.
+/// In its slot: the pin is wired to the slot's input while the device uses it, and each new wire makes the device
+/// repeat its interrupt.
 #[test]
 fn a_slot_wires_a_pin_while_it_is_used_and_leaves_nothing_asserted() {
     let (device, info) = device_with_pin(true, false);
@@ -415,7 +415,7 @@ fn a_slot_wires_a_pin_while_it_is_used_and_leaves_nothing_asserted() {
     assert!(!asked(), "nothing has changed");
     write(0x54, 3);
     assert_eq!(inputs(&record), [0_u32; 0]);
-    // What it signals meanwhile is asked for again.
+    // An interrupt signalled in the meantime is repeated.
     device.signal(INTX, 0);
     write(0x54, 0);
     let waits = || slot.with(|device| device.pin().unwrap().trigger.read().is_ok());
@@ -426,13 +426,13 @@ fn a_slot_wires_a_pin_while_it_is_used_and_leaves_nothing_asserted() {
     assert_eq!((inputs(&record), asked()), (vec![17], true));
     slot.reset();
     assert_eq!((inputs(&record), asked()), (vec![17], true));
-    // What the VM refuses is tried again.
+    // The slot retries a wire that the VM refused.
     record.lock().refuse = Refuse::Irqfds;
     slot.reset();
     record.lock().refuse = Refuse::Nothing;
     slot.reconcile();
     assert_eq!((inputs(&record), asked()), (vec![17], true));
-    // The VM goes, and there is another.
+    // The VM is closed, and another one created.
     host.set_wiring(None);
     slot.forget_wiring();
     let other = Arc::<Mutex<Record>>::default();
@@ -443,7 +443,7 @@ fn a_slot_wires_a_pin_while_it_is_used_and_leaves_nothing_asserted() {
     assert_eq!((inputs(&other).len(), Arc::strong_count(&device.0)), (0, 1));
 }
 
-/// In its slot: what devices of the host reach of its BAR, whose table is not mapped.
+/// In its slot: the parts of its BAR that other host devices reach; its MSI-X table is not mapped.
 #[test]
 fn other_devices_reach_a_bar_where_the_guest_finds_it_and_no_more_when_it_goes() {
     const RAM: (u64, u64) = (0, 0x1000);
@@ -476,7 +476,7 @@ fn other_devices_reach_a_bar_where_the_guest_finds_it_and_no_more_when_it_goes()
         assert_eq!(fake.sorted(), [RAM]);
         write(4, BUS_MASTER);
         assert_eq!(fake.sorted(), reached(0xc000_8000));
-        // The VM goes, without a word to the device, and there is another.
+        // The VM is closed without notifying the device, and another one created.
         host.set_wiring(None);
         slot.forget_wiring();
         assert_eq!(fake.sorted(), [RAM]);
@@ -488,7 +488,7 @@ fn other_devices_reach_a_bar_where_the_guest_finds_it_and_no_more_when_it_goes()
         write(0x10, 0xc000_0000);
         write(4, BUS_MASTER);
         assert_eq!(fake.sorted(), reached(0xc000_0000));
-        // The fake IOMMU asks whether the memory that it is to unmap is still there.
+        // The fake IOMMU checks that memory still exists when it is unmapped.
         slot.retire();
         assert_eq!((fake.sorted(), Arc::strong_count(&device.0)), (vec![RAM], 1));
     }

@@ -1,4 +1,4 @@
-//! BARs that come and go, over an IOMMU of the host that is not there.
+//! BARs that are mapped and unmapped over a fake host IOMMU.
 
 use std::io;
 
@@ -49,7 +49,7 @@ fn bars_stay_when_the_guests_memory_grows_and_go_with_the_address_space() {
     let grown = memory(&[(0, 0x5000), (1 << 33, 0x1000)]);
     space.set(&grown).unwrap();
     assert_eq!(fake.sorted(), [(0, 0x5000), (BAR, LEN), (1 << 33, 0x1000)]);
-    // Its last device goes, and then the BAR of one that is behind the virtual IOMMU.
+    // Its last device is removed, and then the BAR of a device behind the virtual IOMMU.
     drop(space);
     assert_eq!(fake.sorted(), []);
     bars.unmap(BAR, &bar);
@@ -80,7 +80,7 @@ fn a_bar_that_is_out_of_reach_is_one_warning_and_the_others_are_within() {
     assert!(!bars.0.lock().warned);
     bars.map(1 << 40, &high);
     assert_eq!((fake.sorted(), bars.0.lock().warned), (with(BAR), true));
-    // It is not mapped, so nothing is unmapped.
+    // The BAR is not mapped, so nothing is unmapped.
     bars.unmap(1 << 40, &high);
     assert_eq!(fake.sorted(), with(BAR));
     let mut warned = true;
@@ -120,7 +120,7 @@ fn a_bar_that_cannot_be_taken_back_stays_in_this_process() {
     bars.unmap(BAR, &bar);
     assert_eq!((fake.sorted(), Arc::strong_count(&bar)), (with(BAR), 2));
     drop(bar);
-    // The fake IOMMU asks whether it is still there.
+    // The fake IOMMU checks that the BAR still exists.
     drop(space);
     assert_eq!(fake.sorted(), []);
 }
