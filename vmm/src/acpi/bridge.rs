@@ -29,7 +29,7 @@ impl Aml for Bridge<'_> {
         let buses = AddressSpace::new_bus_number(0, u16::from(layout::last_bus(self.segment)));
         let (low, high);
         let mut resources: Vec<&dyn Aml> = vec![&buses];
-        // A segment whose weight is next to nothing may have no window.
+        // A segment with a tiny weight may have no window.
         if !mem32.is_empty() {
             low = AddressSpace::new_memory(space, true, mem32.start as u32, (mem32.end - 1) as u32, None);
             resources.push(&low);

@@ -1,5 +1,5 @@
-//! The saved state of the generic event device and of the registers of hot-plug: what the guest has not read yet, and
-//! what it has released and the machine has not taken yet.
+//! The saved state of the generic event device and of the hot-plug registers: notifications that the guest has not read
+//! yet, and releases that the machine has not handled yet.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct EventDeviceState {
     /// Events that the guest has not read.
     pub events: u8,
-    /// The slots of segments that have news, by ascending numbers.
+    /// The slots of segments with pending notifications, by ascending numbers.
     pub slots: Vec<SlotsState>,
     /// The registers of vCPUs.
     pub vcpus: VcpuHotplugState,
@@ -23,11 +23,11 @@ pub struct EventDeviceState {
 pub struct SlotsState {
     /// The segment.
     pub segment: u16,
-    /// Slots with a new device that the guest has not read.
+    /// Slots with a new device, not read by the guest yet.
     pub plugged: u32,
-    /// Slots whose device should be released, that the guest has not read.
+    /// Slots whose device should be released, not read by the guest yet.
     pub unplugged: u32,
-    /// Slots whose device the guest has released, and that is still there.
+    /// Slots whose device the guest has released, but that is still plugged.
     pub ejected: u32,
 }
 
@@ -37,13 +37,13 @@ pub struct SlotsState {
 pub struct VcpuHotplugState {
     /// vCPUs that are present.
     pub present: Vec<u8>,
-    /// vCPUs that were added, that the guest has not read.
+    /// vCPUs that were added, not read by the guest yet.
     pub added: Vec<u8>,
-    /// vCPUs that should be released, that the guest has not read.
+    /// vCPUs that should be released, not read by the guest yet.
     pub asked: Vec<u8>,
-    /// vCPUs that should be released, about which the guest has not decided.
+    /// vCPUs that should be released, without the guest's reply yet.
     pub leaving: Vec<u8>,
-    /// vCPUs that the guest has released, and that still run.
+    /// vCPUs that the guest has released, but that still run.
     pub ejected: Vec<u8>,
 }
 
@@ -53,6 +53,6 @@ pub struct VcpuHotplugState {
 pub struct MemoryHotplugState {
     /// The regions that were added since the guest started: first address and end.
     pub regions: Vec<(u64, u64)>,
-    /// The slots of those that the guest has not read, a bit for each.
+    /// The slots of those not read by the guest yet, a bit for each.
     pub added: u8,
 }

@@ -1,6 +1,6 @@
-//! The generic event device (`ACPI 6.5 §5.6.9`): tells the guest that a device or vCPU was added or is to be removed,
-//! that memory was added, or that the power button was pressed; and receives the guest's notice that it has released a
-//! device or vCPU.
+//! The generic event device (`ACPI 6.5 §5.6.9`): notifies the guest that a device or vCPU was added or should be
+//! removed, that memory was added, or that the power button was pressed; and receives the guest's releases of devices
+//! and vCPUs.
 //!
 //! The registers are I/O ports, used only by the AML of `acpi/hotplug.rs`:
 //!
@@ -13,7 +13,7 @@
 //! | offset | read | written |
 //! |---|---|---|
 //! | 0 | slots with a new device, one bit each, which the read clears | nothing |
-//! | 4 | slots whose device is to be removed, which the read clears | nothing |
+//! | 4 | slots whose device should be removed, which the read clears | nothing |
 //! | 8 | 0 | slots whose device the guest has released |
 //! | 12 | 0 | nothing |
 //!
@@ -37,23 +37,23 @@ pub const SLOT_PORTS: u16 = 16;
 pub const ALL_SLOT_PORTS: u16 = SLOT_PORTS * MOST_SEGMENTS;
 /// Offset of the register of slots with a new device.
 pub const PLUGGED: u16 = 0;
-/// Offset of the register of slots whose device is to be removed.
+/// Offset of the register of slots whose device should be removed.
 pub const UNPLUGGED: u16 = 4;
-/// Offset of the register by which the guest releases devices.
+/// Offset of the register with which the guest releases devices.
 pub const EJECT: u16 = 8;
-/// Offset behind that register.
+/// Offset after that register.
 const END: u16 = 12;
-/// Event: devices were added or are to be removed.
+/// Event: devices were added or should be removed.
 pub const PCI_EVENT: u8 = 1 << 0;
 /// Event: the power button was pressed.
 pub const POWER_BUTTON_EVENT: u8 = 1 << 1;
-/// Event: vCPUs were added or are to be removed.
+/// Event: vCPUs were added or should be removed.
 pub const VCPU_EVENT: u8 = 1 << 2;
 /// Event: memory was added.
 pub const MEMORY_EVENT: u8 = 1 << 3;
 const ALL_EVENTS: u8 = PCI_EVENT | POWER_BUTTON_EVENT | VCPU_EVENT | MEMORY_EVENT;
 
-/// Events that the guest has not read yet, and slots whose release the VMM has not taken yet.
+/// Events that the guest has not read yet, and releases that the VMM has not handled yet.
 #[derive(Debug)]
 struct Pending {
     events: u8,
@@ -76,7 +76,7 @@ impl Default for Pending {
 }
 
 impl Pending {
-    /// The slots of a segment that can be.
+    /// The slots of a segment, if it can exist.
     fn of(&mut self, segment: u16) -> Option<&mut Slots> {
         self.slots.get_mut(usize::from(segment))
     }
@@ -94,7 +94,7 @@ pub struct GenericEventDevice {
     vcpus: Mutex<VcpuHotplug>,
     memory: Mutex<MemoryHotplug>,
     interrupt: EventFd,
-    /// Signalled for what [`Self::take_ejected`] and [`VcpuHotplug::take_ejected`] give.
+    /// Signalled when [`Self::take_ejected`] or [`VcpuHotplug::take_ejected`] has releases to return.
     machine: Arc<EventFd>,
 }
 
@@ -104,7 +104,7 @@ impl GenericEventDevice {
     ///
     /// # Errors
     ///
-    /// No file descriptor is left.
+    /// Fails if no file descriptor is left.
     pub fn new(machine: Arc<EventFd>) -> io::Result<Self> {
         let interrupt = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let (pending, vcpus, memory) = (Mutex::default(), Mutex::default(), Mutex::default());
@@ -126,12 +126,12 @@ impl GenericEventDevice {
         self.tell(PCI_EVENT, |pending| pending.of(segment).into_iter().for_each(|slots| slots.unplugged |= bit(slot)));
     }
 
-    /// Tells the guest that the power button was pressed.
+    /// Notifies the guest that the power button was pressed.
     pub fn press_power_button(&self) {
         self.tell(POWER_BUTTON_EVENT, |_| {});
     }
 
-    /// Reads or changes the vCPUs, and notifies the guest if there is something new.
+    /// Reads or changes the vCPUs, and notifies the guest of news.
     pub fn with_vcpus<R>(&self, change: impl FnOnce(&mut VcpuHotplug) -> R) -> R {
         let (result, has_news) = {
             let mut vcpus = self.vcpus.lock();
@@ -143,7 +143,7 @@ impl GenericEventDevice {
         result
     }
 
-    /// Reads or changes the memory slots, and notifies the guest if there is something new.
+    /// Reads or changes the memory slots, and notifies the guest of news.
     pub fn with_memory<R>(&self, change: impl FnOnce(&mut MemoryHotplug) -> R) -> R {
         let (result, has_news) = {
             let mut memory = self.memory.lock();
@@ -165,8 +165,8 @@ impl GenericEventDevice {
         let _ = self.interrupt.write(1);
     }
 
-    /// Interrupts again if there are unread events, and returns whether there are. The interrupt is an edge, which is
-    /// lost if it comes before the guest's driver is up; the guest would then see the event only with the next one.
+    /// Interrupts again if there are unread events, and returns true if so. The interrupt is an edge, which is lost if
+    /// it comes before the guest's driver is up; the guest would then read the event only at the next one.
     pub fn remind(&self) -> bool {
         let unread = self.pending.lock().events != 0;
         if unread {
@@ -185,7 +185,7 @@ impl GenericEventDevice {
         (0..).zip(ejected).flat_map(slots).collect()
     }
 
-    /// Forgets everything that is pending, all vCPUs and all memory slots.
+    /// Clears all pending events and releases, all vCPUs and all memory slots.
     pub fn reset(&self) {
         *self.pending.lock() = Pending::default();
         *self.vcpus.lock() = VcpuHotplug::default();
@@ -205,9 +205,9 @@ impl GenericEventDevice {
         EventDeviceState { events: pending.events, slots: slots.filter(has_news).collect(), vcpus, memory }
     }
 
-    /// Brings a device of a machine with at most `max_vcpus` vCPUs to `state`. The machine hears of what the guest has
-    /// released; the guest is interrupted by [`Self::remind`]. Returns false, and changes nothing, if no guest can have
-    /// brought it there.
+    /// Restores `state` in a machine with at most `max_vcpus` vCPUs, and signals the machine about pending releases.
+    /// The guest is interrupted by [`Self::remind`]. Returns false, and changes nothing, if no guest can have caused
+    /// this state.
     #[must_use]
     pub fn restore(&self, state: &EventDeviceState, max_vcpus: u8) -> bool {
         let vcpus = VcpuHotplug::restored(&state.vcpus, max_vcpus);
@@ -231,7 +231,7 @@ impl GenericEventDevice {
         true
     }
 
-    /// The vCPUs that the machine is to run, by ascending numbers.
+    /// The vCPUs that the machine must run, by ascending numbers.
     pub fn running_vcpus(&self) -> Vec<u8> {
         self.vcpus.lock().running().collect()
     }
@@ -265,7 +265,7 @@ impl GenericEventDevice {
         self.vcpus.lock().read(offset)
     }
 
-    /// Reads the memory hot-plug port at `offset`. Nothing can be written there.
+    /// Reads the memory hot-plug port at `offset`. These ports are read-only.
     pub fn read_memory(&self, offset: u16) -> u8 {
         self.memory.lock().read(offset)
     }

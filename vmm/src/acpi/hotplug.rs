@@ -1,7 +1,7 @@
 //! The part of the DSDT for hot-plug of devices, and the power button.
 //!
-//! A new device is announced by a Bus Check (0), never by a Device Check (1): on the latter, Linux rescans every
-//! described slot, and removes the VFs of a PF whose function 0 it does not find.
+//! A new device is announced with a Bus Check (0), never with a Device Check (1): on the latter, Linux rescans every
+//! described slot, and removes the VFs of a PF if it does not find function 0.
 
 use acpi_tables::aml::{
     And, Arg, Device, EISAName, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Interrupt,
@@ -15,14 +15,14 @@ use crate::acpi::ged::{
 use crate::acpi::{memory_devices, processors};
 use crate::arch::x86_64::layout::{EVENT_GSI, EVENT_PORT, SLOTS_PORT};
 
-/// The slots of bus 0 that support hot-plug: all but that of the host bridge, which only segment 0 has.
+/// The slots of bus 0 that support hot-plug: all except that of the host bridge, which only segment 0 has.
 const fn slots(segment: u16) -> std::ops::RangeInclusive<u32> {
     if segment == 0 { 1..=31 } else { 0..=31 }
 }
 
 /// A device may have been added (`ACPI 6.5 §5.6.6`).
 const BUS_CHECK: u8 = 0;
-/// The device is to be removed.
+/// The device should be removed.
 const EJECT_REQUEST: u8 = 3;
 /// The power button was pressed (`ACPI 6.5 §4.8.3.2.2`).
 const BUTTON_PRESSED: u8 = 0x80;
@@ -83,7 +83,7 @@ impl Aml for Segment {
         let port = SLOTS_PORT + self.0 * SLOT_PORTS;
         let region = OpRegion::new(registers(), OpRegionSpace::SystemIO, &port, &SLOT_PORTS);
         let slots: Vec<_> = slots(self.0).map(SlotObject).collect();
-        // Notifies the slots in the first argument of the second.
+        // Notifies the slots in the first argument with the event in the second.
         let notify: Vec<_> = self::slots(self.0).map(NotifySlot).collect();
         let notify = notify.iter().map(|slot| slot as &dyn Aml).collect();
         let notify = Method::new(Path::new("TELL"), 2, true, notify);
@@ -129,7 +129,7 @@ impl SlotObject {
 
 impl Aml for SlotObject {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        // A name without a path is looked for in the scopes around it, of which the host bridge's has it.
+        // A name without a path is searched for in the enclosing scopes; the host bridge's scope has it.
         let eject = Path::new("EJCT");
         Device::new(
             Path::new(&self.name()),
@@ -143,7 +143,7 @@ impl Aml for SlotObject {
     }
 }
 
-/// AML that notifies slot `n`, if its bit is set in the first argument, of the second.
+/// AML that notifies slot `n` with the second argument, if the slot's bit is set in the first.
 struct NotifySlot(u32);
 
 impl Aml for NotifySlot {

@@ -29,7 +29,7 @@ const LEN: u8 = 38;
 pub(crate) struct MemoryDevices;
 
 impl MemoryDevices {
-    /// The register fields of the slots, without those that are bytes.
+    /// The 64-bit register fields of the slots.
     fn numbers() -> Vec<FieldEntry> {
         let reserved = |bytes: u16| FieldEntry::Reserved(usize::from(bytes) * 8);
         let mut fields = vec![reserved(BANK)];
@@ -58,7 +58,7 @@ impl MemoryDevices {
 
 impl Aml for MemoryDevices {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        // Two numbers of 64 bits follow each other without a gap.
+        // Two 64-bit numbers follow each other without a gap.
         const _: () = assert!(BASE == 0 && LAST == 8 && LENGTH == 16 && STATUS == 24);
         let registers = || Path::new("REGS");
         let (hid, uid) =
@@ -99,7 +99,7 @@ impl Aml for MemorySlot {
         let is_present = Return::new(&PRESENT_STATUS);
         let (if_present, is_absent) = (If::new(&present, vec![&is_present]), Return::new(&ZERO));
         let status = Method::new(Path::new("_STA"), 0, true, vec![&if_present, &is_absent]);
-        // The numbers are filled in. None may be 0 in the template, or the descriptor would have another form.
+        // The AML fills in the numbers. None may be 0 in the template, or the descriptor would get another form.
         let space = AddressSpace::new_memory(AddressSpaceCacheable::Cacheable, true, 0u64, u64::MAX - 1, None);
         let template = ResourceTemplate::new(vec![&space]);
         let (buffer, names) = (Path::new("MR64"), ["MINI", "MAXI", "LENG"].map(Path::new));

@@ -1,4 +1,4 @@
-//! The memory hot-plug registers: a state machine, without interrupt and without memory.
+//! The memory hot-plug registers: a state machine, without interrupts and memory.
 //!
 //! There are [`SLOTS`] slots for regions of memory. A region is present from the moment it is added, and the guest is
 //! notified. It stays until the guest restarts: memory that a guest uses for anything cannot be taken from it by force,
@@ -37,7 +37,7 @@ pub const STATUS: u16 = 24;
 /// The bit of [`STATUS`].
 pub const PRESENT: u8 = 1;
 
-/// The slots, and what the guest has not read yet.
+/// The slots, and the additions that the guest has not read yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryHotplug {
     regions: Vec<Range<u64>>,
@@ -50,7 +50,7 @@ impl MemoryHotplug {
         self.regions.len() < usize::from(SLOTS)
     }
 
-    /// A region was added at these addresses, which are not empty. Without a free slot, nothing happens.
+    /// Adds a region at these addresses, which must not be empty. Without a free slot, does nothing.
     pub fn add(&mut self, region: Range<u64>) {
         if self.has_room() {
             self.added |= 1 << self.regions.len();
@@ -58,7 +58,7 @@ impl MemoryHotplug {
         }
     }
 
-    /// True if there is an event that the guest has not been notified of.
+    /// True if the guest has an event to be notified of.
     pub fn has_news(&self) -> bool {
         self.added != 0
     }
@@ -69,7 +69,7 @@ impl MemoryHotplug {
         MemoryHotplugState { regions, added: self.added }
     }
 
-    /// The registers in the state `state`; `None` if no machine can have them.
+    /// Registers with the state `state`; `None` if no machine can have it.
     pub fn restored(state: &MemoryHotplugState) -> Option<Self> {
         let MemoryHotplugState { regions, added } = state;
         let regions: Vec<_> = regions.iter().map(|(start, end)| *start..*end).collect();
@@ -84,7 +84,7 @@ impl MemoryHotplug {
         &self.regions
     }
 
-    /// Reads the port at `offset`; behind the registers there is 0.
+    /// Reads the port at `offset`; 0 after the registers.
     pub fn read(&mut self, offset: u16) -> u8 {
         let Some(offset) = offset.checked_sub(BANK) else {
             return if offset == ADDED { std::mem::take(&mut self.added) } else { 0 };

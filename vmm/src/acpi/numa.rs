@@ -1,4 +1,4 @@
-//! The tables of NUMA nodes: which node has what (SRAT), and how far they are from each other (SLIT).
+//! The tables of NUMA nodes: the vCPUs, memory and devices of each node (SRAT), and the distances between nodes (SLIT).
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ const MEMORY: [u8; 2] = [1, 40];
 const GENERIC_INITIATOR: [u8; 2] = [5, 32];
 /// The structure is valid, in its flags.
 const ENABLED: u32 = 1;
-/// Memory may come and go.
+/// Memory can be hot-plugged.
 const HOT_PLUGGABLE: u32 = 1 << 1;
 /// The handle of a device is a PCI address.
 const PCI_HANDLE: u8 = 1;
@@ -29,11 +29,11 @@ const PCI_HANDLE: u8 = 1;
 pub struct Node {
     /// vCPUs of the node, present or not.
     pub vcpus: Vec<u8>,
-    /// The addresses of its memory, and whether memory may come and go there.
+    /// The addresses of its memory, each with true if memory can be hot-plugged there.
     pub memory: Vec<(Range<u64>, bool)>,
     /// PCI segments of the node.
     pub segments: Vec<u16>,
-    /// The device whose node it is.
+    /// The device whose node this is.
     pub device: Option<Bdf>,
     /// The distances to all nodes, by number.
     pub distances: Vec<u8>,
@@ -52,9 +52,9 @@ pub(crate) fn srat(nodes: &[Node], topology: &Topology) -> impl Aml {
     for (id, node) in (0u32..).zip(nodes) {
         for vcpu in &node.vcpus {
             let [low, high @ ..] = id.to_le_bytes();
-            // The plan lets no APIC ID exceed a byte.
+            // The plan limits APIC IDs to a byte.
             let [apic_id, ..] = topology.apic_id((*vcpu).into()).to_le_bytes();
-            // The domain's lowest byte, and the local APIC's id; the domain's other bytes come after the flags.
+            // The domain's lowest byte, and the local APIC ID; the domain's other bytes follow the flags.
             let mut entry = [LOCAL_APIC, [low, apic_id]].concat();
             entry.extend(ENABLED.to_le_bytes());
             entry.push(0);

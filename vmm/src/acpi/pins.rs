@@ -1,8 +1,8 @@
 //! The part of the DSDT that routes the interrupt pins of devices on bus 0 (`ACPI 6.5 §6.2.13`).
 //!
-//! Only devices of the host have pins. They may be plugged into a running guest, so that all slots are described. There
-//! are no interrupt link devices: each pin is wired to one input of the IOAPIC, level-triggered and active-low as pins
-//! of PCI are, and to none of the PICs. A guest that does not use the IOAPIC gets no interrupts of pins.
+//! Only host devices have pins. They may be plugged into a running guest, so all slots are described. There are no
+//! interrupt link devices: each pin is wired to one input of the IOAPIC, level-triggered and active-low like PCI pins,
+//! and not to the PICs. A guest that does not use the IOAPIC gets no pin interrupts.
 
 use acpi_tables::aml::{Method, Name, Package, Path, Return, ZERO};
 use acpi_tables::{Aml, AmlSink};
@@ -17,14 +17,14 @@ pub(crate) struct Pins;
 
 impl Aml for Pins {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        // Of segment 0, slot 0 is the host bridge's, which has no pin.
+        // In segment 0, slot 0 is the host bridge, which has no pin.
         let slots: Vec<_> = (0..=31).map(Wired).collect();
         let slots = slots.iter().map(|slot| slot as &dyn Aml).collect();
         Name::new(Path::new(PINS), &Package::new(slots)).to_aml_bytes(sink);
     }
 }
 
-/// The pin INTA of a slot. A device has no other, as it has one function.
+/// The pin INTA of a slot. A device has one function, so no other pin.
 struct Wired(u8);
 
 impl Aml for Wired {

@@ -14,13 +14,13 @@ use crate::acpi::vcpu_hotplug::{ADDED, EJECT, KEEP, LEAVING, PORTS, PRESENT};
 use crate::arch::x86_64::layout::PROCESSOR_PORT;
 use crate::arch::x86_64::topology::Topology;
 
-/// The method that notifies the guest of vCPUs that were added or are to be removed.
+/// The method that notifies the guest of vCPUs that were added or should be removed.
 pub(crate) const SCAN: &str = "\\_SB_.CPUS.CSCN";
 
-/// A vCPU was added (`ACPI 6.5 §5.6.6`). Unlike for slots, a Device Check is safe: there is nothing below a processor
-/// to rescan.
+/// A vCPU was added (`ACPI 6.5 §5.6.6`). Unlike for slots, a Device Check is safe: a processor has nothing below it to
+/// rescan.
 const DEVICE_CHECK: u8 = 1;
-/// A vCPU is to be removed. Also the source event of the guest's _OST (`ACPI 6.5 §6.3.5`).
+/// A vCPU should be removed. Also the source event of the guest's _OST (`ACPI 6.5 §6.3.5`).
 const EJECT_REQUEST: u8 = 3;
 /// The guest's _OST status while the removal is in progress (`ACPI 6.5 §6.3.5`); it then ejects the vCPU.
 const EJECT_IN_PROGRESS: u8 = 0x84;
@@ -29,9 +29,9 @@ const PRESENT_STATUS: u8 = 0xf;
 
 /// The processor objects of all possible vCPUs.
 pub(crate) struct Processors {
-    /// Their number. IDs begin at 0.
+    /// The number of vCPUs. IDs start at 0.
     pub count: u8,
-    /// Their shape, from which their local APIC IDs follow.
+    /// Shape of the vCPUs, which determines their local APIC IDs.
     pub topology: Topology,
 }
 
@@ -81,7 +81,7 @@ impl Aml for Processors {
         let ports: Vec<_> = self.ports().collect();
         let (hid, uid) = (Name::new(Path::new("_HID"), &"ACPI0010"), Name::new(Path::new("_UID"), &0u8));
         let region = OpRegion::new(registers(), OpRegionSpace::SystemIO, &PROCESSOR_PORT, &PORTS);
-        // Writing one vCPU's bit writes zeroes, which have no effect, to the others'.
+        // Writing one vCPU's bit writes zeroes, which have no effect, to all others.
         let field = Field::new(
             registers(),
             FieldAccessType::Byte,
@@ -143,7 +143,7 @@ impl Aml for Processor {
     }
 }
 
-/// RegisterByte `n` of a register, with the vCPUs that have a bit there.
+/// Byte `n` of a register, with the vCPUs that have a bit there.
 struct RegisterByte {
     n: u8,
     processors: std::ops::Range<u8>,
@@ -156,7 +156,7 @@ impl RegisterByte {
 }
 
 impl Aml for RegisterByte {
-    /// AML that notifies each vCPU of the port of its events.
+    /// Appends AML that notifies each vCPU of the port with its events.
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let news = Local(0);
         for (register, value) in [(b'A', DEVICE_CHECK), (b'L', EJECT_REQUEST)] {

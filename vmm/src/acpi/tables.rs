@@ -1,8 +1,8 @@
 //! The ACPI tables: the hardware that the guest cannot enumerate.
 //!
 //! The machine is hardware-reduced (`ACPI 6.5 §4.1`): it has sleep and reset registers, but no other fixed hardware.
-//! Devices that the guest can enumerate are not described. The slots of bus 0 are, for hot-plug; no device is ever
-//! described on a VF bus, so that ACPI hot-plug cannot affect VFs.
+//! Devices that the guest can enumerate are not described. The slots of bus 0 are described for hot-plug; no device is
+//! ever described on a VF bus, so ACPI hot-plug cannot affect VFs.
 
 use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope};
 use acpi_tables::fadt::{FADTBuilder, Flags};
@@ -37,7 +37,7 @@ const MADT_REVISION: u8 = 5;
 const DSDT_REVISION: u8 = 2;
 /// No VGA. The other bits would announce hardware (`ACPI 6.5 §5.2.9.3`).
 const BOOT_ARCHITECTURE: u16 = 1 << 2;
-/// The same without a CMOS RTC.
+/// Boot architecture flags without a CMOS RTC.
 const NO_CLOCK: u16 = BOOT_ARCHITECTURE | 1 << 5;
 
 /// The hardware that the tables describe.
@@ -49,9 +49,9 @@ pub struct Hardware<'a> {
     pub vcpus: u8,
     /// The maximum number of vCPUs, 1 to 254.
     pub max_vcpus: u8,
-    /// The shape of all of them, from which their local APIC IDs follow.
+    /// Shape of the vCPUs, which determines their local APIC IDs.
     pub topology: Topology,
-    /// True if a PPTT describes the shape, too.
+    /// True if a PPTT describes the shape as well.
     pub has_pptt: bool,
     /// True if memory can be added, in the slots of `acpi/memory_hotplug.rs`.
     pub memory_slots: bool,
@@ -113,13 +113,13 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// The fixed hardware. The timer is none of a hardware-reduced machine's, but Linux looks for it here in any case.
+/// The fixed hardware. A hardware-reduced machine has no such timer, but Linux looks for it here in any case.
 fn fadt(dsdt: u64, legacy: LegacyHardware) -> impl Aml {
     let port = |port: u16| GAS::new(GasSpace::SystemIo, 8, 0, AccessSize::ByteAccess, port.into());
     let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE, OEM_REVISION)
         .dsdt_64(dsdt)
         .flag(Flags::Wbinvd)
-        // No power and sleep buttons in fixed hardware.
+        // The power and sleep buttons are not fixed hardware.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::ResetRegSup)
@@ -190,7 +190,8 @@ fn mcfg(segments: u16) -> impl Aml {
     mcfg
 }
 
-/// Table of the TPM: the place of its control area, by which commands are started (`TCG ACPI Specification 1.3 §8.4`).
+/// Table of the TPM: the place of its control area, through which commands are started (`TCG ACPI Specification 1.3
+/// §8.4`).
 fn tpm2() -> impl Aml {
     const REVISION: u8 = 4;
     const COMMAND_RESPONSE_BUFFER: u32 = 7;
@@ -200,7 +201,7 @@ fn tpm2() -> impl Aml {
     tpm2.append_slice(&0u32.to_le_bytes());
     tpm2.append_slice(&CONTROL_AREA.to_le_bytes());
     tpm2.append_slice(&COMMAND_RESPONSE_BUFFER.to_le_bytes());
-    // No parameters of the start method, and no log of events before the kernel.
+    // No parameters of the start method, and no event log from before the kernel.
     tpm2.append_slice(&[0; 24]);
     tpm2
 }
@@ -323,7 +324,7 @@ mod tests {
 
     const BASE: u64 = layout::ACPI;
 
-    /// Tables of a machine of 5 GiB with this number of segments, and with slots for memory if it has several vCPUs.
+    /// Tables of a machine of 5 GiB with this number of segments; with memory slots if it has several vCPUs.
     fn with_segments(segments: usize, vcpus: u8, max_vcpus: u8, serial: bool) -> Vec<u8> {
         let layout = Layout::new(5 << 30, 0, 46).unwrap();
         let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64 };
@@ -366,7 +367,7 @@ mod tests {
         table
     }
 
-    /// The table with a signature, found as a guest finds it.
+    /// The table with a signature, found as by a guest.
     fn find<'a>(tables: &'a [u8], signature: &[u8; 4]) -> &'a [u8] {
         assert_eq!(tables[..8], *b"RSD PTR ");
         let xsdt = table(tables, u64_at(tables, 24));
@@ -471,7 +472,7 @@ mod tests {
         assert_eq!(ids, [(0, 0), (1, 1), (2, 2), (3, 4), (4, 5), (5, 6)]);
     }
 
-    /// The leaves of the PPTT: each vCPU's number, and how many parents lead to which package.
+    /// The leaves of the PPTT: each vCPU's number, and the number of parents up to its package.
     fn leaves(tables: &[u8]) -> Vec<(u32, u32, u32)> {
         let (valid, leaf, physical) = (1 << 1, 1 << 3, 1);
         let pptt = find(tables, b"PPTT");
@@ -585,7 +586,7 @@ mod tests {
                 let bridges = usize::from(slot == 0);
                 assert_eq!(count(dsdt, &notified), segments - bridges, "slot {slot}");
             }
-            // That place is called with slots and an event: the prefix of a byte and 3, or 0 by itself.
+            // That place is called with slots and an event: the prefix of a byte and 3, or only 0.
             let told: Vec<_> = (0..dsdt.len()).filter(|at| dsdt[*at..].starts_with(b"TELL\x60")).collect();
             let mut told: Vec<_> = told.into_iter().map(|at| &dsdt[at + 5..at + 7]).collect();
             told.sort();
@@ -616,7 +617,7 @@ mod tests {
         }
         assert!(!contains(dsdt, b"PC60") && !contains(dsdt, b"PC00"));
         assert_eq!(count(dsdt, b"_SEG"), 96);
-        // Each has one window below 4 GiB and one above; none is given twice.
+        // Each has one window below 4 GiB and one above; no window is used twice.
         let windows: Vec<_> = (0..dsdt.len()).filter(|at| dsdt[*at..].starts_with(&[0x8a, 43, 0, 0])).collect();
         let bases: std::collections::BTreeSet<_> = windows.iter().map(|at| u64_at(dsdt, at + 14)).collect();
         assert_eq!((windows.len(), bases.len()), (96, 96));
@@ -655,7 +656,7 @@ mod tests {
     #[test]
     fn the_tables_of_the_largest_machine_fit() {
         let len = with_segments(usize::from(layout::MOST_SEGMENTS), 254, 254, true).len();
-        // Of each vCPU and each zone's memory, the distances, and each device behind the IOMMU.
+        // For each vCPU and each zone's memory, the distances, and each device behind the IOMMU.
         let len = len + 256 * 16 + 32 * 40 + 64 * (32 + 64) + usize::from(MOST_SINGLE_DEVICES) * 24;
         assert!(len as u64 <= layout::ACPI_END - layout::ACPI, "{len}");
     }

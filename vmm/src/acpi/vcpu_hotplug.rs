@@ -1,7 +1,7 @@
-//! The vCPU hot-plug registers: a state machine, without interrupt and threads.
+//! The vCPU hot-plug registers: a state machine, without interrupts and threads.
 //!
-//! A vCPU is present, or can be added. An added one is present at once, and the guest is notified. One that is to be
-//! removed stays present until the guest ejects it, or answers that it keeps it. vCPU 0 is never removed.
+//! A vCPU is present, or can be added. An added vCPU is present at once, and the guest is notified. A vCPU that should
+//! be removed stays present until the guest ejects it, or replies that it keeps it. vCPU 0 is never removed.
 //!
 //! The registers are I/O ports, used only by the AML of `acpi/processors.rs`. Each register has 32 ports and a bit for
 //! each vCPU: vCPU n is bit `n % 8` of port `n / 8`.
@@ -10,12 +10,12 @@
 //! |---|---|---|
 //! | 0 | vCPUs that are present | nothing |
 //! | 32 | vCPUs that were added; reading a port clears its bits | nothing |
-//! | 64 | vCPUs that are to be removed; reading a port clears its bits | nothing |
+//! | 64 | vCPUs that should be removed; reading a port clears its bits | nothing |
 //! | 96 | 0 | vCPUs that the guest ejects |
-//! | 128 | 0 | vCPUs that are to be removed, but that the guest keeps |
+//! | 128 | 0 | vCPUs that should be removed, but that the guest keeps |
 //!
-//! Writes can only affect the guest itself: it can eject present vCPUs other than vCPU 0, and keep those that it was
-//! asked to release.
+//! Writes affect only the guest itself: it can eject present vCPUs other than vCPU 0, and keep those that it was asked
+//! to release.
 
 use crate::acpi::event_state::VcpuHotplugState;
 
@@ -27,9 +27,9 @@ pub const PRESENT: u16 = 0;
 pub const ADDED: u16 = REGISTER;
 /// Offset of the register of vCPUs to be removed.
 pub const LEAVING: u16 = 2 * REGISTER;
-/// Offset of the register by which the guest ejects vCPUs.
+/// Offset of the register with which the guest ejects vCPUs.
 pub const EJECT: u16 = 3 * REGISTER;
-/// Offset of the register by which the guest keeps vCPUs.
+/// Offset of the register with which the guest keeps vCPUs.
 pub const KEEP: u16 = 4 * REGISTER;
 
 /// Number of ports of a register.
@@ -92,41 +92,41 @@ impl Set {
     }
 }
 
-/// Steps to a requested number of vCPUs.
+/// Next step towards a requested number of vCPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing more: the number is reached, or the guest was asked to release vCPUs.
+    /// None: the number is reached, or the guest was asked to release vCPUs.
     Asked,
     /// Create these vCPUs, and then pass each to [`VcpuHotplug::add`].
     Add(Vec<u8>),
-    /// Impossible until the guest answers whether it releases this vCPU.
+    /// Impossible until the guest replies if it releases this vCPU.
     Unanswered(u8),
 }
 
-/// The state of all vCPUs, and what guest and VMM have yet to learn of each other.
+/// The state of all vCPUs, and the notifications between guest and VMM that are pending.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VcpuHotplug {
     /// The maximum number of vCPUs; IDs are below it.
     max: u8,
     present: Set,
-    /// Added; the guest has not read it yet.
+    /// Added; not read by the guest yet.
     added: Set,
-    /// To be removed; the guest has not read it yet.
+    /// To be removed; not read by the guest yet.
     asked: Set,
-    /// To be removed; the guest has not answered yet.
+    /// To be removed; without the guest's reply yet.
     leaving: Set,
-    /// Ejected by the guest; the VMM has not taken it yet.
+    /// Ejected by the guest; not handled by the VMM yet.
     ejected: Set,
 }
 
 impl VcpuHotplug {
-    /// vCPUs 0 to before `present`, of at most `max`, and nothing to report.
+    /// vCPUs 0 to `present` - 1 of at most `max`, and nothing to report.
     pub fn new(present: u8, max: u8) -> Self {
         Self { max, present: Set::first(present.min(max)), ..Self::default() }
     }
 
-    /// Asks the guest for vCPUs if it should have fewer than it has, those with the highest numbers, or says what to
-    /// add. Neither happens before the guest has answered an earlier request.
+    /// Asks the guest to release the vCPUs with the highest numbers if it should have fewer, or returns the ones to
+    /// add. Does neither before the guest has replied to an earlier request.
     pub fn resize(&mut self, vcpus: u8) -> Change {
         if let Some(first) = self.leaving.iter().next() {
             return Change::Unanswered(first);
@@ -147,13 +147,13 @@ impl VcpuHotplug {
         }
     }
 
-    /// vCPU `id` was added.
+    /// Adds vCPU `id`.
     pub fn add(&mut self, id: u8) {
         self.present.insert(id);
         self.added.insert(id);
     }
 
-    /// True if there is an event that the guest has not been notified of.
+    /// True if the guest has an event to be notified of.
     pub fn has_news(&self) -> bool {
         !(self.added.is_empty() && self.asked.is_empty())
     }
@@ -163,12 +163,12 @@ impl VcpuHotplug {
         self.present.len()
     }
 
-    /// The vCPUs that the guest has let go since the last call.
+    /// The vCPUs that the guest has ejected since the last call.
     pub fn take_ejected(&mut self) -> impl Iterator<Item = u8> + use<> {
         std::mem::take(&mut self.ejected).iter()
     }
 
-    /// Reads the port at `offset`; behind the registers there is 0.
+    /// Reads the port at `offset`; 0 after the registers.
     pub fn read(&mut self, offset: u16) -> u8 {
         match offset {
             PRESENT..ADDED => self.present.byte(offset),
@@ -178,7 +178,7 @@ impl VcpuHotplug {
         }
     }
 
-    /// Writes the port at `offset`, and returns whether there is something for [`Self::take_ejected`].
+    /// Writes the port at `offset`. Returns true if [`Self::take_ejected`] has vCPUs to return.
     pub fn write(&mut self, offset: u16, value: u8) -> bool {
         let ids = |register: u16| {
             let first = (offset - register).saturating_mul(8);
@@ -203,8 +203,7 @@ impl VcpuHotplug {
         VcpuHotplugState { present, added, asked, leaving, ejected }
     }
 
-    /// The registers of a machine with at most `max` vCPUs, in the state `state`; `None` if no guest can have brought
-    /// them there.
+    /// Registers with the state `state` in a machine with at most `max` vCPUs; `None` if no guest can have caused it.
     pub fn restored(state: &VcpuHotplugState, max: u8) -> Option<Self> {
         let VcpuHotplugState { present, added, asked, leaving, ejected } = state;
         let [present, added, asked, leaving, ejected] =
@@ -336,14 +335,14 @@ mod tests {
             Just(Op::Take),
             any::<u16>().prop_map(|offset| Op::Read(offset % (PORTS + 8))),
             (any::<u16>(), any::<u8>()).prop_map(|(offset, value)| Op::Write(offset % (PORTS + 8), value)),
-            // Where there are vCPUs.
+            // At ports with vCPUs.
             (EJECT..EJECT + 3, any::<u8>()).prop_map(|(offset, value)| Op::Write(offset, value)),
             (KEEP..KEEP + 3, any::<u8>()).prop_map(|(offset, value)| Op::Write(offset, value)),
         ]
     }
 
     proptest! {
-        /// The vCPUs that the machine runs are those that are there and those whose end it was not told.
+        /// Running vCPUs are those present plus those whose ejection is not reported yet.
         #[test]
         fn whatever_a_guest_writes_machine_and_registers_agree(ops in prop::collection::vec(op(), 0..60)) {
             let mut vcpus = VcpuHotplug::new(3, 20);

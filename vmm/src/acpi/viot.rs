@@ -1,4 +1,4 @@
-//! The table of what is behind the virtual IOMMU (`ACPI 6.5 §5.2.37`).
+//! The table of functions behind the virtual IOMMU (`ACPI 6.5 §5.2.37`).
 
 use acpi_tables::Aml;
 use acpi_tables::sdt::Sdt;
@@ -12,7 +12,7 @@ const HEADER: u16 = 48;
 /// The kinds of nodes: functions in a range of routing IDs, and an IOMMU that is a virtio function.
 const PCI_RANGE: u8 = 1;
 const VIRTIO_IOMMU_PCI: u8 = 3;
-/// The lengths of these.
+/// The lengths of these nodes.
 const PCI_RANGE_LEN: u16 = 24;
 const VIRTIO_IOMMU_PCI_LEN: u16 = 16;
 
@@ -23,12 +23,13 @@ pub struct Viot {
     pub iommu: Bdf,
     /// Functions of bus 0 that are behind it, on segments whose other devices are not.
     pub devices: Vec<Bdf>,
-    /// The segments that are behind it as a whole.
+    /// The segments with all devices behind the IOMMU.
     pub segments: Vec<u16>,
 }
 
 impl Viot {
-    /// The table. All buses of VFs of segment 0 are behind the IOMMU, so that those of a PF that is plugged later are.
+    /// Renders the table. All VF buses of segment 0 are behind the IOMMU, so the VFs of a PF that is plugged later are
+    /// as well.
     pub(super) fn table(&self) -> impl Aml {
         const REVISION: u8 = 0;
         let mut nodes = vec![iommu_node(self.iommu)];
