@@ -24,7 +24,7 @@ pub enum Action {
     Create(Box<VmConfig>),
     /// `vm.boot`.
     Boot,
-    /// `vm.delete`. Succeeds without a VM, too.
+    /// `vm.delete`. Also succeeds without a VM.
     Delete,
     /// `vm.info`.
     Info,
@@ -32,7 +32,7 @@ pub enum Action {
     Counters,
     /// `vm.pause`.
     Pause,
-    /// `vm.resume`, and whether it is forced.
+    /// `vm.resume`, which may be forced.
     Resume(ResumeOptions),
     /// `vm.shutdown`: shuts the VM down immediately. It can be booted again.
     Shutdown,
@@ -42,7 +42,7 @@ pub enum Action {
     PowerButton,
     /// `vm.nmi`: sends each vCPU a non-maskable interrupt.
     Nmi,
-    /// `vm.add-net`, and the tap file descriptors that came with it, one for each queue pair.
+    /// `vm.add-net`, with the tap file descriptors from the request, one for each queue pair.
     AddNet(Box<NetConfig>, Vec<OwnedFd>),
     /// `vm.add-disk`.
     AddDisk(Box<DiskConfig>),
@@ -66,15 +66,15 @@ pub enum Action {
     ResizeZone(ResizeZone),
     /// `vm.resize-disk`.
     ResizeDisk(ResizeDisk),
-    /// `vm.set-vf`, and the descriptors that came with it.
+    /// `vm.set-vf`, with the descriptors from the request.
     SetVf(Box<SetVf>, Vec<OwnedFd>),
     /// `vm.snapshot`.
     Snapshot(SnapshotConfig),
-    /// `vm.restore`, and the descriptors that came with it, whose numbers are in the configuration.
+    /// `vm.restore`, with the descriptors from the request, whose numbers are in the configuration.
     Restore(Box<RestoreConfig>, Vec<OwnedFd>),
     /// `vm.send-migration`.
     SendMigration(Box<SendMigration>),
-    /// `vm.receive-migration`, and the tap file descriptors that came with it.
+    /// `vm.receive-migration`, with the tap file descriptors from the request.
     ReceiveMigration(Box<ReceiveMigration>, Vec<OwnedFd>),
     /// `vm.cancel-migration`.
     CancelMigration,
@@ -100,7 +100,7 @@ pub enum Reply {
 /// Failure of an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The status follows from it.
+    /// The kind, which determines the status.
     pub kind: ErrorKind,
     /// Action that failed, and causes: one line each, the outermost first.
     pub chain: Vec<String>,
@@ -112,7 +112,7 @@ impl Failure {
         Self { kind, chain: vec![reason.into()] }
     }
 
-    /// Puts `what` before this failure, as what failed because of it. The kind stays.
+    /// Adds `what`, the action that failed because of this, before the causes. The kind stays.
     #[must_use]
     pub fn in_context(mut self, what: impl Into<String>) -> Self {
         self.chain.insert(0, what.into());
@@ -126,6 +126,6 @@ pub trait Handler: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The action failed. It has left nothing behind then.
+    /// Fails if the action fails. Nothing of it remains then.
     fn handle(&self, action: Action) -> Result<Reply, Failure>;
 }

@@ -1,7 +1,7 @@
 //! A client's connection: hyper's HTTP over a non-blocking socket.
 //!
-//! There is no async runtime. The thread that owns a connection advances it as far as the received bytes allow, and is
-//! then told what the connection waits for.
+//! There is no async runtime. The thread that owns a connection advances it as far as the received bytes allow, and
+//! gets back the event that the connection waits for.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,15 +24,15 @@ use crate::api::exchange::{Exchange, Phase};
 use crate::api::response::Answer;
 use crate::api::service::{self, Service};
 
-/// The time limit for a client to send a request, from its first byte to its last, and to take the answer.
+/// The time limit for a client to send a request, from its first byte to its last, and to receive the answer.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest request line and headers, in bytes.
 pub const MOST_HEAD: usize = 16 << 10;
 /// The most headers of a request.
 const MOST_HEADERS: usize = 64;
-/// The start of what hyper sends to a client that expects `100 Continue` before its body.
+/// The start of hyper's reply to a client that expects `100 Continue` before its body.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 ";
-/// The start of what hyper answers to bytes that are not a request. Answers from here have no reason phrase.
+/// The start of hyper's answer to bytes that are not a request. Answers of this program have no reason phrase.
 const REFUSALS: [&[u8]; 2] = [b"HTTP/1.1 400 B", b"HTTP/1.1 431 R"];
 
 /// A client's connection.
@@ -63,7 +63,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The socket cannot be made non-blocking.
+    /// Fails if the socket cannot be made non-blocking.
     pub(super) fn new(stream: UnixStream, service: &Arc<Service>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let stream = Arc::new(stream);
@@ -129,13 +129,13 @@ impl Connection {
                 format!("the request line and headers exceed {MOST_HEAD} bytes or {MOST_HEADERS} headers"),
             ),
             false => {
-                // What is in brackets depends on how many of the bytes have arrived.
+                // The text in brackets depends on how many of the bytes have arrived.
                 let error = error.to_string();
                 let error = error.split(" (").next().unwrap_or(&error);
                 (StatusCode::BAD_REQUEST, format!("this is not an HTTP/1.1 request: {error}"))
             }
         };
-        // The client may be gone.
+        // The client may have disconnected.
         let _ = send(&*self.stream, &Answer::error(status, &[what]).into_bytes(), SEND);
     }
 }
@@ -146,7 +146,7 @@ impl AsFd for Connection {
     }
 }
 
-/// Set when a connection can continue immediately: hyper yields to give other tasks a turn.
+/// Set when a connection can continue at once: hyper yields to give other tasks a turn.
 struct WakeFlag(AtomicBool);
 
 impl Wake for WakeFlag {
@@ -178,7 +178,7 @@ impl Read for HyperIo {
             Err(Errno::AGAIN | Errno::INTR) => return Poll::Pending,
             Err(error) => return Poll::Ready(Err(error.into())),
         };
-        // The next request may begin while this one's answer is being sent.
+        // The next request may arrive while this one's answer is being sent.
         let is_between = match exchange.phase {
             Phase::Idle => true,
             Phase::Receiving(_) => false,
@@ -200,7 +200,7 @@ impl Write for HyperIo {
         if !matches!(exchange.phase, Phase::Answering(_)) && !bytes.starts_with(CONTINUE) {
             return Poll::Ready(Ok(bytes.len()));
         }
-        // The same right behind an answer that is all sent: the bytes that are not a request came with its request.
+        // Likewise right after a completely sent answer: the invalid bytes arrived with its request.
         if !exchange.is_unsent && REFUSALS.iter().any(|refusal| bytes.starts_with(refusal)) {
             exchange.is_refused = true;
             return Poll::Ready(Ok(bytes.len()));
@@ -214,13 +214,13 @@ impl Write for HyperIo {
         }
     }
 
-    /// Called when everything has been written.
+    /// Called when all bytes have been written.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
         self.exchange.lock().is_unsent = false;
         Poll::Ready(Ok(()))
     }
 
-    /// The socket is closed with the connection.
+    /// Does nothing: the socket is closed with the connection.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
         Poll::Ready(Ok(()))
     }

@@ -1,4 +1,4 @@
-//! The state of a connection's current request, and limits on what the requests of all connections take together.
+//! The state of a connection's current request, and limits on the resources that the requests of all connections use.
 
 use std::io::IoSliceMut;
 use std::mem::{self, MaybeUninit};
@@ -25,23 +25,23 @@ const RECEIVE: RecvFlags = RecvFlags::DONTWAIT.union(RecvFlags::CMSG_CLOEXEC);
 const MOST_LARGE_BODIES: usize = 2;
 /// The largest body, in bytes, that does not count against [`MOST_LARGE_BODIES`].
 pub(crate) const SMALL_BODY: usize = 64 << 10;
-/// Bytes of bodies that are read before the memory that they took is returned to the host.
+/// Bytes of bodies that are read before their memory is returned to the host.
 const READ_PER_RETURN: usize = 1 << 20;
 
 /// The descriptors and memory in use by all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     fds: AtomicUsize,
-    /// Locked while descriptors are received: they are open before they can be counted.
+    /// Locked while descriptors are received: they are open before they are counted.
     receiving: Mutex<()>,
     large_bodies: AtomicUsize,
-    /// Locked while a body is read: that takes many times its size.
+    /// Locked while a body is parsed: that takes many times its size.
     reading: Mutex<()>,
-    /// Bytes read since memory was returned.
+    /// Bytes read since memory was last returned.
     read: AtomicUsize,
 }
 
-/// Adds `count` to `used`, unless the sum exceeds `most`. Returns whether it was added.
+/// Adds `count` to `used`, unless the sum exceeds `most`. Returns true if it was added.
 fn take(used: &AtomicUsize, count: usize, most: usize) -> bool {
     let add = |used: usize| used.checked_add(count).filter(|sum| *sum <= most);
     used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
@@ -53,12 +53,12 @@ impl Budget {
         take(&self.large_bodies, 1, MOST_LARGE_BODIES).then(|| LargeBody(self.clone()))
     }
 
-    /// Waits for the turn to read a body, which ends when the result is dropped.
+    /// Waits for the turn to parse a body, which ends when the result is dropped.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.reading.lock()
     }
 
-    /// Notes that a request with a body of `length` bytes is done, and returns memory from time to time.
+    /// Records that a request with a body of `length` bytes is done, and returns memory from time to time.
     pub(super) fn done(&self, length: usize) {
         let read = self.read.fetch_add(length, Ordering::Relaxed).saturating_add(length);
         if length > SMALL_BODY || read > READ_PER_RETURN {
@@ -91,9 +91,9 @@ pub(crate) struct Descriptors {
 pub(crate) enum Lost {
     /// The request has more than [`MOST_FDS`].
     TooMany,
-    /// Other requests, complete or not, hold so many that there is no room for these.
+    /// Other requests, complete or not, hold too many.
     Busy,
-    /// The kernel dropped them: this process has no room for more.
+    /// The kernel dropped them: this process can have no more.
     Limit,
 }
 
@@ -126,17 +126,17 @@ impl Descriptors {
         }
     }
 
-    /// Receives bytes without waiting, and the descriptors beside them: no more than there is room for.
+    /// Receives bytes without waiting, with the descriptors that come with them, up to the limit.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// Fails with the system's error.
     pub(super) fn receive(&mut self, from: impl AsFd, bytes: &mut [u8]) -> Result<usize, Errno> {
         let budget = self.budget.clone();
         let _receiving = budget.receiving.lock();
         let room = MOST_FDS.saturating_sub(budget.fds.load(Ordering::Relaxed)).min(FDS_PER_MESSAGE);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE))];
-        // The kernel drops those for which there is no space here, before they are open.
+        // The kernel drops descriptors without space here before they are open.
         let space = space.get_mut(..rustix::cmsg_space!(ScmRights(room))).unwrap_or_default();
         let mut control = RecvAncillaryBuffer::new(space);
         let received = recvmsg(from, &mut [IoSliceMut::new(bytes)], &mut control, RECEIVE)?;
@@ -155,7 +155,8 @@ impl Descriptors {
         Ok(received.bytes)
     }
 
-    /// Records that the kernel dropped descriptors: because it could not open them, or because there was no room.
+    /// Records that the kernel dropped descriptors: with `is_limit`, because it could not open them, or else because
+    /// there was no room.
     fn lose(&mut self, is_limit: bool) {
         let why = match () {
             () if is_limit => Lost::Limit,
@@ -165,11 +166,11 @@ impl Descriptors {
         self.lost.get_or_insert(why);
     }
 
-    /// Takes the descriptors for the request that is now complete. They count until the second value is dropped.
+    /// Takes the descriptors for the request that is now complete. They are counted until the second value is dropped.
     ///
     /// # Errors
     ///
-    /// Some were lost; the others are closed.
+    /// Fails if some were lost; the others are closed.
     pub(super) fn take(&mut self) -> Result<(Vec<OwnedFd>, Passed), Lost> {
         let fds = mem::take(&mut self.fds);
         let passed = Passed { count: fds.len(), budget: self.budget.clone() };

@@ -1,4 +1,4 @@
-//! `api/openapi.yaml` against the code: what either has, the other one has too.
+//! Compares `api/openapi.yaml` with the code: each has all that the other has.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -91,7 +91,7 @@ fn words(array: &Value) -> Set {
     array.as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_string()).collect()
 }
 
-/// Schema `name` has the fields of `T` and those that are `later`, and calls required what `T` requires.
+/// Asserts that schema `name` has the fields of `T` and those of `later`, and requires the fields that `T` requires.
 fn assert_fields<T: DeserializeOwned>(document: &Value, name: &str, later: Option<Object>) {
     let schema = schema(document, name);
     let mut fields = names::<T>();
@@ -108,7 +108,7 @@ fn assert_fields<T: DeserializeOwned>(document: &Value, name: &str, later: Optio
     for field in fields {
         let is_nullable = schema["properties"][&field]["nullable"] == true;
         if is_nullable {
-            // What is required and missing is complained of after all fields have been read.
+            // A missing required field is reported after all fields have been read.
             let mut value = serde_json::json!({&field: null});
             json::drop_nulls(&mut value);
             later.map_or(Ok(()), |object| object.strip(&mut value, "")).unwrap();
@@ -207,7 +207,7 @@ fn every_field_is_described_and_every_description_is_of_a_field() {
     assert_variants::<LandlockAccess>(all, "LandlockAccess");
 }
 
-/// Generators for Go make constants of one package of all enums, next to types such as `Client`.
+/// Generators for Go make constants of all enums in one package, which also has types such as `Client`.
 #[test]
 fn each_value_of_an_enum_has_a_name_of_its_own_in_clients() {
     let document = document();
@@ -241,7 +241,7 @@ fn no_schema_refuses_fields_that_ask_for_nothing() {
     assert!(!refuses(&document()));
 }
 
-/// The operations: path, method and what is said of it.
+/// The operations: path, method and description.
 fn operations(document: &Value) -> Vec<(String, String, &Value)> {
     let mut operations = Vec::new();
     for (path, item) in document["paths"].as_object().unwrap() {
@@ -291,7 +291,7 @@ fn a_vm_requires_its_payload_alone() {
     assert!(create(br#"{"payload": {}}"#) && !create(b"{}"));
 }
 
-/// A VM with this field at `value`, in an object of schema `name`. Only rules for this field refuse it.
+/// A VM with this field at `value`, in an object of schema `name`. Only rules for this field can refuse it.
 fn vm_with(name: &str, field: &str, value: Value) -> Option<VmConfig> {
     let mut object = serde_json::json!({field: value});
     let mut vm = serde_json::json!({"cpus": {"boot_vcpus": 254}, "payload": {}, "platform": {"num_pci_segments": 2}});
@@ -331,7 +331,7 @@ fn a_bound_of_the_description_is_the_bound_of_the_plan() {
             let number = |bound: &str| described[bound].as_i64();
             let text =
                 |bound: &str, more: i64| Some("x".repeat(usize::try_from(described[bound].as_i64()? + more).unwrap()));
-            // Numbers of bytes have no round bounds, and a socket needs further fields.
+            // Byte counts have no round bounds, and a socket needs further fields.
             if ![
                 "num_queues",
                 "queue_size",
@@ -408,7 +408,7 @@ fn every_status_that_the_server_itself_gives_is_described() {
     for (path, _, operation) in operations(&document()) {
         let statuses = keys(&operation["responses"]);
         let has = |status: &str| statuses.contains(status);
-        // Rubbish, descriptors where none belong, and heads that are too large may come to any endpoint.
+        // Any endpoint may get invalid bytes, unexpected descriptors, and heads that are too large.
         assert!(has("400") && has("431"), "{path}");
         assert_eq!(has("429"), !operation["requestBody"].is_null(), "{path}");
         let is_later = operation["summary"].as_str().unwrap().ends_with("(not yet)");

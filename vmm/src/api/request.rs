@@ -1,4 +1,4 @@
-//! From a request to an [`Action`], without I/O.
+//! Turns a request into an [`Action`], without I/O.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -27,7 +27,7 @@ pub struct Request<'a> {
     pub path: &'a str,
     /// The body; may be empty.
     pub body: &'a [u8],
-    /// The file descriptors that came with it.
+    /// The file descriptors of the request.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -56,7 +56,7 @@ pub struct Route {
     pub method: &'static str,
     /// Full path.
     pub path: &'static str,
-    /// `None` for an endpoint of Cloud Hypervisor's that is not supported yet.
+    /// `None` for an endpoint of Cloud Hypervisor that is not supported yet.
     take: Option<Take>,
 }
 
@@ -129,11 +129,11 @@ pub const ROUTES: &[Route] = &[
 ];
 
 impl Request<'_> {
-    /// The request's action. Descriptors that the action does not take are closed.
+    /// The action of the request. Descriptors that the action does not use are closed.
     ///
     /// # Errors
     ///
-    /// The request is not valid; the answer says why.
+    /// Fails if the request is not valid, with the answer for the client.
     pub fn action(self) -> Result<Action, Refusal> {
         let not_found = || Failure::new(ErrorKind::NotFound, "Not Found");
         let route = ROUTES.iter().find(|route| route.path == self.path).ok_or_else(not_found)?;
@@ -148,7 +148,7 @@ impl Request<'_> {
         Ok(self.take(take, name).map_err(|failure| failure.in_context(format!("{name}: the request is not valid")))?)
     }
 
-    /// True if there is no body, or null, which some clients send for one that they leave out.
+    /// True if there is no body, or null, which some clients send for an omitted body.
     fn has_no_body(&self) -> bool {
         matches!(self.body.trim_ascii(), b"" | b"null")
     }
@@ -238,7 +238,8 @@ fn add_net(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
     Ok(Action::AddNet(Box::new(config), fds))
 }
 
-/// As [`add_net`], with the device's own file, if it is not named by its path. The device has its number here.
+/// As [`add_net`], with the device's file, if the device is not named by its path. The configuration gets the number
+/// here.
 fn add_device(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
     let mut config: DeviceConfig = stripped(body, Object::Device)?;
     if config.fd.take().is_some() && fds.is_empty() {
@@ -276,7 +277,7 @@ fn set_vf(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
     Ok(Action::SetVf(Box::new(change), fds))
 }
 
-/// The descriptors that came are those of `net_fds`, in their order, and then those of `backends`.
+/// The received descriptors are those of `net_fds`, in their order, and then those of `backends`.
 fn restore(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
     let mut config: RestoreConfig = typed(body)?;
     give_numbers(&mut config.net_fds, &mut config.backends, &fds)?;
@@ -289,14 +290,14 @@ fn receive_migration(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> 
     Ok(Action::ReceiveMigration(Box::new(config), fds))
 }
 
-/// Gives the functions the numbers of the descriptors that came for them, in their order.
+/// Gives the functions the numbers of their received descriptors, in order.
 fn give_numbers(nets: &mut [RestoredNet], backends: &mut [RestoredBackend], came: &[OwnedFd]) -> Result<(), Failure> {
     let mut numbers = came.iter().map(AsRawFd::as_raw_fd);
     let mut wanted = 0;
     let nets = nets.iter_mut().map(|net| (net.num_fds, &mut net.fds));
     let backends = backends.iter_mut().map(|backend| (backend.num_fds.unwrap_or(0), &mut backend.fds));
     for (count, fds) in nets.chain(backends) {
-        // What a client calls them means nothing in this process.
+        // The client's numbers mean nothing in this process.
         *fds = numbers.by_ref().take(count).collect();
         wanted = count.saturating_add(wanted);
     }

@@ -64,7 +64,7 @@ impl Answer {
         }
     }
 
-    /// An error: an array of strings, the outermost first. A request may be full of long names, an answer is not.
+    /// An error: an array of strings, the outermost first. Long names from the request are shortened.
     pub(super) fn error(status: StatusCode, chain: &[String]) -> Self {
         let chain: Vec<_> = chain.iter().map(|line| shortened(line, LONGEST_LINE)).collect();
         // Serializing an array of strings cannot fail.
@@ -108,7 +108,7 @@ fn status(kind: ErrorKind) -> StatusCode {
     StatusCode::from_u16(kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// `json` with what is not ASCII escaped: outside of strings JSON has no such characters.
+/// `json` with non-ASCII characters escaped: JSON has them only in strings.
 fn ascii(json: &str) -> String {
     if json.is_ascii() {
         return json.to_string();

@@ -2,7 +2,7 @@
 //!
 //! The thread `http-server` accepts connections and waits for all idle ones in one epoll. When a client has sent bytes,
 //! its connection goes to a worker, `http-N`, which advances it as far as possible, calls the [`Handler`], and hands it
-//! back. So an idle or slow client costs a descriptor but no thread. A slow action costs a thread, and the next client
+//! back. So an idle or slow client uses a descriptor but no thread. A slow action uses a thread, and the next client
 //! gets another one.
 
 use std::collections::{HashMap, VecDeque};
@@ -25,23 +25,23 @@ use crate::api::service::Service;
 use crate::landlock;
 use crate::threads::{self, ThreadKind};
 
-/// The most connections. A further one replaces one that waits for its client: preferably one that never had a request
-/// answered, otherwise the one that has been idle for longest.
+/// The most connections. A further connection replaces one that waits for its client: preferably one without an
+/// answered request, otherwise the one that has been idle for longest.
 pub const MOST_CONNECTIONS: usize = 128;
 /// A thread's stack in bytes. Requests are parsed and answered on it.
 const STACK: usize = 2 << 20;
 /// The most files that clients make this process open: connections, a further one before it replaces another, and
-/// descriptors that they pass, of which the last may come with one too many.
+/// descriptors that they pass, with one too many in the last message.
 pub const MOST_FILES: u64 = (MOST_CONNECTIONS + 1 + MOST_FDS + 1) as u64;
 /// The most worker threads.
 pub const MOST_WORKERS: usize = 64;
 /// Time that a worker waits for work before it ends. The last one stays.
 const IDLE: Duration = Duration::from_secs(5);
-/// The pause before accepting again when there is no room, or no descriptor left.
+/// The pause before accepting again if there is no room, or no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time that a new client has to send its first request before another one may take its place.
+/// Time that a new client has to send its first request before another connection may replace it.
 const GRACE: Duration = Duration::from_millis(100);
-/// Time that a client may take to read its answer when the server ends.
+/// Time that a client may take to receive its answer when the server ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The epoll tokens below those of connections.
@@ -50,7 +50,7 @@ const WAKE: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 
 /// A running API server. Dropping it waits until started actions are applied and answered. A [`Handler`] must not drop
-/// it: it would wait for itself.
+/// it: that would deadlock.
 pub struct Server {
     shared: Arc<Shared>,
     poller: Option<Thread>,
@@ -67,16 +67,16 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// The host has no descriptors or threads left.
+    /// Fails if the host has no descriptors or threads left.
     pub fn start(listener: UnixListener, handler: Arc<dyn Handler>) -> io::Result<Self> {
         Self::with_patience(listener, handler, PATIENCE)
     }
 
-    /// The same, with `patience` as the time limit for a client to send a request and to take its answer.
+    /// As [`Self::start`], with `patience` as the time limit for a client to send a request and to receive its answer.
     ///
     /// # Errors
     ///
-    /// The host has no descriptors or threads left.
+    /// Fails if the host has no descriptors or threads left.
     pub fn with_patience(listener: UnixListener, handler: Arc<dyn Handler>, patience: Duration) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -90,7 +90,7 @@ impl Server {
             state: Mutex::default(),
             work: Condvar::new(),
         });
-        // Created first, so that dropping it ends the threads that were started if a later one cannot be.
+        // Created first, so that dropping it ends the threads already started if a later one cannot be.
         let mut server = Self { shared: shared.clone(), poller: None };
         shared.start_worker(&mut shared.state.lock())?;
         let poller = Poller { shared, listener, accept_at: None };
@@ -113,7 +113,7 @@ impl Drop for Server {
     }
 }
 
-/// Starts one of the threads, which open no files.
+/// Starts one of the threads, none of which opens files.
 fn start_thread(kind: ThreadKind, number: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     let thread = NewThread::new(format!("{}{number}", kind.name()), STACK, run);
     threads::start(kind, thread.after(landlock::isolation(None)))
@@ -152,7 +152,7 @@ struct State {
 
 /// Result of an attempt to close a connection in favour of another.
 enum Eviction {
-    /// It was.
+    /// A connection was closed.
     Done,
     /// None may be closed yet; one may at this time.
     At(Instant),
@@ -166,8 +166,8 @@ impl State {
     /// Closes the waiting connection that matters least.
     ///
     /// Connections without an answered request are closed first, but not before they had the time to send one:
-    /// otherwise clients that come at the same time would push each other out. A connection whose client has just sent
-    /// bytes stays.
+    /// otherwise clients that connect at the same time would replace each other. A connection whose client has just
+    /// sent bytes stays.
     fn evict(&mut self) -> Eviction {
         let now = Instant::now();
         let (mut least, mut next) = (None, None);
@@ -273,7 +273,7 @@ impl Shared {
         state.running_workers -= 1;
     }
 
-    /// Lets a connection wait for its client.
+    /// Makes a connection wait for its client.
     fn wait(&self, state: &mut State, token: u64, connection: Connection, wait: Wait) {
         let data = epoll::EventData::new_u64(token);
         let armed = match epoll::modify(&self.epoll, &connection, data, wait.events()) {
@@ -330,7 +330,7 @@ impl Poller {
             let shared = self.shared.clone();
             let mut state = shared.state.lock();
             if state.ended {
-                // Waiting connections have no action under way.
+                // No waiting connection has an action in progress.
                 state.waiting.clear();
                 state.ready.clear();
                 return;
@@ -359,7 +359,7 @@ impl Poller {
         let deadline = self.shared.state.lock().deadline();
         let next = deadline.into_iter().chain(self.accept_at).min()?;
         let left = next.saturating_duration_since(Instant::now());
-        // Rounded up, so that it does not wake just before the deadline.
+        // Rounded up, so that the wait does not end just before the deadline.
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
@@ -398,13 +398,13 @@ impl Poller {
         }
     }
 
-    /// Closes a connection if a client waits to be accepted. accept(2) is not asked whether one does: without a
-    /// descriptor left, it fails before it looks.
+    /// Closes a connection if a client waits to be accepted. Uses poll, not accept(2), to find out: without a
+    /// descriptor left, accept(2) fails before it checks.
     ///
     /// # Errors
     ///
-    /// No client waits, or no connection may be closed yet: when to try again, unless the listener or a connection
-    /// says so earlier.
+    /// Fails if no client waits, or no connection may be closed yet; then with the time to try again, unless the
+    /// listener or a connection is ready earlier.
     fn make_room(&self, state: &mut State) -> Result<(), Option<Instant>> {
         let fd = self.listener.as_fd();
         if poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|ready| ready == 0) {

@@ -1,4 +1,4 @@
-//! From hyper's requests to answers. The [`Handler`] is called on the thread that owns the connection.
+//! Turns hyper's requests into answers. The [`Handler`] is called on the thread that owns the connection.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::error_kind::ErrorKind;
 
 /// The largest body, in bytes, as in Cloud Hypervisor.
 pub const MOST_BODY: usize = 4 << 20;
-/// The most bytes read and discarded of a body that is refused, so that the client gets to reading the answer.
+/// The most bytes read and discarded of a refused body, so that the client reads the answer.
 const MOST_READ: usize = 64 << 20;
 
 /// Answers requests.
 pub(crate) struct Service {
     pub handler: Arc<dyn Handler>,
     pub budget: Arc<Budget>,
-    /// The time limit for a client to send a request, and to take its answer.
+    /// The time limit for a client to send a request, and to receive its answer.
     pub patience: Duration,
 }
 
@@ -46,7 +46,7 @@ pub(crate) async fn answer(
         (Err(refused), _) => Answer::outcome(Err(refused)),
         (_, Err(lost)) => Answer::outcome(Err(lost.into())),
         (Ok(received), Ok((fds, passed))) => {
-            // No endpoint takes a query: with one, the path is not found.
+            // No endpoint accepts a query: with one, the path is not found.
             let path = head.uri.path_and_query().map_or("", |path| path.as_str());
             let Received { bytes, large } = received;
             let turn = (!bytes.is_empty()).then(|| service.budget.turn());
@@ -60,7 +60,7 @@ pub(crate) async fn answer(
             answer
         }
     };
-    // Also one that was refused has taken memory while it was read.
+    // A refused body has used memory as well while it was read.
     service.budget.done(length);
     let mut exchange = exchange.lock();
     exchange.phase = Phase::Answering(Instant::now());
@@ -69,8 +69,8 @@ pub(crate) async fn answer(
     let close = close || !is_read;
     let mut response = Answer { close, ..answer }.into_http();
     if !close && head.headers.contains_key(TRANSFER_ENCODING) {
-        // If the request gave a length, too, hyper closes the connection (`RFC 9112 §6.3`) and adds "close" to what is
-        // here. Whether it did, only hyper knows. Without the header, the connection stays.
+        // If the request had a length as well, hyper closes the connection (`RFC 9112 §6.3`) and adds "close" to this
+        // header. Only hyper has this information. Without the header, the connection stays open.
         response.headers_mut().remove(CONNECTION);
     }
     Ok(response)
@@ -89,8 +89,8 @@ struct Received {
     large: Option<LargeBody>,
 }
 
-/// Receives a body. A refused one is still read, so that the client gets to reading the answer, unless it `waits` for
-/// 100 Continue. `read` becomes the number of bytes that were read.
+/// Receives a body. A refused body is still read, so that the client reads the answer, unless the client `waits` for
+/// 100 Continue. Sets `read` to the number of bytes read.
 async fn receive(mut body: Incoming, waits: bool, budget: &Arc<Budget>, read: &mut usize) -> Result<Received, Failure> {
     let too_large = || bad(format!("the body is larger than {} MiB", MOST_BODY >> 20));
     if waits && body.size_hint().lower() > MOST_BODY as u64 {

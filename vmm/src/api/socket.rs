@@ -37,7 +37,7 @@ pub enum SocketError {
     /// Another VMM uses the path.
     #[error("--api-socket path={}: API socket {} is already in use; give another path", .0.display(), .0.display())]
     InUse(PathBuf),
-    /// The path is taken by another kind of file.
+    /// The path is another kind of file.
     #[error("--api-socket path={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NoSocket(PathBuf),
     /// The socket cannot be created.
@@ -116,7 +116,7 @@ impl ApiSocket {
     ///
     /// # Errors
     ///
-    /// See [`SocketError`]. Nothing is left behind but the lock file.
+    /// Fails with a [`SocketError`]. Only the lock file remains then.
     pub fn claim(&self) -> Result<Claim, SocketError> {
         match self {
             Self::Path(path) => lock(path).map(|lock| Claim(Claimed::Path(path.clone(), lock))),
@@ -128,7 +128,7 @@ impl ApiSocket {
     ///
     /// # Errors
     ///
-    /// See [`SocketError`]. Nothing is left behind but the lock file.
+    /// Fails with a [`SocketError`]. Only the lock file remains then.
     pub fn listen(&self) -> Result<(UnixListener, Option<BoundSocket>), SocketError> {
         self.claim()?.listen()
     }
@@ -145,13 +145,13 @@ enum Claimed {
 }
 
 impl Claim {
-    /// Creates the socket, or takes the one that was passed in. Keep the [`BoundSocket`] while the socket is served.
+    /// Creates the socket, or takes the passed one. Keep the [`BoundSocket`] while the socket is served.
     ///
     /// A socket file left by a program that has ended is removed.
     ///
     /// # Errors
     ///
-    /// See [`SocketError`]. Nothing is left behind but the lock file.
+    /// Fails with a [`SocketError`]. Only the lock file remains then.
     pub fn listen(self) -> Result<(UnixListener, Option<BoundSocket>), SocketError> {
         match self.0 {
             Claimed::Path(path, lock) => bind(path, lock).map(|(listener, bound)| (listener, Some(bound))),
@@ -184,8 +184,8 @@ fn bind(path: PathBuf, lock: File) -> Result<(UnixListener, BoundSocket), Socket
     if is_socket(&path) == Some(false) {
         return Err(SocketError::NoSocket(path));
     }
-    // A socket that is bound but not listening yet refuses clients, so it is created beside `path` and renamed. The
-    // lock covers that name, too.
+    // A socket that is bound but not listening yet refuses clients, so it is created under a temporary name and
+    // renamed. The lock covers that name as well.
     let beside = beside(&path);
     let made_at = beside.as_ref().unwrap_or(&path);
     if is_socket(made_at) == Some(true) {
@@ -195,7 +195,7 @@ fn bind(path: PathBuf, lock: File) -> Result<(UnixListener, BoundSocket), Socket
     let inode = inode(made_at).map_err(fail(&path, "find the new socket"))?;
     if let Some(beside) = &beside {
         fs::rename(beside, &path).map_err(|error| {
-            // If this fails, too, the next start replaces it.
+            // If this fails as well, the next start replaces it.
             let _ = fs::remove_file(beside);
             fail(&path, "rename the new socket")(error)
         })?;
@@ -203,7 +203,7 @@ fn bind(path: PathBuf, lock: File) -> Result<(UnixListener, BoundSocket), Socket
     Ok((listener, BoundSocket { path, inode, _lock: lock }))
 }
 
-/// The temporary path of the socket for `path`. `None` if that is too long for a socket, which is then created at
+/// The temporary path of the socket for `path`. `None` if that is too long for a socket; the socket is then created at
 /// `path` directly.
 fn beside(path: &Path) -> Option<PathBuf> {
     let mut beside = path.as_os_str().to_owned();

@@ -9,8 +9,8 @@ use crate::api::Handler;
 use crate::api::connection::{Connection, PATIENCE};
 use crate::api::service::Service;
 
-/// Sends `pieces`, which are short, one after the other on a connection of its own, and then no more. Returns the bytes
-/// of all answers.
+/// Sends `pieces`, which are short, one after the other on a new connection, and then closes the sending side. Returns
+/// the bytes of all answers.
 ///
 /// # Errors
 ///
@@ -27,11 +27,11 @@ pub fn converse<'p>(pieces: impl IntoIterator<Item = &'p [u8]>, handler: Arc<dyn
         {
             connection = None;
         }
-        // It ends with an error where nothing more is there.
+        // An error means that no more bytes are there.
         let _ = far.read_to_end(&mut answers);
     };
     for piece in pieces {
-        // Nobody reads what follows a request that closed the connection.
+        // Bytes after a request that closed the connection are not read.
         let _ = far.write_all(piece);
         advance(&mut far);
     }
