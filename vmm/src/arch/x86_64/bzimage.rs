@@ -47,10 +47,10 @@ mod offset {
 /// Reason why a bzImage cannot be booted.
 #[derive(Debug, thiserror::Error)]
 pub enum BzImageError {
-    /// It cannot be read to the end.
+    /// The file cannot be read to the end.
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
-    /// It has no 64-bit entry, or is older than the protocol used here.
+    /// The kernel has no 64-bit entry, or is older than the protocol used here.
     #[error("a Linux kernel that is 32-bit or older than 3.8; give a newer 64-bit kernel")]
     TooOld,
     /// Contradiction in the header, or between the header and the file's length.
@@ -68,9 +68,9 @@ pub struct BzImage {
     pub len: u64,
     /// The guest address it is loaded to.
     pub address: u64,
-    /// The first address after all memory that it uses until it is uncompressed and running.
+    /// The first address after all memory that the kernel uses until it is uncompressed and running.
     pub end: u64,
-    /// The longest command line that it reads, in bytes without the NUL.
+    /// The longest command line that the kernel reads, in bytes without the NUL.
     pub cmdline_max: u32,
     /// The last address that the initramfs may use.
     pub initramfs_max: u32,
@@ -81,7 +81,7 @@ impl BzImage {
     ///
     /// # Errors
     ///
-    /// If it is a bzImage that cannot be booted.
+    /// Fails if it is a bzImage that cannot be booted.
     pub fn parse(file: &File) -> Result<Option<Self>, BzImageError> {
         let mut header = [0; HEADER_LEN];
         if file.read_exact_at(&mut header, 0).is_err() || header[offset::MAGIC..offset::MAGIC + 4] != *b"HdrS" {
@@ -102,7 +102,7 @@ impl BzImage {
         let address = if header[offset::RELOCATABLE] == 0 { HIGH_MEMORY } else { preferred };
         let [cmdline_max, initramfs_max, init_size] = [offset::CMDLINE_SIZE, offset::INITRD_MAX, offset::INIT_SIZE]
             .map(|at| u32::from_le_bytes(get(&header, at)));
-        // It uncompresses itself to the preferred address or to the load address, whichever is higher.
+        // The kernel uncompresses itself to the preferred address or to the load address, whichever is higher.
         let end = address.max(preferred).checked_add(len.max(init_size.into())).ok_or(BzImageError::Malformed)?;
         if address < HIGH_MEMORY || address > u32::MAX.into() {
             return Err(BzImageError::Malformed);

@@ -44,7 +44,7 @@ pub fn has_amx(supported: &CpuId) -> bool {
     supported.as_slice().iter().any(|entry| (entry.function, entry.index) == (7, 0) && entry.edx & AMX == AMX)
 }
 
-/// Features of the host that a VM's vCPUs have.
+/// Features of a VM's vCPUs, among those of the host.
 #[derive(Debug, Clone, Copy)]
 pub struct Features {
     /// The shape of the vCPUs, at most [`MAX_VCPUS`], whose APIC IDs are at most that too.
@@ -55,9 +55,9 @@ pub struct Features {
     pub tsc_deadline: bool,
     /// True if the guest can run VMs itself.
     pub nested: bool,
-    /// True if it has AMX.
+    /// True if the guest has AMX.
     pub amx: bool,
-    /// True if the hypervisor has Hyper-V's interface in place of KVM's.
+    /// True if the hypervisor presents Hyper-V's interface instead of KVM's.
     pub hyperv: bool,
 }
 
@@ -83,15 +83,15 @@ pub struct Template {
 }
 
 impl Template {
-    /// The CPUID of a VM with these features, of those that KVM supports.
+    /// The CPUID of a VM with these features, among those that KVM supports.
     pub fn new(supported: &CpuId, features: &Features) -> Self {
         let topology = features.topology;
         let vcpus = topology.package_vcpus();
         let mut entries = supported.as_slice().to_vec();
         for entry in &mut entries {
             if (entry.function, entry.index) == (7, 0) {
-                // KVM has the pointer to the shadow stack (SSP) neither in its list of registers nor in the XSAVE area,
-                // so that it would be lost with a guest that is saved. What indirect branch tracking needs is listed.
+                // KVM has the shadow stack pointer (SSP) neither in its list of registers nor in the XSAVE area, so it
+                // would be lost when a guest is saved. The state of indirect branch tracking is listed.
                 entry.ecx &= !SHADOW_STACKS;
             }
             match entry.function {
@@ -122,7 +122,7 @@ impl Template {
                 }
                 0x8000_0008 => {
                     entry.eax = field(entry.eax, 0, 8, features.address_bits.into());
-                    // The guest address limit is about nested guests: none.
+                    // The guest address limit is for nested guests: none.
                     entry.eax = field(entry.eax, 16, 8, 0);
                     entry.ecx = field(entry.ecx, 0, 8, vcpus - 1);
                     entry.ecx = field(entry.ecx, 12, 4, topology.package_shift());
@@ -137,7 +137,7 @@ impl Template {
         Self { entries, topology }
     }
 
-    /// The CPUID of a VM that was saved, whose vCPUs are in this shape.
+    /// The CPUID of a saved VM, whose vCPUs have this shape.
     pub const fn saved(entries: Vec<kvm_cpuid_entry2>, topology: Topology) -> Self {
         Self { entries, topology }
     }
@@ -164,7 +164,7 @@ impl Template {
         debug_assert!(u64::from(id) < self.topology.vcpus());
         let Topology { threads, dies, .. } = self.topology;
         let (apic_id, place) = (self.apic_id(id), self.topology.place(id));
-        // A core's number within its package: without the bits of the threads below it and of the package above it.
+        // A core's number within its package: without the bits of its threads and of its package.
         let core = (apic_id & ((1 << self.topology.package_shift()) - 1)) >> self.topology.core_shift();
         let mut entries = self.entries.clone();
         for entry in &mut entries {
@@ -184,14 +184,14 @@ impl Template {
     }
 }
 
-/// The number of logical processors of a package, as older software reads it. It rounds the number up to a power of two
-/// and takes that for the room that a package has in APIC IDs.
+/// The number of logical processors of a package, for older software, which rounds the number up to a power of two and
+/// uses the result as the number of APIC IDs of a package.
 fn addressable(topology: &Topology) -> u32 {
     let (vcpus, room) = (topology.package_vcpus(), 1 << topology.package_shift());
     if vcpus.next_power_of_two() == room { vcpus } else { room.min(255) }
 }
 
-/// Replaces the extended topology leaves, which KVM reports for the host's CPU or not at all. Only 0x1f knows dies.
+/// Replaces the extended topology leaves, which KVM reports for the host's CPU or not at all. Only 0x1f has dies.
 fn set_topology(entries: &mut Vec<kvm_cpuid_entry2>, topology: &Topology) {
     let Topology { threads, cores, dies, .. } = *topology;
     if dies > 1

@@ -15,10 +15,10 @@ use std::os::unix::fs::FileExt;
 use super::layout::HIGH_MEMORY;
 
 const MAGIC: [u8; 4] = *b"\x7fELF";
-/// The length of the part of the header that says how the rest is read.
+/// The length of the part of the header that determines the layout of the rest.
 const IDENT_LEN: usize = 16;
 const LITTLE_ENDIAN: u8 = 1;
-/// The machine of 32-bit kernels, and of firmware that begins in 32-bit mode, such as edk2's, though the file is a
+/// The machine of 32-bit kernels, and of firmware that starts in 32-bit mode, such as edk2's, even if the file is a
 /// 64-bit one.
 const MACHINE_386: u16 = 3;
 const MACHINE_X86_64: u16 = 62;
@@ -32,7 +32,7 @@ const MAX_PROGRAM_HEADERS: u16 = 64;
 /// The most bytes of notes searched. A Linux kernel has some hundred.
 const MAX_NOTES_LEN: u64 = 0x1_0000;
 const NOTE_NAME: &[u8] = b"Xen\0";
-/// The owner of notes that every Linux kernel has, and no other.
+/// The owner of notes that only Linux kernels have, all of them.
 const LINUX_NAME: &[u8] = b"Linux\0\0\0";
 const NOTE_PHYS32_ENTRY: u32 = 18;
 
@@ -42,13 +42,14 @@ struct Class {
     number: u8,
     /// The length of the file's header.
     header_len: usize,
-    /// The places in it of the program headers' offset, and of their length, which their count follows.
+    /// The offsets in the header of the program headers' offset and of their length, which is followed by their count.
     table: [usize; 2],
     /// The length of a program header.
     program_header_len: usize,
-    /// The places in it of the segment's offset, physical address, length in the file and length in memory.
+    /// The offsets in the program header of the segment's offset, physical address, length in the file and length in
+    /// memory.
     segment: [usize; 4],
-    /// The number at a place.
+    /// Reads the number at an offset.
     read: fn(&[u8], usize) -> u64,
 }
 
@@ -88,16 +89,16 @@ pub enum ElfError {
     /// Headers or notes that cannot be read.
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
-    /// It is for another machine.
+    /// The file is for another machine.
     #[error("an ELF file, but not one for x86; give an x86_64 kernel")]
     Machine,
-    /// It is shorter than its headers say.
+    /// The file is shorter than its headers claim.
     #[error("an ELF file that is cut off; copy or build it again")]
     CutOff,
     /// Headers that contradict each other.
     #[error("an ELF file with malformed headers; the file may be incomplete")]
     Malformed,
-    /// It has no PVH entry.
+    /// The file has no PVH entry.
     #[error("an ELF file without a PVH entry; give a bzImage, or a vmlinux built with CONFIG_PVH")]
     NoEntry,
 }
@@ -107,11 +108,11 @@ pub enum ElfError {
 pub struct Elf {
     /// The parts to load.
     pub segments: Vec<Segment>,
-    /// The first address after it, including its `.bss`.
+    /// The first address after the last segment, including its `.bss`.
     pub end: u64,
     /// The address at which the boot CPU starts, in 32-bit mode.
     pub entry: u32,
-    /// True if it is a Linux kernel, by its notes.
+    /// True if it is a Linux kernel, according to its notes.
     pub is_linux: bool,
 }
 
@@ -120,7 +121,7 @@ impl Elf {
     ///
     /// # Errors
     ///
-    /// If it is an ELF file that cannot be booted.
+    /// Fails if it is an ELF file that cannot be booted.
     pub fn parse(file: &File) -> Result<Option<Self>, ElfError> {
         let mut magic = [0; 4];
         if file.read_exact_at(&mut magic, 0).is_err() || magic != MAGIC {
@@ -145,7 +146,7 @@ impl Elf {
         Self::from_program_headers(file, class, &headers).map(Some)
     }
 
-    /// True if it is firmware by the addresses that it is loaded to, rather than a kernel.
+    /// True if its load addresses are those of firmware, not of a kernel.
     pub fn is_firmware(&self) -> bool {
         !self.is_linux && self.segments.iter().any(|segment| segment.address < LOWEST_KERNEL)
     }
@@ -183,7 +184,7 @@ impl Elf {
     }
 }
 
-/// Reads a part of the file that its headers name.
+/// Reads a part of the file that its headers refer to.
 fn read(file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ElfError> {
     file.read_exact_at(bytes, offset).map_err(|error| match error.kind() {
         // No file has an offset that is negative as a signed number.
@@ -192,17 +193,17 @@ fn read(file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ElfError> {
     })
 }
 
-/// The facts in notes.
+/// Contents of the notes.
 #[derive(Default)]
 struct Notes {
     /// The address in the PVH note.
     entry: Option<u32>,
-    /// True if there is a note of Linux.
+    /// True if a note is Linux's.
     is_linux: bool,
 }
 
 impl Notes {
-    /// The facts in `notes`, until the first that is malformed.
+    /// Reads `notes`, up to the first malformed one.
     fn of(mut notes: &[u8]) -> Self {
         let mut found = Self::default();
         while let Some((note, rest)) = Note::first(notes) {
@@ -236,7 +237,7 @@ impl<'a> Note<'a> {
         let [name_len, len, kind] = [0, 4, 8].map(|at| u32_at(header, at));
         let (name, rest) = rest.split_at_checked((name_len as usize).next_multiple_of(4))?;
         let data = rest.get(..len as usize)?;
-        // The last one may lack its padding.
+        // The last note may lack its padding.
         let rest = rest.get((len as usize).next_multiple_of(4)..).unwrap_or_default();
         Some((Self { name, kind, data }, rest))
     }
@@ -287,7 +288,7 @@ mod tests {
         bytes
     }
 
-    /// The same as a 32-bit file.
+    /// The ELF file of [`elf`] as a 32-bit file.
     fn elf_32(code: &[u8], notes: &[u8]) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend([1, LITTLE_ENDIAN, 1]);
@@ -352,7 +353,7 @@ mod tests {
     fn firmware_is_known_by_where_it_is_loaded() {
         let mut file = elf(b"code", &note(b"Xen\0", NOTE_PHYS32_ENTRY, &[0; 4]));
         assert!(!parse(&file).unwrap().unwrap().is_firmware());
-        // As edk2's CLOUDHV.fd: a 64-bit file for a 32-bit machine, loaded to 1 MiB.
+        // Like edk2's CLOUDHV.fd: a 64-bit file for a 32-bit machine, loaded to 1 MiB.
         file[18..20].copy_from_slice(&MACHINE_386.to_le_bytes());
         file[HEADER_LEN + 24..HEADER_LEN + 32].copy_from_slice(&HIGH_MEMORY.to_le_bytes());
         assert!(parse(&file).unwrap().unwrap().is_firmware());
@@ -388,7 +389,7 @@ mod tests {
         for (at, bytes) in [(42, [56, 0, 2, 0]), (52 + 12, [0; 4]), (52 + 20, [3, 0, 0, 0])] {
             assert!(matches!(with(at, &bytes), Err(ElfError::Malformed)), "{at}");
         }
-        // The 4 GiB that its numbers reach.
+        // The 4 GiB that its numbers can address.
         assert_eq!(with(52 + 20, &[0xff; 4]).unwrap().unwrap().end, 0x1_001f_ffff);
     }
 

@@ -1,4 +1,4 @@
-//! Hyper-V's interface of a hypervisor, which KVM has and Windows needs: what CPUID says of it, and its registers.
+//! Hyper-V's hypervisor interface, which KVM implements and Windows needs: its CPUID leaves and its registers.
 //!
 //! Leaves, bits and registers are those of Microsoft's Hypervisor Top Level Functional Specification (TLFS), the
 //! values those of Cloud Hypervisor.
@@ -7,13 +7,13 @@ use std::ops::RangeInclusive;
 
 use kvm_bindings::kvm_cpuid_entry2;
 
-/// The leaves that a hypervisor's interface may have.
+/// The leaves of a hypervisor's interface.
 const LEAVES: RangeInclusive<u32> = 0x4000_0000..=0x4000_00ff;
-/// The last leaf that an interface of this kind has (TLFS, minimal hypervisor requirements).
+/// The last leaf of an interface of this kind (TLFS, minimal hypervisor requirements).
 const LAST: u32 = 0x4000_000a;
 /// The leaf with the kind of interface in EAX.
 const INTERFACE_LEAF: u32 = 0x4000_0001;
-/// The kind of interface. KVM lets a guest reach the registers if it reads this.
+/// The kind of interface. KVM allows a guest access to the registers if this is in its CPUID.
 const INTERFACE: u32 = u32::from_le_bytes(*b"Hv#1");
 /// The build and the version, 10.0, of the hypervisor.
 const IDENTITY: [u32; 2] = [0x3839, 10 << 16];
@@ -21,15 +21,15 @@ const IDENTITY: [u32; 2] = [0x3839, 10 << 16];
 const PRIVILEGES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 9;
 /// Events of dynamic partitioning of CPUs.
 const CPU_PARTITIONING: u32 = 1 << 3;
-/// The guest should use relaxed timing: no watchdog that takes a late interrupt for a fault.
+/// The guest should use relaxed timing: no watchdog that treats a late interrupt as a fault.
 const RELAXED_TIMING: u32 = 1 << 5;
 
-/// The registers, in the order in which they are set. KVM lists only the first of the timers' and of the interrupt
-/// controller's.
+/// The registers, in the order in which they are set. KVM lists only the first register of the timers and of the
+/// interrupt controller.
 ///
-/// Without the guest's identity, KVM keeps the page of hypercalls off. A timer runs from when KVM has its
-/// configuration, by the count, the reference time and the interrupt controller of that moment. KVM before Linux 6.7
-/// also turns it on at its count, which the configuration corrects.
+/// Without the guest's identity, KVM keeps the page of hypercalls off. A timer starts when KVM gets its configuration,
+/// using the count, the reference time and the interrupt controller at that moment. KVM before Linux 6.7 also starts it
+/// at its count, which the configuration corrects.
 ///
 /// SVERSION never changes, and EOM has no state.
 const MSRS: [RangeInclusive<u32>; 14] = [
@@ -54,12 +54,12 @@ pub(crate) fn msrs() -> impl Iterator<Item = u32> {
     MSRS.into_iter().flatten()
 }
 
-/// The place of a register among those of this interface. `None`: it is not one of them.
+/// The position of a register in this interface. `None` if it is not one of its registers.
 pub(crate) fn place(index: u32) -> Option<usize> {
     msrs().position(|own| own == index)
 }
 
-/// Puts this interface in the place of KVM's own.
+/// Replaces KVM's own interface by this one.
 pub(crate) fn show(entries: &mut Vec<kvm_cpuid_entry2>) {
     let [ebx, ecx, edx] = [*b"Linu", *b"x KV", *b"M Hv"].map(u32::from_le_bytes);
     let [build, version] = IDENTITY;
@@ -78,7 +78,7 @@ pub(crate) fn show(entries: &mut Vec<kvm_cpuid_entry2>) {
     }));
 }
 
-/// True if a guest that reads `eax` in `leaf` has found this interface.
+/// True if a guest that reads `eax` in `leaf` finds this interface.
 pub(crate) const fn is_found(leaf: u32, eax: u32) -> bool {
     leaf == INTERFACE_LEAF && eax == INTERFACE
 }
@@ -99,7 +99,7 @@ mod tests {
         }
         let all: std::collections::BTreeSet<_> = msrs().collect();
         assert_eq!((all.len(), msrs().count()), (32, 32), "none is set twice");
-        // The version, the end of a message, the clock and the time that the vCPU ran.
+        // The version, the end of a message, the clock and the vCPU's run time.
         assert!([0x81, 0x84, 0x20, 0x10].iter().all(|index| place(0x4000_0000 + index).is_none()));
     }
 }

@@ -34,10 +34,10 @@ pub const MP_TABLE_END: u64 = SMBIOS;
 pub const SMBIOS: u64 = 0xf_0000;
 /// The end of the SMBIOS tables.
 pub const SMBIOS_END: u64 = RESET_VECTOR;
-/// The floating pointer structure, in the room of a ROM below 1 MiB, where software searches for it (`MP 1.4 §4`). It
-/// is left out where the SMBIOS tables are so long that they reach it.
+/// The floating pointer structure, in the room of a ROM below 1 MiB, where software searches for it (`MP 1.4 §4`). Left
+/// out if the SMBIOS tables are so long that they reach it.
 pub const MP_POINTER: u64 = RESET_VECTOR - 16;
-/// Address at which a CPU starts after a reset, as seen from real mode: the firmware.
+/// Address at which a CPU starts after a reset, in real mode: the firmware.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// The start of memory above 1 MiB, with the kernel and everything else.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
@@ -99,7 +99,8 @@ pub const LOCAL_APIC: u32 = 0xfee0_0000;
 /// The registers of the TPM, if there is one.
 pub const TPM: Range<u64> = 0xfed4_0000..0xfed4_1000;
 
-/// The size and alignment of memory that can be added, in bytes: what Linux adds at once on x86-64 (a memory section).
+/// The size and alignment of memory that can be added, in bytes: the unit in which Linux adds memory on x86-64 (a
+/// memory section).
 pub const MEMORY_BLOCK: u64 = MemoryConfig::STEP;
 
 /// Bytes at the top of the address space reserved for the platform's registers.
@@ -119,8 +120,8 @@ pub const SLOTS_PORT: u16 = 0xa000;
 pub const MEMORY_PORT: u16 = 0xb100;
 /// The interrupt of the generic event device.
 pub const EVENT_GSI: u32 = 5;
-/// The interrupt of the pin INTA of the device in this slot of bus 0, of any segment: 16 to 23, which are those inputs
-/// of the IOAPIC that the PICs do not have. Slots share them.
+/// The interrupt of the pin INTA of the device in this slot of bus 0, of any segment: 16 to 23, the inputs of the
+/// IOAPIC that the PICs do not have. Slots share them.
 pub const fn pin_gsi(slot: u8) -> u8 {
     16 + slot % 8
 }
@@ -131,26 +132,27 @@ pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 pub const SLEEP_STATUS_PORT: u16 = 0x601;
 /// The port of the ACPI reset register (`ACPI 6.5 §4.8.3.6`).
 pub const RESET_PORT: u16 = 0x602;
-/// The port of the ACPI power management timer (`ACPI 6.5 §4.8.3.3`), where firmware for Cloud Hypervisor has it.
+/// The port of the ACPI power management timer (`ACPI 6.5 §4.8.3.3`), at the address that firmware for Cloud Hypervisor
+/// uses.
 pub const PM_TIMER_PORT: u16 = 0x608;
 /// Value that software writes to the reset register.
 pub const RESET_VALUE: u8 = 1;
 /// The NMI status and control port.
 pub const NMI_STATUS_PORT: u16 = 0x61;
-/// Neither SERR# nor IOCHK#: an NMI reports no hardware error. The output of timer 2 is high, as after a count that
-/// software waits for, because there is no such timer.
+/// Neither SERR# nor IOCHK#: an NMI reports no hardware error. The output of timer 2, which does not exist, is high, as
+/// after a count that software waits for.
 pub const NMI_STATUS: u8 = 1 << 5;
-/// The command port of the keyboard controller, of which only the reset line exists.
+/// The command port of the keyboard controller; only its reset line exists.
 pub const KEYBOARD_COMMAND_PORT: u16 = 0x64;
 /// The command that pulses the reset line.
 pub const KEYBOARD_RESET: u8 = 0xfe;
 /// The sleep type of S5, soft off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 
-/// True if an I/O port is of a device that each VM has, or some have.
+/// True if the I/O port belongs to a device that VMs always or sometimes have.
 pub const fn is_device_port(port: u16) -> bool {
     const SERIAL_LAST: u16 = SERIAL_PORT + 7;
-    // The registers of hot-plug take up to 0x600 ports each.
+    // The hot-plug registers take up to 0x600 ports each.
     const MEMORY_LAST: u16 = MEMORY_PORT + 0xfff;
     matches!(port, NMI_STATUS_PORT | KEYBOARD_COMMAND_PORT | SERIAL_PORT..=SERIAL_LAST)
         || matches!(port, SLEEP_CONTROL_PORT..=EVENT_PORT | SLOTS_PORT..=MEMORY_LAST)
@@ -158,24 +160,25 @@ pub const fn is_device_port(port: u16) -> bool {
         || matches!(port, 0x70 | 0x71 | 0xcf8..=0xcff)
 }
 
-/// The layout of a VM, which follows from its memory sizes and from the CPU.
+/// The layout of a VM, determined by its memory sizes and by the CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// Memory below the hole, from 0.
     pub low: Range<u64>,
     /// Memory from 4 GiB on; empty if all of it fits below the hole.
     pub high: Range<u64>,
-    /// The addresses reserved for memory that comes later, above all memory and from 4 GiB on. Aligned to
-    /// [`MEMORY_BLOCK`]; empty if none can come.
+    /// The addresses reserved for memory that may be added, above all memory and from 4 GiB on. Aligned to
+    /// [`MEMORY_BLOCK`]; empty if none can be added.
     pub hotplug: Range<u64>,
-    /// The part of [`Self::hotplug`] that was filled before the guest's present start: memory like any other to it.
+    /// The part of [`Self::hotplug`] that was filled before the guest's present start: memory like any other to the
+    /// guest.
     pub plugged: Range<u64>,
-    /// The window for PCI memory above 4 GiB and above all memory, also that which comes later.
+    /// The window for PCI memory above 4 GiB and above all memory, including memory that may be added.
     pub mmio64: Range<u64>,
 }
 
 impl Layout {
-    /// The layout of `memory` bytes, and `hotplug` bytes that may come later, on a CPU with physical addresses of
+    /// The layout of `memory` bytes, and `hotplug` bytes that may be added, on a CPU with physical addresses of
     /// `address_bits` bits.
     ///
     /// `None` if the CPU cannot address so much memory and a 64-bit window of at least 4 GiB.
@@ -197,7 +200,7 @@ impl Layout {
 }
 
 impl Layout {
-    /// Ranges of parts of the memory of these sizes, one after the other: a part may lie on both sides of the hole.
+    /// Address ranges of memory parts of these sizes, one after the other: the hole may split a part.
     pub fn parts(&self, sizes: &[u64]) -> Vec<Vec<Range<u64>>> {
         let mut free = [self.low.clone(), self.high.clone()];
         let place = |size: &u64| {

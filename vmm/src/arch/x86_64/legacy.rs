@@ -1,8 +1,8 @@
-//! Hardware of older PCs that Linux does without if it uses ACPI, the ECAM and KVM's clock, and which of it a kernel
-//! needs, by its command line.
+//! Hardware of older PCs that Linux does not need with ACPI, the ECAM and KVM's clock, and the parts of it that a
+//! kernel needs according to its command line.
 //!
-//! It is left out where the kernel does without, because Linux would use it: the ports of configuration space at two
-//! exits per access, and the timer for 5 ms at boot.
+//! It is left out if the kernel does not need it, because Linux would use it: the ports of configuration space cost two
+//! exits per access, and the timer 5 ms at boot.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,13 +23,13 @@ pub struct LegacyHardware {
 impl LegacyHardware {
     /// None of it.
     pub const NONE: Self = Self { config_ports: false, mp_table: false, pm_timer: false, clock: false };
-    /// All of it: for firmware, and for kernels of which nothing is known.
+    /// All of it: for firmware, and for unknown kernels.
     pub const ALL: Self = Self { config_ports: true, mp_table: true, pm_timer: true, clock: true };
 
     /// The hardware that Linux needs with this command line.
     ///
-    /// Words are read as Linux reads them: separated by white space outside of quotation marks, until the word `--`,
-    /// with `-` and `_` as the same character in a name. A built-in command line is not known here.
+    /// Words are parsed as by Linux: separated by white space outside of quotation marks, until the word `--`, with `-`
+    /// and `_` as the same character in a name. A built-in command line is not known here.
     pub fn of_linux(command_line: &str) -> Self {
         let (mut is_acpi_off, mut has_acpi_routing, mut has_ecam, mut has_kvm_clock) = (false, true, true, true);
         for (name, value) in words(command_line) {
@@ -60,7 +60,7 @@ impl LegacyHardware {
     }
 }
 
-/// The names and values of a command line, up to the word `--`. Names have `-` for `_`.
+/// The names and values of a command line, up to the word `--`. Names have `-` replaced by `_`.
 fn words(command_line: &str) -> impl Iterator<Item = (String, Option<&str>)> {
     let mut is_quoted = false;
     let is_separator = move |character: char| {
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// Asserts which hardware a command line needs: ports of configuration space, MP table, timer and clock.
+    /// Asserts the hardware that a command line needs: ports of configuration space, MP table, timer and clock.
     #[track_caller]
     fn needs(command_line: &str, [config_ports, mp_table, pm_timer, clock]: [u8; 4]) {
         let is = |number| number == 1;

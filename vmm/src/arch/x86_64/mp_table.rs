@@ -1,4 +1,4 @@
-//! The table of the MultiProcessor Specification (MP 1.4), by which a kernel without ACPI finds CPUs and interrupts.
+//! The table of the MultiProcessor Specification (MP 1.4), from which a kernel without ACPI gets CPUs and interrupts.
 
 use super::layout::{IOAPIC, LAST_BUS, LOCAL_APIC, MP_TABLE, MP_TABLE_END, pin_gsi};
 
@@ -11,7 +11,7 @@ const REVISION: u8 = 4;
 /// The version of an integrated local APIC, and that of KVM's IOAPIC.
 const LOCAL_APIC_VERSION: u8 = 0x14;
 const IOAPIC_VERSION: u8 = 0x11;
-/// The numbers of both buses. That of a PCI bus is PCI's own, so the ISA bus has one that no PCI bus has.
+/// The numbers of both buses. A PCI bus has PCI's number, so the ISA bus gets one that no PCI bus has.
 const PCI_BUS: u8 = 0;
 const ISA_BUS: u8 = LAST_BUS + 1;
 /// All local APICs (`MP 1.4 §4.3.5`).
@@ -37,12 +37,12 @@ mod interrupt {
     pub(super) const EXTERNAL: u8 = 3;
 }
 
-/// Polarity and trigger mode as the source's bus has them (`MP 1.4 §4.3.4`).
+/// Polarity and trigger mode are those of the source's bus (`MP 1.4 §4.3.4`).
 const CONFORMING: u16 = 0;
-/// Active low and level-triggered, as pins of PCI are.
+/// Active low and level-triggered, like PCI pins.
 const LOW_LEVEL: u16 = 3 << 2 | 3;
 
-/// The CPUs and what software reads of each by CPUID.
+/// The CPUs, and the values that software reads from each through CPUID.
 #[derive(Debug)]
 pub struct Processors {
     /// The local APIC IDs. The first is the boot CPU's.
@@ -53,8 +53,8 @@ pub struct Processors {
     pub features: u32,
 }
 
-/// The floating pointer structure, to be placed where software searches for it (`MP 1.4 §4`), and the configuration
-/// table, to be placed at [`MP_TABLE`].
+/// The floating pointer structure, which must be where software searches for it (`MP 1.4 §4`), and the configuration
+/// table, which must be at [`MP_TABLE`].
 pub fn tables(processors: &Processors) -> ([u8; POINTER_LEN], Vec<u8>) {
     let table = configuration_table(processors);
     debug_assert!(table.len() as u64 <= MP_TABLE_END - MP_TABLE);
@@ -126,7 +126,7 @@ impl Table {
         bytes.extend([REVISION, 0]);
         bytes.extend(b"CLOUDHYP");
         bytes.extend(b"cloud-hyperv");
-        // No table of the manufacturer's.
+        // No table of the manufacturer.
         bytes.extend([0; 6]);
         bytes.extend(self.count.to_le_bytes());
         bytes.extend(LOCAL_APIC.to_le_bytes());

@@ -6,7 +6,7 @@ const MAGIC: u32 = 0x336e_c578;
 /// The version with the memory map.
 const VERSION: u32 = 1;
 
-/// The start info, to be placed at [`super::layout::PVH_START_INFO`].
+/// The start info, which must be at [`super::layout::PVH_START_INFO`].
 pub fn start_info(modules: u32, map: &[MapEntry]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for field in [MAGIC, VERSION, 0, modules] {

@@ -56,7 +56,7 @@ impl Entry {
         sregs.idt = kvm_dtable::default();
     }
 
-    /// The global descriptor table, to be placed at [`GDT`].
+    /// The global descriptor table, which must be at [`GDT`].
     pub fn descriptors(self) -> [u64; 5] {
         let code = match self {
             Self::Pvh(_) => 0x00cf_9b00_0000_ffff,
@@ -95,7 +95,7 @@ fn segment(descriptors: &[u64], selector: u16) -> kvm_segment {
     }
 }
 
-/// The firmware, to be placed at [`super::layout::RESET_VECTOR`]: it only resets the machine.
+/// The firmware, which must be at [`super::layout::RESET_VECTOR`]: it only resets the machine.
 ///
 /// To reboot a hardware-reduced machine without EFI, Linux jumps there instead of using the ACPI reset register.
 pub fn firmware() -> [u8; 9] {
@@ -104,7 +104,7 @@ pub fn firmware() -> [u8; 9] {
     [0xba, low, high, 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
 }
 
-/// The page tables of a 64-bit entry, to be placed at [`PAGE_TABLES`]: an identity map of the first 4 GiB with 2 MiB
+/// The page tables of a 64-bit entry, which must be at [`PAGE_TABLES`]: an identity map of the first 4 GiB with 2 MiB
 /// pages.
 pub fn page_tables() -> Vec<u8> {
     const TABLE: u64 = 4096;

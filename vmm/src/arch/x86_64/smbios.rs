@@ -1,4 +1,4 @@
-//! The SMBIOS tables (`DSP0134`, version 3.2): what the guest is told about the machine that it runs on.
+//! The SMBIOS tables (`DSP0134`, version 3.2), which describe the machine to the guest.
 //!
 //! A kernel without EFI searches for their entry point between 0xF0000 and 0xFFFFF (`§5.2`); firmware copies them from
 //! there.
@@ -33,11 +33,11 @@ const UNKNOWN: u8 = 2;
 /// The security status of a chassis: none (`§7.4.3`).
 const NO_SECURITY: u8 = 3;
 
-/// The entry point and the structures, to be placed at [`SMBIOS`].
+/// The entry point and the structures, which must be at [`SMBIOS`].
 ///
 /// # Errors
 ///
-/// A string that the tables cannot hold.
+/// Fails with a string that the tables cannot hold.
 pub(crate) fn tables(platform: &PlatformConfig, warnings: &mut Vec<String>) -> Result<Vec<u8>, ConfigError> {
     let mut table = Table::default();
     table.add(kind::BIOS_INFORMATION, |bios| {
@@ -109,7 +109,7 @@ fn entry_point(len: u32) -> Vec<u8> {
     bytes
 }
 
-/// The UUID in `text`, as the tables have it; all zero means that there is none (`§7.2.1`).
+/// The UUID in `text`, in the format of the tables; all zero means none (`§7.2.1`).
 fn uuid(text: &str) -> Option<[u8; 16]> {
     let groups: Vec<_> = text.split('-').collect();
     let is_hexadecimal = groups.iter().all(|group| group.bytes().all(|digit| digit.is_ascii_hexdigit()));
@@ -198,7 +198,7 @@ impl Structure {
         self.count
     }
 
-    /// A string that a user has given, or none.
+    /// Adds a field for a string that the user has given, or for none.
     fn given(&mut self, key: &str, text: Option<&str>) -> Result<(), ConfigError> {
         let text = text.unwrap_or_default();
         check(key, text)?;
@@ -206,7 +206,7 @@ impl Structure {
         Ok(())
     }
 
-    /// The number of `texts`, which only follow the formatted area (`§7.12`).
+    /// Adds the number of `texts`, which only follow the formatted area (`§7.12`).
     fn list(&mut self, key: &str, texts: &[String]) -> Result<(), ConfigError> {
         let number = u8::try_from(texts.len()).map_err(|_| {
             let what = format!("{} strings, and SMBIOS numbers at most {MOST_STRINGS}; give fewer", texts.len());
@@ -225,7 +225,7 @@ impl Structure {
     }
 }
 
-/// Checks a string that a user has given.
+/// Checks a string that the user has given.
 fn check(key: &str, text: &str) -> Result<(), ConfigError> {
     if text.contains('\0') {
         let what = "an SMBIOS string ends at a NUL character; remove it".to_string();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     impl Parsed {
-        /// The string whose number is at `offset` of the structure.
+        /// The string with the number at `offset` of the structure.
         fn string(&self, offset: usize) -> Option<&str> {
             let number = usize::from(self.formatted[offset]);
             number.checked_sub(1).map(|index| self.strings[index].as_str())

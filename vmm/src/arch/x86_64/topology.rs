@@ -1,7 +1,7 @@
-//! Packages, dies, cores and threads of the vCPUs, and the local APIC IDs that follow from them.
+//! Packages, dies, cores and threads of the vCPUs, and the local APIC IDs derived from them.
 //!
 //! An ID has a field of bits for each level, threads lowest, as wide as the level's number needs (Intel SDM, volume 3,
-//! §10.9.3). A level whose number is no power of two thus leaves IDs unused.
+//! §10.9.3). A level whose number is not a power of two leaves IDs unused.
 
 use vm_api::config::{CpuTopology, CpusConfig};
 
@@ -40,22 +40,22 @@ impl Topology {
         self.threads.saturating_mul(self.cores).saturating_mul(self.dies)
     }
 
-    /// The number of low bits of an APIC ID that tell the threads of a core apart.
+    /// The number of low bits of an APIC ID that distinguish the threads of a core.
     pub fn core_shift(&self) -> u32 {
         bits(self.threads)
     }
 
-    /// The number of low bits of an APIC ID that tell the vCPUs of a die apart.
+    /// The number of low bits of an APIC ID that distinguish the vCPUs of a die.
     pub fn die_shift(&self) -> u32 {
         self.core_shift() + bits(self.cores)
     }
 
-    /// The number of low bits of an APIC ID that tell the vCPUs of a package apart.
+    /// The number of low bits of an APIC ID that distinguish the vCPUs of a package.
     pub fn package_shift(&self) -> u32 {
         self.die_shift() + bits(self.dies)
     }
 
-    /// The number of a vCPU's core, die and package among all of the VM's.
+    /// The numbers of a vCPU's core, die and package, counted across the VM.
     pub fn place(&self, vcpu: u32) -> Place {
         let core = vcpu / self.threads.max(1);
         let die = core / self.cores.max(1);
@@ -86,7 +86,7 @@ impl From<&CpuTopology> for Topology {
     }
 }
 
-/// Place of a vCPU; all numbers count through the VM.
+/// Place of a vCPU; all numbers count across the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Core of the vCPU.
@@ -97,7 +97,7 @@ pub struct Place {
     pub package: u32,
 }
 
-/// The bits that tell `count` things apart.
+/// The number of bits that distinguish `count` things.
 fn bits(count: u32) -> u32 {
     count.checked_next_power_of_two().map_or(u32::BITS, u32::ilog2)
 }
