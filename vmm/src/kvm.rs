@@ -1,6 +1,6 @@
 //! KVM: the only file that names kvm-ioctls.
 //!
-//! A thin layer over `/dev/kvm`: the calls that the VMM needs, and errors that say what to do.
+//! A thin layer over `/dev/kvm`: the calls that the VMM needs, and errors with remedies.
 
 mod dirty_log;
 mod error;
@@ -107,17 +107,17 @@ impl Kvm {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
     }
 
-    /// Makes a VM without memory or vCPUs, with the local APICs and the IOAPIC inside the kernel. The PICs, which
-    /// KVM makes as well, are masked.
+    /// Creates a VM without memory or vCPUs, with the local APICs and the IOAPIC inside the kernel. KVM also creates
+    /// the PICs, which are masked here.
     ///
-    /// `tss` is where KVM puts three pages of its own on Intel hosts, in guest addresses that are neither memory nor
+    /// At `tss`, KVM puts three pages of its own on Intel hosts, at guest addresses that are neither memory nor a
     /// device; the identity map's page follows them.
     ///
     /// # Errors
     ///
     /// Fails if an ioctl fails.
     pub fn create_vm(&self, tss: u32) -> Result<Vm, KvmError> {
-        // The kernel gives up if a signal arrives meanwhile, such as SIGWINCH.
+        // The call fails if a signal arrives in the meantime, such as SIGWINCH.
         let fd = loop {
             match self.kvm.create_vm() {
                 Err(error) if error.errno() == libc::EINTR => {}
@@ -155,21 +155,20 @@ pub struct Vm {
     memory: Mutex<BTreeMap<u32, Arc<FileMapping>>>,
     /// The memory slots with the guest's memory. Locked while one changes.
     ram: Mutex<RamSlots>,
-    /// Pages that were written are protected again only when they are forgotten.
+    /// True if a written page is protected again only when its log bit is cleared.
     by_hand: Mutex<bool>,
 }
 
 impl Vm {
-    /// Makes vCPU `id`, whose local APIC has the same ID.
+    /// Creates vCPU `id`, whose local APIC has the same ID.
     ///
     /// # Errors
     ///
     /// Fails if the ioctl fails.
     pub fn create_vcpu(&self, id: u32) -> Result<Vcpu, KvmError> {
         let fd = self.fd.create_vcpu(u64::from(id)).map_err(failed("create a vCPU"))?;
-        // KVM finds the receiver of an interrupt in a map, which it makes again when an APIC changes, but not with the
-        // vCPU that it is just creating. One that is added alone to a running guest would never get the INIT that wakes
-        // it.
+        // KVM finds the receiver of an interrupt in a map, which it rebuilds when an APIC changes, but not with the
+        // vCPU that it is just creating. A vCPU added to a running guest would never get the INIT that wakes it.
         let state = fd.get_lapic().map_err(failed("read the state of a vCPU's APIC"))?;
         fd.set_lapic(&state).map_err(failed("set the state of a vCPU's APIC"))?;
         Ok(Vcpu { fd })
@@ -191,8 +190,8 @@ impl Vm {
     ///
     /// # Safety
     ///
-    /// `host` must be a mapping of at least `len` bytes that nothing in this process has a Rust reference into, and it
-    /// must stay mapped until the slot is removed or the VM and its vCPUs are dropped.
+    /// `host` must be a mapping of at least `len` bytes without a Rust reference in this process, and it must stay
+    /// mapped until the slot is removed or the VM and its vCPUs are dropped.
     ///
     /// # Errors
     ///
@@ -200,7 +199,7 @@ impl Vm {
     pub unsafe fn set_memory(&self, slot: u32, guest: u64, host: *mut u8, len: u64) -> Result<(), KvmError> {
         let mut ram = self.ram.lock();
         let flags = if ram.logged && len > 0 { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
-        // SAFETY: the caller promises what this function asks for, and that is what the call needs.
+        // SAFETY: the caller upholds this function's contract, which is that of the call.
         unsafe { self.set_slot(slot, guest, host as u64, len, flags) }.map_err(failed("give the VM its memory"))?;
         match len {
             0 => ram.slots.remove(&slot),
@@ -215,12 +214,12 @@ impl Vm {
     }
 
     /// Shows the bytes in `range` of `memory` at the guest address `guest`, as memory that the guest can read and whose
-    /// writes leave it. Replaces what was shown under `slot` before; without `memory` that is hidden.
+    /// writes exit. Replaces the former content of `slot`; without `memory`, hides that.
     ///
     /// # Errors
     ///
-    /// Fails if `memory` is too short, KVM does not support read-only memory, or the ioctl fails. Nothing is shown
-    /// under `slot` then.
+    /// Fails if `memory` is too short, KVM does not support read-only memory, or the ioctl fails. `slot` then shows
+    /// nothing.
     pub fn set_read_only(
         &self,
         slot: u32,
@@ -236,15 +235,15 @@ impl Vm {
         if let Some((memory, Range { start, end })) = memory {
             let len = end.checked_sub(start).filter(|_| end <= memory.size() as u64);
             let len = len.ok_or(io::ErrorKind::InvalidInput)?;
-            // SAFETY: the mapping has these bytes, of which it gives out no references, and it lives in `read_only`
-            // until the slot is removed or the VM is dropped.
+            // SAFETY: the mapping has these bytes, gives out no references to them, and lives in `read_only` until the
+            // slot is removed or the VM is dropped.
             unsafe { self.set_slot(slot, guest, memory.as_ptr() as u64 + start, len, KVM_MEM_READONLY)? };
             read_only.insert(slot, Arc::clone(memory));
         }
         Ok(())
     }
 
-    /// Shows `page` at a guest address, as memory that the guest can write to, and hides what `slot` showed before.
+    /// Shows `page` at a guest address, as memory that the guest can write to, and hides the former content of `slot`.
     ///
     /// # Errors
     ///
@@ -257,16 +256,16 @@ impl Vm {
             doorbells.remove(&slot);
         }
         if let Some((guest, page)) = page {
-            // SAFETY: the mapping has a page, of which it gives out no references, and it lives in `doorbells` until
-            // the slot is removed or the VM is dropped.
+            // SAFETY: the mapping has a page, gives out no references to it, and lives in `doorbells` until the slot is
+            // removed or the VM is dropped.
             unsafe { self.set_slot(slot, guest, page.address() as u64, DOORBELL_PAGE, 0)? };
             doorbells.insert(slot, Arc::clone(page));
         }
         Ok(())
     }
 
-    /// Shows `memory` at a guest address, as memory that the guest can read and write, and hides what `slot` showed
-    /// before.
+    /// Shows `memory` at a guest address, as memory that the guest can read and write, and hides the former content of
+    /// `slot`.
     ///
     /// # Errors
     ///
@@ -293,7 +292,7 @@ impl Vm {
     unsafe fn set_slot(&self, slot: u32, guest: u64, host: u64, len: u64, flags: u32) -> io::Result<()> {
         let region =
             kvm_userspace_memory_region { slot, flags, guest_phys_addr: guest, memory_size: len, userspace_addr: host };
-        // SAFETY: the caller promises what this function asks for, and that is what the call needs.
+        // SAFETY: the caller upholds this function's contract, which is that of the call.
         Ok(unsafe { self.fd.set_user_memory_region(region) }?)
     }
 
@@ -316,9 +315,9 @@ impl Vm {
         Ok(self.fd.register_irqfd(fd, gsi)?)
     }
 
-    /// Has signals on `trigger` assert the level-triggered `gsi`, including one that is already pending, until the
-    /// guest ends the interrupt. That deasserts it and signals `resample`. Several may assert one GSI; each is asked
-    /// then.
+    /// Makes signals on `trigger` assert the level-triggered `gsi`, including one that is already pending, until the
+    /// guest ends the interrupt, which deasserts it and signals `resample`. Several may assert one GSI; the `resample`
+    /// of each is signalled then.
     ///
     /// # Errors
     ///
@@ -327,8 +326,8 @@ impl Vm {
         Ok(self.fd.register_irqfd_with_resample(trigger, resample, gsi)?)
     }
 
-    /// Undoes [`Self::attach_irqfd`] or [`Self::attach_pin`]. A later signal stays in `fd`. A level-triggered GSI that
-    /// nothing else may assert is deasserted.
+    /// Undoes [`Self::attach_irqfd`] or [`Self::attach_pin`]. A later signal stays in `fd`. A level-triggered GSI is
+    /// deasserted if no other eventfd can assert it.
     ///
     /// # Errors
     ///
@@ -350,7 +349,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// Fails if it was not attached, or the ioctl fails.
+    /// Fails if `fd` was not attached, or the ioctl fails.
     pub fn detach_ioeventfd(&self, fd: &EventFd, address: u64) -> io::Result<()> {
         Ok(self.fd.unregister_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
     }
@@ -363,11 +362,11 @@ pub enum Exit<'a> {
     MmioRead(u64, &'a mut [u8]),
     /// A write to guest addresses that are not memory.
     MmioWrite(u64, &'a [u8]),
-    /// Reads of an I/O port, each of the first number of bytes.
+    /// Reads of an I/O port; the first number is the length of each in bytes.
     PioRead(u16, usize, &'a mut [u8]),
-    /// Writes to an I/O port, each of the first number of bytes.
+    /// Writes to an I/O port; the first number is the length of each in bytes.
     PioWrite(u16, usize, &'a [u8]),
-    /// The vCPU was kicked, or a signal came.
+    /// The vCPU was kicked, or a signal arrived.
     Interrupted,
     /// A triple fault.
     Shutdown,
@@ -375,7 +374,7 @@ pub enum Exit<'a> {
     InternalError(u32),
     /// The hardware refused to enter the guest, with this reason.
     FailedEntry(u64),
-    /// Something that has Hyper-V's interface, which is answered already.
+    /// An exit of Hyper-V's interface, which is answered already.
     HyperV,
     /// Another exit, by KVM's number.
     Other(u32),
@@ -387,7 +386,7 @@ pub struct Vcpu {
     fd: VcpuFd,
 }
 
-/// An exit without what is read once nothing borrows the vCPU.
+/// An exit without the data that are read once nothing borrows the vCPU.
 enum Cause {
     PioRead(u16, NonNull<[u8]>),
     PioWrite(u16, NonNull<[u8]>),
@@ -401,7 +400,7 @@ enum Cause {
 }
 
 impl Vcpu {
-    /// Sets what the CPUID instruction reads.
+    /// Sets the results of the CPUID instruction.
     ///
     /// # Errors
     ///
@@ -414,7 +413,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// Fails if the ioctl fails, or KVM does not take all of them.
+    /// Fails if the ioctl fails, or KVM does not accept all of them.
     pub fn set_msrs(&self, msrs: &Msrs) -> Result<(), KvmError> {
         let action = "set a vCPU's MSRs";
         match self.fd.set_msrs(msrs).map_err(failed(action))? {
@@ -472,19 +471,19 @@ impl Vcpu {
         self.fd.set_mp_state(waiting).map_err(failed("stop a vCPU"))
     }
 
-    /// Has the next [`Self::run`] complete the access of the last exit without running the guest. It exits as
-    /// interrupted, or for another access, which belongs to the same instruction.
+    /// Makes the next [`Self::run`] complete the access of the last exit without running the guest. It exits as
+    /// interrupted, or for another access of the same instruction.
     pub fn stay_out(&mut self) {
         self.fd.get_kvm_run().immediate_exit = 1;
     }
 
-    /// Tells the guest that it was paused, so that its watchdogs do not report a vCPU as hung. Its clocks kept running.
-    /// A guest that does not use kvmclock cannot be notified.
+    /// Notifies the guest that it was paused, so that its watchdogs do not report a vCPU as hung. Its clocks kept
+    /// running. A guest that does not use kvmclock cannot be notified.
     pub fn tell_pause(&self) {
         let _ = self.fd.kvmclock_ctrl();
     }
 
-    /// Gives the guest a non-maskable interrupt.
+    /// Sends the guest a non-maskable interrupt.
     ///
     /// # Errors
     ///
@@ -493,8 +492,8 @@ impl Vcpu {
         self.fd.nmi().map_err(failed("give a vCPU a non-maskable interrupt"))
     }
 
-    /// Flag that makes the next [`Self::run`] return at once if it is 1, also when it is set by a signal handler of the
-    /// thread that runs the vCPU. Valid as long as the vCPU.
+    /// Flag that makes the next [`Self::run`] return at once if it is 1, even if a signal handler of the vCPU's thread
+    /// sets it. Valid as long as the vCPU.
     pub fn immediate_exit(&mut self) -> *mut u8 {
         &raw mut self.fd.get_kvm_run().immediate_exit
     }
@@ -522,8 +521,8 @@ impl Vcpu {
         };
         let run = self.fd.get_kvm_run();
         Ok(match cause {
-            // SAFETY: the data are those of this exit, in the vCPU's pages behind `kvm_run`, which are mapped as long
-            // as the vCPU. KVM touches them only in the next run, which needs the vCPU mutably, as what is returned
+            // SAFETY: the data are those of this exit, in the vCPU's pages after `kvm_run`, which are mapped as long as
+            // the vCPU. KVM accesses them only in the next run, which borrows the vCPU mutably, as the returned exit
             // does.
             Cause::PioRead(port, mut data) => Exit::PioRead(port, item_size(run), unsafe { data.as_mut() }),
             // SAFETY: as above.
@@ -534,7 +533,7 @@ impl Vcpu {
                 Exit::Interrupted
             }
             Cause::Shutdown => Exit::Shutdown,
-            // SAFETY: KVM has filled in this member, as the exit's reason says.
+            // SAFETY: the exit's reason guarantees that KVM has filled in this member.
             Cause::InternalError => Exit::InternalError(unsafe { run.__bindgen_anon_1.internal.suberror }),
             Cause::FailedEntry(reason) => Exit::FailedEntry(reason),
             Cause::HyperV => {
@@ -554,7 +553,7 @@ fn item_size(run: &kvm_run) -> usize {
 
 /// The exit that KVM has described in the `mmio` member.
 fn mmio(run: &mut kvm_run) -> Exit<'_> {
-    // SAFETY: KVM has filled in this member, as the exit's reason says; any bytes are valid for it.
+    // SAFETY: the exit's reason guarantees that KVM has filled in this member; any bytes are valid for it.
     let mmio = unsafe { &mut run.__bindgen_anon_1.mmio };
     let len = mmio.data.len().min(mmio.len as usize);
     let (data, _) = mmio.data.split_at_mut(len);

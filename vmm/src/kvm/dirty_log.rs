@@ -12,10 +12,10 @@ use vmm_sys_util::ioctl_iowr_nr;
 use super::Vm;
 use super::ram_slot::RamSlot;
 
-// Of `linux/kvm.h`, which the crate has no function for.
+// An ioctl of `linux/kvm.h` that the crate lacks.
 ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
 
-/// Pages of a word of KVM's log, which a call on a part of it begins at a multiple of.
+/// Pages of a word of KVM's log. A call for a part of the log starts at a multiple of it.
 const WORD: u64 = u64::BITS as u64;
 
 impl Vm {
@@ -26,8 +26,8 @@ impl Vm {
         slots
     }
 
-    /// Has KVM log which pages of the guest's memory vCPUs write, or not any more. From the beginning all pages count
-    /// as written, or none does where this kernel cannot begin so: the caller takes all of them as written.
+    /// Turns KVM's dirty log of vCPUs' writes to guest memory on or off. At first all pages count as written, or none
+    /// if this kernel cannot start that way; the caller then treats all as written.
     ///
     /// # Errors
     ///
@@ -36,10 +36,10 @@ impl Vm {
         if logged {
             self.protect_by_hand()?;
         }
-        // Held: a slot that is taken away in the meantime must not come back.
+        // Locked: a slot that is removed in the meantime must not come back.
         let mut ram = self.ram.lock();
         let set = |slot: &RamSlot, flags| {
-            // SAFETY: the slot is as its maker promised, with another flag.
+            // SAFETY: the slot is as its creator promised, except for the flag.
             unsafe { self.set_slot(slot.slot, slot.guest, slot.host, slot.len, flags) }
         };
         let flags = if logged { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
@@ -51,8 +51,8 @@ impl Vm {
         result
     }
 
-    /// Switches to manual protection, where this kernel has it: a page is protected again when its bit is cleared and
-    /// not when it is read, and logging begins with all bits set, without protecting anything.
+    /// Switches to manual protection, if this kernel supports it: a page is protected again when its bit is cleared,
+    /// not when it is read, and logging starts with all bits set, without protecting anything.
     fn protect_by_hand(&self) -> io::Result<()> {
         let known = self.fd.check_extension_raw(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into());
         let wanted = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET;
@@ -66,9 +66,9 @@ impl Vm {
         Ok(())
     }
 
-    /// The pages of `slot` that were written, a bit for each from its beginning. A bit stays until it is
-    /// [forgotten](Self::forget_written); where this kernel cannot do so, it is forgotten now. None if the slot is no
-    /// longer there: its memory was unplugged.
+    /// The written pages of `slot`, a bit for each from its start. A bit stays until it is
+    /// [cleared](Self::forget_written); without manual protection, it is cleared now. Empty if the slot was removed
+    /// because its memory was unplugged.
     ///
     /// # Errors
     ///
@@ -82,8 +82,8 @@ impl Vm {
         Ok(self.fd.get_dirty_log(slot.slot, len)?)
     }
 
-    /// Forgets which pages were written, from `first` of `slot` on, a multiple of 64: those whose bits are set in
-    /// `pages`. What is written afterwards is logged again. Bits beyond the slot's end are ignored.
+    /// Clears the log bits set in `pages`, from page `first` of `slot` on, a multiple of 64. Later writes are logged
+    /// again. Bits beyond the slot's end are ignored.
     ///
     /// # Errors
     ///

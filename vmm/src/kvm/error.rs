@@ -31,11 +31,11 @@ pub enum KvmError {
     /// More vCPUs than the host can run in one VM.
     #[error("--cpus {key}={requested}: this host runs at most {limit} vCPUs in a VM; give {limit} or fewer")]
     Vcpus {
-        /// The key that asks for them.
+        /// The key that requests them.
         key: &'static str,
-        /// Number that was asked for.
+        /// Number requested.
         requested: u32,
-        /// Number that is possible.
+        /// The most that are possible.
         limit: u32,
     },
     /// An ioctl failed.

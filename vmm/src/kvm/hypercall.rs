@@ -1,19 +1,19 @@
-//! Exits about Hyper-V's interface of a hypervisor.
+//! Exits of Hyper-V's hypervisor interface.
 
 use kvm_bindings::{KVM_EXIT_HYPERV_HCALL, kvm_run};
 
 /// The result of a hypercall for which the guest lacks the privilege (TLFS, HV_STATUS_ACCESS_DENIED).
 const ACCESS_DENIED: u64 = 6;
 
-/// Answers what KVM leaves to this program of Hyper-V's interface.
+/// Answers the exits that KVM leaves to this program.
 ///
-/// The guest has set a register of its interrupt controller: KVM has done everything. Or it posts a message, or signals
-/// an event, to a device of the host: there are none, and CPUID gives no privilege for it.
+/// Either the guest has set a register of its interrupt controller, and KVM has handled it. Or it posts a message, or
+/// signals an event, to a host device: there are none, and CPUID gives no privilege for it.
 pub(super) fn answer(run: &mut kvm_run) {
-    // SAFETY: the exit's reason says that KVM has filled in this member; any bytes are valid for it.
+    // SAFETY: the exit's reason guarantees that KVM has filled in this member; any bytes are valid for it.
     let exit = unsafe { &mut run.__bindgen_anon_1.hyperv };
     if exit.type_ == KVM_EXIT_HYPERV_HCALL {
-        // A write of a union's member, which is plain data.
+        // Writing a member of a union of plain data is safe.
         exit.u.hcall.result = ACCESS_DENIED;
     }
 }
@@ -24,7 +24,7 @@ mod tests {
 
     use super::*;
 
-    /// The number in place of a hypercall's result after an exit of this kind.
+    /// The result of a hypercall after an exit of this kind.
     fn result_of(kind: u32) -> u64 {
         let mut run = kvm_run::default();
         run.__bindgen_anon_1.hyperv.type_ = kind;

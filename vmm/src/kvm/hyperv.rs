@@ -1,4 +1,4 @@
-//! Hyper-V's interface of a hypervisor, which KVM has.
+//! Hyper-V's hypervisor interface in KVM.
 
 use kvm_bindings::{KVM_CAP_HYPERV_SYNIC, kvm_enable_cap};
 
@@ -12,7 +12,7 @@ impl Kvm {
 }
 
 impl Vcpu {
-    /// Gives the vCPU Hyper-V's interrupt controller (SynIC) and its timers. The controller must be there before its
+    /// Enables Hyper-V's interrupt controller (SynIC) and timers in the vCPU. The controller must exist before its
     /// registers are set, and stays.
     ///
     /// # Errors

@@ -22,19 +22,19 @@ pub struct RamSlot {
 #[derive(Debug, Default)]
 pub(super) struct RamSlots {
     pub(super) slots: BTreeMap<u32, RamSlot>,
-    /// KVM logs what vCPUs write there.
+    /// True if KVM logs the vCPUs' writes to the slots.
     pub(super) logged: bool,
 }
 
 impl RamSlots {
-    /// True if this slot is there, and as it was.
+    /// True if this slot exists unchanged.
     pub(super) fn has(&self, slot: &RamSlot) -> bool {
         self.slots.get(&slot.slot) == Some(slot)
     }
 }
 
 impl RamSlot {
-    /// Number of its pages.
+    /// Number of pages.
     pub(super) fn pages(&self) -> u64 {
         self.len.div_ceil(PAGE)
     }

@@ -1,4 +1,4 @@
-//! KVM's interrupt routing table: which GSIs are pins, and which are messages.
+//! KVM's interrupt routing table, with the GSIs of pins and of messages.
 
 use std::io;
 
@@ -8,13 +8,13 @@ use kvm_bindings::{
 };
 use pci::Rid;
 
-/// The pins of the one IOAPIC, which are GSIs 0 to 23. GSIs of messages start after them.
+/// The pins of the IOAPIC, which are GSIs 0 to 23. GSIs of messages start after them.
 pub const IOAPIC_PINS: u32 = 24;
 
 /// A message that an irqfd sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MsiRoute {
-    /// The global system interrupt that stands for it, [`IOAPIC_PINS`] or more.
+    /// The global system interrupt of the message, [`IOAPIC_PINS`] or more.
     pub gsi: u32,
     /// The message address.
     pub address: u64,
@@ -24,7 +24,7 @@ pub struct MsiRoute {
     pub requester: Rid,
 }
 
-/// The table with the pins of the PICs and of the IOAPIC, and `msi`, with the senders' routing IDs if KVM takes
+/// The table with the pins of the PICs and of the IOAPIC, and `msi`, with the senders' routing IDs if KVM supports
 /// `device_ids`.
 ///
 /// # Errors
@@ -51,7 +51,7 @@ impl MsiRoute {
     }
 }
 
-/// KVM's initial routes: GSIs 0 to 15 are pins of the PICs and the IOAPIC, 16 to 23 of the IOAPIC alone.
+/// KVM's initial routes: GSIs 0 to 15 are pins of the PICs and the IOAPIC, 16 to 23 of the IOAPIC only.
 fn pin_routes(gsi: u32) -> impl Iterator<Item = kvm_irq_routing_entry> {
     let route = move |irqchip, pin| {
         let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };

@@ -1,4 +1,4 @@
-//! Reading and setting the state of vCPUs, interrupt controllers and the clock, as a guest that moves needs it.
+//! Reading and setting the state of vCPUs, interrupt controllers and the clock, to move a guest.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr};
 
 use super::{Cap, Kvm, KvmError, Vcpu, Vm, failed};
 
-// Of `linux/kvm.h`, which the crate has no functions for.
+// Ioctls of `linux/kvm.h` that the crate lacks.
 ioctl_ior_nr!(KVM_GET_SREGS2, KVMIO, 0xcc, kvm_sregs2);
 ioctl_iow_nr!(KVM_SET_SREGS2, KVMIO, 0xcd, kvm_sregs2);
 ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
@@ -31,15 +31,15 @@ const MSRS_AT_ONCE: usize = 128;
 pub struct Abilities {
     /// The size of a vCPU's XSAVE area in bytes.
     pub xsave: usize,
-    /// There are extended control registers.
+    /// True if there are extended control registers.
     pub xcrs: bool,
-    /// The page directory pointers are a part of the system registers.
+    /// True if the page directory pointers are a part of the system registers.
     pub pdptrs: bool,
-    /// Guests of guests have a state.
+    /// True if nested guests have a state.
     pub nested: bool,
-    /// Time stamp counters can have another frequency than the host's.
+    /// True if time stamp counters can have another frequency than the host's.
     pub tsc_scaling: bool,
-    /// The clock can be set together with the real time to which it belongs.
+    /// True if the clock can be set together with its real time.
     pub realtime: bool,
 }
 
@@ -100,8 +100,8 @@ impl Vm {
         self.fd.set_irqchip(chip).map_err(failed("set the interrupt controllers"))
     }
 
-    /// Masks all inputs of both PICs. No table describes them, so that a guest may never program them; unmasked, they
-    /// would interrupt it by the vectors of exceptions. A driver's initialization (ICW1) unmasks them.
+    /// Masks all inputs of both PICs. No table describes them, so a guest may never program them; unmasked, they would
+    /// interrupt it with the vectors of exceptions. A driver's initialization (ICW1) unmasks them.
     ///
     /// # Errors
     ///
@@ -115,8 +115,8 @@ impl Vm {
         Ok(())
     }
 
-    /// The clock that guests see, in nanoseconds, and the host's real time at the same moment, in nanoseconds since
-    /// 1970, if the kernel can say.
+    /// The guests' clock, in nanoseconds, and the host's real time at the same moment, in nanoseconds since 1970, if
+    /// the kernel reports it.
     ///
     /// # Errors
     ///
@@ -126,8 +126,8 @@ impl Vm {
         Ok((clock.clock, (clock.flags & KVM_CLOCK_REALTIME != 0).then_some(clock.realtime)))
     }
 
-    /// Sets the clock to `clock` nanoseconds; with `realtime`, to what it would show now if it had gone on since that
-    /// real time. No vCPU may have run.
+    /// Sets the clock to `clock` nanoseconds; with `realtime`, to its value now if it had continued since that real
+    /// time. No vCPU may have run.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl Vcpu {
         Ok(self.fd.get_mp_state().map_err(failed("read whether a vCPU runs"))?.mp_state)
     }
 
-    /// Sets what [`Self::mp_state`] reads.
+    /// Sets the state that [`Self::mp_state`] returns.
     ///
     /// # Errors
     ///
@@ -158,14 +158,14 @@ impl Vcpu {
         self.fd.set_mp_state(kvm_mp_state { mp_state }).map_err(failed("set whether a vCPU runs"))
     }
 
-    /// The page directory pointers of a vCPU that has 32-bit paging with them, which are a part of its state.
+    /// The page directory pointers of a vCPU in 32-bit paging with PAE, which are a part of its state.
     ///
     /// # Errors
     ///
     /// Fails if the ioctl fails.
     pub fn pdptrs(&self) -> Result<Option<[u64; 4]>, KvmError> {
         let mut sregs = kvm_sregs2::default();
-        // SAFETY: the kernel fills in the structure that this number says, and nothing beyond.
+        // SAFETY: the kernel writes the structure whose size is in the ioctl's number, and nothing beyond.
         let result = unsafe { ioctl_with_mut_ref(&self.fd, KVM_GET_SREGS2(), &mut sregs) };
         checked(result).map_err(failed("read a vCPU's system registers"))?;
         Ok((sregs.flags & u64::from(KVM_SREGS2_FLAGS_PDPTRS_VALID) != 0).then_some(sregs.pdptrs))
@@ -201,7 +201,7 @@ impl Vcpu {
             flags,
             pdptrs,
         };
-        // SAFETY: the kernel reads the structure that this number says, and nothing beyond.
+        // SAFETY: the kernel reads the structure whose size is in the ioctl's number, and nothing beyond.
         let result = unsafe { ioctl_with_ref(&self.fd, KVM_SET_SREGS2(), &sregs) };
         checked(result).map_err(failed("set a vCPU's system registers"))
     }
@@ -215,18 +215,18 @@ impl Vcpu {
         let action = "read a vCPU's vector registers";
         let mut xsave = area(abilities).map_err(failed(action))?;
         if has_long_area(abilities) {
-            // SAFETY: the area is as long as KVM says that it is, and the features of guests do not change.
+            // SAFETY: the area has the length that KVM reports, and the features of guests do not change.
             unsafe { self.fd.get_xsave2(&mut xsave) }.map_err(failed(action))?;
         } else {
             let short = self.fd.get_xsave().map_err(failed(action))?;
-            // SAFETY: the length of the rest stays as it is.
+            // SAFETY: the length of the rest is not changed.
             unsafe { xsave.as_mut_fam_struct() }.xsave = short;
         }
         let words = xsave.as_fam_struct_ref().xsave.region.iter().chain(xsave.as_slice());
         Ok(words.flat_map(|word| word.to_le_bytes()).collect())
     }
 
-    /// Sets the XSAVE area; what `bytes` does not have of it is zero.
+    /// Sets the XSAVE area; bytes that `bytes` lacks are zero.
     ///
     /// # Errors
     ///
@@ -242,11 +242,11 @@ impl Vcpu {
             bytes.iter_mut().zip(word).for_each(|(to, from)| *to = *from);
             u32::from_le_bytes(bytes)
         });
-        // SAFETY: the length of the rest stays as it is.
+        // SAFETY: the length of the rest is not changed.
         let region = unsafe { &mut xsave.as_mut_fam_struct().xsave.region };
         region.iter_mut().zip(words.by_ref()).for_each(|(to, from)| *to = from);
         xsave.as_mut_slice().iter_mut().zip(words).for_each(|(to, from)| *to = from);
-        // SAFETY: the area is as long as KVM says that it is, and the features of guests do not change.
+        // SAFETY: the area has the length that KVM reports, and the features of guests do not change.
         unsafe { self.fd.set_xsave2(&xsave) }.map_err(failed(action))
     }
 
@@ -304,7 +304,7 @@ impl Vcpu {
         self.fd.set_lapic(lapic).map_err(failed("set the state of a vCPU's APIC"))
     }
 
-    /// Exceptions and interrupts that wait to be taken, or are being taken.
+    /// Exceptions and interrupts that are pending or being delivered.
     ///
     /// # Errors
     ///
@@ -313,7 +313,7 @@ impl Vcpu {
         self.fd.get_vcpu_events().map_err(failed("read what a vCPU waits for"))
     }
 
-    /// Sets what [`Self::events`] reads.
+    /// Sets the state that [`Self::events`] returns.
     ///
     /// # Errors
     ///
@@ -322,7 +322,7 @@ impl Vcpu {
         self.fd.set_vcpu_events(events).map_err(failed("set what a vCPU waits for"))
     }
 
-    /// State of the vCPU's own guests, if it has any.
+    /// State of the vCPU's nested guests, if it has any.
     ///
     /// # Errors
     ///
@@ -333,7 +333,7 @@ impl Vcpu {
         Ok(state)
     }
 
-    /// Sets what the vCPU has of guests of its own.
+    /// Sets the state of the vCPU's nested guests.
     ///
     /// # Errors
     ///
@@ -346,7 +346,7 @@ impl Vcpu {
         self.fd.set_nested_state(state).map_err(failed("set the state of a guest's guests"))
     }
 
-    /// The values of those of `indices` that this vCPU has, with their indices.
+    /// The values of the registers in `indices` that this vCPU has, with their indices.
     ///
     /// # Errors
     ///
@@ -360,14 +360,14 @@ impl Vcpu {
             let mut msrs = entries(part.iter().map(|index| (*index, 0))).map_err(failed(action))?;
             let read = self.fd.get_msrs(&mut msrs).map_err(failed(action))?;
             values.extend(msrs.as_slice().iter().take(read).map(|msr| (msr.index, msr.data)));
-            // The first that it does not have ends the call; KVM lists those of the host.
+            // The call ends at the first register that the vCPU lacks; KVM lists those of the host.
             let done = if read < part.len() { read + 1 } else { read };
             rest = rest.get(done..).unwrap_or_default();
         }
         Ok(values)
     }
 
-    /// Sets model-specific registers, in this order. `Ok` has the first that is refused, if there is one.
+    /// Sets model-specific registers, in this order. Returns the first that KVM refuses, if any.
     ///
     /// # Errors
     ///
@@ -413,7 +413,7 @@ impl Vcpu {
         first.ok_or_else(|| failed(action)(io::Error::from(io::ErrorKind::Unsupported)))
     }
 
-    /// Offset of the guest's time stamp counter from the host's, which wraps at 64 bits.
+    /// Offset of the guest's time stamp counter from the host's, modulo 2^64.
     ///
     /// # Errors
     ///
@@ -421,20 +421,21 @@ impl Vcpu {
     pub fn tsc_offset(&self) -> Result<u64, KvmError> {
         let mut offset = 0;
         let attribute = tsc_offset(&raw mut offset);
-        // SAFETY: the kernel writes the number that the attribute points to, which lives until then.
+        // SAFETY: the kernel writes the number that the attribute points to, which outlives the call.
         let result = unsafe { ioctl_with_ref(&self.fd, KVM_GET_DEVICE_ATTR(), &attribute) };
         checked(result).map_err(failed("read the offset of the time stamp counter"))?;
         Ok(offset)
     }
 
-    /// Sets what [`Self::tsc_offset`] reads. All vCPUs of a VM should be set to the same one after the other.
+    /// Sets the offset that [`Self::tsc_offset`] returns. All vCPUs of a VM should get the same one right after each
+    /// other.
     ///
     /// # Errors
     ///
     /// Fails if the ioctl fails.
     pub fn set_tsc_offset(&self, mut offset: u64) -> Result<(), KvmError> {
         let attribute = tsc_offset(&raw mut offset);
-        // SAFETY: the kernel reads the number that the attribute points to, which lives until then.
+        // SAFETY: the kernel reads the number that the attribute points to, which outlives the call.
         let result = unsafe { ioctl_with_ref(&self.fd, KVM_SET_DEVICE_ATTR(), &attribute) };
         checked(result).map_err(failed("set the offset of the time stamp counter"))
     }
@@ -448,7 +449,7 @@ fn checked(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// True if the XSAVE area is longer than the structure had been.
+/// True if the XSAVE area is longer than the fixed structure.
 fn has_long_area(abilities: &Abilities) -> bool {
     abilities.xsave > size_of::<kvm_xsave>()
 }

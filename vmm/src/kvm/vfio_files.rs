@@ -1,4 +1,4 @@
-//! KVM's VFIO device: the files of groups and devices that a guest has (`Documentation/virt/kvm/devices/vfio.rst`).
+//! KVM's VFIO device: the files of a guest's groups and devices (`Documentation/virt/kvm/devices/vfio.rst`).
 
 use std::io;
 use std::os::fd::RawFd;
@@ -13,11 +13,11 @@ use crate::kvm::error::KvmError;
 /// Sets an attribute of the device.
 type SetAttribute = Box<dyn Fn(&kvm_device_attr) -> io::Result<()> + Send + Sync>;
 
-/// KVM's list of VFIO's files.
+/// KVM's list of VFIO files.
 pub(crate) struct VfioFiles(SetAttribute);
 
 impl VfioFiles {
-    /// The device to make.
+    /// The arguments that create the device.
     pub(super) fn device() -> kvm_create_device {
         kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 }
     }
@@ -26,11 +26,11 @@ impl VfioFiles {
         Self(set)
     }
 
-    /// Adds the group or device that is open as `file`, and keeps it open until it is removed.
+    /// Adds the group or device that is open as `file`. KVM keeps it open until it is removed.
     ///
     /// # Errors
     ///
-    /// Fails if it is neither, or is there already.
+    /// Fails if it is neither, or was added already.
     pub(crate) fn add(&self, file: RawFd) -> Result<(), KvmError> {
         self.set(KVM_DEV_VFIO_FILE_ADD, file)
     }
@@ -39,7 +39,7 @@ impl VfioFiles {
     ///
     /// # Errors
     ///
-    /// Fails if it is not there.
+    /// Fails if it was not added.
     pub(crate) fn remove(&self, file: RawFd) -> Result<(), KvmError> {
         self.set(KVM_DEV_VFIO_FILE_DEL, file)
     }
