@@ -1,11 +1,11 @@
 //! Landlock: the files that this process may use, and no others (Linux, `Documentation/userspace-api/landlock.rst`).
 //!
-//! A thread confines itself and the threads that it starts from then on, for good. The control thread does so when a VM
-//! asks for it, before it opens anything of that VM. Threads that run already when a VM is created either open nothing
-//! and begin by [`isolation`], or [`follow`] before they start a thread of the VM.
+//! A thread confines itself and the threads that it starts from then on, permanently. The control thread does so if a
+//! VM requires it, before it opens anything of that VM. Threads that exist already when a VM is created either open
+//! nothing and start with [`isolation`], or call [`follow`] before they start a thread of the VM.
 //!
-//! Beside files, the kernel refuses TCP (from Linux 6.7 on), and abstract sockets and signals of other processes (from
-//! 6.12 on). It does not look at connections to sockets that have a path.
+//! Besides files, the kernel restricts TCP (from Linux 6.7 on), and abstract sockets and signals of other processes
+//! (from 6.12 on). It does not restrict connections to sockets with a path.
 
 mod error;
 mod granted;
@@ -34,27 +34,28 @@ use granted::Granted;
 use rule::Missing;
 pub(crate) use rule::Rule;
 
-/// The first version that controls truncation: without it, a file that may only be read could be emptied.
+/// The first version that controls truncation: without that, a read-only file could be emptied.
 const LEAST: ABI = ABI::V3;
 
-/// The rules that confine this process's threads, once there are any. They cannot be widened.
+/// The rules that confine this process's threads, once they are set. They cannot be widened.
 static DOMAIN: OnceLock<Domain> = OnceLock::new();
 
 thread_local! {
-    /// True once this thread has confined itself. Threads that a confined one starts are confined, too.
+    /// True once this thread has confined itself. Threads that a confined thread starts are confined as well.
     static CONFINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Rules that threads are confined by.
+/// Rules that confine threads.
 struct Domain {
     ruleset: RulesetCreated,
     granted: Granted,
-    /// The files of the rules. A file system such as `proc` has a new file at a path once nobody holds the old one.
+    /// The files of the rules, kept open. A file system such as `proc` makes a new inode for a path once the old one is
+    /// unused.
     _files: Vec<PathFd>,
 }
 
 impl Domain {
-    /// Asks the kernel for these rules. Confines nobody yet.
+    /// Creates the rules in the kernel, without confining a thread.
     fn new(rules: &[Rule]) -> Result<Self, LandlockError> {
         let mut ruleset = handled()?.create()?;
         let (mut granted, mut files) = (Granted::default(), Vec::new());
@@ -84,7 +85,7 @@ impl Domain {
     }
 }
 
-/// All that the kernel can refuse, of what this program was tested with.
+/// The accesses that the kernel can refuse, among those that this program was tested with.
 fn handled() -> Result<Ruleset, LandlockError> {
     let fs = AccessFs::from_all(LEAST);
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
@@ -94,19 +95,19 @@ fn handled() -> Result<Ruleset, LandlockError> {
         .handle_access(AccessFs::from_all(ABI::V5))?
         .handle_access(AccessNet::from_all(ABI::V4))?;
     let mut scopes = BitFlags::<Scope>::EMPTY;
-    // Under an abstract name, the service manager could not be told that the VM is ready.
+    // With an abstract name, the service manager could not be notified that the VM is ready.
     if !std::env::var_os("NOTIFY_SOCKET").is_some_and(|name| is_abstract(&name)) {
         scopes |= Scope::AbstractUnixSocket;
     }
-    // Threads that confined themselves one by one must be able to signal each other, which kernels without this
-    // correction forbid: vCPUs could not be stopped.
+    // Threads that confined themselves one by one must be able to signal each other, which kernels without this fix
+    // forbid: vCPUs could not be stopped.
     if Erratum::current().contains(Erratum::ScopedSignalHandling) {
         scopes |= Scope::Signal;
     }
     if scopes.is_empty() { Ok(ruleset) } else { Ok(ruleset.scope(scopes)?) }
 }
 
-/// True if this is the name of an abstract socket, as environment variables have it.
+/// True if this is the name of an abstract socket, as in environment variables.
 fn is_abstract(name: &OsStr) -> bool {
     name.as_bytes().first() == Some(&b'@')
 }
@@ -119,12 +120,12 @@ fn enforce(ruleset: RulesetCreated) -> Result<(), LandlockError> {
     }
 }
 
-/// Confines the calling thread, and those that it starts or that [`follow`], to what `vm` names and to `more`, if the
-/// VM asks for it. Once they are confined, they stay as they are, and every VM must be within that.
+/// If the VM requires it, confines the calling thread, and those that it starts or that [`follow`], to the files that
+/// `vm` names and to `more`. The confinement is permanent, and every later VM must be within it.
 ///
 /// # Errors
 ///
-/// The kernel has no Landlock, a file is missing, or something goes beyond the rules of before. Nothing has changed
+/// Fails if the kernel has no Landlock, a file is missing, or an access exceeds the present rules. Nothing has changed
 /// then.
 pub(crate) fn enter(vm: &PlannedVm, more: &[Rule]) -> Result<(), LandlockError> {
     if let Some(domain) = DOMAIN.get() {
@@ -135,15 +136,15 @@ pub(crate) fn enter(vm: &PlannedVm, more: &[Rule]) -> Result<(), LandlockError> 
     }
     let domain = Domain::new(&[&named::by_vm(vm), more].concat())?;
     domain.enter()?;
-    // Without effect until the domain is set, so no thread is missed that is started at this moment.
+    // Without effect until the domain is set, so no thread started at this moment is missed.
     threads::confine_by(|| follow().map_err(io::Error::other));
-    // Only the control thread does this, or one thread that opens a VM for it, and which the control thread follows.
+    // Only one thread does this: the control thread, or one that opens a VM for it, and that it then follows.
     let _ = DOMAIN.set(domain);
     Ok(())
 }
 
-/// Rules for the files that a VM restored from the snapshot in `folder` reads besides: the snapshot, as long as its
-/// memory comes from there.
+/// Rules for the additional files that a VM restored from the snapshot in `folder` reads: the snapshot, while its memory
+/// comes from there.
 pub(crate) fn rules_of_snapshot(folder: &Path) -> Vec<Rule> {
     named::by_snapshot(folder)
 }
@@ -152,7 +153,7 @@ pub(crate) fn rules_of_snapshot(folder: &Path) -> Vec<Rule> {
 ///
 /// # Errors
 ///
-/// It may not.
+/// Fails if it may not.
 pub(crate) fn check_destination(folder: &Path) -> Result<(), LandlockError> {
     DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&[named::by_destination(folder)]))
 }
@@ -161,35 +162,35 @@ pub(crate) fn check_destination(folder: &Path) -> Result<(), LandlockError> {
 ///
 /// # Errors
 ///
-/// It may not.
+/// Fails if it may not.
 pub(crate) fn check_tls(folder: &Path) -> Result<(), LandlockError> {
     DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&[named::by_tls(folder)]))
 }
 
-/// Checks that a confined process may use what `vm` names.
+/// Checks that a confined process may use the files that `vm` names.
 ///
 /// # Errors
 ///
-/// The first file that it may not use.
+/// Fails with the first file that it may not use.
 pub(crate) fn check_vm(vm: &PlannedVm) -> Result<(), LandlockError> {
     DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&named::by_vm(vm)))
 }
 
-/// Checks that a confined process may use what `device` names.
+/// Checks that a confined process may use the files that `device` names.
 ///
 /// # Errors
 ///
-/// The first file that it may not use.
+/// Fails with the first file that it may not use.
 pub(crate) fn check_device(device: &DevicePlan) -> Result<(), LandlockError> {
     DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&named::by_device(device)))
 }
 
-/// Confines the calling thread, and those that it starts from now on, as the control thread is confined. Without effect
-/// if that is not, or if it has been called by this thread before.
+/// Confines the calling thread, and those that it starts from now on, like the control thread. Without effect if that is
+/// not confined, or if this thread has called it before.
 ///
 /// # Errors
 ///
-/// The kernel refuses. The thread must start no other then.
+/// Fails if the kernel refuses. The thread must then start no other.
 pub(crate) fn follow() -> Result<(), LandlockError> {
     match DOMAIN.get() {
         Some(domain) if !CONFINED.get() => domain.enter(),
@@ -197,11 +198,11 @@ pub(crate) fn follow() -> Result<(), LandlockError> {
     }
 }
 
-/// The beginning of a thread that uses no file but those that it gets open, and `but` if that is given, which it writes
-/// to: where the kernel can, it is kept from all others.
+/// Start function of a thread that uses only files passed to it open, and writes to the file `but`, if given: if the
+/// kernel can, it denies the thread all others.
 pub(crate) fn isolation(but: Option<PathBuf>) -> impl FnOnce() {
     move || {
-        // It is no promise to anybody: a VM that asks for it is refused where this is impossible.
+        // Best effort: a VM that requires confinement is refused if the kernel cannot do this.
         if let Err(error) = isolate(but) {
             log::debug!("this thread is not kept from files: {error}");
         }

@@ -10,13 +10,13 @@ use crate::error_kind::ErrorKind;
 /// Reason why this process cannot be confined, or access that its confinement does not allow, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum LandlockError {
-    /// The kernel lacks it.
+    /// The kernel lacks Landlock.
     #[error(
         "--landlock: the host's kernel has no Landlock, or an old one; boot Linux 6.2 or later with landlock in its \
          list of security modules (lsm=), or leave --landlock out"
     )]
     Unsupported,
-    /// A file that the configuration names cannot be looked at.
+    /// A file that the configuration names cannot be inspected.
     #[error("{option}: {}: {error}; with --landlock, it must be there when the VM is created", path.display())]
     File {
         /// The option that names it.
@@ -43,7 +43,7 @@ pub enum LandlockError {
     /// The kernel refused.
     #[error("--landlock: the kernel refuses the rules: {0}")]
     Refused(#[from] RulesetError),
-    /// The rules cannot be kept.
+    /// The rules' files cannot be kept open.
     #[error("--landlock: the rules cannot be kept: {0}")]
     Host(#[from] io::Error),
 }

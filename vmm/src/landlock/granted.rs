@@ -1,5 +1,5 @@
-//! Accesses that a process was granted, as the kernel sees them: rules belong to files, not to their names, and a
-//! folder's hold for all that is in it.
+//! Accesses that a process was granted, as the kernel applies them: rules belong to files, not to their names, and a
+//! folder's rules apply to all of its contents.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::rule::Rule;
 pub(super) struct Granted(HashMap<(u64, u64), BitFlags<AccessFs>>);
 
 impl Granted {
-    /// Grants `access` to `file` and, if that is a folder, to all that is in it.
+    /// Grants `access` to `file` and, if that is a folder, to all of its contents.
     pub(super) fn add(&mut self, file: &HostFile, access: BitFlags<AccessFs>) {
         *self.0.entry(file.id).or_default() |= access;
     }
@@ -25,11 +25,11 @@ impl Granted {
         self.0.get(&file.id).is_some_and(|granted| granted.contains(access))
     }
 
-    /// Checks that what `rules` ask for was granted. What is not there is left to be missed when it is opened.
+    /// Checks that the accesses of `rules` were granted. A missing file is not an error here, but when it is opened.
     ///
     /// # Errors
     ///
-    /// The first file for which it was not.
+    /// Fails with the first file without the access.
     pub(super) fn check(&self, rules: &[Rule]) -> Result<(), LandlockError> {
         let beyond = rules.iter().filter(|rule| rule.is_needed()).find(|rule| !self.allows(&rule.path, rule.access));
         beyond.map_or(Ok(()), |rule| Err(rule.beyond()))

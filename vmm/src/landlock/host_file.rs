@@ -1,4 +1,4 @@
-//! A file or folder of the host, as rules see it.
+//! A file or folder of the host, as rules identify it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,13 +15,13 @@ pub(super) struct HostFile {
 }
 
 impl HostFile {
-    /// The file at `path`, or where a symbolic link there leads to.
+    /// The file at `path`, following symbolic links.
     pub(super) fn at(path: &Path) -> std::io::Result<Self> {
         let found = fs::metadata(path)?;
         Ok(Self { id: (found.dev(), found.ino()), is_folder: found.is_dir() })
     }
 
-    /// The part of `access` that a rule for this file can have.
+    /// The part of `access` that a rule for this file may contain.
     pub(super) fn legitimate(&self, access: BitFlags<AccessFs>) -> BitFlags<AccessFs> {
         if self.is_folder { access } else { access & AccessFs::from_file(ABI::V5) }
     }

@@ -1,4 +1,4 @@
-//! The files that a VM's configuration names, and what each is needed for.
+//! The files that a VM's configuration names, and the access that each needs.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -16,8 +16,7 @@ use crate::config::{
 use crate::lazy_memory::userfault;
 use crate::vfio::{VfioInterface, VfioSource, VfioSpec, cdev};
 
-/// Rules for a process with this VM: for files that its configuration names, and for those that every VM needs of the
-/// host.
+/// Rules for a process with this VM: for files that its configuration names, and for host files that every VM needs.
 pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
     let config = vm.config();
     let mut rules = of_host(config);
@@ -46,7 +45,7 @@ pub(super) fn by_tls(folder: &Path) -> Rule {
     Rule::new("tls_dir", folder, READ)
 }
 
-/// The rules without those that say the same: thousands of VFs use one /dev/net/tun.
+/// The rules without duplicates: thousands of VFs use one /dev/net/tun.
 fn distinct(rules: impl Iterator<Item = Rule>) -> Vec<Rule> {
     let mut seen = HashSet::new();
     rules.filter(|rule| seen.insert((rule.path.clone(), rule.access.bits(), rule.missing))).collect()
@@ -63,7 +62,7 @@ fn of_user(config: &LandlockConfig) -> Rule {
     Rule::new(LandlockConfig::OPTION, &config.path, access)
 }
 
-/// Rules for files of the host that this program reads by itself, and for the devices that it has for every VM.
+/// Rules for files that this program itself reads on the host, and for the devices of every VM.
 fn of_host(config: &VmConfig) -> Vec<Rule> {
     let mut rules = vec![
         Rule::of_host("/dev/kvm", READ | WRITE),
@@ -100,7 +99,7 @@ fn of_consoles(config: &VmConfig) -> Vec<Rule> {
         ("--debug-console", debug.mode, &debug.file, &None),
     ];
     let rule = |(option, mode, file, socket): (&str, ConsoleMode, &Option<PathBuf>, &Option<PathBuf>)| match mode {
-        // A named pipe is opened for reading, too.
+        // A named pipe is opened for reading as well.
         ConsoleMode::File => {
             file.as_ref().map(|path| Rule { missing: Missing::Make, ..Rule::new(option, path, output(path)) })
         }
@@ -110,13 +109,13 @@ fn of_consoles(config: &VmConfig) -> Vec<Rule> {
     ends.into_iter().filter_map(rule).collect()
 }
 
-/// Access to a file of output. A named pipe is opened for reading, too.
+/// Access to an output file. A named pipe is opened for reading as well.
 fn output(path: &Path) -> BitFlags<AccessFs> {
     let is_pipe = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
     if is_pipe { READ | WRITE } else { WRITE }
 }
 
-/// Rules for a device that is to be plugged.
+/// Rules for a device that will be plugged.
 pub(super) fn by_device(device: &DevicePlan) -> Vec<Rule> {
     let option = || device.option();
     let access = |read_only: bool| if read_only { READ } else { READ | WRITE };
@@ -133,7 +132,7 @@ pub(super) fn by_device(device: &DevicePlan) -> Vec<Rule> {
         DeviceKind::Vsock(vsock) => vec![Rule::of_socket(option(), &vsock.socket)],
         DeviceKind::Pmem(pmem) => vec![Rule::new(option(), &pmem.file, access(pmem.discard_writes))],
         DeviceKind::Vfio(spec) => of_host_device(spec, &option()),
-        // Connections to sockets that have a path are not the kernel's business here.
+        // The kernel does not restrict connections to sockets with a path.
         DeviceKind::VhostUser(_)
         | DeviceKind::Console
         | DeviceKind::Balloon(_)
@@ -173,7 +172,7 @@ fn of_nic(nic: &NicPlan, option: &str) -> Vec<Rule> {
     }
 }
 
-/// The files of VFIO for a device of the host: its folder in sysfs, that of its group, and the group's own file.
+/// The files for a VFIO device: its folder in sysfs, that of its group, and the group's file.
 fn of_host_device(spec: &VfioSpec, option: &str) -> Vec<Rule> {
     let mut rules = Vec::new();
     let mut add = |path: &Path, access| rules.push(Rule::new(option, path, access));
@@ -185,7 +184,7 @@ fn of_host_device(spec: &VfioSpec, option: &str) -> Vec<Rule> {
     if let VfioSource::Path(path) = &spec.source {
         add(path, READ);
     }
-    // What is wrong with the device is said when it is opened.
+    // Errors of the device are reported when it is opened.
     if let Ok((device, _)) = spec.source.find() {
         let neighbours = device.folder.join("iommu_group/devices");
         let neighbours = std::fs::read_dir(neighbours).into_iter().flatten().flatten();
@@ -203,12 +202,12 @@ fn of_host_device(spec: &VfioSpec, option: &str) -> Vec<Rule> {
     rules
 }
 
-/// An image, those below it, and what sysfs says of a block device.
+/// An image, its backing images, and the sysfs files of a block device.
 fn of_disk(disk: &BlockSpec, option: &str) -> Vec<Rule> {
     let mut rules = vec![Rule::new(option, &disk.path, if disk.read_only { READ } else { READ | WRITE })];
     rules.extend(backing_files(disk).into_iter().map(|path| Rule::new(option, path, READ)));
     if let Some(device) = sysfs("block", &disk.path) {
-        // Those of a partition are its disk's.
+        // A partition has the queue limits of its disk.
         let queues = [Some(device.as_path()), device.parent()].into_iter().flatten().map(|folder| folder.join("queue"));
         rules.extend(queues.map(|path| Rule { missing: Missing::Skip, ..Rule::new(option, path, READ) }));
     }

@@ -10,14 +10,14 @@ use landlock::{AccessFs, BitFlags, make_bitflags};
 use super::error::LandlockError;
 use super::host_file::HostFile;
 
-/// To read a file or a folder, and to ask devices.
+/// Reading a file or a folder, and querying devices.
 pub(super) const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev});
-/// To write a file, and to ask devices.
+/// Writing a file, and querying devices.
 pub(super) const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
-/// To make sockets in a folder, and to remove them.
+/// Creating sockets in a folder, and removing them.
 pub(super) const SOCKETS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeSock | RemoveFile});
 
-/// A file that this process may use, or a folder with all that is in it.
+/// A file that this process may use, or a folder with all of its contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
     /// The option that names it.
@@ -35,9 +35,9 @@ pub(crate) struct Rule {
 pub(crate) enum Missing {
     /// It is an error.
     Refuse,
-    /// The VM can do without, or says what it lacks when it opens the file.
+    /// The VM works without it, or reports the error when it opens the file.
     Skip,
-    /// It is made. Otherwise its folder would have to be writable.
+    /// It is created. Otherwise its folder would have to be writable.
     Make,
 }
 
@@ -47,7 +47,7 @@ impl Rule {
         Self { option: option.into(), path: path.into(), access, missing: Missing::Refuse }
     }
 
-    /// The same, if the file is there.
+    /// The rule, to be skipped if the file does not exist.
     pub(super) fn if_present(self) -> Self {
         Self { missing: Missing::Skip, ..self }
     }
@@ -57,8 +57,8 @@ impl Rule {
         Self { missing: Missing::Skip, ..Self::new("", path, access) }
     }
 
-    /// The folder in which a socket is made, each time anew, and removed. A rule for the socket alone would not outlive
-    /// it.
+    /// The folder in which a socket is created anew each time, and removed. A rule for the socket would end with the
+    /// socket.
     pub(super) fn of_socket(option: impl Into<String>, socket: &Path) -> Self {
         let folder = socket.parent().filter(|folder| !folder.as_os_str().is_empty());
         Self::new(option, folder.unwrap_or(Path::new(".")), SOCKETS)
@@ -74,7 +74,7 @@ impl Rule {
         self.missing != Missing::Skip
     }
 
-    /// Makes an empty file if there is none and there has to be one.
+    /// Creates an empty file if it does not exist and the rule requires it.
     pub(super) fn make(&self) -> Result<(), LandlockError> {
         if self.missing != Missing::Make {
             return Ok(());
@@ -85,17 +85,17 @@ impl Rule {
         }
     }
 
-    /// Looks at the file.
+    /// Inspects the file.
     pub(super) fn look(&self) -> Result<HostFile, LandlockError> {
         HostFile::at(&self.path).map_err(|error| self.failed(error))
     }
 
-    /// The error that the file cannot be looked at.
+    /// The error for a file that cannot be inspected.
     pub(super) fn failed(&self, error: io::Error) -> LandlockError {
         LandlockError::File { option: self.option.clone(), path: self.path.clone(), error }
     }
 
-    /// The error that the file may not be used.
+    /// The error for a file that may not be used.
     pub(super) fn beyond(&self) -> LandlockError {
         let reads = self.access.intersects(AccessFs::ReadFile | AccessFs::ReadDir);
         let writes = self.access.intersects(AccessFs::WriteFile | AccessFs::MakeSock);

@@ -27,7 +27,7 @@ fn in_domain<T: Send>(rules: &[Rule], run: impl FnOnce() -> T + Send) -> T {
         let thread = scope.spawn(|| {
             rustix::thread::set_no_new_privs(true).unwrap();
             domain.enter().unwrap();
-            // What a thread that it starts may do.
+            // A thread that the confined thread starts is confined as well.
             thread::scope(|scope| scope.spawn(run).join().unwrap())
         });
         thread.join().unwrap()
@@ -53,7 +53,7 @@ fn a_file_is_used_as_its_rule_says_and_no_other_is() {
         let found =
             ["read", "write", "both", "other"].map(|name| (File::open(at(name)).is_ok(), writes(&at(name)).is_ok()));
         assert_eq!(found, [(true, false), (false, true), (true, true), (false, false)]);
-        // Emptying is writing.
+        // Truncating is writing.
         assert!(
             rustix::fs::open(at("read"), rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::TRUNC, 0.into()).is_err()
         );
@@ -100,7 +100,7 @@ fn no_program_is_run_and_nobody_is_reached_by_tcp_an_abstract_socket_or_a_signal
         assert!(denied(TcpListener::bind("127.0.0.1:0").map(drop)));
         assert!(denied(UnixStream::connect_addr(&name).map(drop)));
         assert_eq!(kill_process(pid, Signal::CONT).is_err(), fixed);
-        // Its own threads are signalled by each other.
+        // Threads of the process can signal each other.
         kill_process(getpid(), Signal::CONT).unwrap();
     });
     assert!(TcpStream::connect(address).is_ok() && UnixStream::connect_addr(&name).is_ok());
@@ -159,10 +159,10 @@ fn the_check_says_what_the_kernel_does() {
         (rule(&at("in/c"), READ | WRITE), true),
         (rule(&at("in"), SOCKETS), true),
         (rule(folder.path(), SOCKETS), false),
-        // A rule belongs to the file, and not to the name that leads to it.
+        // A rule belongs to the file, not to the name that leads to it.
         (rule(&at("in/link"), READ), false),
         (rule(&at("in/../a"), READ), true),
-        // Opening says that it is missing.
+        // Opening reports that it is missing.
         (rule(&at("missing"), READ), true),
         (Rule { missing: Missing::Skip, ..rule(&at("b"), READ) }, true),
     ];
@@ -241,7 +241,7 @@ fn a_configuration_names_its_files_and_what_they_are_needed_for() {
     assert_eq!(all(READ | WRITE | SOCKETS | AccessFs::MakeReg, "--landlock-rules"), ["mine"]);
     assert!(rules.iter().any(|rule| rule.path == Path::new("/dev/ptmx")));
     assert!(rules.iter().filter(|rule| rule.option.is_empty()).all(|rule| rule.missing == Missing::Skip));
-    // What everybody could write would be no confinement.
+    // Files that every user can write would not be a confinement.
     let nothing = named::by_vm(&PlannedVm::new(VmConfig::default()).unwrap());
     let writable: Vec<_> = nothing.iter().filter(|rule| rule.access.contains(AccessFs::WriteFile)).collect();
     assert_eq!(writable.iter().map(|rule| rule.path.as_path()).collect::<Vec<_>>(), [Path::new("/dev/kvm")]);
