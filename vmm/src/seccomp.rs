@@ -1,11 +1,11 @@
 //! System calls that each kind of thread may make (Linux, `Documentation/userspace-api/seccomp_filter.rst`).
 //!
-//! A filter belongs to a thread and those that it starts. It cannot be taken away, and a further one only takes more.
-//! So the starter of all threads has what any of them may do, and each other thread begins by adding the filter of its
-//! kind. What a filter lets through is one list for all kinds, [`lists`], with the reasons.
+//! A filter belongs to a thread and those that it starts. It cannot be removed, and a further filter only restricts
+//! more. So the starter of all threads may make all calls that any of them may, and each other thread starts by adding
+//! the filter of its kind. The allowed calls of all kinds are in one list, [`lists`], with reasons.
 //!
-//! A filter sees a call's number and arguments, but not the memory that they point to: it knows an ioctl's request, but
-//! no path. Paths are Landlock's.
+//! A filter sees a call's number and arguments, but not the memory that they point to: an ioctl's request, but no path.
+//! Paths are restricted by Landlock.
 
 mod ioctls;
 mod lists;
@@ -29,14 +29,14 @@ use crate::threads::{self, ThreadKind};
 /// Action at a system call that a thread may not make: `--seccomp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Seccomp {
-    /// The program says which call it was, and ends by SIGSYS.
+    /// Reported with the name of the call; the program ends with SIGSYS.
     #[default]
     True,
-    /// It is made: there are no filters.
+    /// Allowed: no filters are installed.
     False,
-    /// It is made, and the kernel's audit log tells of it.
+    /// Allowed, and written to the kernel's audit log.
     Log,
-    /// It fails with EPERM.
+    /// Fails with EPERM.
     Errno,
 }
 
@@ -52,7 +52,7 @@ impl Seccomp {
     }
 }
 
-/// The filters of all kinds of threads. Each kind has one; the starter has another before it.
+/// The filters of all kinds of threads: one for each kind, and a second one for the starter.
 struct Filters(BTreeMap<ThreadKind, Vec<BpfProgram>>);
 
 impl Filters {
@@ -67,7 +67,7 @@ impl Filters {
         Ok(Self(filters.collect::<Result<_, BackendError>>()?))
     }
 
-    /// Puts the calling thread, which is of this kind, under its filter.
+    /// Installs the filter of `kind` for the calling thread.
     fn enter(&self, kind: ThreadKind) -> io::Result<()> {
         let filters = self.0.get(&kind).into_iter().flatten();
         filters.into_iter().try_for_each(|filter| seccompiler::apply_filter(filter).map_err(io::Error::other))
@@ -77,7 +77,7 @@ impl Filters {
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: TargetArch = TargetArch::x86_64;
 
-/// System calls that threads of a kind may make for one reason. They may make them with some arguments only.
+/// System calls that threads of a kind may make for one reason, possibly with some arguments only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allowance {
     /// The kind of thread, such as `Vcpu` or `Worker(Net)`.
@@ -88,12 +88,13 @@ pub struct Allowance {
     pub calls: Vec<&'static str>,
 }
 
-/// The name of a system call, as manual pages have it.
+/// The name of a system call, as in manual pages.
 pub fn call_name(number: i64) -> Option<&'static str> {
     names::name(number)
 }
 
-/// Allowances of all kinds of threads except the starter, which may do all that any of them may, and make threads.
+/// Allowances of all kinds of threads except the starter, which may make all calls that any of them may, and create
+/// threads.
 pub fn allowances() -> impl Iterator<Item = Allowance> {
     std::iter::once(ThreadKind::Main).chain(ThreadKind::started()).flat_map(|kind| {
         lists::groups(kind).into_iter().map(move |group| Allowance {
@@ -104,20 +105,20 @@ pub fn allowances() -> impl Iterator<Item = Allowance> {
     })
 }
 
-/// Has `clone3` fail as in a kernel that does not have it. Its flags are in memory, where a filter does not see whether
-/// it makes a thread or a process. The C library then uses `clone`.
+/// Makes `clone3` fail as in a kernel without it. Its flags are in memory, where a filter cannot see if the call
+/// creates a thread or a process. The C library then uses `clone`.
 fn without_clone3() -> Result<BpfProgram, BackendError> {
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let fails = SeccompAction::Errno(ENOSYS.cast_unsigned());
     SeccompFilter::new(clone3, SeccompAction::Allow, fails, ARCHITECTURE)?.try_into()
 }
 
-/// Puts the calling thread, the control thread, under its filter, and before that starts the starter of all others,
-/// under its own.
+/// Installs the filter of the control thread, which is the calling thread. Before that, starts the starter of all other
+/// threads, with its own filter.
 ///
 /// # Errors
 ///
-/// The kernel has no filters, or no thread is left.
+/// Fails if the kernel has no filters, or no thread can be started.
 pub(crate) fn begin(mode: Seccomp) -> io::Result<()> {
     let Some(action) = mode.action() else { return threads::begin(Arc::new(|_| Ok(()))) };
     let filters = Arc::new(Filters::new(&action).map_err(io::Error::other)?);

@@ -17,7 +17,7 @@ const VHOST: u32 = 0xaf;
 /// The type of VFIO's ioctls (`linux/vfio.h`), and of iommufd's (`linux/iommufd.h`).
 const VFIO_KIND: u32 = 0x3b;
 
-/// An ioctl's number, of its directions, its type, its number within that, and the size of its argument in bytes
+/// An ioctl's number, from its directions, its type, its number in the type, and the size of its argument in bytes
 /// (`asm-generic/ioctl.h`).
 const fn number(directions: u32, kind: u32, number: u32, size: usize) -> u64 {
     (directions << 30 | (size as u32) << 16 | kind << 8 | number) as u64
@@ -27,12 +27,12 @@ const fn io(kind: u32, nr: u32) -> u64 {
     number(0, kind, nr, 0)
 }
 
-/// The program writes `T` for the kernel.
+/// Number of an ioctl for which the program writes `T` and the kernel reads it.
 const fn iow<T>(kind: u32, nr: u32) -> u64 {
     number(1, kind, nr, size_of::<T>())
 }
 
-/// The kernel writes `T` for the program.
+/// Number of an ioctl for which the kernel writes `T` and the program reads it.
 const fn ior<T>(kind: u32, nr: u32) -> u64 {
     number(2, kind, nr, size_of::<T>())
 }
@@ -44,10 +44,10 @@ const fn iowr<T>(kind: u32, nr: u32) -> u64 {
 /// Runs a vCPU.
 pub(super) const KVM_RUN: u64 = io(KVMIO, 0x80);
 
-/// Turns a capability of a VM or of a vCPU on.
+/// Enables a capability of a VM or of a vCPU.
 const KVM_ENABLE_CAP: u64 = iow::<kvm_enable_cap>(KVMIO, 0xa3);
 
-/// Ioctls that describe KVM, and make VMs, their interrupt controllers and vCPUs.
+/// Ioctls that describe KVM, and create VMs, their interrupt controllers and vCPUs.
 pub(super) const KVM_CREATE: &[u64] = &[
     io(KVMIO, 0x00),                 // KVM_GET_API_VERSION
     io(KVMIO, 0x01),                 // KVM_CREATE_VM
@@ -166,7 +166,7 @@ pub(super) const VHOST_VDPA: &[u64] = &[
     ior::<u32>(VHOST, 0x80),      // VHOST_VDPA_GET_VQS_COUNT
 ];
 
-/// Devices of the host: KVM's list of groups, groups, containers, and what a device is (`linux/vfio.h`).
+/// Host devices: KVM's list of groups, groups, containers, and device properties (`linux/vfio.h`).
 pub(super) const VFIO: &[u64] = &[
     iowr::<kvm_create_device>(KVMIO, 0xe0), // KVM_CREATE_DEVICE
     iow::<kvm_device_attr>(KVMIO, 0xe1),    // KVM_SET_DEVICE_ATTR
@@ -188,8 +188,7 @@ pub(super) const VFIO: &[u64] = &[
     io(VFIO_KIND, 132),                     // IOMMU_IOAS_IOVA_RANGES
 ];
 
-/// Ioctls that set which guest memory devices of the host reach. They follow from the requests of a guest with a
-/// virtual IOMMU.
+/// Ioctls that map guest memory for host devices. A guest with a virtual IOMMU causes them.
 pub(super) const VFIO_DMA: &[u64] = &[
     io(VFIO_KIND, 113), // VFIO_IOMMU_MAP_DMA
     io(VFIO_KIND, 114), // VFIO_IOMMU_UNMAP_DMA
@@ -198,7 +197,7 @@ pub(super) const VFIO_DMA: &[u64] = &[
     io(VFIO_KIND, 134), // IOMMU_IOAS_UNMAP
 ];
 
-/// Ioctls on a device of the host that a guest causes: interrupts and resets.
+/// Ioctls on a host device that a guest causes: interrupts and resets.
 pub(super) const VFIO_DEVICE: &[u64] = &[
     io(VFIO_KIND, 110), // VFIO_DEVICE_SET_IRQS
     io(VFIO_KIND, 111), // VFIO_DEVICE_RESET
@@ -207,7 +206,7 @@ pub(super) const VFIO_DEVICE: &[u64] = &[
 /// Queues of taps.
 pub(super) const TAP_QUEUE: &[u64] = &[libc::TUNSETOFFLOAD as u64, libc::TUNSETQUEUE as u64, libc::TUNGETIFF as u64];
 
-/// Taps, and the interfaces that they are on the host.
+/// Taps, and their interfaces on the host.
 pub(super) const TAP: &[u64] = &[
     libc::TUNSETIFF as u64,
     libc::TUNSETVNETHDRSZ as u64,
@@ -235,16 +234,16 @@ pub(super) const BLOCK_DEVICE: &[u64] = &[
 /// Ioctls that list the pages of this process.
 pub(super) const PAGES: &[u64] = &[present::PAGEMAP_SCAN];
 
-/// Has memory filled when it is used.
+/// Creates memory that is filled on first use.
 pub(super) const MAKE_USERFAULT: &[u64] = &[userfault::NEW, userfault::API, userfault::REGISTER];
 
 /// Fills such memory.
 pub(super) const USERFAULT: &[u64] = &[userfault::UNREGISTER, userfault::WAKE, userfault::COPY, userfault::ZEROPAGE];
 
-/// Bytes that wait, and whether to wait for them.
+/// Number of readable bytes, and non-blocking mode.
 pub(super) const STREAM: &[u64] = &[libc::FIONREAD as u64, libc::FIONBIO as u64];
 
-/// Sets a terminal, as a panic does which puts it back.
+/// Changes a terminal's settings, which a panic restores.
 pub(super) const SET_TERMINAL: &[u64] = &[
     libc::TCSETS as u64,
     0x402c_542b, // TCSETS2

@@ -1,7 +1,7 @@
-//! The system calls that each kind of thread may make, and why.
+//! The system calls that each kind of thread may make, with reasons.
 //!
-//! A call is here because code of this program or of its libraries makes it, on a path that may be rare: an error, a
-//! lost backend, a panic. Both C libraries are provided for, which make some calls by their older numbers.
+//! A call is listed because code of this program or of its libraries makes it, possibly on a rare path: an error, a
+//! lost backend, a panic. Both C libraries are supported, which use older numbers for some calls.
 
 #![allow(clippy::unnecessary_cast, reason = "types of constants differ between C libraries")]
 
@@ -12,9 +12,9 @@ use super::ioctls;
 use super::rule::{Group, Rule, any, bits, one_of, only, this_process, with, without};
 use crate::threads::{ThreadKind, core_group};
 
-/// Bits of `mmap` and `mprotect` that no memory of this program has: it makes no code.
+/// Protection bits that are never allowed: this program generates no code.
 const EXECUTABLE: u64 = PROT_EXEC as u64;
-/// A process's new thread, as opposed to a new process (`clone(2)`).
+/// A new thread of this process, as opposed to a new process (`clone(2)`).
 const NEW_THREAD: u64 = (CLONE_THREAD | CLONE_VM | CLONE_SIGHAND) as u64;
 /// `linux/prctl.h`: core scheduling, which the C library's headers do not have.
 const PR_SCHED_CORE: u64 = core_group::PR_SCHED_CORE as u64;
@@ -22,22 +22,23 @@ const OF_A_THREAD: u64 = core_group::OF_A_THREAD as u64;
 /// `asm/prctl.h`: components of the XSAVE area for guests (AMX).
 const ARCH_REQ_XCOMP_GUEST_PERM: u64 = 0x1025;
 
-/// Sockets of the network that are not passed on to other programs.
+/// Socket families of the network, and the type of streams, closed in other programs.
 const INET: &[u64] = &[AF_INET as u64, AF_INET6 as u64];
 const STREAM: u64 = (SOCK_STREAM | SOCK_CLOEXEC) as u64;
 const DATAGRAM: u64 = (SOCK_DGRAM | SOCK_CLOEXEC) as u64;
-/// The protocol of a socket's type: of streams TCP, of netlink's routes. Landlock knows no other of streams.
+/// The default protocol of a socket type: TCP for streams, routes for netlink. Landlock restricts no other protocol of
+/// streams.
 const USUAL: u64 = 0;
 
-/// The flag by which a descriptor has signals sent: a terminal's go to all processes of the job in its foreground.
+/// The flag with which a descriptor sends signals: a terminal's go to all processes of its foreground job.
 const SENDS_SIGNALS: u64 = O_ASYNC as u64;
-/// Pages that other processes have mapped, too (`linux/mempolicy.h`).
+/// Pages that other processes have mapped as well (`linux/mempolicy.h`).
 const MPOL_MF_MOVE_ALL: u64 = 1 << 2;
-/// The bits of an operation on a futex that say which it is (`linux/futex.h`). Of those that the lists leave out, some
-/// find a thread of any process by a number in memory: priority inheritance.
+/// The bits of a futex operation that select it (`linux/futex.h`). Some operations that the lists leave out find a
+/// thread of any process by a number in memory: priority inheritance.
 const FUTEX_CMD: u64 = 0x7f;
-/// The host's clocks, and those of the calling thread and its process (`linux/time.h`). All others are CPU clocks with
-/// the number of any process or thread in them (`clock_getcpuclockid(3)`), and clocks of devices.
+/// The host's clocks, and those of the calling thread and its process (`linux/time.h`). All others are clocks of
+/// devices, and CPU clocks that contain the number of any process or thread (`clock_getcpuclockid(3)`).
 const OWN_CLOCKS: &[u64] = &[
     CLOCK_REALTIME as u64,
     CLOCK_MONOTONIC as u64,
@@ -59,7 +60,7 @@ const fn fcntl(commands: &'static [u64]) -> Rule {
     only(SYS_fcntl, [one_of(1, commands)])
 }
 
-/// Flags of a file or socket: whether it waits, for one.
+/// Flags of a file or socket, such as non-blocking mode.
 const SET_FLAGS: Rule = only(SYS_fcntl, [one_of(1, &[F_SETFL as u64]), without(2, SENDS_SIGNALS)]);
 
 const fn prctl(options: &'static [u64]) -> Rule {
@@ -134,7 +135,7 @@ const PANIC: Group = Group {
     why: "a panic: the terminal is put back, and the program ends itself",
     rules: &[
         ioctl(ioctls::SET_TERMINAL),
-        // Not tkill, whose threads may be any process's. musl aborts by it, and so ends by SIGSYS.
+        // Not tkill, which can signal threads of any process. musl aborts with it, and so ends with SIGSYS.
         only(SYS_tgkill, [this_process(0)]),
     ],
 };
@@ -253,7 +254,7 @@ const TAPS: Group = Group {
     rules: &[
         ioctl(ioctls::TAP),
         ioctl(ioctls::TAP_QUEUE),
-        // A socket by which an interface is set up.
+        // A socket with which an interface is configured.
         socket(INET, &[DATAGRAM], &[USUAL]),
         fcntl(&[F_GETFL as u64]),
         SET_FLAGS,
@@ -410,7 +411,7 @@ const NETWORK: Group = Group {
     rules: &[
         only(SYS_socket, [one_of(0, &[AF_UNIX as u64])]),
         socket(INET, &[STREAM], &[USUAL]),
-        // The C library asks name servers by these, and which address is used.
+        // The C library queries name servers through these, and finds out which address is used.
         socket(INET, &[DATAGRAM, DATAGRAM | SOCK_NONBLOCK as u64], &[USUAL, IPPROTO_UDP as u64]),
         socket(&[AF_NETLINK as u64], &[(SOCK_RAW | SOCK_CLOEXEC) as u64], &[USUAL]),
         any(SYS_connect),
@@ -498,7 +499,8 @@ const NEW_THREADS: Group = Group {
     why: "new threads, but no processes, which have the starter's filter and add their own",
     rules: &[
         only(SYS_clone, [with(0, NEW_THREAD)]),
-        // A filter sees no arguments of this call. Another filter has it fail, so that the C library uses the other.
+        // A filter cannot see the arguments of this call. Another filter makes it fail, so that the C library uses
+        // `clone`.
         any(SYS_clone3),
         prctl(&[PR_SET_NO_NEW_PRIVS as u64]),
         only(SYS_seccomp, [one_of(0, &[SECCOMP_SET_MODE_FILTER as u64])]),
@@ -530,16 +532,16 @@ const OPENING: &[&Group] = &[
     &MAKE_USERFAULT,
 ];
 
-/// Calls that threads of a kind may make, besides those of all threads.
+/// Calls that threads of a kind may make, in addition to those of all threads.
 fn own(kind: ThreadKind) -> &'static [&'static Group] {
     match kind {
         ThreadKind::Main => &[&LANDLOCK, &STATE, &DIRTY_LOG],
-        // The control thread's and all others', which `groups` adds.
+        // The calls of the control thread and of all others are added by `groups`.
         ThreadKind::Starter => &[&NEW_THREADS, &SHARED_CORES, &MAKE_URING, &LANDLOCK, &OPEN],
         ThreadKind::Open => &[&LANDLOCK, &PIPE],
         ThreadKind::Snapshot => &[&SNAPSHOT, &PAGES, &OPEN, &LOOK],
         ThreadKind::PageFaults => &[&USERFAULT],
-        // Beside its own: it has backends log what they write.
+        // In addition to its own calls, it turns on the backends' dirty logs.
         ThreadKind::Migration => &[
             &NETWORK, &ACCEPT, &TALK, &SIGNALS, &OPEN, &LOOK, &REMOVE, &PAGES, &DIRTY_LOG, &WIRES, &VHOST_NET,
             &LOG_FILE,
@@ -580,7 +582,7 @@ fn worker(kind: WorkerKind) -> &'static [&'static Group] {
 /// Calls that threads of a kind may make.
 pub(super) fn groups(kind: ThreadKind) -> Vec<&'static Group> {
     let opening: &[_] = if matches!(kind, ThreadKind::Main | ThreadKind::Open) { OPENING } else { &[] };
-    // Filters add up: a thread can do no more than the one that starts it. What is frequent comes first.
+    // Filters add up: a thread can do no more than the one that starts it. Frequent calls come first.
     let started = ThreadKind::started().filter(|_| kind == ThreadKind::Starter);
     let mut groups: Vec<_> = started.flat_map(groups).collect();
     groups.extend(own(kind).iter().chain(opening).chain(COMMON));

@@ -1,11 +1,11 @@
 //! The names of system calls, for messages.
 
-/// Numbers of system calls with their names, from their names as constants.
+/// Numbers and names of system calls, from the names of their constants.
 macro_rules! calls {
     ($($call:ident,)*) => { &[$((libc::$call, stringify!($call))),*] };
 }
 
-/// All calls of x86-64 (Linux's `arch/x86/entry/syscalls/syscall_64.tbl`) that the C library's headers know.
+/// All calls of x86-64 (Linux's `arch/x86/entry/syscalls/syscall_64.tbl`) in the C library's headers.
 #[rustfmt::skip]
 const CALLS: &[(libc::c_long, &str)] = calls![
     SYS_read, SYS_write, SYS_open, SYS_close, SYS_stat, SYS_fstat, SYS_lstat, SYS_poll, SYS_lseek, SYS_mmap,
@@ -61,7 +61,7 @@ const CALLS: &[(libc::c_long, &str)] = calls![
     SYS_memfd_secret, SYS_process_mrelease, SYS_futex_waitv, SYS_set_mempolicy_home_node, SYS_fchmodat2, SYS_mseal,
 ];
 
-/// The name of a system call, as manual pages have it. May be called by a signal handler.
+/// The name of a system call, as in manual pages. May be called in a signal handler.
 pub(super) fn name(call: libc::c_long) -> Option<&'static str> {
     let (_, constant) = CALLS.iter().find(|(number, _)| *number == call)?;
     constant.strip_prefix("SYS_")

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::panic;
 
-/// Has panics be reported without opening a file. The standard library's report may have a backtrace, for which it
-/// opens the program and its libraries; few threads may open anything.
+/// Makes panics report without opening a file. The standard library's report may have a backtrace, for which it opens
+/// the program and its libraries; few threads may open files.
 pub(super) fn without_files() {
     panic::set_hook(Box::new(|panic| {
         let name = rustix::thread::name().unwrap_or_default();

@@ -8,7 +8,7 @@ use seccompiler::{
     BackendError, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition as Condition, SeccompRule,
 };
 
-/// Rules that belong together, and what they are for.
+/// Rules that belong together, with their use.
 #[derive(Debug)]
 pub(super) struct Group {
     /// Use of these calls.
@@ -17,24 +17,24 @@ pub(super) struct Group {
     pub rules: &'static [Rule],
 }
 
-/// A system call that is allowed. Several rules about one call allow what any of them allows.
+/// An allowed system call. Several rules about one call allow what any of them allows.
 #[derive(Debug)]
 pub(super) struct Rule {
     /// Number of the call.
     pub call: c_long,
-    /// Constraints on its arguments, all of which have to hold.
+    /// Constraints on its arguments, which all must hold.
     pub arguments: [Argument; MOST],
 }
 
-/// The most arguments of a call that a rule says something about.
+/// The most arguments of a call that a rule constrains.
 const MOST: usize = 4;
 
-/// An argument of a call, and what it may be.
+/// An argument of a call, with its allowed values.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Argument {
     /// Place of the argument, from 0.
     pub place: u8,
-    /// Values that are allowed.
+    /// Allowed values.
     pub is: Is,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Argument {
 pub(super) enum Is {
     /// Any.
     Any,
-    /// In its 32 bits, one of these.
+    /// One of these values, in the low 32 bits.
     OneOf(&'static [u64]),
     /// In the bits of `mask`, this value.
     Bits {
@@ -52,8 +52,8 @@ pub(super) enum Is {
         /// Their value.
         value: u64,
     },
-    /// 0, by which a call means its caller, or the number of this process. For each argument that is the number of a
-    /// process or a thread: no other process is meant by either.
+    /// 0, with which a call refers to its caller, or the number of this process, for an argument that is the number of
+    /// a process or a thread: neither refers to another process.
     ThisProcess,
 }
 
@@ -62,12 +62,12 @@ pub(super) const fn any(call: c_long) -> Rule {
     Rule { call, arguments: [Argument { place: 0, is: Is::Any }; MOST] }
 }
 
-/// This call with arguments of which all of these hold.
+/// This call with arguments that satisfy all of these.
 pub(super) const fn only<const N: usize>(call: c_long, arguments: [Argument; N]) -> Rule {
     let mut rule = any(call);
     let mut at = 0;
     while at < N {
-        // More than there is room for do not compile.
+        // More constraints than there is room for do not compile.
         rule.arguments[at] = arguments[at];
         at += 1;
     }
@@ -94,13 +94,13 @@ pub(super) const fn with(place: u8, mask: u64) -> Argument {
     bits(place, mask, mask)
 }
 
-/// The argument at this place is the number of a process or a thread: the caller, or this process.
+/// The argument at this place is the number of a process or a thread: 0 or this process.
 pub(super) const fn this_process(place: u8) -> Argument {
     Argument { place, is: Is::ThisProcess }
 }
 
 impl Argument {
-    /// The argument in the library's terms: one of these has to hold.
+    /// The argument in the library's terms: one of these conditions must hold.
     fn alternatives(&self) -> Result<Vec<Condition>, BackendError> {
         let equal = |value: u64| Condition::new(self.place, Len::Dword, Op::Eq, value);
         match self.is {
@@ -112,11 +112,11 @@ impl Argument {
     }
 }
 
-/// Rules of a filter, as the library takes them.
+/// Rules of a filter, in the library's form.
 pub(super) type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
 impl Rule {
-    /// The rule in the library's terms: one of these has to hold; none, if any arguments will do.
+    /// The rule in the library's terms: one of these must hold; empty if any arguments are allowed.
     fn alternatives(&self) -> Result<Vec<SeccompRule>, BackendError> {
         let mut alternatives = vec![Vec::new()];
         for argument in self.arguments.iter().filter(|argument| !matches!(argument.is, Is::Any)) {
@@ -131,11 +131,11 @@ impl Rule {
     }
 }
 
-/// The rules of a filter that allows what these groups allow.
+/// The rules of a filter that allows the calls of these groups.
 ///
 /// # Errors
 ///
-/// The library refuses a rule, which is a mistake in a list.
+/// Fails if the library refuses a rule, which is a mistake in a list.
 pub(super) fn rules<'g>(groups: impl IntoIterator<Item = &'g Group>) -> Result<Rules, BackendError> {
     let mut rules = Rules::new();
     for rule in groups.into_iter().flat_map(|group| group.rules) {

@@ -1,4 +1,4 @@
-//! Every kind of thread, and what an attacker in it would call: a child process under its filter makes the call.
+//! Calls that an attacker in each kind of thread would make: a child process under its filter makes them.
 
 #![allow(clippy::unnecessary_cast, reason = "types of constants differ between C libraries")]
 
@@ -19,7 +19,7 @@ const fn core_scheduling(command: u64) -> (c_long, [u64; 6]) {
     (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, command, 1, 0, 0, 0])
 }
 
-/// The owner of a descriptor: by a structure (`fcntl(2)`), and of a socket (`asm-generic/sockios.h`).
+/// The owner of a descriptor, set with a structure (`fcntl(2)`), and of a socket (`asm-generic/sockios.h`).
 const F_SETOWN_EX: u64 = 15;
 const FIOSETOWN: u64 = 0x8901;
 const SIOCSPGRP: u64 = 0x8902;
@@ -75,7 +75,7 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_sched_getattr, [1, 0, 0, 0, 0, 0]),
     (libc::SYS_sched_rr_get_interval, [1, 0, 0, 0, 0, 0]),
     (libc::SYS_kcmp, [1, 1, 0, 0, 0, 0]),
-    // The time that a process (CPUCLOCK_SCHED) or a thread of it (with CPUCLOCK_PERTHREAD) has run.
+    // The run time of a process (CPUCLOCK_SCHED), or of one of its threads (with CPUCLOCK_PERTHREAD).
     (libc::SYS_clock_gettime, [cpu_clock(2), 0, 0, 0, 0, 0]),
     (libc::SYS_clock_gettime, [cpu_clock(6), 0, 0, 0, 0, 0]),
     (libc::SYS_clock_nanosleep, [cpu_clock(2), 0, 0, 0, 0, 0]),
@@ -86,15 +86,16 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_process_mrelease, [0; 6]),
     (libc::SYS_mbind, [0, 0, 0, 0, 0, 4]),
     (libc::SYS_membarrier, [1, 0, 0, 0, 0, 0]),
-    // PR_SCHED_CORE_GET, _CREATE, _SHARE_TO and _SHARE_FROM; and those of the caller that some may not make either.
+    // PR_SCHED_CORE_GET, _CREATE, _SHARE_TO and _SHARE_FROM; and those for the caller that some threads may not make
+    // either.
     core_scheduling(0),
     core_scheduling(1),
     core_scheduling(2),
     core_scheduling(3),
     (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, 2, 0, 0, 0, 0]),
     (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, 1, 0, 1, 0, 0]),
-    // Signals that the kernel sends: to the owner of a descriptor, and to the job in a terminal's foreground. And locks
-    // whose owner is a thread by its number.
+    // Signals that the kernel sends: to the owner of a descriptor, and to the foreground job of a terminal. And locks
+    // whose owner is a thread, by number.
     (libc::SYS_fcntl, [0, libc::F_SETOWN as u64, 1, 0, 0, 0]),
     (libc::SYS_fcntl, [0, libc::F_SETFL as u64, libc::O_ASYNC as u64, 0, 0, 0]),
     (libc::SYS_fcntl, [0, F_SETOWN_EX, 0, 0, 0, 0]),
@@ -104,13 +105,13 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_ioctl, [0, libc::TIOCSPGRP as u64, 0, 0, 0, 0]),
     (libc::SYS_futex, [0, libc::FUTEX_LOCK_PI as u64, 0, 0, 0, 0]),
     (libc::SYS_futex, [0, (libc::FUTEX_TRYLOCK_PI | libc::FUTEX_PRIVATE_FLAG) as u64, 0, 0, 0, 0]),
-    // Code that was not there.
+    // New executable memory.
     (libc::SYS_mmap, [0, 4096, (libc::PROT_READ | libc::PROT_EXEC) as u64, 0x22, u64::MAX, 0]),
     (libc::SYS_mprotect, [0, 0, libc::PROT_EXEC as u64, 0, 0, 0]),
     (libc::SYS_pkey_mprotect, [0, 0, libc::PROT_EXEC as u64, 0, 0, 0]),
     (libc::SYS_personality, [0; 6]),
     (libc::SYS_modify_ldt, [0; 6]),
-    // The kernel's more dangerous corners.
+    // Privileged and rarely used parts of the kernel.
     (libc::SYS_bpf, [0; 6]),
     (libc::SYS_userfaultfd, [0; 6]),
     (libc::SYS_perf_event_open, [0; 6]),
@@ -122,7 +123,7 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_io_submit, [0; 6]),
     (libc::SYS_iopl, [3, 0, 0, 0, 0, 0]),
     (libc::SYS_reboot, [0; 6]),
-    // Mounts, and who this is.
+    // Mounts and identities.
     (libc::SYS_mount, [0; 6]),
     (libc::SYS_umount2, [0; 6]),
     (libc::SYS_pivot_root, [0; 6]),
@@ -142,7 +143,7 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_mkdir, [0; 6]),
     (libc::SYS_truncate, [0; 6]),
     (libc::SYS_setxattr, [0; 6]),
-    // The network, and terminals of others.
+    // The network, and other users' terminals.
     (libc::SYS_socket, [libc::AF_INET as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_INET as u64, libc::SOCK_RAW as u64, 1, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_INET6 as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0]),
@@ -150,14 +151,14 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_socket, [libc::AF_PACKET as u64, libc::SOCK_RAW as u64, 0, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_VSOCK as u64, libc::SOCK_STREAM as u64, 0, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_ALG as u64, libc::SOCK_SEQPACKET as u64, 0, 0, 0, 0]),
-    // Streams that Landlock does not know as TCP, and netlink beside routes.
+    // Streams that Landlock does not treat as TCP, and netlink protocols other than routes.
     (libc::SYS_socket, [libc::AF_INET as u64, STREAM, libc::IPPROTO_MPTCP as u64, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_INET6 as u64, STREAM, libc::IPPROTO_SCTP as u64, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_INET as u64, DATAGRAM, libc::IPPROTO_ICMP as u64, 0, 0, 0]),
     (libc::SYS_socket, [libc::AF_NETLINK as u64, ROUTES, libc::NETLINK_SOCK_DIAG as u64, 0, 0, 0]),
     (libc::SYS_sendto, [u64::MAX, 0, 0, 0, 4096, 16]),
     (libc::SYS_ioctl, [0, libc::TIOCSTI as u64, 0, 0, 0, 0]),
-    // x32's way to say getpid.
+    // getpid through the x32 ABI.
     (0x4000_0000 | libc::SYS_getpid, [0; 6]),
 ];
 
@@ -168,7 +169,7 @@ const fn worker(kind: WorkerKind) -> ThreadKind {
     ThreadKind::Worker(kind)
 }
 
-/// Calls that some threads may make, which those are beside [`OPENS`], and why.
+/// Calls that some threads may make, with these threads, in addition to [`OPENS`], and the reason.
 const OF_SOME: &[(c_long, [u64; 6], &[ThreadKind], &str)] = &[
     (
         libc::SYS_openat,
@@ -250,9 +251,9 @@ fn call(filters: &Filters, kind: ThreadKind, number: c_long, [a, b, c, d, e, f]:
     assert!(child >= 0, "{}", io::Error::last_os_error());
     if child == 0 {
         let no_dump = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the limit is read; the others have no memory to refer to, so that a call that is let through fails.
+        // SAFETY: the limit is read; the other calls refer to no memory, so an allowed call fails.
         unsafe {
-            // Other tests wait until nobody else has what they close.
+            // Close the descriptors: other tests wait until no process has them open.
             libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
             libc::setrlimit(libc::RLIMIT_CORE, &raw const no_dump);
             if filters.enter(kind).is_err() {
@@ -263,7 +264,7 @@ fn call(filters: &Filters, kind: ThreadKind, number: c_long, [a, b, c, d, e, f]:
         }
     }
     let mut status = 0;
-    // SAFETY: the status is a place of this function, and the child is this function's.
+    // SAFETY: the status is a local variable, and the child was started here.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     if libc::WIFSIGNALED(status) {
         End::Signal(libc::WTERMSIG(status))
@@ -317,7 +318,7 @@ fn what_some_may_call_ends_the_others() {
     }
 }
 
-/// Calls that take the number of a process or a thread, by their other arguments, with the number at this place.
+/// Calls that take the number of a process or a thread at this place, with their other arguments.
 const OF_PROCESSES: &[(c_long, usize, [u64; 6])] = &[
     (libc::SYS_sched_getaffinity, 0, [0; 6]),
     (libc::SYS_sched_setaffinity, 0, [0; 6]),
@@ -331,7 +332,7 @@ const OF_PROCESSES: &[(c_long, usize, [u64; 6])] = &[
 #[test]
 fn a_thread_names_itself_or_its_process_and_no_other() {
     let filters = filters(Seccomp::True);
-    // That of the filters is the parent of the one that calls.
+    // The caller is a child, so the number in the filters is its parent's.
     let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
     for kind in kinds() {
         let mut may = 0;
@@ -348,7 +349,7 @@ fn a_thread_names_itself_or_its_process_and_no_other() {
                 assert!(!made(other), "{kind:?}: {:?} {other:#x}", names::name(*number));
             }
         }
-        // The first and the last but two are everybody's.
+        // All threads may make the first call and the last but two.
         assert!(may >= 2, "{kind:?}");
     }
 }
@@ -374,7 +375,7 @@ fn the_starter_makes_threads_and_no_processes() {
         let end = call(&filters, kind, libc::SYS_clone3, [0; 6]);
         let expected = if kind == ThreadKind::Starter { End::Returned(ENOSYS) } else { End::Signal(libc::SIGSYS) };
         assert_eq!(end, expected, "{kind:?}");
-        // Flags of a thread that the kernel refuses: with a bit for which it needs another.
+        // Flags of a thread that the kernel refuses: one bit lacks the other that it requires.
         let flags =
             libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
         let end = call(&filters, kind, libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]);

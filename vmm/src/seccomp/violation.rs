@@ -14,7 +14,7 @@ const SYS_SECCOMP: c_int = 1;
 /// A call that no kernel has had for decades and no filter allows.
 const NO_CALL: c_long = libc::SYS_afs_syscall;
 
-/// A line that is made without memory, as a signal handler must.
+/// A line built without allocation, as a signal handler requires.
 struct Line {
     bytes: [u8; 320],
     len: usize,
@@ -25,7 +25,7 @@ impl Line {
         Self { bytes: [0; 320], len: 0 }
     }
 
-    /// Adds `text`, as much of it as there is room for.
+    /// Adds `text`, as far as there is room.
     fn add(&mut self, text: &[u8]) {
         for (to, from) in self.bytes.iter_mut().skip(self.len).zip(text) {
             *to = *from;
@@ -71,17 +71,17 @@ fn line(thread: &[u8], call: c_long, arguments: [u64; 3]) -> Line {
     line
 }
 
-/// Has a line on standard error tell of each call that a filter stops, after which the program ends by SIGSYS.
+/// Installs a handler that reports each call that a filter stops on standard error. The program then ends with SIGSYS.
 ///
 /// # Errors
 ///
-/// The handler cannot be installed.
+/// Fails if the handler cannot be installed.
 pub(super) fn report() -> io::Result<()> {
-    // SAFETY: all zeroes is a value of this struct, with an empty mask.
+    // SAFETY: all zeroes is a valid value of this struct, with an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_violation as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler has the form that SA_SIGINFO asks for, and does only what a signal handler may.
+    // SAFETY: the handler has the form that SA_SIGINFO requires, and only does what a signal handler may.
     if unsafe { libc::sigaction(libc::SIGSYS, &raw const action, ptr::null_mut()) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -97,18 +97,18 @@ extern "C" fn on_violation(_signal: c_int, info: *mut siginfo_t, context: *mut c
         let mut name = MaybeUninit::<[u8; 16]>::zeroed();
         // SAFETY: the kernel writes 16 bytes, the last of them a zero.
         unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-        // SAFETY: zeroes before the call, and after it as the kernel left them.
+        // SAFETY: initialized to zeroes, then written by the kernel.
         let name = unsafe { name.assume_init() };
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
         let line = line(name.to_bytes(), register(libc::REG_RAX), arguments);
         // SAFETY: the text is readable for its length.
         unsafe { libc::write(libc::STDERR_FILENO, line.text().as_ptr().cast(), line.text().len()) };
     }
-    // This signal is blocked in its handler, and a filter's signal that is blocked ends the process by its default
-    // action, whatever else a thread may do about signals.
-    // SAFETY: no kernel does anything for this call.
+    // This signal is blocked in its handler. A filter's signal that is blocked ends the process with its default
+    // action, whatever handlers there are.
+    // SAFETY: the kernel does nothing for this call.
     unsafe { libc::syscall(NO_CALL) };
-    // Without filters, somebody else has sent the signal.
+    // Without filters, another process has sent the signal.
     // SAFETY: it takes no pointers and does not return.
     unsafe { libc::_exit(128 + libc::SIGSYS) };
 }

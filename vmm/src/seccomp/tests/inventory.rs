@@ -1,4 +1,5 @@
-//! Each argument of each call that a thread may make: what it names, and why that is constrained or need not be.
+//! Each argument of each call that a thread may make: the thing that it names, and the reason why it is or is not
+//! constrained.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,22 +11,22 @@ use crate::seccomp::rule::{Argument, Is, Rule};
 use crate::seccomp::{ioctls, lists, names};
 use crate::threads::{ThreadKind, core_group};
 
-/// The kinds of things that an argument names.
+/// The kinds of things that an argument can name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Names {
     /// A process or a thread by its number. Each rule limits it to this process.
     Process,
-    /// An operation, of which there are others that do something else. Each rule says which.
+    /// An operation among several. Each rule limits it.
     Choice,
-    /// A descriptor of this process: it is closed, or was given to this process or made by it.
+    /// A descriptor of this process, which is closed, or was passed to this process or opened by it.
     Descriptor,
-    /// An address of this process, from which or to which the kernel copies what names nothing.
+    /// An address of this process, for a copy by the kernel of data that names nothing.
     Memory,
-    /// A size, a position, flags: nothing that anything else has.
+    /// A size, a position, flags: nothing that names an object.
     Number,
     /// A file by its path, in memory: to open, make, rename or remove it.
     Path,
-    /// A file by its path, in memory: to see what is there.
+    /// A file by its path, in memory: to inspect it.
     Look,
     /// The address of a socket, in memory.
     Address,
@@ -33,14 +34,14 @@ enum Names {
     Interface,
     /// Settings of a terminal.
     Terminal,
-    /// Requests of an `io_uring`, which no filter sees.
+    /// Requests of an `io_uring`, which filters cannot see.
     Requests,
 }
 
 use Names::{Address, Choice, Descriptor, Interface, Look, Memory, Number, Path, Process, Requests, Terminal};
 
 impl Names {
-    /// The row of SECURITY.md about what a thread does to other processes by it. `None`: nothing.
+    /// The row of SECURITY.md about the effects on other processes. `None` if there are none.
     const fn row(self) -> Option<&'static str> {
         match self {
             Process | Choice => None,
@@ -57,7 +58,7 @@ impl Names {
     }
 }
 
-/// A call, or that call where the first argument that is a [`Choice`] has this value, and what its arguments name.
+/// A call, or the call with this value of its first [`Choice`] argument, and what its arguments name.
 type Entry = (c_long, Option<u64>, &'static [Names]);
 
 #[rustfmt::skip]
@@ -66,7 +67,7 @@ const INVENTORY: &[Entry] = &[
     (SYS_brk, None, &[Memory]),
     (SYS_munmap, None, &[Memory, Number]),
     (SYS_mremap, None, &[Memory, Number, Number, Number, Memory]),
-    // Advice that harms others (MADV_HWPOISON) takes CAP_SYS_ADMIN, which this process has given up.
+    // Advice that harms other processes (MADV_HWPOISON) requires CAP_SYS_ADMIN, which this process has dropped.
     (SYS_madvise, None, &[Memory, Number, Number]),
     (SYS_mmap, None, &[Memory, Number, Choice, Number, Descriptor, Number]),
     (SYS_mprotect, None, &[Memory, Number, Choice]),
@@ -104,10 +105,10 @@ const INVENTORY: &[Entry] = &[
     (SYS_prctl, Some(PR_SET_NAME as u64), &[Choice, Memory]),
     (SYS_prctl, Some(PR_GET_NAME as u64), &[Choice, Memory]),
     (SYS_prctl, Some(PR_SET_NO_NEW_PRIVS as u64), &[Choice, Number]),
-    // Which command, of which thread, and that it is one thread.
+    // The command, the thread, and the scope of one thread.
     (SYS_prctl, Some(core_group::PR_SCHED_CORE as u64), &[Choice, Choice, Process, Choice, Memory]),
     (SYS_arch_prctl, None, &[Choice, Number]),
-    // Threads of this process alone: their flags say so.
+    // Only threads of this process: the flags guarantee that.
     (SYS_clone, None, &[Choice, Memory, Memory, Memory, Memory]),
     // Always ENOSYS.
     (SYS_clone3, None, &[Memory, Number]),
@@ -115,15 +116,15 @@ const INVENTORY: &[Entry] = &[
     (SYS_landlock_create_ruleset, None, &[Memory, Number, Number]),
     (SYS_landlock_add_rule, None, &[Descriptor, Number, Memory, Number]),
     (SYS_landlock_restrict_self, None, &[Descriptor, Number]),
-    // Signals: what this process does about its own, and one to a thread of this process.
+    // Signals: this process's handling of its own, and signals to its threads.
     (SYS_rt_sigaction, None, &[Number, Memory, Memory, Number]),
     (SYS_rt_sigprocmask, None, &[Number, Memory, Memory, Number]),
     (SYS_rt_sigreturn, None, &[]),
     (SYS_sigaltstack, None, &[Memory, Memory]),
     (SYS_tgkill, None, &[Process, Number, Number]),
-    // Clocks and chance.
+    // Clocks and random numbers.
     (SYS_getrandom, None, &[Memory, Number, Number]),
-    // A clock may be that of another process.
+    // A clock may belong to another process.
     (SYS_clock_gettime, None, &[Choice, Memory]),
     (SYS_gettimeofday, None, &[Memory, Memory]),
     (SYS_clock_nanosleep, None, &[Choice, Number, Memory, Memory]),
@@ -153,7 +154,7 @@ const INVENTORY: &[Entry] = &[
     (SYS_fcntl, Some(F_GETFD as u64), &[Descriptor, Choice]),
     (SYS_fcntl, Some(F_SETFD as u64), &[Descriptor, Choice, Number]),
     (SYS_fcntl, Some(F_GETFL as u64), &[Descriptor, Choice]),
-    // Without O_ASYNC, by which a terminal signals the job in its foreground.
+    // Without O_ASYNC, with which a terminal signals its foreground job.
     (SYS_fcntl, Some(F_SETFL as u64), &[Descriptor, Choice, Choice]),
     (SYS_fcntl, Some(F_DUPFD_CLOEXEC as u64), &[Descriptor, Choice, Number]),
     (SYS_fcntl, Some(F_OFD_GETLK as u64), &[Descriptor, Choice, Memory]),
@@ -169,11 +170,11 @@ const INVENTORY: &[Entry] = &[
     (SYS_fstat, None, &[Descriptor, Memory]),
     (SYS_fstatfs, None, &[Descriptor, Memory]),
     (SYS_getdents64, None, &[Descriptor, Memory, Number]),
-    // What the request is about is in `REQUESTS`.
+    // `REQUESTS` lists the things that requests name.
     (SYS_ioctl, None, &[Descriptor, Choice, Memory]),
     (SYS_io_uring_setup, None, &[Number, Memory]),
     (SYS_io_uring_register, None, &[Descriptor, Number, Memory, Number]),
-    // A disk's ring takes requests about its image alone. The starter could make another.
+    // A disk's ring only accepts requests for its image. The starter could create another ring.
     (SYS_io_uring_enter, None, &[Descriptor, Number, Number, Number, Memory, Number]),
     // Paths.
     (SYS_open, None, &[Path, Number, Number]),
@@ -217,9 +218,9 @@ const INVENTORY: &[Entry] = &[
     (SYS_getpeername, None, &[Descriptor, Memory, Memory]),
 ];
 
-/// Requests of ioctls, and what they name beside their descriptor.
+/// Requests of ioctls, and what they name besides their descriptor.
 const REQUESTS: &[(&[u64], Names)] = &[
-    // This process's VM, whose descriptors and memory they name.
+    // This process's VM; the requests name its descriptors and memory.
     (&[ioctls::KVM_RUN], Descriptor),
     (ioctls::KVM_CREATE, Descriptor),
     (ioctls::KVM_VCPU, Descriptor),
@@ -236,7 +237,7 @@ const REQUESTS: &[(&[u64], Names)] = &[
     (ioctls::TAP_QUEUE, Descriptor),
     (ioctls::BLOCK_DEVICE, Descriptor),
     (ioctls::STREAM, Descriptor),
-    // Pages of the process whose descriptor it is.
+    // Pages of the process that the descriptor refers to.
     (ioctls::PAGES, Memory),
     (ioctls::MAKE_USERFAULT, Memory),
     (ioctls::USERFAULT, Memory),
@@ -245,7 +246,7 @@ const REQUESTS: &[(&[u64], Names)] = &[
     (ioctls::TERMINAL, Terminal),
 ];
 
-/// Names that only some kinds of threads may use, and those kinds.
+/// Things that only some kinds of threads may name, and these threads.
 const OF_SOME: &[(Names, &[ThreadKind])] = &[
     (
         Path,
@@ -274,7 +275,7 @@ const OF_SOME: &[(Names, &[ThreadKind])] = &[
     (Requests, &[ThreadKind::Starter]),
 ];
 
-/// The argument of a rule at this place that is constrained.
+/// The constraint of a rule on the argument at this place.
 fn constraint(rule: &Rule, place: usize) -> Option<&Argument> {
     rule.arguments.iter().find(|argument| usize::from(argument.place) == place && !matches!(argument.is, Is::Any))
 }
@@ -289,7 +290,7 @@ fn entries(rule: &Rule) -> Vec<&'static Entry> {
     };
     match of_call.as_slice() {
         [] | [(_, None, _)] => of_call,
-        // One for each value of the argument that says which operation it is.
+        // One for each value of the argument that selects the operation.
         [(_, _, names), ..] => {
             let place = names.iter().position(|names| *names == Choice).unwrap();
             let chosen = constraint(rule, place).map_or_else(Vec::new, values);
@@ -303,8 +304,8 @@ fn entries(rule: &Rule) -> Vec<&'static Entry> {
     }
 }
 
-/// Names that a rule lets a thread use, with `None` for a call or an operation that the inventory does not have, and
-/// errors about arguments that have to be constrained.
+/// The things that a rule lets a thread name, with `None` for a call or an operation that the inventory lacks. Fails
+/// for an argument that must be constrained and is not.
 fn named(rule: &Rule) -> Result<BTreeSet<Names>, String> {
     let name = names::name(rule.call).unwrap();
     let entries = entries(rule);
@@ -331,14 +332,14 @@ fn named(rule: &Rule) -> Result<BTreeSet<Names>, String> {
         let Some(Is::OneOf(requests)) = requests else { return Err(format!("{name}: any request: {rule:?}")) };
         for request in requests {
             let found = REQUESTS.iter().find(|(known, _)| known.contains(request));
-            // The consoles' are some of a terminal's and of a stream's.
+            // Requests of consoles are some of those of terminals and streams.
             named.insert(found.ok_or_else(|| format!("{name}: {request:#x} names what?"))?.1);
         }
     }
     Ok(named)
 }
 
-/// Names that the threads of each kind may use. The starter, which makes rings, may make them do anything.
+/// The things that the threads of each kind may name. The starter, which creates rings, may make them do anything.
 fn named_by_kind() -> BTreeMap<ThreadKind, BTreeSet<Names>> {
     let of_kind = |kind| {
         let rules: Vec<_> = lists::groups(kind).into_iter().flat_map(|group| group.rules).collect();
@@ -394,7 +395,7 @@ fn only_some_kinds_of_threads_name_paths_interfaces_and_rings() {
     }
 }
 
-/// The threat model lists what a thread that was taken over can do to other processes.
+/// The threat model lists what a compromised thread can do to other processes.
 #[test]
 fn what_reaches_others_is_in_the_threat_model() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../SECURITY.md");
