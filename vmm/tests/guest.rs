@@ -51,7 +51,7 @@ fn a_debug_console_takes_characters_at_its_port() {
     assert_eq!((guest.output().as_str(), common::output(&file).as_str()), ("there said", "hi"));
 }
 
-/// Prints which of the ports that firmware needs are there.
+/// Prints which of the ports that firmware needs exist.
 fn ports_of_firmware() -> Code {
     Code::default()
         .out32(0xcf8, 0x8000_0000)
@@ -62,7 +62,7 @@ fn ports_of_firmware() -> Code {
         .input(0x71)
         .print_if_eax(0x80, "clock ")
         .input32(0x608)
-        // It changes: mov ebx, eax; in eax, dx; sub eax, ebx; jz back to in
+        // The timer changes: mov ebx, eax; in eax, dx; sub eax, ebx; jz back to in
         .bytes(&[0x89, 0xc3, 0xed, 0x29, 0xd8, 0x74, 0xfb])
         .bytes(&[0x31, 0xc0])
         .print_if_eax(0, "timer")
@@ -111,7 +111,7 @@ fn the_ecam_has_the_host_bridge_and_nothing_beside_it() {
 
 /// Runs a guest that ends every boot with `reset`, until its kernel file has been replaced.
 ///
-/// The next boot must print what the new file says: nothing of the guest's old memory may survive.
+/// The next boot must print the text of the new file: nothing of the guest's old memory may remain.
 fn check_reset(vcpus: u32, reset: &Code) {
     let life = |name: &str| Code::default().print("[").load(0x30_0000).print_if_eax(0, name).store(0x30_0000, 1);
     let first = life("first").bytes(&reset.0);
@@ -145,7 +145,7 @@ fn a_triple_fault_starts_the_guest_again() {
     check_reset(1, &Code::default().bytes(&[0x31, 0xc9, 0xf7, 0xf1]));
 }
 
-/// Wakes all other vCPUs by INIT and two SIPIs, which makes them run `code` in real mode at 0x8000.
+/// Wakes all other vCPUs with INIT and two SIPIs, which make them run `code` in real mode at 0x8000.
 fn wake_others(code: &[u8]) -> Code {
     const INTERRUPT_COMMAND: u32 = 0xfee0_0300;
     const SPURIOUS_INTERRUPT: u32 = 0xfee0_00f0;
@@ -201,7 +201,7 @@ fn a_guest_that_kvm_cannot_run_ends_with_an_error_of_one_line() {
 #[test]
 fn a_guest_without_a_serial_port_finds_none() {
     let present = Code::default().bytes(&[0x31, 0xc0]).input(0x3fd);
-    // A missing port reads 0xff. The guest reports it by how it ends: a power-off, or a jump to an address without
+    // A missing port reads 0xff. The guest reports it through its end: a power-off, or a jump to an address without
     // memory.
     let code = present.bytes(&[0x3c, 0xff, 0x74, 7, 0xb8, 0, 0, 0, 0xd0, 0xff, 0xe0]).power_off();
     let mut guest = Guest::new(&code);
@@ -220,7 +220,7 @@ fn memory_is_above_the_hole_too() {
     assert_eq!(guest.output(), "there");
 }
 
-/// Address that guests give to the memory of the device in this slot.
+/// Guest address of the memory of the device in this slot.
 fn place(slot: u32) -> u32 {
     0xd000_0000 + (slot << 24)
 }
@@ -230,12 +230,12 @@ fn function(slot: u32) -> u32 {
     0xe800_0000 + (slot << 15)
 }
 
-/// Address that guests give to virtio's registers of the device in this slot.
+/// Guest address of virtio's registers of the device in this slot.
 fn registers(slot: u32) -> u32 {
     place(slot) + 0x80_0000
 }
 
-/// Places the memory and the registers of a device, and has it decode them.
+/// Places the memory and the registers of a device, and enables their decoding.
 fn placed(slot: u32) -> Code {
     let bars = [(0x10, place(slot)), (0x14, 0), (0x18, registers(slot)), (0x1c, 0)];
     bars.into_iter()
@@ -243,7 +243,7 @@ fn placed(slot: u32) -> Code {
         .store(function(slot) + 4, 2)
 }
 
-/// A guest with 2 MiB of persistent memory in slot 5, which begins with 7, and in slot 6, which is zero.
+/// A guest with 2 MiB of persistent memory in slot 5, which starts with 7, and in slot 6, which is zero.
 fn with_persistent_memory(code: &Code, discard_writes: bool) -> Guest {
     let mut guest = Guest::new(code);
     for (slot, first, discard_writes) in [(5, 7, discard_writes), (6, 0, false)] {

@@ -1,4 +1,4 @@
-//! An error in a payload is one line, and is reported before anything is created.
+//! An error in a payload is one line, reported before anything is created.
 
 #![expect(clippy::unwrap_used, reason = "what fails here is a failed test")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use common::{Code, Guest};
 
-/// The error. It must be one line, and no serial file must have been made.
+/// The error, which must be one line. No serial file may exist.
 fn error(guest: &Guest) -> String {
     let error = guest.run().unwrap_err().to_string();
     assert!(!error.contains('\n'), "{error}");
@@ -56,7 +56,7 @@ fn a_compressed_kernel_is_refused_with_the_way_to_unpack_it() {
         let expected =
             format!("/kernel: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that");
         assert!(message.ends_with(&expected), "{message}");
-        // A file that ends within the mark.
+        // A file that ends within the magic number.
         assert!(error(&Guest::with_kernel(&magic[..1])).contains("neither a bzImage"));
     }
 }

@@ -119,7 +119,7 @@ fn half_requests_delay_nobody() {
         client.send("PUT /api/v1/vm.resize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
     }
     assert_serves(&server);
-    // They can still be completed.
+    // The half requests can still be completed.
     let mut last = half.pop().unwrap();
     last.send(" ".repeat(98));
     last.send("}");
@@ -153,7 +153,7 @@ fn a_half_request_sent_together_with_a_whole_one_times_out_too() {
     client.send(half);
     assert_eq!(client.answer().status, 200);
     assert!(client.try_answer().is_none());
-    // An invalid request is refused however early it comes.
+    // An invalid request is refused, however early it arrives.
     let mut client = server.client();
     client.send(request("GET", "/api/v1/vmm.ping", ""));
     std::thread::sleep(Duration::from_millis(50));
@@ -193,7 +193,7 @@ fn a_thousand_idle_connections_leave_room_for_others() {
     assert_serves(&server);
 }
 
-/// Clients that keep their connections after an answer, as many as there can be.
+/// Clients that keep their connections after an answer: the most that the server accepts.
 fn answered(server: &Fixture) -> Vec<Client> {
     let ask = |_| {
         let mut client = server.client();
@@ -244,7 +244,7 @@ fn only_two_large_bodies_are_read_at_a_time() {
         client.send(head(1 << 20));
         client.send(" ".repeat(200 << 10));
     }
-    // Give these two time to count as large, or a third one could take the place of one of them.
+    // Give these two time to count as large; otherwise a third one could take a permit of theirs.
     std::thread::sleep(Duration::from_secs(1));
     let answer = server.ask("PUT", "/api/v1/vm.resize", &format!("{}{{}}", " ".repeat(200 << 10)));
     assert_eq!(answer.status, 429, "{answer:?}");

@@ -1,4 +1,4 @@
-//! A client that sends bytes and reads answers, and a server whose handler is chosen by the test.
+//! A client that sends bytes and reads answers, and a server with a handler chosen by the test.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -193,7 +193,7 @@ impl Probe {
         self.theirs.as_fd()
     }
 
-    /// Waits until the server, which is in this process, has received `count` copies.
+    /// Waits until the server, in this process, has received `count` copies.
     pub(crate) fn await_received(&self, count: usize) {
         let is_copy = |number: &std::fs::DirEntry| {
             let link = std::fs::read_link(number.path()).ok();
@@ -201,14 +201,14 @@ impl Probe {
         };
         let open = || std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter(is_copy).count();
         let start = std::time::Instant::now();
-        // Both ends of a pipe have the same name, and both of the test's are open.
+        // Both ends of a pipe have the same name, and the test has both open.
         while open() < count + 2 {
             assert!(start.elapsed().as_secs() < 30, "{} of {count} copies were received", open());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Closes the test's own copy, and returns whether all others get closed.
+    /// Closes the test's own copy. Returns true if all others are closed.
     pub(crate) fn closes_everywhere(self) -> bool {
         let Self { ours, theirs } = self;
         drop(theirs);

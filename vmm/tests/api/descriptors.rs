@@ -48,7 +48,7 @@ fn they_may_come_with_the_first_bytes_and_the_rest_later() {
     let (server, taken) = keeper();
     let probe = Probe::new();
     let mut client = server.client();
-    // As ch-remote sends them.
+    // In the form that ch-remote sends.
     client.send_with("PUT /api/v1/vm.add-net HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n", &[probe.fd()]);
     client.send(format!("Content-Type: application/json\r\nContent-Length: {}\r\n", BODY.len()));
     client.send("\r\n");
@@ -183,7 +183,7 @@ fn another_clients_unfinished_request_makes_a_client_try_again() {
     for half in ["PUT /api/v1/vm.add-net HTTP/1.1\r\nX: ", "y\r\n"] {
         holder.send_with(half, &[probe.fd(); MOST_FDS / 2]);
     }
-    // Another client's descriptor that is there at the same moment would make the holder lose its own.
+    // If another client sent a descriptor at the same moment, the holder would lose its own.
     probe.await_received(MOST_FDS);
     let text = request("PUT", "/api/v1/vm.add-net", BODY);
     let mut client = server.client();

@@ -133,9 +133,10 @@ fn no_client_is_refused_once_the_socket_exists() {
         });
         for _ in 0..500 {
             let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
-            // As at the program's end, the name is removed first.
+            // As when the program ends, the name is removed first.
             drop(bound);
-            // A client that found the name just before is still on its way to the listener, which has to outlive it.
+            // A client that found the name just before is still connecting to the listener, which must stay open for
+            // it.
             let before = attempts.load(Ordering::Acquire);
             while attempts.load(Ordering::Acquire) == before && !client.is_finished() {
                 thread::yield_now();

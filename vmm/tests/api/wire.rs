@@ -1,4 +1,4 @@
-//! Details on the wire that clients of Cloud Hypervisor rely on. Most of them are documented nowhere.
+//! Details of the protocol that clients of Cloud Hypervisor rely on. Most of them are undocumented.
 
 use std::io::Read;
 
@@ -30,7 +30,7 @@ fn an_answer_is_what_cloud_hypervisor_answers() {
     let mut client = server.client();
     client.send(request("GET", "/api/v1/vmm.ping", ""));
     let mut bytes = [0; 1023];
-    // A single read: some clients never make a second one.
+    // A single read: some clients never do a second one.
     let count = client.0.read(&mut bytes).unwrap();
     assert_eq!(
         std::str::from_utf8(&bytes[..count]).unwrap(),
@@ -222,7 +222,7 @@ fn a_large_answer_arrives_whole_at_a_client_that_reads_late() {
     assert_eq!(client.ask("GET", "/api/v1/vm.info", "").body, text);
 }
 
-/// Such a request may be meant to smuggle another one past a proxy: `RFC 9112 §6.3`.
+/// Such a request may be an attempt to smuggle another one past a proxy: `RFC 9112 §6.3`.
 #[test]
 fn a_request_that_says_twice_where_it_ends_closes_the_connection() {
     let server = serve(plain);

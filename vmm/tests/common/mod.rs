@@ -84,7 +84,7 @@ impl Code {
         self.bytes(&[0x66, 0xba, low, high, 0xed])
     }
 
-    /// As [`Self::elf`], loaded to 1 MiB and for a 32-bit machine, as firmware is.
+    /// As [`Self::elf`], loaded to 1 MiB and for a 32-bit machine, like firmware.
     pub(crate) fn firmware(&self) -> Vec<u8> {
         let mut bytes = self.elf();
         bytes[18] = 3;
@@ -95,7 +95,7 @@ impl Code {
         bytes
     }
 
-    /// As [`Self::elf`], with a note of Linux.
+    /// As [`Self::elf`], with a Linux note.
     pub(crate) fn linux(&self) -> Vec<u8> {
         let mut bytes = self.elf();
         let (at, pvh) = (bytes.len() as u64, CODE_OFFSET as usize - 20..CODE_OFFSET as usize);

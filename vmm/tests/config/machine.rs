@@ -1,4 +1,4 @@
-//! Every rule that the rest of the machine can break.
+//! Every rule about the rest of the machine that a configuration can break.
 
 use vmm::config::{ConsoleConfig, ConsoleMode, MemoryConfig, PayloadConfig, VmPlan};
 
@@ -294,7 +294,7 @@ fn zones_that_cannot_be_are_refused() {
     assert_eq!(zones(&many), "--memory-zone: 8 zones: a VM has at most 7 memory zones; give fewer");
 }
 
-/// Kata's templates of VMs, Cloud Hypervisor's NUMA tests and its guide to OVS with DPDK give both.
+/// Kata's VM templates, Cloud Hypervisor's NUMA tests and its guide to OVS with DPDK give both.
 #[test]
 fn properties_beside_zones_are_taken_and_mergeable_is_for_the_zones() {
     for text in
@@ -394,7 +394,7 @@ fn a_serial_port_may_be_any_console() {
         config.serial = mode.parse().unwrap();
         assert!(VmPlan::of(&config).is_ok(), "{mode}");
     }
-    // A client gives back what it was told: where the pseudo-terminal was.
+    // A client sends back the path of the pseudo-terminal that it has read.
     let mut config = vm(&[], &[]).unwrap();
     config.serial = ConsoleConfig { file: Some("/dev/pts/7".into()), ..ConsoleConfig::new(ConsoleMode::Pty) };
     assert!(VmPlan::of(&config).is_ok());

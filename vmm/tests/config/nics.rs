@@ -1,4 +1,4 @@
-//! Every rule that a NIC or VF can break: the error, in one line, before anything is opened.
+//! Every rule that a NIC or VF can break: a one-line error before anything is opened.
 
 use vmm::config::{BackendPlan, NetConfig, PlannedVm, Vhost, VmConfig, VmPlan};
 
@@ -59,7 +59,7 @@ fn a_vf_of_a_nic_without_an_id_is_named_by_what_that_is_called() {
 
 #[test]
 fn a_nic_without_an_id_is_found_by_what_it_is_called() {
-    // The number that the user took is not counted.
+    // The number that the user has taken is skipped.
     let vfs = ["pf=_net2,index=1,tap=u", "pf=_net0,index=0,tap=v"];
     let plan = plan(&["id=_net0,tap=a,sriov_vfs=1", "tap=b", "tap=c,sriov_vfs=2"], &vfs).unwrap();
     let tap = |backend: &BackendPlan| match backend {
@@ -73,7 +73,7 @@ fn a_nic_without_an_id_is_found_by_what_it_is_called() {
     );
 }
 
-// What only one function can have.
+// MAC addresses that only one function can have.
 
 #[test]
 fn a_mac_that_no_nic_can_have_is_refused() {
@@ -139,7 +139,7 @@ fn a_tap_name_that_linux_does_not_take_is_refused() {
     assert_eq!(refusal(&["tap=.."], &[]), "--net tap=..: not the name of an interface");
 }
 
-/// B23: a user's names and those of VFs that nobody named.
+/// B23: the user's ids, and ids of unnamed VFs.
 #[test]
 fn an_id_used_twice_is_refused() {
     assert_eq!(
@@ -220,7 +220,7 @@ fn more_vfs_than_buses_are_refused() {
     assert!(plan(&["tap=a,sriov_vfs=32512"], &[]).is_ok());
 }
 
-/// The most memory that this process has had, in KiB.
+/// The peak memory use of this process, in KiB.
 fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -394,7 +394,7 @@ fn a_host_mac_has_no_effect_with_a_vhost_user_backend() {
     assert_eq!(vf(",host_mac=52:54:00:00:00:09").unwrap(), vf("").unwrap());
 }
 
-/// Kata sends these two with every NIC, and libvirt those of `<ip>`.
+/// Kata sends these two with every NIC, and libvirt does for `<ip>`.
 #[test]
 fn an_address_of_a_tap_is_kept_without_effect_where_the_backend_is_no_tap_of_ours() {
     let address = "ip=192.168.249.1,mask=255.255.255.0";
@@ -415,7 +415,7 @@ fn an_address_of_a_tap_is_kept_without_effect_where_the_backend_is_no_tap_of_our
         refusal(&["id=a,fd=7,ip=192.168.249.1"], &[]),
         "--net id=a,ip=192.168.249.1: needs a network mask; add mask="
     );
-    // A tap of ours gets the address, this one as any other.
+    // This program's own tap gets the address, like any other.
     let nets = plan(&[address], &[]).unwrap();
     let BackendPlan::Tap { spec, .. } = &nets[0].pf.backend else { panic!("{nets:?}") };
     assert_eq!(spec.ip, Some("192.168.249.1".parse().unwrap()));
@@ -567,7 +567,7 @@ fn each_function_has_its_own_limits_or_the_numbers_of_its_pf() {
         .map(|limits| [limits.bandwidth.map(|limit| limit.size), limits.ops.map(|limit| limit.size)])
         .collect();
     assert_eq!(limits, [[Some(100), None], [Some(100), None], [None, Some(5)], [None, None]]);
-    // vhost=auto is the kernel where nothing is limited.
+    // vhost=auto uses the kernel if nothing is limited.
     let vhost: Vec<_> = plan
         .functions()
         .map(|nic| match nic.backend {

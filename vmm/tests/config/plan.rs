@@ -51,7 +51,7 @@ fn a_vf_is_as_it_is_told_to_be() {
         ..tap_spec(Some("u"))
     };
     assert_eq!(*backend, BackendPlan::Tap { spec, vhost: Vhost::Off });
-    // What one VF says of its queues holds for all.
+    // The queues given for one VF apply to all.
     assert_eq!(plan[0].vfs[0].spec.queue_pairs, 2);
 }
 
@@ -81,7 +81,7 @@ fn devices_have_the_slots_and_ids_of_cloud_hypervisor() {
         "__iommu",
         "__pvpanic",
     ];
-    // A VM has a balloon or vDPA devices.
+    // A VM cannot have both a balloon and vDPA devices.
     for (without, added) in [("__balloon", "_net7"), ("_vdpa6", "_net6")] {
         let mut config = config.clone();
         match without {
@@ -91,7 +91,7 @@ fn devices_have_the_slots_and_ids_of_cloud_hypervisor() {
         let planned = PlannedVm::new(config).unwrap();
         let ids: Vec<_> = planned.plan().devices.iter().map(|device| device.id.as_str()).collect();
         assert_eq!(ids, order.into_iter().filter(|id| *id != without).collect::<Vec<_>>());
-        // A device that is added goes on counting.
+        // The numbers of added devices continue.
         let mut grown = planned.config().clone();
         grown.net.push("tap=b".parse().unwrap());
         let grown = PlannedVm::new(grown).unwrap();
@@ -198,7 +198,7 @@ fn a_vdpa_device_is_a_plain_nic_after_the_others() {
     let ids: Vec<_> =
         plan.devices.iter().filter(|device| device.net().is_some()).map(|device| device.option()).collect();
     assert_eq!(ids, ["--net id=a", "--net id=_net0", "--vdpa id=_vdpa1", "--vdpa id=v", "--vdpa id=_vdpa2"]);
-    // Queues are the device's, its control queue included or not, and may be more than vCPUs can use.
+    // The device determines the queues, with or without its control queue; there may be more than vCPUs can use.
     let pairs: Vec<_> = plan.nets().skip(2).map(|vdpa| vdpa.pf.spec.queue_pairs).collect();
     assert_eq!(pairs, [1, 1, 8]);
     assert!(plan.nets().skip(2).all(|vdpa| vdpa.vfs.is_empty() && vdpa.pf.backend.has_own_mac()));
@@ -222,7 +222,7 @@ fn an_address_that_a_device_knows_is_not_made_up_and_vfs_keep_theirs() {
     assert_eq!((&before[0], &before[2]), (&after[0], &after[2]));
     assert_eq!(config.net[0].vfs.iter().map(|vf| vf.mac.is_some()).collect::<Vec<_>>(), [false, true, true]);
     assert!(after[1].backend.has_own_mac());
-    // A MAC address that is given is told to the device.
+    // A given MAC address is set in the device.
     let net = NetConfig { mac: Some(MacAddress([2, 0, 0, 0, 0, 1]).into()), ..config.net[0].clone() };
     let given = VmPlan::of(&VmConfig { net: vec![net], ..VmConfig::default() }).unwrap();
     let mac = Some([2, 0, 0, 0, 0, 1]);

@@ -181,7 +181,7 @@ fn help_lists_every_key_with_its_grammar_and_default() {
         "{text}"
     );
     assert!(help::<NetVf>().starts_with("pf=<id>\n"));
-    // What follows from another key has none.
+    // A value that follows from another key has no default.
     let (text, max) = (help::<CpusConfig>(), "By default the same as boot.");
     assert!(text.contains(max) && !text.contains(&format!("{max} [default")), "{text}");
     // An index has no default.
@@ -192,7 +192,7 @@ fn help_lists_every_key_with_its_grammar_and_default() {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    // Commas, quotes, brackets and blanks, which the grammar gives a meaning to, and anything else.
+    // Commas, quotes, brackets and blanks, which are part of the grammar, and anything else.
     prop_oneof![r#"[a-z,="\[\] ]{1,12}"#, any::<String>()].prop_filter("empty is unset", |text| !text.is_empty())
 }
 
@@ -293,7 +293,7 @@ proptest! {
             net.vfs = vfs;
         }
         let _ = VmPlan::of(&config);
-        // Made right in what a random configuration nearly always has wrong.
+        // Corrects what is nearly always wrong in a random configuration.
         for (index, net) in config.net.iter_mut().enumerate() {
             let mac = net.mac.and_then(MacChoice::given).map(|mac| MacAddress::local(mac.0).into());
             *net = NetConfig { sriov_vfs: net.sriov_vfs % 300, mac, ..NetConfig::default() };
@@ -304,7 +304,7 @@ proptest! {
         let macs: std::collections::HashSet<_> = functions.iter().map(|nic| nic.spec.mac).collect();
         let ids: std::collections::HashSet<_> = functions.iter().map(|nic| &nic.spec.id).collect();
         prop_assert_eq!((macs.len(), ids.len()), (functions.len(), functions.len()));
-        // What was decided once stays, also when one more device comes.
+        // Values that were chosen stay, even when a device is added.
         let planned = PlannedVm::new(config).unwrap();
         let (mut config, plan) = (planned.config().clone(), planned.plan());
         prop_assert_eq!(&VmPlan::of(&config).unwrap(), plan);
