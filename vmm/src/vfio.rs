@@ -2,23 +2,23 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `host` | all such devices of a VM, and what they share |
-//! | `function` | one of them as a PCI function of the guest |
-//! | `config_space`, `capabilities`, `msi` | the configuration space that the guest finds; no system calls |
-//! | `interrupts` | what its messages and its pin ask of the host |
-//! | `regions` | which parts of its BARs the guest has without exits |
-//! | `host_device` | the device as the kernel gives it |
-//! | `spec` | which device is wanted, and how |
-//! | `opened` | one that is open, and not a function yet |
-//! | `host_iommu`, `iommufd`, `address_space`, `piece` | which memory it reaches |
-//! | `guest_memory`, `follower` | that is all of the guest's, or what the guest's virtual IOMMU maps |
-//! | `peer_bars`, `bar_memory` | and the BARs of the other devices |
-//! | `group`, `cdev`, `passed` | its IOMMU group, or its own file, which may have been given to this process |
-//! | `rebound` | a file of its own that was bound before it came here |
-//! | `attached`, `space`, `known_files` | to what they are attached, and KVM's knowledge of them |
-//! | `watch` | what the host wants of it |
-//! | `seldom` | what is logged of that which a guest can repeat |
-//! | `sysfs`, `ioctl`, `iommufd_ioctl`, `info` | what is asked of the host's kernel, and how |
+//! | `host` | all such devices of a VM, and their shared state |
+//! | `function` | a host device as a PCI function of the guest |
+//! | `config_space`, `capabilities`, `msi` | the configuration space that the guest sees; no system calls |
+//! | `interrupts` | requests to the host for the function's messages and pin |
+//! | `regions` | the parts of its BARs that the guest accesses without exits |
+//! | `host_device` | the device as the kernel presents it |
+//! | `spec` | the device to pass through, and its options |
+//! | `opened` | an open device that is not a function yet |
+//! | `host_iommu`, `iommufd`, `address_space`, `piece` | the memory that a device reaches |
+//! | `guest_memory`, `follower` | all of the guest's memory, or the mappings of its virtual IOMMU |
+//! | `peer_bars`, `bar_memory` | the BARs of other devices |
+//! | `group`, `cdev`, `passed` | an IOMMU group, or a device's file, which another process may have passed |
+//! | `rebound` | a device's file that was bound before it was passed here |
+//! | `attached`, `space`, `known_files` | attachment to an address space, and registration with KVM |
+//! | `watch` | notices of the host |
+//! | `seldom` | rate limit for log messages that a guest can repeat |
+//! | `sysfs`, `ioctl`, `iommufd_ioctl`, `info` | requests to the host's kernel |
 
 mod address_space;
 mod attached;
