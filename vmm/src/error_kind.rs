@@ -1,4 +1,4 @@
-//! The kind of an error. The command's exit code and an HTTP response's status follow from it.
+//! The kind of an error, which determines the command's exit code and an HTTP response's status.
 
 /// The kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,13 +9,13 @@ pub enum ErrorKind {
     Invalid,
     /// The named object does not exist. Exit code 1, status 404.
     NotFound,
-    /// Another device or the VM's state stands in the way. Exit code 1, status 409.
+    /// Conflict with another device or with the VM's state. Exit code 1, status 409.
     Conflict,
     /// An earlier request has not completed; try again. Exit code 1, status 429.
     Busy,
     /// The host lacks something, or failed. Exit code 1, status 500.
     Host,
-    /// This version does not support it. Exit code 1, status 501.
+    /// Not supported by this version. Exit code 1, status 501.
     Unsupported,
 }
 

@@ -1,4 +1,4 @@
-//! The handlers of vCPUs' exits: what a device that is not memory offers to vCPUs.
+//! The handlers of vCPUs' exits: ports, and addresses that are not memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub trait PortHandler: Send + Sync {
     fn write(&self, offset: u16, data: &[u8]);
 }
 
-/// A device with ports of its own. An access that begins there is the device's.
+/// A device with ports of its own. It handles accesses that start at one of them.
 pub struct Device {
     /// The ports.
     pub ports: Range<u16>,

@@ -1,5 +1,5 @@
-//! Ports of older PCs: those of configuration space, a timer, and a clock. Firmware expects them, and so do kernels
-//! without ACPI, ECAM or KVM's clock. A Linux kernel that has all of these does better without
+//! Ports of older PCs: those of configuration space, a timer, and a clock. Firmware needs them, and so do kernels
+//! without ACPI, ECAM or KVM's clock. A Linux kernel that has all three works better without
 //! ([`LegacyHardware`](crate::arch::x86_64::legacy::LegacyHardware)).
 
 mod config_ports;
@@ -18,7 +18,7 @@ use crate::firmware::pm_timer::PmTimer;
 use crate::firmware::rtc::Rtc;
 use crate::pci_host::bus::Bus;
 
-/// The saved state of these ports, except the timer, whose time goes on with the guest's clock.
+/// The saved state of these ports, except the timer, which follows the guest's clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FirmwareState {
@@ -28,17 +28,17 @@ pub struct FirmwareState {
     pub rtc_index: u8,
 }
 
-/// The saved state of such hardware of a machine that boots no firmware.
+/// The saved state of such hardware in a machine that does not boot firmware.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LegacyState {
-    /// The hardware that there is.
+    /// The hardware that the machine has.
     pub hardware: LegacyHardware,
     /// State of its ports.
     pub ports: FirmwareState,
 }
 
-/// The devices on I/O ports that a machine has of [`LegacyHardware`].
+/// The port devices of a machine's [`LegacyHardware`].
 pub(crate) struct FirmwarePorts {
     config: Option<Arc<SharedConfigPorts>>,
     timer: Option<Arc<PmTimer>>,
@@ -74,11 +74,10 @@ impl FirmwarePorts {
         self.timer.as_ref().map_or(Duration::ZERO, |timer| timer.elapsed())
     }
 
-    /// Brings them to `state`, with a timer that has run for `timer`. Returns false if no guest can have brought them
-    /// there.
+    /// Restores `state`, with a timer that has run for `timer`. Returns false if no guest can have caused it.
     #[must_use]
     pub(crate) fn restore(&self, state: &FirmwareState, timer: Duration) -> bool {
-        // As a guest's own writes.
+        // Restored like a guest's own writes.
         self.config.iter().for_each(|config| config.write(0, &state.config_address.to_le_bytes()));
         self.rtc.iter().for_each(|rtc| rtc.write(0, &[state.rtc_index]));
         self.timer.iter().for_each(|own| own.set(timer));

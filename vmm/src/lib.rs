@@ -1,40 +1,40 @@
 //! The VMM: configuration, lifecycle, KVM, ACPI and the REST API. Devices come from `virtio-devices`.
 //!
-//! The modules of this crate are its rooms. From the top down; each may use those below it, never those above, which
+//! The modules of this crate, from the top down. Each may use the modules below it, never those above, which
 //! `tests/layering.rs` checks:
 //!
-//! | room | what it is | must not know |
+//! | module | subject | independent of |
 //! |---|---|---|
 //! | `control` | the one thread that changes the VM: actions, guest, signals | how devices or vCPUs work |
-//! | `error` | [`Error`]: why the program ends, or an action fails | who reports it |
-//! | `migration` | a guest that goes on in another process while it runs | HTTP |
-//! | `snapshot` | a guest in files, and a VM that is made of it | HTTP |
+//! | `error` | [`Error`]: why the program ends, or an action fails | its reporting |
+//! | `migration` | live migration of a guest to another process | HTTP |
+//! | `snapshot` | saving a guest to files, and restoring it | HTTP |
 //! | `vm` | a booted VM: memory, payload, power-on, reset, hot-plug | clients, HTTP, JSON |
-//! | `devices` | from a plan to open devices in their slots | clients; vCPUs |
+//! | `devices` | opening the devices of a plan in their slots | clients; vCPUs |
 //! | `machine_state` | the state of a paused machine, as plain data | the VM; its memory |
 //! | `firmware` | ports of older PCs, which firmware needs | the VM |
 //! | `pci_host` | bus 0: slots, ECAM, MMIO, interrupts, BARs | the configuration |
-//! | `vcpu` | vCPU threads and their exits | PCI; what is behind an address |
-//! | `api` | HTTP server, requests, actions, documents | the VM; who applies an action |
-//! | `telemetry` | events and their output | who reports them |
+//! | `vcpu` | vCPU threads and their exits | PCI; devices at addresses |
+//! | `api` | HTTP server, requests, actions, documents | the VM; applying actions |
+//! | `telemetry` | events and their output | sources of events |
 //! | `serial` | the 16550A; the host side of both consoles; the terminal | the VM |
-//! | `tpm` | a TPM 2.0, whose work swtpm does | the VM |
-//! | `landlock` | which files this process may use | who asks for it |
+//! | `tpm` | a TPM 2.0, backed by swtpm | the VM |
+//! | `landlock` | the files that this process may use | users of files |
 //! | `acpi` | tables, the generic event device, vCPU hot-plug registers | threads, KVM |
-//! | `config` | the configuration and the plan made of it | everything that runs |
-//! | `vfio` | devices of the host: their registers, interrupts and memory | the bus; the configuration |
-//! | `seccomp` | which system calls each kind of thread may make | what they are used for |
-//! | `privileges` | the rights that this process keeps | what they are used for |
-//! | `lazy_memory` | the guest's memory in a file, as a whole or page after page | the VM; snapshots |
-//! | `dirty` | which pages of memory are written while the guest runs | who copies them |
-//! | `threads` | the one thread that starts all others | what they do |
-//! | `exits` | the handlers of exits: ports, and addresses that are not memory | vCPUs; what is behind an address |
+//! | `config` | the configuration and its plan | everything that runs |
+//! | `vfio` | host devices: their registers, interrupts and memory | the bus; the configuration |
+//! | `seccomp` | the system calls that each kind of thread may make | their use |
+//! | `privileges` | the capabilities that this process keeps | their use |
+//! | `lazy_memory` | the guest's memory in a file, as a whole or page by page | the VM; snapshots |
+//! | `dirty` | dirty logs of the guest's memory | copying pages |
+//! | `threads` | the one thread that starts all others | their work |
+//! | `exits` | the handlers of exits: ports, and addresses that are not memory | vCPUs; devices at addresses |
 //! | `pci_layout` | the addresses of BARs, divided among PCI segments | BARs; the configuration |
-//! | `kvm` | KVM's system calls; no other room calls KVM | guests and devices |
+//! | `kvm` | KVM's system calls; no other module calls KVM | guests and devices |
 //! | `arch` | addresses, CPUID, registers, boot protocols | the rest of the crate |
 //! | `error_kind` | [`ErrorKind`]: exit code and HTTP status | the errors |
-//! | `heap` | what the allocator gives back to the host | who allocates |
-//! | `passed_fd` | descriptors that this process was given, by their numbers | what they are for |
+//! | `heap` | memory that the allocator returns to the host | users of memory |
+//! | `passed_fd` | descriptors passed to this process, by number | their use |
 
 pub mod acpi;
 pub mod api;
@@ -78,7 +78,7 @@ pub use telemetry::monitor::{EventMonitor, MonitorError};
 pub use virtio_devices::create_file;
 pub use vm::VmError;
 
-/// Parts of the rooms, for fuzz targets.
+/// Parts of the modules, for fuzz targets.
 #[cfg(any(test, feature = "testing"))]
 pub mod testing {
     use pci::{ConfigTarget, Topology};
@@ -103,7 +103,7 @@ pub mod testing {
     ///
     /// # Errors
     ///
-    /// Fails if there is no room.
+    /// Fails if there is not enough space.
     pub fn place_bars<D: ConfigTarget>(topology: &Topology<D>, free: Apertures) -> Result<(), NoRoom> {
         assign_bars::place_bars(topology, free)
     }

@@ -1,14 +1,14 @@
-//! Descriptors that this process was given, by their numbers.
+//! File descriptors that this process was given, by number.
 
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-/// A descriptor of our own for the open file of `fd`, which stays open. `None` if there is none.
+/// Duplicates the descriptor `fd`, which stays open. `None` if it is not open.
 pub(crate) fn duplicate(fd: RawFd) -> Option<OwnedFd> {
     // The configuration allows nothing below 3.
     if fd < 0 {
         return None;
     }
-    // SAFETY: the number is only used for this one call, which fails if it is not open.
+    // SAFETY: the number is used only for this call, which fails if it is not open.
     let passed = unsafe { BorrowedFd::borrow_raw(fd) };
     passed.try_clone_to_owned().ok()
 }

@@ -11,12 +11,12 @@ pub struct Apertures {
     pub mem64: Range<u64>,
 }
 
-/// Share of a segment in the addresses, in relation to the others.
+/// Share of a segment in the addresses, relative to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weights {
-    /// Of those below 4 GiB; at least 1.
+    /// Weight below 4 GiB; at least 1.
     pub mem32: u32,
-    /// Of those for BARs of 64 bits; at least 1.
+    /// Weight for BARs of 64 bits; at least 1.
     pub mem64: u32,
 }
 
@@ -24,7 +24,7 @@ pub struct Weights {
 const UNIT: u64 = 1 << 20;
 
 impl Apertures {
-    /// Divides these addresses among segments, in their order. The last gets what is left.
+    /// Divides these addresses among segments, in their order. The last one gets the rest.
     pub fn split(&self, weights: &[Weights]) -> Vec<Self> {
         let mem32 = split(&self.mem32, weights.iter().map(|weights| weights.mem32));
         let mem64 = split(&self.mem64, weights.iter().map(|weights| weights.mem64));
@@ -64,7 +64,7 @@ mod tests {
         assert!(
             len(&parts[0]).abs_diff(len(&parts[1])) <= UNIT && len(&parts[2]).abs_diff(2 * len(&parts[0])) <= 4 * UNIT
         );
-        // All extremes: nothing overlaps, and nothing lies outside.
+        // Extreme weights: no ranges overlap, and all are inside.
         for most in [vec![weights(1, 1); 96], vec![weights(u32::MAX, 1), weights(1, u32::MAX), weights(1, 1)]] {
             let parts = APERTURES.split(&most);
             for of in [|part: &Apertures| part.mem32.clone(), |part: &Apertures| part.mem64.clone()] {

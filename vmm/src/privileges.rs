@@ -1,4 +1,4 @@
-//! The rights that this process keeps: as few as its VM may need.
+//! The capabilities that this process keeps: as few as its VM may need.
 
 use std::io;
 
@@ -7,28 +7,29 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// Capabilities that a VM may need while it runs, for devices that are added, too. No process gets more than it had.
+/// Capabilities that a VM may need while it runs, including for devices that are added. A process gets no more than it
+/// had.
 const KEPT: CapabilitySet = CapabilitySet::empty()
-    // Taps are made, set up and brought up.
+    // For creating and configuring taps, and bringing them up.
     .union(CapabilitySet::NET_ADMIN)
-    // vDPA devices and io_uring pin memory, beyond RLIMIT_MEMLOCK.
+    // vDPA devices and io_uring pin memory beyond RLIMIT_MEMLOCK.
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::SYS_RESOURCE)
-    // Images, devices and sockets of other users, as root has always been able to use them.
+    // Images, devices and sockets of other users, which root can use.
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::FOWNER);
 
-/// Gives up all capabilities but those that a VM may need, and any way to get more: no program that this process might
-/// run has more rights than it. For the calling thread and those that it starts from then on.
+/// Drops all capabilities except those that a VM may need, and any way to gain more: a program that this process
+/// executes has no more rights. Applies to the calling thread and those that it starts from then on.
 ///
 /// # Errors
 ///
-/// The kernel refuses.
+/// Fails if the kernel refuses.
 pub(crate) fn reduce() -> io::Result<()> {
     set_no_new_privs(true)?;
     let CapabilitySets { effective, permitted, .. } = capabilities(None)?;
-    // Who may not change the set of what programs can get has no use for it: see above.
+    // A process that may not change the bounding set does not need to: it cannot gain rights, as above.
     if effective.contains(CapabilitySet::SETPCAP) {
         let others = CapabilitySet::all().difference(KEPT);
         for capability in others.iter().filter(|one| capability_is_in_bounding_set(*one).unwrap_or(false)) {

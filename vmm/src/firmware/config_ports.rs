@@ -1,4 +1,4 @@
-//! The ports CF8h and CFCh of configuration space, by which firmware finds out what machine it runs on.
+//! The ports CF8h and CFCh of configuration space, with which firmware probes the machine.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::pci_host::bus::Bus;
 /// The ports.
 pub(super) const PORTS: Range<u16> = ConfigPorts::BASE..ConfigPorts::BASE + ConfigPorts::LEN;
 
-/// The ports, which all vCPUs share. A guest itself serializes the two accesses that make a request.
+/// The ports, which all vCPUs share. A guest must serialize the two accesses of a request itself.
 pub(super) struct SharedConfigPorts {
     bus: Arc<Bus>,
     /// Never locked during an access to a device.

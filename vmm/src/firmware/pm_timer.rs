@@ -1,7 +1,7 @@
-//! The ACPI power management timer (`ACPI 6.5 §4.8.3.3`), by which firmware waits.
+//! The ACPI power management timer (`ACPI 6.5 §4.8.3.3`), which firmware uses to wait.
 //!
-//! Firmware for Cloud Hypervisor has the port built in. Linux finds it by the FADT, and calibrates the time stamp
-//! counter by it where it does not use KVM's clock.
+//! Firmware for Cloud Hypervisor has the port built in. Linux finds it through the FADT, and uses it to calibrate the
+//! time stamp counter if it does not use KVM's clock.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const FREQUENCY: u128 = 3_579_545;
 
 /// A counter of 32 bits that starts at 0 when the machine is powered on.
 pub(super) struct PmTimer {
-    /// A moment, and how long it had run then.
+    /// A moment, and the time that the timer had run then.
     start: Mutex<(Instant, Duration)>,
 }
 
@@ -27,13 +27,13 @@ impl PmTimer {
         Self { start: Mutex::new((Instant::now(), Duration::ZERO)) }
     }
 
-    /// Time for which it has run.
+    /// Time that the timer has run.
     pub(super) fn elapsed(&self) -> Duration {
         let (start, before) = *self.start.lock();
         before.saturating_add(start.elapsed())
     }
 
-    /// From now on it has run for `elapsed`.
+    /// Sets the time that the timer has run.
     pub(super) fn set(&self, elapsed: Duration) {
         *self.start.lock() = (Instant::now(), elapsed);
     }
@@ -52,7 +52,7 @@ impl PortHandler for PmTimer {
         }
     }
 
-    /// It is read-only.
+    /// Does nothing: the timer is read-only.
     fn write(&self, _offset: u16, _data: &[u8]) {}
 }
 

@@ -1,7 +1,7 @@
-//! The real-time clock of a PC (an MC146818), by which firmware tells the time.
+//! The real-time clock of a PC (an MC146818), from which firmware reads the time.
 //!
-//! It shows the host's time in UTC and has no alarm, no interrupt and no memory. It cannot be set: what a guest writes
-//! to it would be lost when the machine is powered off.
+//! It shows the host's time in UTC and has no alarm, no interrupt and no memory. It cannot be set: a guest's settings
+//! would be lost when the machine is powered off.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -33,7 +33,7 @@ const A: u8 = 0x26;
 const B: u8 = 0x02;
 /// Register D: the battery is good.
 const D: u8 = 0x80;
-/// The bits of the index; the uppermost of the port masks NMIs, which has no effect here.
+/// The bits of the index; the top bit of the port masks NMIs, which has no effect here.
 const INDEX: u8 = 0x7f;
 
 /// The clock.
@@ -104,10 +104,10 @@ impl Date {
     ///
     /// Years are counted from March, so that a leap day is the last of its year.
     fn of(days: u64) -> Self {
-        // From 1 March 0000, in eras of 400 years, which all have the same number of days.
+        // Days since 1 March 0000, in eras of 400 years, which all have the same number of days.
         let days = days + 719_468;
         let (era, day) = (days / 146_097, days % 146_097);
-        // Leap days so far in the era: one in 4 years, not in the last of 100 but in that of 400.
+        // Leap days so far in the era: one in 4 years, not in the last of 100, but in that of 400.
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
         let day = day - (365 * year + year / 4 - year / 100);
         // Five months have 153 days, from March and from August on.
@@ -161,7 +161,7 @@ mod tests {
         };
         let year = Date::of(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / 86_400).year;
         assert!(read(0x32) == bcd(year / 100) && [bcd(year % 100), bcd((year + 1) % 100)].contains(&read(0x09)));
-        // Set, and unchanged.
+        // Setting the clock has no effect.
         rtc.write(1, &[0x99]);
         assert_ne!(read(0x32), 0x99);
     }
