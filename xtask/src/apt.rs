@@ -1,5 +1,5 @@
-//! Debian packages. Tools are installed on this machine by `apt-get install`. The lab's files are unpacked under
-//! `target/` by an apt with a configuration of its own, which needs no root and does not change the machine.
+//! Debian packages. Tools are installed on this machine with `apt-get install`. The lab's files are unpacked under
+//! `target/` by an apt with its own configuration, which needs no root and does not change the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::sources::Mirrors;
 pub(crate) const RELEASE_6_1: &str = "bookworm";
 /// The Debian release whose kernel is 6.12.
 pub(crate) const RELEASE_6_12: &str = "trixie";
-/// Debian's release in development, which is always called this.
+/// Debian's release in development, which always has this name.
 const DEVELOPMENT: &str = "sid";
 
 /// Prefix of kernels' package names, before their versions.
@@ -54,7 +54,7 @@ impl Apt {
         }
         let path = |name: &str| folder.join(name).display().to_string();
         fs::write(path("sources.list"), list).context("writing the lab's sources.list")?;
-        // This apt only fetches. It knows of no installed package.
+        // This apt only fetches. For it, no package is installed.
         fs::write(path("status"), "").context("writing the lab's package status")?;
         let options = [
             format!("Dir::Etc::sourcelist={}", path("sources.list")),
@@ -76,8 +76,8 @@ impl Apt {
         Ok(Apt { folder: folder.to_owned(), options, updated: false })
     }
 
-    /// The name and version of the kernel that `meta` depends on, in the version series `series`: how its versions
-    /// begin ("6.1."), or, after a tilde, what they contain ("~bpo").
+    /// The name and version of the kernel that `meta` depends on, in the version series `series`: the prefix of its
+    /// versions ("6.1."), or, after a tilde, a part of them ("~bpo").
     pub(crate) fn resolve(&mut self, meta: &str, series: &str) -> Result<(String, String)> {
         self.update()?;
         let text = output(Command::new("apt-cache").args(&self.options).args(["show", meta]))?;
@@ -149,7 +149,7 @@ impl Apt {
     }
 }
 
-/// Installs each package of `(program, package)` whose program is missing on this machine.
+/// Installs each package of `(program, package)` with a program that this machine lacks.
 pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<&str> =
         wanted.iter().filter(|(program, _)| find_program(program).is_none()).map(|(_, package)| *package).collect();
@@ -163,14 +163,14 @@ pub(crate) fn install_missing(wanted: &[(&str, &str)]) -> Result<()> {
     let step = Step::begin("install", missing.join(" "));
     let environment = ("DEBIAN_FRONTEND", "noninteractive");
     output(Command::new("apt-get").arg("update").env(environment.0, environment.1))?;
-    // Another program may be installing something at this moment.
+    // Another program may hold apt's lock at this moment.
     let arguments = ["install", "--yes", "--no-install-recommends", "--option=DPkg::Lock::Timeout=300"];
     output(Command::new("apt-get").args(arguments).args(&missing).env(environment.0, environment.1))?;
     step.done();
     Ok(())
 }
 
-/// The path of a program in `PATH`, or in the folders that the `PATH` of a user who is not root lacks.
+/// The path of a program in `PATH`, or in the folders of root's `PATH`.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));

@@ -1,6 +1,6 @@
 //! Throughput and latency between a guest and its host: of a container's VF, per backend, compared with other container
-//! networks; of vsock; and of virtio-fs. And between two containers of a guest, by what connects their VFs. QEMU is
-//! measured for comparison. And how long a guest takes to be saved and restored.
+//! networks; of vsock; and of virtio-fs. Also between two containers of a guest, by the connection of their VFs. QEMU
+//! is measured for comparison. Also the time to save and restore a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const KERNEL: &str = "6.12";
 const IN_MEMORY: &str = "/run/lab";
 /// Time limits under load: for the start, and for each second of virtual time.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(200));
-/// Number of times that a test is tried before it fails.
+/// Number of attempts of a test before it fails.
 const ATTEMPTS: usize = 4;
 
 /// Subject of a measurement: for a network, the backend that carries frames between the container and the host.
@@ -94,8 +94,7 @@ impl Backend {
         }
     }
 
-    /// Tests that a first-level machine of its own measures: by the names that the measuring program has for them, or
-    /// `all`.
+    /// Tests that each get a first-level machine, by their names in the measuring program, or `all`.
     fn tests(self) -> &'static [&'static str] {
         match self {
             Backend::Switch
@@ -113,7 +112,7 @@ impl Backend {
     /// Number of measurements of a machine.
     fn measurements(self) -> f64 {
         match self {
-            // One of each network, or of each mode of the IOMMU.
+            // One for each network, or each mode of the IOMMU.
             Backend::Containers | Backend::Iommu | Backend::IommuVhost | Backend::IommuIntel => 4.0,
             // All tests.
             Backend::Switch | Backend::Bridge | Backend::BridgeVhost => 4.0,
@@ -127,7 +126,7 @@ impl Backend {
         if self == Backend::Vfio || qemu && self == Backend::Switch { IGB_KERNEL } else { KERNEL }
     }
 
-    /// The first-level machine. The emulator that has an igb has not been taught to count instructions.
+    /// The first-level machine. The QEMU that has an igb cannot count instructions here.
     const fn machine(self) -> Machine {
         match self {
             Backend::Vfio => Machine::VFIO,
@@ -171,7 +170,7 @@ pub(crate) struct Options {
     pub only: Option<String>,
     /// True to measure QEMU instead of cloud-hypervisor.
     pub qemu: bool,
-    /// The VMM, instead of one that is built: a static binary in the checkout.
+    /// The VMM to use instead of building one: a static binary in the checkout.
     pub vmm: Option<PathBuf>,
 }
 
@@ -195,7 +194,7 @@ impl Options {
     }
 
     fn backends(&self) -> Result<Vec<Backend>> {
-        // QEMU supports vhost-user and vDPA, too, but the comparison is made for taps only.
+        // QEMU also supports vhost-user and vDPA, but the comparison is made for taps only.
         let of_qemu = |backend: &Backend| {
             !matches!(backend, Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy | Backend::Snapshot)
         };
@@ -243,9 +242,9 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> 
 }
 
 /// Runs the tests of one backend, those of networks in a first-level machine each. A test that hangs, as it may under
-/// an emulator that could not be patched, is tried again, never silently.
+/// an emulator that could not be patched, is retried with a message.
 fn measure(lab: &Lab, workspace: &Path, prepare: &str, backend: Backend, options: &Options) -> Result<()> {
-    // QEMU leaves the connections to the kernel.
+    // With QEMU, the kernel handles the connections.
     let what = if options.qemu && backend == Backend::Vsock { "vhost-vsock" } else { backend.name() };
     note(
         "measure",
@@ -262,7 +261,7 @@ fn measure(lab: &Lab, workspace: &Path, prepare: &str, backend: Backend, options
     Ok(())
 }
 
-/// Runs a test, `what`, in a first-level machine of its own, and prints its lines.
+/// Runs a test, `what`, in its own first-level machine, and prints its lines.
 fn run_test(lab: &Lab, workspace: &Path, machine: Machine, command: &str, limit: Duration, what: &str) -> Result<()> {
     let mut attempts = 0;
     loop {

@@ -1,5 +1,5 @@
-//! Measures how long a guest takes to boot and to enable VFs, how many exits that takes, and how much memory the VMM
-//! uses.
+//! Measures the time that a guest takes to boot and to enable VFs, the exits that this causes, and the VMM's memory
+//! use.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,11 +18,11 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// Folder of the guests' files: in the first-level machine's memory. While the machine waits for the checkout's disk,
 /// its clock jumps ahead by the wait.
 pub(crate) const IN_MEMORY: &str = "/run/lab";
-/// The limit of open files. It is enough for 1,024 VFs.
+/// The limit of open files, which suffices for 1,024 VFs.
 const OPEN_FILES: u32 = 8192;
 
-/// Measures each start and each number of VFs `runs` times, or only `vfs` VFs, of this commit's VMM or another. Time is
-/// virtual, one nanosecond per instruction, so that the figures do not depend on the machine or its load.
+/// Measures each start and each number of VFs `runs` times, or only `vfs` VFs, with this commit's VMM or another. Time
+/// is virtual, one nanosecond per instruction, so that the figures do not depend on the machine or its load.
 pub(crate) fn run(lab: &Lab, workspace: &Path, runs: usize, vfs: Option<usize>, vmm: Option<&Path>) -> Result<()> {
     apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
     let vmm = vmm.map_or_else(|| build::vmm(workspace), |path| path.canonicalize().context(path.display()))?;

@@ -1,6 +1,6 @@
-//! Programs that cargo builds for the lab: static binaries, which run in the first-level machine as they run here.
+//! Programs that cargo builds for the lab: static binaries, which run in the first-level machine as on this machine.
 //!
-//! Each user of the lab builds the programs that it runs, and no others.
+//! Each command builds only the programs that it runs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -43,7 +43,7 @@ pub(crate) fn program(workspace: &Path, name: &str) -> Result<PathBuf> {
     only(&built, name)
 }
 
-/// Builds the program `name` at the ends of what `cargo xtask bench` measures, optimised.
+/// Builds the program `name` for the measurements of `cargo xtask bench`, optimised.
 pub(crate) fn measuring_program(workspace: &Path, name: &str) -> Result<PathBuf> {
     let arguments = ["build", "--release", "--package", "integration", "--bin", name];
     only(&build(workspace, &format!("{name}, optimised"), &arguments)?, name)
@@ -88,13 +88,13 @@ fn build(workspace: &Path, what: &str, arguments: &[&str]) -> Result<Vec<Executa
     Ok(String::from_utf8_lossy(&built.stdout).lines().filter_map(executable).collect())
 }
 
-/// The one called `name`.
+/// The executable called `name`.
 fn only(built: &[Executable], name: &str) -> Result<PathBuf> {
     let found = built.iter().find(|executable| executable.name == name);
     found.map(|executable| executable.path.clone()).ok_or_else(|| Error::new(format!("cargo built no {name}")))
 }
 
-/// The executable that a message of cargo announces, if it announces one.
+/// The executable in a message of cargo, if it has one.
 fn executable(message: &str) -> Option<Executable> {
     let message: Value = serde_json::from_str(message).ok()?;
     let target = message.get("target")?;

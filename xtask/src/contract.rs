@@ -1,8 +1,7 @@
-//! `cargo xtask test contract`: schemathesis sends the running program the requests that follow from
-//! `api/openapi.yaml`.
+//! `cargo xtask test contract`: schemathesis sends requests generated from `api/openapi.yaml` to the running program.
 //!
-//! The program runs in an empty folder and in a network namespace of its own, where any tap can be made. It is tested
-//! without a virtual machine, which the requests then create, and with a guest that runs.
+//! The program runs in an empty folder and in its own network namespace, where any tap can be created. It is tested
+//! without a virtual machine, which the requests then create, and with a running guest.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -27,7 +26,7 @@ use crate::suite::Tally;
 
 /// The release of schemathesis that this was written for.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
-/// Checks. The success of every valid request is not among them: most requests name a file of the host.
+/// Checks. They do not include the success of every valid request: most requests name a file of the host.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,unsupported_method,content_type_conformance,\
                       response_headers_conformance,response_schema_conformance,negative_data_rejection,\
                       allow_header_conformance";
@@ -70,7 +69,7 @@ const PASSES: &[Pass] = &[
         name: "with a guest that runs",
         has_guest: true,
         root: "/api/v1",
-        // Without those that would end the guest, and those that do not depend on it.
+        // Without operations that would end the guest, or do not depend on it.
         operations: &[
             "--include-operation-id-regex",
             "^(bootVM|pauseVM|resumeVM|rebootVM|powerButtonVM|vm(Info|Counters)Get|\
@@ -81,7 +80,7 @@ const PASSES: &[Pass] = &[
     Pass { name: "metrics", has_guest: true, root: "", operations: &["--include-operation-id", "metricsGet"] },
 ];
 
-/// Sends some thousands of requests that follow from the description, and about `cases` random ones. Each operation in
+/// Sends some thousands of requests generated from the description, and about `cases` random ones. Each operation in
 /// each run counts as a test.
 pub(crate) fn run(workspace: &Path, cases: usize) -> Result<Tally> {
     let folder = workspace.join("target/lab/contract");
@@ -96,7 +95,7 @@ pub(crate) fn run(workspace: &Path, cases: usize) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Run, and its resources.
+/// A run with its resources.
 struct Run<'a> {
     workspace: &'a Path,
     folder: &'a Path,
@@ -114,7 +113,7 @@ impl Run<'_> {
         let report = self.folder.join("report.json");
         // The report of an earlier run must not count.
         let _ = fs::remove_file(&report);
-        // A request to receive a VM is answered when one has arrived, or when that is cancelled.
+        // A request to receive a VM is answered when a VM has arrived, or when the request is cancelled.
         let cancelling = (!self.pass.has_guest).then(|| Cancelling::start(&vmm.socket));
         let asked = self.command(&splice, &report, cases).output().context("running schemathesis")?;
         drop(cancelling);
@@ -126,7 +125,7 @@ impl Run<'_> {
             println!("\n{}{}", String::from_utf8_lossy(&asked.stdout), String::from_utf8_lossy(&asked.stderr));
         }
         drop(splice);
-        // The program must have survived, and still obey.
+        // The program must have survived, and still accept requests.
         match vmm.shut_down() {
             Ok(()) => tally.passed += 1,
             Err(error) => {
@@ -143,7 +142,7 @@ impl Run<'_> {
     }
 
     fn command(&self, splice: &Splice, report: &Path, cases: usize) -> Command {
-        /// About as many operations as there are.
+        /// The approximate number of operations.
         const OPERATIONS: usize = 32;
         let api = self.workspace.join("api");
         let mut command = Command::new(self.schemathesis);
@@ -158,7 +157,7 @@ impl Run<'_> {
     }
 }
 
-/// Numbers of operations that were as described, and that were not, from schemathesis' report.
+/// Numbers of operations that conformed and that did not, from schemathesis' report.
 fn tally(report: &str) -> Tally {
     let report: Value = serde_json::from_str(report).unwrap_or_default();
     let tested = report.pointer("/operations/tested").and_then(Value::as_u64).unwrap_or(0);
@@ -236,7 +235,7 @@ impl Vmm {
         request(&self.socket, line)
     }
 
-    /// Ends it by a request.
+    /// Shuts the program down with a request.
     pub(crate) fn shut_down(&mut self) -> Result<()> {
         let answer = self.request("PUT /api/v1/vmm.shutdown").context("vmm.shutdown")?;
         if !answer.starts_with("HTTP/1.1 200 ") {
@@ -287,7 +286,7 @@ impl Cancelling {
         let ended = Arc::clone(&over);
         let thread = thread::spawn(move || {
             while !ended.load(Ordering::Relaxed) {
-                // Most of the time there is none.
+                // Most of the time there is no migration.
                 let _ = request(&socket, "PUT /api/v1/vm.cancel-migration");
                 thread::sleep(CANCEL_EVERY);
             }
@@ -330,7 +329,7 @@ fn halting_kernel() -> Vec<u8> {
     file
 }
 
-/// The program, built as for development: its assertions are on.
+/// The program, built for development, with assertions enabled.
 pub(crate) fn program(workspace: &Path) -> Result<PathBuf> {
     let step = Step::begin("build", "the command, with its assertions");
     let arguments = ["build", "--quiet", "--bin", "cloud-hypervisor", "--message-format", "json-render-diagnostics"];

@@ -16,7 +16,7 @@ use crate::progress::Step;
 
 /// The code of the crates that are measured.
 const CRATES: [&str; 4] = ["pci/src/", "virtio-devices/src/", "vm-api/src/", "vmm/src/"];
-/// Parts of a path that only code for tests has.
+/// Parts of a path that only test code has.
 const TEST_CODE: [&str; 4] = ["testing", "_tests", "/tests", "recording_vm"];
 
 /// The document that is rewritten.
@@ -111,13 +111,13 @@ impl Measure<'_> {
     /// The toolchain's cargo, with coverage counters in what it builds.
     fn cargo(&self) -> Command {
         let mut cargo = self.fuzz.cargo();
-        // With a target, RUSTFLAGS do not apply to build scripts and macros, which would be counted too.
+        // Without a target, RUSTFLAGS would also apply to build scripts and macros, which would be counted.
         cargo.env("RUSTFLAGS", "-C instrument-coverage").env("CARGO_BUILD_TARGET", TARGET);
         cargo.env("CARGO_TARGET_DIR", &self.target);
         cargo
     }
 
-    /// The files that `programs` ran, by the counters in `raw`.
+    /// The files that `programs` ran, according to the counters in `raw`.
     fn files(&self, raw: &[PathBuf], programs: &[PathBuf]) -> Result<Vec<File>> {
         let profile = self.target.join("merged.profdata");
         output(Command::new(self.tools.join("llvm-profdata")).args(["merge", "-o"]).arg(&profile).args(raw))?;
@@ -136,7 +136,7 @@ fn executables(messages: &str) -> Vec<PathBuf> {
     messages.filter_map(|message| Some(message.get("executable")?.as_str()?.into())).collect()
 }
 
-/// A section of the document: `what` was run.
+/// A section of the document, after running `what`.
 fn table(head: &str, what: &str, files: &[File]) -> String {
     let mut text = format!("{head}\n{what}:\n\n| file | lines | run |\n|---|---|---|\n");
     for File { path, lines, reached } in files.iter().filter(|file| file.reached > 0) {

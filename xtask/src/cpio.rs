@@ -7,7 +7,7 @@ use cpio::newc::{Builder, trailer};
 
 use crate::error::{Context, Result};
 
-/// An archive being written. Every entry belongs to root, and the same calls give the same bytes.
+/// An archive being written. Every entry belongs to root, and the same calls produce the same bytes.
 #[derive(Default)]
 pub(crate) struct Cpio {
     bytes: Vec<u8>,
@@ -20,7 +20,7 @@ const REGULAR: u32 = 0o100_000;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
 impl Cpio {
-    /// Adds a directory. Parents come first: the kernel does not create them.
+    /// Adds a directory. Add parents first: the kernel does not create them.
     pub(crate) fn directory(&mut self, path: &str) -> Result<()> {
         self.entry(path, DIRECTORY, (0, 0), &[])
     }

@@ -1,4 +1,4 @@
-//! Boots a whole Debian from a disk, as a cloud image would: with its own init and login, not the lab's.
+//! Boots a whole Debian from a disk, like a cloud image: with its own init and login, not the lab's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use crate::nested::{Clock, FirstLevel};
 use crate::progress::{Step, note};
 use crate::suite::quote;
 
-/// Time that the guest may take to its login prompt, in seconds. systemd takes minutes under two levels of emulation.
+/// Time until the login prompt, in seconds. systemd takes minutes under two levels of emulation.
 const LOGIN_LIMIT: u64 = 600;
 /// The size of the disk. The file is sparse.
 const DISK: &str = "640M";
 /// Makes systemd wait as long as the lab does. On a busy machine its default of 90 s is too short for udev to announce
 /// the serial port, without which there is no login.
 const PATIENCE: &str = "[Manager]\\nDefaultTimeoutStartSec=900\\nDefaultDeviceTimeoutSec=900\\n";
-/// Files of packages that are left out, to unpack less.
+/// Files of packages to leave out, for faster unpacking.
 const WITHOUT: [&str; 3] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"];
 
 /// The programs that make a file system, and the packages that have them.
@@ -82,8 +82,8 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
     Ok(disk)
 }
 
-/// Makes the file system of a Debian with these packages, `size` large, at `image`. Each hook is a shell command, in
-/// which `$1` is the root.
+/// Creates the file system of a Debian with these packages, of size `size`, at `image`. Each hook is a shell command;
+/// `$1` is the root.
 pub(crate) fn file_system(image: &Path, size: &str, packages: &str, hooks: &[&str]) -> Result<()> {
     let (archive, tree) = (image.with_extension("tar"), image.with_extension("tree"));
     let mut command = Command::new("mmdebstrap");
@@ -95,7 +95,7 @@ pub(crate) fn file_system(image: &Path, size: &str, packages: &str, hooks: &[&st
         command.arg(format!("--customize-hook={hook}"));
     }
     output(command.arg(apt::RELEASE_6_1).arg(&archive))?;
-    // Without root, only fakeroot knows whose file is whose. It cannot read those that nobody may read, such as the
+    // Without root, only fakeroot has the owners of files. It cannot read files without read permission, such as the
     // backups of the lists of users.
     let make = format!(
         "mkdir {tree} && tar -C {tree} --exclude='./etc/*-' -xf {archive} && \

@@ -50,7 +50,7 @@ impl Part {
     }
 }
 
-/// Fetches and builds what is missing and runs the demonstration. Returns whether it passed.
+/// Fetches and builds missing parts and runs the demonstration. Returns true if it passed.
 pub(crate) fn run(workspace: &Path, part: Part, asked: Option<Place>) -> Result<bool> {
     let started = Instant::now();
     let lab = Lab::open(workspace)?;
@@ -75,7 +75,7 @@ pub(crate) fn run(workspace: &Path, part: Part, asked: Option<Place>) -> Result<
     Ok(status == 0)
 }
 
-/// Says what this will fetch, and how long it takes: measured on two processors.
+/// Prints what this will fetch, and the time it takes, measured on two processors.
 fn announce(lab: &Lab, part: Part, asked: Option<Place>) {
     note("demo", part.about());
     let missing = |needed: &[(&'static str, bool)]| {
@@ -104,8 +104,8 @@ fn announce(lab: &Lab, part: Part, asked: Option<Place>) {
     );
 }
 
-/// The command `demo` for a user who may not make taps. It uses this machine's own passt, or the lab's if that is
-/// missing or too old.
+/// The command `demo` for a user who may not create taps. It uses this machine's passt, or the lab's if that is missing
+/// or too old.
 fn with_passt(lab: &Lab, demo: &str) -> Result<String> {
     let own = apt::find_program("passt").filter(|passt| {
         let help = Command::new(passt).arg("--help").output();
@@ -124,7 +124,7 @@ fn with_passt(lab: &Lab, demo: &str) -> Result<String> {
     Ok(format!("export PATH={}:$PATH; {demo} --passt", quote(&folder)))
 }
 
-/// The folder of a script `passt` that runs the lab's with the libraries it was built for, which may differ from this
+/// The folder of a script `passt` that runs the lab's passt with its own libraries, which may differ from this
 /// machine's.
 fn lab_passt(lab: &Lab) -> Result<PathBuf> {
     let peers = lab.peers()?.join("usr");

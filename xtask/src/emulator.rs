@@ -7,13 +7,13 @@
 //! that holds a spin lock or writes the time then deadlocks. If the clock counts instructions, the loop exits whenever
 //! a timer is due, and every second measurement hung.
 //!
-//! With a real clock it takes a race: another thread asks for an interrupt after the loop has looked for interrupts and
-//! before it looks for requests to exit. The tests of VFs with an igb of 11.1 failed so in 2 of 36 runs. In one, a
-//! counter in the loop showed a second delivery of the guest's timer interrupt (vector 236), and Linux warned of a
-//! broken timer. In the other the guest hung: its timer interrupt waited in `ktime_get_update_offsets_now`, with
-//! interrupts disabled, for a writer of the time that it had interrupted itself. With six PAUSEs between the two looks,
-//! the third guest hung: KVM had injected its timer interrupt once, the guest had written EOI twice, and its backtrace
-//! had the second interrupt in code with interrupts disabled.
+//! With a real clock this requires a race: another thread requests an interrupt after the loop has checked for
+//! interrupts and before it checks for exit requests. The tests of VFs with an igb of 11.1 failed this way in 2 of 36
+//! runs. In one, a counter in the loop showed a second delivery of the guest's timer interrupt (vector 236), and Linux
+//! warned of a broken timer. In the other the guest hung: its timer interrupt waited in `ktime_get_update_offsets_now`,
+//! with interrupts disabled, for a writer of the time that it had interrupted itself. With six PAUSEs between the two
+//! checks, the third guest hung: KVM had injected its timer interrupt once, the guest had written EOI twice, and its
+//! backtrace had the second interrupt in code with interrupts disabled.
 
 use std::fs;
 use std::ops::Range;
@@ -33,13 +33,13 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// The x86-64 machine code, found only there, that sets `exception_index` from a register, `exception_is_int` to 0 and
 /// `exception_next_eip` to -1. `..` is any byte: the offsets of fields differ between versions. 7.2 and 11.1 have it.
 const FAULT: &str = "89 b3 .. .. ff ff c7 83 .. .. 00 00 00 00 00 00 48 c7 83 .. .. 00 00 ff ff ff ff";
-/// Replacement of the first instruction: a NOP of the same length.
+/// Replacement for the first instruction: a NOP of the same length.
 const NOTHING: [u8; 6] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// Locked while a copy is written: workers start machines side by side.
+/// Locked while a copy is written: workers start machines at the same time.
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// The command that runs the patched copy of this machine's QEMU. A QEMU without that code runs unpatched; a line says
-/// so.
+/// The command that runs the patched copy of this machine's QEMU. A QEMU without that code runs unpatched, after a
+/// message.
 pub(crate) fn command(lab: &Lab) -> Result<Command> {
     let program = apt::find_program(PROGRAM).ok_or_else(|| Error::new(format!("{PROGRAM} is not in PATH")))?;
     let folder = lab.folder().join("emulator");
@@ -57,8 +57,8 @@ pub(crate) fn command(lab: &Lab) -> Result<Command> {
     Ok(Command::new(copy))
 }
 
-/// Writes a patched copy of `program` into `folder`, unless it is there, and returns its path. Without the code to
-/// patch, prints a line and returns `program`.
+/// Writes a patched copy of `program` into `folder`, if it is missing, and returns its path. Without the code to patch,
+/// prints a line and returns `program`.
 pub(crate) fn patched(program: &Path, folder: &Path) -> Result<PathBuf> {
     let mut image = fs::read(program).context(program.display())?;
     let Some(place) = only_match(&image, FAULT) else {
@@ -83,7 +83,7 @@ pub(crate) fn patched(program: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// Place of `pattern` in `image`. `None` if it is nowhere or in several places.
+/// Place of `pattern` in `image`. `None` if there is none or more than one.
 fn only_match(image: &[u8], pattern: &str) -> Option<Range<usize>> {
     let pattern: Vec<Option<u8>> = pattern.split(' ').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
     let fits =

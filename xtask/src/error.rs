@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// An error of `cargo xtask`. It is only ever read by a person, so it is text and not an enum.
+/// An error of `cargo xtask`. Only people read it, so it is text and not an enum.
 #[derive(Debug)]
 pub(crate) struct Error(String);
 
-/// The result of everything in this crate.
+/// The result of all functions in this crate.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -22,7 +22,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Adds what was being done to an error.
+/// Adds the failed action to an error.
 pub(crate) trait Context<T> {
     /// Puts `what` in front of the error.
     fn context(self, what: impl fmt::Display) -> Result<T>;

@@ -1,6 +1,6 @@
 //! Fuzzing: builds the targets of `fuzz/` and runs each for a while.
 //!
-//! The corpora in `fuzz/corpus` start with seeds that `fuzz/src` writes, and grow with each run. An input that fails is
+//! The corpora in `fuzz/corpus` start with seeds that `fuzz/src` writes, and grow with each run. A failing input is
 //! kept in `fuzz/artifacts` and reproduces the failure.
 
 use std::path::{Path, PathBuf};
@@ -25,14 +25,14 @@ const LIMIT: u32 = 20;
 /// Time that each target runs as a part of `cargo xtask test`.
 const SMOKE: Duration = Duration::from_secs(5);
 
-/// Runs `target`, or each target in turn, for `time`. Returns whether none failed.
+/// Runs `target`, or each target in turn, for `time`. Returns true if none failed.
 pub(crate) fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<bool> {
     let tally = look(workspace, target, time)?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(tally.failed == 0)
 }
 
-/// Runs each target for some seconds. One that finds something counts as a failed test.
+/// Runs each target for some seconds. A target with a finding counts as a failed test.
 pub(crate) fn smoke(workspace: &Path) -> Result<Tally> {
     look(workspace, None, SMOKE)
 }
@@ -115,7 +115,7 @@ impl Fuzz {
         Ok(())
     }
 
-    /// Runs one target and prints the outcome. Returns whether it found nothing.
+    /// Runs one target and prints the outcome. Returns true if it found nothing.
     fn run(&self, name: &str, time: Duration) -> Result<bool> {
         let step = Step::begin("fuzz", name);
         let started = Instant::now();

@@ -11,7 +11,7 @@ const BLOCK: u64 = 512;
 /// The length of the array of entries in blocks: 128 of 128 bytes.
 const ENTRY_BLOCKS: u64 = 32;
 const ENTRY_LEN: usize = 128;
-/// Partitions begin at multiples of this many bytes, and nothing else but the first table is before the first.
+/// Partitions start at multiples of this many bytes. Only the first table is before the first partition.
 const ALIGNMENT: u64 = 1 << 20;
 
 /// Type of a partition.
@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// Makes a sparse disk at `path` with empty partitions of these kinds and sizes in bytes, and returns their offsets.
+/// Creates a sparse disk at `path` with empty partitions of these kinds and sizes in bytes, and returns their offsets.
 pub(crate) fn create(path: &Path, partitions: &[(Kind, u64)]) -> Result<Vec<u64>> {
     let mut offsets = Vec::new();
     let mut entries = vec![0; ENTRY_BLOCKS as usize * BLOCK as usize];
@@ -66,7 +66,7 @@ pub(crate) fn create(path: &Path, partitions: &[(Kind, u64)]) -> Result<Vec<u64>
     Ok(offsets)
 }
 
-/// A GUID that is the same in each disk that is made: version 4, variant 1.
+/// A GUID that is the same on each created disk: version 4, variant 1.
 fn unique(number: u8) -> [u8; 16] {
     let mut guid = *b"cloud-hypervisor";
     guid[7] = guid[7] & 0x0f | 0x40;
@@ -75,7 +75,7 @@ fn unique(number: u8) -> [u8; 16] {
     guid
 }
 
-/// The boot record that shows the whole disk as in use to what does not know these tables (`§5.2.3`).
+/// The boot record that marks the whole disk as in use for software without support for these tables (`§5.2.3`).
 fn protective_mbr(blocks: u64) -> [u8; BLOCK as usize] {
     let mut block = [0; BLOCK as usize];
     let len = u32::try_from(blocks - 1).unwrap_or(u32::MAX);

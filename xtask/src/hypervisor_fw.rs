@@ -1,4 +1,4 @@
-//! Cloud Hypervisor's own firmware, rust-hypervisor-firmware, which no package has.
+//! Cloud Hypervisor's own firmware, rust-hypervisor-firmware, for which there is no package.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use crate::error::{Context, Result};
 use crate::lab::Lab;
 use crate::progress::note;
 
-/// Place beside the checkout or above it, unless [`VARIABLE`] names another.
+/// Place next to the checkout or above it, if [`VARIABLE`] is not set.
 const PLACE: &str = "shared/firmware/hypervisor-fw";
 const VARIABLE: &str = "CH_HYPERVISOR_FW";
 
-/// A copy of it where first-level machines and tests look for it. Without the firmware there is no copy either, and a
-/// line says what is left out.
+/// A copy of the firmware in the place that first-level machines and tests use. Without the firmware there is no copy,
+/// and a line names `left_out`, the tests to be skipped.
 pub(crate) fn copy(lab: &Lab, workspace: &Path, left_out: &str) -> Result<Option<PathBuf>> {
     let folder = lab.folder().join("firmware");
     let copy = folder.join("hypervisor-fw");

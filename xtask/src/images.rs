@@ -29,10 +29,10 @@ const LIBRARIES: [&str; 8] = [
 /// The module with the driver of virtio disks.
 const DISK_DRIVER: &str = "virtio_blk";
 
-/// The vendors whose names the guest's `lspci` can meet.
+/// The vendors whose names the guest's `lspci` can need.
 const PCI_VENDORS: [&str; 3] = ["1af4", "8086", "1b36"];
 
-/// An initramfs of the lab. Each belongs to one kernel, whose modules it holds.
+/// An initramfs of the lab. Each belongs to one kernel and contains modules of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Image {
     /// Of a guest: busybox and the modules of its NICs.
@@ -41,7 +41,7 @@ pub(crate) enum Image {
     GuestWithLspci,
     /// Of a guest, with modules that tests load.
     GuestWithModules,
-    /// Of a guest, with the driver of disks alone. It is small, for firmware that reads it slowly.
+    /// Of a guest, with only the driver of disks. It is small, for firmware that reads it slowly.
     GuestWithDisks,
     /// Of a guest, with modules that tests load and DPDK's testpmd.
     GuestWithDpdk,
@@ -52,13 +52,13 @@ pub(crate) enum Image {
 }
 
 impl Image {
-    /// Images of guests, which the tests choose from. DPDK has nothing to do without an IOMMU.
+    /// Images of guests, which the tests choose from. DPDK is useless without an IOMMU.
     pub(crate) fn of_guests(has_iommu_driver: bool) -> impl Iterator<Item = Image> {
         let all = [Image::Guest, Image::GuestWithLspci, Image::GuestWithModules, Image::DiskRoot];
         all.into_iter().chain(has_iommu_driver.then_some(Image::GuestWithDpdk))
     }
 
-    /// The name of its file for `kernel`. The tests know these names.
+    /// The name of its file for `kernel`, which the tests use as well.
     pub(crate) fn file_name(self, kernel: &str) -> String {
         match self {
             Image::Guest => format!("guest-{kernel}.cpio"),
@@ -71,7 +71,7 @@ impl Image {
         }
     }
 
-    /// Writes it for `kernel` to `path`, if it is missing or differs from what the sources say.
+    /// Writes the image for `kernel` to `path`, if it is missing or out of date.
     pub(crate) fn write(self, lab: &Lab, kernel: &str, path: &Path) -> Result<()> {
         let init = match self {
             Image::FirstLevel => FIRST_LEVEL_INIT,
@@ -94,7 +94,7 @@ impl Image {
 }
 
 impl Lab {
-    /// Fetches and builds all that guests, tests and a shell in the lab can use. If all is there, this needs no network
+    /// Fetches and builds all that guests, tests and a shell in the lab can use. If all exists, this needs no network
     /// and takes a moment.
     pub(crate) fn prepare_everything(&self) -> Result<()> {
         GUEST_KERNELS.iter().try_for_each(|kernel| self.prepare(kernel))?;
@@ -127,7 +127,7 @@ fn userland(lab: &Lab, init: &str, kernel: &str) -> Result<Cpio> {
     for folder in ["bin", "dev", "etc", "modules", "proc", "root", "run", "sys", "tmp"] {
         archive.directory(folder)?;
     }
-    // The kernel opens it for init before anything is mounted.
+    // The kernel opens it for init before any file system is mounted.
     archive.character_device("dev/console", 5, 1)?;
     let busybox = lab.tool("bin/busybox")?;
     archive.file("bin/busybox", 0o755, &fs::read(&busybox).context(busybox.display())?)?;
@@ -146,8 +146,8 @@ fn applets(busybox: &Path) -> Result<Vec<String>> {
     Ok(list.lines().filter(|name| !matches!(*name, "busybox" | "init" | "linuxrc")).map(str::to_owned).collect())
 }
 
-/// Adds the modules that tests load for which `is_wanted` holds. `/extra/<module>` holds a module and those it depends
-/// on, in load order; it is empty for a built-in one.
+/// Adds the test modules for which `is_wanted` returns true. `/extra/<module>` contains a module and those it depends
+/// on, in load order; it is empty for a built-in module.
 fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio, is_wanted: impl Fn(&str) -> bool) -> Result<()> {
     archive.directory("extra")?;
     for (module, files) in lab.extra_modules(kernel)?.into_iter().filter(|(module, _)| is_wanted(module)) {
@@ -206,7 +206,7 @@ fn find_library(lab: &Lab, name: &str) -> Result<PathBuf> {
     Err(Error::new(format!("the guest's packages lack {name}; delete target/lab/tools to fetch them again")))
 }
 
-/// The vendors that a guest can meet, and all device classes: the whole list would be unpacked at every boot.
+/// The vendors that a guest can have, and all device classes: the whole list would be unpacked at every boot.
 fn reduce_pci_ids(names: &str) -> String {
     let mut keep = false;
     let mut reduced = String::new();

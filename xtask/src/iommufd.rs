@@ -1,5 +1,5 @@
-//! The kernel of machines whose VFIO has iommufd, and a file for each device. Debian's kernels are built without, so
-//! iommufd and all of VFIO are built here.
+//! The kernel of machines whose VFIO has iommufd and device files. Debian's kernels are built without these, so iommufd
+//! and all of VFIO are built here.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::out_of_tree::Tree;
 
 /// The kernel's folder in the lab.
 pub(crate) const KERNEL: &str = "iommufd";
-/// Files that are taken of the kernel's source.
+/// Files that are extracted from the kernel's source.
 const SOURCES: [&str; 6] = [
     "drivers/iommu/iommufd/*",
     "drivers/iommu/iommu-priv.h",
@@ -39,7 +39,7 @@ pub(crate) fn prepare(lab: &Lab) -> Result<()> {
     let folder = tree.extract(&SOURCES)?;
     let write = |path: &str, text: &str| fs::write(folder.join(path), text).context(path);
     write("Kbuild", "obj-m := drivers/iommu/iommufd/ drivers/vfio/\n")?;
-    // The kernel has iova_bitmap and the second half of interval_tree for others, if it has iommufd at all.
+    // The kernel has iova_bitmap and the second half of interval_tree for other users, but only if it has iommufd.
     let parts =
         "device.o fault.o hw_pagetable.o io_pagetable.o ioas.o main.o pages.o vfio_compat.o iova_bitmap.o spans.o";
     write("drivers/iommu/iommufd/Makefile", &format!("iommufd-y := {parts}\nobj-m := iommufd.o\n"))?;
@@ -52,7 +52,7 @@ pub(crate) fn prepare(lab: &Lab) -> Result<()> {
     let built = MODULES.map(|module| folder.join(module));
     let extra = [
         ExtraModules { name: "vfio-pci", debian: &[], built: &built },
-        // It is among those.
+        // It is among the built modules.
         ExtraModules { name: "vfio_iommu_type1", debian: &[], built: &[] },
         ExtraModules { name: "igb", debian: &["igb"], built: &[] },
     ];

@@ -1,4 +1,4 @@
-//! The contents of a kernel package: the ELF image in a bzImage, and modules in the order in which they load.
+//! The contents of a kernel package: the ELF image in a bzImage, and modules in load order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -34,8 +34,8 @@ pub(crate) fn vmlinux_of(bzimage: &[u8]) -> Result<Vec<u8>> {
     Ok(elf)
 }
 
-/// Decompresses a kernel payload. The kernel's build appends the uncompressed size in 4 bytes, which belong to no
-/// format.
+/// Decompresses a kernel payload. The kernel's build appends the uncompressed size in 4 bytes, which are not part of
+/// any format.
 fn decompress(payload: &[u8]) -> Result<Vec<u8>> {
     let body = &payload[..payload.len().saturating_sub(4)];
     match payload {
@@ -52,7 +52,7 @@ fn decompress(payload: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// The legacy LZ4 frame that the kernel's build uses: blocks of up to 8 MiB, each after its compressed length.
+/// Decompresses the legacy LZ4 frame of the kernel's build: blocks of up to 8 MiB, each after its compressed length.
 fn lz4_legacy(mut body: &[u8]) -> Result<Vec<u8>> {
     const BLOCK: usize = 8 << 20;
     let mut out = Vec::new();

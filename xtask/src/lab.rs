@@ -1,7 +1,6 @@
 //! The lab: kernels, their modules and a small userland, kept under `target/lab`.
 //!
-//! Each part is fetched or built when something first asks for its path, so that a command costs no more than what it
-//! uses.
+//! Each part is fetched or built when its path is first requested, so a command only prepares what it uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,21 +13,21 @@ use crate::error::{Context, Error, Result};
 use crate::kernel::{Module, ModuleTree, vmlinux_of};
 use crate::progress::Step;
 
-/// A kernel of the lab, by the package it comes from.
+/// A kernel of the lab, from a package.
 struct Kernel {
     /// Folder below `target/lab/kernels`.
     name: &'static str,
     /// The package that depends on the newest build of it.
     meta: &'static str,
-    /// Versions of it that are taken: see [`Apt::resolve`].
+    /// Versions of it that are accepted: see [`Apt::resolve`].
     series: &'static str,
     /// Prefixes of the names of its packages, before the version.
     packages: &'static [&'static str],
-    /// The modules that the lab loads, without what they depend on.
+    /// The modules that the lab loads, without their dependencies.
     modules: &'static [&'static str],
-    /// The modules that tests may load, without what they depend on.
+    /// The modules that tests may load, without their dependencies.
     extra: &'static [&'static str],
-    /// The modules of container networks that `cargo xtask bench` measures, without what they depend on.
+    /// The modules of container networks that `cargo xtask bench` measures, without their dependencies.
     containers: &'static [&'static str],
 }
 
@@ -59,20 +58,21 @@ macro_rules! guest_extra {
 
 /// Modules that every guest's kernel has.
 const GUEST_EXTRA: &[&str] = guest_extra![];
-/// The same, the driver of the virtual IOMMU, and those that give functions behind it to programs and to nested VMs.
+/// As [`GUEST_EXTRA`], with the driver of the virtual IOMMU, and those that pass functions behind it to programs and to
+/// nested VMs.
 const GUEST_EXTRA_IOMMU: &[&str] = guest_extra!["virtio_iommu", "vfio-pci", "vfio_iommu_type1", "kvm-amd"];
 
 /// The modules that a first-level machine loads.
 const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_net", "vhost_vdpa", "vduse", "8021q"];
 
-/// The modules of guests with an igb or a VF of one, beside virtio NICs.
+/// The modules of guests with an igb or a VF of one, in addition to virtio NICs.
 const IGB: &[&str] = &["igb", "igbvf", "virtio_pci", "virtio_net"];
 
 /// The modules of container networks without VFs.
 const CONTAINERS: &[&str] = &["veth", "bridge", "vxlan", "nft_chain_nat", "nft_masq"];
 
 /// The kernels of guests, and that of the first-level machine. The latter is Debian's generic kernel, because only that
-/// has 9p, which shows the checkout to the machine.
+/// has 9p, through which the machine mounts the checkout.
 const KERNELS: [Kernel; 6] = [
     Kernel {
         name: "6.1",
@@ -147,7 +147,7 @@ const TOOLS: [&str; 11] = [
     "libssl3",
 ];
 
-/// Packages of other projects' programs that are backends of guests' devices, or set them up, or make disks' images.
+/// Packages of other projects' programs that are backends of guests' devices, configure them, or create disk images.
 /// They are in the first-level machine, most of them in `PATH`.
 const PEERS: [&str; 9] =
     ["passt", "dpdk-dev", "ibverbs-providers", "iproute2", "zlib1g", "qemu-utils", "virtiofsd", "swtpm", "swtpm-libs"];
@@ -156,28 +156,28 @@ const PEERS: [&str; 9] =
 pub(crate) const FIRST_LEVEL_KERNEL: &str = "first-level";
 /// The kernel of guests with an igb.
 pub(crate) const IGB_KERNEL: &str = "igb";
-/// The same, of the older release.
+/// The kernel of guests with an igb, from the older release.
 pub(crate) const IGB_KERNEL_6_1: &str = "igb-6.1";
 /// The kernels of guests, by the version in their names.
 pub(crate) const GUEST_KERNELS: [&str; 2] = ["6.1", "6.12"];
 
-/// The newest kernel of Debian's backports, which is fetched when a test with this in its name is to run.
+/// The newest kernel of Debian's backports, which is fetched for tests with this in their names.
 pub(crate) const BACKPORTS: &str = "backports";
 
 /// The folder `target/lab`.
 pub(crate) struct Lab {
     folder: PathBuf,
-    /// Opened for the first package that is missing. The lock is held while one is fetched.
+    /// Opened when the first package is fetched. The lock is held while one is fetched.
     apt: Mutex<Option<Apt>>,
     /// The images that this process has found or brought up to date.
     pub images: Mutex<BTreeSet<String>>,
 }
 
-/// Modules that tests may load by one name.
+/// Modules that tests may load under one name.
 pub(crate) struct ExtraModules<'a> {
     /// The name.
     pub name: &'a str,
-    /// Debian's, without what they depend on.
+    /// Debian's modules, without their dependencies.
     pub debian: &'a [&'a str],
     /// Modules that are built here, in load order, after Debian's.
     pub built: &'a [PathBuf],
@@ -187,7 +187,7 @@ pub(crate) struct ExtraModules<'a> {
 pub(crate) type Modules = BTreeMap<String, Vec<u8>>;
 
 impl Lab {
-    /// Makes the folder. Nothing is fetched yet.
+    /// Creates the folder. Nothing is fetched yet.
     pub(crate) fn open(workspace: &Path) -> Result<Lab> {
         let folder = workspace.join("target/lab");
         fs::create_dir_all(folder.join("images")).context(format!("making {}", folder.display()))?;
@@ -238,13 +238,13 @@ impl Lab {
         self.modules_in(kernel, "modules")
     }
 
-    /// The modules that tests may load, each with those it depends on that are not loaded at boot.
+    /// The modules that tests may load, each with its dependencies that are not loaded at boot.
     pub(crate) fn extra_modules(&self, kernel: &str) -> Result<Vec<(&'static str, Modules)>> {
         let wanted = KERNELS.iter().filter(|known| known.name == kernel).flat_map(|known| known.extra);
         wanted.map(|&module| Ok((module, self.modules_in(kernel, &format!("extra/{module}"))?))).collect()
     }
 
-    /// The modules of container networks, with those they depend on that are not loaded at boot.
+    /// The modules of container networks, with their dependencies that are not loaded at boot.
     pub(crate) fn container_modules(&self, kernel: &str) -> Result<Modules> {
         self.modules_in(kernel, "containers")
     }
@@ -259,7 +259,7 @@ impl Lab {
         Ok(modules)
     }
 
-    /// The packages that the lab was made of, a line each.
+    /// The packages of the lab, one per line.
     pub(crate) fn versions(&self) -> String {
         let records = KERNELS
             .iter()
@@ -289,7 +289,7 @@ impl Lab {
         let names = apt.unpack(&package, &packages.iter().map(String::as_str).collect::<Vec<_>>(), &unpacked)?;
 
         let step = Step::begin("unpack", format!("the kernel {} and its modules", kernel.name));
-        // The old folder may be in use until the new one is whole.
+        // The old folder may be in use until the new one is complete.
         let folder = self.kernel_path(&format!("{}.new", kernel.name), "");
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).context(format!("making {}", folder.display()))?;
@@ -323,8 +323,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Turns an unpacked package into a kernel of first-level machines, with the modules `drivers` added to those they
-    /// load, and `extra` for tests.
+    /// Turns an unpacked package into a kernel of first-level machines. The module files `drivers` are loaded as well;
+    /// `extra` are for tests.
     pub(crate) fn unpack_kernel(
         &self,
         name: &str,
@@ -338,7 +338,7 @@ impl Lab {
         let tree = ModuleTree::open(&modules_folder(unpacked)?)?;
         let loaded = tree.load_order(FIRST_LEVEL)?;
         write_modules(&modules, loaded.iter())?;
-        // Behind all others in load order.
+        // After all others in load order.
         copy_modules(&modules, 90, drivers)?;
         for ExtraModules { name: module, debian, built } in extra {
             let folder = self.kernel_path(name, "extra").join(module);
@@ -398,7 +398,7 @@ pub(crate) fn has_iommu_driver(kernel: &str) -> bool {
     KERNELS.iter().any(|known| known.name == kernel && known.extra == GUEST_EXTRA_IOMMU)
 }
 
-/// Writes modules into a new folder, under names whose order is theirs.
+/// Writes modules into a new folder, under names that sort in load order.
 fn write_modules<'a>(folder: &Path, modules: impl Iterator<Item = &'a Module>) -> Result<()> {
     fs::create_dir_all(folder).context(format!("making {}", folder.display()))?;
     for (number, module) in modules.enumerate() {

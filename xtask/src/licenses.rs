@@ -1,4 +1,4 @@
-//! The licence texts of the third-party crates in the commands, which whoever distributes them has to pass on.
+//! The licence texts of the third-party crates in the commands, which must be distributed with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,17 +14,17 @@ const PACKAGE: &str = "cloud-hypervisor";
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 /// Prefixes of the names of files with licence texts, in lower case.
 const NAMES: [&str; 6] = ["license", "licence", "copying", "copyright", "notice", "unlicense"];
-/// The licence of this project, for crates that have it, too, and bring no text.
+/// The licence of this project, for crates that use it as well and contain no text.
 const OWN: &str = "Apache-2.0";
 
-/// The beginning of the listing.
+/// The start of the listing.
 const HEAD: &str = "The commands are under the Apache License 2.0. They contain these third-party crates, each
 followed by its licence.
 Static binaries also contain Rust's standard library (MIT or Apache-2.0; its notices are in the toolchain's folder
 share/doc/rust) and the C library that they were linked with (GNU C library: LGPL-2.1-or-later).
 ";
 
-/// All texts, each once, after the names, versions and licences of the crates that it is of.
+/// All texts, each once, after the names, versions and licences of its crates.
 pub(crate) fn texts(workspace: &Path) -> Result<String> {
     let mut command = cargo(workspace);
     command.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", PLATFORM]);
@@ -56,7 +56,7 @@ pub(crate) fn texts(workspace: &Path) -> Result<String> {
     Ok(all)
 }
 
-/// The third-party packages whose code is in the commands: all that they depend on but build scripts, tests and macros.
+/// The third-party packages whose code is in the commands: all dependencies except build scripts, tests and macros.
 fn linked(metadata: &Value) -> Result<Vec<&Value>> {
     let list = |value: &'_ Value| value.as_array().cloned().unwrap_or_default();
     let id = |value: &Value| value["id"].as_str().map(str::to_string);
@@ -90,7 +90,7 @@ fn linked(metadata: &Value) -> Result<Vec<&Value>> {
     Ok(third_party.filter(|package| !package["source"].is_null()).collect())
 }
 
-/// The licence texts beside a manifest, also in a folder of such a name.
+/// The licence texts next to a manifest, also in a folder of such a name.
 fn read_texts(manifest: &Path) -> Result<Vec<String>> {
     let folder = manifest.parent().unwrap_or(manifest);
     let mut texts = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Lines of code that are too long. rustfmt leaves comments and strings alone, so they need a check of their own.
+//! Lines of code that are too long. rustfmt does not wrap comments and strings, so these need a check.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::progress::{Step, note};
 /// The longest line, in characters. It is `max_width` in `rustfmt.toml`.
 const LIMIT: usize = 120;
 
-/// Checks each Rust file of the checkout. Returns whether the check passed.
+/// Checks each Rust file of the checkout. Returns true if the check passed.
 pub(crate) fn check(workspace: &Path) -> Result<bool> {
     let what = format!("lines of Rust longer than {LIMIT} characters");
     let step = Step::begin("check", &what);

@@ -263,7 +263,7 @@ struct IntegrationOptions {
     verbose: bool,
 }
 
-/// Runs the parts asked for. The last line of the output counts all tests.
+/// Runs the requested parts. The last line of the output counts all tests.
 fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> Result<bool> {
     let started = Instant::now();
     let wanted = |this: Part| part.is_none_or(|only| only == this);
@@ -298,7 +298,7 @@ fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> R
     Ok(tally.failed == 0)
 }
 
-/// A part that could not run counts as a failed test. The others run all the same.
+/// A part that could not run counts as a failed test. The others still run.
 fn counted(part: &str, outcome: Result<Tally>) -> Tally {
     outcome.unwrap_or_else(|error| {
         note("FAILED", format!("{part}: {error}"));
@@ -361,7 +361,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
     Ok(true)
 }
 
-/// The root of the checkout, in which this program was built.
+/// The root of the checkout that this program was built in.
 fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_owned()

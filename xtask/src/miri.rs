@@ -1,7 +1,7 @@
 //! Miri: runs tests in an interpreter that finds undefined behaviour.
 //!
-//! It can run what makes no system call that it does not know: all of `pci`, and of `virtio-devices` what is about
-//! bytes and not about rings in mapped memory.
+//! It can run tests without system calls that it does not support: all of `pci`, and those of `virtio-devices` that
+//! work on bytes, not on rings in mapped memory.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::nightly::{self, TOOLCHAIN};
 use crate::suite::Tally;
 
-/// The tests of `virtio-devices` that it runs: those whose names contain one of these.
+/// The tests of `virtio-devices` that Miri runs: those whose names contain one of these.
 const OF_DEVICES: &[&str] = &[
     "policy::tests::",
     "net_protocol::",
@@ -21,7 +21,7 @@ const OF_DEVICES: &[&str] = &[
     "transport::",
     "rate_limiter::",
 ];
-/// Tests that it does not run: they look up each of 65,536 routing IDs, which takes it half an hour.
+/// Tests that are left out: they look up each of 65,536 routing IDs, which takes Miri half an hour.
 const LEFT_OUT: &[&str] = &["topology::tests"];
 /// Number of random cases of a property. Miri is hundreds of times slower than the processor.
 const CASES: &str = "2";
@@ -35,7 +35,7 @@ pub(crate) fn run(workspace: &Path) -> Result<bool> {
         let mut command = Command::new("rustup");
         command.args(["run", TOOLCHAIN, "cargo", "miri", "test", "--quiet", "--package", package, "--lib", "--"]);
         command.args(filters).args(LEFT_OUT.iter().flat_map(|name| ["--skip", name]));
-        // Properties read the clock and a file of failed cases; a failure is not made smaller.
+        // Properties read the clock and a file of failed cases; a failing case is not shrunk.
         command.env("MIRIFLAGS", "-Zmiri-disable-isolation").env("PROPTEST_CASES", CASES);
         command.env("PROPTEST_MAX_SHRINK_ITERS", "0").current_dir(workspace).stdin(Stdio::null());
         tally += check::count(&mut command, &format!("{package} under Miri"))?;

@@ -1,4 +1,4 @@
-//! The nested lab: a first-level Linux that QEMU emulates, whose own KVM runs the guests. The machine needs no
+//! The nested lab: a first-level Linux in QEMU's emulation, whose own KVM runs the guests. The host needs no
 //! virtualisation support: QEMU emulates AMD's, including nested paging.
 
 use std::fs;
@@ -21,7 +21,7 @@ use crate::newer_qemu;
 
 /// Time that the first-level machine may take to boot to its init. It takes 3 to 6 s.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// Interval at which a machine with [`Clock::Real`] is woken. QEMU 7.2 now and then loses the first level's timer
+/// Interval at which a machine with [`Clock::Real`] is woken. QEMU 7.2 occasionally loses the first level's timer
 /// interrupt, which stops all of Linux's timers: the machine hangs until another interrupt arrives, such as that of its
 /// serial port.
 const WAKE_INTERVAL: Duration = Duration::from_secs(5);
@@ -42,11 +42,12 @@ pub(crate) enum Clock {
 pub(crate) enum Nics {
     /// None, and no IOMMU.
     None,
-    /// So many, behind AMD's, for the driver vp_vdpa.
+    /// This many, behind AMD's IOMMU, for the driver vp_vdpa.
     Vdpa(usize),
-    /// Behind Intel's, for VFIO: two virtio NICs, an igb with VFs, and two of Realtek's 8139, which have interrupt pins
-    /// only. Each has a port of its own, and so PCI Express with function level reset, or else a reset by its port. And
-    /// a device with two functions, which share an IOMMU group, and one without interrupts.
+    /// Behind Intel's IOMMU, for VFIO: two virtio NICs, an igb with VFs, and two of Realtek's 8139, which have
+    /// interrupt pins only. Each is behind its own port, and so has PCI Express with function level reset, or else a
+    /// reset through its port. Also a device with two functions, which share an IOMMU group, and one without
+    /// interrupts.
     Vfio,
 }
 
@@ -67,14 +68,14 @@ impl Machine {
         Machine { kernel: FIRST_LEVEL_KERNEL, clock, nics: Nics::None }
     }
 
-    /// The machine that has devices to pass through.
+    /// The machine with devices to pass through.
     pub(crate) const VFIO: Machine = Machine { nics: Nics::Vfio, ..Machine::plain(Clock::Real) };
 
-    /// The same, whose kernel has iommufd.
+    /// The machine with devices to pass through and a kernel with iommufd.
     pub(crate) const IOMMUFD: Machine = Machine { kernel: iommufd::KERNEL, ..Machine::VFIO };
 }
 
-/// A first-level machine that is up and waits for commands.
+/// A running first-level machine that waits for commands.
 pub(crate) struct FirstLevel {
     qemu: Child,
     commands: Arc<Mutex<ChildStdin>>,
@@ -88,12 +89,12 @@ pub(crate) enum Lost {
     TimedOut,
     /// The first-level machine ended while it ran.
     MachineEnded,
-    /// It failed, and the first-level machine's own kernel is broken: this says how.
+    /// The command failed, and the first-level machine's own kernel is broken, with this message.
     MachineBroken(String),
 }
 
 impl Lost {
-    /// Description of a command's loss for the person at the terminal. The command had the time limit `limit`.
+    /// Text about a lost command, for the user. The command had the time limit `limit`.
     pub(crate) fn explain(&self, limit: Duration) -> String {
         match self {
             Lost::TimedOut => format!("it ran longer than {} s", limit.as_secs()),
@@ -104,7 +105,7 @@ impl Lost {
 }
 
 impl FirstLevel {
-    /// Boots a machine that has `workspace` at the same path. `number` distinguishes concurrent machines.
+    /// Boots a machine with `workspace` mounted at the same path. `number` distinguishes concurrent machines.
     pub(crate) fn boot(lab: &Lab, workspace: &Path, number: usize, clock: Clock) -> Result<FirstLevel> {
         FirstLevel::boot_as(lab, workspace, number, &Machine::plain(clock))
     }
@@ -138,7 +139,7 @@ impl FirstLevel {
                     return;
                 }
             }
-            // Nobody needs what the firmware printed after the last line, if anything.
+            // The firmware's output after the last line, if any, is not needed.
             let _ = reader.read_to_end(&mut line);
         });
         let commands = Arc::new(Mutex::new(commands));
@@ -199,7 +200,7 @@ impl FirstLevel {
 
 impl Drop for FirstLevel {
     fn drop(&mut self) {
-        // Nothing is lost: what it wrote to the checkout is on this machine already.
+        // The command's files in the checkout are on this machine already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
@@ -226,18 +227,18 @@ pub(crate) fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
     if status.success() { Ok(()) } else { Err(Error::new(format!("QEMU: {status}"))) }
 }
 
-/// The first level's CPU. QEMU does not let a hypervisor intercept XSETBV, so KVM would not know which registers its
-/// guest saves, and would report too small an area for them. Without XSAVE the problem does not arise. With cmpxchg16b,
-/// QEMU 7.2 sometimes leaves garbage in the flags register: 7 of 120 boots of Linux 6.12, whose slab allocator uses it,
-/// crashed; none of 110 did without it.
+/// The first level's CPU. QEMU does not let a hypervisor intercept XSETBV, so KVM would not get the set of registers
+/// that its guest saves, and would report too small an area for them. Without XSAVE the problem does not arise. With
+/// cmpxchg16b, QEMU 7.2 sometimes leaves garbage in the flags register: 7 of 120 boots of Linux 6.12, whose slab
+/// allocator uses it, crashed; without it none of 110 did.
 const CPU: &str = "EPYC,check=off,+svm,-cx16,-xsave,-avx,-avx2,-fma,-f16c";
 
-/// Adds NICs, with the host at 10.N.0.1 of the network of NIC N. Returns what the kernel has to be told.
+/// Adds NICs, with the host at 10.N.0.1 of the network of NIC N. Returns additional kernel parameters.
 fn add_nics(nics: Nics, command: &mut Command) -> &'static str {
     let (count, append) = match nics {
         Nics::None => return "",
         Nics::Vdpa(count) => {
-            // Before all devices that are behind it.
+            // Must come before all devices that are behind it.
             command.args(["-device", "amd-iommu"]);
             (count, "")
         }
@@ -252,7 +253,7 @@ fn add_nics(nics: Nics, command: &mut Command) -> &'static str {
         }
     };
     for nic in 0..count {
-        // What is sent to port 7 of .100 comes back.
+        // Data sent to port 7 of .100 are echoed.
         let echo = format!("guestfwd=tcp:10.{nic}.0.100:7-cmd:cat");
         command.arg("-netdev").arg(format!("user,id=nic{nic},net=10.{nic}.0.0/24,host=10.{nic}.0.1,{echo}"));
         let device = "virtio-net-pci,disable-legacy=on,iommu_platform=on";
@@ -279,11 +280,11 @@ fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Result<C
     // On a busy machine Linux counts too few ticks when it checks the timer at boot, and gives up.
     let mut append = format!("console=ttyS0 panic=-1 quiet no_timer_check ipv6.disable=1 lab.share={share} {extra}");
     let mut command = match machine.nics {
-        // The other has no igb.
+        // The other QEMU has no igb.
         Nics::Vfio => newer_qemu::command(lab)?,
         Nics::None | Nics::Vdpa(_) => emulator::command(lab)?,
     };
-    // Linux's driver of AMD's IOMMU needs cmpxchg16b.
+    // Linux's driver for AMD's IOMMU needs cmpxchg16b.
     let cpu = if matches!(machine.nics, Nics::Vdpa(_)) { CPU.replace(",-cx16", "") } else { CPU.to_owned() };
     command.args(["-machine", "q35", "-cpu", &cpu, "-m", "6144", "-display", "none", "-nodefaults"]);
     // With two processors QEMU 7.2 hung in one of ten nested boots. The lab runs two machines with one each instead.
@@ -295,7 +296,7 @@ fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Result<C
             command.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"])
         }
     };
-    // An IOMMU given after a device would leave that outside.
+    // A device given before its IOMMU would not be behind it.
     append += add_nics(machine.nics, &mut command);
     command.arg("-fsdev").arg(format!("local,id=checkout,path={share},security_model=none"));
     command.args(["-device", "virtio-9p-pci,fsdev=checkout,mount_tag=checkout"]);

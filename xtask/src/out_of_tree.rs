@@ -1,4 +1,4 @@
-//! Drivers that Debian's kernels lack, built here from Debian's own source for a kernel that first-level machines run.
+//! Drivers that Debian's kernels lack, built here from Debian's own source for a kernel of first-level machines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::progress::Step;
 
 /// The package with the kernel's source.
 const SOURCE: &str = "linux-source-6.12";
-/// The end of that package's versions that are built for the Debian release whose compilers this machine has.
+/// Suffix of that package's versions that are built for the Debian release whose compilers this machine has.
 const BUILT_FOR: &str = "~deb12";
 
 /// A kernel with its headers and its source, unpacked in a folder that is removed when this is dropped.
@@ -22,7 +22,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Fetches the kernel, for the kernel `name` of the lab.
+    /// Fetches a kernel, its headers and its source, to build the kernel `name` of the lab.
     pub(crate) fn fetch(lab: &Lab, name: &str) -> Result<Tree> {
         apt::install_missing(&[("gcc", "gcc"), ("make", "make"), ("xz", "xz-utils")])?;
         let mut apt = Apt::new(&lab.folder().join("apt"))?;
@@ -59,8 +59,8 @@ impl Tree {
         &self.names
     }
 
-    /// Unpacks what `patterns` name of the source (`drivers/vdpa/*`). Returns the folder that corresponds to the
-    /// source's root.
+    /// Unpacks the parts of the source that match `patterns` (`drivers/vdpa/*`). Returns the folder that corresponds to
+    /// the source's root.
     pub(crate) fn extract(&self, patterns: &[&str]) -> Result<PathBuf> {
         let source = self.folder.join("usr/src").join(format!("{SOURCE}.tar.xz"));
         let folder = self.folder.join("modules");
@@ -72,13 +72,12 @@ impl Tree {
         Ok(folder)
     }
 
-    /// Builds the modules that the makefile in `folder` names. `what` is the step's name in the output, `options` are
-    /// those of make.
+    /// Builds the modules of the makefile in `folder`. `what` is the step's name in the output, `options` are make's.
     pub(crate) fn make(&self, what: &str, folder: &Path, options: &[&str]) -> Result<()> {
         let step = Step::begin("build", what);
         let mut make = Command::new("make");
         make.arg("-C").arg(&self.headers).arg(format!("M={}", folder.display()));
-        // Type information is not needed, and takes another tool.
+        // Type information is not needed, and requires another tool.
         output(make.arg("CONFIG_DEBUG_INFO_BTF_MODULES=").args(options).arg("modules"))?;
         step.done();
         Ok(())

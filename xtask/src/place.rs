@@ -1,4 +1,4 @@
-//! Machine on which guests run: this one, on its own KVM, if that can run a stock kernel, otherwise the nested lab.
+//! Machine on which guests run: this one, if its KVM can run a stock kernel, or else the nested lab.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -15,9 +15,9 @@ use crate::lab::Lab;
 use crate::nested::{Clock, FirstLevel, Lost, Machine};
 use crate::progress::{Step, note};
 
-/// Time that this machine's own KVM may take to boot a stock kernel to its init. Real hardware takes half a second.
+/// Time that this machine's KVM may take to boot a stock kernel to its init. Real hardware takes half a second.
 const PROBE_LIMIT: Duration = Duration::from_secs(8);
-/// The kernel that is booted to find out. Every command that runs guests needs this one anyway.
+/// The kernel that the probe boots. Every command that runs guests needs it anyway.
 const PROBE_KERNEL: &str = "6.12";
 /// The first line that the init of every guest prints.
 const READY_MARK: &str = "@@ready";
@@ -32,7 +32,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// The place asked for, or else the one that a probe chooses. For what makes taps, which needs root.
+    /// The requested place, or else the one that a probe chooses. For commands that create taps, which needs root.
     pub(crate) fn decide(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
         if asked.is_none() && !is_root() {
             note("probe", "without root no taps can be made on this machine: guests run in the nested lab");
@@ -41,7 +41,7 @@ impl Place {
         Place::decide_without_taps(asked, lab, vmm)
     }
 
-    /// As [`Place::decide`], for what needs only `/dev/kvm`.
+    /// As [`Place::decide`], for commands that need only `/dev/kvm`.
     pub(crate) fn decide_without_taps(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
         if let Some(place) = asked {
             return Ok(place);
@@ -61,7 +61,7 @@ impl Place {
         Ok(place)
     }
 
-    /// The probe's answer since the machine's start, if it was asked.
+    /// The probe's result since the machine's start, if it ran.
     pub(crate) fn known(lab: &Lab) -> Option<Place> {
         let known = fs::read_to_string(record(lab)).ok()?;
         let answer = known.strip_prefix(boot_id().as_str())?;
@@ -75,7 +75,7 @@ impl Place {
         }
     }
 
-    /// Consequence of the probe's answer, and the way to override it.
+    /// Consequence of the probe's result, and the way to override it.
     fn reason(self) -> &'static str {
         match self {
             Place::Host => "guests run on this machine's own KVM (--lab nested emulates one instead)",
@@ -90,14 +90,14 @@ impl Place {
         self.worker_in(lab, workspace, number, &Machine::plain(Clock::Real))
     }
 
-    /// As [`Place::worker`], in such a machine if it is emulated.
+    /// As [`Place::worker`], in such a machine if the place is emulated.
     pub(crate) fn worker_in(self, lab: &Lab, workspace: &Path, number: usize, machine: &Machine) -> Result<Worker> {
         match self {
             Place::Host => Ok(Worker::Host),
             Place::Nested => {
                 apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
                 let booted = FirstLevel::boot_as(lab, workspace, number, machine).or_else(|error| {
-                    // An emulated boot can hang. It is tried once more, never silently.
+                    // An emulated boot can hang. It is retried once, with a message.
                     note("retry", format!("{error}; booting it again"));
                     FirstLevel::boot_as(lab, workspace, number, machine)
                 })?;
@@ -109,19 +109,19 @@ impl Place {
     /// Number of workers that fit into this place.
     pub(crate) fn workers(self) -> usize {
         match self {
-            // Tests use the same names of taps.
+            // Tests use the same tap names.
             Place::Host => 1,
             Place::Nested => thread::available_parallelism().map_or(1, usize::from).min(4),
         }
     }
 }
 
-/// The file that keeps the probe's answer until the machine restarts.
+/// The file that keeps the probe's result until the machine restarts.
 fn record(lab: &Lab) -> PathBuf {
     lab.folder().join("probe")
 }
 
-/// Changes with every start of the machine.
+/// An identifier that changes with every start of the machine.
 fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
@@ -132,8 +132,8 @@ pub(crate) fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Runs shell commands where a KVM works: in a first-level machine as root, on this machine as the user of `cargo
-/// xtask`.
+/// Runs shell commands on a machine with a working KVM: in a first-level machine as root, on this machine as the user
+/// of `cargo xtask`.
 pub(crate) enum Worker {
     /// This machine.
     Host,
@@ -142,7 +142,7 @@ pub(crate) enum Worker {
 }
 
 impl Worker {
-    /// Runs a command until it ends or `limit` is over, and passes each line that it prints to `on_line`.
+    /// Runs a command until it ends or `limit` has passed, and passes each line that it prints to `on_line`.
     pub(crate) fn run(
         &mut self,
         command: &str,
@@ -189,7 +189,7 @@ fn run_here(command: &str, limit: Duration, on_line: &mut dyn FnMut(&str)) -> st
     running.0.wait().map(|status| status.code().unwrap_or(-1)).map_err(|_| Lost::MachineEnded)
 }
 
-/// A process that is killed on drop. A test's VMMs end with the test in turn.
+/// A process that is killed on drop. A test's VMMs then end with the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -199,7 +199,7 @@ impl Drop for Running {
     }
 }
 
-/// Boots a stock kernel on this machine. The error says why that does not work.
+/// Boots a stock kernel on this machine. Fails with the reason why that does not work.
 fn probe(lab: &Lab, vmm: &Path) -> Result<()> {
     let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
     kvm.map_err(|error| Error::new(format!("/dev/kvm: {error}")))?;

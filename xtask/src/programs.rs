@@ -1,4 +1,4 @@
-//! Programs from Debian packages with their libraries, to run where the rest of Debian is missing.
+//! Programs from Debian packages with their libraries, for machines without the rest of Debian.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ pub(crate) const LOADER: &str = "ld-linux-x86-64.so.2";
 /// Libraries that DPDK loads by name, on request: the driver of virtio NICs, and pools of packets.
 const DPDK_DRIVERS: [&str; 2] = ["librte_net_virtio.so.25", "librte_mempool_ring.so.25"];
 
-/// The folder of `ip` and `nft`, which set up networks of containers in a guest. Their libraries are in `lib`. Fetches
+/// The folder of `ip` and `nft`, which configure container networks in a guest. Their libraries are in `lib`. Fetches
 /// them if missing.
 pub(crate) fn of_containers(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("containers");
@@ -47,13 +47,13 @@ pub(crate) fn of_dpdk(lab: &Lab) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Copies `programs` of the unpacked packages below `root` to `folder`, and their libraries and the loader to `lib` in
-/// it.
+/// Copies `programs` of the unpacked packages below `root` to `folder`, and their libraries and the loader to its
+/// subfolder `lib`.
 pub(crate) fn collect(root: &Path, programs: &[&str], folder: &Path) -> Result<()> {
     collect_with_plugins(root, programs, &[], folder)
 }
 
-/// As [`collect`], with the libraries `plugins`, which no program lists, and those that they need.
+/// As [`collect`], with the libraries `plugins`, which no program lists, and their dependencies.
 fn collect_with_plugins(root: &Path, programs: &[&str], plugins: &[&str], folder: &Path) -> Result<()> {
     apt::install_missing(&[("objdump", "binutils")])?;
     let _ = fs::remove_dir_all(folder);
@@ -92,8 +92,8 @@ pub(crate) fn copy(file: &Path, folder: &Path) -> Result<()> {
     fs::copy(file, folder.join(name)).map(drop).context(file.display())
 }
 
-/// The libraries in a folder and its subfolders, by name. Of two with the same name, the one nearer to the folder
-/// counts.
+/// The libraries in a folder and its subfolders, by name. Of two with the same name, the one nearer to the folder is
+/// used.
 fn libraries(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
-/// A step under way. Its line is printed when it is done.
+/// A step in progress. Its line is printed when it is done.
 pub(crate) struct Step {
     topic: &'static str,
     what: String,
@@ -12,7 +12,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Begins the step `what`. On a terminal this shows at once.
+    /// Starts the step `what`. On a terminal this is shown at once.
     pub(crate) fn begin(topic: &'static str, what: impl Display) -> Step {
         let what = what.to_string();
         let step = Step { topic, what, started: Instant::now() };
@@ -29,7 +29,7 @@ impl Step {
         self.finish(&what);
     }
 
-    /// As [`Step::done`], with the outcome in place of the step's name.
+    /// As [`Step::done`], with the outcome instead of the step's name.
     pub(crate) fn done_with(self, outcome: impl Display) {
         let outcome = outcome.to_string();
         self.finish(&outcome);
@@ -43,12 +43,12 @@ impl Step {
     }
 }
 
-/// Prints a line that belongs to no step.
+/// Prints a line outside of any step.
 pub(crate) fn note(topic: &str, what: impl Display) {
     println!("{topic:>8}  {what}");
 }
 
-/// A duration as a person reads it: `0.3 s`, `12.0 s`, `2 min 5 s`.
+/// A duration for people: `0.3 s`, `12.0 s`, `2 min 5 s`.
 pub(crate) fn seconds(duration: Duration) -> String {
     let total = duration.as_secs();
     if total >= 100 {

@@ -1,4 +1,4 @@
-//! Tools that are Python packages, each in a virtual environment of its own below `target/lab/python`.
+//! Tools that are Python packages, each in its own virtual environment below `target/lab/python`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::apt;
 use crate::error::{Context, Error, Result};
 use crate::progress::Step;
 
-/// The path of `program`, which comes with the package `requirement` (`name==version`). Installs that if it is missing.
+/// The path of `program`, which the package `requirement` (`name==version`) contains. Installs that if it is missing.
 pub(crate) fn tool(workspace: &Path, requirement: &str, program: &str) -> Result<PathBuf> {
     tool_with(workspace, requirement, &[], program)
 }

@@ -1,4 +1,4 @@
-//! The mirror that this machine's apt uses. The lab fetches its packages from there, so that the code names no host.
+//! The mirror that this machine's apt uses. The lab fetches its packages from there, so the code names no host.
 
 use std::fs;
 use std::path::Path;
@@ -106,7 +106,7 @@ fn one_line(line: &str) -> Option<Source> {
     })
 }
 
-/// A deb822 stanza (sources.list(5)). A key in the stanza itself is ignored, and apt's own trusted keys apply.
+/// Parses a deb822 stanza (sources.list(5)). An embedded key is ignored, and apt's own trusted keys apply.
 fn stanza(text: &str) -> Option<Source> {
     let field = |key: &str| {
         let lines = text.lines().filter(|line| !line.starts_with('#'));

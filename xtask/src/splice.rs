@@ -28,7 +28,7 @@ impl Splice {
                     return;
                 }
                 let path = path.clone();
-                // A client notices by itself that its connection failed.
+                // A client detects on its own that its connection failed.
                 thread::spawn(move || client.and_then(|client| pass_on(client, path)));
             }
         });

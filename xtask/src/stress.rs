@@ -14,7 +14,7 @@ use crate::suite::{environment, quote};
 
 /// The guest's kernel.
 const KERNEL: &str = "6.12";
-/// Time limits under load: of a cycle with one VF, and what each further VF adds.
+/// Time limits under load: of a cycle with one VF, and for each further VF.
 const CYCLE_LIMIT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(500));
 /// The VFs whose interrupt vectors fit on one vCPU: Linux has some 200 vectors per CPU, and a VF takes three.
 const VFS_PER_VCPU: u16 = 55;

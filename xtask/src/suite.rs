@@ -17,33 +17,32 @@ use crate::place::{Place, Worker};
 use crate::progress::{note, seconds};
 use crate::{iommufd, newer_qemu};
 
-/// Time that a test may take. The harness has shorter limits of its own; this one applies when the harness hangs too.
+/// Time that a test may take. The harness has shorter limits; this one applies if the harness hangs as well.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
-/// The variables that say how often tests repeat what must not wear out. With one of them, a test may take
-/// [`LONG_LIMIT`].
+/// The variables that set the repetitions of endurance tests. With one of them, a test may take [`LONG_LIMIT`].
 const ROUNDS: [&str; 6] =
     ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_BOOTS", "CH_VFIO_ROUNDS"];
 /// Time that a test may take in a longer run.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.
 const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
-/// Time that a test may take whose guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
+/// Time that a test may take if its guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
 const HYPERVISOR_FW_LIMIT: Duration = Duration::from_secs(1800);
 /// The files of these tests have this in their names.
 const HYPERVISOR_FW_TESTS: &str = "hypervisor_fw";
-/// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
-/// in firmware, by an assertion on its own lock, unless the machine's clock counts instructions.
+/// Prefix of the files of tests whose guests start with UEFI firmware. QEMU's emulation of a nested guest aborts in
+/// firmware, with an assertion on its own lock, unless the machine's clock counts instructions.
 const FIRMWARE_TESTS: &str = "firmware";
-/// As [`FIRMWARE_TESTS`], of tests in which guests measure time against a device. In real time, an exit in the nested
-/// lab takes longer than Linux allows for a read of one.
+/// Prefix of the files of tests whose guests compare time with a device, which need such a clock as well. In real time,
+/// an exit in the nested lab takes longer than Linux allows for reading the device.
 const TIMER_TESTS: &str = "timers";
-/// Tests with this in their names boot Debian's generic kernel, which has what the cloud kernel lacks.
+/// Part of the names of tests that boot Debian's generic kernel, which has drivers that the cloud kernel lacks.
 const GENERIC_TESTS: &str = "generic";
-/// The files of tests that pass devices of the first-level machine through to guests begin with this.
+/// Prefix of the files of tests that pass devices of the first-level machine through to guests.
 const VFIO_TESTS: &str = "vfio";
-/// The file of those of them that need a kernel with iommufd.
+/// The VFIO test file that needs a kernel with iommufd.
 const IOMMUFD_TESTS: &str = "vfio_iommufd";
-/// The modules that these load, beside the kernel of that machine.
+/// Path of the modules that VFIO tests load, in the folder of that machine's kernel.
 const VFIO_MODULES: &str = "extra/vfio-pci";
 
 /// Numbers of tests that passed and failed.
@@ -76,9 +75,9 @@ pub(crate) struct Suite<'a> {
     pub tests: &'a [(String, PathBuf)],
     /// Machine on which guests run.
     pub place: Place,
-    /// Only tests whose name contains this are run.
+    /// Part of the names of the tests to run.
     pub filter: &'a str,
-    /// True to run the longer tests too, which are those that the test harness ignores by default.
+    /// True to run the longer tests as well, which the test harness ignores by default.
     pub all: bool,
     /// True to rewrite the expectations from the guests' output.
     pub bless: bool,
@@ -96,7 +95,7 @@ struct Test {
 }
 
 impl Test {
-    /// The machine that it runs in, if it is emulated.
+    /// The machine in which the test runs, if that is emulated.
     fn machine(&self) -> Machine {
         match self.file.as_str() {
             IOMMUFD_TESTS => Machine::IOMMUFD,
@@ -108,7 +107,7 @@ impl Test {
         }
     }
 
-    /// Time that it may take.
+    /// Time that the test may take.
     fn limit(&self) -> Duration {
         match self.machine().clock {
             Clock::Real if ROUNDS.iter().any(|name| std::env::var_os(name).is_some()) => LONG_LIMIT,
@@ -135,7 +134,7 @@ enum Outcome {
 }
 
 impl Suite<'_> {
-    /// Runs the tests and prints a line for each, with the whole output of those that fail.
+    /// Runs the tests and prints a line for each, with the whole output of failed ones.
     pub(crate) fn run(&self) -> Result<Tally> {
         let queue = Mutex::new(self.tests()?);
         let total = queue.lock().len();
@@ -176,7 +175,7 @@ impl Suite<'_> {
                 print(&report);
             }
         });
-        // Tests that no worker took did not pass.
+        // Tests that no worker ran did not pass.
         let left = queue.lock().len();
         if left > 0 {
             note("FAILED", format!("{left} tests did not run: no machine is left for them"));
@@ -199,7 +198,7 @@ impl Suite<'_> {
             for name in names(binary, &[])? {
                 if format!("{file}::{name}").contains(self.filter) && !longer.contains(&name) {
                     let test = Test { file: file.clone(), name, binary: binary.clone(), retried: false };
-                    // Those that take longest come first, so that other workers have something to do meanwhile.
+                    // The longest tests come first, so that other workers stay busy.
                     match test.machine() == Machine::plain(Clock::Real) {
                         false => tests.push_front(test),
                         true => tests.push_back(test),
@@ -215,7 +214,7 @@ impl Suite<'_> {
         loop {
             let Some(test) = queue.lock().pop_front() else { return };
             let machine = test.machine();
-            // This machine's own devices are not for tests: those of VFIO are always emulated.
+            // This machine's own devices are not used for tests: VFIO's are always emulated.
             let place = if machine.nics == Nics::Vfio { Place::Nested } else { self.place };
             let ready = match worker.take() {
                 Some((its_machine, ready)) if its_machine == machine || self.is_host(machine, its_machine) => Ok(ready),
@@ -226,7 +225,7 @@ impl Suite<'_> {
                 Err(error) => Report::without_worker(test, error),
             };
             if let Outcome::Lost(lost) = &report.outcome {
-                // The machine it ran in is in an unknown state.
+                // The test's machine is in an unknown state.
                 worker = None;
                 if !report.test.retried {
                     let Test { file, name, .. } = &report.test;
@@ -242,7 +241,7 @@ impl Suite<'_> {
         }
     }
 
-    /// A worker, which is started again once if it does not come up.
+    /// A worker, whose start is retried once.
     fn worker(&self, place: Place, number: usize, machine: &Machine) -> Result<Worker> {
         let worker = || place.worker_in(self.lab, self.workspace, number, machine);
         worker().or_else(|error| {
@@ -283,7 +282,7 @@ impl Suite<'_> {
         if test.machine() == Machine::IOMMUFD {
             line += &format!("CH_MACHINE={} ", iommufd::KERNEL);
         }
-        // How often tests repeat what must not wear out.
+        // The repetitions of endurance tests.
         for name in ROUNDS {
             if let Some(rounds) = std::env::var_os(name) {
                 line += &format!("{name}={} ", quote(Path::new(&rounds)));
@@ -298,14 +297,14 @@ impl Suite<'_> {
     }
 }
 
-/// The names of the tests in a test binary: all of them, or those that these options choose.
+/// The names of the tests in a test binary: all of them, or those that these options select.
 fn names(binary: &Path, options: &[&str]) -> Result<Vec<String>> {
     let list = output(Command::new(binary).args(["--list", "--format", "terse"]).args(options))?;
     Ok(list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// The start of a shell command: the variables that tell the harness where the lab, the command under test and the
-/// fixtures are. The shell execs what follows, so that killing it leaves nothing behind.
+/// The start of a shell command: the variables with the paths of the lab, the command under test and the fixtures, for
+/// the harness. The shell execs the rest, so that killing it leaves no process behind.
 pub(crate) fn environment(lab: &Lab, vmm: &Path, fixtures: Option<&Path>) -> String {
     let fixtures = fixtures.map_or(String::new(), |folder| format!("CH_FIXTURES={} ", quote(folder)));
     format!("exec env CH_LAB={} CH_BINARY={} {fixtures}", quote(lab.folder()), quote(vmm))

@@ -1,4 +1,4 @@
-//! Debian's UEFI firmware for Cloud Hypervisor, and disks for it and for hypervisor-fw. They need no root to be made.
+//! Debian's UEFI firmware for Cloud Hypervisor, and disks for it and for hypervisor-fw. Creating them needs no root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,17 @@ use crate::progress::Step;
 /// The package of the firmware, which only Debian's development release has.
 const FIRMWARE_PACKAGE: &str = "cloudhv-efi-x86-64";
 const FIRMWARE: &str = "usr/share/cloudhv-efi-x86-64/CLOUDHV.fd";
-/// The program that starts the kernel that is in the same file.
+/// The program that starts the kernel contained in the same file.
 const STUB_PACKAGE: &str = "systemd-boot-efi";
 const STUB: &str = "usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 /// The size of the file system that firmware loads programs from. FAT32 needs 65,525 clusters.
 pub(crate) const EFI_SYSTEM_SIZE: u64 = 64 << 20;
 /// The guest's kernel.
 pub(crate) const KERNEL: &str = "6.12";
-/// Command line; the guest has IPv4 only, as those of the other tests.
+/// Command line; the guest has IPv4 only, like those of the other tests.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
 
-/// Configuration by which hypervisor-fw finds a kernel (boot loader specification, type 1).
+/// Configuration with which hypervisor-fw finds a kernel (boot loader specification, type 1).
 pub(crate) const LOADER: &str = "default lab\n";
 const KERNEL_FILE: &str = "linux";
 const INITRAMFS_FILE: &str = "initrd";
@@ -49,7 +49,7 @@ fn stub(lab: &Lab) -> Result<PathBuf> {
     })
 }
 
-/// The file `path` of packages that `unpack` puts into `folder`, if it is missing.
+/// The file `path` of the packages that `unpack` puts into `folder` if it is missing.
 fn fetch(folder: &Path, what: &str, path: &str, unpack: impl FnOnce() -> Result<String>) -> Result<PathBuf> {
     let record = folder.join("package");
     if !record.exists() {
@@ -59,8 +59,8 @@ fn fetch(folder: &Path, what: &str, path: &str, unpack: impl FnOnce() -> Result<
     Ok(folder.join(path))
 }
 
-/// The disk of a guest of the lab whose kernel firmware loads. Its only partition has a unified kernel image for UEFI
-/// firmware, and for hypervisor-fw the same kernel and a smaller initramfs: that reads 512 bytes at a time.
+/// A guest's disk whose kernel firmware loads. Its only partition has a unified kernel image for UEFI firmware; and the
+/// same kernel and a smaller initramfs for hypervisor-fw, which reads 512 bytes at a time.
 pub(crate) fn guest_disk(lab: &Lab) -> Result<PathBuf> {
     let disk = lab.folder().join("images").join(format!("uefi-{KERNEL}.raw"));
     let initramfs = lab.image(Image::GuestWithModules, KERNEL)?;
@@ -106,7 +106,7 @@ pub(crate) fn unified_kernel_image(lab: &Lab, initramfs: &Path, cmdline: &str, i
     output(command.arg(stub(lab)?).arg(image)).map(drop)
 }
 
-/// Makes a FAT file system in the partition at `offset` of `disk`, with `program` where firmware looks for it.
+/// Creates a FAT file system in the partition at `offset` of `disk`, with `program` at the path that firmware starts.
 pub(crate) fn fill_efi_system(disk: &Path, offset: u64, program: &Path) -> Result<()> {
     let place = format!("{}@@{offset}", disk.display());
     let sectors = (EFI_SYSTEM_SIZE / 512).to_string();
@@ -115,8 +115,8 @@ pub(crate) fn fill_efi_system(disk: &Path, offset: u64, program: &Path) -> Resul
     output(Command::new("mcopy").args(["-i", &place]).arg(program).arg("::/EFI/BOOT/BOOTX64.EFI")).map(drop)
 }
 
-/// Adds the kernel and this initramfs to the file system in the partition at `offset` of `disk`, as the boot loader
-/// specification says.
+/// Adds the kernel and this initramfs to the file system in the partition at `offset` of `disk`, in the form of the
+/// boot loader specification.
 pub(crate) fn add_entry(lab: &Lab, disk: &Path, offset: u64, initramfs: &Path, cmdline: &str) -> Result<()> {
     let place = format!("{}@@{offset}", disk.display());
     let text = |name: &str, contents: &str| -> Result<PathBuf> {

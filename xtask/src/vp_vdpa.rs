@@ -1,6 +1,6 @@
-//! VFs over vDPA devices that pin memory and go through an IOMMU, as hardware's do: virtio NICs of the first-level
-//! machine, which the driver vp_vdpa turns into vDPA devices. Debian's kernels lack the driver, so it is built here for
-//! the kernel that the machine runs.
+//! VFs over vDPA devices that pin memory and use an IOMMU, like hardware: virtio NICs of the first-level machine, which
+//! the driver vp_vdpa turns into vDPA devices. Debian's kernels lack the driver, so it is built here for the kernel of
+//! the machine.
 
 use std::fs;
 use std::path::Path;
@@ -20,24 +20,25 @@ use crate::suite::{environment, quote};
 pub(crate) const KERNEL: &str = "vp-vdpa";
 /// The driver's folder in the kernel's source.
 const FOLDER: &str = "drivers/vdpa/virtio_pci";
-/// Only file of the driver.
+/// The only file of the driver.
 const DRIVER: &str = "drivers/vdpa/virtio_pci/vp_vdpa.c";
 /// Time that a command may take.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Binds each NIC to the driver and makes a vDPA device of it. Guests' memory is pinned, which counts against a limit,
-/// and a device maps a limited number of pieces of it (vhost's `max_iotlb_entries`), so huge pages are turned on.
+/// Binds each NIC to the driver and creates a vDPA device from it. Guests' memory is pinned, which counts against a
+/// limit, and a device maps a limited number of pieces of it (vhost's `max_iotlb_entries`), so huge pages are turned
+/// on.
 const BIND: &str = "ulimit -l unlimited; echo always > /sys/kernel/mm/transparent_hugepage/shmem_enabled; \
     for nic in /sys/bus/pci/devices/*; do \
     [ $(cat $nic/vendor):$(cat $nic/device) = 0x1af4:0x1041 ] || continue; name=${nic##*/}; \
     echo vp-vdpa > $nic/driver_override; [ ! -e $nic/driver ] || echo $name > $nic/driver/unbind; \
     echo $name > /sys/bus/pci/drivers_probe; vdpa dev add name vp$((n++)) mgmtdev pci/$name; done; ";
 
-/// Boots a machine with `nics` such devices, every other one with a page per doorbell. Runs `command` there, or else a
-/// guest with a VF over each device. Returns the exit status.
+/// Boots a machine with `nics` such devices, every other one with a page per doorbell. Runs `command` there, or by
+/// default a guest with a VF over each device. Returns the exit status.
 pub(crate) fn run(lab: &Lab, workspace: &Path, nics: usize, command: Option<&str>) -> Result<i32> {
     apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
     prepare(lab)?;
-    // The programs of others include `vdpa`.
+    // The peers' programs include `vdpa`.
     lab.peers()?;
     let command = match command {
         Some(command) => command.to_owned(),

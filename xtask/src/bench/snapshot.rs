@@ -1,4 +1,4 @@
-//! Measures the time in which a guest is saved and restored.
+//! Measures the time to save and restore a guest.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::progress::note;
 /// Time limits of a machine under load: for the start, and for each run.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(1200), Duration::from_secs(300));
 
-/// Measures each number of VFs, `tests`, in a first-level machine of its own by `run_test`, and prints a table.
+/// Measures each number of VFs in `tests` with `run_test`, in a first-level machine each, and prints a table.
 pub(super) fn run(
     lab: &Lab,
     workspace: &Path,
