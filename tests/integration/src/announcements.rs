@@ -1,4 +1,4 @@
-//! Announcements of addresses: ARP frames by which a host tells its network where it is now (RFC 5227 §2.3).
+//! Announcements of addresses: ARP frames with which a host announces its place in the network (RFC 5227 §2.3).
 
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::arp_traffic::{address, packet_socket};
 
-/// Announcements that arrive on an interface of the host, from when this is made.
+/// Announcements that arrive on an interface of the host after this is created.
 pub struct Announcements(OwnedFd);
 
 impl Announcements {
@@ -15,7 +15,7 @@ impl Announcements {
         let (socket, mut place) = (packet_socket(), address(interface));
         place.sll_protocol = (libc::ETH_P_ARP as u16).to_be();
         let length = size_of_val(&place) as libc::socklen_t;
-        // SAFETY: the address is as long as said.
+        // SAFETY: the address has the given length.
         let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const place).cast(), length) };
         assert_eq!(bound, 0, "{interface}: {}", std::io::Error::last_os_error());
         Announcements(socket)
@@ -29,10 +29,10 @@ impl Announcements {
             // SAFETY: it is one pollfd.
             unsafe { libc::poll(&raw mut wait, 1, left.as_millis() as libc::c_int + 1) };
             let mut frame = [0_u8; 64];
-            // SAFETY: the buffer is as long as said.
+            // SAFETY: the buffer has the given length.
             let len =
                 unsafe { libc::recv(self.0.as_raw_fd(), frame.as_mut_ptr().cast(), frame.len(), libc::MSG_DONTWAIT) };
-            // ARP: who sends, and whom it is about, are at 28 and at 38; the MAC address is at 22.
+            // ARP: the sender's and the target's IP addresses are at 28 and at 38; the MAC address is at 22.
             let is_arp = len >= 42 && frame[12..14] == [0x08, 0x06];
             if is_arp && frame[28..32] == who.octets() && frame[38..42] == who.octets() {
                 let mac: Vec<String> = frame[22..28].iter().map(|byte| format!("{byte:02x}")).collect();

@@ -11,7 +11,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// Time that the VMM may take to create its socket.
 const SOCKET_LIMIT: Duration = Duration::from_secs(30);
-/// Time that it may take to answer.
+/// Time that the VMM may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Time that a guest may take to release a device.
@@ -65,7 +65,7 @@ impl Api {
         self.request("PUT", endpoint, Some(body))
     }
 
-    /// Sends PUT `endpoint` with a body, and descriptors beside the first byte of the request.
+    /// Sends PUT `endpoint` with a body, and descriptors with the first byte of the request.
     pub fn put_with_fds(&self, endpoint: &str, body: &Value, fds: &[OwnedFd]) -> Answer {
         self.request_with_fds("PUT", endpoint, Some(body), fds)
     }
@@ -89,7 +89,7 @@ impl Api {
         self.await_removal(id);
     }
 
-    /// Waits until the guest has released the device `id`, which it was asked to do.
+    /// Waits until the guest has released the device `id`, after a request.
     pub fn await_removal(&self, id: &str) {
         let deadline = Instant::now() + EJECT_LIMIT;
         while self.has_device(id) {
@@ -109,7 +109,7 @@ impl Api {
         answer.unwrap_or_else(|error| panic!("{method} {endpoint}: {error}"))
     }
 
-    /// Sends a request without a body. The error is that of a VMM which does not answer within `limit`.
+    /// Sends a request without a body. Fails if the VMM does not answer within `limit`.
     pub(crate) fn ask(&self, method: &str, endpoint: &str, limit: Duration) -> io::Result<Answer> {
         let mut stream = UnixStream::connect(&self.socket)?;
         stream.set_read_timeout(Some(limit))?;

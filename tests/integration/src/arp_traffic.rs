@@ -14,7 +14,7 @@ use crate::tap::HostTap;
 const SOURCE: [u8; 6] = [0x02, 0, 0, 0, 0, 0xfe];
 
 /// Sends ARP probes into taps, one after the other, until dropped. Linux answers each through the NIC on which it
-/// arrived, whatever that NIC's addresses are, if the target is any address of the guest: one frame each way.
+/// arrived, whatever addresses that NIC has, if the target is any address of the guest: one frame each way.
 pub struct ArpTraffic {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -78,13 +78,13 @@ pub(crate) fn packet_socket() -> OwnedFd {
     // SAFETY: socket has no memory effects. With protocol 0 it receives nothing.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0, "opening a packet socket: {}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    // SAFETY: the descriptor was just opened and has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 fn send(socket: &OwnedFd, frame: &[u8], to: &libc::sockaddr_ll) -> std::io::Result<()> {
     let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: both pointers are to memory of the lengths given, which the call only reads.
+    // SAFETY: both pointers point to memory of the given lengths, which the call only reads.
     let sent = unsafe {
         libc::sendto(
             socket.as_raw_fd(),

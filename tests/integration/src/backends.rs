@@ -13,7 +13,7 @@ use crate::lab::Kernel;
 use crate::sriov::{Pf, vf_mac};
 use crate::tap::HostTap;
 
-/// Time that the VMM may take to notice that a backend was lost or came back.
+/// Time that the VMM may take to notice that a backend was lost or returned.
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// The kind of a VF's backend.
@@ -41,14 +41,14 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// Starts what the VFs' backends need: `kinds[i]` is that of VF i. `vhost_user` and `vduse` are options of the
-    /// fixtures.
+    /// Starts the processes that the VFs' backends need: `kinds[i]` is the kind of VF i. `vhost_user` and `vduse` are
+    /// options of the fixtures.
     pub fn start_with(kinds: &[Backend], vhost_user: &[&str], vduse: &[&str]) -> Backends {
         let by_fixtures = |kind: Backend| matches!(kind, Backend::VhostUser | Backend::Vdpa);
         Backends::prepare("pf0v", kinds, by_fixtures, vhost_user, vduse)
     }
 
-    /// As [`Backends::start`]. All taps are there before the VMM is, and stay when it ends; their names are `prefix`
+    /// As [`Backends::start`]. All taps exist before the VMM starts, and stay when it ends; their names are `prefix`
     /// and the VF's index.
     pub fn start_persistent(prefix: &str, kinds: &[Backend]) -> Backends {
         Backends::prepare(prefix, kinds, |_| true, &[], &[])
@@ -131,7 +131,7 @@ impl Backends {
         self.vduse.as_ref().expect("there is no vDPA device").node(&self.vdpa_name(index))
     }
 
-    /// VF `index` over these backends, as an entry of `backends` of a restore or of a migration's target.
+    /// VF `index` over these backends, as an entry of `backends` in a restore or a migration's target.
     pub fn given(&self, index: usize) -> Value {
         match self.kinds[index] {
             Backend::Tap | Backend::VhostNet => json!({"id": "pf0", "vf": index, "tap": self.tap_name(index)}),
@@ -140,7 +140,7 @@ impl Backends {
         }
     }
 
-    /// A guest whose PF `pf0` has VFs over these backends, and is over the tap `pf0` itself.
+    /// A guest with a PF `pf0` over the tap `pf0`, and VFs over these backends.
     pub fn spec(&self, kernel: Kernel) -> GuestSpec {
         self.spec_over("pf0", kernel)
     }
@@ -213,7 +213,7 @@ impl Guest {
 }
 
 impl Pf {
-    /// Waits until all of `count` VFs have a netdev.
+    /// Waits until all `count` VFs have a netdev.
     pub fn await_netdevs(&self, guest: &mut Guest, count: usize) {
         guest.wait_for(&format!("[ $(ls -d {} | wc -l) = {count} ]", self.file("virtfn*/virtio*/net/*")));
     }

@@ -1,4 +1,4 @@
-//! A bridge of the host: a network in which a guest's tap can be another one from one moment to the next.
+//! A bridge of the host: a network in which one tap can replace another from one moment to the next.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ impl Bridge {
     /// A bridge between `ports`, with the host's address in `subnet`.
     pub fn new(name: &str, subnet: Subnet, ports: &[&str]) -> Bridge {
         load_driver();
-        // Left behind by a test that was killed.
+        // Left by a test that was killed.
         if Path::new("/sys/class/net").join(name).exists() {
             ip(&["link", "del", name]);
         }
@@ -44,7 +44,7 @@ impl Bridge {
 
 impl Drop for Bridge {
     fn drop(&mut self) {
-        // A test that fails has more to say.
+        // Errors are ignored, to keep the message of a failing test.
         let _ = Command::new(IP).args(["link", "del", &self.name]).status();
     }
 }
@@ -54,13 +54,13 @@ fn ip(arguments: &[&str]) {
     assert!(status.success(), "ip {}: {status}", arguments.join(" "));
 }
 
-/// Loads the driver, if the kernel has none yet: the nested lab's is beside its kernel.
+/// Loads the driver, if the kernel has none yet: the nested lab's is next to its kernel.
 fn load_driver() {
     if Path::new("/sys/module/bridge").exists() {
         return;
     }
     for module in lab::container_modules() {
-        // One that is loaded already is refused.
+        // Loading a module twice fails.
         let _ = Command::new("insmod").arg(&module).status();
     }
 }

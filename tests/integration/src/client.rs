@@ -71,7 +71,7 @@ impl Client {
         }
     }
 
-    /// The same connection, for typing.
+    /// Another handle to the connection, for typing.
     pub(crate) fn writer(&self) -> File {
         self.file.as_fd().try_clone_to_owned().expect("a descriptor can be duplicated").into()
     }
@@ -96,7 +96,7 @@ impl Client {
                 String::from_utf8_lossy(&self.seen)
             );
             let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: the array has one pollfd, as the count says.
+            // SAFETY: the array has one pollfd, as given.
             if unsafe { libc::poll(&mut poll, 1, 100) } > 0 {
                 let mut buffer = [0; 4096];
                 let length = self.file.read(&mut buffer).unwrap();

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 /// Number of times that a command is repeated whose reply was garbled.
 const ATTEMPTS: usize = 3;
 
-/// Interval at which a key is hit to wake a sleeping guest.
+/// Interval between key presses that wake a sleeping guest.
 const KEYSTROKE_EVERY: Duration = Duration::from_secs(1);
 
 /// Output of a command in the guest, and its exit status.
@@ -23,7 +23,7 @@ pub struct Output {
     pub text: String,
 }
 
-/// Reason why the expected output did not come.
+/// Reason why the expected output did not arrive.
 #[derive(Debug)]
 pub(crate) enum Silence {
     /// The limit passed.
@@ -57,7 +57,7 @@ struct State {
     closed: bool,
 }
 
-/// A complete reply, and where it ends.
+/// A complete reply, and its end.
 struct Reply {
     output: Option<Output>,
     end: usize,
@@ -95,7 +95,7 @@ impl Console {
         self.next_command += 1;
         let mut request = format!("{number} {command}\n");
         for _ in 0..ATTEMPTS {
-            // The VMM may have ended; the wait below notices.
+            // The VMM may have ended; the wait below detects that.
             let _ = self.input.write_all(request.as_bytes()).and_then(|()| self.input.flush());
             let left = deadline.saturating_duration_since(Instant::now());
             if let Some(output) =
@@ -108,8 +108,8 @@ impl Console {
         Err(Silence::Garbled)
     }
 
-    /// Runs one command that suspends the guest until a key is hit: hits enter until the reply comes. Init answers
-    /// these empty lines too, after that reply.
+    /// Runs one command that suspends the guest until a key is pressed: presses enter until the reply arrives. Init
+    /// answers these empty lines as well, after that reply.
     pub(crate) fn run_while_typing(&mut self, command: &str, limit: Duration) -> Result<Output, Silence> {
         let deadline = Instant::now() + limit;
         let number = self.next_command;
@@ -139,7 +139,7 @@ impl Console {
         reply.ok_or(Silence::Garbled)
     }
 
-    /// Waits until the guest's kernel says that it panics.
+    /// Waits until the guest's kernel reports a panic.
     pub(crate) fn wait_for_panic(&mut self, limit: Duration) -> Result<(), Silence> {
         match self.wait(limit, |_| None::<((), usize)>) {
             Ok(()) | Err(Silence::Panicked) => Ok(()),
@@ -162,7 +162,7 @@ impl Console {
         let _ = self.input.write_all(text.as_bytes()).and_then(|()| self.input.flush());
     }
 
-    /// Waits until `find` finds something in the unconsumed data, and consumes up to the end that it returns.
+    /// Waits until `find` succeeds on the unconsumed data, and consumes up to the end that it returns.
     fn wait<T>(&mut self, limit: Duration, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> Result<T, Silence> {
         let deadline = Instant::now() + limit;
         let mut state = self.received.state.lock();
@@ -204,7 +204,7 @@ fn reply(bytes: &[u8], number: u32) -> Option<Reply> {
     Some(Reply { output, end })
 }
 
-/// The rest of the first complete line that contains `mark`, and where the next line begins.
+/// The rest of the first complete line that contains `mark`, and the start of the next line.
 fn line_after<'a>(bytes: &'a [u8], mark: &[u8]) -> Option<(&'a [u8], usize)> {
     let start = position(bytes, mark)? + mark.len();
     let length = bytes[start..].iter().position(|&byte| byte == b'\n')?;

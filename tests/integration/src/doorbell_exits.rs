@@ -35,7 +35,7 @@ impl DoorbellExits {
 impl Drop for DoorbellExits {
     fn drop(&mut self) {
         let tracing = Path::new(TRACING);
-        // No assertion here: it would hide why a failing test failed.
+        // No assertion here: it would hide the cause of a failing test.
         let _ = fs::write(tracing.join("events/rings/ioeventfd/enable"), "0");
         let _ = fs::write(tracing.join("kprobe_events"), "");
     }

@@ -21,7 +21,7 @@ pub fn assert_matches_file(name: &str, actual: &str) {
     );
 }
 
-/// `lspci`'s output with the parts that differ from boot to boot masked: BAR addresses and interrupt numbers.
+/// `lspci`'s output with the parts masked that differ between boots: BAR addresses and interrupt numbers.
 pub fn without_what_varies(text: &str) -> String {
     text.lines().map(|line| replace_number_after(line, &["Memory at ", " IRQ ", "routed to IRQ "]) + "\n").collect()
 }

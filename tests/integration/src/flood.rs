@@ -10,15 +10,15 @@ use crate::guest::Guest;
 use crate::sriov::Vf;
 use crate::tap::{HostTap, Subnet};
 
-/// The host sends this many datagrams at a time, with this pause between. The lab's machine emulates one processor,
-/// which the guest shares: ten times as many datagrams would take all of it.
+/// The number of datagrams that the host sends at a time, and the pause between. The lab's machine emulates one
+/// processor, which the guest shares: ten times as many datagrams would use all of it.
 const BURST: usize = 4;
 const PAUSE: Duration = Duration::from_millis(40);
-/// The port that the datagrams go to. Nobody listens there.
+/// The port that the datagrams are sent to. No program listens there.
 const DISCARD: u16 = 9;
 /// Number of frames that must pass in each direction before traffic counts as flowing.
 const ENOUGH: u64 = 50;
-/// Time that this may take.
+/// Time limit for that.
 const FLOW_LIMIT: Duration = Duration::from_secs(60);
 
 /// Traffic through one of a guest's NICs: adaptive pings from the guest, and datagrams from the host. The guest stops
@@ -41,7 +41,7 @@ impl Flood {
             let target = SocketAddrV4::new(subnet.guest(), DISCARD);
             while !stopped.load(Ordering::Relaxed) {
                 for _ in 0..BURST {
-                    // Datagrams that the NIC cannot take in time are lost, as on a wire.
+                    // Datagrams that the NIC cannot accept in time are lost, as on a wire.
                     let _ = socket.send_to(&[0; 1000], target);
                 }
                 thread::sleep(PAUSE);

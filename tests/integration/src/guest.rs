@@ -1,4 +1,4 @@
-//! A Linux guest: its configuration, and what a test can do while it runs.
+//! A Linux guest: its configuration, and the operations of a test while it runs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ const BOOT_LIMIT: Duration = Duration::from_secs(120);
 const COMMAND_LIMIT: Duration = Duration::from_secs(90);
 /// Time that the VMM may take to exit after the guest has powered off.
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
-/// The time in which a guest that is not stuck prints something, also under load.
+/// The time in which a guest that does not hang prints something, also under load.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Seconds in which a guest shows its backtrace at the latest.
+/// Seconds until a guest shows its backtrace, at most.
 const BACKTRACE: u64 = 60;
-/// Guests use IPv4 only, so that every frame on a tap is caused by the test. At an NMI they show a backtrace.
+/// Guests use IPv4 only, so that the test causes every frame on a tap. On an NMI they show a backtrace.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 unknown_nmi_panic ipv6.disable=1";
 
 /// The configuration of a guest. The default is one vCPU, 256 MiB of memory and no devices.
@@ -77,7 +77,7 @@ impl GuestSpec {
         spec.memory("size=512M").disk(&format!("path={}", disk.display()))
     }
 
-    /// Names the firmware by `--kernel`.
+    /// Passes the firmware with `--kernel`.
     pub fn firmware_as_kernel(mut self) -> GuestSpec {
         self.firmware = Some(("--kernel", lab::firmware()));
         self
@@ -112,7 +112,7 @@ impl GuestSpec {
         self
     }
 
-    /// Gives the guest Hyper-V's interface of a hypervisor in place of KVM's.
+    /// Gives the guest Hyper-V's hypervisor interface instead of KVM's.
     pub fn hyperv(mut self) -> GuestSpec {
         self.has_hyperv = true;
         self
@@ -143,7 +143,7 @@ impl GuestSpec {
         self
     }
 
-    /// Installs the same and DPDK's testpmd in the guest, whose kernel must have a driver for the IOMMU.
+    /// Installs the modules and DPDK's testpmd in the guest, whose kernel must have a driver for the IOMMU.
     pub fn with_dpdk(mut self) -> GuestSpec {
         self.userland = Userland::Dpdk;
         self
@@ -176,14 +176,14 @@ impl GuestSpec {
         self.arguments(&["--net-vf", value])
     }
 
-    /// Adds a NIC over tap queues that the VMM inherits; `value` is what follows `fd=[…]` in `--net`.
+    /// Adds a NIC over tap queues that the VMM inherits; `value` follows `fd=[…]` in `--net`.
     pub fn net_by_fds(mut self, queues: Vec<OwnedFd>, value: &str) -> GuestSpec {
         let numbers: Vec<String> = queues.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
         self.inherited.extend(queues);
         self.net(&format!("fd=[{}],{value}", numbers.join(",")))
     }
 
-    /// Has the VMM inherit `files`, under the same numbers.
+    /// Makes the VMM inherit `files`, under the same numbers.
     pub fn inheriting(mut self, files: Vec<OwnedFd>) -> GuestSpec {
         self.inherited.extend(files);
         self
@@ -334,9 +334,9 @@ impl Guest {
         }
     }
 
-    /// Loads a module and its dependencies. The guest must be built [`GuestSpec::with_modules`].
+    /// Loads a module and its dependencies. The guest must be booted [`GuestSpec::with_modules`].
     pub fn load(&mut self, module: &str) {
-        // A module on which another one depends too may be there already.
+        // A module that is also another one's dependency may be loaded already.
         let name = "$(basename $file .ko | sed 's/^[0-9]*-//; y/-/_/')";
         self.ok(&format!(
             "for file in /extra/{module}/*; do \
@@ -349,7 +349,7 @@ impl Guest {
         self.restart_by("reboot -f");
     }
 
-    /// Makes the guest's kernel panic. Unless its command line has `panic=0`, it reboots then.
+    /// Makes the guest's kernel panic. Unless its command line has `panic=0`, it then reboots.
     pub fn crash(&mut self) {
         self.console.send("0 echo c > /proc/sysrq-trigger\n");
         if let Err(silence) = self.console.wait_for_panic(COMMAND_LIMIT) {
@@ -368,7 +368,7 @@ impl Guest {
         self.wait_until_ready();
     }
 
-    /// Suspends the guest to idle, which puts every device into its lowest power state, and wakes it by a key on its
+    /// Suspends the guest to idle, which puts every device into its lowest power state, and wakes it with a key on its
     /// console.
     pub fn suspend_and_wake(&mut self) {
         let successes = "cat /sys/power/suspend_stats/success";
@@ -382,7 +382,7 @@ impl Guest {
     }
 
     /// Runs a command that saves the guest on a disk and ends its VMM. Returns the number of the command, to which the
-    /// guest replies where it continues.
+    /// guest replies after it has continued.
     pub fn leave_by(mut self, command: &str, limit: Duration) -> (Exit, u32) {
         let number = self.console.start(command);
         if !self.vmm.exits_within(limit) {
@@ -391,8 +391,8 @@ impl Guest {
         (self.vmm.wait(EXIT_LIMIT), number)
     }
 
-    /// Runs a command that continues in this guest's place the one that has left by command `number`, and waits for
-    /// its reply to that, which must be a success.
+    /// Runs a command that replaces this guest by the one saved by command `number`, and waits for the reply to that,
+    /// which must be a success.
     pub fn continue_by(&mut self, command: &str, number: u32, limit: Duration) {
         self.console.start(command);
         let output = self.console.finish(number, limit);
@@ -409,7 +409,7 @@ impl Guest {
         self.vmm.wait(EXIT_LIMIT)
     }
 
-    /// Waits until the VMM has exited because of what `end` does.
+    /// Calls `end`, and waits until the VMM has exited because of that.
     pub fn end_by(self, end: impl FnOnce()) -> Exit {
         end();
         self.vmm.wait(EXIT_LIMIT)
@@ -440,7 +440,7 @@ impl Guest {
         }
     }
 
-    /// Waits until the serial port has printed `text`, also before Linux runs.
+    /// Waits until the serial port has printed `text`, even before Linux runs.
     pub(crate) fn wait_for_text_within(&mut self, text: &str, limit: Duration) {
         if let Err(silence) = self.console.wait_for_text(text, limit) {
             self.fail(&format!("waiting for {text:?}"), &silence);
@@ -463,7 +463,7 @@ impl Guest {
             Silence::TimedOut(limit) => format!("timed out after {} s", limit.as_secs()),
             Silence::Closed => "the VMM ended".to_owned(),
             Silence::Panicked => {
-                // The rest of the panic's report is still to come.
+                // Wait for the rest of the panic's report.
                 std::thread::sleep(Duration::from_secs(1));
                 "the guest's kernel panicked".to_owned()
             }
@@ -476,9 +476,8 @@ impl Guest {
         panic!("{what}: {why}\n--- the guest's console:\n{tail}\n--- the VMM's errors:\n{errors}\n{report}");
     }
 
-    /// Describes the VMM and KVM. Then makes the vCPUs enter the guest again, and types a line: a guest that goes on
-    /// only now had an interrupt that nothing delivered. One that does not even then gets an NMI, which shows where it
-    /// is.
+    /// Describes the VMM and KVM. Then makes the vCPUs enter the guest again, and types a line: a guest that only
+    /// continues then had an undelivered interrupt. If it still does not, sends an NMI, which shows where it hangs.
     fn report_silence(&mut self) -> String {
         let (mut report, first) = silence::report(&self.vmm);
         let mut received = self.console.transcript().len();

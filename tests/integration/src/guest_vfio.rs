@@ -1,4 +1,4 @@
-//! Functions that a guest's kernel gives to the guest's programs, and DPDK as such a program.
+//! Functions that a guest's kernel passes to the guest's programs, and DPDK as such a program.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ const LOG: &str = "/tmp/testpmd.log";
 const PROMPT: &str = "testpmd> ";
 
 impl Guest {
-    /// Loads the driver of the IOMMU, and those by which programs get functions.
+    /// Loads the driver of the IOMMU, and those that pass functions to programs.
     pub fn load_vfio(&mut self) {
         for module in ["virtio_iommu", "vfio-pci", "vfio_iommu_type1"] {
             self.load(module);
         }
-        // Interrupts of this VMM's functions are no memory writes, so nothing needs to remap them.
+        // Interrupts of this VMM's functions are not memory writes, so they need not be remapped.
         self.ok("echo 1 > /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts");
     }
 
-    /// Takes the function at `address` from its driver, and lets programs have it.
+    /// Unbinds the function at `address` from its driver, and passes it to programs.
     pub fn give_to_vfio(&mut self, address: &str) {
         self.unbind(address);
         self.ok(&format!("echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override"));
@@ -29,7 +29,7 @@ impl Guest {
         self.ok(&format!("[ -e /sys/bus/pci/drivers/vfio-pci/{address} ]"));
     }
 
-    /// Gives the function at `address` back to the driver of its kind.
+    /// Returns the function at `address` to the driver of its kind.
     pub fn take_from_vfio(&mut self, address: &str) {
         self.ok(&format!("echo {address} > /sys/bus/pci/drivers/vfio-pci/unbind"));
         self.ok(&format!("echo > /sys/bus/pci/devices/{address}/driver_override"));
@@ -39,15 +39,15 @@ impl Guest {
 
 /// DPDK's testpmd in a guest.
 pub struct GuestTestpmd {
-    /// Number of times that it has asked for a command.
+    /// Number of times that it has printed its prompt.
     prompts: usize,
 }
 
 impl GuestTestpmd {
-    /// Starts it on the functions at `addresses`, which VFIO has, in a guest of 512 MiB with a userland for it. Its
-    /// ports have the numbers of their places. It forwards nothing yet.
+    /// Starts testpmd on the functions at `addresses`, which VFIO has, in a guest of 512 MiB with a userland for it.
+    /// Its ports are numbered in this order. It does not forward yet.
     pub fn start(guest: &mut Guest, addresses: &[&str]) -> GuestTestpmd {
-        // DPDK loads nothing from below a folder to which all may write.
+        // DPDK loads nothing from below a folder that all users may write to.
         guest.ok("chmod 755 / && echo 40 > /proc/sys/vm/nr_hugepages");
         guest.ok(&format!("rm -f {LOG} && : > {COMMANDS}"));
         let functions: String = addresses.iter().map(|address| format!(" -a {address}")).collect();
@@ -64,7 +64,7 @@ impl GuestTestpmd {
         testpmd
     }
 
-    /// Has it carry out a command, and waits for the end of that.
+    /// Runs a command in testpmd, and waits until it is done.
     pub fn command(&mut self, guest: &mut Guest, command: &str) {
         guest.ok(&format!("echo '{command}' >> {COMMANDS}"));
         self.prompts += 1;
@@ -84,11 +84,11 @@ impl GuestTestpmd {
         assert_eq!(found.status, 0, "testpmd does not ask for command {prompts}: {}", found.text);
     }
 
-    /// Ends it. Returns all that it has written: of what is not its terminal's, it writes most at its end.
+    /// Ends testpmd. Returns its whole output, most of which it writes at its end if that is not a terminal.
     pub fn end(self, guest: &mut Guest) -> String {
         guest.ok(&format!("echo quit >> {COMMANDS}"));
         guest.wait_for("! pidof dpdk-testpmd");
-        // Its input is read until somebody wants to write to it.
+        // `tail` would only end when it next writes to the closed pipe.
         guest.ok("killall tail");
         guest.wait_for(&format!("grep -q '^ended' {LOG}"));
         guest.ok("echo 0 > /proc/sys/vm/nr_hugepages");

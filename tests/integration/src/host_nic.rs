@@ -1,5 +1,5 @@
-//! NICs of this machine that tests give to guests, behind its IOMMU: virtio NICs, an igb with VFs, and two that have no
-//! messages.
+//! NICs of this machine that tests pass through to guests, behind its IOMMU: virtio NICs, an igb with VFs, and two
+//! without MSI and MSI-X.
 
 use std::fs::{self, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -10,8 +10,8 @@ use std::process::Command;
 use crate::guest::Guest;
 use crate::vmm::Vmm;
 
-/// The device numbers of a virtio NIC, of an igb (Intel's 82576), of Realtek's 8139, of a virtio entropy device, and of
-/// QEMU's device that reports panics, which has no interrupts.
+/// The device IDs of a virtio NIC, of an igb (Intel's 82576), of Realtek's 8139, of a virtio entropy device, and of
+/// QEMU's panic device, which has no interrupts.
 const VIRTIO: &str = "0x1041";
 const IGB: &str = "0x10c9";
 const RTL8139: &str = "0x8139";
@@ -54,8 +54,8 @@ impl HostNic {
         nics
     }
 
-    /// The two functions of one device, which are in one IOMMU group and are no NICs. The first has its own driver, the
-    /// second vfio-pci.
+    /// The two functions of one device, which are in one IOMMU group and are not NICs. The first has its own driver,
+    /// the second vfio-pci.
     pub fn functions_of_one_group() -> [HostNic; 2] {
         load_modules(&["vfio-pci", "vfio_iommu_type1"]);
         let functions: Vec<_> = devices(ENTROPY).into_iter().map(|folder| HostNic { folder, network: 0 }).collect();
@@ -65,7 +65,7 @@ impl HostNic {
         [first, second]
     }
 
-    /// A device without interrupts, which is no NIC, with the driver vfio-pci.
+    /// A device without interrupts, not a NIC, with the driver vfio-pci.
     pub fn without_interrupts() -> HostNic {
         load_modules(&["vfio-pci", "vfio_iommu_type1"]);
         let device = HostNic { folder: devices(PANIC).pop().expect("this machine has such a device"), network: 0 };
@@ -119,7 +119,7 @@ impl HostNic {
         fs::read_link(self.folder.join("driver")).is_ok_and(|bound| bound.ends_with(driver))
     }
 
-    /// Gives it the driver vfio-pci.
+    /// Binds the NIC to the driver vfio-pci.
     pub fn give_to_vfio(&self) {
         self.bind("vfio-pci");
     }
@@ -130,7 +130,7 @@ impl HostNic {
         chown(Path::new("/dev/vfio").join(group.file_name().unwrap()), Some(user), None).unwrap();
     }
 
-    /// Gives it to `driver`.
+    /// Binds the NIC to `driver`.
     pub fn bind(&self, driver: &str) {
         let name = self.name();
         fs::write(self.folder.join("driver_override"), driver).unwrap();
@@ -141,7 +141,7 @@ impl HostNic {
         assert!(self.has(driver), "{name} has {:?}", fs::read_link(self.folder.join("driver")));
     }
 
-    /// Opens its own file, on a machine with iommufd.
+    /// Opens the NIC's device file, on a machine with iommufd.
     pub fn open(&self) -> OwnedFd {
         let entry = fs::read_dir(self.folder.join("vfio-dev")).unwrap().next().unwrap().unwrap().file_name();
         open(&Path::new("/dev/vfio/devices").join(entry))
@@ -157,12 +157,12 @@ impl HostNic {
         self.folder.file_name().unwrap().to_str().unwrap().to_string()
     }
 
-    /// The value of `--device` with `more` behind its path.
+    /// The value of `--device` with `more` after its path.
     pub fn option(&self, more: &str) -> String {
         format!("path={}{more}", self.folder.display())
     }
 
-    /// Sets up the guest's `interface`, which is this NIC, and pings the other side of its network.
+    /// Configures the guest's `interface`, which is this NIC, and pings the other side of its network.
     pub fn join(&self, guest: &mut Guest, interface: &str) {
         let n = self.network;
         guest.ok(&format!("ip link set {interface} up; ip addr replace 10.{n}.0.15/24 dev {interface}"));
@@ -170,43 +170,43 @@ impl HostNic {
         guest.ok(&format!("ping -c 6 -i 0.2 -W 5 10.{n}.0.1"));
     }
 
-    /// The shell command by which a guest that has joined sends the file `sent` and compares what comes back.
+    /// The shell command with which a guest that has joined sends the file `sent` and compares the echo.
     pub fn echo(&self, sent: &str) -> String {
         let n = self.network;
         format!("nc 10.{n}.0.100 7 < {sent} | head -c $(wc -c < {sent}) > /tmp/back; cmp {sent} /tmp/back")
     }
 
-    /// The shell command by which a guest that has joined pings without end.
+    /// The shell command with which a guest that has joined pings forever.
     pub fn flood(&self) -> String {
         format!("ping -q -i 0.01 10.{}.0.1 > /dev/null 2>&1 &", self.network)
     }
 }
 
 impl Vmm {
-    /// Open and locked resources: the number of files, and the line of locked memory in its status.
+    /// Open and locked resources: the number of files, and the line of locked memory in the VMM's status.
     pub fn held(&self) -> (usize, String) {
         let files = fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count();
         (files, self.status("VmLck:"))
     }
 
-    /// Memory that it has pinned by iommufd, in KiB.
+    /// Memory that the VMM has pinned through iommufd, in KiB.
     pub fn pinned(&self) -> u64 {
         self.status("VmPin:").split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// The line of its status that begins with `name`.
+    /// The line of the VMM's status that starts with `name`.
     fn status(&self, name: &str) -> String {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
         status.lines().find(|line| line.starts_with(name)).unwrap().to_string()
     }
 
-    /// True if it has a BAR of a host device mapped.
+    /// True if the VMM has a BAR of a host device mapped.
     pub fn has_bar_mapped(&self) -> bool {
         fs::read_to_string(format!("/proc/{}/maps", self.id())).unwrap().contains("[vfio-device]")
     }
 }
 
-/// Opens an iommufd of this machine, once a NIC has been given to VFIO.
+/// Opens an iommufd of this machine, once a NIC has been bound to VFIO.
 pub fn open_iommufd() -> OwnedFd {
     open(Path::new("/dev/iommu"))
 }
@@ -231,7 +231,7 @@ pub(crate) fn load_modules(modules: &[&str]) {
     }
 }
 
-/// The folders of the PCI devices with this number.
+/// The folders of the PCI devices with this device ID.
 fn devices(number: &str) -> Vec<PathBuf> {
     let devices = fs::read_dir("/sys/bus/pci/devices").unwrap().map(|entry| entry.unwrap().path());
     let mut found: Vec<_> = devices.filter(|path| read(&path.join("device")) == number).collect();
@@ -239,7 +239,7 @@ fn devices(number: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Runs the real `ip`, which knows VFs.
+/// Runs the real `ip`, which supports VFs.
 fn ip(arguments: &[&str]) {
     let output = Command::new("/usr/bin/ip").args(arguments).output().unwrap();
     assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

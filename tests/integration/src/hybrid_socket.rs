@@ -12,7 +12,7 @@ use crate::pattern;
 /// Time that a transfer may take in the nested lab.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Connects to `port` of the guest, once somebody listens there.
+/// Connects to `port` of the guest, once a program listens there.
 pub fn call(socket: &Path, port: u32) -> UnixStream {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -32,7 +32,7 @@ pub fn call(socket: &Path, port: u32) -> UnixStream {
     }
 }
 
-/// Sends the pattern, ends this direction, and checks what comes from the other side and its end.
+/// Sends the pattern, closes this direction, and checks that the other side sends the same and closes its direction.
 pub fn exchange(stream: &UnixStream, bytes: usize) -> Duration {
     let began = Instant::now();
     thread::scope(|scope| {

@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::guest::{Guest, GuestSpec};
 use crate::vmm::VmmCommand;
 
-/// Time that the firmware and Linux may take, also under load, and where each read is another process's work.
+/// Time that the firmware and Linux may take, also under load, and if another process handles each read.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// Text that the firmware prints when it is about to read the kernel, and when it has read it.
+/// Text that the firmware prints before it reads the kernel, and after that.
 const READS: &str = "Filesystem ready";
 const DONE: &str = "Jumping to kernel";
 
 impl GuestSpec {
-    /// A guest whose firmware is this `file`, named by `option` of the command line. Start it with
+    /// A guest whose firmware is `file`, given with `option` of the command line. Start it with
     /// [`Guest::start_by_firmware`].
     pub fn by_hypervisor_fw(option: &'static str, file: &Path) -> GuestSpec {
         GuestSpec::with_firmware(option, file)
@@ -34,12 +34,12 @@ impl Guest {
         self.wait_for_text_within(READS, BOOT_LIMIT);
     }
 
-    /// True if the firmware has left the guest to Linux.
+    /// True if the firmware has started Linux.
     pub fn has_left_firmware(&self) -> bool {
         self.transcript().contains(DONE)
     }
 
-    /// Waits until the firmware has started Linux, and that its init.
+    /// Waits until the firmware has started Linux, and Linux its init.
     pub fn wait_for_linux(&mut self) {
         self.wait_for_text_within(DONE, BOOT_LIMIT);
         self.wait_until_ready_within(BOOT_LIMIT);

@@ -18,7 +18,7 @@ pub(crate) fn mount_tracefs() {
     mount("tracefs", TRACING, "trace");
 }
 
-/// Mounts the file system `name` at `folder`, unless it is there, which its file `file` shows.
+/// Mounts the file system `name` at `folder`, unless its file `file` is there already.
 fn mount(name: &str, folder: &str, file: &str) {
     if !Path::new(folder).join(file).exists() {
         let mounted = Command::new("mount").args(["-t", name, name, folder]).status();

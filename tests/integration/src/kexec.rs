@@ -17,14 +17,14 @@ const PORT: u16 = 5000;
 const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
 
 impl Guest {
-    /// Boots `kernel` and its initramfs from the running kernel by kexec, with the same command line, and waits until
-    /// it is up. Panics if the guest restarted in another way, such as by a panic. `program` is this crate's static
-    /// binary `kexec`; it and the kernel reach the guest over the NIC in `subnet`.
+    /// Boots `kernel` and its initramfs from the running kernel with kexec, with the same command line, and waits until
+    /// it is up. Panics if the guest restarted in another way, such as through a panic. `program` is this crate's
+    /// static binary `kexec`; it and the kernel are sent to the guest over the NIC in `subnet`.
     pub fn kexec(&mut self, program: &Path, kernel: Kernel, subnet: Subnet) {
         self.kexec_with(program, kernel, lab::Userland::Plain, subnet);
     }
 
-    /// The same with an initramfs of `userland`.
+    /// As [`Self::kexec`], with an initramfs of `userland`.
     pub fn kexec_with(&mut self, program: &Path, kernel: Kernel, userland: lab::Userland, subnet: Subnet) {
         self.take_file(program, "/tmp/kexec", subnet);
         self.take_file(&lab::kernel_file(kernel, Image::BzImage), "/tmp/kernel", subnet);

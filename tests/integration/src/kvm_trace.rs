@@ -1,5 +1,5 @@
-//! Records of KVM: the calls by which a VMM adds and removes KVM objects, and the guest's exits. The source is the
-//! kernel's tracing, so that no figure relies on the VMM's own account.
+//! Traces of KVM: the calls with which a VMM adds and removes KVM objects, and the guest's exits. They come from the
+//! kernel, so that no figure relies on the VMM's own counters.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use std::path::Path;
 use crate::kernel_fs::{TRACING, mount_tracefs};
 
 /// The kernel functions behind `KVM_IRQFD`, `KVM_IOEVENTFD`, `KVM_SET_GSI_ROUTING` and `KVM_SET_USER_MEMORY_REGION`,
-/// and where their arguments hold the counted values (`linux/kvm.h`).
+/// and the places of the counted values in their arguments (`linux/kvm.h`).
 const PROBES: [&str; 4] = [
     "p:lab/irqfd kvm_irqfd fd=+0(%si):u32 gsi=+4(%si):u32 flags=+8(%si):u32",
     "p:lab/ioeventfd kvm_ioeventfd addr=+8(%si):u64 fd=+20(%si):u32 flags=+24(%si):u32",
@@ -37,12 +37,12 @@ pub struct KvmObjects {
     pub slots: usize,
 }
 
-/// Events since the trace began.
+/// Events since the trace started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvmEvents {
     /// Reads of configuration space that caused an exit.
     pub config_reads: u64,
-    /// Writes of configuration space, each of which causes an exit.
+    /// Writes of configuration space; each causes an exit.
     pub config_writes: u64,
     /// Calls of `KVM_IRQFD`, to attach or detach.
     pub irqfd_calls: u64,
@@ -66,7 +66,7 @@ impl Sub for KvmEvents {
     }
 }
 
-/// Traces all VMs created while this lives. The counts are meaningful with one VM at a time.
+/// Traces all VMs that are created until this is dropped. The counts are meaningful with one VM at a time.
 pub struct KvmTrace {
     pipe: fs::File,
     partial: String,

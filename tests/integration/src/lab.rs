@@ -11,19 +11,19 @@ pub enum Kernel {
     V6_1,
     /// Debian 13's, with virtio-pci built in.
     V6_12,
-    /// The newest one of Debian 13's backports. Tests with it have `backports` in their names.
+    /// The newest kernel of Debian 13's backports. Tests with it have `backports` in their names.
     Backports,
-    /// Debian 13's generic one, with the drivers of igb and its VFs. Tests with it are those of VFIO, or have
+    /// Debian 13's generic kernel, with the drivers of igb and its VFs. Tests with it are those of VFIO, or have
     /// `generic` in their names.
     Igb,
-    /// The same of Debian 12, for the longer tests.
+    /// Debian 12's generic kernel, for the longer tests.
     Igb6_1,
 }
 
 /// The form of the kernel image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// The uncompressed ELF file, entered by PVH.
+    /// The uncompressed ELF file, started with PVH.
     Vmlinux,
     /// The bzImage from Debian's package.
     BzImage,
@@ -39,12 +39,12 @@ pub enum Userland {
     Lspci,
     /// The modules that [`crate::Guest::load`] loads.
     Modules,
-    /// The same, and DPDK's testpmd.
+    /// The modules, and DPDK's testpmd.
     Dpdk,
 }
 
 impl Kernel {
-    /// Folder in the lab, which is also the prefix of the release unless it is of backports.
+    /// Folder in the lab, which is also the prefix of the release, except for backports.
     pub fn version(self) -> &'static str {
         match self {
             Kernel::V6_1 => "6.1",
@@ -81,7 +81,7 @@ pub fn firmware() -> PathBuf {
     existing(folder().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))
 }
 
-/// Cloud Hypervisor's own firmware, which is in no package. Prints a line if this machine does not have it.
+/// Cloud Hypervisor's own firmware, for which there is no package. Prints a line if this machine does not have it.
 pub fn hypervisor_fw() -> Option<PathBuf> {
     let path = folder().join("firmware/hypervisor-fw");
     let there = path.exists();
@@ -92,18 +92,19 @@ pub fn hypervisor_fw() -> Option<PathBuf> {
 }
 
 /// A disk that firmware boots from, with Linux 6.12. UEFI firmware, which writes to it, finds an initramfs with the
-/// modules that tests load, and [`hypervisor_fw`] one with the driver of disks alone. Boot a copy.
+/// modules that tests load, and [`hypervisor_fw`] one with only the driver of disks. Boot a copy.
 pub fn firmware_disk() -> PathBuf {
     existing(folder().join("images/uefi-6.12.raw"))
 }
 
 /// Reads the files of guests that run `kernel` into the page cache. A clock that counts instructions jumps while the
-/// machine waits for its disk, which would falsify a measurement.
+/// machine waits for its disk, which would distort a measurement.
 pub fn read_into_memory(kernel: Kernel) {
     read_all(&[kernel_file(kernel, Image::Vmlinux), initramfs(kernel, Userland::Plain), vmm_binary()]);
 }
 
-/// The same for guests that firmware boots. On a busy host, the clock jumps beyond the time limit of a boot.
+/// Reads the files of guests that firmware boots into the page cache. On a busy host, the clock would jump beyond the
+/// time limit of a boot.
 pub(crate) fn read_firmware_into_memory() {
     read_all(&[firmware(), vmm_binary()]);
 }
@@ -116,7 +117,7 @@ fn read_all(files: &[PathBuf]) {
 
 /// The drivers of bridges for the kernel of the nested lab's first-level machine, in load order.
 pub(crate) fn container_modules() -> Vec<PathBuf> {
-    // A measurement has them in memory, in another place.
+    // Measurements copy them to memory, in another place.
     let [fetched, copied] = ["kernels/first-level/containers", "containers"].map(|place| folder().join(place));
     let folder = if fetched.exists() { fetched } else { existing(copied) };
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -130,7 +131,7 @@ pub fn vmm_binary() -> PathBuf {
     existing(variable("CH_BINARY"))
 }
 
-/// Further arguments of the VMM, for measurements that compare (`CH_ARGUMENTS`, between spaces).
+/// Further arguments of the VMM, for comparing measurements (`CH_ARGUMENTS`, separated by spaces).
 pub(crate) fn vmm_arguments() -> Vec<String> {
     let arguments = env::var("CH_ARGUMENTS").unwrap_or_default();
     arguments.split_whitespace().map(str::to_string).collect()

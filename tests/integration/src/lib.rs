@@ -1,8 +1,8 @@
 //! Runs real Linux guests under the real VMM: the harness of the tests in `tests/` and of the demonstration.
 //!
-//! A test describes a guest ([`GuestSpec`]), boots it ([`Guest`]), runs commands in its shell, and inspects the
-//! host's side of its NICs ([`HostTap`]). It sees of the VMM what a user sees: the command line, the exit code, the
-//! error output, and the guest. Every wait has a limit, and everything a test starts ends with it.
+//! A test describes a guest ([`GuestSpec`]), boots it ([`Guest`]), runs commands in its shell, and inspects the host's
+//! side of its NICs ([`HostTap`]). It uses the VMM's public interface only: the command line, the exit code, the error
+//! output, and the guest. Every wait has a time limit, and everything that a test starts ends with it.
 //!
 //! The tests need root, a KVM that runs stock kernels, and the lab's kernels. `cargo xtask test` provides them.
 

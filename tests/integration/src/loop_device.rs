@@ -12,17 +12,17 @@ const LOOP_CLR_FD: libc::c_ulong = 0x4c01;
 const LOOP_SET_BLOCK_SIZE: libc::c_ulong = 0x4c09;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 
-/// Attempts to get a device that another program has not taken in the meantime.
+/// Attempts to get a device that no other program takes in the meantime.
 const ATTEMPTS: usize = 100;
 
-/// A loop device. The file is released when this is dropped and the last program has closed the device.
+/// A loop device. The file is released when this is dropped and no program has the device open.
 pub struct LoopDevice {
     device: File,
     path: PathBuf,
 }
 
 impl LoopDevice {
-    /// A device over `file` with blocks of `block_size` bytes, such as 4096 for a disk that is called 4Kn.
+    /// A device over `file` with blocks of `block_size` bytes, such as 4096 for a 4Kn disk.
     pub fn new(file: &Path, block_size: u32) -> LoopDevice {
         if !Path::new("/dev/loop-control").exists() {
             load_modules(&["loop"]);

@@ -1,5 +1,5 @@
-//! Connections between both sides of a live migration, with a test in the middle: it forwards frames, and at one of
-//! them waits for the test's decision. Tests of the API include this file, too.
+//! Connections between both sides of a live migration, through a test, which forwards frames, and stops some of them
+//! until it has decided what happens. Tests of the API include this file as well.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// The bytes with which a connection begins, and with which the target answers the first.
+/// The bytes with which a connection starts, and with which the target replies to the first.
 const GREETING: usize = 40;
 /// A frame's header: its kind in 2 bytes, 2 of zero, the length of the rest in 4.
 const HEADER: usize = 8;
-/// Time that the frame that is waited for may take.
+/// Time limit for the awaited frame.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A side.
@@ -29,18 +29,18 @@ pub enum Side {
     Target,
 }
 
-/// A frame, or what comes before any.
+/// A frame, or the greeting before all frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Point {
     /// The greeting of a side.
     Greeting(Side),
-    /// A frame of this kind: the first on its connection of which there are so many before it.
+    /// A frame of this kind, after this number of frames of the kind on its connection.
     Frame(u16, usize),
 }
 
 impl Point {
-    /// All points before which a migration can end with the source having the guest, in their order: both greetings,
-    /// Offer, Prepared, the first Pages, the Flush of the first pass and of the second, State, Ready.
+    /// All points before which a migration can end with the guest at the source, in their order: both greetings, Offer,
+    /// Prepared, the first Pages, the Flush of the first pass and of the second, State, Ready.
     pub const BEFORE_GO: [Self; 9] = [
         Self::Greeting(Side::Source),
         Self::Greeting(Side::Target),
@@ -52,26 +52,26 @@ impl Point {
         Self::Frame(5, 0),
         Self::READY,
     ];
-    /// The target has all, and the guest stands still.
+    /// The target has everything, and the guest is paused.
     pub const READY: Self = Self::Frame(6, 0);
-    /// The guest is given to the target.
+    /// The guest is handed to the target.
     pub const GO: Self = Self::Frame(7, 0);
-    /// The target has it.
+    /// The target runs the guest.
     pub const RUNNING: Self = Self::Frame(8, 0);
 }
 
-/// Fate of a frame that was waited for.
+/// Fate of an awaited frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// It goes on, and all that follows.
+    /// The frame passes, with all that follow.
     Passes,
-    /// It is lost, and all connections with it.
+    /// The frame is lost, and all connections with it.
     IsCut,
-    /// Truncated: its first bytes arrive, and then all connections are lost.
+    /// The frame is truncated: its first bytes arrive, and then all connections are lost.
     IsHalf,
 }
 
-/// The middle of a migration's connections.
+/// A relay of a migration's connections.
 pub struct Wire {
     reached: Receiver<()>,
     then: Sender<Then>,
@@ -87,21 +87,21 @@ struct Middle {
     tell: Sender<()>,
     verdicts: Arc<Mutex<Receiver<Then>>>,
     all: Arc<Mutex<Vec<UnixStream>>>,
-    /// The most bytes per second that each connection passes in each direction.
+    /// The most bytes per second that each connection forwards in each direction.
     rate: Option<usize>,
 }
 
-/// Number of times per second that a slow connection forwards its part of them.
+/// Number of times per second that a slow connection forwards its share of the rate.
 const PARTS: usize = 50;
 
 impl Wire {
-    /// Listens at `path` for a source, whose target is at `target`. The frames at `points`, of which one comes after
-    /// another, are not passed on until [`Self::goes`] says so.
+    /// Listens at `path` for a source, whose target is at `target`. The frames at `points`, in order, are held until
+    /// [`Self::goes`] is called.
     pub fn new(path: &Path, target: &Path, points: &[Point]) -> Self {
         Self::with(path, target, points, None)
     }
 
-    /// As [`Self::new`], over a network that passes `rate` bytes per second of each connection.
+    /// As [`Self::new`], over a network with a rate of `rate` bytes per second for each connection.
     pub fn slow(path: &Path, target: &Path, points: &[Point], rate: usize) -> Self {
         Self::with(path, target, points, Some(rate))
     }
@@ -130,14 +130,14 @@ impl Wire {
         Self { reached, then, all, is_over, path: path.to_path_buf() }
     }
 
-    /// Waits for the frame.
+    /// Waits for the next frame of `points`.
     pub fn reaches(&self) {
         self.reached.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("the frame never came: {error}"));
     }
 
-    /// Says what becomes of the frame.
+    /// Decides the fate of the held frame.
     pub fn goes(&self, then: Then) {
-        // If nobody waits, the connection has ended meanwhile.
+        // If no thread waits for this, the connection has ended in the meantime.
         let _ = self.then.send(then);
     }
 }
@@ -145,7 +145,7 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // The thread that listens looks.
+        // Wakes the listening thread.
         let _ = UnixStream::connect(&self.path);
         close(&self.all);
         let _ = std::fs::remove_file(&self.path);
@@ -168,7 +168,7 @@ impl Middle {
         thread::spawn(move || forth.pass(source, target, Side::Source));
     }
 
-    /// Passes on what `from` says, until one side ends.
+    /// Forwards the data from `from` until one side ends.
     fn pass(self, mut from: UnixStream, mut to: UnixStream, side: Side) {
         let passed = self.pass_all(&mut from, &mut to, side);
         if passed.is_err() {
@@ -205,7 +205,7 @@ impl Middle {
         })
     }
 
-    /// Passes a frame on. If it is the one that is waited for, the test decides.
+    /// Forwards a frame. If it is an awaited one, waits for the test's decision.
     fn look(&self, is_it: bool, frame: &[u8], to: &mut UnixStream) -> io::Result<()> {
         if !is_it {
             return self.write(frame, to);

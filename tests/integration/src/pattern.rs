@@ -1,8 +1,8 @@
-//! Bytes that tell where they belong, for both ends of a connection.
+//! Bytes that identify their position, for both ends of a connection.
 
 use std::io::Read;
 
-/// The number of bytes that are made at once.
+/// The number of bytes in a part.
 pub const PART: usize = 64 << 10;
 
 /// Part `number` of a pattern of `bytes` bytes.
@@ -23,7 +23,7 @@ pub fn part(number: usize, bytes: usize) -> Vec<u8> {
 ///
 /// # Panics
 ///
-/// If it ends before, or something else comes.
+/// Panics if it ends too early, or differs.
 pub fn check(from: &mut impl Read, bytes: usize) {
     for number in 0..bytes.div_ceil(PART) {
         let expected = part(number, bytes);

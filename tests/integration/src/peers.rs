@@ -16,7 +16,7 @@ use crate::tap::Subnet;
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// `__SO_ACCEPTCON`, as shown in /proc/net/unix.
 const ACCEPTS: &str = "00010000";
-/// The script by which udhcpc configures an address.
+/// The script with which udhcpc configures an address.
 const DHCP_SCRIPT: &str = "/tmp/dhcp";
 
 /// A program that serves guests. It is killed when this is dropped, or when the thread that started it ends.
@@ -42,7 +42,7 @@ impl Peer {
         Peer { child, log }
     }
 
-    /// Waits until `ready` holds. If it never does, panics with the program's log.
+    /// Waits until `ready` returns true. At the time limit, panics with the program's log.
     pub(crate) fn wait_until(&mut self, ready: impl Fn() -> bool) {
         let deadline = Instant::now() + START_LIMIT;
         while !ready() {
@@ -70,11 +70,11 @@ pub struct Passt {
 }
 
 impl Passt {
-    /// Starts a passt for a NIC at the guest's end of `subnet`, as the user `uid`, or as the current user. Its socket
-    /// is in `folder`, where that user must be able to write.
+    /// Starts a passt for a NIC at the guest's end of `subnet`, as the user `uid` or the current user. Its socket is in
+    /// `folder`, which that user must be able to write to.
     pub fn start(folder: &Path, subnet: Subnet, uid: Option<u32>) -> Passt {
         let socket = folder.join(format!("passt{}.sock", subnet.0));
-        // A killed passt leaves its socket behind, which would be mistaken for the new one.
+        // A killed passt leaves its socket, which would be mistaken for the new one.
         let _ = fs::remove_file(&socket);
         let mut command = Command::new("passt");
         if let Some(uid) = uid {
@@ -87,15 +87,14 @@ impl Passt {
         Passt { peer, repair: None, socket, subnet }
     }
 
-    /// The network that the guest sees. It does not depend on the host's networks: only the host's loopback is behind
-    /// it.
+    /// The guest's network. It does not depend on the host's networks: only the host's loopback is behind it.
     fn network(subnet: Subnet) -> [String; 11] {
         let [guest, host] = [subnet.guest(), subnet.host()].map(|address| address.to_string());
         let words = ["--ipv4-only", "-a", &guest, "-n", "24", "-g", &host, "-i", "lo", "-o", "127.0.0.1"];
         words.map(str::to_owned)
     }
 
-    /// Starts passt's helper, by which its connections can be given to another passt or taken from one. It needs root.
+    /// Starts passt's helper, which moves its connections to or from another passt. It needs root.
     pub fn start_repair(&mut self) {
         let path = self.socket.with_extension("sock.repair");
         self.peer.wait_until(|| is_listening(&path));
@@ -104,7 +103,7 @@ impl Passt {
         self.repair = Some(Peer::start(command, path.with_extension("repair-log")));
     }
 
-    /// True if it has ended, as it does when its connections were given to another.
+    /// True if passt has ended, as it does once its connections were moved to another.
     pub fn has_ended(&mut self) -> bool {
         self.peer.child.try_wait().expect("the program is our child").is_some()
     }
@@ -146,7 +145,7 @@ impl Passt {
     }
 }
 
-/// True if a socket at `path` is listening: it exists a moment before that. Trying to connect would not do, since a
+/// True if a socket at `path` is listening, which is a moment after it exists. Connecting to find out is impossible: a
 /// passt serves one client only.
 pub(crate) fn is_listening(path: &Path) -> bool {
     // Address, references, protocol, flags, type, state, inode, path.
@@ -164,20 +163,20 @@ pub struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts it with `ports`, such as `net_vhost0,iface=/tmp/socket` and `net_tap0,iface=tap0`; every two in a row
-    /// form a pair. Returns when the last port, whose network interface is `last`, is up. It logs to `log`.
+    /// Starts testpmd with `ports`, such as `net_vhost0,iface=/tmp/socket` and `net_tap0,iface=tap0`; each two in a row
+    /// form a pair. Returns when the last port, with the network interface `last`, is up. It logs to `log`.
     pub fn start(ports: &[String], last: &str, log: PathBuf) -> Testpmd {
         let mut command = Command::new("dpdk-testpmd");
         command.args(["--no-huge", "-m", "256", "--no-pci", "--lcores", "0@0,1@0"]);
         for port in ports {
             command.args(["--vdev", port]);
         }
-        // Without this, it would wait 9 s for guests to bring their links up.
+        // Otherwise it waits 9 s for guests to bring their links up.
         command.args(["--", "--total-num-mbufs=2048", "--disable-link-check", "--auto-start"]);
         command.stdin(Stdio::piped());
         let mut peer = Peer::start(command, log);
         let input = peer.child.stdin.take().expect("it was piped");
-        // Its output is buffered, so the carrier is the sign that it is ready.
+        // Its output is buffered, so the carrier shows that it is ready.
         let carrier = Path::new("/sys/class/net").join(last).join("carrier");
         peer.wait_until(|| fs::read_to_string(&carrier).is_ok_and(|up| up.starts_with('1')));
         give_way(peer.child.id(), "dpdk-worker1");
@@ -185,8 +184,7 @@ impl Testpmd {
     }
 }
 
-/// Gives a thread the lowest priority. A polling thread would otherwise take half of a single processor from the
-/// guest.
+/// Gives a thread the lowest priority. A polling thread would otherwise take half of a single processor from the guest.
 fn give_way(process: u32, thread: &str) {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("the process runs");
     let named =
@@ -198,7 +196,7 @@ fn give_way(process: u32, thread: &str) {
 }
 
 impl Guest {
-    /// Brings `interface` up and gets it an address by DHCP, which must be the guest's address in `subnet`.
+    /// Brings `interface` up and configures it with DHCP; it must get the guest's address in `subnet`.
     pub fn join_by_dhcp(&mut self, interface: &str, subnet: Subnet) {
         let script = "#!/bin/sh\n[ $1 != bound ] || ip addr add $ip/$mask dev $interface\n".replace('\n', "\\n");
         self.ok(&format!("printf '{script}' > {DHCP_SCRIPT} && chmod +x {DHCP_SCRIPT}"));

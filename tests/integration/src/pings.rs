@@ -1,10 +1,10 @@
-//! Pings through a guest's VFs, paced, which count how many are answered.
+//! Paced pings through a guest's VFs, with the number of replies.
 
 use crate::guest::Guest;
 use crate::sriov::Vf;
 use crate::tap::Subnet;
 
-/// Pings from the guest to the host through each of some VFs, which run until they are ended.
+/// Pings from the guest to the host through some VFs, until they are ended.
 pub struct Pings {
     vfs: Vec<usize>,
 }
@@ -20,7 +20,7 @@ impl Pings {
         Pings { vfs: vfs.iter().map(|vf| vf.index).collect() }
     }
 
-    /// Stops the pings. Returns how many each VF sent, and how many were answered.
+    /// Stops the pings. Returns the numbers sent and answered for each VF.
     pub fn end(self, guest: &mut Guest) -> Vec<(u64, u64)> {
         guest.ok("killall -INT ping");
         let count = |index: usize| {

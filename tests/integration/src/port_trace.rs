@@ -1,4 +1,4 @@
-//! I/O ports that guests accessed, by the kernel's tracing, so that no figure relies on the VMM's own account.
+//! I/O ports that guests accessed, from the kernel's tracing, so that no figure relies on the VMM's own counters.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use crate::kernel_fs::{TRACING, mount_tracefs};
 /// The size of the kernel's buffer in KiB. An access takes some 60 bytes.
 const BUFFER: u32 = 16384;
 
-/// Traces accesses to some I/O ports that exit to KVM, by all guests while this lives.
+/// Traces accesses to some I/O ports that exit to KVM, by all guests, until dropped.
 pub struct PortTrace {
     _private: (),
 }

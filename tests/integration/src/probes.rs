@@ -1,4 +1,4 @@
-//! Pings from the host, which tell for how long a guest did not answer.
+//! Pings from the host, which show how long a guest did not answer.
 
 use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
@@ -61,14 +61,14 @@ impl Probes {
                     receive(&socket, left, &mut addresses, &counted);
                 }
             }
-            // Silence at the end counts, too.
+            // Silence at the end counts as well.
             addresses.iter_mut().for_each(|address| address.note());
             addresses.into_iter().map(|address| address.answers).collect()
         });
         Probes { stop, forgets, counts, thread }
     }
 
-    /// Waits until each address has answered once more, for `limit` at most.
+    /// Waits up to `limit` until each address has answered once more.
     pub fn await_answers(&self, limit: Duration) {
         let now = || self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let (before, end) = (now(), Instant::now() + limit);
@@ -77,12 +77,12 @@ impl Probes {
         }
     }
 
-    /// Forgets what has been so far.
+    /// Resets the counts.
     pub fn forget(&self) {
         self.forgets.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the pings. Returns what each address has answered, in their order.
+    /// Ends the pings. Returns the answers of each address, in their order.
     pub fn end(self) -> Vec<Answers> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the pings can be sent")
@@ -97,7 +97,7 @@ impl Address {
     }
 }
 
-/// Notes the answers that come within `left`.
+/// Records the answers that arrive within `left`.
 fn receive(socket: &OwnedFd, left: Duration, addresses: &mut [Address], counts: &[AtomicU64]) {
     let mut wait = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: it is one pollfd.
@@ -106,11 +106,11 @@ fn receive(socket: &OwnedFd, left: Duration, addresses: &mut [Address], counts: 
     }
     loop {
         let mut packet = [MaybeUninit::<u8>::uninit(); 128];
-        // SAFETY: the buffer is as long as said.
+        // SAFETY: the buffer has the given length.
         let len =
             unsafe { libc::recv(socket.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), libc::MSG_DONTWAIT) };
         let Ok(len) = usize::try_from(len) else { return };
-        // SAFETY: so many bytes were written.
+        // SAFETY: this number of bytes was written.
         let packet: Vec<u8> = packet[..len].iter().map(|byte| unsafe { byte.assume_init() }).collect();
         // An IPv4 header of 20 bytes; an echo reply has the type 0.
         let Some([0, _, _, _, high, low, ..]) = packet.get(20..) else { continue };
@@ -139,7 +139,7 @@ fn send(socket: &OwnedFd, to: Ipv4Addr, message: &[u8]) {
         sin_zero: [0; 8],
     };
     let length = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: message and address are as long as said. What cannot be sent is lost, as on a wire.
+    // SAFETY: message and address have the given lengths. A failed send counts as lost, as on a wire.
     unsafe {
         libc::sendto(
             socket.as_raw_fd(),
@@ -156,6 +156,6 @@ fn raw_socket() -> OwnedFd {
     // SAFETY: socket has no memory effects.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_ICMP) };
     assert!(fd >= 0, "a raw socket: {}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    // SAFETY: the descriptor was just opened and has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

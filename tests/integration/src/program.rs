@@ -1,4 +1,4 @@
-//! A program of this crate that a guest gets on a disk.
+//! A program of this crate for a guest, on a disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::guest::{Guest, GuestSpec};
 
-/// A disk with a program, which ends with this.
+/// A disk with a program; removed on drop.
 pub struct ProgramDisk {
     _folder: TempDir,
     disk: PathBuf,
@@ -24,7 +24,7 @@ impl ProgramDisk {
         ProgramDisk { _folder: folder, disk }
     }
 
-    /// A guest with it, which must have the modules of tests.
+    /// Adds the disk to a guest, which must have the test modules.
     pub fn add_to(&self, spec: GuestSpec) -> GuestSpec {
         spec.disk(&format!("path={},readonly=on", self.disk.display()))
     }

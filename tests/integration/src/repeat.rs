@@ -1,8 +1,8 @@
-//! Longer runs of a test: the variables that say how often it repeats its subject.
+//! Longer runs of a test: the variables that set its number of repetitions.
 
 use std::env;
 
-/// The number that the environment's `variable` holds, or else `default`. `xtask/src/suite.rs` lists the variables.
+/// The number in the environment's `variable`, or else `default`. `xtask/src/suite.rs` lists the variables.
 pub fn repetitions(variable: &str, default: usize) -> usize {
     env::var(variable).map_or(default, |number| number.parse().unwrap_or_else(|_| panic!("{variable}: {number:?}")))
 }

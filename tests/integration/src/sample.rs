@@ -1,4 +1,4 @@
-//! The counts that must not grow while devices come and go, as rows of a table.
+//! The counts that must not grow while devices are added and removed, as rows of a table.
 
 use crate::kvm_trace::{KvmObjects, KvmTrace};
 use crate::usage::Usage;
@@ -17,7 +17,7 @@ impl Sample {
         Sample { usage: Usage::of(vmm), objects: trace.objects() }
     }
 
-    /// Prints the table's heading, which begins with `what`.
+    /// Prints the table's heading, which starts with `what`.
     pub fn print_heading(what: &str) {
         println!("| {what} | files | threads | ioeventfds | irqfds | routes | slots | resident |");
         println!("|---|---|---|---|---|---|---|---|");

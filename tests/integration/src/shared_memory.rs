@@ -8,15 +8,15 @@ use std::os::unix::fs::FileExt;
 use crate::vmm::Vmm;
 
 const PAGE: u64 = 4096;
-/// Bytes that are compared at a time.
+/// Bytes that are compared at once.
 const PIECE: u64 = 1 << 20;
 
-/// A page in which two memories differ, and which of its bytes do.
+/// A page in which two memories differ, and the differing bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The number of the page in the memory as a file.
+    /// The number of the page in the memory file.
     pub page: u64,
-    /// From the first byte that differs to the one behind the last.
+    /// From the first differing byte to the one after the last.
     pub bytes: Range<usize>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn differing_pages(one: &Vmm, other: &Vmm) -> Vec<Difference> {
         one.read_exact_at(&mut bytes, at).expect("the memory can be read");
         other.read_exact_at(&mut others, at).expect("the memory can be read");
         let both = bytes.chunks(PAGE as usize).zip(others.chunks(PAGE as usize));
-        // The guest stands still meanwhile, and its target waits: whole pages are compared at once.
+        // The guest is paused and its target waits, so whole pages are compared at once.
         let differing = (at / PAGE..).zip(both).filter(|(_, (one, other))| one != other);
         pages.extend(differing.filter_map(|(page, (one, other))| {
             let mut unequal = (0..).zip(one.iter().zip(other)).filter(|(_, (a, b))| a != b).map(|(at, _)| at);
@@ -59,6 +59,6 @@ fn memory_of(vmm: &Vmm) -> File {
 fn is_hole(file: &File, at: u64) -> bool {
     // SAFETY: lseek has no memory effects.
     let next = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, libc::SEEK_DATA) };
-    // There is none behind it.
+    // There is no data after it.
     next < 0 || next as u64 >= at + PIECE
 }

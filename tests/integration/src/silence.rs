@@ -1,5 +1,5 @@
-//! A report on a guest that does not answer: the state of its VMM, of KVM and of this machine, and the guest's progress
-//! once its vCPUs have left and entered it again, a key was typed, and an NMI was sent.
+//! A report on a guest that does not answer: the state of its VMM, of KVM and of this machine; and the guest's progress
+//! after its vCPUs have left and entered it again, a key was typed, and an NMI was sent.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,8 +12,8 @@ use crate::kernel_fs::{DEBUG, TRACING, mount_debugfs, mount_tracefs};
 use crate::lab;
 use crate::vmm::Vmm;
 
-/// The events of KVM that show what a vCPU does, which interrupts it gets, and what it reads and writes by ports, such
-/// as those of its serial port.
+/// The events of KVM that show the activity of a vCPU, its interrupts, and its accesses to ports, such as those of its
+/// serial port.
 const EVENTS: [&str; 11] = [
     "kvm_entry",
     "kvm_exit",
@@ -27,25 +27,25 @@ const EVENTS: [&str; 11] = [
     "kvm_ioapic_set_irq",
     "kvm_vcpu_wakeup",
 ];
-/// The buffer of tracefs that reports use, apart from that of tests.
+/// The buffer of tracefs for reports, separate from that of tests.
 const INSTANCE: &str = "instances/silence";
-/// The time between two looks at counters, and the time for which exits are recorded, if they were not before.
+/// The time between two reads of counters, and the time for which exits are recorded, if they were not before.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Last lines of a trace or a kernel's log in a report.
 const LINES: usize = 120;
-/// The size of the trace's buffer in KiB: some 60,000 events, which an idle guest takes minutes for.
+/// The size of the trace's buffer in KiB: some 60,000 events, several minutes of an idle guest.
 const BUFFER: &str = "4096";
-/// The time limit for an answer of the VMM. It may be as silent as its guest.
+/// The time limit for an answer of the VMM, which may hang like its guest.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// Records all guests' exits and interrupts from now on, so that a report shows those before the guest was silent.
+/// Records all guests' exits and interrupts from now on, so that a report has those from before the guest fell silent.
 /// Exits get some 10 % slower.
 pub fn record_exits() {
     mount_tracefs();
     let folder = Path::new(TRACING).join(INSTANCE);
     let _ = fs::create_dir(&folder);
     let write = |file: &str, text: &str| fs::write(folder.join(file), text);
-    // A machine may lack single events.
+    // A machine may lack some of the events.
     let _ = write("buffer_size_kb", BUFFER);
     for event in EVENTS {
         let _ = write(&format!("events/kvm/{event}/enable"), "1");
@@ -73,8 +73,8 @@ impl Look {
     }
 }
 
-/// Describes a VMM whose guest is silent, and what KVM and this machine's kernel know of it. Returns the counters, too,
-/// for [`progress`].
+/// Describes a VMM whose guest is silent, with the state of KVM and of this machine's kernel. Also returns the
+/// counters, for [`progress`].
 pub(crate) fn report(vmm: &Vmm) -> (String, Look) {
     mount_debugfs();
     record_exits();
@@ -91,7 +91,7 @@ pub(crate) fn report(vmm: &Vmm) -> (String, Look) {
     (text, after)
 }
 
-/// Describes what has happened since `first`, and keeps the whole trace in a file, whose path it says.
+/// Describes the progress since `first`, and keeps the whole trace in a file, whose path it includes.
 pub(crate) fn progress(vmm: &Vmm, first: &Look) -> String {
     let mut text = String::from("=== after the vCPUs entered the guest again, and a key:\n");
     Look::at(vmm).since(first, vmm, &mut text);
@@ -100,7 +100,7 @@ pub(crate) fn progress(vmm: &Vmm, first: &Look) -> String {
     text
 }
 
-/// Sends the guest an NMI, at which Linux panics with a backtrace if its command line says so. Returns the answer.
+/// Sends the guest an NMI, on which Linux panics with a backtrace if its command line says so. Returns the answer.
 pub(crate) fn interrupt(vmm: &Vmm) -> String {
     let mut text = String::new();
     part(&mut text, "an NMI was sent", &ask(vmm, "PUT", "vm.nmi"));
@@ -113,7 +113,7 @@ fn part(text: &mut String, title: &str, body: &str) {
 
 /// The counters of the VMM, if the test gave it an API and it answers. `__serial` has registers of the serial port.
 fn vmm_counters(vmm: &Vmm) -> String {
-    // One device a line.
+    // One line for each device.
     ask(vmm, "GET", "vm.counters").replace("},", "},\n")
 }
 
@@ -130,7 +130,7 @@ fn trace() -> String {
     read(Path::new(TRACING).join(INSTANCE).join("trace"))
 }
 
-/// Writes `trace` to a file of the lab, which is outside of a first-level machine.
+/// Writes `trace` to a file of the lab, which outlives a first-level machine.
 fn keep(trace: &str) -> std::io::Result<PathBuf> {
     let program = std::env::current_exe()?;
     let program = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -141,7 +141,7 @@ fn keep(trace: &str) -> std::io::Result<PathBuf> {
     Ok(file)
 }
 
-/// Makes each vCPU leave the guest and enter it again, by which KVM looks at pending interrupts afresh.
+/// Makes each vCPU leave the guest and enter it again, so that KVM checks pending interrupts again.
 pub(crate) fn reenter(vmm: &Vmm) {
     vmm.signal(libc::SIGSTOP);
     thread::sleep(INTERVAL);
@@ -204,7 +204,7 @@ fn grown(before: &[Counter], after: &[Counter]) -> String {
     lines.map(|(name, now)| format!("{name}: {now} (+{})\n", now.wrapping_sub(value(name)))).collect()
 }
 
-/// The eventfds that were signalled and not read. One of an irqfd or ioeventfd is a lost notification.
+/// The eventfds that were signalled and not read. An irqfd or ioeventfd among them is a lost notification.
 fn pending_eventfds(vmm: &Vmm) -> String {
     let files = entries(Path::new(&format!("/proc/{}/fdinfo", vmm.id())));
     let pending = files.iter().filter_map(|file| {

@@ -1,4 +1,4 @@
-//! Place between which and another a guest moves: a VMM, with backends of its own.
+//! A place of a guest that moves: a VMM, with its own backends.
 
 use std::path::PathBuf;
 use std::thread;
@@ -18,7 +18,7 @@ use crate::vmm::VmmCommand;
 /// Time that a migration may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A VMM that stays when its guest is gone, and the backends at its side.
+/// A VMM that stays when its guest has left, and its backends.
 pub struct Site {
     name: &'static str,
     /// The guest, while it is here. Its VMM ends before the backends.
@@ -29,7 +29,7 @@ pub struct Site {
     pub backends: Backends,
     /// The tap of the PF.
     pf: HostTap,
-    /// Number of VMMs that have been there before.
+    /// Number of earlier VMMs at this place.
     restarts: usize,
 }
 
@@ -42,14 +42,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A place whose taps' names begin with `name`: those of the VFs have their index after it, and that of the PF
-    /// `pf`.
+    /// A place whose taps' names start with `name`: the VFs' names end with their index, the PF's with `pf`.
     pub fn new(name: &'static str, kinds: &[Backend]) -> Plan {
         let backends = Backends::start_persistent(name, kinds);
         Plan { name, api: Api::new(name), backends, pf: HostTap::persistent(&format!("{name}pf")) }
     }
 
-    /// Boots a guest there, as `more` describes it further.
+    /// Boots a guest there, with the changes of `more`.
     pub fn boot(self, kernel: Kernel, more: impl FnOnce(GuestSpec) -> GuestSpec) -> Site {
         let spec = more(self.backends.spec_over(self.pf.name(), kernel));
         let spec = spec.arguments(&["--no-shutdown", "--api-socket", &self.api.argument()]);
@@ -74,7 +73,7 @@ fn wait(api: &Api, arguments: &[&str]) -> Guest {
 }
 
 impl Site {
-    /// Starts another VMM without a guest, with the same backends: the one before was killed.
+    /// Starts another VMM without a guest, with the same backends, after the previous one was killed.
     pub fn restart(&mut self) {
         self.restarts += 1;
         self.api = Api::new(&format!("{}{}", self.name, self.restarts));
@@ -82,17 +81,17 @@ impl Site {
         let _ = std::fs::remove_file(self.socket());
     }
 
-    /// Socket on which it waits for guests.
+    /// Socket on which the VMM waits for guests.
     pub fn socket(&self) -> PathBuf {
         std::env::temp_dir().join(format!("migration-{}-{}", std::process::id(), self.name))
     }
 
-    /// The URL of that.
+    /// The URL of the socket.
     pub fn url(&self) -> String {
         format!("unix:{}", self.socket().display())
     }
 
-    /// Begins to wait for a guest, whose functions get the backends of this place.
+    /// Starts to wait for a guest, whose functions get the backends of this place.
     pub fn receive(&self) {
         let pf = json!({"id": "pf0", "tap": self.pf.name()});
         let vfs = (0..self.backends.taps().len()).map(|index| self.backends.given(index));
@@ -105,7 +104,7 @@ impl Site {
         assert_eq!(answer.status, 204, "{}", answer.body);
     }
 
-    /// Begins to send the guest to `url`, with the keys of `more`.
+    /// Starts to send the guest to `url`, with the keys of `more`.
     pub fn send(&self, url: &str, more: &Value) {
         let mut body = json!({"destination_url": url});
         for (key, value) in more.as_object().into_iter().flatten() {
@@ -115,7 +114,7 @@ impl Site {
         assert_eq!(answer.status, 204, "{}", answer.body);
     }
 
-    /// Waits until the migration is over, and returns how it ended.
+    /// Waits until the migration has ended, and returns its result.
     pub fn ended(&self) -> Value {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -128,8 +127,8 @@ impl Site {
         }
     }
 
-    /// As [`Site::move_to`]. When the guest is about to be given away, compares the memory of both VMMs, which is
-    /// shared with backends. Returns the pages that differ, too.
+    /// As [`Site::move_to`]. Before the guest is handed over, compares the memory of both VMMs, which is shared with
+    /// backends. Also returns the differing pages.
     pub fn move_compared_to(&self, other: &Site, more: &Value) -> (Value, Vec<Difference>) {
         let wire = self.send_until(other, Point::GO, more);
         let pages = shared_memory::differing_pages(self.guest.vmm(), other.guest.vmm());
@@ -137,7 +136,7 @@ impl Site {
         (self.moved(other), pages)
     }
 
-    /// Begins to move the guest to `other`, and returns when the frame at `point` is about to be passed on.
+    /// Starts to move the guest to `other`, and returns when the frame at `point` is about to be forwarded.
     pub fn send_until(&self, other: &Site, point: Point, more: &Value) -> Wire {
         other.receive();
         let path = self.socket().with_extension("wire");
@@ -147,21 +146,21 @@ impl Site {
         wire
     }
 
-    /// Moves the guest to `other`, which must succeed. Returns what the source tells of it.
+    /// Moves the guest to `other`, which must succeed. Returns the source's result.
     pub fn move_to(&self, other: &Site, more: &Value) -> Value {
         other.receive();
         self.send(&other.url(), more);
         self.moved(other)
     }
 
-    /// The same, with the memory and the taps that the guest has here: no page is copied. Its memory must be shared.
+    /// As [`Self::move_to`], with the guest's present memory and taps: no page is copied. Its memory must be shared.
     pub fn pass_to(&self, other: &Site) -> Value {
         other.receive_by(&json!({"receiver_url": other.url(), "detach": true}));
         self.send(&other.url(), &json!({"local": true}));
         self.moved(other)
     }
 
-    /// Waits until the guest has moved to `other`, which must succeed. Returns what the source tells of it.
+    /// Waits until the guest has moved to `other`, which must succeed. Returns the source's result.
     pub fn moved(&self, other: &Site) -> Value {
         let (sent, received) = (self.ended(), other.ended());
         assert_eq!(

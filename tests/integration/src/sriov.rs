@@ -1,4 +1,4 @@
-//! A PF and its VFs, as the guest's sysfs shows them.
+//! A PF and its VFs in the guest's sysfs.
 
 use std::time::Duration;
 
@@ -176,7 +176,7 @@ impl Guest {
 }
 
 fn ping_through_only(guest: &mut Guest, interface: &str, taps: &[HostTap], own: usize, subnet: Subnet) {
-    /// The host may still ask who has an address that it used before the guest's restart.
+    /// The host may still probe an address from before the guest's restart.
     const ATTEMPTS: usize = 3;
     guest.join(interface, subnet);
     let mut others = Vec::new();

@@ -1,4 +1,4 @@
-//! Third-party programs that are a guest's file system or disk over vhost-user: virtiofsd and qemu-storage-daemon.
+//! Third-party programs that serve a guest's file system or disk over vhost-user: virtiofsd and qemu-storage-daemon.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ pub struct StoragePeer {
 }
 
 impl StoragePeer {
-    /// A virtiofsd that shows `shared` to guests. Its socket `name` is in `folder`. It ends when its VMM disconnects.
+    /// A virtiofsd that serves `shared` to guests. Its socket `name` is in `folder`. It ends when its VMM disconnects.
     pub fn virtiofsd(folder: &Path, name: &str, shared: &Path) -> StoragePeer {
-        // It is not in PATH. A machine whose root is an initramfs has no root to leave for a sandbox.
+        // It is not in PATH. A machine whose root is an initramfs cannot leave it for a sandbox.
         let mut command = Command::new("/usr/libexec/virtiofsd");
         command.args(["--sandbox=none", "--seccomp=none", "--inode-file-handles=never", "--shared-dir"]).arg(shared);
         StoragePeer::start(folder, name, |socket| {
@@ -24,7 +24,8 @@ impl StoragePeer {
         })
     }
 
-    /// A qemu-storage-daemon whose disk of two queues is the raw image `image`. Its socket `name` is in `folder`.
+    /// A qemu-storage-daemon that serves the raw image `image` as a disk with two queues. Its socket `name` is in
+    /// `folder`.
     pub fn qemu_storage_daemon(folder: &Path, name: &str, image: &Path) -> StoragePeer {
         let mut command = Command::new("qemu-storage-daemon");
         command.arg("--blockdev").arg(format!("driver=file,node-name=disk,filename={}", image.display()));
@@ -37,7 +38,7 @@ impl StoragePeer {
 
     fn start(folder: &Path, name: &str, command: impl FnOnce(&Path) -> Command) -> StoragePeer {
         let socket = folder.join(name);
-        // One that was killed leaves its socket behind, which would be mistaken for the new one.
+        // A killed peer leaves its socket, which would be mistaken for the new one.
         let _ = fs::remove_file(&socket);
         let mut command = command(&socket);
         command.stdin(Stdio::null());

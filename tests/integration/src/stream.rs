@@ -1,4 +1,4 @@
-//! A TCP connection between a guest and the host that outlives what happens to the guest.
+//! A TCP connection between a guest and the host that survives operations on the guest.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::guest::Guest;
 use crate::tap::Subnet;
 
-/// Time that bytes may take to come back. TCP sends lost bytes again, after ever longer waits.
+/// Time limit for an echo. TCP retransmits lost bytes after increasing waits.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A TCP connection from the guest, on which each line comes back.
+/// A TCP connection from the guest that echoes each line.
 pub struct Stream(TcpStream);
 
 impl Stream {
-    /// Opens the connection through the NIC in `subnet`. A guest has one.
+    /// Opens the connection through the NIC in `subnet`. A guest has only one.
     pub fn open(guest: &mut Guest, subnet: Subnet) -> Stream {
         let listener = TcpListener::bind((subnet.host(), 0)).expect("the host's address is configured");
         Stream::open_by(listener, guest, subnet)
@@ -31,7 +31,7 @@ impl Stream {
         Stream(stream)
     }
 
-    /// Asserts that `text` comes back.
+    /// Asserts that `text` is echoed.
     pub fn assert_alive(&mut self, text: &[u8]) {
         self.0.write_all(text).expect("the connection is open");
         let mut back = vec![0; text.len()];

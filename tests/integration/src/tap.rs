@@ -58,11 +58,11 @@ pub struct HostTap {
 /// Object that keeps a tap alive.
 #[derive(Debug)]
 enum Keeper {
-    /// Another process holds it open.
+    /// Another process has the tap open.
     Other,
-    /// It is persistent, and removed when this is dropped.
+    /// The kernel: the tap is persistent, and removed when this is dropped.
     Kernel,
-    /// The test holds it open.
+    /// The test has the tap open.
     Test { _queue: OwnedFd },
 }
 
@@ -82,7 +82,7 @@ impl HostTap {
         HostTap { name: name.into(), keeper: Keeper::Kernel }
     }
 
-    /// Creates a tap and holds its only queue, so that nobody else can open it.
+    /// Creates a tap and holds its only queue, so that no program can open it.
     pub fn busy(name: &str) -> HostTap {
         HostTap { name: name.into(), keeper: Keeper::Test { _queue: open_queue(name, Queues::Single) } }
     }
@@ -116,10 +116,10 @@ impl HostTap {
         ioctl(&socket, libc::SIOCSIFFLAGS, &mut request).expect("a tap can be brought up");
     }
 
-    /// True if the host finds the neighbour `address` behind the tap: it asks by a broadcast, and is answered.
+    /// True if the host finds the neighbour `address` behind the tap with a broadcast.
     pub fn reaches(&self, address: &str) -> bool {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a host has sockets");
-        // The discard port. What is sent waits for the neighbour's answer.
+        // The discard port. The datagram waits for the neighbour's reply.
         socket.send_to(&[0], (address, 9)).unwrap_or_else(|error| panic!("{address}: {error}"));
         let began = Instant::now();
         while began.elapsed() < NEIGHBOUR_WAIT {
@@ -146,7 +146,7 @@ impl HostTap {
         Counters { from_guest: count("rx_packets"), to_guest: count("tx_packets") }
     }
 
-    /// Opens `count` queues of a tap with virtio-net headers, as a launcher does that passes them to the VMM.
+    /// Opens `count` queues of a tap with virtio-net headers, like a launcher that passes them to the VMM.
     pub fn open_queues(name: &str, count: usize) -> (HostTap, Vec<OwnedFd>) {
         let mode = if count > 1 { Queues::Multiple } else { Queues::Single };
         let queues = (0..count).map(|_| open_queue(name, mode)).collect();
@@ -175,7 +175,7 @@ fn open_queue(name: &str, queues: Queues) -> OwnedFd {
     // SAFETY: the path is a literal with a NUL.
     let fd = unsafe { libc::open(c"/dev/net/tun".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK) };
     assert!(fd >= 0, "/dev/net/tun: {}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    // SAFETY: the descriptor was just opened and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut request = interface_request(name);
     let multiple = if queues == Queues::Multiple { libc::IFF_MULTI_QUEUE } else { 0 };
@@ -215,7 +215,7 @@ fn datagram_socket() -> OwnedFd {
     // SAFETY: socket has no memory effects.
     let fd: RawFd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0, "opening a socket: {}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    // SAFETY: the descriptor was just opened and has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

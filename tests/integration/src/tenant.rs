@@ -17,8 +17,8 @@ impl Tenant {
         pf.vfs(guest).iter().map(|vf| Self::with(guest, vf)).collect()
     }
 
-    /// Gives the VF a namespace of its own, and there the address 10.88.0.1 plus its index: without VLANs, all would be
-    /// neighbours.
+    /// Moves the VF into its own namespace, and gives it the address 10.88.0.1 plus its index: without VLANs, all would
+    /// be neighbours.
     pub fn with(guest: &mut Guest, vf: &Vf) -> Self {
         let tenant = Self { index: vf.index };
         let file = tenant.file();
@@ -59,7 +59,7 @@ impl Tenant {
         guest.ok_within(&self.command(command), limit)
     }
 
-    /// Waits for a connection at `port` in the background, and writes what arrives to `file`.
+    /// Waits for a connection at `port` in the background, and writes the received data to `file`.
     pub fn listen(&self, guest: &mut Guest, port: u16, file: &str) {
         guest.ok("[ -p /tmp/endless ] || mkfifo /tmp/endless");
         let listen = self.command(&format!("nc -l -p {port} 0<> /tmp/endless > {file}"));
@@ -67,8 +67,8 @@ impl Tenant {
         guest.wait_for(&self.command(&format!("grep -q :{port:04X} /proc/net/tcp /proc/net/tcp6")));
     }
 
-    /// Number of packets that its kernel has found to have a wrong checksum of IP, TCP or UDP. It checks those that its
-    /// NIC does not declare right.
+    /// Number of packets whose IP, TCP or UDP checksum its kernel has found to be wrong. The kernel checks packets that
+    /// its NIC does not declare as valid.
     pub fn wrong_checksums(&self, guest: &mut Guest) -> u64 {
         let tables = self.inside(guest, "cat /proc/net/snmp /proc/net/netstat");
         // Each line of names is followed by one of numbers.
@@ -88,14 +88,14 @@ impl Tenant {
         guest.run(&self.command(&format!("ping -c 3 -i 0.3 -W 2 -I vf {address}"))).status == 0
     }
 
-    /// Sends pings to `address` in the background, each as soon as the last one was answered or lost, until the
-    /// namespace or its VF is gone.
+    /// Sends pings to `address` in the background, each as soon as the previous one was answered or lost, until the
+    /// namespace or its VF is removed.
     pub fn flood(&self, guest: &mut Guest, address: &str) {
         let ping = format!("while ping -A -q -c 1000 -s 1000 -W 1 -I vf {address}; do :; done");
         guest.ok(&format!("({}) > /dev/null 2>&1 &", self.command(&ping)));
     }
 
-    /// Gives the VF another address. Returns whether it took it.
+    /// Gives the VF another address. Returns true if the VF accepted it.
     pub fn change_address(&self, guest: &mut Guest, mac: &str) -> bool {
         let change = self.command(&format!("ip link set vf down; ip link set vf address {mac}"));
         let taken = guest.run(&change).status == 0;

@@ -1,11 +1,11 @@
-//! A pseudo-terminal, to test what the VMM does to the terminal in which it is started.
+//! A pseudo-terminal, to test the VMM's changes to the terminal in which it is started.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Stdio;
 
 use crate::vmm::{Vmm, VmmCommand};
 
-/// A pseudo-terminal: the end that a program runs in, and the end that its user sees.
+/// A pseudo-terminal: the end that a program runs in, and the user's end.
 pub struct Terminal {
     person: OwnedFd,
     program: OwnedFd,
@@ -27,7 +27,7 @@ impl Terminal {
         // SAFETY: openpty writes both numbers, and accepts null for the rest.
         let done = unsafe { libc::openpty(&mut person, &mut program, null, null.cast(), null.cast()) };
         assert_eq!(done, 0, "opening a pseudo-terminal: {}", std::io::Error::last_os_error());
-        // SAFETY: both descriptors were just opened and belong to nobody else.
+        // SAFETY: both descriptors were just opened and have no other owner.
         unsafe { Terminal { person: OwnedFd::from_raw_fd(person), program: OwnedFd::from_raw_fd(program) } }
     }
 
@@ -45,12 +45,12 @@ impl Terminal {
         }
     }
 
-    /// True if input is edited by the line before a program gets it, as in a shell.
+    /// True if input is line-edited before a program gets it, as in a shell.
     pub fn is_canonical(&self) -> bool {
         self.settings().flags[3] & libc::ICANON != 0
     }
 
-    /// Sets its size in characters. No program is notified, as it is nobody's controlling terminal.
+    /// Sets its size in characters. No program is notified: it is not a controlling terminal.
     pub fn set_size(&self, columns: u16, rows: u16) {
         let size = libc::winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the call only reads the size, which outlives it.
@@ -68,12 +68,12 @@ impl Terminal {
         let mut seen = String::new();
         for _ in 0..600 {
             let mut poll = libc::pollfd { fd: self.person.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: the array has one pollfd, as the count says.
+            // SAFETY: the array has one pollfd, as given.
             if unsafe { libc::poll(&mut poll, 1, 100) } == 0 {
                 continue;
             }
             let mut buffer = [0_u8; 4096];
-            // SAFETY: the buffer has the length given.
+            // SAFETY: the buffer has the given length.
             let length = unsafe { libc::read(self.person.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
             seen += &String::from_utf8_lossy(&buffer[..usize::try_from(length).unwrap_or(0)]);
             if seen.contains(text) {
@@ -85,7 +85,7 @@ impl Terminal {
 
     /// Types `text`.
     pub fn send(&self, text: &str) {
-        // SAFETY: the buffer has the length given.
+        // SAFETY: the buffer has the given length.
         let written = unsafe { libc::write(self.person.as_raw_fd(), text.as_ptr().cast(), text.len()) };
         assert_eq!(written, text.len() as isize, "the terminal accepts all that is typed");
     }

@@ -1,11 +1,11 @@
-//! Many short transactions, one after the other: how many there are in a second, and how long the slow ones take.
+//! Many short transactions, one after the other: the number per second, and the duration of slow ones.
 
 use std::time::{Duration, Instant};
 
-/// Transactions that do not count: after these, addresses are resolved and caches are warm.
+/// Transactions that are not counted: after these, addresses are resolved and caches are warm.
 const WARM_UP: usize = 100;
 
-/// Repeats `transact` for `limit`. Returns what the measuring programs print: the number of transactions in a second,
+/// Repeats `transact` for `limit`. Returns the output of the measuring programs: the number of transactions per second,
 /// and the 99th percentile of their duration in us.
 pub fn transactions(limit: Duration, mut transact: impl FnMut()) -> String {
     (0..WARM_UP).for_each(|_| transact());

@@ -42,7 +42,7 @@ impl Guest {
         assert_eq!(taken, len.to_string(), "bytes that the guest received from {host_address}");
         self.ok_within(&format!("nc {host_address} {port} < {file} && rm {file}"), LIMIT);
         let back = host.join().expect("the host's side of the transfer succeeds");
-        // Compare here: a message with all bytes would help nobody.
+        // Compared here: a message with all bytes would be useless.
         let differs = data.iter().zip(&back).position(|(sent, back)| sent != back);
         assert_eq!(
             (back.len(), differs),

@@ -15,8 +15,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Current usage of `vmm`, once it does not change: a connection of the API is closed after its client has its
-    /// answer, and a joined thread may be listed for a moment. Without the threads `http-N`, which serve the API's
+    /// Current usage of `vmm`, once it is stable: a connection of the API is closed after its client has received its
+    /// answer, and a joined thread may be listed for a moment. Not counting the threads `http-N`, which serve the API's
     /// clients and end when they are idle.
     pub fn of(vmm: &Vmm) -> Usage {
         let mut last = Usage::now(vmm);

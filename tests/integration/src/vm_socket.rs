@@ -1,4 +1,4 @@
-//! Sockets of the address family AF_VSOCK, which connect programs of a guest and of its host.
+//! Sockets of the address family AF_VSOCK, which connect programs of a guest with those of its host.
 
 use std::fs::File;
 use std::io;
@@ -14,15 +14,15 @@ const LENGTH: libc::socklen_t = size_of::<libc::sockaddr_vm>() as libc::socklen_
 ///
 /// # Errors
 ///
-/// The system refuses, or nobody listens there.
+/// Fails if the system refuses, or no program listens there.
 pub fn connect_to_host(port: u32) -> io::Result<File> {
     let (socket, address) = (socket()?, address(HOST, port));
-    // SAFETY: the address lives through the call, and has this length.
+    // SAFETY: the address lives through the call, and has the given length.
     check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), LENGTH) })?;
     Ok(File::from(socket))
 }
 
-/// A socket that takes connections.
+/// A socket that accepts connections.
 pub struct VmListener(OwnedFd);
 
 impl VmListener {
@@ -30,10 +30,10 @@ impl VmListener {
     ///
     /// # Errors
     ///
-    /// The system refuses, or somebody else listens there.
+    /// Fails if the system refuses, or another program listens there.
     pub fn bind(port: u32) -> io::Result<VmListener> {
         let (socket, address) = (socket()?, address(ANY, port));
-        // SAFETY: the address lives through the call, and has this length.
+        // SAFETY: the address lives through the call, and has the given length.
         check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), LENGTH) })?;
         // SAFETY: the call takes no pointers.
         check(unsafe { libc::listen(socket.as_raw_fd(), 8) })?;
@@ -44,20 +44,20 @@ impl VmListener {
     ///
     /// # Errors
     ///
-    /// The system refuses.
+    /// Fails if the system refuses.
     pub fn accept(&self) -> io::Result<File> {
-        // SAFETY: no address is asked for.
+        // SAFETY: no address is requested.
         let fd = check(unsafe { libc::accept(self.0.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()) })?;
-        // SAFETY: the descriptor has just been opened, and nobody else has it.
+        // SAFETY: the descriptor was just opened and has no other owner.
         Ok(unsafe { File::from_raw_fd(fd) })
     }
 }
 
-/// Ends this direction of a connection by any kind of socket.
+/// Closes this direction of a connection over any kind of socket.
 ///
 /// # Errors
 ///
-/// It is not connected.
+/// Fails if it is not connected.
 pub fn end_writing(stream: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open as long as `stream`.
     check(unsafe { libc::shutdown(stream.as_raw_fd(), libc::SHUT_WR) }).map(drop)
@@ -66,7 +66,7 @@ pub fn end_writing(stream: &File) -> io::Result<()> {
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointers.
     let fd = check(unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor has just been opened, and nobody else has it.
+    // SAFETY: the descriptor was just opened and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

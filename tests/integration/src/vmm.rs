@@ -43,7 +43,7 @@ impl VmmCommand {
         self
     }
 
-    /// Lets the VMM inherit `fd`, under the same number.
+    /// Makes the VMM inherit `fd`, under the same number.
     pub fn inherit(mut self, fd: OwnedFd) -> VmmCommand {
         self.inherited.push(fd);
         self
@@ -88,7 +88,7 @@ impl VmmCommand {
         self
     }
 
-    /// Connects the VMM's standard input and output to what `stdio` returns.
+    /// Connects the VMM's standard input and output to the results of `stdio`.
     pub(crate) fn stdio(&mut self, stdio: impl Fn() -> Stdio) -> &mut VmmCommand {
         self.command.stdin(stdio()).stdout(stdio());
         self
@@ -151,9 +151,9 @@ pub struct Vmm {
 /// Exit of a VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Exit code, or nothing if a signal killed it.
+    /// Exit code, or `None` if a signal killed it.
     pub code: Option<i32>,
-    /// Everything it wrote to standard error.
+    /// All that it wrote to standard error.
     pub errors: String,
 }
 
@@ -163,7 +163,7 @@ impl Vmm {
         self.child.id()
     }
 
-    /// Modes of the system call filters of its threads, by their names (`proc_pid_status(5)`): `2` is by a program.
+    /// Modes of the system call filters of its threads, by thread name (`proc_pid_status(5)`): `2` is a filter program.
     /// Without the threads that the kernel adds to a process that uses KVM, vhost or io_uring.
     pub fn seccomp_modes(&self) -> BTreeMap<String, String> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.id())).expect("the VMM runs");
@@ -203,7 +203,7 @@ impl Vmm {
         self.child.try_wait().expect("the VMM is our child").is_none()
     }
 
-    /// Waits until it has exited, at most for `limit`. Returns whether it has.
+    /// Waits up to `limit` until it has exited. Returns true if it has.
     pub(crate) fn exits_within(&mut self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         while self.is_running() && Instant::now() < deadline {

@@ -74,7 +74,7 @@ fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_survive_disable_flr_and
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Some kinds of threads work for such backends only.
+/// Some kinds of threads work only for such backends.
 #[test]
 fn every_thread_of_vfs_over_all_kinds_of_backends_has_a_filter_of_system_calls() {
     let backends = Backends::start(&[Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa]);
@@ -170,11 +170,12 @@ fn a_peer_that_stalls_or_lies_or_falls_silent_harms_its_own_vf_alone() {
     backends.vhost_user().command("resume vf0");
     guest.ping(vfs[0].interface(), subnet(0));
     backends.vhost_user().command("mute vf0");
-    // Unbinding stops the queues, which asks the peer for their positions.
+    // Unbinding stops the queues, for which the VMM requests their positions from the peer.
     guest.unbind(&vfs[0].address);
     guest.ping(vfs[1].interface(), subnet(1));
     guest.ping(vfs[2].interface(), subnet(2));
-    // Linux may hang on a queue that lies. That concerns the guest and the peer alone: the VMM must keep working.
+    // Linux may hang on a queue with false contents. That affects only the guest and the peer: the VMM must keep
+    // working.
     backends.vhost_user().command("lie id vf1");
     let host = UdpSocket::bind((subnet(1).host(), 0)).expect("the host's address is configured");
     host.send_to(b"to be given to the guest", (subnet(1).guest(), 9)).expect("the host knows the guest's address");

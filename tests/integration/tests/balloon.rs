@@ -1,4 +1,4 @@
-//! Memory that a guest returns to the host by its balloon.
+//! Memory that a guest returns to the host through its balloon.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const FILL: &str = "mkdir -p /mnt; mount -t tmpfs -o size=128m tmpfs /mnt; \
                     dd if=/dev/urandom of=/mnt/a bs=1M count=1 2>/dev/null; \
                     for n in $(seq 96); do cat /mnt/a; done > /mnt/b";
-/// Checks that memory that [`FILL`] filled has the bytes that were written there.
+/// Checks that memory filled by [`FILL`] still has its contents.
 const CHECK: &str = "for n in $(seq 96); do cat /mnt/a; done | cmp - /mnt/b";
 
 /// Memory of the process `id`, in MiB.
@@ -71,13 +71,13 @@ fn a_guest_returns_memory_to_the_host_and_gets_it_back(#[case] kernel: Kernel, #
     assert_eq!(counter(&api, "inflated_pages"), 128 * 256);
     assert_eq!(counter(&api, "discarded_bytes"), 128 * MIB);
 
-    // What it gets back is memory like any other.
+    // Memory from a deflated balloon is like any other.
     resize(0);
     guest.ok(FILL);
     guest.ok(CHECK);
     assert!(resident(&guest) > inflated + 32);
 
-    // A guest that starts again has all of its memory, until it is asked again.
+    // A guest that restarts has all of its memory, until the next request.
     guest.ok("umount /mnt");
     resize(64);
     guest.reboot();

@@ -24,7 +24,7 @@ fn a_vm_without_devices_takes_less_than_7_mb_beyond_its_guests_memory() {
     fs::read(format!("/proc/{}/exe", first.vmm().id())).unwrap();
     assert_eq!(first.power_off().code, Some(0));
     let guest = Guest::boot(GuestSpec::new(Kernel::V6_12));
-    // Of all mappings, only guest memory is as large as 64 MiB.
+    // Only the mapping of guest memory has 64 MiB or more.
     let resident = resident(guest.vmm(), 64 << 10);
     assert!((0.5..7.0).contains(&resident), "{resident:.2} MB");
     assert_eq!(guest.power_off().code, Some(0));
@@ -63,7 +63,7 @@ fn a_bzimage_boots_with_two_vcpus_and_memory_on_both_sides_of_the_hole(#[case] k
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// The strings come by SMBIOS. systemd reads credentials from the OEM strings; Linux shows all tables as they are.
+/// The strings are in SMBIOS. systemd reads credentials from the OEM strings; Linux shows all tables as they are.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]

@@ -1,5 +1,5 @@
-//! Linux guests that are started as clients of Cloud Hypervisor start theirs. What these clients send is replayed byte
-//! for byte, with guests of a few instructions, in `tests/api/clients`.
+//! Linux guests that are started in the way of Cloud Hypervisor's clients. `tests/api/clients` replays these clients'
+//! requests byte for byte, with guests of a few instructions.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -116,7 +116,7 @@ fn a_guest_of_kata_has_its_nic_disk_vsock_and_shared_folder_and_grows() {
     check_devices(&mut guest, &files, "kataShared", &files.path("clh.sock"));
     assert_eq!(guest.ok("ls -d /sys/bus/pci/devices/0001:*"), "/sys/bus/pci/devices/0001:00:01.0");
 
-    // A container: its disk, by the address in the answer, more memory and another vCPU.
+    // A container: its disk, at the address in the answer, more memory and another vCPU.
     let disk = json!({"path": files.path("empty"), "readonly": false, "num_queues": 1, "queue_size": 1024});
     let added = api.put_json("vm.add-disk", &disk);
     assert_eq!(added.status, 200, "{added:?}");
@@ -131,7 +131,7 @@ fn a_guest_of_kata_has_its_nic_disk_vsock_and_shared_folder_and_grows() {
     guest.wait_for("[ -e /sys/devices/system/cpu/cpu1/online ]");
     assert_eq!(api.put_json("vm.remove-device", &json!({"id": added.body["id"]})).status, 204);
     guest.wait_for("[ ! -e /sys/block/vdb ]");
-    // The new memory is reached by the backend of the folder, too.
+    // The backend of the folder reaches the new memory as well.
     assert_eq!(guest.ok("cat /mnt/shared/from-host"), "a file of the host");
     guest.assert_kernel_has_no_complaint();
     let exit = guest.end_by(|| assert_eq!(api.put("vmm.shutdown").status, 200));
@@ -140,7 +140,7 @@ fn a_guest_of_kata_has_its_nic_disk_vsock_and_shared_folder_and_grows() {
 }
 
 /// The command line of microvm.nix, each option's keys sorted, with the console that the test needs. Debian's kernels
-/// have no driver for the watchdog, so it watches nothing.
+/// have no driver for the watchdog, so it has no effect.
 #[test]
 fn a_guest_of_microvm_nix_has_its_volumes_share_tap_and_notification_socket() {
     let files = Files::new();

@@ -30,7 +30,7 @@ fn running(guest: &Guest) -> usize {
     threads.filter(|thread| name(thread.as_ref().unwrap().path()).starts_with("vcpu")).count()
 }
 
-/// Resizes the guest to vCPUs 0 to `last`, and brings the new ones online, as udev can be told to do.
+/// Resizes the guest to vCPUs 0 to `last`, and brings the new ones online, as udev can do.
 fn add(guest: &mut Guest, api: &Api, last: u32) {
     resize(api, last + 1);
     assert_eq!(running(guest), last as usize + 1);
@@ -73,7 +73,7 @@ fn wait_until_it_has_let_go(guest: &mut Guest, last: u32) {
 
 fn assert_kernel_has_no_complaint(guest: &mut Guest) {
     guest.assert_kernel_has_no_complaint();
-    // Linux logs this for AML code that it cannot run.
+    // Linux logs these messages for AML code that it cannot run.
     assert_eq!(guest.run("dmesg | grep -E \"ACPI( BIOS)? (Error|Warning)|ACPI Exception\"").text, "");
 }
 
@@ -94,12 +94,12 @@ fn vcpus_come_and_go_while_vfs_carry_traffic(#[case] kernel: Kernel) {
     let floods = Flood::through(&mut guest, &vfs, &vf_taps(2));
 
     add(&mut guest, &api, 2);
-    // Bind virtio interrupts to a vCPU that goes: they are lost unless Linux moves them.
+    // Bind virtio interrupts to a vCPU that will be removed: they are lost unless Linux moves them.
     guest.ok(
         "for irq in $(grep virtio /proc/interrupts | cut -d: -f1); do echo 4 > /proc/irq/$irq/smp_affinity; done; true",
     );
     assert_eq!(api.put_json("vm.resize", &json!({ "desired_vcpus": 5 })).status, 400);
-    // A guest may release a vCPU unasked, and gets it back with the next request for as many.
+    // A guest may release a vCPU without a request, and gets it back with the next resize to that number.
     guest.ok("echo 1 > /sys/bus/acpi/devices/ACPI0007:02/eject");
     wait_until_it_has_let_go(&mut guest, 1);
     add(&mut guest, &api, 2);
@@ -138,8 +138,8 @@ fn list(text: &str) -> Vec<u32> {
     text.trim().split(',').flat_map(range).collect()
 }
 
-/// Linux finds the packages, and the threads of a core, that the command line gives, also where a package begins at no
-/// number of its vCPUs, and after one of its vCPUs was added.
+/// Linux finds the packages and the threads of a core as in the command line, even if a package's first vCPU number is
+/// not a multiple of its size, and after one of its vCPUs was added.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -167,7 +167,7 @@ fn a_guest_sees_the_topology_that_was_given(#[case] kernel: Kernel) {
 
     let mut guest = Guest::boot(GuestSpec::new(kernel).cpus(4).topology([2, 1, 1, 2]));
     assert_eq!(packages(&mut guest, 0..4), [0, 0, 1, 1]);
-    // Linux looks for threads of AMD's CPUs only where they say that they have them.
+    // Linux looks for threads of AMD's CPUs only if their CPUID reports them.
     if guest.run("grep -qE 'topoext|GenuineIntel' /proc/cpuinfo").status == 0 {
         for (cpu, siblings) in [(0, [0, 1]), (3, [2, 3])] {
             assert_eq!(list(&topology(&mut guest, cpu, "thread_siblings_list")), siblings);

@@ -12,13 +12,13 @@ use rstest::rstest;
 use serde_json::json;
 
 const MIB: usize = 1 << 20;
-/// Makes the guest read the disk again, in place of its page cache.
+/// Makes the guest read the disk again, instead of its page cache.
 const FORGET: &str = "sync; echo 3 > /proc/sys/vm/drop_caches";
 
-/// Creates an image of `mebibytes` MiB in `folder`. No two of its blocks are equal.
+/// Creates an image of `mebibytes` MiB in `folder`. All of its blocks differ.
 fn image(folder: &Path, name: &str, mebibytes: usize) -> PathBuf {
     let path = folder.join(name);
-    // xorshift64: all that matters is that it does not repeat.
+    // xorshift64: any sequence that does not repeat would do.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ name.len() as u64;
     let mut next = || {
         state ^= state << 13;
@@ -68,7 +68,7 @@ fn a_disk_has_the_contents_of_its_image_and_a_readonly_one_keeps_them(#[case] ke
     assert_eq!(digest_in(&mut guest, "/dev/vda"), digest(&data));
     assert_eq!(digest_in(&mut guest, "/dev/vdb"), untouched, "read around the page cache");
 
-    // What both vCPUs write is in the host's file once the guest has synced it.
+    // After a sync, the host's file has what both vCPUs wrote.
     let before = digest(&data);
     guest.ok("dd if=/dev/urandom of=/tmp/new bs=1M count=2 2>&1");
     for (cpu, at) in [(0, 1), (1, 4)] {
@@ -151,7 +151,7 @@ fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&run.stdout).into_owned()
 }
 
-/// Several queues write a file system over a raw image that stays as it is, and QEMU finds all of it afterwards.
+/// Several queues write a file system over a raw image, which does not change, and QEMU finds all of it afterwards.
 #[test]
 fn a_qcow2_image_over_a_backing_file_survives_reboots_and_qemu_finds_no_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -226,15 +226,15 @@ fn both_consoles_carry_characters_both_ways(#[case] kernel: Kernel, #[case] seri
     let mut guest = Guest::boot_over(spec, || serial.connect("serial", &api));
     guest.load("virtio_console");
     let mut client = console.connect("console", &api);
-    // The terminal's settings are lost when nobody has it open any more, so keep it open.
+    // Keep the terminal open: its settings are lost when the last descriptor is closed.
     let reader = "stty raw -echo; echo 'this is hvc0'; while read -r line; do echo \"the guest read $line\"; done";
     guest.ok(&format!("({reader}) < /dev/hvc0 > /dev/hvc0 2>&1 &"));
     client.wait_for("this is hvc0\n");
     client.send("one line\nanother line\n");
     client.wait_for("the guest read one line\n");
     client.wait_for("the guest read another line\n");
-    // Each line takes a descriptor chain or more. A socket buffers some 70 of them while nobody reads; the rest would
-    // be dropped.
+    // Each line uses at least one descriptor chain. A socket buffers some 70 of them while no client reads; the rest
+    // would be dropped.
     guest.ok("for line in $(seq 40); do echo $line; done > /dev/hvc0");
     let lines: Vec<String> = (1..=40).map(|line| format!("{line}\n")).collect();
     client.wait_for(&lines.concat());
@@ -251,7 +251,7 @@ fn both_consoles_carry_characters_both_ways(#[case] kernel: Kernel, #[case] seri
 fn the_console_in_a_terminal_carries_characters_both_ways(#[case] kernel: Kernel) {
     let terminal = Terminal::new();
     let mut guest = boot_in(&terminal, kernel, "typed");
-    // Nothing is typed before this has been printed: output does not depend on input.
+    // Type only after this has been printed: output does not depend on input.
     let reader = "stty raw -echo; echo 'this is hvc0'; while read -r line; do echo \"the guest read $line\"; done";
     guest.ok(&format!("({reader}) < /dev/hvc0 > /dev/hvc0 2>&1 &"));
     terminal.wait_for("this is hvc0");
@@ -262,7 +262,7 @@ fn the_console_in_a_terminal_carries_characters_both_ways(#[case] kernel: Kernel
     assert!(terminal.is_canonical(), "the terminal's settings are restored");
 }
 
-/// A guest whose virtio console is in `terminal`. Init uses a serial socket of its own, called `name`.
+/// A guest whose virtio console is in `terminal`. Init uses its own serial socket, called `name`.
 fn boot_in(terminal: &Terminal, kernel: Kernel, name: &str) -> Guest {
     let api = Api::new(name);
     let spec = GuestSpec::new(kernel)

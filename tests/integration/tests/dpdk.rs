@@ -13,7 +13,7 @@ use integration::{
 };
 use serde_json::json;
 
-/// The first two are DPDK's, the last one is the kernel's.
+/// The first two belong to DPDK, the last one to the kernel.
 const VFS: usize = 3;
 /// Frames each way.
 const FRAMES: u64 = 20;
@@ -25,7 +25,7 @@ fn spec(api: &Api) -> GuestSpec {
     spec.arguments(&["--platform", "iommu=on", "--api-socket", &api.argument()])
 }
 
-/// Has `tap` join its network, and all but the last VF be given to testpmd, which answers pings.
+/// Makes `tap` join its network, and passes all VFs except the last one to testpmd, which answers pings.
 fn start(guest: &mut Guest) -> (Pf, Vec<Vf>, GuestTestpmd) {
     guest.load_vfio();
     let pf = Pf::find(guest);
@@ -39,12 +39,12 @@ fn start(guest: &mut Guest) -> (Pf, Vec<Vf>, GuestTestpmd) {
     (pf, vfs, testpmd)
 }
 
-/// Pings what is behind the first two taps.
+/// Pings testpmd through the first two taps.
 fn ping_testpmd() {
     ping(&vf_taps(VFS)[..2]);
 }
 
-/// Pings what is behind these taps, the first ones.
+/// Pings the functions behind these taps, the first ones.
 fn ping(taps: &[HostTap]) {
     for (index, tap) in taps.iter().enumerate() {
         let subnet = Subnet(u8::try_from(index).unwrap());
@@ -58,7 +58,7 @@ fn ping(taps: &[HostTap]) {
     }
 }
 
-/// Sends `FRAMES` datagrams into one tap, which come out of the other.
+/// Sends `FRAMES` datagrams into one tap, which leave through the other.
 fn assert_forwarded(from: usize, taps: &[HostTap]) {
     let (out, subnet) = (&taps[1 - from], Subnet(u8::try_from(from).unwrap()));
     let before = out.counters().from_guest;
@@ -73,7 +73,7 @@ fn assert_forwarded(from: usize, taps: &[HostTap]) {
     }
 }
 
-/// The frames that port `port` has received in all, of all statistics in testpmd's `log`.
+/// The total of frames that port `port` has received, in all statistics in testpmd's `log`.
 fn received(log: &str, port: usize) -> u64 {
     let title = format!("Forward statistics for port {port} ");
     let count = |text: &str| text.split("RX-packets:").nth(1)?.split_whitespace().next()?.parse::<u64>().ok();
@@ -102,7 +102,7 @@ fn dpdk_forwards_frames_on_vfs_while_the_kernel_has_another() {
     testpmd.command(&mut guest, "stop");
     let log = testpmd.end(&mut guest);
     for port in 0..2 {
-        // 6 pings, 1 question for the address, and what was forwarded.
+        // 6 pings, 1 ARP request, and the forwarded frames.
         assert!(received(&log, port) > 6 + FRAMES, "{log}");
     }
     let counters = api.get("vm.counters").body;
@@ -116,7 +116,7 @@ fn dpdk_forwards_frames_on_vfs_while_the_kernel_has_another() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Each backend that moves the frames of a VF reaches the memory that DPDK has mapped for it.
+/// Each kind of backend that moves a VF's frames reaches the memory that DPDK has mapped for the VF.
 #[test]
 fn dpdk_echoes_over_every_kind_of_backend_while_the_kernel_has_another() {
     const KINDS: [Backend; 5] = [Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa, Backend::Tap];
@@ -138,7 +138,7 @@ fn dpdk_echoes_over_every_kind_of_backend_while_the_kernel_has_another() {
     testpmd.command(&mut guest, "stop");
     let log = testpmd.end(&mut guest);
     for port in 0..4 {
-        // 6 pings, and 1 question for the address.
+        // 6 pings, and 1 ARP request.
         assert!(received(&log, port) >= 7, "{log}");
     }
     let counters = api.get("vm.counters").body;
@@ -147,7 +147,7 @@ fn dpdk_echoes_over_every_kind_of_backend_while_the_kernel_has_another() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Mappings of DPDK for its VFs are there again in a restored VM, in which DPDK continues without having noticed.
+/// DPDK's mappings for its VFs exist again in a restored VM, in which DPDK continues without interruption.
 #[test]
 #[ignore = "a longer test: a guest that is restored"]
 fn dpdk_goes_on_from_a_snapshot() {
@@ -169,7 +169,7 @@ fn dpdk_goes_on_from_a_snapshot() {
     let command = VmmCommand::new().args(["--restore", &keys, "--api-socket", &api.argument()]);
     let mut guest = Guest::restored_by(command);
     assert_eq!(api.info()["state"], "Running");
-    // The kernel's neighbour is where it was. The guest remembers its address.
+    // The kernel's neighbour keeps its address, which the guest has cached.
     let kept = Command::new("ip").args(["link", "set", "pf0v2", "address", host.trim()]).status();
     assert!(kept.unwrap().success());
     ping_testpmd();

@@ -1,4 +1,4 @@
-//! Drivers and functions are removed and come back under traffic, through themselves and their neighbours.
+//! Drivers and functions are removed and return under traffic, through themselves and their neighbours.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn rescan(guest: &mut Guest) {
     guest.ok_within("echo 1 > /sys/bus/pci/rescan", SLOW);
 }
 
-/// G40, G46: VFs survive a reset of the PF by its driver. Without DRIVER_OK in the PF, `sriov_numvfs` gives EBUSY.
+/// G40, G46: VFs survive a reset of the PF by its driver. Without DRIVER_OK in the PF, `sriov_numvfs` returns EBUSY.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -72,7 +72,7 @@ fn a_pf_unbound_under_traffic_takes_its_vfs_along_and_leaves_those_of_another_pf
     let mut guest = Guest::boot(nets.iter().fold(GuestSpec::new(kernel), |spec, net| spec.net(net)));
     let taps = ["pf0v0", "pf0v1", "pf0v2", "pf1v0", "pf1v1"].map(HostTap::existing);
     let pfs = ["0000:00:01.0", "0000:00:02.0"].map(Pf::at);
-    // Where the VFs of each PF start in `taps`.
+    // The first VF of each PF in `taps`.
     let first = [0, 3];
     let subnet = |number: usize, vf: &Vf| Subnet((first[number] + vf.index) as u8);
     for (pf, count) in pfs.iter().zip([3, 2]) {
@@ -107,7 +107,7 @@ fn a_pf_unbound_under_traffic_takes_its_vfs_along_and_leaves_those_of_another_pf
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G50: a rescan changes nothing while VFs are enabled, and brings back a removed PF, whose VFs then work.
+/// G50: a rescan changes nothing while VFs are enabled, and restores a removed PF, whose VFs then work.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -127,7 +127,7 @@ fn a_pf_removed_under_traffic_takes_its_vfs_along_and_a_rescan_brings_it_back(#[
     ping_each(&mut guest, &[vfs[0].clone(), vfs[2].clone()]);
 
     guest.ok_within(&format!("echo 1 > {}", pf.file("remove")), SLOW);
-    // What is left: the host bridge and the entropy device.
+    // The remaining devices: the host bridge and the entropy device.
     let left = "0000:00:00.0 0000:00:02.0";
     assert_eq!(guest.ok("cd /sys/bus/pci/devices && echo *"), left, "the VFs are gone with their PF");
     assert_eq!(guest.ok("ls /sys/class/net"), "lo");
@@ -139,7 +139,7 @@ fn a_pf_removed_under_traffic_takes_its_vfs_along_and_a_rescan_brings_it_back(#[
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// G24, G25: VFs enabled right after others were disabled are new, however often that happens.
+/// G24, G25: VFs that are enabled right after others were disabled are new, however often that happens.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]

@@ -79,7 +79,7 @@ fn what_a_guest_does_with_its_vfs_is_reported(#[case] kernel: Kernel) {
         ]
     );
     assert_eq!((told[0].as_str(), told[1].as_str(), told[2].as_str()), ("vmm:starting", "vm:booting", "vm:booted"));
-    // A reset before that is the driver's, which Linux does at a power-off.
+    // An earlier reset is the driver's, which Linux does at a power-off.
     assert!(told.ends_with(&["vm:shutdown", "vm:deleted", "vmm:shutdown"].map(String::from)), "{told:?}");
 }
 

@@ -13,7 +13,7 @@ const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: [u16; 4] = [0xcfc, 0xcfd, 0xcfe, 0xcff];
 /// The index and the data of the real-time clock.
 const RTC: [u16; 2] = [0x70, 0x71];
-/// The ACPI power management timer. No table names it, so that Linux does not use it.
+/// The ACPI power management timer. No table describes it, so Linux does not use it.
 const PM_TIMER: u16 = 0x608;
 
 /// A copy of the disk, to which firmware writes.
@@ -23,8 +23,8 @@ fn copy_of_disk(folder: &Path) -> PathBuf {
     disk
 }
 
-/// It finds the disk, starts Linux from the EFI system partition, and passes on what it found: ACPI, SMBIOS, the BARs
-/// that it placed. VF BARs it leaves alone: a place of theirs would be in the way of its own.
+/// The firmware finds the disk, starts Linux from the EFI system partition, and passes on ACPI, SMBIOS and the BARs
+/// that it has placed. It does not place VF BARs, which could overlap others.
 #[test]
 fn firmware_boots_linux_from_a_disk_and_its_vfs_carry_traffic() {
     let folder = tempfile::tempdir().unwrap();
@@ -67,13 +67,13 @@ fn firmware_boots_linux_from_a_disk_and_its_vfs_carry_traffic() {
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 
-    // The firmware keeps its variables in a file, and dates it by its clock.
+    // The firmware stores its variables in a file, and dates it with its clock.
     let days = [before, today()];
     let written = day_of_variables(&fs::read(&disk).unwrap());
     assert!(days.contains(&written), "{written} is none of {days:?}");
 }
 
-/// The BARs of PFs and the VF BARs of which `resource` has a line each: start, end and flags.
+/// Asserts that the BARs of PFs and the VF BARs do not overlap. `resource` has a line for each: start, end and flags.
 fn assert_ranges_are_apart(resource: &str) {
     let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
     let mut ranges: Vec<_> = resource
@@ -94,7 +94,7 @@ fn today() -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// Date at which the firmware wrote its variables to the FAT file system on `disk`: from the file's directory entry.
+/// Date at which the firmware wrote its variables to the FAT file system on `disk`, from the file's directory entry.
 fn day_of_variables(disk: &[u8]) -> String {
     const NAME: &[u8] = b"NVVARS     ";
     let entry = disk.windows(NAME.len()).position(|bytes| bytes == NAME).expect("the disk has a file NvVars");

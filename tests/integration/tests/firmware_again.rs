@@ -1,11 +1,11 @@
-//! Guests that UEFI firmware boots more than once. They take longer: `cargo xtask test --all`.
+//! Guests that UEFI firmware boots repeatedly. They take longer: `cargo xtask test --all`.
 
 use std::fs;
 
 use integration::{Guest, GuestSpec, Pf, firmware_disk};
 
-/// The firmware is named as a kernel, as Debian's package says. What it starts from after a reboot is the state of
-/// power-on, with the variables that it wrote.
+/// The firmware is given as a kernel, as in the description of Debian's package. After a reboot it starts in the
+/// power-on state, with the variables that it has written.
 #[test]
 #[ignore = "a longer test"]
 fn firmware_as_a_kernel_boots_again_after_a_reboot_with_vfs_enabled() {

@@ -1,4 +1,4 @@
-//! A guest writes itself to a disk, powers off, and continues under another VMM.
+//! A guest saves itself to a disk, powers off, and continues under another VMM.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -16,7 +16,7 @@ const SWAP: u64 = 320 << 20;
 const TRANSFER: Duration = Duration::from_secs(120);
 const BOOT_ID: &str = "cat /proc/sys/kernel/random/boot_id";
 
-/// With both VFs on, and one of them in a network namespace. The taps stay, as a host that others manage has them.
+/// With both VFs enabled, and one of them in a network namespace. The taps persist, like those that a host manages.
 #[test]
 fn a_hibernated_guest_and_its_vfs_continue_under_another_vmm() {
     let folder = tempfile::tempdir().unwrap();

@@ -25,13 +25,13 @@ fn add_hot_pf(guest: &mut Guest, api: &Api, vfs: usize) -> Pf {
     let answer = api.put_json("vm.add-net", &hot_pf(vfs));
     assert_eq!((answer.status, answer.body), (200, json!({ "id": "hp0", "bdf": "0000:00:09.0" })));
     let pf = Pf::at("0000:00:09.0");
-    // The netdev comes last.
+    // The netdev appears last.
     guest.wait_for(&format!("ls {}", pf.file("virtio*/net/*/address")));
     pf
 }
 
-/// G48, G49, B11: the VFs of the first PF stay as they are and carry traffic. A PF that is removed with its VFs
-/// enabled and bound takes them along, and can be added again under the same id.
+/// G48, G49, B11: the VFs of the first PF stay as they are and carry traffic. A PF that is removed with its VFs enabled
+/// and bound removes them as well, and can be added again under the same id.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -73,7 +73,7 @@ fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case]
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// After a reboot, a device whose removal the guest never completed is gone, and an added device is still there. A
+/// After a reboot, a device whose removal the guest never completed is removed, and an added device is still there. A
 /// guest that was paused when it was rebooted runs, and so do its devices' queues.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
@@ -131,7 +131,7 @@ fn a_paused_guest_resumes_with_its_vfs(#[case] kernel: Kernel) {
     for vf in &vfs {
         guest.ping(vf.interface(), Subnet(vf.index as u8));
     }
-    // Linux's watchdog now complains after 8 s without progress, unless it is told that the guest was paused.
+    // Linux's watchdog now complains after 8 s without progress, unless it is notified of the pause.
     guest.ok("echo 4 > /proc/sys/kernel/watchdog_thresh");
     assert_eq!(api.put("vm.pause").status, 204);
     std::thread::sleep(Duration::from_secs(12));
@@ -193,7 +193,7 @@ fn the_host_takes_the_link_of_one_vf_down_and_up(#[case] kernel: Kernel) {
     let vf = &pf.vfs(&mut guest)[1];
     assert_eq!(vf.mac, mac);
 
-    // A driver reads the MAC address once it has begun, long before its queues run.
+    // A driver reads the MAC address when it starts, long before its queues run.
     guest.unbind(&vf.address);
     let status = format!("$(($(sed -n '3s/ .*//p' /sys/bus/pci/devices/{}/resource) + 0x14))", vf.address);
     let other = json!({ "pf": "pf0", "index": 1, "mac": "52:54:00:77:77:78" });

@@ -1,4 +1,4 @@
-//! Guests that find Hyper-V's interface of a hypervisor (`--cpus kvm_hyperv=on`), as Windows does.
+//! Guests with Hyper-V's hypervisor interface (`--cpus kvm_hyperv=on`), as used by Windows.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -28,11 +28,11 @@ const HYPERCALLS: u32 = 0x31_0000;
 const TIME_PAGE: u32 = 0x32_0000;
 const MESSAGES: u32 = 0x33_0000;
 const EVENTS: u32 = 0x34_0000;
-/// The interrupt source of its timer, the vector of that, and where its messages are.
+/// The interrupt source of its timer, its vector, and the place of its messages.
 const SOURCE: u32 = 2;
 const VECTOR: u32 = 0x50;
 const MESSAGE: u32 = MESSAGES + 256 * SOURCE;
-/// The time of a turn of the tiny guest, in units of 100 ns.
+/// The duration of a turn of the tiny guest, in units of 100 ns.
 const TURN: u32 = 200_000;
 
 // Registers of the interface (Microsoft's Hypervisor Top Level Functional Specification, appendix C).
@@ -54,7 +54,7 @@ const TIMER_EXPIRED: u32 = 0x8000_0010;
 /// The result of a hypercall without the privilege for it.
 const ACCESS_DENIED: u32 = 6;
 
-/// Bytes of the tiny guest's first report, and of that of each turn.
+/// Lengths of the tiny guest's first report, and of the report of each turn, in bytes.
 const FIRST: usize = 11 * 16 + 8;
 const LATER: usize = 68;
 /// The time limit for a report of the tiny guest.
@@ -99,9 +99,9 @@ impl Instructions for Code {
     }
 }
 
-/// A guest that reports the leaves of CPUID and the result of a hypercall, and then, each time a timer of the
-/// interface has sent it a message: the time, the message, the page of the reference time, the time stamp counter, the
-/// time again, and the interrupt that waits.
+/// A guest that reports the leaves of CPUID and the result of a hypercall. Then, each time a timer of the interface has
+/// sent it a message, it reports the time, the message, the page of the reference time, the time stamp counter, the
+/// time again, and the pending interrupt.
 fn tiny() -> Vec<u8> {
     // cli; cld; mov esp, 0x3f0000; mov edi, REPORT
     let start = Code::default().bytes(&[&[0xfa, 0xfc, 0xbc, 0, 0, 0x3f, 0, 0xbf], &REPORT.to_le_bytes()]);
@@ -111,7 +111,7 @@ fn tiny() -> Vec<u8> {
         code.bytes(&[&[0x89, 0xc8, 0xab, 0x89, 0xd0, 0xab]])
     });
     let set_up = leaves
-        // The local APIC is on.
+        // Enables the local APIC.
         .dword(0xfee0_00f0, 0x1ff)
         .set_msr(GUEST_OS_ID, IDENTITY, 1)
         .set_msr(HYPERCALL, 0, HYPERCALLS | 1)
@@ -161,7 +161,7 @@ impl Report<'_> {
     }
 }
 
-/// Checks the report of a turn that began at `after` or later. Returns the time at its end.
+/// Checks the report of a turn that started at `after` or later. Returns the time at its end.
 fn check_turn(report: &[u8], after: u64) -> u64 {
     let mut report = Report(report);
     let start = report.qword();
@@ -172,7 +172,7 @@ fn check_turn(report: &[u8], after: u64) -> u64 {
     let (sequence, scale, offset, counter) = (report.dword(), report.qword(), report.qword(), report.qword());
     let end = report.qword();
     assert!(end >= delivery, "time went back from {delivery} to {end}");
-    // A sequence of 0 says that the host's clock is not its time stamp counter, so that the page has no time.
+    // A sequence of 0 means that the host's clock is not its time stamp counter, so the page has no time.
     if sequence != 0 {
         let time = u64::try_from((u128::from(counter) * u128::from(scale)) >> 64).unwrap().wrapping_add(offset);
         // The register was read after the counter, some exits later.
@@ -211,7 +211,7 @@ fn start(name: &str) -> (Api, integration::Vmm) {
     (api, vmm)
 }
 
-/// The configuration of a snapshot, in which the serial port writes to another file now.
+/// Redirects the serial port in a snapshot's configuration to another file.
 fn redirect(folder: &Path, to: &Path) {
     let path = folder.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -233,7 +233,7 @@ fn check_first(report: &[u8]) {
     assert_eq!([report.dword(), report.dword()], [ACCESS_DENIED, 0]);
 }
 
-/// A guest takes messages of a timer, is saved while it waits for one, and takes that and more where it is restored.
+/// A guest gets messages of a timer, is saved while it waits for one, and gets that and later ones after a restore.
 #[rstest]
 #[case::copied("Copy")]
 #[case::on_demand("OnDemand")]
@@ -263,7 +263,7 @@ fn a_guest_of_hyperv_takes_timer_messages_across_a_restore(#[case] mode: &str) {
     let set = |vcpu: usize, index: u32| {
         let msrs = saved["vcpus"][vcpu]["msrs"].as_array().unwrap();
         let found = msrs.iter().find(|msr| msr[0] == index).unwrap_or_else(|| panic!("{index:#x}"));
-        // Integers beyond 53 bits are texts.
+        // Integers beyond 53 bits are strings.
         found[1].as_u64().unwrap_or_else(|| found[1].as_str().unwrap().strip_prefix("int:").unwrap().parse().unwrap())
     };
     let page = |address: u32| u64::from(address | 1);
@@ -291,13 +291,13 @@ fn a_guest_of_hyperv_takes_timer_messages_across_a_restore(#[case] mode: &str) {
     assert_eq!(answer.status, 204, "{}", answer.body);
     assert_eq!(save(&api, &path("b")), saved);
     assert_eq!(api.put("vm.resume").status, 204);
-    // The rest of a report that was being written, and whole ones.
+    // The rest of an interrupted report, and complete ones.
     let begun = turns.len() % LATER;
     let bytes = reports(&path("after"), 4 * LATER);
     let (rest, turns) = bytes.split_at(if begun == 0 { 0 } else { LATER - begun });
     assert!(rest.len() < LATER);
     turns.chunks_exact(LATER).fold(last, |time, turn| check_turn(turn, time));
-    // The hypervisor is what the guest has found.
+    // The guest's hypervisor cannot change.
     let (other, _vmm) = start("third");
     let config = path("a").join("config.json");
     let edited = fs::read_to_string(&config).unwrap().replace(r#""kvm_hyperv":true"#, r#""kvm_hyperv":false"#);
@@ -307,7 +307,7 @@ fn a_guest_of_hyperv_takes_timer_messages_across_a_restore(#[case] mode: &str) {
     assert_eq!(vmm.errors(), "", "the VMM printed no errors");
 }
 
-/// The frequency of this machine's time stamp counter in kHz, as Linux has found it.
+/// The frequency of this machine's time stamp counter in kHz, as measured by Linux.
 fn tsc_khz() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap();
     let line = text.lines().find(|line| line.starts_with("cpu MHz")).unwrap();
@@ -324,7 +324,7 @@ fn ping(guest: &mut Guest, vfs: &[Vf]) {
     }
 }
 
-/// Linux finds neither hypervisor, and has no clock of one: it is given the frequency of its counter.
+/// Linux finds neither hypervisor, and has no clock of one: the test gives it the frequency of its counter.
 #[test]
 fn linux_with_hyperv_has_vfs_and_goes_on_from_a_snapshot() {
     let api = Api::new("linux");
@@ -356,7 +356,7 @@ fn linux_with_hyperv_has_vfs_and_goes_on_from_a_snapshot() {
     let mut guest = Guest::restored_by(command);
     assert_eq!(api.info()["state"], "Paused");
     for ((tap, mac), index) in vf_taps(2).iter().zip(&macs).zip(0..) {
-        // The guest's neighbours are where they were.
+        // The guest's neighbours keep their addresses.
         let set = Command::new("ip").args(["link", "set", tap.name(), "address", mac]).status();
         assert!(set.unwrap().success());
         tap.join(Subnet(index));
@@ -370,7 +370,7 @@ fn linux_with_hyperv_has_vfs_and_goes_on_from_a_snapshot() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Moves all of the guest's memory: no clock of KVM is in it.
+/// Moves all of the guest's memory, which contains no KVM clock.
 #[test]
 fn linux_with_hyperv_and_vfs_moves_to_another_vmm_and_back() {
     const KINDS: [Backend; 2] = [Backend::Tap, Backend::VhostUser];

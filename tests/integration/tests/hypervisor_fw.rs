@@ -1,4 +1,4 @@
-//! Linux behind Cloud Hypervisor's own firmware (rust-hypervisor-firmware). Without the firmware's file, each test
+//! Linux started by Cloud Hypervisor's own firmware (rust-hypervisor-firmware). Without the firmware's file, each test
 //! prints a line and passes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
@@ -14,11 +14,11 @@ use rstest::rstest;
 use serde_json::json;
 
 const VFS: usize = 8;
-/// The networks of NICs that are no VFs.
+/// The networks of NICs that are not VFs.
 const PLAIN: Subnet = Subnet(210);
 const MIB: u64 = 1 << 20;
 
-/// The form of the disk that has the kernel.
+/// The form of the disk with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Raw,
@@ -28,7 +28,7 @@ enum Form {
     VhostUser,
 }
 
-/// The files of a VM's disks, and the process behind one.
+/// The files of a VM's disks, and the process that serves one.
 struct Disks {
     folder: tempfile::TempDir,
     peer: Option<StoragePeer>,
@@ -49,8 +49,7 @@ impl Disks {
         copy
     }
 
-    /// The value of `--disk` for the disk with the kernel. A qcow2 image and a disk that stays as it is share the lab's
-    /// file.
+    /// The value of `--disk` for the disk with the kernel. A qcow2 image and a read-only disk share the lab's file.
     fn bootable(&mut self, form: Form) -> String {
         match form {
             Form::Raw => format!("path={}", self.copy().display()),
@@ -101,7 +100,7 @@ fn use_vfs(guest: &mut Guest, pf: &Pf) {
     }
 }
 
-/// Linux has `count` disks, and reads each.
+/// Checks that Linux has `count` disks, and reads each.
 fn read_disks(guest: &mut Guest, count: usize) {
     guest.load("virtio_blk");
     assert_eq!(guest.ok("ls /sys/block | grep -c '^vd'"), count.to_string());
@@ -128,8 +127,8 @@ fn hypervisor_fw_boots_linux_beside_8_vfs_and_again_by_a_reboot() {
     end(guest);
 }
 
-/// Two disks are empty, one of them on a second segment as another NIC is; Linux has 6 GiB of memory, most of which
-/// it never touches: this machine has no more.
+/// Two disks are empty; one of them and another NIC are on a second segment. Linux has 6 GiB of memory and never
+/// touches most of it, which exceeds this machine's.
 #[test]
 fn hypervisor_fw_finds_a_qcow2_image_among_3_disks() {
     let Some(firmware) = hypervisor_fw() else { return };
@@ -153,7 +152,7 @@ fn hypervisor_fw_finds_a_qcow2_image_among_3_disks() {
     end(guest);
 }
 
-/// A client of the API creates the guest. Its disk is another process.
+/// A client of the API creates the guest. Another process serves its disk.
 #[test]
 fn hypervisor_fw_boots_a_disk_of_another_process_by_rest() {
     let Some(firmware) = hypervisor_fw() else { return };
@@ -192,7 +191,7 @@ fn move_by_snapshot(guest: Guest, api: &Api, folder: &Path, name: &str) -> (Gues
     (guest, api)
 }
 
-/// The firmware is in the middle of the kernel when it is saved. Later, Linux is, with its VFs.
+/// The firmware is saved while it reads the kernel. Later, Linux is saved with its VFs.
 #[test]
 fn hypervisor_fw_and_linux_go_on_from_snapshots() {
     let Some(firmware) = hypervisor_fw() else { return };
@@ -218,7 +217,7 @@ fn hypervisor_fw_and_linux_go_on_from_snapshots() {
     end(guest);
 }
 
-/// The command line of virtink's prerunner for a VM without a kernel of its own: two cores, a container disk.
+/// The command line of virtink's prerunner for a VM without its own kernel: two cores, a container disk.
 #[test]
 fn hypervisor_fw_boots_linux_as_virtink_starts_it() {
     let Some(firmware) = hypervisor_fw() else { return };
@@ -242,7 +241,7 @@ fn hypervisor_fw_boots_linux_as_virtink_starts_it() {
     end(guest);
 }
 
-/// Requests of libvirt's driver for a domain whose `<kernel>` is the firmware: it has no other key for one.
+/// Requests of libvirt's driver for a domain whose `<kernel>` is the firmware: libvirt has no other key for firmware.
 /// `tests/api/clients` replays the requests byte for byte.
 #[test]
 #[ignore = "a longer test"]
@@ -273,8 +272,8 @@ fn hypervisor_fw_boots_linux_as_libvirt_starts_it() {
     end(guest);
 }
 
-/// Combinations that the tests above leave out: each form of the disk, alone and behind two others, by each option,
-/// with much and little memory; all of them boot twice.
+/// Combinations that the tests above leave out: each form of the disk, alone and after two others, with each option,
+/// with much and little memory; each guest boots twice.
 #[rstest]
 #[ignore = "a longer test: disks, options and sizes once more"]
 #[case::raw("--kernel", Form::Raw, 3, "size=256M")]

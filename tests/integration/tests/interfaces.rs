@@ -1,4 +1,4 @@
-//! Programs that Linux runs in a VF's driver, and interfaces and addresses that it adds to a VF.
+//! XDP programs that Linux runs in a VF's driver, and interfaces and addresses that it adds to a VF.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,16 +14,16 @@ use integration::{
 
 /// The limit for commands that take seconds even outside the lab.
 const SLOW: Duration = Duration::from_secs(100);
-/// More than a table of addresses of a virtio NIC has to hold, as Linux fills it.
+/// More than Linux fits into a virtio NIC's table of addresses.
 const MACVLANS: usize = 40;
-/// The addresses of the tenants by IPv6, without their last digit, and how `/proc/net/if_inet6` has them.
+/// The IPv6 addresses of the tenants, without their last digit, and their form in `/proc/net/if_inet6`.
 const PREFIX: &str = "fd00::";
 const LISTED: &str = "fd00000000000000000000000000000";
-/// States of an address there: it is in use, or another has it.
+/// States of an address there: in use, or a duplicate.
 const IN_USE: &str = "80";
 const DUPLICATE: &str = "c8";
 
-/// Attaches an XDP program to the VF in the place of the last one, and waits until its driver runs it.
+/// Attaches an XDP program to the VF in place of the previous one, and waits until its driver runs it.
 fn attach(guest: &mut Guest, vf: &Vf, program: &str) {
     guest.ok(&format!("rm -f /tmp/said; /tmp/xdp {} {program} > /tmp/said 2>&1 &", vf.interface()));
     guest.wait_for("[ -s /tmp/said ]");
@@ -40,8 +40,8 @@ fn answers(subnet: Subnet, limit: &str) -> bool {
     Command::new("ping").args(["-c", "3", "-i", "0.3", "-W", limit, &address]).output().unwrap().status.success()
 }
 
-/// Panics unless the VF, which has joined `subnet`, passes and drops frames as an XDP program says, and sends back
-/// what one makes of a request that the guest's kernel leaves unanswered.
+/// Panics unless the VF, which has joined `subnet`, passes and drops frames as an XDP program decides, and sends back
+/// replies that a program makes from requests that the guest's kernel does not answer.
 fn assert_xdp_runs_in_the_driver(guest: &mut Guest, vf: &Vf, tap: &HostTap, subnet: Subnet) {
     attach(guest, vf, "pass");
     guest.ping(vf.interface(), subnet);
@@ -102,7 +102,7 @@ fn a_vf_runs_xdp_in_its_driver_and_another_carries_40_macvlans() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Gives the tenant's VF the address that ends with `last`, and waits until Linux has probed for its owner.
+/// Adds the address that ends with `last` to the tenant's VF, and waits until Linux has probed for duplicates.
 fn add_address(guest: &mut Guest, tenant: &Tenant, last: usize, outcome: &str) {
     guest.ok(&tenant.command(&format!("ip -6 addr add {PREFIX}{last}/64 dev vf")));
     guest.wait_for(&tenant.command(&state_is(last, outcome)));
@@ -113,7 +113,7 @@ fn state_is(last: usize, outcome: &str) -> String {
     format!("grep -q \"^{LISTED}{last} .* {outcome} *vf\\$\" /proc/net/if_inet6")
 }
 
-/// Gives the tenant an interface for a VLAN of its VF, called `tagged`.
+/// Creates an interface for a VLAN on the tenant's VF, called `tagged`.
 fn add_vlan(guest: &mut Guest, tenant: &Tenant, id: u16) {
     let address = Ipv4Addr::new(10, 99, 0, tenant.index() as u8 + 1);
     for command in [
@@ -136,7 +136,7 @@ fn vfs_on_a_switch_find_duplicates_by_ipv6_and_tag_frames() {
     for (from, to) in [(0, 2), (1, 1)] {
         guest.ok(&tenants[from].command(&format!("ping6 -c 3 -i 0.3 -W 10 -I vf {PREFIX}{to}")));
     }
-    // By the owner's answer to a probe, which is a multicast. Linux sends one a second, and by default only one.
+    // The owner's reply to a probe is a multicast. Linux sends one probe a second, and by default only one.
     guest.ok(&tenants[1].command("echo 60 > /proc/sys/net/ipv6/conf/vf/dad_transmits"));
     add_address(&mut guest, &tenants[1], 1, DUPLICATE);
     guest.ok(&tenants[0].command(&state_is(1, IN_USE)));

@@ -1,4 +1,4 @@
-//! VFs behind the virtual IOMMU, as Linux guests see it.
+//! VFs of Linux guests behind the virtual IOMMU.
 
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 
@@ -6,19 +6,19 @@ use integration::{Api, Backend, Backends, Guest, GuestSpec, HostTap, Kernel, Pf,
 use rstest::rstest;
 use serde_json::json;
 
-/// The VFs of each of two PFs, whose VFs are on a bus each.
+/// Number of VFs of each of two PFs, each with its own VF bus.
 const VFS: usize = 8;
 /// The backends of the first PF's VFs.
 const KINDS: [Backend; VFS] = {
     use Backend::{Tap, Vdpa, VhostNet, VhostUser};
     [Tap, Tap, Tap, Tap, VhostNet, Vdpa, VhostUser, Tap]
 };
-/// The vhost-user backend translates.
+/// The vhost-user backend supports translation.
 const TRANSLATES: &[&str] = &["--translate"];
-/// Number of bytes that pass in each direction through VFs whose frames are moved outside of this program.
+/// Number of bytes that pass in each direction through VFs whose frames other programs move.
 const BYTES: usize = 256 << 10;
 
-/// A guest with two PFs in a VM with an IOMMU for their VFs alone.
+/// A guest with two PFs in a VM with an IOMMU for their VFs only.
 fn spec(kernel: Kernel, backends: &Backends, api: &Api) -> GuestSpec {
     let pf = format!("id=pf1,tap=pf1,mac=52:54:00:00:00:02,sriov_vfs={VFS}");
     let spec = backends.spec(kernel).net(&pf);
@@ -26,7 +26,7 @@ fn spec(kernel: Kernel, backends: &Backends, api: &Api) -> GuestSpec {
     spec.arguments(&["--platform", "iommu=on", "--api-socket", &api.argument()])
 }
 
-/// The same, booted, with the driver of the IOMMU if it has one.
+/// A booted guest of [`spec`], with the driver of the IOMMU if it has one.
 fn boot(kernel: Kernel, backends: &Backends, api: &Api) -> Guest {
     let mut guest = Guest::boot(spec(kernel, backends, api).kernel_argument("iommu.strict=1"));
     if has_driver(kernel) {
@@ -60,8 +60,8 @@ fn ping(guest: &mut Guest, backends: &Backends, vf: &Vf) {
     vf.ping_through(guest, &backends.taps(), vf.index, subnet(vf));
 }
 
-/// G51: each VF has a group of its own, and nothing else has one; what the kernel maps for a VF is all that it reaches,
-/// and its frames pass.
+/// G51: each VF has its own group, and no other device has one; a VF reaches only what the kernel maps for it, and its
+/// frames pass.
 #[rstest]
 #[case::linux_6_12(Kernel::V6_12)]
 #[ignore = "a longer test: a third kernel, which is fetched for it"]
@@ -82,7 +82,7 @@ fn every_vf_is_behind_the_iommu_in_a_group_of_its_own(#[case] kernel: Kernel) {
     );
     assert_eq!(counter(&api, "attaches"), 16);
 
-    // In strict mode the kernel maps each buffer, and takes it away at once when it was used.
+    // In strict mode the kernel maps each buffer, and unmaps it right after its use.
     let vf = pfs[0].vfs(&mut guest).remove(3);
     let before = counter(&api, "maps");
     ping(&mut guest, &backends, &vf);
@@ -102,7 +102,7 @@ fn every_vf_is_behind_the_iommu_in_a_group_of_its_own(#[case] kernel: Kernel) {
     ping(&mut guest, &backends, &vf);
     assert_eq!(counter(&api, "maps"), before);
 
-    // VFs that come again, and a guest that starts again, have nothing of what was.
+    // VFs that are enabled again, and a guest that restarts, have no earlier mappings.
     pfs[0].set_num_vfs(&mut guest, 0);
     assert_eq!(groups(&mut guest).len(), VFS);
     assert_eq!((counter(&api, "faults"), counter(&api, "refused")), (0, 0));
@@ -116,8 +116,8 @@ fn every_vf_is_behind_the_iommu_in_a_group_of_its_own(#[case] kernel: Kernel) {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// A guest that wants the IOMMU for giving VFs away alone maps nothing, and the VFs of a PF that is plugged
-/// later are behind the IOMMU too.
+/// A guest that only uses the IOMMU to pass VFs through maps nothing. The VFs of a PF that is plugged later are behind
+/// the IOMMU as well.
 #[test]
 #[ignore = "a longer test: a command line of its own"]
 fn a_guest_in_passthrough_maps_nothing_also_for_vfs_of_a_pf_that_comes_later() {
@@ -142,14 +142,14 @@ fn a_guest_in_passthrough_maps_nothing_also_for_vfs_of_a_pf_that_comes_later() {
     let taps: Vec<_> = (0..2).map(|index| HostTap::existing(&format!("hp0v{index}"))).collect();
     hot.vfs(&mut guest)[1].ping_through(&mut guest, &taps, 1, Subnet(101));
     assert_eq!(["attaches", "maps", "faults"].map(|name| counter(&api, name)), [VFS as u64 + 2, 0, 0]);
-    // What came later can go, with its VFs, and come again.
+    // The added PF can be removed, with its VFs, and added again.
     api.remove_device("hp0");
     assert_eq!(groups(&mut guest).len(), VFS);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// A machine without the option has no IOMMU, nor a trace of one.
+/// A machine without the option has no IOMMU and does not describe one.
 #[test]
 #[ignore = "a longer test: what is not there"]
 fn without_an_iommu_a_guest_is_told_of_none() {

@@ -1,13 +1,13 @@
-//! VFs behind the virtual IOMMU that programs of the guest drive, and that do what no honest driver does.
+//! VFs behind the virtual IOMMU that misbehaving programs of the guest drive.
 
 use std::path::Path;
 use std::time::Duration;
 
 use integration::{Api, Guest, GuestSpec, Kernel, Pf, ProgramDisk, Subnet, Vf, spec_with_vfs, vf_taps};
 
-/// The first is the program's, the second its neighbour's, the last one the kernel's.
+/// The first VF is the program's, the second its neighbour's, the last one the kernel's.
 const VFS: usize = 3;
-/// Number of times that a page is taken away from a VF that receives.
+/// Number of times that a page is unmapped from a VF while it receives.
 const ROUNDS: u32 = 2_000;
 
 fn spec(api: &Api, disk: &ProgramDisk) -> GuestSpec {
@@ -19,7 +19,7 @@ fn program() -> ProgramDisk {
     ProgramDisk::of(Path::new(env!("CARGO_BIN_EXE_vf_driver")))
 }
 
-/// Loads what is needed, enables the VFs, and gives `count` of them to programs.
+/// Loads the modules, enables the VFs, and passes `count` of them to programs.
 fn prepare(guest: &mut Guest, pf: &Pf, count: usize) -> Vec<Vf> {
     guest.load_vfio();
     guest.take_program("vf_driver");
@@ -33,8 +33,8 @@ fn counter(api: &Api, name: &str) -> u64 {
     api.get("vm.counters").body["__iommu"][name].as_u64().unwrap_or_default()
 }
 
-/// A VF reads and writes what is mapped for it, in the ways that it is mapped. All else is out of its reach,
-/// also what is its neighbour's, and what has just been taken away from it. The kernel is told, and others go on.
+/// A VF reads and writes what is mapped for it, with the mapping's permissions. All else is out of its reach, including
+/// its neighbour's memory and what was just unmapped. The kernel gets the faults, and other VFs continue.
 #[test]
 fn a_vf_reaches_what_is_mapped_for_it_and_nothing_else() {
     let api = Api::new("isolation");

@@ -1,10 +1,10 @@
-//! VFs behind the virtual IOMMU that a program of the guest holds while the guest starts again.
+//! VFs behind the virtual IOMMU that a program of the guest holds while the guest restarts.
 
 use std::path::Path;
 
 use integration::{Api, Guest, HostTap, Kernel, Pf, ProgramDisk, Subnet, Userland, Vf, spec_with_vfs, vf_taps};
 
-/// The first is held by the program, the others are the kernel's.
+/// The program holds the first VF, and the kernel the others.
 const VFS: usize = 3;
 /// The PF's subnet. VF i has subnet i.
 const PF_SUBNET: Subnet = Subnet(255);
@@ -13,7 +13,7 @@ fn counter(api: &Api, name: &str) -> u64 {
     api.get("vm.counters").body["__iommu"][name].as_u64().unwrap_or_default()
 }
 
-/// Enables the VFs, has a program hold the first, and pings through the others.
+/// Enables the VFs, starts a program that holds the first, and pings through the others.
 fn hold(guest: &mut Guest, pf: &Pf) -> Vec<Vf> {
     guest.load_vfio();
     guest.take_program("vf_driver");
@@ -27,7 +27,7 @@ fn hold(guest: &mut Guest, pf: &Pf) -> Vec<Vf> {
     vfs
 }
 
-/// Panics unless no VF is there, and each that comes works under the kernel, in a group of its own.
+/// Panics unless all VFs are disabled, and each works under the kernel when it is enabled, in its own group.
 fn assert_nothing_is_left(guest: &mut Guest, pf: &Pf, api: &Api) {
     guest.load("virtio_iommu");
     assert_eq!((pf.read(guest, "sriov_numvfs").as_str(), pf.vfs(guest)), ("0", Vec::new()));
@@ -42,7 +42,7 @@ fn assert_nothing_is_left(guest: &mut Guest, pf: &Pf, api: &Api) {
     assert_eq!((counter(api, "faults"), counter(api, "refused")), (faults, 0));
 }
 
-/// G51: whatever a program had mapped for a VF ends with the guest's kernel, by a reboot and by kexec alike.
+/// G51: a program's mappings for a VF end with the guest's kernel, after a reboot as after kexec.
 #[test]
 #[ignore = "a longer test: two restarts"]
 fn what_a_program_maps_for_a_vf_ends_with_the_guests_kernel() {
@@ -55,7 +55,7 @@ fn what_a_program_maps_for_a_vf_ends_with_the_guests_kernel() {
     guest.reboot();
     assert_nothing_is_left(&mut guest, &pf, &api);
 
-    // Its VFs are gone, and with them what was mapped for them.
+    // The program's VFs are disabled, and their mappings with them.
     pf.set_num_vfs(&mut guest, 0);
     assert_eq!(guest.ok("ls /sys/kernel/iommu_groups | wc -l"), "0");
     hold(&mut guest, &pf);
@@ -64,7 +64,7 @@ fn what_a_program_maps_for_a_vf_ends_with_the_guests_kernel() {
     guest.kexec_with(Path::new(env!("CARGO_BIN_EXE_kexec")), Kernel::V6_12, Userland::Modules, PF_SUBNET);
     assert_nothing_is_left(&mut guest, &pf, &api);
 
-    // A program that is killed gives its VF back.
+    // A program that is killed releases its VF.
     pf.set_num_vfs(&mut guest, 0);
     let vfs = hold(&mut guest, &pf);
     guest.ok("killall -9 vf_driver");

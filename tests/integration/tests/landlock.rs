@@ -1,4 +1,4 @@
-//! Guests of a program that Landlock confines. The kernel that the VMM runs on must have Landlock.
+//! Guests of a program confined by Landlock. The host kernel must have Landlock.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -17,12 +17,12 @@ fn use_devices(guest: &mut Guest) {
     guest.load("virtio_rng");
     guest.wait_for("grep -q virtio_rng /sys/class/misc/hw_random/rng_current");
     guest.ok("dd if=/dev/hwrng of=/dev/null bs=16 count=1 2>&1");
-    // The disk comes before the PF.
+    // The disk is in a slot before the PF's.
     let enable =
         "cd /sys/bus/pci/devices/0000:00:02.0 && echo 2 > sriov_numvfs && ls -d virtfn0 virtfn1 && cat sriov_numvfs";
     assert_eq!(guest.ok(enable), "virtfn0\nvirtfn1\n2");
     guest.wait_for("test $(ls -d /sys/bus/pci/devices/0000:00:02.0/virtfn*/virtio*/net/* | wc -l) = 2");
-    // A driver that comes up starts workers, which are confined, too.
+    // A driver that starts creates workers, which are confined as well.
     guest.ok("for dev in $(ls /sys/class/net | grep -v lo); do ip link set $dev up; done");
 }
 
@@ -42,7 +42,7 @@ fn a_confined_guest_uses_its_devices_over_reboots_and_restarts_of_backends(#[cas
         image(path);
     }
     let virtiofsd = StoragePeer::virtiofsd(folder.path(), "fs.sock", &shared);
-    // In a folder of its own, in which sockets may be made and removed.
+    // In its own folder, in which sockets may be created and removed.
     let api = Api::new("landlock");
     let (fs, rule) =
         (format!("tag=host,socket={}", virtiofsd.socket().display()), format!("path={},access=rw", later.display()));
@@ -63,7 +63,7 @@ fn a_confined_guest_uses_its_devices_over_reboots_and_restarts_of_backends(#[cas
     guest.reboot();
     use_devices(&mut guest);
 
-    // What the rules name can be added, also a tap, which needs no file but /dev/net/tun; anything else cannot.
+    // Files named by the rules can be added, and also a tap, which only needs /dev/net/tun; other files cannot.
     assert_eq!(api.put_json("vm.add-disk", &json!({"id": "added", "path": added})).status, 200);
     guest.wait_for("test -b /dev/vdb");
     guest.ok("dd if=/dev/zero of=/dev/vdb bs=64k count=1 conv=fsync 2>&1");

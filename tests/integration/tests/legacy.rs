@@ -10,7 +10,7 @@ fn spec(argument: &str) -> GuestSpec {
     GuestSpec::new(Kernel::V6_12).cpus(2).net("tap=legacy0").kernel_argument(argument)
 }
 
-/// Debian's generic kernel: that for clouds has no parser of MP tables.
+/// Debian's generic kernel: the cloud kernel has no parser of MP tables.
 #[test]
 fn generic_linux_without_acpi_has_all_vcpus_and_its_nic() {
     let tap = HostTap::persistent("legacy0");
@@ -26,7 +26,7 @@ fn generic_linux_without_acpi_has_all_vcpus_and_its_nic() {
     assert_ne!(guest.ok("grep -c 'MSI.*virtio' /proc/interrupts"), "0");
     assert_ne!(guest.ok("grep -c 'IO-APIC.*ttyS0' /proc/interrupts"), "0");
     guest.assert_kernel_has_no_complaint();
-    // Linux knows of no power button and no power switch then.
+    // Linux then has no power button and no power switch.
     assert_eq!(guest.stop_by(libc::SIGTERM).code, Some(0));
 }
 
@@ -44,8 +44,8 @@ fn linux_without_ecam_has_all_vcpus_and_its_nic() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Linux does not use the IOAPIC then, and believes that there are no PICs. So nothing interrupts it for the serial
-/// port, and its only command comes by the command line. MSI-X works.
+/// Linux then does not use the IOAPIC, and finds no PICs. So the serial port has no interrupt, and the only command is
+/// on the command line. MSI-X works.
 #[rstest]
 #[case::without_ioapic("noapic", 2)]
 #[case::without_smp("nosmp", 1)]

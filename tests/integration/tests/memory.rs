@@ -11,12 +11,12 @@ const MIB: u64 = 1 << 20;
 const FIRST_BLOCK: u64 = 32;
 /// Number of bytes that pass through each VF in each direction once all memory is there.
 const BYTES: usize = 512 << 10;
-/// Bytes of a ping, and seconds between two through the same VF. Pings as fast as they are answered would take all of
-/// the lab's emulated processor, which bringing memory online needs, too.
+/// Bytes of a ping, and seconds between two through the same VF. Faster pings would use all of the lab's emulated
+/// processor, which bringing memory online needs as well.
 const PING: (usize, f64) = (1000, 0.1);
 
-/// Resizes the guest to `size` MiB of memory, of which `blocks` are then from 4 GiB on, and brings these online, as
-/// udev can be told to do.
+/// Resizes the guest to `size` MiB of memory, with `blocks` blocks from 4 GiB on, and brings these online, as udev can
+/// do.
 fn resize(guest: &mut Guest, api: &Api, size: u64, blocks: u64) {
     let answer = api.put_json("vm.resize", &json!({ "desired_ram": size * MIB }));
     assert_eq!(answer.status, 204, "{size} MiB: {}", answer.body);
@@ -24,7 +24,7 @@ fn resize(guest: &mut Guest, api: &Api, size: u64, blocks: u64) {
     let block = |n: u64| format!("/sys/devices/system/memory/memory{}", FIRST_BLOCK + n);
     for n in 0..blocks {
         guest.wait_for(&format!("[ -e {} ]", block(n)));
-        // A kernel that brings memory online by itself may do so at this moment, and then refuses the word.
+        // A kernel that brings memory online itself may do so at this moment, and then refuses the write.
         guest.ok(&format!(
             "grep -qx online {0}/state || echo online > {0}/state || grep -qx online {0}/state",
             block(n)
@@ -40,14 +40,14 @@ fn assert_info(api: &Api, size: u64) {
     assert_eq!(info["memory_actual_size"], json!(size * MIB));
 }
 
-/// The guest's memory in MiB, as Linux counts it.
+/// The guest's memory in MiB, as counted by Linux.
 fn total(guest: &mut Guest) -> u64 {
     let line = guest.ok("grep MemTotal /proc/meminfo");
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// G62: memory that is added while VFs over all kinds of backends carry traffic is reached by all of them, and is the
-/// guest's after a reboot.
+/// G62: memory that is added while VFs over all kinds of backends carry traffic is reached by all of them, and stays
+/// the guest's after a reboot.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -77,7 +77,7 @@ fn memory_is_added_while_vfs_over_all_kinds_of_backends_carry_traffic(#[case] ke
     assert_info(&api, 2048);
     for (vf, (sent, answered)) in vfs.iter().zip(pings.end(&mut guest)) {
         println!("VF {}: {answered} of {sent} pings answered", vf.index);
-        // Those of the last second may be under way.
+        // The replies of the last second may still be on the way.
         assert!(sent > 0 && answered + 10 >= sent, "VF {}: {answered} of {sent} pings answered", vf.index);
     }
     // New buffers are above 4 GiB: Linux takes lower memory last.
@@ -93,7 +93,7 @@ fn memory_is_added_while_vfs_over_all_kinds_of_backends_carry_traffic(#[case] ke
     for vf in pf.vfs(&mut guest) {
         vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
     }
-    // Less counts from the next start on.
+    // A reduction applies from the next start on.
     assert_eq!(api.put_json("vm.resize", &json!({ "desired_ram": 512 * MIB })).status, 204);
     assert!((1792..2048).contains(&total(&mut guest)));
     guest.reboot();

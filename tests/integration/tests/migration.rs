@@ -12,10 +12,10 @@ use integration::{
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// The kind of each VF's backend, those of which it is known what they write.
+/// The kind of each VF's backend, for backends with a dirty log.
 const LOGGED: [Backend; 6] =
     [Backend::Tap, Backend::Tap, Backend::VhostNet, Backend::VhostNet, Backend::VhostUser, Backend::VhostUser];
-/// The same, and two of which it is not: their VFs have no link meanwhile.
+/// The same kinds, and two without a dirty log: their VFs have no link during the migration.
 const ALL: [Backend; 8] = [
     Backend::Tap,
     Backend::Tap,
@@ -44,7 +44,7 @@ fn memories(guest: &mut Guest) -> String {
     guest.ok("cat /proc/sys/kernel/random/boot_id /tmp/nonce && md5sum /tmp/blob")
 }
 
-/// Facts about the VFs in the guest: their number, places, MAC addresses and interrupts.
+/// Facts about the VFs in the guest: their number, addresses, MAC addresses and interrupts.
 fn functions(guest: &mut Guest, pf: &Pf) -> String {
     let num_vfs = pf.read(guest, "sriov_numvfs");
     let vfs = guest.ok("cd /sys/bus/pci/devices && for vf in $(ls | grep -v 0000:00:); do \
@@ -69,7 +69,7 @@ fn enable(guest: &mut Guest, count: usize) -> (Pf, Vec<Vf>) {
     for vf in &vfs {
         let subnet = Subnet(vf.index as u8);
         guest.join(vf.interface(), subnet);
-        // The bridge lets frames pass some time after the tap has a carrier.
+        // The bridge forwards frames some time after the tap has a carrier.
         guest.wait_for(&format!("ping -c 1 -W 1 -I {} {}", vf.interface(), subnet.host()));
     }
     (pf, vfs)
@@ -90,7 +90,7 @@ fn told(sent: &Value) -> String {
     )
 }
 
-/// The resident memory of a VMM in KiB, with the guest's.
+/// The resident memory of a VMM in KiB, including the guest's.
 fn memory_of(site: &Site) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", site.guest.vmm().id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -98,7 +98,7 @@ fn memory_of(site: &Site) -> u64 {
 }
 
 /// A guest with VFs over several kinds of backends under traffic moves to another VMM with other backends and back,
-/// again and again, without having noticed.
+/// repeatedly, without interruption.
 #[rstest]
 #[ignore = "a longer test: a second kernel, and links that are down meanwhile"]
 #[case::linux_6_1_with_vdpa(Kernel::V6_1, &ALL)]
@@ -138,7 +138,7 @@ fn a_guest_with_vfs_moves_to_another_vmm_and_back_under_traffic(#[case] kernel: 
         let gaps: Vec<_> = answers.iter().map(|answers| answers.gap.as_millis()).collect();
         println!("{round}: {}; ms without an answer: {gaps:?}", told(&sent));
         for (kind, answers) in kinds.iter().zip(&answers) {
-            // Those without a link answer when they have it again.
+            // VFs without a link answer once they have it again.
             let is_live = answers.gap < LONGEST || *kind == Backend::Vdpa;
             assert!(answers.answered > 0 && is_live, "{kind:?}: {answers:?}");
         }
@@ -167,14 +167,14 @@ fn a_guest_with_vfs_moves_to_another_vmm_and_back_under_traffic(#[case] kernel: 
     drop(bridges);
 }
 
-/// Asserts that no page differs when the guest changes hands. When the target's KVM gets the guest's
+/// Asserts that no page differs when the guest is handed over. When the target's KVM gets the guest's
 /// `MSR_KVM_WALL_CLOCK`, it writes the time of the guest's boot into the guest's memory again, and a version: 12 bytes.
 fn assert_equal_but_for_the_wall_clock(differing: &[Difference]) {
     let is_clock = |difference: &Difference| difference.bytes.len() <= 12;
     assert!(matches!(differing, [] | [_]) && differing.iter().all(is_clock), "pages differ: {differing:?}");
 }
 
-/// Asserts that the guest has told each VF's network where its address is now (`VIRTIO_NET_F_GUEST_ANNOUNCE`).
+/// Asserts that the guest has announced each VF's address at its new place (`VIRTIO_NET_F_GUEST_ANNOUNCE`).
 fn assert_announced(announcements: &[Announcements]) {
     for (index, announcements) in announcements.iter().enumerate() {
         let mac = announcements.of(Subnet(index as u8).guest(), LONGEST);
@@ -182,12 +182,12 @@ fn assert_announced(announcements: &[Announcements]) {
     }
 }
 
-/// Asserts that neither VMM has more of anything at the end than after the first rounds.
+/// Asserts that neither VMM uses more resources at the end than after the first rounds.
 fn assert_flat(usage: &[[(Usage, u64); 2]]) {
     let (Some(first), Some(last)) = (usage.get(1).or(usage.first()), usage.last()) else { return };
     for ((before, memory), (after, grown)) in first.iter().zip(last) {
         assert!(after.files <= before.files && after.threads <= before.threads, "{before:?} became {after:?}");
-        // The guest's memory is a part of it, which grows with what the guest touches.
+        // This includes the guest's memory, which grows with the pages that the guest touches.
         assert!(*grown < memory + (32 << 10), "{memory} KiB became {grown} KiB");
     }
 }
@@ -207,8 +207,8 @@ enum Harm {
     PeerOfSourceDies,
 }
 
-/// A guest with VFs over three kinds of backends is to move, and does not: whatever went wrong, and when, all its VFs
-/// carry traffic where they were. In the end it moves.
+/// The migration of a guest with VFs over three kinds of backends fails: whatever the fault and its time, all VFs carry
+/// traffic at the source. The last attempt succeeds.
 #[test]
 #[ignore = "a longer test: some twenty migrations that fail"]
 fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
@@ -220,7 +220,7 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
     let (_, vfs) = enable(&mut here.guest, KINDS.len());
     let mut stream = Stream::open(&mut here.guest, Subnet(0));
     for harm in [Harm::Cut, Harm::Cancel, Harm::TargetDies, Harm::PeerOfTargetDies, Harm::PeerOfSourceDies] {
-        // It prepares; copies; has copied all once; stands still; the target has all.
+        // It prepares; copies; has copied all once; is paused; the target has everything.
         for point in [Point::Frame(1, 0), Point::Frame(3, 0), Point::Frame(4, 0), Point::Frame(5, 0), Point::READY] {
             let wire = here.send_until(&there, point, &json!({}));
             let then = match harm {
@@ -271,7 +271,7 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
     drop((there, bridges));
 }
 
-/// Requests that it has taken may complete when the memory has been copied.
+/// Requests that the backend has accepted may complete after the memory was copied.
 #[test]
 #[ignore = "a longer test: a unit test shows what the backend is told"]
 fn a_guest_whose_backend_hangs_when_it_is_to_stop_goes_on_at_its_source() {

@@ -1,4 +1,4 @@
-//! A guest whose VF over vDPA has no link while it moves: its bond goes on by the PF.
+//! A guest whose VF over vDPA has no link while it moves: its bond continues over the PF.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -16,14 +16,14 @@ const FIRST_LINE: &str = "[ -e /sys/class/net/bond0 ] || ";
 const SUBNET: Subnet = Subnet(0);
 /// The time between two pings.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Interval at which the bond looks at links, as the recipe says.
+/// Interval at which the bond checks links, from the recipe.
 const MIIMON: Duration = Duration::from_millis(100);
-/// Time that the bond may need besides that, by section 9 of the design.
+/// Additional time for the bond, by section 9 of the design.
 const MORE: Duration = Duration::from_millis(100);
 /// Time that the lab adds: one emulated processor runs both VMMs, the guest, the backends and the pings.
 const LAB: Duration = Duration::from_secs(10);
 
-/// The commands of the recipe, one a line.
+/// The commands of the recipe, one per line.
 fn recipe() -> Vec<&'static str> {
     let lines = DOCUMENT.lines().skip_while(|line| !line.starts_with(FIRST_LINE));
     let commands: Vec<_> = lines.take_while(|line| *line != "```").collect();
@@ -31,7 +31,7 @@ fn recipe() -> Vec<&'static str> {
     commands
 }
 
-/// By which interface the bond's frames go now.
+/// The interface that carries the bond's frames now.
 fn active(guest: &mut Guest) -> String {
     let line = guest.ok("grep 'Currently Active Slave' /proc/net/bonding/bond0");
     line.rsplit(' ').next().unwrap().to_owned()

@@ -28,7 +28,7 @@ fn give(guest: &mut Guest, vf: &Vf, subnet: Subnet) {
         inside(guest, &format!("ip link set tenant0 mtu {mtu}"));
     }
     inside(guest, "ip link set tenant0 up");
-    // A probe of a neighbour would be counted as a misrouted frame.
+    // A neighbour's probe would be counted as a misrouted frame.
     inside(guest, "echo 600 > /proc/sys/net/ipv4/neigh/tenant0/delay_first_probe_time");
 }
 
@@ -39,7 +39,7 @@ fn inside(guest: &mut Guest, command: &str) -> String {
 
 /// Pings the host with frames of the full MTU, and checks that no packet was fragmented.
 fn ping_in_large_frames(guest: &mut Guest, tap: &HostTap, subnet: Subnet) {
-    // After this ping, both sides know their neighbour's address.
+    // After this ping, both sides have their neighbour's address.
     inside(guest, &format!("ping -c 1 -W 5 -I tenant0 {}", subnet.host()));
     let before = tap.counters();
     // The headers before the payload: 20 bytes of IP and 8 of ICMP.

@@ -14,31 +14,31 @@ use std::time::{Duration, Instant};
 use code::{Code, RINGS, drive};
 use integration::{Api, Guest, Kernel, Pf, ProgramDisk, Subnet, Vf, spec_with_vfs, vf_mac, vf_taps, vmm_binary};
 
-/// The first is the nested VM's, the other one the guest's kernel's.
+/// The first VF belongs to the nested VM, the other one to the guest's kernel.
 const VFS: usize = 2;
-/// Slot of the VF in the nested VM, and so its configuration space; and the address that the VM's guest gives to its
-/// BARs.
+/// Slot of the VF in the nested VM, which determines its configuration space; and the address that the nested guest
+/// gives to its BARs.
 const SLOT: u32 = 5;
 const CONFIG: u32 = 0xe800_0000 + (SLOT << 15);
 const REGISTERS: u32 = 0xd300_0000;
 const TABLE: u32 = 0xd400_0000;
-/// Address of the nested guest's rings, and behind them buffers of a page each.
+/// Address of the nested guest's rings, followed by buffers of a page each.
 const RECEIVE: u32 = 0x40_0000;
 const TRANSMIT: u32 = RECEIVE + RINGS;
 const BUFFERS: u32 = 0x3000;
-/// The buffers for frames from outside.
+/// The number of receive buffers.
 const COUNT: u32 = 8;
-/// The first doorbell; each queue's is 4 bytes behind.
+/// The first doorbell; each further queue's is 4 bytes later.
 const DOORBELLS: u32 = REGISTERS + 0x1000;
-/// VIRTIO_F_ACCESS_PLATFORM. The VF is behind the guest's IOMMU, which its driver must know.
+/// VIRTIO_F_ACCESS_PLATFORM. The VF is behind the guest's IOMMU, so its driver must accept this.
 const FEATURES: u64 = 1 << 33;
-/// The header before a frame, a frame, and how much of each that it has received the nested VM's guest writes.
+/// The lengths of the header before a frame, and of a frame; the nested guest prints this much of each packet.
 const HEADER: usize = 12;
 const FRAME: usize = 60;
-/// Time that the nested VM may take for an answer. Each of its exits is some hundred of the first level's.
+/// Time that the nested VM may take for an answer. Each of its exits causes hundreds at the first level.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Question for `target`'s address from `own`, with this MAC address; the requested address follows.
+/// ARP request for `target`'s address from `own`, with this MAC address; the requested address follows.
 fn question(mac: [u8; 6], own: Subnet) -> Vec<u8> {
     let parts: [&[u8]; 8] = [
         &[0; HEADER],
@@ -66,7 +66,7 @@ fn driver(packet: &[u8]) -> Vec<u8> {
         .dword(CONFIG + 0x24, 0)
         .word(CONFIG + 4, 6);
     let started = drive(placed, REGISTERS, TABLE, &[0, 1], FEATURES, RECEIVE);
-    // Descriptors have an address, a length and flags, of which 2 says that the device writes (`virtio 1.4 §2.7.5`).
+    // Descriptors have an address, a length and flags; flag 2 means that the device writes (`virtio 1.4 §2.7.5`).
     let offered = (0..COUNT).fold(started, |code, n| {
         let descriptor = RECEIVE + 16 * n;
         let code = code.dword(descriptor, RECEIVE + BUFFERS + 0x1000 * n).dword(descriptor + 8, 0x1000);
@@ -94,7 +94,7 @@ fn driver(packet: &[u8]) -> Vec<u8> {
     told.bytes(&[&[0x43, 0xeb, 0xd7]]).0
 }
 
-/// True if `packet` is the host's answer to the question of `mac`.
+/// True if `packet` is the host's reply to the ARP request of `mac`.
 fn is_answer(packet: &[u8], mac: [u8; 6], own: Subnet) -> bool {
     let frame = &packet[HEADER..];
     let is_ours = frame[..6] == mac && frame[12..14] == [8, 6] && frame[20..22] == [0, 2];
@@ -114,8 +114,8 @@ fn enabled(guest: &mut Guest) -> (Pf, Vec<Vf>) {
     (pf, vfs)
 }
 
-/// G51: a VM in the guest's own KVM drives a VF: it asks the host for its address, and is answered. The VF reaches that
-/// VM's memory alone, and the guest's kernel has it back afterwards.
+/// G51: a VM in the guest's own KVM drives a VF: it sends an ARP request to the host, and gets the reply. The VF
+/// reaches only that VM's memory, and the guest's kernel has it back afterwards.
 #[test]
 fn a_nested_vm_owns_a_vf_and_gives_it_back() {
     let (api, own) = (Api::new("nested"), Subnet(0));

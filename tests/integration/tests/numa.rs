@@ -13,7 +13,7 @@ const NODES: [&str; 3] = [
     "guest_numa_id=1,cpus=[1],memory_zones=[b],pci_segments=[0]",
 ];
 
-/// The memory of a node in MiB, as Linux counts it.
+/// The memory of a node in MiB, as counted by Linux.
 fn total(guest: &mut Guest, node: u32) -> u64 {
     let line = guest.ok(&format!("grep MemTotal /sys/devices/system/node/node{node}/meminfo"));
     line.split_whitespace().rev().nth(1).unwrap().parse::<u64>().unwrap() / 1024
@@ -22,7 +22,7 @@ fn total(guest: &mut Guest, node: u32) -> u64 {
 #[test]
 fn a_guest_has_the_nodes_that_it_was_given_and_plugs_memory_into_the_right_one() {
     let api = Api::new("numa");
-    // CPUs of a package share their last cache, and Linux complains if those of one package are in two nodes.
+    // CPUs of a package share their last cache, and Linux complains if a package spans two nodes.
     let spec = GuestSpec::new(Kernel::V6_12)
         .with_modules()
         .cpus(2)

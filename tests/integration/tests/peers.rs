@@ -1,4 +1,4 @@
-//! VFs over third-party backends: our own fixtures may share a mistake with the VMM.
+//! VFs over third-party backends: this project's fixtures may share a mistake with the VMM.
 
 use std::os::unix::fs::chown;
 use std::path::Path;
@@ -101,8 +101,8 @@ fn vfs_over_dpdk_carry_traffic_whichever_side_listens() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// DPDK asks what the addresses of a VF behind the virtual IOMMU stand for. Linux's default is a mapping for each
-/// buffer, which it takes away later (lazy DMA).
+/// DPDK requests translations of the addresses of a VF behind the virtual IOMMU. By default Linux maps each buffer, and
+/// unmaps it later (lazy DMA).
 #[test]
 fn a_vf_behind_the_iommu_works_over_dpdk_and_reaches_nothing_else() {
     let (api, folder) = (Api::new("dpdk-iommu"), tempfile::tempdir().unwrap());
@@ -133,7 +133,7 @@ fn a_vf_behind_the_iommu_works_over_dpdk_and_reaches_nothing_else() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// passt gives the connections that it holds for the guest to the passt of the VMM to which the guest moves, and ends.
+/// passt passes the guest's connections to the passt of the VMM to which the guest moves, and ends.
 #[test]
 fn a_connection_through_passt_goes_on_at_the_vmm_that_the_guest_moves_to() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -164,7 +164,7 @@ fn a_connection_through_passt_goes_on_at_the_vmm_that_the_guest_moves_to() {
     let ended = [&source, &target].map(await_end);
     assert!(ended.iter().all(|ended| ended["state"] == "finished"), "{ended:?}");
     stream.assert_alive(b"after\n");
-    // It ends when its connection is closed, which the VMM does on its way out.
+    // passt ends when its connection is closed, which the VMM does while it exits.
     let asked = Instant::now();
     while !here.has_ended() {
         assert!(asked.elapsed() < Duration::from_secs(60), "the first passt does not end");
@@ -176,7 +176,7 @@ fn a_connection_through_passt_goes_on_at_the_vmm_that_the_guest_moves_to() {
     moved.assert_kernel_has_no_complaint();
 }
 
-/// Waits until a migration is over, and returns how it ended.
+/// Waits until a migration has ended, and returns its result.
 fn await_end(api: &Api) -> Value {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {

@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
-/// Time that a command that writes much may take.
+/// Time that a command with many writes may take.
 const WRITES: std::time::Duration = std::time::Duration::from_secs(180);
 
 /// A file that is removed when this is dropped.
@@ -23,7 +23,7 @@ impl Image {
         Image(path)
     }
 
-    /// True if the file has this text somewhere.
+    /// True if the file contains this text.
     fn has(&self, text: &str) -> bool {
         let bytes = fs::read(&self.0).unwrap();
         bytes.windows(text.len()).any(|window| window == text.as_bytes())
@@ -65,7 +65,7 @@ fn a_file_system_on_persistent_memory_is_in_the_file_once_it_is_synced(#[case] k
     guest.ok("sync /mnt/note || sync");
     assert!(flushes(&api, "_pmem0") > before);
     assert!(image.has("kept-by-the-host"));
-    // More than fits into caches, and read again after a restart.
+    // More than fits into caches, to be read again after a restart.
     guest.ok_within("dd if=/dev/urandom of=/mnt/data bs=1M count=32 && sync", WRITES);
     let digest = guest.ok_within("sha256sum < /mnt/data", WRITES);
     guest.ok("umount /mnt");

@@ -1,4 +1,4 @@
-//! Policies of VFs, as Linux guests and the taps of the host see them.
+//! Policies of VFs, seen from Linux guests and the host's taps.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -15,7 +15,7 @@ const STRANGER: &str = "52:54:00:99:99:99";
 /// The VLAN of VF 1.
 const VLAN: u16 = 100;
 
-/// A guest with two VFs over taps: VF 0 has a spoof check, VF 1 a port VLAN. And a client for its API.
+/// A guest with two VFs over taps: VF 0 has a spoof check, VF 1 a port VLAN. Also returns a client for its API.
 fn boot(kernel: Kernel) -> (Guest, Pf, Api) {
     let api = Api::new("policy");
     let spec = GuestSpec::new(kernel)
@@ -41,7 +41,7 @@ fn ip(arguments: &[&str]) {
     assert!(Command::new("ip").args(arguments).status().unwrap().success(), "ip {arguments:?}");
 }
 
-/// Gives the VF's netdev another address. Returns whether the VF took it.
+/// Gives the VF's netdev another address. Returns true if the VF accepted it.
 fn change_address(guest: &mut Guest, vf: &Vf, mac: &str) -> bool {
     let interface = vf.interface();
     let command = format!("ip link set {interface} down; ip link set {interface} address {mac}");
@@ -70,7 +70,7 @@ fn assert_spoofed_frames_are_dropped(guest: &mut Guest, vf: &Vf, tap: &HostTap, 
     guest.ping(vf.interface(), Subnet(0));
 }
 
-/// Only with the tag of its VLAN does the host reach VF 1, whose guest knows of no tags.
+/// Only with the tag of its VLAN does the host reach VF 1, whose guest sees no tags.
 fn assert_only_its_vlan_is_reached(guest: &mut Guest, vf: &Vf, tap: &HostTap, api: &Api) {
     let filtered = counter(api, 1, "rx_vlan_filtered");
     guest.join(vf.interface(), Subnet(1));
@@ -94,7 +94,7 @@ fn assert_enforced(guest: &mut Guest, pf: &Pf, api: &Api) {
     assert_only_its_vlan_is_reached(guest, &vfs[1], &taps[1], api);
 }
 
-/// The guest cannot do anything about it: neither resets nor new VFs nor a reboot change what holds.
+/// The guest cannot change its policy: it applies after resets, to new VFs and after a reboot.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -117,7 +117,7 @@ fn a_policy_holds_from_the_start_after_resets_after_disabling_and_after_a_reboot
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// A change by the host holds at once, and for that VF alone.
+/// A change by the host applies at once, and only to that VF.
 #[test]
 fn the_host_changes_what_a_vf_may_send_and_receive_while_it_has_traffic() {
     let api = Api::new("policy-live");

@@ -1,5 +1,4 @@
-//! Errors that only show with root, taps and KVM: a VMM that cannot get what it needs says so in one line and leaves
-//! nothing behind.
+//! Errors that need root, taps and KVM: a VMM that lacks a resource reports that in one line and leaves nothing behind.
 
 use integration::{DeviceMode, Exit, GuestSpec, HostTap, Kernel, interface_exists};
 

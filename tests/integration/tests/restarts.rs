@@ -63,7 +63,7 @@ fn set_power_state(guest: &mut Guest, pf: &Pf, state: u8) {
 fn vfs_that_carry_traffic_at_a_reboot_are_off_after_it_and_can_be_enabled_again(#[case] kernel: Kernel) {
     let (mut guest, pf, floods) = boot_with_traffic(kernel);
     guest.reboot();
-    // Until here the host keeps sending to the taps of VFs that are gone.
+    // Until here the host keeps sending to the taps of disabled VFs.
     drop(floods);
     assert_vfs_are_off_and_can_be_enabled(&mut guest, &pf);
     guest.assert_kernel_has_no_complaint();
@@ -101,7 +101,7 @@ fn vfs_stop_while_their_pf_is_in_d3hot_and_then_continue_without_a_rebind(#[case
     set_power_state(&mut guest, &pf, D0);
     assert_continue(&mut guest, &pf, &vfs);
 
-    // The same by Linux's own suspend, which involves the drivers.
+    // Linux's own suspend does the same through the drivers.
     guest.suspend_and_wake();
     assert_continue(&mut guest, &pf, &vfs);
     drop(floods);

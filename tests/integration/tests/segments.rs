@@ -10,7 +10,7 @@ fn hot_nic(segment: u16) -> serde_json::Value {
 }
 
 /// NICs, a disk and the entropy device on segments 0 to 2: the guest finds each in its domain, a NIC there carries
-/// traffic, one is added and removed while the guest runs, and the VFs of segment 0 are as ever.
+/// traffic, one is added and removed while the guest runs, and the VFs of segment 0 are not affected.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]

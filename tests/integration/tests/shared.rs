@@ -1,4 +1,4 @@
-//! Folders of the host that a guest mounts, and disks that another process is, over vhost-user.
+//! Folders of the host that a guest mounts, and disks that another process serves, over vhost-user.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -12,7 +12,7 @@ use serde_json::json;
 
 const MIB: usize = 1 << 20;
 
-/// Writes `mebibytes` MiB to `path`, no two blocks of which are equal.
+/// Writes `mebibytes` MiB to `path`. All blocks differ.
 fn write_file(path: &Path, mebibytes: usize) {
     let words = (0..mebibytes * MIB / 8).map(|n| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     fs::write(path, words.flatten().collect::<Vec<u8>>()).unwrap();
@@ -37,7 +37,7 @@ fn mount(guest: &mut Guest, tag: &str) {
     guest.ok(&format!("mkdir -p /mnt/{tag} && mount -t virtiofs {tag} /mnt/{tag}"));
 }
 
-/// Reads a file of the host's and writes one for it in the file system `tag`, which is `folder` on the host.
+/// Reads a file of the host and writes one for it in the file system `tag`, which is `folder` on the host.
 fn check_files(guest: &mut Guest, tag: &str, folder: &Path) {
     assert_eq!(digest_in(guest, &format!("/mnt/{tag}/from-host")), digest(&folder.join("from-host")));
     guest.ok(&format!("dd if=/dev/urandom of=/mnt/{tag}/from-guest bs=64k count=32 2>&1"));
@@ -61,7 +61,7 @@ fn a_folder_of_the_host_is_shared_over_restarts_of_virtiofsd_and_of_the_guest(#[
     let start = || StoragePeer::virtiofsd(folder.path(), "fs.sock", &shared);
     let virtiofsd = start();
     let api = Api::new("shared");
-    // The guest's memory is shared with the backend though nobody says so.
+    // The guest's memory is shared with the backend even without shared=on.
     let fs = format!("tag=host,socket={},id=share", virtiofsd.socket().display());
     let spec = GuestSpec::new(kernel).with_modules();
     let mut guest = Guest::boot(spec.arguments(&["--fs", &fs, "--api-socket", &api.argument()]));
@@ -69,7 +69,7 @@ fn a_folder_of_the_host_is_shared_over_restarts_of_virtiofsd_and_of_the_guest(#[
     mount(&mut guest, "host");
     check_files(&mut guest, "host", &shared);
 
-    // One that comes back knows nothing of the files that its predecessor had open, so it is mounted anew.
+    // A backend that returns does not have the open files of the previous one, so it is mounted again.
     drop(virtiofsd);
     let virtiofsd = start();
     guest.ok("umount /mnt/host");
@@ -81,8 +81,8 @@ fn a_folder_of_the_host_is_shared_over_restarts_of_virtiofsd_and_of_the_guest(#[
     mount(&mut guest, "host");
     check_files(&mut guest, "host", &shared);
 
-    // It is gone while the guest reboots, and comes back after the next driver.
-    // The guest is not asked: it would wait for its file system before it ends.
+    // The backend is missing while the guest reboots, and returns after the next driver has started.
+    // A client reboots the guest: the guest itself would wait for its file system before it ends.
     drop(virtiofsd);
     assert_eq!(api.put("vm.reboot").status, 204);
     guest.wait_for_restart();
@@ -119,7 +119,7 @@ fn a_disk_of_another_process_is_one_over_restarts_of_that_and_of_the_guest(#[cas
         guest.load("virtio_blk");
         assert_eq!(guest.ok("echo $(cat /sys/block/vda/size) $(ls /sys/block/vda/mq)"), "32768 0 1", "{round}");
         assert_eq!(digest_in(&mut guest, "/dev/vda"), digest(&image), "{round}");
-        // It is replaced in the middle of a write, which nobody in the guest notices.
+        // The backend is replaced in the middle of a write, without an error in the guest.
         guest.ok("dd if=/dev/urandom of=/tmp/new bs=1M count=8 2>&1");
         guest.ok("(dd if=/tmp/new of=/dev/vda bs=16k oflag=direct 2>&1; echo $? > /tmp/status) > /dev/null 2>&1 &");
         guest.wait_for("grep -q '^ *[0-9]* *[0-9]* vda .* [1-9][0-9]* ' /proc/diskstats");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use integration::{Api, Guest, GuestSpec, Kernel, record_exits};
 
-/// The report on `guest`, which does not reply to `command` in a second.
+/// The report on `guest`, which does not reply to `command` within a second.
 fn report_on(guest: &mut Guest, command: &str) -> String {
     let silent = catch_unwind(AssertUnwindSafe(|| guest.run_within(command, Duration::from_secs(1))));
     let report = silent.expect_err("the guest is silent");
@@ -43,7 +43,7 @@ fn a_silent_guest_is_described_and_its_vcpus_entered_again() {
     let trace = Path::new(trace.expect("the trace's path"));
     let text = fs::read_to_string(trace).unwrap_or_else(|error| panic!("{}: {error}", trace.display()));
     assert!(text.lines().filter(|line| line.contains("kvm_exit")).count() > 200, "{} bytes", text.len());
-    // What the guest read from its serial port.
+    // The guest's read from its serial port.
     assert!(text.contains("kvm_pio: pio_read at 0x3f8"), "{} bytes", text.len());
     fs::remove_file(trace).expect("the trace can be removed");
     assert_eq!(guest.ok("echo $((6 * 7))"), "42");

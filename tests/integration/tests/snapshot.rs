@@ -1,4 +1,4 @@
-//! Guests that are saved with their VFs enabled, and go on elsewhere.
+//! Guests that are saved with their VFs enabled, and restored elsewhere.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -27,7 +27,7 @@ const PING: (usize, f64) = (1000, 0.2);
 /// Bytes that pass through each VF in each direction.
 const BYTES: usize = 64 << 10;
 
-/// The values of `backends` of a restore that give the VFs on taps others.
+/// The values of `backends` in a restore that give the VFs on taps other ones.
 fn other_taps() -> Vec<String> {
     let taps = KINDS.iter().enumerate().filter(|(_, kind)| matches!(kind, Backend::Tap | Backend::VhostNet));
     taps.map(|(index, _)| format!("pf0/{index}@tap=snap{index}")).collect()
@@ -46,8 +46,8 @@ fn functions(guest: &mut Guest, pf: &Pf) -> String {
     format!("{num_vfs}\n{vfs}")
 }
 
-/// A guest with 8 VFs over four kinds of backends under traffic is saved, its VMM killed, and it goes on from a copy
-/// of the snapshot over other taps, without having noticed.
+/// A guest with 8 VFs over four kinds of backends under traffic is saved, its VMM killed, and it continues from a copy
+/// of the snapshot over other taps, without interruption.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -98,7 +98,7 @@ fn a_guest_with_eight_vfs_goes_on_from_a_snapshot_over_other_taps(#[case] kernel
     for (index, (kind, host)) in KINDS.iter().zip(hosts).enumerate() {
         let name = if matches!(kind, Backend::Tap | Backend::VhostNet) { "snap" } else { "pf0v" };
         let tap = HostTap::existing(&format!("{name}{index}"));
-        // The guest's neighbours are where they were. It remembers their addresses.
+        // The guest's neighbours keep their addresses, which the guest has cached.
         assert!(Command::new("ip").args(["link", "set", tap.name(), "address", &host]).status().unwrap().success());
         tap.join(Subnet(index as u8));
     }
@@ -122,8 +122,8 @@ fn a_guest_with_eight_vfs_goes_on_from_a_snapshot_over_other_taps(#[case] kernel
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// A VF whose tap is somebody else's at the new place has no link there, while the others go on; a later call gives it
-/// another tap, and it goes on from where its rings stood.
+/// A VF whose tap is in use by another program at the new place has no link there, while the others continue; a later
+/// request gives it another tap, and its rings continue where they stopped.
 #[test]
 fn a_vf_whose_backend_is_missing_has_no_link_until_it_is_given_one() {
     let api = Api::new("whole");
@@ -174,7 +174,7 @@ fn a_vf_whose_backend_is_missing_has_no_link_until_it_is_given_one() {
     for vf in &vfs[..2] {
         guest.ping(vf.interface(), Subnet(vf.index as u8));
     }
-    // What it sends meanwhile waits for nobody, and its driver's commands are carried out.
+    // Frames sent in the meantime are completed, and the driver's commands are carried out.
     guest.ok(&format!("ip link set {} promisc on && ip link set {0} promisc off", vfs[2].interface()));
     let given = api.put_json("vm.set-vf", &json!({"pf": "pf0", "index": 2, "tap": "late2"}));
     assert_eq!(given.status, 204, "{}", given.body);

@@ -28,8 +28,8 @@ fn assert_refused(output: &Output, wordings: [&str; 2]) {
     assert!(wordings.iter().any(|wording| output.text.contains(wording)), "{}", output.text);
 }
 
-/// G44, G46: sysfs and the boot messages show the configured values. Too many VFs give ERANGE, and another number
-/// while some are enabled gives EBUSY.
+/// G44, G46: sysfs and the boot messages show the configured values. Too many VFs give ERANGE, and another number while
+/// some are enabled gives EBUSY.
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
@@ -242,7 +242,8 @@ fn a_function_level_reset_of_a_vf_leaves_the_others_and_the_vf_usable(#[case] ke
         vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
     }
     let address = predicted_vf_address(1);
-    // These kernels' virtio-pci does not handle a reset under it, so it is unbound before and bound afterwards.
+    // These kernels' virtio-pci does not handle a reset while it is bound, so it is unbound before and bound
+    // afterwards.
     guest.unbind(&address);
     guest.ok(&format!("echo 1 > /sys/bus/pci/devices/{address}/reset"));
     for index in [0, 2, 3] {
@@ -272,7 +273,7 @@ fn a_function_level_reset_of_the_pf_keeps_the_vfs_that_linux_restores(#[case] ke
     assert_eq!(vf.mac, vf_mac(3));
     vf.ping_through(&mut guest, &vf_taps(4), 3, Subnet(3));
 
-    // The PF's driver does not notice the reset. Bound anew, it can disable and enable the VFs.
+    // The PF's driver does not notice the reset. Bound again, it can disable and enable the VFs.
     guest.unbind(&pf.address);
     assert_eq!(pf.vfs(&mut guest), []);
     guest.bind(&pf.address);
@@ -319,7 +320,8 @@ fn a_vf_without_a_configured_mac_has_one_of_its_own_that_stays_the_same() {
     assert_eq!(macs(), first, "the same at every start");
 }
 
-/// Resources of the VMM on the host: open files, threads, and KiB of memory it has asked for, including the guest's.
+/// Resources of the VMM on the host: open files, threads, and KiB of memory that it has allocated, including the
+/// guest's.
 fn held(guest: &mut Guest) -> (usize, usize, u64) {
     let process = format!("/proc/{}", guest.vmm().id());
     let status = fs::read_to_string(format!("{process}/status")).unwrap();

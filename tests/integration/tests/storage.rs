@@ -1,4 +1,4 @@
-//! Space that a guest gives back to its disk's image, and disks whose storage has blocks of 4 KiB.
+//! Space that a guest returns in its disk's image, and disks whose storage has blocks of 4 KiB.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -11,9 +11,9 @@ use integration::{Guest, GuestSpec, Kernel, LoopDevice};
 use rstest::rstest;
 
 const MIB: u64 = 1 << 20;
-/// Makes the guest read the disk again, in place of its page cache.
+/// Makes the guest read the disk again, instead of its page cache.
 const FORGET: &str = "sync; echo 3 > /proc/sys/vm/drop_caches";
-/// Mounts the disk. Linux trims the file systems of mke2fs by its driver for ext4.
+/// Mounts the disk. Linux's driver for ext4 trims the file systems of mke2fs.
 const MOUNT: &str = "mkdir -p /tmp/disk && mount -t ext4 /dev/vda /tmp/disk";
 
 /// `qemu-img`, which must succeed, in `folder`.
@@ -23,7 +23,7 @@ fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&run.stdout).into_owned()
 }
 
-/// Bytes that a file takes on the host.
+/// Bytes that a file uses on the host.
 fn taken(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
 }
@@ -50,7 +50,7 @@ fn fstrim_in_the_guest_shrinks_a_qcow2_image_on_the_host(#[case] kernel: Kernel)
     for round in 0..2 {
         guest.ok("cd /tmp/disk && dd if=/dev/urandom of=data bs=64k count=256 conv=fsync 2>/dev/null");
         let full = taken(&image);
-        // Some of the 16 MiB lie in clusters that have other blocks, too, which stay.
+        // Some of the 16 MiB lie in clusters that contain other blocks as well, which stay.
         assert!(full >= before + 15 * MIB, "round {round}: {full} after {before}");
         guest.ok("rm /tmp/disk/data && sync && fstrim /tmp/disk && sync");
         let trimmed = taken(&image);
@@ -68,7 +68,7 @@ fn fstrim_in_the_guest_shrinks_a_qcow2_image_on_the_host(#[case] kernel: Kernel)
     assert_eq!(String::from_utf8_lossy(&flat.stdout).trim(), seen);
 }
 
-/// A disk with physical and logical blocks of 4 KiB (4Kn), around the host's page cache as through it.
+/// A disk with physical and logical blocks of 4 KiB (4Kn), with and without the host's page cache.
 #[rstest]
 #[case::direct("direct=on")]
 #[case::cached("direct=off")]
@@ -83,7 +83,7 @@ fn a_guest_sees_and_uses_the_4096_byte_blocks_of_a_disk(#[case] option: &str) {
     let shown = "cd /sys/block/vda && cat size queue/logical_block_size queue/physical_block_size";
     assert_eq!(guest.ok(shown), "65536\n4096\n4096");
     guest.ok("dd if=/dev/urandom of=/tmp/new bs=4k count=64 2>/dev/null");
-    // Single blocks that no page cache gathers, at odd places, and the last of the disk.
+    // Single blocks that no page cache combines, at odd places, and the last of the disk.
     guest.ok("dd if=/tmp/new of=/dev/vda bs=4k seek=7 count=33 oflag=direct 2>&1");
     guest.ok("dd if=/tmp/new of=/dev/vda bs=4k seek=8191 count=1 oflag=direct 2>&1");
     guest.ok(FORGET);
@@ -102,7 +102,7 @@ fn a_guest_sees_and_uses_the_4096_byte_blocks_of_a_disk(#[case] option: &str) {
     let seen = digest(&mut guest, "/dev/vda");
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
-    // By the host's own path to the same device.
+    // Through the host's own path to the same device.
     let host = Command::new("sha256sum").stdin(File::open(device.path()).unwrap()).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&host.stdout).trim(), seen);
     let mut magic = [0; 2];

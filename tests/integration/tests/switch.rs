@@ -1,5 +1,5 @@
-//! A switch between a PF and its VFs, as Linux guests see it: each VF is in a network namespace of its own, so that
-//! packets between them leave the kernel.
+//! A switch between a PF and its VFs in Linux guests: each VF is in its own network namespace, so that packets between
+//! them leave the kernel.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -59,7 +59,7 @@ fn assert_spoofed_frames_are_dropped(guest: &mut Guest, tenants: &[Tenant], api:
 
 const BY_VLAN: [&str; 4] = [".+--", "+.--", "--.+", "--+."];
 
-/// G60: MAC addresses and frames between VFs, by a policy.
+/// G60: MAC addresses and frames between VFs, according to a policy.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -77,7 +77,7 @@ fn tenants_of_a_closed_switch_reach_their_own_vlan_only(#[case] kernel: Kernel) 
     assert_spoofed_frames_are_dropped(&mut guest, &first, &api);
     first.into_iter().for_each(|tenant| tenant.end(&mut guest));
 
-    // Neither new VFs nor a reboot change what holds.
+    // The policy also applies to new VFs and after a reboot.
     pf.set_num_vfs(&mut guest, 0);
     let second = Tenant::all(&mut guest, &pf, 4);
     assert_eq!(reachability(&mut guest, &second), BY_VLAN);
@@ -85,7 +85,7 @@ fn tenants_of_a_closed_switch_reach_their_own_vlan_only(#[case] kernel: Kernel) 
     let third = Tenant::all(&mut guest, &pf, 4);
     assert_eq!(reachability(&mut guest, &third), BY_VLAN);
 
-    // What the host changes holds at once, and for that VF alone.
+    // The host's changes apply at once, and only to that VF.
     set(&api, 2, &json!({"vlan": 100}));
     assert_eq!(reachability(&mut guest, &third), [".++-", "+.+-", "++.-", "---."]);
     set(&api, 2, &json!({"isolated": true}));
@@ -94,7 +94,7 @@ fn tenants_of_a_closed_switch_reach_their_own_vlan_only(#[case] kernel: Kernel) 
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Each of eight VFs to each, without a tap and without any privilege of the VMM.
+/// Each of eight VFs reaches each other, without a tap and without any privilege of the VMM.
 #[test]
 #[ignore = "a longer test: of more VFs"]
 fn eight_vfs_of_a_closed_switch_reach_each_other_under_a_user_without_rights() {
@@ -108,11 +108,11 @@ fn eight_vfs_of_a_closed_switch_reach_each_other_under_a_user_without_rights() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// The addresses of the PF and of the uplink, beside those of tenants.
+/// The addresses of the PF and of the uplink, in addition to those of tenants.
 const PF: &str = "10.88.0.100";
 const UPLINK: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 200);
 
-/// Reachability between the PF, three VFs and the uplink: a row for each, as [`reachability`] has them.
+/// Reachability between the PF, three VFs and the uplink: a row for each, as in [`reachability`].
 fn matrix(guest: &mut Guest, interface: &str, tenants: &[Tenant], tap: &HostTap) -> Vec<String> {
     let uplink = UPLINK.to_string();
     let addresses: Vec<_> =
@@ -134,12 +134,12 @@ fn matrix(guest: &mut Guest, interface: &str, tenants: &[Tenant], tap: &HostTap)
         };
         (0..addresses.len()).map(cell).collect::<String>()
     };
-    // The uplink first: once others have asked for it, the host knows them.
+    // The uplink first: the host caches the addresses of others once they have sent ARP requests.
     let last = row(addresses.len() - 1);
     (0..addresses.len() - 1).map(row).chain([last]).collect()
 }
 
-/// The PF, three VFs and the uplink, each to each: by broadcasts, which find the address, and by unicast.
+/// The PF, three VFs and the uplink, each to each: with broadcasts, which find the address, and with unicast.
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
@@ -149,7 +149,7 @@ fn matrix(guest: &mut Guest, interface: &str, tenants: &[Tenant], tap: &HostTap)
 fn everyone_on_a_switch_reaches_whom_its_mode_and_isolation_allow(#[case] kernel: Kernel) {
     for (mode, expected) in [
         ("veb", [".++++", "+.+++", "++.++", "+++.+", "++++."]),
-        // Nobody behind the uplink sends anything back.
+        // No device behind the uplink sends frames back.
         ("vepa", [".---+", "-.--+", "--.-+", "---.+", "++++."]),
     ] {
         let api = Api::new("switch-matrix");
@@ -174,7 +174,7 @@ fn everyone_on_a_switch_reaches_whom_its_mode_and_isolation_allow(#[case] kernel
     }
 }
 
-/// The tap of the PF is the way out of the switch, and nobody else's.
+/// The tap of the PF is the switch's uplink, and no function's own.
 #[test]
 fn vfs_reach_the_host_over_the_uplink_and_each_other_without_it() {
     let api = Api::new("switch-uplink");
@@ -189,14 +189,14 @@ fn vfs_reach_the_host_over_the_uplink_and_each_other_without_it() {
     guest.join(vfs[0].interface(), Subnet(0));
     guest.ping(vfs[0].interface(), Subnet(0));
     let [one, two] = [1, 2].map(|index| Tenant::with(&mut guest, &vfs[index]));
-    // The first ping finds the address by a broadcast, which the uplink gets, too.
+    // The first ping finds the address with a broadcast, which the uplink gets as well.
     assert!(one.reaches(&mut guest, &two.address()));
     let before = (tap.counters().from_guest, counter(&api, "pf0v2", "rx_frames"));
     assert!(one.reaches(&mut guest, &two.address()));
     assert_eq!(tap.counters().from_guest, before.0);
     assert!(counter(&api, "pf0v2", "rx_frames") >= before.1 + 3);
     assert!(counter(&api, "__uplink_pf0", "rx_frames") > 0);
-    // An isolated VF reaches the host, and no other VF.
+    // An isolated VF reaches the host, but no other VF.
     set(&api, 0, &json!({"isolated": true}));
     guest.ping(vfs[0].interface(), Subnet(0));
     set(&api, 1, &json!({"isolated": true}));
@@ -207,12 +207,12 @@ fn vfs_reach_the_host_over_the_uplink_and_each_other_without_it() {
 
 /// Time that a transfer in a guest may take.
 const TRANSFER: Duration = Duration::from_secs(120);
-/// The VLAN of both VFs in the test of offloads, and its interface of the host.
+/// The VLAN of both VFs in the test of offloads, and its interface on the host.
 const PORT_VLAN: u16 = 5;
 /// Bits of the features that a driver has negotiated: GUEST_CSUM and GUEST_TSO4.
 const TAKEN: [usize; 2] = [1, 7];
 
-/// Sends the guest's file `/tmp/out` from the tenant to the host and back, by two connections.
+/// Sends the guest's file `/tmp/out` from the tenant to the host and back, over two connections.
 fn there_and_back(guest: &mut Guest, tenant: &Tenant, len: usize) {
     let listener = TcpListener::bind((UPLINK, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -231,8 +231,8 @@ fn there_and_back(guest: &mut Guest, tenant: &Tenant, len: usize) {
     guest.ok("cmp /tmp/out /tmp/in && rm /tmp/in");
 }
 
-/// VF 0 leaves segmentation and checksums to the device, VF 1 does neither and takes neither. The tag of their VLAN is
-/// put before what the sender's header points to, and taken off; the host has it on.
+/// VF 0 offloads segmentation and checksums to the device, VF 1 does and accepts neither. The tag of their VLAN is
+/// inserted before the place that the sender's header points to, and removed; the host sees it.
 #[test]
 fn streams_arrive_with_right_checksums_at_a_driver_that_takes_no_offloads_and_across_a_port_vlan() {
     let api = Api::new("switch-offloads");
@@ -279,19 +279,18 @@ fn streams_arrive_with_right_checksums_at_a_driver_that_takes_no_offloads_and_ac
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Number of times that VFs come and go: a few, as each takes ten seconds on a machine that is busy, or the number in
-/// the environment.
+/// Number of times that VFs are enabled and disabled: a few, as each takes ten seconds on a busy machine, or the number
+/// in the environment.
 fn cycles() -> usize {
     std::env::var("CH_SWITCH_CYCLES").map_or(10, |cycles| cycles.parse().unwrap())
 }
 
-/// Resources that a cycle must not use more of than the one before: files and threads of the VMM, and its own memory in
-/// MB.
+/// Resources that must not grow from cycle to cycle: files and threads of the VMM, and its own memory in MB.
 fn used(guest: &Guest) -> (Usage, f64) {
     (Usage::of(guest.vmm()), resident(guest.vmm(), 256 << 10))
 }
 
-/// The VFs are disabled while packets are under way in both directions.
+/// The VFs are disabled while packets pass in both directions.
 #[test]
 fn vfs_of_a_switch_come_and_go_under_load_and_leave_nothing_behind() {
     let api = Api::new("switch-cycles");

@@ -1,4 +1,4 @@
-//! Linux that finds out the frequency of its time stamp counter by the ACPI timer, as no clock of KVM tells it.
+//! Linux that measures its time stamp counter's frequency with the ACPI timer, in a guest without a KVM clock.
 
 use integration::{Guest, GuestSpec, HostTap, Kernel, Subnet, read_into_memory};
 

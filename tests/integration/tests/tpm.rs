@@ -39,7 +39,7 @@ fn a_guest_finds_its_tpm_again_after_a_reboot(#[case] kernel: Kernel) {
     let mut guest = Guest::boot(GuestSpec::new(kernel).arguments(&["--tpm", &tpm]));
     for _ in 0..2 {
         assert_eq!(guest.ok("cat /sys/class/tpm/tpm0/tpm_version_major"), "2");
-        // Nobody has measured anything.
+        // This PCR has never been extended.
         assert_eq!(guest.ok("cat /sys/class/tpm/tpm0/pcr-sha256/16"), "0".repeat(64));
         guest.assert_kernel_has_no_complaint();
         guest.reboot();

@@ -1,5 +1,5 @@
 //! NICs behind the virtual IOMMU whose frames the host's kernel, a vDPA device or another process moves. The test is
-//! the driver of the NIC and of the IOMMU. Guests with such NICs are tested in `iommu.rs`.
+//! the driver of the NIC and of the IOMMU. `iommu.rs` tests guests with such NICs.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -28,7 +28,7 @@ const SIZE: u16 = 16;
 const FEATURES: u64 = 1 << 32 | 1 << 33;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0x77];
 const PAGE: u64 = 4096;
-/// Addresses of the IOMMU driver's queue, its request and the answer to it.
+/// Addresses of the IOMMU driver's queue, its request and the reply.
 const REQUESTS: u16 = 4;
 const REQUEST: u64 = 0x6_0000;
 const ANSWER: u64 = 0x6_1000;
@@ -37,13 +37,13 @@ const DOMAINS: [(u32, u16); 2] = [(1, 0x100), (2, 0x101)];
 /// Flags of MAP: accesses that a function may make.
 const READ: u32 = 1;
 const READ_WRITE: u32 = 3;
-/// I/O addresses of pages: one that may be written, one that may be read, a neighbour's, and one that is not mapped.
+/// I/O addresses of pages: a writable one, a readable one, a neighbour's, and one that is not mapped.
 const WRITABLE: u64 = 0x40_0000_0000;
 const READABLE: u64 = 0x40_0000_1000;
 const OF_NEIGHBOUR: u64 = 0x40_0000_2000;
 const NOWHERE: u64 = 0x40_0000_3000;
 
-/// Number of times that a page is taken away; `CH_UNMAPS=10000` for a longer run.
+/// Number of times that a page is unmapped; `CH_UNMAPS=10000` for a longer run.
 fn rounds(usual: u32) -> u32 {
     std::env::var("CH_UNMAPS").map_or(usual, |rounds| rounds.parse().unwrap())
 }
@@ -71,7 +71,7 @@ fn shared_memory() -> GuestMap {
 }
 
 impl Machine {
-    /// A NIC over what `open` opens, whose queues do not run, in a domain where its rings are mapped.
+    /// A NIC over the backend that `open` returns, whose queues do not run, in a domain with mappings of its rings.
     fn over(open: impl FnOnce(&Memory) -> Backend) -> Self {
         let map = shared_memory();
         let memory = Memory::new(map.clone());
@@ -136,7 +136,7 @@ impl Machine {
         Self::over(|memory| VhostUser::connect(spec, memory).unwrap_or_else(|error| panic!("{error}")).into())
     }
 
-    /// Asks the IOMMU, and returns the status: it has answered when its doorbell's write returns.
+    /// Sends a request to the IOMMU, and returns the status: the IOMMU has replied when its doorbell's write returns.
     fn ask(&mut self, request: &[u8]) -> u8 {
         self.requests.memory_write(REQUEST, request);
         self.requests.add(&[(REQUEST, request.len() as u32, 0), (ANSWER, 4, WRITE)]);
@@ -166,7 +166,7 @@ impl Machine {
         self.iommu.counters().get(counter)
     }
 
-    /// Lets the NIC's driver set up its queues, after a reset if they ran.
+    /// Makes the NIC's driver set up its queues, after a reset if they ran.
     fn start(&mut self) {
         self.stop();
         self.net.reset();
@@ -189,7 +189,7 @@ impl Machine {
         doorbells.find(|(index, _)| usize::from(*index) == RECEIVE).unwrap().1.write(1).unwrap();
     }
 
-    /// Waits until the buffer is given back, or the NIC has given up. Returns whether it was given back.
+    /// Waits until the buffer is returned, or the NIC has stopped. Returns true if the buffer was returned.
     fn settled(&mut self) -> bool {
         let mut used = false;
         eventually("a frame or a fault", || {
@@ -207,8 +207,8 @@ impl Machine {
         self.requests.memory_write(BUFFERS + number * PAGE, &[byte; PAGE as usize]);
     }
 
-    /// Takes a page away again and again, in which a frame may be on its way. `pause` is waited in some rounds, and for
-    /// the frame in each eighth: what is fast on one machine is too slow for any frame on another.
+    /// Repeatedly unmaps a page while a frame may be written to it. Waits for `pause` in some rounds, and for the frame
+    /// in each eighth: what is fast on one machine is too slow for any frame on another.
     fn take_away(&mut self, rounds: u32, pause: Duration) {
         self.start();
         let (mut frames, mut faults) = (0, 0);
@@ -248,7 +248,7 @@ fn traffic(name: &str, subnet: u8) -> ArpTraffic {
     ArpTraffic::start(&[tap], Subnet(subnet).guest(), Duration::from_micros(100))
 }
 
-/// vhost-net: what is not mapped for the function is not reached, and the driver is told where and of whom.
+/// vhost-net: the function does not reach what is not mapped, and the driver gets the fault with address and endpoint.
 #[test]
 fn the_kernel_reaches_what_is_mapped_and_any_other_address_stops_the_function_and_is_told() {
     let mut machine = Machine::over_vhost("vhost0");
@@ -312,7 +312,7 @@ fn the_kernel_follows_its_function_into_bypass_and_back_while_it_runs() {
     for domain in [3, 1] {
         machine.attach(domain, 0x100, u32::from(domain == 3));
         if domain == 1 {
-            // The domain went with its last function.
+            // The domain was removed with its last function.
             machine.map(1, (0, 0x2_0000), 0, READ_WRITE);
             machine.map(1, (WRITABLE, PAGE), BUFFERS + PAGE, READ_WRITE);
             machine.start();
@@ -345,7 +345,7 @@ fn a_page_that_is_taken_away_from_a_vhost_user_backend_under_traffic_is_not_writ
     let mut fixture = Process::vhost_user_net(&["--translate", &options]);
     let mut machine = Machine::over_vhost_user(&socket);
     let _traffic = traffic("vu0", 95);
-    // Each fault takes a start, of 60 ms in the lab.
+    // Each fault requires a start, of 60 ms in the lab.
     let rounds = rounds(100);
     machine.take_away(rounds, Duration::from_millis(1));
     assert!(fixture.count("vu0", "iotlb_updates") >= 2 * u64::from(rounds));

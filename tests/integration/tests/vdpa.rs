@@ -1,5 +1,5 @@
-//! A NIC over one of the kernel's vDPA devices, served by the VDUSE fixture. The test is the NIC's driver. Guests
-//! with such NICs are tested in `backends.rs`.
+//! A NIC over one of the kernel's vDPA devices, served by the VDUSE fixture. The test is the NIC's driver.
+//! `backends.rs` tests guests with such NICs.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -28,7 +28,7 @@ const FEATURES: u64 = 1 << 32 | 1 << 16;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0x77];
 /// The size of a frame's virtio-net header.
 const HEADER: usize = 12;
-/// Interval at which the VMM asks a running device for a sign of life, plus a margin.
+/// Interval at which the VMM checks that a running device responds, plus a margin.
 const PULSE: Duration = Duration::from_secs(7);
 
 /// Guest memory that can be shared with another process.
@@ -43,7 +43,7 @@ fn open(path: &Path, memory: &Memory) -> Result<Vdpa, VdpaError> {
     Vdpa::open(VdpaSpec { path: path.into(), mac: None, queue_pairs: 1 }, memory)
 }
 
-/// Sets the device's `msg_timeout`: how many seconds the kernel waits for a silent VDUSE process.
+/// Sets the device's `msg_timeout`: the number of seconds that the kernel waits for a silent VDUSE process.
 fn set_message_limit(name: &str, seconds: u32) {
     std::fs::write(format!("/sys/class/vduse/{name}/msg_timeout"), seconds.to_string()).unwrap();
 }
@@ -89,7 +89,7 @@ impl Machine {
         machine
     }
 
-    /// Lets the driver set up its queues again after a reset.
+    /// Makes the driver set up its queues again after a reset.
     fn renew(&mut self) {
         let memory = GuestMap::clone(&self.memory.memory());
         self.queues = (0..2).map(|index| DriverQueue::new(&memory, index, SIZE)).collect();
@@ -208,7 +208,7 @@ fn the_nic_follows_the_link_of_its_device() {
     eventually("a configuration interrupt", || machine.config_interrupts() > 0);
     fixture.command("link up wire");
     eventually("link up", || machine.net.link_up());
-    // A reset ends the kernel's notifications of changes. The next start asks for them again.
+    // A reset ends the kernel's notifications of changes. The next start requests them again.
     machine.reset();
     machine.start();
     machine.exchange();
@@ -237,14 +237,14 @@ fn a_device_whose_process_is_killed_is_lost_within_the_kernels_limit_and_restore
     // The worker signals the driver only after it has recorded the loss.
     eventually("a configuration interrupt", || machine.config_interrupts() > 0);
     machine.ask();
-    // The VMM has closed the lost device, so the fixture can remove it before it creates it anew.
+    // The VMM has closed the lost device, so the fixture can remove it before it creates it again.
     let fixture = Process::vduse_net(&[&device("gone")]);
     assert_eq!(fixture.node("gone"), node);
     eventually("the device's return", || !machine.net.backend_lost());
     machine.expect_answer();
     machine.exchange();
     assert_eq!(*changes.lock(), [BackendChange::Lost, BackendChange::Restored]);
-    // A device can only be removed while nobody has it open.
+    // A device can only be removed while no program has it open.
     drop(machine);
 }
 
@@ -255,12 +255,12 @@ fn a_process_that_takes_the_device_over_in_time_goes_unnoticed() {
     machine.start();
     machine.exchange();
     fixture.kill();
-    // Long enough for the VMM to have asked for a sign of life.
+    // Long enough for the VMM to have checked that the device responds.
     std::thread::sleep(PULSE);
     let _fixture = Process::vduse_net(&["--take-over", &device("heir")]);
     machine.exchange();
     assert!(!machine.net.backend_lost() && machine.net.link_up());
-    // A device can only be removed while nobody has it open.
+    // A device can only be removed while no program has it open.
     drop(machine);
 }
 

@@ -1,4 +1,4 @@
-//! Devices of the host in a guest: virtio NICs of the first-level machine, behind its IOMMU.
+//! Host devices in a guest: virtio NICs of the first-level machine, behind its IOMMU.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use integration::{Api, Guest, GuestSpec, HostNic, Kernel};
 use serde_json::{Value, json};
 
-/// Time that the host may wait for a device that it wants back.
+/// Time that the host may wait for a device that it requests back.
 const GIVEN_BACK: Duration = Duration::from_secs(30);
 /// Time within which an event must be reported.
 const EVENT_LIMIT: Duration = Duration::from_secs(60);
-/// The user who may have nothing.
+/// A user without privileges.
 const NOBODY: u32 = 65534;
 
 /// The path of the event file, which is removed when this is dropped.
@@ -46,14 +46,14 @@ impl Drop for Events {
     }
 }
 
-/// A guest with this device, that tells `events`.
+/// A guest with this device, which reports to `events`.
 fn guest(nic: &str, api: &Api, events: &Events) -> Guest {
     let events = format!("path={}", events.0.display());
     let arguments = ["--api-socket", &api.argument(), "--event-monitor", &events, "--device", nic];
     Guest::boot(GuestSpec::new(Kernel::V6_12).arguments(&arguments))
 }
 
-/// The interrupts of virtio devices that the guest has had.
+/// The number of interrupts of virtio devices in the guest.
 fn interrupts(guest: &mut Guest) -> u64 {
     let sum = "awk '/virtio.*(input|output)/ { n += $2 } END { print n + 0 }' /proc/interrupts";
     guest.ok(sum).trim().parse().unwrap()
@@ -90,7 +90,7 @@ fn the_host_gets_a_device_back_that_it_unbinds_from_a_guest_that_used_it() {
     assert_eq!(api.put("vm.resume").status, 204);
     assert!(!events.told("device-requested", "nic"));
     let (folder, name) = (nics[0].folder().to_owned(), nics[0].name());
-    // In another process: the kernel waits for the device, and nothing interrupts that.
+    // In another process: the kernel waits for the device, uninterruptibly.
     let unbind = format!("echo {name} > {}/driver/unbind", folder.display());
     let (began, mut unbind) = (Instant::now(), Command::new("sh").args(["-c", &unbind]).spawn().unwrap());
     while unbind.try_wait().unwrap().is_none() {
@@ -116,7 +116,7 @@ fn what_cannot_be_passed_through_is_refused_in_a_line() {
         exit.errors
     };
     let with = |device: &str| GuestSpec::new(Kernel::V6_12).arguments(&["--device", device]);
-    // Of all that it needs, another user may have KVM.
+    // Another user may open KVM, but none of the other files that this needs.
     fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o666)).unwrap();
     let line = refused(with(&nics[0].option("")).user(NOBODY));
     assert!(line.contains("cannot open /dev/vfio/") && line.contains("make this user the owner"), "{line}");

@@ -1,8 +1,8 @@
-//! A device of the host in a guest that Cloud Hypervisor's own firmware boots.
+//! A host device in a guest that Cloud Hypervisor's own firmware boots.
 
 use integration::{Guest, GuestSpec, HostNic, Pf, firmware_disk, hypervisor_fw};
 
-/// The firmware passes by the NIC, which is a virtio device of the host's own. Linux uses it beside VFs.
+/// The firmware ignores the NIC, which is the host's own virtio device. Linux uses it in addition to VFs.
 #[test]
 fn hypervisor_fw_boots_linux_beside_a_device_of_the_host() {
     let Some(firmware) = hypervisor_fw() else { return };

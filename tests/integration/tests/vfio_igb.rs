@@ -1,4 +1,4 @@
-//! A NIC with SR-IOV of the host in a guest: an igb of the first-level machine, and its VFs.
+//! The host's SR-IOV NIC in a guest: an igb of the first-level machine, and its VFs.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 /// Time that a transfer of 8 MiB may take.
 const TRANSFER: Duration = Duration::from_secs(180);
-/// Capabilities that the host keeps for itself: `lspci` shows none of them to a guest.
+/// Capabilities that are hidden from guests: `lspci` shows none of them.
 const HIDDEN: [&str; 10] = [
     "SR-IOV",
     "Alternative Routing-ID",
@@ -43,7 +43,7 @@ fn address(guest: &mut Guest, interface: &str) -> String {
     guest.ok(&format!("basename $(readlink -f /sys/class/net/{interface}/device)")).trim().to_string()
 }
 
-/// Checks that `lspci` shows a host device that has `wanted`.
+/// Checks that `lspci` shows a host device with `wanted`.
 fn check_lspci(guest: &mut Guest, interface: &str, wanted: &[&str]) {
     let address = address(guest, interface);
     let shown = guest.ok(&format!("lspci -vv -s {address}"));
@@ -51,21 +51,21 @@ fn check_lspci(guest: &mut Guest, interface: &str, wanted: &[&str]) {
     assert!(wanted.iter().all(|name| shown.contains(name)), "{shown}");
 }
 
-/// Sends so many bytes and compares what comes back.
+/// Sends `bytes` bytes and compares the echo.
 fn transfer(guest: &mut Guest, nic: &HostNic, bytes: usize) {
     guest.ok(&format!("head -c {bytes} /dev/urandom > /tmp/sent"));
     guest.ok_within(&nic.echo("/tmp/sent"), TRANSFER);
 }
 
-/// Moves BAR 0 of a device without driver, as a kernel that rearranges BARs does, and back again. A register at
-/// `register` reads the same at each place.
+/// Moves BAR 0 of a device without driver, like a kernel that rearranges BARs, and back again. A register at `register`
+/// reads the same at each place.
 fn move_bar(guest: &mut Guest, address: &str, register: u64) {
     let device = format!("/sys/bus/pci/devices/{address}");
     let line = guest.ok(&format!("head -n 1 {device}/resource"));
     let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
     let words: Vec<_> = line.split_whitespace().map(number).collect();
     let (start, size) = (words[0], words[1] - words[0] + 1);
-    // Nothing else is so far behind the last BAR.
+    // No other BAR is so far after the last one.
     let other = start + 64 * size;
     let write = |guest: &mut Guest, offset: u64, bytes: &[u8]| {
         let text: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
@@ -95,7 +95,7 @@ fn a_vf_of_the_hosts_nic_carries_traffic_and_works_again_after_all_that_a_guest_
     let vfs = HostNic::igb_vfs();
     let api = Api::new("vfio-igb");
     let spec = GuestSpec::new(kernel).with_lspci().memory("size=320M,hotplug_size=256M");
-    // It restarts by a triple fault.
+    // It restarts through a triple fault.
     let mut guest = guest(spec.kernel_argument("reboot=t"), &api, &vfs[0].option(",id=nic"));
     let before = interrupts(&mut guest, "eth0");
     vfs[0].join(&mut guest, "eth0");
@@ -111,7 +111,7 @@ fn a_vf_of_the_hosts_nic_carries_traffic_and_works_again_after_all_that_a_guest_
     vfs[0].join(&mut guest, "eth0");
     guest.reboot();
     vfs[0].join(&mut guest, "eth0");
-    // What is added is above 4 GiB, in the zone that the kernel takes its packets' memory from.
+    // Added memory is above 4 GiB, in the zone from which the kernel allocates its packets.
     let locked = guest.vmm().held().1;
     assert_eq!(api.put_json("vm.resize", &json!({"desired_ram": 576 << 20})).status, 204);
     assert_ne!(guest.vmm().held().1, locked, "what is added is pinned");
@@ -143,8 +143,8 @@ fn a_pf_of_the_host_keeps_its_vfs_to_itself_and_sleeps_and_wakes_in_a_guest() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Adds a device, and asks for the VM's counters meanwhile. Returns how often they were told before the device was
-/// there.
+/// Adds a device, and queries the VM's counters in the meantime. Returns the number of replies before the device was
+/// added.
 fn add_and_ask(api: &Api, device: &Value) -> usize {
     thread::scope(|scope| {
         let adding = scope.spawn(|| api.put_json("vm.add-device", device));
@@ -169,7 +169,7 @@ fn vfs_of_the_host_come_and_go_under_traffic_beside_vfs_of_the_guest_and_nothing
     for_each_boot(|| come_and_go(rounds));
 }
 
-/// Boots a guest, and adds and removes VFs of the host so often.
+/// Boots a guest, and adds and removes VFs of the host `rounds` times.
 fn come_and_go(rounds: usize) {
     let vfs = HostNic::igb_vfs();
     let (api, mut trace) = (Api::new("vfio-plug"), KvmTrace::start());
@@ -194,11 +194,11 @@ fn come_and_go(rounds: usize) {
         guest.ok(&nic.flood());
         assert_eq!(api.put_json("vm.remove-device", &json!({"id": "nic"})).status, 204);
         api.await_removal("nic");
-        // It ends by itself when its interface is gone.
+        // `ping` ends when its interface is removed.
         guest.run("killall ping");
         guest.ping(own.interface(), Subnet(1));
         assert!(!guest.vmm().has_bar_mapped());
-        // Memory slots, routes and eventfds, too.
+        // Also memory slots, routes and eventfds.
         let now = (guest.vmm().held(), trace.objects());
         assert_eq!(first.get_or_insert_with(|| now.clone()), &now, "round {round}");
     }
@@ -237,7 +237,7 @@ fn a_vf_of_the_host_behind_the_guests_iommu_reaches_what_the_guest_maps_for_it_a
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// The guest's network interface whose lower devices are a NIC in standby and, while it has it, another.
+/// The guest's network interface whose lower devices are a standby NIC and, while it exists, another.
 const FAILOVER: &str = "$(basename $(dirname $(ls -d /sys/class/net/*/lower_* | head -n 1)))";
 
 #[test]
@@ -245,7 +245,7 @@ const FAILOVER: &str = "$(basename $(dirname $(ls -d /sys/class/net/*/lower_* | 
 fn a_nic_in_standby_takes_over_within_a_second_when_the_host_takes_its_vf_back_under_traffic() {
     let vfs = HostNic::igb_vfs();
     let api = Api::new("vfio-standby");
-    // Both lead to 10.2.0.1, which has one address on either way: nobody has to ask for it anew.
+    // Both lead to 10.2.0.1, which has the same MAC address on either path, so no ARP request is needed.
     let tap = "id=standby,tap=vfiosb,ip=10.2.0.1,mask=255.255.255.0,host_mac=52:55:0a:02:00:01";
     let spec = GuestSpec::new(Kernel::Igb).net(&format!("{tap},mac={},standby=on", HostNic::vf_mac(0)));
     let mut guest = guest(spec, &api, &vfs[0].option(",id=vf"));
@@ -279,7 +279,7 @@ fn a_nic_in_standby_takes_over_within_a_second_when_the_host_takes_its_vf_back_u
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Number of pings that were not answered, by the text that `ping` prints at its end.
+/// Number of unanswered pings, from the summary of `ping`.
 fn unanswered(text: &str) -> u64 {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u64>().ok());
     let (sent, answered) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());

@@ -1,4 +1,4 @@
-//! Devices of the host by iommufd, and by descriptors: VFs of an igb of the first-level machine, whose kernel has that.
+//! Host devices through iommufd, and by descriptor: VFs of an igb of the first-level machine, whose kernel has iommufd.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -23,7 +23,7 @@ fn interrupts(guest: &mut Guest) -> u64 {
     guest.ok("awk '/eth0/ { n += $2 } END { print n + 0 }' /proc/interrupts").trim().parse().unwrap()
 }
 
-/// Pings, and sends so many bytes and compares what comes back.
+/// Pings, and sends `bytes` bytes and compares the echo.
 fn use_nic(guest: &mut Guest, nic: &HostNic, bytes: usize) {
     let before = interrupts(guest);
     nic.join(guest, "eth0");
@@ -73,7 +73,7 @@ fn a_vf_by_descriptor_behind_the_guests_iommu_reaches_what_the_guest_maps_for_it
     assert_eq!(added.status, 200, "{added:?}");
     assert!(once.contains(&pinned(&guest)), "{} KiB are pinned for two devices", pinned(&guest));
     guest.assert_kernel_has_no_complaint();
-    // The descriptors stay: the devices are given to the iommufd for good, and the guest's memory is taken from them.
+    // The descriptors stay: the devices stay bound to the iommufd, and the guest's memory is unmapped from them.
     assert_eq!(api.put("vm.shutdown").status, 204);
     assert_eq!(pinned(&guest), 0);
     let booted = api.put("vm.boot");
@@ -88,7 +88,7 @@ fn vfs_whose_descriptors_clients_send_come_and_go_and_nothing_stays_open() {
     for_each_boot(|| come_and_go(rounds));
 }
 
-/// Boots a guest, and adds and removes so often a VF whose descriptor a client sends.
+/// Boots a guest, and adds and removes `rounds` times a VF whose descriptor a client sends.
 fn come_and_go(rounds: usize) {
     let vfs = HostNic::igb_vfs();
     let api = Api::new("iommufd-plug");

@@ -1,5 +1,5 @@
-//! Devices of the host that interrupt by a pin: two of Realtek's 8139 in the first-level machine, which have neither
-//! MSI nor MSI-X.
+//! Host devices that interrupt through a pin: two of Realtek's 8139 in the first-level machine, which have neither MSI
+//! nor MSI-X.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -12,7 +12,7 @@ use serde_json::json;
 /// Time that a transfer of 8 MiB may take.
 const TRANSFER: Duration = Duration::from_secs(180);
 
-/// The interrupts of the guest's `interface`, which have to be of a level-triggered input of the IOAPIC.
+/// The number of interrupts of the guest's `interface`, which must be on a level-triggered input of the IOAPIC.
 fn interrupts(guest: &mut Guest, interface: &str) -> u64 {
     let sum = format!("awk '/IO-APIC.*fasteoi.*{interface}/ {{ n += $2 }} END {{ print n + 0 }}' /proc/interrupts");
     guest.ok(&sum).trim().parse().unwrap()
@@ -28,7 +28,7 @@ fn interface(guest: &mut Guest, slot: u8) -> String {
 /// The bytes of a transfer that shows that a device works.
 const FEW: usize = 512 << 10;
 
-/// Sends so many bytes, compares what comes back, and sees the interrupts of that.
+/// Sends `bytes` bytes, compares the echo, and checks that there were interrupts.
 fn transfer(guest: &mut Guest, nic: &HostNic, interface: &str, bytes: usize) {
     let before = interrupts(guest, interface);
     guest.ok(&format!("head -c {bytes} /dev/urandom > /tmp/sent"));
@@ -62,7 +62,7 @@ fn a_device_without_msi_interrupts_its_guest_by_a_pin(#[case] longer: bool) {
     for (nic, name) in nics.iter().zip(&names) {
         nic.join(&mut guest, name);
     }
-    // One input, and both of them use it.
+    // Both use the same input.
     let line = guest.ok("grep fasteoi /proc/interrupts | grep -v -e ttyS -e acpi");
     assert!(
         line.lines().count() == 1 && line.contains(" 21-fasteoi") && names.iter().all(|n| line.contains(n)),
@@ -72,7 +72,7 @@ fn a_device_without_msi_interrupts_its_guest_by_a_pin(#[case] longer: bool) {
     // Both at once.
     guest.ok(&nics[1].flood());
     transfer(&mut guest, &nics[0], &names[0], FEW);
-    // The one goes while it is busy, and the other one's pin still works.
+    // One is removed while it is busy, and the other one's pin still works.
     api.remove_device("nic1");
     guest.run("killall ping");
     transfer(&mut guest, &nics[0], &names[0], FEW);
@@ -95,7 +95,7 @@ fn a_device_without_msi_interrupts_its_guest_by_a_pin(#[case] longer: bool) {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// The igb has a pin beside MSI-X, and its driver can do with that.
+/// The igb has a pin in addition to MSI-X, and its driver can use it.
 #[test]
 fn a_device_with_messages_interrupts_by_its_pin_while_the_guest_wants_none() {
     let igb = HostNic::igb();

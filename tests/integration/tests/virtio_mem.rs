@@ -1,4 +1,4 @@
-//! Memory that a guest plugs and unplugs as the host asks (virtio-mem).
+//! Memory that a guest plugs and unplugs on the host's request (virtio-mem).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -20,20 +20,20 @@ const FOUR: [Backend; 4] = [Backend::Tap, Backend::VhostNet, Backend::VhostUser,
 const LIMIT: Duration = Duration::from_secs(180);
 /// Number of frames in each direction that show that a VF carries traffic.
 const ENOUGH: u64 = 10;
-/// Bytes of a ping, and seconds between two through the same VF. Pings as fast as they are answered would take all of
-/// the lab's emulated processor, which plugging and unplugging need, too.
+/// Bytes of a ping, and seconds between two through the same VF. Faster pings would use all of the lab's emulated
+/// processor, which plugging and unplugging need as well.
 const PING: (usize, f64) = (1000, 0.1);
-/// Number of bytes that pass through each VF in each direction: beside pings, and after a flood.
+/// Number of bytes that pass through each VF in each direction: during pings, and after a flood.
 const BYTES: [usize; 2] = [256 << 10, 2 << 20];
 /// By default, Debian's kernels clear every page that they allocate, and the driver allocates all that it unplugs. Each
 /// page that was not used before then costs an exit and a page of the host. Under emulation, that takes minutes.
 const NO_CLEARING: &str = "init_on_alloc=0";
-/// Uses 24 MiB of memory, of the highest that can be moved.
+/// Uses 24 MiB of the highest movable memory.
 const FILL: &str = "mkdir -p /mnt && mount -t tmpfs -o size=100m tmpfs /mnt && \
                     dd if=/dev/zero of=/mnt/a bs=1M count=24 2>/dev/null";
 
-/// Number of times that memory is plugged and unplugged, and the size in MiB: once to 1 GiB to save time, or as often
-/// as the environment says, to all of it.
+/// Number of times that memory is plugged and unplugged, and the size in MiB: once to 1 GiB to save time, or to all of
+/// it the number of times in the environment.
 fn rounds() -> (usize, u64) {
     std::env::var("CH_MEMORY_ROUNDS").map_or((1, 1024), |rounds| (rounds.parse().unwrap(), ALL))
 }
@@ -46,12 +46,12 @@ fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The guest's memory in MiB, as it has it now.
+/// The guest's present memory in MiB.
 fn actual(api: &Api) -> u64 {
     api.info()["memory_actual_size"].as_u64().unwrap() / MIB
 }
 
-/// Asks for `size` MiB. The configuration says so at once.
+/// Requests `size` MiB. The configuration has the new size at once.
 fn ask(api: &Api, size: u64) {
     let answer = api.put_json("vm.resize", &json!({ "desired_ram": size * MIB }));
     assert_eq!(answer.status, 204, "{size} MiB: {}", answer.body);
@@ -59,7 +59,7 @@ fn ask(api: &Api, size: u64) {
     assert_eq!((&memory["size"], &memory["hotplugged_size"]), (&json!(BOOT * MIB), &json!((size - BOOT) * MIB)));
 }
 
-/// Host memory that the VMM has, in MiB.
+/// Host memory of the VMM, in MiB.
 fn resident(guest: &Guest) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", guest.vmm().id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -83,14 +83,14 @@ fn transfer(guest: &mut Guest, vfs: &[Vf], bytes: usize) {
     }
 }
 
-/// G62: memory goes from 512 MiB to 1 or 2 GiB and back while VFs over all kinds of backends carry traffic. No frame is
-/// lost, and each time the VMM uses about as much memory, as many files and as many threads as before. (What the guest
-/// has used is kept for the vDPA device, which may have pinned it.)
+/// G62: memory grows from 512 MiB to 1 or 2 GiB and back while VFs over all kinds of backends carry traffic. No frame
+/// is lost, and each time the VMM uses about as much memory, as many files and as many threads as before. (Memory that
+/// the guest has used is kept for the vDPA device, which may have pinned it.)
 #[test]
 fn memory_comes_and_goes_while_vfs_over_all_kinds_of_backends_carry_traffic() {
     let backends = Backends::start(&FOUR);
     let api = Api::new("virtio-mem");
-    // Only memory for pages that can be moved is sure to be unplugged.
+    // Only memory for movable pages is sure to be unplugged.
     let spec = backends
         .spec(Kernel::V6_12)
         .with_modules()
@@ -144,7 +144,7 @@ fn memory_comes_and_goes_while_vfs_over_all_kinds_of_backends_carry_traffic() {
     assert!(highest < first + 0.5, "the VMM's own memory grew: {without_the_guests:.2?} MB");
     for (vf, (sent, answered)) in vfs.iter().zip(pings.end(&mut guest)) {
         println!("VF {}: {answered} of {sent} pings answered", vf.index);
-        // Those of the last second may be under way.
+        // The replies of the last second may still be on the way.
         assert!(sent > ENOUGH && answered + 10 >= sent, "VF {}: {answered} of {sent} pings answered", vf.index);
     }
     transfer(&mut guest, &vfs, BYTES[0]);
@@ -153,7 +153,7 @@ fn memory_comes_and_goes_while_vfs_over_all_kinds_of_backends_carry_traffic() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Nothing of the host can have pinned pages here, and they are given back.
+/// No host device can have pinned pages here, so they are returned.
 #[test]
 fn the_host_gets_back_what_the_guest_used_of_memory_that_it_unplugs() {
     let api = Api::new("virtio-mem-back");
@@ -182,7 +182,7 @@ fn the_host_gets_back_what_the_guest_used_of_memory_that_it_unplugs() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// Kernel memory in what is plugged: the VFs' buffers are there, so backends reach it; and the guest may not be able to
+/// Kernel memory in plugged blocks: the VFs' buffers are there, so backends reach it; and the guest may be unable to
 /// unplug it, which the host sees.
 #[test]
 #[ignore = "a longer test: Linux takes minutes to try in vain"]
@@ -192,7 +192,7 @@ fn vfs_use_plugged_memory_and_a_reboot_takes_all_of_it_back() {
     let spec =
         backends.spec(Kernel::V6_1).with_modules().memory(MEMORY).kernel_argument("memhp_default_state=online_kernel");
     let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
-    // Without a driver, nothing happens; it finds what was asked for before.
+    // Without a driver, nothing happens; a driver reads the earlier request.
     ask(&api, ALL);
     assert_eq!(actual(&api), BOOT);
     guest.load("virtio_mem");

@@ -1,4 +1,4 @@
-//! Connections between programs of a guest and of the host, by the vsock device.
+//! Connections between programs of a guest and of the host, over the vsock device.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -17,7 +17,7 @@ const BYTES: usize = 64 << 20;
 /// Time that a transfer may take in the nested lab.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// A guest with a vsock device and the program that uses it, which comes on a disk.
+/// A guest with a vsock device and the program that uses it, on a disk.
 struct Machine {
     folder: tempfile::TempDir,
     api: Api,
@@ -51,7 +51,7 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// Starts the program in the guest, which leaves what it prints in `/tmp/<name>`.
+    /// Starts the program in the guest, with its output in `/tmp/<name>`.
     fn start(&mut self, name: &str, arguments: &str) {
         self.guest
             .ok(&format!("(/tmp/vsock {arguments} > /tmp/{name} 2>&1; echo ended >> /tmp/{name}) > /dev/null 2>&1 &"));
@@ -70,7 +70,7 @@ impl Machine {
 fn programs_of_guest_and_host_exchange_64_mib_both_ways_at_once(#[case] kernel: Kernel, #[case] name: &str) {
     let mut machine = Machine::boot(kernel, Some(name));
     let socket = machine.socket(name);
-    // A client that leaves early, and one that asks for a port where nobody listens.
+    // A client that disconnects early, and one that requests a port without a listener.
     drop(UnixStream::connect(&socket).unwrap());
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.write_all(b"CONNECT 9\n").unwrap();

@@ -1,7 +1,7 @@
 //! The demonstration: a guest enables the 8 VFs of its NIC, and each carries traffic over its own backend.
 //!
-//! `cargo xtask demo` runs it, and provides the kernel and a KVM that works. With `--passt` the PF and each VF use a
-//! passt instead of a tap, so that no privilege is needed.
+//! `cargo xtask demo` runs it, and provides the kernel and a working KVM. With `--passt` the PF and each VF use a passt
+//! instead of a tap, so that no privilege is needed.
 
 use std::env;
 use std::time::Instant;
@@ -16,9 +16,9 @@ const LEN: usize = 64 << 10;
 
 /// The backends of the PF and its VFs.
 enum Backends {
-    /// Taps, which the VMM makes.
+    /// Taps, which the VMM creates.
     Taps,
-    /// A passt for each VF, and the last one for the PF. They run as the user who runs this.
+    /// A passt for each VF, and the last one for the PF. They run as the current user.
     Passts {
         passts: Vec<Passt>,
         // The folder of their sockets, removed on drop.
@@ -71,7 +71,7 @@ impl Backends {
         Backends::Passts { passts, _sockets: sockets }
     }
 
-    /// The NIC's options, as a person would type them.
+    /// The NIC's options, as typed by a user.
     fn shown(&self) -> String {
         match self {
             Backends::Taps => format!("--net {PF},tap=pf0"),
@@ -94,7 +94,7 @@ impl Backends {
         }
     }
 
-    /// Reaches the host through each VF, which must use its own backend only. Prints a line for each.
+    /// Reaches the host through each VF, which must use only its own backend. Prints a line for each.
     fn reach_all(&self, guest: &mut Guest, pf: &Pf) -> usize {
         let vfs = pf.vfs(guest);
         for vf in &vfs {

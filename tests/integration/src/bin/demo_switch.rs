@@ -1,7 +1,7 @@
 //! The demonstration of a switch: two tenants with two VFs each reach their own VF and not the other tenant's, under a
 //! VMM without any privilege.
 //!
-//! `cargo xtask demo switch` runs it, and provides the kernel and a KVM that works.
+//! `cargo xtask demo switch` runs it, and provides the kernel and a working KVM.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -61,8 +61,8 @@ fn vf(index: usize, vlan: u16) -> String {
     format!("pf=pf0,index={index},mac={},vlan={vlan}", vf_mac(index))
 }
 
-/// Lets `from` have another address than the one that the host gave it, as a driver could that does not ask. Returns
-/// how many of its frames were dropped for it; 0 if `to` has seen one.
+/// Gives `from` an address other than the host's, as a driver could without a request. Returns the number of its frames
+/// that were dropped because of that; 0 if `to` has received one.
 fn spoof(guest: &mut Guest, from: &Tenant, to: &Tenant, api: &Api) -> u64 {
     let set = |change: serde_json::Value| {
         let mut body = change;

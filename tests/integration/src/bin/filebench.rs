@@ -1,11 +1,12 @@
-//! Measures how fast a file is read and written: the guest's end of what `cargo xtask bench virtio-fs` measures.
+//! Measures the speed of reading and writing a file: the guest's end of the measurement of `cargo xtask bench
+//! virtio-fs`.
 //!
 //! `filebench TEST FILE SECONDS` measures once and prints one line. The file must have 1 MiB at least.
 //!
 //! | test | prints |
 //! |---|---|
-//! | `read` | MB/s that are read from the beginning to the end, none of it from the page cache |
-//! | `write` | MB/s that are written over what is there, from the beginning to the end |
+//! | `read` | MB/s read from the start to the end, none of it from the page cache |
+//! | `write` | MB/s written over the existing contents, from the start to the end |
 //! | `requests` | reads of 4 KiB per second past the page cache, and the 99th percentile of their duration in us |
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
@@ -23,7 +24,7 @@ const CHUNK: usize = 128 * 1024;
 /// Bytes per request.
 const PAGE: usize = 4096;
 
-/// A buffer as direct reads want it.
+/// A buffer with the alignment for direct reads.
 #[repr(align(4096))]
 struct Page([u8; PAGE]);
 
@@ -43,7 +44,7 @@ fn main() {
     }
 }
 
-/// Repeats `pass`, which handles the whole file, until that has taken `limit`. Returns the MB handled in a second.
+/// Repeats `pass`, which handles the whole file, until that has taken `limit`. Returns the MB handled per second.
 fn bulk(file: &mut File, limit: Duration, pass: fn(&mut File)) -> f64 {
     let len = file.metadata().unwrap().len();
     let (mut bytes, mut took) = (0, Duration::ZERO);

@@ -23,7 +23,7 @@ const COMING: usize = 8;
 /// The slot of that PF, and the subnet of its first VF.
 const SLOT: &str = "0000:00:09.0";
 const FIRST_SUBNET: u8 = 100;
-/// Time for which the pings run at first, while nothing is added or removed.
+/// Time for which the pings run at first, before devices are added or removed.
 const QUIET: Duration = Duration::from_secs(30);
 /// The guest's memory, which does not count as the VMM's.
 const GUEST_KIB: u64 = 256 * 1024;
@@ -103,7 +103,7 @@ impl Hotplug {
         Pings::start(&mut self.guest, &self.vfs, 56, 0.2)
     }
 
-    /// Does a round: adds the PF, enables its VFs, pings through each, and removes the PF. Returns the counts with the
+    /// Runs a round: adds the PF, enables its VFs, pings through each, and removes the PF. Returns the counts with the
     /// VFs enabled and after the removal, and prints them if `print`.
     fn round(&mut self, name: &str, print: bool) -> (Sample, Sample) {
         let hot = json!({ "id": "hp0", "tap": "hp0", "sriov_vfs": COMING, "pci_device_id": 9 });

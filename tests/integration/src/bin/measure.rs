@@ -1,8 +1,8 @@
-//! Measures how long a guest takes to boot and to enable VFs, how many VM exits that causes, and how much memory the
-//! VMM itself uses.
+//! Measures the time that a guest takes to boot and to enable VFs, the VM exits that this causes, and the memory of the
+//! VMM itself.
 //!
-//! Run by `cargo xtask lab boot-time` in a first-level machine whose clock counts instructions: the figures depend on
-//! no other machine and no load. `std`'s clock is that machine's. Arguments: the number of runs, and optionally the
+//! Run by `cargo xtask lab boot-time` in a first-level machine whose clock counts instructions; the figures do not
+//! depend on other machines or load. `std`'s clock is that machine's. Arguments: the number of runs, and optionally the
 //! only number of VFs to measure, or 0 to measure starts only.
 
 #![expect(clippy::unwrap_used, reason = "a failed measurement panics and says where")]
@@ -16,7 +16,7 @@ const GUEST_KIB: u64 = 256 * 1024;
 /// The numbers of VFs to measure.
 const VFS: [usize; 3] = [7, 64, 255];
 /// Most VFs that can have a driver: a vCPU has some 200 interrupt vectors, and a VF needs three. More vCPUs would not
-/// help, since the machine has one processor and the clock would count their waiting for each other.
+/// help: the machine has one processor, and the clock would count the time that they wait for each other.
 const MOST_BOUND: usize = 64;
 /// Time that Linux sleeps after it has set VF Enable, and after it has cleared it, in ms (`PCIe 6.2 §9.3.3.3.1`).
 const SLEEPS: (f64, f64) = (100.0, 1000.0);
@@ -39,7 +39,7 @@ fn main() {
     }
 }
 
-/// Measures how long a guest takes to start its init, and the VMM's resident memory then.
+/// Measures the time that a guest takes to start its init, and the VMM's resident memory then.
 fn measure_starts(runs: usize) {
     // The first boot only fills the page cache.
     Guest::boot(spec("tap=m0")).power_off();
@@ -71,8 +71,8 @@ fn boot_with_vfs(vfs: usize) -> (Guest, Pf) {
     (guest, pf)
 }
 
-/// Measures how long Linux takes to enable and bind VFs and to disable them, by the guest's clock, and how many exits
-/// that causes with configuration space as memory and without.
+/// Measures the time that Linux takes to enable and bind VFs and to disable them, by the guest's clock, and the exits
+/// that this causes with configuration space as memory and without.
 fn measure_vfs(guest: &mut Guest, pf: &Pf, vfs: usize, runs: usize) {
     let (enable, disable): (Vec<_>, Vec<_>) = (0..runs)
         .map(|_| {
@@ -168,12 +168,12 @@ fn open_config_window(guest: &mut Guest, pf: &Pf) {
     guest.ok(&format!("printf '\\004' | dd of={config} bs=1 seek={} conv=notrunc", at + 12));
 }
 
-/// Writes `value` to `sriov_numvfs`. Returns how many ms that took by the guest's clock.
+/// Writes `value` to `sriov_numvfs`. Returns the duration in ms by the guest's clock.
 fn set_num_vfs(guest: &mut Guest, pf: &Pf, value: usize) -> f64 {
     timed(guest, &format!("echo {value} > {}", pf.file("sriov_numvfs")))
 }
 
-/// Runs `command`. Returns how many ms that took by the guest's clock.
+/// Runs `command`. Returns the duration in ms by the guest's clock.
 fn timed(guest: &mut Guest, command: &str) -> f64 {
     let command = format!(
         "now() {{ sed -n 's/^now at \\([0-9]*\\) nsecs/\\1/p' /proc/timer_list; }}; a=$(now); {command}; b=$(now); \
@@ -205,6 +205,6 @@ impl std::fmt::Display for Times {
 }
 
 fn spec(net: &str) -> GuestSpec {
-    // Under a clock that counts instructions, Linux would distrust the TSC, as it can compare it with nothing else.
+    // With a clock that counts instructions, Linux would distrust the TSC: it has no other clock to compare with.
     GuestSpec::new(Kernel::V6_1).kernel_argument("tsc=reliable").net(net)
 }

@@ -2,7 +2,7 @@
 //!
 //! The program is static, so that both measure with the same code. `netbench server PLACE` serves until killed;
 //! `netbench client PLACE TEST SECONDS` measures once and prints one line. A place is an IPv4 address, for TCP and UDP;
-//! `vsock`, the host's port by AF_VSOCK; or, for a server only, the path of a Unix socket.
+//! `vsock`, the host's port over AF_VSOCK; or, for a server only, the path of a Unix socket.
 //!
 //! | test | prints |
 //! |---|---|
@@ -30,7 +30,7 @@ const PORT: u16 = 5909;
 const CHUNK: usize = 128 * 1024;
 /// Bytes per datagram.
 const DATAGRAM: usize = 64;
-/// Time after the last one was sent in which a datagram may arrive.
+/// Time after the last datagram was sent in which one may still arrive.
 const STRAGGLER: Duration = Duration::from_millis(100);
 
 /// Kind of measurement. The client sends the server this number.
@@ -79,7 +79,7 @@ impl Place {
         }
     }
 
-    /// Listens there. Each call of what is returned waits for the next client.
+    /// Listens there. Each call of the result waits for the next client.
     fn listen(&self) -> Box<dyn Fn() -> File> {
         match self {
             Place::Network(address) => {
@@ -225,9 +225,9 @@ fn send_datagrams(stream: &mut File, host: Ipv4Addr, limit: Duration) -> Arrived
     socket.connect((host, port)).unwrap();
     let started = Instant::now();
     while started.elapsed() < limit {
-        // Reading the clock has a cost, too.
+        // Reading the clock has a cost as well.
         for _ in 0..16 {
-            // A full queue drops the datagram. Only what arrives counts.
+            // A full queue drops the datagram. Only datagrams that arrive count.
             let _ = socket.send(&[0x5a; DATAGRAM]);
         }
     }

@@ -1,9 +1,9 @@
-//! A guest whose VFs are vDPA devices that pin memory and use an IOMMU. Each VF must reach the network of its device
-//! at first, after a reset, after the VFs were disabled and enabled, after a reboot, and after a pause once its
-//! driver has reset it. If a device has pages for its doorbells, the guest must ring them without VM exits.
+//! A guest whose VFs are vDPA devices that pin memory and use an IOMMU. Each VF must reach the network of its device at
+//! first, after a reset, after the VFs were disabled and enabled, after a reboot, and after a pause once its driver has
+//! reset it. If a device has doorbell pages, the guest must ring them without VM exits.
 //!
-//! Run by `cargo xtask lab vp-vdpa` in a first-level machine whose NIC N answers at 10.N.0.1. Arguments: the number
-//! of NICs, and what emulates them.
+//! Run by `cargo xtask lab vp-vdpa` in a first-level machine whose NIC N answers at 10.N.0.1. Arguments: the number of
+//! NICs, and their emulator.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a failed check panics and says where")]
 
@@ -15,8 +15,8 @@ use integration::{Api, DoorbellExits, Guest, GuestSpec, Kernel, Pf};
 const PINGS: u64 = 20;
 /// The guest's memory, all of which each device pins.
 const MEMORY_MIB: u64 = 256;
-/// QEMU's emulation of cmpxchg16b, which AMD's IOMMU needs in the first-level machine, sometimes leaves garbage in
-/// the flags register. The guest can do without the instruction.
+/// QEMU's emulation of cmpxchg16b, which AMD's IOMMU needs in the first-level machine, sometimes leaves garbage in the
+/// flags register. The guest works without the instruction.
 const WITHOUT_CMPXCHG16B: &str = "clearcpuid=cx16";
 
 struct Check {
@@ -77,7 +77,7 @@ impl Check {
         assert_eq!(self.guest.power_off().code, Some(0));
     }
 
-    /// Pauses and resumes the guest. No device can continue where its queues stopped, so each VF asks for a reset.
+    /// Pauses and resumes the guest. No device can continue where its queues stopped, so each VF requests a reset.
     fn pause(&mut self) {
         for endpoint in ["vm.pause", "vm.resume"] {
             let answer = self.api.put(endpoint);
@@ -95,7 +95,7 @@ impl Check {
         );
     }
 
-    /// Pings through each VF, and compares the exits for doorbells with what its device's pages allow.
+    /// Pings through each VF, and compares the exits for doorbells with the number that its device's pages allow.
     fn assert_all_answer(&mut self, pf: &Pf, when: &str, print: bool) {
         for (n, vf) in pf.vfs(&mut self.guest).iter().enumerate() {
             let interface = vf.interface();

@@ -1,8 +1,8 @@
-//! End of a connection by AF_VSOCK, for a guest. Its other end is a test's, over the VMM's Unix sockets.
+//! A guest's end of a connection over AF_VSOCK. The other end is a test's, over the VMM's Unix sockets.
 //!
-//! `vsock listen PORT BYTES` takes one connection, `vsock connect PORT BYTES` makes one to the host. Both then send so
-//! many bytes of a pattern, end their direction, and check that as many of the same come from the other side, and its
-//! end. They print `same BYTES`.
+//! `vsock listen PORT BYTES` accepts one connection, `vsock connect PORT BYTES` makes one to the host. Both then send
+//! `BYTES` bytes of a pattern, close their direction, and check that the other side sends the same and closes its
+//! direction. They print `same BYTES`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed check panics and says where")]
 
@@ -27,7 +27,7 @@ fn accept(port: u32) -> File {
     listener.accept().unwrap()
 }
 
-/// Sends `bytes` bytes, and reads as many at the same time.
+/// Sends `bytes` bytes, and reads the same number at the same time.
 fn exchange(connection: &File, bytes: usize) {
     let mut sender = connection.try_clone().unwrap();
     let sending = thread::spawn(move || {

@@ -5,7 +5,7 @@ use integration::Guest;
 /// A network namespace.
 pub(crate) struct Container {
     name: &'static str,
-    /// The host's address as seen from the container.
+    /// The host's address in the container's network.
     pub host: String,
 }
 

@@ -16,7 +16,7 @@ const LIMITS: (Duration, Duration) = (Duration::from_secs(300), Duration::from_s
 
 /// A test, and the figures that its program prints.
 pub(crate) struct Test {
-    /// The name that its program has for it.
+    /// The name of the test in its program.
     pub name: &'static str,
     /// The figures, in the order in which they are printed.
     pub figures: &'static [&'static str],
@@ -78,7 +78,7 @@ impl Bench<'_> {
         self.measure_by(what, &NETWORK, |test| container.inside(&format!("netbench client {host} {test} {seconds}")));
     }
 
-    /// Runs `tests`, each by the guest's command for its name, and prints a table row for each figure.
+    /// Runs `tests`, each with the guest's command for its name, and prints a table row for each figure.
     pub(crate) fn measure_by(&mut self, what: &str, tests: &[Test], command: impl Fn(&str) -> String) {
         let only = self.settings.only;
         for Test { name, figures } in tests.iter().filter(|test| only.is_none_or(|only| only == test.name)) {
@@ -127,7 +127,7 @@ impl std::fmt::Display for Spread {
     }
 }
 
-/// Processor time of the first-level machine so far, in ticks: the guest, the kernel, programs, and all.
+/// Processor time of the first-level machine so far, in ticks: of the guest, the kernel and programs, and in total.
 struct Processor([f64; 4]);
 
 impl Processor {
@@ -135,7 +135,7 @@ impl Processor {
         let stat = fs::read_to_string("/proc/stat").unwrap();
         let ticks: Vec<f64> =
             stat.lines().next().unwrap().split_whitespace().skip(1).map(|ticks| ticks.parse().unwrap()).collect();
-        // user nice system idle iowait irq softirq steal guest guest_nice. Guest time is counted in user, too.
+        // user nice system idle iowait irq softirq steal guest guest_nice. Guest time is included in user.
         let [user, nice, system, idle, iowait, irq, softirq, steal, guest, _] = ticks[..10] else {
             panic!("expected ten columns: {stat}");
         };

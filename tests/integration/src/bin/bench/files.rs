@@ -1,4 +1,4 @@
-//! A folder of the host that the guest mounts by virtio-fs, shown by virtiofsd.
+//! A folder of the host that the guest mounts through virtio-fs, served by virtiofsd.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A VF behind the guest's IOMMU, by how the guest uses that, and one in a guest without.
+//! A VF behind the guest's IOMMU in each of its modes, and one in a guest without an IOMMU.
 
 use integration::{Api, Backend, Backends, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet};
 
@@ -12,7 +12,7 @@ const SUBNET: Subnet = Subnet(0);
 const MODES: [(&str, &str); 3] =
     [("passthrough", "iommu.passthrough=1"), ("lazy", "iommu.strict=0"), ("strict", "iommu.strict=1")];
 
-/// IOMMU, and the backend behind it.
+/// An IOMMU, and the backend behind it.
 #[derive(Clone, Copy)]
 pub(crate) struct Machine {
     backend: Backend,
@@ -23,20 +23,20 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// The machine that `cargo xtask bench` calls `name`.
+    /// The machine with the name `name` in `cargo xtask bench`.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let machine = |backend, iommu, argument| Some(Self { backend, iommu, argument });
         match name {
             "iommu" => machine(Backend::Tap, "iommu=on", ""),
             "iommu-vhost" => machine(Backend::VhostNet, "iommu=on", ""),
-            // QEMU's alone.
+            // Only in QEMU.
             "iommu-intel" => machine(Backend::Tap, "iommu=intel", "intel_iommu=on"),
             _ => None,
         }
     }
 }
 
-/// Measures a VF without an IOMMU and one behind it, in a guest for each.
+/// Measures a VF without an IOMMU and one in each mode, in a guest each.
 pub(crate) fn measure(what: &str, machine: Machine, settings: Settings<'_>) {
     measure_guest(&format!("{what}: none"), machine, None, settings);
     for (mode, argument) in MODES {
@@ -54,7 +54,7 @@ fn measure_guest(what: &str, machine: Machine, mode: Option<&str>, settings: Set
         guest.load("virtio_iommu");
     }
     let pf = Pf::find(&mut guest);
-    // Behind QEMU's IOMMU it waits for the driver of that.
+    // Behind QEMU's IOMMU it waits for the driver of the IOMMU.
     guest.wait_for(&format!("[ -e {} ]", pf.file("driver")));
     pf.set_num_vfs(&mut guest, 1);
     guest.wait_for(IDLE);
@@ -64,7 +64,7 @@ fn measure_guest(what: &str, machine: Machine, mode: Option<&str>, settings: Set
     let interface = pf.vfs(&mut guest)[0].interface().to_owned();
     let container = Container::new(&mut guest, "vf", SUBNET.host());
     container.give(&mut guest, &interface, &format!("{}/24", SUBNET.guest()));
-    // The first exchange needs the host's address.
+    // The first exchange needs ARP.
     guest.wait_for(&container.inside(&format!("ping -c 1 -W 1 {}", SUBNET.host())));
     let before = mode.and_then(|_| maps(&api));
     Bench { guest: &mut guest, settings }.measure(what, &container);
@@ -73,7 +73,7 @@ fn measure_guest(what: &str, machine: Machine, mode: Option<&str>, settings: Set
         println!("| {what} | mappings a second, all tests | {:.0} | | |", (after - before) as f64 / seconds);
     }
     if mode.is_some() {
-        // Linux turns its IOMMU off with requests that it has not sent yet, and then spins for their answers. In lazy
+        // Linux turns off its IOMMU with requests that it has not sent yet, and then spins for the replies. In lazy
         // mode it sends them 10 ms after the last buffer was unmapped.
         guest.ok("usleep 50000");
     }
@@ -85,7 +85,7 @@ fn behind(spec: GuestSpec, machine: Machine, mode: &str, api: &Api) -> GuestSpec
     [mode, machine.argument].into_iter().filter(|word| !word.is_empty()).fold(spec, GuestSpec::kernel_argument)
 }
 
-/// Number of mappings that the guest's driver has asked for. Only the VMM of this project reports it.
+/// Number of mappings that the guest's driver has requested. Only the VMM of this project reports it.
 fn maps(api: &Api) -> Option<u64> {
     std::env::var_os("CH_QEMU").is_none().then(|| api.get("vm.counters").body["__iommu"]["maps"].as_u64())?
 }

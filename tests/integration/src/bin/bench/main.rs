@@ -1,12 +1,12 @@
 //! Measures throughput and latency between a guest and its host: of a container, by kind of backend or of network, of
-//! connections by vsock, and of a shared folder; and between two containers of a guest. How long a guest takes to be
-//! saved and restored, and how long it stands still when it moves to another VMM.
+//! connections over vsock, and of a shared folder; and between two containers of a guest. Also the time to save and
+//! restore a guest, and its downtime when it moves to another VMM.
 //!
-//! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures depend on no
-//! other machine and no load, and since everything shares one processor, a better figure means fewer instructions.
-//! Arguments: the kind of backend, `containers`, `switch`, `bridge`, `bridge-vhost`, `iommu`, `iommu-vhost`,
-//! `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds per test; the
-//! number of runs; and optionally the only test to run.
+//! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures do not depend on
+//! other machines or load. Everything shares one processor, so a better figure means fewer instructions. Arguments: the
+//! kind of backend, `containers`, `switch`, `bridge`, `bridge-vhost`, `iommu`, `iommu-vhost`, `iommu-intel`, `vsock`,
+//! `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds per test; the number of runs; and
+//! optionally the only test to run.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
@@ -32,13 +32,13 @@ use container::Container;
 use figures::{Bench, Server, Settings};
 use vsock::Host;
 
-/// Interval at which an idle thread wakes up. With a clock that counts instructions, an emulated machine without any
-/// pending timer has been seen to hang.
+/// Interval at which an idle thread wakes up. With a clock that counts instructions, an emulated machine without
+/// pending timers has been seen to hang.
 const TICK: Duration = Duration::from_millis(50);
 /// Succeeds if the guest has been idle for half a second. After a boot, its kernel is busy for some seconds.
 const IDLE: &str = "idle() { read -r cpu user nice system idle rest < /proc/stat; }; \
                     idle; before=$idle; sleep 0.5; idle; [ $((idle - before)) -ge 40 ]";
-/// The VF over a tap whose frames are checked and tagged, and what its policy is.
+/// The VF over a tap whose frames are checked and tagged, and its policy.
 const POLICY: (&str, &str) = ("tap-policy", "spoofchk=on,trust=off,vlan=100");
 /// The host's end of the VLAN.
 const VLAN: &str = "bench0";
@@ -76,7 +76,7 @@ fn main() {
     }
 }
 
-/// A guest with the options `arguments` and the modules of tests.
+/// A guest with the options `arguments` and the test modules.
 fn boot(arguments: &[&str]) -> Guest {
     let spec = GuestSpec::new(Kernel::V6_12).with_modules().kernel_argument("tsc=reliable");
     Guest::boot(spec.arguments(arguments))

@@ -1,5 +1,5 @@
-//! A guest that moves between two VMMs of one machine over a Unix socket: for how long it stands still and for what,
-//! for how long its NICs do not answer, and what is sent.
+//! A guest that moves between two VMMs of one machine over a Unix socket: its downtime and the parts of it, the time in
+//! which its NICs do not answer, and the amount of data sent.
 
 use std::path::Path;
 use std::slice;
@@ -23,7 +23,7 @@ const VFS: [Backend; 8] = [
     Backend::VhostUser,
     Backend::VhostUser,
 ];
-/// As many as a PF can have.
+/// The most that a PF can have.
 const MANY: [Backend; 255] = [Backend::Tap; 255];
 /// Most VFs that have a driver: a vCPU has some 200 interrupt vectors, and a VF needs three.
 const MOST_BOUND: usize = 64;
@@ -64,27 +64,27 @@ pub(crate) fn measure(settings: Settings<'_>) {
 /// In the middle of the first pass.
 const IN_FIRST_PASS: Point = Point::Frame(3, 8);
 
-/// Way of a guest's memory to the other VMM.
+/// The way in which a guest's memory reaches the other VMM.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
-    /// By a socket.
+    /// Copied over a socket.
     Copied,
-    /// As it is, with its taps (`local`).
+    /// Shared, with its taps (`local`).
     Passed,
 }
 
-/// Two places, the guest at the first.
+/// Two places, with the guest at the first.
 struct Pair {
     here: Site,
     there: Site,
-    /// The networks of the functions that are pinged.
+    /// The networks of the pinged functions.
     subnets: Vec<Subnet>,
     _bridges: Vec<Bridge>,
 }
 
 impl Pair {
-    /// Boots a guest of 512 MiB, or of 1,024 with more than 8 VFs, whose PF has VFs over these backends. It is idle
-    /// then.
+    /// Boots a guest of 512 MiB, or of 1,024 with more than 8 VFs, whose PF has VFs over these backends, and waits
+    /// until it is idle.
     fn start(kinds: &[Backend], how: How) -> Pair {
         let [here, there] = ["a", "b"].map(|name| Plan::new(name, kinds));
         let bridge = |(subnet, port): (Subnet, String)| {
@@ -102,7 +102,7 @@ impl Pair {
         let bridges = ports.into_iter().map(bridge).collect();
         let memory = match how {
             How::Passed => "size=512M,shared=on",
-            // A driver takes some 4 MiB for its buffers.
+            // A driver uses some 4 MiB for its buffers.
             How::Copied if kinds.len() > MOST_PINGED => "size=1024M",
             How::Copied => "size=512M",
         };
@@ -119,7 +119,7 @@ impl Pair {
     }
 }
 
-/// Has the NIC, or the VFs, join their networks.
+/// Makes the NIC, or the VFs, join their networks.
 fn join(guest: &mut Guest, vfs: usize) {
     if vfs == 0 {
         return guest.join("eth0", Subnet(0));
@@ -139,7 +139,7 @@ fn join(guest: &mut Guest, vfs: usize) {
     }
 }
 
-/// Moves the guest to and fro while `load` runs in it.
+/// Moves the guest back and forth while `load` runs in it.
 fn moves(what: &str, kinds: &[Backend], load: &str, how: How, runs: usize) {
     let mut pair = Pair::start(kinds, how);
     if !load.is_empty() {
@@ -147,10 +147,10 @@ fn moves(what: &str, kinds: &[Backend], load: &str, how: How, runs: usize) {
         pair.here.guest.ok("sleep 3");
     }
     let (mut all, mut gaps) = (Vec::new(), Vec::new());
-    // The first one fills caches.
+    // The first move fills caches.
     for run in 0..=runs {
         let probes = Probes::start(&pair.subnets, PAUSE);
-        // The first answers take longer: neighbours are asked for.
+        // The first answers take longer, because of ARP.
         std::thread::sleep(Duration::from_millis(300));
         probes.forget();
         let sent = match how {
@@ -192,7 +192,7 @@ fn longest(answers: &[Answers]) -> f64 {
     gaps.fold(0.0, f64::max)
 }
 
-/// Ends migrations whose guest stands still, and measures until it runs again.
+/// Cancels migrations while the guest is paused, and measures until it runs again.
 fn cancel(runs: usize) {
     let pair = Pair::start(&VFS, How::Copied);
     let target = pair.there.url();
@@ -200,7 +200,7 @@ fn cancel(runs: usize) {
     let (mut times, mut gaps) = (Vec::new(), Vec::new());
     for _ in 0..runs {
         pair.there.receive();
-        // The target has loaded all: this is the longest way back.
+        // The target has loaded everything: this is the longest way back.
         let wire = Wire::new(&path, Path::new(target.trim_start_matches("unix:")), &[Point::READY]);
         pair.here.send(&format!("unix:{}", path.display()), &json!({}));
         wire.reaches();
@@ -212,8 +212,8 @@ fn cancel(runs: usize) {
         std::thread::sleep(Duration::from_millis(300));
         gaps.push(longest(&probes.end()));
         wire.goes(Then::Passes);
-        // Ready finds nobody any more, and then who is in the middle may end both connections before it has passed on
-        // that the source has cancelled.
+        // Ready finds no recipient now, and the wire may close both connections before it has forwarded the source's
+        // cancel.
         let ended = pair.there.ended();
         assert!(["cancelled", "failed"].map(Value::from).contains(&ended["state"]), "{ended}");
     }
@@ -221,9 +221,9 @@ fn cancel(runs: usize) {
     println!("| migration, 8 VFs | the same until a NIC answers again, ms | {} | |", Spread::of(gaps));
 }
 
-/// Measures what a guest sends and receives over a VF, before its memory is copied and meanwhile. The first pass is
-/// held back for as long as a test takes: what is written is logged, and the copying, for which a host has another
-/// processor, takes nothing of this one.
+/// Measures what a guest sends and receives over a VF, before and while its memory is copied. The first pass is held
+/// back as long as a test takes: writes are logged, and the copying, for which a host has another processor, takes no
+/// time of this one.
 fn copying(settings: Settings<'_>) {
     let mut pair = Pair::start(&[Backend::Tap], How::Copied);
     let _server = Server::start("0.0.0.0");
@@ -236,7 +236,7 @@ fn copying(settings: Settings<'_>) {
     for test in &NETWORK {
         measure(&mut pair.here.guest, "before", test);
         let wire = pair.here.send_until(&pair.there, IN_FIRST_PASS, &json!({}));
-        // The sockets take some more.
+        // The sockets need some more.
         pair.here.guest.wait_for(IDLE);
         measure(&mut pair.here.guest, "while memory is copied", test);
         let progress = pair.here.api.get("vm.migration-progress").body;

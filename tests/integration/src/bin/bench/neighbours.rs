@@ -1,5 +1,5 @@
-//! Two containers of one guest, each with a VF, by what connects the VFs: the switch of their PF, or taps in a bridge
-//! of the host.
+//! Two containers of one guest, each with a VF, by the connection of the VFs: the switch of their PF, or taps in a
+//! bridge of the host.
 
 use integration::{Backend, Backends, Guest, GuestSpec, Kernel, Pf, Subnet, vf_mac};
 
@@ -23,7 +23,7 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// The connection that `cargo xtask bench` calls `name`.
+    /// The connection with the name `name` in `cargo xtask bench`.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
             "switch" => Some(Self::Switch),
@@ -42,7 +42,7 @@ impl By {
         }
     }
 
-    /// Work of the host once the taps are there.
+    /// Sets up the host once the taps exist.
     fn connect(self) {
         if let Self::Bridge(_) = self {
             on_host(
@@ -55,7 +55,7 @@ impl By {
     }
 }
 
-/// Measures what one container's VF sends to the other's.
+/// Measures traffic from one container's VF to the other's.
 pub(crate) fn measure(what: &str, by: By, settings: Settings<'_>) {
     let mut guest = Guest::boot(by.spec().kernel_argument("tsc=reliable"));
     let pf = Pf::find(&mut guest);
@@ -77,7 +77,7 @@ pub(crate) fn measure(what: &str, by: By, settings: Settings<'_>) {
     guest.power_off();
 }
 
-/// The netdev of the function whose folder in sysfs this is, whichever its driver is.
+/// The netdev of the function with this folder in sysfs, whatever its driver is.
 fn netdev(guest: &mut Guest, folder: &str) -> String {
     let list = format!("for net in {folder}/net/* {folder}/virtio*/net/*; do [ -e $net ] && echo ${{net##*/}}; done");
     guest.run(&list).text.trim().to_owned()

@@ -24,7 +24,7 @@ pub(crate) fn measure(bench: &mut Bench<'_>, pf: &Pf) {
 
     let container = attach(bench, "nat", PF_SUBNET.host(), "10.78.0.2/24");
     route(bench, &container, "nat", GATEWAYS[0]);
-    // As container networks usually do it.
+    // The usual setup of container networks.
     bench.guest.ok(&format!(
         "/usr/sbin/nft 'add table ip nat; add chain ip nat post {{ type nat hook postrouting priority 100; }}; \
          add rule ip nat post ip saddr 10.78.0.0/24 oifname {port} masquerade'"
@@ -62,7 +62,7 @@ fn attach(bench: &mut Bench<'_>, name: &'static str, host: impl ToString, addres
     container
 }
 
-/// Routes between the container and everything that the guest reaches.
+/// Routes between the container and all that the guest reaches.
 fn route(bench: &mut Bench<'_>, container: &Container, name: &str, gateway: &str) {
     bench.guest.ok(&format!("ip addr add {gateway} dev {name} && ip link set {name} up"));
     let (gateway, _) = gateway.split_once('/').unwrap();

@@ -1,6 +1,6 @@
-//! A guest that is saved, and restored in each mode: how long that takes, and what the files take.
+//! A guest that is saved, and restored in each mode: the time that takes, and the size of the files.
 //!
-//! The VM's files are in the first-level machine's memory, and its taps persist, as an orchestrator prepares both.
+//! The VM's files are in the first-level machine's memory, and its taps persist, like those of an orchestrator.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -18,15 +18,15 @@ use crate::figures::{Settings, Spread};
 const MODES: [&str; 3] = ["Copy", "Map", "OnDemand"];
 /// Most VFs that have a driver: a vCPU has some 200 interrupt vectors, and a VF needs three.
 const MOST_BOUND: usize = 64;
-/// The memory of a guest with at most 8 VFs, and with more, in MiB. A driver takes some 4 MiB for its buffers.
+/// The memory of a guest with at most 8 VFs, and with more, in MiB. A driver uses some 4 MiB for its buffers.
 const MEMORY: [usize; 2] = [512, 1024];
 const PAGE: usize = 4096;
 /// The last page of the memory's file names the snapshot.
 const TRAILER: u64 = 4096;
-/// A test, and what it measures besides the number of VFs: without huge pages on the host.
+/// A test that differs in more than the number of VFs: without huge pages on the host.
 const WITHOUT_HUGE_PAGES: &str = "small-pages";
 
-/// Measures a guest with one NIC, or as many VFs as the test's name says.
+/// Measures a guest with one NIC, or with the number of VFs in the test's name.
 pub(crate) fn measure(settings: Settings<'_>) {
     let test = settings.only.unwrap_or("0");
     let vfs: usize = test.parse().unwrap_or(0);
@@ -100,7 +100,7 @@ fn url(folder: &Path) -> String {
     format!("file://{}", folder.display())
 }
 
-/// Sends a request that must succeed, and returns how long its answer took, in ms.
+/// Sends a request that must succeed, and returns the time of its answer in ms.
 fn put(api: &Api, endpoint: &str, body: &serde_json::Value) -> f64 {
     let began = Instant::now();
     let answer = api.put_json(endpoint, body);
@@ -117,7 +117,7 @@ fn print(what: &str, figure: &str, times: Vec<f64>) {
     println!("| {what} | {figure} | {} |", Spread::of(times));
 }
 
-/// Prints what the files take, beside what they have to.
+/// Prints the size of the files, and the size that they need at least.
 fn print_sizes(what: &str, folder: &Path) {
     let memory = folder.join("memory-ranges");
     let found = fs::metadata(&memory).unwrap();

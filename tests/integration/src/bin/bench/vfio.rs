@@ -1,4 +1,4 @@
-//! A guest with a VF of the host's NIC: how long it takes to start, and what its VMM has in memory.
+//! A guest with a VF of the host's NIC: the time that it takes to start, and its VMM's memory.
 
 use integration::{Guest, GuestSpec, HostNic, Kernel, resident};
 

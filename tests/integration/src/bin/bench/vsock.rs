@@ -1,4 +1,4 @@
-//! Connections between a program of the guest and one of the host, by vsock.
+//! Connections between a program of the guest and one of the host, over vsock.
 
 use std::path::Path;
 

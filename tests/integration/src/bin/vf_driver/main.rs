@@ -1,11 +1,11 @@
-//! A driver of VFs in a guest's program, over VFIO, which does what no honest driver does.
+//! A driver of VFs in a guest's program, over VFIO, which misbehaves in ways that no real driver does.
 //!
-//! - `vf_driver isolation VF NEIGHBOUR OWN HOST`: the VF is given buffers that are not its own. It is at `OWN` of a
-//!   network whose other end is `HOST`, which answers its questions for addresses.
-//! - `vf_driver unmap VF ROUNDS OWN HOST`: pages are taken away from the VF while it receives.
+//! - `vf_driver isolation VF NEIGHBOUR OWN HOST`: the VF uses buffers that are not its own. It is at `OWN` of a network
+//!   whose other end is `HOST`, which answers its ARP requests.
+//! - `vf_driver unmap VF ROUNDS OWN HOST`: pages are unmapped from the VF while it receives.
 //! - `vf_driver hold VF`: the VF has buffers to receive into, until the program or the machine ends.
 //!
-//! A check that fails is a panic. The test looks at what else must have happened.
+//! A failed check is a panic. The test checks the other effects.
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a failed check panics and says where")]
 
@@ -19,12 +19,12 @@ use std::time::Duration;
 use nic::{Nic, PAGE, RECEIVE, TRANSMIT, is_answer, question};
 use vfio::{Access, Shared};
 
-/// Pages that the VF may read and write, only read, only write, and a page of its neighbour's.
+/// Pages that the VF may read and write, only read, only write, and a page of its neighbour.
 const OWN: u64 = 0x4000_0000;
 const READ_ONLY: u64 = 0x5000_0000;
 const WRITE_ONLY: u64 = 0x5800_0000;
 const NEIGHBOURS: u64 = 0x6000_0000;
-/// Address that is mapped for no function.
+/// Address that is not mapped for any function.
 const NOWHERE: u64 = 0x7000_0000;
 /// Content of pages that must not be written.
 const CANARY: u8 = 0xc5;
@@ -84,20 +84,21 @@ impl<'n> Station<'n> {
         Station { nic, own, network, len: question.len() }
     }
 
-    /// Sends from `address`, and waits until that is done or has failed.
+    /// Sends from `address`, and waits until that has succeeded or failed.
     fn send(&mut self, address: u64) {
         self.nic.post(TRANSMIT, address, self.len);
         self.nic.await_used(TRANSMIT);
     }
 
-    /// Receives an answer into `address`, and waits until that is done or has failed. Returns how many bytes came.
+    /// Receives a reply into `address`, and waits until that has succeeded or failed. Returns the number of bytes
+    /// received.
     fn receive(&mut self, address: u64) -> usize {
         self.nic.post(RECEIVE, address, PAGE);
         self.send(OWN);
         self.nic.await_used(RECEIVE)
     }
 
-    /// Asks and is answered, in its own memory. The answer may be to an earlier question.
+    /// Sends a request and receives a reply, in its own memory. The reply may be to an earlier request.
     fn assert_works(&mut self) {
         self.own.fill(PAGE, &[0; 64]);
         let len = self.receive(OWN + PAGE as u64);
@@ -105,7 +106,7 @@ impl<'n> Station<'n> {
         assert!(is_answer(&packet, self.nic.mac, self.network.host, self.network.own), "{len} bytes: {packet:x?}");
     }
 
-    /// Receives an answer into `page` at `address`. Returns whether it is to a question of `asker`.
+    /// Receives a reply into `page` at `address`. Returns true if it is to a request of `asker`.
     fn is_answered_in(&mut self, address: u64, page: Shared, asker: &Network) -> bool {
         let len = self.receive(address);
         is_answer(&page.bytes(0, len), self.nic.mac, asker.host, asker.own)
@@ -121,13 +122,13 @@ fn isolation(vf: &str, neighbour: &str, network: &Network) {
     other.function.map(NEIGHBOURS, neighbours, Access::Both);
     station.assert_works();
 
-    // It must not write there. Whoever answers does not know, and the frame is lost.
+    // The VF must not write there. The frame is lost, unnoticed by its sender.
     for (address, page) in [(READ_ONLY, Some(read_only)), (NEIGHBOURS, Some(neighbours)), (NOWHERE, None)] {
         assert_eq!(station.receive(address), 0, "{address:#x}");
         assert!(page.is_none_or(is_untouched), "{address:#x}");
         station.assert_works();
     }
-    // It must not read there: what it would send is a question of somebody else, and would be answered.
+    // The VF must not read there: it would send a request of another address, which would be answered.
     let somebody = Network { own: Ipv4Addr::from_bits(network.own.to_bits() + 1), host: network.host };
     let question = somebody.question(&station.nic);
     for page in [read_only, write_only, neighbours] {
@@ -139,7 +140,7 @@ fn isolation(vf: &str, neighbour: &str, network: &Network) {
             station.assert_works();
         }
     }
-    // It may read there, and somebody is answered; and it may write there.
+    // The VF may read there, so the other address gets a reply; and it may write there.
     station.send(READ_ONLY);
     station.own.fill(PAGE, &[0; 64]);
     while !station.is_answered_in(WRITE_ONLY, write_only, &somebody) {}
@@ -156,7 +157,7 @@ fn unmap(vf: &str, rounds: u32, network: &Network) {
         station.nic.function.map(NOWHERE, page, Access::Both);
         station.nic.post(RECEIVE, NOWHERE, PAGE);
         station.nic.post(TRANSMIT, OWN, station.len);
-        // Sometimes before the answer comes, sometimes while it does, sometimes after it.
+        // Before, during or after the reply, depending on the round.
         for _ in 0..round % 8 * 40 {
             std::hint::spin_loop();
         }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::vfio::{Access, Function, Shared};
 
-/// A page, of which buffers have one each.
+/// A page. Each buffer is one page.
 pub(crate) const PAGE: usize = 0x1000;
 /// The queues.
 pub(crate) const RECEIVE: usize = 0;
 pub(crate) const TRANSMIT: usize = 1;
-/// Time that a queue may take to give a buffer back.
+/// Time that a queue may take to return a buffer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Descriptors of a queue.
@@ -46,11 +46,11 @@ pub(crate) struct Nic {
     pub(crate) mac: [u8; 6],
     rings: Shared,
     notify: [(Shared, usize); 2],
-    /// Of each queue, how many buffers were posted, and how many came back.
+    /// For each queue, the numbers of buffers that were posted, and that were returned.
     counts: [(u16, u16); 2],
 }
 
-/// Registers: a BAR, and where in it.
+/// Registers: a BAR, and the offset in it.
 type Registers = (Shared, usize);
 
 impl Nic {
@@ -93,7 +93,7 @@ impl Nic {
         Nic { function, mac, rings, notify: places, counts: [(0, 0); 2] }
     }
 
-    /// Posts a buffer of a page at `address`, or of `len` bytes to be sent.
+    /// Posts a buffer of a page at `address`, or of `len` bytes to send.
     pub(crate) fn post(&mut self, queue: usize, address: u64, len: usize) {
         let (posted, _) = &mut self.counts[queue];
         let (base, slot) = (queue * QUEUE, usize::from(*posted % SIZE));
@@ -109,7 +109,7 @@ impl Nic {
         registers.write(at, u16::try_from(queue).expect("a queue"));
     }
 
-    /// Takes one buffer back, if there is one. Returns how many bytes were written into it.
+    /// Takes one buffer back, if there is one. Returns the number of bytes written into it.
     pub(crate) fn take(&mut self, queue: usize) -> Option<usize> {
         let (_, taken) = &mut self.counts[queue];
         let base = queue * QUEUE + USED;
@@ -135,7 +135,7 @@ impl Nic {
     }
 }
 
-/// The registers of a kind, and the number behind its capability: that between two queues' doorbells.
+/// The registers of a kind, and the number after its capability: the distance between two queues' doorbells.
 fn registers(function: &Function, kind: u8) -> (Registers, u32) {
     let [mut at] = function.config::<1>(0x34);
     while at != 0 {
@@ -150,7 +150,7 @@ fn registers(function: &Function, kind: u8) -> (Registers, u32) {
     panic!("the function has no registers of kind {kind}")
 }
 
-/// A packet that asks the host `target` for its address, and so for a frame, with the header before it.
+/// An ARP request for the host `target`, which makes the host send a frame, with the header before it.
 pub(crate) fn question(mac: [u8; 6], own: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut packet = vec![0; HEADER];
     packet.extend([0xff; 6]);
@@ -165,7 +165,7 @@ pub(crate) fn question(mac: [u8; 6], own: Ipv4Addr, target: Ipv4Addr) -> Vec<u8>
     packet
 }
 
-/// True if `packet` is `target`'s answer to the question of `own`.
+/// True if `packet` is `target`'s reply to the request of `own`.
 pub(crate) fn is_answer(packet: &[u8], mac: [u8; 6], target: Ipv4Addr, own: Ipv4Addr) -> bool {
     let Some(frame) = packet.get(HEADER..).filter(|frame| frame.len() >= 42) else { return false };
     let is_ours = frame[..6] == mac && frame[12..14] == [8, 6] && frame[20..22] == [0, 2];

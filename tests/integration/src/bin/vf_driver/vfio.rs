@@ -1,4 +1,4 @@
-//! A function that VFIO gives to this program, and the memory that it reaches (`linux/vfio.h`).
+//! A function passed to this program through VFIO, and the memory that it reaches (`linux/vfio.h`).
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -29,7 +29,7 @@ const IOMMU_UNMAP_DMA: libc::c_ulong = number(14);
 const COMMAND: u64 = 4;
 const MEMORY_AND_MASTER: u16 = 6;
 
-/// Panics with the kernel's error unless `result` is none. Returns it.
+/// Panics with the kernel's error if `result` is one. Returns `result`.
 fn checked(what: &str, result: i32) -> i32 {
     assert!(result >= 0, "{what}: {}", io::Error::last_os_error());
     result
@@ -44,7 +44,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     fn mapping(len: usize, flags: i32, fd: i32, offset: i64) -> Shared {
-        // SAFETY: the kernel chooses where it maps, and nothing is mapped there.
+        // SAFETY: the kernel chooses an unused address.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, offset) };
         assert_ne!(start, libc::MAP_FAILED, "mapping {len} bytes: {}", io::Error::last_os_error());
         Shared { start: start.cast(), len }
@@ -58,13 +58,13 @@ impl Shared {
     fn at<T: Copy>(&self, offset: usize) -> *mut T {
         let len = size_of::<T>();
         assert!(offset.is_multiple_of(len) && offset + len <= self.len, "{offset:#x} of {:#x}", self.len);
-        // SAFETY: it is inside of the mapping, as has just been checked.
+        // SAFETY: the address is inside of the mapping, as was just checked.
         unsafe { self.start.add(offset) }.cast()
     }
 
     /// Reads a register or a field.
     pub(crate) fn read<T: Copy>(&self, offset: usize) -> T {
-        // SAFETY: it is aligned and inside of the mapping, and of a type of which all bits are values.
+        // SAFETY: the address is aligned and inside of the mapping, and all bits are valid for the type.
         unsafe { self.at::<T>(offset).read_volatile() }
     }
 
@@ -96,14 +96,14 @@ pub(crate) enum Access {
 /// A function, alone in its group, in a container of its own.
 pub(crate) struct Function {
     container: File,
-    // They stay open for as long as it is used.
+    // They stay open as long as the function is used.
     _group: File,
     device: File,
     configuration: u64,
 }
 
 impl Function {
-    /// Opens the function at `address`, which is bound to vfio-pci, and lets it decode and master.
+    /// Opens the function at `address`, which is bound to vfio-pci, and enables decoding and bus mastering.
     pub(crate) fn open(address: &str) -> Function {
         let link = fs::read_link(format!("/sys/bus/pci/devices/{address}/iommu_group")).expect("it has a group");
         let group = link.file_name().expect("a number").to_string_lossy().into_owned();
@@ -118,7 +118,7 @@ impl Function {
         let name = CString::new(address).expect("an address has no NUL");
         // SAFETY: the kernel reads the string.
         let device = checked(address, unsafe { ioctl_with_ptr(&group, GROUP_GET_DEVICE_FD, name.as_ptr()) });
-        // SAFETY: the kernel has just made this descriptor.
+        // SAFETY: the kernel has just created this descriptor.
         let device = unsafe { File::from_raw_fd(device) };
         let mut function = Function { container, _group: group, device, configuration: 0 };
         function.configuration = function.region(VFIO_PCI_CONFIG_REGION_INDEX).0;
@@ -132,7 +132,7 @@ impl Function {
     fn region(&self, index: u32) -> (u64, u64) {
         let argsz = u32::try_from(size_of::<vfio_region_info>()).expect("a structure");
         let mut info = vfio_region_info { argsz, index, ..Default::default() };
-        // SAFETY: the kernel writes no more than the structure, whose size it is told.
+        // SAFETY: the kernel writes only the structure, whose size it is given.
         checked("a region", unsafe { ioctl_with_mut_ref(&self.device, DEVICE_GET_REGION_INFO, &mut info) });
         (info.offset, info.size)
     }
@@ -151,7 +151,7 @@ impl Function {
         Shared::mapping(size, libc::MAP_SHARED, self.device.as_raw_fd(), offset)
     }
 
-    /// Lets the function reach `memory` at `address`.
+    /// Maps `memory` at `address` for the function.
     pub(crate) fn map(&self, address: u64, memory: Shared, access: Access) {
         let flags = match access {
             Access::Read => VFIO_DMA_MAP_FLAG_READ,
@@ -161,15 +161,15 @@ impl Function {
         let argsz = u32::try_from(size_of::<vfio_iommu_type1_dma_map>()).expect("a structure");
         let (vaddr, size) = (memory.start.addr() as u64, memory.len as u64);
         let map = vfio_iommu_type1_dma_map { argsz, flags, vaddr, iova: address, size };
-        // SAFETY: the kernel reads the structure; the memory is read and written by volatile accesses only.
+        // SAFETY: the kernel reads the structure; the memory is only accessed with volatile reads and writes.
         checked("mapping", unsafe { ioctl_with_ref(&self.container, IOMMU_MAP_DMA, &map) });
     }
 
-    /// Takes `len` bytes at `address` away from the function. They are out of its reach when this returns.
+    /// Unmaps `len` bytes at `address`. They are out of the function's reach when this returns.
     pub(crate) fn unmap(&self, address: u64, len: usize) {
         let argsz = u32::try_from(size_of::<vfio_iommu_type1_dma_unmap>()).expect("a structure");
         let mut unmap = vfio_iommu_type1_dma_unmap { argsz, iova: address, size: len as u64, ..Default::default() };
-        // SAFETY: the kernel reads and writes no more than the structure, whose size it is told.
+        // SAFETY: the kernel reads and writes only the structure, whose size it is given.
         checked("unmapping", unsafe { ioctl_with_mut_ref(&self.container, IOMMU_UNMAP_DMA, &mut unmap) });
         assert_eq!(unmap.size, len as u64, "all of it was mapped");
     }

@@ -1,4 +1,4 @@
-//! Attaches an XDP program to an interface of a guest, in its driver and not behind it, and keeps it there until this
+//! Attaches an XDP program to an interface of a guest, in its driver and not after it, and keeps it attached until this
 //! is killed: `xdp INTERFACE pass|drop|answer`. Prints `attached` when the program runs.
 //!
 //! The programs are written by hand ([`programs`]), as guests have no compiler, and busybox no option to attach one.
@@ -20,10 +20,10 @@ const BPF_XDP: u32 = 37;
 /// A flag that makes attaching fail unless the driver runs the program.
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
-/// The limit for the program before this one to go: the kernel detaches it some time after its process has ended.
+/// The time limit for the previous program to be detached: the kernel does that some time after its process has ended.
 const BUSY_LIMIT: Duration = Duration::from_secs(60);
 
-/// The fields that `BPF_PROG_LOAD` reads. The kernel takes the fields behind these for zero.
+/// The fields that `BPF_PROG_LOAD` reads. The kernel takes the following fields as zero.
 #[repr(C)]
 struct Load {
     prog_type: u32,
@@ -101,8 +101,8 @@ fn attach(program: u32, interface: u32) -> io::Result<()> {
 
 /// Calls `bpf(2)` with a command that returns a file descriptor, which stays open.
 fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<u32> {
-    // SAFETY: the kernel reads the attributes, which are as long as it is told, and what their addresses name: slices
-    // and a string that outlive the call. It writes to the log alone, which is as long as the attributes say.
+    // SAFETY: the kernel reads the attributes, which have the given length, and the slices and the string that they
+    // point to, which outlive the call. It writes only to the log, whose length is in the attributes.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
     u32::try_from(done).map_err(|_| io::Error::last_os_error())
 }

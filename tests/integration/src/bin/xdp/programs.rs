@@ -1,4 +1,4 @@
-//! XDP programs in the instruction set of BPF (RFC 9669), an instruction a number.
+//! XDP programs in BPF's instruction set (RFC 9669), one number for each instruction.
 
 /// The verdicts on a frame (`enum xdp_action`).
 pub(crate) const DROP: i32 = 1;
@@ -21,7 +21,7 @@ const STORE_HALF: u8 = 0x6b;
 const STORE_HALF_NUMBER: u8 = 0x6a;
 const EXIT: u8 = 0x95;
 
-/// The registers: the result; the context, whose first words are where the frame begins and ends; and those places.
+/// The registers: the result; the context, whose first words are the frame's start and end; and these two.
 const RESULT: u8 = 0;
 const CONTEXT: u8 = 1;
 const FRAME: u8 = 2;
@@ -32,7 +32,7 @@ const B: u8 = 5;
 const C: u8 = 6;
 const D: u8 = 7;
 
-/// Places in an Ethernet frame with an IPv4 packet without options, and an echo message of ICMP in it.
+/// Offsets in an Ethernet frame with an IPv4 packet without options, and an ICMP echo message in it.
 const TARGET: i16 = 0;
 const SENDER: i16 = 6;
 const TYPE: i16 = 12;
@@ -50,14 +50,14 @@ fn instruction(operation: u8, to: u8, from: u8, offset: i16, number: i32) -> u64
     u64::from(u32::from_le_bytes(low)) | u64::from(u32::from_le_bytes(high)) << 32
 }
 
-/// A program that does the same with each frame.
+/// A program that handles all frames in the same way.
 pub(crate) fn only(verdict: i32) -> Vec<u64> {
     vec![instruction(MOVE, RESULT, 0, 0, verdict), instruction(EXIT, 0, 0, 0, 0)]
 }
 
-/// A program that answers an echo request of ICMP by the frame itself, and passes each other frame.
+/// A program that answers an ICMP echo request with the frame itself, and passes all other frames.
 pub(crate) fn answer() -> Vec<u64> {
-    // Numbers of the network's byte order, as this processor reads them.
+    // Numbers in network byte order, as this processor reads them.
     let checks: &[(u8, i16, i32)] = &[
         (LOAD_HALF, TYPE, i32::from(0x0800_u16.to_be())),
         (LOAD_BYTE, VERSION, 0x45),
@@ -71,7 +71,7 @@ pub(crate) fn answer() -> Vec<u64> {
         instruction(ADD, A, 0, 0, LEN),
     ];
     let reply = reply();
-    // How many instructions are between a jump and the last two, which pass the frame.
+    // The number of instructions between a jump and the last two, which pass the frame.
     let rest = |checks_left: usize| (2 * checks_left + reply.len()) as i16;
     program.push(instruction(JUMP_IF_ABOVE, A, END, rest(checks.len()), 0));
     for (number, (load, place, wanted)) in checks.iter().enumerate() {
@@ -83,7 +83,7 @@ pub(crate) fn answer() -> Vec<u64> {
     program
 }
 
-/// The part that makes a reply of the request and sends it back.
+/// The part that turns the request into a reply and sends it back.
 fn reply() -> Vec<u64> {
     let load = |operation, to, place| instruction(operation, to, FRAME, place, 0);
     let store = |operation, from, place| instruction(operation, FRAME, from, place, 0);
@@ -102,7 +102,7 @@ fn reply() -> Vec<u64> {
         store(STORE_WORD, A, DESTINATION),
         instruction(STORE_HALF_NUMBER, FRAME, 0, MESSAGE, 0),
     ];
-    // The message's sum is less by its old type, 8 in the first byte, and so the checksum is more by that.
+    // The message's sum is less by its old type, 8 in the first byte, so the checksum is more by that.
     program.extend([
         load(LOAD_HALF, A, CHECKSUM),
         instruction(ADD, A, 0, 0, i32::from(0x0800_u16.to_be())),
