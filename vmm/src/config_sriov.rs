@@ -179,7 +179,7 @@ fn check_count(devices: impl Iterator<Item = u16>) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Checks that no two devices ask for the same slot of bus 0.
+/// Checks that no two devices request the same slot of bus 0.
 fn check_slots(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
     let mut users = HashMap::new();
     for pool in pools {

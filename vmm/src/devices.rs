@@ -525,7 +525,7 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let device = device.map_err(|error| DeviceError::Backend { option: option.clone(), error })?;
             let observer = backend_observer(&plan.id, None, device.backend_name(), &host.events);
             device.observe_backend(observer);
-            // Its requests do not pass through this process.
+            // The device's requests do not pass through this process.
             Ok((plain(device, plan, placement, host)?, Counters::plain("vhost_user", Vec::new)))
         }
         DeviceKind::Pmem(spec) => {
@@ -537,7 +537,7 @@ fn open(plan: &DevicePlan, placement: Placement, host: &Host, opener: &mut Opene
             let behind = host.behind(placement, placement.rid).filter(|_| plan.iommu);
             let device = opener.host_device().unwrap_or_else(|| host.vfio.open(spec, &host.memory));
             let device = device.and_then(|device| device.into_function(placement.rid, behind)).map_err(|error| {
-                // A client that sent a descriptor does not know its number.
+                // A descriptor's number means nothing to a client that sent it.
                 let option = match &spec.source {
                     VfioSource::Path(path) => format!("{option},path={}", path.display()),
                     VfioSource::Fd(_) => option,

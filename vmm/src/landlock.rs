@@ -138,13 +138,13 @@ pub(crate) fn enter(vm: &PlannedVm, more: &[Rule]) -> Result<(), LandlockError> 
     domain.enter()?;
     // Without effect until the domain is set, so no thread started at this moment is missed.
     threads::confine_by(|| follow().map_err(io::Error::other));
-    // Only one thread does this: the control thread, or one that opens a VM for it, and that it then follows.
+    // Only one thread does this: the control thread, or a thread that opens a VM for it and that it then follows.
     let _ = DOMAIN.set(domain);
     Ok(())
 }
 
-/// Rules for the additional files that a VM restored from the snapshot in `folder` reads: the snapshot, while its memory
-/// comes from there.
+/// Rules for the additional files that a VM restored from the snapshot in `folder` reads: the snapshot, while its
+/// memory comes from there.
 pub(crate) fn rules_of_snapshot(folder: &Path) -> Vec<Rule> {
     named::by_snapshot(folder)
 }
@@ -185,8 +185,8 @@ pub(crate) fn check_device(device: &DevicePlan) -> Result<(), LandlockError> {
     DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&named::by_device(device)))
 }
 
-/// Confines the calling thread, and those that it starts from now on, like the control thread. Without effect if that is
-/// not confined, or if this thread has called it before.
+/// Confines the calling thread, and those that it starts from now on, like the control thread. Without effect if the
+/// control thread is not confined, or the calling thread has called it before.
 ///
 /// # Errors
 ///

@@ -53,13 +53,13 @@ pub(crate) enum Backend {
     BridgeVhost,
     /// A tap, served by the VMM, without an IOMMU and behind the guest's in passthrough, lazy and strict mode
     Iommu,
-    /// The same with a tap that is served by the host's kernel
+    /// As iommu, with a tap that is served by the host's kernel
     IommuVhost,
-    /// As the first, with QEMU's intel-iommu: for --qemu
+    /// As iommu, with QEMU's intel-iommu: for --qemu
     IommuIntel,
-    /// Connections to a program of the host by vsock
+    /// Connections to a program of the host over vsock
     Vsock,
-    /// A folder of the host, shown by virtiofsd
+    /// A folder of the host, served by virtiofsd
     VirtioFs,
     /// A guest that is saved and restored, with a NIC, 8 VFs and 255 VFs
     Snapshot,

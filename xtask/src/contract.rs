@@ -257,7 +257,7 @@ impl Vmm {
 
 impl Drop for Vmm {
     fn drop(&mut self) {
-        // It has ended already, unless something failed.
+        // The program has ended already, unless a test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -12,7 +12,7 @@ const PLACE: &str = "shared/firmware/hypervisor-fw";
 const VARIABLE: &str = "CH_HYPERVISOR_FW";
 
 /// A copy of the firmware in the place that first-level machines and tests use. Without the firmware there is no copy,
-/// and a line names `left_out`, the tests to be skipped.
+/// and a line names `left_out`, which is skipped.
 pub(crate) fn copy(lab: &Lab, workspace: &Path, left_out: &str) -> Result<Option<PathBuf>> {
     let folder = lab.folder().join("firmware");
     let copy = folder.join("hypervisor-fw");

@@ -159,7 +159,7 @@ fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio, is_wanted: impl Fn(&
     Ok(())
 }
 
-/// testpmd, and its libraries and drivers where the loader looks for them.
+/// Adds testpmd, and its libraries and drivers in the loader's folders.
 fn add_dpdk(lab: &Lab, archive: &mut Cpio) -> Result<()> {
     for folder in ["lib", "lib64", "usr", "usr/bin"] {
         archive.directory(folder)?;

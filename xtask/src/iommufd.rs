@@ -52,7 +52,7 @@ pub(crate) fn prepare(lab: &Lab) -> Result<()> {
     let built = MODULES.map(|module| folder.join(module));
     let extra = [
         ExtraModules { name: "vfio-pci", debian: &[], built: &built },
-        // It is among the built modules.
+        // Among the built modules.
         ExtraModules { name: "vfio_iommu_type1", debian: &[], built: &[] },
         ExtraModules { name: "igb", debian: &["igb"], built: &[] },
     ];

@@ -294,7 +294,7 @@ impl Lab {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).context(format!("making {}", folder.display()))?;
         let modules = modules_folder(&unpacked)?;
-        // Newer packages keep it beside its modules.
+        // Newer packages keep the kernel next to its modules.
         let bzimage = match unpacked.join("boot") {
             boot if boot.exists() => read_one(&boot, "vmlinuz-")?,
             _ => read_one(&modules, "vmlinuz")?,

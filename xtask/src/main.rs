@@ -93,7 +93,7 @@ enum Task {
         /// Machine on which guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
         lab: Option<Place>,
-        /// Runs the longer tests, too: a cloud image, and what the second kernel most likely repeats
+        /// Also runs the longer tests: a cloud image, and tests that the second kernel most likely repeats
         #[arg(long)]
         all: bool,
         /// Rewrites the expected output under tests/integration/expected from what the guests print
@@ -120,13 +120,13 @@ enum Task {
         /// Measures QEMU instead, for comparison, and fetches it first
         #[arg(long)]
         qemu: bool,
-        /// Measures this static binary, in the checkout, instead of one that is built
+        /// Measures this static binary in the checkout, instead of building one
         #[arg(long, conflicts_with = "qemu")]
         vmm: Option<PathBuf>,
     },
     /// Fills target/dist with static binaries, shell completions, man pages, unit files and licences
     Dist,
-    /// Runs the fuzz targets, and says how to reproduce what they find
+    /// Runs the fuzz targets, and prints how to reproduce their findings
     Fuzz {
         /// The target [default: each in turn]
         target: Option<String>,
@@ -137,7 +137,7 @@ enum Task {
         #[arg(long, conflicts_with_all = ["target", "time"])]
         coverage: bool,
     },
-    /// Runs the tests of pci, and of virtio-devices what it can, in Miri, which finds undefined behaviour
+    /// Runs the tests of pci, and those of virtio-devices that it supports, in Miri, which finds undefined behaviour
     Miri,
     /// Sets up the lab, opens a shell in it, and runs long tests and measurements there
     Lab {
@@ -171,7 +171,7 @@ enum LabTask {
         /// The command
         command: String,
     },
-    /// Tests VFs over vDPA devices that pin memory, which the driver vp_vdpa makes of emulated NICs
+    /// Tests VFs over vDPA devices that pin memory, which the driver vp_vdpa creates from emulated NICs
     VpVdpa {
         /// Number of NICs
         #[arg(long, default_value_t = 2)]
@@ -209,7 +209,7 @@ enum LabTask {
         #[arg(long, default_value_t = 50)]
         rounds: u32,
     },
-    /// Boots a Debian with systemd from a disk by firmware, with cloud-init's disk, enables VFs by a unit and pings it
+    /// Boots a Debian with systemd from a disk through firmware, with cloud-init's disk, enables VFs with a unit and pings it
     /// through them
     CloudImage {
         /// The form of the disk

@@ -1,6 +1,6 @@
 //! Miri: runs tests in an interpreter that finds undefined behaviour.
 //!
-//! It can run tests without system calls that it does not support: all of `pci`, and those of `virtio-devices` that
+//! Miri can run tests without system calls that it does not support: all of `pci`, and those of `virtio-devices` that
 //! work on bytes, not on rings in mapped memory.
 
 use std::path::Path;

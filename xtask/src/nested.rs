@@ -85,7 +85,7 @@ pub(crate) struct FirstLevel {
 /// Reason why a command returned no exit status.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// It exceeded its time limit.
+    /// The command exceeded its time limit.
     TimedOut,
     /// The first-level machine ended while it ran.
     MachineEnded,

@@ -45,7 +45,7 @@ pub struct GuestTestpmd {
 
 impl GuestTestpmd {
     /// Starts testpmd on the functions at `addresses`, which VFIO has, in a guest of 512 MiB with a userland for it.
-    /// Its ports are numbered in this order. It does not forward yet.
+    /// Its ports are numbered in this order. testpmd does not forward yet.
     pub fn start(guest: &mut Guest, addresses: &[&str]) -> GuestTestpmd {
         // DPDK loads nothing from below a folder that all users may write to.
         guest.ok("chmod 755 / && echo 40 > /proc/sys/vm/nr_hugepages");
@@ -54,7 +54,7 @@ impl GuestTestpmd {
         let eal =
             "--in-memory --lcores 0@0,1@0 -m 64 -d /lib/librte_net_virtio.so.25 -d /lib/librte_mempool_ring.so.25";
         let own = "-i --total-num-mbufs=2048 --disable-link-check";
-        // It polls. At the lowest priority it leaves the guest's only processor to others.
+        // testpmd polls. At the lowest priority it leaves the guest's only processor to others.
         guest.ok(&format!(
             "(tail -n +1 -f {COMMANDS} | sh -c 'renice 19 $$ > /dev/null; exec dpdk-testpmd {eal}{functions} -- {own}' \
              > {LOG} 2>&1; echo \"ended $?\" >> {LOG}) > /dev/null 2>&1 &"

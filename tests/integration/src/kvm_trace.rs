@@ -27,7 +27,7 @@ const ECAM: std::ops::Range<u64> = 0xe800_0000..0xf800_0000;
 /// The number of KVM objects of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvmObjects {
-    /// Addresses where a write signals an eventfd.
+    /// Addresses at which a write signals an eventfd.
     pub ioeventfds: usize,
     /// Eventfds that raise an interrupt.
     pub irqfds: usize,

@@ -158,7 +158,7 @@ pub(crate) fn is_listening(path: &Path) -> bool {
 /// DPDK's testpmd, which forwards frames between the ports of each pair.
 pub struct Testpmd {
     _peer: Peer,
-    // It ends when its input is closed.
+    // testpmd ends when its input is closed.
     _input: ChildStdin,
 }
 
@@ -176,7 +176,7 @@ impl Testpmd {
         command.stdin(Stdio::piped());
         let mut peer = Peer::start(command, log);
         let input = peer.child.stdin.take().expect("it was piped");
-        // Its output is buffered, so the carrier shows that it is ready.
+        // testpmd's output is buffered, so the carrier shows that it is ready.
         let carrier = Path::new("/sys/class/net").join(last).join("carrier");
         peer.wait_until(|| fs::read_to_string(&carrier).is_ok_and(|up| up.starts_with('1')));
         give_way(peer.child.id(), "dpdk-worker1");

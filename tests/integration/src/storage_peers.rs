@@ -15,7 +15,7 @@ pub struct StoragePeer {
 impl StoragePeer {
     /// A virtiofsd that serves `shared` to guests. Its socket `name` is in `folder`. It ends when its VMM disconnects.
     pub fn virtiofsd(folder: &Path, name: &str, shared: &Path) -> StoragePeer {
-        // It is not in PATH. A machine whose root is an initramfs cannot leave it for a sandbox.
+        // virtiofsd is not in PATH. A machine whose root is an initramfs cannot leave that for a sandbox.
         let mut command = Command::new("/usr/libexec/virtiofsd");
         command.args(["--sandbox=none", "--seccomp=none", "--inode-file-handles=never", "--shared-dir"]).arg(shared);
         StoragePeer::start(folder, name, |socket| {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// be mistaken for a misrouted frame.
 pub(crate) const NEIGHBOUR_DELAY: u32 = 600;
 
-/// Time that a neighbour may take to answer. Linux asks three times, a second apart.
+/// Time that a neighbour may take to answer. Linux sends three requests, a second apart.
 const NEIGHBOUR_WAIT: Duration = Duration::from_secs(5);
 
 /// The private network between a tap and the guest's NIC: `10.77.<number>.0/24`.

@@ -212,7 +212,7 @@ impl Vmm {
         !self.is_running()
     }
 
-    /// Activity of each of its threads: its name, its state, and the place in the kernel where it waits.
+    /// Activity of each thread: its name, its state, and the kernel function in which it waits.
     pub(crate) fn threads(&self) -> String {
         let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.id())) else { return String::new() };
         let read = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();

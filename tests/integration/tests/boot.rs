@@ -19,7 +19,7 @@ fn a_guest_boots_and_its_power_off_ends_the_vmm_with_exit_code_0(#[case] kernel:
 
 #[test]
 fn a_vm_without_devices_takes_less_than_7_mb_beyond_its_guests_memory() {
-    // With the whole program in the page cache, of which Linux maps 64 KiB around each page that is needed.
+    // The whole program is in the page cache, and Linux maps 64 KiB of it around each page that is used.
     let first = Guest::boot(GuestSpec::new(Kernel::V6_12));
     fs::read(format!("/proc/{}/exe", first.vmm().id())).unwrap();
     assert_eq!(first.power_off().code, Some(0));

@@ -16,7 +16,7 @@ use serde_json::json;
 const KERNEL: Kernel = Kernel::V6_12;
 const SUBNET: Subnet = Subnet(210);
 const MIB: u64 = 1 << 20;
-/// Linux's memory blocks of 128 MiB from 4 GiB on, where added memory is.
+/// Linux's memory blocks of 128 MiB from 4 GiB on, the place of added memory.
 const FIRST_BLOCK: u64 = 32;
 
 /// The files of a VM: a folder to share, and a disk with the program that uses vsock.

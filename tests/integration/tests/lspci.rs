@@ -14,7 +14,7 @@ fn lspci_shows_the_pf_and_a_vf_as_expected(#[case] kernel: Kernel) {
     pf.set_num_vfs(&mut guest, 8);
     let release = kernel.version();
     for (name, address) in [("pf", pf.address.clone()), ("vf", predicted_vf_address(0))] {
-        // Its error output only says that it cannot find the guest's kernel modules.
+        // lspci's error output is only about the guest's kernel modules, which it does not find.
         let shown = guest.ok(&format!("lspci -vvv -s {address} 2>/dev/null"));
         assert_matches_file(&format!("lspci-{name}-{release}.txt"), &without_what_varies(&shown));
     }

@@ -220,7 +220,7 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
     let (_, vfs) = enable(&mut here.guest, KINDS.len());
     let mut stream = Stream::open(&mut here.guest, Subnet(0));
     for harm in [Harm::Cut, Harm::Cancel, Harm::TargetDies, Harm::PeerOfTargetDies, Harm::PeerOfSourceDies] {
-        // It prepares; copies; has copied all once; is paused; the target has everything.
+        // While preparing, copying, after the first pass, once paused, and when the target has everything.
         for point in [Point::Frame(1, 0), Point::Frame(3, 0), Point::Frame(4, 0), Point::Frame(5, 0), Point::READY] {
             let wire = here.send_until(&there, point, &json!({}));
             let then = match harm {

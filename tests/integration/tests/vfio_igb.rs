@@ -95,7 +95,7 @@ fn a_vf_of_the_hosts_nic_carries_traffic_and_works_again_after_all_that_a_guest_
     let vfs = HostNic::igb_vfs();
     let api = Api::new("vfio-igb");
     let spec = GuestSpec::new(kernel).with_lspci().memory("size=320M,hotplug_size=256M");
-    // It restarts through a triple fault.
+    // The guest restarts through a triple fault.
     let mut guest = guest(spec.kernel_argument("reboot=t"), &api, &vfs[0].option(",id=nic"));
     let before = interrupts(&mut guest, "eth0");
     vfs[0].join(&mut guest, "eth0");

@@ -359,7 +359,7 @@ mod tests {
         u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
     }
 
-    /// The table at a guest address, as long as its header says and with the right checksum.
+    /// The table at a guest address, with the length in its header and the right checksum.
     fn table(tables: &[u8], address: u64) -> &[u8] {
         let at = (address - BASE) as usize;
         let table = &tables[at..][..u32_at(tables, at + 4) as usize];

@@ -13,7 +13,7 @@ use crate::api::*;
 use crate::config::unsupported::Object;
 use crate::config::*;
 
-/// The names of a struct's fields or of an enum's variants, as serde knows them.
+/// The serde names of a struct's fields or of an enum's variants.
 struct Names<'a>(&'a mut Vec<&'static str>);
 
 #[derive(Debug)]

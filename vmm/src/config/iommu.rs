@@ -94,7 +94,7 @@ fn check(device: &DevicePlan, segments: &[u16]) -> Result<(), ConfigError> {
 ///
 /// # Errors
 ///
-/// Fails if the guest would not know that the device is behind the IOMMU.
+/// Fails if the guest's tables would not list the device as behind the IOMMU.
 pub(crate) fn check_added(iommu: Option<&IommuSpec>, device: &DevicePlan) -> Result<(), ConfigError> {
     let what = match iommu {
         _ if !device.iommu => return Ok(()),

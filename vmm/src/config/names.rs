@@ -38,7 +38,7 @@ pub(crate) struct Names {
 impl Names {
     /// Names all functions, in the order of the NICs.
     ///
-    /// Chooses names that the user gave first, then those that follow from them, then random ones, so that no choice
+    /// Claims the user's names first, then those derived from them, then random ones, so that no choice
     /// made here conflicts with one of the user's.
     pub(crate) fn choose(pools: &[Pool<'_>]) -> Result<Vec<Self>, ConfigError> {
         check_ids(pools)?;

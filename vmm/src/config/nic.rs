@@ -211,7 +211,7 @@ impl Nic<'_> {
             let what = format!("{fd} is a standard stream, not a tap; open the tap as 3 or above");
             return self.error("fd", format_args!("[{}]", numbers.join(",")), Problem::Value(what));
         }
-        // The numbers are not shown: a client that sent descriptors does not know them.
+        // The numbers are not shown: they mean nothing to a client that sent descriptors.
         let count = fds.len();
         if self.config.switch.is_some() && count != 1 {
             let what = format!("the uplink of a switch has one queue; pass 1 file descriptor (fd=) instead of {count}");

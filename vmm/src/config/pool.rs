@@ -86,7 +86,7 @@ impl<'a> Pool<'a> {
         switch::check(self.pf, vcpus, &self.subject)?;
         let functions: Vec<_> = self.functions().map(|(_, config)| config).collect();
         switch::check_port(self.pf, &functions, &self.subject)?;
-        // A vDPA device has a fixed number of queues, of which its driver uses as many as there are vCPUs.
+        // A vDPA device determines its number of queues; its driver uses no more of them than there are vCPUs.
         let pf_vcpus = if self.option == VdpaConfig::OPTION { u32::MAX } else { vcpus };
         Nic { subject: &self.subject, config: self.pf }.check(pf_vcpus)?;
         for vf in &self.pf.vfs {

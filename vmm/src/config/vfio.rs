@@ -65,7 +65,7 @@ fn interface(platform: Option<&PlatformConfig>) -> Result<VfioInterface, ConfigE
     }
 }
 
-/// Name of a device in messages. The number of a descriptor is not shown: a client that sent it does not know it.
+/// Name of a device in messages. A descriptor's number is not shown: it means nothing to a client that sent the descriptor.
 fn named(device: &DeviceConfig, subject: &Subject) -> String {
     match &device.path {
         Some(path) => subject.key("path", path.display()),

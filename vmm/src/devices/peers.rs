@@ -165,7 +165,7 @@ fn wanted(plan: &DevicePlan) -> Vec<Wanted<'_>> {
 }
 
 impl Wanted<'_> {
-    /// The socket, which listens if the backend is to connect.
+    /// The socket, which listens if the backend connects to it.
     fn listen(&self) -> Result<VhostUserSocket, PeerError> {
         match self.what {
             What::Nic { mode: VhostMode::Server, .. } => VhostUserSocket::listen(self.path.to_owned())

@@ -232,7 +232,7 @@ impl Capabilities {
         self.put(found, at, u16::MAX, Register::Passed(passed));
     }
 
-    /// Puts a register at the byte `at` of a capability, unless another capability begins before it.
+    /// Puts a register at the byte `at` of a capability, unless another capability starts before it.
     fn put(&mut self, found: &Found, at: u16, len: u16, register: Register) {
         if let Some(offset) = found.offset.checked_add(at)
             && at < len

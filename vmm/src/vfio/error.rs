@@ -92,13 +92,13 @@ pub enum VfioError {
     /// Another program has the device.
     #[error("another program has the device, or one of its IOMMU group; end that, or give another device")]
     InUse,
-    /// The guest has memory where an added device cannot reach.
+    /// The guest has memory out of an added device's reach.
     #[error(
         "the guest has memory at addresses that the device cannot have (reserved_regions of its IOMMU group in sysfs); \
          give the guest less memory, or another device"
     )]
     Reserved,
-    /// The guest's memory lies where the device cannot reach.
+    /// The guest has memory out of the device's reach.
     #[error(
         "the guest has memory at {:#x} to {:#x}, and the device reaches {}; give the guest less memory, or another \
          device", .memory.start(), .memory.end(), ranges(.reach)

@@ -1,4 +1,4 @@
-//! The groups and devices that KVM tracks: it must know if a device accesses memory past the caches
+//! The groups and devices that KVM tracks, because a device may access memory past the caches
 //! (`Documentation/virt/kvm/devices/vfio.rst`).
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};

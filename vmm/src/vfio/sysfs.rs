@@ -16,7 +16,7 @@ const HARMLESS: [&str; 2] = ["pcieport", "pci-stub"];
 pub(crate) struct SysfsDevice {
     /// Folder in sysfs, without links.
     pub folder: PathBuf,
-    /// Address, such as `0000:01:00.1`, by which VFIO knows it.
+    /// Address, such as `0000:01:00.1`, which is the device's name for VFIO.
     pub name: CString,
     /// IOMMU group.
     pub group: u32,

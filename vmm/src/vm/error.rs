@@ -30,7 +30,7 @@ pub enum VmError {
     /// The guest has more memory than the CPU can address.
     #[error("--memory size={}: too large for the {bits} address bits of a guest on this CPU; give less", bytes(*.size))]
     AddressBits {
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         size: u64,
         /// The guest's physical address bits.
         bits: u8,

@@ -282,13 +282,13 @@ fn region_of(
     }
 }
 
-/// Allocates all pages of `region` if `prefault` says so.
+/// Allocates all pages of `region` if `prefault` is set.
 fn populate(region: &GuestRegion, prefault: bool) -> io::Result<()> {
     if !prefault {
         return Ok(());
     }
     match advise(region, Advice::LinuxPopulateWrite) {
-        // Linux before 5.14 does not know this advice.
+        // Linux before 5.14 does not support this advice.
         Err(rustix::io::Errno::INVAL) => fill_with_zeros(region, &(0..region.len())),
         result => Ok(result?),
     }

@@ -13,7 +13,7 @@ use crate::kvm::{self, KvmError};
 /// The memory slots of a VM for one device.
 struct PlugSlots {
     vm: Weak<kvm::Vm>,
-    /// Kept mapped for as long as the VM may have a slot for it.
+    /// Kept mapped while the VM may have a slot for it.
     _memory: GuestMap,
     /// The first memory slot.
     first: u32,

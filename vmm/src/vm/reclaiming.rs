@@ -45,7 +45,7 @@ impl Reclaiming {
             let Some(block) = self.blocks.get_mut(self.region) else { return true };
             let before = *block;
             *block = reclaim(self.region, before);
-            // A region whose worker is busy stays where it was, and has to wait.
+            // A region whose worker is busy makes no progress, and must wait.
             if *block != 0 && *block != before {
                 return false;
             }

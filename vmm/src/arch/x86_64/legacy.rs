@@ -1,7 +1,7 @@
 //! Hardware of older PCs that Linux does not need with ACPI, the ECAM and KVM's clock, and the parts of it that a
 //! kernel needs according to its command line.
 //!
-//! It is left out if the kernel does not need it, because Linux would use it: the ports of configuration space cost two
+//! The hardware is left out if the kernel does not need it, because Linux would use it: the ports of configuration space cost two
 //! exits per access, and the timer 5 ms at boot.
 
 use serde::{Deserialize, Serialize};

@@ -28,7 +28,7 @@ mod kind {
 const PCI_SUPPORTED: u64 = 1 << 7;
 /// BIOS Characteristics Extension Byte 2: the structures describe a virtual machine (`§7.1.2.2`).
 const VIRTUAL_MACHINE: u8 = 1 << 4;
-/// A wake-up type, chassis type or state that is not known (`§7.2.2`, `§7.4.1`, `§7.4.2`).
+/// An unknown wake-up type, chassis type or state (`§7.2.2`, `§7.4.1`, `§7.4.2`).
 const UNKNOWN: u8 = 2;
 /// The security status of a chassis: none (`§7.4.3`).
 const NO_SECURITY: u8 = 3;

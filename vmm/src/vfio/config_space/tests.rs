@@ -40,7 +40,7 @@ fn image() -> Vec<u8> {
     put(0x200, &extended(0x000f, 0x210));
     put(0x204, &[0x22; 8]);
     put(0x210, &extended(extended_capability_id::VENDOR, 0x240));
-    // Its length exceeds the room for it.
+    // A length that exceeds the room for it.
     put(0x214, &0x0ff0_0001_u32.to_le_bytes());
     put(0x218, &[0x33; 0x28]);
     put(0x240, &extended(extended_capability_id::SERIAL_NUMBER, 0));

@@ -262,7 +262,7 @@ fn bind(region: &GuestRegion, node: u32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The size of the huge pages that `config` asks for, in bytes; `None` also if the host has none.
+/// The size of the huge pages that `config` requests, in bytes; `None` also if the host has none.
 pub(super) fn huge_page(config: &MemoryZoneConfig) -> Option<u64> {
     config.hugepages.then(|| config.hugepage_size.or_else(default_huge_page)).flatten()
 }

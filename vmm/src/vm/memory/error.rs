@@ -37,7 +37,7 @@ pub enum MemoryError {
         bytes(*.page)
     )]
     HugePages {
-        /// The key that asked for them.
+        /// The key that requests them.
         key: &'static str,
         /// The size asked for, in bytes.
         size: u64,

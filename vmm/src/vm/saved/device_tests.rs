@@ -206,7 +206,7 @@ fn a_disk_goes_on_with_the_next_request() {
             if kind == 0 {
                 assert_eq!(machine.read(data), u32::from_le_bytes([n - 1; 4]));
             }
-            // Its file is locked by the first machine, which ends before the next one is made.
+            // The first machine has the file locked, and ends before the next one is made.
             machine = machine.moved_away();
         }
     }

@@ -12,7 +12,7 @@ const SIZE: u16 = 16;
 /// The room of a queue's rings, in bytes.
 const RINGS: u64 = 0x1_0000;
 
-/// A function's driver: where its registers and rings are.
+/// A function's driver, with the addresses of its registers and rings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Driver {
     registers: u64,
@@ -97,7 +97,7 @@ impl Driver {
 }
 
 impl Machine {
-    /// Enables memory and bus mastering of the function at `rid` of bus 0, and returns where its registers are.
+    /// Enables memory and bus mastering of the function at `rid` of bus 0, and returns the address of its registers.
     pub(super) fn enable(&self, rid: u16) -> u64 {
         self.config_write(rid, 4, &6u16.to_le_bytes());
         let [low, high] = [0x18, 0x1c].map(|offset| u64::from(self.config_read(rid, offset)));

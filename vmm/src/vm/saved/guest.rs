@@ -101,7 +101,7 @@ impl Machine {
         Self { _folder: self._folder.clone(), ..self.restored(bytes) }
     }
 
-    /// Moves the machine to one that can only be made after this one has ended, and resumes it.
+    /// Moves the machine into another that can only be made after this one has ended, and resumes it.
     pub(super) fn moved_away(mut self) -> Self {
         self.vm.pause();
         let before = self.save();

@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const WRITER: &str = "head -c 10485760 /dev/urandom > /tmp/from; at=0; while :; do dd if=/tmp/from of=/tmp/to bs=1M \
                       count=10 seek=$at conv=notrunc 2> /dev/null; at=$(( (at + 10) % 100 )); sleep 0.1; done";
 
-/// Measures all, or only what the settings say.
+/// Runs all measurements, or only the one in the settings.
 pub(crate) fn measure(settings: Settings<'_>) {
     let wants = |test: &str| settings.only.is_none_or(|only| only == test);
     if wants("one") {

@@ -96,7 +96,7 @@ pub(crate) enum Access {
 /// A function, alone in its group, in a container of its own.
 pub(crate) struct Function {
     container: File,
-    // They stay open as long as the function is used.
+    // Open as long as the function is used.
     _group: File,
     device: File,
     configuration: u64,
