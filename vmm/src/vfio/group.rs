@@ -8,7 +8,7 @@ use crate::vfio::error::VfioError;
 use crate::vfio::ioctl;
 use crate::vfio::sysfs::SysfsDevice;
 
-/// Opens the group of `device`, which only one program can. If this fails, no memory has been pinned.
+/// Opens the group of `device`, which the kernel allows only once. If this fails, no memory has been pinned.
 ///
 /// # Errors
 ///
