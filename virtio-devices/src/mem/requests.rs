@@ -22,7 +22,7 @@ pub(super) struct Requests(pub(super) Arc<MemRegion>);
 impl Answerer for Requests {
     type Tally = Tally;
 
-    /// Does what `chain` asks for, unless the worker is to stop meanwhile.
+    /// Executes the request in `chain`, unless the worker must stop in the meantime.
     fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
         let Turn { memory, stop, storage: [readable, writable], tally } = turn;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
@@ -48,12 +48,12 @@ impl Answerer for Requests {
         let mut bytes = [0; ANSWER];
         bytes[..2].copy_from_slice(&u16::to_le_bytes(kind));
         bytes[8..].copy_from_slice(&u16::to_le_bytes(state));
-        // There is room: this is ANSWER.
+        // There is room for ANSWER bytes.
         Answered::Used(writable.write_at(0, &bytes) as u32)
     }
 }
 
-/// Does what `request` asks for.
+/// Executes `request`.
 fn perform(
     request: &[u8; REQUEST],
     (memory, region): (&GuestMap, &MemRegion),

@@ -1,4 +1,4 @@
-//! The requests of a driver, which wait for the medium.
+//! The driver's requests, which wait for the medium.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const EIO: u32 = 1;
 /// The length of an answer, in bytes.
 const ANSWER: usize = 4;
 
-/// Answers requests: has everything that the guest wrote on the medium, which is this file, if there is one.
+/// Handles requests: flushes everything that the guest wrote to the medium of this file, if there is one.
 pub(super) struct Flushes(pub(super) Option<Arc<OwnedFd>>);
 
 impl Answerer for Flushes {
@@ -26,7 +26,7 @@ impl Answerer for Flushes {
     /// A flush takes as long as the medium does.
     const BATCH: usize = 1;
 
-    /// Does what a request asks for (`virtio 1.4 §5.19.6`).
+    /// Handles a request (`virtio 1.4 §5.19.6`).
     fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
         let Turn { memory, storage: [readable, writable], tally, .. } = turn;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
@@ -48,7 +48,7 @@ impl Answerer for Flushes {
 }
 
 impl Flushes {
-    /// True if all that the guest wrote is on the medium now.
+    /// Flushes the guest's writes to the medium; returns true on success.
     fn flush(&self) -> bool {
         self.0.as_ref().is_none_or(|file| rustix::fs::fsync(file).is_ok())
     }
