@@ -148,7 +148,7 @@ impl Bucket {
         missing.saturating_add(self.time_of(1)).saturating_sub(self.limit.refill)
     }
 
-    /// True if there are `tokens` tokens, or if the bucket is full.
+    /// True if `tokens` tokens are available; never beyond the bucket's size.
     fn has(&self, tokens: u64, now: Instant) -> bool {
         let missing = self.full_at.saturating_duration_since(now);
         let needed = self.time_of(tokens.saturating_sub(self.burst));

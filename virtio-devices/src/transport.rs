@@ -40,8 +40,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The features that the transport would have to support, and does not: devices may not offer them. Nor SR-IOV, which
-/// belongs to the PF.
+/// Features that devices may not offer: the transport does not support them, or they are the PF's (SR-IOV).
 const NOT_THE_DEVICES: u64 = 1 << VIRTIO_F_RING_PACKED
     | 1 << VIRTIO_F_SR_IOV
     | 1 << VIRTIO_F_NOTIFICATION_DATA

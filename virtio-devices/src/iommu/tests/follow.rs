@@ -17,13 +17,13 @@ use super::super::{Behind, Iommu};
 use super::properties::{PAGE, PAGES, carry_out, iommu, op, seen};
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
-/// Mappings that a follower has.
+/// The mappings known to a follower.
 enum Known {
     Everything,
     Mapped(BTreeMap<u64, DmaMapping>),
 }
 
-/// A follower that can be told to refuse.
+/// A follower that can be made to fail.
 struct Copied {
     known: Mutex<Known>,
     refuses: AtomicBool,
@@ -42,7 +42,7 @@ impl Copied {
         if self.refuses.load(Ordering::Relaxed) { Err(NotFollowed) } else { Ok(()) }
     }
 
-    /// The target page of `page`, if it may be accessed so.
+    /// The target page of `page`, if `access` is allowed.
     fn at(&self, page: u64, access: Permissions) -> Option<u64> {
         match &*self.known.lock() {
             Known::Everything => Some(page),
