@@ -1,4 +1,4 @@
-//! The log in a format of the user's: `--log-format`.
+//! The log in a user-defined format: `--log-format`.
 
 use std::io::Write;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ enum Part {
     Token(Token),
 }
 
-/// Value that a token is replaced by.
+/// The value that replaces a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     /// Seconds since the program started.
@@ -29,7 +29,7 @@ enum Token {
     Level,
     /// The level as a letter.
     LevelChar,
-    /// The file and line that the message is from.
+    /// The source file and line of the message.
     Location,
     /// The message.
     Message,
@@ -44,7 +44,7 @@ enum Token {
 /// A part of the date and time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Time {
-    /// Month, day and time of day as the library glog writes them.
+    /// Month, day and time of day in the format of the library glog.
     Glog,
     Year,
     Month,
@@ -56,7 +56,7 @@ enum Time {
     Offset,
 }
 
-/// The time zone of a part of the date and time.
+/// The time zone of a date or time token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Zone {
     Utc,
@@ -220,7 +220,7 @@ impl Part {
                 (Some(file), Some(line)) => format!("{file}:{line}"),
                 _ => record.target().to_string(),
             },
-            // A message has one line, whatever it quotes.
+            // A message has one line, even if it quotes several.
             Token::Message => {
                 let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
                 record.args().to_string().chars().map(escaped).collect()
@@ -232,8 +232,8 @@ impl Part {
     }
 }
 
-/// The name of the calling thread. The standard library knows that of the first thread and of those that it started,
-/// the kernel that of each.
+/// The name of the calling thread. The standard library has only the names of the first thread and of those that it
+/// started, the kernel has all.
 fn thread_name() -> String {
     match std::thread::current().name() {
         Some(name) => name.to_string(),
@@ -260,7 +260,7 @@ where
         if self.enabled(record.metadata()) {
             let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let moment = Moment { uptime: self.start.elapsed(), clock };
-            // In one call, so that lines of several threads do not mix. A log that takes nothing is not waited for.
+            // In one call, so that lines of several threads do not mix. Never waits for a log that accepts no output.
             let _ = (&self.to).write_all(self.format.line(record, moment).as_bytes());
         }
     }
@@ -278,7 +278,7 @@ where
     W: Send + Sync + 'static,
     for<'w> &'w W: Write,
 {
-    // The C library reads the time zone's file once, which a thread that may open nothing could not.
+    // The C library reads the time zone's file once, which a confined thread could not do.
     let _ = Moment { uptime: Duration::ZERO, clock: Duration::ZERO }.in_zone(Zone::Local);
     log::set_logger(Box::leak(Box::new(Logger { format, start, to })))?;
     log::set_max_level(level);

@@ -58,7 +58,7 @@ pub(crate) struct VmOptions {
     )]
     cpus: Option<String>,
 
-    /// Debug console: an I/O port to which firmware writes what it has to say
+    /// Debug console: I/O port for firmware log output
     #[arg(
         long,
         value_name = "mode[,iobase=<port>]",
@@ -132,7 +132,7 @@ pub(crate) struct VmOptions {
     #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
     kernel: Option<PathBuf>,
 
-    /// Keep the program from all files that the VM's options do not name
+    /// Confine the program to the files that the VM's options name
     #[arg(
         long,
         requires = "payload",
@@ -167,7 +167,7 @@ pub(crate) struct VmOptions {
     )]
     memory: Option<String>,
 
-    /// Parts of the guest memory with properties of their own
+    /// Parts of the guest memory with their own properties
     #[arg(
         long,
         value_name = "key=value,...",
@@ -217,7 +217,7 @@ pub(crate) struct VmOptions {
     )]
     numa: Vec<String>,
 
-    /// Shares of PCI segments in the addresses for PCI memory
+    /// Weight of each PCI segment's share of the address space for PCI memory
     #[arg(
         long,
         value_name = "key=value,...",
@@ -251,7 +251,7 @@ pub(crate) struct VmOptions {
     )]
     pmem: Vec<String>,
 
-    /// Device by which the guest tells that it panicked, which becomes an event
+    /// pvpanic: reports guest panics as events
     #[arg(long, requires = "payload", help_heading = DEVICES)]
     pvpanic: bool,
 
@@ -299,7 +299,7 @@ pub(crate) struct VmOptions {
     )]
     serial: Option<String>,
 
-    /// TPM 2.0, whose work swtpm does
+    /// TPM 2.0, backed by swtpm
     #[arg(
         long,
         value_name = "key=value,...",
@@ -333,7 +333,7 @@ pub(crate) struct VmOptions {
     )]
     vsock: Option<String>,
 
-    /// Watchdog, which resets a guest that has pinged it and does so no longer
+    /// Watchdog: resets the guest when it stops pinging
     #[arg(long, requires = "payload", help_heading = DEVICES)]
     watchdog: bool,
 }
@@ -349,11 +349,11 @@ impl VmOptions {
         self.kernel.is_some() || self.firmware.is_some()
     }
 
-    /// The virtual machine that they describe.
+    /// The described virtual machine.
     ///
     /// # Errors
     ///
-    /// The first value that cannot be read. Whether the values fit together is not checked.
+    /// Fails with the first invalid value. Consistency of the values is not checked.
     pub(crate) fn into_config(self) -> Result<VmConfig, ConfigError> {
         let mut config = VmConfig {
             payload: PayloadConfig {
