@@ -54,7 +54,7 @@ impl DwordWrite {
         Self { value: value & mask, mask }
     }
 
-    /// The written bits; bytes that are not written are 0.
+    /// The written bits; bits of other bytes are 0.
     pub const fn value(self) -> u32 {
         self.value & self.mask
     }
