@@ -23,7 +23,7 @@ use crate::vmm::{BINARY, Vmm};
 use attacks::{ATTACKS, Attack, Target};
 use hijacked::{Hijacked, Outcome};
 
-/// The threads of the VM whose devices are all driven.
+/// The threads of a VM with all devices driven.
 const THREADS: &[&str] = &[
     "cloud-hyperviso",
     "starter",
@@ -61,13 +61,13 @@ fn every_thread_has_a_filter_unless_there_shall_be_none() {
         let driven = Driven::start(command(option), "apisec0", &json!({}));
         let mut names = BTreeSet::new();
         for (task, name) in tasks(driven.vmm.pid()) {
-            // A worker of the API's server ends when it was idle for a while.
+            // An idle worker of the API's server ends after a while.
             let status = fs::read_to_string(format!("/proc/{}/task/{task}/status", driven.vmm.pid()));
             let Ok(status) = status else { continue };
             let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_string();
             assert_eq!(line("Seccomp:"), mode, "{name}, {option:?}");
             let own = line("Seccomp_filters:").parse::<u32>().unwrap();
-            // All but the control thread begin with the starter's two.
+            // All except the control thread begin with the starter's two.
             let inherited =
                 if name == "cloud-hyperviso" || filters == 0 { 0 } else { 2 - u32::from(name == "starter") };
             assert_eq!(own, filters + inherited, "{name}, {option:?}");
@@ -77,7 +77,7 @@ fn every_thread_has_a_filter_unless_there_shall_be_none() {
     }
 }
 
-/// The kind of a thread of the driven VM, as `allowances` has it, by its name.
+/// The kind of a thread of the driven VM by its name, as in `allowances`.
 fn kind(name: &str) -> &'static str {
     match name {
         "cloud-hyperviso" => "Main",
@@ -97,13 +97,13 @@ fn kind(name: &str) -> &'static str {
         "__rtc_q0" => "Worker(Rtc)",
         _ if name.starts_with("vcpu") => "Vcpu",
         _ if name.starts_with("http-") => "Http",
-        // The starter may do what all others may, and a thread has its name until it has set its own.
+        // The starter may make all other threads' calls, and a thread has its name until it has set its own.
         _ => "",
     }
 }
 
-/// Prints which calls of the filters were not made in a run that drives devices, adds and removes some, and restarts
-/// the guest. Many of them are for what lacks, breaks or comes back, or for another C library.
+/// Prints the allowed calls that were not made in a run that drives devices, adds and removes some, and restarts the
+/// guest. Many of them are for missing resources, failures and recovery, or for another C library.
 #[test]
 fn every_call_that_was_made_is_one_that_its_thread_may_make() {
     let vmm = Vmm::of(command(&[]));
@@ -146,7 +146,7 @@ fn every_call_that_was_made_is_one_that_its_thread_may_make() {
     }
 }
 
-/// The outcome of an attempt in the thread of this name, as the threat model's table has it.
+/// The outcome of an attempt in the thread of this name, according to the threat model's table.
 fn documented(what: &str, name: &str) -> Outcome {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/SECURITY.md")).unwrap();
     let section = text.split("\n### ").find(|section| section.starts_with("The exploit's view\n")).unwrap();
@@ -168,14 +168,14 @@ fn documented(what: &str, name: &str) -> Outcome {
     }
 }
 
-/// The exploit's view: each thread of a VM under its filter and Landlock, with the registers of an exploit.
+/// An exploit's view: each thread of a VM under its filter and Landlock, with registers set by the exploit.
 #[test]
 fn a_thread_that_was_taken_over_reaches_nothing_outside_of_its_vm() {
     let driven = Driven::start(command(&[]), "apisec1", &json!({"landlock_enable": true}));
     let pid = driven.vmm.pid();
     // Another VMM of the same user.
     let other = Vmm::start();
-    // All its threads are there once it answers.
+    // All its threads exist once it replies.
     other.client().get("vmm.ping").expect(200);
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let folder = Files::new();
@@ -194,11 +194,11 @@ fn a_thread_that_was_taken_over_reaches_nothing_outside_of_its_vm() {
     let mut tried = 0;
     for (tid, name) in tasks(pid) {
         for Attack { what, make, can: (can, why) } in ATTACKS {
-            // The starter is let go, so that it follows others into Landlock.
+            // The starter is released, so that it enters Landlock after the others.
             let outcome = make(&Hijacked::take(pid, tid), &target);
             let is_stopped = match outcome {
                 Outcome::Filtered => true,
-                // Landlock, or a descriptor that it does not have.
+                // Landlock, or a missing descriptor.
                 Outcome::Fails(error) => [libc::EACCES, libc::EPERM, libc::EBADF].contains(&error),
                 Outcome::Made(_) => false,
             };
@@ -222,7 +222,7 @@ fn placed(tid: u64) -> String {
     let read = |file| fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap();
     let (status, stat) = (read("status"), read("stat"));
     let cpus = status.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap().to_owned();
-    // `proc_pid_stat(5)`: the group, the session, the priority and the niceness, behind the name in parentheses.
+    // `proc_pid_stat(5)`: the group, the session, the priority and the niceness, after the name in parentheses.
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     format!("{cpus} {:?} {:?} {}", &fields[2..4], &fields[15..17], read("limits"))
 }

@@ -1,4 +1,4 @@
-//! Hyper-V's interface of a hypervisor, on a host whose KVM has it or has not.
+//! Hyper-V's hypervisor interface, with and without support in the host's KVM.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;

@@ -17,13 +17,13 @@ const OF_FUNCTION: usize = 6;
 fn sixty_four_vfs_fit_into_1024_open_files() {
     let vmm = Vmm::limited(1024);
     vmm.boot(json!([{"id": "pf0", "tap": "alf", "sriov_vfs": 64}]));
-    // So far each function has its tap. It gets the other descriptors when its driver is up.
+    // So far each function has only its tap. It gets the other descriptors when its driver is initialized.
     let open = vmm.open_files();
     assert!((65..120).contains(&open), "{open}");
     assert!(open + 65 * (OF_FUNCTION - 1) <= 1024 / 2, "{open}");
 }
 
-/// The descriptors that reserved VFs will need are kept for them.
+/// Descriptors for reserved VFs are kept for them.
 #[test]
 fn an_added_pf_does_not_take_the_files_that_other_vfs_may_need() {
     let vmm = Vmm::limited(1300);
@@ -50,7 +50,7 @@ fn idle_clients_leave_a_descriptor_for_the_next_one() {
     }
 }
 
-/// With the limit that the program itself asks for, and with all that clients can take.
+/// With the limit that the program itself sets, and the most that clients can use.
 #[test]
 fn what_clients_take_leaves_vfs_their_files() {
     let net = json!([{"id": "pf0", "tap": "alj", "sriov_vfs": 64}]);
@@ -67,7 +67,7 @@ fn what_clients_take_leaves_vfs_their_files() {
     let descriptor = || OwnedFd::from(File::open("/dev/null").unwrap());
     let descriptors: Vec<_> = (0..MOST_FDS).map(|_| descriptor()).collect();
     let mut idle: Vec<Client> = (0..127).map(|_| vmm.client()).collect();
-    // Requests that are not complete, with more descriptors than all may have together.
+    // Incomplete requests, with more descriptors than all clients may have together.
     for client in idle.iter_mut().rev().take(100) {
         client.send(b"P", &descriptors);
     }
