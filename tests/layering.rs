@@ -1,4 +1,4 @@
-//! The layers stay apart: `pci` knows nothing but the standard, KVM is behind one file, and the files of a crate import
+//! The layers stay apart: `pci` depends only on the standard, KVM is behind one file, and the files of a crate import
 //! each other in one direction.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -31,7 +31,7 @@ fn keys(manifest: &str, section: &str) -> Vec<String> {
     keys
 }
 
-/// All Rust files and manifests under `folder`, without what builds leave.
+/// All Rust files and manifests under `folder`, without build output.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -83,7 +83,7 @@ fn dependencies_point_downward() {
     assert_eq!(ours("vmm/Cargo.toml"), ["pci", "virtio-devices", "vm-api"]);
 }
 
-/// A dependency that nothing names is not linked.
+/// A dependency that no file uses is not linked.
 #[test]
 fn the_client_does_not_link_the_vmm() {
     let mut files = vec![root().join("src/bin/ch-remote.rs"), root().join("src/vm_options.rs")];

@@ -78,7 +78,7 @@ impl fmt::Display for ParseConsoleError {
 
 impl std::error::Error for ParseConsoleError {}
 
-/// There is no mode, or more than one.
+/// The error for no mode, or for more than one.
 fn no_console() -> ParseConsoleError {
     ParseConsoleError("not a console; give off, null, tty, pty, file=<path> or socket=<path>".to_string())
 }
