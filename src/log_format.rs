@@ -147,10 +147,10 @@ impl Moment {
     /// The date and time of a zone.
     fn in_zone(self, zone: Zone) -> libc::tm {
         let seconds = libc::time_t::try_from(self.clock.as_secs()).unwrap_or(libc::time_t::MAX);
-        // SAFETY: all of its fields may be 0.
+        // SAFETY: all fields may be 0.
         let mut time = unsafe { std::mem::zeroed::<libc::tm>() };
-        // SAFETY: both calls read the first and write the second, which live as long as the call. A year that has no
-        // number leaves zeroes.
+        // SAFETY: both calls read the first and write the second, which live as long as the call. A year out of range
+        // leaves zeroes.
         unsafe {
             match zone {
                 Zone::Utc => libc::gmtime_r(&raw const seconds, &raw mut time),
@@ -335,13 +335,13 @@ mod tests {
         let (said, says) = std::sync::mpsc::channel::<String>();
         extern "C" fn run(said: *mut libc::c_void) -> *mut libc::c_void {
             rustix::thread::set_name(c"posix's").unwrap();
-            // SAFETY: the test leaves its sender to this thread.
+            // SAFETY: the test hands its sender over to this thread.
             let said = unsafe { Box::from_raw(said.cast::<std::sync::mpsc::Sender<String>>()) };
             said.send(thread_name()).unwrap();
             std::ptr::null_mut()
         }
         let mut thread = 0;
-        // SAFETY: the sender is the thread's, and the default attributes stand for a null pointer.
+        // SAFETY: the thread owns the sender, and a null pointer means the default attributes.
         let error = unsafe {
             libc::pthread_create(&raw mut thread, std::ptr::null(), run, Box::into_raw(Box::new(said)).cast())
         };

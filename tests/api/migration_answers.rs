@@ -64,7 +64,7 @@ fn of_kvm(ends: &AtomicBool) -> Duration {
     let mut worst = Duration::ZERO;
     while !ends.load(Ordering::Relaxed) {
         let began = Instant::now();
-        // SAFETY: the request has no argument but the kind of VM, and the descriptor that it returns is nobody else's.
+        // SAFETY: the only argument of the request is the kind of VM, and nothing else owns the returned descriptor.
         let vm = unsafe {
             let fd = libc::ioctl(kvm.as_raw_fd(), CREATE[0], 0);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());

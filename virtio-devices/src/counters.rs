@@ -187,7 +187,7 @@ impl Losses {
     }
 }
 
-/// Logs what [`Losses`] has to report about the device `id`.
+/// Logs the report of [`Losses`] about the device `id`.
 pub(crate) fn log_losses(id: &str, losses: Option<String>) {
     if let Some(losses) = losses {
         log::info!("{id}: lost or refused so far: {losses}");

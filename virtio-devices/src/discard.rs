@@ -178,7 +178,7 @@ fn forget(region: &GuestRegion, range: &Range<u64>) -> io::Result<()> {
     let (offset, len) = (at(range.start)?, at(range.end.saturating_sub(range.start))?);
     let start = region.as_ptr().wrapping_add(offset);
     // SAFETY: the range lies in a mapping of guest memory, which `region` keeps. No Rust reference points into it, and
-    // this advice only makes its pages zero, or those of the file that it is a private copy of.
+    // this advice only makes its pages read as zero, or as the file of which it is a private copy.
     Ok(unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxDontNeed) }?)
 }
 

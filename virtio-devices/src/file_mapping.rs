@@ -50,7 +50,7 @@ impl FileMapping {
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Self { start, len, private };
-        // SAFETY: the range is this mapping, of whose pages nothing changes. Core dumps are to have none of them.
+        // SAFETY: the range is this mapping, whose pages do not change. It is kept out of core dumps.
         unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump) }?;
         Ok(mapping)
     }
@@ -73,7 +73,7 @@ impl FileMapping {
     /// Discards writes to a private mapping, which then reads as the file again. Leaves a shared mapping as it is.
     pub fn forget_writes(&self) {
         if self.private {
-            // SAFETY: the range is this mapping, into which nothing has a reference.
+            // SAFETY: the range is this mapping, which no reference points into.
             let forgotten = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontNeed) };
             debug_assert!(forgotten.is_ok());
         }
@@ -82,7 +82,7 @@ impl FileMapping {
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length, and the VMM keeps this value while a guest can see the memory.
+        // SAFETY: it was mapped with this length, and the VMM keeps this value while a guest can access the memory.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -101,12 +101,12 @@ mod tests {
     use super::*;
 
     fn write(mapping: &FileMapping, byte: u8) {
-        // SAFETY: the first byte is mapped, and nothing has a reference to it.
+        // SAFETY: the first byte is mapped, and no reference points to it.
         unsafe { mapping.address().write_volatile(byte) };
     }
 
     fn read(mapping: &FileMapping) -> u8 {
-        // SAFETY: the first byte is mapped, and nothing has a reference to it.
+        // SAFETY: the first byte is mapped, and no reference points to it.
         unsafe { mapping.address().read_volatile() }
     }
 

@@ -172,7 +172,7 @@ impl<A: Answerer> QueueWorker<A> {
         Ok(Next::More)
     }
 
-    /// Counts an invalid ring. The driver must reset the device.
+    /// Counts an invalid ring, and asks the driver for a reset.
     fn give_up(&mut self) {
         self.tally.count_broken_ring();
         self.interrupts.ask_for_reset();

@@ -27,7 +27,7 @@ impl Spill {
 
     /// The memory.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is private and as long as it says, and nothing else has its address.
+        // SAFETY: the mapping is private and of this size, and nothing else has its address.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), self.0.size()) }
     }
 }

@@ -102,15 +102,15 @@ impl NewThread {
         let name = CString::new(self.name.replace('\0', ""))?;
         let start = Box::new(Start { name, first: self.first, run: self.run, ended: Arc::clone(&ended) });
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: it initialises the attributes, and is given room for them.
+        // SAFETY: the call initialises the attributes, and there is room for them.
         errno(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
         // SAFETY: the attributes were initialised above.
         let sized = errno(unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), self.stack) });
         let created = sized.and_then(|()| {
             let argument = Box::into_raw(start);
             let mut id = MaybeUninit::uninit();
-            // SAFETY: the attributes are initialised, `run` takes what `argument` is, and the argument is the thread's
-            // from now on if it starts.
+            // SAFETY: the attributes are initialised, `run` takes an argument of this type, and the thread owns the
+            // argument if it starts.
             let error =
                 unsafe { libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), run, argument.cast::<c_void>()) };
             if let Err(error) = errno(error) {
@@ -195,7 +195,7 @@ impl Thread {
         // Not pthread_kill: musl's uses a call that might name a thread of another process. While this is locked, the
         // thread cannot end, and no other has its ID.
         if let Some(tid) = *self.ended.tid.lock() {
-            // SAFETY: the call takes numbers alone, of this process and a thread of it.
+            // SAFETY: the call takes only numbers, of this process and a thread of it.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid.as_raw_nonzero().get(), signal) };
         }
     }
@@ -213,9 +213,9 @@ impl Drop for Thread {
 
 /// The first function of a new thread.
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: the argument is the `Start` that `NewThread::start` made, and was left to this thread.
+    // SAFETY: the argument is the `Start` from `NewThread::start`, which this thread now owns.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
-    // SAFETY: the name ends in a zero byte, and the kernel copies 15 bytes before that at most.
+    // SAFETY: the name ends in a zero byte, and the kernel copies at most 15 bytes before that.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
     let (first, run, ended) = (start.first, start.run, start.ended);
     *ended.tid.lock() = Some(rustix::thread::gettid());
@@ -286,7 +286,7 @@ mod tests {
         let (begun, begin) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         let work = move || {
-            // SAFETY: all zeroes is an empty set, and both sets are this function's.
+            // SAFETY: all zeroes is an empty set, and both sets are local variables.
             let signals = unsafe {
                 let mut signals: libc::sigset_t = std::mem::zeroed();
                 libc::sigaddset(&raw mut signals, libc::SIGRTMIN());
@@ -295,7 +295,7 @@ mod tests {
             };
             begun.send(()).unwrap();
             let mut signal = 0;
-            // SAFETY: both are places of this function.
+            // SAFETY: both are local variables.
             assert_eq!(unsafe { libc::sigwait(&raw const signals, &raw mut signal) }, 0);
             assert_eq!(signal, libc::SIGRTMIN());
             gone.recv().unwrap_err();

@@ -27,7 +27,7 @@ bitflags::bitflags! {
     pub struct Status: u8 {
         /// The driver has noticed the device.
         const ACKNOWLEDGE = 1;
-        /// The driver knows how to drive the device.
+        /// The driver can drive the device.
         const DRIVER = 2;
         /// The driver is ready: the queues run.
         const DRIVER_OK = 4;

@@ -161,7 +161,7 @@ pub(crate) fn cpu_set(cpus: &[u32]) -> CpuSet {
 
 /// True if the host has one of these CPUs, and the process may use it.
 pub(crate) fn can_run_on(cpus: &CpuSet) -> bool {
-    // Only trying tells, so a short-lived thread does it.
+    // Only an attempt shows this, so a short-lived thread makes one.
     let (cpus, can) = (*cpus, Arc::new(AtomicBool::new(false)));
     let found = Arc::clone(&can);
     let run = move || found.store(sched_setaffinity(None, &cpus).is_ok(), Ordering::Release);

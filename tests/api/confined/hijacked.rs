@@ -27,7 +27,7 @@ pub(super) struct Hijacked {
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, data: u64) -> io::Result<c_long> {
-    // SAFETY: the requests used here have no address, and as data a number or a place of the right type.
+    // SAFETY: the requests used here have no address, and their data is a number or a pointer of the right type.
     let result = unsafe { libc::ptrace(request, tid, 0, data) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -123,7 +123,7 @@ fn set_registers(tid: pid_t, registers: &user_regs_struct) {
 /// Waits until the thread stops, and returns its status.
 fn wait(tid: pid_t) -> c_int {
     let mut status = 0;
-    // SAFETY: the status is a place of this function.
+    // SAFETY: the status is a local variable.
     assert_eq!(unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) }, tid);
     assert!(libc::WIFSTOPPED(status), "thread {tid} is gone: {status:#x}");
     status

@@ -99,8 +99,8 @@ struct Tracer {
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, address: u64, data: u64) -> io::Result<c_long> {
-    // SAFETY: the requests used here read and write the traced thread only, but for PTRACE_GET_SYSCALL_INFO, whose
-    // caller passes a buffer of the length that it says.
+    // SAFETY: the requests used here access only the traced thread, except for PTRACE_GET_SYSCALL_INFO, whose caller
+    // passes a buffer of the given length.
     let result = unsafe { libc::ptrace(request, tid, address, data) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -130,7 +130,7 @@ impl Tracer {
         let mut status = 0;
         // Other threads of this process have children of their own.
         let flags = libc::__WALL | libc::WNOHANG | libc::__WNOTHREAD;
-        // SAFETY: the status is a place of this function.
+        // SAFETY: the status is a local variable.
         let tid = unsafe { libc::waitpid(-1, &raw mut status, flags) };
         if tid <= 0 {
             std::thread::sleep(Duration::from_micros(50));
@@ -177,7 +177,7 @@ impl Tracer {
         if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY || self.is_ending {
             return;
         }
-        // SAFETY: these are the fields of a call's beginning, as `op` says.
+        // SAFETY: these are the fields of a call's entry, according to `op`.
         let entry = unsafe { info.u.entry };
         let number = entry.nr.cast_signed();
         if self.fault.number == usize::MAX {

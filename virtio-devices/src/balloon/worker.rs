@@ -72,7 +72,7 @@ impl QueueWorker {
         ring.inspect_err(|BrokenRing| self.give_up(tally)).ok()
     }
 
-    /// Stops the queue. The driver must reset the device.
+    /// Counts an invalid ring, and asks the driver for a reset.
     fn give_up(&self, tally: &mut Tally) {
         tally.count(BalloonCounter::BrokenRings);
         self.interrupts.ask_for_reset();

@@ -53,8 +53,8 @@ fn set(fd: BorrowedFd<'_>, kind: libc::c_int, start: u64, len: u64) -> io::Resul
         l_len: offset(len)?,
         l_pid: 0,
     };
-    // SAFETY: the kernel reads the lock's description, which lives through the call. The lock is the open file's, not
-    // the process's: it ends when the last descriptor of it is closed.
+    // SAFETY: the kernel reads the lock's description, which lives through the call. The lock belongs to the open file,
+    // not to the process: it ends when the last descriptor of the file is closed.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

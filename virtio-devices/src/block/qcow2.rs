@@ -300,7 +300,7 @@ impl Qcow2 {
         let grown = self.clear_tail(&layer.access, &file).map_err(ResizeError::from);
         let grown = grown.and_then(|()| grow::grow(&file, &header, size, end));
         let noted = size_of(&self.path, &self.fd).map_err(host).and_then(|end| Ok(note_length(&layer.access, end)?));
-        // SAFETY: the image's file is sound as it is, nothing is only in memory, and the lock keeps all others out.
+        // SAFETY: the image's file is consistent, nothing is only cached, and the lock excludes all others.
         let read =
             noted.and_then(|()| sound().map_err(host)).and_then(|_| Ok(unsafe { layer.access.invalidate_cache() }?));
         if let Err(error) = read {

@@ -383,9 +383,9 @@ impl<'r, 'm> Requests<'r, 'm> {
                 Step::WriteBounced(range, stable) => engine.write_bounced(&entry.readable, range.offset, stable),
                 Step::WriteZeros(range) => engine.write_zeros(range),
                 Step::ZeroParts(range, unmap, must_zero) => engine.zero_parts(range, unmap, must_zero),
-                // SAFETY: the segments lie in the entry's storage, which is left alone until the call is complete, and
-                // outlives this; what they name is guest memory, which stays mapped as long as `'m`. `drop` waits for
-                // all calls.
+                // SAFETY: the segments lie in the entry's storage, which does not change until the call is complete,
+                // and outlives this; they name guest memory, which stays mapped as long as `'m`. `drop` waits for all
+                // calls.
                 Step::Call(call) => match unsafe { engine.start(tag, call) } {
                     Some(result) => result,
                     None => return Begun::Yes,

@@ -87,7 +87,7 @@ impl QueueWorker {
         let Some(queue) = own(&self.queue, &self.stop) else { return Ok(()) };
         let mut ring = Ring::open(self.index, queue, event_idx, &shared.memory.pass())?;
         let depth = ring.size().clamp(1, MAX_DEPTH);
-        // Dropped before the queue is released to a successor, so its calls have ended by then.
+        // Dropped before the queue is released to a successor, after its calls have ended.
         let mut engine = engine;
         let mut room: Vec<_> = (0..depth).map(|_| Room::default()).collect();
         // Reopened for each map of guest memory: a request ends in the map in which it began. Behind an IOMMU it is

@@ -110,7 +110,7 @@ impl QueueWorker {
         })
     }
 
-    /// Stops the queue. The driver must reset the device.
+    /// Counts an invalid ring, and asks the driver for a reset.
     fn give_up(&self, tally: &mut Tally) {
         tally.count(ConsoleCounter::BrokenRings);
         self.interrupts.ask_for_reset();

@@ -16,7 +16,7 @@ use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
 /// State that all endpoints of an IOMMU share.
 pub(crate) struct Common {
-    /// Held while mappings change, until followers have been notified in order; the table's lock is free meanwhile.
+    /// Held while mappings change, until followers have been notified in order; the table's lock is not held for that.
     /// Passes of endpoints without a follower are waited for after its release.
     pub order: Mutex<()>,
     /// True if an endpoint in no domain can access all of the guest's memory.

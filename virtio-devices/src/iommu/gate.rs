@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 /// A gate with two sides. Passes use the open side, and a thread that waits for passes first opens the other side:
-/// passes that begin meanwhile neither wait for it nor make it wait.
+/// passes that begin during the wait neither wait for it nor prolong it.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     sides: [RwLock<()>; 2],

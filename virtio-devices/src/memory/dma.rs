@@ -259,7 +259,7 @@ impl DmaView {
     #[inline]
     fn find(&self, address: u64, len: usize) -> Option<(Known, usize)> {
         let mut known = self.known.get();
-        // SAFETY: the view holds the map, and looks up in no other.
+        // SAFETY: the view holds the map, the only one that it looks up addresses in.
         if !known.contains(address, len) || unsafe { known.is_stale() } {
             known = self.look_up(address, len)?;
         }

@@ -44,8 +44,8 @@ pub struct NotFollowed;
 ///
 /// Notified of changes one at a time, in their order, before the driver's request completes: on the vCPU's thread,
 /// which spins for the completion, if the driver made the request. So a follower takes bounded time, waits for no other
-/// request to the IOMMU, and does not call [`Translate::follow`](super::Translate::follow). Meanwhile the only locks
-/// held are those of threads that also change mappings.
+/// request to the IOMMU, and does not call [`Translate::follow`](super::Translate::follow). During the call, only locks
+/// are held for which no threads wait except those that also change mappings.
 ///
 /// A thread of the follower that makes its own copies looks an address up and passes it on within one
 /// [pass](super::Translate::begin): removals during the pass are notified after its end.

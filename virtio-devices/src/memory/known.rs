@@ -72,7 +72,7 @@ impl Known {
     /// The map used for the look-up is alive.
     #[inline]
     pub(super) unsafe fn is_stale(&self) -> bool {
-        // SAFETY: the map keeps its regions, and they keep what limits them: it is null, or points there.
+        // SAFETY: the map keeps its regions, and they keep their reach: the pointer is null or valid.
         unsafe { self.reach.as_ref() }.is_some_and(|reach| reach.generation() != self.generation)
     }
 }

@@ -49,7 +49,7 @@ impl Reach {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// True if the block is within reach.
+    /// True if the block is reachable.
     pub fn has(&self, block: usize) -> bool {
         let word = self.words.get(block / WORD).map_or(0, |word| word.load(Ordering::Acquire));
         block < self.count && word >> (block % WORD) & 1 != 0

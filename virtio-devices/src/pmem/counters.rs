@@ -12,7 +12,7 @@ queue_counters! {
     Flushes = "flushes",
     /// Requests of an unknown type.
     BadRequests = "bad_requests",
-    /// Dropped: the chain is no request.
+    /// Dropped: the chain is not a request.
     BadChains = "bad_chains",
     /// Flushes that failed.
     BackendErrors = "backend_errors",

@@ -156,8 +156,8 @@ impl Table {
     fn read_found(&self, index: u16) -> Descriptor {
         let place = index.wrapping_sub(self.first);
         let at = self.found.wrapping_add(DESCRIPTOR * usize::from(place));
-        // SAFETY: it is one of those that were found, in the map that the chain's memory holds. The driver may write
-        // there meanwhile, so each byte is read once, and whatever it is.
+        // SAFETY: the descriptor is one of those found, in the map that the chain's memory holds. The driver may write
+        // to it at the same time, so each byte is read once, and any value is valid.
         let words = unsafe {
             if at.cast::<u64>().is_aligned() {
                 [at.cast::<u64>().read_volatile(), at.cast::<u64>().wrapping_add(1).read_volatile()]

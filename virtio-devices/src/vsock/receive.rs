@@ -92,8 +92,8 @@ struct Taken<'s, 'm> {
 }
 
 impl<'m> Taken<'_, 'm> {
-    /// Takes up to `wanted` buffers, and after the first only until they hold `bytes` of payload. Returns an invalid
-    /// chain only if it is the first, which keeps the order.
+    /// Takes up to `wanted` buffers, and after the first only until they hold `bytes` of payload. An invalid chain goes
+    /// back to the driver only if it is the first, which keeps the order.
     fn gather(
         &mut self,
         ring: &mut Ring<'_>,

@@ -69,7 +69,7 @@ fn what_is_behind_the_last_whole_block_is_hidden_and_kept() {
     file.write_all(&[7; 1100]).unwrap();
     let image = open_image(file.path(), WRITE).unwrap();
     assert_eq!((image.abilities().geometry.sectors, image.size()), (2, 1024));
-    // It changes owners at the size that the guest knows.
+    // The lock changes owners at the size that the guest knows.
     image.release().unwrap();
     image.take().unwrap();
     // A failed resize changes nothing.
