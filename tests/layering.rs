@@ -9,10 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use imports::{Crate, circle, rooms};
+use imports::{Crate, circle, parts, rooms};
 
-/// The crates whose files import each other in one direction.
-const CRATES: [&str; 4] = ["pci", "virtio-devices", "vm-api", "vmm"];
+/// The crates whose files import each other in one direction, by their roots.
+const CRATES: [&str; 5] =
+    ["pci/src/lib.rs", "virtio-devices/src/lib.rs", "vm-api/src/lib.rs", "vmm/src/lib.rs", "xtask/src/main.rs"];
+/// Those whose top-level modules do so, too, each with all that is below it.
+const LAYERED: [&str; 3] = ["virtio-devices/src/lib.rs", "vmm/src/lib.rs", "xtask/src/main.rs"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -118,26 +121,58 @@ fn virtio_devices_knows_neither_kvm_nor_http() {
     assert!(keys("virtio-devices/Cargo.toml", "[dependencies]").iter().all(allowed));
 }
 
-fn imports_of(name: &str) -> BTreeMap<String, BTreeSet<String>> {
-    Crate::read(&root().join(name).join("src/lib.rs")).imports()
+fn imports_of(lib: &str) -> BTreeMap<String, BTreeSet<String>> {
+    Crate::read(&root().join(lib)).imports()
 }
 
 #[test]
 fn no_file_of_a_crate_imports_one_that_imports_it() {
-    for name in CRATES {
-        let imports = imports_of(name);
-        assert!(imports.len() > 10, "{name} has more files than {imports:?}");
-        assert_eq!(circle(&imports), None, "{name}");
+    for lib in CRATES {
+        let imports = imports_of(lib);
+        assert!(imports.len() > 10, "{lib} has more files than {imports:?}");
+        assert_eq!(circle(&imports), None, "{lib}");
     }
 }
 
 #[test]
-fn no_room_of_virtio_devices_imports_one_that_imports_it() {
-    let rooms = rooms(&imports_of("virtio-devices"));
+fn no_room_of_a_crate_imports_one_that_imports_it() {
+    let devices = rooms(&imports_of(LAYERED[0]));
     for (upper, lower) in [("net", "backend"), ("net", "net_protocol"), ("backend", "net_protocol")] {
-        assert!(rooms[upper].contains(lower), "{upper} imports {lower}");
+        assert!(devices[upper].contains(lower), "{upper} imports {lower}");
     }
-    assert_eq!(circle(&rooms), None);
+    for lib in LAYERED {
+        assert_eq!(circle(&rooms(&imports_of(lib))), None, "{lib}");
+    }
+}
+
+#[test]
+fn no_part_of_a_module_imports_one_that_imports_it() {
+    let mut seen = 0;
+    for lib in CRATES {
+        let imports = imports_of(lib);
+        for parent in imports.keys() {
+            let parts = parts(&imports, parent);
+            seen += usize::from(parts.len() > 2);
+            assert_eq!(circle(&parts), None, "{lib}: {parent}");
+        }
+    }
+    assert!(seen > 20, "only {seen} modules have parts");
+}
+
+#[test]
+fn the_rooms_of_vmm_use_only_those_below_them_in_its_table() {
+    let rooms = rooms(&imports_of("vmm/src/lib.rs"));
+    let text = fs::read_to_string(root().join("vmm/src/lib.rs")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("//! | `")?.split('`').next());
+    let table: Vec<_> = rows.collect();
+    let mut sorted = table.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, rooms.keys().filter(|room| *room != "lib").collect::<Vec<_>>(), "the table has each room once");
+    for (place, room) in table.iter().enumerate() {
+        for lower in &rooms[*room] {
+            assert!(table[place + 1..].contains(&lower.as_str()), "{room} imports {lower}, which is above it");
+        }
+    }
 }
 
 #[test]
@@ -148,13 +183,15 @@ fn an_import_is_found_whatever_way_it_is_written() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     };
-    write("lib.rs", "mod a;\nmod b;\nmod c;\nmod d;\npub use b::{B, part::Part};\n");
+    let modules = "mod a;\nmod b;\nmod c;\nmod d;\n#[path = \"named.rs\"]\nmod e;\n";
+    write("lib.rs", &format!("{modules}pub use b::{{B, part::Part}};\n"));
     write("a.rs", "use crate::{\n    Part, // crate::c\n};\n#[cfg(test)]\nmod tests {\n    use crate::c::C;\n}\n");
     write("b.rs", "mod part;\nmod other;\npub use part::Part;\npub use other::Other;\nstruct B(Other);\n");
     write("b/part.rs", "fn f() -> super::super::c::C { crate::d::D }\n");
     write("b/other.rs", "pub struct Other;\n");
     write("c.rs", "pub struct C;\n#[cfg(test)]\nuse crate::a::A;\n");
     write("d.rs", "use super::B as Bee;\n");
+    write("named.rs", "use crate::c::C;\n");
     let imports = Crate::read(&folder.join("lib.rs")).imports();
     let of = |module: &str| imports[module].iter().map(String::as_str).collect::<Vec<_>>();
     assert_eq!(of("a"), ["b::part"]);
@@ -162,6 +199,17 @@ fn an_import_is_found_whatever_way_it_is_written() {
     assert_eq!(of("b::part"), ["c", "d"]);
     assert_eq!(of("c"), [""; 0]);
     assert_eq!(of("d"), ["b"]);
+    assert_eq!(of("e"), ["c"]);
     assert_eq!(circle(&imports), None);
     assert_eq!(circle(&rooms(&imports)), Some(vec!["b".into(), "d".into()]));
+    assert_eq!(circle(&parts(&imports, "b")), None);
+}
+
+#[test]
+fn a_circle_of_parts_is_found_below_a_room() {
+    let set = |names: &[&str]| names.iter().map(|name| String::from(*name)).collect::<BTreeSet<_>>();
+    let imports = [("a", &[][..]), ("a::b", &["a::c::e"][..]), ("a::c", &["a::b"][..]), ("a::c::e", &[][..])];
+    let imports = imports.iter().map(|(module, targets)| (String::from(*module), set(targets))).collect();
+    assert_eq!(circle(&imports), None);
+    assert_eq!(circle(&parts(&imports, "a")), Some(vec!["b".into(), "c".into()]));
 }

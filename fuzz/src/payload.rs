@@ -162,6 +162,24 @@ fn elf(machine: u16, address: u64) -> Vec<u8> {
     bytes
 }
 
+/// A 32-bit ELF file with a segment at 2 MiB and a PVH note.
+fn elf_32() -> Vec<u8> {
+    let headers = 52 + 2 * 32;
+    let mut bytes = b"\x7fELF\x01\x01\x01".to_vec();
+    bytes.resize(52, 0);
+    (bytes[18], bytes[28], bytes[42], bytes[44]) = (3, 52, 32, 2);
+    for (kind, offset, len, memory) in [(4u32, headers, 20, 0), (1, headers + 20, 16, 0x1000)] {
+        for field in [kind, offset, 0, 0x20_0000, len, memory, 0, 0] {
+            bytes.extend(field.to_le_bytes());
+        }
+    }
+    for field in [4, 4, 18, u32::from_le_bytes(*b"Xen\0"), 0x20_0000] {
+        bytes.extend(field.to_le_bytes());
+    }
+    bytes.extend([0xf4; 16]);
+    bytes
+}
+
 /// A bzImage of the oldest supported protocol, with 4 setup sectors.
 fn bzimage() -> Vec<u8> {
     let mut bytes = vec![0; 5 * 512 + 64];
@@ -195,6 +213,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         seed(0, &kernel[..kernel.len() - 8]),
         seed(choice::FIRMWARE, &bzimage()),
         seed(0, &elf(62, MEMORY)),
+        seed(choice::INITRAMFS, &elf_32()),
     ]
 }
 
@@ -206,6 +225,6 @@ mod tests {
     fn seeds_are_loaded_or_refused() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
         use Outcome::{Firmware, Linux64, Pvh, Refused};
-        assert_eq!(done, [Pvh, Pvh, Linux64, Linux64, Firmware, Firmware, Firmware, Refused, Refused, Refused]);
+        assert_eq!(done, [Pvh, Pvh, Linux64, Linux64, Firmware, Firmware, Firmware, Refused, Refused, Refused, Pvh]);
     }
 }

@@ -8,16 +8,17 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::fat32::{self, Node};
+use crate::files::Files;
 use crate::vmm::{BINARY, Kill, Vmm, reasons, wait_for};
 
 /// The default path of the file, next to the workspace; overridden by this variable.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/firmware/hypervisor-fw");
 const VARIABLE: &str = "CH_HYPERVISOR_FW";
 /// The options of the kernel, which prints them.
-const OPTIONS: &str = "a kernel prints its options";
+pub(crate) const OPTIONS: &str = "a kernel prints its options";
 
 /// The firmware. Prints a line if it is missing.
-fn firmware() -> Option<String> {
+pub(crate) fn firmware() -> Option<String> {
     let path = std::env::var(VARIABLE).unwrap_or_else(|_| FILE.into());
     let there = Path::new(&path).exists();
     if !there {
@@ -51,8 +52,8 @@ fn kernel() -> Vec<u8> {
 }
 
 /// A raw disk from which the firmware boots that kernel.
-fn bootable(vmm: &Vmm, name: &str) -> PathBuf {
-    let path = vmm.files.path(name);
+pub(crate) fn bootable(files: &Files, name: &str) -> PathBuf {
+    let path = files.path(name);
     let entry = format!("title d\nlinux /vmlinuz\noptions {OPTIONS}\n");
     let entries = Node::Directory("entries", vec![Node::File("d.conf", entry.as_bytes())]);
     let loader = Node::Directory("loader", vec![entries, Node::File("loader.conf", b"default d.conf\n")]);
@@ -92,7 +93,7 @@ fn hypervisor_fw_boots_by_each_option_of_the_command_line() {
     let Some(firmware) = firmware() else { return };
     for option in ["--firmware", "--kernel"] {
         let files = Vmm::start();
-        let (disk, serial) = (bootable(&files, "disk"), files.files.path("serial"));
+        let (disk, serial) = (bootable(&files.files, "disk"), files.files.path("serial"));
         let mut command = Command::new(BINARY);
         command.args([option, &firmware, "--memory", "size=256M", "--console", "off"]);
         command.arg("--serial").arg(format!("file={}", serial.display()));
@@ -107,7 +108,7 @@ fn hypervisor_fw_boots_each_disk_and_again_after_a_reboot() {
     let Some(firmware) = firmware() else { return };
     for (kind, option) in [("raw", "firmware"), ("kept", "kernel"), ("direct", "firmware"), ("qcow2", "kernel")] {
         let vmm = Vmm::start();
-        let mut path = bootable(&vmm, "disk");
+        let mut path = bootable(&vmm.files, "disk");
         if kind == "qcow2" {
             let converted = vmm.files.path("converted");
             let mut command = Command::new("qemu-img");
@@ -134,6 +135,38 @@ fn hypervisor_fw_boots_each_disk_and_again_after_a_reboot() {
     }
 }
 
+/// A block device of the host over a file, with blocks of 4 KiB (4Kn).
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn new(file: &Path) -> Self {
+        let mut command = Command::new("losetup");
+        let run = command.args(["--find", "--show", "--sector-size", "4096"]).arg(file).output().unwrap();
+        assert!(run.status.success(), "this test needs root and a loop device: {run:?}");
+        Self(String::from_utf8(run.stdout).unwrap().trim().to_string())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// The firmware reads single sectors of 512 bytes, in which the image counts, too.
+#[test]
+fn hypervisor_fw_boots_a_block_device_of_4096_byte_blocks() {
+    let Some(firmware) = firmware() else { return };
+    for direct in [true, false] {
+        let vmm = Vmm::start();
+        let device = LoopDevice::new(&bootable(&vmm.files, "disk"));
+        let disk = json!({"path": device.0, "image_type": "Raw", "direct": direct});
+        let mut client = vmm.boot_config(&config(&vmm, "firmware", &firmware, &json!([disk])));
+        wait_for_kernel(&vmm.files.path("serial"), 1);
+        client.put("vm.delete").expect(204);
+    }
+}
+
 #[test]
 fn hypervisor_fw_says_itself_that_it_finds_nothing_to_boot() {
     let Some(firmware) = firmware() else { return };
@@ -150,7 +183,7 @@ fn hypervisor_fw_boots_with_little_and_with_much_memory() {
     let Some(firmware) = firmware() else { return };
     for size in [64u64 << 20, 6 << 30] {
         let vmm = Vmm::start();
-        let disk = json!({"path": bootable(&vmm, "disk"), "image_type": "Raw"});
+        let disk = json!({"path": bootable(&vmm.files, "disk"), "image_type": "Raw"});
         let mut config = config(&vmm, "firmware", &firmware, &json!([disk]));
         config["memory"] = json!({"size": size});
         vmm.boot_config(&config);

@@ -1,13 +1,15 @@
-//! A VM stays within its limit of open files, even when its guest uses all its devices.
+//! A VM stays within its limit of open files, even when its guest uses all its devices, and within that of their size.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::client::{Client, MOST_FDS};
-use crate::vmm::{Vmm, reasons, wait_for};
+use crate::driven::Driven;
+use crate::vmm::{BINARY, Vmm, reasons, wait_for};
 
 /// Descriptors per function: a tap, a doorbell and 4 interrupts.
 const OF_FUNCTION: usize = 6;
@@ -81,4 +83,40 @@ fn what_clients_take_leaves_vfs_their_files() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(most + 65 * (OF_FUNCTION - 1) <= needed, "{most} files are open, and {needed} were asked for");
+}
+
+/// The program, with files of at most so many blocks of 512 bytes (`LimitFSIZE=`).
+fn with_small_files(blocks: u64) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -f {blocks} && exec \"$@\""), "sh", BINARY]);
+    command
+}
+
+#[test]
+fn a_snapshot_beyond_the_limit_of_a_file_fails_and_the_vm_goes_on() {
+    // 1 MiB, where the guest has 64.
+    let vmm = Vmm::of(with_small_files(2048));
+    let mut client = vmm.boot(json!([]));
+    client.put("vm.pause").expect(204);
+    let path = vmm.files.path("saved");
+    fs::create_dir(&path).unwrap();
+    let answer = client.put_json("vm.snapshot", &json!({"destination_url": format!("file://{}", path.display())}));
+    let said = reasons(&answer).join(": ");
+    assert!(answer.status == 500 && said.contains("File too large"), "{answer:?}");
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+    client.put("vm.resume").expect(204);
+    client.put("vmm.shutdown").expect(200);
+    assert_eq!(vmm.end(), Some(0));
+}
+
+#[test]
+fn an_image_beyond_the_limit_of_a_file_fails_as_a_full_disk_does() {
+    // An image without data takes 192 KiB and some bytes, and the first that is written another cluster of 64 KiB.
+    let driven = Driven::start(with_small_files(400), "limfs0", &json!({}));
+    let log = driven.vmm.files.path("log");
+    let failed = |line: &str| line.contains("qcow2") && line.contains("File too large");
+    wait_for("the report", || fs::read_to_string(&log).unwrap().lines().any(failed));
+    let Driven { vmm, mut client } = driven;
+    client.put("vmm.shutdown").expect(200);
+    assert_eq!(vmm.end(), Some(0));
 }

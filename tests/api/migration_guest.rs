@@ -21,6 +21,8 @@ const FILLED_AT: u64 = 32 << 20;
 const OFF: u8 = 1;
 /// Restart.
 const RESTART: u8 = 2;
+/// It carries out the order.
+const TAKEN: u8 = 3;
 
 /// A guest that shows its start, and waits for an order. It clears the last one first: once its start is visible, the
 /// next may be written.
@@ -30,11 +32,14 @@ fn waiting() -> Vec<u8> {
     let top = code.len();
     code.extend([0xf3, 0x90]); // pause
     code.extend([&[0xa0][..], &ORDER.to_le_bytes()].concat()); // mov al, [ORDER]
-    code.extend([0x3c, OFF, 0x75, 0x08]); // cmp al, OFF; jne over the next
+    let taken = [&[0xc6, 0x05][..], &ORDER.to_le_bytes(), &[TAKEN]].concat(); // mov byte [ORDER], TAKEN
+    code.extend([0x3c, OFF, 0x75, 0x0f]); // cmp al, OFF; jne over the next
+    code.extend(&taken);
     code.extend([0x66, 0xba, 0, 0x06, 0xb0, 0x34, 0xee, 0xf4]); // mov dx, 0x600; mov al, 0x34; out dx, al; hlt
     code.extend([0x3c, RESTART]); // cmp al, RESTART
     let back = top.cast_signed() - (code.len() + 2).cast_signed();
     code.extend([0x75, i8::try_from(back).unwrap().cast_unsigned()]); // jne top
+    code.extend(&taken);
     code.extend([0xb0, 0xfe, 0xe6, 0x64, 0xf4]); // mov al, 0xfe; out 0x64, al; hlt
     code
 }
@@ -68,6 +73,12 @@ impl Waiting {
         wire.reaches();
         assert_eq!(progress(&mut self.client)["phase"], "copying");
         self.memory.write_all_at(&[order], ORDER.into()).unwrap();
+        // No dirty log has this write: the guest has to take the order here.
+        wait_for("the guest to take the order", || {
+            let mut byte = [0];
+            self.memory.read_exact_at(&mut byte, ORDER.into()).unwrap();
+            byte == [TAKEN]
+        });
         wire
     }
 }

@@ -19,6 +19,9 @@ fn a_watchdog_and_a_pvpanic_device_are_there_when_asked_for_and_stay() {
     assert_eq!((&tree["__pvpanic"]["pci_bdf"], &tree["__pvpanic"]["parent"]), (&json!("0000:00:04.0"), &json!(null)));
     let counters = client.get("vm.counters").expect(200);
     assert_eq!((&counters["__watchdog"]["pings"], &counters["__pvpanic"]["panics"]), (&json!(0), &json!(0)));
+    // The transmitter is empty, and nothing was received.
+    let serial = &counters["__serial"];
+    assert_eq!((&serial["line_status"], &serial["unread_bytes"]), (&json!(0x60), &json!(0)));
     for id in ["__watchdog", "__pvpanic"] {
         let refused = client.put_json("vm.remove-device", &json!({"id": id}));
         let said = format!("{id} stays as long as its VM and cannot be removed");

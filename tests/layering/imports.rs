@@ -76,16 +76,28 @@ fn read(path: &Path, folder: &Path, module: Module, files: &mut BTreeMap<Module,
         rest = &rest[end + 1..];
     }
     code.push_str(rest);
+    let mut given = None;
     for line in code.lines() {
+        if let Some(path) = line.strip_prefix("#[path = \"") {
+            given = path.split('"').next();
+            continue;
+        }
         let Some((_, child)) =
             line.split_once("mod ").filter(|(before, _)| before.is_empty() || before.starts_with("pub"))
         else {
             continue;
         };
         let Some(child) = child.strip_suffix(';') else { continue };
-        let beside = [folder.join(format!("{child}.rs")), folder.join(child).join("mod.rs")];
+        let here = path.parent().unwrap();
+        let (beside, inside) = match given.take() {
+            Some(given) => (vec![here.join(given)], here.to_path_buf()),
+            None => {
+                let inside = folder.join(child);
+                (vec![folder.join(format!("{child}.rs")), inside.join("mod.rs")], inside)
+            }
+        };
         let file = beside.iter().find(|file| file.exists()).unwrap();
-        read(file, &folder.join(child), [&module[..], &[child.to_string()]].concat(), files);
+        read(file, &inside, [&module[..], &[child.to_string()]].concat(), files);
     }
     let mut file = File { code, names: BTreeMap::new(), paths: Vec::new() };
     for (public, tree) in uses {
@@ -232,4 +244,18 @@ pub(crate) fn rooms(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeMap<St
         rooms.entry(room(module)).or_default().extend(others);
     }
     rooms
+}
+
+/// The imports between the parts of the module `parent`: its own file, `self`, and its child modules, each with all that
+/// is below it.
+pub(crate) fn parts(imports: &BTreeMap<String, BTreeSet<String>>, parent: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let below = format!("{parent}::");
+    let name = |module: &str| match module == parent {
+        true => Some("self".to_string()),
+        false => module.strip_prefix(&below).map(str::to_string),
+    };
+    let within = imports.iter().filter_map(|(module, targets)| {
+        Some((name(module)?, targets.iter().filter_map(|target| name(target)).collect()))
+    });
+    rooms(&within.collect())
 }

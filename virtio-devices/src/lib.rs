@@ -64,8 +64,8 @@ pub use backend::{
 };
 pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
 pub use block::{
-    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, Hold, ImageFormat,
-    LockGranularity, ResizeError, backing_files,
+    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, Hold, HoldError, Holds,
+    ImageFormat, LockGranularity, ResizeError, backing_files,
 };
 pub use chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use config_tables::{ConfigTable, config_tables};

@@ -30,6 +30,9 @@ pub(crate) mod rtc;
 pub(crate) mod segments;
 pub(crate) mod shared_macs;
 pub(crate) mod socket;
+// A path that users of the project name.
+#[path = "config_sriov.rs"]
+pub(crate) mod sriov;
 pub(crate) mod subject;
 pub(crate) mod switch;
 mod uplink_rate;
@@ -51,5 +54,22 @@ pub use vm_api::config::{
 pub use crate::config::backend::{BackendPlan, MissingBackend};
 pub use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 pub use crate::config::plan::{PlannedVm, VmPlan};
+pub use crate::config::sriov::{NetPlan, NicPlan};
 pub use crate::config::switch::{SwitchPlan, UplinkPlan};
-pub use crate::config_sriov::{NetPlan, NicPlan};
+use crate::error_kind::ErrorKind;
+
+impl From<&Problem> for ErrorKind {
+    fn from(problem: &Problem) -> Self {
+        match problem {
+            Problem::Syntax(_) => Self::Syntax,
+            Problem::InUse { .. } => Self::Conflict,
+            Problem::Host(_) => Self::Host,
+            // What a later version may support is status 400 here, as a value that no version supports.
+            Problem::Value(_)
+            | Problem::Missing(_)
+            | Problem::Conflict(_)
+            | Problem::Limit(_)
+            | Problem::NotYet { .. } => Self::Invalid,
+        }
+    }
+}

@@ -35,15 +35,15 @@ use crate::control::live::Live;
 use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{Acquired, Opening};
 use crate::control::queue::{ActionQueue, PendingAction};
-use crate::control::signals::Signals;
+use crate::control::signals::{Signals, ignore_file_size_signal};
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::heap;
 use crate::landlock::{self, Rule};
 use crate::migration::progress::Progress;
-use crate::migration::restorer::Restorer;
 use crate::privileges;
 use crate::seccomp::{self, Seccomp};
+use crate::snapshot::restorer::Restorer;
 use crate::telemetry::events::{EventStream, Events};
 use crate::telemetry::monitor::EventMonitor;
 use crate::threads::ThreadKind;
@@ -85,6 +85,8 @@ const NO_THREAD: &str = "start a thread (raise the limit: prlimit --nproc, or pi
 pub fn run(options: Options) -> Result<(), Error> {
     let began = Instant::now();
     heap::limit();
+    // Before the first file is written to.
+    ignore_file_size_signal();
     let clients = if options.api.is_some() { MOST_FILES } else { 0 };
     let limits = HostLimits::read(clients);
     let host = |action| move |error| Error::Host { action, error };

@@ -8,7 +8,7 @@ pub(crate) mod disks;
 mod drivers;
 mod error;
 pub(crate) mod fallback;
-pub(crate) mod holds;
+mod holds;
 pub(crate) mod mem_regions;
 mod memory_users;
 mod missing;
@@ -44,12 +44,12 @@ use crate::devices::peers::{Peers, function_option};
 use crate::devices::places::Place;
 use crate::devices::pvpanic::Pvpanic;
 use crate::kvm::Vm;
-use crate::pci_host::assign_bars::Apertures;
 use crate::pci_host::bus::Bus;
 use crate::pci_host::device_watch::{DeviceWatch, backend_observer, tell_backend};
 use crate::pci_host::failure_watch::FailureWatch;
 use crate::pci_host::policy_watch::PolicyWatch;
 use crate::pci_host::slot::Slot;
+use crate::pci_layout::Apertures;
 use crate::telemetry::events::Events;
 use crate::vfio::{Notice, VfioError, VfioHost, VfioSource};
 
@@ -81,7 +81,7 @@ pub(crate) struct Host {
     pub events: Events,
     /// The rate limits that disks share.
     pub limit_groups: LimitGroups,
-    /// True if disks that are written belong to another program until [`holds::Holds::take`].
+    /// True if disks that are written belong to another program until [`Holds::take`](virtio_devices::Holds::take).
     pub locks_later: bool,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<Arc<Iommu>>,

@@ -3,10 +3,11 @@
 use std::io;
 
 use crate::api::SocketError;
-use crate::config::{ConfigError, Problem};
+use crate::config::ConfigError;
 use crate::error_kind::ErrorKind;
 use crate::landlock::LandlockError;
 use crate::migration::error::MigrationError;
+use crate::snapshot::error::SnapshotError;
 use crate::telemetry::monitor::MonitorError;
 use crate::vm::VmError;
 
@@ -30,6 +31,9 @@ pub enum Error {
     Vm(#[from] VmError),
     /// The VM cannot be saved or restored.
     #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// The VM cannot be received.
+    #[error(transparent)]
     Migration(#[from] MigrationError),
     /// The host is out of file descriptors, or a system call failed.
     #[error("cannot {action}: {error}")]
@@ -50,24 +54,9 @@ impl Error {
             Self::EventMonitor(error) => error.kind(),
             Self::Landlock(error) => error.kind(),
             Self::Vm(error) => error.kind(),
+            Self::Snapshot(error) => error.kind(),
             Self::Migration(error) => error.kind(),
             Self::Host { .. } => ErrorKind::Host,
-        }
-    }
-}
-
-impl From<&Problem> for ErrorKind {
-    fn from(problem: &Problem) -> Self {
-        match problem {
-            Problem::Syntax(_) => Self::Syntax,
-            Problem::InUse { .. } => Self::Conflict,
-            Problem::Host(_) => Self::Host,
-            // What a later version may support is status 400 here, as a value that no version supports.
-            Problem::Value(_)
-            | Problem::Missing(_)
-            | Problem::Conflict(_)
-            | Problem::Limit(_)
-            | Problem::NotYet { .. } => Self::Invalid,
         }
     }
 }

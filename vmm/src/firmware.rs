@@ -12,11 +12,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::arch::x86_64::legacy::LegacyHardware;
+use crate::exits::{Device, PortHandler as _};
 use crate::firmware::config_ports::SharedConfigPorts;
 use crate::firmware::pm_timer::PmTimer;
 use crate::firmware::rtc::Rtc;
 use crate::pci_host::bus::Bus;
-use crate::vcpu::pio::{Device, PortHandler as _};
 
 /// The saved state of these ports, except the timer, whose time goes on with the guest's clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

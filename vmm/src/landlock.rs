@@ -28,6 +28,7 @@ use landlock::{
 };
 
 use crate::config::{DevicePlan, PlannedVm};
+use crate::threads;
 pub use error::LandlockError;
 use granted::Granted;
 use rule::Missing;
@@ -134,6 +135,8 @@ pub(crate) fn enter(vm: &PlannedVm, more: &[Rule]) -> Result<(), LandlockError> 
     }
     let domain = Domain::new(&[&named::by_vm(vm), more].concat())?;
     domain.enter()?;
+    // Without effect until the domain is set, so no thread is missed that is started at this moment.
+    threads::confine_by(|| follow().map_err(io::Error::other));
     // Only the control thread does this, or one thread that opens a VM for it, and which the control thread follows.
     let _ = DOMAIN.set(domain);
     Ok(())

@@ -1,22 +1,12 @@
-//! A guest that leaves this process: its saved state, and where it goes on.
+//! Live migration: a guest that leaves this process while it runs, and goes on in another.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `machine_state` | the state of a paused machine, except its memory and its configuration |
-//! | `vcpu_state` | the state of one vCPU |
-//! | `clock` | the guest's time: its clock and its time stamp counter |
-//! | `irqchip` | the interrupt controllers in the kernel |
-//! | `compatibility` | whether a host can offer what a guest has seen of its CPU |
-//! | `blob` | bytes of the kernel's structures, as text |
-//! | `output` | output of consoles that nobody has taken yet |
-//! | `version` | the versions of saved states |
-//! | `dirty` | which pages of its memory are written while it runs |
-//! | `machine_told` | options that a guest knows by its CPUs and by firmware's tables |
-//! | `machine_error` | why a machine cannot be saved or restored |
 //! | `wire` | the frames of a live migration, as bytes |
 //! | `sending` | the source's thread, with `pages_out` |
 //! | `receiving` | the target's thread, with `listening`, `preparer` and `pages_in` |
 //! | `link` | what both sides say to each other, such as the `offer`; `transport` carries it, by `tls` if told |
+//! | `deadline` | waits for a peer that end in time |
 //! | `conducting` | such a thread, as the control thread keeps it |
 //! | `course` | what both of them do alike |
 //! | `errands` | work that these threads have others do |
@@ -27,62 +17,30 @@
 //! | `handover` | who may run the guest: both sides of a live migration, from events to actions |
 //! | `precopy` | when to stop the guest |
 //! | `progress` | how far a live migration is |
-//! | `saver` | a snapshot that is written, with its `folder`, `state_file` and `memory_image` |
-//! | `source` | a snapshot that is read and checked |
-//! | `restorer` | a VM that is made of it, with `overrides` of its backends, by a `memory_mode` |
-//! | `image_layout` | where memory is in its file |
-//! | `present` | which pages of the memory there are |
-//! | `page_faults` | memory that is read when it is used, by `userfault` |
-//! | `error` | why a VM is not saved, or not restored |
+//! | `error` | why the target has no VM for its guest |
 
-pub(crate) mod backend_state;
-pub mod blob;
-pub mod clock;
-pub mod compatibility;
 pub(crate) mod conducting;
 mod course;
-pub mod dirty;
-pub(crate) mod discarded;
+pub(crate) mod deadline;
 mod empty_files;
 mod errands;
 pub mod error;
-pub(crate) mod folder;
 pub mod handover;
-pub(crate) mod image_layout;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) mod image_steps;
 pub mod incoming;
-pub mod irqchip;
 mod link;
 pub(crate) mod listening;
 pub mod loader;
-pub mod machine_error;
-pub mod machine_state;
-pub(crate) mod machine_told;
-pub(crate) mod memory_image;
-pub(crate) mod memory_mode;
 pub(crate) mod offer;
 pub(crate) mod orders;
-pub mod output;
-pub(crate) mod overrides;
-pub(crate) mod page_faults;
 mod pages_in;
 pub(crate) mod pages_out;
 pub(crate) mod passed;
 mod passing;
 pub mod precopy;
 pub(crate) mod preparer;
-pub(crate) mod present;
 pub mod progress;
 pub(crate) mod receiving;
-pub(crate) mod restorer;
-pub(crate) mod saver;
 pub(crate) mod sending;
-pub(crate) mod source;
-pub(crate) mod state_file;
 pub(crate) mod tls;
 pub(crate) mod transport;
-pub(crate) mod userfault;
-pub mod vcpu_state;
-pub mod version;
 pub mod wire;

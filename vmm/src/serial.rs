@@ -307,6 +307,19 @@ mod tests {
     }
 
     #[test]
+    fn counters_show_registers_and_unread_input() {
+        let (port, _reader) = port(PATIENCE);
+        assert_eq!(port.counters().map(|(_, value)| value), [0, NONE_PENDING.into(), 0x60, 0]);
+        port.write(INTERRUPT_ENABLE, 1);
+        port.receive(b"ls");
+        let names = ["interrupt_enable", "interrupt_identification", "line_status", "unread_bytes"];
+        let values = [1, RECEIVED_DATA.into(), 0x61, 2];
+        assert_eq!(port.counters(), std::array::from_fn(|n| (names[n], values[n])));
+        port.read(DATA);
+        assert_eq!(port.counters()[3], ("unread_bytes", 1));
+    }
+
+    #[test]
     fn output_that_nobody_takes_is_dropped_until_somebody_does() {
         let (port, mut reader) = port(Duration::ZERO);
         let start = Instant::now();

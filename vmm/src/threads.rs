@@ -19,7 +19,6 @@ use std::sync::{Arc, OnceLock};
 use rustix::io::Errno;
 use virtio_devices::{NewThread, Thread, WORKER_STACK, start_workers_with};
 
-use crate::landlock;
 pub(crate) use kind::ThreadKind;
 pub(crate) use spare::end_spares;
 
@@ -38,6 +37,14 @@ enum Order {
 }
 
 static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
+
+/// Confines the calling thread, once threads have to be confined.
+static CONFINE: OnceLock<fn() -> io::Result<()>> = OnceLock::new();
+
+/// Has the starter call `confine` before each thread that it starts from now on, which is confined as the starter is.
+pub(crate) fn confine_by(confine: fn() -> io::Result<()>) {
+    let _ = CONFINE.set(confine);
+}
 
 /// Starts the starter, from the calling thread, unless it runs already. It and all threads that it starts begin with
 /// `prepare`.
@@ -121,7 +128,7 @@ fn serve(orders: &Receiver<Order>, prepare: &Prepare) {
         match order {
             Order::Start { kind, thread, answer } => {
                 // A VM that confines this process to its files has threads that are confined from their start.
-                let confined = landlock::follow().map_err(io::Error::other);
+                let confined = CONFINE.get().map_or(Ok(()), |confine| confine());
                 // Whoever needs it waits.
                 let _ = answer.send(confined.and_then(|()| {
                     let leave = if grouped && kind != ThreadKind::Vcpu { core_group::leave } else { || Ok(()) };

@@ -15,13 +15,13 @@ use virtio_devices::{NewThread, Thread};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::arch::x86_64::layout;
+use crate::exits::MmioHandler;
 use crate::threads::{self, ThreadKind};
 use crate::tpm::crb::CrbDevice;
 pub(crate) use crate::tpm::error::TpmError;
 use crate::tpm::order::Order;
 use crate::tpm::swtpm::Swtpm;
 use crate::tpm::worker::Worker;
-use crate::vcpu::cpu::MmioHandler;
 
 /// The stack of its thread, in bytes.
 const STACK: usize = 128 << 10;

@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use virtio_devices::{BalloonSize, Cancel, Iommu, Memory};
+use virtio_devices::{BalloonSize, Cancel, Holds, Iommu, Memory};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -44,22 +44,22 @@ use crate::arch::x86_64::mp_table;
 use crate::arch::x86_64::topology::Topology;
 use crate::config::numa::NumaNode;
 use crate::config::{ConsoleMode, CpusConfig, MemoryConfig, PayloadConfig, VmConfig, VmPlan};
-use crate::devices::holds::Holds;
 use crate::devices::mem_regions::MemRegions;
 use crate::devices::places::{self, Place};
-use crate::devices::{self, Devices};
+use crate::devices::{self, DeviceError, Devices};
+use crate::exits::MmioHandler;
 use crate::firmware::FirmwarePorts;
 use crate::kvm::{Kvm, KvmError};
-use crate::migration::clock::ClockState;
-use crate::migration::page_faults::{PageFaults, Progress};
-use crate::pci_host::assign_bars::Weights;
+use crate::lazy_memory::page_faults::{PageFaults, Progress};
+use crate::machine_state::clock::ClockState;
 use crate::pci_host::memory_slots::plugged;
+use crate::pci_layout::Weights;
 use crate::serial::SerialConsole;
 use crate::serial::debug::DebugConsole;
 use crate::serial::end::ConsoleEnd;
 use crate::telemetry::events::Events;
 use crate::tpm::Tpm;
-use crate::vcpu::cpu::{self, MmioHandler, Stop, StopSignal, Vcpus};
+use crate::vcpu::cpu::{self, Stop, StopSignal, Vcpus};
 use crate::vcpu::pio::IoPorts;
 use crate::vcpu::placement::Placement;
 use crate::vfio::VfioHost;
@@ -311,7 +311,7 @@ impl Vm {
     /// The payload cannot be read, or KVM fails. The guest does not run then.
     pub fn power_on(&mut self) -> Result<(), VmError> {
         // All are held, unless a migration gave them up.
-        self.holds().take()?;
+        self.holds().take().map_err(DeviceError::from)?;
         self.open_payload()?;
         let viot = self.devices.viot();
         let hardware = tables::Hardware {
@@ -449,7 +449,7 @@ impl Vm {
             && running.paused
         {
             // All are held, unless a migration gave them up.
-            self.devices.holds().take()?;
+            self.devices.holds().take().map_err(DeviceError::from)?;
             self.devices.resume()?;
             if running.restored.take().is_some() {
                 // What the guest has been told may have been on its way.

@@ -37,6 +37,31 @@ fn a_file_that_is_no_kernel_is_refused() {
 }
 
 #[test]
+fn a_kernel_in_a_32_bit_file_runs() {
+    let guest = Guest::with_kernel(&Code::default().out(0x3f8, b'3').power_off().elf_32());
+    guest.run().unwrap();
+    assert_eq!(std::fs::read(guest.path("serial")).unwrap(), b"3");
+}
+
+#[test]
+fn a_compressed_kernel_is_refused_with_the_way_to_unpack_it() {
+    for (magic, program) in [
+        (&b"\x1f\x8b\x08"[..], "gzip"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\x04\x22\x4d\x18", "lz4"),
+        (b"BZh9", "bzip2"),
+    ] {
+        let message = error(&Guest::with_kernel(&[magic, &[0; 4096]].concat()));
+        let expected =
+            format!("/kernel: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that");
+        assert!(message.ends_with(&expected), "{message}");
+        // A file that ends within the mark.
+        assert!(error(&Guest::with_kernel(&magic[..1])).contains("neither a bzImage"));
+    }
+}
+
+#[test]
 fn a_file_that_is_no_firmware_is_refused() {
     let mut guest = Guest::with_kernel(&[0; 8192]);
     guest.config.payload.firmware = guest.config.payload.kernel.take();

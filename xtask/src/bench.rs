@@ -217,7 +217,10 @@ impl Options {
 pub(crate) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> {
     apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
     if options.backends()? == [Backend::Snapshot] {
-        return snapshot::run(lab, workspace, options);
+        let (vmm, tests) = (options.vmm(workspace)?, options.tests(Backend::Snapshot)?);
+        return snapshot::run(lab, workspace, vmm, (&tests, options.runs), |command, limit, what| {
+            run_test(lab, workspace, Backend::Snapshot.machine(), command, limit, what)
+        });
     }
     let programs = Programs {
         vmm: options.vmm(workspace)?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::apt;
 use crate::build;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::images::Image;
 use crate::lab::{GUEST_KERNELS, Lab};
 use crate::nested::{Clock, FirstLevel};
@@ -21,11 +21,12 @@ pub(crate) const IN_MEMORY: &str = "/run/lab";
 /// The limit of open files. It is enough for 1,024 VFs.
 const OPEN_FILES: u32 = 8192;
 
-/// Measures each start and each number of VFs `runs` times, or only `vfs` VFs. Time is virtual, one nanosecond per
-/// instruction, so that the figures do not depend on the machine or its load.
-pub(crate) fn run(lab: &Lab, workspace: &Path, runs: usize, vfs: Option<usize>) -> Result<()> {
+/// Measures each start and each number of VFs `runs` times, or only `vfs` VFs, of this commit's VMM or another. Time is
+/// virtual, one nanosecond per instruction, so that the figures do not depend on the machine or its load.
+pub(crate) fn run(lab: &Lab, workspace: &Path, runs: usize, vfs: Option<usize>, vmm: Option<&Path>) -> Result<()> {
     apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
-    let (vmm, measure) = (build::vmm(workspace)?, build::program(workspace, "measure")?);
+    let vmm = vmm.map_or_else(|| build::vmm(workspace), |path| path.canonicalize().context(path.display()))?;
+    let measure = build::program(workspace, "measure")?;
     note("measure", "boots, VFs and resident memory, in virtual time; this takes many minutes");
     let mut machine = FirstLevel::boot(lab, workspace, 9, Clock::Instructions)?;
     let vfs = vfs.map_or(String::new(), |vfs| vfs.to_string());

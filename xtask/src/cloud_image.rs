@@ -1,7 +1,8 @@
 //! Boots what a cloud boots: a disk with a Debian of its own, by firmware, told who it is by cloud-init's disk. Once
 //! the disk is raw, and once it is a qcow2 image over that one; by UEFI firmware, and by Cloud Hypervisor's own.
 //!
-//! A unit of systemd enables the VFs of the guest's NIC, as an administrator would have it done at each start.
+//! A unit of systemd enables the VFs of the guest's NIC, as an administrator would have it done at each start. The
+//! command that starts the guest is README's first example.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -17,7 +18,7 @@ use crate::lab::Lab;
 use crate::nested::{Clock, FirstLevel};
 use crate::progress::{Step, note};
 use crate::suite::quote;
-use crate::{build, debian, uefi};
+use crate::{build, debian, hypervisor_fw, uefi};
 
 /// How long a guest may take, in seconds of the machine's own time, which counts instructions.
 const LIMIT: u64 = 1200;
@@ -28,14 +29,12 @@ const ROOT_SIZE: u64 = 512 << 20;
 /// What is on it.
 const PACKAGES: &str = "systemd-sysv,udev,cloud-init";
 const CMDLINE: &str = "console=ttyS0 root=/dev/vda2 quiet systemd.show_status=1";
-/// The place of rust-hypervisor-firmware, which no package has, beside the checkout or above it.
-const HYPERVISOR_FW: &str = "shared/firmware/hypervisor-fw";
-/// How it finds the kernel (boot loader specification, type 1).
-const LOADER: &str = "default lab\n";
-const KERNEL_FILE: &str = "linux";
-const INITRAMFS_FILE: &str = "initrd";
-/// The number of VFs of the guest's NIC.
-const VFS: usize = 4;
+/// The number of VFs of the guest's NIC, and the tap of the first; the others have the PF's name and their index.
+const VFS: usize = 8;
+const FIRST_TAP: &str = "tenant-a";
+/// README, and how the command of its first example begins.
+const README: &str = include_str!("../../README.md");
+const EXAMPLE: &str = "\nsudo target/release/cloud-hypervisor ";
 /// The unit that enables all VFs of each PF. systemd replaces `$name` and `%x` itself; doubled, they reach the shell.
 const UNIT: &str = "[Unit]
 Description=VFs
@@ -51,7 +50,7 @@ WantedBy=multi-user.target
 const LOGIN: &str = "named-by-cloud-init login: ";
 /// What the guest says in the end: who cloud-init told it that it is, the state of the unit, its VFs that have a
 /// driver, and what it knows of the machine by SMBIOS.
-const EXPECTED: &str = "@@guest named-by-cloud-init, active, 4 VFs, serial number S42";
+const EXPECTED: &str = "@@guest named-by-cloud-init, active, 8 VFs, serial number S42";
 /// VF n gets the address 10.79.n.2. The line begins behind an empty one: a login prompt may be there.
 const USER_DATA: &str = "#cloud-config
 hostname: named-by-cloud-init
@@ -125,14 +124,8 @@ fn program(lab: &Lab, workspace: &Path, firmware: Firmware) -> Result<Option<(Pa
     if firmware == Firmware::Edk2 {
         return Ok(Some((uefi::firmware(lab)?, Clock::Instructions)));
     }
-    let Some(found) = workspace.ancestors().map(|folder| folder.join(HYPERVISOR_FW)).find(|path| path.exists()) else {
-        note("skip", format!("a cloud image by hypervisor-fw: no {HYPERVISOR_FW} beside the checkout"));
-        return Ok(None);
-    };
-    let copy = lab.folder().join("firmware/hypervisor-fw");
-    let bytes = fs::read(&found).context(found.display())?;
-    fs::write(&copy, bytes).context(copy.display())?;
-    Ok(Some((copy, Clock::Real)))
+    let copy = hypervisor_fw::copy(lab, workspace, "a cloud image by hypervisor-fw")?;
+    Ok(copy.map(|copy| (copy, Clock::Real)))
 }
 
 /// The shell command that boots the guest from a copy of `disk`, waits for its report and its login, pings it through
@@ -149,24 +142,38 @@ fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) ->
             (overlay, "--kernel", ",image_type=qcow2,backing_files=on", "qemu-img check /tmp/disk &&")
         }
     };
+    let changes = [
+        ("--firmware hypervisor-fw", format!("{option} {}", quote(firmware))),
+        ("path=debian.raw", format!("path=/tmp/disk{key}")),
+        ("path=cidata.iso", format!("path={}", quote(seed))),
+        ("--serial tty", "--serial file=/tmp/serial".into()),
+    ];
     Ok(format!(
         "cp {source} /tmp/disk || exit 1; \
-         {vmm} {option} {firmware} --disk path=/tmp/disk{key} path={seed},readonly=on \
-         --net tap=pf0,sriov_vfs={VFS} --cpus boot=1 --memory size=768M --platform system_serial_number=S42 \
-         --serial file=/tmp/serial --console off & \
+         {vmm} {arguments} --platform system_serial_number=S42 & \
          vmm=$!; waited=0; \
          until grep -qs '^@@guest ' /tmp/serial && grep -qs ' login: ' /tmp/serial; do \
          sleep 1; waited=$((waited + 1)); [ $waited -lt {LIMIT} ] && kill -0 $vmm || break; done; \
-         answers=0; for vf in $(seq 0 $(({VFS} - 1))); do \
-         ip addr add 10.79.$vf.1/24 dev pf0v$vf && ip link set pf0v$vf up && \
-         ping -c 3 -W 20 -I pf0v$vf 10.79.$vf.2 && answers=$((answers + 1)); done; \
+         answers=0; for vf in $(seq 0 $(({VFS} - 1))); do tap=pf0v$vf; [ $vf = 0 ] && tap={FIRST_TAP}; \
+         ip addr add 10.79.$vf.1/24 dev $tap && ip link set $tap up && \
+         ping -c 3 -W 20 -I $tap 10.79.$vf.2 && answers=$((answers + 1)); done; \
          cat /tmp/serial; echo; kill $vmm; wait $vmm; echo \"after $waited s, $answers VFs answer\"; {check} \
          [ $answers -eq {VFS} ] && grep -q '{LOGIN}' /tmp/serial && grep -q '^{EXPECTED}' /tmp/serial",
         source = quote(&source),
         vmm = quote(vmm),
-        firmware = quote(firmware),
-        seed = quote(seed),
+        arguments = example(&changes)?,
     ))
+}
+
+/// The arguments of README's first example, in which each of `changes` is made once.
+fn example(changes: &[(&str, String)]) -> Result<String> {
+    let arguments = README.split_once(EXAMPLE).and_then(|(_, rest)| rest.split_once("\n```"));
+    let (arguments, _) = arguments.ok_or_else(|| Error::new(format!("README.md has no example{EXAMPLE}")))?;
+    let arguments = arguments.replace("\\\n", " ");
+    changes.iter().try_fold(arguments, |arguments, (from, to)| match arguments.matches(from).count() {
+        1 => Ok(arguments.replace(from, to)),
+        count => Err(Error::new(format!("the first example of README.md has {from:?} {count} times, not once"))),
+    })
 }
 
 /// The guest's disk: an EFI system partition with a kernel in both forms that firmware starts, and Debian. It is made
@@ -174,7 +181,7 @@ fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) ->
 fn disk(lab: &Lab) -> Result<PathBuf> {
     let folder = lab.folder().join("cloud-image");
     let disk = folder.join("disk.raw");
-    let (record, wanted) = (folder.join("wanted"), format!("{PACKAGES}\n{CMDLINE}\n{UNIT}\n{LOADER}"));
+    let (record, wanted) = (folder.join("wanted"), format!("{PACKAGES}\n{CMDLINE}\n{UNIT}\n{}", uefi::LOADER));
     if fs::read_to_string(&record).is_ok_and(|have| have == wanted) {
         return Ok(disk);
     }
@@ -194,34 +201,13 @@ fn disk(lab: &Lab) -> Result<PathBuf> {
     let offsets = gpt::create(&unfinished, &[(Kind::EfiSystem, uefi::EFI_SYSTEM_SIZE), (Kind::Linux, ROOT_SIZE)])?;
     let [efi_system, linux] = offsets[..] else { return Err(Error::new("the disk has not two partitions")) };
     uefi::fill_efi_system(&unfinished, efi_system, &program)?;
-    describe_kernel(lab, &folder, &unfinished, efi_system, &initramfs)?;
+    uefi::add_entry(lab, &unfinished, efi_system, &initramfs, CMDLINE)?;
     copy_sparse(&filesystem, &unfinished, linux)?;
     fs::remove_file(&filesystem).context(filesystem.display())?;
     fs::rename(&unfinished, &disk).context(disk.display())?;
     fs::write(&record, wanted).context(record.display())?;
     step.done();
     Ok(disk)
-}
-
-/// Adds the kernel to the EFI system partition at `offset` of `disk` as the boot loader specification says.
-fn describe_kernel(lab: &Lab, folder: &Path, disk: &Path, offset: u64, initramfs: &Path) -> Result<()> {
-    let place = format!("{}@@{offset}", disk.display());
-    let text = |name: &str, contents: &str| -> Result<PathBuf> {
-        let path = folder.join(name);
-        fs::write(&path, contents).context(path.display())?;
-        Ok(path)
-    };
-    let entry = format!("title lab\nlinux /{KERNEL_FILE}\ninitrd /{INITRAMFS_FILE}\noptions {CMDLINE}\n");
-    output(Command::new("mmd").args(["-i", &place, "::/loader", "::/loader/entries"]))?;
-    for (file, name) in [
-        (text("loader.conf", LOADER)?, "loader/loader.conf"),
-        (text("lab.conf", &entry)?, "loader/entries/lab.conf"),
-        (lab.kernel(uefi::KERNEL, "bzImage")?, KERNEL_FILE),
-        (initramfs.to_owned(), INITRAMFS_FILE),
-    ] {
-        output(Command::new("mcopy").args(["-i", &place]).arg(file).arg(format!("::/{name}")))?;
-    }
-    Ok(())
 }
 
 /// Copies a file into another one at `offset`, without its empty blocks.
@@ -253,4 +239,19 @@ fn seed(lab: &Lab) -> Result<PathBuf> {
     command.args(["-quiet", "-output"]).arg(&image).args(["-volid", "CIDATA", "-joliet", "-rock"]);
     output(command.arg(&folder))?;
     Ok(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readmes_first_example_is_what_boots_a_cloud_image() {
+        let changed = ("path=debian.raw", "path=/d".to_string());
+        let arguments = example(&[changed]).unwrap();
+        assert!(arguments.starts_with("--firmware hypervisor-fw ") && arguments.contains("path=/d path=cidata.iso"));
+        assert!(arguments.contains(&format!("sriov_vfs={VFS}")) && arguments.contains(&format!("tap={FIRST_TAP}")));
+        assert!(!arguments.contains(['\\', '\n', '`']), "{arguments}");
+        assert!(example(&[("no such words", String::new())]).is_err());
+    }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::apt::output;
 use crate::cpio::Cpio;
 use crate::error::{Context, Error, Result};
-use crate::lab::Lab;
+use crate::lab::{FIRST_LEVEL_KERNEL, GUEST_KERNELS, Lab, has_iommu_driver};
 use crate::programs;
 
 const GUEST_INIT: &str = include_str!("init/guest.sh");
@@ -26,6 +26,9 @@ const LIBRARIES: [&str; 8] = [
     "libcrypto.so.3",
 ];
 
+/// The module with the driver of virtio disks.
+const DISK_DRIVER: &str = "virtio_blk";
+
 /// The vendors whose names the guest's `lspci` can meet.
 const PCI_VENDORS: [&str; 3] = ["1af4", "8086", "1b36"];
 
@@ -38,7 +41,9 @@ pub(crate) enum Image {
     GuestWithLspci,
     /// Of a guest, with modules that tests load.
     GuestWithModules,
-    /// Of a guest, with these and DPDK's testpmd.
+    /// Of a guest, with the driver of disks alone. It is small, for firmware that reads it slowly.
+    GuestWithDisks,
+    /// Of a guest, with modules that tests load and DPDK's testpmd.
     GuestWithDpdk,
     /// Of a guest that continues from its disk.
     DiskRoot,
@@ -59,6 +64,7 @@ impl Image {
             Image::Guest => format!("guest-{kernel}.cpio"),
             Image::GuestWithLspci => format!("guest-{kernel}-lspci.cpio"),
             Image::GuestWithModules => format!("guest-{kernel}-modules.cpio"),
+            Image::GuestWithDisks => format!("guest-{kernel}-disks.cpio"),
             Image::GuestWithDpdk => format!("guest-{kernel}-dpdk.cpio"),
             Image::DiskRoot => format!("disk-root-{kernel}.cpio"),
             Image::FirstLevel => format!("{kernel}.cpio"),
@@ -76,13 +82,42 @@ impl Image {
         match self {
             Image::Guest | Image::FirstLevel => {}
             Image::GuestWithLspci => add_lspci(lab, &mut archive)?,
-            Image::GuestWithModules | Image::DiskRoot => add_modules(lab, kernel, &mut archive)?,
+            Image::GuestWithModules | Image::DiskRoot => add_modules(lab, kernel, &mut archive, |_| true)?,
+            Image::GuestWithDisks => add_modules(lab, kernel, &mut archive, |module| module == DISK_DRIVER)?,
             Image::GuestWithDpdk => {
-                add_modules(lab, kernel, &mut archive)?;
+                add_modules(lab, kernel, &mut archive, |_| true)?;
                 add_dpdk(lab, &mut archive)?;
             }
         }
         write_if_changed(path, &archive.finish()?)
+    }
+}
+
+impl Lab {
+    /// Fetches and builds all that guests, tests and a shell in the lab can use. If all is there, this needs no network
+    /// and takes a moment.
+    pub(crate) fn prepare_everything(&self) -> Result<()> {
+        GUEST_KERNELS.iter().try_for_each(|kernel| self.prepare(kernel))?;
+        self.image(Image::FirstLevel, FIRST_LEVEL_KERNEL)?;
+        self.peers().map(drop)
+    }
+
+    /// Fetches a guest's kernel, and builds all that guests with it can use.
+    pub(crate) fn prepare(&self, kernel: &str) -> Result<()> {
+        self.kernel(kernel, "vmlinux")?;
+        Image::of_guests(has_iommu_driver(kernel)).try_for_each(|image| self.image(image, kernel).map(drop))
+    }
+
+    /// An initramfs. Writes it if it is missing or out of date.
+    pub(crate) fn image(&self, image: Image, kernel: &str) -> Result<PathBuf> {
+        let name = image.file_name(kernel);
+        let path = self.folder().join("images").join(&name);
+        let mut ready = self.images.lock();
+        if !ready.contains(&name) {
+            image.write(self, kernel, &path)?;
+            ready.insert(name);
+        }
+        Ok(path)
     }
 }
 
@@ -111,11 +146,11 @@ fn applets(busybox: &Path) -> Result<Vec<String>> {
     Ok(list.lines().filter(|name| !matches!(*name, "busybox" | "init" | "linuxrc")).map(str::to_owned).collect())
 }
 
-/// The modules that tests load. `/extra/<module>` holds one and those it depends on, in load order; it is empty for a
-/// built-in one.
-fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio) -> Result<()> {
+/// Those of the modules that tests load for which `is_wanted` holds. `/extra/<module>` holds one and those it depends
+/// on, in load order; it is empty for a built-in one.
+fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio, is_wanted: impl Fn(&str) -> bool) -> Result<()> {
     archive.directory("extra")?;
-    for (module, files) in lab.extra_modules(kernel)? {
+    for (module, files) in lab.extra_modules(kernel)?.into_iter().filter(|(module, _)| is_wanted(module)) {
         archive.directory(&format!("extra/{module}"))?;
         for (name, image) in files {
             archive.file(&format!("extra/{module}/{name}"), 0o644, &image)?;

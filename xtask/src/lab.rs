@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 
 use crate::apt::{self, Apt, KERNEL};
 use crate::error::{Context, Error, Result};
-use crate::images::Image;
 use crate::kernel::{Module, ModuleTree, vmlinux_of};
 use crate::progress::Step;
 
@@ -108,8 +107,8 @@ const KERNELS: [Kernel; 6] = [
         series: "6.12.",
         packages: &[KERNEL],
         modules: FIRST_LEVEL,
-        // For `cargo xtask bench vsock --qemu`, and for tests of VFIO.
-        extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb"],
+        // For `cargo xtask bench vsock --qemu`, and for tests of VFIO and of disks with large blocks.
+        extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb", "loop"],
         containers: &["vxlan", "bridge"],
     },
     // For `cargo xtask bench switch --qemu`, and for tests of VFIO: Debian's cloud kernel has no drivers for such NICs.
@@ -171,7 +170,7 @@ pub(crate) struct Lab {
     /// Opened for the first package that is missing. The lock is held while one is fetched.
     apt: Mutex<Option<Apt>>,
     /// The images that this process has found or brought up to date.
-    images: Mutex<BTreeSet<String>>,
+    pub images: Mutex<BTreeSet<String>>,
 }
 
 /// Modules that tests may load by one name.
@@ -193,20 +192,6 @@ impl Lab {
         let folder = workspace.join("target/lab");
         fs::create_dir_all(folder.join("images")).context(format!("making {}", folder.display()))?;
         Ok(Lab { folder, apt: Mutex::default(), images: Mutex::default() })
-    }
-
-    /// Fetches and builds all that guests, tests and a shell in the lab can use. If all is there, this needs no network
-    /// and takes a moment.
-    pub(crate) fn prepare_everything(&self) -> Result<()> {
-        GUEST_KERNELS.iter().try_for_each(|kernel| self.prepare(kernel))?;
-        self.image(Image::FirstLevel, FIRST_LEVEL_KERNEL)?;
-        self.peers().map(drop)
-    }
-
-    /// Fetches a guest's kernel, and builds all that guests with it can use.
-    pub(crate) fn prepare(&self, kernel: &str) -> Result<()> {
-        self.kernel(kernel, "vmlinux")?;
-        Image::of_guests(has_iommu_driver(kernel)).try_for_each(|image| self.image(image, kernel).map(drop))
     }
 
     /// `target/lab` itself.
@@ -246,18 +231,6 @@ impl Lab {
 
     fn peers_path(&self) -> PathBuf {
         self.folder.join("peers")
-    }
-
-    /// An initramfs. Writes it if it is missing or out of date.
-    pub(crate) fn image(&self, image: Image, kernel: &str) -> Result<PathBuf> {
-        let name = image.file_name(kernel);
-        let path = self.folder.join("images").join(&name);
-        let mut ready = self.images.lock();
-        if !ready.contains(&name) {
-            image.write(self, kernel, &path)?;
-            ready.insert(name);
-        }
-        Ok(path)
     }
 
     /// The modules that machines with this kernel load at boot.
@@ -421,7 +394,7 @@ impl Lab {
 }
 
 /// True if the lab has the driver of the virtual IOMMU for this kernel.
-fn has_iommu_driver(kernel: &str) -> bool {
+pub(crate) fn has_iommu_driver(kernel: &str) -> bool {
     KERNELS.iter().any(|known| known.name == kernel && known.extra == GUEST_EXTRA_IOMMU)
 }
 

@@ -22,6 +22,7 @@ mod error;
 mod fuzz;
 mod gpt;
 mod hotplug;
+mod hypervisor_fw;
 mod images;
 mod iommufd;
 mod kernel;
@@ -183,9 +184,12 @@ enum LabTask {
         /// Number of measurements of each figure
         #[arg(long, default_value_t = 3)]
         runs: usize,
-        /// Measures only this many VFs: 7, 64 or 255
+        /// Measures only this many VFs: 7, 64 or 255; with 0, only starts
         #[arg(long)]
         vfs: Option<usize>,
+        /// A static binary of the VMM in the checkout, of another commit
+        #[arg(long)]
+        vmm: Option<PathBuf>,
     },
     /// Enables and disables VFs under traffic, and checks that the host leaks nothing
     Stress {
@@ -307,6 +311,7 @@ fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> 
     lab.prepare_everything()?;
     uefi::firmware(&lab)?;
     uefi::guest_disk(&lab)?;
+    hypervisor_fw::copy(&lab, workspace, "tests of hypervisor-fw")?;
     let vmm = build::vmm(workspace)?;
     let fixtures = build::fixtures(workspace)?;
     let tests = build::tests(workspace)?;
@@ -347,7 +352,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
             return Ok(status == 0);
         }
         LabTask::VpVdpa { nics, command } => return Ok(vp_vdpa::run(&lab, workspace, *nics, command.as_deref())? == 0),
-        LabTask::BootTime { runs, vfs } => boot_time::run(&lab, workspace, *runs, *vfs)?,
+        LabTask::BootTime { runs, vfs, vmm } => boot_time::run(&lab, workspace, *runs, *vfs, vmm.as_deref())?,
         LabTask::Stress { vfs, cycles } => stress::run(&lab, workspace, *vfs, *cycles)?,
         LabTask::CloudImage { form, firmware } => return cloud_image::run(&lab, workspace, *form, *firmware),
         LabTask::Debian { kernel } => debian::run(&lab, workspace, kernel)?,

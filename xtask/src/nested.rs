@@ -278,11 +278,10 @@ fn qemu(lab: &Lab, workspace: &Path, machine: &Machine, extra: &str) -> Result<C
     let share = workspace.display();
     // On a busy machine Linux counts too few ticks when it checks the timer at boot, and gives up.
     let mut append = format!("console=ttyS0 panic=-1 quiet no_timer_check ipv6.disable=1 lab.share={share} {extra}");
-    let mut command = match (machine.clock, machine.nics) {
+    let mut command = match machine.nics {
         // The other has no igb.
-        (_, Nics::Vfio) => newer_qemu::command(lab)?,
-        (Clock::Real, _) => Command::new(emulator::PROGRAM),
-        (Clock::Instructions, _) => emulator::command(lab)?,
+        Nics::Vfio => newer_qemu::command(lab)?,
+        Nics::None | Nics::Vdpa(_) => emulator::command(lab)?,
     };
     // Linux's driver of AMD's IOMMU needs cmpxchg16b.
     let cpu = if matches!(machine.nics, Nics::Vdpa(_)) { CPU.replace(",-cx16", "") } else { CPU.to_owned() };

@@ -35,11 +35,13 @@ pub(crate) fn fetch(lab: &Lab) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The command that runs it on this machine, whose own libraries are older. Fetches it if it is missing.
+/// The command that runs a patched copy ([`emulator`]) on this machine, whose own libraries are older. Fetches QEMU if
+/// it is missing.
 pub(crate) fn command(lab: &Lab) -> Result<Command> {
     let folder = fetch(lab)?;
+    let program = emulator::patched(&folder.join(emulator::PROGRAM), &lab.folder().join("emulator/newer"))?;
     let mut command = Command::new(folder.join("lib").join(programs::LOADER));
-    command.arg("--library-path").arg(folder.join("lib")).arg(folder.join(emulator::PROGRAM));
+    command.arg("--library-path").arg(folder.join("lib")).arg(program);
     command.arg("-L").arg(folder.join("share"));
     Ok(command)
 }

@@ -21,14 +21,24 @@ use crate::{iommufd, newer_qemu};
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 /// The variables that say how often tests repeat what must not wear out. With one of them, a test may take
 /// [`LONG_LIMIT`].
-const ROUNDS: [&str; 5] = ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_ROUNDS"];
+const ROUNDS: [&str; 6] =
+    ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_BOOTS", "CH_VFIO_ROUNDS"];
 /// Time that a test may take in a longer run.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.
 const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
+/// How long a test may take whose guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
+const HYPERVISOR_FW_LIMIT: Duration = Duration::from_secs(1800);
+/// The files of these tests have this in their names.
+const HYPERVISOR_FW_TESTS: &str = "hypervisor_fw";
 /// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
 /// in firmware, by an assertion on its own lock, unless the machine's clock counts instructions.
 const FIRMWARE_TESTS: &str = "firmware";
+/// As [`FIRMWARE_TESTS`], of tests in which guests measure time against a device. In real time, an exit in the nested lab
+/// takes longer than Linux allows for a read of one.
+const TIMER_TESTS: &str = "timers";
+/// Tests with this in their names boot Debian's generic kernel, which has what the cloud kernel lacks.
+const GENERIC_TESTS: &str = "generic";
 /// The files of tests that pass devices of the first-level machine through to guests begin with this.
 const VFIO_TESTS: &str = "vfio";
 /// The file of those of them that need a kernel with iommufd.
@@ -91,7 +101,9 @@ impl Test {
         match self.file.as_str() {
             IOMMUFD_TESTS => Machine::IOMMUFD,
             file if file.starts_with(VFIO_TESTS) => Machine::VFIO,
-            file if file.starts_with(FIRMWARE_TESTS) => Machine::plain(Clock::Instructions),
+            file if file.starts_with(FIRMWARE_TESTS) || file.starts_with(TIMER_TESTS) => {
+                Machine::plain(Clock::Instructions)
+            }
             _ => Machine::plain(Clock::Real),
         }
     }
@@ -100,6 +112,7 @@ impl Test {
     fn limit(&self) -> Duration {
         match self.machine().clock {
             Clock::Real if ROUNDS.iter().any(|name| std::env::var_os(name).is_some()) => LONG_LIMIT,
+            Clock::Real if self.file.contains(HYPERVISOR_FW_TESTS) => HYPERVISOR_FW_LIMIT,
             Clock::Real => TEST_LIMIT,
             Clock::Instructions => COUNTING_LIMIT,
         }
@@ -132,6 +145,9 @@ impl Suite<'_> {
         }
         if queue.lock().iter().any(|test| test.name.contains(BACKPORTS)) {
             self.lab.prepare(BACKPORTS)?;
+        }
+        if queue.lock().iter().any(|test| test.name.contains(GENERIC_TESTS)) {
+            self.lab.prepare(IGB_KERNEL)?;
         }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));

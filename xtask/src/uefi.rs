@@ -1,4 +1,4 @@
-//! Firmware and disks for UEFI: Debian's firmware for Cloud Hypervisor, and disks that need no root to be made.
+//! Debian's UEFI firmware for Cloud Hypervisor, and disks for it and for hypervisor-fw. They need no root to be made.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,11 @@ pub(crate) const EFI_SYSTEM_SIZE: u64 = 64 << 20;
 pub(crate) const KERNEL: &str = "6.12";
 /// Command line; the guest has IPv4 only, as those of the other tests.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
+
+/// Configuration by which hypervisor-fw finds a kernel (boot loader specification, type 1).
+pub(crate) const LOADER: &str = "default lab\n";
+const KERNEL_FILE: &str = "linux";
+const INITRAMFS_FILE: &str = "initrd";
 
 /// The firmware. Fetches it if it is missing.
 pub(crate) fn firmware(lab: &Lab) -> Result<PathBuf> {
@@ -54,12 +59,16 @@ fn fetch(folder: &Path, what: &str, path: &str, unpack: impl FnOnce() -> Result<
     Ok(folder.join(path))
 }
 
-/// The disk of a guest of the lab whose kernel firmware loads: one partition, with a unified kernel image.
+/// The disk of a guest of the lab whose kernel firmware loads. Its only partition has a unified kernel image for UEFI
+/// firmware, and for hypervisor-fw the same kernel and a smaller initramfs: that reads 512 bytes at a time.
 pub(crate) fn guest_disk(lab: &Lab) -> Result<PathBuf> {
     let disk = lab.folder().join("images").join(format!("uefi-{KERNEL}.raw"));
     let initramfs = lab.image(Image::GuestWithModules, KERNEL)?;
+    let small = lab.image(Image::GuestWithDisks, KERNEL)?;
     let changed = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    if disk.exists() && changed(&disk) >= changed(&initramfs) {
+    let (record, wanted) = (disk.with_extension("wanted"), format!("{CMDLINE}\n{LOADER}"));
+    let is_recorded = fs::read_to_string(&record).is_ok_and(|have| have == wanted);
+    if is_recorded && disk.exists() && [&initramfs, &small].iter().all(|path| changed(&disk) >= changed(path)) {
         return Ok(disk);
     }
     apt::install_missing(&[("mformat", "mtools"), ("objcopy", "binutils")])?;
@@ -69,7 +78,9 @@ pub(crate) fn guest_disk(lab: &Lab) -> Result<PathBuf> {
     let unfinished = disk.with_extension("new");
     let offsets = gpt::create(&unfinished, &[(Kind::EfiSystem, EFI_SYSTEM_SIZE)])?;
     fill_efi_system(&unfinished, offsets[0], &image)?;
+    add_entry(lab, &unfinished, offsets[0], &small, CMDLINE)?;
     fs::rename(&unfinished, &disk).context(disk.display())?;
+    fs::write(&record, wanted).context(record.display())?;
     step.done();
     Ok(disk)
 }
@@ -102,4 +113,26 @@ pub(crate) fn fill_efi_system(disk: &Path, offset: u64, program: &Path) -> Resul
     output(Command::new("mformat").args(["-i", &place, "-F", "-T", &sectors, "-h", "64", "-s", "32", "::"]))?;
     output(Command::new("mmd").args(["-i", &place, "::/EFI", "::/EFI/BOOT"]))?;
     output(Command::new("mcopy").args(["-i", &place]).arg(program).arg("::/EFI/BOOT/BOOTX64.EFI")).map(drop)
+}
+
+/// Adds the kernel and this initramfs to the file system in the partition at `offset` of `disk`, as the boot loader
+/// specification says.
+pub(crate) fn add_entry(lab: &Lab, disk: &Path, offset: u64, initramfs: &Path, cmdline: &str) -> Result<()> {
+    let place = format!("{}@@{offset}", disk.display());
+    let text = |name: &str, contents: &str| -> Result<PathBuf> {
+        let path = disk.with_extension(name);
+        fs::write(&path, contents).context(path.display())?;
+        Ok(path)
+    };
+    let entry = format!("title lab\nlinux /{KERNEL_FILE}\ninitrd /{INITRAMFS_FILE}\noptions {cmdline}\n");
+    output(Command::new("mmd").args(["-i", &place, "::/loader", "::/loader/entries"]))?;
+    for (file, name) in [
+        (text("loader.conf", LOADER)?, "loader/loader.conf"),
+        (text("lab.conf", &entry)?, "loader/entries/lab.conf"),
+        (lab.kernel(KERNEL, "bzImage")?, KERNEL_FILE),
+        (initramfs.to_owned(), INITRAMFS_FILE),
+    ] {
+        output(Command::new("mcopy").args(["-i", &place]).arg(file).arg(format!("::/{name}")))?;
+    }
+    Ok(())
 }

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::assert_kept;
 use crate::client::{Answer, Client};
 use crate::files::Files;
+use crate::hypervisor_fw;
 use crate::tap::{self, Kept, Queues};
 use crate::vmm::{BINARY, Kill, wait_for};
 
@@ -103,8 +104,8 @@ impl Domain {
     }
 }
 
-/// Adds two NICs over one socket. `sscanf` reads the status from the data of a single receive call.
-fn add_nets(mut client: Client, nics: [Vec<OwnedFd>; 2]) {
+/// Adds NICs over one socket. `sscanf` reads the status from the data of a single receive call.
+fn add_nets<const N: usize>(mut client: Client, nics: [Vec<OwnedFd>; N]) {
     for (index, fds) in nics.into_iter().enumerate() {
         let body = json!({
             "id": format!("net_{index}"), "mac": format!("52:54:00:00:11:0{index}"), "ip": "192.168.122.10",
@@ -162,6 +163,39 @@ fn libvirt_starts_a_domain_controls_it_and_ends_it() {
     domain.curl("PUT", "vmm.shutdown", None).expect(200);
     domain.await_event("vmm", "shutdown");
     wait_for("the program's end", || domain.process.0.try_wait().unwrap().is_some());
+}
+
+/// A domain whose `<kernel>` is Cloud Hypervisor's own firmware, as the driver has no other key for firmware. The
+/// driver itself refuses a domain without `<kernel>`.
+#[test]
+fn hypervisor_fw_boots_a_disk_by_what_libvirt_sends() {
+    let Some(firmware) = hypervisor_fw::firmware() else { return };
+    let mut domain = Domain::start();
+    let disk = hypervisor_fw::bootable(&domain.files, "disk");
+    let seed = domain.files.sparse("seed", 1 << 20);
+    let create = json!({
+        "console": {"mode": "Pty"}, "serial": {"mode": "Pty"}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+        "memory": {"size": 256 << 20}, "payload": {"kernel": firmware},
+        "disks": [{"path": disk}, {"path": seed, "readonly": true}],
+    });
+    domain.curl("PUT", "vm.create", Some(&create)).expect(204);
+    let _tap = Kept::new("aplvq2");
+    add_nets(domain.connect(), [vec![tap::queue("aplvq2", Queues::One)]]);
+    domain.put("vm.boot");
+    domain.await_event("vm", "booted");
+    assert_kept(&create, &domain.info()["config"], "config");
+    let terminal = domain.info()["config"]["serial"]["file"].as_str().unwrap().to_owned();
+    let mut terminal = File::open(terminal).unwrap();
+    rustix::io::ioctl_fionbio(&terminal, true).unwrap();
+    let mut printed = Vec::new();
+    wait_for("the kernel", || {
+        let mut bytes = [0; 4096];
+        let count = terminal.read(&mut bytes).unwrap_or(0);
+        printed.extend_from_slice(&bytes[..count]);
+        String::from_utf8_lossy(&printed).contains(hypervisor_fw::OPTIONS)
+    });
+    domain.put("vm.shutdown");
+    domain.await_event("vm", "shutdown");
 }
 
 /// Cyberus' driver describes memory with a zone and NUMA, resizes disks and adds devices while the domain runs.

@@ -30,6 +30,20 @@ pub(super) struct Target {
     pub name: String,
 }
 
+impl Target {
+    /// A file that is not there, beside the socket.
+    pub(super) fn made(&self) -> PathBuf {
+        self.path.with_file_name("made")
+    }
+
+    /// The number in a CPU clock of the other process, or of its thread (`clock_getcpuclockid(3)`).
+    fn clocks(&self) -> [u64; 2] {
+        const SCHED: u64 = 2;
+        const PER_THREAD: u64 = 4;
+        [(!self.pid << 3) | SCHED, (!self.tid << 3) | PER_THREAD | SCHED]
+    }
+}
+
 const CONNECTS: &str = "the path's permissions decide, as Landlock does not see it: vsock calls programs of the host, \
                         and the control thread connects to backends";
 
@@ -45,10 +59,11 @@ pub(super) const ATTACKS: &[Attack] = &[
     Attack { what: "have another process signalled by the kernel", make: signal_by_kernel, can: (&[], "") },
     Attack { what: "bind another process to a CPU", make: bind_to_cpu, can: (&[], "") },
     Attack { what: "set a limit of another process", make: limit, can: (&[], "") },
-    Attack { what: "change another process's priority", make: prioritise, can: (&[], "") },
+    Attack { what: "take another process's descriptors", make: take_descriptors, can: (&[], "") },
+    Attack { what: "change another process's priority or group", make: prioritise, can: (&[], "") },
     Attack { what: "join another process's cores, or move it to others", make: share_cores, can: (&[], "") },
     Attack { what: "move another process's memory, or have it dropped", make: move_memory, can: (&[], "") },
-    Attack { what: "ask about another process", make: ask, can: (&[], "") },
+    Attack { what: "ask about another process, or measure it", make: ask, can: (&[], "") },
     Attack { what: "make memory executable", make: make_code, can: (&[], "") },
     Attack { what: "connect by TCP", make: connect_tcp, can: (&[], "") },
     Attack {
@@ -60,7 +75,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     Attack {
         what: "connect to a socket at a path",
         make: connect_path,
-        can: (&["cloud-hyperviso", "starter", "_vsock1_q0"], CONNECTS),
+        can: (&["cloud-hyperviso", "starter", "vsock"], CONNECTS),
     },
     Attack {
         what: "load a program into the kernel (BPF)",
@@ -75,12 +90,13 @@ pub(super) const ATTACKS: &[Attack] = &[
 ];
 
 fn open(thread: &Hijacked, _: &Target) -> Outcome {
-    thread.call(libc::SYS_openat, [libc::AT_FDCWD as u64, thread.place(b"/etc/shadow\0"), 0, 0])
+    thread.call(libc::SYS_openat, [libc::AT_FDCWD as u64, thread.place(b"/etc/passwd\0"), 0, 0])
 }
 
-fn make_file(thread: &Hijacked, _: &Target) -> Outcome {
+fn make_file(thread: &Hijacked, target: &Target) -> Outcome {
+    let path = [target.made().as_os_str().as_bytes(), b"\0"].concat();
     let flags = (libc::O_CREAT | libc::O_WRONLY) as u64;
-    thread.call(libc::SYS_openat, [libc::AT_FDCWD as u64, thread.place(b"/var/tmp/apisec\0"), flags, 0o600])
+    thread.call(libc::SYS_openat, [libc::AT_FDCWD as u64, thread.place(&path), flags, 0o600])
 }
 
 fn run(thread: &Hijacked, _: &Target) -> Outcome {
@@ -92,7 +108,15 @@ fn fork(thread: &Hijacked, _: &Target) -> Outcome {
 }
 
 fn trace(thread: &Hijacked, target: &Target) -> Outcome {
-    thread.call(libc::SYS_ptrace, [u64::from(libc::PTRACE_SEIZE), target.pid, 0, 0])
+    let requests = [libc::PTRACE_ATTACH, libc::PTRACE_SEIZE];
+    first_made(thread, requests.map(|request| (libc::SYS_ptrace, [u64::from(request), target.pid, 0, 0])))
+}
+
+/// `pidfd_getfd` takes a descriptor that the first makes; of 0, no process.
+fn take_descriptors(thread: &Hijacked, target: &Target) -> Outcome {
+    let calls =
+        [(libc::SYS_pidfd_open, [target.pid, 0, 0, 0]), (libc::SYS_pidfd_getfd, [0; 4]), (libc::SYS_setns, [0; 4])];
+    first_made(thread, calls)
 }
 
 /// Makes calls one after the other, and returns the outcome of the first that no filter stops.
@@ -114,7 +138,18 @@ fn reach_memory(thread: &Hijacked, target: &Target) -> Outcome {
 
 fn signal(thread: &Hijacked, target: &Target) -> Outcome {
     let signal = libc::SIGTERM as u64;
-    about(thread, target, &[(libc::SYS_kill, [signal, 0, 0]), (libc::SYS_rt_sigqueueinfo, [signal, 0, 0])])
+    let calls = [(libc::SYS_kill, [signal, 0, 0]), (libc::SYS_rt_sigqueueinfo, [signal, 0, 0])];
+    match about(thread, target, &calls) {
+        // The process's group, and what a descriptor of a process names.
+        Outcome::Filtered => first_made(
+            thread,
+            [
+                (libc::SYS_kill, [target.pid.wrapping_neg(), signal, 0, 0]),
+                (libc::SYS_pidfd_send_signal, [0, signal, 0, 0]),
+            ],
+        ),
+        made => made,
+    }
 }
 
 fn signal_thread(thread: &Hijacked, target: &Target) -> Outcome {
@@ -130,9 +165,17 @@ fn signal_thread(thread: &Hijacked, target: &Target) -> Outcome {
 
 /// As the owner of a descriptor, or as the foreground job of a terminal.
 fn signal_by_kernel(thread: &Hijacked, target: &Target) -> Outcome {
+    // `fcntl(2)`, where F_OWNER_PID is 1, and `asm-generic/sockios.h`.
+    const F_SETOWN_EX: u64 = 15;
+    const FIOSETOWN: u64 = 0x8901;
+    const SIOCSPGRP: u64 = 0x8902;
+    let owner = [1, target.pid as u32].map(u32::to_ne_bytes).concat();
     let calls = [
         (libc::SYS_fcntl, [0, libc::F_SETOWN as u64, target.pid, 0]),
+        (libc::SYS_fcntl, [0, F_SETOWN_EX, thread.place(&owner), 0]),
         (libc::SYS_fcntl, [0, libc::F_SETFL as u64, libc::O_ASYNC as u64, 0]),
+        (libc::SYS_ioctl, [0, FIOSETOWN, thread.place(&owner[4..]), 0]),
+        (libc::SYS_ioctl, [0, SIOCSPGRP, thread.place(&owner[4..]), 0]),
         (libc::SYS_ioctl, [0, libc::TIOCSPGRP, thread.place(&(target.pid as u32).to_ne_bytes()), 0]),
     ];
     first_made(thread, calls)
@@ -155,6 +198,7 @@ fn prioritise(thread: &Hijacked, target: &Target) -> Outcome {
     let others = [
         (libc::SYS_setpriority, [u64::from(libc::PRIO_PROCESS), target.pid, 19, 0]),
         (libc::SYS_ioprio_set, [1, target.pid, 3 << 13, 0]),
+        (libc::SYS_setpgid, [target.pid, 0, 0, 0]),
     ];
     let by_number = [
         (libc::SYS_sched_setscheduler, [idle, priority, 0]),
@@ -185,8 +229,24 @@ fn ask(thread: &Hijacked, target: &Target) -> Outcome {
         (libc::SYS_kcmp, [target.pid, 0, 0]),
         (libc::SYS_get_robust_list, [0; 3]),
         (libc::SYS_sched_getscheduler, [0; 3]),
+        (libc::SYS_sched_getparam, [thread.place(&[]), 0, 0]),
+        (libc::SYS_sched_getattr, [thread.place(&[]), 48, 0]),
+        (libc::SYS_sched_rr_get_interval, [thread.place(&[]), 0, 0]),
     ];
-    about(thread, target, &calls)
+    let (wait, place) = (u64::from(libc::P_PID), thread.place(&[0; 16]));
+    let others = [
+        (libc::SYS_getpriority, [u64::from(libc::PRIO_PROCESS), target.pid, 0, 0]),
+        (libc::SYS_ioprio_get, [1, target.pid, 0, 0]),
+        (libc::SYS_wait4, [target.pid, 0, 0, 0]),
+        (libc::SYS_waitid, [wait, target.pid, 0, libc::WEXITED as u64]),
+        (libc::SYS_perf_event_open, [thread.place(&[0; 128]), target.pid, u64::MAX, u64::MAX]),
+    ];
+    let clocks = target.clocks().map(|clock| (libc::SYS_clock_gettime, [clock, place, 0, 0]));
+    let sleep = (libc::SYS_clock_nanosleep, [target.clocks()[0], 0, place, 0]);
+    match about(thread, target, &calls) {
+        Outcome::Filtered => first_made(thread, others.into_iter().chain(clocks).chain([sleep])),
+        made => made,
+    }
 }
 
 /// KVM_CREATE_VM.

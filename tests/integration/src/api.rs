@@ -1,6 +1,6 @@
 //! A client of a VMM's REST API.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -38,6 +38,11 @@ impl Api {
     pub fn new(name: &str) -> Api {
         let socket = std::env::temp_dir().join(format!("api-{}-{name}", std::process::id()));
         Api { socket }
+    }
+
+    /// The API of a VMM with this value of `--api-socket`.
+    pub(crate) fn of(argument: &str) -> Api {
+        Api { socket: argument.trim_start_matches("path=").into() }
     }
 
     /// The value of `--api-socket`.
@@ -100,19 +105,15 @@ impl Api {
     fn request_with_fds(&self, method: &str, endpoint: &str, body: Option<&Value>, fds: &[OwnedFd]) -> Answer {
         let mut stream = self.connect();
         stream.set_read_timeout(Some(ANSWER_LIMIT)).unwrap();
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
-        let head =
-            format!("{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n");
-        let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let sent = stream.send_with_fds(&[head.as_bytes()], &numbers).unwrap();
-        stream.write_all(&[&head.as_bytes()[sent..], body.as_bytes()].concat()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{method} {endpoint}: {error}"));
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {endpoint}: {answer:?}"));
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let body = if body.is_empty() { Value::Null } else { serde_json::from_str(body).unwrap() };
-        Answer { status: status.unwrap_or_else(|| panic!("no status in {head:?}")), body }
+        let answer = exchange(&mut stream, method, endpoint, body, fds);
+        answer.unwrap_or_else(|error| panic!("{method} {endpoint}: {error}"))
+    }
+
+    /// Sends a request without a body. The error is that of a VMM which does not answer within `limit`.
+    pub(crate) fn ask(&self, method: &str, endpoint: &str, limit: Duration) -> io::Result<Answer> {
+        let mut stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(limit))?;
+        exchange(&mut stream, method, endpoint, None, &[])
     }
 
     fn connect(&self) -> UnixStream {
@@ -125,4 +126,27 @@ impl Api {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Sends a request, and descriptors with its first byte, and reads the answer.
+fn exchange(
+    stream: &mut UnixStream,
+    method: &str,
+    endpoint: &str,
+    body: Option<&Value>,
+    fds: &[OwnedFd],
+) -> io::Result<Answer> {
+    let body = body.map(Value::to_string).unwrap_or_default();
+    let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+    let head = format!("{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n");
+    let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let sent = stream.send_with_fds(&[head.as_bytes()], &numbers).map_err(io::Error::from)?;
+    stream.write_all(&[&head.as_bytes()[sent..], body.as_bytes()].concat())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let wrong = || io::Error::other(format!("{answer:?}"));
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(wrong)?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(wrong)?;
+    let body = if body.is_empty() { Value::Null } else { serde_json::from_str(body)? };
+    Ok(Answer { status, body })
 }

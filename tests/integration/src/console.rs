@@ -147,6 +147,11 @@ impl Console {
         }
     }
 
+    /// Waits until `text` was received.
+    pub(crate) fn wait_for_text(&mut self, text: &str, limit: Duration) -> Result<(), Silence> {
+        self.wait(limit, |bytes| position(bytes, text.as_bytes()).map(|start| ((), start + text.len())))
+    }
+
     /// Everything received so far.
     pub(crate) fn transcript(&self) -> String {
         String::from_utf8_lossy(&self.received.state.lock().bytes).into_owned()

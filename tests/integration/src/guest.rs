@@ -20,8 +20,10 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(90);
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
 /// The time in which a guest that is not stuck prints something, also under load.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Guests use IPv4 only, so that every frame on a tap is caused by the test.
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 ipv6.disable=1";
+/// Seconds in which a guest shows its backtrace at the latest.
+const BACKTRACE: u64 = 60;
+/// Guests use IPv4 only, so that every frame on a tap is caused by the test. At an NMI they show a backtrace.
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 unknown_nmi_panic ipv6.disable=1";
 
 /// The configuration of a guest. The default is one vCPU, 256 MiB of memory and no devices.
 pub struct GuestSpec {
@@ -79,6 +81,11 @@ impl GuestSpec {
     pub fn firmware_as_kernel(mut self) -> GuestSpec {
         self.firmware = Some(("--kernel", lab::firmware()));
         self
+    }
+
+    /// A guest with the firmware `file` that `option` names. Its disk decides which kernel boots.
+    pub(crate) fn with_firmware(option: &'static str, file: &Path) -> GuestSpec {
+        GuestSpec { firmware: Some((option, file.to_owned())), ..GuestSpec::new(Kernel::V6_12) }
     }
 
     /// Boots the kernel from another form of its image.
@@ -266,6 +273,11 @@ impl Guest {
         Guest { vmm, console, boot_time: Duration::ZERO }
     }
 
+    /// A guest of a running VMM, whose serial port `client` is connected to. It may not have booted yet.
+    pub fn over(vmm: Vmm, client: Client) -> Guest {
+        Guest { vmm, console: Console::new(client.writer(), client), boot_time: Duration::ZERO }
+    }
+
     /// As [`Guest::boot_over`], with the VMM in `terminal`, which is not the serial port.
     pub fn boot_in(terminal: &Terminal, spec: GuestSpec, connect: impl FnOnce() -> Client) -> Guest {
         let vmm = terminal.spawn(spec.command());
@@ -347,7 +359,7 @@ impl Guest {
 
     /// Runs a command that ends the running kernel, and waits until the next kernel is up.
     pub(crate) fn restart_by(&mut self, command: &str) {
-        self.console.send(&format!("0 {command}\n"));
+        self.send_last_command(command);
         self.wait_until_ready();
     }
 
@@ -418,9 +430,31 @@ impl Guest {
     }
 
     fn wait_until_ready(&mut self) {
-        if let Err(silence) = self.console.wait_until_ready(BOOT_LIMIT) {
+        self.wait_until_ready_within(BOOT_LIMIT);
+    }
+
+    /// Waits for the guest's init, which may take longer than usual.
+    pub(crate) fn wait_until_ready_within(&mut self, limit: Duration) {
+        if let Err(silence) = self.console.wait_until_ready(limit) {
             self.fail("waiting for the guest's init", &silence);
         }
+    }
+
+    /// Waits until the serial port has printed `text`, also before Linux runs.
+    pub(crate) fn wait_for_text_within(&mut self, text: &str, limit: Duration) {
+        if let Err(silence) = self.console.wait_for_text(text, limit) {
+            self.fail(&format!("waiting for {text:?}"), &silence);
+        }
+    }
+
+    /// All that the serial port has printed.
+    pub fn transcript(&self) -> String {
+        self.console.transcript()
+    }
+
+    /// Types a command that ends the running kernel.
+    pub(crate) fn send_last_command(&mut self, command: &str) {
+        self.console.send(&format!("0 {command}\n"));
     }
 
     fn fail(&mut self, what: &str, silence: &Silence) -> ! {
@@ -443,9 +477,10 @@ impl Guest {
     }
 
     /// Describes the VMM and KVM. Then makes the vCPUs enter the guest again, and types a line: a guest that goes on
-    /// only now had an interrupt that nothing delivered.
+    /// only now had an interrupt that nothing delivered. One that does not even then gets an NMI, which shows where it
+    /// is.
     fn report_silence(&mut self) -> String {
-        let report = silence::report(&self.vmm);
+        let (mut report, first) = silence::report(&self.vmm);
         let mut received = self.console.transcript().len();
         let mut grown = |console: &Console| {
             std::thread::sleep(SETTLE);
@@ -457,9 +492,22 @@ impl Guest {
         let entered = grown(&self.console);
         self.console.send("\n");
         let typed = grown(&self.console);
+        report += &silence::progress(&self.vmm, &first);
+        let mut interrupted = 0;
+        if untouched + entered + typed == 0 {
+            report += &silence::interrupt(&self.vmm);
+            // A backtrace takes long to print under load.
+            for _ in 0..BACKTRACE / SETTLE.as_secs() {
+                let more = grown(&self.console);
+                interrupted += more;
+                if more == 0 && interrupted > 0 {
+                    break;
+                }
+            }
+        }
         format!(
             "{report}--- bytes from the guest in {} s each: {untouched} untouched, {entered} after its vCPUs entered \
-             it again, {typed} after a key",
+             it again, {typed} after a key; {interrupted} after an NMI",
             SETTLE.as_secs()
         )
     }

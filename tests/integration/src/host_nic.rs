@@ -34,7 +34,7 @@ pub struct HostNic {
 impl HostNic {
     /// The virtio NICs, with the driver vfio-pci. The NIC `n` is in the network `n`.
     pub fn virtio() -> Vec<HostNic> {
-        load(&["vfio-pci", "vfio_iommu_type1"]);
+        load_modules(&["vfio-pci", "vfio_iommu_type1"]);
         let nics = devices(VIRTIO);
         assert_eq!(nics.len(), 2, "this machine has NICs for VFIO: {nics:?}");
         let of = |(network, folder)| HostNic { folder, network };
@@ -46,7 +46,7 @@ impl HostNic {
     /// The NICs with an interrupt pin and neither MSI nor MSI-X, with the driver vfio-pci. They have no driver on this
     /// machine.
     pub fn with_pins() -> Vec<HostNic> {
-        load(&["vfio-pci", "vfio_iommu_type1"]);
+        load_modules(&["vfio-pci", "vfio_iommu_type1"]);
         let nics = devices(RTL8139);
         assert_eq!(nics.len(), 2, "this machine has NICs with pins: {nics:?}");
         let nics: Vec<_> = (RTL8139_NETWORK..).zip(nics).map(|(network, folder)| HostNic { folder, network }).collect();
@@ -57,7 +57,7 @@ impl HostNic {
     /// The two functions of one device, which are in one IOMMU group and are no NICs. The first has its own driver, the
     /// second vfio-pci.
     pub fn functions_of_one_group() -> [HostNic; 2] {
-        load(&["vfio-pci", "vfio_iommu_type1"]);
+        load_modules(&["vfio-pci", "vfio_iommu_type1"]);
         let functions: Vec<_> = devices(ENTROPY).into_iter().map(|folder| HostNic { folder, network: 0 }).collect();
         let [first, second] = functions.try_into().expect("this machine has a device with two functions");
         first.bind("virtio-pci");
@@ -67,7 +67,7 @@ impl HostNic {
 
     /// A device without interrupts, which is no NIC, with the driver vfio-pci.
     pub fn without_interrupts() -> HostNic {
-        load(&["vfio-pci", "vfio_iommu_type1"]);
+        load_modules(&["vfio-pci", "vfio_iommu_type1"]);
         let device = HostNic { folder: devices(PANIC).pop().expect("this machine has such a device"), network: 0 };
         device.give_to_vfio();
         device
@@ -107,7 +107,7 @@ impl HostNic {
     }
 
     fn igb_with(driver: &str) -> HostNic {
-        load(&["vfio-pci", "vfio_iommu_type1", "igb"]);
+        load_modules(&["vfio-pci", "vfio_iommu_type1", "igb"]);
         let igb = HostNic { folder: devices(IGB).pop().expect("this machine has an igb"), network: IGB_NETWORK };
         if !igb.has(driver) {
             igb.bind(driver);
@@ -217,7 +217,7 @@ fn open(path: &Path) -> OwnedFd {
 }
 
 /// Loads modules of this machine's kernel, each with those it depends on.
-fn load(modules: &[&str]) {
+pub(crate) fn load_modules(modules: &[&str]) {
     let lab = PathBuf::from(std::env::var_os("CH_LAB").unwrap());
     let kernel = std::env::var_os("CH_MACHINE").unwrap_or_else(|| "first-level".into());
     for module in modules {

@@ -13,7 +13,8 @@ pub enum Kernel {
     V6_12,
     /// The newest one of Debian 13's backports. Tests with it have `backports` in their names.
     Backports,
-    /// Debian 13's generic one, with the drivers of igb and its VFs. For tests of VFIO.
+    /// Debian 13's generic one, with the drivers of igb and its VFs. Tests with it are those of VFIO, or have `generic` in
+    /// their names.
     Igb,
     /// The same of Debian 12, for the longer tests.
     Igb6_1,
@@ -61,7 +62,7 @@ pub fn kernel_file(kernel: Kernel, image: Image) -> PathBuf {
         Image::Vmlinux => "vmlinux",
         Image::BzImage => "bzImage",
     };
-    existing(lab().join("kernels").join(kernel.version()).join(name))
+    existing(folder().join("kernels").join(kernel.version()).join(name))
 }
 
 /// The initramfs for guests that run `kernel`.
@@ -72,18 +73,28 @@ pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
         Userland::Modules => "-modules",
         Userland::Dpdk => "-dpdk",
     };
-    existing(lab().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
+    existing(folder().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
 }
 
 /// UEFI firmware for `--firmware`.
 pub fn firmware() -> PathBuf {
-    existing(lab().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))
+    existing(folder().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))
 }
 
-/// A disk that firmware boots from, with Linux 6.12 and the modules that tests load. Firmware writes to it: boot a
-/// copy.
+/// Cloud Hypervisor's own firmware, which is in no package. Prints a line if this machine does not have it.
+pub fn hypervisor_fw() -> Option<PathBuf> {
+    let path = folder().join("firmware/hypervisor-fw");
+    let there = path.exists();
+    if !there {
+        println!("not tested: hypervisor-fw is not there; docs/testing.md says where it is looked for");
+    }
+    there.then_some(path)
+}
+
+/// A disk that firmware boots from, with Linux 6.12. UEFI firmware, which writes to it, finds an initramfs with the
+/// modules that tests load, and [`hypervisor_fw`] one with the driver of disks alone. Boot a copy.
 pub fn firmware_disk() -> PathBuf {
-    existing(lab().join("images/uefi-6.12.raw"))
+    existing(folder().join("images/uefi-6.12.raw"))
 }
 
 /// Reads the files of guests that run `kernel` into the page cache. A clock that counts instructions jumps while the
@@ -106,7 +117,7 @@ fn read_all(files: &[PathBuf]) {
 /// The drivers of bridges for the kernel of the nested lab's first-level machine, in load order.
 pub(crate) fn container_modules() -> Vec<PathBuf> {
     // A measurement has them in memory, in another place.
-    let [fetched, copied] = ["kernels/first-level/containers", "containers"].map(|folder| lab().join(folder));
+    let [fetched, copied] = ["kernels/first-level/containers", "containers"].map(|place| folder().join(place));
     let folder = if fetched.exists() { fetched } else { existing(copied) };
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut modules: Vec<_> = files.filter(|file| file.extension().is_some_and(|kind| kind == "ko")).collect();
@@ -125,7 +136,8 @@ pub(crate) fn vmm_arguments() -> Vec<String> {
     arguments.split_whitespace().map(str::to_string).collect()
 }
 
-fn lab() -> PathBuf {
+/// The lab's folder, which is in the checkout.
+pub(crate) fn folder() -> PathBuf {
     variable("CH_LAB")
 }
 

@@ -1,5 +1,5 @@
-//! A report on a guest that does not answer: the state of its VMM, of KVM and of this machine, and whether the guest
-//! answers once its vCPUs have left and entered it again.
+//! A report on a guest that does not answer: the state of its VMM, of KVM and of this machine, and the guest's progress
+//! once its vCPUs have left and entered it again, a key was typed, and an NMI was sent.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,12 +9,16 @@ use std::thread;
 use std::time::Duration;
 
 use crate::kernel_fs::{DEBUG, TRACING, mount_debugfs, mount_tracefs};
+use crate::lab;
 use crate::vmm::Vmm;
 
-/// The events of KVM that show what a vCPU does and which interrupts it gets.
-const EVENTS: [&str; 9] = [
+/// The events of KVM that show what a vCPU does, which interrupts it gets, and what it reads and writes by ports, such
+/// as those of its serial port.
+const EVENTS: [&str; 11] = [
     "kvm_entry",
     "kvm_exit",
+    "kvm_pio",
+    "kvm_eoi",
     "kvm_inj_virq",
     "kvm_set_irq",
     "kvm_msi_set_irq",
@@ -29,6 +33,10 @@ const INSTANCE: &str = "instances/silence";
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Last lines of a trace or a kernel's log in a report.
 const LINES: usize = 120;
+/// The size of the trace's buffer in KiB: some 60,000 events, which an idle guest takes minutes for.
+const BUFFER: &str = "4096";
+/// The time limit for an answer of the VMM. It may be as silent as its guest.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Records all guests' exits and interrupts from now on, so that a report shows those before the guest was silent.
 /// Exits get some 10 % slower.
@@ -38,33 +46,99 @@ pub fn record_exits() {
     let _ = fs::create_dir(&folder);
     let write = |file: &str, text: &str| fs::write(folder.join(file), text);
     // A machine may lack single events.
-    let _ = write("buffer_size_kb", "1024");
+    let _ = write("buffer_size_kb", BUFFER);
     for event in EVENTS {
         let _ = write(&format!("events/kvm/{event}/enable"), "1");
     }
 }
 
-/// Describes a VMM whose guest is silent, and what KVM and this machine's kernel know of it.
-pub(crate) fn report(vmm: &Vmm) -> String {
+/// The counters of a VMM and of KVM at one time.
+pub(crate) struct Look {
+    times: Vec<Counter>,
+    kvm: Vec<Counter>,
+}
+
+impl Look {
+    fn at(vmm: &Vmm) -> Look {
+        Look { times: cpu_times(vmm), kvm: counters(vmm) }
+    }
+
+    /// What has changed since `earlier`, and what the VMM reports itself now.
+    fn since(&self, earlier: &Look, vmm: &Vmm, text: &mut String) {
+        part(text, "CPU time of each thread, in ticks", &grown(&earlier.times, &self.times));
+        part(text, "KVM's counters: their values, and their growth", &grown(&earlier.kvm, &self.kvm));
+        part(text, "eventfds of the VMM whose count is not 0", &pending_eventfds(vmm));
+        part(text, "the VMM's counters, and registers of the serial port", &vmm_counters(vmm));
+        part(text, "the last exits and interrupts of all guests", &tail(&trace()));
+    }
+}
+
+/// Describes a VMM whose guest is silent, and what KVM and this machine's kernel know of it. Returns the counters, too,
+/// for [`progress`].
+pub(crate) fn report(vmm: &Vmm) -> (String, Look) {
     mount_debugfs();
     record_exits();
-    let before = (cpu_times(vmm), counters(vmm));
+    let before = Look::at(vmm);
     thread::sleep(INTERVAL);
-    let after = (cpu_times(vmm), counters(vmm));
+    let after = Look::at(vmm);
     let mut text = String::new();
-    let mut part = |title: &str, body: &str| {
-        let _ = write!(text, "--- {title}:\n{}\n", body.trim_end());
-    };
-    part("the VMM's threads (state, place in the kernel)", &vmm.threads());
-    part("CPU time of each thread in this second, in ticks", &grown(&before.0, &after.0));
-    part("KVM's counters: their values, and what this second added", &grown(&before.1, &after.1));
-    part("eventfds of the VMM whose count is not 0", &pending_eventfds(vmm));
-    part("the last exits and interrupts of all guests", &tail(&read(Path::new(TRACING).join(INSTANCE).join("trace"))));
-    part("this machine's interrupts", &read("/proc/interrupts"));
-    part("this machine's load and uptime", &(read("/proc/loadavg") + &read("/proc/uptime")));
+    part(&mut text, "the VMM's threads (state, place in the kernel)", &vmm.threads());
+    after.since(&before, vmm, &mut text);
+    part(&mut text, "this machine's interrupts", &read("/proc/interrupts"));
+    part(&mut text, "this machine's load and uptime", &(read("/proc/loadavg") + &read("/proc/uptime")));
     let log = Command::new("dmesg").output().map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    part("the end of this machine's kernel log", &tail(&log.unwrap_or_default()));
+    part(&mut text, "the end of this machine's kernel log", &tail(&log.unwrap_or_default()));
+    (text, after)
+}
+
+/// Describes what has happened since `first`, and keeps the whole trace in a file, whose path it says.
+pub(crate) fn progress(vmm: &Vmm, first: &Look) -> String {
+    let mut text = String::from("=== after the vCPUs entered the guest again, and a key:\n");
+    Look::at(vmm).since(first, vmm, &mut text);
+    let kept = keep(&trace()).map_or_else(|error| error.to_string(), |path| path.display().to_string());
+    part(&mut text, "the whole trace is in", &kept);
     text
+}
+
+/// Sends the guest an NMI, at which Linux panics with a backtrace if its command line says so. Returns the answer.
+pub(crate) fn interrupt(vmm: &Vmm) -> String {
+    let mut text = String::new();
+    part(&mut text, "an NMI was sent", &ask(vmm, "PUT", "vm.nmi"));
+    text
+}
+
+fn part(text: &mut String, title: &str, body: &str) {
+    let _ = write!(text, "--- {title}:\n{}\n", body.trim_end());
+}
+
+/// The counters of the VMM, if the test gave it an API and it answers. `__serial` has registers of the serial port.
+fn vmm_counters(vmm: &Vmm) -> String {
+    // One device a line.
+    ask(vmm, "GET", "vm.counters").replace("},", "},\n")
+}
+
+fn ask(vmm: &Vmm, method: &str, endpoint: &str) -> String {
+    let Some(api) = vmm.api() else { return "the VMM has no API".into() };
+    match api.ask(method, endpoint, ANSWER_LIMIT) {
+        Ok(answer) => format!("{}: {}", answer.status, answer.body),
+        Err(error) => format!("{method} {endpoint}: no answer: {error}"),
+    }
+}
+
+/// All recorded events.
+fn trace() -> String {
+    read(Path::new(TRACING).join(INSTANCE).join("trace"))
+}
+
+/// Writes `trace` to a file of the lab, which is outside of a first-level machine.
+fn keep(trace: &str) -> std::io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let program = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let folder = lab::folder().join("log");
+    fs::create_dir_all(&folder)?;
+    let file = folder.join(format!("silence-{program}-{}.trace", std::process::id()));
+    fs::write(&file, trace)?;
+    Ok(file)
 }
 
 /// Makes each vCPU leave the guest and enter it again, by which KVM looks at pending interrupts afresh.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::api::Api;
 use crate::lab;
 
 /// The command line of a VMM, to be started.
@@ -126,7 +127,9 @@ impl VmmCommand {
                 sink.lock().push_str(&String::from_utf8_lossy(&buffer[..length]));
             }
         });
-        Vmm { child, errors, reader: Some(reader), started }
+        let api = self.command.get_args().skip_while(|argument| *argument != "--api-socket").nth(1);
+        let api = api.map(|argument| Api::of(&argument.to_string_lossy()));
+        Vmm { child, errors, reader: Some(reader), started, api }
     }
 
     /// Runs the VMM until it exits, which must be within 60 s. Its standard input is empty.
@@ -142,6 +145,7 @@ pub struct Vmm {
     errors: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
     started: Instant,
+    api: Option<Api>,
 }
 
 /// Exit of a VMM.
@@ -176,6 +180,11 @@ impl Vmm {
     /// Time at which its process was started.
     pub fn started(&self) -> Instant {
         self.started
+    }
+
+    /// API, if its command line has one.
+    pub(crate) fn api(&self) -> Option<&Api> {
+        self.api.as_ref()
     }
 
     /// Text that it has written to standard error so far.

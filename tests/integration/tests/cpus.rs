@@ -112,6 +112,7 @@ fn vcpus_come_and_go_while_vfs_carry_traffic(#[case] kernel: Kernel) {
     for vf in &vfs {
         guest.ping(vf.interface(), Subnet(vf.index as u8));
     }
+    guest.ok("echo 0 > /proc/sys/kernel/unknown_nmi_panic");
     assert_eq!(api.put("vm.nmi").status, 204);
     assert_kernel_has_no_complaint(&mut guest);
 

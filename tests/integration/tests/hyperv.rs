@@ -15,7 +15,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use code::Code;
-use integration::{Api, Guest, HostTap, Kernel, Pf, Subnet, Vf, VmmCommand, spec_with_vfs, vf_taps};
+use integration::{
+    Api, Backend, Bridge, Guest, HostTap, Kernel, Pf, Plan, Stream, Subnet, Vf, VmmCommand, spec_with_vfs, vf_taps,
+};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -366,4 +368,45 @@ fn linux_with_hyperv_has_vfs_and_goes_on_from_a_snapshot() {
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.vmm().errors(), "", "the VMM printed no errors");
     assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// What changes hands is all of the guest's memory: no clock of KVM is in it.
+#[test]
+fn linux_with_hyperv_and_vfs_moves_to_another_vmm_and_back() {
+    const KINDS: [Backend; 2] = [Backend::Tap, Backend::VhostUser];
+    let [here, there] = ["a", "b"].map(|name| Plan::new(name, &KINDS));
+    let bridge = |index: usize| {
+        let ports = [format!("a{index}"), format!("b{index}")];
+        Bridge::new(&format!("br{index}"), Subnet(index as u8), &ports.each_ref().map(String::as_str))
+    };
+    let _bridges: Vec<_> = (0..KINDS.len()).map(bridge).collect();
+    let clock = format!("tsc_early_khz={} tsc=reliable", tsc_khz());
+    let mut here = here.boot(Kernel::V6_12, |spec| spec.hyperv().memory("size=512M").kernel_argument(&clock));
+    let mut there = there.wait(&[]);
+    let pf = Pf::find(&mut here.guest);
+    pf.set_num_vfs(&mut here.guest, KINDS.len());
+    let vfs = pf.vfs(&mut here.guest);
+    for vf in &vfs {
+        let subnet = Subnet(vf.index as u8);
+        here.guest.join(vf.interface(), subnet);
+        here.guest.wait_for(&format!("ping -c 1 -W 1 -I {} {}", vf.interface(), subnet.host()));
+    }
+    let known = here.guest.ok("cat /proc/sys/kernel/random/boot_id");
+    let mut stream = Stream::open(&mut here.guest, Subnet(0));
+    for round in ["there\n", "back\n"] {
+        let (_, differing) = here.move_compared_to(&there, &json!({}));
+        assert_eq!(differing, []);
+        (here, there) = (there, here);
+        stream.assert_alive(round.as_bytes());
+        assert_eq!(here.api.info()["config"]["cpus"]["kvm_hyperv"], true);
+        assert_eq!(here.guest.ok("cat /proc/sys/kernel/random/boot_id"), known);
+        for vf in &vfs {
+            here.guest.ping(vf.interface(), Subnet(vf.index as u8));
+            here.guest.transfer(Subnet(vf.index as u8), 64 << 10);
+        }
+    }
+    here.guest.assert_kernel_has_no_complaint();
+    for site in [&here, &there] {
+        assert_eq!(site.guest.vmm().errors(), "", "the VMM printed no errors");
+    }
 }

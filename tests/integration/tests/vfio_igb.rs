@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use integration::{
-    Api, Guest, GuestSpec, HostNic, HostTap, Kernel, KvmTrace, Pf, Subnet, record_exits, spec_with_vfs, vf_taps,
+    Api, Guest, GuestSpec, HostNic, HostTap, Kernel, KvmTrace, Pf, Subnet, for_each_boot, record_exits, repetitions,
+    spec_with_vfs, vf_taps,
 };
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -164,7 +165,12 @@ fn add_and_ask(api: &Api, device: &Value) -> usize {
 #[case::many_times(20)]
 fn vfs_of_the_host_come_and_go_under_traffic_beside_vfs_of_the_guest_and_nothing_stays(#[case] rounds: usize) {
     record_exits();
-    let rounds = std::env::var("CH_VFIO_ROUNDS").map_or(rounds, |rounds| rounds.parse().unwrap());
+    let rounds = repetitions("CH_VFIO_ROUNDS", rounds);
+    for_each_boot(|| come_and_go(rounds));
+}
+
+/// Boots a guest, and adds and removes VFs of the host so often.
+fn come_and_go(rounds: usize) {
     let vfs = HostNic::igb_vfs();
     let (api, mut trace) = (Api::new("vfio-plug"), KvmTrace::start());
     let mut guest = Guest::boot(spec_with_vfs(Kernel::Igb, 2).arguments(&["--api-socket", &api.argument()]));

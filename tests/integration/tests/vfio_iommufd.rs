@@ -5,7 +5,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use integration::{Api, Guest, GuestSpec, HostNic, Kernel, open_iommufd, record_exits};
+use integration::{Api, Guest, GuestSpec, HostNic, Kernel, for_each_boot, open_iommufd, record_exits, repetitions};
 use serde_json::json;
 
 /// Time that a transfer of 1 MiB may take.
@@ -84,13 +84,20 @@ fn a_vf_by_descriptor_behind_the_guests_iommu_reaches_what_the_guest_maps_for_it
 #[test]
 fn vfs_whose_descriptors_clients_send_come_and_go_and_nothing_stays_open() {
     record_exits();
+    let rounds = repetitions("CH_VFIO_ROUNDS", 3);
+    for_each_boot(|| come_and_go(rounds));
+}
+
+/// Boots a guest, and adds and removes so often a VF whose descriptor a client sends.
+fn come_and_go(rounds: usize) {
     let vfs = HostNic::igb_vfs();
     let api = Api::new("iommufd-plug");
     let iommufd: OwnedFd = open_iommufd();
     let platform = format!("iommufd_fd={}", iommufd.as_raw_fd());
     let mut guest = guest(GuestSpec::new(Kernel::Igb).inheriting(vec![iommufd]), &api, &platform);
     let mut first = None;
-    for nic in [&vfs[0], &vfs[1], &vfs[0]] {
+    for round in 0..rounds {
+        let nic = &vfs[round % 2];
         let added = api.put_with_fds("vm.add-device", &json!({"id": "nic"}), &[nic.open()]);
         assert_eq!(added.status, 200, "{added:?}");
         let twice = api.put_json("vm.add-device", &json!({"path": nic.folder(), "id": "again"}));

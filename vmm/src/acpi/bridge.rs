@@ -6,7 +6,7 @@ use acpi_tables::{Aml, AmlSink};
 use crate::acpi::hotplug::host_bridge;
 use crate::acpi::pins::RoutingTable;
 use crate::arch::x86_64::layout;
-use crate::pci_host::assign_bars::Apertures;
+use crate::pci_layout::Apertures;
 
 /// The PCI Express host bridge of a segment (`PCI Firmware 3.3 §4.6`).
 ///

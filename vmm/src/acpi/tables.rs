@@ -29,7 +29,7 @@ use crate::arch::x86_64::layout::{
 };
 use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::topology::Topology;
-use crate::pci_host::assign_bars::Apertures;
+use crate::pci_layout::Apertures;
 
 /// The revision of the MADT of ACPI 6.3 and later.
 const MADT_REVISION: u8 = 5;
@@ -317,9 +317,9 @@ impl Aml for SoftOff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::acpi::viot::MOST_SINGLE_DEVICES;
     use crate::arch::x86_64::layout::Layout;
-    use crate::pci_host::assign_bars::Weights;
+    use crate::config::iommu::MOST_SINGLE_DEVICES;
+    use crate::pci_layout::Weights;
 
     const BASE: u64 = layout::ACPI;
 

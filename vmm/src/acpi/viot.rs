@@ -16,9 +16,6 @@ const VIRTIO_IOMMU_PCI: u8 = 3;
 const PCI_RANGE_LEN: u16 = 24;
 const VIRTIO_IOMMU_PCI_LEN: u16 = 16;
 
-/// The most devices that can be told one by one, for want of room. A segment is told as a whole.
-pub(crate) const MOST_SINGLE_DEVICES: u16 = 512;
-
 /// Functions behind the IOMMU of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Viot {

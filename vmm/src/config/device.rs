@@ -5,7 +5,7 @@ use std::path::Path;
 use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, RtcSpec, VhostUserDeviceSpec, VsockSpec};
 
 use crate::config::backend::MissingBackend;
-use crate::config_sriov::{NetPlan, NicPlan};
+use crate::config::sriov::{NetPlan, NicPlan};
 use crate::vfio::VfioSpec;
 
 /// Device of bus 0, with a value for each setting that was left out.

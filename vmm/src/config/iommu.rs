@@ -5,12 +5,13 @@ use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::option::Options as _;
 use vm_api::config::{PlatformConfig, VmConfig};
 
-use crate::acpi::viot::MOST_SINGLE_DEVICES;
 use crate::config::backend::BackendPlan;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 
 /// The id of the virtual IOMMU.
 const ID: &str = "__iommu";
+/// The most devices that can be told one by one, for want of room. A segment is told as a whole.
+pub(crate) const MOST_SINGLE_DEVICES: u16 = 512;
 /// The number of bits of addresses if none is given.
 const ADDRESS_WIDTH: u8 = 64;
 
@@ -117,7 +118,7 @@ mod tests {
 
     use super::*;
     use crate::config::plan::VmPlan;
-    use crate::config_sriov::NicPlan;
+    use crate::config::sriov::NicPlan;
 
     fn planned(change: impl FnOnce(&mut VmConfig)) -> Result<VmPlan, String> {
         let mut config = VmConfig::default();

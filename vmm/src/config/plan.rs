@@ -6,12 +6,12 @@ use std::collections::{HashMap, HashSet};
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::numa::NumaNode;
+use crate::config::sriov::{self, NetPlan, NicPlan};
 use crate::config::{
     balloon, console, disk, iommu, json_names, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio,
     vhost_user, vsock,
 };
-use crate::config_sriov::{self, NetPlan, NicPlan};
-use crate::pci_host::assign_bars::Weights;
+use crate::pci_layout::Weights;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::option::Options as _;
@@ -53,7 +53,7 @@ impl VmPlan {
         let vdpas =
             config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id, vdpa.iommu));
         let ids = config.ids();
-        let plans = config_sriov::plan(&config.net, &config.vdpa, ids.clone(), vcpus, count)?;
+        let plans = sriov::plan(&config.net, &config.vdpa, ids.clone(), vcpus, count)?;
         let device = |(net, (flag, pci_segment, pci_device_id, iommu)): (NetPlan, _)| DevicePlan {
             flag,
             id: net.id().to_string(),

@@ -4,7 +4,7 @@ use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
 
 use crate::arch::x86_64::layout::{MOST_SEGMENTS, last_bus};
-use crate::pci_host::assign_bars::Weights;
+use crate::pci_layout::Weights;
 
 /// The weights of each segment, by number.
 ///

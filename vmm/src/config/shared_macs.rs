@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::config_sriov::NetPlan;
+use crate::config::sriov::NetPlan;
 use vm_api::config::mac::MacAddress;
 
 /// An address of two devices.

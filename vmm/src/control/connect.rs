@@ -18,7 +18,7 @@ use crate::devices::peers::Peers;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
-use crate::migration::overrides;
+use crate::snapshot::overrides;
 use crate::vm::VmError;
 
 /// The VM in which a function has the backend.

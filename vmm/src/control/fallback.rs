@@ -2,7 +2,7 @@
 
 use crate::control::ControlLoop;
 use crate::control::instance::Instance;
-use crate::migration::dirty::DirtySource;
+use crate::dirty::DirtySource;
 
 impl ControlLoop {
     /// Those that write to the guest's memory while it runs. Where the client has said so, those of which nobody would

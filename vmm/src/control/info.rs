@@ -15,6 +15,9 @@ use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
 use crate::vm::Vm;
 
+/// The name of the serial port among the devices of `vm.counters`.
+const SERIAL: &str = "__serial";
+
 /// The answer to `vm.info`.
 pub(super) fn info(instance: &Instance) -> VmInfo {
     let mut config = instance.config().clone();
@@ -49,18 +52,24 @@ fn actual_memory(instance: &Instance) -> u64 {
 /// The answer to `vm.counters`.
 pub(super) fn counters(instance: &Instance) -> VmCounters {
     let devices = instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
-    devices.flat_map(functions).collect()
+    // No device is called so, as with the uplink.
+    let serial = instance.vm().and_then(Vm::serial).map(|serial| (SERIAL.to_string(), named(serial.counters())));
+    devices.flat_map(functions).chain(serial).collect()
+}
+
+/// Counters with names of their own.
+fn named<'a>(counters: impl IntoIterator<Item = (&'a str, u64)>) -> BTreeMap<String, u64> {
+    counters.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
 /// The counters of each function of a device, by the function's id; the device's own function comes first.
 fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
-    let named = |(name, value): (&str, u64)| (name.to_string(), value);
     let Counted { kind: _, mut functions, latencies } = plugged.counted();
     functions.first_mut().into_iter().for_each(|own| own.extend(&latencies));
-    let counted = functions.into_iter().map(|counters| counters.into_iter().map(named).collect());
+    let counted = functions.into_iter().map(named);
     // No device is called so, which `check_id` sees to.
     let uplink = plugged.switch().and_then(Switch::uplink_counters);
-    let uplink = uplink.map(|uplink| (format!("__uplink_{}", plugged.plan().id), uplink.iter().map(named).collect()));
+    let uplink = uplink.map(|uplink| (format!("__uplink_{}", plugged.plan().id), named(uplink.iter())));
     plugged.plan().names().into_iter().zip(counted).chain(uplink).collect()
 }
 

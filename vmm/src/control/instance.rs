@@ -30,11 +30,11 @@ use crate::devices::peers::Peers;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
-use crate::migration::error::MigrationError;
-use crate::migration::overrides;
-use crate::migration::restorer::Restored;
-use crate::migration::saver::Saver;
-use crate::migration::state_file::{SavedDescriptors, SavedLink};
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::overrides;
+use crate::snapshot::restorer::Restored;
+use crate::snapshot::saver::Saver;
+use crate::snapshot::state_file::{SavedDescriptors, SavedLink};
 use crate::telemetry::events::{Events, Source};
 use crate::vcpu::cpu::Stop;
 use crate::vm::host_limits::HostLimits;
@@ -128,7 +128,7 @@ impl Instance {
     ) -> Result<Self, Error> {
         let Restored { planned, mut vm, machine, links } = restored;
         vm.take_terminal()?;
-        vm.restore_machine(&machine).map_err(MigrationError::from)?;
+        vm.restore_machine(&machine).map_err(SnapshotError::from)?;
         vm.read_input()?;
         let mut instance = Self::new(planned, events, limits);
         for plugged in vm.devices().iter() {
@@ -169,7 +169,7 @@ impl Instance {
     /// It cannot be saved.
     pub(crate) fn saver(&mut self, folder: PathBuf) -> Result<Saver, Failure> {
         let vm = self.vm.as_mut().ok_or_else(|| Failure::new(ErrorKind::Conflict, "the VM is not booted"))?;
-        let machine = vm.save_machine().map_err(|error| Error::from(MigrationError::from(error)))?;
+        let machine = vm.save_machine().map_err(|error| Error::from(SnapshotError::from(error)))?;
         let machine = serde_json::to_value(machine)
             .map_err(|error| Failure::new(ErrorKind::Host, format!("the machine cannot be JSON: {error}")))?;
         let (memory, filling) = (vm.memory().clone(), vm.filling().cloned());

@@ -13,12 +13,12 @@ use crate::error_kind::ErrorKind;
 use crate::landlock;
 use crate::migration::offer::Offer;
 use crate::migration::orders::{Orders, SourceOrder, TargetOrder};
-use crate::migration::overrides;
 use crate::migration::progress::Progress;
 use crate::migration::receiving::Receiving;
 use crate::migration::sending::Sending;
 use crate::migration::transport::Address;
 use crate::migration::wire::MAX_CONNECTIONS;
+use crate::snapshot::overrides;
 
 /// A migration that is under way, or whose outcome is unknown.
 pub(super) enum Live {

@@ -14,10 +14,10 @@ use crate::control::{ControlLoop, Next};
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
-use crate::migration::error::MigrationError;
-use crate::migration::folder;
-use crate::migration::restorer::{Restored, Restorer};
-use crate::migration::saver::{Saver, Written};
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::folder;
+use crate::snapshot::restorer::{Restored, Restorer};
+use crate::snapshot::saver::{Saver, Written};
 use crate::threads::ThreadKind;
 
 /// What a failed snapshot is told as.
@@ -92,7 +92,7 @@ impl ControlLoop {
     }
 
     /// Answers the client whose snapshot is complete, or is not to be had.
-    pub(super) fn saved(&mut self, pending: PendingAction, saved: Result<Written, MigrationError>) {
+    pub(super) fn saved(&mut self, pending: PendingAction, saved: Result<Written, SnapshotError>) {
         match saved {
             Ok(Written { memory, state }) => {
                 log::info!("the snapshot has {memory} bytes of memory and {state} bytes of state");
@@ -122,7 +122,7 @@ impl ControlLoop {
     }
 
     /// Takes the VM that was made of a snapshot, and answers the client.
-    pub(super) fn restored(&mut self, pending: PendingAction, restored: Result<Restored, Error>) {
+    pub(super) fn restored(&mut self, pending: PendingAction, restored: Result<Restored, SnapshotError>) {
         pending.serve(|action| {
             let (config, fds) = match action {
                 Action::Restore(config, fds) => (config, fds),
@@ -130,7 +130,8 @@ impl ControlLoop {
             };
             // The thread that made it may have been confined, whether it succeeded or not.
             let followed = landlock::follow().map_err(Error::from);
-            let taken = followed.and(restored).and_then(|restored| self.take_restored(restored, fds));
+            let taken =
+                followed.and(restored.map_err(Error::from)).and_then(|restored| self.take_restored(restored, fds));
             taken.map_err(|error| Failure::from(error).in_context(NOT_RESTORED))?;
             if config.resume { self.resume() } else { Ok(Reply::Done) }
         });
@@ -165,6 +166,6 @@ impl ControlLoop {
 }
 
 /// Writes a snapshot until it is complete, or nobody wants it any more.
-fn save(saver: Saver, cancel: &Cancel) -> Result<Written, MigrationError> {
+fn save(saver: Saver, cancel: &Cancel) -> Result<Written, SnapshotError> {
     saver.save(&|| cancel.is_cancelled())
 }

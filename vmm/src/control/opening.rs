@@ -17,9 +17,9 @@ use crate::control::opened::Opened;
 use crate::control::queue::PendingAction;
 use crate::devices::peers::{PeerError, Peers};
 use crate::error::Error;
-use crate::migration::error::MigrationError;
-use crate::migration::restorer::Restored;
-use crate::migration::saver::Written;
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::restorer::Restored;
+use crate::snapshot::saver::Written;
 use crate::threads::{self, ThreadKind};
 use crate::vfio::{OpenDevice, VfioError};
 use crate::vm::{Vm, VmError};
@@ -38,9 +38,9 @@ pub(crate) enum Acquired {
     /// The backend of a function that had none, for `vm.set-vf`.
     Backend(Result<Box<Opened>, Error>),
     /// A complete snapshot, for `vm.snapshot`.
-    Saved(Result<Written, MigrationError>),
+    Saved(Result<Written, SnapshotError>),
     /// A VM with its memory, for `vm.restore`.
-    Restored(Box<Result<Restored, Error>>),
+    Restored(Box<Result<Restored, SnapshotError>>),
 }
 
 /// What acquires something on any thread, until it is told that nobody wants it any more.

@@ -1,4 +1,4 @@
-//! Signals as file descriptors to poll: those that end the program, and SIGWINCH.
+//! Signals as file descriptors to poll: those that end the program, and SIGWINCH. SIGXFSZ is ignored.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,6 +6,13 @@ use std::os::unix::net::UnixStream;
 
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
+
+/// Ignores SIGXFSZ from now on: a write past the limit of a file's size (RLIMIT_FSIZE, `LimitFSIZE=`) then fails with
+/// EFBIG, which is reported as every other failure of a file is, where the signal would end the program and its guest.
+pub(super) fn ignore_file_size_signal() {
+    // SAFETY: no handler is installed that could run.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
 
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT, and separately SIGWINCH. Dropping this restores their previous actions.
 pub(super) struct Signals {

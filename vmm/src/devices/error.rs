@@ -4,7 +4,8 @@ use std::io;
 
 use pci::TopologyError;
 use virtio_devices::{
-    BlockError, ConnectError, FunctionError, NetError, NetSriovError, PmemError, RngError, RunnerError, VsockError,
+    BlockError, ConnectError, FunctionError, HoldError, NetError, NetSriovError, PmemError, RngError, RunnerError,
+    VsockError,
 };
 
 use crate::devices::backends::BackendError;
@@ -192,5 +193,11 @@ const fn place_remedy(error: &TopologyError) -> &'static str {
         TopologyError::NoSuchSlot(_) | TopologyError::SlotTaken(_) => "give another, or leave pci_device_id out",
         TopologyError::NoSlot => "remove a device, or give a NIC VFs (sriov_vfs=) in place of more NICs",
         TopologyError::NoBuses { .. } => "reserve fewer",
+    }
+}
+
+impl From<HoldError> for DeviceError {
+    fn from(HoldError { option, error }: HoldError) -> Self {
+        Self::Disk { option, error }
     }
 }

@@ -8,7 +8,7 @@ use virtio_devices::MemoryUser;
 
 use super::peers::function_option;
 use crate::config::DevicePlan;
-use crate::migration::backend_state::{BackendOf, StatefulBackend};
+use crate::machine_state::backend_state::{BackendOf, StatefulBackend};
 use crate::pci_host::slot::Slot;
 
 /// Devices that may have such backends: those that are plugged.

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use crate::config::{DeviceKind, DevicePlan};
 use crate::devices::places::Place;
 use crate::devices::{Devices, Plugged};
-use crate::migration::discarded::Discarded;
-use crate::migration::machine_error::{RestoreError, SaveError};
-use crate::migration::machine_state::SavedDevice;
+use crate::lazy_memory::discarded::Discarded;
+use crate::machine_state::SavedDevice;
+use crate::machine_state::error::{RestoreError, SaveError};
 
 impl Devices {
     /// The state of all devices, which are paused, by segment and slot.

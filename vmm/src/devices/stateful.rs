@@ -4,7 +4,7 @@ use pci::VfIndex;
 
 use super::peers::function_option;
 use super::{Devices, Plugged};
-use crate::migration::backend_state::BackendOf;
+use crate::machine_state::backend_state::BackendOf;
 
 impl Devices {
     /// Checks that the backends of `wanted`, which have states of their own at the source, can take them. A function

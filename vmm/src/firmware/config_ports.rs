@@ -6,8 +6,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pci::ConfigPorts;
 
+use crate::exits::PortHandler;
 use crate::pci_host::bus::Bus;
-use crate::vcpu::pio::PortHandler;
 
 /// The ports.
 pub(super) const PORTS: Range<u16> = ConfigPorts::BASE..ConfigPorts::BASE + ConfigPorts::LEN;

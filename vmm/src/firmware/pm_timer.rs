@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::arch::x86_64::layout::PM_TIMER_PORT;
-use crate::vcpu::pio::PortHandler;
+use crate::exits::PortHandler;
 
 /// The ports.
 pub(super) const PORTS: Range<u16> = PM_TIMER_PORT..PM_TIMER_PORT + 4;

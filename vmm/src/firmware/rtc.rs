@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::vcpu::pio::PortHandler;
+use crate::exits::PortHandler;
 
 /// The ports: index and data.
 pub(super) const PORTS: Range<u16> = 0x70..0x72;

@@ -13,7 +13,7 @@ use crate::config::{
     BackendPlan, ConsoleMode, DeviceKind, DevicePlan, LandlockAccess, LandlockConfig, MemoryConfig, MissingBackend,
     NicPlan, Options, PayloadConfig, PlannedVm, UplinkPlan, Vhost, VhostMode, VmConfig,
 };
-use crate::migration::userfault;
+use crate::lazy_memory::userfault;
 use crate::vfio::{VfioInterface, VfioSource, VfioSpec, cdev};
 
 /// Rules for a process with this VM: for files that its configuration names, and for those that every VM needs of the

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use super::present;
 use crate::config::MemoryZoneConfig;
+use crate::lazy_memory::present;
 
 /// Checks that no file of `zones` has data. It may be one that was used before, or that the guest uses at this moment,
 /// if its source is on the same host. In a folder, a new file is made.

@@ -1,101 +1,36 @@
-//! Why a VM is not saved, or not restored.
+//! Why the target of a live migration has no VM for its guest.
 
-use std::io;
-use std::path::PathBuf;
-
+use crate::config::ConfigError;
 use crate::error_kind::ErrorKind;
-use crate::migration::machine_error::{RestoreError, SaveError};
+use crate::landlock::LandlockError;
+use crate::machine_state::error::RestoreError;
 
-/// Why a VM is not saved, or not restored, in one line.
+/// Why the target of a live migration has no VM for its guest, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
-    /// The URL is not one of a folder.
-    #[error("{key}={url}: not the URL of a folder; write it as file:///var/lib/vm/snapshot")]
-    Url {
-        /// The key that has it.
-        key: &'static str,
-        /// The URL.
-        url: String,
-    },
-    /// The folder of a snapshot cannot be used.
-    #[error(
-        "destination_url: {}: {error}; give a folder that exists and that this program may write to",
-        path.display()
-    )]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
-    /// The folder has a snapshot already.
-    #[error("destination_url: {}: there is one already; give an empty folder", .0.display())]
-    Exists(PathBuf),
-    /// A file of a snapshot cannot be written.
-    #[error("{}: cannot be written: {error}; nothing is left of this snapshot", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
-    /// Nobody wants the snapshot any more.
-    #[error("the VM was ended before its snapshot was complete; nothing is left of it")]
-    Abandoned,
-    /// The memory is larger than any file.
-    #[error("the guest's memory does not fit into a file")]
-    TooLarge,
-    /// A file of a snapshot cannot be read.
-    #[error("{}: cannot be read: {error}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
-    /// A file of a snapshot is not what it should be.
-    #[error("{}: {what}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, and what to do.
-        what: String,
-    },
-    /// What is asked for does not fit the snapshot or this host.
+    /// The configuration is not valid on this host.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The program cannot be confined, or would leave its confinement.
+    #[error(transparent)]
+    Landlock(#[from] LandlockError),
+    /// What the source sends does not fit this host.
     #[error("{0}")]
     Unsuitable(String),
-    /// The machine cannot be saved, or not restored.
+    /// The machine cannot be made.
     #[error("{0}")]
     Machine(String, ErrorKind),
-    /// The host lacks something.
-    #[error("cannot {action}: {error}")]
-    Host {
-        /// What failed.
-        action: &'static str,
-        /// Why.
-        error: io::Error,
-    },
 }
 
 impl MigrationError {
     /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Url { .. } | Self::Damaged { .. } | Self::Unsuitable(_) | Self::TooLarge => ErrorKind::Invalid,
+            Self::Config(error) => (&error.problem).into(),
+            Self::Landlock(error) => error.kind(),
+            Self::Unsuitable(_) => ErrorKind::Invalid,
             Self::Machine(_, kind) => *kind,
-            Self::Exists(_) | Self::Abandoned => ErrorKind::Conflict,
-            Self::Folder { error, .. } | Self::Read { error, .. } if error.kind() == io::ErrorKind::NotFound => {
-                ErrorKind::NotFound
-            }
-            Self::Folder { error, .. } if error.kind() == io::ErrorKind::NotADirectory => ErrorKind::Invalid,
-            Self::Folder { .. } | Self::Read { .. } | Self::Write { .. } | Self::Host { .. } => ErrorKind::Host,
         }
-    }
-}
-
-impl From<SaveError> for MigrationError {
-    fn from(error: SaveError) -> Self {
-        Self::Machine(error.to_string(), error.kind())
     }
 }
 

@@ -15,8 +15,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustls::ServerConfig;
 use virtio_devices::{Cancel, NewThread, Thread};
 
+use super::deadline::LOOK;
 use super::link::STACK;
-use super::transport::{Address, LOOK, Listener, Stream};
+use super::transport::{Address, Listener, Stream};
 use super::wire::{Greeting, Role};
 use crate::threads::{self, ThreadKind};
 use refusals::Refusals;

@@ -6,16 +6,15 @@ use std::os::unix::net::UnixStream;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::backend_state::{BackendOf, BackendState};
-use super::machine_state::MachineState;
-use super::overrides;
+use super::error::MigrationError;
 use super::passed::{PassedState, TapState};
 use super::passing;
-use super::state_file::{SavedDescriptors, SavedLink};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig, VmPlan};
 use crate::devices::passed_taps::PassedTaps;
-use crate::error::Error;
-use crate::migration::error::MigrationError;
+use crate::machine_state::MachineState;
+use crate::machine_state::backend_state::{BackendOf, BackendState};
+use crate::snapshot::overrides;
+use crate::snapshot::state_file::{SavedDescriptors, SavedLink};
 
 /// What the target needs to make its VM, before any page comes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,7 +83,7 @@ impl Offer {
     /// # Errors
     ///
     /// It does not fit what `given` says of this host.
-    pub(crate) fn plan(&self, given: &RestoreConfig) -> Result<PlannedVm, Error> {
+    pub(crate) fn plan(&self, given: &RestoreConfig) -> Result<PlannedVm, MigrationError> {
         let text = serde_json::to_vec(&self.config).map_err(|error| MigrationError::Unsuitable(error.to_string()))?;
         let mut config = VmConfig::from_json(&text)?;
         let is_passed = |known: &&SavedDescriptors| {

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::backend_state::StatefulBackend;
-use super::dirty::DirtySource;
 use super::handover::Outcome;
-use super::machine_state::MachineState;
-use super::restorer::Restored;
-use crate::devices::holds::Holds;
+use crate::dirty::DirtySource;
+use crate::machine_state::MachineState;
+use crate::machine_state::backend_state::StatefulBackend;
+use crate::snapshot::restorer::Restored;
 use crate::vm::Vm;
+use virtio_devices::Holds;
 
 /// What a conductor is told by the control thread, whichever side it is at.
 pub(crate) trait Note: Send + 'static {

@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use virtio_devices::{GuestMap, NewThread, Thread};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
-use super::dirty::{Chunk, DirtyLog, PageSet};
 use super::link::STACK;
-use super::present;
 use super::progress::Progress;
 use super::transport::Stream;
 use super::wire::{Frame, MAX_DATA, PAGE, Pages, Range};
+use crate::dirty::{Chunk, DirtyLog, PageSet};
+use crate::lazy_memory::present;
 use crate::threads::{self, ThreadKind};
 
 /// What is read of the memory at a time, in bytes.

@@ -8,10 +8,9 @@ use super::empty_files;
 use super::error::MigrationError;
 use super::offer::{self, Offer};
 use super::passed;
-use super::state_file::SavedLink;
 use crate::config::{BackendPlan, NetPlan, NicPlan, PlannedVm, RestoreConfig, Vhost};
-use crate::error::Error;
 use crate::landlock::{self, Rule};
+use crate::snapshot::state_file::SavedLink;
 use crate::telemetry::events::Events;
 use crate::threads::{self, ThreadKind};
 use crate::vm::host_limits::HostLimits;
@@ -65,7 +64,12 @@ impl Preparer {
     /// # Errors
     ///
     /// It does not fit this host, or something cannot be opened. Nothing is left then.
-    pub(crate) fn make(&self, offer: &[u8], passing: Option<&UnixStream>, cancel: &Cancel) -> Result<Made, Error> {
+    pub(crate) fn make(
+        &self,
+        offer: &[u8],
+        passing: Option<&UnixStream>,
+        cancel: &Cancel,
+    ) -> Result<Made, MigrationError> {
         let offer = Offer::read(offer)?;
         let planned = offer.plan(&self.given)?;
         let fds = offer.receive(planned.plan(), planned.config(), passing)?;

@@ -8,10 +8,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustls::ServerConfig;
-use virtio_devices::Cancel;
+use virtio_devices::{Cancel, Holds};
 use vm_memory::GuestAddressSpace as _;
 
-use super::backend_state::{self, BackendState};
 use super::conducting::Conducting;
 use super::course::{Conducts, Course};
 use super::errands::Errands;
@@ -25,10 +24,10 @@ use super::orders::{TargetNote, TargetOrder, ToControl};
 use super::pages_in::PagesIn;
 use super::preparer::{Made, Preparer};
 use super::progress::Progress;
-use super::restorer::Restored;
 use super::transport::{Listener, Stream};
 use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role};
-use crate::devices::holds::Holds;
+use crate::machine_state::backend_state::{self, BackendState};
+use crate::snapshot::restorer::Restored;
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);

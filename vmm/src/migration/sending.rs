@@ -16,20 +16,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
-use virtio_devices::{Cancel, GuestMap};
+use virtio_devices::{Cancel, GuestMap, HoldError, Holds};
 use vm_api::migration::SendMigration;
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
-use super::backend_state::{self, BackendState, StatefulBackend};
 use super::conducting::Conducting;
 use super::course::{Conducts as _, Course};
-use super::dirty::{DirtyLog, DirtySource};
-use super::discarded::Discarded;
 use super::errands::Errands;
 use super::handover::Outcome;
 use super::handover::sender::{Event, Sender as Machine, Stage};
 use super::link::{Heard, Link};
-use super::machine_state::MachineState;
 use super::offer::Rest;
 use super::orders::{SourceNote, SourceOrder, ToControl};
 use super::pages_out::PagesOut;
@@ -37,12 +33,13 @@ use super::precopy::Verdict;
 use super::progress::{Part, Progress};
 use super::transport::{Address, Route, Stream};
 use super::wire::{Frame, Kind, Role, parts};
+use crate::dirty::{DirtyLog, DirtySource};
+use crate::lazy_memory::discarded::Discarded;
+use crate::machine_state::MachineState;
+use crate::machine_state::backend_state::{self, BackendState, StatefulBackend};
 use limits::Limits;
 use passes::Passes;
 use throttle::Throttle;
-
-use crate::devices::DeviceError;
-use crate::devices::holds::Holds;
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -384,7 +381,7 @@ impl Conductor {
     /// Has a thread do what takes as long as disks do, and say what came of it.
     fn have_done(
         &mut self,
-        work: impl FnOnce(&Holds) -> Result<(), DeviceError> + Send + 'static,
+        work: impl FnOnce(&Holds) -> Result<(), HoldError> + Send + 'static,
         say: fn(Result<(), String>) -> Inbox,
     ) {
         let holds = self.holds.clone();

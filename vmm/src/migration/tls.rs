@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, Error};
 
-use super::transport::Until;
+use super::deadline::Deadline;
 pub(crate) use accepting::Accepting;
 pub(crate) use files::{client, server};
 
@@ -66,7 +66,7 @@ impl Session {
         stream: TcpStream,
         host: &str,
         config: &Arc<ClientConfig>,
-        until: &Until,
+        until: &Deadline,
     ) -> io::Result<Self> {
         let name = ServerName::try_from(host.to_string());
         let name = name.map_err(|_| io::Error::other("TLS: no certificate can have this name; give another"))?;
@@ -169,7 +169,7 @@ impl Write for &Session {
 }
 
 /// Has both sides prove who they are, `until` then.
-fn shake_hands(stream: &TcpStream, connection: &mut Connection, until: &Until) -> io::Result<()> {
+fn shake_hands(stream: &TcpStream, connection: &mut Connection, until: &Deadline) -> io::Result<()> {
     let late = || io::Error::new(io::ErrorKind::TimedOut, "TLS: the peer did not answer in time");
     while connection.is_handshaking() || connection.wants_write() {
         if connection.wants_write() {

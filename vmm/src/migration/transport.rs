@@ -1,7 +1,6 @@
 //! Connections of a live migration: over tcp, encrypted or not, or a Unix socket, with deadlines.
 
 mod route;
-mod until;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,7 +11,6 @@ use std::time::Duration;
 
 use super::tls::Session;
 pub(crate) use route::Route;
-pub(crate) use until::{LOOK, Until};
 
 /// How long a connection may take, and a write on one of whose peer takes nothing.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

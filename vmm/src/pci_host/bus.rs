@@ -7,10 +7,11 @@ use parking_lot::Mutex;
 use pci::{Bdf, ConfigPorts, Placement, Topology, TopologyError, ecam_read, ecam_write};
 
 use crate::arch::x86_64::layout;
+use crate::exits::MmioHandler;
 use crate::kvm::Vm;
-use crate::pci_host::assign_bars::{Apertures, NoRoom, hand_over, place_bars};
+use crate::pci_host::assign_bars::{NoRoom, hand_over, place_bars};
 use crate::pci_host::slot::{PciHost, Slot};
-use crate::vcpu::cpu::MmioHandler;
+use crate::pci_layout::Apertures;
 
 /// The devices in their places.
 ///

@@ -9,7 +9,7 @@ use kvm_bindings::{
     kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 
-use crate::migration::{present, userfault};
+use crate::lazy_memory::{present, userfault};
 
 /// The type of vhost's ioctls (`linux/vhost.h`).
 const VHOST: u32 = 0xaf;

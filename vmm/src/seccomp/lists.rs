@@ -36,6 +36,18 @@ const MPOL_MF_MOVE_ALL: u64 = 1 << 2;
 /// The bits of an operation on a futex that say which it is (`linux/futex.h`). Of those that the lists leave out, some
 /// find a thread of any process by a number in memory: priority inheritance.
 const FUTEX_CMD: u64 = 0x7f;
+/// The host's clocks, and those of the calling thread and its process (`linux/time.h`). All others are CPU clocks with
+/// the number of any process or thread in them (`clock_getcpuclockid(3)`), and clocks of devices.
+const OWN_CLOCKS: &[u64] = &[
+    CLOCK_REALTIME as u64,
+    CLOCK_MONOTONIC as u64,
+    CLOCK_PROCESS_CPUTIME_ID as u64,
+    CLOCK_THREAD_CPUTIME_ID as u64,
+    CLOCK_MONOTONIC_RAW as u64,
+    CLOCK_REALTIME_COARSE as u64,
+    CLOCK_MONOTONIC_COARSE as u64,
+    CLOCK_BOOTTIME as u64,
+];
 /// Barriers of this process (`linux/membarrier.h`): `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration.
 const OWN_BARRIERS: &[u64] = &[1 << 3, 1 << 4];
 
@@ -102,9 +114,9 @@ const THREAD: Group = Group {
         any(SYS_rseq),
         only(SYS_sched_getaffinity, [this_process(0)]),
         any(SYS_getrandom),
-        any(SYS_clock_gettime),
+        only(SYS_clock_gettime, [one_of(0, OWN_CLOCKS)]),
         any(SYS_gettimeofday),
-        any(SYS_clock_nanosleep),
+        only(SYS_clock_nanosleep, [one_of(0, OWN_CLOCKS)]),
         any(SYS_nanosleep),
         prctl(&[PR_SET_NAME as u64, PR_GET_NAME as u64]),
     ],

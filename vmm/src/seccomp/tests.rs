@@ -11,12 +11,22 @@ use libc::{c_int, c_long};
 use virtio_devices::WorkerKind;
 
 use super::*;
-use crate::migration::userfault;
+use crate::lazy_memory::userfault;
 use crate::threads::core_group;
 
 /// Core scheduling of a thread of another process.
 const fn core_scheduling(command: u64) -> (c_long, [u64; 6]) {
     (libc::SYS_prctl, [core_group::PR_SCHED_CORE as u64, command, 1, 0, 0, 0])
+}
+
+/// The owner of a descriptor: by a structure (`fcntl(2)`), and of a socket (`asm-generic/sockios.h`).
+const F_SETOWN_EX: u64 = 15;
+const FIOSETOWN: u64 = 0x8901;
+const SIOCSPGRP: u64 = 0x8902;
+
+/// A CPU clock of the process or thread 1 (`clock_getcpuclockid(3)`): its number is in the upper bits.
+const fn cpu_clock(kind: i32) -> u64 {
+    (!1 << 3 | kind) as u32 as u64
 }
 
 /// Types of sockets that a migration's threads may have.
@@ -58,7 +68,17 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     (libc::SYS_getpgid, [1, 0, 0, 0, 0, 0]),
     (libc::SYS_setpgid, [1, 1, 0, 0, 0, 0]),
     (libc::SYS_getsid, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_getpriority, [libc::PRIO_PROCESS as u64, 1, 0, 0, 0, 0]),
+    (libc::SYS_ioprio_get, [1, 1, 0, 0, 0, 0]),
+    (libc::SYS_sched_getscheduler, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_sched_getparam, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_sched_getattr, [1, 0, 0, 0, 0, 0]),
+    (libc::SYS_sched_rr_get_interval, [1, 0, 0, 0, 0, 0]),
     (libc::SYS_kcmp, [1, 1, 0, 0, 0, 0]),
+    // The time that a process (CPUCLOCK_SCHED) or a thread of it (with CPUCLOCK_PERTHREAD) has run.
+    (libc::SYS_clock_gettime, [cpu_clock(2), 0, 0, 0, 0, 0]),
+    (libc::SYS_clock_gettime, [cpu_clock(6), 0, 0, 0, 0, 0]),
+    (libc::SYS_clock_nanosleep, [cpu_clock(2), 0, 0, 0, 0, 0]),
     (libc::SYS_get_robust_list, [1, 0, 0, 0, 0, 0]),
     (libc::SYS_move_pages, [1, 0, 0, 0, 0, 0]),
     (libc::SYS_migrate_pages, [1, 0, 0, 0, 0, 0]),
@@ -77,6 +97,9 @@ const ATTACKS: &[(c_long, [u64; 6])] = &[
     // whose owner is a thread by its number.
     (libc::SYS_fcntl, [0, libc::F_SETOWN as u64, 1, 0, 0, 0]),
     (libc::SYS_fcntl, [0, libc::F_SETFL as u64, libc::O_ASYNC as u64, 0, 0, 0]),
+    (libc::SYS_fcntl, [0, F_SETOWN_EX, 0, 0, 0, 0]),
+    (libc::SYS_ioctl, [0, FIOSETOWN, 0, 0, 0, 0]),
+    (libc::SYS_ioctl, [0, SIOCSPGRP, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [0, libc::FIOASYNC as u64, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [0, libc::TIOCSPGRP as u64, 0, 0, 0, 0]),
     (libc::SYS_futex, [0, libc::FUTEX_LOCK_PI as u64, 0, 0, 0, 0]),

@@ -8,9 +8,9 @@ use virtio_devices::{CharDevice, NewThread, Thread};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::config::{ConsoleConfig, ConsoleMode, DebugConsoleConfig};
+use crate::exits::{Device, PortHandler};
 use crate::serial::end::{ConsoleEnd, ConsoleError};
 use crate::threads::{self, ThreadKind};
-use crate::vcpu::pio::{Device, PortHandler};
 
 const OPTION: &str = "--debug-console";
 /// A read has this value, by which software finds out that the port is there.

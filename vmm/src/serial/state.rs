@@ -48,6 +48,17 @@ impl SerialPort {
         }
     }
 
+    /// Registers that show why a guest's driver may wait, and the number of bytes that it has not read, by name.
+    pub fn counters(&self) -> [(&'static str, u64); 4] {
+        let state = self.uart.lock().state();
+        [
+            ("interrupt_enable", state.interrupt_enable.into()),
+            ("interrupt_identification", state.interrupt_identification.into()),
+            ("line_status", state.line_status.into()),
+            ("unread_bytes", state.in_buffer.len() as u64),
+        ]
+    }
+
     /// Brings the port to `state`. The interrupt that it has pending is sent by [`Self::remind`]. Returns false, and
     /// changes nothing, if it has more input than there is room for.
     #[must_use]

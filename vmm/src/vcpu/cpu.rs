@@ -13,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use virtio_devices::{NewThread, Thread};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
+use crate::exits::MmioHandler;
 use crate::kvm::{Exit, KvmError, Vcpu};
 use crate::threads::{self, ThreadKind};
 pub use crate::vcpu::error::VcpuError;
@@ -23,15 +24,6 @@ pub use crate::vcpu::stop::{Stop, StopSignal};
 
 /// The stack of a vCPU's thread, in bytes: far more than devices need, but too small for a transparent huge page.
 const STACK: usize = 512 << 10;
-
-/// Handles guest accesses to addresses that are not memory.
-pub trait MmioHandler: Send + Sync {
-    /// Reads `data.len()` bytes, 1 to 8. Unassigned addresses read as all-ones.
-    fn read(&self, address: u64, data: &mut [u8]);
-
-    /// Writes `data`, 1 to 8 bytes. Unassigned addresses ignore writes.
-    fn write(&self, address: u64, data: &[u8]);
-}
 
 /// Handlers of the exits of a VM's vCPUs.
 pub struct ExitHandlers {

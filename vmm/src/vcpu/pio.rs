@@ -6,7 +6,6 @@
 //! Without
 //! 0xcf8 and 0xcfc, Linux uses the ECAM for all configuration accesses.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::acpi::ged::{self, GenericEventDevice};
@@ -15,6 +14,7 @@ use crate::arch::x86_64::layout::{
     EVENT_PORT, KEYBOARD_COMMAND_PORT, KEYBOARD_RESET, MEMORY_PORT, NMI_STATUS, NMI_STATUS_PORT, PROCESSOR_PORT,
     RESET_PORT, RESET_VALUE, S5_SLEEP_TYPE, SERIAL_PORT, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLOTS_PORT,
 };
+use crate::exits::{Device, PortHandler};
 use crate::serial::SerialPort;
 
 /// Number of ports of a serial port.
@@ -37,23 +37,6 @@ pub enum PowerRequest {
     PowerOff,
     /// Reset.
     Reset,
-}
-
-/// Handles accesses to the ports of one device.
-pub trait PortHandler: Send + Sync {
-    /// Reads `data.len()` bytes, 1 to 4, from the device's port number `offset` on.
-    fn read(&self, offset: u16, data: &mut [u8]);
-
-    /// Writes `data`, 1 to 4 bytes, from the device's port number `offset` on.
-    fn write(&self, offset: u16, data: &[u8]);
-}
-
-/// A device with ports of its own. An access that begins there is the device's.
-pub struct Device {
-    /// The ports.
-    pub ports: Range<u16>,
-    /// Handler of accesses to them.
-    pub handler: Arc<dyn PortHandler>,
 }
 
 /// The I/O ports of a VM.

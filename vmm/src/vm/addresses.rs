@@ -2,7 +2,7 @@
 
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::config::MemoryConfig;
-use crate::pci_host::assign_bars::{Apertures, Weights};
+use crate::pci_layout::{Apertures, Weights};
 use crate::vm::error::VmError;
 use crate::vm::memory::places;
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use virtio_devices::GuestMap;
@@ -53,6 +54,14 @@ pub enum BootError {
     /// The kernel's format is unknown.
     #[error("--kernel {}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux", .0.display())]
     UnknownFormat(PathBuf),
+    /// The kernel is a compressed file that does not unpack itself.
+    #[error("--kernel {}: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that", path.display())]
+    Compressed {
+        /// The kernel.
+        path: PathBuf,
+        /// The program that unpacks it.
+        program: &'static str,
+    },
     /// The firmware is no ELF file.
     #[error("--firmware {}: not an ELF file; give firmware with a PVH entry, such as CLOUDHV.fd or \
          hypervisor-fw", .0.display())]
@@ -316,7 +325,10 @@ impl Format {
         }
         match BzImage::parse(kernel).map_err(|error| BootError::BzImage { path: path.into(), error })? {
             Some(image) => Ok(Self::BzImage(Box::new(image))),
-            None => Err(BootError::UnknownFormat(path.into())),
+            None => Err(match compressed_by(kernel) {
+                Some(program) => BootError::Compressed { path: path.into(), program },
+                None => BootError::UnknownFormat(path.into()),
+            }),
         }
     }
 
@@ -350,6 +362,21 @@ impl Initramfs {
         let (file, len) = open("--initramfs", path)?;
         Ok(Self { path: path.into(), file, len })
     }
+}
+
+/// The program that compressed a file, by the file's first bytes.
+fn compressed_by(file: &File) -> Option<&'static str> {
+    const FORMATS: [(&[u8], &str); 5] = [
+        (b"\x1f\x8b", "gzip"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\x04\x22\x4d\x18", "lz4"),
+        (b"BZh", "bzip2"),
+    ];
+    let mut start = [0; 6];
+    let len = file.read_at(&mut start, 0).ok()?;
+    let found = FORMATS.iter().find(|(magic, _)| start[..len].starts_with(magic));
+    found.map(|(_, program)| *program)
 }
 
 fn open(option: &'static str, path: &Path) -> Result<(File, u64), BootError> {

@@ -16,8 +16,8 @@ use vm_memory::{FileOffset, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRe
 
 use crate::arch::x86_64::layout::Layout;
 use crate::config::{MemoryConfig, MemoryZoneConfig};
-use crate::migration::image_layout::ImageLayout;
-use crate::migration::page_faults::{PageFaults, Progress};
+use crate::lazy_memory::image_layout::ImageLayout;
+use crate::lazy_memory::page_faults::{PageFaults, Progress};
 use backing::{Backing, advise};
 pub use error::MemoryError;
 use places::places;

@@ -9,7 +9,7 @@ pub(crate) enum Origin<'o> {
     /// Nobody else uses them. Memory is a mapping of a snapshot's, if there is an image.
     Snapshot(Option<&'o Image>),
     /// Another program runs the guest. Its disks are not to be written before
-    /// [`Holds::take`](crate::devices::holds::Holds::take), nor its memory, if it is passed.
+    /// [`Holds::take`](virtio_devices::Holds::take), nor its memory, if it is passed.
     Running(Option<(&'o Image, &'o PassedTaps)>),
 }
 

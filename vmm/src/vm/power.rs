@@ -8,10 +8,16 @@ use crate::arch::x86_64::layout;
 use crate::arch::x86_64::regs::{self, Entry};
 use crate::kvm::{self, KvmError, Vcpu};
 use crate::pci_host::memory_slots::plugged;
+use crate::serial::{SerialConsole, SerialPort};
 use crate::vm::powered::Powered;
 use crate::vm::{Vm, VmError, plug_slots};
 
 impl Vm {
+    /// The serial port, if there is one.
+    pub fn serial(&self) -> Option<&Arc<SerialPort>> {
+        self.serial.as_ref().map(SerialConsole::port)
+    }
+
     /// The vCPUs of `vm`. The first starts at `entry`, the others when it wakes them.
     pub(super) fn vcpus(&self, vm: &kvm::Vm, entry: Entry) -> Result<Vec<Vcpu>, VmError> {
         (0..u32::from(self.vcpus))
@@ -73,7 +79,7 @@ impl Vm {
 
     /// Wires what is no device in a slot to `vm`. Dropping it cuts all wires.
     pub(super) fn connect(&self, vm: Arc<kvm::Vm>) -> Result<Powered, VmError> {
-        let serial = self.serial.as_ref().map(|serial| Arc::clone(serial.port()));
+        let serial = self.serial().map(Arc::clone);
         let wire =
             |what, eventfd, gsi| vm.attach_irqfd(eventfd, gsi).map_err(|error| KvmError::Ioctl { action: what, error });
         wire("wire the event device's interrupt", self.ged.interrupt(), layout::EVENT_GSI)?;

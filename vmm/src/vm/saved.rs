@@ -13,18 +13,18 @@ use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::topology::Topology;
 use crate::config::{VmConfig, VmPlan, bytes};
 use crate::devices::saved::places;
+use crate::dirty::{Backends, DirtySource, OwnThreads, Still, Vcpus as VcpuWrites};
 use crate::firmware::{FirmwarePorts, LegacyState};
 use crate::kvm::{self, KvmError, Vcpu};
-use crate::migration::clock::{ClockState, NoFrequency};
-use crate::migration::compatibility::{CpuidLeaf, Incompatible, MAX_LEAVES, check};
-use crate::migration::dirty::{Backends, DirtySource, OwnThreads, Still, Vcpus as VcpuWrites};
-use crate::migration::irqchip::IrqchipState;
-use crate::migration::machine_error::{RestoreError, SaveError};
-use crate::migration::machine_state::{LayoutState, MachineState, StopState};
-use crate::migration::machine_told;
-use crate::migration::output::ConsolesState;
-use crate::migration::vcpu_state::{Extent, VcpuState};
-use crate::migration::version::{MACHINE_STATE_VERSION, is_read};
+use crate::machine_state::clock::{ClockState, NoFrequency};
+use crate::machine_state::compatibility::{CpuidLeaf, Incompatible, MAX_LEAVES, check};
+use crate::machine_state::error::{RestoreError, SaveError};
+use crate::machine_state::irqchip::IrqchipState;
+use crate::machine_state::output::ConsolesState;
+use crate::machine_state::told;
+use crate::machine_state::vcpu_state::{Extent, VcpuState};
+use crate::machine_state::version::{MACHINE_STATE_VERSION, is_read};
+use crate::machine_state::{LayoutState, MachineState, StopState};
 use crate::pci_host::memory_slots::LAST_MEMORY;
 use crate::telemetry::events::Events;
 use crate::vcpu::cpu::{Stop, Vcpus};
@@ -136,7 +136,7 @@ impl Vm {
 
     /// The options that the guest knows, with their values.
     fn told(&self) -> Vec<(String, String)> {
-        let told = machine_told::told(&self.cpus, self.segments.len());
+        let told = told::told(&self.cpus, self.segments.len());
         told.into_iter().map(|(option, value)| (option.to_string(), value)).collect()
     }
 
@@ -268,8 +268,8 @@ impl Vm {
         if config_size != saved {
             return Err(RestoreError::MemorySize { config: bytes(config_size), saved: bytes(saved) });
         }
-        machine_told::compare(&state.told, machine_told::told(&config.cpus, plan.segments.len()))?;
-        machine_told::compare_interface(&state.cpuid, &config.cpus)?;
+        told::compare(&state.told, told::told(&config.cpus, plan.segments.len()))?;
+        told::compare_interface(&state.cpuid, &config.cpus)?;
         let layout = &state.layout;
         let places = places(&plan.devices, &state.devices)?;
         let mut fitted = config.clone();

@@ -111,6 +111,25 @@ impl Code {
         bytes
     }
 
+    /// As [`Self::elf`], as a 32-bit file.
+    pub(crate) fn elf_32(&self) -> Vec<u8> {
+        const HEADERS: u32 = 52 + 2 * 32;
+        const NOTE: u32 = 20;
+        let mut bytes = b"\x7fELF\x01\x01\x01".to_vec();
+        bytes.resize(52, 0);
+        (bytes[18], bytes[28], bytes[42], bytes[44]) = (3, 52, 32, 2);
+        let len = self.0.len() as u32;
+        for (kind, offset, address, len) in [(4, HEADERS, 0, NOTE), (1, HEADERS + NOTE, CODE, len)] {
+            for field in [kind, offset, address, address, len, len, 0, 0] {
+                bytes.extend(field.to_le_bytes());
+            }
+        }
+        for field in [4, 4, 18, u32::from_le_bytes(*b"Xen\0"), CODE] {
+            bytes.extend(field.to_le_bytes());
+        }
+        [&bytes[..], &self.0].concat()
+    }
+
     /// An ELF file with this code and a PVH entry at its start.
     pub(crate) fn elf(&self) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();

@@ -1,9 +1,8 @@
 //! Measures the time in which a guest is saved and restored.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Backend, Options, run_test};
 use crate::boot_time::{self, IN_MEMORY};
 use crate::build;
 use crate::error::Result;
@@ -13,17 +12,23 @@ use crate::progress::note;
 /// Time limits of a machine under load: for the start, and for each run.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(1200), Duration::from_secs(300));
 
-/// Measures each number of VFs in a first-level machine of its own, and prints a table.
-pub(super) fn run(lab: &Lab, workspace: &Path, options: &Options) -> Result<()> {
-    let (runs, vmm, bench) = (options.runs, options.vmm(workspace)?, build::program(workspace, "bench")?);
+/// Measures each number of VFs, `tests`, in a first-level machine of its own by `run_test`, and prints a table.
+pub(super) fn run(
+    lab: &Lab,
+    workspace: &Path,
+    vmm: PathBuf,
+    (tests, runs): (&[&str], usize),
+    run_test: impl Fn(&str, Duration, &str) -> Result<()>,
+) -> Result<()> {
+    let bench = build::program(workspace, "bench")?;
     let prepare = boot_time::prepare(lab, vmm, bench, "bench")?;
     println!("| guest | figure | median | least to most |");
     println!("|---|---|---|---|");
     let limit = LIMITS.0 + LIMITS.1 * u32::try_from(runs).unwrap_or(u32::MAX);
-    for test in options.tests(Backend::Snapshot)? {
+    for test in tests {
         note("measure", format!("saves and restores with {test} VFs, {runs} times"));
         let command = format!("{prepare} && exec {IN_MEMORY}/bench snapshot 0 {runs} {test}");
-        run_test(lab, workspace, Backend::Snapshot.machine(), &command, limit, &format!("snapshots with {test} VFs"))?;
+        run_test(&command, limit, &format!("snapshots with {test} VFs"))?;
     }
     Ok(())
 }

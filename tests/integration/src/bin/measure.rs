@@ -3,7 +3,7 @@
 //!
 //! Run by `cargo xtask lab boot-time` in a first-level machine whose clock counts instructions: the figures depend on
 //! no other machine and no load. `std`'s clock is that machine's. Arguments: the number of runs, and optionally the
-//! only number of VFs to measure.
+//! only number of VFs to measure, or 0 to measure starts only.
 
 #![expect(clippy::unwrap_used, reason = "a failed measurement panics and says where")]
 
@@ -26,7 +26,7 @@ fn main() {
     let (runs, only) = (arguments.next().unwrap_or(3), arguments.next());
     read_into_memory(Kernel::V6_1);
     read_into_memory(Kernel::V6_12);
-    if only.is_none() {
+    if only.is_none_or(|only| only == 0) {
         measure_starts(runs);
     }
     for vfs in VFS.into_iter().filter(|vfs| only.is_none_or(|only| only == *vfs)) {

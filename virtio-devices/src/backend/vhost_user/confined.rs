@@ -269,7 +269,7 @@ mod tests {
         peer.begin().unwrap();
         let attach = || iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false });
         for _ in 0..2 {
-            let begun = std::time::Instant::now();
+            let begun = Instant::now();
             attach().unwrap_err();
             assert!(begun.elapsed() >= Duration::from_millis(100), "each time, it may stop");
             assert!(behind.endpoint().is_bypassed(), "it is in no domain, as before");

@@ -4,7 +4,7 @@
 //!
 //! linux-loader 0.14 is not used, for these reasons. It parses and loads in one call, so a kernel that does not fit is
 //! found only once the guest's memory exists. It ignores segments without file contents, so an initramfs may be put
-//! into the kernel's `.bss`; for a bzImage it ignores `init_size`. It loads kernels for other machines, 32-bit kernels,
+//! into the kernel's `.bss`; for a bzImage it ignores `init_size`. It loads kernels for other machines,
 //! and kernels that overwrite the boot tables below 1 MiB. A second PT_NOTE hides the entry in the first, and notes of
 //! any length are read in steps of 12 bytes (2 s for 48 MiB).
 
@@ -15,16 +15,16 @@ use std::os::unix::fs::FileExt;
 use super::layout::HIGH_MEMORY;
 
 const MAGIC: [u8; 4] = *b"\x7fELF";
-const CLASS_64: u8 = 2;
+/// The length of the part of the header that says how the rest is read.
+const IDENT_LEN: usize = 16;
 const LITTLE_ENDIAN: u8 = 1;
-/// The machine of firmware that begins in 32-bit mode, such as edk2's, though the file is a 64-bit one.
+/// The machine of 32-bit kernels, and of firmware that begins in 32-bit mode, such as edk2's, though the file is a 64-bit
+/// one.
 const MACHINE_386: u16 = 3;
 const MACHINE_X86_64: u16 = 62;
 /// No 64-bit Linux kernel is loaded below this address, the least alignment that it can be built with
 /// (`CONFIG_PHYSICAL_ALIGN`). Firmware is: it leaves the memory above to kernels.
 const LOWEST_KERNEL: u64 = 0x20_0000;
-const HEADER_LEN: usize = 64;
-const PROGRAM_HEADER_LEN: usize = 56;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 /// The most program headers accepted. A Linux kernel has five.
@@ -35,6 +35,41 @@ const NOTE_NAME: &[u8] = b"Xen\0";
 /// The owner of notes that every Linux kernel has, and no other.
 const LINUX_NAME: &[u8] = b"Linux\0\0\0";
 const NOTE_PHYS32_ENTRY: u32 = 18;
+
+/// The layout of the headers of a class of files (System V ABI, chapters 4 and 5).
+struct Class {
+    /// Its number in the file's header.
+    number: u8,
+    /// The length of the file's header.
+    header_len: usize,
+    /// The places in it of the program headers' offset, and of their length, which their count follows.
+    table: [usize; 2],
+    /// The length of a program header.
+    program_header_len: usize,
+    /// The places in it of the segment's offset, physical address, length in the file and length in memory.
+    segment: [usize; 4],
+    /// The number at a place.
+    read: fn(&[u8], usize) -> u64,
+}
+
+const CLASSES: [Class; 2] = [
+    Class {
+        number: 1,
+        header_len: 52,
+        table: [28, 42],
+        program_header_len: 32,
+        segment: [4, 12, 16, 20],
+        read: |bytes, at| u32_at(bytes, at).into(),
+    },
+    Class {
+        number: 2,
+        header_len: 64,
+        table: [32, 54],
+        program_header_len: 56,
+        segment: [8, 24, 32, 40],
+        read: u64_at,
+    },
+];
 
 /// A part of the file that is loaded to a guest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +89,7 @@ pub enum ElfError {
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
     /// It is for another machine.
-    #[error("an ELF file, but not a 64-bit one for x86; give an x86_64 kernel")]
+    #[error("an ELF file, but not one for x86; give an x86_64 kernel")]
     Machine,
     /// It is shorter than its headers say.
     #[error("an ELF file that is cut off; copy or build it again")]
@@ -87,23 +122,27 @@ impl Elf {
     ///
     /// If it is an ELF file that cannot be booted.
     pub fn parse(file: &File) -> Result<Option<Self>, ElfError> {
-        let mut header = [0; HEADER_LEN];
         let mut magic = [0; 4];
         if file.read_exact_at(&mut magic, 0).is_err() || magic != MAGIC {
             return Ok(None);
         }
+        let mut ident = [0; IDENT_LEN];
+        read(file, &mut ident, 0)?;
+        let class = CLASSES.iter().find(|class| class.number == ident[4]).filter(|_| ident[5] == LITTLE_ENDIAN);
+        let class = class.ok_or(ElfError::Machine)?;
+        let mut header = vec![0; class.header_len];
         read(file, &mut header, 0)?;
-        let machine = u16_at(&header, 18);
-        if header[4] != CLASS_64 || header[5] != LITTLE_ENDIAN || ![MACHINE_386, MACHINE_X86_64].contains(&machine) {
+        if ![MACHINE_386, MACHINE_X86_64].contains(&u16_at(&header, 18)) {
             return Err(ElfError::Machine);
         }
-        let (offset, count) = (u64_at(&header, 32), u16_at(&header, 56));
-        if usize::from(u16_at(&header, 54)) != PROGRAM_HEADER_LEN || count > MAX_PROGRAM_HEADERS {
+        let [offset_at, len_at] = class.table;
+        let (offset, count) = ((class.read)(&header, offset_at), u16_at(&header, len_at + 2));
+        if usize::from(u16_at(&header, len_at)) != class.program_header_len || count > MAX_PROGRAM_HEADERS {
             return Err(ElfError::Malformed);
         }
-        let mut headers = vec![0; PROGRAM_HEADER_LEN * usize::from(count)];
+        let mut headers = vec![0; class.program_header_len * usize::from(count)];
         read(file, &mut headers, offset)?;
-        Self::from_program_headers(file, &headers).map(Some)
+        Self::from_program_headers(file, class, &headers).map(Some)
     }
 
     /// True if it is firmware by the addresses that it is loaded to, rather than a kernel.
@@ -111,12 +150,12 @@ impl Elf {
         !self.is_linux && self.segments.iter().any(|segment| segment.address < LOWEST_KERNEL)
     }
 
-    fn from_program_headers(file: &File, headers: &[u8]) -> Result<Self, ElfError> {
+    fn from_program_headers(file: &File, class: &Class, headers: &[u8]) -> Result<Self, ElfError> {
         let mut segments = Vec::new();
         let mut end = 0;
         let (mut entry, mut is_linux) = (None, false);
-        for header in headers.chunks_exact(PROGRAM_HEADER_LEN) {
-            let [offset, address, len, memory] = [8, 24, 32, 40].map(|at| u64_at(header, at));
+        for header in headers.chunks_exact(class.program_header_len) {
+            let [offset, address, len, memory] = class.segment.map(|at| (class.read)(header, at));
             match u32_at(header, 0) {
                 PT_LOAD if memory > 0 => {
                     if address < HIGH_MEMORY || len > memory {
@@ -221,10 +260,13 @@ mod tests {
 
     use super::*;
 
+    const HEADER_LEN: usize = 64;
+    const PROGRAM_HEADER_LEN: usize = 56;
+
     /// An ELF file with one segment of `code` at 2 MiB and the given notes.
     fn elf(code: &[u8], notes: &[u8]) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        bytes.extend([CLASS_64, LITTLE_ENDIAN, 1]);
+        bytes.extend([2, LITTLE_ENDIAN, 1]);
         bytes.resize(HEADER_LEN, 0);
         bytes[18..20].copy_from_slice(&MACHINE_X86_64.to_le_bytes());
         bytes[32..40].copy_from_slice(&64u64.to_le_bytes());
@@ -243,6 +285,25 @@ mod tests {
         bytes.extend(code);
         bytes.extend(notes);
         bytes
+    }
+
+    /// The same as a 32-bit file.
+    fn elf_32(code: &[u8], notes: &[u8]) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend([1, LITTLE_ENDIAN, 1]);
+        bytes.resize(52, 0);
+        bytes[18..20].copy_from_slice(&MACHINE_386.to_le_bytes());
+        bytes[28..32].copy_from_slice(&52u32.to_le_bytes());
+        bytes[42..44].copy_from_slice(&32u16.to_le_bytes());
+        bytes[44..46].copy_from_slice(&2u16.to_le_bytes());
+        let (data, len, notes_len) = (52 + 2 * 32, code.len() as u32, notes.len() as u32);
+        for (kind, offset, len, memory) in [(PT_LOAD, data, len, 0x1000), (PT_NOTE, data + len, notes_len, 0)] {
+            // Type, offset, addresses, lengths, flags, alignment.
+            for field in [kind, offset, 0xc020_0000, 0x20_0000, len, memory, 0, 0] {
+                bytes.extend(field.to_le_bytes());
+            }
+        }
+        [&bytes[..], code, notes].concat()
     }
 
     fn note(name: &[u8], kind: u32, data: &[u8]) -> Vec<u8> {
@@ -295,9 +356,40 @@ mod tests {
         file[18..20].copy_from_slice(&MACHINE_386.to_le_bytes());
         file[HEADER_LEN + 24..HEADER_LEN + 32].copy_from_slice(&HIGH_MEMORY.to_le_bytes());
         assert!(parse(&file).unwrap().unwrap().is_firmware());
-        // A 32-bit file has other headers.
-        file[4] = 1;
-        assert!(matches!(parse(&file), Err(ElfError::Machine)));
+    }
+
+    #[test]
+    fn a_32_bit_file_is_read_like_a_64_bit_one() {
+        let notes = note(b"Xen\0", NOTE_PHYS32_ENTRY, &0x20_0010u32.to_le_bytes());
+        let found = parse(&elf_32(b"code", &notes)).unwrap().unwrap();
+        let segments = vec![Segment { offset: 116, len: 4, address: 0x20_0000 }];
+        assert_eq!(found, Elf { segments, end: 0x20_1000, entry: 0x20_0010, is_linux: false });
+        let notes = [&notes[..], &note(b"Linux\0", 0x100, &[0; 4])].concat();
+        assert!(parse(&elf_32(b"code", &notes)).unwrap().unwrap().is_linux);
+        assert!(matches!(parse(&elf_32(b"code", b"")), Err(ElfError::NoEntry)));
+    }
+
+    #[test]
+    fn a_wrong_32_bit_file_is_an_error() {
+        let whole = elf_32(b"code", &note(b"Xen\0", NOTE_PHYS32_ENTRY, &[0; 4]));
+        for len in 4..whole.len() {
+            assert!(matches!(parse(&whole[..len]), Err(ElfError::CutOff)), "{len}");
+        }
+        let with = |at: usize, bytes: &[u8]| {
+            let mut file = whole.clone();
+            file[at..at + bytes.len()].copy_from_slice(bytes);
+            parse(&file)
+        };
+        // Another class, another byte order, another machine.
+        for (at, byte) in [(4, 0), (4, 3), (5, 2), (18, 0xb7)] {
+            assert!(matches!(with(at, &[byte]), Err(ElfError::Machine)), "{at}");
+        }
+        // Headers of another length; a segment below 1 MiB; one with more bytes in the file than in memory.
+        for (at, bytes) in [(42, [56, 0, 2, 0]), (52 + 12, [0; 4]), (52 + 20, [3, 0, 0, 0])] {
+            assert!(matches!(with(at, &bytes), Err(ElfError::Malformed)), "{at}");
+        }
+        // The 4 GiB that its numbers reach.
+        assert_eq!(with(52 + 20, &[0xff; 4]).unwrap().unwrap().end, 0x1_001f_ffff);
     }
 
     #[test]

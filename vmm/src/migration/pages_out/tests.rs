@@ -9,7 +9,7 @@ use vm_api::migration::MigrationRole;
 use vm_memory::FileOffset;
 
 use super::*;
-use crate::migration::dirty::DirtySource;
+use crate::dirty::DirtySource;
 use crate::migration::incoming::{Incoming, Item};
 use crate::migration::loader::Loader;
 

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use super::{Conductor, Inbox};
-use crate::devices::holds::Holds;
 use crate::migration::course::Conducts;
 use crate::migration::handover::Outcome;
 use crate::migration::handover::sender::{Action, Event};
@@ -11,6 +10,7 @@ use crate::migration::orders::SourceOrder;
 use crate::migration::precopy::Verdict;
 use crate::migration::progress::Part;
 use crate::migration::wire::{Frame, Kind, Role};
+use virtio_devices::Holds;
 
 impl Conducts for Conductor {
     type Event = Event;

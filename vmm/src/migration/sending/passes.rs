@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use virtio_devices::GuestMap;
 use vm_api::migration::SendMigration;
 
-use crate::migration::dirty::{DirtyLog, PageSet};
+use crate::dirty::{DirtyLog, PageSet};
 use crate::migration::pages_out::{PagesOut, ToSend};
 use crate::migration::precopy::{Goal, Pass, Precopy, Verdict};
 use crate::migration::progress::Progress;

@@ -10,7 +10,7 @@ use vm_api::migration::MigrationRole;
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
-use crate::migration::dirty::PageSet;
+use crate::dirty::PageSet;
 use crate::migration::handover::Outcome;
 use crate::migration::incoming::{Incoming, Item};
 use crate::migration::orders::{self, Orders, Stopped};

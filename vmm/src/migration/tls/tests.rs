@@ -10,12 +10,12 @@ use super::testing::Authority;
 use super::*;
 
 /// When a handshake ends at the latest.
-fn until() -> Until {
-    Until::after(PATIENCE, &virtio_devices::Cancel::new().unwrap())
+fn until() -> Deadline {
+    Deadline::after(PATIENCE, &virtio_devices::Cancel::new().unwrap())
 }
 
 /// Answers the peer that has connected by `stream`.
-fn accept(stream: TcpStream, config: &Arc<rustls::ServerConfig>, until: &Until) -> io::Result<Session> {
+fn accept(stream: TcpStream, config: &Arc<rustls::ServerConfig>, until: &Deadline) -> io::Result<Session> {
     stream.set_nonblocking(true)?;
     let mut accepting = Accepting::new(config)?;
     while accepting.0.is_handshaking() {

@@ -12,7 +12,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustls::ClientConfig;
 use virtio_devices::Cancel;
 
-use super::{Address, PATIENCE, Stream, Until};
+use super::{Address, PATIENCE, Stream};
+use crate::migration::deadline::Deadline;
 use crate::migration::tls::{self, Session};
 
 /// The way to a target: its address, as it was when the first connection was made.
@@ -45,7 +46,7 @@ impl Route {
     ///
     /// Nobody listens there, or not in time, or is not to be trusted.
     pub(crate) fn connect(&self, cancel: &Cancel) -> io::Result<Stream> {
-        let until = Until::after(PATIENCE, cancel);
+        let until = Deadline::after(PATIENCE, cancel);
         let stream = match &self.address {
             Address::Unix(path) => Stream::Unix(unix(path, &until)?),
             Address::Tcp(..) => {
@@ -57,7 +58,7 @@ impl Route {
         stream.prepare()?;
         match (stream, &self.tls, &self.address) {
             (Stream::Tcp(stream), Some(config), Address::Tcp(host, _)) => {
-                let until = Until::after(tls::PATIENCE, cancel);
+                let until = Deadline::after(tls::PATIENCE, cancel);
                 Ok(Stream::Tls(Box::new(Session::connect(stream, host, config, &until)?)))
             }
             (stream, ..) => Ok(stream),
@@ -65,7 +66,7 @@ impl Route {
     }
 }
 
-fn tcp(to: &SocketAddr, until: &Until) -> io::Result<TcpStream> {
+fn tcp(to: &SocketAddr, until: &Deadline) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let stream = TcpStream::from(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
     stream.set_nonblocking(true)?;
@@ -82,7 +83,7 @@ fn tcp(to: &SocketAddr, until: &Until) -> io::Result<TcpStream> {
 }
 
 /// Connects to the socket at `path`, whose program may not accept what has connected before.
-fn unix(path: &Path, until: &Until) -> io::Result<UnixStream> {
+fn unix(path: &Path, until: &Deadline) -> io::Result<UnixStream> {
     let to = SocketAddrUnix::new(path)?;
     let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
     stream.set_nonblocking(true)?;

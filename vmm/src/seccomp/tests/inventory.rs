@@ -123,9 +123,10 @@ const INVENTORY: &[Entry] = &[
     (SYS_tgkill, None, &[Process, Number, Number]),
     // Clocks and chance.
     (SYS_getrandom, None, &[Memory, Number, Number]),
-    (SYS_clock_gettime, None, &[Number, Memory]),
+    // A clock may be that of another process.
+    (SYS_clock_gettime, None, &[Choice, Memory]),
     (SYS_gettimeofday, None, &[Memory, Memory]),
-    (SYS_clock_nanosleep, None, &[Number, Number, Memory, Memory]),
+    (SYS_clock_nanosleep, None, &[Choice, Number, Memory, Memory]),
     (SYS_nanosleep, None, &[Memory, Memory]),
     (SYS_timerfd_create, None, &[Number, Number]),
     (SYS_timerfd_settime, None, &[Descriptor, Number, Memory, Memory]),
@@ -374,6 +375,7 @@ fn an_argument_that_nobody_thought_about_is_found() {
     refused(any(SYS_sched_setaffinity), "argument 0 has to be constrained");
     refused(only(SYS_sched_setaffinity, [one_of(1, &[8])]), "argument 0 has to be constrained");
     refused(only(SYS_prlimit64, [one_of(0, &[7])]), "argument 0 has to be constrained");
+    refused(any(SYS_clock_gettime), "argument 0 has to be constrained");
     refused(any(SYS_prctl), "the inventory does not say");
     refused(only(SYS_prctl, [one_of(0, &[PR_SET_NAME as u64, PR_SET_DUMPABLE as u64])]), "the inventory does not say");
     refused(only(SYS_prctl, [one_of(0, &[core_group::PR_SCHED_CORE as u64])]), "argument 1 has to be constrained");

@@ -112,8 +112,8 @@ fn a_pf_and_its_vf_go_on_with_their_rings_on_their_switch() {
     let vf_driver = Driver::start(&machine, vf_registers, RINGS + RINGS_OF_ONE, &[0, 1]);
     let mac = {
         let mut mac = [0; 6];
-        crate::vcpu::cpu::MmioHandler::read(&**machine.vm.devices.bus(), vf_registers + 0x200, &mut mac[..4]);
-        crate::vcpu::cpu::MmioHandler::read(&**machine.vm.devices.bus(), vf_registers + 0x204, &mut mac[4..]);
+        crate::exits::MmioHandler::read(&**machine.vm.devices.bus(), vf_registers + 0x200, &mut mac[..4]);
+        crate::exits::MmioHandler::read(&**machine.vm.devices.bus(), vf_registers + 0x204, &mut mac[4..]);
         mac
     };
     let frame = |n: u8| {
@@ -170,7 +170,7 @@ fn a_state_has_at_most_64_kib_with_8_vfs_and_1_mib_with_255_whose_drivers_are_al
                 let entry = [0xfee0_0000, 0, 0x4000 + u32::from(index) * 4 + vector, 0].map(u32::to_le_bytes).concat();
                 for (n, dword) in (0..).zip(entry.chunks(4)) {
                     let at = table + u64::from(vector) * 16 + n * 4;
-                    crate::vcpu::cpu::MmioHandler::write(&**machine.vm.devices.bus(), at, dword);
+                    crate::exits::MmioHandler::write(&**machine.vm.devices.bus(), at, dword);
                 }
             }
             Driver::start(&machine, registers, RINGS, &[0, 1]);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _};
 
 use super::guest::Machine;
-use crate::vcpu::cpu::MmioHandler as _;
+use crate::exits::MmioHandler as _;
 
 /// The number of a queue's descriptors.
 const SIZE: u16 = 16;

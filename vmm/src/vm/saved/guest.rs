@@ -11,10 +11,10 @@ use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryBac
 
 use crate::arch::x86_64::layout::ECAM;
 use crate::config::{PlannedVm, VmConfig};
-use crate::migration::machine_error::RestoreError;
-use crate::migration::machine_state::MachineState;
+use crate::exits::MmioHandler as _;
+use crate::machine_state::MachineState;
+use crate::machine_state::error::RestoreError;
 use crate::telemetry::events::Events;
-use crate::vcpu::cpu::MmioHandler as _;
 use crate::vm::Vm;
 use crate::vm::host_limits::HostLimits;
 

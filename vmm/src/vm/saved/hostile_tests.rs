@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::guest::Machine;
-use crate::migration::compatibility::CpuidLeaf;
-use crate::migration::machine_state::MachineState;
+use crate::machine_state::MachineState;
+use crate::machine_state::compatibility::CpuidLeaf;
 
 /// `cli; hlt; jmp back to hlt`
 const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];

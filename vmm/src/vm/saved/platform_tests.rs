@@ -10,7 +10,7 @@ use super::guest::{COUNT, Machine, assert_same};
 use super::*;
 use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::config::MemoryConfig;
-use crate::vcpu::cpu::MmioHandler as _;
+use crate::exits::MmioHandler as _;
 
 const PLAIN: &str = r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"}}"#;
 /// `cli; hlt; jmp back to hlt`
@@ -49,7 +49,7 @@ fn interrupts_again(machine: &mut Machine, pin: u32) -> bool {
     // The requests are byte 1 of a PIC (`struct kvm_pic_state`).
     let mut pic = state.irqchip.chips[0].bytes().to_vec();
     pic[9] &= !(1 << pin);
-    state.irqchip.chips[0] = crate::migration::blob::Blob::new(pic);
+    state.irqchip.chips[0] = crate::machine_state::blob::Blob::new(pic);
     let is_requested = |machine: &Machine| {
         let state = machine.vm.save_machine().unwrap();
         state.irqchip.chips[0].bytes()[9] >> pin & 1 == 1

@@ -4,9 +4,9 @@ use std::fs::File;
 
 use super::guest::Machine;
 use crate::config::VmConfig;
+use crate::exits::MmioHandler as _;
 use crate::kvm::Kvm;
-use crate::migration::machine_state::MachineState;
-use crate::vcpu::cpu::MmioHandler as _;
+use crate::machine_state::MachineState;
 
 /// `cli; hlt; jmp back to hlt`
 const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];

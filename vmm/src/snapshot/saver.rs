@@ -8,16 +8,16 @@ use serde_json::Value;
 use virtio_devices::Memory;
 use vm_memory::{GuestAddressSpace as _, GuestMemoryBackend as _};
 
-use super::discarded::Discarded;
-use super::error::MigrationError;
+use super::error::SnapshotError;
 use super::folder::{CONFIG, MEMORY, NewSnapshot, STATE};
-use super::image_layout::ImageLayout;
-use super::memory_image::{self, SnapshotId};
 use super::overrides;
-use super::page_faults::Progress;
 use super::state_file::{Id, SavedDescriptors, SavedLink, SavedState};
 use crate::config::VmConfig;
 use crate::error_kind::ErrorKind;
+use crate::lazy_memory::discarded::Discarded;
+use crate::lazy_memory::image_layout::ImageLayout;
+use crate::lazy_memory::memory_image::{self, SnapshotId};
+use crate::lazy_memory::page_faults::Progress;
 
 /// What is written of a paused VM.
 pub(crate) struct Saver {
@@ -54,12 +54,12 @@ impl Saver {
     /// # Errors
     ///
     /// It cannot be written, or `stop` says that nobody wants it any more. Nothing is left of it then.
-    pub(crate) fn save(mut self, stop: &dyn Fn() -> bool) -> Result<Written, MigrationError> {
-        let host = |action| move |error| MigrationError::Host { action, error };
-        self.discarded.check().map_err(|why| MigrationError::Machine(why, ErrorKind::Conflict))?;
+    pub(crate) fn save(mut self, stop: &dyn Fn() -> bool) -> Result<Written, SnapshotError> {
+        let host = |action| move |error| SnapshotError::Host { action, error };
+        self.discarded.check().map_err(|why| SnapshotError::Machine(why, ErrorKind::Conflict))?;
         let id = new_id().map_err(host("choose a number for the snapshot"))?;
         let memory = self.memory.memory();
-        let layout = ImageLayout::of_memory(&memory).ok_or(MigrationError::TooLarge)?;
+        let layout = ImageLayout::of_memory(&memory).ok_or(SnapshotError::TooLarge)?;
         if layout.regions.len() < memory.num_regions() {
             log::warn!(
                 "the snapshot has no copy of memory that named files keep (--memory-zone file=); keep these as they are"
@@ -74,7 +74,7 @@ impl Saver {
             links: self.links,
             machine: self.machine,
         };
-        let failed = |error: serde_json::Error| MigrationError::Host { action: "write JSON", error: error.into() };
+        let failed = |error: serde_json::Error| SnapshotError::Host { action: "write JSON", error: error.into() };
         let mut config = serde_json::to_vec_pretty(&self.config).map_err(failed)?;
         config.push(b'\n');
         write(&mut snapshot, CONFIG, &config)?;
@@ -82,7 +82,7 @@ impl Saver {
             && !filling.wait(stop)
         {
             let lost = || io::Error::other("the guest's memory cannot be read from the snapshot that it came from");
-            return Err(if stop() { MigrationError::Abandoned } else { snapshot.write_error(MEMORY, lost()) });
+            return Err(if stop() { SnapshotError::Abandoned } else { snapshot.write_error(MEMORY, lost()) });
         }
         let written = if state.memory.regions.is_empty() {
             0
@@ -96,7 +96,7 @@ impl Saver {
         let state = state.to_file().map_err(failed)?;
         write(&mut snapshot, STATE, &state)?;
         if stop() {
-            return Err(MigrationError::Abandoned);
+            return Err(SnapshotError::Abandoned);
         }
         snapshot.publish()?;
         Ok(Written { memory: written, state: state.len() as u64 })
@@ -104,7 +104,7 @@ impl Saver {
 }
 
 /// Makes a file of `bytes`, and has them on the disk.
-fn write(snapshot: &mut NewSnapshot, name: &str, bytes: &[u8]) -> Result<(), MigrationError> {
+fn write(snapshot: &mut NewSnapshot, name: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
     let mut file = snapshot.create(name)?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|error| snapshot.write_error(name, error))
 }

@@ -5,17 +5,16 @@ use std::time::Instant;
 use virtio_devices::Cancel;
 use vm_memory::GuestAddressSpace as _;
 
-use super::error::MigrationError;
-use super::machine_state::MachineState;
-use super::memory_image;
+use super::error::SnapshotError;
 use super::memory_mode::{self, MemoryMode};
 use super::overrides;
-use super::page_faults::PageFaults;
 use super::source::Source;
 use super::state_file::SavedLink;
 use crate::config::{PlannedVm, RestoreConfig};
-use crate::error::Error;
 use crate::landlock::{self, Rule};
+use crate::lazy_memory::memory_image;
+use crate::lazy_memory::page_faults::PageFaults;
+use crate::machine_state::MachineState;
 use crate::telemetry::events::Events;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Origin, Vm};
@@ -50,14 +49,14 @@ impl Restorer {
     /// # Errors
     ///
     /// The snapshot is damaged, does not fit this host, or something cannot be opened. Nothing is left then.
-    pub(crate) fn restore(self, cancel: Option<&Cancel>) -> Result<Restored, Error> {
+    pub(crate) fn restore(self, cancel: Option<&Cancel>) -> Result<Restored, SnapshotError> {
         let source = Source::open(&self.config.source_url)?;
         let planned = self.plan(&source)?;
         let rules = [&self.own_files[..], &landlock::rules_of_snapshot(source.folder())].concat();
         landlock::enter(&planned, &rules)?;
         let (mode, why) =
             memory_mode::choose(&self.config, &planned.config().memory, planned.plan().needs_shared_memory())
-                .map_err(MigrationError::Unsuitable)?;
+                .map_err(SnapshotError::Unsuitable)?;
         let (mode, vm) = self.open(&source, &planned, (mode, why), cancel)?;
         let vm = self.fill(&source, mode, vm, cancel)?;
         let Source { state, machine, .. } = source;
@@ -65,12 +64,12 @@ impl Restorer {
     }
 
     /// The configuration for this host, with the devices where they were.
-    fn plan(&self, source: &Source) -> Result<PlannedVm, Error> {
+    fn plan(&self, source: &Source) -> Result<PlannedVm, SnapshotError> {
         let mut config = source.config.clone();
-        overrides::apply(&mut config, &self.config, &source.state.descriptors).map_err(MigrationError::Unsuitable)?;
+        overrides::apply(&mut config, &self.config, &source.state.descriptors).map_err(SnapshotError::Unsuitable)?;
         let mut planned = PlannedVm::new(config)?;
         overrides::allow_missing(&mut planned, &self.config, &source.state.descriptors)
-            .map_err(MigrationError::Unsuitable)?;
+            .map_err(SnapshotError::Unsuitable)?;
         for device in &source.machine.devices {
             planned.set_slot(&device.id, device.slot);
         }
@@ -84,7 +83,7 @@ impl Restorer {
         planned: &PlannedVm,
         (mode, why): (MemoryMode, String),
         cancel: Option<&Cancel>,
-    ) -> Result<(MemoryMode, Vm), Error> {
+    ) -> Result<(MemoryMode, Vm), SnapshotError> {
         let mut config = planned.config().clone();
         config.cpus.boot_vcpus = source.machine.wanted_vcpus.into();
         log::info!("memory is restored by {mode:?}: {why}");
@@ -98,32 +97,32 @@ impl Restorer {
             hosts,
             cancel,
         )
-        .map_err(MigrationError::from)?;
+        .map_err(SnapshotError::from)?;
         Ok((mode, vm))
     }
 
     /// Gives the guest its memory.
-    fn fill(&self, source: &Source, mode: MemoryMode, vm: Vm, cancel: Option<&Cancel>) -> Result<Vm, Error> {
+    fn fill(&self, source: &Source, mode: MemoryMode, vm: Vm, cancel: Option<&Cancel>) -> Result<Vm, SnapshotError> {
         let mut vm = vm;
         let (began, layout, file) = (Instant::now(), &source.state.memory, &source.memory);
         let memory = vm.memory().memory();
         source.check_elsewhere(&memory)?;
         if mode == MemoryMode::Copy && self.config.prefault {
-            vm.populate().map_err(|error| MigrationError::Host { action: "allocate all memory", error })?;
+            vm.populate().map_err(|error| SnapshotError::Host { action: "allocate all memory", error })?;
         }
         let Some(file) = file else { return Ok(vm) };
         match mode {
             MemoryMode::Map => {}
             MemoryMode::OnDemand => {
                 let faults = PageFaults::begin(&memory, layout, file)
-                    .map_err(|error| MigrationError::Host { action: "have memory read on demand", error })?;
+                    .map_err(|error| SnapshotError::Host { action: "have memory read on demand", error })?;
                 drop(memory);
                 vm.fill_by(faults);
             }
             MemoryMode::Copy => {
                 let stop = || cancel.is_some_and(Cancel::is_cancelled);
                 let read = memory_image::load(file, layout, &memory, &stop);
-                let read = read.map_err(|error| MigrationError::Host { action: "read the guest's memory", error })?;
+                let read = read.map_err(|error| SnapshotError::Host { action: "read the guest's memory", error })?;
                 log::info!("{read} bytes of memory were read in {:?}", began.elapsed());
             }
         }

@@ -2,8 +2,8 @@
 
 use crate::arch::x86_64::hyperv;
 use crate::config::CpusConfig;
-use crate::migration::compatibility::CpuidLeaf;
-use crate::migration::machine_error::RestoreError;
+use crate::machine_state::compatibility::CpuidLeaf;
+use crate::machine_state::error::RestoreError;
 
 /// The options that a guest knows, with their values. The number of its vCPUs can change while it runs.
 pub(crate) fn told(cpus: &CpusConfig, segments: usize) -> Vec<(&'static str, String)> {

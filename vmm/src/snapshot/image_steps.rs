@@ -6,9 +6,9 @@ use std::io;
 use serde_json::{Value, json};
 use virtio_devices::GuestMap;
 
-use super::image_layout::ImageLayout;
-use super::memory_image::{self, SnapshotId};
 use super::state_file::{self, Id, SavedState};
+use crate::lazy_memory::image_layout::ImageLayout;
+use crate::lazy_memory::memory_image::{self, SnapshotId};
 
 /// The file of a memory with given regions.
 #[derive(Debug)]

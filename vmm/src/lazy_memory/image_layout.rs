@@ -86,20 +86,20 @@ impl ImageLayout {
 }
 
 /// The guest addresses of a region.
-pub(super) fn range(region: &GuestRegion) -> Range<u64> {
+pub(crate) fn range(region: &GuestRegion) -> Range<u64> {
     let start = region.start_addr().0;
     start..start.saturating_add(region.len())
 }
 
 /// True if a file with a name backs the region: it may have contents that no guest of this program wrote.
-pub(super) fn has_named_file(region: &GuestRegion) -> bool {
+pub(crate) fn has_named_file(region: &GuestRegion) -> bool {
     // Files made for the guest have no name.
     let found = region.file_offset().and_then(|file| rustix::fs::fstat(file.file()).ok());
     found.is_some_and(|found| found.st_nlink > 0)
 }
 
 /// True if a file with a name has all that is written to the region.
-pub(super) fn is_kept_by_its_file(region: &GuestRegion) -> bool {
+pub(crate) fn is_kept_by_its_file(region: &GuestRegion) -> bool {
     region.flags() & libc::MAP_SHARED != 0 && has_named_file(region)
 }
 

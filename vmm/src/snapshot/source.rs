@@ -10,13 +10,13 @@ use virtio_devices::{GuestMap, GuestRegion};
 use vm_api::typed;
 use vm_memory::GuestMemoryBackend as _;
 
-use super::error::MigrationError;
+use super::error::SnapshotError;
 use super::folder::{CONFIG, MEMORY, STATE, path_of};
-use super::image_layout::{has_named_file, range};
-use super::machine_state::MachineState;
-use super::memory_image;
 use super::state_file::SavedState;
 use crate::config::VmConfig;
+use crate::lazy_memory::image_layout::{has_named_file, range};
+use crate::lazy_memory::memory_image;
+use crate::machine_state::MachineState;
 use crate::vm::memory::Image;
 
 /// The longest `config.json` and `state.json`, in bytes: far more than a VM with all VFs has.
@@ -41,14 +41,14 @@ impl Source {
     /// # Errors
     ///
     /// It is none, or not a whole one.
-    pub(crate) fn open(url: &str) -> Result<Self, MigrationError> {
+    pub(crate) fn open(url: &str) -> Result<Self, SnapshotError> {
         let folder = path_of("source_url", url)?;
         let path = folder.join(STATE);
-        let state = SavedState::from_file(&read(&path)?).map_err(|what| MigrationError::Damaged { path, what })?;
+        let state = SavedState::from_file(&read(&path)?).map_err(|what| SnapshotError::Damaged { path, what })?;
         let path = folder.join(CONFIG);
         let config = VmConfig::from_json(&read(&path)?)
-            .map_err(|error| MigrationError::Damaged { path, what: error.to_string() })?;
-        let machine = typed::typed::<MachineState>(state.machine.clone()).map_err(|error| MigrationError::Damaged {
+            .map_err(|error| SnapshotError::Damaged { path, what: error.to_string() })?;
+        let machine = typed::typed::<MachineState>(state.machine.clone()).map_err(|error| SnapshotError::Damaged {
             path: folder.join(STATE),
             what: format!("state.machine.{}: {}", error.path(), error.inner()),
         })?;
@@ -56,14 +56,14 @@ impl Source {
         // Where the memory is follows from its addresses alone.
         if !state.memory.is_of_some(&machine.layout.regions) {
             let what = "its memory is not that of its machine; copy it again".to_string();
-            return Err(MigrationError::Damaged { path: folder.join(STATE), what });
+            return Err(SnapshotError::Damaged { path: folder.join(STATE), what });
         }
         if state.memory.regions.is_empty() {
             return Ok(Self { folder, config, state, machine, memory: None });
         }
-        let memory = open(&path).map_err(|error| MigrationError::Read { path: path.clone(), error })?;
+        let memory = open(&path).map_err(|error| SnapshotError::Read { path: path.clone(), error })?;
         memory_image::check(&memory, &state.memory, &state.id.0)
-            .map_err(|what| MigrationError::Damaged { path, what })?;
+            .map_err(|what| SnapshotError::Damaged { path, what })?;
         Ok(Self { folder, config, state, machine, memory: Some(Arc::new(memory)) })
     }
 
@@ -83,7 +83,7 @@ impl Source {
     /// # Errors
     ///
     /// It does not.
-    pub(crate) fn check_elsewhere(&self, memory: &GuestMap) -> Result<(), MigrationError> {
+    pub(crate) fn check_elsewhere(&self, memory: &GuestMap) -> Result<(), SnapshotError> {
         let is_missing =
             |region: &&GuestRegion| self.state.memory.offset(&range(region)).is_none() && !has_named_file(region);
         let Some(region) = memory.iter().find(is_missing) else { return Ok(()) };
@@ -92,7 +92,7 @@ impl Source {
              it had (file)",
             range(region).start
         );
-        Err(MigrationError::Unsuitable(what))
+        Err(SnapshotError::Unsuitable(what))
     }
 
     /// Checks that the file of the memory is still the one that was opened, whole and that of the snapshot.
@@ -100,20 +100,20 @@ impl Source {
     /// # Errors
     ///
     /// It is another.
-    pub(crate) fn check_unchanged(&self) -> Result<(), MigrationError> {
+    pub(crate) fn check_unchanged(&self) -> Result<(), SnapshotError> {
         let (Some(memory), path) = (&self.memory, self.folder.join(MEMORY)) else { return Ok(()) };
         let look = |found: io::Result<std::fs::Metadata>| {
-            let found = found.map_err(|error| MigrationError::Read { path: path.clone(), error })?;
-            Ok::<_, MigrationError>((found.dev(), found.ino(), found.len()))
+            let found = found.map_err(|error| SnapshotError::Read { path: path.clone(), error })?;
+            Ok::<_, SnapshotError>((found.dev(), found.ino(), found.len()))
         };
         let (now, opened) = (look(std::fs::metadata(&path))?, look(memory.metadata())?);
         if now == opened {
             return memory_image::check(memory, &self.state.memory, &self.state.id.0)
-                .map_err(|what| MigrationError::Damaged { path, what });
+                .map_err(|what| SnapshotError::Damaged { path, what });
         }
         let what =
             "it was replaced or changed while the VM was restored; leave it alone, and restore again".to_string();
-        Err(MigrationError::Damaged { path, what })
+        Err(SnapshotError::Damaged { path, what })
     }
 }
 
@@ -124,11 +124,11 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 /// The contents of a file, which may be anything. What it takes is bounded by its true length.
-fn read(path: &Path) -> Result<Vec<u8>, MigrationError> {
-    let failed = |error| MigrationError::Read { path: path.to_path_buf(), error };
+fn read(path: &Path) -> Result<Vec<u8>, SnapshotError> {
+    let failed = |error| SnapshotError::Read { path: path.to_path_buf(), error };
     let file = open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;
-    let damaged = |what: &str| MigrationError::Damaged { path: path.to_path_buf(), what: what.to_string() };
+    let damaged = |what: &str| SnapshotError::Damaged { path: path.to_path_buf(), what: what.to_string() };
     if !found.is_file() {
         return Err(damaged("not a regular file"));
     }
@@ -142,9 +142,10 @@ mod tests {
     use vm_memory::GuestAddress;
 
     use super::*;
-    use crate::migration::folder::NewSnapshot;
-    use crate::migration::image_layout::ImageLayout;
-    use crate::migration::state_file::{Id, tests::state};
+    use crate::lazy_memory::image_layout::ImageLayout;
+    use crate::snapshot::folder::NewSnapshot;
+    use crate::snapshot::state_file::Id;
+    use crate::snapshot::state_file::tests::state;
 
     /// A whole snapshot of a machine whose memory is 8 MiB.
     fn saved(folder: &Path, id: u8) {
@@ -209,6 +210,6 @@ mod tests {
         let said = source.check_unchanged().unwrap_err().to_string();
         assert!(said.contains("replaced") && !said.contains('\n'), "{said}");
         std::fs::remove_file(&stranger).unwrap();
-        assert!(matches!(source.check_unchanged(), Err(MigrationError::Read { .. })));
+        assert!(matches!(source.check_unchanged(), Err(SnapshotError::Read { .. })));
     }
 }

@@ -373,7 +373,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _, MemoryRegionAddress};
 
     use super::*;
-    use crate::migration::memory_image;
+    use crate::lazy_memory::memory_image;
 
     const MIB: u64 = 1 << 20;
 

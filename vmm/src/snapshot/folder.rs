@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 
-use super::error::MigrationError;
-use super::memory_image::SnapshotId;
+use super::error::SnapshotError;
+use crate::lazy_memory::memory_image::SnapshotId;
 
 /// The VM's configuration.
 pub(crate) const CONFIG: &str = "config.json";
@@ -26,7 +26,7 @@ pub(crate) const STATE: &str = "state.json";
 /// # Errors
 ///
 /// It is not the URL of a local folder.
-pub(crate) fn path_of(key: &'static str, url: &str) -> Result<PathBuf, MigrationError> {
+pub(crate) fn path_of(key: &'static str, url: &str) -> Result<PathBuf, SnapshotError> {
     match url.strip_prefix("file://") {
         Some(path) if !path.is_empty() => return Ok(path.into()),
         None if Path::new(url).is_absolute() => return Ok(url.into()),
@@ -34,7 +34,7 @@ pub(crate) fn path_of(key: &'static str, url: &str) -> Result<PathBuf, Migration
     }
     // An error is one line, and a URL may be anything.
     let url = url.chars().filter(|c| !c.is_control()).take(200).collect();
-    Err(MigrationError::Url { key, url })
+    Err(SnapshotError::Url { key, url })
 }
 
 /// A snapshot that is being written. What there is of it is removed when this is dropped before [`Self::publish`].
@@ -53,15 +53,15 @@ impl NewSnapshot {
     /// # Errors
     ///
     /// There is no such folder, or it has a snapshot.
-    pub(crate) fn begin(path: &Path, id: &SnapshotId) -> Result<Self, MigrationError> {
+    pub(crate) fn begin(path: &Path, id: &SnapshotId) -> Result<Self, SnapshotError> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|error| MigrationError::Folder { path: path.to_path_buf(), error: error.into() })?;
+            .map_err(|error| SnapshotError::Folder { path: path.to_path_buf(), error: error.into() })?;
         let prefix = format!(".{}-", hex(id));
         let snapshot = Self { folder, path: path.to_path_buf(), prefix, made: Vec::new() };
         for name in [STATE, CONFIG, MEMORY] {
             if rustix::fs::statat(&snapshot.folder, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-                return Err(MigrationError::Exists(path.join(name)));
+                return Err(SnapshotError::Exists(path.join(name)));
             }
         }
         Ok(snapshot)
@@ -72,7 +72,7 @@ impl NewSnapshot {
     /// # Errors
     ///
     /// The folder is gone, or cannot be written to.
-    pub(crate) fn create(&mut self, name: &str) -> Result<File, MigrationError> {
+    pub(crate) fn create(&mut self, name: &str) -> Result<File, SnapshotError> {
         let temporary = self.temporary(name);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.folder, &temporary, flags, Mode::RUSR | Mode::WUSR)
@@ -82,10 +82,10 @@ impl NewSnapshot {
     }
 
     /// The error that the file `name` cannot be written.
-    pub(crate) fn write_error(&self, name: &str, error: io::Error) -> MigrationError {
+    pub(crate) fn write_error(&self, name: &str, error: io::Error) -> SnapshotError {
         match error.kind() {
-            io::ErrorKind::Interrupted => MigrationError::Abandoned,
-            _ => MigrationError::Write { path: self.path.join(name), error },
+            io::ErrorKind::Interrupted => SnapshotError::Abandoned,
+            _ => SnapshotError::Write { path: self.path.join(name), error },
         }
     }
 
@@ -94,7 +94,7 @@ impl NewSnapshot {
     /// # Errors
     ///
     /// Another snapshot has been put there, or the folder is gone. Nothing is left of this one then.
-    pub(crate) fn publish(mut self) -> Result<(), MigrationError> {
+    pub(crate) fn publish(mut self) -> Result<(), SnapshotError> {
         for name in [MEMORY, CONFIG, STATE] {
             if name == STATE {
                 // The others have their names before.
@@ -114,11 +114,11 @@ impl NewSnapshot {
         format!("{}{name}", self.prefix)
     }
 
-    fn flush(&self) -> Result<(), MigrationError> {
+    fn flush(&self) -> Result<(), SnapshotError> {
         rustix::fs::fsync(&self.folder).map_err(|error| self.write_error("", error.into()))
     }
 
-    fn rename(&mut self, name: &str) -> Result<(), MigrationError> {
+    fn rename(&mut self, name: &str) -> Result<(), SnapshotError> {
         let temporary = self.temporary(name);
         let folder = &self.folder;
         let renamed = match rustix::fs::renameat_with(folder, &temporary, folder, name, RenameFlags::NOREPLACE) {
@@ -135,7 +135,7 @@ impl NewSnapshot {
                 self.made.push(name.to_string());
                 Ok(())
             }
-            Err(rustix::io::Errno::EXIST) => Err(MigrationError::Exists(self.path.join(name))),
+            Err(rustix::io::Errno::EXIST) => Err(SnapshotError::Exists(self.path.join(name))),
             Err(error) => Err(self.write_error(name, error.into())),
         }
     }
@@ -191,7 +191,7 @@ mod tests {
         let mode = fs::metadata(folder.path().join(STATE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let refused = NewSnapshot::begin(folder.path(), &[3; 16]).err().unwrap();
-        assert!(matches!(refused, MigrationError::Exists(_)), "{refused}");
+        assert!(matches!(refused, SnapshotError::Exists(_)), "{refused}");
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
         write(&mut first);
         write(&mut second);
         first.publish().unwrap();
-        assert!(matches!(second.publish().unwrap_err(), MigrationError::Exists(_)));
+        assert!(matches!(second.publish().unwrap_err(), SnapshotError::Exists(_)));
         assert_eq!(names(folder.path()), [CONFIG, MEMORY, STATE]);
     }
 
@@ -211,12 +211,12 @@ mod tests {
         let path = folder.path().to_path_buf();
         let mut snapshot = NewSnapshot::begin(&path, &[1; 16]).unwrap();
         drop(folder);
-        assert!(matches!(snapshot.create(STATE).unwrap_err(), MigrationError::Write { .. }));
+        assert!(matches!(snapshot.create(STATE).unwrap_err(), SnapshotError::Write { .. }));
         let folder = tempfile::tempdir().unwrap();
         let mut snapshot = NewSnapshot::begin(folder.path(), &[1; 16]).unwrap();
         write(&mut snapshot);
         fs::remove_dir_all(folder.path()).unwrap();
-        assert!(matches!(snapshot.publish().unwrap_err(), MigrationError::Write { .. }));
+        assert!(matches!(snapshot.publish().unwrap_err(), SnapshotError::Write { .. }));
         let missing = NewSnapshot::begin(&path, &[1; 16]).err().unwrap();
         assert_eq!(missing.kind(), crate::ErrorKind::NotFound);
     }

@@ -1,7 +1,7 @@
 //! How the memory of a restored guest gets its contents.
 
 use crate::config::{MemoryConfig, MemoryRestoreMode, RestoreConfig};
-use crate::migration::page_faults;
+use crate::lazy_memory::page_faults;
 
 /// How it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,24 +3,48 @@
 //!
 //! Each part is restored through the same checks that a guest's own writes go through, by the room that it belongs to.
 //! No number in it sizes anything that the configuration does not size, too.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `vcpu_state` | the state of one vCPU |
+//! | `clock` | the guest's time: its clock and its time stamp counter |
+//! | `irqchip` | the interrupt controllers in the kernel |
+//! | `compatibility` | whether a host can offer what a guest has seen of its CPU |
+//! | `told` | options that a guest knows by its CPUs and by firmware's tables |
+//! | `backend_state` | states that backends have beside their queues |
+//! | `blob` | bytes of the kernel's structures, as text |
+//! | `output` | output of consoles that nobody has taken yet |
+//! | `version` | the versions of saved states |
+//! | `error` | why a machine cannot be saved or restored |
+
+pub(crate) mod backend_state;
+pub mod blob;
+pub mod clock;
+pub mod compatibility;
+pub mod error;
+pub mod irqchip;
+pub mod output;
+pub(crate) mod told;
+pub mod vcpu_state;
+pub mod version;
 
 use serde::{Deserialize, Serialize};
 use virtio_devices::DeviceState;
 
 use crate::acpi::event_state::EventDeviceState;
 use crate::firmware::{FirmwareState, LegacyState};
-use crate::migration::clock::ClockState;
-use crate::migration::compatibility::CpuidLeaf;
-use crate::migration::irqchip::IrqchipState;
-use crate::migration::output::ConsolesState;
-use crate::migration::vcpu_state::VcpuState;
+use crate::machine_state::clock::ClockState;
+use crate::machine_state::compatibility::CpuidLeaf;
+use crate::machine_state::irqchip::IrqchipState;
+use crate::machine_state::output::ConsolesState;
+use crate::machine_state::vcpu_state::VcpuState;
 use crate::serial::SerialState;
 
 /// A machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineState {
-    /// [`MACHINE_STATE_VERSION`](crate::migration::version::MACHINE_STATE_VERSION) when it was saved.
+    /// [`MACHINE_STATE_VERSION`](crate::machine_state::version::MACHINE_STATE_VERSION) when it was saved.
     pub version: u16,
     /// Its addresses.
     pub layout: LayoutState,

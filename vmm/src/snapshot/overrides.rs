@@ -9,7 +9,7 @@ use crate::config::{
     BackendPlan, MissingBackend, NetConfig, NicPlan, OnMissingBackend, PlannedVm, RestoreConfig, RestoredBackend,
     RestoredNet, VfConfig, Vhost, VmConfig, ZoneUpdate,
 };
-use crate::migration::state_file::SavedDescriptors;
+use crate::snapshot::state_file::SavedDescriptors;
 
 /// The backend of a network function, as a configuration has it.
 struct Backend<'a> {

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use vm_api::typed;
 
-use super::image_layout::ImageLayout;
-use super::memory_image::SnapshotId;
 use crate::config::LinkPolicy;
+use crate::lazy_memory::image_layout::ImageLayout;
+use crate::lazy_memory::memory_image::SnapshotId;
 
 /// What `format` says: other programs have files of the same name.
 const FORMAT: &str = "cloud-hypervisor-sriov snapshot";

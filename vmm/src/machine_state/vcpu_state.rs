@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::arch::x86_64::hyperv;
 use crate::kvm::{Abilities, KvmError, RefusedMsr, Vcpu};
-use crate::migration::blob::Blob;
-use crate::migration::compatibility::Incompatible;
-use crate::migration::machine_error::RestoreError;
+use crate::machine_state::blob::Blob;
+use crate::machine_state::compatibility::Incompatible;
+use crate::machine_state::error::RestoreError;
 
 /// The deadline of the local APIC's timer, an absolute time of the time stamp counter.
 const TSC_DEADLINE: u32 = 0x6e0;
@@ -228,7 +228,7 @@ fn whole(blob: &Blob) -> Result<KvmNestedStateBuffer, RestoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migration::machine_state::MachineState;
+    use crate::machine_state::MachineState;
 
     #[test]
     fn what_a_guests_guests_are_checked_by_is_set_before_them_and_the_deadline_last() {

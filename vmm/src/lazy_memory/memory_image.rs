@@ -160,7 +160,7 @@ pub(crate) fn flush_elsewhere(memory: &GuestMap) -> io::Result<()> {
 }
 
 /// The regions that are in the file, with their offsets there.
-pub(super) fn placed<'a>(
+pub(crate) fn placed<'a>(
     memory: &'a GuestMap,
     layout: &'a ImageLayout,
 ) -> impl Iterator<Item = (&'a GuestRegion, u64)> {

@@ -12,12 +12,12 @@ pub(crate) const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// When a wait ends.
 #[derive(Debug, Clone)]
-pub(crate) struct Until {
+pub(crate) struct Deadline {
     moment: Instant,
     cancel: Cancel,
 }
 
-impl Until {
+impl Deadline {
     /// In so much `time`, or when `cancel` says so.
     pub(crate) fn after(time: Duration, cancel: &Cancel) -> Self {
         Self { moment: Instant::now() + time, cancel: cancel.clone() }
@@ -75,7 +75,7 @@ impl Until {
 #[derive(Debug)]
 pub(crate) struct Timely<S> {
     stream: S,
-    until: Until,
+    until: Deadline,
 }
 
 impl<S: Read + AsFd> Read for Timely<S> {

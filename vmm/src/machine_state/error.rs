@@ -4,9 +4,8 @@ use virtio_devices::StateError;
 
 use crate::error_kind::ErrorKind;
 use crate::kvm::KvmError;
-use crate::migration::compatibility::Incompatible;
-use crate::migration::version::MACHINE_STATE_VERSION;
-use crate::vm::VmError;
+use crate::machine_state::compatibility::Incompatible;
+use crate::machine_state::version::MACHINE_STATE_VERSION;
 
 /// Why the state of a machine cannot be saved. The machine is as before.
 #[derive(Debug, thiserror::Error)]
@@ -118,14 +117,8 @@ pub enum RestoreError {
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// The VM cannot be made.
-    #[error(transparent)]
-    Vm(#[from] Box<VmError>),
-}
-
-impl From<VmError> for RestoreError {
-    fn from(error: VmError) -> Self {
-        Self::Vm(Box::new(error))
-    }
+    #[error("{0}")]
+    Vm(String, ErrorKind),
 }
 
 impl RestoreError {
@@ -140,7 +133,7 @@ impl RestoreError {
             | Self::Value(_)
             | Self::Device { .. } => ErrorKind::Invalid,
             Self::Vcpu { .. } | Self::Kvm(_) => ErrorKind::Host,
-            Self::Vm(error) => error.kind(),
+            Self::Vm(_, kind) => *kind,
         }
     }
 }

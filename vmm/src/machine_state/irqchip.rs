@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::kvm::{KvmError, Vm};
-use crate::migration::blob::Blob;
-use crate::migration::machine_error::RestoreError;
+use crate::machine_state::blob::Blob;
+use crate::machine_state::error::RestoreError;
 
 /// The interrupt controllers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

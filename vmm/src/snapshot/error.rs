@@ -1,0 +1,116 @@
+//! Why a VM is not saved, or not restored.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::config::ConfigError;
+use crate::error_kind::ErrorKind;
+use crate::landlock::LandlockError;
+use crate::machine_state::error::{RestoreError, SaveError};
+
+/// Why a VM is not saved, or not restored, in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The configuration is not valid on this host.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The program cannot be confined, or would leave its confinement.
+    #[error(transparent)]
+    Landlock(#[from] LandlockError),
+    /// The URL is not one of a folder.
+    #[error("{key}={url}: not the URL of a folder; write it as file:///var/lib/vm/snapshot")]
+    Url {
+        /// The key that has it.
+        key: &'static str,
+        /// The URL.
+        url: String,
+    },
+    /// The folder of a snapshot cannot be used.
+    #[error(
+        "destination_url: {}: {error}; give a folder that exists and that this program may write to",
+        path.display()
+    )]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The folder has a snapshot already.
+    #[error("destination_url: {}: there is one already; give an empty folder", .0.display())]
+    Exists(PathBuf),
+    /// A file of a snapshot cannot be written.
+    #[error("{}: cannot be written: {error}; nothing is left of this snapshot", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// Nobody wants the snapshot any more.
+    #[error("the VM was ended before its snapshot was complete; nothing is left of it")]
+    Abandoned,
+    /// The memory is larger than any file.
+    #[error("the guest's memory does not fit into a file")]
+    TooLarge,
+    /// A file of a snapshot cannot be read.
+    #[error("{}: cannot be read: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A file of a snapshot is not what it should be.
+    #[error("{}: {what}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// What is asked for does not fit the snapshot or this host.
+    #[error("{0}")]
+    Unsuitable(String),
+    /// The machine cannot be saved, or not restored.
+    #[error("{0}")]
+    Machine(String, ErrorKind),
+    /// The host lacks something.
+    #[error("cannot {action}: {error}")]
+    Host {
+        /// What failed.
+        action: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl SnapshotError {
+    /// The kind of this error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Config(error) => (&error.problem).into(),
+            Self::Landlock(error) => error.kind(),
+            Self::Url { .. } | Self::Damaged { .. } | Self::Unsuitable(_) | Self::TooLarge => ErrorKind::Invalid,
+            Self::Machine(_, kind) => *kind,
+            Self::Exists(_) | Self::Abandoned => ErrorKind::Conflict,
+            Self::Folder { error, .. } | Self::Read { error, .. } if error.kind() == io::ErrorKind::NotFound => {
+                ErrorKind::NotFound
+            }
+            Self::Folder { error, .. } if error.kind() == io::ErrorKind::NotADirectory => ErrorKind::Invalid,
+            Self::Folder { .. } | Self::Read { .. } | Self::Write { .. } | Self::Host { .. } => ErrorKind::Host,
+        }
+    }
+}
+
+impl From<SaveError> for SnapshotError {
+    fn from(error: SaveError) -> Self {
+        Self::Machine(error.to_string(), error.kind())
+    }
+}
+
+impl From<RestoreError> for SnapshotError {
+    fn from(error: RestoreError) -> Self {
+        Self::Machine(error.to_string(), error.kind())
+    }
+}

@@ -1,0 +1,35 @@
+//! Cloud Hypervisor's own firmware, rust-hypervisor-firmware, which no package has.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Context, Result};
+use crate::lab::Lab;
+use crate::progress::note;
+
+/// Its place beside the checkout or above it, unless [`VARIABLE`] names another.
+const PLACE: &str = "shared/firmware/hypervisor-fw";
+const VARIABLE: &str = "CH_HYPERVISOR_FW";
+
+/// A copy of it where first-level machines and tests look for it. Without the firmware there is no copy either, and a
+/// line says what is left out.
+pub(crate) fn copy(lab: &Lab, workspace: &Path, left_out: &str) -> Result<Option<PathBuf>> {
+    let folder = lab.folder().join("firmware");
+    let copy = folder.join("hypervisor-fw");
+    let Some(found) = find(workspace) else {
+        let _ = fs::remove_file(&copy);
+        note("skip", format!("{left_out}: no {PLACE} beside the checkout; name the file by {VARIABLE}"));
+        return Ok(None);
+    };
+    fs::create_dir_all(&folder).context(folder.display())?;
+    let bytes = fs::read(&found).context(found.display())?;
+    fs::write(&copy, bytes).context(copy.display())?;
+    Ok(Some(copy))
+}
+
+fn find(workspace: &Path) -> Option<PathBuf> {
+    match std::env::var_os(VARIABLE) {
+        Some(path) => Some(path.into()).filter(|path: &PathBuf| path.exists()),
+        None => workspace.ancestors().map(|folder| folder.join(PLACE)).find(|path| path.exists()),
+    }
+}
