@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use imports::{Crate, circle, parts, rooms};
 
-/// The crates whose files import each other in one direction, by their roots.
+/// The roots of crates whose files import each other in one direction.
 const CRATES: [&str; 5] =
     ["pci/src/lib.rs", "virtio-devices/src/lib.rs", "vm-api/src/lib.rs", "vmm/src/lib.rs", "xtask/src/main.rs"];
-/// Those whose top-level modules do so, too, each with all that is below it.
+/// The roots of crates whose top-level modules, each with its child modules, also do so.
 const LAYERED: [&str; 3] = ["virtio-devices/src/lib.rs", "vmm/src/lib.rs", "xtask/src/main.rs"];
 
 fn root() -> &'static Path {

@@ -41,7 +41,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns the number of plugged blocks, of answered requests, and of bad chains.
+/// As [`run`]. Returns the number of plugged blocks, of requests handled, and of bad chains.
 fn run_to_end(input: &[u8]) -> (u64, u64, u64) {
     let mut input = Input::new(input);
     let features = u64::from(input.u8() & 1) << EVENT_IDX;

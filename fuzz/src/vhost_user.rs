@@ -62,7 +62,7 @@ const NEEDS: [(u32, u32); 11] = [
     (GET_PROTOCOL_FEATURES, u32::MAX),
 ];
 
-// How an answer is wrong.
+// Faults of a reply.
 const NO_REPLY: u8 = 1;
 const CUT: u8 = 2;
 const WITH_FD: u8 = 4;
@@ -105,7 +105,7 @@ struct Far {
 }
 
 impl Far {
-    /// Puts all answers into the socket.
+    /// Writes all replies to the socket.
     fn answer_all(&mut self, input: &mut Input<'_>, fd: BorrowedFd<'_>) {
         for _ in 0..input.u8() % MOST_ANSWERS {
             let (request, wrong, len) = (input.u8(), input.u8(), input.u8());

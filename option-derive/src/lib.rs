@@ -76,7 +76,7 @@ enum Kind {
     Key(String, String),
     /// Several keys of its own.
     Part,
-    /// Not at all.
+    /// None.
     JsonOnly,
 }
 
@@ -150,7 +150,7 @@ impl Setting {
         Ok(Self { name, ty: field.ty.clone(), about: about(&field.attrs), kind, default, overriding, alias })
     }
 
-    /// The type and attributes of the field before defaults.
+    /// The serde attribute of the field before defaults.
     fn given(&self) -> Code {
         let alias = self.alias.as_ref().map(|alias| quote!(, alias = #alias));
         quote!(#[serde(default #alias)])

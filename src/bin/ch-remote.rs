@@ -62,7 +62,7 @@ fn named(error: impl Into<Box<dyn Error>>) -> Box<dyn Error> {
     format!("ch-remote: {}", error.into()).into()
 }
 
-/// The VMM, and how its answers are printed.
+/// The VMM, and the output format of its replies.
 struct Remote {
     client: Client,
     format: Format,

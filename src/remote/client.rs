@@ -15,7 +15,7 @@ const MOST_BODY: usize = 256 << 20;
 /// The most descriptors in one message (`SCM_MAX_FD`).
 const MOST_FDS: usize = 253;
 
-/// Reason why a call has no answer.
+/// Reason why a call has no reply.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     /// No program listens on the socket.
@@ -29,7 +29,7 @@ pub(crate) enum ClientError {
     /// The connection was lost.
     #[error("the connection to the VMM was lost: {0}")]
     Lost(#[from] io::Error),
-    /// The answer is not HTTP, or too long.
+    /// The reply is not HTTP, or too long.
     #[error("the VMM's answer cannot be read: {0}")]
     Answer(String),
     /// There are too many descriptors for one message.
@@ -58,7 +58,7 @@ impl Call {
     }
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// The status code.
@@ -145,7 +145,7 @@ impl Client {
     }
 }
 
-/// An answer's line and headers.
+/// A reply's status line and headers.
 struct Head {
     status: u16,
     /// Their own length, in bytes.

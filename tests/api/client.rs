@@ -16,7 +16,7 @@ pub(crate) const MOST_FDS: usize = 4;
 /// A connection.
 pub(crate) struct Client(UnixStream);
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Answer {
     /// The status code.
@@ -88,7 +88,7 @@ impl Client {
         self.0.write_all(&request[sent..]).unwrap();
     }
 
-    /// Receives the next answer.
+    /// Receives the next reply.
     pub(crate) fn answer(&mut self) -> Answer {
         let (head, body) = self.answer_as_sent();
         let status = head.strip_prefix("HTTP/1.1 ").unwrap().split(' ').next().unwrap().parse().unwrap();

@@ -153,7 +153,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// The firmware reads single sectors of 512 bytes, in which the image counts, too.
+/// The firmware reads single sectors of 512 bytes, the unit of the image's partition table, too.
 #[test]
 fn hypervisor_fw_boots_a_block_device_of_4096_byte_blocks() {
     let Some(firmware) = firmware() else { return };

@@ -1,4 +1,5 @@
-//! A VM stays within its limit of open files, even when its guest uses all its devices, and within that of their size.
+//! A VM stays within its limit of open files, even when its guest uses all its devices, and within the limit of their
+//! size.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -85,7 +86,7 @@ fn what_clients_take_leaves_vfs_their_files() {
     assert!(most + 65 * (OF_FUNCTION - 1) <= needed, "{most} files are open, and {needed} were asked for");
 }
 
-/// The program, with files of at most so many blocks of 512 bytes (`LimitFSIZE=`).
+/// The program, with a file size limit of `blocks` blocks of 512 bytes (`LimitFSIZE=`).
 fn with_small_files(blocks: u64) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -f {blocks} && exec \"$@\""), "sh", BINARY]);
@@ -94,7 +95,7 @@ fn with_small_files(blocks: u64) -> Command {
 
 #[test]
 fn a_snapshot_beyond_the_limit_of_a_file_fails_and_the_vm_goes_on() {
-    // 1 MiB, where the guest has 64.
+    // 1 MiB, while the guest has 64 MiB.
     let vmm = Vmm::of(with_small_files(2048));
     let mut client = vmm.boot(json!([]));
     client.put("vm.pause").expect(204);
@@ -111,7 +112,7 @@ fn a_snapshot_beyond_the_limit_of_a_file_fails_and_the_vm_goes_on() {
 
 #[test]
 fn an_image_beyond_the_limit_of_a_file_fails_as_a_full_disk_does() {
-    // An image without data takes 192 KiB and some bytes, and the first that is written another cluster of 64 KiB.
+    // An image without data takes 192 KiB and some bytes, and the first write takes another cluster of 64 KiB.
     let driven = Driven::start(with_small_files(400), "limfs0", &json!({}));
     let log = driven.vmm.files.path("log");
     let failed = |line: &str| line.contains("qcow2") && line.contains("File too large");

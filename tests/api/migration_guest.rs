@@ -21,7 +21,7 @@ const FILLED_AT: u64 = 32 << 20;
 const OFF: u8 = 1;
 /// Restart.
 const RESTART: u8 = 2;
-/// It carries out the order.
+/// Order taken.
 const TAKEN: u8 = 3;
 
 /// A guest that shows its start, and waits for an order. It clears the last one first: once its start is visible, the
@@ -73,7 +73,7 @@ impl Waiting {
         wire.reaches();
         assert_eq!(progress(&mut self.client)["phase"], "copying");
         self.memory.write_all_at(&[order], ORDER.into()).unwrap();
-        // No dirty log has this write: the guest has to take the order here.
+        // No dirty log has this write, so the guest must take the order here.
         wait_for("the guest to take the order", || {
             let mut byte = [0];
             self.memory.read_exact_at(&mut byte, ORDER.into()).unwrap();

@@ -246,8 +246,8 @@ pub(crate) fn rooms(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeMap<St
     rooms
 }
 
-/// The imports between the parts of the module `parent`: its own file, `self`, and its child modules, each with all that
-/// is below it.
+/// The imports between the parts of the module `parent`: its own file, `self`, and its child modules, each with its
+/// descendants.
 pub(crate) fn parts(imports: &BTreeMap<String, BTreeSet<String>>, parent: &str) -> BTreeMap<String, BTreeSet<String>> {
     let below = format!("{parent}::");
     let name = |module: &str| match module == parent {

@@ -89,7 +89,7 @@ fn vcpus_are_added_to_a_running_guest_and_removed() {
     assert!(said.contains("desired_vcpus=5") && said.contains("max=4") && said.ends_with("(status 400)"), "{said}");
     assert!(vmm.refused(&["resize", "--cpus", "0"]).ends_with("(status 400)"));
 
-    // A paused guest does not answer.
+    // A paused guest does not respond.
     vmm.done(&["pause"]);
     vmm.done(&["resize", "--cpus", "1"]);
     for count in ["1", "2", "3", "4"] {

@@ -121,9 +121,9 @@ impl Interrupts {
         }
     }
 
-    /// The device configuration or the device status changed. The ISR status says so, with a vector as without (`virtio
-    /// 1.4 §4.1.4.5.1`): a driver that gives the vector to something else as well looks there what it was, as DPDK's
-    /// does.
+    /// Signals a change of the device configuration or the device status. Sets the ISR status with and without a vector
+    /// (`virtio 1.4 §4.1.4.5.1`): a driver that also uses the vector for something else, as DPDK's does, reads the
+    /// cause there.
     pub fn signal_config(&self) {
         self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
         self.signal(self.config_vector());

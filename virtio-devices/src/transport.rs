@@ -248,7 +248,7 @@ impl Transport {
         &self.interrupts
     }
 
-    /// The queues that the driver enabled, as they are at DRIVER_OK: nothing is consumed yet.
+    /// The queues that the driver enabled, in their state at DRIVER_OK: nothing is consumed yet.
     pub(crate) fn queues(&self) -> Vec<(u16, SharedQueue)> {
         let event_idx = self.features() & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
         let enabled = (0..).zip(&self.queues).filter(|(_, registers)| registers.enabled);

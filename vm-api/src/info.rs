@@ -11,7 +11,7 @@ use crate::config::mac::MacAddress;
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::switch::{Mirror, SwitchMode};
 
-/// The answer to `vmm.ping`.
+/// The reply to `vmm.ping`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmmPingResponse {
     /// The version, with details of the build.
@@ -24,7 +24,7 @@ pub struct VmmPingResponse {
     pub features: Vec<String>,
 }
 
-/// The answer to `vm.info`.
+/// The reply to `vm.info`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmInfo {
     /// The configuration, with later additions and removals.

@@ -1,4 +1,4 @@
-//! Requests and answers of the VMM's API.
+//! Requests and replies of the VMM's API.
 //!
 //! A VM's configuration has the same types on the command line and in JSON ([`config`]). [`body`] and [`migration`]
 //! have the other requests' bodies, [`info`] the replies; [`document`] parses JSON, and [`typed`] converts it to types.

@@ -16,7 +16,7 @@ use crate::client::Client;
 use crate::tap::{self, Kept, Queues};
 use crate::vmm::{BINARY, Vmm};
 
-/// The head of every answer without a body.
+/// The head of every reply without a body.
 const NO_CONTENT: &str = "HTTP/1.1 204 \r\nServer: Cloud Hypervisor API\r\nConnection: keep-alive";
 /// The body of `vm.create` with Kata's default configuration; upper-case words stand for paths.
 const CREATE: &str = concat!(

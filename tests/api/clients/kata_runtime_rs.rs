@@ -101,7 +101,7 @@ const ADD_NET: &str = concat!(
     r#"{"ip":"192.168.249.1","mask":"255.255.255.0","mac":"02:00:00:00:00:02","iommu":false,"num_queues":2,"#,
     r#""queue_size":256,"vhost_user":false,"vhost_mode":"Client","fds":[FD]}"#
 );
-/// The body of `vm.add-disk`, with space that the guest cannot give back.
+/// The body of `vm.add-disk`, with space that the guest cannot free.
 const ADD_DISK: &str = concat!(
     r#"{"path":"DISK","readonly":false,"direct":false,"iommu":false,"num_queues":1,"queue_size":128,"#,
     r#""vhost_user":false,"vhost_socket":null,"rate_limiter_config":null,"id":null,"disable_io_uring":false,"#,

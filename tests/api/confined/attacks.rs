@@ -31,7 +31,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// A file that is not there, beside the socket.
+    /// A file next to the socket that does not exist.
     pub(super) fn made(&self) -> PathBuf {
         self.path.with_file_name("made")
     }
@@ -140,7 +140,7 @@ fn signal(thread: &Hijacked, target: &Target) -> Outcome {
     let signal = libc::SIGTERM as u64;
     let calls = [(libc::SYS_kill, [signal, 0, 0]), (libc::SYS_rt_sigqueueinfo, [signal, 0, 0])];
     match about(thread, target, &calls) {
-        // The process's group, and what a descriptor of a process names.
+        // The process's group, and a descriptor of a process.
         Outcome::Filtered => first_made(
             thread,
             [

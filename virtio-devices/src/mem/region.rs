@@ -44,7 +44,7 @@ struct State {
     interrupts: Option<Arc<Interrupts>>,
 }
 
-/// The answer to a request (`virtio 1.4 §5.15.6`).
+/// The reply to a request (`virtio 1.4 §5.15.6`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Done.
@@ -62,7 +62,7 @@ pub(super) enum Answer {
 /// Work that remains after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
-    /// None: the request has this answer.
+    /// None: the request has this reply.
     Done(Answer),
     /// The worker must stop: the request is left for the next one.
     Stopped,
@@ -254,7 +254,7 @@ impl MemRegion {
                 return Work::Done(Answer::Nack);
             }
             // Blocks that share a memory slot become reachable together: at most as many slots as the requested size
-            // needs. Busy, because the driver may unplug other blocks; after other answers Linux would repeat the
+            // needs. Busy, because the driver may unplug other blocks; after other replies Linux would repeat the
             // request at once.
             let most = state.requested.div_ceil(blocks.part_size()).saturating_mul(blocks.part_size());
             let parts: Vec<_> = blocks.parts(&range).filter(|part| blocks.used(*part) == 0).collect();

@@ -1,4 +1,4 @@
-//! Requests of a driver, and their answers.
+//! Requests of a driver, and the replies.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,7 +13,7 @@ use crate::ring::Chain;
 
 /// The length of a request (`virtio 1.4 §5.15.6`, `struct virtio_mem_req`).
 const REQUEST: usize = 24;
-/// The length of an answer (`struct virtio_mem_resp`).
+/// The length of a reply (`struct virtio_mem_resp`).
 const ANSWER: usize = 10;
 
 /// Answers requests for this memory.

@@ -13,7 +13,7 @@ const BLOCK: u64 = 64 << 10;
 const START: u64 = MEMORY + (1 << 20);
 const BLOCKS: u64 = 10;
 const LEN: u64 = BLOCKS * BLOCK;
-/// Address of answers.
+/// Address of replies.
 const ANSWER: u64 = BUFFERS + 0x100;
 
 const PLUG: u16 = 0;

@@ -116,7 +116,7 @@ mod tests {
         let (reach, stop) = (Reach::new(BLOCK, COUNT), AtomicBool::new(false));
         let looks = |block: u64| {
             let (offset, mut found) = (block * BLOCK + 7, [0_u32; 2]);
-            // Until both answers were given often.
+            // Until both results have occurred often.
             while found.iter().any(|count| *count < 20_000) {
                 let range = reach.around(offset);
                 let is_good = |range: &Range<u64>| range.contains(&offset) && range.end <= COUNT as u64 * BLOCK;

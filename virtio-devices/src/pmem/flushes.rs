@@ -14,7 +14,7 @@ const FLUSH: u32 = 0;
 const OK: u32 = 0;
 /// `VIRTIO_PMEM_RESP_TYPE_EIO`.
 const EIO: u32 = 1;
-/// The length of an answer, in bytes.
+/// The length of a reply, in bytes.
 const ANSWER: usize = 4;
 
 /// Handles requests: flushes everything that the guest wrote to the medium of this file, if there is one.
@@ -42,7 +42,7 @@ impl Answerer for Flushes {
             _ => (EIO, PmemCounter::BadRequests),
         };
         tally.count(counter);
-        // At most the answer's length.
+        // At most the reply's length.
         Answered::Used(writable.write_at(0, &answer.to_le_bytes()) as u32)
     }
 }

@@ -11,7 +11,7 @@ use crate::testing::{Driver, Hosted};
 use crate::{ErrorKind, Memory, VirtioFunction};
 
 const UNIT: u64 = PmemSpec::UNIT;
-/// Address of answers.
+/// Address of replies.
 const ANSWER: u64 = BUFFERS + 0x100;
 
 fn spec(file: &Path) -> PmemSpec {

@@ -26,7 +26,7 @@ impl Answerer for Clock {
         let len = asked.read_at(0, &mut request);
         let answer = answer(&request[..len], room, now());
         tally.count(answer.counter);
-        // At most an answer's length.
+        // At most a reply's length.
         Answered::Used(reply.write_at(0, answer.bytes()) as u32)
     }
 }

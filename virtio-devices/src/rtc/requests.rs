@@ -6,7 +6,7 @@ use super::counters::RtcCounter;
 pub(super) const HEAD: usize = 8;
 /// The length of the longest supported request.
 pub(super) const LONGEST_REQUEST: usize = 16;
-/// The longest answer.
+/// The length of the longest reply.
 const ANSWER: usize = 16;
 
 const READ: u16 = 0x0001;
@@ -50,7 +50,7 @@ impl Answer {
         Self { bytes, len: HEAD, counter: RtcCounter::Refused }
     }
 
-    /// Bytes of the answer.
+    /// Bytes of the reply.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

@@ -39,7 +39,7 @@ bitflags::bitflags! {
 /// Phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The guest has not answered a request.
+    /// The guest has not replied to a request.
     Requested,
     /// Both ends are connected.
     Established,
@@ -292,7 +292,7 @@ impl Connection {
         }
     }
 
-    /// Drops kept data after the client has stopped reading.
+    /// Drops kept data after the client has stopped reading, and notifies the guest.
     fn host_receives_no_more(&mut self) {
         self.from_guest.forward(self.rest.len());
         self.rest = VecDeque::new();

@@ -30,7 +30,7 @@ const PORTS: u32 = 1 << 30;
 /// No port (`VMADDR_PORT_ANY`). As the host's port, it distinguishes other poll tokens from those of connections.
 const NO_PORT: u32 = u32::MAX;
 
-/// The worker's doorbell in its [`Poller`].
+/// The token of the worker's doorbell in its [`Poller`].
 pub(crate) const DOORBELL: u64 = u64::MAX;
 /// The number of the listening socket.
 pub(crate) const LISTENER: u64 = u64::MAX - 1;

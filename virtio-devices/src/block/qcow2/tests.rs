@@ -341,7 +341,7 @@ fn several_queues_write_zero_and_give_back_at_the_same_time_and_nothing_is_lost(
     assert!(folder.contents("a") == expected);
 }
 
-/// Sectors of one cluster, some of which are zeroed while others are written.
+/// Zeroes some sectors of one cluster while others are written.
 #[test]
 fn zeroing_a_part_of_a_cluster_keeps_what_others_write() {
     const CLUSTER: usize = 4096;

@@ -155,7 +155,7 @@ impl Rig {
             for (head, len) in self.receive.take_used() {
                 let at = RECEIVE_BUFFERS + u64::from(head) * u64::from(BUFFER);
                 let bytes = self.receive.bytes(at, len as usize);
-                // A bad buffer is given back empty.
+                // A bad buffer is returned empty.
                 let Ok((header, data)) = Header::read_from_prefix(&bytes) else { continue };
                 assert_eq!(header.len.get() as usize, data.len());
                 packets.push(Packet { header, data: data.to_vec() });
