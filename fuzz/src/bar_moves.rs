@@ -395,7 +395,7 @@ impl Guest {
             REFUSE => {
                 let refuse = if input.u8() & 1 == 1 { Refuse::All } else { Refuse::Nothing };
                 self.record.lock().refuse = refuse;
-                // Whatever the VM refused is tried again.
+                // Retries everything that the VM refused.
                 self.slots.iter().for_each(|(_, slot)| slot.reconcile());
             }
             _ => {}

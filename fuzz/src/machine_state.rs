@@ -34,7 +34,7 @@ thread_local! {
         .expect("there is a port");
 }
 
-/// A machine in the middle of many things.
+/// A machine with pending changes of many kinds.
 fn state() -> MachineState {
     let blob = |len: usize| Blob::new((0..len).map(|n| if n % 40 == 7 { n as u8 } else { 0 }).collect());
     let vcpu = |id| VcpuState {

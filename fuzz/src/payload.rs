@@ -132,7 +132,7 @@ fn run_to_end(input: &[u8]) -> Outcome {
     }
 }
 
-/// Something in place of ACPI tables.
+/// Stand-in for ACPI tables.
 fn acpi() -> Vec<u8> {
     b"RSD PTR ".iter().copied().chain(8..=255).collect()
 }

@@ -172,7 +172,7 @@ impl Machine {
             Some(line) if is_data => pattern(line.borrow().sent.len(), len.into()).collect(),
             _ => vec![0xee; usize::from(len % 64)],
         };
-        // Sometimes the length is a lie.
+        // Sometimes the length is wrong.
         let told = if flags & 0x3c == 0x3c { u32::from(len) << 4 | 1 } else { data.len() as u32 };
         let header = Header { host, guest, len: told, op, flags: u32::from(flags & 3), room };
         if !self.driver.send(&header, &data, flags >> 2 & 7) {

@@ -139,7 +139,7 @@ impl ConfigSpace {
     /// Bytes from the start of configuration space beyond which every function reads 0.
     pub const EXTENT: u16 = header::FIRST_EXTENDED_CAPABILITY + spec::sriov::LEN + ari::LEN + acs::LEN;
 
-    /// The state of power-on.
+    /// The power-on state.
     ///
     /// # Errors
     ///

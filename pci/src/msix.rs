@@ -256,7 +256,7 @@ impl Msix {
         });
     }
 
-    /// Returns to the state of power-on.
+    /// Returns to the power-on state.
     pub fn reset(&mut self) {
         let Self { shape: _, control, table } = self;
         *control = 0;

@@ -41,7 +41,7 @@ impl Power {
         Effects { windows: changed, messages: changed, queues: changed, ..Effects::NONE }
     }
 
-    /// Returns to the state of power-on.
+    /// Returns to the power-on state.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

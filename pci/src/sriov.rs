@@ -170,7 +170,7 @@ impl Sriov {
         Ok(())
     }
 
-    /// TotalVFs: how many VFs are reserved.
+    /// TotalVFs: the number of reserved VFs.
     pub fn total_vfs(&self) -> u16 {
         self.shape.total_vfs
     }

@@ -87,7 +87,7 @@ fn a_full_disk_holds_whole_events_and_gets_the_next_ones_when_it_has_room() {
     while len() < 4096 {
         go_round();
     }
-    // The last event is most likely cut.
+    // The last event is probably truncated.
     (0..5).for_each(|_| go_round());
     disk.resize("64k");
     while len() < 4096 + 2000 {

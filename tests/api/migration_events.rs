@@ -31,7 +31,7 @@ fn told(vmm: &Vmm, last: &str) -> Vec<Value> {
     let mut events: Vec<Value> = Vec::new();
     wait_for(last, || {
         let text = fs::read_to_string(vmm.files.path("events")).unwrap_or_default();
-        // The last line may not be whole yet.
+        // The last line may be incomplete.
         events = serde_json::Deserializer::from_str(&text).into_iter().map_while(Result::ok).collect();
         events.last().is_some_and(|event| event["event"] == last)
     });

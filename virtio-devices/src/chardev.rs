@@ -225,7 +225,7 @@ impl CharDevice {
         }
     }
 
-    /// Writes `bytes` to the other end, and returns how many it has accepted.
+    /// Writes `bytes` to the other end, and returns the number accepted.
     fn offer(&self, bytes: &[u8], patience: Duration) -> usize {
         let mut taken = 0;
         while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
@@ -352,7 +352,7 @@ impl CharDevice {
 fn create(path: &Path) -> io::Result<File> {
     // Opening a FIFO without a reader for writing fails, so it is opened for reading, too, and never read.
     let is_fifo = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo());
-    // A modem line must not block.
+    // Opening a modem line must not block.
     create_file(path, is_fifo, OFlags::NONBLOCK)
 }
 

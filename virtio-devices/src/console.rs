@@ -112,7 +112,7 @@ impl Console {
         &self.id
     }
 
-    /// Character device at its other end.
+    /// The console's character device.
     pub fn device(&self) -> &Arc<CharDevice> {
         &self.device
     }

@@ -22,7 +22,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Result for a range, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Discarded {
-    /// Given back to the host.
+    /// Returned to the host.
     pub freed: u64,
     /// Bytes kept: only a part of a host page, or memory that cannot be freed.
     pub kept: u64,

@@ -179,13 +179,13 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         self.iovecs[self.first..].iter().map(|iovec| iovec.iov_len).sum()
     }
 
-    /// Forgets the last `segments` segments.
+    /// Drops the last `segments` segments.
     pub(crate) fn remove_back(&mut self, segments: usize) {
         let rest = self.iovecs.len().saturating_sub(segments).max(self.first);
         self.iovecs.truncate(rest);
     }
 
-    /// Forgets the first `segments` segments.
+    /// Drops the first `segments` segments.
     pub(crate) fn consume(&mut self, segments: usize) {
         self.first += segments.min(self.iovecs.len() - self.first);
         // Consumed segments are only removed once there are many, which keeps the storage small and this cheap.
@@ -216,7 +216,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         true
     }
 
-    /// Forgets the first `bytes` bytes.
+    /// Drops the first `bytes` bytes.
     pub(crate) fn advance(&mut self, bytes: usize) {
         let mut rest = bytes;
         while let Some(iovec) = self.iovecs.get_mut(self.first) {
@@ -323,7 +323,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         const ZEROES: [u8; 4096] = [0; 4096];
         self.for_each_at(0, bytes, |slice| {
             for start in (0..slice.len()).step_by(ZEROES.len()) {
-                // As much as the slice has room for.
+                // Writes as much as the slice has room for.
                 let _ = slice.write(&ZEROES, start);
             }
             self.note_slice(&slice);

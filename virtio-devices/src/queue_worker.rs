@@ -22,7 +22,7 @@ use crate::ring::{BrokenRing, Chain, Ring, Used};
 use crate::worker::{WorkerKind, own, spawn, thread_name};
 use crate::{DmaSpace, DmaView, Interrupts, SharedQueue, Start, Worker};
 
-/// Answerer of a queue's chains.
+/// Handler of a queue's chains.
 pub(crate) trait Answerer: Send + 'static {
     /// Counters of the worker.
     type Tally: QueueTally;
@@ -60,7 +60,7 @@ pub(crate) enum Answered {
     Later(Duration),
 }
 
-/// End of a look at the queue.
+/// Result of a check of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// There may be more chains.
@@ -145,7 +145,7 @@ impl<A: Answerer> QueueWorker<A> {
         self.tally.flush(&self.counters);
     }
 
-    /// Answers up to [`Answerer::BATCH`] chains.
+    /// Handles up to [`Answerer::BATCH`] chains.
     fn look(&mut self, ring: &mut Ring<'_>, storage: &mut [Storage; 2]) -> Result<Next, BrokenRing> {
         let memory = &*self.memory.pass();
         ring.suppress_doorbells(memory)?;

@@ -325,7 +325,7 @@ mod tests {
     fn a_thread_that_cannot_be_had_is_an_error_and_drops_its_work() {
         let work = Arc::new(());
         let kept = Arc::clone(&work);
-        // No address space is as large.
+        // No address space is that large.
         let refused = NewThread::new("test", 1 << 48, move || drop(kept)).start();
         assert!(refused.is_err());
         assert_eq!(Arc::strong_count(&work), 1);

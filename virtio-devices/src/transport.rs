@@ -192,7 +192,7 @@ impl Transport {
         self.status.contains(Status::FEATURES_OK).then(|| self.accepted())
     }
 
-    /// Returns to the state of power-on.
+    /// Returns to the power-on state.
     pub(crate) fn reset(&mut self) {
         let Self {
             offered: _,

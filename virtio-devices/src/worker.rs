@@ -49,7 +49,7 @@ pub enum WorkerKind {
     Switch,
     /// Executes the requests of a disk's queue.
     Block,
-    /// Carries a virtio console's bytes.
+    /// Transfers a virtio console's bytes.
     Console,
     /// Fills buffers with entropy.
     Rng,
@@ -63,7 +63,7 @@ pub enum WorkerKind {
     Vsock,
     /// Keeps the watchdog's clock.
     Watchdog,
-    /// Answers requests for the time.
+    /// Handles requests for the time.
     Rtc,
     /// Starts, stops and monitors a vhost-user backend of a device, and serves a NIC's control queue.
     VhostUser,
@@ -109,7 +109,7 @@ pub fn start_workers_with(start: StartWorker) {
     let _ = STARTER.set(start);
 }
 
-/// Starts a thread of a worker's size.
+/// Starts a thread with a worker's stack size.
 pub(crate) fn spawn(kind: WorkerKind, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     start(kind, worker(name, run))
 }

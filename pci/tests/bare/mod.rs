@@ -63,7 +63,7 @@ pub(crate) struct Bare(pub ConfigSpace);
 pub(crate) type Device = PfWithVfs<Bare>;
 
 impl Bare {
-    /// A function in its state of power-on.
+    /// A function in its power-on state.
     pub(crate) fn new(role: Role) -> Self {
         Self(space(role))
     }

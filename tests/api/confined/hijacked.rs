@@ -75,7 +75,7 @@ impl Hijacked {
     /// Makes it execute a system call.
     pub(super) fn call(&self, call: c_long, arguments: [u64; 4]) -> Outcome {
         self.set(call, arguments);
-        // Its beginning, and its end.
+        // The entry and the exit of the call.
         for _ in 0..2 {
             ptrace(libc::PTRACE_SYSCALL, self.tid, 0).unwrap();
             assert_eq!(libc::WSTOPSIG(wait(self.tid)), libc::SIGTRAP | 0x80);

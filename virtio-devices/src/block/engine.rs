@@ -265,7 +265,7 @@ fn read(image: &Image, file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> 
     Ok(unsafe { execute(file, call) }?.min(buffer.len()))
 }
 
-/// Carries out `call` here and now.
+/// Executes `call` on this thread.
 ///
 /// # Safety
 ///

@@ -74,7 +74,7 @@ pub enum BlockError {
         /// The problem, and the remedy.
         what: String,
     },
-    /// The file is not a qcow2 image, or has something that is not supported.
+    /// The file is not a qcow2 image, or has an unsupported feature.
     #[error("path={}: {what}", path.display())]
     Qcow2 {
         /// The file.
@@ -197,7 +197,7 @@ pub enum ResizeError {
         "a qcow2 image on a block device keeps its size while the VM runs; shut the VM down and use qemu-img resize"
     )]
     NotAFile,
-    /// The image is not written.
+    /// The disk is read-only.
     #[error("the disk is read-only and keeps its size; add it without readonly")]
     ReadOnly,
     /// The host's block device has another size.

@@ -41,7 +41,7 @@ impl ImageFile {
         let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
         let mut flags = OFlags::CLOEXEC | if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         flags.set(OFlags::DIRECT, access.direct);
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         let fd = match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
             Err(Errno::INVAL) if access.direct => return Err(BlockError::Direct(path.into())),
             result => result.map_err(|errno| BlockError::open(path, access.read_only, errno))?,

@@ -1,4 +1,4 @@
-//! A disk's image, whatever its format.
+//! A disk's image, in any format.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};

@@ -13,7 +13,7 @@ pub struct BlockLatencies {
 /// The latency of one kind of request.
 #[derive(Debug)]
 pub(super) struct Latency {
-    /// In nanoseconds, as all here.
+    /// In nanoseconds, as all values here.
     min: AtomicU64,
     max: AtomicU64,
     sum: AtomicU64,

@@ -32,7 +32,7 @@ pub(super) fn lock(path: &Path, fd: BorrowedFd<'_>, access: Access, size: u64) -
     }
 }
 
-/// Gives all locks of this open file up.
+/// Releases all locks of this open file.
 pub(super) fn unlock(path: &Path, fd: BorrowedFd<'_>) {
     if let Err(error) = set(fd, libc::F_UNLCK, 0, 0) {
         debug!("{}: it cannot be unlocked: {error}", path.display());

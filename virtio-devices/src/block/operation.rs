@@ -16,13 +16,13 @@ pub(crate) const SEGMENT: usize = 16;
 /// A valid request. Offsets and lengths are in bytes, and lie within the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Reads from this offset on.
+    /// Reads, starting at this offset.
     Read(u64),
-    /// Writes from this offset on.
+    /// Writes, starting at this offset.
     Write(u64),
     /// Makes written data stable.
     Flush,
-    /// Gives up the contents of a range.
+    /// Discards a range.
     Discard(Range),
     /// Zeroes a range, and frees its space if `unmap`.
     WriteZeroes {
@@ -44,7 +44,7 @@ pub(crate) struct Range {
     pub len: u64,
 }
 
-/// Reason why a request is not carried out.
+/// Reason why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Not supported by the disk (`VIRTIO_BLK_S_UNSUPP`).

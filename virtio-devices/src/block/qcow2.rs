@@ -483,7 +483,7 @@ fn backing(
         ));
     }
     let below = below(path, name);
-    // The first looks at the whole chain.
+    // Only the top image checks the whole chain.
     if depth + 1 == MAX_CHAIN && has_loop(path) {
         return refuse(format!(
             "its backing files are a loop that begins with {name}; name one that ends it: qemu-img rebase -u -b"

@@ -88,7 +88,7 @@ impl RawFile {
         self.zeroes_in_place
     }
 
-    /// Has everything on the medium.
+    /// Flushes everything to the medium.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ pub(crate) struct Request<'m> {
     pub operation: Operation,
     /// Time at which the request was taken from the queue.
     pub begun: Instant,
-    /// Place of the status, for the driver.
+    /// Address of the status.
     pub status: Byte<'m>,
     /// Number of bytes to transfer.
     pub bytes: usize,

@@ -278,7 +278,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         false
     }
 
-    /// The call of the request `tag` has ended.
+    /// Removes the ended call of the request `tag` from the order of writes.
     fn leave(&mut self, tag: usize) {
         let entered = self.entries.get_mut(tag).is_some_and(|entry| std::mem::take(&mut entry.entered));
         if let (true, Some(writes)) = (entered, self.disk.image.shared_blocks()) {

@@ -186,7 +186,7 @@ fn chains_that_make_no_sense_are_given_back_and_counted() {
     for chain in [(BUFFERS, 8, 0), (BUFFERS, 0, WRITE), (MEMORY - 4, 8, WRITE)] {
         guest.receive.add(&[chain]);
     }
-    // As often the same bytes as no driver has.
+    // The same memory in several buffers: more bytes than any driver transmits.
     let many: Vec<_> = (0..8).map(|_| (BUFFERS, 1 << 20, 0)).collect();
     guest.transmit.add(&many);
     guest.kick();

@@ -161,7 +161,7 @@ impl QueueWorker {
         tally.add(ConsoleCounter::TxTooLong, (done >= MAX_CHAIN && iovecs.bytes() > done).into());
     }
 
-    /// Gives available input to the driver.
+    /// Sends available input to the driver.
     pub(crate) fn fill(
         &self,
         Running { ring, storage }: &mut Running<'_>,

@@ -26,7 +26,7 @@ const MMIO: u32 = 4;
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Puts an endpoint into a domain.
+    /// Attaches an endpoint to a domain.
     Attach {
         /// The domain, which is created if it does not exist.
         domain: u32,

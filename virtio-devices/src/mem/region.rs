@@ -106,7 +106,7 @@ impl MemRegion {
     ///
     /// # Errors
     ///
-    /// The host refuses a memory slot.
+    /// The host has refused a memory slot.
     pub fn attach(&self, slots: Arc<dyn MemSlots>) -> io::Result<()> {
         let used: Vec<_> = {
             let state = self.state.lock();

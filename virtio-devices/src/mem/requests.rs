@@ -16,7 +16,7 @@ const REQUEST: usize = 24;
 /// The length of a reply (`struct virtio_mem_resp`).
 const ANSWER: usize = 10;
 
-/// Answers requests for this memory.
+/// Handles requests for this memory.
 pub(super) struct Requests(pub(super) Arc<MemRegion>);
 
 impl Answerer for Requests {

@@ -188,7 +188,7 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// A step is one call, whatever pages a backend has written, and only one runs after the deadline.
+/// A step is one call, for any pages that a backend has written, and only one step runs after the deadline.
 #[test]
 fn reclaiming_stops_in_a_gap_and_goes_on_there() {
     const SIZE: u64 = 16 << 20;

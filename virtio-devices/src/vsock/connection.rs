@@ -144,7 +144,7 @@ impl Connection {
         self.deadline
     }
 
-    /// Time has run out at `now`.
+    /// Handles a timeout at `now`.
     pub(crate) fn expire(&mut self, now: Instant) {
         if self.is_closing() && !self.rest.is_empty() {
             // A socket is reported writable only when most of it is free. Trying shows if the host has read anything.
@@ -329,7 +329,7 @@ impl Connection {
         }
     }
 
-    /// The host's socket has changed.
+    /// Handles an event of the host's socket.
     pub(crate) fn host_changed(&mut self, readable: bool, writable: bool, hung_up: bool, now: Instant) {
         self.readable |= readable;
         self.hung_up |= hung_up;
@@ -401,7 +401,7 @@ impl Connection {
         let wanted = data.bytes();
         data.truncate(self.to_guest.room());
         if data.bytes() == 0 {
-            // The read would look like the end.
+            // An empty read would look like the end.
             return 0;
         }
         match data.receive(self.stream.as_fd(), &mut []) {

@@ -102,7 +102,7 @@ impl Muxer {
     /// A client of the host.
     pub(crate) fn admit(&mut self, stream: UnixStream, now: Instant, tally: &mut Tally) {
         if self.callers.len() == MAX_CALLERS {
-            // The oldest has had the most time.
+            // The oldest has had the most time to name a port.
             self.callers.pop_first();
             tally.count(VsockCounter::RefusedClients);
         }
@@ -199,7 +199,7 @@ impl Muxer {
         }
     }
 
-    /// Opens a connection of the guest's.
+    /// Opens a connection of the guest.
     fn open(&mut self, ports: Ports, request: &Header, tally: &mut Tally) {
         let is_free = ports.host != NO_PORT && !self.connections.contains_key(&ports);
         let stream = if is_free && self.connections.len() < MAX_CONNECTIONS {

@@ -14,7 +14,7 @@ pub(crate) enum Next {
     More,
     /// Buffers of the driver for pending output.
     Room,
-    /// A doorbell, or something from the host.
+    /// A doorbell, or an event of the host.
     Doorbell,
 }
 

@@ -15,11 +15,11 @@ use crate::ring::{BrokenRing, Ring, Used};
 /// The most turns of connections before checking other queues, or a stop.
 const BATCH: usize = 32;
 
-/// A buffer of the driver's.
+/// A buffer of the driver.
 #[derive(Debug, Clone, Copy)]
 struct Buffer {
     head: u16,
-    /// The room behind the header in bytes.
+    /// The room after the header, in bytes.
     room: usize,
 }
 
@@ -86,7 +86,7 @@ impl<'q> Receive<'q> {
 struct Taken<'s, 'm> {
     /// The space for their headers, [`HEADER`] bytes each.
     headers: IoVecs<'s, 'm>,
-    /// The rest of their room.
+    /// The space for payload, after the headers.
     data: IoVecs<'s, 'm>,
     buffers: &'s mut Vec<Buffer>,
 }

@@ -19,7 +19,7 @@ use crate::net::steps::Step;
 use crate::ring::{BrokenRing, Ring};
 use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 
-/// A socket device in its state of power-on.
+/// A socket device in its power-on state.
 pub struct VsockSteps {
     memory: DmaView,
     muxer: Muxer,

@@ -48,7 +48,7 @@ impl Clock {
         now.saturating_duration_since(self.last_ping) > self.times.limit
     }
 
-    /// Time until the next look.
+    /// Time until the next check.
     pub(super) fn until_look(&self, now: Instant) -> Duration {
         self.next_look.saturating_duration_since(now)
     }

@@ -15,7 +15,7 @@ use crate::ring::Chain;
 /// The byte that the device writes for a ping.
 const ANSWER: u8 = 1;
 
-/// Answers pings, and keeps the clock.
+/// Handles pings, and runs the clock.
 pub(super) struct Pings {
     times: Times,
     expiry: Arc<Expiry>,

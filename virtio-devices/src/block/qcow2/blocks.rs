@@ -44,7 +44,7 @@ impl Blocks<'_> {
         Ok(())
     }
 
-    /// Has everything on the medium.
+    /// Flushes everything to the medium.
     pub(super) fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fdatasync(self.0)?)
     }

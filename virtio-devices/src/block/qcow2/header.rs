@@ -90,7 +90,7 @@ impl Header {
     ///
     /// # Errors
     ///
-    /// An entry leads to no block of its own.
+    /// An entry has no block of its own.
     pub(crate) fn check_refcounts(&self, path: &Path, table: &[u8], end: u64) -> Result<(), BlockError> {
         let entry = |bytes: &[u8]| bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)) & REFCOUNT_BLOCK;
         let mut blocks: Vec<u64> = table.chunks_exact(8).map(entry).collect();

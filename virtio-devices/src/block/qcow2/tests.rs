@@ -61,7 +61,7 @@ impl Folder {
         assert!(said.contains("No errors were found"), "{said}");
     }
 
-    /// The disk's contents as QEMU sees them.
+    /// The disk's contents according to QEMU.
     fn contents(&self, name: &str) -> Vec<u8> {
         self.qemu_img(&["convert", "-O", "raw", name, "contents.raw"]);
         fs::read(self.path("contents.raw")).unwrap()
@@ -94,7 +94,7 @@ fn read(image: &Qcow2, offset: u64, len: usize) -> Vec<u8> {
     data
 }
 
-/// Zeroes a range, a piece after the other.
+/// Zeroes a range, one piece at a time.
 fn zero(image: &Qcow2, mut offset: u64, len: u64, unmap: bool) {
     let end = offset + len;
     while offset < end {

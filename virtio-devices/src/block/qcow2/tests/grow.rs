@@ -65,7 +65,7 @@ fn an_image_is_sound_wherever_its_growth_is_cut_off() {
             let done = grown.is_ok() && !is_out();
             LEFT.set(None);
             fs::copy(&path, folder.path("copy")).unwrap();
-            // Only clusters without a use may be left.
+            // Only unused clusters may be left.
             folder.qemu_img(&["check", "-q", "-r", "leaks", "copy"]);
             let contents = folder.contents("copy");
             assert!(contents[..LEN] == data && contents[LEN..].iter().all(|byte| *byte == 0), "{options} {writes}");
