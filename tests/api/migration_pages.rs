@@ -34,8 +34,7 @@ const RINGS_OF_NIC: u32 = 2 * RINGS;
 /// Address of the first NIC's frame buffers, each on its own page, and the distance to those of the next NIC.
 const BUFFERS_AT: u32 = 0x120_0000;
 const BUFFERS_OF_NIC: u32 = SIZE as u32 * PAGE as u32;
-/// When this frame of pages arrives, the target has the first pages of the first pass, and so all of the pages before
-/// it.
+/// The frame of pages at whose arrival the target has the first pages of the first pass: they all come before it.
 const HALFWAY: Point = Point::Frame(3, 20);
 /// An environment variable of test builds: the dirty log to leave out.
 const LEFT_OUT: &str = "CH_TEST_LEAVE_OUT";

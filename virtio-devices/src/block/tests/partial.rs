@@ -71,7 +71,7 @@ fn begin(guest: &mut Guest, queue: usize, sector: u64, at: u64, data: &[u8]) {
     guest.queues[queue].add(&[(header_at, 16, 0), (at, data.len() as u32, 0), (status_at, 1, WRITE)]);
 }
 
-/// One queue writes whole blocks, another a sector of each. Either may win, but only for that sector.
+/// A queue writes whole blocks, another a sector of each. Either may win, but only for that sector.
 #[test]
 fn a_change_of_a_part_of_a_block_loses_no_write_beside_it() {
     for io_uring in ENGINES {
