@@ -55,8 +55,8 @@ fn a_guest_that_reboots_without_end_fills_neither_the_log_nor_the_events() {
     client.put_json("vm.create", &config).expect(204);
     client.put("vm.boot").expect(204);
     let written = || fs::read_to_string(&log).unwrap();
-    // Each reboot creates a KVM VM, which waits for grace periods of the kernel: more than one wait's worth on a busy
-    // machine.
+    // Each reboot creates a KVM VM, which waits for grace periods of the kernel. On a busy machine, 256 take longer
+    // than one wait.
     for number in [64, 128, 256] {
         wait_for("reboots", || written().contains(&format!("after a triple fault (number {number})")));
     }

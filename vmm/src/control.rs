@@ -50,25 +50,25 @@ use crate::threads::ThreadKind;
 use crate::vm::Vm;
 use crate::vm::host_limits::HostLimits;
 
-/// How often a guest that has not read its pending events is interrupted again.
+/// Interval at which a guest that has not read its pending events is interrupted again.
 const REMINDER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// No wait.
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// What the program does.
+/// Options of the program.
 #[derive(Debug, Default)]
 pub struct Options {
     /// The virtual machine that runs from the start; without one, a client makes it.
     pub vm: Option<PlannedVm>,
     /// The snapshot that it is made of instead.
     pub restore: Option<RestoreConfig>,
-    /// Where clients find the API.
+    /// Socket of the API.
     pub api: Option<ApiSocket>,
-    /// Where events are written.
+    /// Destination of events.
     pub event_monitor: Option<EventMonitor>,
     /// Keep running after the guest powers off, for clients of the API.
     pub no_shutdown: bool,
-    /// What happens at a system call that a thread may not make.
+    /// Action at a system call that a thread may not make.
     pub seccomp: Seccomp,
 }
 
@@ -167,7 +167,7 @@ fn serve(
     ended
 }
 
-/// Whether the program continues.
+/// Continuation of the control loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     On,
@@ -195,11 +195,11 @@ struct ControlLoop {
     own_files: Vec<Rule>,
     /// The migration that is under way.
     live: Option<Live>,
-    /// How far it is, or how the last one ended.
+    /// Progress of the migration, or the result of the last one.
     progress: Option<Progress>,
 }
 
-/// What woke the control thread.
+/// Events that woke the control thread.
 #[derive(Debug, Clone, Copy)]
 struct Ready {
     signal: bool,
@@ -350,7 +350,7 @@ impl ControlLoop {
         }
     }
 
-    /// What pinned the guest's memory beside its devices is one of them now, or closed.
+    /// Devices that pinned the guest's memory before they were plugged in are plugged in now, or closed.
     fn end_pinning(&mut self) {
         if let Some(instance) = &mut self.instance {
             instance.end_pinning();
@@ -419,12 +419,12 @@ impl ControlLoop {
         })
     }
 
-    /// Whether what the guest did has to wait.
+    /// True if requests of the guest have to wait.
     fn leaves_guest(&self) -> bool {
         self.is_saving() || self.holds_guest()
     }
 
-    /// Whether a snapshot is being written.
+    /// True while a snapshot is being written.
     fn is_saving(&self) -> bool {
         self.opening.as_ref().and_then(Opening::action).is_some_and(|action| matches!(action, Action::Snapshot(_)))
     }

@@ -1,4 +1,4 @@
-//! Which pages of a running guest's memory are written, whoever writes them.
+//! Pages of a running guest's memory that are written, by any writer.
 //!
 //! Nobody sees all writes: KVM logs those of vCPUs, this process those of its own threads, and each backend that runs
 //! queues by itself its own. There is a [`DirtySource`] for each, and a page is dirty if any of them says so.

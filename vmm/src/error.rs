@@ -1,4 +1,4 @@
-//! Why the program ends, or a client's action fails.
+//! Reasons why the program ends, or a client's action fails.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::snapshot::error::SnapshotError;
 use crate::telemetry::monitor::MonitorError;
 use crate::vm::VmError;
 
-/// Why the program ends, or a client's action fails, in one line.
+/// Reason why the program ends, or a client's action fails, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration is not valid.
@@ -38,9 +38,9 @@ pub enum Error {
     /// The host is out of file descriptors, or a system call failed.
     #[error("cannot {action}: {error}")]
     Host {
-        /// What failed.
+        /// Failed action.
         action: &'static str,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
 }

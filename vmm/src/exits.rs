@@ -25,6 +25,6 @@ pub trait PortHandler: Send + Sync {
 pub struct Device {
     /// The ports.
     pub ports: Range<u16>,
-    /// What handles accesses to them.
+    /// Handler of accesses to them.
     pub handler: Arc<dyn PortHandler>,
 }

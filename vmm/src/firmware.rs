@@ -34,7 +34,7 @@ pub struct FirmwareState {
 pub struct LegacyState {
     /// The hardware that there is.
     pub hardware: LegacyHardware,
-    /// Its ports.
+    /// State of its ports.
     pub ports: FirmwareState,
 }
 
@@ -61,7 +61,7 @@ impl FirmwarePorts {
         [config, timer, rtc].into_iter().flatten()
     }
 
-    /// What is to be saved of them.
+    /// State to save.
     pub(crate) fn save(&self) -> FirmwareState {
         FirmwareState {
             config_address: self.config.as_ref().map_or(0, |config| config.address()),

@@ -46,9 +46,9 @@ use crate::serial::SerialState;
 pub struct MachineState {
     /// [`MACHINE_STATE_VERSION`](crate::machine_state::version::MACHINE_STATE_VERSION) when it was saved.
     pub version: u16,
-    /// Its addresses.
+    /// Addresses of the guest.
     pub layout: LayoutState,
-    /// What its vCPUs read by CPUID, but for what differs between them.
+    /// CPUID of its vCPUs, without the parts that differ between them.
     pub cpuid: Vec<CpuidLeaf>,
     /// The guest's time.
     pub clock: ClockState,
@@ -56,7 +56,7 @@ pub struct MachineState {
     pub irqchip: IrqchipState,
     /// The vCPUs that exist, by ascending numbers.
     pub vcpus: Vec<VcpuState>,
-    /// How many vCPUs the guest is to have, now and after a restart.
+    /// Number of vCPUs that the guest should have, now and after a restart.
     pub wanted_vcpus: u8,
     /// The configuration's size of memory that is in no zone, in bytes: what the guest has, or is to have after a
     /// restart.
@@ -65,7 +65,7 @@ pub struct MachineState {
     pub events: EventDeviceState,
     /// The serial port, if there is one.
     pub serial: Option<SerialState>,
-    /// What is kept of consoles' output.
+    /// Output of consoles that was kept.
     #[serde(default, skip_serializing_if = "ConsolesState::is_empty")]
     pub consoles: ConsolesState,
     /// The ports that firmware needs, if the payload is firmware.
@@ -75,9 +75,9 @@ pub struct MachineState {
     pub legacy: Option<LegacyState>,
     /// The devices, by segment and slot.
     pub devices: Vec<SavedDevice>,
-    /// What the guest has asked for and did not get yet.
+    /// Request of the guest that was not carried out yet.
     pub stop: Option<StopState>,
-    /// How often the guest had a triple fault.
+    /// Number of the guest's triple faults.
     pub triple_faults: u64,
     /// Options that the guest knows by its CPUs and by firmware's tables, with their values. Earlier programs saved
     /// none, and nothing is compared then.
@@ -107,21 +107,21 @@ pub struct LayoutState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedDevice {
-    /// Its id in the configuration.
+    /// Id in the configuration.
     pub id: String,
-    /// Its PCI segment.
+    /// PCI segment.
     pub segment: u16,
-    /// Its device number on bus 0 of the segment.
+    /// Device number on bus 0 of the segment.
     pub slot: u8,
     /// The first bus of its VFs, if it has any.
     pub first_vf_bus: Option<u8>,
     /// The guest was asked to release it, and has not yet.
     pub leaving: bool,
-    /// Its registers, if a driver can change any.
+    /// Registers, if a driver can change any.
     pub state: Option<DeviceState>,
 }
 
-/// Why a guest stopped by itself.
+/// Reason why a guest stopped by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopState {
@@ -129,6 +129,6 @@ pub enum StopState {
     PowerOff,
     /// It asked for a reset.
     Reset,
-    /// One of its vCPUs had a triple fault.
+    /// Triple fault of a vCPU.
     TripleFault,
 }

@@ -11,7 +11,7 @@ pub struct Apertures {
     pub mem64: Range<u64>,
 }
 
-/// What a segment gets of the addresses, in relation to the others.
+/// Share of a segment in the addresses, in relation to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weights {
     /// Of those below 4 GiB; at least 1.

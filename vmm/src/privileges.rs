@@ -7,7 +7,7 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// What a VM may need while it runs, for devices that are added, too. Nobody gets more than he had.
+/// Capabilities that a VM may need while it runs, for devices that are added, too. No process gets more than it had.
 const KEPT: CapabilitySet = CapabilitySet::empty()
     // Taps are made, set up and brought up.
     .union(CapabilitySet::NET_ADMIN)

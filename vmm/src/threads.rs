@@ -1,4 +1,4 @@
-//! Who starts the threads of this program: one thread, `starter`, for all others.
+//! Starter of this program's threads: a single thread, `starter`, starts all others.
 //!
 //! A new thread has the system call filters of the thread that starts it, and can only add to them. So it is started by
 //! one whose filter allows what any thread may do. A vCPU in particular, which a guest makes start workers, asks the

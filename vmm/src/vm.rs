@@ -75,7 +75,7 @@ use crate::vm::reclaiming::Reclaiming;
 #[cfg(test)]
 pub(crate) use crate::vm::saved::guest::elf;
 
-/// How long a pause waits for what devices have begun.
+/// Time that a pause waits for requests in flight.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// A booted VM with its host resources. Dropping it ends the guest and releases everything that was opened or created.
@@ -90,11 +90,11 @@ pub struct Vm {
     balloon: Arc<BalloonSize>,
     mem_regions: MemRegions,
     ram: GuestRam,
-    /// What is booted; `None` in a VM that was restored where it could not be opened.
+    /// Payload to boot; `None` in a VM that was restored where it could not be opened.
     payload: Option<Payload>,
-    /// Where it is.
+    /// Place of the payload.
     payload_config: PayloadConfig,
-    /// Whether it is firmware.
+    /// True for firmware.
     is_firmware: bool,
     /// The hardware of older PCs that the guest has.
     legacy: LegacyHardware,
@@ -106,7 +106,7 @@ pub struct Vm {
     memory: MemoryConfig,
     /// The guest's physical address bits.
     address_bits: u8,
-    /// What each PCI segment gets of the addresses.
+    /// Weight of each PCI segment in the addresses.
     segments: Vec<Weights>,
     /// The NUMA nodes.
     numa: Vec<NumaNode>,
@@ -299,7 +299,7 @@ impl Vm {
         self.stop.event()
     }
 
-    /// Why the guest stopped, if it has.
+    /// Reason why the guest stopped, if it has.
     pub fn take_stop(&self) -> Option<Stop> {
         self.stop.take()
     }
@@ -343,13 +343,13 @@ impl Vm {
         Ok(())
     }
 
-    /// What handles the exits of vCPUs.
+    /// Handlers of the exits of vCPUs.
     fn exit_handlers(&self, firmware: Option<&FirmwarePorts>) -> Arc<cpu::ExitHandlers> {
         let (mmio, ports) = (self.mmio(), self.ports(firmware));
         Arc::new(cpu::ExitHandlers { mmio, ports, stop: Arc::clone(&self.stop) })
     }
 
-    /// What is at addresses that are not memory.
+    /// Handler of addresses that are not memory.
     fn mmio(&self) -> Arc<dyn MmioHandler> {
         let bus = Arc::clone(self.devices.bus()) as _;
         match &self.tpm {
@@ -401,7 +401,7 @@ impl Vm {
         self.reset()
     }
 
-    /// Whether the guest is paused.
+    /// True while the guest is paused.
     pub fn is_paused(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.paused)
     }
@@ -433,7 +433,7 @@ impl Vm {
         Ok(())
     }
 
-    /// What of the host's storage its devices write.
+    /// Host storage that its devices write.
     pub(crate) fn holds(&self) -> Holds {
         self.devices.holds()
     }
@@ -464,7 +464,7 @@ impl Vm {
         Ok(())
     }
 
-    /// How long to wait until addresses are to be announced again ([`Self::announce`]), if they are.
+    /// Time until addresses must be announced again ([`Self::announce`]), if they must.
     pub(crate) fn wait_to_announce(&self) -> Option<Duration> {
         self.announcing.as_ref()?.wait(Instant::now())
     }
@@ -527,7 +527,7 @@ impl Vm {
         &self.balloon
     }
 
-    /// How much memory the drivers of memory devices have plugged, in bytes.
+    /// Memory that the drivers of memory devices have plugged, in bytes.
     pub fn plugged_memory(&self) -> u64 {
         self.mem_regions.plugged()
     }
@@ -547,7 +547,7 @@ impl Vm {
         self.ram.fill_by(faults);
     }
 
-    /// What fills the guest's memory, if something does.
+    /// Progress of the filler of the guest's memory, if there is one.
     pub(crate) fn filling(&self) -> Option<&Arc<Progress>> {
         self.ram.filling()
     }
@@ -620,14 +620,14 @@ struct Running {
     restored: Option<ClockState>,
 }
 
-/// What a VM is made of that may be new, or as it was.
+/// Parts of a VM that may be new, or as they were.
 struct Parts<'p> {
     /// Opens the payload.
     payload: &'p dyn Fn(&Layout) -> Result<Option<Payload>, boot::BootError>,
-    /// Where the devices are.
+    /// Places of the devices.
     places: &'p [Place],
     /// Memory that was added while the guest ran.
     regions: &'p [Range<u64>],
-    /// Where its memory and disks are.
+    /// Origin of its memory and disks.
     origin: Origin<'p>,
 }

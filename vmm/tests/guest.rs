@@ -220,7 +220,7 @@ fn memory_is_above_the_hole_too() {
     assert_eq!(guest.output(), "there");
 }
 
-/// Where guests place the memory of the device in this slot.
+/// Address that guests give to the memory of the device in this slot.
 fn place(slot: u32) -> u32 {
     0xd000_0000 + (slot << 24)
 }
@@ -230,7 +230,7 @@ fn function(slot: u32) -> u32 {
     0xe800_0000 + (slot << 15)
 }
 
-/// Where guests place virtio's registers of the device in this slot.
+/// Address that guests give to virtio's registers of the device in this slot.
 fn registers(slot: u32) -> u32 {
     place(slot) + 0x80_0000
 }

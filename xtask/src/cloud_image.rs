@@ -20,13 +20,13 @@ use crate::progress::{Step, note};
 use crate::suite::quote;
 use crate::{build, debian, hypervisor_fw, uefi};
 
-/// How long a guest may take, in seconds of the machine's own time, which counts instructions.
+/// Time that a guest may take, in seconds of the machine's own time, which counts instructions.
 const LIMIT: u64 = 1200;
-/// How long each may take in real time: an emulated instruction takes longer than a nanosecond.
+/// Time that each may take in real time: an emulated instruction takes longer than a nanosecond.
 const REAL_LIMIT: Duration = Duration::from_secs(5400);
 /// The size of the root file system. The file is sparse.
 const ROOT_SIZE: u64 = 512 << 20;
-/// What is on it.
+/// Packages on it.
 const PACKAGES: &str = "systemd-sysv,udev,cloud-init";
 const CMDLINE: &str = "console=ttyS0 root=/dev/vda2 quiet systemd.show_status=1";
 /// The number of VFs of the guest's NIC, and the tap of the first; the others have the PF's name and their index.
@@ -46,10 +46,10 @@ ExecStart=/bin/sh -ec 'for pf in /sys/bus/pci/devices/*/sriov_totalvfs; do cat $
 [Install]
 WantedBy=multi-user.target
 ";
-/// What the guest asks for in the end.
+/// Prompt of the guest in the end.
 const LOGIN: &str = "named-by-cloud-init login: ";
-/// What the guest says in the end: who cloud-init told it that it is, the state of the unit, its VFs that have a
-/// driver, and what it knows of the machine by SMBIOS.
+/// Report of the guest in the end: its name by cloud-init, the state of the unit, its VFs that have a driver, and the
+/// machine's serial number by SMBIOS.
 const EXPECTED: &str = "@@guest named-by-cloud-init, active, 8 VFs, serial number S42";
 /// VF n gets the address 10.79.n.2. The line begins behind an empty one: a login prompt may be there.
 const USER_DATA: &str = "#cloud-config
@@ -81,7 +81,7 @@ pub(crate) enum Form {
     Qcow2,
 }
 
-/// What boots the guest.
+/// Firmware that boots the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Firmware {
     /// UEFI firmware, from a package of Debian

@@ -8,7 +8,7 @@
 //! a timer is due, and every second measurement hung.
 //!
 //! With a real clock it takes a race: another thread asks for an interrupt after the loop has looked for interrupts and
-//! before it looks for requests to exit. The tests of VFs with an igb of 11.1 failed so in 2 of 35 runs. In one, a
+//! before it looks for requests to exit. The tests of VFs with an igb of 11.1 failed so in 2 of 36 runs. In one, a
 //! counter in the loop showed a second delivery of the guest's timer interrupt (vector 236), and Linux warned of a
 //! broken timer. In the other the guest hung: its timer interrupt waited in `ktime_get_update_offsets_now`, with
 //! interrupts disabled, for a writer of the time that it had interrupted itself. With six PAUSEs between the two looks,
@@ -33,7 +33,7 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// The x86-64 machine code, found only there, that sets `exception_index` from a register, `exception_is_int` to 0 and
 /// `exception_next_eip` to -1. `..` is any byte: the offsets of fields differ between versions. 7.2 and 11.1 have it.
 const FAULT: &str = "89 b3 .. .. ff ff c7 83 .. .. 00 00 00 00 00 00 48 c7 83 .. .. 00 00 ff ff ff ff";
-/// What replaces the first instruction: a NOP of the same length.
+/// Replacement of the first instruction: a NOP of the same length.
 const NOTHING: [u8; 6] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
 /// Locked while a copy is written: workers start machines side by side.
 static WRITING: Mutex<()> = Mutex::new(());
@@ -83,7 +83,7 @@ pub(crate) fn patched(program: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// Where `pattern` is in `image`. `None` if it is nowhere or in several places.
+/// Place of `pattern` in `image`. `None` if it is nowhere or in several places.
 fn only_match(image: &[u8], pattern: &str) -> Option<Range<usize>> {
     let pattern: Vec<Option<u8>> = pattern.split(' ').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
     let fits =
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(only_match(&once, FAULT), Some(3..30));
     }
 
-    /// What QEMU 11.1.3 has there, as opposed to 7.2.
+    /// Code of QEMU 11.1.3 at that place, as opposed to 7.2.
     const NEWER: [u8; 27] = [
         0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff, 0xc7, 0x83, 0x84, 0x34, 0, 0, 0, 0, 0, 0, 0x48, 0xc7, 0x83, 0x88, 0x34, 0,
         0, 0xff, 0xff, 0xff, 0xff,

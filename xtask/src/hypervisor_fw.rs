@@ -7,7 +7,7 @@ use crate::error::{Context, Result};
 use crate::lab::Lab;
 use crate::progress::note;
 
-/// Its place beside the checkout or above it, unless [`VARIABLE`] names another.
+/// Place beside the checkout or above it, unless [`VARIABLE`] names another.
 const PLACE: &str = "shared/firmware/hypervisor-fw";
 const VARIABLE: &str = "CH_HYPERVISOR_FW";
 

@@ -146,7 +146,7 @@ fn applets(busybox: &Path) -> Result<Vec<String>> {
     Ok(list.lines().filter(|name| !matches!(*name, "busybox" | "init" | "linuxrc")).map(str::to_owned).collect())
 }
 
-/// Those of the modules that tests load for which `is_wanted` holds. `/extra/<module>` holds one and those it depends
+/// Adds the modules that tests load for which `is_wanted` holds. `/extra/<module>` holds a module and those it depends
 /// on, in load order; it is empty for a built-in one.
 fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio, is_wanted: impl Fn(&str) -> bool) -> Result<()> {
     archive.directory("extra")?;

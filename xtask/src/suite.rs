@@ -27,15 +27,15 @@ const ROUNDS: [&str; 6] =
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.
 const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
-/// How long a test may take whose guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
+/// Time that a test may take whose guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
 const HYPERVISOR_FW_LIMIT: Duration = Duration::from_secs(1800);
 /// The files of these tests have this in their names.
 const HYPERVISOR_FW_TESTS: &str = "hypervisor_fw";
 /// The files of tests whose guests start with UEFI firmware begin with this. QEMU's emulation of a nested guest aborts
 /// in firmware, by an assertion on its own lock, unless the machine's clock counts instructions.
 const FIRMWARE_TESTS: &str = "firmware";
-/// As [`FIRMWARE_TESTS`], of tests in which guests measure time against a device. In real time, an exit in the nested lab
-/// takes longer than Linux allows for a read of one.
+/// As [`FIRMWARE_TESTS`], of tests in which guests measure time against a device. In real time, an exit in the nested
+/// lab takes longer than Linux allows for a read of one.
 const TIMER_TESTS: &str = "timers";
 /// Tests with this in their names boot Debian's generic kernel, which has what the cloud kernel lacks.
 const GENERIC_TESTS: &str = "generic";

@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::guest::{Guest, GuestSpec};
 use crate::vmm::VmmCommand;
 
-/// How long the firmware and Linux may take, also under load, and where each read is another process's work.
+/// Time that the firmware and Linux may take, also under load, and where each read is another process's work.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// What the firmware prints when it is about to read the kernel, and when it has read it.
+/// Text that the firmware prints when it is about to read the kernel, and when it has read it.
 const READS: &str = "Filesystem ready";
 const DONE: &str = "Jumping to kernel";
 

@@ -13,8 +13,8 @@ pub enum Kernel {
     V6_12,
     /// The newest one of Debian 13's backports. Tests with it have `backports` in their names.
     Backports,
-    /// Debian 13's generic one, with the drivers of igb and its VFs. Tests with it are those of VFIO, or have `generic` in
-    /// their names.
+    /// Debian 13's generic one, with the drivers of igb and its VFs. Tests with it are those of VFIO, or have
+    /// `generic` in their names.
     Igb,
     /// The same of Debian 12, for the longer tests.
     Igb6_1,

@@ -63,7 +63,7 @@ impl Look {
         Look { times: cpu_times(vmm), kvm: counters(vmm) }
     }
 
-    /// What has changed since `earlier`, and what the VMM reports itself now.
+    /// Adds the changes since `earlier`, and the VMM's own report.
     fn since(&self, earlier: &Look, vmm: &Vmm, text: &mut String) {
         part(text, "CPU time of each thread, in ticks", &grown(&earlier.times, &self.times));
         part(text, "KVM's counters: their values, and their growth", &grown(&earlier.kvm, &self.kvm));

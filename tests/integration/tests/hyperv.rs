@@ -370,7 +370,7 @@ fn linux_with_hyperv_has_vfs_and_goes_on_from_a_snapshot() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// What changes hands is all of the guest's memory: no clock of KVM is in it.
+/// Moves all of the guest's memory: no clock of KVM is in it.
 #[test]
 fn linux_with_hyperv_and_vfs_moves_to_another_vmm_and_back() {
     const KINDS: [Backend; 2] = [Backend::Tap, Backend::VhostUser];

@@ -242,7 +242,7 @@ fn hypervisor_fw_boots_linux_as_virtink_starts_it() {
     end(guest);
 }
 
-/// What libvirt's driver sends for a domain whose `<kernel>` is the firmware: it has no other key for one.
+/// Requests of libvirt's driver for a domain whose `<kernel>` is the firmware: it has no other key for one.
 /// `tests/api/clients` replays the requests byte for byte.
 #[test]
 #[ignore = "a longer test"]
@@ -273,14 +273,18 @@ fn hypervisor_fw_boots_linux_as_libvirt_starts_it() {
     end(guest);
 }
 
-/// What the tests above leave out of these: each form of the disk, alone and behind two others, by each option, with
-/// much and little memory; all of them boot twice.
+/// Combinations that the tests above leave out: each form of the disk, alone and behind two others, by each option,
+/// with much and little memory; all of them boot twice.
 #[rstest]
 #[ignore = "a longer test: disks, options and sizes once more"]
 #[case::raw("--kernel", Form::Raw, 3, "size=256M")]
+#[ignore = "a longer test: disks, options and sizes once more"]
 #[case::direct("--kernel", Form::Direct, 3, "size=6G")]
+#[ignore = "a longer test: disks, options and sizes once more"]
 #[case::read_only("--firmware", Form::ReadOnly, 3, "size=6G")]
+#[ignore = "a longer test: disks, options and sizes once more"]
 #[case::qcow2("--firmware", Form::Qcow2, 1, "size=256M")]
+#[ignore = "a longer test: disks, options and sizes once more"]
 #[case::vhost_user("--kernel", Form::VhostUser, 3, "size=256M,shared=on")]
 fn hypervisor_fw_boots_each_disk_twice(
     #[case] option: &'static str,

@@ -45,7 +45,7 @@ impl Wanted {
 }
 
 impl Instance {
-    /// What opens the backend that `change` gives, if it gives one that can be opened. The guest's memory counts as
+    /// Opener of the backend that `change` gives, if it gives one that can be opened. The guest's memory counts as
     /// pinned from now on if the backend may pin it.
     pub(super) fn backend_opener(&mut self, change: &SetVf, fds: &[OwnedFd]) -> Option<Acquire> {
         let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
@@ -128,7 +128,7 @@ impl Instance {
     }
 }
 
-/// How a message names the function and its backend.
+/// Name of the function and its backend in a message.
 fn name(given: &RestoredBackend) -> String {
     let index = given.vf.map(|vf| format!(",index={vf}")).unwrap_or_default();
     let key = [("tap", given.tap.is_some()), ("vhost_socket", given.vhost_socket.is_some())];

@@ -1,4 +1,4 @@
-//! What a client is told when an action fails.
+//! Answers to clients whose action fails.
 
 use crate::api::Failure;
 use crate::config::ConfigError;

@@ -5,8 +5,8 @@ use crate::control::instance::Instance;
 use crate::dirty::DirtySource;
 
 impl ControlLoop {
-    /// Those that write to the guest's memory while it runs. Where the client has said so, those of which nobody would
-    /// know what they write are to stand still from now on.
+    /// Collects the writers to the guest's memory while it runs. With on_unlogged_backend=link-down, stops the backends
+    /// that have no dirty log.
     pub(super) fn find_writers(&mut self) -> Result<Vec<Box<dyn DirtySource>>, String> {
         let off = || "the guest shut down".to_string();
         let instance = self.instance.as_mut().ok_or_else(off)?;

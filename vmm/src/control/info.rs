@@ -1,4 +1,4 @@
-//! What `vm.info` and `vm.counters` report of a VM.
+//! Answers of `vm.info` and `vm.counters`.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub(super) fn info(instance: &Instance) -> VmInfo {
     }
 }
 
-/// How much memory the guest has, in bytes; if it is not booted, how much it is to have.
+/// Size of the guest's memory, in bytes; if it is not booted, the size that it will have.
 fn actual_memory(instance: &Instance) -> u64 {
     let memory = &instance.config().memory;
     // What the driver says of its balloon may be anything.
@@ -130,7 +130,7 @@ fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
     })?
 }
 
-/// Whether a function stands still until its driver resets it.
+/// True while a function waits for its driver to reset it.
 fn needs_reset(device: &dyn VirtioPci, vf: Option<VfIndex>) -> bool {
     device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DEVICE_NEEDS_RESET))
 }

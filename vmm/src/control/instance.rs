@@ -40,48 +40,48 @@ use crate::vcpu::cpu::Stop;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Vm, VmError};
 
-/// How often the guest's own reboots are told, in events and in the log: an hour's worth of them at once, and then one
-/// each minute. No guest can fill the host's disk by rebooting.
+/// Rate at which the guest's own reboots are reported, in events and in the log: an hour's worth of them at once, and
+/// then one each minute. No guest can fill the host's disk by rebooting.
 const REBOOTS: RateLimit = RateLimit { size: 60, one_time_burst: 0, refill: Duration::from_secs(3600) };
 
 /// A VM from `vm.create` to `vm.delete`, booted or not.
 pub(crate) struct Instance {
     /// As it was given, with all that was left out filled in.
     pub(super) planned: PlannedVm,
-    /// How many vCPUs it has or should have, which is what it has at its next start. The configuration keeps those that
-    /// it was given, which the queues of its devices were planned for.
+    /// Number of vCPUs that it has or should have, which it has at its next start. The configuration keeps the number
+    /// that it was given, for which the queues of its devices were planned.
     vcpus: u32,
     /// Tap file descriptors passed by clients, by the id of their NIC.
     pub(super) fds: HashMap<String, Vec<OwnedFd>>,
     pub(super) vm: Option<Vm>,
     /// The links of VFs that were set since it was booted, by PF and index.
     links: HashMap<(String, u16), LinkPolicy>,
-    /// Whether functions may be without a link while it is sent, and those that are.
+    /// True if functions may be without a link while it is sent; their names.
     pub(super) leaves_links: bool,
     pub(super) held: Vec<Held>,
-    /// Whether it was ever booted.
+    /// True if it was ever booted.
     has_run: bool,
     events: Events,
-    /// What the host lets this process have.
+    /// Limits of the host for this process.
     limits: HostLimits,
-    /// What was acquired for the action that is about to be applied.
+    /// Resources that were opened for the action that is about to be applied.
     pub(super) acquired: Option<Acquired>,
-    /// How many of the guest's own reboots may still be told.
+    /// Number of the guest's own reboots that may still be reported.
     reboots: RateLimiter,
-    /// How many have not been told since the last that was.
+    /// Number of reboots that were not reported since the last report.
     untold: u64,
 }
 
 /// A device that was added to a booted VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Added {
-    /// Its id.
+    /// Id of the device.
     pub id: String,
     /// The address of its own function.
     pub address: Bdf,
 }
 
-/// What became of the guest.
+/// State of the guest after its events.
 pub(crate) enum Turn {
     /// It keeps running, or runs again.
     On,
@@ -119,7 +119,7 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// Its machine cannot be restored. Nothing is left of it then.
+    /// Fails if its machine cannot be restored. Nothing is left of it then.
     pub(crate) fn restored(
         restored: Restored,
         fds: Vec<OwnedFd>,
@@ -162,7 +162,7 @@ impl Instance {
         links
     }
 
-    /// What a snapshot of the paused VM in `folder` consists of.
+    /// Parts of a snapshot of the paused VM in `folder`.
     ///
     /// # Errors
     ///
@@ -195,13 +195,13 @@ impl Instance {
         self.vcpus
     }
 
-    /// What VF `vf` of the NIC `id`, or that NIC itself, may send and receive.
+    /// Policy of VF `vf` of the NIC `id`, or of that NIC itself.
     pub(crate) fn policy(&self, id: &str, vf: Option<u16>) -> PolicyInfo {
         let link = vf.and_then(|index| self.links.get(&(id.to_string(), index)));
         set_vf::policy_of(self.config(), id, vf, link.copied())
     }
 
-    /// Its state, as `vm.info` reports it.
+    /// State, as `vm.info` reports it.
     pub(crate) fn state(&self) -> VmState {
         match &self.vm {
             Some(vm) if vm.is_paused() => VmState::Paused,
@@ -241,7 +241,7 @@ impl Instance {
         Ok(())
     }
 
-    /// What acquires everything the VM needs from the host, on any thread.
+    /// Opener of all that the VM needs from the host, on any thread.
     fn opener(&self) -> impl FnOnce(Option<&Cancel>) -> Result<Vm, VmError> + Send + use<> {
         let (mut config, plan) = (self.config().clone(), self.planned.plan().clone());
         config.cpus.boot_vcpus = self.vcpus;
@@ -249,9 +249,9 @@ impl Instance {
         move |cancel| Vm::new(&config, &plan, events, limits, cancel)
     }
 
-    /// What acquires what `action` needs from vhost-user backends, or of the host's devices, on any thread. `None` if
-    /// it needs nothing of that, or fails anyway. What may pin the guest's memory counts as doing so until
-    /// [`Self::end_pinning`]: the guest can reboot meanwhile, or give memory back.
+    /// Opener of the vhost-user backends or host devices that `action` needs, on any thread. `None` if it needs none,
+    /// or fails anyway. An object that may pin the guest's memory counts as doing so until [`Self::end_pinning`]: the
+    /// guest can reboot meanwhile, or give memory back.
     pub(crate) fn acquirer(&mut self, action: &Action) -> Option<Acquire> {
         if matches!(action, Action::Boot) {
             let takes_time = |plan: &DevicePlan| Peers::are_of(plan) || matches!(plan.kind, DeviceKind::Vfio(_));
@@ -316,7 +316,7 @@ impl Instance {
         self.acquired = None;
     }
 
-    /// What an acquirer has opened is plugged in, or closed.
+    /// All that an opener has opened is plugged in, or closed.
     pub(crate) fn end_pinning(&mut self) {
         if let Some(vm) = &mut self.vm {
             vm.end_pinning();

@@ -27,13 +27,13 @@ pub(super) enum Live {
         sending: Sending,
         orders: Orders<SourceOrder>,
         progress: Progress,
-        /// Whether the guest runs, or ran when it was stopped for this.
+        /// True if the guest runs, or ran when it was stopped for this.
         runs: bool,
-        /// Whether it was stopped for this.
+        /// True if it was stopped for this.
         is_stopped: bool,
-        /// Whether nobody knows who has it.
+        /// True if it is unknown which side has it.
         is_unknown: bool,
-        /// Why the guest, which was to be resumed here, stays paused.
+        /// Reason why the guest, which should have been resumed here, stays paused.
         stays_paused: Option<String>,
     },
     /// A VM is received.
@@ -44,18 +44,18 @@ pub(super) enum Live {
         receiving: Receiving,
         orders: Orders<TargetOrder>,
         progress: Progress,
-        /// Whether it ran at the source.
+        /// True if it ran at the source.
         runs: bool,
-        /// Whether its memory is the source's.
+        /// True if its memory is the source's.
         is_local: bool,
         /// The client that waits until the guest has arrived.
         client: Option<WaitingClient>,
-        /// Why the guest, which is here, does not run.
+        /// Reason why the guest, which is here, does not run.
         stays_paused: Option<String>,
     },
 }
 
-/// What a failed start of a migration is told as.
+/// Error prefix of a migration that could not start.
 pub(super) const NOT_SENT: &str = "the VM cannot be sent";
 pub(super) const NOT_RECEIVED: &str = "no VM can be received";
 
@@ -68,7 +68,7 @@ impl Live {
         }
     }
 
-    /// Whether the guest is still at this side, and is being sent.
+    /// True while the guest is at this side, and is being sent.
     pub(super) const fn is_sending(&self) -> bool {
         matches!(self, Self::Sending { .. })
     }
@@ -94,7 +94,7 @@ pub(super) fn check_modes(memory_mode: MemoryMode) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What `read` makes of the files in `tls_dir`, if that is given.
+/// Result of `read` for the files in `tls_dir`, if that is given.
 pub(super) fn tls<T>(
     address: &Address,
     tls_dir: Option<&Path>,
@@ -109,7 +109,7 @@ pub(super) fn tls<T>(
     read(folder).map(Some).map_err(invalid)
 }
 
-/// Where the VM is sent.
+/// Address of the target.
 pub(super) fn check_send(config: &SendMigration) -> Result<Address, Failure> {
     let address = Address::parse("destination_url", &config.destination_url).map_err(invalid)?;
     check_modes(config.memory_mode)?;
@@ -130,7 +130,7 @@ pub(super) fn check_send(config: &SendMigration) -> Result<Address, Failure> {
 }
 
 impl Instance {
-    /// What a target needs to make its VM.
+    /// Description by which a target makes its VM.
     ///
     /// # Errors
     ///

@@ -106,11 +106,11 @@ fn uplink(plugged: &Plugged) -> Option<Uplink> {
 struct Function {
     labels: Vec<(&'static str, String)>,
     driver_up: bool,
-    /// Whether it asks its driver for a reset, and does not work before.
+    /// True while it asks its driver for a reset, and does not work before.
     needs_reset: bool,
-    /// Whether the link is up; `None` if it has no link.
+    /// True while the link is up; `None` if it has no link.
     link_up: Option<bool>,
-    /// Whether its backend is lost, and how often that happened; `None` if it cannot be lost.
+    /// True while its backend is lost, and the number of losses; `None` if it cannot be lost.
     lost: Option<(bool, u64)>,
     /// The kind of device, as in the metrics' names.
     kind: &'static str,

@@ -20,9 +20,9 @@ use crate::snapshot::restorer::{Restored, Restorer};
 use crate::snapshot::saver::{Saver, Written};
 use crate::threads::ThreadKind;
 
-/// What a failed snapshot is told as.
+/// Error prefix of a failed snapshot.
 const NOT_SAVED: &str = "the VM cannot be saved";
-/// What a failed restore is told as.
+/// Error prefix of a failed restore.
 const NOT_RESTORED: &str = "the VM cannot be restored";
 
 impl ControlLoop {
@@ -41,7 +41,7 @@ impl ControlLoop {
         self.begin(ThreadKind::Snapshot, pending, work)
     }
 
-    /// What is to be written, of a paused VM.
+    /// Snapshot to write, of a paused VM.
     fn saver(&mut self, config: &SnapshotConfig) -> Result<Saver, Failure> {
         if self.ending.is_some() {
             let what = "an earlier snapshot was not wanted any more, and still waits for its disk; try again later";

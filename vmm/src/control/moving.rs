@@ -1,5 +1,5 @@
-//! What the control thread does of a live migration: it stops and starts the guest when the migration's own thread
-//! tells it to, and answers clients throughout.
+//! Part of the control thread in a live migration: it stops and starts the guest by orders of the migration's own
+//! thread, and answers clients throughout.
 
 use crate::api::{Action, Failure, Reply};
 use crate::config::{OnMissingBackend, RestoreConfig};
@@ -171,7 +171,7 @@ impl ControlLoop {
         }
     }
 
-    /// How far the migration is, or how the last ended.
+    /// Progress of the migration, or the result of the last.
     pub(super) fn migration_progress(&self) -> Result<Reply, Failure> {
         let nothing = || Failure::new(ErrorKind::NotFound, "there has been no migration");
         self.progress.as_ref().map(|progress| json(&progress.shown())).ok_or_else(nothing)
@@ -202,7 +202,7 @@ impl ControlLoop {
         }
     }
 
-    /// Whether what the guest has asked for is left to who has it after the migration: a restart.
+    /// True if a restart that the guest has asked for is left to the side that has it after the migration.
     pub(super) fn holds_guest(&self) -> bool {
         match (&self.live, self.instance.as_ref().and_then(Instance::vm)) {
             (Some(Live::Sending { is_stopped: true, .. }), _) => true,

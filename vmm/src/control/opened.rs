@@ -14,7 +14,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Whether the guest's memory is what it was.
+    /// True if the guest's memory has not changed.
     pub(crate) fn has(&self, memory: &Memory) -> bool {
         Arc::ptr_eq(&self.memory, &memory.memory().into_inner())
     }

@@ -1,4 +1,4 @@
-//! What a client's action needs from others, acquired on a thread of its own.
+//! Resources for a client's action, opened on a thread of its own.
 //!
 //! A vhost-user backend may take minutes to map the guest's memory, or never answer, and a disk as long as it likes.
 //! The host takes seconds to pin all of a large guest's memory for a device of its own. Meanwhile the control thread
@@ -27,7 +27,7 @@ use crate::vm::{Vm, VmError};
 /// The stack of its thread, in bytes: it opens all that a VM may have.
 const STACK: usize = 2 << 20;
 
-/// What was acquired for an action.
+/// Resources that were opened for an action.
 pub(crate) enum Acquired {
     /// The host's resources of a VM, for `vm.boot`.
     Vm(Result<Box<Vm>, VmError>),
@@ -43,7 +43,7 @@ pub(crate) enum Acquired {
     Restored(Box<Result<Restored, SnapshotError>>),
 }
 
-/// What acquires something on any thread, until it is told that nobody wants it any more.
+/// Function that opens resources on any thread, until it is cancelled.
 pub(crate) type Acquire = Box<dyn FnOnce(&Cancel) -> Acquired + Send>;
 
 /// An action that waits for what is being acquired for it. Dropping this ends that.

@@ -68,7 +68,7 @@ pub(crate) fn balloon(resize: &Resize, config: &VmConfig) -> Result<Option<u64>,
 ///
 /// # Errors
 ///
-/// That is less than there is at boot.
+/// Fails if that is less than the memory at boot.
 pub(crate) fn memory(size: u64, memory: &MemoryConfig) -> Result<MemoryConfig, Failure> {
     let mut next = memory.clone();
     if memory.hotplug_method == HotplugMethod::Acpi {

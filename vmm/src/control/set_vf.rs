@@ -1,4 +1,4 @@
-//! What `vm.set-vf` changes of a VF.
+//! Settings of a VF that `vm.set-vf` changes.
 
 use virtio_devices::{BackendKind, MacError, Port, Replaced};
 
@@ -9,7 +9,7 @@ use crate::config::subject::Subject;
 use crate::config::{LinkPolicy, MacAddress, MacChoice, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VmConfig};
 use crate::error_kind::ErrorKind;
 
-/// What VF `vf` of the NIC `id`, or that NIC itself, may send and receive, where the host has set the link to `link`.
+/// Policy of VF `vf` of the NIC `id`, or of that NIC itself, with the link that the host has set to `link`.
 pub(super) fn policy_of(config: &VmConfig, id: &str, vf: Option<u16>, link: Option<LinkPolicy>) -> PolicyInfo {
     let none = NetConfig::default();
     let net = config.net.iter().find(|net| net.id.as_deref() == Some(id)).unwrap_or(&none);

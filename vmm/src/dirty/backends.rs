@@ -1,4 +1,4 @@
-//! What backends write that run queues by themselves: the host's kernel, and processes behind vhost-user sockets.
+//! Writes of backends that run queues by themselves: the host's kernel, and processes behind vhost-user sockets.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use virtio_devices::{BackendKind, GuestMap, MemoryUser, SharedLog};
 use super::page_set::PageSet;
 use super::source::DirtySource;
 
-/// Where the backends are: their options, and the backends themselves as they are now.
+/// Source of the backends: their options, and the backends themselves as they are now.
 pub type FindUsers = Box<dyn Fn() -> Vec<(String, MemoryUser)> + Send>;
 
 /// The backends of a kind, which share a log. Those of other kinds have others: a process that has one of them can
@@ -21,13 +21,13 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// Those of `kind` among `users`, which write to `map`.
+    /// Backends of `kind` among `users`, which write to `map`.
     pub fn new(kind: BackendKind, users: FindUsers, map: &GuestMap) -> Self {
         Self { kind, users, map: map.clone(), log: None }
     }
 
-    /// Those of `users` that cannot say what they write, by their options: vDPA devices, and vhost-user peers without a
-    /// dirty log. Each has to be stopped for as long as memory is copied, or the guest stays.
+    /// Backends among `users` that cannot report their writes, by their options: vDPA devices, and vhost-user peers
+    /// without a dirty log. Each has to be stopped for as long as memory is copied, or the guest stays.
     pub fn without_log(users: &[(String, MemoryUser)]) -> Vec<&str> {
         users.iter().filter(|(_, user)| !user.logs_writes()).map(|(option, _)| &**option).collect()
     }

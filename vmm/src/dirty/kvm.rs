@@ -1,4 +1,4 @@
-//! What vCPUs write.
+//! Writes of vCPUs.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Vcpus {
 }
 
 impl Vcpus {
-    /// Those of `vm`. A guest that reboots gets another.
+    /// Writes of the vCPUs of `vm`. A guest that reboots gets another VM.
     pub fn new(vm: Arc<kvm::Vm>) -> Self {
         Self { vm, slots: Vec::new() }
     }

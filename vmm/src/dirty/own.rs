@@ -1,4 +1,4 @@
-//! What threads of this process write: the workers of devices over taps, of the switch, of disks and all others.
+//! Writes of this process's threads: the workers of devices over taps, of the switch, of disks and all others.
 
 use std::io;
 

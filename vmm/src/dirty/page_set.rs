@@ -83,7 +83,7 @@ impl Chunk {
         (Self { words: within, ..self.clone() }, self)
     }
 
-    /// Its pages that are in the set, as runs: guest address and length in bytes.
+    /// Pages of the chunk that are in the set, as runs: guest address and length in bytes.
     pub fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let page = PAGE_SIZE as u64;

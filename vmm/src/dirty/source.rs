@@ -1,12 +1,12 @@
-//! One that writes to guest memory.
+//! Writer to guest memory.
 
 use std::io;
 
 use super::page_set::{Chunk, PageSet};
 
-/// One that writes to guest memory, and says where.
+/// Writer to guest memory that reports its writes.
 pub trait DirtySource: Send {
-    /// Who writes, to follow "what".
+    /// Name of the writer, to follow "what".
     fn name(&self) -> &'static str;
 
     /// Begins to note pages. What is written after this is noted.

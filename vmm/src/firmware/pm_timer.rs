@@ -13,7 +13,7 @@ use crate::exits::PortHandler;
 
 /// The ports.
 pub(super) const PORTS: Range<u16> = PM_TIMER_PORT..PM_TIMER_PORT + 4;
-/// Its frequency in Hz.
+/// Frequency in Hz.
 const FREQUENCY: u128 = 3_579_545;
 
 /// A counter of 32 bits that starts at 0 when the machine is powered on.
@@ -27,7 +27,7 @@ impl PmTimer {
         Self { start: Mutex::new((Instant::now(), Duration::ZERO)) }
     }
 
-    /// How long it has run.
+    /// Time for which it has run.
     pub(super) fn elapsed(&self) -> Duration {
         let (start, before) = *self.start.lock();
         before.saturating_add(start.elapsed())

@@ -16,7 +16,7 @@ impl Discarded {
     ///
     /// # Errors
     ///
-    /// One line that names the device.
+    /// Fails with one line that names the device.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.0.iter().try_for_each(|(option, mapping)| match present::is_written(mapping) {
             Ok(false) => Ok(()),

@@ -1,4 +1,4 @@
-//! Where the guest's memory is in the file of its image.
+//! Places of the guest's memory in the file of its image.
 
 use std::ops::Range;
 
@@ -15,15 +15,15 @@ pub(crate) const TRAILER: u64 = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImageRegion {
-    /// Its first guest address.
+    /// First guest address.
     pub address: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub size: u64,
-    /// Its offset in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
 }
 
-/// Where all regions are. What is not in the file, its holes, is zero.
+/// Places of all regions. Memory that is not in the file, its holes, is zero.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImageLayout {

@@ -13,11 +13,11 @@ use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddres
 use super::image_layout::{ImageLayout, TRAILER, has_named_file, is_kept_by_its_file, range};
 use super::present::{PAGE, Pages, data};
 
-/// What is read or written at once, in bytes.
+/// Bytes that are read or written at once.
 const CHUNK: usize = 1 << 20;
-/// What is written before it is flushed, in bytes: whoever ends a snapshot waits for no more.
+/// Bytes between flushes. Bounds the time to cancel a snapshot.
 const FLUSH: u64 = 64 << 20;
-/// What the trailer begins with; the snapshot's own number follows.
+/// First bytes of the trailer; the snapshot's own number follows.
 const MAGIC: [u8; 16] = *b"guest memory v1\n";
 
 /// A snapshot's own number, by which its files know that they belong together.
@@ -81,7 +81,7 @@ fn write_pages(bytes: &[u8], file: &File, offset: u64) -> io::Result<u64> {
     Ok(written)
 }
 
-/// Whether all bytes are 0.
+/// True if all bytes are 0.
 fn is_zero(page: &[u8]) -> bool {
     // Blocks without a branch between their bytes are compared many bytes at a time.
     page.chunks(256).all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
@@ -99,7 +99,7 @@ fn trailer(id: &SnapshotId) -> [u8; TRAILER as usize] {
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// Fails with the fault of the file.
 pub(crate) fn check(file: &File, layout: &ImageLayout, id: &SnapshotId) -> Result<(), String> {
     let failed = |error: io::Error| format!("cannot be read: {error}");
     let found = file.metadata().map_err(failed)?;

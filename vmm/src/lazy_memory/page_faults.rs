@@ -23,27 +23,27 @@ use super::present::{PAGE, data};
 use super::userfault::{DEVICE, Message, Userfault};
 use crate::threads::{self, ThreadKind};
 
-/// What is read at once, in bytes.
+/// Bytes that are read at once.
 const BLOCK: u64 = 256 << 10;
 /// The stack of the thread, in bytes.
 const STACK: usize = 128 << 10;
-/// How long it waits before a file that cannot be read is read again.
+/// Pause before a file that cannot be read is read again.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// Checks that pages can be read on demand here.
 ///
 /// # Errors
 ///
-/// Why not.
+/// Fails with the reason.
 pub(crate) fn check() -> Result<(), String> {
     Userfault::new().map(drop).map_err(|error| format!("{DEVICE}: {error}"))
 }
 
 /// A region of the guest's memory.
 struct Region {
-    /// Where it is in this process.
+    /// Addresses in this process.
     host: Range<u64>,
-    /// Where it is in the file, in bytes.
+    /// Offset in the file, in bytes.
     offset: u64,
     /// By page: it was filled, or given back, and is never read from the file again.
     settled: Vec<u64>,
@@ -51,7 +51,7 @@ struct Region {
     ahead: Vec<Range<u64>>,
 }
 
-/// What fills the memory of a guest. Dropping it ends that, and what is missing is zero.
+/// Filler of a guest's memory. Dropping it ends the filling; missing pages are zero.
 #[derive(Debug)]
 pub(crate) struct PageFaults {
     progress: Arc<Progress>,
@@ -61,7 +61,7 @@ pub(crate) struct PageFaults {
     thread: Option<Thread>,
 }
 
-/// How far it has come.
+/// Progress of the filling.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     is_done: Mutex<bool>,
@@ -80,7 +80,7 @@ impl Progress {
         *is_done
     }
 
-    /// Whether all memory is there.
+    /// True once all memory is there.
     pub(crate) fn is_done(&self) -> bool {
         *self.is_done.lock()
     }
@@ -139,7 +139,7 @@ impl PageFaults {
         self.is_dispensable.store(true, Ordering::Release);
     }
 
-    /// How far it has come.
+    /// Progress of the filling.
     pub(crate) const fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
@@ -165,9 +165,9 @@ struct Filler {
     progress: Arc<Progress>,
     is_dispensable: Arc<AtomicBool>,
     end: Arc<EventFd>,
-    /// Whether it has said that the file cannot be read, since it could be.
+    /// True if it has reported that the file cannot be read, since it could be.
     is_told: bool,
-    /// Where the file could not be read. Other parts may be readable all the time.
+    /// Place at which the file could not be read. Other parts may be readable all the time.
     unread: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Which pages of the guest's memory exist: others are zero, and reading them would make them. And which pages of a
-//! private mapping of a file were written: they are no longer the file's.
+//! Pages of the guest's memory that exist: others are zero, and reading them would allocate them. Also the pages of a
+//! private mapping of a file that were written: they are no longer the file's.
 //!
 //! Shared memory is a file, whose holes the kernel knows. Of private memory, the page tables know: all at once with
 //! `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`), or page by page.
@@ -59,7 +59,7 @@ struct PageRegion {
 enum Sought {
     /// All that exist.
     Existing,
-    /// Those that are not a file's.
+    /// Pages that are not a file's.
     Written,
 }
 
@@ -71,13 +71,13 @@ impl Sought {
     }
 }
 
-/// What knows which pages exist.
+/// Source of the existing pages.
 pub(crate) struct Pages {
     /// `/proc/self/pagemap`; without it, all private pages count as existing.
     pagemap: Option<File>,
 }
 
-/// What is done with each range that has pages, of offsets in the region.
+/// Visitor of each range that has pages, of offsets in the region.
 type Visit<'a> = &'a mut dyn FnMut(Range<u64>) -> io::Result<()>;
 
 impl Pages {
@@ -144,7 +144,7 @@ fn look(pagemap: &File, base: u64, range: &Range<u64>, sought: Sought, visit: Vi
     }
 }
 
-/// Whether the kernel does not know a request.
+/// True if the kernel does not support a request.
 fn is_unknown(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL))
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Where it is made.
+/// Device by which it is made.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
 /// `USERFAULTFD_IOC_NEW`: `_IO(0xaa, 0)`.
@@ -36,7 +36,7 @@ const REMOVE: u8 = 0x15;
 /// The length of a message, in bytes.
 const MESSAGE: usize = 32;
 
-/// What happened to memory that is registered. Addresses are this process's.
+/// Event of registered memory. Addresses are this process's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     /// Somebody waits for the page at this address.
@@ -152,7 +152,7 @@ impl Userfault {
     }
 }
 
-/// How much was done, of what the kernel says: a length, or the negative number of an error.
+/// Number of bytes that were done, from the kernel's answer: a length, or the negative number of an error.
 fn taken(said: u64, asked: u64, result: io::Result<()>) -> (u64, io::Result<()>) {
     match result {
         Ok(()) => (asked, Ok(())),

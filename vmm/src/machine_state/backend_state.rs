@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use virtio_devices::{HexBytes, MAX_DEVICE_STATE, MemoryUser};
 
-/// How long all backends of a VM may take to save their states, and to load them. The guest stands still meanwhile.
+/// Time that all backends of a VM may take to save their states, and to load them. The guest is paused meanwhile.
 const TRANSFER: Duration = Duration::from_secs(10);
-/// How long they may take to say whether they have saved all.
+/// Time that they may take to confirm that they have saved all.
 const CONFIRMATION: Duration = Duration::from_secs(5);
 /// The most bytes of all states of a VM. They are sent with the machine's, in hexadecimal.
 const MOST: usize = 24 << 20;
 
-/// Whose backend it is.
+/// Function that a backend belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BackendOf {
@@ -29,16 +29,16 @@ pub(crate) struct BackendOf {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BackendState {
-    /// Whose it is.
+    /// Function that it belongs to.
     pub of: BackendOf,
-    /// What only the backend understands.
+    /// State that only the backend can interpret.
     pub state: HexBytes<MAX_DEVICE_STATE>,
 }
 
 /// A backend that has such a state.
 #[derive(Debug, Clone)]
 pub(crate) struct StatefulBackend {
-    /// Whose it is.
+    /// Function that it belongs to.
     pub of: BackendOf,
     /// The option that says so.
     pub option: String,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// of clocks correct.
 const TOLERANCE_PPM: u64 = 250;
 
-/// What the guest's clocks showed at the moment when it was saved.
+/// Guest clocks at the moment when the guest was saved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClockState {
@@ -21,7 +21,7 @@ pub struct ClockState {
     pub realtime: Option<u64>,
     /// The time stamp counter of the first vCPU.
     pub tsc: u64,
-    /// Its frequency in kHz.
+    /// Frequency in kHz.
     pub tsc_khz: u32,
     /// The ACPI timer of firmware, in nanoseconds since its start; 0 without.
     pub pm_timer: u64,
@@ -30,9 +30,9 @@ pub struct ClockState {
 /// A time stamp counter that this host cannot offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoFrequency {
-    /// What the guest has, in kHz.
+    /// Frequency of the guest, in kHz.
     pub guest: u32,
-    /// What this host has, in kHz.
+    /// Frequency of this host, in kHz.
     pub host: u32,
 }
 
@@ -55,7 +55,7 @@ impl ClockState {
         }
     }
 
-    /// What the counter of the first vCPU shows when KVM's clock shows `kvmclock` nanoseconds. It never goes back.
+    /// Value of the first vCPU's counter when KVM's clock shows `kvmclock` nanoseconds. It never goes back.
     pub fn tsc_at(&self, kvmclock: u64) -> u64 {
         let elapsed = u128::from(kvmclock.saturating_sub(self.kvmclock));
         let ticks = elapsed * u128::from(self.tsc_khz) / 1_000_000;

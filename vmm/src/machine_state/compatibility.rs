@@ -1,4 +1,4 @@
-//! Whether a host can offer what a guest has seen of its CPU.
+//! Check that a host can offer all that a guest has seen of its CPU.
 //!
 //! A guest keeps what it has read by CPUID. So a host that is to go on with it must have every feature of it; it may
 //! have more, of which the guest does not hear.
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The most leaves of a state. KVM offers some 60.
 pub const MAX_LEAVES: usize = 256;
 
-/// What a vCPU reads by CPUID, for one leaf and subleaf.
+/// CPUID values of a vCPU, for a leaf and subleaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CpuidLeaf {
@@ -37,7 +37,7 @@ impl From<&CpuidLeaf> for kvm_cpuid_entry2 {
     }
 }
 
-/// Why a guest cannot go on with this host's CPU.
+/// Reason why a guest cannot resume on this host's CPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Incompatible {
     /// The CPU is another maker's.
@@ -93,9 +93,9 @@ pub enum Incompatible {
     /// KVM does not take a register.
     #[error("model-specific register {index:#x} cannot be set to {value:#x} on this host")]
     Msr {
-        /// Its index.
+        /// Index of the register.
         index: u32,
-        /// Its value.
+        /// Value of the register.
         value: u64,
     },
 }
@@ -215,7 +215,7 @@ pub fn check(guest: &[CpuidLeaf], host: &[CpuidLeaf]) -> Result<(), Incompatible
     Ok(())
 }
 
-/// What a leaf reads; zeros where there is none.
+/// Values of a leaf; zeros if there is none.
 fn find(leaves: &[CpuidLeaf], leaf: u32, subleaf: u32) -> [u32; 4] {
     let found = leaves.iter().find(|entry| (entry.leaf, entry.subleaf) == (leaf, subleaf));
     found.map_or([0; 4], |entry| entry.registers)

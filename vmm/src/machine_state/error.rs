@@ -1,4 +1,4 @@
-//! Why a machine cannot be saved or restored, in one line.
+//! Reasons why a machine cannot be saved or restored, in one line.
 
 use virtio_devices::StateError;
 
@@ -7,7 +7,7 @@ use crate::kvm::KvmError;
 use crate::machine_state::compatibility::Incompatible;
 use crate::machine_state::version::MACHINE_STATE_VERSION;
 
-/// Why the state of a machine cannot be saved. The machine is as before.
+/// Reason why the state of a machine cannot be saved. The machine is as before.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// The guest runs, or does not exist.
@@ -19,9 +19,9 @@ pub enum SaveError {
     /// Something that the VM has cannot be saved.
     #[error("{option}: {why}")]
     Refused {
-        /// How a user names it.
+        /// Option that names the device.
         option: String,
-        /// Why, and what to do.
+        /// Cause, and remedy.
         why: &'static str,
     },
     /// A device cannot be saved.
@@ -29,7 +29,7 @@ pub enum SaveError {
     Device {
         /// The device.
         option: String,
-        /// Why not.
+        /// Cause.
         error: StateError,
     },
     /// A vCPU cannot be saved.
@@ -37,7 +37,7 @@ pub enum SaveError {
     Vcpu {
         /// The vCPU.
         vcpu: u32,
-        /// Why not.
+        /// Cause.
         error: KvmError,
     },
     /// KVM fails.
@@ -55,7 +55,7 @@ impl SaveError {
     }
 }
 
-/// Why a machine cannot be brought to a saved state. It does not run then, and is to be dropped.
+/// Reason why a machine cannot be brought to a saved state. It does not run then, and must be dropped.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The state is of a version that this program does not read.
@@ -69,9 +69,9 @@ pub enum RestoreError {
         "saved state of a machine with {state}; the configuration has {config}; give the configuration that was saved"
     )]
     Shape {
-        /// What the state says.
+        /// Value in the state.
         state: String,
-        /// What the configuration says.
+        /// Value in the configuration.
         config: String,
     },
     /// The configuration gives the guest another size of memory.
@@ -79,9 +79,9 @@ pub enum RestoreError {
         "memory.size: {config} in the configuration, and the VM was saved with {saved}, which has to stay; give that"
     )]
     MemorySize {
-        /// What the configuration says.
+        /// Value in the configuration.
         config: String,
-        /// What it said when the machine was saved.
+        /// Value when the machine was saved.
         saved: String,
     },
     /// The configuration has another value of an option that the guest knows.
@@ -89,9 +89,9 @@ pub enum RestoreError {
     Told {
         /// The option.
         option: &'static str,
-        /// Its value when the machine was saved.
+        /// Value when the machine was saved.
         then: String,
-        /// Its value here.
+        /// Value here.
         now: String,
     },
     /// The state holds what no machine can be in.
@@ -102,7 +102,7 @@ pub enum RestoreError {
     Device {
         /// The device.
         option: String,
-        /// Why not.
+        /// Cause.
         error: StateError,
     },
     /// A vCPU cannot be restored.
@@ -110,7 +110,7 @@ pub enum RestoreError {
     Vcpu {
         /// The vCPU.
         vcpu: u32,
-        /// Why not.
+        /// Cause.
         error: KvmError,
     },
     /// KVM fails.

@@ -15,7 +15,7 @@ pub struct IrqchipState {
 }
 
 impl IrqchipState {
-    /// Those of `vm`.
+    /// State of the interrupt controllers of `vm`.
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ const FOLLOW: [u32; 3] = [0x10, 0x4000_0020, 0x4000_0010];
 /// they are left out: that is their state of power-on.
 const UNLISTED: [RangeInclusive<u32>; 6] =
     [0x2ff..=0x2ff, 0x250..=0x250, 0x258..=0x259, 0x268..=0x26f, 0x200..=0x20f, 0x400..=0x47f];
-/// What says which guests a guest can have (IA32_FEAT_CTL and IA32_VMX_*). KVM refuses to set these once it knows that
+/// Registers that control which guests a guest can have (IA32_FEAT_CTL and IA32_VMX_*). KVM refuses to set these once
 /// the guest is in VMX operation, and checks a guest's guests by them.
 const BEFORE_NESTED: [RangeInclusive<u32>; 2] = [0x3a..=0x3a, 0x480..=0x491];
 /// The most model-specific registers of a state. KVM lists some 200.
@@ -34,9 +34,9 @@ const MAX_MSRS: usize = 2048;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuState {
-    /// Its number.
+    /// Number of the vCPU.
     pub id: u8,
-    /// Whether it runs, halts or waits to be started (`KVM_MP_STATE_*`).
+    /// State: running, halted or waiting to be started (`KVM_MP_STATE_*`).
     pub mp_state: u32,
     /// The general registers (`struct kvm_regs`).
     pub regs: Blob,
@@ -52,20 +52,20 @@ pub struct VcpuState {
     pub debug: Blob,
     /// The local APIC (`struct kvm_lapic_state`).
     pub lapic: Blob,
-    /// What its time stamp counter is ahead of the first vCPU's; 0 unless the guest has set it.
+    /// Offset of its time stamp counter from the first vCPU's; 0 unless the guest has set it.
     pub tsc_ahead: u64,
     /// The model-specific registers: index and value.
     pub msrs: Vec<(u32, u64)>,
-    /// What it has of guests of its own (`struct kvm_nested_state`).
+    /// State of its own guests (`struct kvm_nested_state`).
     pub nested: Option<Blob>,
     /// Exceptions and interrupts that wait (`struct kvm_vcpu_events`).
     pub events: Blob,
 }
 
-/// What is read of and told each vCPU of a machine.
+/// Parts of the state that are read from and written to each vCPU of a machine.
 #[derive(Debug)]
 pub(crate) struct Extent {
-    /// What there is on this host.
+    /// Parts that this host has.
     pub abilities: Abilities,
     /// The model-specific registers, in the order in which they are set.
     msrs: Vec<u32>,

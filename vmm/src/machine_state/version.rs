@@ -4,7 +4,7 @@
 /// versions.
 pub const MACHINE_STATE_VERSION: u16 = 1;
 
-/// Whether this program reads states of this version.
+/// True if this program reads states of this version.
 pub const fn is_read(version: u16) -> bool {
     version == MACHINE_STATE_VERSION
 }

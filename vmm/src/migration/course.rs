@@ -1,5 +1,5 @@
-//! What the threads of both sides do alike: they carry out what their state machines decide, keep a stage's deadline,
-//! and remember why a migration fails.
+//! Parts that the threads of both sides share: they carry out the decisions of their state machines, keep a stage's
+//! deadline, and remember why a migration fails.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,12 +8,12 @@ use super::progress::Progress;
 
 /// A thread that carries out what a state machine decides.
 pub(super) trait Conducts {
-    /// What happens.
+    /// Event of the state machine.
     type Event;
-    /// What is done.
+    /// Action of the state machine.
     type Action;
 
-    /// What is to be done now that `event` has happened.
+    /// Actions that follow from `event`.
     fn decide(&mut self, event: Self::Event) -> Vec<Self::Action>;
 
     /// Carries out an action. Returns what comes of it at once.
@@ -30,12 +30,12 @@ pub(super) trait Conducts {
     }
 }
 
-/// How far a side is, and what went wrong.
+/// Stage of a side, its deadline, and the first failure.
 pub(super) struct Course {
     progress: Progress,
     deadline: Option<Instant>,
     why: Option<String>,
-    /// What was heard last, for the case that nothing else says why.
+    /// Last problem that was noted, used if no other reason is known.
     doubt: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl Course {
         self.progress.set_phase(stage);
     }
 
-    /// Whether the stage has taken too long. Tells once.
+    /// True once the stage's deadline has passed. Reports it only once.
     pub(super) fn is_late(&mut self) -> bool {
         let is_late = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
         if is_late {
@@ -61,7 +61,7 @@ impl Course {
         is_late
     }
 
-    /// Whether the stage has taken too long, for who is at work in it and sees to its end.
+    /// True if the stage's deadline has passed, for code that works in it and ends it.
     pub(super) fn is_past(&self) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
@@ -71,7 +71,7 @@ impl Course {
         self.why.get_or_insert(why);
     }
 
-    /// What is told, whatever has failed before.
+    /// Reports this reason, whatever has failed before.
     pub(super) fn blame_only(&mut self, why: String) {
         self.why = Some(why);
     }
@@ -81,7 +81,7 @@ impl Course {
         self.doubt = Some(what);
     }
 
-    /// Why it fails, in one line, if it does.
+    /// Reason of the failure, in one line, if there is one.
     pub(super) fn why(&self) -> Option<String> {
         self.why.clone().or_else(|| self.doubt.clone())
     }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use virtio_devices::Cancel;
 
-/// How often a wait looks whether it is still wanted.
+/// Interval at which a wait checks if it is cancelled.
 pub(crate) const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// When a wait ends.
+/// End of a wait.
 #[derive(Debug, Clone)]
 pub(crate) struct Deadline {
     moment: Instant,
@@ -65,7 +65,7 @@ impl Deadline {
         self.check()
     }
 
-    /// What comes by `stream` until then.
+    /// Reader of `stream` that fails at the deadline.
     pub(crate) fn reads<S>(&self, stream: S) -> Timely<S> {
         Timely { stream, until: self.clone() }
     }

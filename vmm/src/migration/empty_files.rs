@@ -1,4 +1,4 @@
-//! Whether the files of memory zones are empty before pages come: what a guest never wrote to is not sent.
+//! Check that the files of memory zones are empty before pages arrive: pages that a guest never wrote to are not sent.
 
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ pub(super) fn check(zones: &[MemoryZoneConfig]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the first `len` bytes of the file are holes.
+/// True if the first `len` bytes of the file are holes.
 fn is_empty(path: &Path, len: u64) -> io::Result<bool> {
     let mut has_data = false;
     present::data(&File::open(path)?, &(0..len), &mut |_| {

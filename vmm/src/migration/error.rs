@@ -1,11 +1,11 @@
-//! Why the target of a live migration has no VM for its guest.
+//! Reasons why the target of a live migration has no VM for its guest.
 
 use crate::config::ConfigError;
 use crate::error_kind::ErrorKind;
 use crate::landlock::LandlockError;
 use crate::machine_state::error::RestoreError;
 
-/// Why the target of a live migration has no VM for its guest, in one line.
+/// Reason why the target of a live migration has no VM for its guest, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
     /// The configuration is not valid on this host.
@@ -14,7 +14,7 @@ pub enum MigrationError {
     /// The program cannot be confined, or would leave its confinement.
     #[error(transparent)]
     Landlock(#[from] LandlockError),
-    /// What the source sends does not fit this host.
+    /// Offer of the source that does not fit this host.
     #[error("{0}")]
     Unsuitable(String),
     /// The machine cannot be made.

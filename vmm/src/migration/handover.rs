@@ -1,4 +1,4 @@
-//! Who may run the guest: both sides of a live migration as pure state machines, from events to actions.
+//! Handover of the guest: both sides of a live migration as pure state machines, from events to actions.
 //!
 //! ```text
 //! source                       target
@@ -23,7 +23,7 @@
 //!   that it is unknown who has it ([`Outcome::Unknown`]). A user may look at the target, and force the source, which
 //!   still lets nothing run without its locks.
 //!
-//! What waits has a deadline ([`sender::Stage::deadline`], [`receiver::Stage::deadline`]); the drivers of these
+//! Stages that wait have a deadline ([`sender::Stage::deadline`], [`receiver::Stage::deadline`]); the drivers of these
 //! machines report its end as `Late`.
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ mod model;
 pub mod receiver;
 pub mod sender;
 
-/// How a migration ended, or that nobody knows.
+/// Result of a migration; it may be unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The target runs the guest.
@@ -49,7 +49,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Its word in events and in the progress.
+    /// Word for it in events and in the progress.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Finished => "finished",

@@ -5,10 +5,10 @@ use std::io::{self, Read};
 use super::loader::{LoadError, Loader};
 use super::wire::{Frame, GREETING, Greeting, HEADER, Header, Kind, MAX_BODY, Pages, WireError};
 
-/// What bytes of pages are read into on their way to guest memory, in bytes.
+/// Size of the buffer for pages on their way to guest memory, in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// Why nothing more comes.
+/// Reason why nothing more is read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The connection fails, or its time is up.
@@ -39,12 +39,12 @@ pub struct Incoming<R> {
 }
 
 impl<R: Read> Incoming<R> {
-    /// What comes from `reader`.
+    /// Frames from `reader`.
     pub fn new(reader: R) -> Self {
         Self { reader, buffer: vec![0; BUFFER.max(MAX_BODY)].into() }
     }
 
-    /// Where it comes from.
+    /// Reader that the frames come from.
     pub const fn reader(&self) -> &R {
         &self.reader
     }

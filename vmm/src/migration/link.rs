@@ -14,14 +14,14 @@ use crate::threads::{self, ThreadKind};
 
 /// The stack of a thread, in bytes.
 pub(crate) const STACK: usize = 512 << 10;
-/// How often each side says that it is alive.
+/// Interval at which each side sends a keepalive.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(2);
 /// A peer that says nothing for so long is lost.
 pub(crate) const SILENCE: Duration = Duration::from_secs(8);
 /// The most frames of a peer, but for documents' parts and those that say that it is alive: twice what there are.
 const MOST_FRAMES: usize = 16;
 
-/// What was heard.
+/// Message of the peer.
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// The target's greeting.
@@ -40,7 +40,7 @@ pub(crate) enum Heard {
 #[derive(Debug)]
 pub(crate) struct Link {
     stream: Arc<Stream>,
-    /// When the peer was heard last, in milliseconds since `began`.
+    /// Time of the peer's last message, in milliseconds since `began`.
     heard: Arc<AtomicU64>,
     began: Instant,
     said: Instant,
@@ -112,7 +112,7 @@ impl Link {
         if self.said.elapsed() < KEEPALIVE { Ok(()) } else { self.say(&Frame::Keepalive) }
     }
 
-    /// Whether the peer has said nothing for too long.
+    /// True if the peer has been silent for too long.
     pub(crate) fn is_silent(&self) -> bool {
         let last = Duration::from_millis(self.heard.load(Ordering::Relaxed));
         self.began.elapsed().saturating_sub(last) > SILENCE

@@ -39,7 +39,7 @@ pub(crate) fn bind(address: Address) -> io::Result<Listener> {
     listener.recv().map_err(io::Error::other)?
 }
 
-/// Who has connected.
+/// Peer that has connected.
 pub(super) enum Connected {
     /// A source, to talk to.
     Control(Stream, Greeting),

@@ -11,9 +11,9 @@ use super::wire::PAGE;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer sent {len} bytes of memory at {start:#x}, where this guest has none")]
 pub struct LoadError {
-    /// Where.
+    /// First address.
     pub start: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u64,
 }
 

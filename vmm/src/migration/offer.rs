@@ -1,4 +1,5 @@
-//! What the two sides tell each other beside pages: the source's description of its guest, and its state at the end.
+//! Documents that the two sides exchange besides pages: the source's description of its guest, and its state at the
+//! end.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -16,7 +17,7 @@ use crate::machine_state::backend_state::{BackendOf, BackendState};
 use crate::snapshot::overrides;
 use crate::snapshot::state_file::{SavedDescriptors, SavedLink};
 
-/// What the target needs to make its VM, before any page comes.
+/// Description by which the target makes its VM, before any page arrives.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Offer {
@@ -30,9 +31,9 @@ pub(crate) struct Offer {
     pub links: Vec<SavedLink>,
     /// The machine without its state: its addresses, devices and places, and what vCPUs read by CPUID.
     pub outline: MachineState,
-    /// Whether the guest runs, and is to go on at the target.
+    /// True if the guest runs, and should resume at the target.
     pub runs: bool,
-    /// What is passed instead of copied.
+    /// Memory and taps that are passed instead of copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed: Option<PassedState>,
     /// The backends whose own states follow with the machine's.
@@ -40,11 +41,11 @@ pub(crate) struct Offer {
     pub stateful: Vec<BackendOf>,
 }
 
-/// What follows the last page.
+/// State that follows the last page.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Rest {
-    /// How many passes there were over the memory.
+    /// Number of passes over the memory.
     pub passes: u32,
     /// The machine.
     pub machine: MachineState,
@@ -119,7 +120,7 @@ impl Offer {
     }
 }
 
-/// Whether `given` has a backend for this function.
+/// True if `given` has a backend for this function.
 fn replaces(given: &RestoreConfig, id: &str, vf: Option<u16>) -> bool {
     given.net_fds.iter().any(|net| net.id == id && net.vf == vf)
         || given.backends.iter().any(|backend| backend.id == id && backend.vf == vf)

@@ -1,4 +1,4 @@
-//! What the threads of a migration and the control thread say to each other. Neither waits for the other.
+//! Messages between the threads of a migration and the control thread. Neither waits for the other.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use crate::snapshot::restorer::Restored;
 use crate::vm::Vm;
 use virtio_devices::Holds;
 
-/// What a conductor is told by the control thread, whichever side it is at.
+/// Message of the control thread to a conductor, on either side.
 pub(crate) trait Note: Send + 'static {
     /// A user ends the migration.
     const CANCEL: Self;
@@ -34,7 +34,7 @@ impl Note for TargetNote {
     const QUIT: Self = Self::Quit;
 }
 
-/// What the control thread is to do at the source.
+/// Order to the control thread of the source.
 #[derive(Debug)]
 pub(crate) enum SourceOrder {
     /// Say who writes to the guest's memory, by [`SourceNote::Writers`].
@@ -53,14 +53,14 @@ pub(crate) enum SourceOrder {
     Pass(u32),
 }
 
-/// What the source's conductor is told by the control thread.
+/// Message of the control thread to the source's conductor.
 pub(crate) enum SourceNote {
-    /// Those that write to the guest's memory, or why what they write is not known. None, if the guest does not run.
-    /// And what the guest writes of the host's storage, and how many functions its drivers use.
+    /// Writers to the guest's memory, or the reason why their writes are not known. There are none if the guest does
+    /// not run. Also the host storage that the guest writes, and the number of functions that its drivers use.
     Writers(Result<Vec<Box<dyn DirtySource>>, String>, Holds, u32),
     /// The guest stands still.
     Stopped(Result<Stopped, String>),
-    /// What was the guest's, which is to be closed.
+    /// VM of the guest, to be closed.
     GivenUp(Option<Box<Vm>>),
     /// A user ends the migration.
     Cancel,
@@ -76,17 +76,17 @@ pub(crate) enum SourceNote {
 
 /// A guest that stands still.
 pub(crate) struct Stopped {
-    /// Its machine.
+    /// State of its machine.
     pub machine: Box<MachineState>,
-    /// What of the host's storage it writes.
+    /// Host storage that it writes.
     pub holds: Holds,
     /// The backends that have states of their own, which stand still.
     pub stateful: Vec<StatefulBackend>,
-    /// How long it took to stop it.
+    /// Time that it took to stop it.
     pub stop: Duration,
 }
 
-/// What the control thread is to do at the target.
+/// Order to the control thread of the target.
 pub(crate) enum TargetOrder {
     /// Restore the machine, which is to be held, and say [`TargetNote::Loaded`].
     Load {
@@ -94,9 +94,9 @@ pub(crate) enum TargetOrder {
         restored: Box<Restored>,
         /// Descriptors that clients passed for it.
         fds: Vec<OwnedFd>,
-        /// Whether it ran at the source.
+        /// True if it ran at the source.
         runs: bool,
-        /// Whether its memory is the source's.
+        /// True if its memory is the source's.
         is_local: bool,
     },
     /// Let the guest, whose locks are taken, go on, if it ran, and say [`TargetNote::Started`].
@@ -109,7 +109,7 @@ pub(crate) enum TargetOrder {
     Report(Outcome, Option<String>),
 }
 
-/// What the target's conductor is told by the control thread.
+/// Message of the control thread to the target's conductor.
 pub(crate) enum TargetNote {
     /// The machine is held, with what its guest writes, whose locks are not taken; or why not.
     Loaded(Result<Holds, String>),

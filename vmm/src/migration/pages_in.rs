@@ -123,7 +123,7 @@ impl PagesIn {
         Ok(())
     }
 
-    /// Whether all connections have had this many passes.
+    /// True if all connections have had this many passes.
     pub(super) fn have(&self, passes: u32) -> bool {
         let state = self.passes.state.lock();
         !state.had.is_empty() && state.had.iter().all(|had| *had == passes)

@@ -19,16 +19,16 @@ use crate::dirty::{Chunk, DirtyLog, PageSet};
 use crate::lazy_memory::present;
 use crate::threads::{self, ThreadKind};
 
-/// What is read of the memory at a time, in bytes.
+/// Bytes of memory that are read at a time.
 const PIECE: usize = 256 << 10;
 
 /// The pages that are to be sent, and the log of those that are written meanwhile.
 pub(super) struct ToSend {
     /// The pages.
     pub pages: PageSet,
-    /// Where the next chunk is looked for.
+    /// Place at which the next chunk is looked for.
     pub place: (usize, usize),
-    /// Who notes what is written; none while nobody writes.
+    /// Log of dirty pages; none while there are no writers.
     pub log: Option<DirtyLog>,
 }
 
@@ -41,7 +41,7 @@ impl ToSend {
     }
 }
 
-/// One of the connections.
+/// A single connection.
 struct Lane {
     memory: GuestMap,
     present: present::Pages,
@@ -96,7 +96,7 @@ impl PagesOut {
         Ok(all)
     }
 
-    /// How many connections there are.
+    /// Number of connections.
     pub(super) fn count(&self) -> usize {
         self.lanes.len()
     }

@@ -1,5 +1,5 @@
-//! What a target on the same host gets instead of copies: the guest's memory, and its taps, which two programs could
-//! not open by their names.
+//! Objects that a target on the same host gets instead of copies: the guest's memory, and its taps, which two programs
+//! could not open by their names.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,13 +19,13 @@ use crate::vm::memory::PassedRegion;
 /// The most regions of a guest's memory, beside those that were added while it ran.
 const MOST_REGIONS: usize = 64;
 
-/// What the descriptors are, in their order.
+/// Descriptions of the descriptors, in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PassedState {
     /// A descriptor for each region of the memory.
     pub memory: Vec<RegionState>,
-    /// One for each queue of a tap.
+    /// Taps, with a descriptor for each queue.
     pub taps: Vec<TapState>,
 }
 
@@ -33,11 +33,11 @@ pub(crate) struct PassedState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TapState {
-    /// Whose it is.
+    /// Function that it belongs to.
     pub of: TapOf,
-    /// How many queues it has.
+    /// Number of its queues.
     pub queues: u16,
-    /// Its MTU in bytes when it was opened; none if it had been passed in.
+    /// MTU in bytes when it was opened; none if it had been passed in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// The offloads that it can be asked for (`TUNSETOFFLOAD`).
@@ -48,22 +48,22 @@ pub(crate) struct TapState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RegionState {
-    /// Its first address in the guest.
+    /// First address in the guest.
     pub start: u64,
-    /// Its length, in bytes.
+    /// Length, in bytes.
     pub len: u64,
-    /// Where it begins in the file of its descriptor, in bytes.
+    /// Offset in the file of its descriptor, in bytes.
     pub offset: u64,
 }
 
-/// What a source passes: the descriptors, and what they are.
+/// Descriptors that a source passes, and their descriptions.
 pub(crate) type Passing = (PassedState, Vec<OwnedFd>);
 
-/// What `vm` passes.
+/// Memory and taps that `vm` passes.
 ///
 /// # Errors
 ///
-/// Its memory is its own.
+/// Fails if its memory is private.
 pub(crate) fn of_vm(vm: &Vm) -> Result<Passing, String> {
     let (mut state, mut fds) = (PassedState::default(), Vec::new());
     if vm.shared_memory().is_none() {

@@ -15,7 +15,7 @@ use rustix::net::{
 
 /// Time that the source may let pass between two of its messages.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How many go with a byte.
+/// Number of descriptors that go with a byte.
 const TOGETHER: usize = 64;
 
 /// Sends `fds`.

@@ -1,4 +1,4 @@
-//! When to stop the guest: the policy of copying memory while the guest writes to it.
+//! Policy of copying memory while the guest writes to it, and of stopping the guest.
 //!
 //! Each pass sends what was written during the pass before. The guest is stopped when the rest, and all that has to
 //! happen beside sending it, fit the goal for the downtime, and another pass would not make the rest much smaller.
@@ -7,18 +7,18 @@ use std::time::Duration;
 
 pub use vm_api::migration::TimeoutStrategy;
 
-/// What the user wants.
+/// Goal of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Goal {
-    /// How long the guest may stand still.
+    /// Longest pause of the guest.
     pub downtime: Duration,
-    /// How long memory may be copied before `strategy` decides.
+    /// Time for which memory may be copied before `strategy` decides.
     pub timeout: Duration,
-    /// What then happens.
+    /// Action at that time.
     pub strategy: TimeoutStrategy,
 }
 
-/// What follows a pass.
+/// Step after a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// Another pass.
@@ -32,27 +32,27 @@ pub enum Verdict {
 /// A pass over the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
-    /// How many bytes of pages were sent, but for those that are zero.
+    /// Bytes of pages that were sent, without zero pages.
     pub sent: u64,
-    /// How long it took.
+    /// Time that it took.
     pub took: Duration,
-    /// How many bytes are written now and were not sent since.
+    /// Bytes that are dirty now, and were not sent since.
     pub rest: u64,
     /// The time since copying began.
     pub elapsed: Duration,
 }
 
-/// What cannot be shortened, in the estimate before any has been measured: stopping vCPUs and devices, saving and
-/// loading their state, the messages of the handover.
+/// Fixed part of the downtime in the estimate before any was measured: stopping vCPUs and devices, saving and loading
+/// their state, the messages of the handover.
 const FIXED: Duration = Duration::from_millis(10);
-/// What each function that a driver uses adds to that, but for the first: 8 VFs take 17 ms where one NIC takes 10
+/// Increase of that by each function that a driver uses, except the first: 8 VFs take 17 ms where one NIC takes 10
 /// (docs/performance.md).
 const FUNCTION: Duration = Duration::from_millis(1);
 /// The slowest connection that is reckoned with, in bytes per second.
 const SLOWEST: u64 = 64 << 10;
 /// A rest that no further pass is worth, in bytes.
 const SMALL: u64 = 1 << 20;
-/// How many passes within the goal may still shrink the rest.
+/// Most passes within the goal that may still shrink the rest.
 const MOST_SHRINKING: u32 = 8;
 /// The first step of throttling, and each further one, in percent of the vCPUs' time.
 const STEP: u8 = 10;
@@ -63,14 +63,14 @@ const MOST_THROTTLE: u8 = 99;
 #[derive(Debug, Clone)]
 pub struct Precopy {
     goal: Goal,
-    /// What cannot be shortened.
+    /// Fixed part of the downtime.
     fixed: Duration,
     /// In bytes per second; 0 until a pass has shown one.
     bandwidth: u64,
-    /// How fast the guest writes to pages, in bytes per second.
+    /// Rate at which the guest dirties pages, in bytes per second.
     dirty_rate: u64,
     passes: u32,
-    /// What was left after the pass before.
+    /// Dirty bytes after the previous pass.
     rest: Option<u64>,
     /// Passes in a row that did not make the rest smaller.
     futile: u32,
@@ -100,7 +100,7 @@ impl Precopy {
         self.fixed = FIXED + FUNCTION.saturating_mul(functions.saturating_sub(1)) + rtt * 2;
     }
 
-    /// How many passes there have been.
+    /// Number of passes so far.
     pub const fn passes(&self) -> u32 {
         self.passes
     }
@@ -120,7 +120,7 @@ impl Precopy {
         self.throttle
     }
 
-    /// How long the guest would stand still if it were stopped with `rest` bytes to send.
+    /// Downtime of the guest if it were stopped with `rest` bytes to send.
     pub fn estimate(&self, rest: u64) -> Duration {
         let nanos = u128::from(rest) * 1_000_000_000 / u128::from(self.bandwidth.max(SLOWEST));
         self.fixed + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -131,7 +131,7 @@ impl Precopy {
         self.goal.downtime.max(self.fixed + self.fixed / 10)
     }
 
-    /// What follows this pass.
+    /// Decides what follows this pass.
     pub fn after(&mut self, pass: Pass) -> Verdict {
         let Pass { sent, took, rest, elapsed } = pass;
         self.passes += 1;

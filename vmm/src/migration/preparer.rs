@@ -17,14 +17,14 @@ use crate::vm::host_limits::HostLimits;
 use crate::vm::memory::Image;
 use crate::vm::{Origin, Vm};
 
-/// What a VM is made with.
+/// Maker of a VM for a guest that arrives.
 #[derive(Clone)]
 pub(crate) struct Preparer {
-    /// What differs on this host.
+    /// Differences on this host.
     pub given: RestoreConfig,
-    /// Where events are reported.
+    /// Destination of events.
     pub events: Events,
-    /// What the host lets this process have.
+    /// Limits of the host for this process.
     pub limits: HostLimits,
     /// The files that this program needs whatever its VM is.
     pub own_files: Vec<Rule>,
@@ -32,15 +32,15 @@ pub(crate) struct Preparer {
 
 /// A VM without its memory's contents.
 pub(crate) struct Made {
-    /// Its configuration.
+    /// Plan of the VM.
     pub planned: PlannedVm,
     /// The VM, never powered on.
     pub vm: Box<Vm>,
     /// The links of VFs that clients had set.
     pub links: Vec<SavedLink>,
-    /// Whether its guest ran at the source.
+    /// True if its guest ran at the source.
     pub runs: bool,
-    /// Whether its memory is the source's.
+    /// True if its memory is the source's.
     pub is_local: bool,
 }
 

@@ -1,4 +1,4 @@
-//! How far a migration is: what `vm.migration-progress`, metrics and events tell. Its threads write it, the control
+//! Progress of a migration, as `vm.migration-progress`, metrics and events report it. Its threads write it, the control
 //! thread reads it.
 
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub enum Part {
 }
 
 impl Progress {
-    /// That of a migration that begins now.
+    /// Progress of a migration that begins now.
     pub fn new(role: MigrationRole, phase: &str) -> Self {
         let shown = MigrationProgress {
             role,
@@ -48,14 +48,14 @@ impl Progress {
         Self(Arc::new(Mutex::new(State { shown, began: Instant::now(), ended: None })))
     }
 
-    /// What it is now.
+    /// Current progress.
     pub fn shown(&self) -> MigrationProgress {
         let state = self.0.lock();
         let elapsed = state.ended.unwrap_or_else(Instant::now).saturating_duration_since(state.began);
         MigrationProgress { elapsed_ms: millis(elapsed), ..state.shown.clone() }
     }
 
-    /// Whether it goes on.
+    /// True while the migration is active.
     pub fn is_active(&self) -> bool {
         self.0.lock().ended.is_none()
     }

@@ -29,31 +29,31 @@ use super::wire::{Features, Frame, Greeting, Kind, OLDEST, Role};
 use crate::machine_state::backend_state::{self, BackendState};
 use crate::snapshot::restorer::Restored;
 
-/// How often deadlines are looked at.
+/// Interval of checks for deadlines.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What is told of a guest that this program can run no more.
+/// Reason for a guest that this program can no longer run.
 const QUITS: &str = "the target's program ends";
 
-/// What is received, and how.
+/// Parameters of a migration that is received.
 pub(crate) struct ReceiveJob {
-    /// Where a source is waited for.
+    /// Listener for a source.
     pub listener: Option<Listener>,
-    /// What the target proves itself by, if connections are encrypted.
+    /// Identity of the target, if connections are encrypted.
     pub tls: Option<Arc<ServerConfig>>,
-    /// How long a source is waited for.
+    /// Time for which a source is waited for.
     pub patience: Duration,
-    /// What makes the VM.
+    /// Maker of the VM.
     pub preparer: Preparer,
     /// Descriptors that came with the request.
     pub fds: Vec<OwnedFd>,
-    /// How far it is.
+    /// Progress of the migration.
     pub progress: Progress,
-    /// What the control thread is to do.
+    /// Orders to the control thread.
     pub control: ToControl<TargetOrder>,
 }
 
-/// What the conductor hears.
+/// Message to the conductor.
 enum Inbox {
     Control(TargetNote),
     Connected(Connected),
@@ -95,17 +95,17 @@ struct Conductor {
     waiting: Vec<(u8, Stream)>,
     pages: PagesIn,
     errands: Errands,
-    /// What is reported when the errands have ended.
+    /// Report for the time when the errands have ended.
     last_word: Option<(Outcome, Option<String>)>,
-    /// What the guest writes of the host's storage, from when its machine is held until it is locked.
+    /// Host storage that the guest writes, from when its machine is held until it is locked.
     holds: Holds,
     offer: Option<Vec<u8>>,
-    /// Where the source passes descriptors, if it does.
+    /// Connection by which the source passes descriptors, if it does.
     passing: Option<Arc<Stream>>,
     made: Option<Box<Made>>,
     rest: Option<Rest>,
     course: Course,
-    /// When Go came.
+    /// Time at which Go arrived.
     went: Option<Instant>,
     /// The control thread carries out nothing any more.
     quits: bool,
@@ -260,7 +260,7 @@ impl Conductor {
         }
     }
 
-    /// Whether both sides are on one host, and nothing is copied.
+    /// True if both sides are on the same host, and nothing is copied.
     fn is_local(&self) -> bool {
         self.greeting.is_some_and(|greeting| greeting.features.has(Features::LOCAL))
     }
@@ -307,7 +307,7 @@ impl Conductor {
         }
     }
 
-    /// Whether all has come.
+    /// Checks if all has arrived.
     fn look(&mut self) {
         let has_all = |rest: &Rest| self.pages.have(rest.passes);
         if self.machine.stage() == Stage::Receiving && self.rest.as_ref().is_some_and(has_all) {

@@ -41,35 +41,35 @@ use limits::Limits;
 use passes::Passes;
 use throttle::Throttle;
 
-/// How often deadlines are looked at.
+/// Interval of checks for deadlines.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What may be wrong when a target says nothing.
+/// Hint for a target that does not answer.
 const WANTS_TLS: &str = "; if it was given a tls_dir, give this side one, too";
 
-/// What is sent, and where to.
+/// Parameters of a migration that is sent.
 pub(crate) struct SendJob {
-    /// What the client asked for.
+    /// Request of the client.
     pub config: SendMigration,
-    /// Where the target listens.
+    /// Address of the target.
     pub address: Address,
-    /// What the source proves itself by, if connections are encrypted.
+    /// Identity of the source, if connections are encrypted.
     pub tls: Option<Arc<ClientConfig>>,
     /// The offer, as bytes.
     pub offer: Vec<u8>,
-    /// What is passed instead of copied, where both sides are on one host.
+    /// Descriptors that are passed instead of copies, if both sides are on the same host.
     pub passed: Option<Vec<OwnedFd>>,
     /// The guest's memory.
     pub memory: GuestMap,
     /// Persistent memory that is not sent, and must be as its file is.
     pub discarded: Discarded,
-    /// How far it is.
+    /// Progress of the migration.
     pub progress: Progress,
-    /// What the control thread is to do.
+    /// Orders to the control thread.
     pub control: ToControl<SourceOrder>,
 }
 
-/// What the conductor hears.
+/// Message to the conductor.
 enum Inbox {
     Control(SourceNote),
     /// The way to the target, and the connection on which both sides talk; or why there is none.
@@ -79,12 +79,12 @@ enum Inbox {
     /// The connection on which descriptors were passed.
     Passed(Result<Stream, String>),
     Target(Heard),
-    /// What notes what is written, from now on, or why nothing can.
+    /// Dirty log, which is on from now on, or the reason why there is none.
     Logged(Result<DirtyLog, String>),
     Copied(Result<u64, String>),
-    /// What the guest has written until now is on its disks, or why not.
+    /// Result of flushing the guest's writes so far to its disks.
     Flushed(Result<(), String>),
-    /// What backends have beside their queues, or why it cannot be had.
+    /// States of backends besides their queues, or the reason why they cannot be had.
     Saved(Result<Vec<BackendState>, String>),
     /// The disks' locks are given up, or why not.
     Released(Result<(), String>),
@@ -116,34 +116,34 @@ struct Conductor {
     cancel: Cancel,
     /// The way to the target, once it is known.
     route: Option<Route>,
-    /// Whether that is looked for, and connected to for the first time.
+    /// True while the address is resolved, and connected to for the first time.
     is_connecting: bool,
-    /// What ends the migration as soon as that has ended.
+    /// Request to end the migration, deferred until connecting has finished.
     awaits_end: Option<SourceNote>,
     link: Option<Link>,
-    /// When the target was greeted, and how long its answer took.
+    /// Time of the greeting, and of the target's answer.
     greeted: Option<Instant>,
     rtt: Duration,
     out: Option<PagesOut>,
-    /// Where descriptors were passed, which the target may not have taken yet.
+    /// Connection by which descriptors were passed that the target may not have taken yet.
     passing: Option<Stream>,
     session: [u8; 16],
     passes: Passes,
     limits: Limits,
     throttle: Throttle,
     rest: Option<Box<MachineState>>,
-    /// What backends have beside their queues.
+    /// States of backends besides their queues.
     states: Vec<BackendState>,
-    /// What the guest writes of the host's storage.
+    /// Host storage that the guest writes.
     holds: Holds,
-    /// Whether that has been flushed, or is being, while the guest runs.
+    /// True if that has been flushed, or is being flushed, while the guest runs.
     is_flushed: bool,
     errands: Errands,
-    /// What is reported when the errands have ended.
+    /// Report for the time when the errands have ended.
     last_word: Option<(Outcome, Option<String>)>,
-    /// What kept the locks from being taken again.
+    /// Reason why the locks could not be taken again.
     lock_error: Option<String>,
-    /// When the guest was stopped, and when the last part of the downtime ended.
+    /// Times at which the guest was stopped, and at which the last part of the downtime ended.
     still: Option<(Instant, Instant)>,
     quits: bool,
 }
@@ -246,7 +246,7 @@ impl Conductor {
         }
     }
 
-    /// What is due by now.
+    /// Carries out all that is due.
     fn tick(&mut self) {
         let Some(link) = &mut self.link else { return };
         let is_lost = link.keep_alive().is_err() || link.is_silent();
@@ -261,7 +261,7 @@ impl Conductor {
         }
     }
 
-    /// Why memory was copied for as long as the client wants and no longer.
+    /// Reason for ending a copy that lasted as long as the client allows.
     fn too_slow(&self) -> String {
         if self.passes.count() > 1 {
             return self.too_fast();
@@ -444,7 +444,7 @@ impl Conductor {
         self.begin_outside(move || DirtyLog::start(writers), Inbox::Logged);
     }
 
-    /// What is written is noted from now on, unless nobody wants that any more.
+    /// The dirty log is on; starts the passes unless the migration was cancelled.
     fn logged(&mut self, log: Result<DirtyLog, String>) {
         match log {
             Ok(log) if self.machine.stage() == Stage::Copying => {

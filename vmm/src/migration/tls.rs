@@ -1,7 +1,7 @@
 //! TLS 1.3 over the connections of a live migration: both sides prove who they are by certificates of one authority.
 //!
-//! One thread reads and others write, so that a session is not the library's stream: whoever waits for the network
-//! holds no lock that the other direction needs.
+//! Reads and writes come from different threads, so that a session is not the library's stream: a thread that waits for
+//! the network holds no lock that the other direction needs.
 
 mod accepting;
 mod files;
@@ -23,11 +23,11 @@ use super::deadline::Deadline;
 pub(crate) use accepting::Accepting;
 pub(crate) use files::{client, server};
 
-/// How long a handshake may take.
+/// Time that a handshake may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// What is read of the network at a time, in bytes.
+/// Bytes that are read from the network at a time.
 const ROOM: usize = 64 << 10;
-/// What is encrypted at a time, in bytes.
+/// Bytes that are encrypted at a time.
 const PART: usize = 64 << 10;
 
 /// A connection on which all is encrypted.
@@ -35,7 +35,7 @@ const PART: usize = 64 << 10;
 pub(crate) struct Session {
     stream: TcpStream,
     connection: Mutex<Connection>,
-    /// What has come and is not decrypted yet. For one reader.
+    /// Bytes that have arrived and are not decrypted yet. Has a single reader.
     incoming: Mutex<Incoming>,
     /// Records go out in the order in which they are made. Locked before `connection`.
     outgoing: Mutex<Outgoing>,
@@ -61,7 +61,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// One line that says who does not trust whom, and why; or no answer came in time.
+    /// Fails with one line: the side that does not trust the other, and the cause; or no answer arrived in time.
     pub(crate) fn connect(
         stream: TcpStream,
         host: &str,
@@ -91,7 +91,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// What comes is not the peer's, or nothing comes. The latter can be tried again.
+    /// Fails if the bytes are not the peer's, or none arrive. The latter can be tried again.
     pub(crate) fn read_through(&self, mut stream: impl Read, bytes: &mut [u8]) -> io::Result<usize> {
         let mut incoming = self.incoming.lock();
         loop {

@@ -12,10 +12,10 @@ use std::time::Duration;
 use super::tls::Session;
 pub(crate) use route::Route;
 
-/// How long a connection may take, and a write on one of whose peer takes nothing.
+/// Time that a connection may take, and a write whose peer takes no bytes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where a target listens.
+/// Address of a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     /// A host and a port.
@@ -29,7 +29,7 @@ impl Address {
     ///
     /// # Errors
     ///
-    /// One line that says how it is written.
+    /// Fails with one line that shows the right form.
     pub(crate) fn parse(key: &str, url: &str) -> Result<Self, String> {
         let wrong = || format!("{key}={url}: write it as tcp:<host>:<port> or unix:<path>");
         if let Some(path) = url.strip_prefix("unix:").filter(|path| !path.is_empty()) {
@@ -46,7 +46,7 @@ impl Address {
         }
     }
 
-    /// Whether it is a Unix socket.
+    /// True for a Unix socket.
     pub(crate) const fn is_unix(&self) -> bool {
         matches!(self, Self::Unix(_))
     }
@@ -158,7 +158,7 @@ impl Write for &Stream {
     }
 }
 
-/// What a target listens with. Dropping it removes the socket's path.
+/// Listener of a target. Dropping it removes the socket's path.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Tcp(TcpListener),

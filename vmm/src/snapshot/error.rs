@@ -1,4 +1,4 @@
-//! Why a VM is not saved, or not restored.
+//! Reasons why a VM is not saved, or not restored.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::error_kind::ErrorKind;
 use crate::landlock::LandlockError;
 use crate::machine_state::error::{RestoreError, SaveError};
 
-/// Why a VM is not saved, or not restored, in one line.
+/// Reason why a VM is not saved, or not restored, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The configuration is not valid on this host.
@@ -33,7 +33,7 @@ pub enum SnapshotError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// The folder has a snapshot already.
@@ -44,7 +44,7 @@ pub enum SnapshotError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// Nobody wants the snapshot any more.
@@ -58,7 +58,7 @@ pub enum SnapshotError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// A file of a snapshot is not what it should be.
@@ -66,10 +66,10 @@ pub enum SnapshotError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// Fault, and remedy.
         what: String,
     },
-    /// What is asked for does not fit the snapshot or this host.
+    /// Request that does not fit the snapshot or this host.
     #[error("{0}")]
     Unsuitable(String),
     /// The machine cannot be saved, or not restored.
@@ -78,9 +78,9 @@ pub enum SnapshotError {
     /// The host lacks something.
     #[error("cannot {action}: {error}")]
     Host {
-        /// What failed.
+        /// Failed action.
         action: &'static str,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
 }

@@ -41,7 +41,7 @@ pub(crate) fn path_of(key: &'static str, url: &str) -> Result<PathBuf, SnapshotE
 pub(crate) struct NewSnapshot {
     folder: OwnedFd,
     path: PathBuf,
-    /// What temporary names begin with.
+    /// Prefix of temporary names.
     prefix: String,
     /// Names of files that are to be removed.
     made: Vec<String>,

@@ -21,12 +21,12 @@ impl ImageSteps {
         ImageLayout::of_saved(regions).map(Self)
     }
 
-    /// Where each region is in it, in bytes.
+    /// Offset of each region in it, in bytes.
     pub fn offsets(&self) -> Vec<u64> {
         self.0.regions.iter().map(|region| region.offset).collect()
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn size(&self) -> u64 {
         self.0.file_size
     }
@@ -44,7 +44,7 @@ impl ImageSteps {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// Fails with the fault of the file.
     pub fn check(&self, file: &File, id: &SnapshotId) -> Result<(), String> {
         memory_image::check(file, &self.0, id)
     }
@@ -77,7 +77,7 @@ impl ImageSteps {
     }
 }
 
-/// What is read of a `state.json`.
+/// Content of a `state.json`.
 #[derive(Debug)]
 pub struct StateSteps(SavedState);
 
@@ -91,7 +91,7 @@ impl StateSteps {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// Fails with the fault of the document.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         SavedState::from_file(bytes).map(Self)
     }
@@ -106,7 +106,7 @@ impl StateSteps {
         self.0.to_file().expect("it was JSON")
     }
 
-    /// Whether the memory's file is where it says, for a machine whose memory is `image`.
+    /// True if the memory's file has the places that it states, for a machine whose memory is `image`.
     pub fn is_of(&self, image: &ImageSteps) -> bool {
         self.0.memory == image.0
     }

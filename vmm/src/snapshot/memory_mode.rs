@@ -1,9 +1,9 @@
-//! How the memory of a restored guest gets its contents.
+//! Ways in which the memory of a restored guest gets its contents.
 
 use crate::config::{MemoryConfig, MemoryRestoreMode, RestoreConfig};
 use crate::lazy_memory::page_faults;
 
-/// How it does.
+/// Way in which memory gets its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryMode {
     /// It is read before the guest runs.
@@ -50,7 +50,7 @@ pub(crate) fn choose(
     }
 }
 
-/// Why the memory must be complete before the guest runs, if it must.
+/// Reason why the memory must be complete before the guest runs, if it must.
 fn unfit(restore: &RestoreConfig, memory: &MemoryConfig, needs_shared: bool) -> Option<&'static str> {
     let parts = memory.parts();
     if needs_shared {

@@ -60,7 +60,7 @@ pub(crate) fn take_descriptors(config: &mut VmConfig) -> Vec<SavedDescriptors> {
     taken
 }
 
-/// How messages name a network function.
+/// Name of a network function in messages.
 fn name(id: &str, vf: Option<u16>) -> String {
     vf.map_or_else(|| id.to_string(), |vf| format!("{id}/{vf}"))
 }
@@ -69,7 +69,7 @@ fn name(id: &str, vf: Option<u16>) -> String {
 ///
 /// # Errors
 ///
-/// What is wrong, in one line: the option, the function, and what to do.
+/// Fails with one line: the option, the function, and the remedy.
 pub(crate) fn apply(config: &mut VmConfig, restore: &RestoreConfig, needed: &[SavedDescriptors]) -> Result<(), String> {
     move_zones(config, &restore.zone_updates)?;
     let mut given = HashSet::new();
@@ -190,7 +190,7 @@ pub(crate) fn awaited_descriptors(planned: &PlannedVm) -> Vec<SavedDescriptors> 
 ///
 /// # Errors
 ///
-/// What is wrong, in one line.
+/// Fails with the fault, in one line.
 pub(crate) fn replace(config: &mut VmConfig, other: &RestoredBackend) -> Result<(), String> {
     let RestoredBackend { id, vf, tap, num_fds, fds, vhost_socket, vdpa, link } = other;
     let subject = format!("backends {}", name(id, *vf));

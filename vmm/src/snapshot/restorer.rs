@@ -19,13 +19,13 @@ use crate::telemetry::events::Events;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Origin, Vm};
 
-/// What a VM is made of, and for whom.
+/// Maker of a VM from a snapshot.
 pub(crate) struct Restorer {
-    /// What the client asked for. Descriptors are this process's.
+    /// Request of the client. Descriptors are this process's.
     pub config: RestoreConfig,
-    /// Where events are reported.
+    /// Destination of events.
     pub events: Events,
-    /// What the host lets this process have.
+    /// Limits of the host for this process.
     pub limits: HostLimits,
     /// The files that this program needs whatever its VM is.
     pub own_files: Vec<Rule>,
@@ -33,11 +33,11 @@ pub(crate) struct Restorer {
 
 /// A VM with its memory, whose machine is still to be restored.
 pub(crate) struct Restored {
-    /// Its configuration.
+    /// Plan of the VM.
     pub planned: PlannedVm,
     /// The VM, never powered on.
     pub vm: Box<Vm>,
-    /// Its machine.
+    /// State of its machine.
     pub machine: MachineState,
     /// The links of VFs that clients had set.
     pub links: Vec<SavedLink>,

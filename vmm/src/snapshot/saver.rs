@@ -19,7 +19,7 @@ use crate::lazy_memory::image_layout::ImageLayout;
 use crate::lazy_memory::memory_image::{self, SnapshotId};
 use crate::lazy_memory::page_faults::Progress;
 
-/// What is written of a paused VM.
+/// Content of a snapshot of a paused VM.
 pub(crate) struct Saver {
     /// The folder.
     pub folder: PathBuf,
@@ -33,13 +33,13 @@ pub(crate) struct Saver {
     pub machine: Value,
     /// The guest's memory, which nobody writes to.
     pub memory: Memory,
-    /// What still fills it, if something does.
+    /// Progress of the filler, if its memory is still being filled.
     pub filling: Option<Arc<Progress>>,
     /// Persistent memory that is not saved, and must be as its file is.
     pub discarded: Discarded,
 }
 
-/// What was written.
+/// Sizes that were written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Written {
     /// The pages that are not zero, in bytes.

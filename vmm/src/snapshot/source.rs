@@ -27,7 +27,7 @@ pub(crate) struct Source {
     folder: PathBuf,
     /// The configuration that was saved, or what has become of it since.
     pub config: VmConfig,
-    /// What was saved besides.
+    /// State that was saved besides.
     pub state: SavedState,
     /// The machine of that.
     pub machine: MachineState,

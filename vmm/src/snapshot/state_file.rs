@@ -15,7 +15,7 @@ use crate::config::LinkPolicy;
 use crate::lazy_memory::image_layout::ImageLayout;
 use crate::lazy_memory::memory_image::SnapshotId;
 
-/// What `format` says: other programs have files of the same name.
+/// Value of `format`: other programs have files of the same name.
 const FORMAT: &str = "cloud-hypervisor-sriov snapshot";
 /// The version that is written. A version is read by its own release and the two that follow. Version 1 had large
 /// integers as numbers.
@@ -39,7 +39,7 @@ pub(crate) struct SavedState {
     pub id: Id,
     /// The program that wrote it. Nothing follows from that.
     pub program: String,
-    /// Where the memory is in its file.
+    /// Places of the memory in its file.
     pub memory: ImageLayout,
     /// Network functions whose taps were given as descriptors, which have to be given again.
     pub descriptors: Vec<SavedDescriptors>,
@@ -58,7 +58,7 @@ pub(crate) struct SavedDescriptors {
     /// The index of its VF; the NIC's own function without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
-    /// How many there were.
+    /// Number of descriptors that there were.
     pub count: usize,
 }
 
@@ -118,7 +118,7 @@ impl SavedState {
     ///
     /// # Errors
     ///
-    /// What is wrong with it, and what to do.
+    /// Fails with the fault, and its remedy.
     pub(crate) fn from_file(bytes: &[u8]) -> Result<Self, String> {
         let value: Value = serde_json::from_slice(bytes).map_err(|error| match error.classify() {
             serde_json::error::Category::Eof => "it was cut short; copy it again".to_string(),

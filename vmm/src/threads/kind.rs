@@ -1,4 +1,4 @@
-//! What a thread of the program does.
+//! Kinds of the program's threads.
 
 use virtio_devices::WorkerKind;
 

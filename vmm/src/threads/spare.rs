@@ -14,16 +14,16 @@ use super::kind::ThreadKind;
 /// The most that are started in advance at once.
 pub(super) const MOST: usize = 64;
 
-/// One that waits.
+/// Thread that waits for work.
 struct Spare {
     kind: ThreadKind,
     stack: usize,
-    /// Where its work is sent.
+    /// Channel for its work.
     work: SyncSender<NewThread>,
     thread: Thread,
 }
 
-/// Those that wait, which are the process's, as the starter is.
+/// Threads that wait. They belong to the process, as the starter does.
 static SPARES: Mutex<Vec<Spare>> = Mutex::new(Vec::new());
 
 /// A thread that waits for work, and where that is sent. It ends when there will be none.
@@ -69,7 +69,7 @@ pub(crate) fn end_spares() {
     SPARES.lock().clear();
 }
 
-/// How many of a kind wait.
+/// Number of waiting threads of a kind.
 #[cfg(test)]
 pub(super) fn count(kind: ThreadKind) -> usize {
     SPARES.lock().iter().filter(|spare| spare.kind == kind).count()

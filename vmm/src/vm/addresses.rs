@@ -1,4 +1,4 @@
-//! Where a guest's memory and the BARs of its devices are.
+//! Addresses of a guest's memory and of the BARs of its devices.
 
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::config::MemoryConfig;
@@ -14,7 +14,7 @@ pub(super) fn layout_of(memory: &MemoryConfig, bits: u8) -> Result<Layout, VmErr
     Layout::new(size, room, bits).ok_or(too_large)
 }
 
-/// Where BARs may be in this layout, on each segment, which has its share.
+/// Apertures for BARs in this layout, of each segment, which has its share.
 pub(super) fn apertures(layout: &Layout, segments: &[Weights]) -> Vec<Apertures> {
     Apertures { mem32: layout::MMIO32, mem64: layout.mmio64.clone() }.split(segments)
 }

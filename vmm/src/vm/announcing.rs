@@ -1,19 +1,19 @@
-//! How often the addresses of network functions are announced at a new place: what is sent once may be lost, and links
-//! may come up only after the guest has gone on.
+//! Times at which the addresses of network functions are announced at a new place: an announcement may be lost, and
+//! links may come up only after the guest has resumed.
 
 use std::time::{Duration, Instant};
 
 use crate::devices::NetFunction;
 
-/// When the first round is, after the guest goes on, and the time between two: a bridge or a switch may have learnt the
-/// old place once more meanwhile.
+/// Time from the guest's resume to the first round, and between two: a bridge or a switch may have learnt the old place
+/// once more meanwhile.
 const FIRST: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The rounds of all functions.
 const ROUNDS: u32 = 5;
 /// The rounds in which a link that was down may come up: for 10 s.
 const LATEST: u32 = 100;
-/// How often a function is announced whose link came up late.
+/// Number of announcements of a function whose link came up late.
 const REPEATS: u32 = 3;
 
 /// The rounds that are still to come.
@@ -35,9 +35,9 @@ struct Late {
 /// A round that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Round {
-    /// Whether it is for all functions.
+    /// True if it is for all functions.
     pub is_for_all: bool,
-    /// Those whose links were down, and that are to be announced now.
+    /// Functions whose links were down, and that must be announced now.
     pub late: Vec<NetFunction>,
 }
 
@@ -48,7 +48,7 @@ impl Announcing {
         Self { began: now, done: 0, late }
     }
 
-    /// How long to wait for the next round; `None` after the last.
+    /// Time until the next round; `None` after the last.
     pub(crate) fn wait(&self, now: Instant) -> Option<Duration> {
         let due = self.began + FIRST + PAUSE * self.done;
         (self.done < self.rounds()).then(|| due.saturating_duration_since(now))

@@ -27,7 +27,7 @@ const RSDP_LEN: usize = 36;
 /// The last address of a PVH kernel's initramfs. PVH has 64-bit addresses, but Linux keeps only 32 bits of this one.
 const PVH_INITRAMFS_MAX: u64 = u32::MAX as u64;
 
-/// Why a payload cannot be booted.
+/// Reason why a payload cannot be booted.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// No kernel is given.
@@ -40,7 +40,7 @@ pub enum BootError {
         option: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// A path names something other than a regular file.
@@ -55,7 +55,10 @@ pub enum BootError {
     #[error("--kernel {}: neither a bzImage nor an ELF file; give an x86_64 vmlinuz or vmlinux", .0.display())]
     UnknownFormat(PathBuf),
     /// The kernel is a compressed file that does not unpack itself.
-    #[error("--kernel {}: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that", path.display())]
+    #[error(
+        "--kernel {}: compressed by {program}; unpack it, by {program} -dc FILE > vmlinux, and give that",
+        path.display()
+    )]
     Compressed {
         /// The kernel.
         path: PathBuf,
@@ -73,7 +76,7 @@ pub enum BootError {
         option: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: elf::ElfError,
     },
     /// The kernel is a bzImage that cannot be booted.
@@ -81,7 +84,7 @@ pub enum BootError {
     BzImage {
         /// The kernel.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: bzimage::BzImageError,
     },
     /// The kernel and the initramfs need more memory than there is.
@@ -100,7 +103,7 @@ pub enum BootError {
     /// The command line is too long.
     #[error("--cmdline: {len} bytes long; this kernel takes at most {limit}; shorten it")]
     CmdlineTooLong {
-        /// Its length in bytes.
+        /// Length in bytes.
         len: usize,
         /// The longest that the kernel takes, in bytes.
         limit: u64,
@@ -115,7 +118,7 @@ pub enum BootError {
         option: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: vm_memory::GuestMemoryError,
     },
 }
@@ -146,7 +149,7 @@ pub struct Tables<'a> {
 
 /// A payload that can be booted: opening it finds every error.
 ///
-/// Its files stay open, so that a reboot gets the same kernel.
+/// Payload to boot. Its files stay open, so that a reboot gets the same kernel.
 #[derive(Debug)]
 pub struct Payload {
     option: &'static str,
@@ -220,7 +223,7 @@ impl Payload {
         }
     }
 
-    /// Whether it is firmware, however it was given: users of libvirt give firmware as a kernel.
+    /// True for firmware, by either option: users of libvirt give firmware as a kernel.
     pub fn is_firmware(&self) -> bool {
         match &self.format {
             Format::Elf(elf) => self.option == FIRMWARE || elf.is_firmware(),
@@ -444,7 +447,7 @@ mod tests {
         assert_eq!(found.unwrap()[..], acpi[..RSDP_LEN]);
     }
 
-    /// What a payload that `kernel` is the file of needs, given by `option` with a command line.
+    /// Legacy hardware for a payload with the file `kernel`, given by `option` with a command line.
     fn legacy(option: &'static str, kernel: Format, cmdline: &str) -> LegacyHardware {
         let (path, file) = (PathBuf::new(), File::open("/dev/null").unwrap());
         let cmdline = self::cmdline(cmdline, 99).unwrap();

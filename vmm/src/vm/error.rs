@@ -1,4 +1,4 @@
-//! Why a VM cannot be booted, changed or kept running.
+//! Reasons why a VM cannot be booted, changed or kept running.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::vcpu::cpu::VcpuError;
 use crate::vm::boot;
 use crate::vm::memory::MemoryError;
 
-/// Why a VM cannot be booted, changed or kept running, in one line.
+/// Reason why a VM cannot be booted, changed or kept running, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
     /// The payload cannot be booted.
@@ -57,9 +57,9 @@ pub enum VmError {
         bytes(*.size + .more.next_multiple_of(MEMORY_BLOCK))
     )]
     MemoryStep {
-        /// What the VM has, in bytes.
+        /// Memory of the VM, in bytes.
         size: u64,
-        /// What was asked for beyond that, in bytes.
+        /// Memory that was asked for beyond that, in bytes.
         more: u64,
     },
     /// Too little room was reserved for memory.
@@ -69,9 +69,9 @@ pub enum VmError {
         bytes(*.more), bytes(*.room)
     )]
     MemoryRoom {
-        /// What was asked for beyond what the VM has, in bytes.
+        /// Memory that was asked for beyond that of the VM, in bytes.
         more: u64,
-        /// What can be added, in bytes.
+        /// Memory that can be added, in bytes.
         room: u64,
     },
     /// Memory has been added too often.
@@ -108,7 +108,7 @@ pub enum VmError {
         needed: u64,
         /// The limit of this process.
         limit: u64,
-        /// How a user raises it.
+        /// Command that raises it.
         raise: &'static str,
     },
     /// The limit of memory mappings is too low.
@@ -146,9 +146,9 @@ pub enum VmError {
     /// The host is out of file descriptors, or a system call failed.
     #[error("cannot {action}: {error}")]
     Host {
-        /// What failed.
+        /// Failed action.
         action: &'static str,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
 }

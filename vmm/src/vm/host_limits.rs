@@ -1,4 +1,4 @@
-//! What the host lets this process have: open files, threads and memory mappings. A VM that may need more is refused
+//! Limits of the host for this process: open files, threads and memory mappings. A VM that may need more is refused
 //! before anything of it is made; otherwise it would boot, and fail when its guest enables VFs.
 //!
 //! The limits are read when the program starts, because a process that is confined to its VM's files cannot read them.
@@ -13,7 +13,7 @@ use crate::vm::error::VmError;
 use crate::vm::open_files;
 use crate::vm::threads_needed::{self, ThreadLimits};
 
-/// What the process may have, and what it has or may have besides its VM.
+/// Limits of the process, and its use besides its VM.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostLimits {
     /// Files that are open, and those that clients may open.

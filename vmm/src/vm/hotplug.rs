@@ -59,12 +59,12 @@ impl Vm {
         self.mem_regions.keep_pages();
     }
 
-    /// What was to pin the guest's memory is plugged in, or closed.
+    /// All that should pin the guest's memory is plugged in, or closed.
     pub(crate) fn end_pinning(&mut self) {
         self.is_being_pinned = false;
     }
 
-    /// Whether the pages of the guest's memory have to stay as they are: devices of the host may have pinned them.
+    /// True if the pages of the guest's memory must stay as they are: devices of the host may have pinned them.
     pub(crate) fn pins_memory(&self) -> bool {
         self.is_being_pinned || self.devices.pin_memory()
     }

@@ -29,12 +29,12 @@ use places::places;
 #[derive(Debug)]
 pub struct GuestRam {
     // Drop order: nobody fills memory that is not mapped.
-    /// What fills it, if it was restored.
+    /// Filler, if it was restored.
     filling: Option<PageFaults>,
     memory: Memory,
     config: MemoryConfig,
     shared: bool,
-    /// Where the memory of memory devices begins.
+    /// First addresses of memory devices' memory.
     of_devices: Vec<u64>,
     /// The image that it was mapped from when it was made.
     image: Option<Image>,
@@ -52,11 +52,11 @@ pub(crate) enum Image {
 /// A region of another program's memory.
 #[derive(Debug, Clone)]
 pub(crate) struct PassedRegion {
-    /// Its addresses in the guest.
+    /// Addresses in the guest.
     pub range: Range<u64>,
-    /// What it is a part of.
+    /// File that it is a part of.
     pub file: Arc<File>,
-    /// Where it begins in that, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
     /// True if the other program cannot make the file shorter.
     pub is_sealed: bool,
@@ -94,7 +94,7 @@ impl GuestRam {
         self.filling = Some(faults);
     }
 
-    /// How far it has been filled, if something fills it.
+    /// Progress of the filler, if there is one.
     pub(crate) fn filling(&self) -> Option<&Arc<Progress>> {
         self.filling.as_ref().map(PageFaults::progress)
     }
@@ -120,7 +120,7 @@ impl GuestRam {
         at_boot.try_for_each(|region| populate(region, true))
     }
 
-    /// Whether it is mapped from an image: its pages cannot be given back, as they would be the file's again.
+    /// True if it is mapped from an image: its pages cannot be given back, as they would be the file's again.
     pub(crate) fn is_image(&self) -> bool {
         let Some(Image::Snapshot(image, _)) = &self.image else { return false };
         let is_mapped = |region: &GuestRegion| {
@@ -167,7 +167,7 @@ impl GuestRam {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory);
     }
 
-    /// How much there is, in bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.memory.memory().iter().map(GuestMemoryRegion::len).sum()
     }
@@ -177,7 +177,7 @@ impl GuestRam {
         &self.memory
     }
 
-    /// Whether other processes can map it.
+    /// True if other processes can map it.
     pub fn is_shared(&self) -> bool {
         self.memory.memory().iter().all(is_shared)
     }
@@ -212,7 +212,7 @@ impl GuestRam {
     }
 }
 
-/// Whether other processes can map `region`.
+/// True if other processes can map `region`.
 fn is_shared(region: &GuestRegion) -> bool {
     region.file_offset().is_some() && region.flags() & libc::MAP_SHARED != 0
 }

@@ -87,7 +87,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Where memory is added next, and how much can be, in bytes.
+    /// Address at which memory is added next, and the size that can be added, in bytes.
     fn free_addresses(&self) -> (u64, u64) {
         let area = &self.layout.hotplug;
         let last = self.ram.memory().memory().last_addr().0;

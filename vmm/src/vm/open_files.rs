@@ -108,8 +108,9 @@ fn of_device(plan: &DevicePlan) -> u64 {
     }
 }
 
-/// One file for each MSI-X vector (the queues', the control queue's, and that of configuration changes), and the
-/// backend's files. Of a tap passed by descriptor there is the passed one, and the NIC's duplicate.
+/// Number of files of a function: one for each MSI-X vector (the queues', the control queue's, and that of
+/// configuration changes), and the backend's. Of a tap passed by descriptor there is the passed one, and the NIC's
+/// duplicate.
 fn of_function(plan: &NicPlan) -> u64 {
     let pairs = u64::from(plan.spec.queue_pairs);
     let backend = match plan.backend {

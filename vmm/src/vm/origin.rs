@@ -1,9 +1,9 @@
-//! Where the memory and the disks of a guest are while its VM is made.
+//! Origin of a guest's memory and disks while its VM is made.
 
 use crate::devices::passed_taps::PassedTaps;
 use crate::vm::memory::Image;
 
-/// Where they are.
+/// Origin of memory and disks.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'o> {
     /// Nobody else uses them. Memory is a mapping of a snapshot's, if there is an image.

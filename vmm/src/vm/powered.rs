@@ -12,7 +12,7 @@ use crate::vfio::VfioHost;
 pub(super) struct Powered {
     /// The VM.
     pub vm: Arc<kvm::Vm>,
-    /// Where its devices are.
+    /// Bus of its devices.
     pub bus: Arc<Bus>,
     /// The devices of the host.
     pub vfio: Arc<VfioHost>,

@@ -32,7 +32,7 @@ use crate::vm::boot::Payload;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Origin, Parts, Running, Vm, VmError};
 
-/// How long workers may take that are ending anyway.
+/// Time that workers may take that are ending anyway.
 const ENDING: Duration = Duration::from_secs(1);
 
 impl Vm {
@@ -140,12 +140,12 @@ impl Vm {
         told.into_iter().map(|(option, value)| (option.to_string(), value)).collect()
     }
 
-    /// Those that write to the guest's memory while it runs, each of which says what it writes; and `still`, whose
-    /// links are down, so that they stand still.
+    /// Writers to the guest's memory while it runs, each of which reports its writes. Backends in `still` have their
+    /// links down, and are stopped.
     ///
     /// # Errors
     ///
-    /// What one writes is not known. It is named.
+    /// Fails with the name of a writer whose writes are not known.
     pub(crate) fn writers(&self, still: Vec<(String, MemoryUser)>) -> Result<Vec<Box<dyn DirtySource>>, String> {
         let running = self.running.as_ref().ok_or("the guest shut down")?;
         let users = self.devices.memory_users().find();
@@ -178,7 +178,7 @@ impl Vm {
         Ok(writers)
     }
 
-    /// Whether the guest has asked for a restart that was not carried out yet.
+    /// True if the guest has asked for a restart that was not carried out yet.
     pub(crate) fn awaits_reset(&self) -> bool {
         self.stop.look(|stop| matches!(stop, Some(Stop::Reset | Stop::TripleFault)))
     }
@@ -196,7 +196,7 @@ impl Vm {
         Ok(check(saved, &host)?)
     }
 
-    /// What is kept of consoles' output.
+    /// Output of consoles that is kept.
     fn save_consoles(&self) -> ConsolesState {
         let [serial, console, debug] =
             self.ends().map(|end| HexBytes(end.map_or(Vec::new(), |end| end.device().kept())));
@@ -232,7 +232,8 @@ impl Vm {
     /// addresses, and devices where they were. Its memory is empty, and nothing runs. [`Self::restore_machine`] brings
     /// it to the state once the memory has its contents.
     ///
-    /// What is booted at the guest's next restart need not exist yet. For the rest see [`Self::new`].
+    /// Makes a VM to restore a guest into. The payload for the guest's next restart need not exist yet. For the rest
+    /// see [`Self::new`].
     ///
     /// # Errors
     ///

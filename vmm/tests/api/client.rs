@@ -171,7 +171,7 @@ impl Client {
         count > 0
     }
 
-    /// Whether the server closes the connection within a moment.
+    /// True if the server closes the connection within a moment.
     pub(crate) fn is_closed(&mut self) -> bool {
         self.0.read(&mut [0; 1]).map_or_else(|error| error.kind() == std::io::ErrorKind::ConnectionReset, |n| n == 0)
     }

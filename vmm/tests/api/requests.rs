@@ -245,7 +245,7 @@ fn descriptor_numbers_in_a_configuration_are_refused() {
     assert!(put("vm.create", &json!({"payload": {}, "net": [{"fds": []}]})).is_ok());
 }
 
-/// What libvirt 11.3 sends, without disks and host devices.
+/// Request of libvirt 11.3, without disks and host devices.
 #[test]
 fn libvirts_configuration_is_accepted() {
     let config = json!({
@@ -260,7 +260,7 @@ fn libvirts_configuration_is_accepted() {
     put("vm.add-net", &net).unwrap();
 }
 
-/// What Kata 4.1 and generated clients send, including fields that they leave at their defaults.
+/// Requests of Kata 4.1 and generated clients, including fields that they leave at their defaults.
 #[test]
 fn configurations_of_generated_clients_are_accepted() {
     let config = json!({

@@ -1,4 +1,4 @@
-//! Which requests wait for which.
+//! Requests that wait for others, and requests that do not.
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};

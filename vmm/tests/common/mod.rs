@@ -203,13 +203,13 @@ impl Guest {
         })?)
     }
 
-    /// What the guest has written to its serial port so far.
+    /// Output of the guest's serial port so far.
     pub(crate) fn output(&self) -> String {
         output(&self.path("serial"))
     }
 }
 
-/// What a serial port has written to a file so far.
+/// Output of a serial port in a file so far.
 pub(crate) fn output(path: &Path) -> String {
     String::from_utf8(std::fs::read(path).unwrap_or_default()).unwrap()
 }

@@ -33,7 +33,7 @@ fn a_vm_without_vcpus_memory_or_kernel_is_refused() {
     );
 }
 
-/// What is said about these vCPUs.
+/// Error for these vCPUs.
 fn cpus(text: &str) -> String {
     let cpus = text.parse().unwrap();
     let mut config = vm(&[], &[]).unwrap();

@@ -1,4 +1,4 @@
-//! Which functions may have one MAC address, and which address counts as given.
+//! Functions that may have the same MAC address, and addresses that count as given.
 
 use crate::{plan, refusal};
 

@@ -30,14 +30,14 @@ pub fn plan(nets: &[&str], vfs: &[&str]) -> Result<Vec<NetPlan>, ConfigError> {
     Ok(VmPlan::of(&vm(nets, vfs)?)?.nets().cloned().collect())
 }
 
-/// What is said about a configuration that must be refused.
+/// Error for a configuration that must be refused.
 pub fn refusal(nets: &[&str], vfs: &[&str]) -> String {
     let line = plan(nets, vfs).unwrap_err().to_string();
     assert!(!line.contains('\n'), "{line}");
     line
 }
 
-/// What is said about a VM of 4 vCPUs after a change.
+/// Error for a VM of 4 vCPUs after a change.
 pub fn with(change: impl FnOnce(&mut VmConfig)) -> String {
     let mut config = vm(&[], &[]).unwrap();
     change(&mut config);

@@ -1,4 +1,4 @@
-//! What is decided where a configuration is silent.
+//! Values for settings that a configuration leaves out.
 
 use virtio_devices::{TapSpec, VdpaSpec};
 use vmm::config::{BackendPlan, MacAddress, NetConfig, NicPlan, PlannedVm, Vhost, VhostMode, VmConfig, VmPlan};

@@ -1,8 +1,8 @@
 //! Measures throughput and latency between a guest and its host: both ends of the measurement of `cargo xtask bench`.
 //!
-//! One static program, so that both measure with the same code. `netbench server PLACE` serves until killed; `netbench
-//! client PLACE TEST SECONDS` measures once and prints one line. A place is an IPv4 address, for TCP and UDP; `vsock`,
-//! the host's port by AF_VSOCK; or, for a server only, the path of a Unix socket.
+//! The program is static, so that both measure with the same code. `netbench server PLACE` serves until killed;
+//! `netbench client PLACE TEST SECONDS` measures once and prints one line. A place is an IPv4 address, for TCP and UDP;
+//! `vsock`, the host's port by AF_VSOCK; or, for a server only, the path of a Unix socket.
 //!
 //! | test | prints |
 //! |---|---|

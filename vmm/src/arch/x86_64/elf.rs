@@ -18,8 +18,8 @@ const MAGIC: [u8; 4] = *b"\x7fELF";
 /// The length of the part of the header that says how the rest is read.
 const IDENT_LEN: usize = 16;
 const LITTLE_ENDIAN: u8 = 1;
-/// The machine of 32-bit kernels, and of firmware that begins in 32-bit mode, such as edk2's, though the file is a 64-bit
-/// one.
+/// The machine of 32-bit kernels, and of firmware that begins in 32-bit mode, such as edk2's, though the file is a
+/// 64-bit one.
 const MACHINE_386: u16 = 3;
 const MACHINE_X86_64: u16 = 62;
 /// No 64-bit Linux kernel is loaded below this address, the least alignment that it can be built with
@@ -38,7 +38,7 @@ const NOTE_PHYS32_ENTRY: u32 = 18;
 
 /// The layout of the headers of a class of files (System V ABI, chapters 4 and 5).
 struct Class {
-    /// Its number in the file's header.
+    /// Number in the file's header.
     number: u8,
     /// The length of the file's header.
     header_len: usize,

@@ -1,4 +1,4 @@
-//! What `vm.set-vf` changes of a VF.
+//! Settings of a VF that `vm.set-vf` changes.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -5,7 +5,7 @@ use vm_api::migration::{MigrationProgress, MigrationRole};
 use super::Text;
 
 impl Text {
-    /// How far a migration is, or how it ended. Without one there are none.
+    /// Adds the progress of a migration, or its result. Without a migration there are no metrics of it.
     pub(super) fn migration(&mut self, progress: &MigrationProgress) {
         let role = if progress.role == MigrationRole::Sender { "sender" } else { "receiver" };
         let labels = [("role", role.to_string())];

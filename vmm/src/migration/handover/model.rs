@@ -9,7 +9,7 @@ use super::sender::{self, Sender};
 use crate::migration::precopy::Verdict;
 use crate::migration::wire::Kind;
 
-/// What is on its way between the two.
+/// Message between the two sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Message {
     Greeting,
@@ -20,7 +20,7 @@ enum Message {
     Frame(Kind),
 }
 
-/// What one side is at work at, and reports later.
+/// Work of a side that it reports later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Work {
     Connect,
@@ -36,13 +36,13 @@ enum Work {
     Start,
 }
 
-/// One side, as the driver of its machine sees the world.
+/// State of a side, as the driver of its machine sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Side {
     is_alive: bool,
     runs: bool,
     has_locks: bool,
-    /// What comes to it.
+    /// Messages that have arrived.
     inbox: VecDeque<Message>,
     /// In order, since it may be done in any.
     work: Vec<Work>,
@@ -176,7 +176,7 @@ impl World {
         self
     }
 
-    /// What comes next to the source, if something has arrived.
+    /// Next states in which the source receives a message, if one has arrived.
     fn source_hears(&self) -> Option<Self> {
         let mut next = self.clone();
         let event = match next.source.inbox.pop_front()? {
@@ -202,7 +202,7 @@ impl World {
         Some(next.at_target(event))
     }
 
-    /// What becomes of the work that the source is at, one after the other in any order.
+    /// Next states in which the source's work ends, one piece after the other in any order.
     fn source_works(&self) -> Vec<Self> {
         (0..self.source.work.len()).flat_map(|index| self.source_does(index)).collect()
     }
@@ -298,7 +298,7 @@ impl World {
         nexts
     }
 
-    /// What may happen at any moment.
+    /// Next states of accidents that may happen at any moment.
     fn accidents(&self) -> Vec<Self> {
         let mut nexts = Vec::new();
         if self.source.is_alive {
@@ -360,7 +360,7 @@ impl World {
         nexts
     }
 
-    /// Whether nothing is under way, and nothing has a deadline.
+    /// True if nothing is under way, and nothing has a deadline.
     fn is_at_rest(&self) -> bool {
         let source_rests = self.sender.is_over() || self.sender.stage() == sender::Stage::Unknown;
         let is_still = |side: &Side| !side.is_alive || (side.inbox.is_empty() && side.work.is_empty());
@@ -370,7 +370,7 @@ impl World {
             && is_still(&self.target)
     }
 
-    /// What must hold in every state.
+    /// Checks the properties of every state.
     fn check(&self) {
         let Self { source, target, sender, receiver, .. } = self;
         let stage = sender.stage();

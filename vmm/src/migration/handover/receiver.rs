@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Outcome;
 use crate::migration::wire::Kind;
 
-/// Where the target is.
+/// Stage of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// Waits for the source.
@@ -33,7 +33,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// How long it may take. `None` for one that ends by itself, or by what is done in it.
+    /// Limit of the stage. `None` for a stage that ends by itself, or by its own work.
     pub const fn deadline(self) -> Option<Duration> {
         match self {
             Self::Listening => Some(Duration::from_secs(3600)),
@@ -47,7 +47,7 @@ impl Stage {
         }
     }
 
-    /// Its word in the progress.
+    /// Word for it in the progress.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Listening => "listening",
@@ -65,14 +65,14 @@ impl Stage {
     }
 }
 
-/// What happens at the target.
+/// Event at the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A source has connected.
     Accepted,
     /// It has greeted.
     Greeted,
-    /// Its offer is complete.
+    /// Complete offer of the source.
     Offered,
     /// The VM is made, and its backends are open.
     Prepared,
@@ -100,7 +100,7 @@ pub enum Event {
     Broke,
 }
 
-/// What the target does. Actions are carried out in their order.
+/// Action of the target. Actions are carried out in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Waits for no other source, and removes what it was listening at.
@@ -143,22 +143,22 @@ impl Receiver {
         Self { stage: Stage::Listening }
     }
 
-    /// Where it is.
+    /// Current stage.
     pub const fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// Whether a user can still end the migration: before Go.
+    /// True if a user can still end the migration: before Go.
     pub fn can_cancel(&self) -> bool {
         self.stage < Stage::Locking
     }
 
-    /// Whether nothing is left to do.
+    /// True if nothing is left to do.
     pub const fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Running | Stage::Ended)
     }
 
-    /// What is to be done now that `event` has happened.
+    /// Actions that follow from `event`.
     pub fn on(&mut self, event: Event) -> Vec<Action> {
         let stage = self.stage;
         let (next, actions) = match (stage, event) {

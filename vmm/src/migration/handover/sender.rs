@@ -6,7 +6,7 @@ use super::Outcome;
 use crate::migration::precopy::Verdict;
 use crate::migration::wire::Kind;
 
-/// Where the source is.
+/// Stage of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// Connects to the target.
@@ -40,8 +40,8 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// How long it may take, whatever is sent. `None` where that follows from the client's wishes (copying, finishing),
-    /// where a user is waited for, and where only the host's disks are.
+    /// Limit of the stage, for any guest. `None` for stages whose limit follows from the client's request (copying,
+    /// finishing), that wait for a user, or that only wait for the host's disks.
     pub const fn deadline(self) -> Option<Duration> {
         match self {
             Self::Connecting | Self::Greeting => Some(Duration::from_secs(10)),
@@ -55,7 +55,7 @@ impl Stage {
         }
     }
 
-    /// Its word in the progress.
+    /// Word for it in the progress.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Connecting => "connecting",
@@ -76,7 +76,7 @@ impl Stage {
     }
 }
 
-/// What happens at the source.
+/// Event at the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// It is connected to the target.
@@ -115,7 +115,7 @@ pub enum Event {
     GuestOff,
 }
 
-/// What the source does. Actions are carried out in their order.
+/// Action of the source. Actions are carried out in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Sends the greeting.
@@ -155,7 +155,7 @@ pub enum Action {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Sender {
     stage: Stage,
-    /// How it ends once the locks are taken again.
+    /// Outcome to report once the locks are taken again.
     outcome: Option<Outcome>,
 }
 
@@ -171,22 +171,22 @@ impl Sender {
         Self { stage: Stage::Connecting, outcome: None }
     }
 
-    /// Where it is.
+    /// Current stage.
     pub const fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// Whether a user can still end the migration: before Go.
+    /// True if a user can still end the migration: before Go.
     pub fn can_cancel(&self) -> bool {
         self.stage < Stage::Gone
     }
 
-    /// Whether nothing is left to do.
+    /// True if nothing is left to do.
     pub const fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Finished | Stage::Ended)
     }
 
-    /// What is to be done now that `event` has happened.
+    /// Actions that follow from `event`.
     pub fn on(&mut self, event: Event) -> Vec<Action> {
         match self.stage {
             Stage::Finished | Stage::Ended => Vec::new(),

@@ -24,7 +24,7 @@ pub(super) struct Stranger {
     greeting: [u8; GREETING],
     filled: usize,
     began: Instant,
-    /// When its first byte came.
+    /// Time of its first byte.
     spoke: Option<Instant>,
 }
 
@@ -70,7 +70,7 @@ impl Stranger {
     ///
     /// # Errors
     ///
-    /// One line that says why the peer is not a source of this program.
+    /// Fails with one line that says why the peer is not a source of this program.
     pub(super) fn advance(&mut self, now: Instant) -> Result<Option<Greeting>, String> {
         let place = self.greeting.get_mut(self.filled..).unwrap_or_default();
         let read = match (&mut self.tls, &self.stream) {

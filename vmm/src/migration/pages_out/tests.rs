@@ -114,8 +114,8 @@ fn a_first_pass_makes_no_page_of_the_source_and_sends_those_that_it_has() {
     }
 }
 
-/// One that writes to a page of each chunk in the moment in which that is taken, and notes it as KVM does: what is
-/// written before a page is released is in the copy that follows, what is written later is dirty.
+/// Writer that writes to a page of each chunk at the moment in which the chunk is taken, and logs it as KVM does: a
+/// write before a page is released is in the copy that follows, a later write makes the page dirty.
 struct Writer {
     memory: GuestMap,
     /// Written before the chunk's pages are released, and right after.

@@ -1,4 +1,4 @@
-//! What the source's state machine has the conductor do.
+//! Actions of the source's state machine, as its conductor carries them out.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! How the source reaches its target: the connection on which both talk, and then those that carry pages or
-//! descriptors. Threads of their own make them, so that the conductor hears and is heard meanwhile.
+//! Connections from the source to its target: the control connection, and then those that carry pages or descriptors.
+//! Threads of their own make them, so that the conductor stays responsive meanwhile.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use crate::migration::passing;
 use crate::migration::transport::{Route, Stream};
 use crate::migration::wire::{Features, Greeting, OLDEST, Role, VERSION};
 
-/// How long all connections for pages may take together.
+/// Time that all connections for pages may take together.
 const ALL_CONNECTIONS: Duration = Duration::from_secs(60);
 
 impl Conductor {
@@ -51,7 +51,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// What the connection for `role` begins with.
+    /// Greeting of the connection for `role`.
     pub(super) fn greeting(&self, role: Role) -> Greeting {
         Greeting {
             version: VERSION,

@@ -1,4 +1,4 @@
-//! How long each stage of the source may take, where that follows from what is sent and what the client wants.
+//! Limits of the source's stages that follow from the size of the guest and the client's request.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use vm_api::migration::{SendMigration, TimeoutStrategy};
 
 use crate::migration::handover::sender::Stage;
 
-/// What each GiB of the guest's memory adds to the time in which the target makes its VM: a vhost-user backend touches
-/// all of it, and has 2 s for each GiB ([`Stage::deadline`] has what is the same for all guests).
+/// Time that each GiB of the guest's memory adds for the target to make its VM: a vhost-user backend touches all of it,
+/// and has 2 s for each GiB ([`Stage::deadline`] has the part that is the same for all guests).
 const PREPARE_GIB: Duration = Duration::from_secs(4);
 /// The least in which the rest of the memory and the state are sent.
 const LEAST_REST: Duration = Duration::from_secs(10);
-/// How many times as long as the goal for the downtime they may take.
+/// Factor by which they may exceed the goal for the downtime.
 const REST_FACTOR: u32 = 10;
 /// The least in which memory is copied.
 const LEAST_COPY: Duration = Duration::from_secs(1);
 
-/// What limits depend on.
+/// Values that limits depend on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     downtime: Duration,
     timeout: Duration,
-    /// Whether the guest may stand still for as long as it takes.
+    /// True if the guest may be paused for as long as it takes.
     is_patient: bool,
     /// The guest's memory, in bytes.
     memory: u64,
 }
 
 impl Limits {
-    /// Those of a guest with so many bytes of memory.
+    /// Limits for a guest with so many bytes of memory.
     pub(super) fn new(config: &SendMigration, memory: u64) -> Self {
         Self {
             downtime: Duration::from_millis(config.downtime_ms.into()),
@@ -38,8 +38,8 @@ impl Limits {
         }
     }
 
-    /// How long `stage` may take, if that is limited. `is_rest` says that memory which was copied before, or passed, is
-    /// not sent any more; without, as with a guest that was paused, all of it is still to be sent.
+    /// Limit of `stage`, if it has one. With `is_rest`, memory that was copied before, or passed, is not sent again;
+    /// without, as with a guest that was paused, all of it is still to be sent.
     pub(super) fn of(&self, stage: Stage, is_rest: bool) -> Option<Duration> {
         match stage {
             Stage::Preparing => {

@@ -21,9 +21,9 @@ pub(super) struct Passes {
     /// Connections that are still to report of the pass.
     awaited: usize,
     count: u32,
-    /// When the pass began, and how many bytes were sent in it.
+    /// Start of the pass, and number of bytes that were sent in it.
     pass: (Instant, u64),
-    /// When copying began.
+    /// Start of copying.
     began: Instant,
 }
 
@@ -53,12 +53,12 @@ impl Passes {
         self.policy.expect(rtt, functions);
     }
 
-    /// What connections take their pages from.
+    /// Chunks from which connections take their pages.
     pub(super) const fn to_send(&self) -> &Arc<Mutex<ToSend>> {
         &self.to_send
     }
 
-    /// How many have begun.
+    /// Number of passes that have begun.
     pub(super) const fn count(&self) -> u32 {
         self.count
     }
@@ -103,7 +103,7 @@ impl Passes {
     ///
     /// # Errors
     ///
-    /// What was written is not known.
+    /// Fails if the dirty pages are not known.
     pub(super) fn passed(&mut self, progress: &Progress) -> io::Result<Verdict> {
         let rest = self.collect()?;
         let (began, sent) = self.pass;
@@ -117,7 +117,7 @@ impl Passes {
     ///
     /// # Errors
     ///
-    /// What was written is not known.
+    /// Fails if the dirty pages are not known.
     pub(super) fn collect(&self) -> io::Result<u64> {
         let mut to_send = self.to_send.lock();
         let ToSend { pages, place, log } = &mut *to_send;

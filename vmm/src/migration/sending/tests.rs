@@ -43,7 +43,7 @@ fn job(folder: &Path, options: &str) -> (SendJob, Orders<SourceOrder>) {
     (job, orders)
 }
 
-/// Who has written all of memory again when the guest stands still.
+/// Writer that has written all of memory again when the guest is paused.
 struct Writes {
     collected: usize,
 }
@@ -99,7 +99,7 @@ fn drain(mut pages: &UnixStream, is_slow: &AtomicBool) {
     }
 }
 
-/// What the control thread was ordered, and the last report.
+/// Orders to the control thread, and the last report.
 #[derive(Debug, Default)]
 struct Ordered {
     stopped: bool,
@@ -136,7 +136,7 @@ fn control(sending: &Sending, orders: &Orders<SourceOrder>, is_slow: &AtomicBool
     ordered
 }
 
-/// How a migration to a target ends that takes pages slowly, from the start or once the guest stands still.
+/// Result of a migration to a target that takes pages slowly, from the start or once the guest is paused.
 fn sent_slowly(is_slow: bool, options: &str) -> (Ordered, Duration) {
     let folder = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
@@ -177,7 +177,7 @@ fn full(folder: &Path) -> (UnixListener, UnixStream) {
     (listener, UnixStream::connect(&path).unwrap())
 }
 
-/// How it ends if it is cancelled now, and how long that takes.
+/// Result of a migration that is cancelled now, and the time that takes.
 fn cancelled(sending: &Sending, orders: &Orders<SourceOrder>) -> (Outcome, String, Duration) {
     let began = Instant::now();
     sending.tell(SourceNote::Cancel);
@@ -312,7 +312,7 @@ fn while_backends_begin_to_log_a_cancel_is_told_and_its_end_waits_for_their_logs
     assert_eq!((ordered.end.unwrap().0, stopped.load(Ordering::SeqCst)), (Outcome::Cancelled, true));
 }
 
-/// What a guest writes to memory that is not sent while the migration goes on would be lost.
+/// Writes of a guest to memory that is not sent would be lost with the migration.
 #[test]
 fn a_guest_that_writes_what_is_discarded_stays_at_the_source() {
     let folder = tempfile::tempdir().unwrap();

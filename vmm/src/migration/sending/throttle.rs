@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Of which vCPUs are held a share.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Whether vCPUs are held, and until when that or the contrary lasts.
+/// State of the throttle: vCPUs held or running, and the time at which that changes.
 #[derive(Debug)]
 pub(super) struct Throttle {
     is_slow: bool,

@@ -19,11 +19,11 @@ const SERVER: (&str, &str) = ("server-cert.pem", "server-key.pem");
 /// The longest file that is read, in bytes.
 const MOST: u64 = 1 << 20;
 
-/// What a source proves itself by, and which targets it trusts.
+/// Identity of a source, and the targets that it trusts.
 ///
 /// # Errors
 ///
-/// One line: the folder, the file, and what is wrong with it.
+/// Fails with one line: the folder, the file, and its fault.
 pub(crate) fn client(folder: &Path) -> Result<Arc<ClientConfig>, String> {
     let (authority, certificates, key) = read(folder, CLIENT)?;
     let builder = ClientConfig::builder_with_provider(provider());
@@ -35,7 +35,7 @@ pub(crate) fn client(folder: &Path) -> Result<Arc<ClientConfig>, String> {
     Ok(Arc::new(config))
 }
 
-/// What a target proves itself by, and which sources it trusts.
+/// Identity of a target, and the sources that it trusts.
 ///
 /// # Errors
 ///
@@ -76,7 +76,7 @@ fn certificates(folder: &Path, name: &str) -> Result<Vec<CertificateDer<'static>
     if all.is_empty() { Err(wrong(folder, name, "it has no certificate; give one as PEM")) } else { Ok(all) }
 }
 
-/// What is in a file, which is no pipe that would be waited for.
+/// Contents of a file. A pipe, which could block, is refused.
 fn contents(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = rustix::fs::open(folder.join(name), flags, Mode::empty()).map_err(|error| wrong(folder, name, error))?;

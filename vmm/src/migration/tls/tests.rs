@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::testing::Authority;
 use super::*;
 
-/// When a handshake ends at the latest.
+/// Deadline of a handshake.
 fn until() -> Deadline {
     Deadline::after(PATIENCE, &virtio_devices::Cancel::new().unwrap())
 }
@@ -38,7 +38,7 @@ fn folder(authority: &Authority) -> tempfile::TempDir {
     folder
 }
 
-/// What both sides say of a connection: the source, which reads an answer, too, and the target.
+/// Results of a connection at both sides: the source, which also reads an answer, and the target.
 fn meet(source: &Path, target: &Path, host: &str) -> (Result<(), String>, Result<(), String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, server) = (listener.local_addr().unwrap(), server(target).unwrap());

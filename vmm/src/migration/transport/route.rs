@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// How long it takes until the connection fails, if it is cancelled after 100 ms; and why it does.
+    /// Time until the connection fails if it is cancelled after 100 ms, and the kind of its error.
     fn cancelled(address: Address) -> (Duration, io::ErrorKind) {
         let route = Route::find(address, None).unwrap();
         let cancel = Cancel::new().unwrap();

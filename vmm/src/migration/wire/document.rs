@@ -6,9 +6,9 @@ use super::error::WireError;
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Whether it is the last.
+    /// True for the last part.
     pub is_last: bool,
-    /// Its bytes, at most [`MAX_PART`].
+    /// Bytes of the part, at most [`MAX_PART`].
     pub bytes: Vec<u8>,
 }
 
@@ -27,7 +27,7 @@ impl Default for Document {
 }
 
 impl Document {
-    /// One that has at most this many bytes.
+    /// Document of at most this many bytes.
     pub const fn new(most: usize) -> Self {
         Self { bytes: Vec::new(), most, is_complete: false }
     }
@@ -46,7 +46,7 @@ impl Document {
         Ok(part.is_last)
     }
 
-    /// Its bytes; `None` until the last part has come.
+    /// Bytes of the document; `None` until the last part has arrived.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.is_complete.then_some(&self.bytes)
     }

@@ -1,10 +1,10 @@
-//! Why bytes are not this protocol, and numbers in them.
+//! Faults of bytes that are not this protocol, and of numbers in them.
 
 use thiserror::Error;
 
 use super::bounds::{OLDEST, VERSION};
 
-/// Why bytes are not this protocol.
+/// Fault of bytes that are not this protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WireError {
     /// Another program, or another protocol.
@@ -33,7 +33,7 @@ pub enum WireError {
     /// A frame is longer than its kind allows.
     #[error("the peer sent {len} bytes as a frame of at most {most}")]
     Long {
-        /// Its length.
+        /// Length of the frame.
         len: u32,
         /// The most.
         most: usize,

@@ -7,16 +7,16 @@ use super::bounds::{
 use super::document::Part;
 use super::error::{WireError, u16_at, u32_at, u64_at};
 
-/// What a connection carries.
+/// Content of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// What both sides say to each other, and documents.
+    /// Messages of both sides, and documents.
     Control,
     /// Pages: the number of this connection, from 0.
     Pages(u8),
 }
 
-/// What each side can do beside the protocol's version. Both sides use what both have.
+/// Abilities of a side beyond the protocol's version. Both sides use those that both have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Features(pub u32);
 
@@ -26,7 +26,7 @@ impl Features {
     /// All that this version knows.
     pub const KNOWN: Self = Self(1);
 
-    /// Whether all of `other` is there.
+    /// True if all of `other` is there.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -39,13 +39,13 @@ pub struct Greeting {
     pub version: u16,
     /// The oldest version that this side speaks.
     pub oldest: u16,
-    /// What the connection carries.
+    /// Content of the connection.
     pub role: Role,
-    /// How many connections carry pages.
+    /// Number of connections that carry pages.
     pub connections: u8,
-    /// What this side can do.
+    /// Abilities of this side.
     pub features: Features,
-    /// Which migration this is: random, and the same on all its connections.
+    /// Number of the migration: random, and the same on all its connections.
     pub session: [u8; 16],
 }
 
@@ -169,7 +169,7 @@ impl Kind {
 /// The beginning of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What follows.
+    /// Kind of the body that follows.
     pub kind: Kind,
     /// The length of the body, in bytes, at most what its kind allows.
     pub len: u32,
@@ -229,7 +229,7 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// Its kind.
+    /// Kind of the frame.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Offer(_) => Kind::Offer,

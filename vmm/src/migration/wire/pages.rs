@@ -7,11 +7,11 @@ use super::frame::{Header, Kind};
 /// A run of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// Its first guest physical address, a multiple of [`PAGE`].
+    /// First guest physical address, a multiple of [`PAGE`].
     pub start: u64,
-    /// Its length in bytes, a multiple of [`PAGE`], not 0.
+    /// Length in bytes, a multiple of [`PAGE`], not 0.
     pub len: u32,
-    /// Whether all its bytes are zero, and do not follow.
+    /// True if all its bytes are zero, and do not follow.
     pub is_zero: bool,
 }
 
@@ -29,12 +29,12 @@ impl Pages {
         &self.ranges
     }
 
-    /// How many bytes follow.
+    /// Number of bytes that follow.
     pub const fn data(&self) -> usize {
         self.data
     }
 
-    /// Whether there is none.
+    /// True if there is none.
     pub const fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -80,7 +80,7 @@ impl Pages {
         bytes
     }
 
-    /// How many bytes of table follow the first eight of a body, which are `count`.
+    /// Number of bytes of the table that follow the first eight of a body, which are `count`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! How the host provides a part of the guest's memory.
+//! Host memory behind a part of the guest's memory.
 
 use std::fs::File;
 use std::io;
@@ -111,8 +111,8 @@ impl Backing {
     ///
     /// # Errors
     ///
-    /// That program could make the file shorter, which would end this one. Only a file of the zone's own may be so,
-    /// because others can change such a file anyway.
+    /// Checks a file that another program has passed. That program could make the file shorter, which would end this
+    /// one. Only a file of the zone's own may be so, because other programs can change such a file anyway.
     pub(super) fn of_passed(&self, file: &Arc<File>, is_sealed: bool) -> Result<Self, MemoryError> {
         if !is_sealed && !self.is_file_of(file).map_err(|error| self.map_error(error))? {
             return Err(MemoryError::Unsealed);
@@ -219,7 +219,7 @@ impl Backing {
 ///
 /// # Errors
 ///
-/// What is wrong, and what to do.
+/// Fails with the fault, and its remedy.
 fn open_file(path: &Path, size: u64) -> Result<File, String> {
     let failed = |error: io::Error| format!("cannot be opened: {error}; give a file, or a directory");
     let metadata = std::fs::metadata(path).map_err(failed)?;

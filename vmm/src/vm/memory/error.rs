@@ -1,4 +1,4 @@
-//! Why the guest's memory cannot be allocated or cleared.
+//! Reasons why the guest's memory cannot be allocated or cleared.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::config::bytes;
 
-/// Why the guest's memory cannot be allocated or cleared.
+/// Reason why the guest's memory cannot be allocated or cleared.
 #[derive(Debug, Error)]
 pub enum MemoryError {
     /// The size is not a whole number of pages.
@@ -43,7 +43,7 @@ pub enum MemoryError {
         size: u64,
         /// The size of a huge page, in bytes.
         page: u64,
-        /// How many are needed.
+        /// Number that is needed.
         needed: u64,
     },
     /// The host's kernel does not merge pages.
@@ -58,9 +58,9 @@ pub enum MemoryError {
     /// A zone cannot be allocated.
     #[error("--memory-zone id={id},{}", error.to_string().trim_start_matches("--memory "))]
     Zone {
-        /// Its name.
+        /// Name of the zone.
         id: String,
-        /// Why.
+        /// Cause.
         error: Box<Self>,
     },
     /// The file of a zone cannot be used.
@@ -68,7 +68,7 @@ pub enum MemoryError {
     File {
         /// The file or directory.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// Fault, and remedy.
         problem: String,
     },
     /// The host has no such NUMA node, or its pages cannot be had.
@@ -79,7 +79,7 @@ pub enum MemoryError {
     Node {
         /// The node's number.
         node: u32,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// The host cannot allocate the memory.
@@ -89,7 +89,7 @@ pub enum MemoryError {
         key: &'static str,
         /// The size asked for, in bytes.
         size: u64,
-        /// Why.
+        /// Cause.
         error: io::Error,
     },
     /// Another program's memory could be made shorter by it.

@@ -1,4 +1,4 @@
-//! Where the memory of virtio memory devices is.
+//! Addresses of virtio memory devices' memory.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub(crate) struct Place {
     pub block: u64,
 }
 
-/// How many addresses the devices need, in bytes, wherever they begin.
+/// Size of the addresses that the devices need, in bytes, for any start.
 pub(crate) fn addresses(memory: &MemoryConfig) -> u64 {
     let one = |(_, part): (usize, MemoryZoneConfig)| {
         let alignment = alignment(&part);
@@ -29,7 +29,7 @@ pub(crate) fn addresses(memory: &MemoryConfig) -> u64 {
     growing(memory).map(one).fold(0, u64::saturating_add)
 }
 
-/// Where the devices' memory is in `layout`, which has room for it.
+/// Addresses of the devices' memory in `layout`, which has room for it.
 pub(crate) fn places(memory: &MemoryConfig, layout: &Layout) -> Vec<Place> {
     let mut start = layout.hotplug.start;
     let place = |(part, zone): (usize, MemoryZoneConfig)| {

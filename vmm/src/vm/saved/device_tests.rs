@@ -9,10 +9,10 @@ use crate::devices::backends::OpenedBefore;
 
 /// `cli; hlt; jmp back to hlt`
 const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
-/// Where rings of drivers are.
+/// Address of drivers' rings.
 const RINGS: u64 = 0x40_0000;
 const RINGS_OF_ONE: u64 = 0x4_0000;
-/// Where buffers are.
+/// Address of buffers.
 const BUFFERS: u64 = 0x60_0000;
 
 fn with(further: &str) -> String {

@@ -82,7 +82,7 @@ impl Driver {
         self.write(machine, 0x1000 + 4 * u64::from(queue), &queue.to_le_bytes());
     }
 
-    /// How many chains of `queue` the device has given back.
+    /// Number of chains of `queue` that the device has given back.
     pub(super) fn used(&self, machine: &Machine, queue: u16) -> u16 {
         machine.vm.ram.memory().memory().read_obj(GuestAddress(self.ring(queue) + 0x2000 + 2)).unwrap()
     }

@@ -32,13 +32,13 @@ fn once_free<E: std::fmt::Display + std::fmt::Debug>(make: impl Fn() -> Result<V
     }
 }
 
-/// Where code is loaded and starts, in flat 32-bit mode.
+/// Address at which code is loaded and starts, in flat 32-bit mode.
 pub(super) const CODE: u64 = 0x20_0000;
-/// Where guests count.
+/// Address of guests' counter.
 pub(super) const COUNT: u64 = 0x30_0000;
-/// Where guests note a mistake.
+/// Address at which guests note a mistake.
 pub(super) const MISTAKE: u64 = COUNT + 4;
-/// What guests wait for.
+/// Address of the flag that guests wait for.
 pub(super) const GO: u64 = COUNT + 8;
 
 /// A machine, and what it was made of.
@@ -161,7 +161,7 @@ impl Machine {
         assert_eq!(self.read(MISTAKE), 0, "the guest has found a mistake");
     }
 
-    /// Where the device `id` is.
+    /// Address of the device `id`.
     pub(super) fn address(&self, id: &str) -> Bdf {
         self.vm.devices.find(id).unwrap().address()
     }

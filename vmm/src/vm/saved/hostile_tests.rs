@@ -31,7 +31,7 @@ fn machine() -> Machine {
     machine
 }
 
-/// What is tried in place of a value.
+/// Values that are tried in place of a value.
 fn others(value: &Value) -> Vec<Value> {
     let mut others = vec![Value::Null, json!(-1), json!("x"), json!([])];
     match value {
@@ -116,7 +116,7 @@ fn a_state_with_any_other_value_is_refused_in_a_line_or_is_one_that_a_guest_can_
     assert!(refused > 500 && taken > 50, "{refused} refused, {taken} taken");
 }
 
-/// What this version has saved once is read by later ones, and is the same when it is written again.
+/// A state that this version has saved is read by later ones, and is the same when it is written again.
 #[test]
 fn a_state_of_version_1_is_read() {
     let golden = include_str!("golden/machine_state-1.json").trim_end();

@@ -1,4 +1,4 @@
-//! What is neither a device in a slot nor a register of a vCPU, and the guest's time.
+//! State that is neither a device in a slot nor a register of a vCPU, and the guest's time.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
