@@ -62,7 +62,7 @@ pub struct ReceiveMigration {
     /// Time that the target waits for a source, in seconds.
     #[option("timeout_s=<seconds>", default = 3600)]
     pub timeout_s: u32,
-    /// True to reply as soon as the target listens, instead of when the guest has arrived or failed to.
+    /// Reply as soon as the target listens, instead of when the guest has arrived or failed to.
     #[option("detach=on|off")]
     pub detach: bool,
     /// Descriptors of open taps, for each NIC that used descriptors: its id, or its id, a slash and the index of a VF.
