@@ -27,7 +27,7 @@ pub(crate) struct VmOptions {
         value_name = "key=value,...",
         requires = "payload",
         help_heading = DEVICES,
-        long_help = keys::<BalloonConfig>("Balloon, by which the guest returns memory to the host")
+        long_help = keys::<BalloonConfig>("Balloon: returns guest memory to the host")
     )]
     balloon: Option<String>,
 
@@ -64,7 +64,7 @@ pub(crate) struct VmOptions {
         value_name = "mode[,iobase=<port>]",
         requires = "payload",
         help_heading = DEVICES,
-        long_help = "Debug console, an I/O port to which firmware writes what it has to say: off, null, tty, pty or \
+        long_help = "Debug console, an I/O port for firmware log output: off, null, tty, pty or \
                      file=<path>, with or without iobase=<port> [default: off,iobase=0xe9]"
     )]
     debug_console: Option<String>,
@@ -225,7 +225,7 @@ pub(crate) struct VmOptions {
         action = ArgAction::Append,
         requires = "payload",
         help_heading = MACHINE,
-        long_help = keys::<PciSegmentConfig>("Shares of PCI segments in the addresses for PCI memory. Repeat for more")
+        long_help = keys::<PciSegmentConfig>("Weight of each PCI segment's share of the address space for PCI memory. Repeat for more")
     )]
     pci_segment: Vec<String>,
 
@@ -305,7 +305,7 @@ pub(crate) struct VmOptions {
         value_name = "key=value,...",
         requires = "payload",
         help_heading = DEVICES,
-        long_help = keys::<TpmConfig>("TPM 2.0, whose work swtpm does")
+        long_help = keys::<TpmConfig>("TPM 2.0, backed by swtpm")
     )]
     tpm: Option<String>,
 
