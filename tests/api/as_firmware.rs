@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::code::Code;
+use crate::migration::{receive, send, url, wait_for_state};
 use crate::snapshot::{folder, redirect, snapshot};
-use crate::vmm::{Vmm, wait_for};
+use crate::vmm::{BINARY, Vmm, wait_for};
 
 /// The rings and buffers of the first disk, and the distance to those of the next.
 const RINGS: u32 = 0x100_0000;
@@ -31,6 +32,8 @@ const SECTORS: u8 = 20;
 enum End {
     Halt,
     Reset,
+    /// A triple fault, which resets the machine.
+    Fault,
     /// The guest reads the last disk repeatedly.
     Again,
 }
@@ -50,6 +53,7 @@ fn guest(slots: &[u32], end: End) -> Vec<u8> {
     match end {
         End::Halt => code.bytes(&[&[0xf4, 0xeb, 0xfd]]), // hlt; jmp to it
         End::Reset => code.bytes(&[&[0xb0, 0xfe, 0xe6, 0x64, 0xf4]]), // mov al, 0xfe; out 0x64, al; hlt
+        End::Fault => code.bytes(&[&[0x0f, 0x0b]]),      // ud2
         End::Again => jump(code, &[0xe9], reading),
     }
     .0
@@ -229,17 +233,23 @@ fn a_guest_like_firmware_reads_each_disk_and_again_after_reboots() {
             client.put("vm.reboot").expect(204);
             wait_for_text(&vmm, &once.repeat(times));
         }
+        // The serial port's file begins anew.
+        client.put("vm.shutdown").expect(204);
+        client.put("vm.boot").expect(204);
+        wait_for_text(&vmm, &once);
     }
 }
 
 #[test]
 fn a_guest_like_firmware_that_resets_finds_its_disk_again() {
-    let vmm = Vmm::start();
-    let config = config(&vmm, "firmware", &guest(&[5], End::Reset), &[disk(&vmm, "raw", 5)]);
-    let mut client = vmm.client();
-    client.put_json("vm.create", &config).expect(204);
-    client.put("vm.boot").expect(204);
-    wait_for_text(&vmm, &format!("^{}", lines("raw")).repeat(4));
+    for end in [End::Reset, End::Fault] {
+        let vmm = Vmm::start();
+        let config = config(&vmm, "firmware", &guest(&[5], end), &[disk(&vmm, "raw", 5)]);
+        let mut client = vmm.client();
+        client.put_json("vm.create", &config).expect(204);
+        client.put("vm.boot").expect(204);
+        wait_for_text(&vmm, &format!("^{}", lines("raw")).repeat(4));
+    }
 }
 
 /// Checks that the guest of `vmm` reads its disk, now and after a reboot.
@@ -270,6 +280,23 @@ fn a_restored_guest_like_firmware_reads_its_disk_on() {
     client.put_json("vm.restore", &json!({"source_url": url, "resume": true})).expect(204);
     reads_on(&target, &mut client);
     assert!(!printed(&target).starts_with('^'), "the guest was not restored but booted");
+}
+
+#[test]
+fn a_guest_like_firmware_reads_its_disk_on_after_a_migration() {
+    let mut command = Command::new(BINARY);
+    command.arg("--no-shutdown");
+    let (source, target) = (Vmm::of(command), Vmm::start());
+    let mut config = config(&source, "firmware", &guest(&[5], End::Again), &[disk(&source, "raw", 5)]);
+    // Each VMM has a file of this name of its own.
+    config["serial"]["file"] = json!("serial");
+    let mut client = source.boot_config(&config);
+    reads_on(&source, &mut client);
+    let mut there = receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    wait_for_state(&mut there, "finished");
+    reads_on(&target, &mut there);
+    assert!(!printed(&target).starts_with('^'), "the guest was not moved but booted");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::driven::slot;
 use crate::vmm::{Vmm, reasons, wait_for};
 
 /// The configuration of a VM without NICs and with these further fields.
@@ -153,6 +154,21 @@ fn lock(file: &File, kind: libc::c_int) {
     // SAFETY: the kernel reads the lock's description, which lives through the call.
     let locked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     assert_eq!(locked, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_nic_behind_a_console_and_two_disks_is_in_slot_4() {
+    let vmm = Vmm::start();
+    let disks = ["a", "b"].map(|name| {
+        image(&vmm.files.path(name), 1 << 20);
+        json!({"path": vmm.files.path(name), "image_type": "Raw"})
+    });
+    let fields = json!({"disks": disks, "net": [{"tap": "slotfour"}], "console": {"mode": "Null"}});
+    let mut client = vmm.boot_config(&config(&vmm, &fields));
+    let tree = client.get("vm.info").expect(200)["device_tree"].clone();
+    // Linux names the NIC enp0s4 or ens4 after its slot.
+    let slots = ["__console", "_disk0", "_disk1", "_net2", "__rng"].map(|id| slot(&tree, id));
+    assert_eq!(slots, [1, 2, 3, 4, 5]);
 }
 
 #[test]
