@@ -230,7 +230,7 @@ fn a_guest_that_restarts_stands_still_until_it_has_moved_or_has_not() {
         if starts(&vmm) != last.0 {
             last = (starts(&vmm), Instant::now());
         }
-        last.1.elapsed() > Duration::from_secs(2)
+        last.1.elapsed() > Duration::from_secs(4)
     });
     assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
     client.put("vm.cancel-migration").expect(204);
@@ -347,7 +347,7 @@ fn while_a_vm_is_sent_it_is_not_changed_and_ends_at_once_when_it_is_cancelled() 
     client.put("vm.cancel-migration").expect(204);
     let began = Instant::now();
     let ended = wait_for_state(&mut client, "cancelled");
-    assert!(began.elapsed() < Duration::from_secs(20) && ended["downtime"].is_null(), "{ended}");
+    assert!(began.elapsed() < Duration::from_secs(6) && ended["downtime"].is_null(), "{ended}");
     assert!(counts(&vmm) && target.was_told_of_cancel());
     client.put("vm.pause").expect(204);
 }

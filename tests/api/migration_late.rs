@@ -13,7 +13,7 @@ use crate::migration_wire::{Point, Then, Wire};
 use crate::vmm::{Vmm, wait_for};
 
 /// Maximum downtime of a cancelled guest (acceptance A8), on a busy machine.
-const CANCEL: Duration = Duration::from_secs(20);
+const CANCEL: Duration = Duration::from_secs(6);
 
 /// Ends a migration at its source, and returns how long that took.
 fn cancel(client: &mut Client) -> Duration {

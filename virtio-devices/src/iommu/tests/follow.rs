@@ -15,6 +15,7 @@ use super::super::status::Status;
 use super::super::{Behind, Iommu};
 use super::properties::{PAGE, PAGES, carry_out, iommu, op, seen};
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
+use crate::net::testing::eventually;
 
 /// The mappings known to a follower.
 enum Known {
@@ -135,9 +136,7 @@ fn what_one_request_takes_away_is_told_at_once_when_all_passes_have_ended() {
         let pass = behind.endpoint().begin();
         let all = Range { first: 0, last: u64::MAX };
         scope.spawn(move || iommu.carry_out(Request::Unmap { domain: 1, range: all }).unwrap());
-        while behind.endpoint().mapping(0x1000, Permissions::Read).is_some() {
-            thread::yield_now();
-        }
+        eventually("the mapping's removal", || behind.endpoint().mapping(0x1000, Permissions::Read).is_none());
         assert!(copied.removals.lock().is_empty(), "a thread may be about to pass on what it has looked up");
         drop(pass);
     });
