@@ -300,6 +300,28 @@ fn a_guest_like_firmware_reads_its_disk_on_after_a_migration() {
 }
 
 #[test]
+fn a_guest_whose_disk_shrank_stays_at_its_source() {
+    let (source, target) = (Vmm::start(), Vmm::start());
+    let disk = disk(&source, "raw", 5);
+    let file = fs::File::options().write(true).open(source.files.path("raw")).unwrap();
+    let len = file.metadata().unwrap().len();
+    file.set_len(len + (1 << 20)).unwrap();
+    let mut config = config(&source, "firmware", &guest(&[5], End::Again), &[disk]);
+    config["serial"]["file"] = json!("serial");
+    let mut client = source.boot_config(&config);
+    reads_on(&source, &mut client);
+    // The guest reads the part that stays.
+    file.set_len(len).unwrap();
+    let mut there = receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    let failed = wait_for_state(&mut client, "failed");
+    let error = failed["error"].as_str().unwrap();
+    assert!(error.contains("its driver was told capacity"), "{error}");
+    reads_on(&source, &mut client);
+    there.get("vm.info").expect(404);
+}
+
+#[test]
 fn a_disk_that_is_plugged_is_firmwares_at_the_next_reset() {
     let vmm = Vmm::start();
     let config = config(&vmm, "firmware", &guest(&[5, 6], End::Halt), &[disk(&vmm, "raw", 5)]);
