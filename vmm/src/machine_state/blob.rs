@@ -14,8 +14,8 @@ const PART: usize = 16;
 
 /// Mostly zero bytes.
 ///
-/// As text: the length in bytes, then each run of nonzero parts as offset, colon and hexadecimal bytes. `32
-/// 16:00ff0000000000000000000000000000` is 32 bytes, of which byte 17 is 255.
+/// As text: the length in bytes, then each run of nonzero parts: offset, colon, hexadecimal bytes.
+/// `32 16:00ff0000000000000000000000000000` is 32 bytes, of which byte 17 is 255.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Blob(Vec<u8>);
 

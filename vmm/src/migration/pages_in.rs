@@ -156,7 +156,7 @@ fn receive(
     mut next: impl FnMut() -> bool,
 ) -> Result<(), ReadError> {
     let (mut incoming, mut passes) = (Incoming::new(stream), 0);
-    // A connection that is shut down still returns buffered bytes, which must not be loaded.
+    // Shutdown leaves buffered bytes readable, which must not be loaded.
     while passes < MOST_PASSES && !all.is_closed() {
         match incoming.receive()? {
             Item::Pages(pages) => {
