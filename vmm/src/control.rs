@@ -1,4 +1,4 @@
-//! The control loop: the only thread that creates and changes the VM. It handles actions of clients, events of the
+//! The control loop, in the only thread that creates and changes the VM: handles actions of clients, events of the
 //! guest, and signals, one at a time.
 
 mod connect;

@@ -45,7 +45,7 @@ pub(crate) fn confine_by(confine: fn() -> io::Result<()>) {
     let _ = CONFINE.set(confine);
 }
 
-/// Starts the starter, if it does not run yet. It and all its threads run `prepare` first.
+/// Starts the starter, if it does not run yet. The starter and all its threads run `prepare` first.
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ pub(crate) fn start(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
     start_new(kind, thread)
 }
 
-/// Starts threads of these kinds in advance, with workers' stacks. They wait for work of their kind, or for
+/// Starts threads of these kinds in advance, with workers' stacks, which wait for work of their kind or for
 /// [`end_spares`]. Threads that the host refuses are started on demand.
 pub(crate) fn keep_spares(kinds: impl IntoIterator<Item = ThreadKind>) {
     for kind in kinds.into_iter().take(spare::MOST) {
@@ -145,8 +145,8 @@ fn serve(orders: &Receiver<Order>, prepare: &Prepare) {
     }
 }
 
-/// Starts a thread from the calling one, and waits for its setup. It first runs `leave`, to leave the calling thread's
-/// core scheduling group.
+/// Starts a thread from the calling one, and waits for its setup. The new thread first runs `leave`, to leave the
+/// calling thread's core scheduling group.
 fn start_prepared(
     kind: ThreadKind,
     thread: NewThread,

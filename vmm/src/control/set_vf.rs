@@ -38,7 +38,7 @@ pub(super) fn plan_of<'p>(planned: &'p PlannedVm, pf: &str, index: u16) -> Optio
     net.vfs.get(usize::from(index))
 }
 
-/// Checks that the open backend can enforce `plan`. It may differ from the planned one (`vhost=auto`).
+/// Checks that the open backend, which may differ from the planned one (`vhost=auto`), can enforce `plan`.
 pub(super) fn check_enforced(plan: &NicPlan, kind: BackendKind, subject: &Subject) -> Result<(), Failure> {
     let Some(carrier) = Carrier::of_open(kind) else { return Ok(()) };
     policy::check_carried(&plan.spec, carrier, subject)
@@ -66,8 +66,8 @@ pub(super) fn set_mac(
         );
         return Err(Failure::new(ErrorKind::Conflict, line));
     }
-    // With DRIVER set, the driver may have read the address, even before a queue runs. A switch changes at once, and
-    // drops the driver's frames until the driver uses the new address as well.
+    // With DRIVER set, the driver may have read the address, even before a queue runs. A switch applies the new address
+    // at once: frames with the old one are no longer the function's.
     let set =
         if driven && port.backend_kind() != BackendKind::Switch { Err(MacError::InUse) } else { port.set_mac(mac.0) };
     set.map_err(|error| Failure::new(error.kind().into(), format!("pf={pf},index={index},mac={mac}: {error}")))

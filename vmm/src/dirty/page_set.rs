@@ -48,7 +48,7 @@ pub struct Chunk {
     pub region_start: u64,
     /// First page, relative to the region; a multiple of 64.
     pub first: u64,
-    /// One bit per page, from `first`.
+    /// Bitmap of pages from `first` on.
     pub words: Vec<u64>,
 }
 

@@ -7,7 +7,8 @@ use virtio_devices::MemoryUser;
 use super::page_set::PageSet;
 use super::source::DirtySource;
 
-/// Backends whose links were taken down. They write nothing from [`DirtySource::start`] until their links are up again.
+/// Backends whose links were taken down, and that write nothing from [`DirtySource::start`] until their links are up
+/// again.
 pub struct Still(Vec<(String, MemoryUser)>);
 
 impl Still {

@@ -1,6 +1,6 @@
 //! Guest memory that is loaded from a snapshot on demand, and block by block in the background.
 //!
-//! A separate thread resolves faults of vCPUs, of the host's kernel, and of this process. It ends when all memory is
+//! A separate thread resolves faults of vCPUs, of the host's kernel, and of this process, and ends when all memory is
 //! loaded.
 
 use std::fs::File;

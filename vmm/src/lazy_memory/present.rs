@@ -345,7 +345,7 @@ mod tests {
                 count
             };
             assert!(!is_written(&mapping).unwrap() && by_entries() == 0);
-            // SAFETY: the page is mapped, and nothing has a reference into it. It gets the byte that it has.
+            // SAFETY: the page is mapped, and nothing has a reference into it. The byte keeps its value.
             unsafe { mapping.address().add((page * PAGE) as usize).write_volatile(7) };
             assert!(is_written(&mapping).unwrap() && by_entries() == 1, "{page}");
             mapping.forget_writes();

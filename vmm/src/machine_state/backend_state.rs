@@ -11,7 +11,7 @@ use virtio_devices::{HexBytes, MAX_DEVICE_STATE, MemoryUser};
 const TRANSFER: Duration = Duration::from_secs(10);
 /// Time for all backends to confirm that their state is complete.
 const CONFIRMATION: Duration = Duration::from_secs(5);
-/// Limit on the sum of a VM's backend states, in bytes. They are sent in hexadecimal with the machine state.
+/// Limit on the sum of a VM's backend states, in bytes, which are sent in hexadecimal with the machine state.
 const MOST: usize = 24 << 20;
 
 /// Function of a backend.
@@ -48,7 +48,7 @@ pub(crate) struct StatefulBackend {
 
 /// Saves the states of `backends`, whose queues are stopped. Blocks: not for the control thread.
 ///
-/// Confirmations come last, because a backend may exit once it has confirmed. They cannot wait for the target: until
+/// Confirmations come last, because a backend may exit once it has confirmed, but before the target is ready: until
 /// passt exits, it holds the sockets that its successor takes over.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! The guest's clocks: KVM's clock and the time stamp counter.
 //!
-//! The state has their values at one moment. They advance while the guest is saved, as if a laptop's lid was closed:
-//! KVM's clock by the difference of the two hosts' real time, the counter by the same time at its frequency.
+//! The state has their values at one moment. The clocks advance while the guest is saved, as if a laptop's lid was
+//! closed: KVM's clock by the difference of the two hosts' real time, the counter by the same time at its frequency.
 
 use serde::{Deserialize, Serialize};
 

@@ -192,7 +192,7 @@ mod tests {
         Listening::begin(listener, None, Cancel::new().unwrap(), |_| {}).unwrap()
     }
 
-    /// Each byte arrives within the limit for a silent peer.
+    /// [`PATIENCE`] bounds the whole greeting, not each byte.
     #[test]
     fn whoever_greets_byte_by_byte_is_refused_in_time() {
         let folder = tempfile::tempdir().unwrap();
@@ -212,7 +212,7 @@ mod tests {
         assert!(String::from_utf8_lossy(&said).contains("took too long"), "{said:?}");
     }
 
-    /// Each peer could take 5 s on its own.
+    /// Handled one after the other, silent peers would delay the source.
     #[test]
     fn a_source_behind_a_hundred_silent_strangers_is_taken() {
         let folder = tempfile::tempdir().unwrap();

@@ -218,7 +218,7 @@ impl Conductor {
             Inbox::Locked(Ok(())) => self.on(Event::Locked),
             Inbox::Locked(Err(why)) => self.fail(why, Event::NotLocked),
             Inbox::Flushed(Ok(())) => self.look(),
-            // Those threads were ended.
+            // The receiving threads have been ended.
             Inbox::Flushed(Err(_)) if self.machine.stage() >= Stage::Loading => {}
             Inbox::Flushed(Err(why)) => self.fail(why, Event::Lost),
         }

@@ -228,7 +228,7 @@ impl Conductor {
         }
     }
 
-    /// Throttles the vCPUs by the share that the policy asks for. Returns how long to sleep before the next check.
+    /// Throttles the vCPUs by the share that the policy asks for. Returns how long to wait before the next check.
     fn throttle(&mut self) -> Duration {
         let share = if self.machine.stage() == Stage::Copying { self.passes.throttle() } else { 0 };
         let (change, time) = self.throttle.follow(share, Instant::now());

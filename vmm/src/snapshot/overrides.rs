@@ -1,5 +1,5 @@
-//! Overrides of a restored VM for this host: backends of NICs, and NUMA nodes of memory zones. They change the
-//! configuration, which is then planned and checked as usual.
+//! Overrides of a restored VM for this host: backends of NICs, and NUMA nodes of memory zones. The changed
+//! configuration is planned and checked as usual.
 
 use std::collections::HashSet;
 use std::os::fd::RawFd;

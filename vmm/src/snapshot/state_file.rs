@@ -1,8 +1,8 @@
 //! `state.json`: what a restored VM needs besides its configuration and memory.
 //!
-//! The checksum detects truncation and changes. It does not authenticate: an attacker can recompute it, so all contents
-//! are checked as untrusted. It covers values, so that another program may rewrite the file with other whitespace or
-//! key order.
+//! The checksum detects truncation and changes, but not forgery: an attacker can recompute it, so all contents are
+//! checked as untrusted. The checksum covers values, so that another program may rewrite the file with other whitespace
+//! or key order.
 
 use std::fmt;
 

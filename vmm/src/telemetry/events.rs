@@ -191,7 +191,7 @@ impl Shared {
         }
     }
 
-    /// Waits for the next job. Checks start at `look_at` at the earliest.
+    /// Waits for the next job. Checks after [`Events::look`] start at `look_at` at the earliest.
     fn next(&self, look_at: Instant) -> Job {
         let mut state = self.state.lock();
         loop {

@@ -142,7 +142,7 @@ impl Vcpus {
         self.cpus.insert(id, Cpu::new(vcpu));
     }
 
-    /// Runs vCPU `id`, which does not run yet. It waits for a SIPI, so nothing changes for the guest yet.
+    /// Runs vCPU `id`, which does not run yet. The vCPU waits for a SIPI, so nothing changes for the guest yet.
     ///
     /// # Errors
     ///

@@ -40,7 +40,7 @@ impl Route {
         Ok(Self { address, found, tls })
     }
 
-    /// Connects, until `cancel` ends the attempt.
+    /// Connects, unless `cancel` ends the attempt.
     ///
     /// # Errors
     ///
