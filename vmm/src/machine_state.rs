@@ -68,7 +68,7 @@ pub struct MachineState {
     pub consoles: ConsolesState,
     /// I/O ports of firmware, if the payload is firmware.
     pub firmware: Option<FirmwareState>,
-    /// Legacy PC hardware, if the payload is another one that needs it. Older programs did not save it.
+    /// Legacy PC hardware, if a payload other than firmware needs it. States of older programs have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub legacy: Option<LegacyState>,
     /// Devices, by segment and slot.
@@ -112,7 +112,7 @@ pub struct SavedDevice {
     pub slot: u8,
     /// First bus of its VFs, if any.
     pub first_vf_bus: Option<u8>,
-    /// True if the guest was asked to eject it and has not yet.
+    /// True while a request to eject the device is pending.
     pub leaving: bool,
     /// Registers, if a driver can change any.
     pub state: Option<DeviceState>,

@@ -2,8 +2,8 @@
 //!
 //! A new thread inherits the system call filters of its parent, and can only add to them. So its parent must have a
 //! filter that allows the calls of any thread. A vCPU whose guest causes workers to start asks the starter and waits;
-//! its own filter allows neither the workers' calls nor clone. For the same reason, new threads get the program's CPUs
-//! and control group, not a vCPU's.
+//! its own filter allows neither the workers' calls nor clone. Likewise, new threads get the program's CPUs and control
+//! group, not a vCPU's.
 //!
 //! There is one starter per process, as filters belong to the process. [`begin`] starts it, or the first use.
 

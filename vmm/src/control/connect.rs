@@ -62,7 +62,7 @@ impl Instance {
     /// # Errors
     ///
     /// Fails without a change if there is no such function, it has a backend, or the new one could not be opened or
-    /// lacks features that the driver has negotiated.
+    /// differs from what the driver was offered.
     pub(super) fn connect(
         &mut self,
         change: &SetVf,

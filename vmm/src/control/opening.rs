@@ -86,7 +86,6 @@ impl Opening {
         }
     }
 
-    /// The pending action.
     pub(crate) fn action(&self) -> Option<&Action> {
         self.action.as_ref().map(PendingAction::action)
     }

@@ -16,7 +16,6 @@ pub(crate) struct PendingAction {
 }
 
 impl PendingAction {
-    /// The action.
     pub(crate) const fn action(&self) -> &Action {
         &self.action
     }

@@ -1,5 +1,5 @@
-//! Persistent memory whose writes are in no file (`discard_writes=on`). A guest can take it along only if it has not
-//! written to it, such as a root image mounted read-only.
+//! Persistent memory whose writes are in no file (`discard_writes=on`). A guest can be saved or migrated only if it has
+//! never written to such memory, for example a root image that is mounted read-only.
 
 use std::sync::Arc;
 

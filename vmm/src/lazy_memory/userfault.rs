@@ -1,5 +1,4 @@
 //! userfaultfd (Linux, `Documentation/admin-guide/mm/userfaultfd.rst`): missing-page faults that this process resolves.
-//! Uses five of its requests.
 //!
 //! Opened through `/dev/userfaultfd`, which file permissions control. The system call needs a privilege that this
 //! process does not keep, or a sysctl, because faults in the kernel (KVM's) must be handled as well.

@@ -35,7 +35,7 @@ impl IrqchipState {
         for (id, chip) in (0..).zip(&self.chips) {
             let mut chip: kvm_bindings::kvm_irqchip =
                 chip.read().ok_or(RestoreError::Value("the interrupt controllers"))?;
-            // The position gives the chip.
+            // The position determines the chip's id.
             if chip.chip_id != id {
                 return Err(RestoreError::Value("the interrupt controllers"));
             }

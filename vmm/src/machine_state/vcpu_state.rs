@@ -87,7 +87,7 @@ impl Extent {
 /// Rank of a model-specific register in the order of setting.
 fn turn(index: u32) -> usize {
     match hyperv::place(index) {
-        // Writing the deadline starts the timer, under the values that other registers have by then.
+        // Last: writing the deadline starts the timer with the values of the other registers.
         None if index == TSC_DEADLINE => usize::MAX,
         None => 0,
         Some(place) => 1 + place,

@@ -16,8 +16,8 @@ pub(crate) struct Conducting<N: Note> {
 }
 
 impl<N: Note> Conducting<N> {
-    /// Starts a thread that runs `run`, with the cancellation of its waits and both ends of its queue. `hear` converts
-    /// the control thread's messages for the queue.
+    /// Starts a thread that calls `run` with a canceller of its waits and both ends of its queue. `hear` converts the
+    /// control thread's messages for the queue.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ pub(crate) enum SourceOrder {
     Resume,
     /// Release the guest, which the target runs. Reply: [`SourceNote::GivenUp`].
     GiveUp,
-    /// Report the outcome, and the reason of a failure. A released guest is closed by then.
+    /// Report the outcome, and the reason of a failure. A released guest is already closed.
     Report(Outcome, Option<String>),
     /// A pass over the memory starts, with its number.
     Pass(u32),

@@ -377,7 +377,7 @@ impl Conductor {
         self.on(Event::NotLocked);
     }
 
-    /// Works on the disk locks in a thread, as disks may block, and queues the result.
+    /// Works on the guest's disks or their locks in a thread, because disks may block, and queues the result.
     fn have_done(
         &mut self,
         work: impl FnOnce(&Holds) -> Result<(), HoldError> + Send + 'static,
@@ -391,7 +391,7 @@ impl Conductor {
         }
         let work = move || {
             let done = work(&holds).map_err(|error| error.to_string());
-            // Dropped before the result is queued: no reference is left by then.
+            // Dropped before the result is queued, so that the result implies that no reference is left.
             drop(holds);
             done
         };

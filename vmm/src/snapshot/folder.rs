@@ -93,7 +93,7 @@ impl NewSnapshot {
     ///
     /// # Errors
     ///
-    /// Fails if there is another snapshot by now, or the folder is gone. All files of this snapshot are removed then.
+    /// Fails if another snapshot exists now, or the folder is gone. All files of this snapshot are removed then.
     pub(crate) fn publish(mut self) -> Result<(), SnapshotError> {
         for name in [MEMORY, CONFIG, STATE] {
             if name == STATE {

@@ -191,7 +191,7 @@ impl World {
         let mut next = self.clone();
         let event = match next.target.inbox.pop_front()? {
             Message::Greeting => {
-                // The source has been accepted by then.
+                // The connection is accepted before its greeting arrives.
                 next = next.at_target(receiver::Event::Accepted);
                 receiver::Event::Greeted
             }

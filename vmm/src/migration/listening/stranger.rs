@@ -39,7 +39,6 @@ impl Stranger {
         Ok(Self { stream, tls, greeting: [0; GREETING], filled: 0, began: now, spoke: None })
     }
 
-    /// The connection.
     pub(super) const fn stream(&self) -> &Stream {
         &self.stream
     }

@@ -79,7 +79,7 @@ impl Passes {
         self.to_send.lock().log = Some(log);
     }
 
-    /// Takes the log, whose drop stops logging. Senders find no further chunk.
+    /// Takes the log; dropping it stops logging. Senders that take a chunk afterwards find no log.
     pub(super) fn end(&self) -> Option<DirtyLog> {
         self.to_send.lock().log.take()
     }
