@@ -31,7 +31,7 @@ pub(crate) struct Saver {
     pub links: Vec<SavedLink>,
     /// State of the machine.
     pub machine: Value,
-    /// Guest memory, which has no writers now.
+    /// Memory of the paused guest.
     pub memory: Memory,
     /// Progress of loading, if the memory is still being loaded from an earlier snapshot.
     pub filling: Option<Arc<Progress>>,
