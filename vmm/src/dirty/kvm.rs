@@ -15,7 +15,7 @@ const WORD_BYTES: u64 = u64::BITS as u64 * PAGE_SIZE as u64;
 /// The vCPUs of a VM, whose writes KVM logs.
 pub struct Vcpus {
     vm: Arc<kvm::Vm>,
-    /// Memory slots by guest address, as of the last look: memory is plugged and unplugged in between.
+    /// Memory slots by guest address at the last collection: memory is plugged and unplugged in between.
     slots: Vec<kvm::RamSlot>,
 }
 

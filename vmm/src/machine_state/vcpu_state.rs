@@ -102,7 +102,7 @@ impl VcpuState {
     /// Fails if an ioctl fails.
     pub(crate) fn save(vcpu: &Vcpu, id: u8, first_offset: u64, extent: &Extent) -> Result<Self, KvmError> {
         let Extent { abilities, msrs } = extent;
-        // Before the local APIC: reading it may process a pending INIT or SIPI.
+        // Before the local APIC: this read may accept an INIT or SIPI that is pending there.
         let mp_state = vcpu.mp_state()?;
         let regs = Blob::of(&vcpu.regs()?);
         let sregs = Blob::of(&vcpu.sregs()?);

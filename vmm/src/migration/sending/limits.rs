@@ -11,7 +11,7 @@ use crate::migration::handover::sender::Stage;
 const PREPARE_GIB: Duration = Duration::from_secs(4);
 /// Minimum for sending the final pass and the state.
 const LEAST_REST: Duration = Duration::from_secs(10);
-/// Factor by which these may exceed the downtime target.
+/// Factor by which the final pass and the state may exceed the downtime target.
 const REST_FACTOR: u32 = 10;
 /// Minimum for copying memory.
 const LEAST_COPY: Duration = Duration::from_secs(1);
