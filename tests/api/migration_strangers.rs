@@ -1,4 +1,4 @@
-//! Live migration beside peers that connect to the target and are no source.
+//! Live migration while peers that are not a source connect to the target.
 
 use std::fs;
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use crate::certificates::Authority;
 use crate::migration::{counts, receive_by, source, wait_for_state};
 use crate::vmm::Vmm;
 
-/// More than the target has slots for, each with a connection that says nothing, for as long as the guest moves.
+/// More connections than the target has slots, each of them silent while the guest migrates.
 fn moves_beside_strangers(port: u32, tls_dir: &Value) {
     let (_source, mut client) = source();
     let target = Vmm::start();

@@ -1,4 +1,4 @@
-//! Live migration over encrypted connections, and with those who are not to be trusted.
+//! Live migration over encrypted connections, and with untrusted peers.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn certificates(vmm: &Vmm, name: &str, authority: &Authority) -> Value {
     json!(folder)
 }
 
-/// A target that waits at a port of its own.
+/// A target that waits on its own port.
 fn receive(target: &Vmm, port: u32, tls_dir: &Value) -> Client {
     receive_by(target, &json!({"receiver_url": format!("tcp:127.0.0.1:{port}"), "tls_dir": tls_dir}))
 }
@@ -61,7 +61,7 @@ fn a_guest_moves_over_encrypted_connections_and_no_stranger_is_taken_for_its_sou
     let sent = wait_for_state(&mut client, "finished");
     println!("{sent}");
     assert!(counts(&target));
-    // A target without certificates is no target of a source that asks for them.
+    // A source with certificates does not accept a target without them.
     let plain = Vmm::start();
     let mut waits = receive(&plain, port + 1, &Value::Null);
     send(&mut there, port + 1, &good);

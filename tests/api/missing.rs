@@ -1,4 +1,4 @@
-//! Functions whose backends are missing when their VM is restored or received, and that are given some later.
+//! Functions whose backends are missing when their VM is restored or received, and that get one later.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -11,8 +11,8 @@ use crate::client::{Answer, Client};
 use crate::tap::{self, Queues};
 use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 
-/// A snapshot of a paused VM, which is gone, with a PF and VFs over taps whose names begin with `tap`. VF 1 has one
-/// that nobody can make.
+/// A snapshot of a paused VM, since deleted, with a PF and VFs over taps whose names begin with `tap`. VF 1 has one
+/// that cannot be created.
 fn saved(vmm: &Vmm, tap: &str, vfs: &Value) -> (PathBuf, String) {
     let path = vmm.files.path("saved");
     fs::create_dir(&path).unwrap();
@@ -50,7 +50,7 @@ fn events(folder: &Vmm) -> String {
 fn a_vf_without_its_backend_comes_back_without_a_link_and_is_given_one_later() {
     let source = Vmm::start();
     let (_, url) = saved(&source, "missa", &json!([{"index": 1, "vhost_user": false, "tap": "missaone"}]));
-    // The tap of VF 1 is somebody else's now.
+    // Another program has the tap of VF 1 now.
     let other = tap::queue("missaone", Queues::One);
     let target = with_events(&source);
     let mut client = target.client();
@@ -86,7 +86,7 @@ fn a_vf_without_its_backend_comes_back_without_a_link_and_is_given_one_later() {
     let again = client.put_json("vm.set-vf", &give("missathree"));
     assert_eq!((again.status, said(&again).contains("it has a backend (missatwo)")), (409, true), "{again:?}");
     assert!(taps("missathree").is_empty());
-    // It is the VF's from now on.
+    // It belongs to the VF from now on.
     drop(other);
     client.put("vm.shutdown").expect(204);
     client.put("vm.boot").expect(204);

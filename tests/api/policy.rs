@@ -35,7 +35,7 @@ fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
     let now = vf(&mut client, 1);
     assert_eq!((&now["policy"], &now["link"]), (&expected, &json!("down")));
 
-    // Each key by itself leaves the others as they are.
+    // Each key alone leaves the others unchanged.
     for (key, value) in [
         ("vlan_qos", json!(0)),
         ("vlan", json!(0)),
@@ -53,7 +53,7 @@ fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
     }
     assert_eq!(vf(&mut client, 1)["link"], "up");
 
-    // Of several keys all are applied or none.
+    // Several keys are applied together or not at all.
     let wrong = json!({"pf": "pf0", "index": 1, "storm": 5, "link": "down", "vlan": 5});
     let answer = client.put_json("vm.set-vf", &wrong);
     assert_eq!(answer.status, 409, "{answer:?}");
@@ -68,7 +68,7 @@ fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
     let limits = json!({"ops": {"size": 10, "refill_time": 100}});
     client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": 1, "rate_limiter_config": limits})).expect(204);
 
-    // All of it is the VM's, but for the link.
+    // All settings are kept by the VM, except the link.
     client.put("vm.reboot").expect(204);
     assert_eq!(vf(&mut client, 1)["policy"], expected);
     client.put("vm.shutdown").expect(204);

@@ -1,4 +1,4 @@
-//! A switch between a PF and its VFs: what is made of it, what is reported, and what is refused.
+//! A switch between a PF and its VFs: configuration, reports, and refusals.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ fn pf(client: &mut Client) -> Value {
     client.get("vm.info").expect(200)["sriov"][0].clone()
 }
 
-/// Policy of a VF on a switch that was given none.
+/// Default policy of a VF on a switch.
 fn restricted() -> Value {
     json!({
         "vlan": 0, "vlan_qos": 0, "vlan_proto": "802.1q", "spoofchk": true, "trust": false, "max_tx_rate": 0,

@@ -1,4 +1,4 @@
-//! Live migration of a VM with a backend that cannot say what it writes to the guest's memory.
+//! Live migration of a VM with a backend that cannot report its writes to the guest's memory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ const GET_FEATURES: u32 = 1;
 /// VIRTIO_F_VERSION_1, and no protocol features: no dirty log.
 const FEATURES: u64 = 1 << 32;
 
-/// A vhost-user backend without a dirty log, of a NIC that has no driver.
+/// A vhost-user backend without a dirty log, for a NIC without a driver.
 fn peer(path: PathBuf) -> PathBuf {
     let listener = UnixListener::bind(&path).unwrap();
     spawn(move || {
@@ -40,7 +40,7 @@ fn peer(path: PathBuf) -> PathBuf {
     path
 }
 
-/// A VMM that stays when its guest is gone. VF 1 is over such a backend.
+/// A VMM that keeps running without its guest. VF 1 has such a backend.
 fn source(tap: &str) -> (Vmm, Client) {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");

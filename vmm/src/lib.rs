@@ -18,7 +18,7 @@
 //! | `api` | HTTP server, requests, actions, documents | the VM; who applies an action |
 //! | `telemetry` | events and their output | who reports them |
 //! | `serial` | the 16550A; the host side of both consoles; the terminal | the VM |
-//! | `tpm` | a TPM 2.0, whose work swtpm does | the VM |
+//! | `tpm` | a TPM 2.0, backed by swtpm | the VM |
 //! | `landlock` | which files this process may use | who asks for it |
 //! | `acpi` | tables, the generic event device, vCPU hot-plug registers | threads, KVM |
 //! | `config` | the configuration and the plan made of it | everything that runs |

@@ -231,7 +231,7 @@ fn a_device_whose_process_is_killed_is_lost_within_the_kernels_limit_and_restore
     set_message_limit("gone", 2);
     let killed = Instant::now();
     fixture.kill();
-    await_lost(&machine, PULSE + Duration::from_secs(60));
+    await_lost(&machine, PULSE + Duration::from_secs(20));
     println!("noticed after {:?}", killed.elapsed());
     assert!(!machine.net.link_up());
     // The worker signals the driver only after it has recorded the loss.

@@ -1,4 +1,4 @@
-//! A balloon as its driver and its host see it.
+//! A balloon as seen by its driver and by its host.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::Interrupts;
 use crate::discard::PAGE;
 use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
 
-/// The first page that tests give away. Rings and page numbers are below.
+/// The first page that tests return. Rings and page numbers are below.
 const FIRST: u64 = 2 << 20;
 /// The vector of configuration changes.
 const CONFIG_VECTOR: u16 = 3;
@@ -75,7 +75,7 @@ impl Guest {
         assert_eq!(used, count);
     }
 
-    /// Sends `pages` by `queue`, and waits for the answer.
+    /// Sends `pages` through `queue`, and waits until they are used.
     fn send(&mut self, queue: u16, pages: &[u32]) {
         let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
         self.queues[usize::from(queue)].send(BUFFERS, &bytes, &[]);
@@ -92,7 +92,7 @@ impl Guest {
         self.queues[0].memory.read_obj::<u64>(GuestAddress(page)).unwrap() != 0
     }
 
-    /// The pages that were given to the host, counted from [`FIRST`].
+    /// The pages returned to the host, counted from [`FIRST`].
     fn gone(&self) -> Vec<u64> {
         let pages = (FIRST..MEMORY).step_by(PAGE as usize);
         pages.filter(|page| !self.is_there(*page)).map(|page| (page - FIRST) / PAGE).collect()
@@ -176,7 +176,7 @@ fn chains_that_make_no_sense_are_given_back_and_counted() {
     guest.used(REPORT, 1);
     assert!(guest.gone().is_empty());
     eventually("counts", || guest.count(BalloonCounter::BadChains) == chains.len() as u64 + 1);
-    // As long as may be, over several descriptors that cut page numbers in two.
+    // The maximum length, in descriptors that split page numbers.
     let pages: Vec<u8> = (0..MAX_PAGES as u32).flat_map(|page| number(u64::from(page) % 300).to_le_bytes()).collect();
     guest.queues[0].send(BUFFERS, &pages, &[1, 1022, 3]);
     guest.used(INFLATE, 1);
@@ -269,7 +269,7 @@ fn the_size_that_the_driver_reported_is_saved() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// For any requests of a driver, exactly the pages that it named are gone.
+    /// For any requests of a driver, exactly the pages named are freed.
     #[test]
     fn exactly_the_pages_that_were_named_are_gone(
         chains in prop::collection::vec((any::<bool>(), prop::collection::vec(0..512u64, 1..40)), 1..10)

@@ -51,7 +51,7 @@ fn a_file_is_written_from_its_beginning() {
     assert!(error.starts_with("file=") && !error.contains('\n'), "{error}");
 }
 
-/// Result of opening `spec`, which must not wait.
+/// Opens `spec`, which must not block.
 fn open_at_once(spec: CharSpec) -> Result<CharDevice, CharError> {
     let opening = std::thread::spawn(move || CharDevice::open(&spec));
     let start = Instant::now();
@@ -69,7 +69,7 @@ fn a_fifo_that_nobody_reads_does_not_hold_up_the_start_and_is_heard_once_somebod
     mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let device = open_at_once(CharSpec::File(path.clone())).unwrap().with_patience(Duration::from_millis(100));
     for word in [b"one", b"two"] {
-        // That a reader leaves between the two changes nothing.
+        // A reader that disconnects between the two changes nothing.
         device.write(word);
         let mut bytes = [0; 3];
         File::open(&path).unwrap().read_exact(&mut bytes).unwrap();
@@ -120,7 +120,7 @@ fn input_that_has_not_come_is_not_waited_for() {
         while !reading.is_finished() && start.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // A read that waits ends with its input, as `Ok(0)`.
+        // A blocked read ends with its input, as `Ok(0)`.
         drop(writer);
         assert_eq!(reading.join().unwrap().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     });
@@ -205,7 +205,7 @@ fn output_between_two_clients_is_kept_for_the_second() {
     let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
     let first = UnixStream::connect(&path).unwrap();
     device.write(b"x");
-    // A child that another test starts may have the client's socket for a moment.
+    // A child that another test spawns may hold the client's socket for a moment.
     first.shutdown(Shutdown::Both).unwrap();
     drop(first);
     device.write(b"kept");
@@ -216,8 +216,8 @@ fn output_between_two_clients_is_kept_for_the_second() {
     assert_eq!(&bytes, b"kept too");
 }
 
-/// Output that a reader gets who opens the other end after `output` was written, while a thread waits as a console's
-/// does, and no more is written.
+/// Output that a reader gets if it opens the other end after `output` was written, while a thread waits as a console's
+/// does, and nothing else is written.
 fn read_later(device: &CharDevice, output: &[u8], open: impl FnOnce() -> Box<dyn Read>) -> Vec<u8> {
     output.chunks(5000).for_each(|part| device.write(part));
     let (wake, waker) = io::pipe().unwrap();
@@ -343,7 +343,7 @@ fn a_client_that_output_found_first_is_heard_by_who_waits_for_input() {
             assert_eq!(waiting.join().unwrap(), b"answer");
             client.shutdown(Shutdown::Both).unwrap();
         });
-        // Its end is noticed by the next who reads or writes.
+        // The next read or write notices the disconnect.
         assert!(device.read(&mut [0; 8]).is_err());
     }
 }
@@ -356,7 +356,7 @@ fn a_client_that_cannot_be_let_in_is_tried_again_without_haste() {
     let mut client = UnixStream::connect(&path).unwrap();
     client.write_all(b"x").unwrap();
     let Kind::Socket(socket) = &device.kind else { panic!("it is a socket") };
-    // As after an accept that failed: to exhaust the process's descriptors would fail other tests.
+    // As after a failed accept: exhausting the process's descriptors would make other tests fail.
     socket.short.store(true, Ordering::Relaxed);
     let start = Instant::now();
     assert!(!device.wait([], true).unwrap().input);

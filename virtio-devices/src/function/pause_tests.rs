@@ -1,4 +1,4 @@
-//! A pause by the host, which is neither a reset nor a register.
+//! A pause by the host, which is neither a reset nor a register change.
 
 use super::*;
 
@@ -77,7 +77,7 @@ fn queues_that_the_host_cannot_start_again_stay_paused_until_it_can() {
         assert!(!function.is_running() && !function.status().contains(Status::DEVICE_NEEDS_RESET));
     }
     assert_eq!(function.start_failures(), 0);
-    // What a driver does meanwhile starts nothing.
+    // Driver writes during the pause start nothing.
     function.device_mut().refuse = false;
     let _ = driver(&mut function).set_bus_master(false);
     let _ = driver(&mut function).set_bus_master(true);

@@ -5,7 +5,7 @@ use crate::{DeviceSpecific, DeviceState, PositionState, VectorState};
 
 type Change = fn(&mut DeviceState);
 
-/// Pauses the function and saves it, by way of text.
+/// Pauses the function and saves it, through its text form.
 fn save(function: &mut Plain) -> DeviceState {
     function.pause();
     join(function);

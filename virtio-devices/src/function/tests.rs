@@ -330,7 +330,7 @@ fn a_vector_that_may_be_sent_is_not_pending_and_its_signal_is_left_alone() {
     driver.init();
     driver.enable_msix(4);
     let eventfd = driver.device.transport.interrupts().eventfd(2).unwrap();
-    // KVM sends what waits in an eventfd when it gets to know it, and leaves the count there.
+    // KVM sends a signal that waits in an eventfd when the eventfd is registered, and leaves the count there.
     eventfd.write(1).unwrap();
     assert_eq!(driver.bar_read(4, 0x800, 4), 0);
     let _ = driver.set_bus_master(false);
@@ -401,7 +401,7 @@ fn a_conventional_reset_equals_power_on_and_is_idempotent() {
     assert_eq!(join(&mut function), 1);
 }
 
-/// B19: the end of a function that has nothing to do with SR-IOV.
+/// B19: the end of a function without SR-IOV.
 #[test]
 fn a_function_that_is_dropped_leaves_no_worker_behind() {
     let mut function = threaded();
@@ -418,7 +418,7 @@ fn a_device_whose_queues_cannot_be_is_refused() {
     assert_eq!(error, FunctionError::Queue(QueueError::Size { queue: 1, size: 100 }));
 }
 
-/// All that a guest can read of a function without side effects.
+/// Everything that a guest can read of a function without side effects.
 fn image(function: &Plain) -> Vec<u32> {
     let config = Dword::all().map(|reg| function.config.read(reg));
     let word = |bar, offset, len: usize| {

@@ -1,4 +1,4 @@
-//! Feature bits (`virtio 1.4 §5.1.3`, §6): the bits offered, and the offloads that negotiated bits stand for.
+//! Feature bits (`virtio 1.4 §5.1.3`, §6): the bits offered, and the offloads of negotiated bits.
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::*;
@@ -24,8 +24,8 @@ const ALWAYS: &[u32] = &[
     VIRTIO_NET_F_SPEED_DUPLEX,
 ];
 
-/// Pairs of a feature and the feature that it requires (`virtio 1.4 §5.1.3.1`): here, those that are of no use without
-/// the control queue, since a backend that runs the queues may refuse them otherwise. Requirements among offloads are
+/// Pairs of a feature and the feature that it requires (`virtio 1.4 §5.1.3.1`): here, those that are useless without
+/// the control queue, since a backend that runs the queues may otherwise refuse them. Requirements among offloads are
 /// not enforced: some drivers accept segments without checksums, and that works.
 pub(crate) const REQUIREMENTS: &[(u32, u32)] = &[
     (VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VQ),
@@ -95,8 +95,8 @@ pub(crate) fn offload_features(offloads: Offloads) -> u64 {
     taken.fold(0, |bits, (guest, host, _)| bits | 1 << guest | 1 << host | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)
 }
 
-/// Features that a NIC serves by itself for a backend that passes all frames: commands for the receive filter, which is
-/// best effort (`virtio 1.4 §5.1.6.5.1`), for the address and its announcement, and for the number of pairs.
+/// Features that a NIC implements itself for a backend that passes all frames: commands for the receive filter, which
+/// is best effort (`virtio 1.4 §5.1.6.5.1`), for the address and its announcement, and for the number of pairs.
 pub(crate) fn served_for_any() -> u64 {
     bits(COMMANDS) | bits(&[VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ])
 }

@@ -347,7 +347,7 @@ fn a_feature_without_one_that_it_needs_is_not_accepted() {
     }
 }
 
-/// virtio 1.4 §6.1: a device behind an IOMMU accepts no driver that would give it physical addresses.
+/// virtio 1.4 §6.1: a device behind an IOMMU accepts no driver that would use physical addresses.
 #[test]
 fn a_feature_that_is_required_is_offered_and_no_driver_is_accepted_without_it() {
     const ACCESS_PLATFORM: u64 = 1 << 33;

@@ -134,17 +134,20 @@ mod tests {
                 }
             })
         };
-        let goes_on = || {
-            let before = steps.load(Ordering::SeqCst);
-            while steps.load(Ordering::SeqCst) == before {
+        let wait_for = |is_there: &dyn Fn() -> bool| {
+            let start = std::time::Instant::now();
+            while !is_there() {
+                assert!(start.elapsed() < std::time::Duration::from_secs(60), "the thread does not move");
                 std::thread::yield_now();
             }
         };
+        let goes_on = || {
+            let before = steps.load(Ordering::SeqCst);
+            wait_for(&|| steps.load(Ordering::SeqCst) != before);
+        };
         let stands = || {
             // A thread past the gate takes a step before it is held.
-            while *gate.held.lock() == 0 {
-                std::thread::yield_now();
-            }
+            wait_for(&|| *gate.held.lock() > 0);
             let before = steps.load(Ordering::SeqCst);
             std::thread::sleep(std::time::Duration::from_millis(20));
             steps.load(Ordering::SeqCst) == before

@@ -1,4 +1,4 @@
-//! Files that are images, and files that are refused.
+//! Files that are accepted as images, and files that are refused.
 
 use std::fs;
 use std::io::Write;
@@ -69,10 +69,10 @@ fn what_is_behind_the_last_whole_block_is_hidden_and_kept() {
     file.write_all(&[7; 1100]).unwrap();
     let image = open_image(file.path(), WRITE).unwrap();
     assert_eq!((image.abilities().geometry.sectors, image.size()), (2, 1024));
-    // It changes hands at the size that the guest knows.
+    // The lock changes owners at the size that the guest knows.
     image.release().unwrap();
     image.take().unwrap();
-    // A size that there is no space for changes nothing.
+    // A failed resize changes nothing.
     assert!(matches!(image.resize(1 << 62), Err(ResizeError::TooLarge)));
     assert_eq!((fs::read(file.path()).unwrap(), image.size()), (vec![7; 1100], 1024));
     image.resize(1536).unwrap();
@@ -157,7 +157,7 @@ fn an_image_has_the_size_that_it_is_given_or_keeps_its_own() {
         assert!(matches!(image.resize(size), Err(ResizeError::TooLarge)), "{size}");
     }
     assert_eq!((len(), image.size()), (1 << 20, 1 << 20));
-    // What was added is locked as well.
+    // The added part is locked as well.
     image.resize(2 << 20).unwrap();
     let other = fs::File::options().write(true).read(true).open(file.path()).unwrap();
     assert!(try_lock(other.as_fd(), false, 3 << 19, 1).is_err());
@@ -191,7 +191,7 @@ fn a_lock_that_was_given_up_is_another_s_until_it_is_taken_again() {
     assert!(matches!(source.take(), Err(BlockError::InUse(_))));
     target.release().unwrap();
     source.take().unwrap();
-    // Who reads excludes no reader, and keeps its lock.
+    // A reader excludes no other reader, and keeps its lock.
     let readable = image(4096);
     let reader = Image::open_unlocked(readable.path(), READ).unwrap();
     reader.release().unwrap();

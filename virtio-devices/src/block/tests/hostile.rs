@@ -1,4 +1,4 @@
-//! Drivers that write nonsense.
+//! Drivers that send malformed requests.
 
 use proptest::prelude::*;
 use virtio_bindings::virtio_blk::*;
@@ -15,7 +15,7 @@ fn a_chain_without_a_place_for_a_status_is_dropped_and_counted() {
             &[(HEADER_AT, 16, 0)],
             &[(HEADER_AT, 16, 0), (BUFFERS, 512, 0)],
             &[(HEADER_AT, 16, 0), (STATUS_AT, 0, WRITE)],
-            // Beyond memory; what the driver reads before what it writes; longer than memory.
+            // Beyond memory; readable after writable; longer than memory.
             &[(HEADER_AT, 16, 0), (MEMORY - 256, 512, 0), (STATUS_AT, 1, WRITE)],
             &[(STATUS_AT, 1, WRITE), (HEADER_AT, 16, 0)],
             &[(HEADER_AT, 16, 0), (BUFFERS, u32::MAX, WRITE), (STATUS_AT, 1, WRITE)],
@@ -93,7 +93,7 @@ fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
     }
 }
 
-/// A descriptor that is nonsense more often than not, with a fair chance to be meant.
+/// A descriptor that is mostly invalid, and sometimes valid.
 fn descriptor() -> impl Strategy<Value = (u64, u32, u16, u16)> {
     let address =
         prop_oneof![2 => Just(HEADER_AT), 4 => BUFFERS..BUFFERS + 0x8000, 1 => 0..MEMORY + 0x1000, 1 => any::<u64>()];
@@ -121,7 +121,7 @@ proptest! {
             guest.kick(0);
             given += usize::from(head < 64);
         }
-        // Heads beyond the ring cannot be named in the used ring.
+        // The used ring cannot name heads beyond the ring.
         guest.wait_used(0, given);
         guest.stop();
         prop_assert!(!guest.interrupts.needs_reset());

@@ -21,7 +21,7 @@ fn limited(io_uring: bool, queues: u16, limits: RateLimits) -> Guest {
 }
 
 impl Guest {
-    /// Makes `count` requests for a sector available, and rings.
+    /// Makes `count` requests for a sector available, and rings the doorbell.
     fn ask(&mut self, queue: u16, count: usize) {
         self.put_header(VIRTIO_BLK_T_IN, 0);
         for _ in 0..count {
@@ -40,7 +40,7 @@ fn no_more_is_begun_than_the_limit_of_operations_lets_through() {
         guest.ask(0, 10);
         assert_eq!(guest.wait_used(0, 6).len(), 6);
         eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
-        // A worker that waits is stopped at once, and neither a new start nor a reset refills the bucket.
+        // A waiting worker stops at once, and neither a new start nor a reset refills the bucket.
         let features = guest.block.features();
         for _ in 0..3 {
             let waits = guest.count(BlockCounter::RateWaits);
@@ -129,7 +129,7 @@ fn disks_of_a_group_share_its_limits() {
     assert_eq!(guests[1].count(BlockCounter::ReadOps), 2);
 }
 
-/// The state of a disk after the bytes that it is saved as.
+/// The state of a disk after saving and loading.
 fn saved(block: &Block) -> DeviceSpecific {
     serde_json::from_str(&serde_json::to_string(&block.save()).unwrap()).unwrap()
 }

@@ -9,7 +9,7 @@ use crate::memory::Translate;
 const ENDPOINT: u32 = 0x108;
 const OTHER: u32 = 0x109;
 
-/// Finishes a change that no endpoint has a follower for.
+/// Finishes a change of endpoints without followers.
 fn finish(change: Change) {
     let (told, passes) = change.tell();
     assert_eq!(told, Ok(()));

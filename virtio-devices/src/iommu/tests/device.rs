@@ -1,4 +1,4 @@
-//! The device as its driver uses it.
+//! The device with its driver.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl Rig {
         self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
     }
 
-    /// Makes a request available, of which the device may write `room` bytes.
+    /// Makes a request available, with `room` device-writable bytes.
     fn offer(&mut self, bytes: &[u8], room: u32) {
         self.requests.memory.write_slice(bytes, GuestAddress(BUFFERS)).unwrap();
         self.requests.memory.write_slice(&[0xaa; 600], GuestAddress(REPLY)).unwrap();
@@ -70,7 +70,7 @@ impl Rig {
         reply
     }
 
-    /// Asks, and returns the status: it is there when the doorbell's write has returned.
+    /// Sends a request, and returns the status, which is written when the doorbell's write has returned.
     fn ask(&mut self, request: Request) -> u8 {
         self.offer(&encode(request), 4);
         assert!(self.device.rung(0));

@@ -15,14 +15,15 @@ use super::super::status::Status;
 use super::super::{Behind, Iommu};
 use super::properties::{PAGE, PAGES, carry_out, iommu, op, seen};
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
+use crate::net::testing::eventually;
 
-/// Mappings that a follower has.
+/// The mappings known to a follower.
 enum Known {
     Everything,
     Mapped(BTreeMap<u64, DmaMapping>),
 }
 
-/// A follower that can be told to refuse.
+/// A follower that can be made to fail.
 struct Copied {
     known: Mutex<Known>,
     refuses: AtomicBool,
@@ -41,7 +42,7 @@ impl Copied {
         if self.refuses.load(Ordering::Relaxed) { Err(NotFollowed) } else { Ok(()) }
     }
 
-    /// The target page of `page`, if it may be accessed so.
+    /// The target page of `page`, if `access` is allowed.
     fn at(&self, page: u64, access: Permissions) -> Option<u64> {
         match &*self.known.lock() {
             Known::Everything => Some(page),
@@ -135,9 +136,7 @@ fn what_one_request_takes_away_is_told_at_once_when_all_passes_have_ended() {
         let pass = behind.endpoint().begin();
         let all = Range { first: 0, last: u64::MAX };
         scope.spawn(move || iommu.carry_out(Request::Unmap { domain: 1, range: all }).unwrap());
-        while behind.endpoint().mapping(0x1000, Permissions::Read).is_some() {
-            thread::yield_now();
-        }
+        eventually("the mapping's removal", || behind.endpoint().mapping(0x1000, Permissions::Read).is_none());
         assert!(copied.removals.lock().is_empty(), "a thread may be about to pass on what it has looked up");
         drop(pass);
     });

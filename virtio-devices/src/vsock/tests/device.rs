@@ -186,7 +186,7 @@ fn a_restored_driver_is_told_that_its_connections_are_gone() {
     guest.vsock.restore(&DeviceSpecific::PowerOn, Some(FEATURES)).unwrap();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     guest.start();
-    // There is no buffer for the event yet, and one that is too short; another start does not lose it.
+    // There is no buffer for the event yet, then one that is too short; another start does not lose the event.
     guest.queues[2].add(&[(BUFFERS + (1 << 20), 2, WRITE)]);
     guest.kick();
     let queue = &mut guest.queues[2];

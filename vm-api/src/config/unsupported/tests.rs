@@ -100,7 +100,7 @@ fn a_key_is_in_the_table_or_supported() {
     }
 }
 
-/// A value of the command line that asks for nothing, and one that does.
+/// A value of the command line that requests nothing, and one that does.
 fn values(harmless: &Harmless) -> (String, String) {
     let values = |harmless: &str, other: &str| (harmless.to_string(), other.to_string());
     match harmless {
