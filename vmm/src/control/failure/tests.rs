@@ -1,4 +1,4 @@
-//! The status that a client gets for each error.
+//! HTTP status of each error.
 
 use std::io;
 
