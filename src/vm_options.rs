@@ -225,7 +225,9 @@ pub(crate) struct VmOptions {
         action = ArgAction::Append,
         requires = "payload",
         help_heading = MACHINE,
-        long_help = keys::<PciSegmentConfig>("Weight of each PCI segment's share of the address space for PCI memory. Repeat for more")
+        long_help = keys::<PciSegmentConfig>(
+            "Weight of each PCI segment's share of the address space for PCI memory. Repeat for more"
+        )
     )]
     pci_segment: Vec<String>,
 

@@ -1,11 +1,11 @@
 //! The emulators of first-level machines: copies of QEMU with one bug patched, in this machine's 7.2 and in Debian's
 //! newest, 11.1.
 //!
-//! When VMRUN injects an external interrupt, `helper_vmrun` in QEMU's `target/i386/tcg/sysemu/svm_helper.c` (later
-//! `system`) delivers it at once, but leaves its vector in `exception_index`. If nothing else sets that before the CPU
-//! loop next exits, the interrupt is delivered a second time, even while the guest has interrupts disabled. A guest
-//! that holds a spin lock or writes the time then deadlocks. If the clock counts instructions, the loop exits whenever
-//! a timer is due, and every second measurement hung.
+//! QEMU delivers an external interrupt that VMRUN injects at once, in `helper_vmrun` of
+//! `target/i386/tcg/sysemu/svm_helper.c` (later `system`), but leaves its vector in `exception_index`. If nothing else
+//! sets that before the CPU loop next exits, the interrupt is delivered a second time, even while the guest has
+//! interrupts disabled. A guest that holds a spin lock or writes the time then deadlocks. If the clock counts
+//! instructions, the loop exits whenever a timer is due, and every second measurement hung.
 //!
 //! With a real clock it takes a race: another thread asks for an interrupt after the loop has looked for interrupts and
 //! before it looks for requests to exit. The tests of VFs with an igb of 11.1 failed so in 2 of 36 runs. In one, a
