@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_the_standard_library_did_not_start_has_its_name_too() {
+    fn a_thread_not_started_by_the_standard_library_has_its_name() {
         let line = || line("{thread}", "");
         assert_eq!(
             std::thread::Builder::new().name("std's".to_string()).spawn(line).unwrap().join().unwrap(),

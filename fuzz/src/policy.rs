@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn under_each_seeds_policy_some_frames_pass_and_under_all_but_an_open_one_some_do_not() {
+    fn seed_policies_pass_frames_and_only_an_open_one_drops_none() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
         assert!(done.iter().all(|(passed, dropped)| *passed > 0 && passed + dropped == 10), "{done:?}");
         assert_eq!(done[0].1, 0, "{done:?}");

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_with_changed_tables_are_opened_and_one_with_a_changed_header_is_not() {
+    fn seeds_with_changed_tables_open_and_a_changed_header_fails() {
         for seed in seeds() {
             assert!(run_to_end(&seed).is_some_and(|succeeded| succeeded > 0), "{seed:?}");
         }

@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_reach_honest_ports_but_for_spoofed_frames_and_invalid_rings() {
+    fn seeds_reach_honest_ports_except_by_spoofs_and_invalid_rings() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
         assert_eq!(done, [(1, 2, 0), (1, 1, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (2, 2, 0), (8, 0, 33)]);
     }

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_functions_and_odd_accesses_read_all_ones_and_drop_writes() {
+    fn absent_functions_and_odd_accesses_read_ones_and_drop_writes() {
         let (topology, memory) = topology();
         let absent = [ecam("00:03.1", 0), ecam("00:02.0", 0), ecam("7f:00.0", 0), 1 << 28, u64::MAX - 3];
         let odd = [ecam("00:03.0", 1), ecam("00:03.0", 2)];

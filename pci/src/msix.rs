@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_structures_take_16_bytes_a_vector_and_8_for_64_pending_bits() {
+    fn msix_tables_take_16_bytes_a_vector_and_pbas_8_per_64_vectors() {
         let bar = BarIndex::ALL[4];
         let lens = |vectors| {
             let shape = MsixShape { vectors, table: (bar, 0), pba: (bar, 0x8000) };

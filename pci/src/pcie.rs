@@ -171,7 +171,7 @@ mod tests {
 
     /// G33: the link of a VF is its PF's.
     #[test]
-    fn a_vf_has_the_link_capabilities_of_its_pf_and_no_control_of_it() {
+    fn a_vf_shows_its_pfs_link_capabilities_and_cannot_control_it() {
         let port = endpoint(LinkSpeed::Gt5_0, LinkWidth::X2);
         let (pf, mut vf) = (Pcie::new(&port, false), Pcie::new(&port, true));
         for offset in [0x00, 0x04, 0x0c, 0x24, 0x2c] {

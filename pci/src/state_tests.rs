@@ -126,7 +126,7 @@ fn a_function_in_d3hot_comes_back_in_d3hot() {
 }
 
 #[test]
-fn what_software_could_not_have_written_is_refused_and_changes_nothing() {
+fn a_state_software_cannot_write_is_refused_and_changes_nothing() {
     let changes: [fn(&mut ConfigState); 14] = [
         |state| state.version = 2,
         |state| state.command = 1,

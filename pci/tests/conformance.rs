@@ -279,7 +279,7 @@ fn every_vf_reads_all_ones_where_its_ids_are() {
 
 /// G15, B16: memory of each VF by its address, with VF BARs above 4 GiB.
 #[test]
-fn an_address_above_4_gib_belongs_to_the_vf_whose_slice_it_is_in() {
+fn an_address_above_4_gib_belongs_to_the_vf_of_its_slice() {
     let segment = Segment::new(8);
     for (bar, high) in [(2, 0x80), (4, 0x90)] {
         let _ = segment.write(PF, SRIOV + 0x24 + 4 * bar, 4, 0xf000_0000);

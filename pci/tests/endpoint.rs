@@ -129,7 +129,7 @@ fn acs_and_ari_have_nothing_to_control() {
 
 /// G27: with and without ARI Forwarding, the port hides no VF, and only functions that do not exist are hidden.
 #[test]
-fn every_vf_is_reachable_whether_the_port_forwards_by_ari_or_not() {
+fn every_vf_is_reachable_with_and_without_ari_forwarding() {
     let mut port = Port::new(300);
     assert_eq!(port.enable_vfs(300).vfs, Some(VfChange::Enabled { num_vfs: 300 }));
     let expected: Vec<_> = std::iter::once(0x100).chain(0x200..0x200 + 300).collect();

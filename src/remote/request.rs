@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_vm_gets_copies_of_descriptors_in_the_order_of_their_places() {
+    fn restore_passes_descriptors_in_the_order_of_their_options() {
         let open = [(); 3].map(|()| std::fs::File::open("/dev/null").unwrap());
         let [a, b, c] = open.each_ref().map(std::os::fd::AsRawFd::as_raw_fd);
         let keys = format!("source_url=/s,net_fds=[n@[{a},{b}]],backends=[pf0/0@fd=[{c}]],resume=on");

@@ -17,7 +17,7 @@ fn sent(tap: &str) -> u32 {
 
 /// For a driver that does not announce itself, the program does, exactly five times.
 #[test]
-fn a_restored_nic_is_announced_at_its_new_tap_for_a_driver_that_does_not() {
+fn a_restored_nic_is_announced_for_a_driver_that_does_not() {
     let Driven { vmm, mut client } = Driven::start(Command::new(BINARY), "announa", &json!({}));
     let path = vmm.files.path("saved");
     fs::create_dir(&path).unwrap();

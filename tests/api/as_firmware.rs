@@ -213,7 +213,7 @@ fn disks_of_each_kind(vmm: &Vmm) -> [Value; 4] {
 }
 
 #[test]
-fn a_guest_like_firmware_reads_each_disk_and_again_after_reboots() {
+fn a_firmware_like_guest_reads_each_disk_also_after_reboots() {
     for option in ["firmware", "kernel"] {
         let vmm = Vmm::start();
         let disks = disks_of_each_kind(&vmm);

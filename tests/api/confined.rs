@@ -147,7 +147,7 @@ fn every_call_that_was_made_is_one_that_its_thread_may_make() {
 
 /// An exploit's view: each thread of a VM under its filter and Landlock, with registers set by the exploit.
 #[test]
-fn a_thread_that_was_taken_over_reaches_nothing_outside_of_its_vm() {
+fn a_compromised_thread_reaches_nothing_outside_its_vm() {
     let driven = Driven::start(command(&[]), "apisec1", &json!({"landlock_enable": true}));
     let pid = driven.vmm.pid();
     // Another VMM of the same user.
@@ -182,7 +182,7 @@ fn the_exploits_table_has_the_attempts_that_are_made() {
 }
 
 #[test]
-fn a_call_that_is_not_allowed_ends_the_program_with_a_line_that_names_thread_and_call() {
+fn a_denied_call_ends_the_program_and_logs_thread_and_call() {
     for (option, ends) in [(&[][..], true), (&["--seccomp", "errno"], false)] {
         let mut driven = Driven::start(command(option), "apisec2", &json!({}));
         for name in ["__rng_q0", "vcpu0"] {

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::vmm::{Vmm, reasons};
 
 #[test]
-fn a_disk_is_resized_while_the_vm_runs_or_keeps_its_size_and_the_client_hears_why() {
+fn a_disk_resizes_live_or_keeps_its_size_with_a_reason() {
     let vmm = Vmm::start();
     let path = vmm.files.path("disk");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -59,7 +59,7 @@ fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_qcow2_disk_of_no_type_grows_and_one_over_another_is_refused() {
+fn an_untyped_qcow2_disk_grows_and_one_over_another_is_refused() {
     let vmm = Vmm::start();
     let path = vmm.files.path("disk");
     let folder = path.parent().unwrap();
@@ -96,7 +96,7 @@ fn a_qcow2_disk_of_no_type_grows_and_one_over_another_is_refused() {
 }
 
 #[test]
-fn settings_of_disks_are_kept_and_a_disk_without_holes_has_its_space() {
+fn disk_settings_are_kept_and_a_nonsparse_disk_is_allocated() {
     let vmm = Vmm::start();
     let path = vmm.files.path("disk");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();

@@ -95,7 +95,7 @@ fn four_threads_of_a_core_boot() {
 }
 
 #[test]
-fn slot_0_of_another_segment_has_a_device_from_the_start_or_later() {
+fn slot_0_of_another_segment_takes_a_device_at_boot_or_later() {
     let vmm = boots(&json!({"platform": {"num_pci_segments": 3}, "rng": {"pci_segment": 1, "pci_device_id": 0}}), &[]);
     let mut client = vmm.client();
     let tree = &client.get("vm.info").expect(200)["device_tree"];

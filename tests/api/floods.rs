@@ -42,7 +42,7 @@ fn events(file: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_guest_that_reboots_without_end_fills_neither_the_log_nor_the_events() {
+fn endless_guest_reboots_fill_neither_the_log_nor_the_events() {
     let folder = tempfile::tempdir().unwrap();
     let [log, monitor] = ["log", "events"].map(|name| folder.path().join(name));
     let mut command = Command::new(BINARY);
@@ -71,7 +71,7 @@ fn a_guest_that_reboots_without_end_fills_neither_the_log_nor_the_events() {
 }
 
 #[test]
-fn a_full_disk_holds_whole_events_and_gets_the_next_ones_when_it_has_room() {
+fn a_full_disk_keeps_events_whole_and_takes_more_given_room() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Disk::new(folder.path().join("disk"), "4k");
     let file = disk.0.join("events");

@@ -35,7 +35,7 @@ fn removed(client: &mut Client, id: &str) {
 }
 
 #[test]
-fn a_confined_vm_reboots_boots_again_and_takes_what_its_rules_name() {
+fn a_confined_vm_reboots_boots_again_and_adds_what_rules_name() {
     let vmm = Vmm::start();
     let _tap = Kept::new("apill0");
     let folder = vmm.files.path("later");
@@ -89,7 +89,7 @@ fn a_confined_vm_reboots_boots_again_and_takes_what_its_rules_name() {
 }
 
 #[test]
-fn a_device_beyond_the_rules_is_refused_with_its_path_and_what_to_do() {
+fn a_device_beyond_the_rules_is_refused_with_path_and_remedy() {
     let vmm = Vmm::start();
     let mut client = vmm.boot_config(&confined(&vmm, &json!({"disks": [disk(&vmm, "a")]})));
     // Not in the folder of the API's socket, where creating files is allowed.

@@ -94,7 +94,7 @@ fn with_small_files(blocks: u64) -> Command {
 }
 
 #[test]
-fn a_snapshot_beyond_the_limit_of_a_file_fails_and_the_vm_goes_on() {
+fn a_snapshot_over_the_file_size_limit_fails_and_the_vm_resumes() {
     // 1 MiB, while the guest has 64 MiB.
     let vmm = Vmm::of(with_small_files(2048));
     let mut client = vmm.boot(json!([]));
@@ -111,7 +111,7 @@ fn a_snapshot_beyond_the_limit_of_a_file_fails_and_the_vm_goes_on() {
 }
 
 #[test]
-fn an_image_beyond_the_limit_of_a_file_fails_as_a_full_disk_does() {
+fn an_image_over_the_file_size_limit_fails_like_a_full_disk() {
     // An image without data takes 192 KiB and some bytes, and the first write takes another cluster of 64 KiB.
     let driven = Driven::start(with_small_files(400), "limfs0", &json!({}));
     let log = driven.vmm.files.path("log");

@@ -105,7 +105,7 @@ pub(crate) fn send(client: &mut Client, url: &str) {
 }
 
 #[test]
-fn a_guest_goes_on_at_the_target_and_its_source_has_no_vm_any_more() {
+fn a_migrated_guest_runs_at_the_target_and_the_source_has_no_vm() {
     let (source, mut client) = source();
     let target = Vmm::start();
     let mut there = receive(&target, &url(&target));
@@ -136,7 +136,7 @@ fn a_guest_goes_on_at_the_target_and_its_source_has_no_vm_any_more() {
 }
 
 #[test]
-fn a_guest_moves_over_tcp_with_several_connections_and_stays_paused_if_it_was() {
+fn a_paused_guest_stays_paused_over_several_tcp_connections() {
     let (_source, mut client) = source();
     client.put("vm.pause").expect(204);
     let target = Vmm::start();
@@ -181,7 +181,7 @@ pub(crate) fn writer() -> (Vmm, Client) {
 }
 
 #[test]
-fn a_guest_that_writes_faster_than_the_connection_is_slowed_down_until_the_time_is_up() {
+fn a_guest_that_writes_too_fast_is_throttled_until_the_timeout() {
     let (vmm, mut client) = writer();
     let _target = Target::listen(&vmm.files.path("migration"), Ends::Slow);
     let body = json!({"destination_url": url(&vmm), "downtime_ms": 20, "timeout_s": 30});
@@ -195,7 +195,7 @@ fn a_guest_that_writes_faster_than_the_connection_is_slowed_down_until_the_time_
 }
 
 #[test]
-fn a_migration_that_ignores_the_time_stops_the_guest_for_as_long_as_it_takes() {
+fn an_ignored_timeout_lets_the_downtime_last_as_long_as_needed() {
     let (vmm, mut client) = writer();
     let _target = Target::listen(&vmm.files.path("migration"), Ends::Slow);
     let body = json!({"destination_url": url(&vmm), "downtime_ms": 20, "timeout_s": 0, "timeout_strategy": "Ignore"});
@@ -217,7 +217,7 @@ fn restarting() -> Vec<u8> {
 }
 
 #[test]
-fn a_guest_that_restarts_stands_still_until_it_has_moved_or_has_not() {
+fn a_guest_restart_waits_for_the_migration_to_end_either_way() {
     let (vmm, starts) = (Vmm::start(), |vmm: &Vmm| fs::read(vmm.files.path("serial")).unwrap_or_default().len());
     let mut config = config(&vmm);
     config["payload"]["kernel"] = json!(vmm.files.kernel(&restarting()));
@@ -282,7 +282,7 @@ fn what_cannot_be_honoured_is_refused_in_one_line() {
 }
 
 #[test]
-fn memory_in_a_file_goes_to_one_without_data_and_never_to_that_which_the_guest_uses() {
+fn file_memory_goes_to_an_empty_file_and_never_to_one_in_use() {
     const SIZE: u64 = 64 << 20;
     let (source, target) = (Vmm::start(), Vmm::start());
     let file = source.files.sparse("zone", SIZE);
@@ -307,7 +307,7 @@ fn memory_in_a_file_goes_to_one_without_data_and_never_to_that_which_the_guest_u
 }
 
 #[test]
-fn a_guest_that_was_restored_on_demand_is_sent_once_all_its_memory_is_there() {
+fn a_guest_restored_on_demand_is_sent_once_its_memory_is_read() {
     let (vmm, mut client) = source();
     let folder = vmm.files.path("saved");
     fs::create_dir(&folder).unwrap();
@@ -326,7 +326,7 @@ fn a_guest_that_was_restored_on_demand_is_sent_once_all_its_memory_is_there() {
 }
 
 #[test]
-fn while_a_vm_is_sent_it_is_not_changed_and_ends_at_once_when_it_is_cancelled() {
+fn a_vm_being_sent_refuses_changes_and_cancels_at_once() {
     let (vmm, mut client) = source();
     let target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);
     send(&mut client, &url(&vmm));
@@ -353,7 +353,7 @@ fn while_a_vm_is_sent_it_is_not_changed_and_ends_at_once_when_it_is_cancelled() 
 }
 
 #[test]
-fn a_target_that_fails_at_any_stage_before_go_leaves_the_guest_where_it_was() {
+fn a_target_that_fails_before_go_leaves_the_guest_at_the_source() {
     let (vmm, mut client) = source();
     for ends in Ends::BEFORE_GO {
         let _ = fs::remove_file(vmm.files.path("migration"));
@@ -375,7 +375,7 @@ fn a_target_that_fails_at_any_stage_before_go_leaves_the_guest_where_it_was() {
 }
 
 #[test]
-fn a_target_that_is_lost_after_go_leaves_it_unknown_until_a_user_forces_the_source() {
+fn a_target_lost_after_go_leaves_the_state_unknown_until_forced() {
     let (vmm, mut client) = source();
     let _target = Target::listen(&vmm.files.path("migration"), Ends::DiesAfterGo);
     send(&mut client, &url(&vmm));
@@ -419,7 +419,7 @@ fn a_target_can_be_cancelled_and_leaves_nothing() {
 }
 
 #[test]
-fn a_source_that_is_no_source_or_dies_leaves_a_target_without_a_vm() {
+fn an_invalid_or_dying_source_leaves_no_vm_at_the_target() {
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 

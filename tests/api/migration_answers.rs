@@ -122,7 +122,7 @@ fn source(tap: &str, memory: Value) -> (Vmm, Client) {
 }
 
 #[test]
-fn who_asks_is_answered_from_the_greeting_to_the_end_at_both_sides() {
+fn both_sides_answer_requests_throughout_a_migration() {
     // All of it is allocated, so that sending and freeing it takes a while.
     let (one, mut client) = source("answfrom", json!({"size": 256 << 20, "prefault": true}));
     let other = stays();

@@ -164,7 +164,7 @@ fn send(client: &mut Client, url: &str, local: bool) {
 }
 
 #[test]
-fn what_a_backend_keeps_beside_its_queues_goes_to_the_targets_backend() {
+fn backend_state_beyond_its_queues_goes_to_the_targets_backend() {
     for local in [false, true] {
         let (_source, mut client, backend) = source(0, true);
         let target = Vmm::start();
@@ -193,7 +193,7 @@ fn a_snapshot_leaves_the_backend_what_it_has() {
 }
 
 #[test]
-fn a_target_whose_backend_cannot_take_the_state_is_refused_before_a_page_is_sent() {
+fn a_backend_that_cannot_load_state_is_refused_before_any_page() {
     let (_source, mut client, backend) = source(0, true);
     let target = Vmm::start();
     let other = Backend::listen(&target.files.path("backend"), LOG_SHMFD, 0, false);

@@ -112,7 +112,7 @@ pub(crate) fn ended(client: &mut Client) -> Value {
 }
 
 #[test]
-fn whatever_happens_before_go_the_guest_runs_at_its_source_and_nowhere_else() {
+fn any_harm_before_go_leaves_the_guest_only_at_its_source() {
     let (source, mut client) = source();
     let mut points = 0;
     let mut slowest = Duration::ZERO;
@@ -157,7 +157,7 @@ fn whatever_happens_before_go_the_guest_runs_at_its_source_and_nowhere_else() {
 }
 
 #[test]
-fn a_source_that_is_killed_before_go_leaves_no_guest_behind_at_the_target() {
+fn a_source_killed_before_go_leaves_no_guest_at_the_target() {
     for point in [&Point::BEFORE_GO[..], &[Point::GO]].concat() {
         let (mut source, mut client) = source();
         let mut moving = Moving::to(&source, &mut client, point);
@@ -177,7 +177,7 @@ fn a_source_that_is_killed_before_go_leaves_no_guest_behind_at_the_target() {
 }
 
 #[test]
-fn when_go_is_lost_on_its_way_nobody_runs_the_guest_until_a_user_has_looked() {
+fn after_a_lost_go_neither_side_runs_the_guest_until_forced() {
     for harm in [Harm::KillsTarget, Harm::Cuts, Harm::Halves] {
         let (source, mut client) = source();
         let mut moving = Moving::to(&source, &mut client, Point::GO);
@@ -192,7 +192,7 @@ fn when_go_is_lost_on_its_way_nobody_runs_the_guest_until_a_user_has_looked() {
 }
 
 #[test]
-fn when_the_answer_to_go_is_lost_the_target_runs_the_guest_and_its_source_does_not() {
+fn after_a_lost_reply_to_go_only_the_target_runs_the_guest() {
     for harm in [Harm::Cuts, Harm::Halves, Harm::KillsSource] {
         let (mut source, mut client) = source();
         let mut moving = Moving::to(&source, &mut client, Point::RUNNING);
@@ -228,7 +228,7 @@ fn a_cancel_while_the_answer_to_go_is_on_its_way_comes_too_late() {
 }
 
 #[test]
-fn a_target_that_is_cancelled_when_go_is_on_its_way_gives_the_guest_back() {
+fn a_target_cancelled_while_go_is_under_way_returns_the_guest() {
     let (source, mut client) = source();
     let mut moving = Moving::to(&source, &mut client, Point::GO);
     moving.harm(Harm::CancelsTarget, &mut client);
@@ -240,7 +240,7 @@ fn a_target_that_is_cancelled_when_go_is_on_its_way_gives_the_guest_back() {
 }
 
 #[test]
-fn a_connection_that_stands_still_ends_the_migration_and_a_source_that_is_slow_does_not() {
+fn a_stalled_connection_ends_the_migration_a_slow_one_does_not() {
     let (source, mut client) = source();
     // The connection stays open, but nothing arrives: 8 s of silence.
     for point in [Point::Frame(2, 0), Point::Frame(6, 0)] {

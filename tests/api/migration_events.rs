@@ -64,7 +64,7 @@ fn end<'a>(events: &'a [Value], name: &str) -> (&'a str, &'a str) {
 }
 
 #[test]
-fn a_guest_that_moves_is_told_of_from_the_request_to_its_end_at_the_source() {
+fn a_migration_reports_events_from_its_request_to_the_shutdown() {
     let ((source, mut client), target) = (source(), telling());
     let mut there = receive(&target, &url(&target));
     send(&mut client, &url(&target));
@@ -103,7 +103,7 @@ fn a_migration_that_is_cancelled_is_told_of_with_who_ended_it() {
 }
 
 #[test]
-fn a_migration_that_fails_is_told_of_with_the_same_reason_at_both_sides() {
+fn a_failed_migration_reports_the_same_reason_at_both_sides() {
     let ((source, mut client), target) = (source(), telling());
     // The file for the guest's serial port cannot be created there.
     fs::create_dir(target.files.path("serial")).unwrap();
@@ -122,7 +122,7 @@ fn a_migration_that_fails_is_told_of_with_the_same_reason_at_both_sides() {
 }
 
 #[test]
-fn a_migration_of_which_nobody_knows_is_told_of_and_again_when_a_user_has_decided() {
+fn an_unknown_outcome_is_reported_and_then_the_users_decision() {
     let (source, mut client) = source();
     let _target = Target::listen(&source.files.path("migration"), Ends::DiesAfterGo);
     send(&mut client, &url(&source));

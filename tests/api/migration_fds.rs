@@ -39,7 +39,7 @@ fn kinds(client: &mut Client) -> [Value; 2] {
 }
 
 #[test]
-fn taps_by_descriptors_are_given_to_the_target_beside_its_request() {
+fn taps_by_descriptor_come_to_the_target_with_its_request() {
     let (source, target) = (vmm(), vmm());
     let mut client = source.boot(json!([{"id": "pf0", "tap": "mfda", "sriov_vfs": 2}]));
     client.ask("PUT", "vm.add-net", Some(&json!({"id": "n"})), &queues(&["mfdan"])).expect(200);

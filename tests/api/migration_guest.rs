@@ -112,7 +112,7 @@ fn assert_waits_for_others(target: &Vmm, there: &mut Client) {
 }
 
 #[test]
-fn a_guest_that_powers_off_while_it_is_sent_is_off_at_its_source_and_never_at_the_target() {
+fn a_guest_that_powers_off_while_sent_is_off_only_at_its_source() {
     let mut source = Waiting::start(&["--no-shutdown"]);
     let (target, _memory) = place(&["--no-shutdown"]);
     let mut there = receive(&target, &url(&target));
@@ -134,7 +134,7 @@ fn a_guest_that_powers_off_while_it_is_sent_is_off_at_its_source_and_never_at_th
 }
 
 #[test]
-fn a_program_that_ends_with_its_guest_ends_so_while_that_is_sent() {
+fn a_vmm_that_ends_with_its_guest_does_so_during_a_migration() {
     let mut source = Waiting::start(&[]);
     let (target, _memory) = place(&["--no-shutdown"]);
     let mut there = receive(&target, &url(&target));
@@ -145,7 +145,7 @@ fn a_program_that_ends_with_its_guest_ends_so_while_that_is_sent() {
 }
 
 #[test]
-fn a_guest_that_restarts_while_it_is_sent_does_so_once_where_it_is_in_the_end() {
+fn a_guest_that_restarts_while_sent_restarts_once_where_it_ends() {
     let mut source = Waiting::start(&["--no-shutdown"]);
     let (target, memory) = place(&["--no-shutdown"]);
     // The migration fails: at the source.

@@ -43,7 +43,7 @@ fn a_cancel_ends_a_migration_that_nobody_answers() {
 }
 
 #[test]
-fn whatever_ends_a_migration_over_a_slow_network_the_guest_goes_on_at_its_source() {
+fn a_guest_stays_at_its_source_if_a_slow_migration_ends_early() {
     // It keeps writing to 32 MiB, and 4 MiB/s are sent.
     let (vmm, mut client) = writer();
     for harm in TO_OTHERS {
@@ -79,7 +79,7 @@ fn a_guest_that_writes_little_goes_over_a_slow_network() {
 }
 
 #[test]
-fn whatever_ends_a_migration_while_its_disk_goes_over_the_source_has_it_with_its_lock() {
+fn a_source_keeps_disk_and_lock_if_the_handover_ends_early() {
     let folder = tempfile::tempdir().unwrap();
     let (path, disk) = raw_image(&folder);
     let (vmm, mut client) = disk_source(&disk);

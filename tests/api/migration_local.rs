@@ -28,7 +28,7 @@ fn send(client: &mut Client, url: &str) {
 }
 
 #[test]
-fn a_guest_goes_over_in_the_memory_that_it_has_and_no_page_is_sent() {
+fn a_local_migration_passes_the_memory_and_sends_no_page() {
     let (source, mut client) = source();
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");

@@ -211,7 +211,7 @@ fn differing(one: &File, other: &File) -> Vec<u64> {
 }
 
 #[test]
-fn all_pages_of_both_sides_are_equal_when_the_guest_changes_hands() {
+fn all_pages_of_both_sides_are_equal_at_the_handover() {
     let mut pair = Pair::start("eq", "");
     assert_eq!(pair.moves(), [] as [u64; 0]);
 }
@@ -231,7 +231,7 @@ fn pages_differ_if_those_that_own_threads_write_are_not_noted() {
 }
 
 #[test]
-fn pages_differ_if_those_that_a_vhost_user_backend_writes_are_not_noted() {
+fn pages_differ_if_vhost_user_backend_writes_are_not_logged() {
     let mut pair = Pair::start("us", "vhost-user");
     let pages = pair.moves();
     assert!(pages.contains(&(u64::from(RINGS_AT + RINGS_OF_NIC + 0x2000) / PAGE as u64)), "{pages:?}");

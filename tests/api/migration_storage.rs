@@ -166,7 +166,7 @@ fn moves_while_it_writes(disk: &Value, path: &Path) {
 }
 
 #[test]
-fn a_raw_disk_that_is_written_goes_over_with_its_lock_and_loses_nothing() {
+fn a_raw_disk_under_writes_moves_with_its_lock_and_all_data() {
     let folder = tempfile::tempdir().unwrap();
     let (path, disk) = raw_image(&folder);
     moves_while_it_writes(&disk, &path);
@@ -175,7 +175,7 @@ fn a_raw_disk_that_is_written_goes_over_with_its_lock_and_loses_nothing() {
 }
 
 #[test]
-fn a_qcow2_image_that_is_written_goes_over_with_what_was_kept_of_it_in_memory() {
+fn a_qcow2_image_under_writes_moves_with_its_cached_state() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let qemu_img = |arguments: &[&str]| {
@@ -218,7 +218,7 @@ fn whatever_fails_leaves_the_lock_of_the_disk_with_the_source() {
 }
 
 #[test]
-fn a_guest_whose_disk_another_program_took_stays_paused_until_it_has_it_again() {
+fn a_guest_whose_disk_is_taken_stays_paused_until_it_is_free() {
     let folder = tempfile::tempdir().unwrap();
     let (path, disk) = raw_image(&folder);
     let (vmm, mut client) = source(&disk);
@@ -241,7 +241,7 @@ fn a_guest_whose_disk_another_program_took_stays_paused_until_it_has_it_again() 
 }
 
 #[test]
-fn a_target_that_cannot_take_the_lock_gives_the_guest_back_and_it_is_resumed_when_its_disk_is_free() {
+fn a_guest_returned_without_its_lock_resumes_once_disk_is_free() {
     let folder = tempfile::tempdir().unwrap();
     let (path, disk) = raw_image(&folder);
     let (vmm, mut client) = source(&disk);
@@ -271,7 +271,7 @@ fn hold(file: &File, kind: libc::c_int) -> bool {
 }
 
 #[test]
-fn persistent_memory_goes_over_and_what_would_be_lost_of_it_is_refused() {
+fn pmem_moves_and_pmem_that_would_lose_data_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pmem");
     File::create(&file).unwrap().set_len(2 << 20).unwrap();

@@ -29,7 +29,7 @@ fn send(client: &mut Client, port: u32, tls_dir: &Value) {
 }
 
 #[test]
-fn a_guest_moves_over_encrypted_connections_and_no_stranger_is_taken_for_its_source_or_target() {
+fn a_guest_moves_over_tls_and_untrusted_peers_are_refused() {
     let port = 10_000 + std::process::id() % 1_900;
     let (vmm, mut client) = source();
     let (one, other) = (Authority::new("one"), Authority::new("other"));
@@ -72,7 +72,7 @@ fn a_guest_moves_over_encrypted_connections_and_no_stranger_is_taken_for_its_sou
 }
 
 #[test]
-fn certificates_that_cannot_be_used_are_named_before_anything_begins() {
+fn unusable_certificates_are_named_before_a_migration_starts() {
     let (vmm, mut client) = source();
     let target = Vmm::start();
     let mut there = target.client();

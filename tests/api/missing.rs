@@ -47,7 +47,7 @@ fn events(folder: &Vmm) -> String {
 }
 
 #[test]
-fn a_vf_without_its_backend_comes_back_without_a_link_and_is_given_one_later() {
+fn a_vf_with_a_missing_backend_restores_down_and_gets_one_later() {
     let source = Vmm::start();
     let (_, url) = saved(&source, "missa", &json!([{"index": 1, "vhost_user": false, "tap": "missaone"}]));
     // Another program has the tap of VF 1 now.
@@ -94,7 +94,7 @@ fn a_vf_without_its_backend_comes_back_without_a_link_and_is_given_one_later() {
 }
 
 #[test]
-fn a_backend_is_left_out_when_asked_for_and_given_as_descriptors_while_the_vm_is_paused() {
+fn a_backend_left_out_on_request_is_given_by_fd_while_paused() {
     let source = Vmm::start();
     let (_, url) = saved(&source, "missb", &json!([]));
     let target = Vmm::start();
@@ -118,7 +118,7 @@ fn a_backend_is_left_out_when_asked_for_and_given_as_descriptors_while_the_vm_is
 }
 
 #[test]
-fn what_cannot_be_a_backend_is_refused_in_one_line_and_the_vf_stays_without() {
+fn an_invalid_backend_is_refused_in_one_line_and_not_attached() {
     let source = Vmm::start();
     let (_, url) = saved(&source, "missc", &json!([]));
     let target = Vmm::start();
@@ -147,7 +147,7 @@ fn what_cannot_be_a_backend_is_refused_in_one_line_and_the_vf_stays_without() {
 }
 
 #[test]
-fn a_vf_that_awaits_descriptors_awaits_them_after_another_snapshot_too() {
+fn a_vf_that_awaits_descriptors_still_does_after_a_snapshot() {
     let source = Vmm::start();
     let path = source.files.path("saved");
     fs::create_dir(&path).unwrap();
@@ -175,7 +175,7 @@ fn a_vf_that_awaits_descriptors_awaits_them_after_another_snapshot_too() {
 
 /// A VM with shared memory, whose VF 0 is a vhost-user NIC without a peer.
 #[test]
-fn a_peer_that_does_not_come_is_missing_and_another_that_does_not_answer_is_refused() {
+fn an_absent_peer_is_missing_and_a_mute_one_is_refused() {
     let source = Vmm::start();
     let path = source.files.path("saved");
     fs::create_dir(&path).unwrap();

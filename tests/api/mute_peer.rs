@@ -84,7 +84,7 @@ fn nothing_is_left(vmm: &Vmm) {
 }
 
 #[test]
-fn a_mute_backend_of_a_new_nic_holds_up_neither_clients_nor_the_vms_end() {
+fn a_mute_backend_of_a_new_nic_delays_no_client_and_no_shutdown() {
     let vmm = Vmm::start();
     let mut client = vmm.boot_shared(json!([]));
     let peer = Peer::listen(vmm.files.path("peer"));
@@ -109,7 +109,7 @@ fn a_mute_backend_of_a_new_nic_holds_up_neither_clients_nor_the_vms_end() {
 }
 
 #[test]
-fn a_backend_that_takes_its_time_is_added_and_then_come_the_changes_that_waited() {
+fn a_slow_backend_is_added_and_then_queued_changes_are_applied() {
     let vmm = Vmm::start();
     let mut client = vmm.boot_shared(json!([]));
     let before = vmm.open_files();
@@ -129,7 +129,7 @@ fn a_backend_that_takes_its_time_is_added_and_then_come_the_changes_that_waited(
 }
 
 #[test]
-fn a_mute_backend_at_boot_holds_up_neither_clients_nor_the_vms_end() {
+fn a_mute_backend_at_boot_delays_no_client_and_no_end_of_the_vm() {
     let vmm = Vmm::start();
     let peer = Peer::listen(vmm.files.path("peer"));
     let mut config = vmm.config(json!([peer.nic()]));

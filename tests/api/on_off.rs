@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::vmm::{Vmm, reasons};
 
 #[test]
-fn a_watchdog_and_a_pvpanic_device_are_there_when_asked_for_and_stay() {
+fn watchdog_and_pvpanic_exist_if_configured_and_stay() {
     let vmm = Vmm::start();
     let mut config = vmm.config(json!([{"id": "n", "tap": "aoo0"}]));
     config["watchdog"] = json!(true);

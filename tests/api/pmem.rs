@@ -43,7 +43,7 @@ fn persistent_memory_is_added_and_removed_while_the_vm_runs() {
 }
 
 #[test]
-fn persistent_memory_of_the_configuration_is_opened_when_the_vm_boots() {
+fn configured_pmem_is_opened_when_the_vm_boots() {
     let vmm = Vmm::start();
     let file = vmm.files.path("pmem");
     let mut config = vmm.config(json!([]));

@@ -18,7 +18,7 @@ fn open() -> Value {
 }
 
 #[test]
-fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
+fn a_vf_has_its_configured_policy_until_a_client_changes_it() {
     let vmm = Vmm::start();
     let mut client = vmm.boot(json!([{
         "id": "pf0", "tap": "apl0", "sriov_vfs": 3, "storm": 9,
@@ -104,7 +104,7 @@ fn what_nobody_would_enforce_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn what_a_peer_would_not_enforce_is_refused_live_and_changes_nothing() {
+fn a_policy_a_peer_cannot_enforce_is_refused_without_a_change() {
     let vmm = Vmm::start();
     let peer = peer(&vmm, "name=p0,ip=10.78.9.1");
     let socket = vmm.files.path("peer");

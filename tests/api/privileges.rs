@@ -68,7 +68,7 @@ fn stays_open(pid: &str) -> Vec<(u32, String)> {
 }
 
 #[test]
-fn no_program_that_the_vmm_might_run_gets_its_descriptors_and_no_other_user_its_files() {
+fn child_programs_get_no_descriptors_and_other_users_no_files() {
     // Both inherit the descriptors that the test's own parent left open, and those that another test has open at that
     // moment.
     let mut inherited: Vec<_> = stays_open("self").into_iter().map(|(number, _)| number).collect();

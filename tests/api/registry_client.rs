@@ -92,7 +92,7 @@ fn a_vm_with_vfs_is_created_booted_changed_and_shut_down() {
 /// This client parses a JSON document in every reply to an add. Before the boot the reply is 204 without a body, as
 /// Cloud Hypervisor's is, so the client reports an error.
 #[test]
-fn a_nic_added_before_the_boot_is_there_although_the_client_cannot_parse_the_answer() {
+fn a_nic_added_before_boot_exists_despite_a_reply_without_json() {
     let vmm = Vmm::start();
     let client = socket_based_api_client(vmm.socket());
     runtime().block_on(async {

@@ -120,7 +120,7 @@ fn a_guest_goes_on_where_it_was_in_each_mode() {
 }
 
 #[test]
-fn a_mapped_guest_keeps_its_memory_when_another_file_takes_its_name() {
+fn a_mapped_guest_keeps_its_memory_when_its_file_is_replaced() {
     let source = Vmm::start();
     let mut client = paused(&source, &config(&source));
     let [(path, url), (other, other_url)] = ["saved", "other"].map(|name| folder(&source, name));
@@ -208,7 +208,7 @@ fn a_snapshot_of_a_restored_vm_is_the_same() {
 }
 
 #[test]
-fn what_cannot_be_saved_is_refused_in_one_line_and_leaves_nothing() {
+fn a_refused_snapshot_gives_one_line_and_leaves_nothing() {
     let vmm = Vmm::start();
     let (path, url) = folder(&vmm, "saved");
     let mut client = vmm.client();
@@ -393,7 +393,7 @@ fn resident(vmm: &Vmm) -> u64 {
 
 /// `CH_RESTORES=1000` for a longer run.
 #[test]
-fn many_restores_leave_no_descriptor_no_thread_and_no_memory_behind() {
+fn many_restores_leak_no_descriptor_thread_or_memory() {
     let rounds = std::env::var("CH_RESTORES").ok().map_or(20, |text| text.parse().unwrap());
     let vmm = Vmm::start();
     let mut client = idle(&vmm, json!([{"id": "pf0", "tap": "snapm", "sriov_vfs": 4}]));
@@ -617,7 +617,7 @@ fn cut_short() -> Option<(Vmm, Client)> {
 }
 
 #[test]
-fn a_guest_whose_memory_cannot_be_read_any_more_is_ended_at_once() {
+fn a_guest_whose_memory_cannot_be_read_is_ended_at_once() {
     for end in ["vm.delete", "vm.shutdown", "vm.reboot", "SIGTERM"] {
         let cut = (0..5).find_map(|_| cut_short());
         let (mut vmm, mut client) = cut.expect("each time all was read before it could be cut short");

@@ -66,7 +66,7 @@ fn end(client: &mut Client) -> Value {
 }
 
 #[test]
-fn a_running_guest_is_not_sent_unless_the_caller_lets_the_link_go_down_and_it_is_up_again_after_a_failure() {
+fn an_unlogged_backend_needs_link_down_which_a_failure_undoes() {
     let (vmm, mut client) = source("unlogga");
     let path = vmm.files.path("migration");
     let mut body = json!({"destination_url": format!("unix:{}", path.display())});
@@ -116,7 +116,7 @@ fn at_the_target_the_link_is_up() {
 }
 
 #[test]
-fn a_backend_that_is_missing_at_the_target_is_refused_before_a_page_is_sent_or_comes_later() {
+fn a_backend_missing_at_the_target_is_refused_or_attached_later() {
     let (vmm, mut client) = source("unloggc");
     let target = Vmm::start();
     let url = format!("unix:{}", vmm.files.path("migration").display());

@@ -330,7 +330,7 @@ fn receive_at(target: &Host, shared: bool) -> Client {
 
 /// A backend that maps all of the guest's memory may write to unplugged blocks, as its guest's descriptors request.
 #[test]
-fn pages_that_a_backend_wrote_where_nothing_is_plugged_are_given_back() {
+fn pages_a_backend_wrote_to_unplugged_blocks_are_discarded() {
     let mut host = Host::boot(true);
     host.resize(4 * BLOCK);
     host.swept();

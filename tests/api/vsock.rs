@@ -35,7 +35,7 @@ fn a_vm_has_one_vsock_device_which_can_be_added_and_removed() {
 }
 
 #[test]
-fn a_socket_that_another_program_has_is_refused_and_leaves_the_vm_as_it_was() {
+fn a_socket_in_use_is_refused_and_leaves_the_vm_unchanged() {
     let vmm = Vmm::start();
     let socket = vmm.files.path("taken");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -56,7 +56,7 @@ fn a_socket_that_another_program_has_is_refused_and_leaves_the_vm_as_it_was() {
 }
 
 #[test]
-fn a_vsock_device_of_the_configuration_listens_once_the_vm_is_booted() {
+fn a_configured_vsock_device_listens_once_the_vm_is_booted() {
     let vmm = Vmm::start();
     let socket = vmm.files.path("vsock");
     let mut client = vmm.client();

@@ -36,7 +36,7 @@ fn a_missing_kernel_is_refused() {
 }
 
 #[test]
-fn a_link_where_a_file_would_be_created_is_refused_and_what_it_names_stays_as_it_is() {
+fn a_symlink_as_an_output_file_is_refused_and_its_target_kept() {
     let files = Files::new();
     let (kernel, link) = (files.idle_kernel(), files.path("link").display().to_string());
     std::os::unix::fs::symlink(files.write("precious", b"old"), &link).unwrap();

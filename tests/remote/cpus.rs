@@ -143,7 +143,7 @@ fn allowed(vmm: &Vmm) -> Vec<(String, String)> {
 }
 
 #[test]
-fn vcpus_have_the_places_that_they_were_given_also_when_they_come_later() {
+fn vcpus_have_their_configured_places_also_when_added_later() {
     let files = Files::new();
     let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
     let serial_file = format!("file={}", serial.display());

@@ -76,7 +76,7 @@ fn a_change_of_a_vfs_policy_is_reported_with_who_made_it() {
 }
 
 #[test]
-fn a_vmm_whose_socket_is_in_use_does_not_touch_the_events_of_the_other() {
+fn a_vmm_with_a_socket_in_use_leaves_the_others_events_alone() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("events");
     let vmm = Vmm::start(&["--event-monitor", &monitor(&file)]);

@@ -182,7 +182,7 @@ fn with_no_shutdown_the_vmm_outlives_its_guest() {
 
 /// The service manager may pass the API socket. A datagram notifies it when clients are served.
 #[test]
-fn a_service_manager_passes_the_socket_and_hears_when_all_is_ready() {
+fn a_service_manager_passes_the_socket_and_gets_notifications() {
     let folder = tempfile::tempdir().unwrap();
     let notify = UnixDatagram::bind(folder.path().join("notify")).unwrap();
     notify.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

@@ -126,7 +126,7 @@ fn with_device(vmm: &Vmm) -> (u64, Value, u64) {
 
 /// The guest has no driver, so that its memory stays the same.
 #[test]
-fn a_memory_device_is_asked_at_once_for_another_size_also_after_a_reboot() {
+fn a_memory_device_gets_a_size_request_at_once_and_after_reboot() {
     let files = Files::new();
     let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
     let serial_file = format!("file={}", serial.display());

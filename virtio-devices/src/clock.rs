@@ -47,7 +47,7 @@ pub(crate) mod testing {
     }
 
     #[test]
-    fn a_stopped_clock_moves_by_what_the_test_says_and_goes_on_afterwards() {
+    fn a_stopped_clock_moves_only_by_the_test_and_then_runs_again() {
         let clock = StoppedClock::new();
         let before = crate::clock::now();
         assert_eq!(crate::clock::now(), before);

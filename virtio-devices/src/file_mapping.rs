@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_mapping_is_the_file_and_a_private_one_only_begins_as_it() {
+    fn a_shared_mapping_is_the_file_and_a_private_one_a_copy() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 4096]).unwrap();
         let private = FileMapping::new(&file, 4096, true).unwrap();

@@ -249,7 +249,7 @@ mod tests {
 
     /// virtio 1.4 §4.1.4.5.1: only for queues does it matter whether MSI-X is enabled.
     #[test]
-    fn a_change_of_configuration_is_in_the_isr_status_although_it_has_a_vector() {
+    fn a_config_change_sets_the_isr_even_with_a_vector() {
         let interrupts = Interrupts::new(1, 1);
         interrupts.set_config_vector(0);
         interrupts.signal_config();

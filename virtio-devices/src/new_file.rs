@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_created_or_truncated_and_a_link_to_one_leaves_it_alone() {
+    fn file_is_created_or_truncated_but_symlinks_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let [file, link, dangling] = ["file", "link", "dangling"].map(|name| folder.path().join(name));
         create_file(&file, false, OFlags::empty()).unwrap();

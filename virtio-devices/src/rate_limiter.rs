@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_bucket_lets_its_size_through_and_then_one_each_time_one_is_there() {
+    fn full_bucket_passes_its_size_then_one_per_refilled_token() {
         let start = Instant::now();
         let mut limiter = ops(limit(10, 0, ms(1000)), start);
         assert_eq!(let_through(&mut limiter, start), 10);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_larger_than_the_bucket_is_let_through_and_made_up_for() {
+    fn request_larger_than_the_bucket_passes_and_is_paid_back() {
         let start = Instant::now();
         let limits = RateLimits { bandwidth: limit(1000, 500, ms(1000)), ops: None };
         let mut limiter = RateLimiter::new(limits, start).unwrap();

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_nobody_has_written_to_is_not_resident_and_no_huge_page() {
+    fn spill_memory_is_zero_and_never_uses_huge_pages() {
         let mut spill = Spill::new(1 << 22).unwrap();
         let start = spill.bytes().as_ptr() as usize;
         spill.bytes()[5] = 1;

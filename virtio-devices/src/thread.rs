@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_a_thread_waits_for_its_work_and_not_for_what_it_drops_then() {
+    fn leaving_a_thread_waits_for_its_work_but_not_for_its_drops() {
         struct Slow(mpsc::Receiver<()>, mpsc::Sender<()>);
         impl Drop for Slow {
             fn drop(&mut self) {

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_is_told_to_stop_does_not_wait_for_a_successor_that_was_faster() {
+    fn stopped_worker_does_not_wait_for_a_faster_successor() {
         let (queue, stop) = (Mutex::new(()), AtomicBool::new(false));
         thread::scope(|scope| {
             let successor = queue.lock();

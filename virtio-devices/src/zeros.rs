@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_in_the_range_are_zero_afterwards_and_those_that_were_never_used_stay_away() {
+    fn zeroed_range_reads_zero_and_unused_pages_stay_unallocated() {
         let memory = memory();
         let used = [0, 5, 6, 100, 200, 255];
         for page in used {

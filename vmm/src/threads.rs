@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spare_thread_does_the_work_of_one_of_its_kind_under_that_ones_name() {
+    fn spare_thread_runs_work_of_its_kind_under_its_new_name() {
         // No VM of another test uses this kind.
         let kind = ThreadKind::Worker(WorkerKind::TapFinder);
         keep_spares([kind]);

@@ -10,6 +10,8 @@ use crate::progress::{Step, note};
 
 /// The longest line, in characters. It is `max_width` in `rustfmt.toml`, which leaves comments and strings alone.
 const LIMIT: usize = 120;
+/// The longest name of a function, in characters. Names of tests are claims, and the longest.
+const NAME_LIMIT: usize = 60;
 /// Words that do not begin a paragraph of a doc comment: it begins with a noun phrase or a verb (CONTRIBUTING.md).
 const NOT_FIRST: [&str; 15] = [
     "How", "Its", "One", "That", "Those", "What", "Whatever", "When", "Where", "Whether", "Which", "Who", "Whoever",
@@ -29,8 +31,9 @@ pub(crate) fn check(workspace: &Path) -> Result<Vec<bool>> {
             texts.push((file, fs::read_to_string(&path).context(path.display())?));
         }
     }
-    let rules: [Rule; 2] = [
+    let rules: [Rule; 3] = [
         (format!("lines of Rust longer than {LIMIT} characters"), long_lines),
+        (format!("names of functions longer than {NAME_LIMIT} characters"), long_names),
         ("doc comments that do not begin with a noun phrase or a verb".to_owned(), wrong_first_words),
     ];
     Ok(rules.iter().map(|rule| passes(rule, &texts)).collect())
@@ -50,6 +53,16 @@ fn passes((what, find): &Rule, texts: &[(&str, String)]) -> bool {
 /// The numbers of the lines that are too long.
 fn long_lines(text: &str) -> Vec<usize> {
     let long = |(_, line): &(usize, &str)| line.chars().count() > LIMIT;
+    text.lines().enumerate().filter(long).map(|(index, _)| index + 1).collect()
+}
+
+/// The numbers of the lines that define functions whose names are too long.
+fn long_names(text: &str) -> Vec<usize> {
+    let name_of = |line: &str| {
+        let (_, rest) = line.split_once("fn ")?;
+        Some(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').count())
+    };
+    let long = |(_, line): &(usize, &str)| name_of(line).is_some_and(|len| len > NAME_LIMIT);
     text.lines().enumerate().filter(long).map(|(index, _)| index + 1).collect()
 }
 
@@ -81,6 +94,12 @@ mod tests {
     fn a_line_is_measured_in_characters_without_its_end() {
         let text = format!("{}\n{}\r\n{}\n", "x".repeat(121), "x".repeat(120), "é".repeat(120));
         assert_eq!(long_lines(&text), [1]);
+    }
+
+    #[test]
+    fn a_name_ends_before_its_parentheses() {
+        let text = format!("fn {}()\n    pub(crate) fn {}<T>(of: T)\n", "x".repeat(60), "x".repeat(61));
+        assert_eq!(long_names(&text), [2]);
     }
 
     #[test]

@@ -174,7 +174,7 @@ fn vfs_with_another_port_type_link_or_without_ari_are_refused() {
 
 /// G32, B20: the identity of a VF, and the BARs in which its MSI-X lies.
 #[test]
-fn vfs_of_another_vendor_or_with_msi_x_outside_of_the_vf_bars_are_refused() {
+fn vfs_of_another_vendor_or_with_misplaced_msix_are_refused() {
     let new = |change: &dyn Fn(&mut ConfigShape)| made(PF, (1, 0x100), PortType::RcIntegratedEndpoint, change);
     let vendor = |shape: &mut ConfigShape| shape.identity.subsystem_vendor = 9;
     assert_eq!(new(&vendor), Err(PfError::SubsystemVendor(VfIndex(0))));
@@ -202,7 +202,7 @@ fn vfs_of_another_vendor_or_with_msi_x_outside_of_the_vf_bars_are_refused() {
 
 /// B20, G27: the same VFs, with their PF at different addresses.
 #[test]
-fn vfs_that_wrap_or_that_the_port_above_hides_from_this_pf_are_refused() {
+fn vfs_that_wrap_or_that_the_port_above_hides_are_refused() {
     let new = |rid, offset, port| made(Rid::from_bits(rid), (2, offset), port, &|_| ());
     let root = PortType::RcIntegratedEndpoint;
     assert_eq!(new(0xfeff, 0xff, root), Ok(()), "VF 1 is ff:1f.7");
@@ -233,7 +233,7 @@ fn another_bus_concerns_every_function() {
 
 /// G19, G20: all routing IDs, with two of four VFs enabled.
 #[test]
-fn a_routing_id_is_the_pfs_or_that_of_a_vf_that_exists_or_nobodys() {
+fn only_routing_ids_of_the_pf_and_enabled_vfs_answer() {
     let mut device = enabled(2);
     let answers = |rid: Rid| device.config_read(rid, Dword::containing(8)) != ALL_ONES;
     let answering: Vec<_> = (0..=u16::MAX).map(Rid::from_bits).filter(|rid| answers(*rid)).collect();
@@ -319,7 +319,7 @@ fn the_slice_of_a_vf_is_where_its_registers_are() {
 
 /// G18, G43: conditions for a VF's messages.
 #[test]
-fn a_vf_that_exists_sends_with_its_own_bus_master_enable_while_the_pf_is_in_d0() {
+fn an_enabled_vf_sends_by_its_bus_master_while_the_pf_is_in_d0() {
     let mut device = enabled(2);
     assert!(!device.may_send(VfIndex(0)));
     let _ = device.config_write(vf(0), COMMAND, DwordWrite::full(4));

@@ -47,7 +47,7 @@ fn a_larger_page_size_spreads_the_vfs() {
 
 /// G14: VF BARs after a new System Page Size. The standard leaves it open; Linux restores BARs before the page size.
 #[test]
-fn a_new_page_size_keeps_the_types_and_the_addresses_as_far_as_they_are_aligned() {
+fn a_new_page_size_keeps_vf_bar_types_and_aligned_addresses() {
     let mut sriov = sriov(8);
     write(&mut sriov, sriov::VF_BAR0 + 8, 0x1234_6000);
     write(&mut sriov, sriov::VF_BAR0 + 12, 1);
@@ -58,7 +58,7 @@ fn a_new_page_size_keeps_the_types_and_the_addresses_as_far_as_they_are_aligned(
 }
 
 #[test]
-fn a_guest_with_large_pages_can_restore_its_bars_before_its_page_size() {
+fn vf_bars_can_be_restored_before_a_large_page_size() {
     let mut sriov = sriov(8);
     write(&mut sriov, sriov::VF_BAR0 + 8, 0x1235_0000);
     write(&mut sriov, PAGE_SIZE, 0x10);

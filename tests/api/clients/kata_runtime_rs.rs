@@ -372,7 +372,7 @@ fn kata_runtime_rs_starts_a_vm_grows_it_and_ends_it() {
 /// A folder of the configuration is on segment 0. Further ones are sent for segment 1, which a VM with two segments
 /// has; otherwise Cloud Hypervisor refuses them, too.
 #[test]
-fn kata_runtime_rs_shares_a_folder_and_a_further_one_where_there_is_a_second_segment() {
+fn kata_runtime_rs_shares_a_folder_and_one_on_a_second_segment() {
     for (segments, tap) in [(None, "apkrs1"), (Some(2), "apkrs2")] {
         let folders = tempfile::tempdir().unwrap();
         let [first, second] = ["first", "second"].map(|name| folders.path().join(name));

@@ -200,7 +200,7 @@ fn hypervisor_fw_boots_a_disk_by_what_libvirt_sends() {
 
 /// Cyberus' driver describes memory with a zone and NUMA, resizes disks and adds devices while the domain runs.
 #[test]
-fn the_driver_of_cyberus_adds_and_resizes_disks_with_slots_of_its_own_choice() {
+fn cyberus_driver_adds_and_resizes_disks_in_slots_it_chooses() {
     let domain = Domain::start();
     let [image, second] = ["image", "second"].map(|name| domain.files.path(name));
     for file in [&image, &second] {

@@ -60,7 +60,7 @@ fn start(files: &Files, arguments: &[String]) -> Kill {
 }
 
 #[test]
-fn the_command_line_of_microvm_nix_starts_a_guest_and_its_scripts_control_it() {
+fn microvm_nix_command_line_starts_a_guest_its_scripts_control() {
     for (vcpus, tap) in [(1, "apmvm0"), (2, "apmvm1")] {
         let (files, _folder) = files();
         let _process = start(&files, &arguments(&files, vcpus, tap));

@@ -118,7 +118,7 @@ fn number(page: u64) -> u32 {
 }
 
 #[test]
-fn pages_in_the_balloon_are_the_hosts_and_their_neighbours_are_not() {
+fn pages_in_the_balloon_return_to_the_host_and_no_others_do() {
     let mut guest = Guest::new();
     assert_eq!(guest.workers[0].thread.name(), "__balloon_q0");
     guest.send(INFLATE, &[7, 3, 4, 9, 5].map(number));
@@ -130,7 +130,7 @@ fn pages_in_the_balloon_are_the_hosts_and_their_neighbours_are_not() {
 }
 
 #[test]
-fn a_page_that_is_taken_out_keeps_what_the_driver_wrote_to_it_meanwhile() {
+fn a_deflated_page_keeps_what_the_driver_wrote_to_it() {
     let mut guest = Guest::new();
     guest.send(INFLATE, &[number(1)]);
     guest.queues[0].memory_write(FIRST + PAGE, &[1; 16]);
@@ -184,7 +184,7 @@ fn chains_that_make_no_sense_are_given_back_and_counted() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_ends_its_queue_and_the_others_run_on() {
+fn an_invalid_ring_stops_its_queue_and_the_others_keep_running() {
     let mut guest = Guest::new();
     guest.queues[0].write(guest.queues[0].avail() + 2, 1000u16.to_le_bytes());
     guest.kick();
@@ -207,7 +207,7 @@ fn a_pause_keeps_the_position_of_each_queue() {
 }
 
 #[test]
-fn the_host_asks_by_the_configuration_and_the_driver_answers_there() {
+fn host_and_driver_exchange_the_size_in_configuration_space() {
     let mut guest = Guest::new();
     let size = Arc::clone(&guest.balloon.size);
     assert_eq!(guest.read_config(), (256, 0));
@@ -229,7 +229,7 @@ fn the_host_asks_by_the_configuration_and_the_driver_answers_there() {
 }
 
 #[test]
-fn after_a_reset_the_balloon_is_empty_and_the_host_still_wants_as_much() {
+fn a_reset_empties_the_balloon_and_keeps_the_hosts_request() {
     let mut guest = Guest::new();
     guest.balloon.config_write(4, &5u32.to_le_bytes());
     guest.stop();

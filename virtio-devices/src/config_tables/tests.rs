@@ -230,7 +230,7 @@ fn devices_without_fields_have_no_device_configuration() {
 }
 
 #[test]
-fn a_disk_that_has_become_smaller_is_refused_and_a_larger_one_told() {
+fn a_smaller_disk_is_refused_and_a_larger_one_is_reported() {
     let file = image(8 << 20);
     let (state, gone) = saved(disk(&file));
     drop(gone);
@@ -267,7 +267,7 @@ fn a_disk_goes_on_with_the_blocks_that_its_driver_knows() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_written_any_more_or_has_another_name_is_refused() {
+fn a_disk_that_became_readonly_or_has_a_new_serial_is_refused() {
     let file = image(8 << 20);
     let (state, gone) = saved(disk(&file));
     drop(gone);

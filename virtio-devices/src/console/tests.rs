@@ -144,7 +144,7 @@ fn input_waits_for_buffers_and_buffers_for_input() {
 }
 
 #[test]
-fn output_that_nobody_reads_holds_up_neither_the_driver_nor_input() {
+fn unread_output_blocks_neither_the_driver_nor_input() {
     let mut guest = Guest::new();
     for i in 0..10 {
         guest.transmit.send(BUFFERS + i * 0x1_0000, &[b'x'; 0x1_0000], &[]);
@@ -251,7 +251,7 @@ fn a_driver_that_did_not_negotiate_the_size_is_not_told_of_it() {
 }
 
 #[test]
-fn neither_output_nor_a_stop_is_kept_waiting_by_the_absence_of_input() {
+fn missing_input_delays_neither_output_nor_a_stop() {
     let mut guest = Guest::new();
     guest.provide(1, 16);
     for round in 1..=20 {

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn doorbells_with_pages_of_their_own_are_where_the_multiplier_says() {
+    fn doorbell_pages_are_placed_by_the_multiplier() {
         let layout = Layout::new(3, Spacing::Pages);
         let sizes: Vec<_> = layout.bars().iter().map(|(bar, kind)| (bar.get(), kind.size())).collect();
         assert_eq!(sizes, [(2, 0x4000), (4, 0x1000)]);

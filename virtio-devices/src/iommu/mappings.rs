@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_address_of_all_can_be_mapped_and_the_first_piece_ends_with_its_mapping() {
+    fn a_mapping_reaches_the_last_address_and_bounds_each_piece() {
         let mut mappings = Mappings::default();
         mappings.insert(range(u64::MAX - 0xfff, u64::MAX), 0x5000, Permissions::Read).unwrap();
         assert_eq!(mappings.translate(u64::MAX, 8, Permissions::Read), Some((0x5fff, 1)));

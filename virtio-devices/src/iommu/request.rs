@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_not_supported_and_a_range_that_ends_before_it_begins_is_none() {
+    fn unknown_requests_are_unsupported_and_a_reversed_range_fails() {
         for kind in [0, 6, 255] {
             assert_eq!(Request::parse(&[kind, 0, 0, 0]), Err(Status::Unsupported));
         }

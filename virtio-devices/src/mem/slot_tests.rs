@@ -150,7 +150,7 @@ fn a_change_that_the_host_refuses_changes_nothing() {
 }
 
 #[test]
-fn a_request_that_is_stopped_leaves_what_is_plugged_within_reach() {
+fn stopped_request_leaves_plugged_blocks_accessible() {
     let (region, memory, slots) = region(1);
     let stop = Arc::new(AtomicBool::new(false));
     assert_eq!(region.plug(&memory, at(0), 4, &stop), ACK);
@@ -237,7 +237,7 @@ fn pages_of_unplugged_blocks_are_reclaimed_and_no_others() {
 }
 
 #[test]
-fn blocks_of_an_image_are_given_back_and_read_as_zero_once_plugged() {
+fn image_blocks_are_freed_on_unplug_and_read_zero_on_plug() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(BLOCKS * BLOCK).unwrap();
     file.write_all_at(&[7; 2 * BLOCK as usize], 0).unwrap();

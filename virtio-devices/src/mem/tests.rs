@@ -105,7 +105,7 @@ fn the_host_asks_and_the_driver_plugs_as_much_but_no_more() {
 }
 
 #[test]
-fn what_is_unplugged_is_the_hosts_and_what_is_plugged_reads_as_zero() {
+fn unplugged_blocks_are_freed_and_plugged_ones_read_zero() {
     let mut guest = guest();
     guest.device.region.resize(LEN);
     assert_eq!(guest.ask(PLUG, at(0), 10).0, ACK);
@@ -121,7 +121,7 @@ fn what_is_unplugged_is_the_hosts_and_what_is_plugged_reads_as_zero() {
 }
 
 #[test]
-fn pages_that_a_device_of_the_host_may_have_pinned_are_cleared_and_kept() {
+fn possibly_pinned_pages_are_cleared_but_not_freed() {
     let mut guest = guest();
     guest.device.region.keep_pages();
     guest.device.region.resize(LEN);
@@ -181,7 +181,7 @@ fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
 }
 
 #[test]
-fn a_reset_of_the_device_keeps_what_is_plugged_and_one_of_the_machine_does_not() {
+fn device_reset_keeps_plugged_blocks_and_machine_reset_does_not() {
     let mut guest = guest();
     guest.device.region.resize(2 * BLOCK);
     assert_eq!(guest.ask(PLUG, at(5), 2).0, ACK);

@@ -35,7 +35,7 @@ fn take(log: &WriteLog) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_written_through_the_map_is_noted_once_while_somebody_collects_it() {
+fn writes_through_the_map_are_logged_once_while_a_log_exists() {
     let map = map();
     map.write_obj(1u8, GuestAddress(0)).unwrap();
     let log = WriteLog::new(&map).unwrap();
@@ -66,7 +66,7 @@ fn a_map_is_collected_by_one_at_a_time() {
 }
 
 #[test]
-fn no_write_of_another_thread_is_missed_however_arming_taking_and_writing_meet() {
+fn concurrent_writes_are_never_missed_by_the_write_log() {
     const PAGES: u64 = 64;
     let map = map();
     let stop = AtomicBool::new(false);
@@ -138,7 +138,7 @@ fn a_note_beyond_the_end_is_left_out() {
 }
 
 #[test]
-fn what_a_system_call_or_a_bare_copy_writes_to_segments_is_noted() {
+fn syscall_and_raw_writes_to_segments_are_logged() {
     let map = map();
     let space = DmaSpace::from(map.clone());
     let view = space.pass();
@@ -197,7 +197,7 @@ fn three_regions() -> GuestMap {
 proptest! {
     /// A look-up that a view remembers changes no later access.
     #[test]
-    fn a_view_reaches_and_notes_what_the_map_does_whatever_it_has_looked_up_before(
+    fn view_with_cached_lookups_behaves_like_the_map(
         accesses in proptest::collection::vec((prop_oneof![9 => 0..66 * PAGE, 1 => any::<u64>()], 0..9000_usize), 1..20)
     ) {
         let maps = [three_regions(), three_regions()];
@@ -227,7 +227,7 @@ proptest! {
 }
 
 #[test]
-fn a_buffer_in_two_regions_is_two_segments_and_a_used_element_is_noted_in_its_own() {
+fn buffer_across_regions_is_two_segments_and_logs_each_page() {
     let map = three_regions();
     let space = DmaSpace::from(map.clone());
     let view = space.pass();
@@ -343,7 +343,7 @@ fn a_translated_view_reaches_what_is_mapped_and_nothing_else() {
 }
 
 #[test]
-fn an_unmap_waits_for_a_pass_that_has_begun_and_one_thread_may_be_in_two() {
+fn unmap_waits_for_passes_and_one_thread_may_hold_two() {
     let iommu = Arc::new(Pages::default());
     let space = DmaSpace::translated(Memory::new(map()), iommu.clone());
     let (first, second) = (space.pass(), space.pass());
@@ -355,7 +355,7 @@ fn an_unmap_waits_for_a_pass_that_has_begun_and_one_thread_may_be_in_two() {
 }
 
 #[test]
-fn a_bypassed_function_uses_guest_physical_addresses_and_still_holds_its_pass() {
+fn bypassed_function_uses_guest_addresses_and_holds_its_pass() {
     let iommu = Arc::new(Pages { bypassed: AtomicBool::new(true), ..Pages::default() });
     let space = DmaSpace::translated(Memory::new(map()), iommu.clone());
     let view = space.pass();

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_received_segments_those_that_are_sent_and_checksums_are_left() {
+    fn without_received_segments_tx_segments_and_checksums_remain() {
         let features = without_received_segments(offered(Offloads::all(), true, true));
         assert_eq!(guest_offloads(features), Offloads::CHECKSUM);
         assert!(has(features, VIRTIO_NET_F_HOST_TSO4) && has(features, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn without_offloads_nothing_about_checksums_or_segments_is_offered() {
+    fn without_offloads_no_checksum_or_segment_feature_is_offered() {
         let features = offered(Offloads::empty(), false, false);
         let none = guest_offload_bits() | 1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
         assert_eq!(features & none, 0);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn each_offload_is_offered_both_ways_and_read_back_from_the_features() {
+    fn offloads_are_offered_both_ways_and_read_back_from_features() {
         let features = offered(Offloads::CHECKSUM | Offloads::TSO4, true, true);
         for bit in [VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_GUEST_TSO4] {
             assert!(has(features, bit), "{bit}");

@@ -248,7 +248,7 @@ fn msi_x_shares_no_page_with_virtios_registers() {
 
 /// G36: bounds and alignment of the virtio structures of each VF, and their VF BAR.
 #[test]
-fn the_virtio_structures_of_every_vf_are_placed_as_the_standard_wants() {
+fn vf_virtio_structures_are_aligned_and_within_their_bar() {
     let mut nic = nic(4, FakeDevice::new);
     let _ = enable(&mut nic, 4);
     for index in 0..4 {
@@ -275,7 +275,7 @@ fn the_virtio_structures_of_every_vf_are_placed_as_the_standard_wants() {
 
 /// G42: a kernel that finds the previous kernel's VFs enabled, with their drivers' queues running.
 #[test]
-fn a_new_kernel_gets_new_vfs_and_nothing_of_the_old_ones_is_left() {
+fn new_kernel_gets_fresh_vfs_without_leftovers_of_the_old() {
     let mut nic = nic(3, FakeDevice::with_worker);
     assert_eq!(pf(&mut nic).init(), 15);
     let _ = enable(&mut nic, 3);
@@ -349,7 +349,7 @@ fn a_pf_is_intact_after_its_vfs_went_and_came_again() {
 
 /// B14: the sizes of a VF BAR according to the PF and to the VF.
 #[test]
-fn the_last_byte_of_the_last_of_127_vfs_is_decoded_and_no_further() {
+fn vf_bar_decodes_exactly_up_to_the_last_byte_of_127_vfs() {
     let mut nic = nic(127, FakeDevice::new);
     for (bar, slice) in SLICES {
         let base = u64::from(bar) << 32;

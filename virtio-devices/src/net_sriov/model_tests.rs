@@ -245,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn a_state_with_any_changes_is_refused_or_one_that_a_guest_could_reach(
+    fn mutated_state_is_refused_or_reachable_by_a_guest(
         steps in vec(step(), 1..12),
         mutations in vec(any::<Mutation>(), 1..4),
     ) {

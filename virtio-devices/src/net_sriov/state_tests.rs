@@ -98,7 +98,7 @@ fn next_avail(device: &Nic, index: u16) -> u16 {
 
 /// G64, U4: VFs that are enabled.
 #[test]
-fn vfs_with_drivers_go_on_after_a_restore_as_if_nothing_had_happened() {
+fn vfs_with_drivers_continue_unchanged_after_a_restore() {
     let mut old = used();
     let state = save(&mut old);
     let mut new = restored(&state);
@@ -166,7 +166,7 @@ fn a_restore_over_vfs_in_use_replaces_them() {
 }
 
 #[test]
-fn states_of_other_pfs_and_vfs_are_refused_with_a_sentence_and_leave_a_fresh_device() {
+fn state_of_another_pf_or_vf_is_refused_and_device_stays_fresh() {
     type Change = fn(&mut DeviceState);
     fn vfs(state: &mut DeviceState) -> &mut crate::VfsState {
         state.vfs.as_mut().unwrap()

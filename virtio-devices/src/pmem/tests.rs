@@ -109,7 +109,7 @@ fn without_a_file_to_write_to_a_flush_is_done_at_once() {
 }
 
 #[test]
-fn the_configuration_says_where_the_bar_is_and_how_much_of_it_is_memory() {
+fn pmem_config_reports_the_bar_address_and_the_memory_size() {
     let (_folder, path) = file(3 * UNIT);
     let rid = Rid::from_bits(3 << 3);
     let pmem = VirtioFunction::plain(Pmem::open(spec(&path)).unwrap(), rid, Memory::new(memory())).unwrap();
@@ -131,7 +131,7 @@ fn the_configuration_says_where_the_bar_is_and_how_much_of_it_is_memory() {
 }
 
 #[test]
-fn a_file_has_its_own_size_or_a_part_of_it_and_a_folder_gets_a_temporary_one() {
+fn file_keeps_its_size_or_a_part_and_a_folder_gets_a_temp_file() {
     let (folder, path) = file(3 * UNIT);
     let size = |size, file: &Path| Pmem::open(PmemSpec { size, ..spec(file) }).unwrap().memory.len();
     assert_eq!(size(None, &path), 3 * UNIT);

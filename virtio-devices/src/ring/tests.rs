@@ -105,7 +105,7 @@ proptest! {
     }
 
     #[test]
-    fn behind_an_iommu_it_is_walked_with_the_same_accesses_and_faults(
+    fn ring_behind_an_iommu_is_walked_with_same_accesses_and_faults(
         across: bool,
         descriptors in table(),
         indirect in proptest::collection::vec(table(), TABLES.len()),
@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn a_chain_that_goes_round_ends_after_as_many_descriptors_as_its_table_has() {
+fn looping_chain_is_cut_at_the_size_of_its_table() {
     let map = map();
     let mut driver = DriverQueue::new(&map, RINGS, SIZE);
     driver.set_raw(0, (0x8_0000, 10, NEXT, 1));
@@ -161,7 +161,7 @@ fn a_chain_that_goes_round_ends_after_as_many_descriptors_as_its_table_has() {
 }
 
 #[test]
-fn a_ring_whose_index_has_moved_by_more_than_its_size_or_that_is_not_set_up_is_broken() {
+fn ring_not_set_up_or_with_an_index_beyond_its_size_is_broken() {
     let map = map();
     let view = DmaView::identity(&map);
     let driver = DriverQueue::new(&map, RINGS, SIZE);

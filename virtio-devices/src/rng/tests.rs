@@ -75,7 +75,7 @@ fn a_source_that_ends_keeps_the_buffer_waiting() {
 }
 
 #[test]
-fn a_buffer_that_the_source_failed_is_filled_later_without_another_doorbell() {
+fn buffer_is_filled_after_a_source_failure_without_a_doorbell() {
     let mut guest = Guest::new(rng("/dev/urandom"));
     // Nothing is mapped at its beginning.
     let broken = OwnedFd::from(File::open("/proc/self/mem").unwrap());
@@ -90,7 +90,7 @@ fn a_buffer_that_the_source_failed_is_filled_later_without_another_doorbell() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
+fn broken_rng_ring_is_abandoned_and_sets_device_needs_reset() {
     let mut guest = Guest::new(rng("/dev/urandom"));
     guest.break_ring();
     guest.stop();

@@ -81,7 +81,7 @@ fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
+fn broken_rtc_ring_is_abandoned_and_sets_device_needs_reset() {
     let mut guest = Guest::new(rtc());
     guest.break_ring();
     guest.stop();

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_disks_driver_chose_is_written_to_the_backend_where_it_goes_on() {
+    fn disk_drivers_writeback_choice_is_restored_to_the_backend() {
         let config = |features| DeviceConfig::new(&VhostUserKind::Disk, 1, features, &[0; 60]);
         let with = 1 << VIRTIO_BLK_F_CONFIG_WCE;
         let before = config(with);

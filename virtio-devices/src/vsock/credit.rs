@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_says_of_its_room_is_never_believed_to_be_more_than_it_says() {
+    fn guest_credit_never_exceeds_what_the_guest_reports() {
         let mut credit = ToGuest::default();
         assert_eq!(credit.room(), 0);
         credit.hear(&told(100, 0));

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pings_have_ended_at_the_first_look_that_finds_none_of_the_last_20_seconds() {
+    fn missing_pings_are_found_at_the_first_check_after_20_seconds() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut clock = Clock::start(Times::default(), begin);

@@ -107,7 +107,7 @@ fn a_clock_that_ran_goes_on_after_a_pause_and_not_after_a_reset() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_does_not_stop_the_clock() {
+fn broken_ring_is_abandoned_without_stopping_the_watchdog() {
     let (mut guest, expiries) = guest(SHORT);
     guest.ping();
     guest.break_ring();

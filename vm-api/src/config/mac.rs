@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_addresses_of_all_vfs_differ_from_each_other_and_from_the_pf() {
+    fn vf_mac_addresses_differ_from_each_other_and_from_the_pf() {
         // The second PF has the address that one of its VFs would have if byte 0 were not changed.
         for pf in [PF, MacAddress([0x02, 0, 0x01, 0, 0x01, 0]), MacAddress([0x02, 0, 0, 0, 0, 0])] {
             let all: HashSet<_> = (0..=u16::MAX).map(|index| pf.vf(index)).chain([pf]).collect();

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_balloon_takes_any_size_below_the_guests_memory_and_keeps_it() {
+    fn balloon_takes_any_size_below_guest_memory_and_keeps_it() {
         let mut instance = instance(r#"{"memory":{"size":1073741824},"balloon":{"size":1048576}}"#);
         let mut resize = |bytes| {
             let answer = instance.resize(&Resize { desired_balloon: Some(bytes), ..Resize::default() });
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queues_of_devices_are_planned_for_the_most_vcpus_that_the_vm_had() {
+    fn device_queues_are_planned_for_the_most_vcpus_the_vm_had() {
         let mut instance = instance(r#"{"cpus":{"boot_vcpus":2,"max_vcpus":4},"net":[{"num_queues":4}]}"#);
         let vcpus = |desired_vcpus| Resize { desired_vcpus: Some(desired_vcpus), ..Resize::default() };
         let add = |instance: &mut Instance, net: &str| instance.add_net(net.parse().unwrap(), Vec::new()).is_ok();

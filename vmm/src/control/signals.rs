@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn another_size_of_the_terminal_ends_nothing_and_is_told_until_it_is_taken() {
+    fn terminal_resize_ends_nothing_and_is_reported_until_taken() {
         let signals = Signals::catch().unwrap();
         for _ in 0..3 {
             assert!(!is_readable(signals.window()));

@@ -75,7 +75,7 @@ fn with_signal() {
 }
 
 #[test]
-fn what_a_vcpu_writes_is_dirty_until_it_is_released_and_then_again() {
+fn pages_written_by_a_vcpu_stay_dirty_until_released() {
     with_signal();
     let (map, vm, mut vcpu) = guest();
     run(&map, &mut vcpu);
@@ -213,7 +213,7 @@ fn migrate(without: Option<usize>) -> Vec<u64> {
 }
 
 #[test]
-fn a_copy_is_as_the_memory_and_is_not_if_any_one_source_is_switched_off() {
+fn copy_equals_memory_unless_a_dirty_source_is_switched_off() {
     assert_eq!(migrate(None), [] as [u64; 0]);
     let missed = [vec![2, 3, 4], (0x20..0x30).collect(), (0x40..0x50).collect::<Vec<_>>()];
     for (source, missed) in missed.into_iter().enumerate() {
@@ -241,7 +241,7 @@ impl DirtySource for Failing {
 }
 
 #[test]
-fn a_source_that_cannot_begin_stops_those_before_it_and_is_named() {
+fn failing_source_is_named_and_stops_the_sources_before_it() {
     let map = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
     let error = DirtyLog::start(vec![Box::new(OwnThreads::new(&map)), Box::new(Failing(true))]).err().unwrap();
     assert_eq!(error.to_string(), "cannot log what nobody writes to guest memory: unsupported");
@@ -279,7 +279,7 @@ fn all_pages_are_those_of_the_regions() {
 
 proptest! {
     #[test]
-    fn bits_from_any_place_are_the_pages_of_memory_that_they_stand_for(
+    fn dirty_bits_at_any_offset_map_to_the_pages_that_exist(
         groups in proptest::collection::vec((0..6u64, any::<u64>()), 0..6)
     ) {
         let mut set = PageSet::none(&uneven());

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_short_after_it_was_checked_is_no_memory_of_zeros() {
+    fn image_truncated_after_its_check_is_an_error_not_zeros() {
         let (file, memory) = (tempfile::tempfile().unwrap(), filled());
         let layout = ImageLayout::of_memory(&memory).unwrap();
         save(&memory, &layout, &file, &ID, &|| false).unwrap();

@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_page_that_cannot_be_read_goes_on_when_the_guest_ends() {
+    fn waiter_on_an_unreadable_page_resumes_when_the_guest_ends() {
         let (file, layout, _readable) = unreadable();
         let memory = memory();
         let faults = PageFaults::begin(&memory, &layout, &file).unwrap();

@@ -229,7 +229,7 @@ mod tests {
     use crate::machine_state::MachineState;
 
     #[test]
-    fn what_a_guests_guests_are_checked_by_is_set_before_them_and_the_deadline_last() {
+    fn nested_feature_msrs_are_set_first_and_the_deadline_last() {
         let golden = include_str!("../vm/saved/golden/machine_state-1.json");
         let state: MachineState = serde_json::from_str(golden).unwrap();
         let mut vcpu = state.vcpus.into_iter().next().unwrap();

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_that_says_nothing_is_not_waited_for_when_the_target_ends() {
+    fn silent_peer_does_not_delay_shutdown_of_the_target() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listening = listening(&path);

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_guest_does_not_have_is_refused_and_nothing_is_changed() {
+    fn memory_outside_the_guest_is_refused_without_effect() {
         let loader = loader();
         for (start, len) in [(0x6000, 0x1000), (0x5000, 0x2000), (0x10_2000, 0x2000), (u64::MAX - 4095, 0x2000)] {
             assert_eq!(loader.clear(start, len), Err(LoadError { start, len }));

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_writes_faster_than_the_connection_is_throttled_until_it_fits() {
+    fn guest_that_outpaces_the_link_is_throttled_until_it_fits() {
         let (verdict, policy, rest, _) =
             run((1024 * MIB, 100 * MIB), (150 * MIB, 1024 * MIB), goal(TimeoutStrategy::Cancel));
         assert_eq!(verdict, Verdict::Stop);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_below_what_cannot_be_shortened_is_met_as_closely_as_possible() {
+    fn unreachable_downtime_goal_is_met_as_closely_as_possible() {
         let goal = Goal { downtime: Duration::from_millis(1), ..goal(TimeoutStrategy::Cancel) };
         let (verdict, policy, rest, elapsed) = run((1024 * MIB, 1024 * MIB), (MIB / 2, MIB / 2), goal);
         assert_eq!((verdict, policy.throttle()), (Verdict::Stop, 0));

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_a_character_and_a_read_says_that_the_port_is_there() {
+    fn debug_port_writes_a_character_and_reads_as_present() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("debug");
         let console = open(&format!("file={},iobase=0x402", path.display()));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_opens_the_pseudo_terminal_later_reads_what_was_written_before() {
+    fn late_opener_of_the_pty_reads_earlier_output() {
         let console = open("pty");
         console.device().handler.write(0, b"h");
         console.device().handler.write(0, b"i");

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_snapshots_at_the_same_time_one_wins_and_the_other_leaves_nothing() {
+    fn second_of_two_concurrent_snapshots_fails_and_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let [mut first, mut second] = [[1; 16], [2; 16]].map(|id| NewSnapshot::begin(folder.path(), &id).unwrap());
         write(&mut first);

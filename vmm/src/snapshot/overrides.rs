@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_do_not_come_leave_their_function_without_a_backend() {
+    fn missing_descriptors_leave_their_function_without_a_backend() {
         let missing = missing("net_fds=[pf0@[20]],on_missing_backend=link-down").unwrap();
         assert!(matches!(&missing[2], MissingBackend::LeftOut(why) if why.contains("descriptors")), "{missing:?}");
         assert_eq!(missing[1], MissingBackend::LinkDown);

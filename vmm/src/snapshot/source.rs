@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_in_place_of_a_file_is_refused_and_waited_for_by_nobody() {
+    fn pipe_in_place_of_a_snapshot_file_is_refused_at_once() {
         for name in [STATE, CONFIG, MEMORY] {
             let folder = tempfile::tempdir().unwrap();
             saved(folder.path(), 1);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_that_is_replaced_or_changed_after_it_was_opened_is_told_in_one_line() {
+    fn replaced_or_changed_memory_file_is_reported_in_one_line() {
         let folders = [1, 2].map(|id| {
             let folder = tempfile::tempdir().unwrap();
             saved(folder.path(), id);

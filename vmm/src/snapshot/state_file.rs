@@ -253,7 +253,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_short_or_changed_anywhere_is_refused_in_one_line() {
+    fn truncated_or_modified_state_file_is_refused_in_one_line() {
         let bytes = state().to_file().unwrap();
         for len in 0..bytes.len() {
             let said = SavedState::from_file(&bytes[..len]).unwrap_err();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_a_full_disk_has_cut_is_finished_before_another_begins() {
+    fn text_cut_by_a_full_disk_is_completed_before_the_next() {
         let mut disk = Disk { written: Vec::new(), room: 15 };
         let mut writer = Writer::new(&mut disk);
         writer.write("{first  }\n").unwrap();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_for_which_there_is_no_room_until_the_end_is_taken_back() {
+    fn text_that_never_fits_is_removed_at_the_end() {
         let mut disk = Disk { written: Vec::new(), room: 15 };
         let mut writer = Writer::new(&mut disk);
         writer.write("{first  }\n").unwrap();

@@ -140,7 +140,7 @@ fn a_guest_starts_its_tpm_and_gets_random_bytes() {
 }
 
 #[test]
-fn a_tpm_that_is_lost_fails_until_the_machine_is_reset_and_it_is_there_again() {
+fn lost_tpm_fails_until_a_machine_reset_finds_it_again() {
     let mut process = Process::start();
     let tpm = Tpm::open(&process.socket()).unwrap();
     let guest = Guest(tpm.over(Arc::new(Nothing)));

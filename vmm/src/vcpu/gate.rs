@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_that_slows_threads_down_stays_closed_while_they_are_paused() {
+    fn throttling_gate_stays_closed_while_threads_are_paused() {
         let (gate, steps) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
         let thread = {
             let (gate, steps) = (Arc::clone(&gate), Arc::clone(&steps));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_stand_still_while_the_gate_is_closed_and_end_on_demand() {
+    fn closed_gate_holds_threads_until_release_or_quit() {
         let (gate, steps) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
         let threads: Vec<_> = (0..3)
             .map(|_| {

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_to_a_device_with_ports_of_its_own_reaches_it_in_one_piece() {
+    fn access_to_a_device_with_its_own_ports_arrives_in_one_piece() {
         let memory = Arc::new(Memory::default());
         let ports = ports(None).with_devices([Device { ports: 0x70..0x74, handler: memory.clone() }]);
         assert_eq!(ports.write(0x72, &[1, 2, 3, 4]), None);

@@ -88,7 +88,7 @@ fn a_pipe_is_refused_without_waiting_for_its_other_end() {
 }
 
 #[test]
-fn an_image_of_another_format_is_refused_unless_it_is_said_to_be_raw() {
+fn an_image_of_another_format_is_refused_unless_given_as_raw() {
     let file = image(4096);
     fs::write(file.path(), [&b"QFI\xfb"[..], &[0; 508]].concat()).unwrap();
     assert!(refusal(file.path(), WRITE).contains("begins like a qcow2 image and has version 0"));
@@ -110,7 +110,7 @@ fn a_writer_excludes_others_and_readers_do_not() {
 }
 
 #[test]
-fn a_lock_of_the_whole_file_reaches_beyond_its_end_and_one_of_its_bytes_does_not() {
+fn a_full_lock_reaches_beyond_the_end_and_a_byte_lock_does_not() {
     let beyond = |granularity| {
         let file = image(4096);
         let _image = open_image(file.path(), Access { lock: granularity, ..WRITE }).unwrap();
@@ -124,7 +124,7 @@ fn a_lock_of_the_whole_file_reaches_beyond_its_end_and_one_of_its_bytes_does_not
 }
 
 #[test]
-fn an_image_that_is_not_sparse_has_all_of_its_space_and_gives_none_back() {
+fn a_nonsparse_image_is_allocated_and_discards_nothing() {
     let file = image(1 << 20);
     let sparse = open_image(file.path(), WRITE).unwrap();
     assert!(sparse.abilities().zero);
@@ -179,7 +179,7 @@ fn direct_access_has_aligned_blocks_or_is_refused() {
 }
 
 #[test]
-fn a_lock_that_was_given_up_is_another_s_until_it_is_taken_again() {
+fn a_released_lock_can_be_taken_by_another_and_taken_back() {
     let file = image(1 << 20);
     let source = open_image(file.path(), WRITE).unwrap();
     let target = Image::open_unlocked(file.path(), WRITE).unwrap();

@@ -181,7 +181,7 @@ fn an_image_is_over_its_backing_files_which_stay_as_they_are() {
 }
 
 #[test]
-fn a_backing_file_is_opened_only_if_the_user_allows_and_the_image_says_what_it_is() {
+fn a_backing_file_is_opened_only_if_allowed_and_of_named_format() {
     let folder = Folder::new();
     fs::write(folder.path("base"), pattern(LEN, 1)).unwrap();
     let top = folder.create("top", &["-b", "base", "-F", "raw"]);
@@ -232,7 +232,7 @@ fn a_loop_of_backing_files_is_named_and_a_long_chain_is_none() {
 }
 
 #[test]
-fn what_is_no_image_or_one_that_is_not_supported_is_refused_by_name() {
+fn an_invalid_or_unsupported_image_is_refused_with_the_reason() {
     let folder = Folder::new();
     fs::write(folder.path("raw"), [0; 4096]).unwrap();
     assert!(refusal(&folder.path("raw"), READ_WRITE).contains("is not a qcow2 image"));
@@ -307,7 +307,7 @@ fn compressed_clusters_and_snapshots_are_read_and_kept() {
 }
 
 #[test]
-fn several_queues_write_zero_and_give_back_at_the_same_time_and_nothing_is_lost() {
+fn queues_writing_zeroing_and_discarding_at_once_lose_nothing() {
     const THREADS: usize = 4;
     let folder = Folder::new();
     fs::write(folder.path("base"), pattern(LEN, 9)).unwrap();
@@ -416,7 +416,7 @@ fn a_driver_sees_a_disk_like_any_other() {
 }
 
 #[test]
-fn an_image_that_is_read_only_or_of_version_2_offers_what_it_can_do() {
+fn a_readonly_or_version_2_image_offers_only_what_it_can_do() {
     let folder = Folder::new();
     let path = folder.create("a", &["-o", "compat=0.10"]);
     let offered = |spec: BlockSpec| {
@@ -458,7 +458,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn an_image_is_as_the_model_after_any_operations_and_qemu_finds_no_error(
+    fn any_operations_leave_an_image_equal_to_the_model_and_valid(
         ops in prop::collection::vec(op(), 1..40),
         cluster in prop_oneof![Just("512"), Just("4096"), Just("65536")],
         has_backing: bool,
@@ -527,7 +527,7 @@ fn a_chain_without_an_end_is_looked_at_up_to_the_limit() {
 }
 
 #[test]
-fn what_one_program_wrote_is_there_for_the_next_that_takes_the_image() {
+fn one_programs_writes_are_seen_by_the_next_to_take_the_image() {
     let folder = Folder::new();
     let path = folder.create("disk", &["-o", "cluster_size=4k"]);
     let shared = || {

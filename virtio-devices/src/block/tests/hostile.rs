@@ -57,7 +57,7 @@ fn what_does_not_fit_the_disk_has_a_status_and_changes_nothing() {
 }
 
 #[test]
-fn a_request_of_more_segments_than_a_call_takes_is_dropped_and_one_of_as_many_is_not() {
+fn a_request_with_more_segments_than_a_call_takes_is_dropped() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         guest.put_header(VIRTIO_BLK_T_IN, 0);
@@ -81,7 +81,7 @@ fn a_request_of_more_segments_than_a_call_takes_is_dropped_and_one_of_as_many_is
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
+fn a_disk_gives_up_an_invalid_ring_and_requests_a_reset() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         let avail = guest.queues[0].avail();
@@ -106,7 +106,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_chain_of_a_hostile_driver_is_given_back_unless_the_ring_is_broken(
+    fn every_chain_of_a_hostile_driver_returns_on_an_intact_ring(
         descriptors in prop::collection::vec((0..8u16, descriptor()), 1..30),
         headers in prop::collection::vec((0..16u32, 0..4096u64), 30),
         heads in prop::collection::vec(prop_oneof![8 => 0..8u16, 1 => any::<u16>()], 30),

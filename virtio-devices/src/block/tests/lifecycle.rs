@@ -30,7 +30,7 @@ fn what_is_no_disk_is_refused() {
 }
 
 #[test]
-fn a_stop_gives_back_all_that_was_begun_and_a_start_goes_on_where_it_was() {
+fn a_stop_completes_what_was_begun_and_a_start_continues_there() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         let features = guest.block.features();
@@ -101,7 +101,7 @@ fn a_stop_does_not_wait_for_what_the_worker_transfers_itself() {
 }
 
 #[test]
-fn each_queue_has_a_worker_that_is_named_after_it_if_the_driver_knows_several() {
+fn each_queue_has_a_worker_named_after_it_if_multiqueue_is_used() {
     for io_uring in ENGINES {
         let mut guest = Guest::with(BlockSpec { queues: 3, ..spec(io_uring) });
         let features = guest.block.features();
@@ -189,7 +189,7 @@ fn a_reset_returns_to_the_cache_of_power_on_and_keeps_the_image() {
 }
 
 #[test]
-fn a_disk_whose_writes_are_stable_has_them_stable_after_a_restore() {
+fn a_disk_with_stable_writes_keeps_them_stable_after_a_restore() {
     let mut guest = Guest::new(true);
     let features = guest.block.features();
     assert_eq!(guest.block.save(), DeviceSpecific::PowerOn);
@@ -210,7 +210,7 @@ fn a_disk_whose_writes_are_stable_has_them_stable_after_a_restore() {
 }
 
 #[test]
-fn a_cache_that_is_turned_off_before_the_start_is_off_for_a_driver_that_knows_of_it() {
+fn a_cache_turned_off_before_the_start_is_off_if_negotiated() {
     let mut guest = Guest::new(true);
     let features = guest.block.features();
     for saves in [false, true] {
@@ -259,7 +259,7 @@ fn a_driver_that_cannot_flush_the_cache_begins_without_it() {
 }
 
 #[test]
-fn a_driver_whose_queues_stand_still_after_a_restore_chooses_as_it_negotiated() {
+fn a_driver_sets_the_cache_as_negotiated_right_after_a_restore() {
     let mut guest = Guest::new(true);
     let features = guest.block.features();
     for (features, chosen) in [(features, 0), (features & !(1 << VIRTIO_BLK_F_CONFIG_WCE), 1)] {

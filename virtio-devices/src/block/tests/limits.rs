@@ -72,7 +72,7 @@ fn what_waits_is_carried_out_as_the_bucket_refills() {
 }
 
 #[test]
-fn a_request_above_the_bandwidth_is_carried_out_and_the_next_one_waits() {
+fn a_request_above_the_bandwidth_runs_and_the_next_one_waits() {
     for io_uring in ENGINES {
         let bandwidth = limit(512, 0, NEVER);
         let mut guest = limited(io_uring, 1, RateLimits { bandwidth, ops: None });
@@ -84,7 +84,7 @@ fn a_request_above_the_bandwidth_is_carried_out_and_the_next_one_waits() {
 }
 
 #[test]
-fn what_moves_no_data_has_no_bandwidth_and_what_is_refused_is_an_operation() {
+fn dataless_requests_use_no_bandwidth_and_refused_ones_one_op() {
     let limits = RateLimits { bandwidth: limit(512, 0, NEVER), ops: limit(4, 0, NEVER) };
     let mut guest = limited(true, 1, limits);
     assert_eq!(guest.request(VIRTIO_BLK_T_FLUSH, 0, &[]), (OK, 1));
@@ -163,7 +163,7 @@ fn a_restored_disk_has_no_more_left_of_its_limits_than_it_had() {
 }
 
 #[test]
-fn a_group_of_disks_has_what_it_had_left_whichever_disk_is_restored_last() {
+fn a_restored_disk_group_keeps_its_budget_in_any_restore_order() {
     let limits = RateLimits { ops: limit(6, 0, NEVER), bandwidth: None };
     let (old, new) = (RateLimitGroup::new(limits).unwrap(), RateLimitGroup::new(limits).unwrap());
     let disk = |group: &RateLimitGroup| {

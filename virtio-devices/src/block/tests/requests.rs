@@ -185,7 +185,7 @@ fn around_the_page_cache_any_buffer_works() {
 }
 
 #[test]
-fn an_image_that_shrinks_fails_what_is_beyond_its_end_and_grows_by_no_read() {
+fn a_shrunk_image_fails_reads_past_its_end_and_does_not_grow() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         guest.file.as_file().set_len(1024).unwrap();
@@ -230,7 +230,7 @@ fn a_write_is_stable_when_the_driver_does_not_flush_or_said_so() {
 }
 
 #[test]
-fn pages_that_a_read_fills_are_noted_and_those_that_a_write_takes_from_are_not() {
+fn pages_filled_by_reads_are_logged_and_sources_of_writes_not() {
     use vm_memory::bitmap::Bitmap;
     use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
     for (io_uring, alignment) in [(false, 1), (true, 1), (true, 512)] {

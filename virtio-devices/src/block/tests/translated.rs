@@ -29,7 +29,7 @@ fn map(iommu: &Iommu, first: u64, last: u64, target: u64) {
 }
 
 #[test]
-fn a_disk_that_waits_holds_up_nobody_and_finds_what_is_mapped_for_it() {
+fn an_idle_disk_delays_no_attach_and_finds_what_is_mapped() {
     for io_uring in ENGINES {
         let (mut guest, iommu, _behind) = disk(io_uring);
         let data = pattern(3 * 4096, 5);

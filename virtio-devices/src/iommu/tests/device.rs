@@ -135,7 +135,7 @@ fn a_chain_without_room_for_an_answer_is_given_back_and_counted() {
 }
 
 #[test]
-fn faults_are_told_with_endpoint_and_address_as_long_as_there_are_buffers() {
+fn faults_report_endpoint_and_address_while_buffers_last() {
     let mut rig = Rig::new();
     rig.events.add(&[(BUFFERS + 0x8000, 24, WRITE)]);
     rig.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false });
@@ -151,7 +151,7 @@ fn faults_are_told_with_endpoint_and_address_as_long_as_there_are_buffers() {
 }
 
 #[test]
-fn bypass_outlives_a_reset_of_the_device_and_not_one_of_the_machine() {
+fn the_bypass_setting_survives_a_device_reset_not_a_power_on() {
     let mut rig = Rig::new();
     let at = |rig: &Rig| rig.behind.endpoint().translate(0x1234, 4, Permissions::Write);
     assert_eq!(at(&rig), Some((0x1234, 4)), "at boot");
@@ -175,7 +175,7 @@ fn bypass_outlives_a_reset_of_the_device_and_not_one_of_the_machine() {
 }
 
 #[test]
-fn a_request_that_was_made_while_the_queue_did_not_run_is_answered_at_the_start() {
+fn a_request_queued_while_stopped_is_answered_at_the_start() {
     let mut rig = Rig::new();
     rig.stop();
     rig.offer(&encode(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }), 4);

@@ -95,7 +95,7 @@ fn known(followers: &[Arc<Copied>]) -> Vec<Option<u64>> {
 
 proptest! {
     #[test]
-    fn a_follower_knows_what_its_function_reaches_after_each_request(
+    fn follower_tracks_its_functions_mappings_after_each_request(
         ops in prop::collection::vec((op(), prop::bool::weighted(0.1)), 1..60)
     ) {
         let (iommu, behind) = iommu();
@@ -125,7 +125,7 @@ fn one() -> (Arc<Iommu>, Behind) {
 }
 
 #[test]
-fn what_one_request_takes_away_is_told_at_once_when_all_passes_have_ended() {
+fn unmap_reports_all_removals_at_once_after_passes_end() {
     let (iommu, behind) = one();
     let copied = Copied::of(&behind);
     iommu.carry_out(ATTACH).unwrap();
@@ -146,7 +146,7 @@ fn what_one_request_takes_away_is_told_at_once_when_all_passes_have_ended() {
 }
 
 #[test]
-fn a_mapping_that_cannot_be_followed_is_refused_and_so_is_a_domain() {
+fn map_and_attach_fail_if_the_follower_refuses() {
     let (iommu, behind) = one();
     let copied = Copied::of(&behind);
     iommu.carry_out(ATTACH).unwrap();
@@ -161,7 +161,7 @@ fn a_mapping_that_cannot_be_followed_is_refused_and_so_is_a_domain() {
 }
 
 #[test]
-fn a_follower_is_told_first_what_there_is_and_nothing_any_more_when_its_function_is_gone() {
+fn follower_gets_current_mappings_first_and_none_once_removed() {
     let (iommu, behind) = one();
     iommu.carry_out(ATTACH).unwrap();
     iommu.carry_out(MAP).unwrap();

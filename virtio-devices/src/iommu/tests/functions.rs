@@ -115,7 +115,7 @@ impl Rig {
 
 proptest! {
     #[test]
-    fn only_requests_and_resets_of_the_iommu_change_what_a_pf_and_its_vfs_reach(
+    fn only_iommu_requests_and_resets_change_pf_and_vf_mappings(
         events in prop::collection::vec(event(), 1..60)
     ) {
         let (mut model, mut rig) = (Model::default(), Rig::new());
@@ -138,7 +138,7 @@ proptest! {
 
 /// The same in a fixed order: the events do happen.
 #[test]
-fn vfs_that_are_reset_or_disabled_with_mappings_stay_in_their_domain_until_it_is_detached_or_the_iommu_reset() {
+fn reset_or_disabled_vfs_keep_their_domain_until_detached() {
     let ends = [Event::Request(Op::Detach(1, 2)), Event::IommuReset];
     for end in ends {
         let mut rig = Rig::new();

@@ -24,7 +24,7 @@ fn attached() -> (Arc<Iommu>, Behind) {
 }
 
 #[test]
-fn an_unmap_a_detach_a_reset_and_the_end_of_bypass_wait_for_a_pass_and_a_map_does_not() {
+fn removing_access_waits_for_a_pass_and_mapping_does_not() {
     let take_away: [fn(&Iommu); 4] = [
         |iommu| iommu.carry_out(UNMAP).unwrap(),
         |iommu| iommu.carry_out(Request::Detach { domain: 1, endpoint: 0x100 }).unwrap(),
@@ -126,7 +126,7 @@ fn a_page_that_was_unmapped_under_traffic_stays_clean() {
 }
 
 #[test]
-fn passes_of_two_functions_at_once_do_not_wait_for_who_waits_for_one_of_them() {
+fn overlapping_passes_do_not_block_behind_a_waiting_thread() {
     let iommu = Iommu::new(48);
     let behind = [0x100, 0x101].map(|rid| iommu.behind(0, pci::Rid::from_bits(rid)));
     let first = behind[0].endpoint().begin();

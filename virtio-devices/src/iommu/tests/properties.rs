@@ -217,7 +217,7 @@ proptest! {
 }
 
 #[test]
-fn a_state_that_no_driver_could_have_made_is_refused_and_leaves_the_state_of_power_on() {
+fn impossible_domains_are_refused_and_leave_power_on_state() {
     let (iommu, behind) = iommu();
     let mut device = IommuDevice::new("iommu", iommu);
     let restore = |device: &mut IommuDevice, domains: &str| {

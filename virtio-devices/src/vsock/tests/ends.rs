@@ -64,7 +64,7 @@ fn a_guest_that_receives_no_more_has_its_client_told() {
 }
 
 #[test]
-fn a_client_that_left_its_guest_which_sends_no_more_is_no_event_for_ever() {
+fn client_hangup_after_guest_shutdown_does_not_spin_the_worker() {
     let mut rig = Rig::ready();
     let (client, ports) = rig.connected_client(52);
     rig.shut_down(ports, SEND);
@@ -96,7 +96,7 @@ fn all_that_a_client_sent_before_it_left_arrives() {
 }
 
 #[test]
-fn a_guest_that_sends_to_a_client_that_left_is_told_before_it_has_read_all() {
+fn guest_that_sends_to_a_closed_client_gets_shutdown_at_once() {
     let mut rig = Rig::ready();
     rig.room = 10;
     let (client, ports) = rig.connected_client(52);
@@ -129,7 +129,7 @@ fn stuff(rig: &mut Rig, ports: Ports) -> Vec<u8> {
 }
 
 #[test]
-fn all_that_a_guest_sent_before_it_closed_arrives_although_the_client_is_slow() {
+fn data_sent_before_guest_close_reaches_a_slow_client() {
     for closes_at_once in [false, true] {
         let mut rig = Rig::ready();
         let (client, ports) = rig.connected_client(52);
@@ -158,7 +158,7 @@ fn all_that_a_guest_sent_before_it_closed_arrives_although_the_client_is_slow() 
 }
 
 #[test]
-fn a_client_that_takes_nothing_after_its_guest_closed_is_given_up() {
+fn client_that_reads_nothing_after_guest_close_is_dropped() {
     for closes_at_once in [false, true] {
         let mut rig = Rig::ready();
         let (_client, ports) = rig.connected_client(52);

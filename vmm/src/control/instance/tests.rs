@@ -33,7 +33,7 @@ fn what_is_left_out_is_decided_once() {
 }
 
 #[test]
-fn a_pf_without_a_tap_gets_a_name_that_no_pf_has_although_another_has_gone() {
+fn pf_without_tap_gets_an_unused_name_after_another_is_removed() {
     let mut instance = instance(r#"{"net":[{"id":"a","sriov_vfs":1},{"id":"b","sriov_vfs":1}]}"#);
     instance.remove_device("a").unwrap();
     instance.add_net(net("id=c,sriov_vfs=1"), Vec::new()).unwrap();
@@ -53,7 +53,7 @@ fn a_device_that_cannot_be_leaves_no_trace() {
 }
 
 #[test]
-fn a_device_has_the_descriptor_that_was_sent_for_it_until_it_is_removed() {
+fn device_keeps_its_passed_descriptor_until_removal() {
     use std::io::Read as _;
 
     let (mut end, sent) = std::io::pipe().unwrap();
@@ -96,7 +96,7 @@ fn taps_that_were_passed_are_kept_as_long_as_their_nic() {
 }
 
 #[test]
-fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
+fn mac_set_on_a_vf_becomes_its_own_in_the_config() {
     let instance = instance(
         r#"{"net":[{"id":"a","mac":"52:54:00:00:00:01","sriov_vfs":3,"vfs":[{"index":2,"mac":"52:54:00:00:01:02"}]},
             {"id":"b","mac":"52:54:00:00:00:02"}]}"#,
@@ -142,7 +142,7 @@ fn opened(json: &str) -> Instance {
 }
 
 #[test]
-fn memory_counts_as_pinned_as_soon_as_a_device_that_pins_it_is_being_opened() {
+fn memory_is_pinned_from_the_opening_of_a_pinning_device() {
     let mut instance = opened(
         r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"},"memory":{"size":16777216,"shared":true},
             "net":[{"id":"pf","vhost_user":true,"vhost_socket":"/nonexistent/socket"}]}"#,

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn after_go_only_a_failure_of_its_own_keeps_the_guest_from_running_and_is_told_last() {
+    fn after_go_only_the_targets_own_failure_discards_then_reports() {
         for event in [Event::Cancelled, Event::Late, Event::Lost, Event::Heard(Kind::Cancel), Event::Heard(Kind::Pages)]
         {
             for stage in [Stage::Locking, Stage::Starting] {

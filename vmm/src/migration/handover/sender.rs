@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_out_of_turn_ends_the_migration_and_the_target_is_told() {
+    fn frame_out_of_order_fails_the_migration_and_notifies_target() {
         for stage in BEFORE_GO.into_iter().skip(1) {
             for kind in [Kind::Running, Kind::Pages, Kind::Go, Kind::Offer] {
                 let actions = at(stage).on(Event::Heard(kind));
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_powers_off_ends_the_migration_and_is_not_resumed() {
+    fn guest_power_off_ends_the_migration_without_a_resume() {
         for stage in BEFORE_GO {
             let actions = at(stage).on(Event::GuestOff);
             let stands_still = stage >= Stage::Stopping;

@@ -100,7 +100,7 @@ impl Sent {
 }
 
 #[test]
-fn a_first_pass_makes_no_page_of_the_source_and_sends_those_that_it_has() {
+fn first_pass_allocates_no_source_page_and_sends_existing_ones() {
     for (memory, file) in memories() {
         let blocks = || file.as_ref().map_or(0, |file| file.metadata().unwrap().blocks());
         let before = (existing(&memory), blocks());
@@ -152,7 +152,7 @@ impl DirtySource for Writer {
 }
 
 #[test]
-fn a_page_that_is_made_while_its_chunk_is_taken_is_sent_or_noted() {
+fn page_created_while_its_chunk_is_taken_is_sent_or_logged() {
     for (memory, _) in memories() {
         let writer = Writer { memory: memory.clone(), pages: [700, 1100], dirty: Vec::new() };
         let sent = Sent::new(&memory, vec![Box::new(writer)]);

@@ -71,7 +71,7 @@ fn no_page_is_written_once_the_machine_is_loaded() {
 
 /// `vmm.shutdown` blocks the control thread, which serves no requests, until the target's thread ends.
 #[test]
-fn a_program_that_ends_while_locks_are_taken_does_not_wait_for_a_start() {
+fn quit_while_locking_does_not_wait_for_the_start() {
     let (conductor, inbox, orders) = at(Stage::Locking);
     let (done, ends) = channel();
     let runs = thread::spawn(move || {

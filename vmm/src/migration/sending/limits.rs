@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn copying_ends_with_the_clients_time_and_the_rest_soon_after_the_goal() {
+    fn copying_is_limited_by_timeout_and_final_pass_by_downtime() {
         let seconds = |limits: Limits, stage, is_rest| limits.of(stage, is_rest).map(|limit| limit.as_secs());
         let usual = limits("timeout_s=600", GIB);
         assert_eq!(seconds(usual, Stage::Copying, true), Some(600));

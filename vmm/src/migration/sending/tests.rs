@@ -151,7 +151,7 @@ fn sent_slowly(is_slow: bool, options: &str) -> (Ordered, Duration) {
 }
 
 #[test]
-fn a_first_pass_that_takes_longer_than_the_client_wants_ends_the_migration() {
+fn first_pass_longer_than_the_timeout_fails_the_migration() {
     let (ordered, took) = sent_slowly(true, "timeout_s=1");
     let (outcome, why) = ordered.end.unwrap();
     assert_eq!(outcome, Outcome::Failed);
@@ -160,7 +160,7 @@ fn a_first_pass_that_takes_longer_than_the_client_wants_ends_the_migration() {
 }
 
 #[test]
-fn a_guest_that_stands_still_for_much_longer_than_its_goal_goes_on_at_the_source() {
+fn guest_paused_far_beyond_its_goal_resumes_at_the_source() {
     let (ordered, took) = sent_slowly(false, "downtime_ms=300");
     let (outcome, why) = ordered.end.unwrap();
     assert_eq!((outcome, ordered.resumed), (Outcome::Failed, true));
@@ -200,7 +200,7 @@ fn a_cancel_is_heard_while_nobody_accepts_the_connection() {
 
 /// The target accepts no further connection while it receives keepalives.
 #[test]
-fn while_connections_for_pages_are_made_the_source_says_that_it_is_there_and_hears_a_cancel() {
+fn source_sends_keepalives_and_takes_a_cancel_while_connecting() {
     let folder = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
@@ -276,7 +276,7 @@ impl DirtySource for Hesitates {
 }
 
 #[test]
-fn while_backends_begin_to_log_a_cancel_is_told_and_its_end_waits_for_their_logs() {
+fn cancel_while_backends_start_logging_waits_for_their_logs() {
     let folder = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
     let (job, orders) = job(folder.path(), "downtime_ms=300");

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vcpus_are_held_for_their_share_of_the_time_and_let_go_in_the_end() {
+    fn vcpus_are_throttled_by_their_share_and_released_at_the_end() {
         for share in [10, 50, 99] {
             let mut throttle = Throttle::new();
             let (mut now, mut held, mut is_slow) = (Instant::now(), Duration::ZERO, false);

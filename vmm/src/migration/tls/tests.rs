@@ -76,7 +76,7 @@ fn both_sides_prove_who_they_are() {
 }
 
 #[test]
-fn whom_another_authority_has_certified_or_whose_time_is_up_is_refused_by_either_side() {
+fn foreign_or_expired_certificate_is_refused_by_either_side() {
     let (one, other) = (Authority::new("one"), Authority::new("other"));
     let (both, stranger) = (folder(&one), folder(&other));
     let (source, target) = meet(both.path(), stranger.path(), "localhost");
@@ -101,7 +101,7 @@ fn whom_another_authority_has_certified_or_whose_time_is_up_is_refused_by_either
 }
 
 #[test]
-fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
+fn source_without_certificate_and_peer_without_tls_are_refused() {
     let one = Authority::new("one");
     let both = folder(&one);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -129,7 +129,7 @@ fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
 }
 
 #[test]
-fn a_peer_that_says_nothing_is_waited_for_no_longer_than_a_handshake_may_take() {
+fn silent_peer_times_out_after_the_handshake_limit() {
     let one = Authority::new("one");
     let both = folder(&one);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_nobody_accepts_is_not_waited_for_once_it_is_not_wanted() {
+    fn unaccepted_connection_attempt_ends_when_cancelled() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("full");
         let unix = UnixListener::bind(&path).unwrap();
