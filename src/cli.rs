@@ -11,7 +11,7 @@ use crate::error::CommandError;
 use crate::log_format::Format;
 use crate::vm_options::{VmOptions, keys};
 
-/// Starts with the version of Cloud Hypervisor that the options are compatible with, which management programs parse.
+/// Starts with the compatible version of Cloud Hypervisor, which management programs parse.
 const VERSION: &str = concat!(
     "v53.0.0\nSR-IOV emulation ",
     env!("CARGO_PKG_VERSION"),
@@ -121,7 +121,7 @@ pub(crate) struct Cli {
     )]
     restore: Option<String>,
 
-    /// Action at a system call that is not allowed [default: true]
+    /// Action on a disallowed system call [default: true]
     #[arg(
         long,
         value_name = "true|false|log|errno",
@@ -138,7 +138,7 @@ pub(crate) struct Cli {
     pub verbose: u8,
 }
 
-/// Action at a system call that is not allowed, as it is written.
+/// Action on a disallowed system call, as an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Seccomp {
     True,
@@ -159,11 +159,11 @@ impl From<Seccomp> for vmm::Seccomp {
 }
 
 impl Cli {
-    /// Command that the arguments describe.
+    /// The command described by the arguments.
     ///
     /// # Errors
     ///
-    /// The first value that cannot be read or is not allowed. Nothing has been opened or created by then.
+    /// Fails with the first value that is invalid or not allowed. Nothing has been opened or created then.
     pub(crate) fn into_options(self) -> Result<Options, CommandError> {
         let api = self.api_socket.map(|text| text.parse()).transpose().map_err(vmm::Error::from)?;
         let event_monitor = self.event_monitor.map(|text| text.parse()).transpose().map_err(vmm::Error::from)?;
@@ -189,14 +189,14 @@ impl Cli {
     }
 }
 
-/// The VM that a file describes.
+/// Reads the VM from a file.
 fn read_config(path: &Path) -> Result<VmConfig, CommandError> {
     let text = if path == Path::new("-") { read_to_end(std::io::stdin()) } else { std::fs::read(path) };
     let text = text.map_err(|error| CommandError::ConfigFile { path: path.to_owned(), error })?;
     Ok(VmConfig::from_json(&text).map_err(|error| in_file(path, error)).map_err(vmm::Error::from)?)
 }
 
-/// An error of the VM that the file at `path` describes.
+/// Adds the file at `path` to an error of its VM.
 fn in_file(path: &Path, error: ConfigError) -> ConfigError {
     ConfigError { subject: format!("--config {}: {}", path.display(), error.subject), ..error }
 }
@@ -207,7 +207,7 @@ fn read_to_end(mut input: impl std::io::Read) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The error of a command line that cannot be parsed, in one line; `None` if it asks for help or the version.
+/// The error of an invalid command line, in one line; `None` if it requests help or the version.
 pub(crate) fn report(error: &clap::Error) -> Option<String> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -223,7 +223,7 @@ pub(crate) fn report(error: &clap::Error) -> Option<String> {
         }
         _ => {}
     }
-    // clap's paragraphs: the error, perhaps a tip, and the usage, which --help shows better.
+    // clap's paragraphs: the error, an optional tip, and the usage, which --help shows better.
     let text = error.render().to_string();
     let text = text.split("\n\n").take_while(|paragraph| !paragraph.trim_start().starts_with("Usage:"));
     let paragraphs = text.map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));

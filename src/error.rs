@@ -8,7 +8,7 @@ use vmm::ErrorKind;
 /// Failure of the command, in one line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
-    /// The options are valid, but describe nothing to do.
+    /// The options are valid, but there is nothing to do.
     #[error("{0}")]
     Usage(&'static str),
     /// The file of `--config` cannot be read.
@@ -39,7 +39,7 @@ pub(crate) enum CommandError {
 }
 
 impl CommandError {
-    /// The kind of this error; the exit code follows from it.
+    /// The kind of this error, which determines the exit code.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::Usage(_) => ErrorKind::Syntax,

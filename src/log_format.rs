@@ -1,4 +1,4 @@
-//! The log in a format of the user's: `--log-format`.
+//! The log in a user-defined format: `--log-format`.
 
 use std::io::Write;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ enum Part {
     Token(Token),
 }
 
-/// Value that a token is replaced by.
+/// The value that replaces a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     /// Seconds since the program started.
@@ -29,7 +29,7 @@ enum Token {
     Level,
     /// The level as a letter.
     LevelChar,
-    /// The file and line that the message is from.
+    /// The source file and line of the message.
     Location,
     /// The message.
     Message,
@@ -44,7 +44,7 @@ enum Token {
 /// A part of the date and time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Time {
-    /// Month, day and time of day as the library glog writes them.
+    /// Month, day and time of day in the format of the library glog.
     Glog,
     Year,
     Month,
@@ -56,7 +56,7 @@ enum Time {
     Offset,
 }
 
-/// The time zone of a part of the date and time.
+/// The time zone of a date or time token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Zone {
     Utc,
@@ -147,10 +147,10 @@ impl Moment {
     /// The date and time of a zone.
     fn in_zone(self, zone: Zone) -> libc::tm {
         let seconds = libc::time_t::try_from(self.clock.as_secs()).unwrap_or(libc::time_t::MAX);
-        // SAFETY: all of its fields may be 0.
+        // SAFETY: all fields may be 0.
         let mut time = unsafe { std::mem::zeroed::<libc::tm>() };
-        // SAFETY: both calls read the first and write the second, which live as long as the call. A year that has no
-        // number leaves zeroes.
+        // SAFETY: both calls read the first and write the second, which live as long as the call. A year out of range
+        // leaves zeroes.
         unsafe {
             match zone {
                 Zone::Utc => libc::gmtime_r(&raw const seconds, &raw mut time),
@@ -220,7 +220,7 @@ impl Part {
                 (Some(file), Some(line)) => format!("{file}:{line}"),
                 _ => record.target().to_string(),
             },
-            // A message has one line, whatever it quotes.
+            // A message has one line, even if it quotes several.
             Token::Message => {
                 let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
                 record.args().to_string().chars().map(escaped).collect()
@@ -232,8 +232,8 @@ impl Part {
     }
 }
 
-/// The name of the calling thread. The standard library knows that of the first thread and of those that it started,
-/// the kernel that of each.
+/// The name of the calling thread. The standard library has only the names of the first thread and of those that it
+/// started, the kernel has all.
 fn thread_name() -> String {
     match std::thread::current().name() {
         Some(name) => name.to_string(),
@@ -260,7 +260,7 @@ where
         if self.enabled(record.metadata()) {
             let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let moment = Moment { uptime: self.start.elapsed(), clock };
-            // In one call, so that lines of several threads do not mix. A log that takes nothing is not waited for.
+            // In one call, so that lines of several threads do not mix. Never waits for a log that accepts no output.
             let _ = (&self.to).write_all(self.format.line(record, moment).as_bytes());
         }
     }
@@ -278,7 +278,7 @@ where
     W: Send + Sync + 'static,
     for<'w> &'w W: Write,
 {
-    // The C library reads the time zone's file once, which a thread that may open nothing could not.
+    // The C library reads the time zone's file once, which a confined thread could not do.
     let _ = Moment { uptime: Duration::ZERO, clock: Duration::ZERO }.in_zone(Zone::Local);
     log::set_logger(Box::leak(Box::new(Logger { format, start, to })))?;
     log::set_max_level(level);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_the_standard_library_did_not_start_has_its_name_too() {
+    fn a_thread_not_started_by_the_standard_library_has_its_name() {
         let line = || line("{thread}", "");
         assert_eq!(
             std::thread::Builder::new().name("std's".to_string()).spawn(line).unwrap().join().unwrap(),
@@ -335,13 +335,13 @@ mod tests {
         let (said, says) = std::sync::mpsc::channel::<String>();
         extern "C" fn run(said: *mut libc::c_void) -> *mut libc::c_void {
             rustix::thread::set_name(c"posix's").unwrap();
-            // SAFETY: the test leaves its sender to this thread.
+            // SAFETY: the test hands its sender over to this thread.
             let said = unsafe { Box::from_raw(said.cast::<std::sync::mpsc::Sender<String>>()) };
             said.send(thread_name()).unwrap();
             std::ptr::null_mut()
         }
         let mut thread = 0;
-        // SAFETY: the sender is the thread's, and the default attributes stand for a null pointer.
+        // SAFETY: the thread owns the sender, and a null pointer means the default attributes.
         let error = unsafe {
             libc::pthread_create(&raw mut thread, std::ptr::null(), run, Box::into_raw(Box::new(said)).cast())
         };

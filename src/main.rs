@@ -1,4 +1,4 @@
-//! The command `cloud-hypervisor`: from arguments to a VM and an exit code.
+//! The command `cloud-hypervisor`: turns arguments into a VM and an exit code.
 
 mod cli;
 mod error;
@@ -68,7 +68,7 @@ fn print(vm: &VmConfig) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Handles a command line that cannot be parsed, or that asks for help or the version.
+/// Handles a command line that is invalid, or that requests help or the version.
 fn refuse(error: &clap::Error) -> ExitCode {
     match cli::report(error) {
         Some(line) => {
@@ -76,7 +76,7 @@ fn refuse(error: &clap::Error) -> ExitCode {
             ErrorKind::Syntax.exit_code().into()
         }
         None => {
-            // Help or version. If it cannot be printed, nothing is left to do.
+            // Help or version. If printing fails, nothing is left to do.
             let _ = error.print();
             if error.use_stderr() { ErrorKind::Syntax.exit_code().into() } else { ExitCode::SUCCESS }
         }
@@ -90,7 +90,7 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "cloud-hypervisor: {line}");
 }
 
-/// An error and its causes. A cause that the error's own text contains is not repeated.
+/// An error and its causes, except those that the error's own text contains.
 fn chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
@@ -104,9 +104,10 @@ fn chain(error: &dyn Error) -> String {
     line
 }
 
-/// Creates or truncates the file of the log, or opens a named pipe, which may have no reader yet.
+/// Creates or truncates the log file, or opens a named pipe, which need not have a reader yet.
 fn create(path: &Path) -> Result<File, CommandError> {
-    // Open for reading, too, a pipe needs no other reader. What does not fit into it is lost, so that no thread waits.
+    // A pipe opened for reading, too, needs no other reader. Output that does not fit is dropped, so that no thread
+    // waits.
     let is_pipe = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
     let flags = if is_pipe { OFlags::NONBLOCK } else { OFlags::empty() };
     vmm::create_file(path, is_pipe, flags).map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
@@ -135,7 +136,7 @@ fn log_to(file: Option<&Path>, verbose: u8) -> Result<(), CommandError> {
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    // Reporting its own write errors on standard error would panic if that is closed, and end the guest.
+    // Reporting its own write errors on a closed standard error would panic, and end the guest.
     let log = tracing_subscriber::fmt().with_max_level(level).log_internal_errors(false);
     let started = match file {
         Some(path) => log.with_ansi(false).with_writer(create(path)?).try_init(),

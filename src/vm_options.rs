@@ -27,7 +27,7 @@ pub(crate) struct VmOptions {
         value_name = "key=value,...",
         requires = "payload",
         help_heading = DEVICES,
-        long_help = keys::<BalloonConfig>("Balloon, by which the guest returns memory to the host")
+        long_help = keys::<BalloonConfig>("Balloon: returns guest memory to the host")
     )]
     balloon: Option<String>,
 
@@ -58,13 +58,13 @@ pub(crate) struct VmOptions {
     )]
     cpus: Option<String>,
 
-    /// Debug console: an I/O port to which firmware writes what it has to say
+    /// Debug console: I/O port for firmware log output
     #[arg(
         long,
         value_name = "mode[,iobase=<port>]",
         requires = "payload",
         help_heading = DEVICES,
-        long_help = "Debug console, an I/O port to which firmware writes what it has to say: off, null, tty, pty or \
+        long_help = "Debug console, an I/O port for firmware log output: off, null, tty, pty or \
                      file=<path>, with or without iobase=<port> [default: off,iobase=0xe9]"
     )]
     debug_console: Option<String>,
@@ -132,7 +132,7 @@ pub(crate) struct VmOptions {
     #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
     kernel: Option<PathBuf>,
 
-    /// Keep the program from all files that the VM's options do not name
+    /// Confine the program to the files that the VM's options name
     #[arg(
         long,
         requires = "payload",
@@ -167,7 +167,7 @@ pub(crate) struct VmOptions {
     )]
     memory: Option<String>,
 
-    /// Parts of the guest memory with properties of their own
+    /// Parts of the guest memory with their own properties
     #[arg(
         long,
         value_name = "key=value,...",
@@ -217,7 +217,7 @@ pub(crate) struct VmOptions {
     )]
     numa: Vec<String>,
 
-    /// Shares of PCI segments in the addresses for PCI memory
+    /// Weight of each PCI segment's share of the address space for PCI memory
     #[arg(
         long,
         value_name = "key=value,...",
@@ -225,7 +225,9 @@ pub(crate) struct VmOptions {
         action = ArgAction::Append,
         requires = "payload",
         help_heading = MACHINE,
-        long_help = keys::<PciSegmentConfig>("Shares of PCI segments in the addresses for PCI memory. Repeat for more")
+        long_help = keys::<PciSegmentConfig>(
+            "Weight of each PCI segment's share of the address space for PCI memory. Repeat for more"
+        )
     )]
     pci_segment: Vec<String>,
 
@@ -251,7 +253,7 @@ pub(crate) struct VmOptions {
     )]
     pmem: Vec<String>,
 
-    /// Device by which the guest tells that it panicked, which becomes an event
+    /// pvpanic: reports guest panics as events
     #[arg(long, requires = "payload", help_heading = DEVICES)]
     pvpanic: bool,
 
@@ -299,13 +301,13 @@ pub(crate) struct VmOptions {
     )]
     serial: Option<String>,
 
-    /// TPM 2.0, whose work swtpm does
+    /// TPM 2.0, backed by swtpm
     #[arg(
         long,
         value_name = "key=value,...",
         requires = "payload",
         help_heading = DEVICES,
-        long_help = keys::<TpmConfig>("TPM 2.0, whose work swtpm does")
+        long_help = keys::<TpmConfig>("TPM 2.0, backed by swtpm")
     )]
     tpm: Option<String>,
 
@@ -333,7 +335,7 @@ pub(crate) struct VmOptions {
     )]
     vsock: Option<String>,
 
-    /// Watchdog, which resets a guest that has pinged it and does so no longer
+    /// Watchdog: resets the guest when it stops pinging
     #[arg(long, requires = "payload", help_heading = DEVICES)]
     watchdog: bool,
 }
@@ -349,11 +351,11 @@ impl VmOptions {
         self.kernel.is_some() || self.firmware.is_some()
     }
 
-    /// The virtual machine that they describe.
+    /// The described virtual machine.
     ///
     /// # Errors
     ///
-    /// The first value that cannot be read. Whether the values fit together is not checked.
+    /// Fails with the first invalid value. Consistency of the values is not checked.
     pub(crate) fn into_config(self) -> Result<VmConfig, ConfigError> {
         let mut config = VmConfig {
             payload: PayloadConfig {

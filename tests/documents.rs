@@ -173,7 +173,7 @@ fn is_test(source: &str, name: &str) -> bool {
 }
 
 #[test]
-fn a_claim_is_a_row_or_a_bullet_about_limits_and_may_have_its_test_above() {
+fn claims_are_rows_and_limit_bullets_with_tests_in_or_above() {
     let text = "# Security\n- x\n## Who is trusted\n| a | b |\n|---|---|\n| guest | no |\n## Limits\nText.\n\n\
                 | a | b |\n|---|---|\n| x `y` | `a_b_c_d`, fuzz `z` |\n| y | `no.rs_a_b_c` |\n\n\
                 - one `a_b`\n  and `e_f_g_h`\n- two\n\n### All\nNot by `m_n_o_p`.\n\nShown\nby `i_j_k_l`.\n\n\

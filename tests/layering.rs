@@ -1,4 +1,4 @@
-//! The layers stay apart: `pci` knows nothing but the standard, KVM is behind one file, and the files of a crate import
+//! The layers stay apart: `pci` depends only on the standard, KVM is behind one file, and the files of a crate import
 //! each other in one direction.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use imports::{Crate, circle, parts, rooms};
 
-/// The crates whose files import each other in one direction, by their roots.
+/// The roots of crates whose files import each other in one direction.
 const CRATES: [&str; 5] =
     ["pci/src/lib.rs", "virtio-devices/src/lib.rs", "vm-api/src/lib.rs", "vmm/src/lib.rs", "xtask/src/main.rs"];
-/// Crates whose top-level modules do so, too, each with all that is below it.
+/// The roots of crates whose top-level modules, each with its child modules, also do so.
 const LAYERED: [&str; 3] = ["virtio-devices/src/lib.rs", "vmm/src/lib.rs", "xtask/src/main.rs"];
 
 fn root() -> &'static Path {
@@ -34,7 +34,7 @@ fn keys(manifest: &str, section: &str) -> Vec<String> {
     keys
 }
 
-/// All Rust files and manifests under `folder`, without what builds leave.
+/// All Rust files and manifests under `folder`, without build output.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -86,7 +86,7 @@ fn dependencies_point_downward() {
     assert_eq!(ours("vmm/Cargo.toml"), ["pci", "virtio-devices", "vm-api"]);
 }
 
-/// A dependency that nothing names is not linked.
+/// A dependency that no file uses is not linked.
 #[test]
 fn the_client_does_not_link_the_vmm() {
     let mut files = vec![root().join("src/bin/ch-remote.rs"), root().join("src/vm_options.rs")];

@@ -1,7 +1,7 @@
-//! A client's bytes on a connection of the REST API, up to the actions that they ask for.
+//! A client's bytes on a connection of the REST API, and the actions that they request.
 //!
-//! Each answer must be HTTP that Cloud Hypervisor's clients can read, and an error must be a list of lines. Bytes that
-//! arrive in other pieces must have the same actions and the same answers.
+//! Each reply must be HTTP that Cloud Hypervisor's clients can parse, and an error must be a list of lines. The same
+//! bytes, split into other pieces, must cause the same actions and the same replies.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const REQUEST: u8 = 1;
 const CHUNKED: u8 = 2;
 const KINDS: u8 = 3;
 
-/// Records actions, and answers them in turn.
+/// Records actions, and returns different results in turn.
 #[derive(Default)]
 struct Recorder(Mutex<Vec<String>>);
 
@@ -36,7 +36,7 @@ impl Handler for Recorder {
     }
 }
 
-/// The bytes of a request whose body is JSON, more or less.
+/// The bytes of a request whose body resembles JSON.
 fn request(input: &mut Input<'_>, chunked: bool) -> Vec<u8> {
     let (route, flags, len) = (input.u8(), input.u8(), usize::from(input.u16() % 512));
     let body = input.slice(len);
@@ -51,12 +51,12 @@ fn request(input: &mut Input<'_>, chunked: bool) -> Vec<u8> {
     [format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes(), body].concat()
 }
 
-/// Sends `bytes` in pieces of `len` bytes. Returns the actions and the answers.
+/// Sends `bytes` in pieces of `len` bytes. Returns the actions and the replies.
 fn sent(bytes: &[u8], len: usize) -> (Vec<String>, String) {
     let handler = Arc::new(Recorder::default());
     let answers = converse(bytes.chunks(len.max(1)), handler.clone()).expect("a pair of sockets");
     let actions = std::mem::take(&mut *handler.0.lock());
-    // Whether a body that is expected has arrived already is no difference.
+    // Interim replies depend on how much of a body has already arrived, and are ignored.
     let answers = String::from_utf8(answers).expect("clients stop reading at other characters");
     (actions, answers.replace("HTTP/1.1 100 Continue\r\n\r\n", ""))
 }
@@ -66,7 +66,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many actions there were, and the statuses of the answers.
+/// As [`run`]. Returns the number of actions, and the statuses of the replies.
 fn run_to_end(input: &[u8]) -> (usize, Vec<u16>) {
     let mut input = Input::new(input);
     let piece = 1 + usize::from(input.u8());
@@ -85,7 +85,7 @@ fn run_to_end(input: &[u8]) -> (usize, Vec<u16>) {
     assert!(actions.len() <= statuses.len(), "an action without an answer");
     let (same_actions, same_answers) = sent(&bytes, piece);
     assert_eq!(same_actions, actions, "in pieces of {piece} bytes");
-    // Bytes that are no request are answered as soon as that is known, and not at all if they end before.
+    // Bytes that are not a request get a reply as soon as that is known, and none if they end before.
     let (short, long) =
         if answers.len() < same_answers.len() { (answers, same_answers) } else { (same_answers, answers) };
     let rest = long.strip_prefix(&short).unwrap_or_else(|| panic!("in pieces of {piece} bytes: {short:?}, {long:?}"));
@@ -93,14 +93,14 @@ fn run_to_end(input: &[u8]) -> (usize, Vec<u16>) {
     (actions.len(), statuses)
 }
 
-/// Checks answers, and returns their statuses.
+/// Checks replies, and returns their statuses.
 fn check(mut text: &str) -> Vec<u16> {
     let mut statuses = Vec::new();
     assert!(text.is_ascii(), "clients stop reading at other characters");
     while !text.is_empty() {
         let (head, rest) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("an answer without an end: {text:?}"));
         let mut lines = head.split("\r\n");
-        // A client of HTTP/1.0 is answered so.
+        // A client of HTTP/1.0 gets that version in the reply.
         let first =
             lines.next().and_then(|line| line.strip_prefix("HTTP/1.")?.split_at_checked(2)).map(|(_, rest)| rest);
         let first = first.unwrap_or_else(|| panic!("an answer begins so: {text:?}"));
@@ -134,7 +134,7 @@ fn asks(seed: Seed, kind: u8, path: &str, flags: u8, body: &str) -> Seed {
 }
 
 /// Seeds: requests with and without bodies, several at once, in chunks; wrong methods, paths and bodies; bytes that are
-/// no request.
+/// not a request.
 pub fn seeds() -> Vec<Vec<u8>> {
     let start = |piece: u8| Seed::new().with([piece]);
     let vm = r#"{"payload": {"kernel": "/k"}, "net": [{"tap": "t", "sriov_vfs": 2}]}"#;
@@ -154,7 +154,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let noise = bytes("\x16\x03\x01 hello\r\n\r\n");
     let behind = bytes("GET /api/v1/vmm.ping HTTP/1.1\r\nHost: a\r\n\r\n\u{1} what is this?\r\n\r\n");
     let half = bytes("PUT /api/v1/vm.resize HTTP/1.1\r\nContent-Length: 10\r\n\r\n{");
-    // hyper's words for it depend on how much has arrived.
+    // hyper's text for it depends on how much has arrived.
     let other = bytes("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nGET / HTTP/1.0\r\n\r\n");
     [several, resized, wrong, nothing, old, expects, noise, half, behind, other].map(Seed::done).into()
 }

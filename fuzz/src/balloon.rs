@@ -1,8 +1,8 @@
 //! The queues of a balloon, over rings and chains in guest memory that a driver wrote arbitrarily.
 //!
-//! The first byte of the input chooses the queue, the next one the features. A driver may well give away the pages with
-//! its own rings in them: the oracle gives them away at the same time. Some chains leave the device free to do
-//! anything; the run ends with the first of those.
+//! The first byte of the input chooses the queue, the next one the features. A driver may inflate the pages with its
+//! own rings in them: the oracle zeroes them at the same time. Some chains leave the device free to do anything; the
+//! run ends with the first of those.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 const EVENT_IDX: u32 = 29;
 /// The most page numbers in a chain.
 const MAX_PAGES: u64 = 4096;
-/// The page numbers that are worked on at once, in bytes.
+/// The page numbers that are handled at once, in bytes.
 const PART: usize = 1024;
 /// The most chains in one step.
 const BATCH: usize = 16;
@@ -36,7 +36,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many pages the host got back, and how many chains were bad.
+/// As [`run`]. Returns the number of pages returned to the host, and of bad chains.
 fn run_to_end(input: &[u8]) -> (u64, u64) {
     let mut input = Input::new(input);
     let (queue, features) = (u16::from(input.u8() % 3), u64::from(input.u8() & 1) << EVENT_IDX);
@@ -75,7 +75,7 @@ struct Balloon {
 }
 
 impl Balloon {
-    /// Runs a step. Returns whether the run goes on.
+    /// Runs a step. Returns false if the run must end.
     fn run(&mut self) -> bool {
         let shared = self.driver.queue.clone();
         let Some(mut queue) = self.steps.queue(self.queue, &shared) else {
@@ -91,9 +91,9 @@ impl Balloon {
             self.steps.step(&mut queue);
             let gone = |page: &u64| before.get(*page, PAGE).is_some();
             let (after, used) = (Snapshot::take(), self.driver.devices_part());
-            // The used ring may lie in a page that was given away, and is written afterwards.
+            // The used ring may lie in a page that was freed, and be written afterwards.
             let zero = (0..7 * PAGE).step_by(PAGE as usize).filter(gone).filter(|page| is_zero(&after, *page, &used));
-            // Nothing but rings and pages that are given away changes.
+            // Only rings and freed pages change.
             let allowed: Vec<_> = zero.map(|page| page..page + PAGE).chain([used.clone()]).collect();
             assert_eq!(after.differs_from(&before, &allowed), None, "the device wrote where it must not");
             return false;
@@ -101,7 +101,7 @@ impl Balloon {
         assert_eq!(self.steps.step(&mut queue), step);
         let after = Snapshot::take();
         let used = self.driver.devices_part();
-        // The device may choose whether it wants doorbells, and rewrites the used index when it gives nothing back.
+        // The device may choose whether it wants doorbells, and rewrites the used index when it returns nothing.
         let free = [used.start..used.start + 4, used.end - 2..used.end];
         assert_eq!(after.differs_from(&ram, &free), None, "the device wrote where it must not, or kept a page");
         assert_eq!(self.counted(), self.counts);
@@ -126,7 +126,8 @@ impl Balloon {
         }
     }
 
-    /// Expected effect of a step on `ram`, its end, and whether it interrupts the driver; `None` if any is right.
+    /// Expected effect of a step on `ram`, its end, and true if it interrupts the driver; `None` if any effect is
+    /// valid.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<(Step, bool)> {
         let mut interrupt = false;
         for _ in 0..BATCH {
@@ -156,7 +157,7 @@ impl Balloon {
             return;
         }
         for done in (0..len as usize).step_by(PART) {
-            // What has been given away until now reads as zero, page numbers too.
+            // Pages freed until now read as zero, including page numbers.
             let bytes = chain.bytes(ram, false);
             let part = &bytes[done..bytes.len().min(done + PART)];
             let pages = part.chunks_exact(4).map(|page| u32::from_le_bytes(page.try_into().expect("4 bytes")));
@@ -193,7 +194,7 @@ impl Balloon {
         }
     }
 
-    /// Gives a page away, if it is memory.
+    /// Frees a page, if it is memory.
     fn give(&mut self, ram: &mut Snapshot, page: u64) -> bool {
         let there = ram.get(page, PAGE).is_some();
         if there {
@@ -204,7 +205,7 @@ impl Balloon {
     }
 }
 
-/// True if the page is zero, apart from the addresses in `written`.
+/// True if the page is zero, except for the addresses in `written`.
 fn is_zero(ram: &Snapshot, page: u64, written: &Range<u64>) -> bool {
     let zero = |(address, byte): (u64, &u8)| *byte == 0 || written.contains(&address);
     ram.get(page, PAGE).is_some_and(|bytes| (page..).zip(bytes).all(zero))
@@ -222,15 +223,15 @@ fn send(seed: Seed, index: u8, pages: &[u32]) -> Seed {
     guest::descriptor(guest::memory(seed, at, &bytes), index, (at, bytes.len() as u16, 0, 0)).with([OFFER, index])
 }
 
-/// Seeds: pages given away one by one, in runs, with the rings and the page numbers in them, and outside memory; free
-/// memory reported; invalid chains.
+/// Seeds: pages freed one by one, in runs, with the rings and the page numbers in them, and outside memory; free memory
+/// reported; invalid chains.
 pub fn seeds() -> Vec<Vec<u8>> {
     let pages = send(send(start(INFLATE, true), 0, &[4, 2, 3]).with([RUN]), 1, &[6]).with([RUN]);
     let outside = send(start(INFLATE, false), 0, &[5, 4, 7, 8, u32::MAX]).with([RUN]);
     let numbers = send(send(start(INFLATE, false), 0, &[1]), 1, &[2, 2]).with([RUN]);
     let rings = send(start(INFLATE, false), 0, &[0]).with([RUN, RUN]);
     let odd = guest::descriptor(start(INFLATE, false), 0, (BUFFERS, 6, 0, 0)).with([OFFER, 0, RUN]);
-    // All page numbers lie in pages that the first of them gives away.
+    // All page numbers lie in pages that the first of them frees.
     let long = guest::memory(start(INFLATE, false), 0x2000, &[2, 0, 0, 0, 3, 0, 0, 0]);
     let long = guest::descriptor(long, 0, (0x2000, 0x2000, 0, 0)).with([OFFER, 0, RUN]);
     let deflate = send(start(DEFLATE, true), 0, &[4, 2, 3]).with([RUN]);

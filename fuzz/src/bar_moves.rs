@@ -1,10 +1,9 @@
-//! Two PFs with VFs and a plain NIC in a machine without KVM: a guest moves their BARs as it likes, and a fake VM
+//! Two PFs with VFs and a plain NIC in a machine without KVM: a guest moves their BARs arbitrarily, and a fake VM
 //! records its calls.
 //!
 //! After each operation, the decoded addresses must match the registers, read through the ECAM as a guest does; each
-//! page of configuration space that the VM maps must hold what a read would return; and the VM must know the
-//! doorbells in the windows and the messages that may be sent, each with a route of its own. A reset must leave
-//! nothing of this.
+//! page of configuration space that the VM maps must hold the value of a read; and the VM must have the doorbells in
+//! the windows and the messages that may be sent, each with its own route. A reset must leave nothing of this.
 
 mod seeds;
 mod shared;
@@ -46,7 +45,7 @@ const COMMAND: u16 = 0x04;
 const BAR0: u16 = 0x10;
 const SRIOV: u16 = 0x100;
 
-/// The registers that decide what is decoded. An operation names one by its index here.
+/// The registers that determine the decoded addresses. An operation uses their index here.
 const REGISTERS: [u16; 24] = [
     COMMAND,
     BAR0,
@@ -286,7 +285,7 @@ impl Guest {
         self.read(rid, COMMAND) & 4 != 0 && control & 0xc000 == 0x8000 && self.read(pf, 0x8c) & 3 == 0
     }
 
-    /// Messages that may be sent, and only these, have an eventfd and a route of their own.
+    /// Checks that exactly the messages that may be sent have an eventfd and their own route.
     fn check_messages(&self) {
         let record = self.record.lock();
         let gsis: BTreeSet<_> = record.irqfds.iter().map(|(_, gsi)| *gsi).collect();
@@ -309,8 +308,8 @@ impl Guest {
         assert_eq!(wired, wanted);
     }
 
-    /// The doorbells of each decoded window, and no others, are at its addresses. If two functions of a device claim
-    /// an address, the device decides whose it is.
+    /// Checks that exactly the doorbells of the decoded windows are at their addresses. If two functions of a device
+    /// claim an address, the device chooses one.
     fn check_doorbells(&self, decoded: &[Decoded]) {
         let mut wanted = BTreeMap::new();
         for window in decoded {
@@ -339,7 +338,7 @@ impl Guest {
         }
     }
 
-    /// The n-th page must hold what reads would return.
+    /// Checks that the n-th page holds the values of reads.
     fn check_page(&self, pages: &Shown, n: u16) {
         let rid = pages.first.wrapping_add(n);
         let mut page = [0; 0x180];
@@ -396,14 +395,14 @@ impl Guest {
             REFUSE => {
                 let refuse = if input.u8() & 1 == 1 { Refuse::All } else { Refuse::Nothing };
                 self.record.lock().refuse = refuse;
-                // Whatever the VM refused is tried again.
+                // Retries everything that the VM refused.
                 self.slots.iter().for_each(|(_, slot)| slot.reconcile());
             }
             _ => {}
         }
     }
 
-    /// Unplugs the devices from their VM, which must not know anything of them afterwards.
+    /// Unplugs the devices from their VM, which must then have nothing of them.
     fn part(&self) {
         let refused = std::mem::take(&mut self.record.lock().refuse);
         self.slots.iter().for_each(|(_, slot)| slot.reset());

@@ -1,8 +1,8 @@
-//! A disk whose driver makes any requests, over rings and chains in guest memory that it wrote arbitrarily.
+//! A disk with arbitrary requests, over rings and chains in guest memory that a driver wrote arbitrarily.
 //!
-//! After each step the image must hold what a plain array of bytes does, and every status, every byte of guest memory
-//! and every counter must be as the standard says. Some chains leave the device free to do anything; the run ends with
-//! the first of those.
+//! After each step the image must equal a plain array of bytes, and every status, every byte of guest memory and every
+//! counter must follow the standard. Some chains leave the device free to do anything; the run ends with the first of
+//! those.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -130,7 +130,7 @@ impl Disk {
         self.driver.offer(index);
     }
 
-    /// Runs a step. Returns whether the run goes on.
+    /// Runs a step. Returns false if the run must end.
     fn run(&mut self) -> bool {
         let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
         let expected = self.expect(&mut ram);
@@ -146,13 +146,13 @@ impl Disk {
         step != Step::Broken
     }
 
-    /// Expected effect of a step on `ram` and on the image, its end, and whether it interrupts the driver; `None` if
-    /// any is right.
+    /// Expected effect of a step on `ram` and on the image, its end, and true if it interrupts the driver; `None` if
+    /// any effect is valid.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let mut used = Vec::new();
         let mut step = Step::More;
         for _ in 0..BATCH {
-            // What was carried out before is not given back over an invalid ring.
+            // Completed requests are not returned over an invalid ring.
             let Some(chains) = self.driver.waiting(ram) else { return Some(Expected::new(Step::Broken, false)) };
             let Some(chain) = chains.first() else {
                 step = Step::Doorbell;
@@ -169,7 +169,7 @@ impl Disk {
         Some(Expected::new(step, self.driver.wants_interrupt(ram, old)))
     }
 
-    /// Carries out a request. Returns how many bytes it wrote to guest memory.
+    /// Executes a request. Returns the number of bytes written to guest memory.
     fn carry_out(&mut self, ram: &mut Snapshot, chain: &Chain) -> u32 {
         let Some(status_at) = chain.last_writable().filter(|_| chain.verdict == Verdict::Sound) else {
             self.counts[7] += 1;
@@ -190,7 +190,7 @@ impl Disk {
         data.len() as u32 + 1
     }
 
-    /// The status of a request, and what the driver gets.
+    /// The status of a request, and the data for the driver.
     fn answer(&mut self, header: &[u8; 16], data: &[u8], room: usize) -> (u8, Vec<u8>) {
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
         let place = |sector: u64, len: usize| {

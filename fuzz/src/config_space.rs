@@ -2,7 +2,7 @@
 //!
 //! After each operation, the invariants of SR-IOV hold, the written register matches the model, and every change of
 //! decoded windows or allowed messages was reported by an effect. Every few operations and at the end, all functions
-//! are compared with the model. Now and then, a device restored from the saved state takes the device's place.
+//! are compared with the model. Occasionally, a device restored from the saved state replaces the device.
 //!
 //! The first byte of the input chooses the number of VFs. Operations follow, as `pci::testing::Op` decodes them,
 //! except that some resets are restores. The device behind the functions has no backend.

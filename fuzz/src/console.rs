@@ -1,8 +1,7 @@
 //! The two queues of a console, over rings and chains in guest memory that a driver wrote arbitrarily.
 //!
-//! The first byte of the input chooses the queue. What the driver transmits must come out as it is, and what is typed
-//! must reach the driver in order, each byte once. Some chains leave the device free to do anything; the run ends with
-//! the first of those.
+//! The first byte of the input chooses the queue. Output must match the driver's data, and input must reach the driver
+//! in order, each byte once. Some chains leave the device free to do anything; the run ends with the first of those.
 
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::OwnedFd;
@@ -20,11 +19,11 @@ use crate::input::{Input, Seed};
 const EVENT_IDX: u32 = 29;
 /// The most chains in one step.
 const BATCH: usize = 16;
-/// The most bytes of input that a buffer gets.
+/// The most bytes of input for one buffer.
 const PART: usize = 4096;
-/// The most bytes of output that are taken of a chain.
+/// The most bytes of output that are read from a chain.
 const MAX_CHAIN: usize = 256 << 10;
-/// The most bytes that are typed in an input: a pipe holds them.
+/// The most bytes that are typed in an input: they must fit into a pipe.
 const MAX_INPUT: usize = 32 << 10;
 
 // Flags of an input.
@@ -38,7 +37,7 @@ const RUN: u8 = guest::KINDS + 2;
 const KINDS: u8 = guest::KINDS + 3;
 
 thread_local! {
-    /// Destination of output: a file in memory, which never makes the device wait.
+    /// Destination of output: an in-memory file, which never makes the device wait.
     static OUTPUT: OwnedFd = memfd_create("output", MemfdFlags::CLOEXEC).expect("the host makes files in memory");
 }
 
@@ -95,7 +94,7 @@ struct Console {
     /// Pipe for input, until its end.
     writer: Option<PipeWriter>,
     typed: Vec<u8>,
-    /// Bytes of input that the driver has.
+    /// Number of input bytes that the driver has received.
     given: usize,
     /// All output.
     sent: Vec<u8>,
@@ -111,7 +110,7 @@ impl Console {
         }
     }
 
-    /// Runs a step. Returns whether the run goes on.
+    /// Runs a step. Returns false if the run must end.
     fn run(&mut self) -> bool {
         let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
         let expected = self.expect(&mut ram);
@@ -123,13 +122,13 @@ impl Console {
         step != Step::Broken
     }
 
-    /// Expected effect of a step, on `ram` among others; `None` if any is right.
+    /// Expected effect of a step, including that on `ram`; `None` if any effect is valid.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let (first, mut interrupt) = (self.driver.given, false);
         let mut step = Step::More;
         for _ in 0..BATCH {
             let Some(chains) = self.driver.waiting(ram) else {
-                // A transmitted chain is told of at once, a received one at the end.
+                // A transmitted chain is signalled at once, a received one at the end.
                 return Some(Expected::new(Step::Broken, interrupt && self.transmit));
             };
             let Some(chain) = chains.first() else {
@@ -173,7 +172,7 @@ impl Console {
         0
     }
 
-    /// Bytes that a chain gets; `None` if it has to wait.
+    /// Number of bytes for a chain; `None` if it must wait.
     fn receives(&mut self, ram: &mut Snapshot, chain: &Chain) -> Option<u32> {
         let room = chain.len(true) as usize;
         if chain.verdict != Verdict::Sound || !chain.is_all(true) || room == 0 {

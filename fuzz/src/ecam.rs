@@ -1,8 +1,8 @@
 //! The two ways to access configuration space, the ECAM and the ports CF8h and CFCh, with a changing topology.
 //!
-//! The devices are plain memory, so a read must return what was last written there. The result of each access, of any
-//! size and at any address, is predicted from the numbers alone: which device reserves the function, and whether it
-//! is a configuration request at all.
+//! The devices are plain memory, so a read must return the last written value. The result of each access, of any size
+//! and at any address, is predicted from the numbers alone: the device that reserves the function, and whether the
+//! access is a configuration request at all.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const PLUG: u8 = 5;
 const UNPLUG: u8 = 6;
 const KINDS: u8 = 7;
 
-/// A device that stores what is written.
+/// A device that stores written values.
 #[derive(Default)]
 struct Memory(RefCell<BTreeMap<(Rid, Dword), u32>>);
 
@@ -58,7 +58,7 @@ impl Plugged {
         }
     }
 
-    /// True if the device answers accesses to this routing ID. A bus of VFs belongs to a single device as a whole.
+    /// True if the device responds to accesses to this routing ID. A bus of VFs belongs to a single device as a whole.
     fn has(&self, rid: u32) -> bool {
         let total_vfs = self.total_vfs();
         rid == self.rid(0) || (total_vfs > 0 && (self.rid(1) >> 8..=self.rid(total_vfs) >> 8).contains(&(rid >> 8)))
@@ -72,7 +72,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    /// The device that is reached by an access of `len` bytes at `offset` of the ECAM.
+    /// The device at an access of `len` bytes at `offset` of the ECAM.
     fn target(&mut self, offset: u64, len: usize) -> Option<&mut Plugged> {
         let legal = matches!(len, 1 | 2 | 4) && offset.is_multiple_of(len as u64);
         let rid = u32::try_from(offset >> 12).ok().filter(|_| legal)?;
@@ -122,8 +122,8 @@ impl Oracle {
         }
     }
 
-    /// Place that a device should get: in `slot`, or else in the lowest free slot from 1, with the lowest free buses
-    /// from 1.
+    /// The expected placement of a device: in `slot`, or else in the lowest free slot from 1, with the lowest free
+    /// buses from 1.
     fn room(&self, slot: Option<u8>, total_vfs: u16) -> Option<Placement> {
         let has = |bus: u32, devfn: u32| self.devices.iter().any(|device| device.has(bus << 8 | devfn));
         let is_free = |slot: &u8| *slot < 32 && !has(0, u32::from(*slot) << 3);
@@ -193,7 +193,7 @@ impl Pair {
                 oracle.port_write(port, &data[..len]);
             }
             AGREE => {
-                // Only what the ports can reach: the first 256 bytes of each function.
+                // Only offsets that the ports can reach: the first 256 bytes of each function.
                 let offset = oracle.offset(input) & 0x0fff_f0ff;
                 let address = 1 << 31 | (offset >> 4 & 0xff_ff00 | offset & 0xfc) as u32;
                 ports.write(topology, 0, &address.to_le_bytes());
@@ -220,7 +220,7 @@ impl Pair {
         let Self { topology, oracle, .. } = self;
         let (slot, total_vfs) = (input.u8(), input.u16());
         let slot = (slot < 0xc0).then_some(slot % 34);
-        // Mostly a few VFs, sometimes as many as a segment has room for, or more.
+        // Mostly a few VFs, sometimes as many as fit a segment, or more.
         let total_vfs = if total_vfs & 0x8000 == 0 { total_vfs % 600 } else { total_vfs };
         let placement = topology.place(slot, total_vfs).ok();
         assert_eq!(placement, oracle.room(slot, total_vfs), "{slot:?}, {total_vfs} VFs");
@@ -245,7 +245,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many bytes were written to functions that exist.
+/// As [`run`]. Returns the number of bytes written to functions that exist.
 fn run_to_end(input: &[u8]) -> usize {
     let mut input = Input::new(input);
     let mut pair = Pair { topology: Topology::new(LAST_BUS), ports: ConfigPorts::default(), oracle: Oracle::default() };

@@ -1,8 +1,8 @@
-//! The generic event device with the registers of slots, vCPUs and memory: a guest that reads and writes any ports, and
-//! a machine that plugs, unplugs and resizes meanwhile.
+//! The generic event device with the registers of slots, vCPUs and memory: a guest that accesses any ports, and a
+//! machine that plugs, unplugs and resizes at the same time.
 //!
-//! The registers must read as in a model of plain sets; each piece of news interrupts the guest and is told once; and
-//! what the guest releases reaches the machine once, is there at that time, and never is vCPU 0.
+//! The registers must read as in a model of plain sets; each event interrupts the guest and is reported once; and
+//! everything that the guest releases is reported to the machine once, exists at that time, and is never vCPU 0.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::input::{Input, Seed};
 
-/// The most vCPUs: more than a register of one byte holds.
+/// The most vCPUs: more than a register of one byte can represent.
 const MOST_VCPUS: u8 = 20;
 /// The addresses of the first region of memory, and the distance of the next.
 const MEMORY: u64 = 1 << 32;
@@ -42,7 +42,7 @@ const KINDS: u8 = 13;
 type Slots = BTreeSet<(u16, u8)>;
 type Vcpus = BTreeSet<u8>;
 
-/// Events that guest and machine have seen, and events that they have yet to see.
+/// Events that guest and machine have received, and pending events.
 #[derive(Default)]
 struct Model {
     events: u8,
@@ -116,7 +116,7 @@ impl Model {
         self.told |= !self.ejected.is_empty();
     }
 
-    /// Work of the machine for so many vCPUs.
+    /// The machine's change for this number of vCPUs.
     fn resize(&mut self, vcpus: u8) -> Change {
         if let Some(first) = self.leaving.first() {
             return Change::Unanswered(*first);
@@ -152,8 +152,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many devices and vCPUs the guest released, how many vCPUs there are, and how many
-/// interrupts there were.
+/// As [`run`]. Returns the number of devices and vCPUs that the guest released, of vCPUs, and of interrupts.
 fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
     let mut input = Input::new(input);
     let machine = Arc::new(EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
@@ -246,7 +245,7 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
         assert_eq!(device.interrupt().read().is_ok(), std::mem::take(&mut model.interrupt), "the guest is not told");
         assert_eq!(machine.read().is_ok(), std::mem::take(&mut model.told), "the machine is not told");
         let present = device.with_vcpus(|vcpus| vcpus.present());
-        // To look at the vCPUs repeats what the guest has not read.
+        // Inspecting the vCPUs repeats the interrupt for unread events.
         let repeated = device.interrupt().read().is_ok();
         assert_eq!(repeated, !(model.added.is_empty() && model.asked.is_empty()));
         model.events |= if repeated { VCPU_EVENT } else { 0 };
@@ -255,8 +254,8 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
     (released, model.present.len(), interrupts)
 }
 
-/// Seeds: a device that comes and goes; vCPUs that come, go and stay; memory; the power button; a reset; writes where
-/// there is nothing.
+/// Seeds: a device that is plugged and unplugged; vCPUs that are added, removed and kept; memory; the power button; a
+/// reset; writes to unused ports.
 pub fn seeds() -> Vec<Vec<u8>> {
     let port = |kind: u8, port: u16| [vec![kind], port.to_le_bytes().to_vec()].concat();
     let slots = 3 * SLOT_PORTS;

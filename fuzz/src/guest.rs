@@ -1,5 +1,5 @@
-//! A guest's memory with one split virtqueue (`virtio 1.4 §2.7`): written arbitrarily by a driver, and read as the
-//! standard says.
+//! A guest's memory with one split virtqueue (`virtio 1.4 §2.7`): written arbitrarily by a driver, and read according
+//! to the standard.
 
 mod chain;
 mod step;
@@ -26,10 +26,10 @@ const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x400;
 /// The usual address of the used ring, which begins with its flags.
 pub const USED: u64 = 0x800;
-/// The start of the buffers. All of the queue is below.
+/// The start of the buffers. The whole queue is below.
 pub const BUFFERS: u32 = 0x1000;
 
-/// More bytes than the largest queue's used ring has.
+/// The maximum length of a used ring, and more.
 const USED_LEN: u64 = 6 + 8 * 16;
 
 // Flags of a descriptor.
@@ -112,7 +112,7 @@ impl Snapshot {
 pub struct Driver {
     pub queue: SharedQueue,
     pub size: u16,
-    /// True if the queue is at its usual address, and not at one from the input.
+    /// True if the queue is at its usual address, not at one from the input.
     pub usual_place: bool,
     descriptors: u64,
     available: u64,
@@ -216,8 +216,8 @@ impl Driver {
         }
     }
 
-    /// Runs a queue at an invalid address: whatever happens, nothing must break. If the device's part overlaps the
-    /// driver's, returned chains may become available at once without end, so the number of steps is limited.
+    /// Runs a queue at an invalid address: nothing may break. If the device's part overlaps the driver's, returned
+    /// chains may become available at once without end, so the number of steps is limited.
     pub fn run_anyhow(mut step: impl FnMut() -> Step) {
         for _ in 0..100 {
             if step() != Step::More {
@@ -244,7 +244,7 @@ impl Driver {
         self.used..self.used + USED_LEN.min(6 + 8 * u64::from(self.size))
     }
 
-    /// The chains that are available and not yet taken, or `None` if the index is invalid.
+    /// The available chains that have not been taken, or `None` if the index is invalid.
     pub fn waiting(&self, ram: &Snapshot) -> Option<Vec<Chain>> {
         let count = ram.u16(self.available + 2).wrapping_sub(self.taken);
         let head = |n: u16| ram.u16(self.available + 4 + 2 * u64::from(self.taken.wrapping_add(n) % self.size));
@@ -302,12 +302,12 @@ impl Driver {
             ram.put(at, &[u32::from(head).to_le_bytes(), len.to_le_bytes()].concat());
             self.given = self.given.wrapping_add(1);
         }
-        // The index is the device's, whatever the driver wrote there.
+        // The device owns the index, whatever the driver wrote there.
         ram.put(self.used + 2, &self.given.to_le_bytes());
     }
 
-    /// Restores the used index after the driver has overwritten it. A driver that does so cannot tell what it is
-    /// given.
+    /// Restores the used index after the driver has overwritten it. Such a driver cannot tell which chains are
+    /// returned.
     pub fn mend_used_index(&self) {
         self.store(self.used + 2, &self.given.to_le_bytes());
     }

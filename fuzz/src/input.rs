@@ -10,7 +10,7 @@ impl<'a> Input<'a> {
         Self(bytes)
     }
 
-    /// True if all of it has been used.
+    /// True if all input has been used.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

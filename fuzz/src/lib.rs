@@ -1,8 +1,8 @@
-//! Operations of a guest or a user on the crates, in any order, and checks that must hold after each step.
+//! Operations of a guest or a user on the crates, in any order, and checks after each step.
 //!
-//! Each target is a module. `run` decodes an input into operations, performs them, and panics if a check fails.
-//! `seeds` are inputs that lead to the interesting states, as a real driver would. Targets use no threads and
-//! no timers, and sockets only where both ends are their own, so the same input always has the same effect.
+//! Each target is a module. `run` decodes an input into operations, performs them, and panics if a check fails. `seeds`
+//! are inputs that lead to the interesting states, as a real driver would. Targets use no threads and no timers, and
+//! sockets only if they own both ends, so the same input always has the same effect.
 
 pub mod api;
 pub mod balloon;
@@ -37,7 +37,7 @@ pub mod vsock;
 
 /// A fuzz target.
 pub struct Target {
-    /// Name, which is also its binary's.
+    /// Name of the target and of its binary.
     pub name: &'static str,
     /// Runs an input.
     pub run: fn(&[u8]),

@@ -1,8 +1,8 @@
 //! Saved states of a machine with any changes.
 //!
-//! A state is text that is refused, or it is what it was when it is written again. Its parts are restored or refused as
-//! a whole: what is restored is saved as the same state, and what is refused has changed nothing. CPUs are compared and
-//! clocks go on whatever the numbers are.
+//! A state is text that is refused, or that is the same when written again. Its parts are restored or refused as a
+//! whole: a restored part is saved as the same state, and a refused one has changed nothing. CPUs are compared and
+//! clocks continue for any numbers.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ thread_local! {
         .expect("there is a port");
 }
 
-/// A machine in the middle of many things.
+/// A machine with pending changes of many kinds.
 fn state() -> MachineState {
     let blob = |len: usize| Blob::new((0..len).map(|n| if n % 40 == 7 { n as u8 } else { 0 }).collect());
     let vcpu = |id| VcpuState {
@@ -103,7 +103,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns whether the event device was restored; `None` if it was no state.
+/// As [`run`]. Returns true if the event device was restored; `None` if the input is not a state.
 fn run_to_end(input: &[u8]) -> Option<bool> {
     let mut input = Input::new(input);
     let cut = usize::from(input.u16());
@@ -156,26 +156,26 @@ fn restore_events(state: &EventDeviceState) -> bool {
         assert_eq!(after, before);
         return false;
     }
-    // Slots without news, and the order of the others, are no part of it.
+    // Slots without pending events, and the order of the others, are not part of the state.
     let vcpus = device.running_vcpus();
     assert!(vcpus.first() == Some(&0) && vcpus.iter().all(|id| *id < MAX_VCPUS), "{vcpus:?}");
     assert_eq!((after.events, &after.vcpus, &after.memory), (state.events, &state.vcpus, &state.memory));
     let has_released = !state.vcpus.ejected.is_empty() || after.slots.iter().any(|slots| slots.ejected != 0);
-    // A slot may be there twice.
+    // A slot may occur twice.
     assert!(machine.read().is_ok() || !has_released);
     assert_eq!(device.remind(), state.events != 0);
     assert!(device.take_ejected().iter().all(|(segment, slot)| *segment < 96 && *slot < 32));
     true
 }
 
-/// Seeds: the state as it is, cut short, and with values that no machine can have.
+/// Seeds: the unchanged state, a truncated one, and values that no machine can have.
 pub fn seeds() -> Vec<Vec<u8>> {
     let number = |at: &str| STATE.with_borrow(|state| place_of(state, at));
     let changed = |kind: u8, at: &str, value: u32| {
         let seed = Seed::new().with([0, 0]).with([kind]).with(number(at).to_le_bytes());
         seed.with([0, 0]).with(value.to_le_bytes()).done()
     };
-    // Of `saved_state`: set, flip a bit, make it null, remove it.
+    // Changes of `saved_state`: set, flip a bit, set to null, remove.
     vec![
         Seed::new().with([0, 0]).done(),
         Seed::new().with([77, 1]).done(),

@@ -1,8 +1,8 @@
-//! The queue of a virtio memory device, over rings and chains in guest memory that a driver wrote arbitrarily, while
-//! the host changes its mind.
+//! The queue of a virtio-mem device, over rings and chains in guest memory that a driver wrote arbitrarily, while the
+//! host changes the requested size.
 //!
 //! The first byte of the input chooses the features. The device's memory is three pages with buffers, so that requests
-//! and answers may lie in blocks that are plugged and unplugged. Some chains leave the device free to do anything; the
+//! and replies may lie in blocks that are plugged and unplugged. Some chains leave the device free to do anything; the
 //! run ends with the first of those.
 
 use std::ops::Range;
@@ -41,7 +41,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many blocks are plugged, how many requests were answered, and how many chains were bad.
+/// As [`run`]. Returns the number of plugged blocks, of requests handled, and of bad chains.
 fn run_to_end(input: &[u8]) -> (u64, u64, u64) {
     let mut input = Input::new(input);
     let features = u64::from(input.u8() & 1) << EVENT_IDX;
@@ -81,14 +81,14 @@ struct Mem {
 }
 
 impl Mem {
-    /// The host wants another size.
+    /// Changes the size that the host requests.
     fn resize(&mut self, bytes: u16) {
         let bytes = u64::from(bytes);
         self.steps.region().resize(bytes);
         self.requested = bytes.min(REGION.end - REGION.start) / BLOCK * BLOCK;
     }
 
-    /// Runs a step. Returns whether the run goes on.
+    /// Runs a step. Returns false if the run must end.
     fn run(&mut self) -> bool {
         let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
         let expected = self.expect(&mut ram);
@@ -111,7 +111,7 @@ impl Mem {
         }
     }
 
-    /// Expected effect of a step, on `ram` among others; `None` if any is right.
+    /// Expected effect of a step, including that on `ram`; `None` if any effect is valid.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let mut interrupt = false;
         for _ in 0..BATCH {
@@ -129,7 +129,7 @@ impl Mem {
         Some(Expected::new(Step::More, interrupt))
     }
 
-    /// Performs the request of a chain. Returns the length of the answer.
+    /// Executes the request of a chain. Returns the length of the reply.
     fn request(&mut self, ram: &mut Snapshot, chain: &Chain) -> u32 {
         let bytes = chain.bytes(ram, false);
         if chain.verdict != Verdict::Sound || bytes.len() < 24 || chain.len(true) < 10 {
@@ -195,12 +195,12 @@ impl Mem {
     }
 }
 
-/// A queue of 8 descriptors, of whose memory the host wants `blocks` to be plugged.
+/// A queue of 8 descriptors, with a requested size of `blocks`.
 fn start(event_idx: bool, blocks: u16) -> Seed {
     Seed::new().with([event_idx.into(), 1]).with([RESIZE]).with((blocks * BLOCK as u16).to_le_bytes())
 }
 
-/// Makes a request available, whose bytes are at `at`.
+/// Makes a request available, with its bytes at `at`.
 fn ask(seed: Seed, index: u8, at: u32, (kind, address, count): (u16, u64, u16)) -> Seed {
     let mut bytes = [0; 24];
     bytes[..2].copy_from_slice(&kind.to_le_bytes());
@@ -210,8 +210,8 @@ fn ask(seed: Seed, index: u8, at: u32, (kind, address, count): (u16, u64, u16)) 
     guest::descriptor(seed, index + 1, (at + 24, 10, WRITE, 0)).with([OFFER, index])
 }
 
-/// Seeds: blocks plugged and unplugged, one by one and all; requests in blocks that are taken away; more than the host
-/// wants; no blocks; invalid chains and rings.
+/// Seeds: blocks plugged and unplugged, one by one and all; requests in blocks that are unplugged; more than the
+/// requested size; no blocks; invalid chains and rings.
 pub fn seeds() -> Vec<Vec<u8>> {
     let (first, last) = (REGION.start, REGION.end - BLOCK);
     let at = |n: u32| BUFFERS + 0x40 * n;

@@ -1,8 +1,8 @@
-//! The file of a saved guest's memory, which anybody may change, and what `state.json` says of it.
+//! The file of a saved guest's memory, which is untrusted, and its description in `state.json`.
 //!
-//! A memory of any regions is written, read as plain bytes, changed, checked and read back. What is accepted is the
-//! memory that the file holds now, what was cut short is refused, and nothing takes memory or room by a number in it.
-//! The state with any changes is refused in one line or says where the memory is, which follows from addresses alone.
+//! A memory of any regions is written, read as plain bytes, changed, checked and read back. An accepted file is loaded
+//! with its present contents, a truncated one is refused, and no number in it sizes an allocation. A modified state is
+//! refused in one line or has the memory's layout, which follows from addresses alone.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -21,7 +21,7 @@ const ALIGNMENT: u64 = 2 << 20;
 /// First bytes of the file's last page.
 const MAGIC: &[u8] = b"guest memory v1\n";
 
-// What an input is about.
+// The subject of an input.
 const STATE: u8 = 1;
 const ADDRESSES: u8 = 2;
 
@@ -37,9 +37,9 @@ const KINDS: u8 = 4;
 enum Seen {
     /// The file or the state was read.
     Read,
-    /// It was refused.
+    /// The file was refused.
     Refused,
-    /// No file is so long, or these are no addresses.
+    /// A file cannot be so long, or the addresses are invalid.
     NoLayout,
 }
 
@@ -117,7 +117,7 @@ impl Model {
         trailer
     }
 
-    /// True if it is whole, and the memory of this snapshot.
+    /// True if the file is complete, and has the memory of this snapshot.
     fn is_whole(&self) -> bool {
         self.bytes.len() as u64 == self.size && self.bytes.ends_with(&self.trailer())
     }
@@ -141,7 +141,7 @@ fn read_file(input: &mut Input<'_>) -> Seen {
     for _ in 0..input.u8() % 32 {
         let n = usize::from(input.u8()) % regions.len();
         let (start, len) = regions[n];
-        // Also with zeros, which make pages that are none.
+        // Also with zeros, which make zero pages.
         let (at, value) = (u64::from(input.u16()) % len, input.u8());
         let bytes = vec![value; (u64::from(input.u16()) % (2 * PAGE) + 1).min(len - at) as usize];
         memory.write_slice(&bytes, GuestAddress(start + at)).expect("it is in the region");
@@ -169,7 +169,7 @@ fn read_file(input: &mut Input<'_>) -> Seen {
     }
     assert!(image.check(&file, &[!model.id[0]; 16]).is_err(), "another snapshot's");
 
-    // Whoever changes the file may do it after it was checked.
+    // The file may be changed after the check.
     let loaded = empty();
     let read = image.load(&file, &loaded);
     assert_eq!(read.is_ok(), model.bytes.len() as u64 >= size, "{read:?} of {} bytes", model.bytes.len());
@@ -229,7 +229,7 @@ fn read_state(input: &mut Input<'_>) -> Seen {
     while !input.is_empty() {
         change(&mut state, input);
     }
-    // Whoever changes it may write the checksum, too.
+    // An attacker may update the checksum, too.
     let mut bytes = StateSteps::file(state.clone());
     if cut > 0 {
         bytes.truncate(cut.min(bytes.len() - 1));
@@ -256,7 +256,7 @@ fn read_state(input: &mut Input<'_>) -> Seen {
     }
 }
 
-/// Seeds: files as they are, cut short, with holes and other bytes; states; addresses at the ends of all numbers.
+/// Seeds: unchanged and truncated files, with holes and other bytes; states; addresses at the limits of all numbers.
 pub fn seeds() -> Vec<Vec<u8>> {
     // Two regions of 3 and 16 pages with an id; bytes at the beginning of each, zeros, and the last byte.
     let filled = || {

@@ -1,7 +1,7 @@
-//! A live migration's peer that sends anything: the bytes of a connection, from its greeting to its end.
+//! A live migration's peer that sends any bytes on a connection, from its greeting to its end.
 //!
-//! The input is what the peer sends. What arrives as pages must be in guest memory as it was sent and nowhere else,
-//! what is refused is refused in one line, and the guest is started by Go alone, in its turn.
+//! The input is the peer's data. Received pages must be in guest memory as sent and nowhere else, a refusal is one
+//! line, and only Go in its turn starts the guest.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -19,7 +19,7 @@ use vmm::migration::wire::{
 /// The guest's memory: three pages, a hole, and another three.
 const REGIONS: [(u64, usize); 2] = [(0, 0x3000), (0x10_000, 0x3000)];
 
-/// Bytes of the peer, and how many of them have been read.
+/// The peer's bytes, and the number read so far.
 struct Peer<'a> {
     bytes: &'a [u8],
     read: &'a Cell<usize>,
@@ -43,7 +43,7 @@ struct Seen {
     pages: u64,
     documents: usize,
     started: bool,
-    /// The peer ended in the middle of something, and was not refused.
+    /// True if the peer ended in the middle of a message, and was not refused.
     ended: bool,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Target<'a> {
         let before = self.read.get();
         match self.incoming.receive()? {
             Item::Frame(frame) => {
-                // A line may be shown with other characters than it was sent with.
+                // A text line may be shown with other characters than it was sent with.
                 let is_line = matches!(frame, Frame::Failed(_));
                 assert!(is_line || frame.bytes() == self.input[before..self.read.get()], "{frame:?}");
                 self.frame(frame)?;
@@ -219,7 +219,8 @@ fn document(kind: fn(Part) -> Frame, parts: &[&[u8]]) -> Vec<u8> {
     frames(&parts.iter().enumerate().map(frame).collect::<Vec<_>>())
 }
 
-/// A whole migration on one connection, the pages of another, what ends one, and another program.
+/// Seeds: a whole migration on one connection, the pages of another, messages that end a migration, and another
+/// program.
 pub fn seeds() -> Vec<Vec<u8>> {
     let whole = [
         greeting(Role::Control),

@@ -196,7 +196,7 @@ fn linux(choice: u8, vectors: u16) -> Seed {
     control(seed, ENABLE)
 }
 
-/// Seeds: what Linux does, masking and unmasking, accesses of 8 bytes, and pending bits.
+/// Seeds: the accesses of Linux, masking and unmasking, accesses of 8 bytes, and pending bits.
 pub fn seeds() -> Vec<Vec<u8>> {
     let masked = entry(entry(linux(2, 4), 1, 12, 1, 4), 1, 12, 0, 4);
     let wide = entry(entry(control(Seed::new().with([4]), ENABLE), 32, 0, 0xfee0_1000, 8), 32, 8, 0x41, 8);

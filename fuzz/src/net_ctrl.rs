@@ -1,8 +1,8 @@
 //! The control queue of a NIC: any commands, in chains of any descriptors.
 //!
-//! Every command must be executed or refused as the standard says. The answer, the MAC address, the filter and the
-//! number of queue pairs are predicted from the bytes in guest memory, and the device may write only its answer and
-//! the used ring. Some chains leave the device free to do anything; the run ends with the first of those.
+//! Every command must be executed or refused according to the standard. The reply, the MAC address, the filter and the
+//! number of queue pairs are predicted from the bytes in guest memory, and the device may write only its reply and the
+//! used ring. Some chains leave the device free to do anything; the run ends with the first of those.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -68,7 +68,7 @@ impl Rules {
             (2, 0 | 1) => CTRL_VLAN,
             (3, 0) => GUEST_ANNOUNCE,
             (4, 0) => MQ,
-            // Offloads need a tap, and there is none.
+            // Offloads need a tap, which this NIC lacks.
             _ => return None,
         };
         self.has(feature).then_some(())?;
@@ -94,7 +94,7 @@ impl Rules {
                     self.vlans.remove(&id)
                 };
             }
-            // An announcement was not asked for, so its end changes nothing.
+            // No announcement was requested, so its acknowledgement changes nothing.
             3 => {}
             _ => {
                 let (&pairs, _) = data.split_first_chunk()?;
@@ -119,7 +119,7 @@ impl Rules {
     }
 }
 
-/// A table of addresses, and what follows it.
+/// A table of addresses, and the data after it.
 fn table(data: &[u8]) -> Option<(Vec<[u8; 6]>, &[u8])> {
     let (&count, data) = data.split_first_chunk()?;
     let len = usize::try_from(u32::from_le_bytes(count)).ok()?.checked_mul(6)?;
@@ -141,7 +141,7 @@ enum Expected {
 }
 
 impl Pair {
-    /// Changes `ram` as the device must change guest memory in one step.
+    /// Applies the expected changes of one step to `ram`.
     fn predict(&mut self, mut ram: Snapshot) -> Expected {
         for _ in 0..BATCH {
             let Some(chains) = self.driver.waiting(&ram) else { return Expected::Step(Step::Broken, ram) };
@@ -154,7 +154,7 @@ impl Pair {
         Expected::Step(Step::More, ram)
     }
 
-    /// Executes the command in a chain. Returns whether the standard defines the result.
+    /// Executes the command in a chain. Returns false if the standard leaves the result undefined.
     fn answer(&mut self, chain: &Chain, ram: &mut Snapshot) -> bool {
         let answer = chain.segments.iter().find(|segment| segment.writable && segment.len > 0);
         let [descriptors, available] = self.driver.drivers_part();
@@ -173,7 +173,7 @@ impl Pair {
         true
     }
 
-    /// Runs the queue. Returns whether the run continues.
+    /// Runs the queue. Returns false if the run must end.
     fn run(&mut self) -> bool {
         let shared = self.driver.queue.clone();
         let Some(mut queue) = self.steps.control(&shared, PAIRS) else {
@@ -205,7 +205,7 @@ impl Pair {
     }
 
     fn compare(&self, wanted: &Snapshot, after: &Snapshot) {
-        // The device may choose whether it wants doorbells, by a field at either end of the used ring.
+        // The device may choose whether it wants doorbells, with a field at either end of the used ring.
         let used = self.driver.devices_part();
         let free = [used.start..used.start + 2, used.end - 2..used.end];
         assert_eq!(after.differs_from(wanted, &free), None, "the device wrote where it must not");
@@ -228,7 +228,7 @@ impl Pair {
 
     fn apply(&mut self, input: &mut Input<'_>) -> bool {
         match input.u8() % KINDS {
-            // A well-formed command: its bytes, cut into pieces, and a byte for the answer.
+            // A well-formed command: its bytes, split into pieces, and a byte for the reply.
             COMMAND => {
                 let (at, len, pieces) =
                     (guest::BUFFERS, usize::from(input.u16() % 1024), usize::from(input.u8() % 3) + 1);
@@ -318,7 +318,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let all = |seed: Seed, pieces| commands.iter().fold(seed, |seed, bytes| command(seed, pieces, bytes));
     let event_idx = all(start(&[ALL, &[EVENT_IDX]].concat()), 2);
     let (at, answer) = (guest::BUFFERS, guest::BUFFERS + 0x800);
-    // A command in an indirect table, one that loops, and one without room for its answer.
+    // A command in an indirect table, one that loops, and one without room for its reply.
     let indirect = guest::memory(start(ALL), at, &[0, 0, 1]);
     let mut entries = Vec::new();
     for (address, len, flags, next) in [(u64::from(at), 3u32, NEXT, 1u16), (answer.into(), 1, WRITE, 0)] {

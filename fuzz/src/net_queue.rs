@@ -40,7 +40,7 @@ const RECEIVE_LONG: u8 = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     GoesOn,
-    /// The ring is broken, or the device may do anything.
+    /// The ring is invalid, or the device may do anything.
     Ends,
 }
 
@@ -53,7 +53,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many frames were sent or received, and how many were dropped.
+/// As [`run`]. Returns the number of frames sent or received, and of those dropped.
 fn run_to_end(input: &[u8]) -> (u64, u64) {
     let mut input = Input::new(input);
     let choice = input.u8();

@@ -1,4 +1,4 @@
-//! Kernels and firmware: whatever a file holds is either loaded as its headers say or refused in one line.
+//! Kernels and firmware: any file is either loaded according to its headers or refused in one line.
 //!
 //! Tables and files that the VMM itself puts into memory (ACPI and SMBIOS, the initramfs, the command line) are
 //! unchanged for any content of the file.
@@ -37,13 +37,13 @@ mod choice {
 enum Outcome {
     /// The file was refused before anything was loaded.
     Refused,
-    /// It was accepted, but is shorter than its headers say.
+    /// The file was accepted, but is shorter than its headers say.
     Short,
-    /// It was loaded, with a PVH entry.
+    /// The file was loaded, with a PVH entry.
     Pvh,
-    /// The same, and it is firmware.
+    /// The file was loaded, with a PVH entry, and is firmware.
     Firmware,
-    /// It was loaded, with Linux's 64-bit entry.
+    /// The file was loaded, with Linux's 64-bit entry.
     Linux64,
 }
 
@@ -52,7 +52,7 @@ fn check_report(error: &impl Display) {
     assert!(text.starts_with("--") && !text.contains(char::is_control), "{text:?}");
 }
 
-/// A regular file without a place on any disk, and its path.
+/// An in-memory file, and its path.
 fn file(bytes: &[u8]) -> (OwnedFd, PathBuf) {
     let mut file = File::from(memfd_create("payload", MemfdFlags::CLOEXEC).expect("memory for a file"));
     file.write_all(bytes).expect("memory for a file");
@@ -132,7 +132,7 @@ fn run_to_end(input: &[u8]) -> Outcome {
     }
 }
 
-/// Something in place of ACPI tables.
+/// Stand-in for ACPI tables.
 fn acpi() -> Vec<u8> {
     b"RSD PTR ".iter().copied().chain(8..=255).collect()
 }
@@ -180,7 +180,7 @@ fn elf_32() -> Vec<u8> {
     bytes
 }
 
-/// A bzImage of the oldest protocol that is taken, with 4 setup sectors.
+/// A bzImage of the oldest supported protocol, with 4 setup sectors.
 fn bzimage() -> Vec<u8> {
     let mut bytes = vec![0; 5 * 512 + 64];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);

@@ -1,7 +1,7 @@
-//! A VF's policy: what becomes of a frame with any bytes that its driver sends, or that is for its driver.
+//! A VF's policy, applied to frames with any bytes that its driver sends, or that are sent to it.
 //!
-//! The oracle is a second reading of the rules: it takes a frame apart into addresses, tags and the rest, decides, and
-//! puts together what must go on. A driver's checksum must stay where it was, seen from the frame's end.
+//! The oracle is a second implementation of the rules: it splits a frame into addresses, tags and the rest, decides,
+//! and builds the frame to forward. A driver's checksum must keep its distance from the frame's end.
 
 use virtio_devices::testing::{PolicyStep, police_received, police_sent};
 use virtio_devices::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
@@ -17,11 +17,11 @@ const FURTHER: Mac = [0x52, 0x54, 0, 0, 0, 3];
 const BRIDGES: Mac = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 const CUSTOMER: [u8; 2] = [0x81, 0x00];
 const SERVICE: [u8; 2] = [0x88, 0xa8];
-/// The number of tags that are looked at.
+/// The number of tags that are parsed.
 const TAGS: usize = 4;
 const NEEDS_CSUM: u8 = 1;
 
-/// A frame, taken apart.
+/// A parsed frame.
 #[derive(Clone)]
 struct Parsed {
     addresses: [u8; 12],
@@ -53,25 +53,25 @@ impl Parsed {
         self.addresses[6..].try_into().expect("6 bytes")
     }
 
-    /// The place of the first tag that is not a priority only.
+    /// The position of the first tag that is not a priority tag.
     fn decides(&self) -> Option<usize> {
         self.tags.iter().position(|(_, tag)| u16::from_be_bytes(*tag) & 0xfff != 0)
     }
 
-    /// The kind and the VLAN of that tag.
+    /// The protocol and the VLAN of that tag.
     fn vlan(&self) -> Option<([u8; 2], u16)> {
         let (kind, tag) = self.tags[self.decides()?];
         Some((kind, u16::from_be_bytes(tag) & 0xfff))
     }
 
-    /// True if there is no other way to read its VLAN.
+    /// True if its VLAN is unambiguous.
     fn is_clear(&self) -> bool {
         let [a, b] = [self.rest[0], self.rest[1]];
         let is_tag = [CUSTOMER, SERVICE].contains(&[a, b]) || matches!(a, 0x91..=0x93) && b == 0;
         self.decides().is_some() || !is_tag
     }
 
-    /// Without its priorities before a VLAN's tag.
+    /// Removes priority tags before a VLAN tag.
     fn plain(&self) -> Self {
         let tags = self.tags[self.decides().unwrap_or(0)..].to_vec();
         Self { tags, ..self.clone() }
@@ -114,7 +114,7 @@ impl Rules {
         Self { policy, port: port.then_some((kind, id, priority)), trunk: trunk.then_some((kind, first, last)) }
     }
 
-    /// True if the trunk, if there is one, has the frame's VLAN. An ID of 4095 is none.
+    /// True if the trunk, if there is one, has the frame's VLAN. An ID of 4095 is invalid.
     fn carries(&self, frame: &Parsed) -> bool {
         let Some((kind, first, last)) = self.trunk else { return true };
         if !frame.is_clear() {
@@ -160,7 +160,7 @@ impl Rules {
     }
 
     fn received(&self, frame: &[u8]) -> Result<(Parsed, Parsed), PolicyStep> {
-        // Who receives has not sent it, so that its own tags are not to blame.
+        // The receiver has not sent the frame, so its own tags are not the cause.
         let frame = Parsed::of(frame).ok_or(PolicyStep::BadVlan)?;
         let mut new = if self.trunk.is_some() || self.port.is_some() { frame.plain() } else { frame.clone() };
         match self.port {
@@ -179,7 +179,7 @@ fn expected(header: Header, passes: Result<(Parsed, Parsed), PolicyStep>) -> Pol
         Ok(frames) => frames,
         Err(step) => return step,
     };
-    // The type behind the tags is a part of what was checked.
+    // The checked part includes the type after the tags.
     let (before, after) = (frame.len() + 2, new.len() + 2);
     let half = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
     let mut moved = header;
@@ -202,7 +202,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many frames passed, and how many did not.
+/// As [`run`]. Returns the number of frames that passed, and of those that did not.
 fn run_to_end(input: &[u8]) -> (usize, usize) {
     let mut input = Input::new(input);
     let rules = Rules::new(&mut input);
@@ -225,7 +225,7 @@ fn run_to_end(input: &[u8]) -> (usize, usize) {
     (passed, dropped)
 }
 
-/// A frame from the input: addresses that mean something more often than any bytes would, then any tags and bytes.
+/// A frame from the input: addresses that are meaningful more often than by chance, then any tags and bytes.
 fn frame(input: &mut Input<'_>, [to, from, tags, len]: [u8; 4]) -> Vec<u8> {
     let mut address = |choice: u8| match choice {
         0..=63 => OWN,
@@ -244,7 +244,7 @@ fn frame(input: &mut Input<'_>, [to, from, tags, len]: [u8; 4]) -> Vec<u8> {
     frame
 }
 
-/// Seeds: what each rule is about, sent and received.
+/// Seeds: a frame for each rule, sent and received.
 pub fn seeds() -> Vec<Vec<u8>> {
     let frames = |seed: Seed, kind: u8| {
         let addresses = [[64, 0], [64, 64], [64, 128], [160, 64], [200, 200]];
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn under_each_seeds_policy_some_frames_pass_and_under_all_but_an_open_one_some_do_not() {
+    fn seed_policies_pass_frames_and_only_an_open_one_drops_none() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
         assert!(done.iter().all(|(passed, dropped)| *passed > 0 && passed + dropped == 10), "{done:?}");
         assert_eq!(done[0].1, 0, "{done:?}");

@@ -1,7 +1,7 @@
-//! A qcow2 image that anybody may have made: a sound one with some of its bytes changed.
+//! An untrusted qcow2 image: a valid one with some of its bytes changed.
 //!
-//! An image is refused, or it is read and written without a panic, in memory that its header does not size. One that
-//! is sound holds what was written, also after it is opened again.
+//! An image is refused, or it is read and written without a panic, in memory that its header does not size. A sound
+//! image holds the written data, also after reopening.
 
 use std::os::fd::OwnedFd;
 
@@ -11,9 +11,9 @@ use virtio_devices::testing::Qcow2Steps;
 use crate::input::{Input, Seed};
 
 const SECTOR: usize = 512;
-/// A cluster of the image: the smallest that there is, so that a short input reaches all tables.
+/// The smallest cluster size, so that a short input reaches all tables.
 const CLUSTER: usize = 512;
-/// The disk: as much as two L2 tables describe.
+/// The size of the disk: as much as two L2 tables describe.
 const SIZE: usize = 2 * (CLUSTER / 8) * CLUSTER;
 
 // The clusters of the image.
@@ -27,7 +27,7 @@ const CLUSTERS: usize = 6;
 /// A unit of growth: 64 of them need a larger L1 table.
 const GROWTH: usize = (CLUSTER / 8) * CLUSTER;
 
-/// An entry's cluster belongs to it alone.
+/// Flag of an entry whose cluster has a single reference.
 const COPIED: u64 = 1 << 63;
 
 // The kinds of operation.
@@ -81,7 +81,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many operations succeeded; `None` if the image was refused at first.
+/// As [`run`]. Returns the number of operations that succeeded; `None` if the image was refused at first.
 fn run_to_end(input: &[u8]) -> Option<usize> {
     let mut input = Input::new(input);
     let (flags, changes) = (input.u8(), input.u8());
@@ -126,7 +126,7 @@ fn run_to_end(input: &[u8]) -> Option<usize> {
                 now.resize(size) || now.size() >= size
             }
             _ => {
-                // The old one writes what it has in memory before the new one reads.
+                // The old one writes its cached metadata before the new one reads.
                 drop(image.take());
                 image = open();
                 image.is_some()
@@ -157,7 +157,7 @@ fn operation(seed: Seed, kind: u8, sector: u16, count: u8) -> Seed {
     seed.with([kind]).with(sector.to_le_bytes()).with([count])
 }
 
-/// Every kind of operation, over all of the disk.
+/// Every kind of operation, over the whole disk.
 fn everything(seed: Seed) -> Seed {
     let all = [
         (READ, 0, 255),
@@ -176,20 +176,21 @@ fn everything(seed: Seed) -> Seed {
     all.into_iter().fold(seed, |seed, (kind, sector, count)| operation(seed, kind, sector, count))
 }
 
-/// Sound images, and ones whose tables lead somewhere else.
+/// Seeds: sound images, and images with wrong table entries.
 pub fn seeds() -> Vec<Vec<u8>> {
     let entry = |cluster: usize| ((cluster * CLUSTER) as u64 | COPIED).to_be_bytes();
     let changed: [&[(usize, &[u8])]; 9] = [
         &[],
-        // Two clusters of the disk in one; one in the tables; one beyond the end of the file, and at the end of all.
+        // Two clusters of the disk in one; one in the tables; one beyond the end of the file, and at the largest
+        // offset.
         &[(L2 * CLUSTER + 8, &entry(DATA))],
         &[(L2 * CLUSTER + 8, &entry(L2))],
         &[(L2 * CLUSTER + 8, &entry(1 << 20))],
         &[(L2 * CLUSTER + 8, &(u64::MAX >> 8 & !511 | COPIED).to_be_bytes())],
-        // Compressed, of nonsense; zero, with a cluster.
+        // Compressed, with invalid data; zero, with a cluster.
         &[(L2 * CLUSTER + 8, &(1u64 << 62 | 0x1234).to_be_bytes())],
         &[(L2 * CLUSTER + 8, &(entry(DATA).map(|byte| byte | 1)))],
-        // Reference counts that say nothing is used, and that are where the tables are.
+        // Reference counts that are all 0, and that are at the tables' offset.
         &[(REFCOUNTS * CLUSTER, &[0; 8])],
         &[(REFCOUNT_TABLE * CLUSTER, &((L1 * CLUSTER) as u64).to_be_bytes())],
     ];
@@ -206,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn seeds_with_changed_tables_are_opened_and_one_with_a_changed_header_is_not() {
+    fn seeds_with_changed_tables_open_and_a_changed_header_fails() {
         for seed in seeds() {
             assert!(run_to_end(&seed).is_some_and(|succeeded| succeeded > 0), "{seed:?}");
         }
         assert_eq!(run_to_end(&everything(start(&[(0, b"X")])).done()), None);
-        // Without a block for the counts of the first clusters, imago would look for a place of it for ever.
+        // Without a refcount block for the first clusters, imago would search a place for it forever.
         assert_eq!(run_to_end(&everything(start(&[(REFCOUNT_TABLE * CLUSTER, &[0; 8])])).done()), None);
     }
 }

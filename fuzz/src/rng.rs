@@ -1,8 +1,8 @@
 //! The queue of an entropy device, over rings and chains in guest memory that a driver wrote arbitrarily.
 //!
-//! The source is a file whose bytes are known and which ends. Each byte must reach the driver once and in order, and a
-//! buffer for which there is nothing must wait. Some chains leave the device free to do anything; the run ends with the
-//! first of those.
+//! The source is a file with known bytes that ends. Each byte must reach the driver once and in order, and a buffer
+//! must wait if there is no data for it. Some chains leave the device free to do anything; the run ends with the first
+//! of those.
 
 use std::os::fd::OwnedFd;
 
@@ -17,9 +17,9 @@ use crate::input::{Input, Seed};
 const EVENT_IDX: u32 = 29;
 /// The most chains in one step.
 const BATCH: usize = 16;
-/// The most bytes that a buffer gets.
+/// The most bytes for one buffer.
 const MAX_READ: usize = 64 << 10;
-/// Bytes of the source: more than one buffer takes.
+/// The length of the source: more than one buffer holds.
 const SOURCE: usize = 100_000;
 
 // The kinds of operation, after those of the driver.
@@ -68,7 +68,7 @@ struct Rng {
 }
 
 impl Rng {
-    /// Runs a step. Returns whether the run goes on.
+    /// Runs a step. Returns false if the run must end.
     fn run(&mut self) -> bool {
         let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
         let expected = self.expect(&mut ram);
@@ -78,7 +78,7 @@ impl Rng {
         step != Step::Broken
     }
 
-    /// Expected effect of a step, on `ram` among others; `None` if any is right.
+    /// Expected effect of a step, including that on `ram`; `None` if any effect is valid.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let (mut step, mut interrupt) = (Step::More, false);
         for _ in 0..BATCH {
@@ -103,7 +103,7 @@ impl Rng {
         Some(Expected::new(step, interrupt))
     }
 
-    /// Bytes that a chain gets; `None` if the source has ended.
+    /// Number of bytes for a chain; `None` if the source has ended.
     fn receives(&mut self, ram: &mut Snapshot, chain: &Chain) -> Option<u32> {
         let room = chain.len(true) as usize;
         if chain.verdict != Verdict::Sound || !chain.is_all(true) || room == 0 {
@@ -122,7 +122,7 @@ impl Rng {
     }
 }
 
-/// A chain of `count` buffers that overlap, as large as there is memory for.
+/// A chain of `count` overlapping buffers, as large as memory allows.
 fn large(seed: Seed, count: u8) -> Seed {
     let seed = (0..count).fold(seed, |seed, n| {
         let last = n + 1 == count;
@@ -131,7 +131,7 @@ fn large(seed: Seed, count: u8) -> Seed {
     seed.with([OFFER, 0, RUN])
 }
 
-/// Seeds: buffers, one that is larger than what it gets, the source's end, and invalid chains.
+/// Seeds: buffers, one that is larger than a single read, the source's end, and invalid chains.
 pub fn seeds() -> Vec<Vec<u8>> {
     let start = |event_idx: u8| Seed::new().with([event_idx, 1]);
     let two = guest::descriptor(start(1), 0, (BUFFERS, 100, WRITE, 0)).with([OFFER, 0]);

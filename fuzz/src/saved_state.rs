@@ -1,7 +1,7 @@
 //! Saved states with any changes: of a PF with VFs, and of a NIC.
 //!
-//! A state is refused, and the device is as at power-on, or it is restored, and the device's state is that one again. A
-//! restored device is as good as any: a reset brings it back to power-on.
+//! Either a state is refused, and the device is in its power-on state, or it is restored, and the device's state is
+//! equal to it. A restored device works as usual: a reset returns it to its power-on state.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -22,12 +22,12 @@ const TOTAL_VFS: u16 = 3;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 /// The queues of a NIC with one pair, and those of the VFs.
 const QUEUES: &[u16] = &[16, 16, 64];
-/// The place of the status in a NIC's configuration (`virtio 1.4 §5.1.4`).
+/// The offset of the status in a NIC's configuration (`virtio 1.4 §5.1.4`).
 const LINK_STATUS: std::ops::Range<usize> = 6..8;
-/// The bits that turn SR-IOV on: VF Enable and VF MSE.
+/// The bits that enable SR-IOV: VF Enable and VF MSE.
 const ENABLE: u32 = 9;
 
-// What happens to a node of the state.
+// Changes to a node of the state.
 const SET: u8 = 0;
 const FLIP: u8 = 1;
 const NULL: u8 = 2;
@@ -40,12 +40,12 @@ thread_local! {
     static MEMORY: Memory = memory();
     /// Destination of a NIC's frames.
     static SOCKET: OwnedFd = UnixStream::pair().expect("a pair of sockets").0.into();
-    /// The states that inputs change, which are made once.
+    /// The states that inputs change, created once.
     static STATES: RefCell<[Value; 2]> =
         [state_of_pf(), state_of_nic()].map(|state| serde_json::to_value(state).expect("a state is JSON")).into();
 }
 
-/// A device in its state of power-on: a NIC, or a PF with VFs.
+/// A device in its power-on state: a NIC, or a PF with VFs.
 fn device(is_nic: bool) -> Box<dyn VirtioPci> {
     let memory = MEMORY.with(Memory::clone);
     if is_nic {
@@ -97,7 +97,7 @@ fn state_of_pf() -> DeviceState {
     device.save().expect("it is paused").expect("a device with registers")
 }
 
-/// The state of a NIC whose driver has made many commands.
+/// The state of a NIC whose driver has sent many commands.
 fn state_of_nic() -> DeviceState {
     let mut fake =
         Hosted::new(VirtioFunction::plain(FakeDevice::new(QUEUES), PF, MEMORY.with(Memory::clone)).expect("a NIC"));
@@ -125,14 +125,14 @@ fn state_of_nic() -> DeviceState {
         buckets: BucketsState::default(),
         held: Vec::new(),
     });
-    // The driver was told what a NIC has.
+    // The driver has read a NIC's configuration.
     state.function.told = None;
     let mut nic = device(true);
     nic.restore(&state).expect("a state of a NIC");
     save(nic.as_mut())
 }
 
-/// The places of all nodes of a tree below `at`, as JSON pointers.
+/// Collects the JSON pointers of all nodes of a tree below `at`.
 fn places(value: &Value, at: &str, out: &mut Vec<String>) {
     match value {
         Value::Array(values) => (0..).zip(values).for_each(|(n, value)| place(value, format!("{at}/{n}"), out)),
@@ -180,7 +180,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns whether the state was restored; `None` if it was none.
+/// As [`run`]. Returns true if the state was restored; `None` if the input is not a state.
 fn run_to_end(input: &[u8]) -> Option<bool> {
     let mut input = Input::new(input);
     let is_nic = input.u8() & 1 == 1;
@@ -204,7 +204,7 @@ fn run_to_end(input: &[u8]) -> Option<bool> {
         pairs.for_each(|(now, then)| forget_announcement(&mut now.function, &mut then.function));
     }
     assert_eq!(now, state);
-    // What is decoded and sent can be told.
+    // The windows and messages can be computed.
     let (mut windows, mut messages) = (Vec::new(), Vec::new());
     device.windows(&mut windows);
     device.messages(Reach::Device, &mut messages);
@@ -216,7 +216,7 @@ fn run_to_end(input: &[u8]) -> Option<bool> {
     }
     let _ = device.reset(ResetKind::Conventional);
     let mut after = save(device.as_mut());
-    // The generation of a NIC's configuration goes on, and so does its link, which the configuration shows.
+    // The generation of a NIC's configuration continues, and its link stays, which the configuration shows.
     after.function.device.clone_from(&fresh.function.device);
     if let (Some(told), Some(fresh)) = (&mut after.function.told, &fresh.function.told) {
         told.generation = fresh.generation;
@@ -228,7 +228,7 @@ fn run_to_end(input: &[u8]) -> Option<bool> {
     Some(true)
 }
 
-/// Leaves out of both states what differs if the device has announced that its configuration is another one.
+/// Removes the differences from both states that result from an announced change of the configuration.
 fn forget_announcement(now: &mut FunctionState, then: &mut FunctionState) {
     if now.told == then.told {
         return;
@@ -254,8 +254,8 @@ pub(crate) fn place_of(state: &Value, at: &str) -> u16 {
     all.iter().position(|place| place == at).expect("a node of the state") as u16
 }
 
-/// Seeds: the states as they are; other values, which a driver could have written or not; nodes that are missing or
-/// there twice.
+/// Seeds: the unchanged states; other values that a driver could have written or not; nodes that are missing or
+/// duplicated.
 pub fn seeds() -> Vec<Vec<u8>> {
     let start = |is_nic: bool| Seed::new().with([is_nic.into()]);
     let changed = |is_nic: bool, kind: u8, at: &str, value: u32| {

@@ -1,7 +1,7 @@
 //! The serial port, with any accesses to its registers and any input.
 //!
-//! Every register must read as in a second model of the 16550A; what the guest sends comes out in order, what is typed
-//! comes in in order, and never more than the FIFO holds; and no interrupt that the driver has asked for is missing.
+//! Every register must read as in a second model of the 16550A; the guest's output and input must be in order, with at
+//! most as much input as the FIFO holds; and no interrupt that the driver has enabled may be missing.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -39,7 +39,7 @@ const RESET: u8 = 3;
 const KINDS: u8 = 4;
 
 thread_local! {
-    /// Destination of output: a file in memory, which never makes the guest wait.
+    /// Destination of output: an in-memory file, which never makes the guest wait.
     static OUTPUT: OwnedFd = memfd_create("output", MemfdFlags::CLOEXEC).expect("the host makes files in memory");
 }
 
@@ -47,13 +47,13 @@ thread_local! {
 struct Rules {
     divisor: [u8; 2],
     enabled: u8,
-    /// The causes of interrupts, [`RECEIVED`] and [`SENT`], since the driver last looked.
+    /// The causes of interrupts, [`RECEIVED`] and [`SENT`], since the driver's last check.
     causes: u8,
     line_control: u8,
     modem_control: u8,
     scratch: u8,
     fifo: VecDeque<u8>,
-    /// An interrupt was raised, or the input's thread woken, since this was last checked.
+    /// True if an interrupt was raised, or the input's thread woken, since the last check.
     interrupt: bool,
     wake: bool,
     sent: Vec<u8>,
@@ -75,7 +75,7 @@ impl Rules {
         }
     }
 
-    /// The driver hears of a cause that it has enabled, once until it has looked.
+    /// Raises an enabled cause once until the driver has checked it.
     fn cause(&mut self, cause: u8) {
         let enabled = self.enabled & if cause == RECEIVED { 1 } else { 2 } != 0;
         if enabled && self.causes & cause == 0 {
@@ -158,7 +158,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many bytes the guest sent and read, and how many interrupts there were.
+/// As [`run`]. Returns the number of bytes that the guest sent and read, and of interrupts.
 fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
     let mut input = Input::new(input);
     let output = OUTPUT.with(|output| {
@@ -185,11 +185,11 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
                 let was_pending = rules.causes & RECEIVED != 0;
                 let taken = port.receive(&bytes);
                 assert_eq!(taken, bytes.len().min(FIFO - rules.fifo.len()), "the FIFO has another size");
-                // In loop-back mode the line is not connected.
+                // The line is disconnected in loop-back mode.
                 if rules.modem_control & LOOPBACK == 0 {
                     rules.receive(&bytes[..taken]);
                 }
-                // The guest may have lost the interrupt that is pending.
+                // The guest may have lost the pending interrupt.
                 rules.interrupt |= was_pending && rules.has_received_data();
                 typed += taken;
             }
@@ -208,8 +208,8 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
     (rules.sent.len(), read, interrupts)
 }
 
-/// Seeds: output with interrupts; input, read after an interrupt, and more of it than there is room for; loop-back; the
-/// divisor latch; a reset.
+/// Seeds: output with interrupts; input, read after an interrupt, and more of it than fits; loop-back; the divisor
+/// latch; a reset.
 pub fn seeds() -> Vec<Vec<u8>> {
     let send = |seed: Seed, text: &[u8]| text.iter().fold(seed, |seed, byte| seed.with([WRITE, DATA, *byte]));
     let reads = |seed: Seed, count: usize| (0..count).fold(seed, |seed, _| seed.with([READ, LINE_STATUS, READ, DATA]));

@@ -1,6 +1,6 @@
 //! The SR-IOV capability alone, compared with a second implementation of its rules.
 //!
-//! The first bytes choose the shape of the capability, which may be impossible. Writes of any bytes of any register
+//! The first bytes choose the shape of the capability, which may be invalid. Writes of any bytes of any register
 //! follow, with resets and restores. After each of them, every register must read as expected, and the VFs, their
 //! routing IDs, windows and slices must follow from the registers.
 
@@ -53,7 +53,7 @@ struct Rules {
 }
 
 impl Rules {
-    /// The rules for a shape, or `None` if the shape is impossible.
+    /// The rules for a shape, or `None` if the shape is invalid.
     fn new(shape: SriovShape) -> Option<Self> {
         let SriovShape { total_vfs, first_vf_offset, vf_stride, .. } = shape;
         let last = u64::from(first_vf_offset) + u64::from(vf_stride) * u64::from(total_vfs.checked_sub(1)?);
@@ -359,7 +359,7 @@ impl Pair {
         assert_eq!(effects.vfs, expected, "dword {dword} = {value:#x}/{enables:#x}, {rules:x?}");
         assert!(effects.windows || windows == rules.windows(), "windows change without an effect, {rules:x?}");
         assert!(expected.is_none() || (effects.queues && effects.messages));
-        // What is refused leaves its register alone.
+        // A refused write leaves its register unchanged.
         match effects.refused {
             Some(Refused::VfEnable { num_vfs, total_vfs }) => assert!(num_vfs > total_vfs && !rules.enabled()),
             Some(Refused::NumVfs { written }) => assert!(was_enabled && u32::from(written) != rules.num_vfs),
@@ -375,7 +375,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns the rules at the end, or `None` if the shape was impossible.
+/// As [`run`]. Returns the rules at the end, or `None` if the shape was invalid.
 fn run_to_end(input: &[u8]) -> Option<Rules> {
     let mut input = Input::new(input);
     let shape = shape(&mut input);
@@ -394,7 +394,7 @@ fn write(seed: Seed, dword: usize, value: u32, enables: u8) -> Seed {
     seed.with([WRITE, dword as u8, enables]).with(value.to_le_bytes())
 }
 
-/// Operations of Linux when it finds the capability: System Page Size, and the VF BARs' sizes.
+/// Operations of Linux when it probes the capability: System Page Size, and the VF BARs' sizes.
 fn probe(seed: Seed) -> Seed {
     let seed = write(seed, PAGE_SIZE, 1, 0xf);
     (0..6).fold(seed, |seed, n| write(write(seed, VF_BAR0 + n, u32::MAX, 0xf), VF_BAR0 + n, (n as u32) << 20, 0xf))
@@ -405,7 +405,7 @@ fn enable(seed: Seed, num_vfs: u16) -> Seed {
     write(write(seed, NUM_VFS, num_vfs.into(), 0b0011), CONTROL, VF_ENABLE | VF_MSE, 0b0011)
 }
 
-/// Seeds: what Linux does, a shape with many VFs, one with BARs above 4 GiB, and a state to restore.
+/// Seeds: the operations of Linux, a shape with many VFs, one with BARs above 4 GiB, and a state to restore.
 pub fn seeds() -> Vec<Vec<u8>> {
     let linux = |choice: u8, num_vfs| enable(probe(Seed::new().with([choice])), num_vfs);
     let cycle = write(linux(3, 7), CONTROL, 0, 0b0011);

@@ -1,9 +1,9 @@
 //! A switch with two hostile ports, whose drivers write anything anywhere in their rings, and two honest ones.
 //!
-//! Frames that arrive at an honest port must have a source that one of the others may have, and lie in the buffers that
-//! it has provided. The honest ports must reach each other after each step, for any operations of the others, and are
-//! never asked for a reset. There may be an uplink with a rate: a frame that leaves has a source that one of the ports
-//! may have, and stays within the rate.
+//! Frames that arrive at an honest port must have a source address that one of the others may use, and lie in the
+//! buffers that it has provided. The honest ports must reach each other after each step, for any operations of the
+//! others, and never get a request for a reset. There may be an uplink with a rate: a frame sent to it has a source
+//! address that one of the ports may use, and stays within the rate.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const END: u64 = 0x8_0000;
 const RING: u64 = 0x2000;
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x800;
-/// The buffers of the honest drivers: those of a port, and of each buffer.
+/// The buffers of the honest drivers: the sizes of a port's area, and of each buffer.
 const BUFFERS: u64 = 0x1_0000;
 const BUFFER: u64 = 0x800;
 
@@ -42,7 +42,7 @@ const EVENT_IDX: u64 = 1 << 29;
 
 /// The longest frame, with its tags and header.
 const LONGEST: usize = 0x1_0100;
-/// Most that the switch stores for an uplink, in time and bytes, the larger of both.
+/// The most that the switch stores for an uplink, as time and as bytes; the larger of the two applies.
 const STORE: (f64, f64) = (10e-3, 2.0 * LONGEST as f64);
 /// Duration of a turn of the switch, in seconds.
 const TURN: f64 = 100e-6;
@@ -63,7 +63,7 @@ thread_local! {
 }
 
 fn put(at: u64, bytes: &[u8]) {
-    // What exceeds guest memory is left out.
+    // Bytes beyond guest memory are ignored.
     RAM.with(|ram| _ = ram.write(bytes, GuestAddress(at)));
 }
 
@@ -113,11 +113,11 @@ fn spec(port: u8) -> NetSpec {
 /// The honest drivers' side.
 #[derive(Default)]
 struct Honest {
-    /// By port and queue, how many chains were made available, and how many used ones were seen.
+    /// By port and queue, the number of chains made available, and of used ones seen.
     offered: [[u16; 2]; 2],
     seen: [[u16; 2]; 2],
     reached: u64,
-    /// Frames that came from hostile ports.
+    /// Number of frames received from hostile ports.
     strange: u64,
 }
 
@@ -132,7 +132,7 @@ struct Beyond {
 }
 
 impl Beyond {
-    /// Checks what has left by the uplink in a turn.
+    /// Checks the frames sent to the uplink in a turn.
     fn turn(&mut self, steps: &mut SwitchSteps) {
         let mut room = [0; LONGEST];
         self.turns += 1;
@@ -143,7 +143,7 @@ impl Beyond {
             self.bytes += len - HEADER;
         }
         let rate = f64::from(self.rate.map_or(0, NonZeroU32::get)) * 1e6 / 8.0;
-        // The frame with which each of the ports exceeds what it has is let through.
+        // Each port may exceed its share by one frame.
         let most = rate * TURN * f64::from(self.turns) + STORE.1.max(rate * STORE.0) + 4.0 * LONGEST as f64;
         assert!(self.bytes as f64 <= most, "{} bytes in {} turns at {:?} Mbit/s", self.bytes, self.turns, self.rate);
     }
@@ -178,8 +178,8 @@ impl Honest {
         Some((u32::from_le_bytes(get(element)), u32::from_le_bytes(get(element + 4))))
     }
 
-    /// Takes what has arrived at a port, checks it, and provides the buffers again. Returns whether `expected` was
-    /// among it.
+    /// Receives the frames at a port, checks them, and provides the buffers again. Returns true if `expected` was among
+    /// them.
     fn receive(&mut self, port: usize, expected: &[u8]) -> bool {
         let (mut found, mut further) = (false, 0_u16);
         while let Some((head, len)) = self.used(port, 0) {
@@ -210,7 +210,7 @@ pub fn run(input: &[u8]) {
 }
 
 /// As [`run`]. Returns how often the honest ports reached each other, how many frames of the hostile ones arrived, and
-/// how many left by the uplink.
+/// how many were sent to the uplink.
 fn run_to_end(input: &[u8]) -> (u64, u64, u64) {
     let mut input = Input::new(input);
     let choice = input.u8();
@@ -236,7 +236,7 @@ fn run_to_end(input: &[u8]) -> (u64, u64, u64) {
     (honest.reached, honest.strange, beyond.frames)
 }
 
-/// Something that a hostile driver writes.
+/// Performs a write of a hostile driver.
 fn write(kind: u8, input: &mut Input<'_>, indexes: &mut [[u16; 3]; 2]) {
     let choice = input.u8();
     let (port, queue) = (choice & 1, choice >> 1 & 3);
@@ -259,7 +259,7 @@ fn write(kind: u8, input: &mut Input<'_>, indexes: &mut [[u16; 3]; 2]) {
     match kind {
         DESCRIPTOR => {
             let number = u64::from(input.u8() % SIZE as u8);
-            // Below the honest drivers' memory, or where there is none.
+            // Below the honest drivers' memory, or outside of memory.
             let address = u64::from(input.u16()) | u64::from(input.u8() & 0x80) << 24;
             let rest = [&input.u16().to_le_bytes()[..], &[0, 0], &input.array::<4>()].concat();
             put(at + 16 * number, &[&address.to_le_bytes()[..], &rest].concat());
@@ -287,7 +287,7 @@ fn write(kind: u8, input: &mut Input<'_>, indexes: &mut [[u16; 3]; 2]) {
     }
 }
 
-/// Has an honest port send to the other, beside what the hostile ones do.
+/// Makes the honest ports send to each other, in addition to the hostile ones' traffic.
 fn check(steps: &mut SwitchSteps, honest: &mut Honest, beyond: &mut Beyond) {
     let mut frame = [&mac(3)[..], &mac(2), &[8, 0]].concat();
     frame.resize(60, honest.reached as u8);
@@ -315,7 +315,7 @@ fn send(seed: Seed, port: u8, addresses: u8, header: Option<[u8; HEADER]>, len: 
     seed.with(header.map(Vec::from).unwrap_or_default()).with([8, 0, 0x45, 0, 0, 40])
 }
 
-/// Seeds: frames to all, to one another and with another's source; segments; buffers; invalid rings; and a flood of the
+/// Seeds: frames to all, to each other and with another's source; segments; buffers; invalid rings; and a flood of the
 /// uplink.
 pub fn seeds() -> Vec<Vec<u8>> {
     let start = |features: u8| Seed::new().with([features]);
@@ -328,7 +328,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let broken = start(0).with([AVAILABLE_INDEX, 2, 0, 0, 0, 0xff, 0xff, AVAILABLE_INDEX, 0, 0, 0, 0, 0xff, 0xff]);
     let broken = send(broken, 1, 4 | 1 << 3, None, 60).with([RUN, RUN]);
     let flood = (0..8).fold(start(0x41), |seed, _| {
-        // Segments of almost 4 KiB to all, until the port owes time.
+        // Segments of almost 4 KiB to all, until the port is in debt.
         (0..8).fold(seed, |seed, _| send(seed, 0, 4, Some([1, 1, 54, 0, 100, 0, 34, 0, 16, 0, 0, 0]), 4000)).with([RUN])
     });
     [to_all, to_one, spoofed, segment, provided, broken, flood].map(Seed::done).into()
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_reach_honest_ports_but_for_spoofed_frames_and_invalid_rings() {
+    fn seeds_reach_honest_ports_except_by_spoofs_and_invalid_rings() {
         let done: Vec<_> = seeds().iter().map(|seed| run_to_end(seed)).collect();
         assert_eq!(done, [(1, 2, 0), (1, 1, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0), (2, 2, 0), (8, 0, 33)]);
     }

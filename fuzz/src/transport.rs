@@ -1,11 +1,11 @@
-//! A virtio function compared with a second implementation of the standard's rules: the transport's registers,
-//! reached through memory and through the PCI configuration access capability, its queues, and its vectors.
+//! A virtio function compared with a second implementation of the standard's rules: the transport's registers, accessed
+//! through memory and through the PCI configuration access capability, its queues, and its vectors.
 //!
-//! The device behind it starts no threads and accepts any queues, even nonsensical ones. After each operation the
-//! registers must read as expected, the queues must run exactly when they should, and the messages that may be sent
-//! must follow from the registers, with every change reported by an effect. Now and then a function restored from the
-//! saved state takes the function's place, which nothing must reveal; a function restored from a modified state
-//! either refuses it or matches it.
+//! The device behind it starts no threads and accepts any queues, even invalid ones. After each operation the registers
+//! must read as expected, the queues must run exactly when they should, and the messages that may be sent must follow
+//! from the registers, with every change reported by an effect. Occasionally a function restored from the saved state
+//! replaces the function, which must not be visible; a function restored from a modified state either refuses it or
+//! matches it.
 
 mod pair;
 mod restore;
@@ -21,7 +21,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns the device status, whether the queues run, and how many messages may be sent.
+/// As [`run`]. Returns the device status, true if the queues run, and the number of messages that may be sent.
 fn run_to_end(input: &[u8]) -> (u8, bool, usize) {
     let mut input = Input::new(input);
     let mut pair = Pair::new();

@@ -1,8 +1,8 @@
-//! A vhost-user peer that answers anything, or nothing, and sends anything on its own channel.
+//! A vhost-user peer that sends any replies, or none, and any messages on its own channel.
 //!
-//! All answers are in the socket before the conversation begins, so nothing waits. The peer must never be asked for
-//! what it does not offer, the device configuration must be no longer than it is for its role, and each descriptor that
-//! came with an answer must be closed in the end.
+//! All replies are in the socket before the conversation begins, so nothing waits. The peer must never get a request
+//! for a feature that it does not offer, the device configuration must not exceed the length for its role, and each
+//! descriptor received with a reply must be closed in the end.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -31,7 +31,7 @@ const ROLES: [VhostUserRole; 4] = [
 ];
 /// The length of a message's header.
 const HEADER: usize = 12;
-/// The most answers: the socket holds as many.
+/// The most replies: they must fit into the socket.
 const MOST_ANSWERS: u8 = 48;
 
 // Requests.
@@ -47,7 +47,7 @@ const GET_INFLIGHT: u32 = 31;
 const GET_MAX_MEM_SLOTS: u32 = 36;
 const GET_STATUS: u32 = 40;
 
-/// The requests that a peer is asked only if it offers a protocol feature.
+/// The requests that require a protocol feature.
 const NEEDS: [(u32, u32); 11] = [
     (GET_QUEUE_NUM, 0),
     (SET_BACKEND_REQ_FD, 5),
@@ -62,7 +62,7 @@ const NEEDS: [(u32, u32); 11] = [
     (GET_PROTOCOL_FEATURES, u32::MAX),
 ];
 
-// How an answer is wrong.
+// Faults of a reply.
 const NO_REPLY: u8 = 1;
 const CUT: u8 = 2;
 const WITH_FD: u8 = 4;
@@ -86,7 +86,7 @@ thread_local! {
     };
 }
 
-/// A message with a header as it should be.
+/// A message with a valid header.
 fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     [[request, flags | 1, payload.len() as u32].map(u32::to_ne_bytes).concat(), payload.to_vec()].concat()
 }
@@ -94,7 +94,7 @@ fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
 /// The far end of the connection.
 struct Far {
     stream: UnixStream,
-    /// The bytes of the answers that have not been read. One that is cut goes on with the beginning of the next.
+    /// The unread bytes of the replies. A truncated reply continues with the beginning of the next.
     answers: VecDeque<u8>,
     requests: Vec<u8>,
     channel: Option<UnixStream>,
@@ -105,7 +105,7 @@ struct Far {
 }
 
 impl Far {
-    /// Puts all answers into the socket.
+    /// Writes all replies to the socket.
     fn answer_all(&mut self, input: &mut Input<'_>, fd: BorrowedFd<'_>) {
         for _ in 0..input.u8() % MOST_ANSWERS {
             let (request, wrong, len) = (input.u8(), input.u8(), input.u8());
@@ -129,14 +129,14 @@ impl Far {
         self.stream.shutdown(Shutdown::Write).expect("a socket");
     }
 
-    /// The payload of the next answer, as a reader of the bytes finds it.
+    /// The payload of the next reply, as parsed from the bytes.
     fn next_answer(&mut self) -> Option<Vec<u8>> {
         let header: Vec<u8> = self.answers.drain(..HEADER.min(self.answers.len())).collect();
         let len = u32::from_ne_bytes(*header.get(8..)?.first_chunk()?) as usize;
         Some(self.answers.drain(..len.min(self.answers.len())).collect())
     }
 
-    /// Reads what was asked, and checks it.
+    /// Reads the requests, and checks them.
     fn read(&mut self) {
         let mut bytes = [0; 4096];
         loop {
@@ -166,7 +166,7 @@ impl Far {
         }
     }
 
-    /// Checks a request, and takes its answer off the socket's.
+    /// Checks a request, and removes its reply from the unread bytes.
     fn check(&mut self, request: u32, flags: u32, payload: &[u8]) {
         let long = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
         self.asked += 1;
@@ -207,7 +207,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns whether the peer was taken, how many requests it was asked, and how many operations succeeded.
+/// As [`run`]. Returns true if the peer was accepted, the number of requests to it, and of successful operations.
 fn run_to_end(input: &[u8]) -> (bool, usize, usize) {
     let mut input = Input::new(input);
     let role = ROLES[usize::from(input.u8()) % ROLES.len()];
@@ -239,7 +239,7 @@ fn run_to_end(input: &[u8]) -> (bool, usize, usize) {
             HEAR => {
                 let len = input.u8();
                 if let Some(channel) = &mut far.channel {
-                    // Without room it is not heard.
+                    // Without room the message is dropped.
                     let _ = channel.write(input.slice(len.into()));
                 }
                 steps.hear().is_some()
@@ -279,7 +279,7 @@ fn check_config(steps: &VhostUserSteps, role: VhostUserRole) {
     assert!(mtu.is_none() || steps.config().len() >= 12);
 }
 
-/// An answer of one long.
+/// A reply with a 64-bit value.
 fn long(request: u32, value: u64) -> (u32, Vec<u8>) {
     (request, value.to_ne_bytes().to_vec())
 }
@@ -302,15 +302,15 @@ fn conversation(role: u8, answers: &[(u32, Vec<u8>)], operations: &[u8]) -> Seed
     seed.with(operations)
 }
 
-/// Seeds: a peer with all protocol features that runs a NIC, is heard, and stops; one without any; a device whose
-/// configuration is shorter than asked for; a peer that refuses; one that says nothing.
+/// Seeds: a peer with all protocol features that runs a NIC, sends messages, and stops; one without any; a device whose
+/// configuration is shorter than requested; a peer that refuses; a silent one.
 pub fn seeds() -> Vec<Vec<u8>> {
     // VERSION_1, MAC, STATUS, MTU and protocol features.
     let features = 1 << 32 | 1 << 30 | 1 << 16 | 1 << 5 | 1 << 3;
     let nic = [0x52, 0x54, 0, 0, 0, 9, 1, 0, 1, 0, 0x78, 5];
     // SET_OWNER, the memory's slots, the configuration, the channel.
     let mut all = vec![long(1, features), long(15, u64::MAX), ack(3), long(36, 32), config(&nic), ack(21), long(17, 2)];
-    // The table of memory, the features, the status twice, memory for what is in flight.
+    // The table of memory, the features, the status twice, memory for in-flight requests.
     all.extend([ack(5), ack(2), ack(39), long(40, 11), (GET_INFLIGHT, [1u64, 0, 0].map(u64::to_ne_bytes).concat())]);
     all.extend([ack(32), ack(8), ack(10), ack(9), ack(13), ack(14), ack(12), ack(18), ack(39)]);
     let heard = message(2, 8, &[]);
@@ -334,7 +334,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     .concat();
     let device = conversation(2, &device, &[RUNS_ALL]);
     let refuses = conversation(1, &[long(1, 1 << 30), long(15, 1 << 3), long(3, 1)], &[]);
-    // The first answer lacks its last byte, which the next one's first is taken for.
+    // The first reply lacks its last byte, so the next one's first byte is used in its place.
     let cut = Seed::new().with([0, 3, 1, CUT, 8, 0, 0, 0, 0, 1, 10, 0, 0, 0xbb, 0xc3, 1]);
     let cut = cut.with([0x25; 81]).with([0, 8, 0, 0, 0, 0x25, 0x25, 0x25]);
     [all, plain, device, refuses, cut, Seed::new()].map(Seed::done).into()

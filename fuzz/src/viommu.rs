@@ -1,6 +1,6 @@
-//! The queue of requests of a virtual IOMMU, over rings and chains in guest memory that a driver wrote arbitrarily.
+//! The request queue of a virtual IOMMU, over rings and chains in guest memory that a driver wrote arbitrarily.
 //!
-//! The first byte of the input chooses how wide I/O addresses are. There are three endpoints and room for four
+//! The first byte of the input chooses the width of I/O addresses. There are three endpoints and room for four
 //! mappings. Some chains leave the device free to do anything; the run ends with the first of those.
 
 use std::collections::BTreeMap;
@@ -45,8 +45,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many domains and mappings there are, how many requests were carried out, how many were
-/// refused, and how many chains were bad.
+/// As [`run`]. Returns the number of domains, of mappings, of requests executed and refused, and of bad chains.
 fn run_to_end(input: &[u8]) -> [u64; 5] {
     let mut input = Input::new(input);
     let width = if input.u8() & 1 == 0 { 64 } else { 40 };
@@ -77,7 +76,7 @@ fn run_to_end(input: &[u8]) -> [u64; 5] {
     [domains as u64, mappings as u64, iommu.done, iommu.refused, iommu.bad_chains]
 }
 
-/// A mapping: its last address, where its first is, and its flags.
+/// A mapping: its last address, its target, and its flags.
 type Mapping = (u64, u64, u32);
 
 /// Expected state after the requests so far.
@@ -86,7 +85,7 @@ struct Model {
     last_address: u64,
     bypass: bool,
     attached: [Option<u32>; ENDPOINTS],
-    /// `None` if every address stands for itself.
+    /// Mappings by domain; `None` for a bypass domain.
     domains: BTreeMap<u32, Option<BTreeMap<u64, Mapping>>>,
 }
 
@@ -95,7 +94,7 @@ impl Model {
         self.domains.values().flatten().map(BTreeMap::len).sum()
     }
 
-    /// Carries out a request, and returns its status.
+    /// Executes a request, and returns its status.
     fn carry_out(&mut self, bytes: &[u8]) -> u8 {
         let kind = bytes[0];
         let len = match kind {
@@ -230,7 +229,7 @@ struct Iommu {
 }
 
 impl Iommu {
-    /// Runs a step. Returns whether the run goes on.
+    /// Runs a step. Returns false if the run must end.
     fn run(&mut self) -> bool {
         let Some(mut ram) = self.driver.before_step(&mut self.steps) else { return false };
         let expected = self.expect(&mut ram);
@@ -249,7 +248,7 @@ impl Iommu {
         step != Step::Broken
     }
 
-    /// Each endpoint reaches what the model says, at the ends of all mappings and beyond.
+    /// Checks each endpoint's translations against the model, at the ends of all mappings and beyond.
     fn check(&self) {
         assert_eq!(self.steps.counts(), (self.model.domains.len(), self.model.mappings()));
         let mappings = self.model.domains.values().flatten().flatten();
@@ -269,11 +268,10 @@ impl Iommu {
         }
     }
 
-    /// Expected effect of a step, on `ram` among others; `None` if any is right.
+    /// Expected effect of a step, including that on `ram`; `None` if any effect is valid.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
         let old = self.driver.given;
-        // The device leaves the flags alone, so that it wants a doorbell unless the driver itself has written
-        // otherwise.
+        // The device does not change the flags, so it wants a doorbell unless the driver itself has overwritten them.
         let doorbell = self.driver.wants_doorbell(ram, self.driver.taken);
         for _ in 0..self.driver.size {
             let Some(chains) = self.driver.waiting(ram) else { return Some(Expected::new(Step::Broken, false)) };
@@ -288,7 +286,7 @@ impl Iommu {
         Some(Expected { step: Step::Doorbell, interrupt: self.driver.wants_interrupt(ram, old), doorbell })
     }
 
-    /// Performs the request of a chain. Returns the length of the answer.
+    /// Executes the request of a chain. Returns the length of the reply.
     fn request(&mut self, ram: &mut Snapshot, chain: &Chain) -> u32 {
         let bytes = chain.bytes(ram, false);
         let is_probe = bytes.first() == Some(&PROBE);
@@ -312,7 +310,7 @@ impl Iommu {
     }
 }
 
-/// Makes a request available as the chain of two descriptors from `n`, whose bytes are at `at`.
+/// Makes a request available as the chain of two descriptors from `n`, with its bytes at `at`.
 fn ask(seed: Seed, n: u8, at: u32, request: &[u8], room: u16) -> Seed {
     let seed = guest::descriptor(guest::memory(seed, at, request), n, (at, request.len() as u16, NEXT, n + 1));
     guest::descriptor(seed, n + 1, (at + 0x80, room, WRITE, 0)).with([OFFER, n])
@@ -336,8 +334,8 @@ fn unmap(domain: u32, first: u64, last: u64) -> Vec<u8> {
     [&[UNMAP, 0, 0, 0], &domain.to_le_bytes()[..], &addresses, &[0; 4]].concat()
 }
 
-/// Seeds: domains made and left, mappings made, overlapped, split and removed, more than there is room for, endpoints
-/// that are asked about, bypass, a reset; invalid requests, chains and rings.
+/// Seeds: domains created and removed; mappings added, overlapped, split and removed, and more than fit; probed
+/// endpoints; bypass; a reset; invalid requests, chains and rings.
 pub fn seeds() -> Vec<Vec<u8>> {
     let start = |width: u8| Seed::new().with([width, 1]);
     let at = |n: u32| BUFFERS + 0x100 * n;

@@ -1,4 +1,4 @@
-//! Command lines and JSON: whatever a user writes is either parsed or refused in one line.
+//! Command lines and JSON: any user input is either parsed or refused in one line.
 //!
 //! Anything parsed prints as text that parses back to the same value, and likewise as JSON. A plan uses no id, tap or
 //! slot twice, and a device no MAC address.
@@ -25,7 +25,7 @@ const JSON: u8 = 5;
 const COMMAND_LINE: u8 = 6;
 const KINDS: u8 = 7;
 
-/// An error must be one line that a terminal can show.
+/// Checks that an error is one line that a terminal can show.
 fn check_report(error: &impl Display) {
     let text = error.to_string();
     assert!(!text.is_empty() && !text.contains(char::is_control), "{text:?}");
@@ -64,7 +64,7 @@ fn read_vf(text: &str) -> Option<NetVf> {
     Some(read)
 }
 
-/// Plans a configuration. Whatever is planned must be buildable.
+/// Plans a configuration. Every plan must be buildable.
 fn plan(config: &VmConfig) -> Option<usize> {
     let plan = VmPlan::of(config).inspect_err(check_report).ok()?;
     let functions: Vec<_> = plan.nets().flat_map(|plan| std::iter::once(&plan.pf).chain(&plan.vfs)).collect();
@@ -124,7 +124,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns whether the input was parsed, and how many functions were planned.
+/// As [`run`]. Returns true if the input was parsed, and the number of planned functions.
 fn run_to_end(input: &[u8]) -> (bool, usize) {
     let mut input = Input::new(input);
     let kind = input.u8() % KINDS;

@@ -1,9 +1,9 @@
 //! The vsock device between a guest that sends any packets in any chains and programs of the host that send, read and
-//! leave at any time.
+//! disconnect at any time.
 //!
-//! Data that a side reads of a connection must be the beginning of the data that the other side has sent on it; the
-//! guest is sent no more than it has room for; and nothing exceeds its limit. The host's programs are socket pairs
-//! without another process, so an input always has the same effect.
+//! The data that one side reads from a connection must be a prefix of the data that the other side has sent; the guest
+//! gets at most as much as it has room for; and nothing exceeds its limit. The host's programs are private socket
+//! pairs, so an input always has the same effect.
 
 mod driver;
 
@@ -23,9 +23,9 @@ use driver::{CID, Driver, Header};
 
 /// The most programs of the host in an input.
 const PROGRAMS: usize = 16;
-/// The ports of the guest, and those of the host where somebody listens.
+/// The ports of the guest, and the host's ports with listeners.
 const PORTS: u32 = 4;
-/// The first port that the device gives to clients.
+/// The first port that the device assigns to clients.
 const FIRST_PORT: u32 = 1 << 30;
 
 // The kinds of operation.
@@ -50,14 +50,14 @@ const CREDIT_UPDATE: u16 = 6;
 /// A connection's ports: the host's and the guest's.
 type Ports = (u32, u32);
 
-/// Traffic of a connection, as the guest sees it.
+/// Traffic of a connection, from the guest's view.
 #[derive(Default)]
 struct Line {
     /// Bytes that the guest sent.
     sent: Vec<u8>,
     /// Bytes that it received.
     received: Vec<u8>,
-    /// The room that it told of last: the size, and what it has passed on.
+    /// The room that it last announced: the size, and the forwarded count.
     room: (u32, u32),
 }
 
@@ -66,7 +66,7 @@ struct Program {
     stream: Option<UnixStream>,
     /// The connection; of a client, once it has read its port.
     line: Option<Rc<RefCell<Line>>>,
-    /// The port of the guest that a client asked for.
+    /// The guest's port that a client requested.
     asked: Option<u32>,
     sent: Vec<u8>,
     received: Vec<u8>,
@@ -152,7 +152,7 @@ impl Machine {
     /// The guest sends a packet.
     fn packet(&mut self, input: &mut Input<'_>) {
         let (choice, op, flags, len) = (input.u8(), u16::from(input.u8() % 10), input.u8(), input.u16());
-        // Ports of the host where somebody listens or nobody does, and those of clients.
+        // Ports of the host with and without listeners, and those of clients.
         let guest = u32::from(choice) % PORTS;
         let host = match choice / 4 % 8 {
             port @ 0..=4 => u32::from(port),
@@ -172,7 +172,7 @@ impl Machine {
             Some(line) if is_data => pattern(line.borrow().sent.len(), len.into()).collect(),
             _ => vec![0xee; usize::from(len % 64)],
         };
-        // Sometimes the length is a lie.
+        // Sometimes the length is wrong.
         let told = if flags & 0x3c == 0x3c { u32::from(len) << 4 | 1 } else { data.len() as u32 };
         let header = Header { host, guest, len: told, op, flags: u32::from(flags & 3), room };
         if !self.driver.send(&header, &data, flags >> 2 & 7) {
@@ -188,14 +188,14 @@ impl Machine {
         self.transmit(Some((ports, room, op)));
     }
 
-    /// The device takes what there is to be taken. The last packet opens a connection, if there is a new one.
+    /// Lets the device take all packets. The last packet opens a connection, if there is a new one.
     fn transmit(&mut self, packet: Option<(Ports, (u32, u32), u16)>) {
         while self.steps.transmit(&self.driver.transmit) == Step::More {}
         self.driver.take_transmitted();
         while let Ok(stream) = self.connected.try_recv() {
             self.seen.0 += 1;
             let line = Rc::new(RefCell::new(Line::default()));
-            // A request in a chain of its own making has ports that are nowhere noted: nothing is known of it.
+            // A request in a malformed chain has unrecorded ports, so the connection is not tracked.
             if let Some((ports, room, REQUEST)) = packet {
                 line.borrow_mut().room = room;
                 self.lines.insert(ports, Rc::clone(&line));
@@ -212,7 +212,7 @@ impl Machine {
         }
     }
 
-    /// A client of the host, with a line or with anything.
+    /// Connects a client of the host, with a valid line or with any bytes.
     fn client(&mut self, input: &mut Input<'_>) {
         let choice = input.u8();
         let (near, mut far) = pair();
@@ -224,7 +224,7 @@ impl Machine {
         self.add(far, None, is_line.then_some(guest));
     }
 
-    /// The driver takes packets.
+    /// Lets the driver receive packets.
     fn receive(&mut self) {
         self.steps.look();
         while self.steps.receive(&self.driver.receive) == Step::More {}
@@ -257,7 +257,7 @@ impl Machine {
         assert!(self.steps.resets() <= 256 + 1023);
     }
 
-    /// Lets everything come to its end.
+    /// Lets all transfers complete.
     fn finish(mut self) -> (usize, usize) {
         for _ in 0..4 {
             self.driver.provide(32, 4096);
@@ -285,7 +285,7 @@ impl Program {
 
     fn read(&mut self, lines: &HashMap<Ports, Rc<RefCell<Line>>>) {
         let Some(stream) = &mut self.stream else { return };
-        // Nothing there, the end, or a reset.
+        // No data, the end, or a reset.
         let _ = stream.read_to_end(&mut self.received);
         if let (None, Some(guest)) = (&self.line, self.asked)
             && let Some(end) = self.received.iter().position(|byte| *byte == b'\n')
@@ -318,7 +318,7 @@ pub fn run(input: &[u8]) {
     run_to_end(input);
 }
 
-/// As [`run`]. Returns how many connections there were, and how many bytes the guest received.
+/// As [`run`]. Returns the number of connections, and of bytes that the guest received.
 fn run_to_end(input: &[u8]) -> (usize, usize) {
     let mut input = Input::new(input);
     let event_idx = u64::from(input.u8() & 1) << 29;
@@ -333,13 +333,13 @@ fn start() -> Seed {
     Seed::new().with([0, PROVIDE, 31]).with(4096u16.to_le_bytes())
 }
 
-/// A packet on the connection of this choice.
+/// A packet on the connection selected by `choice`.
 fn packet(seed: Seed, choice: u8, op: u16, flags: u8, len: u16) -> Seed {
     seed.with([PACKET, choice, op as u8, flags]).with(len.to_le_bytes())
 }
 
 /// Seeds: connections from both sides that carry data both ways and end in each way, a guest without room, clients that
-/// leave, and chains that make no sense.
+/// disconnect, and invalid chains.
 pub fn seeds() -> Vec<Vec<u8>> {
     // Port 1 of the host and port 2 of the guest; the first client, with port 1 of the guest.
     let (to_host, of_client) = (1 << 2 | 2, 5 << 2 | 1);

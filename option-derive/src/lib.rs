@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The field's name is JSON's. The attribute has the key of the command line with the syntax that `--help` shows, and
-//! the doc comment is the help text. A field without the attribute exists in JSON only.
+//! the doc comment is the help text. A field without the attribute exists only in JSON.
 //!
 //! | attribute | meaning |
 //! |---|---|
@@ -27,12 +27,12 @@
 //! | `inherited`, `apart` | see below |
 //!
 //! `#[options("--net-vf", over = NetConfig)]` makes the struct one of overrides: `over_defaults(&self, base)` is a
-//! `NetConfig` with this struct's fields. An `inherited` field that is `None` is the base's; a field that is `apart`
-//! does not exist there.
+//! `NetConfig` with this struct's fields. An `inherited` field that is `None` has the base's value; an `apart` field is
+//! not in the base.
 //!
-//! The derive implements `Default`, `Deserialize`, `FromStr`, `Display`, `Options` and `Described`. It generates what
-//! differs between structs; what they share is ordinary code in `vm-api/src/config/option.rs`. `Serialize` is serde's
-//! own.
+//! The derive implements `Default`, `Deserialize`, `FromStr`, `Display`, `Options` and `Described`. It generates the
+//! code that differs between structs; shared code is ordinary code in `vm-api/src/config/option.rs`. `Serialize` is
+//! serde's own.
 
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Code;
@@ -62,9 +62,9 @@ struct Setting {
 /// Role of the field in a struct of overrides.
 #[derive(Clone, Copy)]
 enum Overriding {
-    /// A setting that is never the base's.
+    /// A setting that the base does not set.
     Own,
-    /// The base's setting where it is `None`.
+    /// The base's setting if it is `None`.
     Inherited,
     /// No setting of the base.
     Apart,
@@ -72,11 +72,11 @@ enum Overriding {
 
 /// Form of the field on the command line.
 enum Kind {
-    /// By a key, with the syntax of its value.
+    /// A key, with the syntax of its value.
     Key(String, String),
-    /// By keys of its own.
+    /// Several keys of its own.
     Part,
-    /// Not at all.
+    /// None.
     JsonOnly,
 }
 
@@ -88,7 +88,7 @@ enum Default {
     From(Expr),
     /// The default of its type.
     OfType,
-    /// It has to be given.
+    /// None: the field is required.
     Required,
 }
 
@@ -150,13 +150,13 @@ impl Setting {
         Ok(Self { name, ty: field.ty.clone(), about: about(&field.attrs), kind, default, overriding, alias })
     }
 
-    /// The attribute of the field as JSON gives it.
+    /// The serde attribute of the field before defaults.
     fn given(&self) -> Code {
         let alias = self.alias.as_ref().map(|alias| quote!(, alias = #alias));
         quote!(#[serde(default #alias)])
     }
 
-    /// The value if nothing is given. One that has to be given is only needed by `Default`.
+    /// The default value. A required field needs one only in `Default`.
     fn default(&self) -> Code {
         match &self.default {
             Default::Value(value) | Default::From(value) => quote!(#value),
@@ -164,7 +164,7 @@ impl Setting {
         }
     }
 
-    /// `let field = ...`, of what was given.
+    /// Assigns the given value or the default to a variable: `let field = ...`.
     fn resolved(&self) -> Code {
         let Self { name, ty, .. } = self;
         let otherwise = match self.default {
@@ -200,7 +200,7 @@ impl Setting {
         }
     }
 
-    /// The arm that reads the value of its key.
+    /// The match arm that reads the value of its key.
     fn read(&self) -> Code {
         let name = &self.name;
         match &self.kind {
@@ -212,7 +212,7 @@ impl Setting {
         }
     }
 
-    /// Takes its keys out of `pairs`, if it has several.
+    /// Takes its keys out of `pairs`, if it is a part.
     fn taken(&self) -> Code {
         let Self { name, ty, .. } = self;
         match &self.kind {
@@ -225,7 +225,7 @@ impl Setting {
     }
 }
 
-/// The arguments of `#[options(...)]`: the option, and what a struct of overrides overrides.
+/// The arguments of `#[options(...)]`: the option, and the overridden struct if there is one.
 struct Header(LitStr, Option<Ident>);
 
 impl Parse for Header {
@@ -244,7 +244,7 @@ impl Parse for Header {
     }
 }
 
-/// The method that merges overrides with what they override.
+/// The method that merges overrides with their base.
 fn overrides(config: &Ident, base: &Ident, settings: &[Setting]) -> Code {
     let merged = settings.iter().map(|Setting { name, overriding, .. }| match overriding {
         Overriding::Own => quote!(merged.#name = self.#name.clone();),
@@ -253,7 +253,7 @@ fn overrides(config: &Ident, base: &Ident, settings: &[Setting]) -> Code {
     });
     quote! {
         impl #config {
-            /// These settings, with those of `base` where an inherited one is left out, and defaults for the rest.
+            /// These settings, with those of `base` for inherited ones that are not given, and defaults for the rest.
             fn over_defaults(&self, base: &#base) -> #base {
                 let mut merged = <#base as Default>::default();
                 #(#merged)*
@@ -366,7 +366,7 @@ fn expand(input: &DeriveInput) -> Result<Code> {
     })
 }
 
-/// The traits of other crates, which cannot be implemented for all options at once.
+/// The traits of other crates, which need an implementation for each struct.
 fn traits(config: &Ident) -> Code {
     quote! {
         impl ::std::str::FromStr for #config {

@@ -1,5 +1,5 @@
-//! The glue of a small VMM: a NIC with 300 VFs, on two buses of their own, behind the VMM's own lock. The rules of
-//! SR-IOV are all in the crate; the VMM brings a function, a lock, and what it does at an exit of a vCPU.
+//! The glue of a small VMM: a NIC with 300 VFs, on two buses of their own, behind the VMM's own lock. The crate has all
+//! rules of SR-IOV; the VMM adds a function, a lock, and the handling of a vCPU's exit.
 use parking_lot::Mutex;
 use pci_sriov::spec::{header::FIRST_EXTENDED_CAPABILITY as SRIOV, sriov};
 use pci_sriov::*;
@@ -11,7 +11,7 @@ struct Nic(ConfigSpace, u8);
 
 fn nic(role: Role) -> Result<Nic, ShapeError> {
     let identity = Identity { vendor: 1, device: 2, revision: 0, class: [2, 0, 0], subsystem_vendor: 1, subsystem: 2 };
-    // A VF's BARs are in its PF, and its own are left out.
+    // A VF's BARs belong to its PF, so its own are left out.
     Ok(Nic(ConfigSpace::new(ConfigShape { bars: vec![BAR], ..ConfigShape::new(identity, role) })?, 0))
 }
 
@@ -36,7 +36,7 @@ impl Function for Nic {
     }
 }
 
-/// The device and its lock. Once that is dropped, the VMM joins what an outcome stopped, and wires what it reached.
+/// The device and its lock. After releasing it, the VMM joins what an outcome stopped, and wires what it reached.
 struct Slot(Mutex<PfWithVfs<Nic>>);
 
 impl ConfigTarget for Slot {
@@ -48,7 +48,7 @@ impl ConfigTarget for Slot {
     }
 }
 
-/// A guest's access to an address: writes `value` if it has a byte, and reads; all-ones where no window is decoded.
+/// A guest's access to an address: writes `value` if it has a byte, and reads; all-ones if no window is decoded.
 fn mmio(slot: &Slot, address: u64, value: &[u8]) -> u8 {
     let (mut device, mut windows, mut data) = (slot.0.lock(), Vec::new(), [0xff]);
     device.windows(&mut windows);

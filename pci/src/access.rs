@@ -54,7 +54,7 @@ impl DwordWrite {
         Self { value: value & mask, mask }
     }
 
-    /// The written bits; bytes that are not written are 0.
+    /// The written bits; bits of other bytes are 0.
     pub const fn value(self) -> u32 {
         self.value & self.mask
     }
@@ -83,7 +83,7 @@ pub struct Access {
 impl Access {
     /// The access of `len` bytes at byte `offset` of a configuration space.
     ///
-    /// `None` where no root complex makes one configuration request of it: a length that is not 1, 2 or 4, an offset
+    /// `None` if no root complex makes a single configuration request of it: a length that is not 1, 2 or 4, an offset
     /// that is not aligned to the length, or one beyond 4 KiB.
     pub fn decode(offset: u64, len: usize) -> Option<Self> {
         let offset = u16::try_from(offset).ok().filter(|offset| *offset < 0x1000)?;
@@ -100,7 +100,7 @@ impl Access {
         self.dword
     }
 
-    /// Copies the accessed bytes of the dword's `value` to `data`. Bytes beyond the access are left alone.
+    /// Copies the accessed bytes of the dword's `value` to `data`. Leaves bytes beyond the access unchanged.
     pub fn extract(self, value: u32, data: &mut [u8]) {
         let bytes = value.to_le_bytes();
         for (to, from) in data.iter_mut().zip(bytes.iter().skip(usize::from(self.first)).take(usize::from(self.len))) {

@@ -6,7 +6,7 @@ use crate::{BarIndex, DwordWrite, MemoryKind, Window, WindowId};
 /// The smallest BAR (`PCIe 6.2 §7.5.1.2.1`), in bytes.
 const SMALLEST: u64 = 128;
 
-/// Address space that a BAR decodes. There are no I/O BARs: a VF must not have one (`PCIe 6.2 §9.3.3.14`), and no other
+/// The address space of a BAR. There are no I/O BARs: a VF must not have one (`PCIe 6.2 §9.3.3.14`), and no other
 /// function needs one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BarKind {
@@ -92,7 +92,7 @@ impl BarSet {
     ///
     /// # Errors
     ///
-    /// Fails if a size or a register is not one that a BAR can have.
+    /// Fails if a size is invalid, or a register is taken or does not exist.
     pub fn new(bars: &[(BarIndex, BarKind)]) -> Result<Self, BarError> {
         let mut registers = [Register::Unused; 6];
         let mut take = |index: BarIndex, n: usize, register| match registers.get_mut(n) {
@@ -120,7 +120,7 @@ impl BarSet {
         (self.registers.get(n).copied().unwrap_or(Register::Unused), self.values.get(n).copied().unwrap_or(0))
     }
 
-    /// The address bits that register `register` holds.
+    /// The address bits in register `register`.
     fn writable(&self, register: Register) -> u32 {
         let address = |kind: BarKind| !(self.spacing(kind) - 1);
         match register {
@@ -142,7 +142,7 @@ impl BarSet {
         }
     }
 
-    /// Writes register `n`, 0 to 5, and returns whether it changed.
+    /// Writes register `n`, 0 to 5; returns true if it changed.
     pub fn write(&mut self, n: u16, write: DwordWrite) -> bool {
         let (register, old) = self.register(n);
         let new = write.apply(old, self.writable(register));
@@ -152,7 +152,7 @@ impl BarSet {
         old != new
     }
 
-    /// The kind of BAR `index`; `None` where no BAR begins.
+    /// The kind of BAR `index`; `None` if no BAR begins there.
     pub fn kind(&self, index: BarIndex) -> Option<BarKind> {
         match self.register(u16::from(index.get())).0 {
             Register::Low(kind) => Some(kind),
@@ -165,7 +165,7 @@ impl BarSet {
         BarIndex::ALL.into_iter().filter_map(|index| Some((index, self.kind(index)?)))
     }
 
-    /// The address in BAR `index`, a multiple of [`Self::aperture`]; `None` where no BAR begins.
+    /// The address in BAR `index`, a multiple of [`Self::aperture`]; `None` if no BAR begins there.
     pub fn base(&self, index: BarIndex) -> Option<u64> {
         let n = u16::from(index.get());
         match self.register(n) {
@@ -177,13 +177,13 @@ impl BarSet {
         }
     }
 
-    /// The bytes that BAR `index` takes per function: its size, or the granule where that is larger.
+    /// The bytes that BAR `index` takes per function: the larger of its size and the granule.
     pub fn aperture(&self, index: BarIndex) -> Option<u64> {
         self.kind(index).map(|kind| self.spacing(kind))
     }
 
-    /// Appends a window for each BAR: `count` slices of its aperture, one after the other. A BAR whose slices would
-    /// pass the end of its address space decodes nothing.
+    /// Appends a window for each BAR: `count` consecutive slices of its aperture. A BAR whose slices would pass the end
+    /// of its address space decodes nothing.
     pub fn windows(&self, count: u16, id: fn(BarIndex) -> WindowId, out: &mut Vec<Window>) {
         out.extend(self.iter().filter_map(|(index, kind)| {
             let base = self.base(index)?;
@@ -271,7 +271,7 @@ mod tests {
         for n in [0, 2, 3] {
             bars.write(n, DwordWrite::full(u32::MAX));
         }
-        // The BAR may have the last 4 KiB below 4 GiB, but no second slice behind them.
+        // The BAR may have the last 4 KiB below 4 GiB, but a second slice does not fit.
         assert_eq!(windows(&bars, 1), [(0xffff_f000, 0x1000)]);
         assert_eq!(windows(&bars, 2), []);
         assert_eq!(windows(&bars, 0), []);
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(bars.read(2), 0xffff_000c);
     }
 
-    /// B20: what cannot be is an error when it is configured.
+    /// B20: impossible BARs are an error when configured.
     #[test]
     fn impossible_bars_are_refused() {
         let new = |bars: &[(u8, BarKind)]| {

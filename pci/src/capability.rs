@@ -1,7 +1,7 @@
-//! The chains of capabilities of a configuration space.
+//! The capability lists of a configuration space.
 //!
-//! A capability does not know where it is, nor which one is next. The chain places them, one after the other, and owns
-//! the next pointers (`PCIe 6.2 §7.5.1.1.11`, `§7.6.3`).
+//! A capability does not contain its offset or its successor. The chain places the capabilities one after the other,
+//! and owns the next pointers (`PCIe 6.2 §7.5.1.1.11`, `§7.6.3`).
 
 use crate::spec::{capability_id, header};
 use crate::{Dword, DwordWrite};
@@ -12,7 +12,7 @@ pub struct VendorCapability {
     /// Bytes after the capability ID and the next pointer: a byte with the length of the whole capability, then its
     /// data.
     pub body: Vec<u8>,
-    /// For each byte of `body`, the bits that software may write. The length byte has none.
+    /// For each byte of `body`, the writable bits. The length byte has none.
     pub writable: Vec<u8>,
 }
 
@@ -27,7 +27,7 @@ pub enum VendorError {
     Length {
         /// The length byte.
         says: u8,
-        /// The length of the capability: two more than that of the body.
+        /// The length of the capability: that of the body plus two.
         len: usize,
     },
     /// The mask of writable bits is not as long as the body.
@@ -59,7 +59,7 @@ impl VendorCapability {
             _ => Err(VendorError::WritableLength),
         }
     }
-    /// Sets what software may write to what it is in `saved`, a body of the same length.
+    /// Sets the writable bits to those of `saved`, a body of the same length.
     pub(crate) fn restore(&mut self, saved: &[u8]) {
         for ((byte, writable), saved) in self.body.iter_mut().zip(&self.writable).zip(saved) {
             *byte = *byte & !writable | saved & writable;
@@ -108,7 +108,7 @@ struct Link {
     offset: u16,
     len: u16,
     kind: Kind,
-    /// The next pointer, where it is in the first dword.
+    /// The next pointer, at its position in the first dword.
     next: u32,
 }
 
@@ -118,7 +118,7 @@ pub(crate) struct Chain {
     links: Vec<Link>,
 }
 
-/// The capabilities need more than the 192 bytes that there are for them.
+/// The capabilities need more than the available 192 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the capabilities do not fit the first 256 bytes of configuration space")]
 pub struct ChainError;
@@ -141,7 +141,7 @@ impl Chain {
         self.links.iter().find(|link| link.kind == kind).map(|link| link.offset)
     }
 
-    /// The capability that `reg` belongs to, the dword within it, and the next pointer, where `reg` holds it.
+    /// The capability at `reg`, the dword within it, and the next pointer if `reg` holds it.
     pub(crate) fn locate(&self, reg: Dword) -> Option<(Kind, Dword, u32)> {
         let offset = reg.offset();
         let link = self.links.iter().find(|link| offset >= link.offset && offset - link.offset < link.len)?;
@@ -150,7 +150,7 @@ impl Chain {
     }
 }
 
-/// Places capabilities from `first` on, before `end`, with their next pointers from bit `shift` on.
+/// Places capabilities between `first` and `end`, with their next pointers from bit `shift` on.
 fn place(capabilities: &[(Kind, u16)], first: u16, end: u16, shift: u32) -> Result<Vec<Link>, ChainError> {
     let mut links: Vec<Link> = Vec::with_capacity(capabilities.len());
     let mut offset = first;
@@ -170,7 +170,7 @@ fn place(capabilities: &[(Kind, u16)], first: u16, end: u16, shift: u32) -> Resu
 mod tests {
     use super::*;
 
-    /// B20: what cannot be is an error when it is configured.
+    /// B20: impossible capabilities are an error when configured.
     #[test]
     fn impossible_vendor_capabilities_are_refused() {
         let check = |body: &[u8], writable: &[u8]| {

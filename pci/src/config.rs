@@ -30,11 +30,11 @@ pub struct Identity {
 /// The role of a function in SR-IOV.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
-    /// None.
+    /// No role.
     Plain,
     /// A physical function with these VFs.
     Pf(SriovShape),
-    /// A virtual function; the registers of its BARs are in its PF.
+    /// A virtual function; its BAR registers are in its PF.
     Vf,
 }
 
@@ -61,9 +61,9 @@ pub struct ConfigShape {
     pub identity: Identity,
     /// Role in SR-IOV.
     pub role: Role,
-    /// Attachment to the hierarchy. VFs are attached as their PF is.
+    /// Attachment to the hierarchy. VFs are attached like their PF.
     pub port: PortType,
-    /// BARs. For a VF, give the VF BARs of its PF: its own header has none, but its MSI-X structures lie in them.
+    /// BARs. For a VF, the VF BARs of its PF: its own header has none, but its MSI-X structures lie in them.
     pub bars: Vec<(BarIndex, BarKind)>,
     /// Vendor-specific capabilities.
     pub vendor: Vec<VendorCapability>,
@@ -84,7 +84,7 @@ pub enum ShapeError {
     /// The BARs are impossible.
     #[error(transparent)]
     Bar(#[from] BarError),
-    /// The Vendor ID of a function that is not a VF is FFFFh, which means that there is no function.
+    /// The Vendor ID of a function that is not a VF is FFFFh, which means that no function exists.
     #[error("Vendor ID ffff means that there is no function; give the vendor's own")]
     VendorId,
     /// The SR-IOV capability is impossible.
@@ -114,7 +114,7 @@ const COMMAND_WRITABLE: u16 = command::MEMORY_SPACE
     | command::INTERRUPT_DISABLE;
 const VF_COMMAND_WRITABLE: u16 = command::BUS_MASTER;
 
-/// The registers of a function. They are its only state: what it decodes, and whether it may send, follows from them.
+/// The registers of a function. They are its only state: they determine what it decodes, and if it may send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSpace {
     identity: Identity,
@@ -127,10 +127,10 @@ pub struct ConfigSpace {
     chain: Chain,
     pcie: Pcie,
     msix: Option<Msix>,
-    /// A VF has none: it follows its PF (`§9.6`).
+    /// Power management; `None` for a VF, which follows its PF (`§9.6`).
     power: Option<Power>,
     vendor: Vec<VendorCapability>,
-    /// The vendor capabilities as they are after a reset.
+    /// The vendor capabilities in their reset state.
     vendor_reset: Vec<VendorCapability>,
     sriov: Option<Sriov>,
 }
@@ -139,7 +139,7 @@ impl ConfigSpace {
     /// Bytes from the start of configuration space beyond which every function reads 0.
     pub const EXTENT: u16 = header::FIRST_EXTENDED_CAPABILITY + spec::sriov::LEN + ari::LEN + acs::LEN;
 
-    /// The state of power-on.
+    /// The power-on state.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl ConfigSpace {
             let len = vendor.check().map_err(|error| ShapeError::Vendor { index, error })?;
             capabilities.push((Kind::Vendor(index), len));
         }
-        // Software expects SR-IOV in the first place.
+        // Software expects SR-IOV first.
         let mut extended = Vec::new();
         extended.extend(sriov.as_ref().map(|_| (Kind::Sriov, spec::sriov::LEN)));
         if let Some(endpoint) = port.endpoint() {
@@ -241,21 +241,21 @@ impl ConfigSpace {
         self.chain.offset(Kind::Vendor(n)).unwrap_or(0)
     }
 
-    /// True if the function may access memory and send messages: Bus Master Enable is set, and the function is in D0. A
-    /// VF follows its PF, whose power state is not known here.
+    /// True if the function may access memory and send messages: Bus Master Enable is set, and the function is in D0.
+    /// For a VF, the caller must also check the power state of its PF.
     pub fn bus_master(&self) -> bool {
         self.command & command::BUS_MASTER != 0 && self.is_d0()
     }
 
-    /// True if the function is in D0. Always true of a VF, which follows its PF.
+    /// True if the function is in D0. Always true for a VF, which follows its PF.
     pub fn is_d0(&self) -> bool {
         self.power.as_ref().is_none_or(Power::is_d0)
     }
 
-    /// Appends the windows that the function decodes, a PF with those of its VFs.
+    /// Appends the windows that the function decodes; for a PF, also those of its VFs.
     ///
     /// The PF's own BARs decode with its Memory Space Enable, the VF BARs with VF Enable and VF MSE (`§9.3.3.3.4`).
-    /// Outside of D0 nothing decodes.
+    /// Nothing decodes outside of D0.
     pub fn windows(&self, out: &mut Vec<Window>) {
         if !self.is_d0() {
             return;
@@ -277,7 +277,7 @@ impl ConfigSpace {
                 Kind::Power => self.power.as_ref().map_or(0, |power| power.read(inner)),
                 Kind::Vendor(n) => self.vendor.get(n).map_or(0, |vendor| vendor.read(inner)),
                 Kind::Sriov => self.sriov.as_ref().map_or(0, |sriov| sriov.read(inner)),
-                // Next Function Number is 0: no function but VFs follows, and software finds these through their PF.
+                // Next Function Number is 0: only VFs follow, and software finds these through their PF.
                 Kind::Ari => match inner.offset() {
                     ari::HEADER => u32::from(extended_capability_id::ARI) | 1 << 16,
                     _ => 0,
@@ -324,7 +324,7 @@ impl ConfigSpace {
                     Effects::NONE
                 }
                 Kind::Sriov => self.sriov.as_mut().map_or(Effects::NONE, |sriov| sriov.write(inner, write)),
-                // Neither has a feature that could be controlled.
+                // Neither has writable control bits.
                 Kind::Ari | Kind::Acs => Effects::NONE,
             };
         }

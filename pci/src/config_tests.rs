@@ -1,4 +1,4 @@
-//! The header and the chain of capabilities, for each role.
+//! The header and the capability lists, for each role.
 #![expect(unused_must_use, reason = "most writes here are made for the registers that they change")]
 
 use super::*;
@@ -62,7 +62,7 @@ fn write(space: &mut ConfigSpace, offset: u16, value: u32) -> Effects {
     space.write(Dword::containing(offset), DwordWrite::full(value))
 }
 
-/// Capability IDs and offsets, found as software finds them.
+/// Capability IDs and offsets, enumerated as software does.
 fn capabilities(space: &ConfigSpace) -> Vec<(u8, u16)> {
     let mut found = Vec::new();
     let mut offset = u16::from(read(space, header::CAPABILITIES).to_le_bytes()[0]);
@@ -75,7 +75,7 @@ fn capabilities(space: &ConfigSpace) -> Vec<(u8, u16)> {
     found
 }
 
-/// Extended capability IDs, versions and offsets, found as software finds them.
+/// Extended capability IDs, versions and offsets, enumerated as software does.
 fn extended_capabilities(space: &ConfigSpace) -> Vec<(u16, u16, u16)> {
     let mut found = Vec::new();
     let mut offset = header::FIRST_EXTENDED_CAPABILITY;
@@ -148,7 +148,7 @@ fn a_vfs_command_is_bus_master_enable() {
     assert!(!vf.bus_master());
 }
 
-/// G31, B12: what a VF does not have.
+/// G31, B12: registers that a VF lacks.
 #[test]
 fn a_vfs_header_has_no_bars_no_pin_and_no_rom() {
     let mut vf = space(Role::Vf);
@@ -158,7 +158,7 @@ fn a_vfs_header_has_no_bars_no_pin_and_no_rom() {
     }
 }
 
-/// G32: what a VF has from its PF.
+/// G32: values that a VF has from its PF.
 #[test]
 fn class_and_subsystem_of_a_vf_are_the_pfs() {
     for offset in [header::CLASS_REVISION, header::SUBSYSTEM] {
@@ -183,7 +183,7 @@ fn a_vfs_pci_express_capability_is_of_the_pfs_type_and_can_flr() {
     }
 }
 
-/// G34: what a VF must not have.
+/// G34: capabilities that a VF must not have.
 #[test]
 fn a_vf_has_no_extended_capability() {
     for offset in (0x100..0x1000).step_by(4) {
@@ -191,7 +191,7 @@ fn a_vf_has_no_extended_capability() {
     }
 }
 
-/// G34: a VF interrupts by MSI-X, and has no capability that is its PF's to have.
+/// G34: a VF interrupts by MSI-X, and lacks capabilities that only its PF may have.
 #[test]
 fn a_vf_has_pci_express_msi_x_and_vendor_capabilities_only() {
     let ids: Vec<_> = capabilities(&space(Role::Vf)).into_iter().map(|(id, _)| id).collect();
@@ -314,7 +314,7 @@ fn refused(change: fn(&mut ConfigShape), role: Role) -> ShapeError {
     ConfigSpace::new(shape).unwrap_err()
 }
 
-/// B20, B21: what cannot be is an error when it is configured.
+/// B20, B21: impossible shapes are an error when configured.
 #[test]
 fn shapes_that_no_function_has_are_refused() {
     assert_eq!(
@@ -331,7 +331,7 @@ fn shapes_that_no_function_has_are_refused() {
     assert!(matches!(refused(|shape| shape.bars.push((bar(3), pair()[0].1)), Role::Plain), ShapeError::Bar(_)));
 }
 
-/// G31: a VF has no BARs of its own, whatever it is made with: those are its PF's, and say where its MSI-X lies.
+/// G31: a VF never has BARs of its own: those in its shape are its PF's, and place its MSI-X.
 #[test]
 fn the_vf_bars_place_a_vfs_msi_x_and_stay_out_of_its_header() {
     let mut vf = space(Role::Vf);

@@ -1,6 +1,6 @@
 //! The two ways to reach configuration space: ECAM (`PCIe 6.2 §7.2.2`) and ports CF8h and CFCh (`PCI 3.0 §3.2.2.3.2`).
 //!
-//! If you can, offer a directly booted guest only ECAM: Linux would use the ports for every register below 256, at two
+//! If possible, give a directly booted guest only ECAM: Linux would use the ports for every register below 256, at two
 //! exits per access.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::spec::ALL_ONES;
 use crate::{Access, Dword, DwordWrite, Rid, Topology};
 
-/// A device in a topology as accesses reach it, behind the lock of its owner's choice.
+/// A device of a topology, as a target of accesses, behind a lock of its owner's choice.
 pub trait ConfigTarget {
     /// See [`Device::config_read`](crate::Device::config_read).
     fn config_read(&self, rid: Rid, reg: Dword) -> u32;
@@ -53,12 +53,12 @@ fn write<D: ConfigTarget>(topology: &Topology<D>, request: Option<(Rid, Access)>
     }
 }
 
-/// Reads `data.len()` bytes at byte `offset` of the ECAM. Without a function that answers, they read all-ones.
+/// Reads `data.len()` bytes at byte `offset` of the ECAM. Without a function at the address, they read all-ones.
 pub fn ecam_read<D: ConfigTarget>(topology: &Topology<D>, offset: u64, data: &mut [u8]) {
     read(topology, decode(offset, data.len()), data);
 }
 
-/// Writes `data` at byte `offset` of the ECAM. Without a function that takes it, it is dropped.
+/// Writes `data` at byte `offset` of the ECAM. Without a function at the address, the write is dropped.
 pub fn ecam_write<D: ConfigTarget>(topology: &Topology<D>, offset: u64, data: &[u8]) {
     write(topology, decode(offset, data.len()), data);
 }
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// Remembers what is written where.
+    /// Stores each written value.
     #[derive(Default)]
     struct Memory(RefCell<BTreeMap<(Rid, Dword), u32>>);
 
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_functions_and_odd_accesses_read_all_ones_and_drop_writes() {
+    fn absent_functions_and_odd_accesses_read_ones_and_drop_writes() {
         let (topology, memory) = topology();
         let absent = [ecam("00:03.1", 0), ecam("00:02.0", 0), ecam("7f:00.0", 0), 1 << 28, u64::MAX - 3];
         let odd = [ecam("00:03.0", 1), ecam("00:03.0", 2)];

@@ -11,7 +11,7 @@ pub enum ResetKind {
     Flr,
 }
 
-/// VFs that came or went with one write.
+/// VFs that appeared or disappeared with one write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VfChange {
     /// VF Enable was set: VFs 0 to `num_vfs` - 1 exist, in their reset state.
@@ -21,7 +21,7 @@ pub enum VfChange {
     },
     /// VF Enable was cleared: no VF exists.
     Disabled {
-        /// Number of VFs that existed until now.
+        /// Number of VFs that existed before.
         num_vfs: u16,
     },
 }
@@ -29,8 +29,8 @@ pub enum VfChange {
 /// Effects of a write beyond the register itself.
 ///
 /// Each level of the device consumes its own part and passes on the rest. The caller at the top drops the device's
-/// lock, asks the device what it wants now, and makes the world match. An effect is thus a hint where to look, never a
-/// change to apply; reporting one too many is harmless.
+/// lock, queries what the device needs now, and updates its surroundings. An effect is thus a hint, never a change to
+/// apply; reporting one too many is harmless.
 ///
 /// Further effects may be added. Other crates build a value from the constants:
 ///
@@ -44,22 +44,22 @@ pub enum VfChange {
 #[non_exhaustive]
 #[must_use]
 pub struct Effects {
-    /// [`Device::windows`] may answer differently.
+    /// True if the result of [`Device::windows`] may have changed.
     pub windows: bool,
-    /// A message's address, data or mask may have changed, or whether messages can be sent at all.
+    /// True if a message's address, data or mask may have changed, or the ability to send messages.
     pub messages: bool,
-    /// True if the state of a function's queues or the place of their doorbells may have changed.
+    /// True if the state of a function's queues or the location of their doorbells may have changed.
     pub queues: bool,
     /// VF Enable changed.
     pub vfs: Option<VfChange>,
-    /// The function was reset by its own registers. These are reset already; the state behind them is not.
+    /// Set if the function was reset by its own registers. These are reset already; the state behind them is not.
     pub reset: Option<ResetKind>,
-    /// A register refused the write, or a part of it. Nothing has to be done about it; see [`Self::is_none`].
+    /// Set if a register refused all or part of the write. Needs no action; see [`Self::is_none`].
     pub refused: Option<Refused>,
 }
 
 impl Effects {
-    /// Nothing but the register changed.
+    /// Only the register changed.
     pub const NONE: Self =
         Self { windows: false, messages: false, queues: false, vfs: None, reset: None, refused: None };
     /// Memory windows may have changed.
@@ -69,12 +69,12 @@ impl Effects {
     /// Queues or their doorbells may have changed.
     pub const QUEUES: Self = Self { queues: true, ..Self::NONE };
 
-    /// Nothing happened, because a register refused the write.
+    /// No effect, because a register refused the write.
     pub const fn refused(refused: Refused) -> Self {
         Self { refused: Some(refused), ..Self::NONE }
     }
 
-    /// Both effects. Of two VF changes, resets or refused writes the later one, `other`'s, counts.
+    /// Both effects. If both have a VF change, a reset or a refused write, the later one, `other`'s, counts.
     pub const fn and(self, other: Self) -> Self {
         Self {
             windows: self.windows | other.windows,
@@ -86,7 +86,7 @@ impl Effects {
         }
     }
 
-    /// True if only the register changed, so that there is nothing to do. A refused write alone changes nothing.
+    /// True if only the register changed, so that nothing needs to be done. A refused write alone changes nothing.
     pub fn is_none(self) -> bool {
         Self { refused: None, ..self } == Self::NONE
     }

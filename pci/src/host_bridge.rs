@@ -1,11 +1,11 @@
-//! The host bridge: function 00:00.0. It shows software that there is a root bus, and does nothing.
+//! The host bridge: function 00:00.0. It only shows software that there is a root bus.
 
 use std::marker::PhantomData;
 
 use crate::spec::{self, header};
 use crate::{Device, Dword, DwordWrite, Outcome, ResetKind, Rid, Window, WindowId};
 
-/// A host bridge without writable registers. It never stops anything; `S` is what the other devices of the bus may
+/// A host bridge without writable registers. It never stops anything; `S` is the type that the bus's other devices may
 /// stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostBridge<S> {

@@ -77,14 +77,14 @@ impl Rid {
         self.devfn() & 7
     }
 
-    /// The routing ID `offset` further on, modulo 2^16, as VF routing IDs are computed (`PCIe 6.2 §9.3.3.9`,
+    /// The routing ID at the distance `offset`, modulo 2^16, as VF routing IDs are computed (`PCIe 6.2 §9.3.3.9`,
     /// `§9.3.3.10`).
     #[must_use]
     pub const fn wrapping_add(self, offset: u16) -> Self {
         Self(self.0.wrapping_add(offset))
     }
 
-    /// The routing ID `offset` further on, or `None` past `FF:1f.7`.
+    /// The routing ID at the distance `offset`, or `None` past `FF:1f.7`.
     pub const fn checked_add(self, offset: u16) -> Option<Self> {
         match self.0.checked_add(offset) {
             Some(bits) => Some(Self(bits)),
@@ -136,7 +136,7 @@ impl FromStr for Bdf {
 
 /// The number of a VF of one PF, counted from 0.
 ///
-/// The standard counts VFs from 1; everything that users and Linux see (`virtfn0`, `sriov_numvfs`) counts from 0.
+/// The standard counts VFs from 1; users and Linux (`virtfn0`, `sriov_numvfs`) count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VfIndex(pub u16);
 

@@ -49,7 +49,7 @@ impl fmt::Display for MsixStructure {
 /// Reason why MSI-X is impossible in a function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MsixError {
-    /// There is no vector, or there are more than 2048.
+    /// The number of vectors is 0, or above 2048.
     #[error("{0} MSI-X vectors; there must be 1 to 2048")]
     Vectors(u16),
     /// A structure is in a BAR that does not exist.
@@ -57,7 +57,7 @@ pub enum MsixError {
     NoBar {
         /// The structure.
         structure: MsixStructure,
-        /// The BAR that it names.
+        /// The BAR of the structure.
         bar: BarIndex,
     },
     /// The offset of a structure is not a multiple of 8.
@@ -91,7 +91,7 @@ pub enum MsixError {
 }
 
 impl MsixShape {
-    /// Checks that a function with these BARs, or a VF with these VF BARs, can have it.
+    /// Checks that it fits a function with these BARs, or a VF with these VF BARs.
     pub(crate) fn check(&self, bars: &BarSet) -> Result<(), MsixError> {
         if self.vectors == 0 || self.vectors > msix::MAX_VECTORS {
             return Err(MsixError::Vectors(self.vectors));
@@ -128,13 +128,13 @@ type Entry = [u32; 4];
 
 const ENTRY_RESET: Entry = [0, 0, 0, msix::VECTOR_MASK];
 
-/// The bits of each dword of an entry that hold a value: the address is dword aligned, of Vector Control only the mask
-/// exists.
+/// The implemented bits of each dword of an entry: the address is dword aligned, and Vector Control has only the mask
+/// bit.
 const ENTRY_WRITABLE: Entry = [!0b11, u32::MAX, u32::MAX, msix::VECTOR_MASK];
 
 /// The registers of the capability, and its table.
 ///
-/// Pending bits are not state of this crate. The device knows which masked vectors it wanted to signal, and passes that
+/// Pending bits are not state of this crate. The device tracks which masked vectors it tried to signal, and passes that
 /// to [`Self::pba_read`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Msix {
@@ -144,11 +144,12 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// MSI-X disabled, all vectors masked, in a function with these BARs. For a VF they are the VF BARs of its PF.
+    /// Creates MSI-X disabled, with all vectors masked, in a function with these BARs. For a VF, these are the VF BARs
+    /// of its PF.
     ///
     /// # Errors
     ///
-    /// Fails if the number of vectors, or the place of a structure, is impossible.
+    /// Fails if the number of vectors, or the location of a structure, is invalid.
     pub fn new(shape: MsixShape, bars: &BarSet) -> Result<Self, MsixError> {
         shape.check(bars)?;
         Ok(Self { shape, control: 0, table: vec![ENTRY_RESET; usize::from(shape.vectors)].into() })
@@ -216,13 +217,13 @@ impl Msix {
         entry.zip(dword).and_then(|(entry, dword)| entry.get(dword)).copied().unwrap_or(0)
     }
 
-    /// Reads `data.len()` bytes of the table at `offset`; what is beyond it reads 0.
+    /// Reads `data.len()` bytes of the table at `offset`; bytes beyond it read 0.
     pub fn table_read(&self, offset: u64, data: &mut [u8]) {
         read_dwords(offset, data, |offset| self.table_dword(offset));
     }
 
-    /// Writes `data` to the table at `offset`. Software must write aligned dwords or qwords (`§7.7.2`). As hardware
-    /// does, this takes a qword as two dwords, at any multiple of 4; other widths and offsets are refused.
+    /// Writes `data` to the table at `offset`. Software must write aligned dwords or qwords (`§7.7.2`). As in hardware,
+    /// a qword is two dwords, at any multiple of 4; other widths and offsets are refused.
     pub fn table_write(&mut self, offset: u64, data: &[u8]) -> Effects {
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
             return Effects::refused(Refused::MsixTable { offset, len: data.len() });
@@ -240,11 +241,11 @@ impl Msix {
                 *slot = new;
             }
         }
-        // Linux fills the table while the function is masked; nobody needs to look at it before it is done.
+        // Linux fills the table while the function is masked; until it is done, no change needs to be reported.
         Effects { messages: changed && self.may_send(), ..Effects::NONE }
     }
 
-    /// Reads `data.len()` bytes of the pending bits at `offset`; `pending` answers for each vector.
+    /// Reads `data.len()` bytes of the pending bits at `offset`; `pending` returns each vector's bit.
     pub fn pba_read(&self, offset: u64, data: &mut [u8], pending: impl Fn(u16) -> bool) {
         read_dwords(offset, data, |offset| {
             (0..32).fold(0, |dword, bit| {
@@ -255,7 +256,7 @@ impl Msix {
         });
     }
 
-    /// Returns to the state of power-on.
+    /// Returns to the power-on state.
     pub fn reset(&mut self) {
         let Self { shape: _, control, table } = self;
         *control = 0;
@@ -300,14 +301,14 @@ mod tests {
         Msix::new(shape, &bars()).unwrap_err().to_string()
     }
 
-    /// B20: what cannot be is an error when it is configured.
+    /// B20: impossible numbers of vectors are an error when configured.
     #[test]
     fn numbers_of_vectors_that_msi_x_cannot_have_are_refused() {
         assert_eq!(refused(MsixShape { vectors: 0, ..SHAPE }), "0 MSI-X vectors; there must be 1 to 2048");
         assert_eq!(refused(MsixShape { vectors: 2049, ..SHAPE }), "2049 MSI-X vectors; there must be 1 to 2048");
     }
 
-    /// G35, B20: table and pending bits lie within the BARs that there are.
+    /// G35, B20: table and pending bits lie within existing BARs.
     #[test]
     fn structures_outside_of_the_bars_are_refused() {
         // The upper half of BAR 4 is no BAR.
@@ -384,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_structures_take_16_bytes_a_vector_and_8_for_64_pending_bits() {
+    fn msix_tables_take_16_bytes_a_vector_and_pbas_8_per_64_vectors() {
         let bar = BarIndex::ALL[4];
         let lens = |vectors| {
             let shape = MsixShape { vectors, table: (bar, 0), pba: (bar, 0x8000) };

@@ -1,18 +1,18 @@
-//! Result of an access, beyond the registers it wrote.
+//! Result of an access, besides the registers that it wrote.
 
 use crate::{Effects, Rid};
 
-/// The functions of a device that an access reached: their registers, doorbells or messages may have changed.
+/// The functions of a device that an access affected: their registers, doorbells or messages may have changed.
 ///
-/// Memory windows belong to the device, not to a function. Whoever finds that they changed looks at all functions.
+/// Memory windows belong to the device, not to a function. After a change of windows, the caller checks all functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Reach {
     /// No function.
     #[default]
     Nothing,
-    /// This function and no other. The same functions exist as before.
+    /// Only this function. The same functions exist as before.
     Function(Rid),
-    /// Every function, or which functions exist.
+    /// Every function, or the set of existing functions.
     Device,
 }
 
@@ -28,10 +28,10 @@ impl Reach {
     }
 }
 
-/// Result of an access: what to reconcile, for which functions, and what is ending because of it.
+/// Result of an access: what to reconcile, for which functions, and the work that is stopping because of it.
 ///
-/// The caller drops the device's lock, waits for everything in `stopping`, and makes the world match what the device
-/// wants now. Only then does the guest's access complete.
+/// The caller drops the device's lock, waits for everything in `stopping`, and applies what the device needs now. Only
+/// then does the guest's access complete.
 #[derive(Debug)]
 #[must_use]
 pub struct Outcome<S> {
@@ -39,17 +39,17 @@ pub struct Outcome<S> {
     pub effects: Effects,
     /// Functions whose state may have changed.
     pub reach: Reach,
-    /// Work that was asked to stop and may still be running, such as the threads of a function that was reset.
+    /// Stopping work that may still be running, such as the threads of a function that was reset.
     pub stopping: Vec<S>,
 }
 
 impl<S> Outcome<S> {
-    /// Nothing changed, nowhere.
+    /// No change.
     pub const fn none() -> Self {
         Self { effects: Effects::NONE, reach: Reach::Nothing, stopping: Vec::new() }
     }
 
-    /// The same outcome, which is known to have reached no more than `reach`.
+    /// Limits the outcome to `reach`.
     pub fn within(self, reach: Reach) -> Self {
         Self { reach, ..self }
     }
@@ -66,7 +66,7 @@ impl<S> Outcome<S> {
     }
 }
 
-/// Effects that may concern the whole device, until someone who knows says less ([`Outcome::within`]).
+/// Effects on the whole device, unless limited by [`Outcome::within`].
 impl<S> From<Effects> for Outcome<S> {
     fn from(effects: Effects) -> Self {
         Self { effects, reach: Reach::Device, stopping: Vec::new() }

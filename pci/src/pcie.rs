@@ -17,8 +17,8 @@ pub struct Pcie {
 }
 
 impl Pcie {
-    /// The capability of a function of this type. A VF's control registers hold nothing; of Device Control only
-    /// Initiate FLR acts (`§9.3.5`).
+    /// Creates the capability of a function of this type. A VF's control registers store nothing; in Device Control
+    /// only Initiate FLR has an effect (`§9.3.5`).
     pub fn new(port: &PortType, is_vf: bool) -> Self {
         let link = port.endpoint().map(|endpoint| endpoint.link);
         let mut this = Self { is_vf, link, device_control: 0, device_control_2: 0, link_control: 0, link_control_2: 0 };
@@ -41,7 +41,7 @@ impl Pcie {
             (pcie::DEVICE_CAPABILITIES, _) => pcie::ROLE_BASED_ERROR_REPORTING | pcie::FLR_CAPABLE,
             (pcie::DEVICE_CONTROL, _) => self.device_control,
             (pcie::LINK_CAPABILITIES, Some(link)) => link.bits() | pcie::ASPM_OPTIONALITY_COMPLIANCE,
-            // A VF's link is its PF's, and is controlled and shown there.
+            // A VF shares its PF's link, which the PF controls and reports.
             (pcie::LINK_CONTROL, Some(link)) if !self.is_vf => self.link_control | link.bits() << 16,
             (pcie::DEVICE_CAPABILITIES_2, Some(_)) => pcie::COMPLETION_TIMEOUT_DISABLE,
             (pcie::DEVICE_CONTROL_2, _) => self.device_control_2,
@@ -52,7 +52,7 @@ impl Pcie {
         }
     }
 
-    /// Writes the dword at `reg`, and returns whether that initiates a function level reset.
+    /// Writes the dword at `reg`; returns true if that initiates a function level reset.
     #[must_use]
     pub fn write(&mut self, reg: Dword, write: DwordWrite) -> bool {
         let (register, writable) = match (reg.offset(), self.link) {
@@ -68,7 +68,7 @@ impl Pcie {
         reg.offset() == pcie::DEVICE_CONTROL && write.value() & pcie::INITIATE_FLR != 0
     }
 
-    /// Returns to the state of power-on. A function level reset leaves the link's registers alone: the link stays up
+    /// Returns to the power-on state. A function level reset leaves the link's registers unchanged: the link stays up
     /// (`§6.6.2`).
     pub fn reset(&mut self, kind: ResetKind) {
         let Self { is_vf, link, device_control, device_control_2, link_control, link_control_2 } = self;
@@ -100,7 +100,7 @@ mod tests {
         (0..pcie::LEN).step_by(4).map(|offset| pcie.read(Dword::containing(offset))).collect()
     }
 
-    /// Writes all ones everywhere but Initiate FLR.
+    /// Writes ones to all bits except Initiate FLR.
     fn fill(pcie: &mut Pcie) {
         for offset in (0..pcie::LEN).step_by(4) {
             let value = if offset == pcie::DEVICE_CONTROL { !pcie::INITIATE_FLR } else { u32::MAX };
@@ -171,7 +171,7 @@ mod tests {
 
     /// G33: the link of a VF is its PF's.
     #[test]
-    fn a_vf_has_the_link_capabilities_of_its_pf_and_no_control_of_it() {
+    fn a_vf_shows_its_pfs_link_capabilities_and_cannot_control_it() {
         let port = endpoint(LinkSpeed::Gt5_0, LinkWidth::X2);
         let (pf, mut vf) = (Pcie::new(&port, false), Pcie::new(&port, true));
         for offset in [0x00, 0x04, 0x0c, 0x24, 0x2c] {

@@ -1,16 +1,16 @@
 //! A PF and its VFs as one device (`PCIe 6.2 §9`).
 //!
-//! All VFs are built at the start; VF Enable decides whether they can be seen. Which VFs exist follows from the PF's
-//! registers at each access and is stored nowhere else. A VF that cannot be seen is in its reset state.
+//! All VFs are built at the start; VF Enable makes them visible. The PF's registers determine at each access which VFs
+//! exist; nothing else is stored. A VF that is not visible is in its reset state.
 //!
-//! - A routing ID belongs to the PF, to a VF that exists, or to nothing, which reads as all-ones and ignores writes
+//! - A routing ID belongs to the PF, to an existing VF, or to no function, which reads as all-ones and ignores writes
 //!   (`§9.2.1.2`).
-//! - A window of a VF BAR has a slice for each VF that exists, and is decoded while VF Enable and VF MSE are set and
-//!   the PF is in D0 (`§9.3.3.3`).
+//! - A window of a VF BAR has a slice for each existing VF, and is decoded while VF Enable and VF MSE are set and the
+//!   PF is in D0 (`§9.3.3.3`).
 //! - A VF is reset when VF Enable is cleared, by a write or by a reset of the PF (`§9.2.2`, `§9.3.3.3.1`). Setting VF
 //!   Enable resets nothing.
-//! - A VF follows its PF into D3hot and back, with its registers as they were (`§9.6`). It has a Bus Master Enable of
-//!   its own, and the PF's does not concern it (`§9.3.4.1.3`).
+//! - A VF follows its PF into D3hot and back, keeping its registers (`§9.6`). It has its own Bus Master Enable,
+//!   independent of the PF's (`§9.3.4.1.3`).
 
 use crate::spec::{ALL_ONES, header};
 use crate::{
@@ -18,21 +18,21 @@ use crate::{
     Rid, Sriov, SriovError, SriovShape, VfChange, VfIndex, VfPlacement, Window, WindowId,
 };
 
-/// Reason why functions cannot be a PF and its VFs.
+/// Reason why functions cannot form a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PfError {
-    /// The function that should be the PF has no SR-IOV capability.
+    /// The intended PF has no SR-IOV capability.
     #[error("the PF has no SR-IOV capability")]
     NotPf,
-    /// There are more or fewer VFs than TotalVFs.
+    /// The number of VFs is not TotalVFs.
     #[error("{vfs} VFs, and an SR-IOV capability with TotalVFs {total_vfs}")]
     Count {
-        /// Number of VFs that were given.
+        /// Number of VFs passed.
         vfs: usize,
         /// TotalVFs.
         total_vfs: u16,
     },
-    /// A VF was not made as one ([`Role::Vf`](crate::Role::Vf)).
+    /// A VF was not built as one ([`Role::Vf`](crate::Role::Vf)).
     #[error("VF {0} has the configuration space of a different kind of function")]
     NotVf(VfIndex),
     /// A VF has another class than its PF (`PCIe 6.2 §9.3.4.1.6`).
@@ -52,7 +52,7 @@ pub enum PfError {
         /// Fault of the VFs' MSI-X.
         error: MsixError,
     },
-    /// VFs have no routing IDs, or unreachable ones, with the PF where it is.
+    /// VFs have no routing IDs, or unreachable ones, at this address of the PF.
     #[error("PF at {rid}: {error}")]
     RoutingIds {
         /// The PF's routing ID.
@@ -88,7 +88,7 @@ pub struct PfWithVfs<F> {
 fn check_vf(pf: &ConfigSpace, sriov: &Sriov, index: VfIndex, vf: &ConfigSpace) -> Result<(), PfError> {
     let class = |space: &ConfigSpace| space.read(Dword::containing(header::CLASS_REVISION)) >> 8;
     let subsystem_vendor = |space: &ConfigSpace| space.read(Dword::containing(header::SUBSYSTEM)) & 0xffff;
-    // Where VFs are with ARI is the PF's alone to say, and ACS is each function's own.
+    // The PF alone defines the VFs' routing IDs with ARI, and each function has its own ACS.
     let port = |space: &ConfigSpace| space.port().endpoint().map(|endpoint| (endpoint.link, endpoint.ari.is_some()));
     if !vf.is_vf() {
         return Err(PfError::NotVf(index));
@@ -106,18 +106,18 @@ fn check_vf(pf: &ConfigSpace, sriov: &Sriov, index: VfIndex, vf: &ConfigSpace) -
     msix.map_err(|error| PfError::Msix { index, error })
 }
 
-/// A function that exists.
+/// An existing function.
 enum Target {
     Pf,
     Vf(VfIndex),
 }
 
 impl<F: Function> PfWithVfs<F> {
-    /// The PF at `rid` and its VFs, in order, all in their state of power-on.
+    /// Combines the PF at `rid` and its VFs, in order, all in their power-on state.
     ///
     /// # Errors
     ///
-    /// Fails if these functions cannot be a PF and its VFs.
+    /// Fails if these functions cannot form a PF and its VFs.
     pub fn new(rid: Rid, pf: F, vfs: Vec<F>) -> Result<Self, PfError> {
         let sriov = pf.config().sriov().ok_or(PfError::NotPf)?;
         let total_vfs = sriov.total_vfs();
@@ -137,10 +137,10 @@ impl<F: Function> PfWithVfs<F> {
     }
 
     /// Moves the PF, and with it its VFs, to another bus: an Endpoint takes its bus number from the last configuration
-    /// write that reached it (`§2.2.6.2`). Every function has another routing ID then.
+    /// write to it (`§2.2.6.2`). Every function then has another routing ID.
     ///
-    /// Software may choose a bus from which routing IDs of VFs wrap past `FF:1f.7`. No two functions then have the same
-    /// one, and no port passes on requests to those that wrapped.
+    /// Software may choose a bus from which routing IDs of VFs wrap past `FF:1f.7`. They are still unique then, and no
+    /// port forwards requests to those that wrapped.
     pub fn set_bus(&mut self, bus: u8) -> Outcome<F::Stopping> {
         let rid = Rid::from_bus_devfn(bus, self.rid.devfn());
         if rid == self.rid {
@@ -156,12 +156,12 @@ impl<F: Function> PfWithVfs<F> {
         &self.pf
     }
 
-    /// The PF, for changes that are the host's to make. It must not be replaced, nor its registers written.
+    /// The PF, for changes by the host. The caller must not replace it or write its registers.
     pub fn pf_mut(&mut self) -> &mut F {
         &mut self.pf
     }
 
-    /// The VF `index`, whether it exists now or not; `None` from TotalVFs on.
+    /// The VF `index`, existing or not; `None` from TotalVFs on.
     pub fn vf(&self, index: VfIndex) -> Option<&F> {
         self.vfs.get(usize::from(index.0))
     }
@@ -171,7 +171,7 @@ impl<F: Function> PfWithVfs<F> {
         self.vfs.get_mut(usize::from(index.0))
     }
 
-    /// All VFs, whether they exist now or not, in order.
+    /// All VFs, existing or not, in order.
     pub fn vfs(&self) -> &[F] {
         &self.vfs
     }
@@ -181,7 +181,7 @@ impl<F: Function> PfWithVfs<F> {
         (0..self.num_visible()).map(VfIndex).zip(&self.vfs)
     }
 
-    /// The PF and all VFs, whether they exist now or not.
+    /// The PF and all VFs, existing or not.
     pub fn functions(&self) -> impl Iterator<Item = &F> {
         std::iter::once(&self.pf).chain(&self.vfs)
     }
@@ -191,7 +191,7 @@ impl<F: Function> PfWithVfs<F> {
         std::iter::once(&mut self.pf).chain(&mut self.vfs)
     }
 
-    /// The SR-IOV capability: always there.
+    /// The SR-IOV capability, which is always present.
     pub fn sriov(&self) -> Option<&Sriov> {
         self.pf.config().sriov()
     }
@@ -213,7 +213,7 @@ impl<F: Function> PfWithVfs<F> {
         enabled && index.0 < self.num_visible() && self.is_powered()
     }
 
-    /// The offset of the slice of VF `index` in the window of VF BAR `bar`, with the System Page Size of now.
+    /// The offset of the slice of VF `index` in the window of VF BAR `bar`, with the present System Page Size.
     pub fn slice(&self, bar: BarIndex, index: VfIndex) -> u64 {
         self.sriov().map_or(0, |sriov| sriov.aperture(bar)).saturating_mul(index.0.into())
     }
@@ -248,14 +248,14 @@ impl<F: Function> PfWithVfs<F> {
         sriov.locate(bar, offset)
     }
 
-    /// Makes a change of the PF, and lets its VFs follow.
+    /// Makes a change of the PF, and updates its VFs accordingly.
     fn change_pf(&mut self, change: impl FnOnce(&mut F) -> Outcome<F::Stopping>) -> Outcome<F::Stopping> {
         let was_powered = self.is_powered();
         let mut outcome = change(&mut self.pf);
         let powered = self.is_powered();
         let concerns_vfs = outcome.effects.vfs.is_some() || powered != was_powered;
         let reach = if concerns_vfs { Reach::Device } else { Reach::Function(self.rid) };
-        // What changed for the VFs is in the PF's effects: they are gone, or they all woke or fell asleep.
+        // The PF's effects contain the changes for the VFs: they were disabled, or all entered or left D3hot.
         if let Some(VfChange::Disabled { num_vfs }) = outcome.effects.vfs {
             let gone = self.vfs.iter_mut().take(usize::from(num_vfs));
             outcome.stopping.extend(gone.flat_map(|vf| vf.reset(ResetKind::Conventional, powered).stopping));
@@ -269,7 +269,7 @@ impl<F: Function> PfWithVfs<F> {
         outcome.within(reach)
     }
 
-    /// Makes a change of a VF. It concerns no other function.
+    /// Makes a change of a VF. It affects no other function.
     fn change_vf(
         &mut self,
         index: VfIndex,

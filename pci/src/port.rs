@@ -2,7 +2,7 @@
 
 use crate::{Rid, VfIndex};
 
-/// The Device/Port Type of a function (`PCIe 6.2 §7.5.3.2`), with the registers that only this type has.
+/// The Device/Port Type of a function (`PCIe 6.2 §7.5.3.2`), with the registers specific to this type.
 ///
 /// VFs have the type of their PF; give them the same value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,8 +31,8 @@ pub struct EndpointShape {
     pub link: Link,
     /// The ARI extended capability. A PF and its VFs must have it (`§9.3.7`).
     pub ari: Option<Ari>,
-    /// True if there is an ACS extended capability. All bits of it are 0: no function sends requests to another one
-    /// without leaving the device, so there is nothing to redirect (`§6.12.1.2`, `§7.7.11`).
+    /// True if there is an ACS extended capability. All its bits are 0: no function sends requests to another one
+    /// inside the device, so there is nothing to redirect (`§6.12.1.2`, `§7.7.11`).
     pub acs: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct Link {
     pub width: LinkWidth,
 }
 
-/// A link speed. Higher speeds need extended capabilities that this crate does not have (`§7.7.3`, Secondary PCI
+/// A link speed. Higher speeds need extended capabilities that this crate does not implement (`§7.7.3`, Secondary PCI
 /// Express).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkSpeed {
@@ -71,7 +71,7 @@ pub enum LinkWidth {
 }
 
 impl Link {
-    /// Speed in bits 3:0 and width in bits 9:4, as Link Capabilities and Link Status hold them.
+    /// Speed in bits 3:0 and width in bits 9:4, as in Link Capabilities and Link Status.
     pub(crate) const fn bits(self) -> u32 {
         let speed = match self.speed {
             LinkSpeed::Gt2_5 => 1,
@@ -94,8 +94,8 @@ impl Link {
 /// PF. This crate does not make multi-function devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ari {
-    /// Routing IDs of a PF's VFs while ARI Capable Hierarchy is set (`§9.3.3.3.5`); `None` if they are the same as
-    /// while it is clear. Other functions ignore it.
+    /// Routing IDs of a PF's VFs while ARI Capable Hierarchy is set (`§9.3.3.3.5`); `None` if they do not depend on it.
+    /// Other functions ignore it.
     pub vfs: Option<VfRouting>,
 }
 
@@ -109,7 +109,7 @@ pub struct VfRouting {
 }
 
 impl VfRouting {
-    /// The distance from the PF's routing ID to that of the last of `total_vfs` VFs, before it is cut to 16 bits.
+    /// The distance from the PF's routing ID to that of the last of `total_vfs` VFs, before truncation to 16 bits.
     pub(crate) fn last(self, total_vfs: u16) -> u32 {
         u32::from(self.first_vf_offset) + u32::from(self.vf_stride) * u32::from(total_vfs.saturating_sub(1))
     }

@@ -5,7 +5,7 @@ use crate::{Dword, DwordWrite, Effects, Refused};
 
 /// The registers of the capability.
 ///
-/// No_Soft_Reset is set: a function returns from D3hot as it was (`§5.3.1.4`), with its VFs.
+/// No_Soft_Reset is set: a function keeps its state in D3hot (`§5.3.1.4`), and so do its VFs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Power {
     state: u32,
@@ -26,7 +26,7 @@ impl Power {
         }
     }
 
-    /// Writes the dword at `reg`. A state that is not supported is refused (`§7.5.2.2`).
+    /// Writes the dword at `reg`. Refuses unsupported states (`§7.5.2.2`).
     pub fn write(&mut self, reg: Dword, write: DwordWrite) -> Effects {
         if reg.offset() != power::CONTROL_STATUS {
             return Effects::NONE;
@@ -41,7 +41,7 @@ impl Power {
         Effects { windows: changed, messages: changed, queues: changed, ..Effects::NONE }
     }
 
-    /// Returns to the state of power-on.
+    /// Returns to the power-on state.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

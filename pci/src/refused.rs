@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// A write, or a part of one, that a register did not take, and why. Nothing else follows from it: it is there to be
-/// logged, and to find a driver's mistake.
+/// The reason why a register refused a write, or a part of one. It has no other effect: it serves for logging, and for
+/// finding a driver's mistake.
 ///
-/// Read-only and reserved bits are not reported: software writes them all the time.
+/// Writes to read-only and reserved bits are not reported: software makes them all the time.
 ///
 /// ```
 /// let refused = pci_sriov::Refused::VfEnable { num_vfs: 9, total_vfs: 8 };
@@ -14,36 +14,36 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused {
-    /// VF Enable was to be set while NumVFs exceeds TotalVFs.
+    /// VF Enable was written 1 while NumVFs exceeds TotalVFs.
     VfEnable {
         /// NumVFs.
         num_vfs: u16,
         /// TotalVFs.
         total_vfs: u16,
     },
-    /// NumVFs was to be changed while VF Enable is set (`PCIe 6.2 §9.3.3.7`).
+    /// NumVFs was written while VF Enable is set (`PCIe 6.2 §9.3.3.7`).
     NumVfs {
-        /// The number of VFs that was written.
+        /// The written number of VFs.
         written: u16,
     },
-    /// System Page Size was to be changed while VF Enable is set (`§9.3.3.13`).
+    /// System Page Size was written while VF Enable is set (`§9.3.3.13`).
     SystemPageSizeLocked {
-        /// Value that was written.
+        /// The written value.
         written: u32,
     },
-    /// System Page Size was to be something else than one supported size.
+    /// The written System Page Size is not exactly one supported size.
     SystemPageSize {
-        /// Value that was written.
+        /// The written value.
         written: u32,
     },
-    /// ARI Capable Hierarchy was to be changed while VF Enable is set (`§9.3.3.3.5`).
+    /// ARI Capable Hierarchy was written while VF Enable is set (`§9.3.3.3.5`).
     AriCapableHierarchy,
-    /// PowerState was to be something else than D0 or D3hot (`§7.5.2.2`).
+    /// The written PowerState is neither D0 nor D3hot (`§7.5.2.2`).
     PowerState {
-        /// Value that was written, 1 or 2.
+        /// The written value, 1 or 2.
         written: u8,
     },
-    /// The MSI-X table was written in other pieces than 4 or 8 bytes at a multiple of 4 (`§7.7.2`).
+    /// The MSI-X table was written in units other than 4 or 8 bytes at a multiple of 4 (`§7.7.2`).
     MsixTable {
         /// The offset in the table.
         offset: u64,
@@ -53,7 +53,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// The register, as the standard names it.
+    /// The register's name in the standard.
     pub const fn register(self) -> &'static str {
         match self {
             Self::VfEnable { .. } => "VF Enable",

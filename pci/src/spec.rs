@@ -2,7 +2,7 @@
 //!
 //! Section numbers are those of the PCI Express Base Specification 6.2.
 
-/// Value that a read of a function that does not exist returns (`§2.3.2`, unsupported request).
+/// Value of a read from a function that does not exist (`§2.3.2`, unsupported request).
 pub const ALL_ONES: u32 = 0xffff_ffff;
 
 /// Base class and sub-class of a host bridge.
@@ -50,7 +50,7 @@ pub mod command {
 
 /// The Status register (`§7.5.1.1.4`).
 pub mod status {
-    /// Interrupt Status: the function asserts its pin, or would if it might.
+    /// Interrupt Status: the function asserts its pin, or would if it were not disabled.
     pub const INTERRUPT: u16 = 1 << 3;
     /// Capabilities List.
     pub const CAPABILITIES_LIST: u16 = 1 << 4;

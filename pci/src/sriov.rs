@@ -1,14 +1,14 @@
 //! The SR-IOV extended capability of a PF (`PCIe 6.2 §9.3.3`).
 //!
-//! The registers are the only state. Which VFs exist, and what they decode and where, is computed from the masked
-//! registers whenever it is needed, and never stored.
+//! The registers are the only state. The existing VFs, and the addresses that they decode, are computed from the masked
+//! registers on demand, and never stored.
 //!
 //! Choices of this crate for behaviour that the standard leaves undefined:
 //! - NumVFs is 0 after reset, holds any value, and is read-only while VF Enable is set. So are System Page Size and ARI
 //!   Capable Hierarchy.
-//! - VF Enable cannot be set while NumVFs exceeds TotalVFs. With NumVFs 0 it can, and no VF exists.
-//! - A System Page Size that is not exactly one supported size is refused. A new one keeps the address bits of the VF
-//!   BARs that remain writable: after a reset, Linux restores the BARs before the page size.
+//! - VF Enable cannot be set while NumVFs exceeds TotalVFs. It can be set with NumVFs 0, and then no VF exists.
+//! - A System Page Size that is not exactly one supported size is refused. After a change, the VF BARs keep the address
+//!   bits that remain writable: after a reset, Linux restores the BARs before the page size.
 
 use crate::bar::{BarError, BarSet};
 use crate::port::{Ari, PortType, VfRouting};
@@ -26,7 +26,7 @@ pub struct SriovShape {
     pub first_vf_offset: u16,
     /// VF Stride: the distance between the routing IDs of two VFs, at least 1 with more than one VF.
     pub vf_stride: u16,
-    /// VF Device ID: the Device ID by which software knows the VFs.
+    /// VF Device ID: the Device ID by which software identifies the VFs.
     pub vf_device_id: u16,
     /// The VF BARs, each with the size that one VF decodes.
     pub bars: Vec<(BarIndex, BarKind)>,
@@ -35,13 +35,13 @@ pub struct SriovShape {
     pub function_dependency_link: u8,
 }
 
-/// Reason why an SR-IOV capability is impossible.
+/// Reason why an SR-IOV capability is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SriovError {
     /// TotalVFs is 0.
     #[error("an SR-IOV capability needs at least one VF")]
     NoVfs,
-    /// First VF Offset is 0, or VF Stride is with more than one VF, so that two functions would share a routing ID.
+    /// First VF Offset is 0, or VF Stride is 0 with more than one VF, so that two functions would share a routing ID.
     #[error("First VF Offset {first_vf_offset} and VF Stride {vf_stride} give two functions one routing ID")]
     Overlap {
         /// First VF Offset.
@@ -49,7 +49,7 @@ pub enum SriovError {
         /// VF Stride.
         vf_stride: u16,
     },
-    /// The last VF's routing ID is beyond `FF:1f.7`, wherever the PF is, or from where it is.
+    /// The last VF's routing ID is beyond `FF:1f.7`, for any PF, or for the PF at its address.
     #[error("{total_vfs} VFs do not fit the routing IDs of a segment")]
     RoutingIds {
         /// TotalVFs.
@@ -74,8 +74,8 @@ pub enum SriovError {
     /// Function Dependency Link names a function that cannot exist.
     #[error("Function Dependency Link {0}: without ARI, functions are 0 to 7")]
     FunctionDependencyLink(u8),
-    /// The port above an Endpoint passes on nothing but functions 0 to 7 of the Endpoint's own bus until ARI Forwarding
-    /// is enabled.
+    /// The port above an Endpoint forwards only to functions 0 to 7 of the Endpoint's own bus until ARI Forwarding is
+    /// enabled.
     #[error(
         "First VF Offset {first_vf_offset} and VF Stride {vf_stride} place VFs where a port without ARI Forwarding \
          hides them; \
@@ -103,12 +103,12 @@ pub struct Sriov {
 }
 
 impl Sriov {
-    /// The capability of a PF of this type, without any VF enabled.
+    /// Creates the capability of a PF of this type, without any VF enabled.
     ///
     /// # Errors
     ///
-    /// Fails if VFs cannot be as described, or the PF is an Endpoint without ARI: in a device with SR-IOV, every
-    /// function except a Root Complex Integrated Endpoint has it (`§9.3.7`).
+    /// Fails if the description of the VFs is invalid, or the PF is an Endpoint without ARI: in a device with SR-IOV,
+    /// every function except a Root Complex Integrated Endpoint has it (`§9.3.7`).
     pub fn new(shape: SriovShape, port: &PortType) -> Result<Self, SriovError> {
         let ari = port.endpoint().and_then(|endpoint| endpoint.ari);
         let SriovShape { total_vfs, first_vf_offset, vf_stride, function_dependency_link, .. } = shape;
@@ -151,8 +151,8 @@ impl Sriov {
         &self.bars
     }
 
-    /// Checks that the VFs of a PF at `pf` have routing IDs of its segment, and that the port above an Endpoint passes
-    /// on requests to all of them.
+    /// Checks that the VFs of a PF at `pf` have routing IDs of its segment, and that the port above an Endpoint
+    /// forwards requests to all of them.
     ///
     /// # Errors
     ///
@@ -170,12 +170,12 @@ impl Sriov {
         Ok(())
     }
 
-    /// TotalVFs: how many VFs are reserved.
+    /// TotalVFs: the number of reserved VFs.
     pub fn total_vfs(&self) -> u16 {
         self.shape.total_vfs
     }
 
-    /// NumVFs, as it reads: 0 to 65535.
+    /// The NumVFs register, 0 to 65535.
     pub fn num_vfs(&self) -> u16 {
         self.num_vfs
     }
@@ -196,8 +196,7 @@ impl Sriov {
         self.control & sriov::ARI_CAPABLE_HIERARCHY != 0
     }
 
-    /// First VF Offset and VF Stride, as they read now: of an Endpoint with ARI they may depend on ARI Capable
-    /// Hierarchy.
+    /// The present First VF Offset and VF Stride: for an Endpoint with ARI they may depend on ARI Capable Hierarchy.
     pub fn routing(&self) -> VfRouting {
         let SriovShape { first_vf_offset, vf_stride, .. } = self.shape;
         let with_ari = self.ari.and_then(|ari| ari.vfs).filter(|_| self.ari_capable_hierarchy());
@@ -209,13 +208,12 @@ impl Sriov {
         if self.vf_enable() { self.num_vfs.min(self.shape.total_vfs) } else { 0 }
     }
 
-    /// The routing ID of VF `index` of the PF `pf`, whether it exists now or not; `None` for an index of TotalVFs and
-    /// more.
+    /// The routing ID of VF `index` of the PF `pf`, existing or not; `None` from TotalVFs on.
     pub fn vf_rid(&self, pf: Rid, index: VfIndex) -> Option<Rid> {
         (index.0 < self.shape.total_vfs).then(|| self.routing().vf_rid(pf, index))
     }
 
-    /// The VF of the PF `pf` that has the routing ID `rid` and exists now.
+    /// The existing VF of the PF `pf` with the routing ID `rid`.
     pub fn vf_index(&self, pf: Rid, rid: Rid) -> Option<VfIndex> {
         let VfRouting { first_vf_offset, vf_stride } = self.routing();
         let distance = rid.to_bits().wrapping_sub(pf.to_bits()).checked_sub(first_vf_offset)?;
@@ -224,21 +222,21 @@ impl Sriov {
         (distance == index.wrapping_mul(vf_stride) && index < self.num_visible()).then_some(VfIndex(index))
     }
 
-    /// The bytes of VF BAR `bar` that one VF takes: its size, or the System Page Size where that is larger. 0 if there
-    /// is no such VF BAR.
+    /// The bytes of VF BAR `bar` that one VF takes: the larger of its size and the System Page Size. 0 if there is no
+    /// such VF BAR.
     pub fn aperture(&self, bar: BarIndex) -> u64 {
         self.bars.aperture(bar).unwrap_or(0)
     }
 
-    /// VF whose slice of the window of VF BAR `bar` has the byte `offset`, and the offset in that slice; `None` beyond
-    /// the last VF that exists.
+    /// The VF whose slice of the window of VF BAR `bar` contains the byte `offset`, and the offset in that slice;
+    /// `None` beyond the last existing VF.
     pub fn locate(&self, bar: BarIndex, offset: u64) -> Option<(VfIndex, u64)> {
         let aperture = self.bars.aperture(bar)?;
         let index = u16::try_from(offset.checked_div(aperture)?).ok()?;
         (index < self.num_visible()).then_some((VfIndex(index), offset % aperture))
     }
 
-    /// Appends a window for each VF BAR, with the slices of all VFs that exist, if VF Enable and VF MSE are set. A BAR
+    /// Appends a window for each VF BAR, with the slices of all existing VFs, if VF Enable and VF MSE are set. A BAR
     /// whose slices would pass the end of its address space is not decoded.
     pub fn windows(&self, out: &mut Vec<Window>) {
         if self.vf_mse() {
@@ -263,7 +261,7 @@ impl Sriov {
             sriov::SUPPORTED_PAGE_SIZES => sriov::PAGE_SIZES,
             sriov::SYSTEM_PAGE_SIZE => self.system_page_size,
             offset @ sriov::VF_BAR0..=sriov::VF_BAR5 => self.bars.read((offset - sriov::VF_BAR0) / 4),
-            // There is no VF migration.
+            // VF migration is not supported.
             _ => 0,
         }
     }
@@ -313,7 +311,7 @@ impl Sriov {
         let wanted = low_half(write.apply(before.into(), (sriov::VF_ENABLE | sriov::VF_MSE | ari).into()));
         let mut refused = None;
         self.control = wanted;
-        // The VFs that exist must not change their routing IDs.
+        // Existing VFs must not change their routing IDs.
         if before & sriov::VF_ENABLE != 0 && (before ^ wanted) & ari != 0 {
             self.control ^= ari;
             refused = Some(Refused::AriCapableHierarchy);
@@ -339,8 +337,8 @@ impl Sriov {
         self.bars.set_granule(u64::from(register) << 12);
     }
 
-    /// Returns to the state of power-on. The VFs cease to exist. ARI Capable Hierarchy, a property of the port above,
-    /// outlives a function level reset (`§9.3.3.3.5`).
+    /// Returns to the power-on state. The VFs cease to exist. ARI Capable Hierarchy, a property of the port above,
+    /// survives a function level reset (`§9.3.3.3.5`).
     pub fn reset(&mut self, kind: ResetKind) -> Effects {
         let disabled = self.vf_enable().then(|| VfChange::Disabled { num_vfs: self.num_visible() });
         self.control &= match kind {
@@ -355,7 +353,7 @@ impl Sriov {
     }
 }
 
-/// Checks that the PF and its VFs have routing IDs of their own.
+/// Checks that the PF and its VFs have different routing IDs.
 fn check_routing(total_vfs: u16, routing: VfRouting) -> Result<(), SriovError> {
     let VfRouting { first_vf_offset, vf_stride } = routing;
     if first_vf_offset == 0 || vf_stride == 0 && total_vfs > 1 {

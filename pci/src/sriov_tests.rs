@@ -71,7 +71,7 @@ fn power_on_is_no_vf_and_4_kib_pages() {
     assert_eq!(image, expected);
 }
 
-/// G3: what Control holds; the ARI bit is not for a Root Complex Integrated Endpoint.
+/// G3: the bits of Control; a Root Complex Integrated Endpoint has no ARI bit.
 #[test]
 fn control_holds_vf_enable_and_vf_mse_only() {
     let mut sriov = sriov(8);
@@ -79,7 +79,7 @@ fn control_holds_vf_enable_and_vf_mse_only() {
     assert_eq!(read(&sriov, CONTROL), 0x0009);
 }
 
-/// G4: read-only registers, Status and Function Dependency Link among them.
+/// G4: read-only registers, including Status and Function Dependency Link.
 #[test]
 fn read_only_registers_ignore_every_width() {
     let whole = [0x00, 0x04, 0x0c, 0x14, 0x18, 0x1c, 0x3c].map(|offset| (offset, 0b1111));
@@ -93,7 +93,7 @@ fn read_only_registers_ignore_every_width() {
     }
 }
 
-/// G5, B2: NumVFs while VFs exist and while none do.
+/// G5, B2: NumVFs with and without existing VFs.
 #[test]
 fn num_vfs_is_locked_while_vf_enable_is_set() {
     let mut sriov = sriov(8);
@@ -111,7 +111,7 @@ fn num_vfs_is_locked_while_vf_enable_is_set() {
     assert_eq!((read(&sriov, NUM_VFS), sriov.num_visible()), (3, 0), "what is set is not what is enabled");
 }
 
-/// G6, B1, B3: more VFs than there are; what counts is the register after its mask.
+/// G6, B1, B3: NumVFs above TotalVFs; the register after its mask counts.
 #[test]
 fn vf_enable_is_ignored_while_num_vfs_exceeds_total() {
     for num_vfs in [9, 0x100, 0xffff] {
@@ -187,7 +187,7 @@ fn accesses_to_a_half_leave_the_other_alone() {
     assert_eq!((read(&sriov, CONTROL), byte.vfs), (1, Some(VfChange::Enabled { num_vfs: 4 })));
 }
 
-/// G10: what `lspci -vv` computes from the capability.
+/// G10: the values that `lspci -vv` computes from the capability.
 #[test]
 fn lspci_finds_what_the_shape_says() {
     let sriov = sriov(8);
@@ -214,7 +214,7 @@ fn lspci_finds_what_the_shape_says() {
     assert_eq!(read(&other, NUM_VFS), 0x0005_0000, "a PF that is function 5 says so");
 }
 
-/// G26: writes of the value that VF Enable has.
+/// G26: writes of VF Enable's present value.
 #[test]
 fn writing_the_same_control_again_changes_nothing() {
     let mut sriov = enabled(8, 3);
@@ -240,7 +240,7 @@ fn reset_is_the_power_on_image() {
     assert!(sriov.reset(ResetKind::Conventional).is_none());
 }
 
-/// B20, B21: what cannot be is an error when it is configured.
+/// B20, B21: impossible shapes are an error when configured.
 #[test]
 fn impossible_shapes_are_refused() {
     let error = |change: fn(&mut SriovShape)| {
@@ -256,7 +256,7 @@ fn impossible_shapes_are_refused() {
     assert!(matches!(error(|shape| shape.bars.push((bar(3), BarKind::Memory32 { size: 128 }))), SriovError::Bar(_)));
 }
 
-/// B20: a VF BAR that no address of the guest could hold.
+/// B20: a VF BAR too large for any guest address.
 #[test]
 fn vf_bars_that_pass_the_address_space_are_refused() {
     let with = |kind, total_vfs| Sriov::new(SriovShape { bars: vec![(bar(0), kind)], ..shape(total_vfs) }, &RC);

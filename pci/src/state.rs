@@ -1,9 +1,9 @@
-//! Saved state: versioned plain data that is not trusted when it comes back.
+//! Saved state: versioned plain data, untrusted when restored.
 //!
-//! A state holds the bits that software can change, and nothing else; the shape of a function comes from its
-//! configuration. A state is restored through the same write masks as software's own writes, and a value that does not
-//! survive them unchanged is refused. Whatever bytes a state is made of, the result is a state that software could have
-//! reached. A restore has no effects: VFs that were enabled are enabled again, as they were.
+//! A state holds only the bits that software can change; the shape of a function comes from its configuration. A state
+//! is restored through the write masks of software's own writes, and a value that does not survive them unchanged is
+//! refused. So any input results in a state that software could have produced. A restore has no effects: VFs that were
+//! enabled are enabled again, in their saved state.
 
 use crate::spec::{header, msix, pcie, power, sriov};
 use crate::{ConfigSpace, Dword, DwordWrite, ResetKind, Sriov};
@@ -14,7 +14,7 @@ pub const STATE_VERSION: u16 = 1;
 /// Reason why a state cannot be restored. The function is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// This crate does not know the version of the state.
+    /// This crate does not support the version of the state.
     #[error("saved state of version {0}; this is version {STATE_VERSION}")]
     Version(u16),
     /// The state belongs to a function of another shape.
@@ -33,7 +33,7 @@ pub struct SriovState {
     pub control: u16,
     /// NumVFs.
     pub num_vfs: u16,
-    /// System Page Size, as the register holds it.
+    /// The System Page Size register.
     pub system_page_size: u32,
     /// The VF BARs, as they read.
     pub bars: [u32; 6],
@@ -49,7 +49,7 @@ pub struct MsixState {
     pub table: Vec<[u32; 4]>,
 }
 
-/// The registers that only an Endpoint behind a port has.
+/// The registers specific to an Endpoint behind a port.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct EndpointState {
@@ -63,8 +63,7 @@ pub struct EndpointState {
 
 /// A function's configuration space.
 ///
-/// With the `serde` feature, `endpoint` is left out where there is none, so write states in a format that names its
-/// fields.
+/// With the `serde` feature, `endpoint` is omitted if it is `None`, so write states in a format with field names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ConfigState {
@@ -80,7 +79,7 @@ pub struct ConfigState {
     pub device_control: u16,
     /// PowerState of the power management capability; 0 without one.
     pub power_state: u8,
-    /// MSI-X, of a function that has it.
+    /// MSI-X, if the function has it.
     pub msix: Option<MsixState>,
     /// The vendor-specific capabilities, from their length byte on.
     pub vendor: Vec<Vec<u8>>,
@@ -116,12 +115,12 @@ impl Sriov {
     ///
     /// # Errors
     ///
-    /// Fails if software could not have brought the registers there.
+    /// Fails if software could not have set the registers so.
     pub fn restore(&mut self, state: &SriovState) -> Result<(), RestoreError> {
         let mut new = self.clone();
         let _ = new.reset(ResetKind::Conventional);
         let mut write = |offset, value| {
-            // Whoever restores the device asks it for what it wants when all of it is restored.
+            // The caller queries the device's needs after restoring all of it.
             let _ = new.write(Dword::containing(offset), DwordWrite::full(value));
         };
         write(sriov::SYSTEM_PAGE_SIZE, state.system_page_size);
@@ -187,8 +186,8 @@ impl ConfigSpace {
     ///
     /// # Errors
     ///
-    /// Fails if the state belongs to another function, or software could not have brought the registers there. The
-    /// function is unchanged then.
+    /// Fails if the state belongs to another function, or software could not have set the registers so. The function is
+    /// unchanged then.
     pub fn restore(&mut self, state: &ConfigState) -> Result<(), RestoreError> {
         if state.version != STATE_VERSION {
             return Err(RestoreError::Version(state.version));
@@ -211,7 +210,7 @@ impl ConfigSpace {
         }
         write(header::CACHE_LINE_HEADER_TYPE, state.cache_line_size.into());
         write(header::COMMAND_STATUS, state.command.into());
-        // Initiate FLR would undo all of it. It never reads as set, so no state of ours has it.
+        // Initiate FLR would reset everything. It always reads 0, so no saved state has it.
         write(self.pcie_offset() + pcie::DEVICE_CONTROL, u32::from(state.device_control) & !pcie::INITIATE_FLR);
         if let Some(offset) = self.power_offset() {
             write(offset + power::CONTROL_STATUS, state.power_state.into());

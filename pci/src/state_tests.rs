@@ -63,7 +63,7 @@ fn windows(space: &ConfigSpace) -> Vec<Window> {
     windows
 }
 
-/// A PF in use: BARs placed, memory on, three VFs of 8 KiB pages enabled, MSI-X on.
+/// A PF in use: BARs placed, memory enabled, three VFs with 8 KiB pages enabled, MSI-X enabled.
 fn used() -> ConfigSpace {
     let mut pf = pf();
     for (offset, value) in [
@@ -126,7 +126,7 @@ fn a_function_in_d3hot_comes_back_in_d3hot() {
 }
 
 #[test]
-fn what_software_could_not_have_written_is_refused_and_changes_nothing() {
+fn a_state_software_cannot_write_is_refused_and_changes_nothing() {
     let changes: [fn(&mut ConfigState); 14] = [
         |state| state.version = 2,
         |state| state.command = 1,
@@ -202,7 +202,7 @@ fn an_endpoint_comes_back_with_its_link_and_ari() {
     }
 }
 
-/// B1: more VFs than there are, in a state.
+/// B1: NumVFs above TotalVFs, in a state.
 #[test]
 fn more_vfs_than_there_are_do_not_come_back_enabled() {
     let changes: [fn(&mut SriovState); 5] = [
@@ -217,7 +217,7 @@ fn more_vfs_than_there_are_do_not_come_back_enabled() {
         change(&mut state);
         let mut sriov = pf().sriov().unwrap().clone();
         let refused = sriov.restore(&state);
-        // An address bit is one that software may set.
+        // Software may set an address bit.
         assert_eq!(refused.is_err(), n != 4, "change {n}");
         assert_eq!(sriov.num_visible(), if n == 4 { 3 } else { 0 });
     }
@@ -242,7 +242,7 @@ proptest! {
         }
     }
 
-    /// B22: there is no state beside what is saved.
+    /// B22: all state is saved.
     #[test]
     fn any_state_that_software_reaches_comes_back(writes in prop::collection::vec((0u16..0x50, any::<u32>()), 0..60)) {
         let mut pf = pf();

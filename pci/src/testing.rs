@@ -1,7 +1,7 @@
-//! A guest's operations on a device, and what must hold after each of them.
+//! A guest's operations on a device, and the invariants after each of them.
 //!
 //! The same type of operation serves unit tests, property tests and fuzz targets. Operations are decoded from bytes,
-//! and every sequence of bytes is valid: paste a fuzzer's finding, and it is a unit test.
+//! and every sequence of bytes is valid: a fuzzer's finding can be pasted as a unit test.
 
 mod model;
 
@@ -10,12 +10,12 @@ pub use model::Model;
 use crate::spec::{ALL_ONES, bar, command, header, power, sriov};
 use crate::{Access, BarIndex, Device, Dword, Outcome, ResetKind, Rid, Window, WindowId};
 
-/// The function that an operation is for.
+/// The target function of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// The PF.
     Pf,
-    /// A VF by index, whether it exists or not.
+    /// A VF by index, existing or not.
     Vf(u16),
 }
 
@@ -70,13 +70,13 @@ pub enum Op {
 pub const OP_LEN: usize = 12;
 
 impl Op {
-    /// The operations that `bytes` stand for; a rest of less than [`OP_LEN`] bytes is left out.
+    /// Decodes `bytes`; ignores a rest of less than [`OP_LEN`] bytes.
     pub fn decode(bytes: &[u8]) -> impl Iterator<Item = Self> {
         bytes.chunks_exact(OP_LEN).filter_map(|chunk| chunk.try_into().ok().map(Self::decode_one))
     }
 
-    /// The bytes that [`Self::decode`] reads as this operation. It can decode lengths of up to 5 bytes of configuration
-    /// space, and up to 16 of a window.
+    /// Encodes the operation for [`Self::decode`]. Lengths of up to 5 bytes of configuration space, and up to 16 of a
+    /// window, survive decoding.
     pub fn encode(self) -> [u8; OP_LEN] {
         let target = |target| match target {
             Target::Pf => (0, 0),
@@ -87,7 +87,7 @@ impl Op {
             WindowId::VfBar(bar) => (0x10, u16::from(bar.get())),
         };
         let low = |offset: u64| u32::try_from(offset & u64::from(u32::MAX)).unwrap_or(0);
-        // 0x20: the offset is one of configuration space as a whole.
+        // 0x20: the offset is relative to all of configuration space.
         let (kind, (flag, function), offset, len, value) = match self {
             Self::ConfigWrite { target: of, offset, len, value } => (0x20, target(of), offset.into(), len, value),
             Self::ConfigRead { target: of, offset, len } => (0x27, target(of), offset.into(), len, 0),
@@ -108,7 +108,7 @@ impl Op {
         let (offset, len) = (u64::from(u32::from_le_bytes(offset)), len % 17);
         let Ok(bar) = BarIndex::new(vf_low % 6) else { return Self::Reset };
         let window = if kind & 0x10 == 0 { WindowId::Bar(bar) } else { WindowId::VfBar(bar) };
-        // Registers of the SR-IOV capability are where the rules are: half of all configuration accesses go there.
+        // Most rules concern the registers of the SR-IOV capability: half of all configuration accesses go there.
         let config_offset = if kind & 0x20 == 0 { 0x100 + config_offset % 0x48 } else { config_offset };
         match kind & 0xf {
             0..=6 => Self::ConfigWrite { target, offset: config_offset, len: len % 6, value },
@@ -126,7 +126,7 @@ pub struct Observed<D> {
     pub device: D,
     pf: Rid,
     fixed: Vec<u32>,
-    /// True if the PF has ARI, so that First VF Offset and VF Stride may follow ARI Capable Hierarchy.
+    /// True if the PF has ARI, so that First VF Offset and VF Stride may depend on ARI Capable Hierarchy.
     has_ari: bool,
 }
 
@@ -211,7 +211,7 @@ impl<D: Device> Observed<D> {
         self.config_write(Target::Pf, SRIOV + sriov::CONTROL_STATUS, &[0, 0])
     }
 
-    /// Does what `op` says.
+    /// Applies `op` to the device.
     pub fn apply(&mut self, op: Op) -> Outcome<D::Stopping> {
         let mut data = [0; MAX_LEN];
         match op {
@@ -235,7 +235,7 @@ impl<D: Device> Observed<D> {
         }
     }
 
-    /// Checks what must hold at any time; the error says what does not.
+    /// Checks the invariants; the error describes the violated one.
     ///
     /// # Errors
     ///
@@ -263,7 +263,7 @@ impl<D: Device> Observed<D> {
         self.check_windows(if decodes { visible } else { 0 }, u64::from(page_size) << 12)
     }
 
-    /// Exactly the visible VFs answer. All of them are looked at up to 32, of more those at the edges.
+    /// Checks that exactly the visible VFs respond. Checks all of up to 32, and only those at the edges of more.
     fn check_vfs(&self, visible: u16, total_vfs: u16) -> Result<(), String> {
         let edges = [0, visible.saturating_sub(1), visible, total_vfs - 1];
         for index in (0..total_vfs.min(32)).chain(edges).filter(|index| *index < total_vfs) {
@@ -324,13 +324,13 @@ impl<D: Device> Observed<D> {
                     && base.checked_add(window.len).is_some();
                 if sound { Ok(()) } else { Err(format!("VF BAR {index} decodes {window:x?} with {decoding} VFs")) }
             }
-            // Too close to the end of the address space, or no BAR.
+            // Too close to the end of the address space, or not a BAR.
             None if decoding == 0 || base > u64::MAX >> 1 || low & bar::MEMORY64 == 0 => Ok(()),
             None => Err(format!("VF BAR {index} decodes nothing with {decoding} VFs at {base:#x}")),
         }
     }
 
-    /// True if the PF is in D0, as its power management capability says.
+    /// True if the PF is in D0 according to its power management capability.
     fn is_d0(&self) -> bool {
         let read = |offset| self.device.config_read(self.pf, Dword::containing(offset));
         let mut offset = u16::from(read(header::CAPABILITIES).to_le_bytes()[0]);

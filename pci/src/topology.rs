@@ -1,8 +1,8 @@
-//! Routing IDs of a segment, and the device that has reserved each.
+//! Routing IDs of a segment, and the device that reserves each.
 //!
-//! A device sits in a slot of bus 0, as a single function. The VFs of a PF sit on buses of their own: the lowest
-//! consecutive buses that are free when the PF is plugged. VF i is function `i % 256` of the `i / 256`-th of them. All
-//! of this is fixed at plug time, so no routing ID changes hands while a guest runs.
+//! A device sits in a slot of bus 0, as a single function. The VFs of a PF have their own buses: the lowest consecutive
+//! buses that are free when the PF is plugged. VF i is function `i % 256` of the `i / 256`-th of them. All of this is
+//! fixed at plug time, so no routing ID changes its device while a guest runs.
 
 use std::ops::RangeInclusive;
 
@@ -26,8 +26,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Slots of bus 0 that [`Topology::place`] gives by itself. Slot 0 has to be asked for; it is usually the host
-    /// bridge's.
+    /// Slots of bus 0 that [`Topology::place`] chooses from. Slot 0 must be requested; it is usually the host bridge's.
     pub const SLOTS: RangeInclusive<u8> = 1..=SLOTS - 1;
     /// VFs on one bus: every function of it.
     pub const VFS_PER_BUS: u16 = 256;
@@ -37,7 +36,7 @@ impl Capacity {
         Self { last_bus }
     }
 
-    /// Buses that can carry VFs: all but bus 0.
+    /// Buses that can carry VFs: all except bus 0.
     pub const fn vf_buses(self) -> u8 {
         self.last_bus
     }
@@ -53,7 +52,7 @@ impl Capacity {
     }
 }
 
-/// Reason why there is no place for a device.
+/// Reason why a device cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
     /// The slot number is above 31.
@@ -62,7 +61,7 @@ pub enum TopologyError {
     /// Another device has this slot.
     #[error("slot {0} is taken")]
     SlotTaken(u8),
-    /// All slots are taken. Slot 0 is only given when it is asked for.
+    /// All slots are taken. Slot 0 is only used on request.
     #[error("all slots of bus 0 are taken")]
     NoSlot,
     /// The VFs need more consecutive buses than are free.
@@ -70,14 +69,14 @@ pub enum TopologyError {
     NoBuses {
         /// Number of VFs.
         total_vfs: u16,
-        /// Number of buses that they need.
+        /// Number of buses needed.
         needed: u16,
         /// The largest number of consecutive free buses.
         free: u16,
     },
 }
 
-/// Place of a device: its segment, and its routing IDs there.
+/// The location of a device: its segment, and its routing IDs there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
     /// Number of the segment.
@@ -91,7 +90,7 @@ pub struct Placement {
 /// The routing IDs of a PF's VFs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VfPlacement {
-    /// Number of VFs that are reserved, at least 1.
+    /// Number of reserved VFs, at least 1.
     pub total_vfs: u16,
     /// First VF Offset: from the PF's routing ID to that of VF 0.
     pub first_vf_offset: u16,
@@ -142,40 +141,40 @@ struct Plugged<D> {
 
 /// The devices of one segment.
 ///
-/// Meant to be an immutable snapshot that accesses share, and that plugging replaces by a changed copy.
+/// Meant as an immutable snapshot that accesses share, and that plugging replaces by a changed copy.
 #[derive(Debug, Clone)]
 pub struct Topology<D> {
     segment: u16,
     last_bus: u8,
     devices: Vec<Plugged<D>>,
-    /// For each slot of bus 0, the device there.
+    /// The device in each slot of bus 0.
     slots: [Option<u8>; SLOTS as usize],
-    /// For each bus, the device whose VFs are there.
+    /// The device whose VFs are on each bus.
     buses: Box<[Option<u8>]>,
 }
 
 impl<D> Topology<D> {
-    /// Segment 0 with buses 0 to `last_bus`, without devices.
+    /// Creates segment 0 with buses 0 to `last_bus`, without devices.
     pub fn new(last_bus: u8) -> Self {
         Self::of_segment(0, last_bus)
     }
 
-    /// The segment with this number and with buses 0 to `last_bus`, without devices.
+    /// Creates the segment with this number and with buses 0 to `last_bus`, without devices.
     pub fn of_segment(segment: u16, last_bus: u8) -> Self {
         let buses = vec![None; usize::from(last_bus) + 1].into();
         Self { segment, last_bus, devices: Vec::new(), slots: [None; SLOTS as usize], buses }
     }
 
-    /// Numbers of devices and VFs that the segment has room for when it is empty.
+    /// Numbers of devices and VFs that fit the empty segment.
     pub const fn capacity(&self) -> Capacity {
         Capacity::new(self.last_bus)
     }
 
-    /// The place that a device with `total_vfs` VFs would take: in `slot`, or in the lowest free one from 1.
+    /// Finds a placement for a device with `total_vfs` VFs: in `slot`, or in the lowest free one from 1.
     ///
     /// # Errors
     ///
-    /// Fails if there is no such place.
+    /// Fails if there is none.
     pub fn place(&self, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
         let slot = match slot {
             Some(slot) => self.check_slot(slot)?,
@@ -193,12 +192,12 @@ impl<D> Topology<D> {
         Ok(Placement { segment: self.segment, rid, vfs })
     }
 
-    /// The place of a device with `total_vfs` VFs in `slot`, whose VFs are on `first_bus` and those that follow it:
-    /// where it was before.
+    /// The former placement of a device with `total_vfs` VFs: in `slot`, with VFs on `first_bus` and the following
+    /// buses.
     ///
     /// # Errors
     ///
-    /// Fails if the place is taken, or does not exist.
+    /// Fails if it is taken, or does not exist.
     pub fn place_at(&self, slot: u8, first_bus: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
         let slot = self.check_slot(slot)?;
         let rid = Rid::from_bus_devfn(0, slot << 3);
@@ -248,18 +247,18 @@ impl<D> Topology<D> {
         Err(TopologyError::NoBuses { total_vfs, needed, free: longest })
     }
 
-    /// Plugs `device` where [`Self::place`] or [`Self::place_at`] found room for it.
+    /// Plugs `device` at a placement from [`Self::place`] or [`Self::place_at`].
     ///
     /// # Errors
     ///
-    /// Fails if the place was taken in between; nothing is changed then.
+    /// Fails if it was taken in between; nothing is changed then.
     pub fn plug(&mut self, placement: Placement, device: D) -> Result<(), TopologyError> {
         let slot = placement.rid.device();
         let total_vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
         if self.place_at(slot, placement.first_vf_bus(), total_vfs)? != placement {
             return Err(TopologyError::SlotTaken(slot));
         }
-        // Each device has a slot, so that there are at most 32.
+        // Each device has a slot, so there are at most 32.
         let n = u8::try_from(self.devices.len()).map_err(|_| TopologyError::NoSlot)?;
         self.devices.push(Plugged { placement, device });
         self.own(placement, Some(n));
@@ -288,7 +287,7 @@ impl<D> Topology<D> {
         }
     }
 
-    /// The device that has reserved `rid`, whether a function with it exists now or not.
+    /// The device that reserves `rid`, whether a function exists there or not.
     pub fn lookup(&self, rid: Rid) -> Option<&D> {
         let owner = match rid.bus() {
             0 if rid.function() == 0 => self.slots.get(usize::from(rid.device())),
@@ -401,7 +400,7 @@ mod tests {
         assert_eq!((owned(&topology, 1), owned(&topology, 2)), (257, 0));
     }
 
-    /// B19: a device that has nothing to do with SR-IOV goes, among PFs.
+    /// B19: a device without SR-IOV is removed, among PFs.
     #[test]
     fn a_plain_device_is_unplugged_and_the_others_stay() {
         let mut topology = Topology::new(127);
@@ -448,7 +447,7 @@ mod tests {
         assert_eq!(again.place_at(1, Some(1), 8), Ok(first));
     }
 
-    /// B11: a PF goes with all of its routing IDs.
+    /// B11: removing a PF frees all of its routing IDs.
     #[test]
     fn buses_are_free_again_after_an_unplug() {
         let mut topology = Topology::new(2);
@@ -462,7 +461,7 @@ mod tests {
     }
 
     proptest! {
-        /// G21: routing IDs of any devices in any places.
+        /// G21: routing IDs of any devices in any slots.
         #[test]
         fn no_two_functions_share_a_routing_id(
             plugs in prop::collection::vec((prop::option::of(0u8..34), 0u16..1500), 0..12),

@@ -2,7 +2,7 @@
 
 use crate::BarIndex;
 
-/// BAR that a memory window belongs to.
+/// The BAR of a memory window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WindowId {
     /// A BAR of the device's own function, its PF.
@@ -11,7 +11,7 @@ pub enum WindowId {
     VfBar(BarIndex),
 }
 
-/// Kind of a window's memory, as its BAR states (`PCIe 6.2 §7.5.1.2.1`).
+/// Kind of a window's memory, as in its BAR (`PCIe 6.2 §7.5.1.2.1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
     /// Memory below 4 GiB.
@@ -26,7 +26,7 @@ pub enum MemoryKind {
 /// A range of memory addresses that a device decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Window {
-    /// The BAR it belongs to.
+    /// The BAR of the window.
     pub id: WindowId,
     /// The first address.
     pub base: u64,

@@ -1,4 +1,4 @@
-//! A PF and its VFs as a guest reaches them, through the topology and both ways to configuration space. `G` and `B`
+//! A PF and its VFs, accessed by a guest through the topology and both ways to configuration space. `G` and `B`
 //! numbers: docs/conformance.md.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +19,7 @@ const SRIOV: u64 = 0x100;
 const CONTROL: u64 = SRIOV + 8;
 const NUM_VFS: u64 = SRIOV + 0x10;
 
-/// A PF behind a lock of its own, as a VMM has it, and what its last write caused.
+/// A PF behind its own lock, as in a VMM, and the effects of its last write.
 struct Target {
     device: RefCell<Device>,
     last: RefCell<Effects>,
@@ -66,7 +66,7 @@ impl Segment {
         *self.pf.last.borrow()
     }
 
-    /// NumVFs, then VF Enable and VF MSE, as Linux does it.
+    /// Sets NumVFs, then VF Enable and VF MSE, as Linux does.
     fn enable(&self, num_vfs: u16) -> Effects {
         let _ = self.write(PF, NUM_VFS, 2, num_vfs.into());
         self.write(PF, CONTROL, 2, 9)
@@ -108,7 +108,7 @@ fn without_vf_enable_no_vf_answers() {
     assert_eq!(segment.read(vf(0), 4, 2), 0);
 }
 
-/// G20, G22: routing IDs of VFs on two buses, and who answers at all others.
+/// G20, G22: routing IDs of VFs on two buses, and no response at all others.
 #[test]
 fn exactly_the_enabled_vfs_answer_on_the_whole_segment() {
     for num_vfs in [0, 1, 7, 256, 257, 300] {
@@ -143,7 +143,7 @@ fn the_ports_and_ecam_reach_the_same_function_of_a_vf_bus() {
     }
 }
 
-/// G24, B6: VFs in use go, and other numbers of them come.
+/// G24, B6: VFs in use are disabled, and other numbers of them are enabled.
 #[test]
 fn vfs_of_each_incarnation_are_as_new() {
     let segment = Segment::new(8);
@@ -165,7 +165,7 @@ fn vfs_of_each_incarnation_are_as_new() {
     }
 }
 
-/// G26: writes of the value that VF Enable has, of every width, and VF MSE that comes and goes.
+/// G26: writes of VF Enable's present value, of every width, and toggling of VF MSE.
 #[test]
 fn vfs_in_use_stay_as_they_are_while_control_is_written_again() {
     let segment = Segment::new(8);
@@ -202,7 +202,7 @@ fn a_function_level_reset_of_a_vf_changes_nothing_else() {
     assert_eq!((segment.image(PF), segment.image(vf(5)), segment.windows()), (pf, sibling, windows));
 }
 
-/// G38, G39, B7: resets of a PF whose every register was written, by itself and with the system.
+/// G38, G39, B7: resets of a PF after writes to all of its registers, by itself and with the system.
 #[test]
 fn each_reset_of_the_pf_leaves_the_image_of_power_on() {
     let power_on = Segment::new(8).image(PF);
@@ -230,7 +230,7 @@ fn each_reset_of_the_pf_leaves_the_image_of_power_on() {
     }
 }
 
-/// G42: a kernel that finds VFs enabled by the one before it.
+/// G42: a kernel that finds VFs enabled by the previous one.
 #[test]
 fn a_new_kernel_turns_the_vfs_off_and_finds_new_ones_later() {
     let segment = Segment::new(8);
@@ -249,7 +249,7 @@ fn a_new_kernel_turns_the_vfs_off_and_finds_new_ones_later() {
     assert_eq!(segment.image(vf(7)), fresh);
 }
 
-/// G25: the largest number of VFs that a segment has room for.
+/// G25: the largest number of VFs in a segment.
 #[test]
 fn all_vfs_of_all_buses_answer_as_soon_as_they_are_enabled() {
     let total = 127 * 256;
@@ -279,7 +279,7 @@ fn every_vf_reads_all_ones_where_its_ids_are() {
 
 /// G15, B16: memory of each VF by its address, with VF BARs above 4 GiB.
 #[test]
-fn an_address_above_4_gib_belongs_to_the_vf_whose_slice_it_is_in() {
+fn an_address_above_4_gib_belongs_to_the_vf_of_its_slice() {
     let segment = Segment::new(8);
     for (bar, high) in [(2, 0x80), (4, 0x90)] {
         let _ = segment.write(PF, SRIOV + 0x24 + 4 * bar, 4, 0xf000_0000);

@@ -16,7 +16,7 @@ const OFFSET_STRIDE: u16 = 0x114;
 /// Offset of the PCI Express capability.
 const PCIE: u16 = 0x40;
 
-/// Routing of configuration requests by a root port: by bus number, and on its secondary bus to device 0 alone, unless
+/// Routing of configuration requests by a root port: by bus number, and on its secondary bus only to device 0, unless
 /// ARI Forwarding is enabled (`PCIe 6.2 §6.13`). Function 0 of the device behind it is the PF, on any bus.
 struct Port {
     secondary: u8,
@@ -51,7 +51,7 @@ impl Port {
         Rid::from_bus_devfn(self.secondary, 0)
     }
 
-    /// Software gives the bus another number; the device captures it with the next write (`§2.2.6.2`).
+    /// Gives the bus another number; the device captures it with the next write (`§2.2.6.2`).
     fn renumber(&mut self, secondary: u8) {
         (self.secondary, self.subordinate) = (secondary, secondary + 2);
         let outcome = self.device.set_bus(secondary);
@@ -70,14 +70,14 @@ impl Port {
         self.write(self.pf(), CONTROL, control | 9)
     }
 
-    /// The functions below the port that answer, the PF among them.
+    /// The functions below the port that respond, including the PF.
     fn answering(&self) -> Vec<u16> {
         let all = 0..=u16::MAX;
         all.filter(|rid| self.read(Rid::from_bits(*rid), 8) != ALL_ONES).collect()
     }
 }
 
-/// Extended capabilities with their offsets, as software finds them.
+/// Extended capabilities with their offsets, enumerated as software does.
 fn extended(device: &Device, rid: Rid) -> Vec<(u16, u16)> {
     let mut found = Vec::new();
     let mut offset = 0x100;
@@ -127,9 +127,9 @@ fn acs_and_ari_have_nothing_to_control() {
     }
 }
 
-/// G27: with and without ARI Forwarding, the port hides no VF, and what it hides is no function of the device.
+/// G27: with and without ARI Forwarding, the port hides no VF, and only functions that do not exist are hidden.
 #[test]
-fn every_vf_is_reachable_whether_the_port_forwards_by_ari_or_not() {
+fn every_vf_is_reachable_with_and_without_ari_forwarding() {
     let mut port = Port::new(300);
     assert_eq!(port.enable_vfs(300).vfs, Some(VfChange::Enabled { num_vfs: 300 }));
     let expected: Vec<_> = std::iter::once(0x100).chain(0x200..0x200 + 300).collect();
@@ -145,7 +145,7 @@ fn every_vf_is_reachable_whether_the_port_forwards_by_ari_or_not() {
     assert_eq!(port.answering(), (0x100..0x108).collect::<Vec<_>>(), "and all buses that are not below it");
 }
 
-/// G28: a bus that is renumbered takes the PF and its VFs along.
+/// G28: renumbering a bus moves the PF and its VFs.
 #[test]
 fn the_vfs_follow_their_pf_to_another_bus() {
     for ari in [false, true] {
@@ -168,7 +168,7 @@ fn the_vfs_follow_their_pf_to_another_bus() {
     }
 }
 
-/// G38, G39: resets of an Endpoint keep what belongs to its link and its port, or do not.
+/// G38, G39: resets of an Endpoint keep the state of its link and its port, or clear it.
 #[test]
 fn a_function_level_reset_keeps_the_link_and_the_hierarchy() {
     let mut port = Port::new(8);
@@ -200,7 +200,7 @@ fn in_use(ari: bool) -> (Observed<Device>, Model) {
     (observed, model)
 }
 
-/// An endpoint one of whose registers reads with bits inverted.
+/// An endpoint with one register that reads with bits inverted.
 struct Liar<'a> {
     honest: &'a Device,
     offset: u16,

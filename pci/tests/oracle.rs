@@ -1,5 +1,4 @@
-//! The oracles of the property tests and fuzz targets work: each fault of a device is found by the invariants or by the
-//! model.
+//! The oracles of the property tests and fuzz targets work: the invariants or the model detect each fault of a device.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::convert::Infallible;
@@ -18,17 +17,17 @@ enum Lie {
     None,
     /// A register of the PF reads with these bits inverted.
     Register(u16, u32),
-    /// So does one of every VF.
+    /// A register of every VF reads with these bits inverted.
     OfVfs(u16, u32),
-    /// The first VF that does not exist answers.
+    /// The first VF that does not exist responds.
     OneTooMany,
-    /// The last one that exists does not.
+    /// The last VF that exists does not respond.
     OneTooFew,
     /// A VF BAR's window is elsewhere.
     Base(u64),
-    /// It has another length.
+    /// The window has another length.
     Len(u64),
-    /// There is none.
+    /// The window is missing.
     NoWindow,
     /// The upper half of a VF BAR decodes.
     UpperHalf,
@@ -110,7 +109,7 @@ const LIES: [Lie; 14] = [
     Lie::UpperHalf,
 ];
 
-/// An honest device with three of eight VFs enabled and its VF BARs placed, and its model.
+/// A correct device with three of eight VFs enabled and its VF BARs placed, and its model.
 fn in_use() -> (Observed<Liar>, Model) {
     let mut honest = Bare::with_vfs(8).device;
     let mut model = Model::new(&mut honest, PF);

@@ -58,7 +58,7 @@ fn run(kind: Kind, total_vfs: u16, ops: &[Op]) -> Result<Observed<Device>, TestC
     Ok(observed)
 }
 
-/// The same device, made anew from what it saves.
+/// The same device, created again from its saved state.
 fn restored(kind: Kind, observed: &Observed<Device>) -> Result<Device, TestCaseError> {
     let refused = |error| TestCaseError::fail(format!("its own state is refused: {error}"));
     let old = &observed.device;
@@ -72,7 +72,7 @@ fn restored(kind: Kind, observed: &Observed<Device>) -> Result<Device, TestCaseE
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
-    /// B2, B3: accesses of any width anywhere; what exists follows from registers after their masks.
+    /// B2, B3: accesses of any width anywhere; registers after their masks determine what exists.
     #[test]
     fn the_invariants_hold_after_any_sequence(kind in kind(), total_vfs in total_vfs(), ops in vec(op(), 0..80)) {
         run(kind, total_vfs, &ops)?;
@@ -99,7 +99,7 @@ proptest! {
         }
     }
 
-    /// B22: VFs that are enabled come back as they were; there is no state beside what is saved.
+    /// B22: enabled VFs are restored unchanged; all state is saved.
     #[test]
     fn a_restored_device_is_the_one_that_was_saved(kind in kind(), total_vfs in total_vfs(), ops in vec(op(), 0..60)) {
         let observed = run(kind, total_vfs, &ops)?;
@@ -136,7 +136,7 @@ proptest! {
 
     #[test]
     fn a_dword_write_equals_its_byte_writes(offset in 0u16..0x400, value: u32) {
-        // Control may be set by the first byte already; System Page Size holds one bit of the whole dword.
+        // The first byte may set Control already; System Page Size needs one bit of the whole dword.
         prop_assume!(!matches!(offset, 0x42 | 0x48));
         let mut whole = space(Role::Plain);
         let mut bytes = whole.clone();

@@ -21,10 +21,10 @@ use crate::remote::command::{Cli, Command};
 use crate::remote::vfs::{Readings, rows};
 use crate::remote::{request, show, vfs};
 
-/// The exit code when the VMM refuses, or cannot be reached.
+/// The exit code if the VMM refuses, or cannot be reached.
 const FAILURE: u8 = 1;
 
-/// Clears a terminal, and goes to its upper left corner.
+/// Clears the terminal, and moves the cursor to its upper left corner.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
 fn main() -> ExitCode {
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Format in which answers are printed.
+/// Output format of replies.
 #[derive(Debug, Clone, Copy)]
 struct Format {
     /// For people.
@@ -62,7 +62,7 @@ fn named(error: impl Into<Box<dyn Error>>) -> Box<dyn Error> {
     format!("ch-remote: {}", error.into()).into()
 }
 
-/// The VMM, and how its answers are printed.
+/// The VMM, and the output format of its replies.
 struct Remote {
     client: Client,
     format: Format,
@@ -86,11 +86,11 @@ impl Remote {
         }
     }
 
-    /// Shows the PFs and VFs with the rates between two readings; with `watch`, again and again.
+    /// Shows the PFs and VFs with the rates between two readings; with `watch`, repeatedly.
     fn vfs(&mut self, watch: bool, interval: Duration) -> Result<(), Box<dyn Error>> {
         let (mut before, mut at) = (self.counters()?, Instant::now());
         loop {
-            // A VM that does not run has no rates to wait for.
+            // Without a running VM there are no rates to wait for.
             if watch || before.is_some() {
                 sleep(interval);
             }
@@ -125,7 +125,7 @@ impl Remote {
             .map_err(|error| named(format!("{endpoint}: unexpected answer: {error}; is the VMM of the same version?")))
     }
 
-    /// The body of an answer, unless that reports a failure.
+    /// The body of a successful reply.
     fn succeeded(&self, call: &Call, answer: Answer) -> Result<String, Box<dyn Error>> {
         if answer.is_success() {
             return Ok(answer.body);
@@ -140,7 +140,7 @@ impl Remote {
     }
 }
 
-/// Reads a document; `None` for one of another VMM that this program does not know.
+/// Parses a document; `None` if it is another VMM's, in an unknown format.
 fn parse<T: DeserializeOwned>(body: &str) -> Option<T> {
     serde_json::from_str(body).ok()
 }

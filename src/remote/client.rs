@@ -1,4 +1,4 @@
-//! The HTTP that this client needs, over the API's socket: one request at a time, with descriptors.
+//! The HTTP subset that this client needs, over the API's socket: one request at a time, with descriptors.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-/// The longest line and headers of an answer, in bytes.
+/// The maximum length of the status line and headers of a reply, in bytes.
 const MOST_HEAD: usize = 64 << 10;
-/// The longest body of an answer, in bytes, far above that of `/metrics` of a VM with the most VFs.
+/// The maximum length of a reply's body, in bytes, far above that of `/metrics` of a VM with the most VFs.
 const MOST_BODY: usize = 256 << 20;
-/// The descriptors that the kernel passes with one message (`SCM_MAX_FD`).
+/// The most descriptors in one message (`SCM_MAX_FD`).
 const MOST_FDS: usize = 253;
 
-/// Reason why a call has no answer.
+/// Reason why a call has no reply.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    /// Nobody listens there.
+    /// No program listens on the socket.
     #[error("--api-socket {}: {error}; is cloud-hypervisor running with this --api-socket?", path.display())]
     Connect {
         /// Path of the socket.
@@ -29,10 +29,10 @@ pub(crate) enum ClientError {
     /// The connection was lost.
     #[error("the connection to the VMM was lost: {0}")]
     Lost(#[from] io::Error),
-    /// The answer is not HTTP, or too long.
+    /// The reply is not HTTP, or too long.
     #[error("the VMM's answer cannot be read: {0}")]
     Answer(String),
-    /// There are more descriptors than can be passed.
+    /// There are too many descriptors for one message.
     #[error("{0} file descriptors; a request can carry at most {MOST_FDS}, pass fewer")]
     Fds(usize),
 }
@@ -47,18 +47,18 @@ pub(crate) struct Call {
     pub method: &'static str,
     /// The whole path, such as `/api/v1/vm.info`.
     pub path: String,
-    /// A JSON document, if there is a body.
+    /// A JSON document; `None` without a body.
     pub body: Option<String>,
 }
 
 impl Call {
-    /// A call without a body, of an endpoint by its name, such as `vm.info`.
+    /// A call without a body to an endpoint, such as `vm.info`.
     pub(crate) fn new(method: &'static str, endpoint: &str) -> Self {
         Self { method, path: format!("/api/v1/{endpoint}"), body: None }
     }
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// The status code.
@@ -79,16 +79,16 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Fails if no server listens there.
+    /// Fails if no program listens there.
     pub(crate) fn connect(path: &Path) -> Result<Self, ClientError> {
         UnixStream::connect(path).map(Self).map_err(|error| ClientError::Connect { path: path.to_owned(), error })
     }
 
-    /// Sends a call with these descriptors, and waits for the answer.
+    /// Sends a call with these descriptors, and waits for the reply.
     ///
     /// # Errors
     ///
-    /// Fails if there is no answer. An answer that reports a failure is an answer.
+    /// Fails if there is no reply. A reply that reports a failure is a success here.
     pub(crate) fn call(&mut self, call: &Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, ClientError> {
         let Call { method, path, body } = call;
         let mut request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n");
@@ -102,7 +102,7 @@ impl Client {
         self.receive()
     }
 
-    /// Sends the beginning of `bytes`, and all descriptors with it.
+    /// Sends as many of `bytes` as the socket accepts, with all descriptors.
     fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, ClientError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -120,7 +120,7 @@ impl Client {
                 if head.status >= 200 {
                     break head;
                 }
-                // An interim answer: another one follows.
+                // An interim reply: another one follows.
                 received.drain(..head.len);
                 continue;
             }
@@ -145,7 +145,7 @@ impl Client {
     }
 }
 
-/// An answer's line and headers.
+/// A reply's status line and headers.
 struct Head {
     status: u16,
     /// Their own length, in bytes.
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers with `answer` in pieces of `piece` bytes, and returns what was asked.
+    /// Replies with `answer` in pieces of `piece` bytes, and returns the request.
     fn ask(answer: &'static str, piece: usize) -> (Result<Answer, ClientError>, String) {
         let (client, mut server) = UnixStream::pair().unwrap();
         let serving = thread::spawn(move || {

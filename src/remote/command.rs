@@ -132,7 +132,7 @@ pub(crate) enum Command {
     },
     /// Boot the VM
     Boot,
-    /// End the migration that is under way
+    /// End the running migration
     CancelMigration,
     /// Write the guest's memory to a file (not supported yet)
     Coredump(Destination),
@@ -152,13 +152,13 @@ pub(crate) enum Command {
     Info,
     /// Print metrics in Prometheus' text format
     Metrics,
-    /// Show how far the migration is, or how the last one ended
+    /// Show the progress of the migration, or the result of the last one
     MigrationProgress,
     /// Send each vCPU a non-maskable interrupt
     Nmi,
     /// Pause the guest
     Pause,
-    /// Check that the VMM answers
+    /// Check that the VMM responds
     Ping,
     /// Ask the guest to power off
     PowerButton,
@@ -180,7 +180,7 @@ pub(crate) enum Command {
         /// Id of the device
         id: String,
     },
-    /// Change the number of vCPUs, the memory, or the memory that the guest returns
+    /// Change the number of vCPUs, the memory, or the size of the balloon
     Resize {
         /// Number of vCPUs
         #[arg(long)]
@@ -188,7 +188,7 @@ pub(crate) enum Command {
         /// Size of the memory in bytes, or with a unit K, M or G
         #[arg(long, value_parser = bytes)]
         memory: Option<u64>,
-        /// Memory that the guest returns by its balloon, in bytes, or with a unit K, M or G
+        /// Size of the balloon in bytes, or with a unit K, M or G
         #[arg(long, value_parser = bytes)]
         balloon: Option<u64>,
     },
@@ -224,7 +224,7 @@ pub(crate) enum Command {
     },
     /// Resume the guest
     Resume {
-        /// Even if nobody knows whether the target of a migration runs it. Make sure first that it does not
+        /// Resume even if the target of a migration may be running the guest; make sure first that it is not
         #[arg(long)]
         force: bool,
     },
@@ -261,7 +261,7 @@ pub(crate) enum Command {
     },
 }
 
-/// The text of a command that is not supported yet.
+/// The arguments of a command that is not supported yet.
 #[derive(Debug, Args)]
 pub(crate) struct Unknown {
     /// As for Cloud Hypervisor's ch-remote
@@ -298,28 +298,28 @@ pub(crate) struct VfChange {
     /// VLANs that the guest may use, such as [10,100-199]; [] for all
     #[arg(long, value_name = "list")]
     pub trunk: Option<Vlans>,
-    /// Drop packets from other MAC addresses than its own
+    /// Drop packets from MAC addresses other than its own
     #[arg(long)]
     pub spoofchk: Option<Switch>,
     /// Let the guest change addresses and receive everything
     #[arg(long)]
     pub trust: Option<Switch>,
-    /// Limit of what it sends in Mbit/s, 0 for none
+    /// Transmit limit in Mbit/s, 0 for none
     #[arg(long, value_name = "Mbit/s")]
     pub max_tx_rate: Option<u32>,
     /// Guaranteed uplink bandwidth in Mbit/s, 0 for none
     #[arg(long, value_name = "Mbit/s")]
     pub min_tx_rate: Option<u32>,
-    /// Broadcast and multicast packets that it may send in a second, 0 for any number
+    /// Limit of broadcast and multicast packets that it sends per second, 0 for none
     #[arg(long, value_name = "number")]
     pub storm: Option<u32>,
     /// Let it reach only the uplink and the PF of its switch
     #[arg(long)]
     pub isolated: Option<Switch>,
-    /// Function that gets a copy of what it sends on its switch
+    /// Function that gets a copy of its sent packets on its switch
     #[arg(long, value_name = "off|pf|VF")]
     pub mirror: Option<Mirror>,
-    /// Share of its switch's time and uplink where functions compete
+    /// Weight of its share of its switch's time and uplink under contention
     #[arg(long, value_name = "1-100")]
     pub weight: Option<u8>,
     /// Tap for a function whose backend is missing, or a tap that was deleted
@@ -409,7 +409,7 @@ pub(crate) enum TagKind {
     Service,
 }
 
-/// A VF's link as the host wants it.
+/// A VF's link as set by the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LinkState {
     /// Up, unless its backend is lost
@@ -420,7 +420,7 @@ pub(crate) enum LinkState {
     Down,
 }
 
-/// A number of bytes, by the grammar of the configuration.
+/// Parses a number of bytes by the grammar of the configuration.
 fn bytes(text: &str) -> Result<u64, String> {
     let is_one_value = text.bytes().all(|byte| byte.is_ascii_alphanumeric()) && !text.is_empty();
     let size = || format!("size={text}").parse::<MemoryConfig>().ok().map(|memory| memory.size);

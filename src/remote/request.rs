@@ -18,16 +18,16 @@ use super::command::Command;
 
 type Error = Box<dyn std::error::Error>;
 
-/// A call, and the descriptors that go with it.
+/// A call, and its descriptors.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     /// The call.
     pub call: Call,
-    /// Copies of the descriptors that were named.
+    /// Copies of the named descriptors.
     pub fds: Vec<OwnedFd>,
 }
 
-/// The call of a command. Devices are described as on the VMM's own command line.
+/// Prepares the call of a command. Devices are described as on the VMM's own command line.
 ///
 /// # Errors
 ///
@@ -67,8 +67,8 @@ pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
     Ok(Prepared { call, fds })
 }
 
-/// Copies of the descriptors of these functions, in the order in which the VMM takes them. Their numbers are left out
-/// of the body.
+/// Duplicates the descriptors of these functions, in the order in which the VMM reads them. Removes their numbers from
+/// the body.
 fn descriptors(nets: &mut [RestoredNet], backends: &mut [RestoredBackend]) -> Result<Vec<OwnedFd>, Error> {
     let nets = nets.iter_mut().map(|net| &mut net.fds);
     let numbers = nets.chain(backends.iter_mut().map(|backend| &mut backend.fds)).flat_map(take);
@@ -116,8 +116,7 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
     }
 }
 
-/// The body of a command's call. One that is not supported yet has none, because the VMM refuses it whatever it
-/// carries.
+/// The body of a command's call. An unsupported command has none, because the VMM always refuses it.
 fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
         Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
@@ -157,7 +156,7 @@ fn read(path: &Path) -> Result<String, Error> {
     Ok(text)
 }
 
-/// A copy of a descriptor that was passed to this program by number.
+/// Duplicates a descriptor that was passed to this program by number.
 fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
     if fd < 3 {
         return Err(format!("fd={fd}: a standard stream, not a tap or a device; open that as 3 or above").into());
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_vm_gets_copies_of_descriptors_in_the_order_of_their_places() {
+    fn restore_passes_descriptors_in_the_order_of_their_options() {
         let open = [(); 3].map(|()| std::fs::File::open("/dev/null").unwrap());
         let [a, b, c] = open.each_ref().map(std::os::fd::AsRawFd::as_raw_fd);
         let keys = format!("source_url=/s,net_fds=[n@[{a},{b}]],backends=[pf0/0@fd=[{c}]],resume=on");

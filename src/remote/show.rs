@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use vm_api::config::{ConsoleConfig, ConsoleMode};
 use vm_api::info::{VmCounters, VmInfo};
 
-/// A table with columns as wide as their widest cell. The first row is its head.
+/// A table with columns as wide as their widest cell. The first row is the header.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
@@ -103,7 +103,7 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
     rows
 }
 
-/// Text of `counters`: the counters of each device that are not 0.
+/// Formats the counters of each device that are not 0.
 pub(crate) fn counters(counters: &VmCounters) -> String {
     let mut rows = vec![["DEVICE", "COUNTER", "VALUE"].map(str::to_string).to_vec()];
     for (device, counters) in counters {

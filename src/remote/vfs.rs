@@ -15,43 +15,43 @@ use super::show::table;
 pub(crate) struct Row {
     /// The PF's id.
     pub pf: String,
-    /// Index of the VF, from 0; none for the PF itself.
+    /// Index of the VF, from 0; `None` for the PF itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<u16>,
     /// PCI address, such as `0000:01:00.0`.
     pub bdf: String,
-    /// State: `reserved`, `enabled` or `running`; for a PF the number of VFs that are enabled. Ends in `(needs reset)`
-    /// while the function waits for its driver to reset it.
+    /// State: `reserved`, `enabled` or `running`; for a PF the number of enabled VFs. Ends in `(needs reset)` while the
+    /// function waits for its driver to reset it.
     pub state: String,
     /// MAC address.
     pub mac: String,
     /// Backend that its packets go to.
     pub backend: String,
-    /// `up` or `down`; none for a PF.
+    /// `up` or `down`; `None` for a PF.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<&'static str>,
-    /// The VLAN of all its packets, the list of those that it may use, or none.
+    /// The VLAN of all its packets, or the list of those that it may use; `None` if there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<String>,
     /// True if packets with source addresses other than its own are dropped.
     pub spoofchk: bool,
     /// True if the guest may change addresses and receive everything.
     pub trust: bool,
-    /// The limit of what it sends, in Mbit/s; 0 for none.
+    /// The transmit limit, in Mbit/s; 0 for none.
     pub max_tx_rate: u32,
-    /// Guaranteed bandwidth of its switch's uplink, in Mbit/s; none without a switch.
+    /// Guaranteed bandwidth of its switch's uplink, in Mbit/s; `None` without a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_tx_rate: Option<u32>,
-    /// True if it reaches only the uplink and the PF of its switch; none without a switch.
+    /// True if it reaches only the uplink and the PF of its switch; `None` without a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolated: Option<bool>,
-    /// The function that gets a copy of what it sends on its switch, if there is one.
+    /// The function that gets a copy of its sent packets on its switch, if there is one.
     #[serde(skip_serializing_if = "Mirror::is_off")]
     pub mirror: Mirror,
-    /// Share of the time of its switch's workers; none without a switch.
+    /// Share of the time of its switch's workers; `None` without a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
-    /// Traffic between two readings; none if the VM does not run, or the backend does not count.
+    /// Traffic between two readings; `None` if the VM does not run, or the backend has no counters.
     #[serde(flatten)]
     pub rates: Option<Rates>,
 }
@@ -72,9 +72,9 @@ pub(crate) struct Rates {
 /// Two readings of the counters, and the time in between.
 #[derive(Debug)]
 pub(crate) struct Readings {
-    /// The earlier one.
+    /// The earlier reading.
     pub before: VmCounters,
-    /// The later one.
+    /// The later reading.
     pub after: VmCounters,
     /// Between them.
     pub between: Duration,
@@ -86,7 +86,7 @@ impl Readings {
         let after = self.after.get(function)?;
         // Some backends do not count.
         after.get("rx_bytes")?;
-        // One that is new has counted everything in between.
+        // A new function has counted everything in between.
         let before = self.before.get(function).unwrap_or(&empty);
         let rate = |name: &str| {
             let value = |counters: &BTreeMap<String, u64>| counters.get(name).copied().unwrap_or_default();
@@ -101,7 +101,7 @@ impl Readings {
     }
 }
 
-/// All PFs, each with its VFs after it.
+/// All PFs, each followed by its VFs.
 pub(crate) fn rows(info: &VmInfo, readings: Option<&Readings>) -> Vec<Row> {
     let rates = |function: &str| readings.and_then(|readings| readings.rates(function));
     let mut rows = Vec::new();
@@ -163,7 +163,7 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
     }
 }
 
-/// A state, and whether the function stands still in it until its driver resets it.
+/// A state, with a note if the function waits for its driver to reset it.
 fn state(state: &str, needs_reset: bool) -> String {
     if needs_reset { format!("{state} (needs reset)") } else { state.to_string() }
 }

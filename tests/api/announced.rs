@@ -1,4 +1,4 @@
-//! Announcements that the program sends for a guest that has moved.
+//! Announcements that the program sends for a migrated guest.
 
 use std::fs;
 use std::process::Command;
@@ -10,14 +10,14 @@ use serde_json::json;
 use crate::driven::Driven;
 use crate::vmm::{BINARY, wait_for};
 
-/// The frames that the guest behind a tap has sent, or that were sent for it.
+/// The number of frames sent by the guest behind a tap, or on its behalf.
 fn sent(tap: &str) -> u32 {
     fs::read_to_string(format!("/sys/class/net/{tap}/statistics/rx_packets")).unwrap().trim().parse().unwrap()
 }
 
-/// A driver that does not announce itself: the program does, exactly five times.
+/// For a driver that does not announce itself, the program does, exactly five times.
 #[test]
-fn a_restored_nic_is_announced_at_its_new_tap_for_a_driver_that_does_not() {
+fn a_restored_nic_is_announced_for_a_driver_that_does_not() {
     let Driven { vmm, mut client } = Driven::start(Command::new(BINARY), "announa", &json!({}));
     let path = vmm.files.path("saved");
     fs::create_dir(&path).unwrap();

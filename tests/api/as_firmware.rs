@@ -1,8 +1,8 @@
-//! Disks that a guest drives as Cloud Hypervisor's firmware does: it relies on what is the platform's to decide.
+//! Disks that a guest drives as Cloud Hypervisor's firmware does: it relies on settings of the platform.
 //!
-//! The guest knows configuration space by its ports alone. It takes BARs as it finds them, below 4 GiB, and sizes them
-//! while they decode. It never sets Bus Master. It has a queue of 16 descriptors, rings by 32-bit writes, reads one
-//! sector at a time into a buffer that is aligned to nothing, and polls.
+//! The guest uses only the ports for configuration space. It uses BARs as they are, below 4 GiB, and sizes them while
+//! they decode. It never sets Bus Master. It has a queue of 16 descriptors, rings with 32-bit writes, reads one sector
+//! at a time into an unaligned buffer, and polls.
 
 use std::fs;
 use std::process::Command;
@@ -11,19 +11,20 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::code::Code;
+use crate::migration::{receive, send, url, wait_for_state};
 use crate::snapshot::{folder, redirect, snapshot};
-use crate::vmm::{Vmm, wait_for};
+use crate::vmm::{BINARY, Vmm, wait_for};
 
-/// The rings and buffers of the first disk, and the room for those of each.
+/// The rings and buffers of the first disk, and the distance to those of the next.
 const RINGS: u32 = 0x100_0000;
 const ROOM: u32 = 0x1_0000;
-/// Offsets from there. Nothing but rings is aligned, and the data has a page boundary in it.
+/// Offsets from there. Only rings are aligned, and the data crosses a page boundary.
 const AVAIL: u32 = 0x1000;
 const USED: u32 = 0x2000;
 const HEADER: u32 = 0x3001;
 const STATUS: u32 = 0x3013;
 const DATA: u32 = 0x4f03;
-/// The sectors that it reads of each disk: more than its ring has descriptors.
+/// The sectors that it reads from each disk: more than its ring has descriptors.
 const SECTORS: u8 = 20;
 
 /// The guest's last act.
@@ -31,13 +32,15 @@ const SECTORS: u8 = 20;
 enum End {
     Halt,
     Reset,
-    /// It reads the last disk again and again.
+    /// A triple fault, which resets the machine.
+    Fault,
+    /// The guest reads the last disk repeatedly.
     Again,
 }
 
 /// The guest's instructions. It prints `^` at its start, and the first line of each sector of the disks in `slots`, one
-/// disk after the other. It prints `Z` and halts at a BAR of 0, `H` at one above 4 GiB or without a device, and `!`
-/// when a request fails.
+/// disk after the other. It prints `Z` and halts at a BAR of 0, `H` at one above 4 GiB or without a device, and `!` if
+/// a request fails.
 fn guest(slots: &[u32], end: End) -> Vec<u8> {
     // mov dx, 0x3f8; mov al, '^'; out dx, al
     let mut code = Code::default().bytes(&[&[0x66, 0xba, 0xf8, 0x03, 0xb0, b'^', 0xee]]);
@@ -50,6 +53,7 @@ fn guest(slots: &[u32], end: End) -> Vec<u8> {
     match end {
         End::Halt => code.bytes(&[&[0xf4, 0xeb, 0xfd]]), // hlt; jmp to it
         End::Reset => code.bytes(&[&[0xb0, 0xfe, 0xe6, 0x64, 0xf4]]), // mov al, 0xfe; out 0x64, al; hlt
+        End::Fault => code.bytes(&[&[0x0f, 0x0b]]),      // ud2
         End::Again => jump(code, &[0xe9], reading),
     }
     .0
@@ -67,7 +71,7 @@ fn give_up(code: Code, unless: u8, character: u8) -> Code {
     code.bytes(&[&[unless, 8, 0x66, 0xba, 0xf8, 0x03, 0xb0, character, 0xee, 0xf4]])
 }
 
-/// Reads a register of configuration space to EAX.
+/// Reads a register of configuration space into EAX.
 fn config_read(code: Code, slot: u32, register: u32) -> Code {
     // mov eax, address; mov dx, 0xcf8; out dx, eax; mov dl, 0xfc; in eax, dx
     let address = (1 << 31 | slot << 11 | register).to_le_bytes();
@@ -115,14 +119,14 @@ fn dword(code: Code, register: u8, value: u32) -> Code {
 /// Starts the device at EBX (`virtio 1.4 §3.1.1`), and describes a request to it.
 fn start(code: Code, rings: u32) -> Code {
     let code = [0, 1, 3].into_iter().fold(code, |code, status| byte(code, 0x14, status));
-    // VIRTIO_BLK_F_RO if it is offered: mov eax, [ebx + 4]; and eax, 32; mov [ebx + 12], eax. And VIRTIO_F_VERSION_1.
+    // Accepts VIRTIO_BLK_F_RO if offered: mov eax, [ebx + 4]; and eax, 32; mov [ebx + 12], eax. And VIRTIO_F_VERSION_1.
     let code = dword(dword(code, 0, 0), 8, 0).bytes(&[&[0x8b, 0x43, 4, 0x83, 0xe0, 0x20, 0x89, 0x43, 0xc]]);
     let code = byte(dword(dword(code, 8, 1), 0xc, 1), 0x14, 0xb);
     let code = word(word(code, 0x16, 0), 0x18, 16);
     let addresses = [(0x20, rings), (0x24, 0), (0x28, rings + AVAIL), (0x2c, 0), (0x30, rings + USED), (0x34, 0)];
     let code = addresses.into_iter().fold(code, |code, (register, value)| dword(code, register, value));
     let code = byte(word(code, 0x1c, 1), 0x14, 0xf);
-    // To the device with a next one, from it with a next one, from it.
+    // Device-readable with a next one, device-writable with a next one, device-writable.
     let parts = [(HEADER, 16u32, 1u16), (DATA, 512, 3), (STATUS, 1, 2)];
     parts.into_iter().zip(0..).fold(code, |code, ((offset, len, flags), number)| {
         let descriptor = rings + 16 * u32::from(number);
@@ -182,7 +186,7 @@ fn config(vmm: &Vmm, option: &str, code: &[u8], disks: &[Value]) -> Value {
     config
 }
 
-/// The guest's output. It may not have given up.
+/// The guest's output. Asserts that the guest has not given up.
 fn printed(vmm: &Vmm) -> String {
     let text = fs::read_to_string(vmm.files.path("serial")).unwrap_or_default();
     assert!(!text.contains(['!', 'H', 'Z']), "{text}");
@@ -209,14 +213,14 @@ fn disks_of_each_kind(vmm: &Vmm) -> [Value; 4] {
 }
 
 #[test]
-fn a_guest_like_firmware_reads_each_disk_and_again_after_reboots() {
+fn a_firmware_like_guest_reads_each_disk_also_after_reboots() {
     for option in ["firmware", "kernel"] {
         let vmm = Vmm::start();
         let disks = disks_of_each_kind(&vmm);
-        // The first disk once more, when it has a driver and all others have theirs.
+        // The first disk again, after all disks have been driven.
         let slots = [5, 6, 7, 8, 5];
         let mut config = config(&vmm, option, &guest(&slots, End::Halt), &disks);
-        // In the way of BARs that are sized.
+        // BARs that the sizing of others could overlap.
         config["net"] = json!([{"id": "pf", "tap": "likefw0", "sriov_vfs": 8}]);
         config["platform"] = json!({"num_pci_segments": 2});
         config["disks"].as_array_mut().unwrap().push(json!(
@@ -229,20 +233,26 @@ fn a_guest_like_firmware_reads_each_disk_and_again_after_reboots() {
             client.put("vm.reboot").expect(204);
             wait_for_text(&vmm, &once.repeat(times));
         }
+        // The serial port's file begins anew.
+        client.put("vm.shutdown").expect(204);
+        client.put("vm.boot").expect(204);
+        wait_for_text(&vmm, &once);
     }
 }
 
 #[test]
 fn a_guest_like_firmware_that_resets_finds_its_disk_again() {
-    let vmm = Vmm::start();
-    let config = config(&vmm, "firmware", &guest(&[5], End::Reset), &[disk(&vmm, "raw", 5)]);
-    let mut client = vmm.client();
-    client.put_json("vm.create", &config).expect(204);
-    client.put("vm.boot").expect(204);
-    wait_for_text(&vmm, &format!("^{}", lines("raw")).repeat(4));
+    for end in [End::Reset, End::Fault] {
+        let vmm = Vmm::start();
+        let config = config(&vmm, "firmware", &guest(&[5], end), &[disk(&vmm, "raw", 5)]);
+        let mut client = vmm.client();
+        client.put_json("vm.create", &config).expect(204);
+        client.put("vm.boot").expect(204);
+        wait_for_text(&vmm, &format!("^{}", lines("raw")).repeat(4));
+    }
 }
 
-/// The guest of `vmm` reads its disk, now and after a reboot.
+/// Checks that the guest of `vmm` reads its disk, now and after a reboot.
 fn reads_on(vmm: &Vmm, client: &mut Client) {
     let wraps = format!("raw {}\nraw 0\n", SECTORS - 1);
     wait_for("a disk that is read", || printed(vmm).matches(&wraps).count() > 2);
@@ -270,6 +280,45 @@ fn a_restored_guest_like_firmware_reads_its_disk_on() {
     client.put_json("vm.restore", &json!({"source_url": url, "resume": true})).expect(204);
     reads_on(&target, &mut client);
     assert!(!printed(&target).starts_with('^'), "the guest was not restored but booted");
+}
+
+#[test]
+fn a_guest_like_firmware_reads_its_disk_on_after_a_migration() {
+    let mut command = Command::new(BINARY);
+    command.arg("--no-shutdown");
+    let (source, target) = (Vmm::of(command), Vmm::start());
+    let mut config = config(&source, "firmware", &guest(&[5], End::Again), &[disk(&source, "raw", 5)]);
+    // Each VMM has a file of this name of its own.
+    config["serial"]["file"] = json!("serial");
+    let mut client = source.boot_config(&config);
+    reads_on(&source, &mut client);
+    let mut there = receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    wait_for_state(&mut there, "finished");
+    reads_on(&target, &mut there);
+    assert!(!printed(&target).starts_with('^'), "the guest was not moved but booted");
+}
+
+#[test]
+fn a_guest_whose_disk_shrank_stays_at_its_source() {
+    let (source, target) = (Vmm::start(), Vmm::start());
+    let disk = disk(&source, "raw", 5);
+    let file = fs::File::options().write(true).open(source.files.path("raw")).unwrap();
+    let len = file.metadata().unwrap().len();
+    file.set_len(len + (1 << 20)).unwrap();
+    let mut config = config(&source, "firmware", &guest(&[5], End::Again), &[disk]);
+    config["serial"]["file"] = json!("serial");
+    let mut client = source.boot_config(&config);
+    reads_on(&source, &mut client);
+    // The guest reads the part that stays.
+    file.set_len(len).unwrap();
+    let mut there = receive(&target, &url(&target));
+    send(&mut client, &url(&target));
+    let failed = wait_for_state(&mut client, "failed");
+    let error = failed["error"].as_str().unwrap();
+    assert!(error.contains("its driver was told capacity"), "{error}");
+    reads_on(&source, &mut client);
+    there.get("vm.info").expect(404);
 }
 
 #[test]

@@ -10,13 +10,13 @@ use std::time::Duration;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 
-/// The most descriptors that a test here sends.
+/// The most descriptors that a test sends.
 pub(crate) const MOST_FDS: usize = 4;
 
 /// A connection.
 pub(crate) struct Client(UnixStream);
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Answer {
     /// The status code.
@@ -33,7 +33,7 @@ impl Client {
         Self(stream)
     }
 
-    /// Receives once, at most as many bytes as `bytes` has. Returns how many there were.
+    /// Receives once, at most the length of `bytes`. Returns the number of bytes.
     pub(crate) fn receive_once(&mut self, bytes: &mut [u8]) -> usize {
         self.0.read(bytes).unwrap()
     }
@@ -64,19 +64,19 @@ impl Client {
         self.answer()
     }
 
-    /// Sends a request to a program that may drop the connection. Returns the status of its answer, if there is one.
+    /// Sends a request to a program that may drop the connection. Returns the status of its reply, if there is one.
     pub(crate) fn try_ask(&mut self, method: &str, endpoint: &str, body: Option<&Value>) -> Option<u16> {
         let body = body.map(Value::to_string).unwrap_or_default();
         let length = body.len();
         let head = format!("{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}");
         self.0.write_all(format!("{head}\r\nConnection: close\r\n\r\n{body}").as_bytes()).ok()?;
         let mut answer = String::new();
-        // What came before the connection broke counts, too.
+        // Data received before the connection broke counts, too.
         let _ = self.0.read_to_string(&mut answer);
         answer.strip_prefix("HTTP/1.1 ")?.split(' ').next()?.parse().ok()
     }
 
-    /// Sends bytes, with file descriptors beside the first.
+    /// Sends bytes, with file descriptors attached to the first.
     pub(crate) fn send(&mut self, request: &[u8], fds: &[OwnedFd]) {
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
@@ -88,7 +88,7 @@ impl Client {
         self.0.write_all(&request[sent..]).unwrap();
     }
 
-    /// Receives the next answer.
+    /// Receives the next reply.
     pub(crate) fn answer(&mut self) -> Answer {
         let (head, body) = self.answer_as_sent();
         let status = head.strip_prefix("HTTP/1.1 ").unwrap().split(' ').next().unwrap().parse().unwrap();
@@ -96,7 +96,7 @@ impl Client {
         Answer { status, body }
     }
 
-    /// Receives the next answer: its head without the empty line, and its body.
+    /// Receives the next reply: its head without the empty line, and its body.
     pub(crate) fn answer_as_sent(&mut self) -> (String, String) {
         let mut bytes = Vec::new();
         let head = loop {
@@ -124,7 +124,7 @@ impl Client {
 }
 
 impl Answer {
-    /// The body of an answer that must have this status.
+    /// The body of a reply that must have this status.
     pub(crate) fn expect(self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.body);
         self.body

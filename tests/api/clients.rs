@@ -1,5 +1,5 @@
-//! Clients that name Cloud Hypervisor: their requests are sent as they send them, byte for byte, and each answer is
-//! read as they read it. docs/clients.md has their versions, and what to know of each.
+//! Clients of Cloud Hypervisor: their requests are sent byte for byte, and each reply is parsed as they do it.
+//! docs/clients.md has their versions, and notes about each.
 
 mod folder;
 mod generated;
@@ -10,11 +10,11 @@ mod microvm_nix;
 
 use serde_json::Value;
 
-/// Fields that are sent at their defaults and not printed, as Cloud Hypervisor prints them in special builds only.
+/// Fields that are sent at their defaults and not printed, as Cloud Hypervisor prints them only in special builds.
 const NOT_PRINTED: [&str; 2] = ["tdx", "sev_snp"];
 
-/// Asserts that `printed` has every key of `sent` with the same value, however deep, except where `sent` is null or an
-/// empty list: one need not be printed.
+/// Asserts that `printed` has every key of `sent` with the same value, at any depth, except that null or an empty list
+/// need not be printed.
 fn assert_kept(sent: &Value, printed: &Value, at: &str) {
     match (sent, printed) {
         (Value::Null, _) => {}
@@ -34,7 +34,7 @@ fn assert_kept(sent: &Value, printed: &Value, at: &str) {
     }
 }
 
-/// The slot that both of Kata's clients find in the address of a device that was added. They accept no other form.
+/// The slot in the address of an added device, as both of Kata's clients parse it. They accept no other form.
 fn slot_of(bdf: &str) -> u8 {
     let slot = bdf.strip_prefix("0000:00:").and_then(|rest| rest.strip_suffix(".0"));
     let slot = slot.filter(|slot| slot.len() == 2).unwrap_or_else(|| panic!("{bdf} is no address for Kata"));

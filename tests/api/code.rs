@@ -1,4 +1,4 @@
-//! A guest's instructions, and among them a driver of virtio devices.
+//! A guest's instructions, including a driver of virtio devices.
 
 /// Instructions in flat 32-bit mode.
 #[derive(Default)]
@@ -26,14 +26,14 @@ impl Code {
     }
 }
 
-/// The room of a queue's rings, in bytes: descriptors, and 4 KiB and 8 KiB behind them both rings.
+/// The size of a queue's rings, in bytes: descriptors, and both rings at 4 KiB and 8 KiB.
 pub(crate) const RINGS: u32 = 0x1_0000;
 /// The number of a queue's descriptors.
 pub(crate) const SIZE: u16 = 16;
 
 /// Adds a driver's start of a device with its registers and MSI-X table at these addresses, with these queues, these
-/// features and VIRTIO_F_VERSION_1 (`virtio 1.4 §3.1.1`). The queues' rings are one after another from `rings` on.
-/// Each queue's vector is its own, if there are as many.
+/// features and VIRTIO_F_VERSION_1 (`virtio 1.4 §3.1.1`). The queues' rings are consecutive from `rings`. Each queue
+/// has its own vector, if there are enough.
 pub(crate) fn drive(code: Code, registers: u32, table: u32, queues: &[u16], features: u64, rings: u32) -> Code {
     let vectors = (0..4).fold(code, |code, vector: u32| {
         let entry = table + 16 * vector;

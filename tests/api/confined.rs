@@ -22,7 +22,7 @@ use crate::vmm::{BINARY, Vmm};
 use attacks::Target;
 use hijacked::{Hijacked, Outcome};
 
-/// The threads of the VM whose devices are all driven.
+/// The threads of a VM with all devices driven.
 const THREADS: &[&str] = &[
     "cloud-hyperviso",
     "starter",
@@ -60,13 +60,13 @@ fn every_thread_has_a_filter_unless_there_shall_be_none() {
         let driven = Driven::start(command(option), "apisec0", &json!({}));
         let mut names = BTreeSet::new();
         for (task, name) in tasks(driven.vmm.pid()) {
-            // A worker of the API's server ends when it was idle for a while.
+            // An idle worker of the API's server ends after a while.
             let status = fs::read_to_string(format!("/proc/{}/task/{task}/status", driven.vmm.pid()));
             let Ok(status) = status else { continue };
             let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_string();
             assert_eq!(line("Seccomp:"), mode, "{name}, {option:?}");
             let own = line("Seccomp_filters:").parse::<u32>().unwrap();
-            // All but the control thread begin with the starter's two.
+            // All except the control thread begin with the starter's two.
             let inherited =
                 if name == "cloud-hyperviso" || filters == 0 { 0 } else { 2 - u32::from(name == "starter") };
             assert_eq!(own, filters + inherited, "{name}, {option:?}");
@@ -76,7 +76,7 @@ fn every_thread_has_a_filter_unless_there_shall_be_none() {
     }
 }
 
-/// The kind of a thread of the driven VM, as `allowances` has it, by its name.
+/// The kind of a thread of the driven VM by its name, as in `allowances`.
 fn kind(name: &str) -> &'static str {
     match name {
         "cloud-hyperviso" => "Main",
@@ -96,13 +96,13 @@ fn kind(name: &str) -> &'static str {
         "__rtc_q0" => "Worker(Rtc)",
         _ if name.starts_with("vcpu") => "Vcpu",
         _ if name.starts_with("http-") => "Http",
-        // The starter may do what all others may, and a thread has its name until it has set its own.
+        // The starter may make all other threads' calls, and a thread has its name until it has set its own.
         _ => "",
     }
 }
 
-/// Prints which calls of the filters were not made in a run that drives devices, adds and removes some, and restarts
-/// the guest. Many of them are for what lacks, breaks or comes back, or for another C library.
+/// Prints the allowed calls that were not made in a run that drives devices, adds and removes some, and restarts the
+/// guest. Many of them are for missing resources, failures and recovery, or for another C library.
 #[test]
 fn every_call_that_was_made_is_one_that_its_thread_may_make() {
     let vmm = Vmm::of(command(&[]));
@@ -145,14 +145,14 @@ fn every_call_that_was_made_is_one_that_its_thread_may_make() {
     }
 }
 
-/// The exploit's view: each thread of a VM under its filter and Landlock, with the registers of an exploit.
+/// An exploit's view: each thread of a VM under its filter and Landlock, with registers set by the exploit.
 #[test]
-fn a_thread_that_was_taken_over_reaches_nothing_outside_of_its_vm() {
+fn a_compromised_thread_reaches_nothing_outside_its_vm() {
     let driven = Driven::start(command(&[]), "apisec1", &json!({"landlock_enable": true}));
     let pid = driven.vmm.pid();
     // Another VMM of the same user.
     let other = Vmm::start();
-    // All its threads are there once it answers.
+    // All its threads exist once it replies.
     other.client().get("vmm.ping").expect(200);
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let folder = Files::new();
@@ -182,7 +182,7 @@ fn the_exploits_table_has_the_attempts_that_are_made() {
 }
 
 #[test]
-fn a_call_that_is_not_allowed_ends_the_program_with_a_line_that_names_thread_and_call() {
+fn a_denied_call_ends_the_program_and_logs_thread_and_call() {
     for (option, ends) in [(&[][..], true), (&["--seccomp", "errno"], false)] {
         let mut driven = Driven::start(command(option), "apisec2", &json!({}));
         for name in ["__rng_q0", "vcpu0"] {

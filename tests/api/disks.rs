@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::vmm::{Vmm, reasons};
 
 #[test]
-fn a_disk_is_resized_while_the_vm_runs_or_keeps_its_size_and_the_client_hears_why() {
+fn a_disk_resizes_live_or_keeps_its_size_with_a_reason() {
     let vmm = Vmm::start();
     let path = vmm.files.path("disk");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -44,7 +44,7 @@ fn a_disk_is_resized_while_the_vm_runs_or_keeps_its_size_and_the_client_hears_wh
         answer.expect(status);
     }
     assert_eq!(len(), 1 << 20);
-    // A paused VM's disk, too; and its size is that of the image at the next start.
+    // A paused VM's disk, too; and at the next start its size is that of the image.
     vmm.client().put("vm.pause").expect(204);
     resize("a", 512).expect(204);
     vmm.client().put("vm.resume").expect(204);
@@ -59,11 +59,11 @@ fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_qcow2_disk_of_no_type_grows_and_one_over_another_is_refused() {
+fn an_untyped_qcow2_disk_grows_and_one_over_another_is_refused() {
     let vmm = Vmm::start();
     let path = vmm.files.path("disk");
     let folder = path.parent().unwrap();
-    // A table of clusters of 512 bytes moves when the disk grows; the other stays in its place.
+    // A table of clusters of 512 bytes moves when the disk grows; the other stays in place.
     qemu_img(folder, &["create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "disk", "1M"]);
     qemu_img(folder, &["create", "-q", "-f", "qcow2", "larger", "1M"]);
     qemu_img(folder, &["create", "-q", "-f", "qcow2", "-b", "larger", "-F", "qcow2", "over", "1M"]);
@@ -96,7 +96,7 @@ fn a_qcow2_disk_of_no_type_grows_and_one_over_another_is_refused() {
 }
 
 #[test]
-fn settings_of_disks_are_kept_and_a_disk_without_holes_has_its_space() {
+fn disk_settings_are_kept_and_a_nonsparse_disk_is_allocated() {
     let vmm = Vmm::start();
     let path = vmm.files.path("disk");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -115,7 +115,7 @@ fn settings_of_disks_are_kept_and_a_disk_without_holes_has_its_space() {
         assert_eq!(info["config"]["disks"][0].get(key), Some(value), "{key}");
     }
     assert!(fs::metadata(&path).unwrap().blocks() >= 2048);
-    // The guest has no driver: nothing has a latency.
+    // The guest has no driver, so there are no latencies.
     let counters = client.get("vm.counters").expect(200);
     assert_eq!(counters["a"]["read_ops"], 0);
     assert!(counters["a"].get("read_latency_avg").is_none());

@@ -1,4 +1,4 @@
-//! A VM with devices of many kinds, whose guest drives them all: each has its worker.
+//! A VM with devices of many kinds, whose guest drives them all: each has a worker.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,25 +10,25 @@ use crate::client::Client;
 use crate::code::{Code, RINGS, SIZE, drive};
 use crate::vmm::{Vmm, wait_for};
 
-/// The guest waits until this has another value than 0, starts its drivers, and sets it to 0 again.
+/// The guest waits until this is not 0, starts its drivers, and sets it to 0 again.
 const COMMAND: u32 = 0x30_0000;
 const ECAM: u32 = 0xe800_0000;
-/// Address that the guest gives to the registers and tables of the device in slot 0; those of each other slot follow.
+/// Address of the registers and tables of the device in slot 0, chosen by the guest; those of the other slots follow.
 const REGISTERS: u32 = 0xd300_0000;
 const TABLES: u32 = 0xd400_0000;
 const SPACING: u32 = 0x1_0000;
-/// The rings of the first device, and the room for those of each.
+/// The rings of the first device, and the distance to those of the next.
 const RINGS_AT: u32 = 0x100_0000;
 const RINGS_OF_DEVICE: u32 = 4 * RINGS;
 const MEMORY: u64 = 64 << 20;
 
-/// A descriptor of a request: bytes for the device, or room for its answer.
+/// A descriptor of a request: bytes for the device, or room for its reply.
 enum Part<'a> {
     Ask(&'a [u8]),
     Answer(u32),
 }
 
-/// A device that is driven: the beginning of its id, the queues that are started, and a request in one of them.
+/// A driven device: the prefix of its id, the queues to start, and a request in one of them.
 struct Driver {
     id: &'static str,
     queues: &'static [u16],
@@ -70,17 +70,17 @@ pub(crate) struct Driven {
 }
 
 impl Driven {
-    /// Starts it by `command`, which is that of the program with further arguments, with a tap of this name and further
-    /// settings, and waits until its drivers run.
+    /// Starts `command`, which is the program with further arguments, with a tap of this name and further settings, and
+    /// waits until its drivers run.
     pub(crate) fn start(command: Command, tap: &str, further: &Value) -> Self {
         Self::over(Vmm::of(command), tap, further)
     }
 
-    /// The same in a program that was started.
+    /// The same in a running program.
     pub(crate) fn over(vmm: Vmm, tap: &str, further: &Value) -> Self {
         let ram = vmm.files.sparse("ram", MEMORY);
         let config = config(&vmm, &ram, tap, further);
-        // In which slots devices are, is known once they are there.
+        // The devices' slots are known only after the boot.
         let mut client = vmm.boot_config(&config);
         let tree = client.get("vm.info").expect(200)["device_tree"].clone();
         client.put("vm.shutdown").expect(204);
@@ -136,7 +136,7 @@ fn config(vmm: &Vmm, ram: &str, tap: &str, further: &Value) -> Value {
     config
 }
 
-/// The slot of the device whose id begins so.
+/// The slot of the device whose id begins with `id`.
 pub(crate) fn slot(tree: &Value, id: &str) -> u32 {
     let devices = tree.as_object().unwrap().iter();
     let address = devices
@@ -171,7 +171,7 @@ fn ask(memory: &File, driver: &Driver, rings: u32) {
     assert!(parts.len() <= usize::from(SIZE));
 }
 
-/// The guest's instructions: it waits, starts a driver for each device in these slots, tells, and halts.
+/// The guest's instructions: it waits, starts a driver for each device in these slots, reports, and halts.
 fn guest(drivers: &[Driver], slots: &[u32]) -> Vec<u8> {
     // 0: mov eax, [COMMAND]; 5: test eax, eax; 7: pause; 9: jz 0
     let wait = Code::default().bytes(&[&[0xa1], &COMMAND.to_le_bytes(), &[0x85, 0xc0, 0xf3, 0x90, 0x74, 0xf5]]);
@@ -197,7 +197,7 @@ pub(crate) fn drive_in(code: Code, slot: u32, queues: &[u16], rings: u32) -> Cod
     drive(placed, registers, table, queues, 0, rings)
 }
 
-/// The threads of a process: their numbers and names, without those that the kernel adds to a process that uses KVM.
+/// The threads of a process: their IDs and names, without those that the kernel adds to a process that uses KVM.
 pub(crate) fn tasks(pid: u32) -> Vec<(i32, String)> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let named = tasks.filter_map(|task| {

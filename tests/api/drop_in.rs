@@ -1,5 +1,5 @@
-//! Input that Cloud Hypervisor v53 takes, as its clients and tests send it: it is taken, and what the guest sees
-//! otherwise is in the log.
+//! Input that Cloud Hypervisor v53 accepts, in the form of its clients and tests: it is accepted, and differences for
+//! the guest are logged.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::driven::slot;
 use crate::vmm::{Vmm, reasons, wait_for};
 
 /// The configuration of a VM without NICs and with these further fields.
@@ -18,7 +19,7 @@ fn config(vmm: &Vmm, fields: &Value) -> Value {
     config
 }
 
-/// Boots a VM that is warned of by these lines, in their order, and by no others.
+/// Boots a VM that causes exactly these warnings, in their order.
 fn boots(fields: &Value, warnings: &[&str]) -> Vmm {
     let vmm = Vmm::start();
     let mut client = vmm.client();
@@ -94,7 +95,7 @@ fn four_threads_of_a_core_boot() {
 }
 
 #[test]
-fn slot_0_of_another_segment_has_a_device_from_the_start_or_later() {
+fn slot_0_of_another_segment_takes_a_device_at_boot_or_later() {
     let vmm = boots(&json!({"platform": {"num_pci_segments": 3}, "rng": {"pci_segment": 1, "pci_device_id": 0}}), &[]);
     let mut client = vmm.client();
     let tree = &client.get("vm.info").expect(200)["device_tree"];
@@ -119,7 +120,7 @@ fn an_image_of_odd_size_and_queues_that_are_not_there_are_taken() {
     let log = fs::read_to_string(vmm.files.path("log")).unwrap();
     assert!(log.contains("the guest does not see the last 100 bytes"), "{log}");
     assert_eq!(fs::metadata(&path).unwrap().len(), (1 << 20) + 100);
-    // A disk that is added later is warned of as well, and the first not again.
+    // A disk added later causes a warning, too, and the first one is not repeated.
     let hot = json!({"path": vmm.files.path("hot"), "id": "e", "queue_affinity": affinity});
     image(&vmm.files.path("hot"), 1 << 20);
     vmm.client().put_json("vm.add-disk", &hot).expect(200);
@@ -137,7 +138,7 @@ fn a_disk_that_another_program_has_locked_is_a_conflict() {
     let answer = client.put_json("vm.add-disk", &disk);
     assert!(reasons(&answer).concat().contains("is in use by another program"), "{answer:?}");
     answer.expect(409);
-    // Closing the file would not do while a child that another test has just forked has it, too.
+    // Closing the file is not enough if a child that another test has just forked has it, too.
     lock(&file, libc::F_UNLCK);
     client.put_json("vm.add-disk", &disk).expect(200);
     // The same when it is found at boot.
@@ -153,6 +154,21 @@ fn lock(file: &File, kind: libc::c_int) {
     // SAFETY: the kernel reads the lock's description, which lives through the call.
     let locked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     assert_eq!(locked, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_nic_behind_a_console_and_two_disks_is_in_slot_4() {
+    let vmm = Vmm::start();
+    let disks = ["a", "b"].map(|name| {
+        image(&vmm.files.path(name), 1 << 20);
+        json!({"path": vmm.files.path(name), "image_type": "Raw"})
+    });
+    let fields = json!({"disks": disks, "net": [{"tap": "slotfour"}], "console": {"mode": "Null"}});
+    let mut client = vmm.boot_config(&config(&vmm, &fields));
+    let tree = client.get("vm.info").expect(200)["device_tree"].clone();
+    // Linux names the NIC enp0s4 or ens4 after its slot.
+    let slots = ["__console", "_disk0", "_disk1", "_net2", "__rng"].map(|id| slot(&tree, id));
+    assert_eq!(slots, [1, 2, 3, 4, 5]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::gpt::{self, Kind};
 
 const SECTOR: usize = 512;
-/// The size of the partition in sectors. Each cluster has one, except those of the tables: FAT32 has 65,525 at least.
+/// The size of the partition in sectors. Each cluster has one sector: FAT32 has at least 65,525 clusters.
 const SECTORS: u32 = 70_000;
 /// The sectors before the first table.
 const RESERVED: u16 = 32;
@@ -19,13 +19,13 @@ const DIRECTORY: u8 = 0x10;
 const LONG_NAME: u8 = 0x0f;
 
 /// A file or a directory. Names have at most 13 characters. Directories have no entries for themselves and their
-/// parents, which a boot loader does not follow.
+/// parents, which a boot loader does not use.
 pub(crate) enum Node<'a> {
     File(&'a str, &'a [u8]),
     Directory(&'a str, Vec<Self>),
 }
 
-/// The clusters that are in use, of a sector each; the first has number 2.
+/// The clusters in use, of one sector each; the first has number 2.
 struct Volume {
     table: Vec<u32>,
     data: Vec<u8>,
@@ -65,7 +65,7 @@ impl Volume {
     }
 }
 
-/// The entry of a long name before that with its short name.
+/// The long-name entry, which precedes the short-name entry.
 fn long_name(name: &str, short: &[u8; 11]) -> [u8; 32] {
     let mut characters: Vec<u16> = name.encode_utf16().collect();
     assert!(characters.len() <= 13, "{name}");

@@ -1,4 +1,4 @@
-//! A host that lacks something at any one moment: each system call of a VF's enable, of a hot-plug and of an API
+//! A host that lacks a resource at any one moment: each system call of a VF's enable, of a hot-plug and of an API
 //! request fails once. The program stays up, nothing is left behind, and the next try works.
 
 mod guest;
@@ -17,10 +17,10 @@ use crate::vmm::{Vmm, taps, wait_for};
 use injector::{Fault, Injector, Report};
 
 const ERRORS: [(c_int, &str); 4] = [(EMFILE, "EMFILE"), (ENFILE, "ENFILE"), (ENOMEM, "ENOMEM"), (ENOSPC, "ENOSPC")];
-/// The lines of the log that a failure may cause.
+/// The most log lines for a failure.
 const MOST_LINES: usize = 2;
 
-/// Resources of a process: its descriptors by what they are, and its threads by their names.
+/// Resources of a process: its descriptors by kind, and its threads by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Holding {
     files: BTreeMap<String, usize>,
@@ -28,7 +28,7 @@ struct Holding {
     taps: Vec<String>,
 }
 
-/// Resources of the program, without its clients and the threads that serve them.
+/// Resources of the program, except those for its clients.
 fn holding(vmm: &Vmm, tap: &str) -> Holding {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap() {
@@ -42,7 +42,7 @@ fn holding(vmm: &Vmm, tap: &str) -> Holding {
     Holding { files, threads, taps: taps(tap) }
 }
 
-/// Waits until the program has what it had before.
+/// Waits until the program's resources are the same as before.
 fn await_holding(vmm: &Vmm, tap: &str, expected: &Holding, what: &str) {
     let mut now = holding(vmm, tap);
     for _ in 0..6000 {
@@ -61,7 +61,7 @@ fn log_lines(vmm: &Vmm) -> usize {
     log.lines().count()
 }
 
-/// Has each system call of `action` fail in each way, and checks the state `after` each. Prints how many there were.
+/// Makes each system call of `action` fail in each way, and checks the state `after` each. Prints their number.
 fn at_each_call(vmm: &Vmm, name: &str, mut action: impl FnMut(), mut after: impl FnMut(&str, &Report)) {
     let mut points = Vec::new();
     for (errno, error) in ERRORS {
@@ -94,7 +94,7 @@ fn each_call_of_a_request_may_fail_once() {
     std::thread::sleep(Duration::from_millis(100));
     let before = holding(&vmm, "flta");
     let request = || {
-        // It may be dropped without an answer.
+        // The connection may be dropped without a reply.
         let _ = Client::connect(&vmm.socket()).try_ask("GET", "vm.info", None);
     };
     at_each_call(&vmm, "an API request", request, |what, _| {
@@ -103,7 +103,7 @@ fn each_call_of_a_request_may_fail_once() {
     });
 }
 
-/// Removes a device that the guest does not release: it is gone when the guest restarts.
+/// Removes a device that the guest does not release until it restarts.
 fn remove(vmm: &Vmm, id: &str) {
     vmm.client().put_json("vm.remove-device", &json!({"id": id})).expect(204);
     vmm.client().put("vm.reboot").expect(204);
@@ -114,16 +114,16 @@ fn each_call_of_a_hot_plug(name: &str, endpoint: &str, key: &str, tap: &str, bod
     drop(vmm.boot(json!([])));
     let body = body(&vmm);
     let is_there = || vmm.client().get("vm.info").expect(200)["config"][key].to_string().contains("\"new\"");
-    // What a first time takes for good is there before.
+    // Resources kept after the first use exist already.
     vmm.client().put_json(endpoint, &body).expect(200);
     remove(&vmm, "new");
     let before = holding(&vmm, tap);
     let add = || {
-        // It may be dropped without an answer.
+        // The connection may be dropped without a reply.
         let _ = Client::connect(&vmm.socket()).try_ask("PUT", endpoint, Some(&body));
     };
     at_each_call(&vmm, name, add, |what, _| {
-        // A failure may have been made up for.
+        // The program may have recovered from the failure.
         if !is_there() {
             await_holding(&vmm, tap, &before, what);
             let again = vmm.client().put_json(endpoint, &body);

@@ -1,4 +1,4 @@
-//! Log lines that a guest can cause, and their effect on a full disk.
+//! Log lines that a guest can cause, and the effect of a full disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::vmm::{BINARY, Vmm, wait_for};
 
-/// A file system in memory of some bytes, mounted in a folder.
+/// An in-memory file system of limited size, mounted in a folder.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -42,7 +42,7 @@ fn events(file: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_guest_that_reboots_without_end_fills_neither_the_log_nor_the_events() {
+fn endless_guest_reboots_fill_neither_the_log_nor_the_events() {
     let folder = tempfile::tempdir().unwrap();
     let [log, monitor] = ["log", "events"].map(|name| folder.path().join(name));
     let mut command = Command::new(BINARY);
@@ -55,22 +55,23 @@ fn a_guest_that_reboots_without_end_fills_neither_the_log_nor_the_events() {
     client.put_json("vm.create", &config).expect(204);
     client.put("vm.boot").expect(204);
     let written = || fs::read_to_string(&log).unwrap();
-    // Each makes a VM of KVM, which waits for grace periods of the kernel. On a busy machine, 256 take longer than one
-    // wait.
+    // Each reboot creates a KVM VM, which waits for grace periods of the kernel. On a busy machine, 256 take longer
+    // than one wait.
     for number in [64, 128, 256] {
         wait_for("reboots", || written().contains(&format!("after a triple fault (number {number})")));
     }
     client.put("vmm.shutdown").expect(200);
     vmm.end();
     let lines = written().lines().filter(|line| line.contains("the guest reboots")).count();
-    // One of each reboot for an hour's worth of them, one for each doubling of their number, and a few minutes.
+    // One for each reboot up to an hourly limit, one for each doubling of their number, and a few for the minutes
+    // passed.
     assert!((60..90).contains(&lines), "{lines} lines");
     let told = events(&monitor).iter().filter(|event| *event == "rebooting").count();
     assert!((60..80).contains(&told), "{told} events");
 }
 
 #[test]
-fn a_full_disk_holds_whole_events_and_gets_the_next_ones_when_it_has_room() {
+fn a_full_disk_keeps_events_whole_and_takes_more_given_room() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Disk::new(folder.path().join("disk"), "4k");
     let file = disk.0.join("events");
@@ -86,7 +87,7 @@ fn a_full_disk_holds_whole_events_and_gets_the_next_ones_when_it_has_room() {
     while len() < 4096 {
         go_round();
     }
-    // The last event is most likely cut.
+    // The last event is probably truncated.
     (0..5).for_each(|_| go_round());
     disk.resize("64k");
     while len() < 4096 + 2000 {

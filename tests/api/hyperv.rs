@@ -1,4 +1,4 @@
-//! Hyper-V's interface of a hypervisor, on a host whose KVM has it or has not.
+//! Hyper-V's hypervisor interface, with and without support in the host's KVM.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -15,7 +15,7 @@ const LACKING: &str = "the VM cannot be booted: --cpus kvm_hyperv=on: the KVM of
 
 fn host_has_it() -> bool {
     let kvm = File::open("/dev/kvm").unwrap();
-    // SAFETY: the call passes two numbers, and answers with one.
+    // SAFETY: the call passes two numbers, and returns one.
     unsafe { libc::ioctl(kvm.as_raw_fd(), CHECK.0, CHECK.1) > 0 }
 }
 

@@ -1,5 +1,5 @@
-//! Cloud Hypervisor's own firmware, rust-hypervisor-firmware, where its file is present. The kernel that it boots is
-//! one of ours: the machine's own KVM may be too slow for Linux.
+//! Cloud Hypervisor's own firmware, rust-hypervisor-firmware, if its file is present. It boots a kernel of this test:
+//! the machine's own KVM may be too slow for Linux.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::fat32::{self, Node};
 use crate::files::Files;
 use crate::vmm::{BINARY, Kill, Vmm, reasons, wait_for};
 
-/// The file beside the workspace, unless this variable names another.
+/// The default path of the file, next to the workspace; overridden by this variable.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/firmware/hypervisor-fw");
 const VARIABLE: &str = "CH_HYPERVISOR_FW";
 /// The options of the kernel, which prints them.
@@ -36,10 +36,10 @@ fn kernel() -> Vec<u8> {
     put(0x1fe, &[0x55, 0xaa, 0xeb, 0x66]);
     put(0x202, b"HdrS");
     put(0x206, &0x020fu16.to_le_bytes());
-    // To be loaded high; where an initramfs may be.
+    // Loaded high; the highest address of an initramfs.
     put(0x211, &[1]);
     put(0x22c, &0x7fff_ffffu32.to_le_bytes());
-    // It runs anywhere, in 64-bit mode, with a command line of up to 2,047 bytes.
+    // Relocatable, in 64-bit mode, with a command line of up to 2,047 bytes.
     put(0x230, &0x20_0000u32.to_le_bytes());
     put(0x234, &[1, 21, 3]);
     put(0x238, &2047u32.to_le_bytes());
@@ -153,7 +153,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// The firmware reads single sectors of 512 bytes, in which the image counts, too.
+/// The firmware reads single sectors of 512 bytes, the unit of the image's partition table, too.
 #[test]
 fn hypervisor_fw_boots_a_block_device_of_4096_byte_blocks() {
     let Some(firmware) = firmware() else { return };

@@ -1,4 +1,4 @@
-//! A VM with Landlock: the files that it names are all that the program can use. These tests need a kernel that has it.
+//! A VM with Landlock: the program can use only the files that it names. These tests need a kernel with Landlock.
 
 use std::fs::{self, File};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -26,7 +26,7 @@ fn disk(vmm: &Vmm, name: &str) -> Value {
     json!({"id": name, "path": vmm.files.sparse(name, 1 << 20)})
 }
 
-/// Waits until the VMM has no device `id` any more: a guest without drivers releases it when it restarts.
+/// Waits until the VMM has removed the device `id`: a guest without drivers releases it when it restarts.
 fn removed(client: &mut Client, id: &str) {
     client.put_json("vm.remove-device", &json!({"id": id})).expect(204);
     client.put("vm.reboot").expect(204);
@@ -35,7 +35,7 @@ fn removed(client: &mut Client, id: &str) {
 }
 
 #[test]
-fn a_confined_vm_reboots_boots_again_and_takes_what_its_rules_name() {
+fn a_confined_vm_reboots_boots_again_and_adds_what_rules_name() {
     let vmm = Vmm::start();
     let _tap = Kept::new("apill0");
     let folder = vmm.files.path("later");
@@ -89,10 +89,10 @@ fn a_confined_vm_reboots_boots_again_and_takes_what_its_rules_name() {
 }
 
 #[test]
-fn a_device_beyond_the_rules_is_refused_with_its_path_and_what_to_do() {
+fn a_device_beyond_the_rules_is_refused_with_path_and_remedy() {
     let vmm = Vmm::start();
     let mut client = vmm.boot_config(&confined(&vmm, &json!({"disks": [disk(&vmm, "a")]})));
-    // Not in that of the API's socket, where others may be made, too.
+    // Not in the folder of the API's socket, where creating files is allowed.
     let other = Files::new();
     let folder = other.path("other");
     fs::create_dir(&folder).unwrap();
@@ -136,7 +136,7 @@ fn a_file_that_is_missing_or_replaced_is_named() {
         );
         assert_eq!((answer.status, reasons(&answer).last().copied()), (400, Some(said.as_str())), "{answer:?}");
     }
-    // Nothing was confined by these.
+    // These requests confined nothing.
     let config = confined(&vmm, &json!({"disks": [disk(&vmm, "a")]}));
     client.put_json("vm.create", &config).expect(204);
     let image = vmm.files.path("a");
@@ -167,7 +167,8 @@ fn the_next_vm_of_a_confined_program_must_be_within_its_rules() {
     vmm.boot_config(&same);
 }
 
-/// The files that a program can open by way of its VM's options are refused by the kernel, and not only by the check.
+/// Files that the program opens because an option's file names them, such as a backing file, are refused by the kernel,
+/// not only by the check.
 #[test]
 fn what_an_image_names_is_within_the_rules_and_nothing_else() {
     let vmm = Vmm::start();

@@ -1,4 +1,4 @@
-//! Linux kernels that need hardware of older PCs, as their command lines say.
+//! Linux kernels that need hardware of older PCs according to their command lines.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::tiny::Code;
 use crate::vmm::Vmm;
 
-/// A guest that prints which of that hardware it finds, and whether both PICs are masked.
+/// A guest that prints which of that hardware it finds, and if both PICs are masked.
 fn guest() -> Code {
     let found = Code::default()
         .out32(0xcf8, 0x8000_0000)
@@ -40,7 +40,7 @@ fn guest() -> Code {
         .power_off()
 }
 
-/// The text that a Linux guest prints with this command line and these settings of the platform.
+/// The output of a Linux guest with this command line and these settings of the platform.
 fn printed(command_line: &str, platform: &Value) -> String {
     let vmm = Vmm::start();
     let kernel = vmm.files.write("linux", &guest().linux());

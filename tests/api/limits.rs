@@ -1,4 +1,5 @@
-//! A VM stays within its limit of open files, even when its guest uses all its devices, and within that of their size.
+//! A VM stays within its limit of open files, even when its guest uses all its devices, and within the limit of their
+//! size.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -19,13 +20,13 @@ const OF_FUNCTION: usize = 6;
 fn sixty_four_vfs_fit_into_1024_open_files() {
     let vmm = Vmm::limited(1024);
     vmm.boot(json!([{"id": "pf0", "tap": "alf", "sriov_vfs": 64}]));
-    // So far each function has its tap. It gets the other descriptors when its driver is up.
+    // So far each function has only its tap. It gets the other descriptors when its driver is initialized.
     let open = vmm.open_files();
     assert!((65..120).contains(&open), "{open}");
     assert!(open + 65 * (OF_FUNCTION - 1) <= 1024 / 2, "{open}");
 }
 
-/// The descriptors that reserved VFs will need are kept for them.
+/// Descriptors for reserved VFs are kept for them.
 #[test]
 fn an_added_pf_does_not_take_the_files_that_other_vfs_may_need() {
     let vmm = Vmm::limited(1300);
@@ -52,7 +53,7 @@ fn idle_clients_leave_a_descriptor_for_the_next_one() {
     }
 }
 
-/// With the limit that the program itself asks for, and with all that clients can take.
+/// With the limit that the program itself sets, and the most that clients can use.
 #[test]
 fn what_clients_take_leaves_vfs_their_files() {
     let net = json!([{"id": "pf0", "tap": "alj", "sriov_vfs": 64}]);
@@ -69,7 +70,7 @@ fn what_clients_take_leaves_vfs_their_files() {
     let descriptor = || OwnedFd::from(File::open("/dev/null").unwrap());
     let descriptors: Vec<_> = (0..MOST_FDS).map(|_| descriptor()).collect();
     let mut idle: Vec<Client> = (0..127).map(|_| vmm.client()).collect();
-    // Requests that are not complete, with more descriptors than all may have together.
+    // Incomplete requests, with more descriptors than all clients may have together.
     for client in idle.iter_mut().rev().take(100) {
         client.send(b"P", &descriptors);
     }
@@ -85,7 +86,7 @@ fn what_clients_take_leaves_vfs_their_files() {
     assert!(most + 65 * (OF_FUNCTION - 1) <= needed, "{most} files are open, and {needed} were asked for");
 }
 
-/// The program, with files of at most so many blocks of 512 bytes (`LimitFSIZE=`).
+/// The program, with a file size limit of `blocks` blocks of 512 bytes (`LimitFSIZE=`).
 fn with_small_files(blocks: u64) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -f {blocks} && exec \"$@\""), "sh", BINARY]);
@@ -93,8 +94,8 @@ fn with_small_files(blocks: u64) -> Command {
 }
 
 #[test]
-fn a_snapshot_beyond_the_limit_of_a_file_fails_and_the_vm_goes_on() {
-    // 1 MiB, where the guest has 64.
+fn a_snapshot_over_the_file_size_limit_fails_and_the_vm_resumes() {
+    // 1 MiB, while the guest has 64 MiB.
     let vmm = Vmm::of(with_small_files(2048));
     let mut client = vmm.boot(json!([]));
     client.put("vm.pause").expect(204);
@@ -110,8 +111,8 @@ fn a_snapshot_beyond_the_limit_of_a_file_fails_and_the_vm_goes_on() {
 }
 
 #[test]
-fn an_image_beyond_the_limit_of_a_file_fails_as_a_full_disk_does() {
-    // An image without data takes 192 KiB and some bytes, and the first that is written another cluster of 64 KiB.
+fn an_image_over_the_file_size_limit_fails_like_a_full_disk() {
+    // An image without data takes 192 KiB and some bytes, and the first write takes another cluster of 64 KiB.
     let driven = Driven::start(with_small_files(400), "limfs0", &json!({}));
     let log = driven.vmm.files.path("log");
     let failed = |line: &str| line.contains("qcow2") && line.contains("File too large");

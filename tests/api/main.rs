@@ -1,5 +1,5 @@
-//! Tests of the REST API of the real command, as clients use it. Where a guest is needed, it consists of a few
-//! instructions and runs on the machine's own KVM.
+//! Tests of the REST API with the real command and its clients' requests. Guests consist of a few instructions and run
+//! on the machine's own KVM.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

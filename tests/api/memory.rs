@@ -1,4 +1,4 @@
-//! Requests of clients take little memory and little time for any numbers, and the memory is returned.
+//! Clients' requests take little memory and time for any numbers, and the memory is freed.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn status(vmm: &Vmm, key: &str) -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() >> 10
 }
 
-/// The status of the answer to `vm.create` with this body.
+/// The status of the reply to `vm.create` with this body.
 fn create(vmm: &Vmm, body: &str) -> u16 {
     let mut stream = UnixStream::connect(vmm.socket()).unwrap();
     let head = "PUT /api/v1/vm.create HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n";
@@ -90,7 +90,7 @@ fn what_a_vm_took_is_given_back() {
     assert!(after < before + 10, "{after} MiB instead of {before}");
 }
 
-/// Sends requests for a VM, which the program refuses, and asserts that it answers others meanwhile.
+/// Sends requests for a VM, which the program must refuse, while it answers other requests.
 fn is_refused_in_passing(body: &str) {
     let vmm = Vmm::start();
     let is_done = AtomicBool::new(false);

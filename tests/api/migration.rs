@@ -1,4 +1,4 @@
-//! Live migration of tiny guests between two VMMs on this machine, and with peers that fail.
+//! Live migration of tiny guests between two VMMs on this machine, and with failing peers.
 
 use std::fs;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::migration_peer::{Ends, Target};
 use crate::snapshot::counting;
 use crate::vmm::{BINARY, Vmm, wait_for};
 
-/// A VM with a guest that counts, and shows that on its serial port. Each VMM has a file of that name of its own.
+/// A VM with a guest that counts, and shows that on its serial port. Each VMM has its own file of that name.
 pub(crate) fn config(vmm: &Vmm) -> Value {
     let mut config = vmm.config(json!([]));
     config["payload"]["kernel"] = json!(vmm.files.kernel(&counting()));
@@ -26,7 +26,7 @@ pub(crate) fn dots(vmm: &Vmm) -> usize {
     text.len()
 }
 
-/// True if the guest keeps counting. Waits for it as long as for anything else on a busy machine.
+/// True if the guest keeps counting. Waits with the usual limit for a busy machine.
 pub(crate) fn counts(vmm: &Vmm) -> bool {
     counts_within(vmm, Duration::from_secs(60))
 }
@@ -48,7 +48,7 @@ fn counts_within(vmm: &Vmm, limit: Duration) -> bool {
     false
 }
 
-/// A VMM whose guest counts. It stays when the guest is gone.
+/// A VMM whose guest counts. It keeps running without a guest.
 pub(crate) fn source() -> (Vmm, Client) {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
@@ -81,7 +81,7 @@ pub(crate) fn url(vmm: &Vmm) -> String {
     format!("unix:{}", vmm.files.path("migration").display())
 }
 
-/// Has `target` listen at `url`. Returns once it does.
+/// Makes `target` listen at `url`. Returns once it does.
 pub(crate) fn receive(target: &Vmm, url: &str) -> Client {
     receive_by(target, &json!({"receiver_url": url}))
 }
@@ -93,7 +93,7 @@ pub(crate) fn receive_by(target: &Vmm, body: &Value) -> Client {
     client
 }
 
-/// The same, by a client that there is.
+/// The same, with an existing client.
 pub(crate) fn begin_to_receive(client: &mut Client, body: &Value) {
     let mut body = body.clone();
     body["detach"] = json!(true);
@@ -105,7 +105,7 @@ pub(crate) fn send(client: &mut Client, url: &str) {
 }
 
 #[test]
-fn a_guest_goes_on_at_the_target_and_its_source_has_no_vm_any_more() {
+fn a_migrated_guest_runs_at_the_target_and_the_source_has_no_vm() {
     let (source, mut client) = source();
     let target = Vmm::start();
     let mut there = receive(&target, &url(&target));
@@ -115,7 +115,7 @@ fn a_guest_goes_on_at_the_target_and_its_source_has_no_vm_any_more() {
     assert_eq!((&seen["role"], &seen["memory_bytes"]), (&json!("receiver"), &json!(64 << 20)));
     let sent = wait_for_state(&mut client, "finished");
     println!("{sent}");
-    // All pages once, and what was written meanwhile again.
+    // All pages once, and those written in the meantime again.
     assert!(sent["pages"].as_u64().unwrap() + sent["zero_pages"].as_u64().unwrap() >= 16384, "{sent}");
     assert!(sent["transferred_bytes"].as_u64().unwrap() < 8 << 20 && sent["pass"].as_u64().unwrap() >= 1, "{sent}");
     let parts = sent["downtime"].as_object().unwrap();
@@ -125,7 +125,7 @@ fn a_guest_goes_on_at_the_target_and_its_source_has_no_vm_any_more() {
     assert!(counts(&target) && is_still(&source));
     assert!(!target.files.path("migration").exists());
     client.get("vm.info").expect(404);
-    // It is a VM like any other, and goes back.
+    // It is a VM like any other, and can migrate back.
     let mut back = receive(&source, &url(&source));
     send(&mut there, &url(&source));
     wait_for_state(&mut back, "finished");
@@ -136,7 +136,7 @@ fn a_guest_goes_on_at_the_target_and_its_source_has_no_vm_any_more() {
 }
 
 #[test]
-fn a_guest_moves_over_tcp_with_several_connections_and_stays_paused_if_it_was() {
+fn a_paused_guest_stays_paused_over_several_tcp_connections() {
     let (_source, mut client) = source();
     client.put("vm.pause").expect(204);
     let target = Vmm::start();
@@ -151,7 +151,7 @@ fn a_guest_moves_over_tcp_with_several_connections_and_stays_paused_if_it_was() 
     assert!(counts(&target));
 }
 
-/// A guest that writes to 32 MiB again and again, and shows each round on its serial port.
+/// A guest that keeps writing to 32 MiB, and shows each round on its serial port.
 fn writing() -> Vec<u8> {
     let mut code = vec![0x66, 0xba, 0xf8, 0x03, 0xb0, b'.', 0xee]; // mov dx, 0x3f8; mov al, '.'; out dx, al
     code.extend([0xbb, 0, 0, 0x40, 0]); // mov ebx, 0x400000
@@ -181,7 +181,7 @@ pub(crate) fn writer() -> (Vmm, Client) {
 }
 
 #[test]
-fn a_guest_that_writes_faster_than_the_connection_is_slowed_down_until_the_time_is_up() {
+fn a_guest_that_writes_too_fast_is_throttled_until_the_timeout() {
     let (vmm, mut client) = writer();
     let _target = Target::listen(&vmm.files.path("migration"), Ends::Slow);
     let body = json!({"destination_url": url(&vmm), "downtime_ms": 20, "timeout_s": 30});
@@ -195,7 +195,7 @@ fn a_guest_that_writes_faster_than_the_connection_is_slowed_down_until_the_time_
 }
 
 #[test]
-fn a_migration_that_ignores_the_time_stops_the_guest_for_as_long_as_it_takes() {
+fn an_ignored_timeout_lets_the_downtime_last_as_long_as_needed() {
     let (vmm, mut client) = writer();
     let _target = Target::listen(&vmm.files.path("migration"), Ends::Slow);
     let body = json!({"destination_url": url(&vmm), "downtime_ms": 20, "timeout_s": 0, "timeout_strategy": "Ignore"});
@@ -206,7 +206,7 @@ fn a_migration_that_ignores_the_time_stops_the_guest_for_as_long_as_it_takes() {
     client.get("vm.info").expect(404);
 }
 
-/// A guest that says that it starts, waits for a moment, and restarts.
+/// A guest that shows its start, waits for a moment, and restarts.
 fn restarting() -> Vec<u8> {
     let mut code = vec![0x66, 0xba, 0xf8, 0x03, 0xb0, b'R', 0xee]; // mov dx, 0x3f8; mov al, 'R'; out dx, al
     code.extend([0xb9, 0, 0, 4, 0]); // mov ecx, 0x40000
@@ -217,7 +217,7 @@ fn restarting() -> Vec<u8> {
 }
 
 #[test]
-fn a_guest_that_restarts_stands_still_until_it_has_moved_or_has_not() {
+fn a_guest_restart_waits_for_the_migration_to_end_either_way() {
     let (vmm, starts) = (Vmm::start(), |vmm: &Vmm| fs::read(vmm.files.path("serial")).unwrap_or_default().len());
     let mut config = config(&vmm);
     config["payload"]["kernel"] = json!(vmm.files.kernel(&restarting()));
@@ -230,13 +230,13 @@ fn a_guest_that_restarts_stands_still_until_it_has_moved_or_has_not() {
         if starts(&vmm) != last.0 {
             last = (starts(&vmm), Instant::now());
         }
-        last.1.elapsed() > Duration::from_secs(2)
+        last.1.elapsed() > Duration::from_secs(4)
     });
     assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
     client.put("vm.cancel-migration").expect(204);
     assert!(target.was_told_of_cancel());
     wait_for("another start", || starts(&vmm) > last.0);
-    // It carries its restart to the target.
+    // The restart is sent to the target.
     let other = Vmm::start();
     let mut there = receive(&other, &url(&other));
     send(&mut client, &url(&other));
@@ -275,21 +275,21 @@ fn what_cannot_be_honoured_is_refused_in_one_line() {
     client.get("vm.migration-progress").expect(404);
     client.put("vm.cancel-migration").expect(409);
     client.put_json("vm.receive-migration", &json!({"receiver_url": "unix:m"})).expect(409);
-    // Nobody is there.
+    // No program listens there.
     send(&mut client, "unix:/no/such/socket");
     let ended = wait_for_state(&mut client, "failed");
     assert!(ended["error"].as_str().unwrap().contains("destination_url=unix:/no/such/socket: "), "{ended}");
 }
 
 #[test]
-fn memory_in_a_file_goes_to_one_without_data_and_never_to_that_which_the_guest_uses() {
+fn file_memory_goes_to_an_empty_file_and_never_to_one_in_use() {
     const SIZE: u64 = 64 << 20;
     let (source, target) = (Vmm::start(), Vmm::start());
     let file = source.files.sparse("zone", SIZE);
     let mut config = config(&source);
     config["memory"] = json!({"size": 0, "zones": [{"id": "z", "size": SIZE, "file": "zone", "shared": true}]});
     let mut client = source.boot_config(&config);
-    // At the target the name is that of the same file.
+    // On the target, the name is a link to the same file.
     let other = target.files.path("zone");
     std::os::unix::fs::symlink(file, &other).unwrap();
     receive(&target, &url(&target));
@@ -307,7 +307,7 @@ fn memory_in_a_file_goes_to_one_without_data_and_never_to_that_which_the_guest_u
 }
 
 #[test]
-fn a_guest_that_was_restored_on_demand_is_sent_once_all_its_memory_is_there() {
+fn a_guest_restored_on_demand_is_sent_once_its_memory_is_read() {
     let (vmm, mut client) = source();
     let folder = vmm.files.path("saved");
     fs::create_dir(&folder).unwrap();
@@ -326,7 +326,7 @@ fn a_guest_that_was_restored_on_demand_is_sent_once_all_its_memory_is_there() {
 }
 
 #[test]
-fn while_a_vm_is_sent_it_is_not_changed_and_ends_at_once_when_it_is_cancelled() {
+fn a_vm_being_sent_refuses_changes_and_cancels_at_once() {
     let (vmm, mut client) = source();
     let target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);
     send(&mut client, &url(&vmm));
@@ -347,13 +347,13 @@ fn while_a_vm_is_sent_it_is_not_changed_and_ends_at_once_when_it_is_cancelled() 
     client.put("vm.cancel-migration").expect(204);
     let began = Instant::now();
     let ended = wait_for_state(&mut client, "cancelled");
-    assert!(began.elapsed() < Duration::from_secs(20) && ended["downtime"].is_null(), "{ended}");
+    assert!(began.elapsed() < Duration::from_secs(6) && ended["downtime"].is_null(), "{ended}");
     assert!(counts(&vmm) && target.was_told_of_cancel());
     client.put("vm.pause").expect(204);
 }
 
 #[test]
-fn a_target_that_fails_at_any_stage_before_go_leaves_the_guest_where_it_was() {
+fn a_target_that_fails_before_go_leaves_the_guest_at_the_source() {
     let (vmm, mut client) = source();
     for ends in Ends::BEFORE_GO {
         let _ = fs::remove_file(vmm.files.path("migration"));
@@ -366,7 +366,7 @@ fn a_target_that_fails_at_any_stage_before_go_leaves_the_guest_where_it_was() {
         assert_eq!(client.get("vm.info").expect(200)["state"], "Running", "{ends:?}");
         assert!(counts(&vmm), "{ends:?}");
     }
-    // Nothing is left of them: it still can go.
+    // No resources are left, and the VM can still migrate.
     let target = Vmm::start();
     let mut there = receive(&target, &url(&target));
     send(&mut client, &url(&target));
@@ -375,7 +375,7 @@ fn a_target_that_fails_at_any_stage_before_go_leaves_the_guest_where_it_was() {
 }
 
 #[test]
-fn a_target_that_is_lost_after_go_leaves_it_unknown_until_a_user_forces_the_source() {
+fn a_target_lost_after_go_leaves_the_state_unknown_until_forced() {
     let (vmm, mut client) = source();
     let _target = Target::listen(&vmm.files.path("migration"), Ends::DiesAfterGo);
     send(&mut client, &url(&vmm));
@@ -404,7 +404,7 @@ fn a_target_that_fails_after_go_gives_the_guest_back() {
 #[test]
 fn a_target_can_be_cancelled_and_leaves_nothing() {
     let target = Vmm::start();
-    // Once it has answered, its server has all of its own files.
+    // After its first reply, its server has all of its own files.
     target.client().get("vmm.ping").expect(200);
     let files = target.open_files();
     let mut there = receive(&target, &url(&target));
@@ -419,21 +419,21 @@ fn a_target_can_be_cancelled_and_leaves_nothing() {
 }
 
 #[test]
-fn a_source_that_is_no_source_or_dies_leaves_a_target_without_a_vm() {
+fn an_invalid_or_dying_source_leaves_no_vm_at_the_target() {
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
     let target = Vmm::start();
     let mut there = receive(&target, &url(&target));
     let path = target.files.path("migration");
-    // Cloud Hypervisor's first bytes, and half a greeting: a source is still waited for.
+    // Cloud Hypervisor's first bytes, and half a greeting: the target keeps waiting for a source.
     for bytes in [&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(4)[..], b"sriov"] {
         let mut stranger = UnixStream::connect(&path).unwrap();
         stranger.write_all(bytes).unwrap();
     }
     thread::sleep(Duration::from_millis(300));
     assert_eq!(progress(&mut there)["phase"], "listening");
-    // One that offers nothing that this program knows.
+    // A source whose offer has no known field.
     crate::migration_peer::offer(&path, b"{\"program\": 1}");
     let ended = wait_for_state(&mut there, "failed");
     assert!(ended["error"].as_str().unwrap().contains("the source's offer"), "{ended}");

@@ -1,4 +1,4 @@
-//! During every wait of a migration, both programs answer requests for its progress (acceptance A8).
+//! During every wait of a migration, both programs reply to requests for its progress (acceptance A8).
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,14 +15,13 @@ use crate::client::Client;
 use crate::migration::{begin_to_receive, config, dots, send, url, wait_for_state};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
-/// The longest that an answer may take.
+/// The longest time for a reply.
 const LONGEST: Duration = Duration::from_millis(100);
-/// Other tests run on the same processors. What one of these has taken away is not taken each time, nor from this
-/// program alone.
+/// Other tests run on the same processors. They delay neither every attempt, nor only this program.
 const ATTEMPTS: usize = 10;
 const ASKED: [&str; 3] = ["vm.info", "vm.counters", "vm.migration-progress"];
 
-/// Somebody who asks a program again and again.
+/// A client that sends requests repeatedly.
 struct Asking {
     ends: Arc<AtomicBool>,
     thread: JoinHandle<(Duration, &'static str)>,
@@ -49,15 +48,15 @@ impl Asking {
         Self { ends, thread }
     }
 
-    /// The longest time that an answer took, and to what.
+    /// The longest time for a reply, and the endpoint.
     fn end(self) -> (Duration, &'static str) {
         self.ends.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 }
 
-/// Makes VMs of KVM and closes them until told to stop; the longest time that one took. KVM waits for grace periods
-/// there, which a busy machine makes long.
+/// Creates and closes KVM VMs until stopped; returns the longest time for one. KVM waits for grace periods there, which
+/// are long on a busy machine.
 fn of_kvm(ends: &AtomicBool) -> Duration {
     /// `KVM_CREATE_VM` and `KVM_CREATE_IRQCHIP` (`linux/kvm.h`).
     const CREATE: [libc::c_ulong; 2] = [0xae01, 0xae60];
@@ -65,7 +64,7 @@ fn of_kvm(ends: &AtomicBool) -> Duration {
     let mut worst = Duration::ZERO;
     while !ends.load(Ordering::Relaxed) {
         let began = Instant::now();
-        // SAFETY: the request has no argument but the kind of VM, and the descriptor that it returns is nobody else's.
+        // SAFETY: the only argument of the request is the kind of VM, and nothing else owns the returned descriptor.
         let vm = unsafe {
             let fd = libc::ioctl(kvm.as_raw_fd(), CREATE[0], 0);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
@@ -80,8 +79,8 @@ fn of_kvm(ends: &AtomicBool) -> Duration {
     worst
 }
 
-/// Asserts that these answer in time while `happens` does. A bystander that does nothing shows what this machine takes
-/// from any program meanwhile, and another what it takes for a VM of KVM.
+/// Asserts that these programs reply in time during `happens`. An idle bystander shows how long this machine delays any
+/// program, and another how long it takes for a KVM VM.
 fn assert_answers(what: &str, places: &[&Vmm], mut happens: impl FnMut()) {
     let bystander = Vmm::start();
     let mut seen = Vec::new();
@@ -104,7 +103,7 @@ fn assert_answers(what: &str, places: &[&Vmm], mut happens: impl FnMut()) {
     panic!("{what}: answers take too long: {seen:?}");
 }
 
-/// A VMM that stays when its guest is gone.
+/// A VMM that keeps running without its guest.
 fn stays() -> Vmm {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
@@ -123,8 +122,8 @@ fn source(tap: &str, memory: Value) -> (Vmm, Client) {
 }
 
 #[test]
-fn who_asks_is_answered_from_the_greeting_to_the_end_at_both_sides() {
-    // All of it is there: it takes a while to be sent, and to be given back to the host.
+fn both_sides_answer_requests_throughout_a_migration() {
+    // All of it is allocated, so that sending and freeing it takes a while.
     let (one, mut client) = source("answfrom", json!({"size": 256 << 20, "prefault": true}));
     let other = stays();
     let mut there = other.client();
@@ -147,7 +146,7 @@ fn who_asks_is_answered_from_the_greeting_to_the_end_at_both_sides() {
 fn who_asks_is_answered_while_the_target_does_not() {
     let (vmm, mut client) = source("answone", json!({"size": 64 << 20}));
     let path = vmm.files.path("migration");
-    // It accepts nobody: one that waits fills its room. Or it accepts, and says nothing.
+    // A peer that does not accept: a waiting connection fills its backlog. Or one that accepts, and sends nothing.
     for accepts in [false, true] {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
@@ -179,7 +178,7 @@ fn who_asks_is_answered_while_the_target_waits_for_a_backend() {
         assert!(failed["error"].as_str().unwrap().contains("mute"), "{failed}");
         wait_for_state(&mut there, "failed");
     });
-    // And the guest can still go.
+    // The guest can still migrate.
     let body = json!({"receiver_url": url(&target), "backends": [{"id": "n", "tap": "answnew"}]});
     begin_to_receive(&mut there, &body);
     send(&mut client, &url(&target));

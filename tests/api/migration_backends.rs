@@ -1,4 +1,4 @@
-//! Live migration of a VM whose vhost-user backends keep a state of their own, as passt keeps connections.
+//! Live migration of a VM whose vhost-user backends have their own state, as passt has connections.
 
 use std::fs;
 use std::fs::File;
@@ -24,31 +24,31 @@ use crate::vmm::{BINARY, Vmm, wait_for};
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 26;
 const LOG_SHMFD: u64 = 1 << 1;
 const DEVICE_STATE: u64 = 1 << 19;
-/// In an answer: no descriptor comes with it.
+/// In a reply: no descriptor is attached.
 const NO_FD: u64 = 1 << 8;
-/// More than a pipe holds.
+/// More than the capacity of a pipe.
 const LEN: usize = 200_000;
 
 /// Requests to a backend, and their results.
 #[derive(Debug, Default)]
 struct Seen {
     connections: usize,
-    /// Connections that have ended.
+    /// The number of ended connections.
     ended: usize,
     /// Requests about its state.
     asked: Vec<&'static str>,
-    /// State that it has loaded.
+    /// The loaded state.
     loaded: Vec<u8>,
 }
 
-/// A vhost-user backend of a NIC that has no driver.
+/// A vhost-user backend of a NIC without a driver.
 #[derive(Clone)]
 struct Backend {
     path: PathBuf,
     protocol: u64,
-    /// Verdict on a state that it has saved or loaded.
+    /// The result reported for a state that it has saved or loaded.
     verdict: u64,
-    /// True if it closes its connection when it has saved its state, as passt does.
+    /// True if it closes its connection after saving its state, as passt does.
     ends: bool,
     seen: Arc<Mutex<Seen>>,
 }
@@ -138,7 +138,7 @@ fn receive(stream: &UnixStream, header: &mut [u8; 12]) -> Option<Vec<OwnedFd>> {
     (received.bytes == header.len()).then_some(fds)
 }
 
-/// A VMM that stays when its guest is gone, whose VF is over such a backend.
+/// A VMM that keeps running without its guest, whose VF has such a backend.
 fn source(verdict: u64, ends: bool) -> (Vmm, Client, Backend) {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
@@ -150,7 +150,7 @@ fn source(verdict: u64, ends: bool) -> (Vmm, Client, Backend) {
     (vmm, client, backend)
 }
 
-/// A target at which the VF has this backend.
+/// Makes a target receive, with this backend for the VF.
 fn receive_at(target: &Vmm, backend: &Value) -> Client {
     receive_by(target, &json!({"receiver_url": url(target), "backends": [backend]}))
 }
@@ -164,7 +164,7 @@ fn send(client: &mut Client, url: &str, local: bool) {
 }
 
 #[test]
-fn what_a_backend_keeps_beside_its_queues_goes_to_the_targets_backend() {
+fn backend_state_beyond_its_queues_goes_to_the_targets_backend() {
     for local in [false, true] {
         let (_source, mut client, backend) = source(0, true);
         let target = Vmm::start();
@@ -193,7 +193,7 @@ fn a_snapshot_leaves_the_backend_what_it_has() {
 }
 
 #[test]
-fn a_target_whose_backend_cannot_take_the_state_is_refused_before_a_page_is_sent() {
+fn a_backend_that_cannot_load_state_is_refused_before_any_page() {
     let (_source, mut client, backend) = source(0, true);
     let target = Vmm::start();
     let other = Backend::listen(&target.files.path("backend"), LOG_SHMFD, 0, false);
@@ -208,7 +208,7 @@ fn a_target_whose_backend_cannot_take_the_state_is_refused_before_a_page_is_sent
         assert_eq!((&failed["pages"], &failed["zero_pages"]), (&json!(0), &json!(0)));
         assert!(backend.asked().is_empty() && backend.is_connected());
     }
-    // A function that is to have no backend is no reason.
+    // A function without a backend on the target does not prevent the migration.
     let mut there = receive_at(&target, &json!({"id": "pf0", "vf": 0, "link": "down"}));
     send(&mut client, &url(&target), false);
     wait_for_state(&mut there, "finished");

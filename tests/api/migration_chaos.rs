@@ -1,4 +1,5 @@
-//! Live migrations between two real programs, one of which is killed, cut off or cancelled at each of their messages.
+//! Live migrations between two real programs, one of which is killed, disconnected or cancelled at each of their
+//! messages.
 
 use std::path::Path;
 use std::thread;
@@ -28,13 +29,13 @@ pub(crate) enum Harm {
     CancelsTarget,
 }
 
-/// Failures after which there is still a source.
+/// Failures that the source survives.
 pub(crate) const TO_OTHERS: [Harm; 5] =
     [Harm::KillsTarget, Harm::Cuts, Harm::Halves, Harm::CancelsSource, Harm::CancelsTarget];
-/// Time that a side may take to decide (acceptance A8), and a cancelled guest to run again.
+/// Time limit for a side to decide (acceptance A8), and for a cancelled guest to resume.
 const DECISION: Duration = Duration::from_secs(30);
 
-/// A target, and a migration that has come to a point.
+/// A target, and a migration stopped at a point.
 pub(crate) struct Moving {
     pub target: Vmm,
     pub there: Client,
@@ -42,7 +43,7 @@ pub(crate) struct Moving {
 }
 
 impl Moving {
-    /// Has the guest of `source` be sent, until the frame at `point`.
+    /// Sends the guest of `source` up to the frame at `point`.
     pub(crate) fn to(source: &Vmm, client: &mut Client, point: Point) -> Self {
         Self::over(source, client, point, Wire::new)
     }
@@ -63,7 +64,7 @@ impl Moving {
         Self { target, there, wire }
     }
 
-    /// Does harm to what is not the source.
+    /// Applies a failure to another part than the source.
     pub(crate) fn harm(&mut self, harm: Harm, client: &mut Client) {
         match harm {
             Harm::KillsSource => {}
@@ -84,21 +85,21 @@ fn send_over(client: &mut Client, path: &Path) {
     client.put_json("vm.send-migration", &body).expect(204);
 }
 
-/// Asserts that the guest counts at one place, and not at the other.
+/// Asserts that the guest counts on one side, and not on the other.
 pub(crate) fn assert_runs(here: &Vmm, not_there: &Vmm, what: &str) {
     let (before, other) = (dots(here), dots(not_there));
     wait_for(what, || dots(here) > before + 1);
     assert_eq!(dots(not_there), other, "{what}: it runs at both places");
 }
 
-/// Asserts that the guest counts at none of these places, for a while in which it would.
+/// Asserts that the guest counts on none of these sides, long enough to detect it.
 fn assert_stands<const N: usize>(places: [&Vmm; N], what: &str) {
     let before = places.map(dots);
     thread::sleep(Duration::from_millis(400));
     assert_eq!(places.map(dots), before, "{what}: it runs");
 }
 
-/// End of the migration at the source, within the time for that.
+/// End of the migration at the source, within the time limit.
 pub(crate) fn ended(client: &mut Client) -> Value {
     let began = Instant::now();
     let mut last = Value::Null;
@@ -111,7 +112,7 @@ pub(crate) fn ended(client: &mut Client) -> Value {
 }
 
 #[test]
-fn whatever_happens_before_go_the_guest_runs_at_its_source_and_nowhere_else() {
+fn any_harm_before_go_leaves_the_guest_only_at_its_source() {
     let (source, mut client) = source();
     let mut points = 0;
     let mut slowest = Duration::ZERO;
@@ -127,7 +128,7 @@ fn whatever_happens_before_go_the_guest_runs_at_its_source_and_nowhere_else() {
             }
             let expected: &[&str] = match harm {
                 Harm::CancelsSource => &["cancelled"],
-                // It may be known why the connection is lost, or not yet.
+                // The reason for the lost connection may be known, or not yet.
                 Harm::CancelsTarget => &["cancelled", "failed"],
                 _ => &["failed"],
             };
@@ -135,7 +136,7 @@ fn whatever_happens_before_go_the_guest_runs_at_its_source_and_nowhere_else() {
             moving.wire.goes(Then::IsCut);
             if harm != Harm::KillsTarget {
                 if point == Point::BEFORE_GO[0] {
-                    // No source has come to it: it waits for another.
+                    // No source has reached the target: it waits for another.
                     moving.there.put("vm.cancel-migration");
                 }
                 wait_for("the target", || progress(&mut moving.there)["state"] != "active");
@@ -147,7 +148,7 @@ fn whatever_happens_before_go_the_guest_runs_at_its_source_and_nowhere_else() {
     }
     println!("{points} points; from a cancel to its outcome at most {slowest:?}");
     wait_for("its files", || source.open_files() <= files);
-    // And now it goes.
+    // Now it migrates.
     let target = Vmm::start();
     let mut there = receive(&target, &url(&target));
     client.put_json("vm.send-migration", &json!({"destination_url": url(&target)})).expect(204);
@@ -156,14 +157,14 @@ fn whatever_happens_before_go_the_guest_runs_at_its_source_and_nowhere_else() {
 }
 
 #[test]
-fn a_source_that_is_killed_before_go_leaves_no_guest_behind_at_the_target() {
+fn a_source_killed_before_go_leaves_no_guest_at_the_target() {
     for point in [&Point::BEFORE_GO[..], &[Point::GO]].concat() {
         let (mut source, mut client) = source();
         let mut moving = Moving::to(&source, &mut client, point);
         source.kill();
         moving.wire.goes(Then::IsCut);
         let began = Instant::now();
-        // Before it has greeted, it is not known, and another is waited for.
+        // Before its greeting, a peer is not a source, and the target waits for another.
         if point == Point::BEFORE_GO[0] {
             assert_eq!(progress(&mut moving.there)["phase"], "listening");
             continue;
@@ -176,7 +177,7 @@ fn a_source_that_is_killed_before_go_leaves_no_guest_behind_at_the_target() {
 }
 
 #[test]
-fn when_go_is_lost_on_its_way_nobody_runs_the_guest_until_a_user_has_looked() {
+fn after_a_lost_go_neither_side_runs_the_guest_until_forced() {
     for harm in [Harm::KillsTarget, Harm::Cuts, Harm::Halves] {
         let (source, mut client) = source();
         let mut moving = Moving::to(&source, &mut client, Point::GO);
@@ -191,7 +192,7 @@ fn when_go_is_lost_on_its_way_nobody_runs_the_guest_until_a_user_has_looked() {
 }
 
 #[test]
-fn when_the_answer_to_go_is_lost_the_target_runs_the_guest_and_its_source_does_not() {
+fn after_a_lost_reply_to_go_only_the_target_runs_the_guest() {
     for harm in [Harm::Cuts, Harm::Halves, Harm::KillsSource] {
         let (mut source, mut client) = source();
         let mut moving = Moving::to(&source, &mut client, Point::RUNNING);
@@ -212,7 +213,7 @@ fn a_cancel_while_the_answer_to_go_is_on_its_way_comes_too_late() {
     for harm in [Harm::CancelsSource, Harm::CancelsTarget] {
         let (source, mut client) = source();
         let mut moving = Moving::to(&source, &mut client, Point::RUNNING);
-        // The target may know of no migration any more.
+        // The target may have no migration any longer.
         let (answer, expected) = match harm {
             Harm::CancelsSource => (client.put("vm.cancel-migration"), &[204][..]),
             _ => (moving.there.put("vm.cancel-migration"), &[204, 409][..]),
@@ -227,7 +228,7 @@ fn a_cancel_while_the_answer_to_go_is_on_its_way_comes_too_late() {
 }
 
 #[test]
-fn a_target_that_is_cancelled_when_go_is_on_its_way_gives_the_guest_back() {
+fn a_target_cancelled_while_go_is_under_way_returns_the_guest() {
     let (source, mut client) = source();
     let mut moving = Moving::to(&source, &mut client, Point::GO);
     moving.harm(Harm::CancelsTarget, &mut client);
@@ -239,9 +240,9 @@ fn a_target_that_is_cancelled_when_go_is_on_its_way_gives_the_guest_back() {
 }
 
 #[test]
-fn a_connection_that_stands_still_ends_the_migration_and_a_source_that_is_slow_does_not() {
+fn a_stalled_connection_ends_the_migration_a_slow_one_does_not() {
     let (source, mut client) = source();
-    // Nothing comes any more, but nobody is gone: 8 s of silence.
+    // The connection stays open, but nothing arrives: 8 s of silence.
     for point in [Point::Frame(2, 0), Point::Frame(6, 0)] {
         let moving = Moving::to(&source, &mut client, point);
         assert_eq!(ended(&mut client)["state"], "failed", "{point:?}");

@@ -1,4 +1,4 @@
-//! A guest that moves to and fro between two programs, which have no more of anything afterwards.
+//! A guest that migrates repeatedly between two programs, whose resources do not grow.
 
 use std::fs;
 use std::time::Instant;
@@ -9,15 +9,15 @@ use crate::migration::{url, wait_for_state};
 use crate::migration_pages::{MEMORY, Pair, counter, receive};
 use crate::vmm::{Vmm, wait_for};
 
-/// After so many moves nothing grows any more.
+/// After this number of rounds, nothing may grow.
 const SETTLED: usize = 4;
 
-/// Number of moves there and back; `CH_MIGRATIONS=200` for a longer run, of as many moves.
+/// Number of migrations there and back; `CH_MIGRATIONS=200` for a longer run.
 fn rounds() -> usize {
     std::env::var("CH_MIGRATIONS").map_or(5, |moves| moves.parse::<usize>().unwrap().div_ceil(2))
 }
 
-/// Resources of a program: open files, threads, and memory of its own in KiB.
+/// Resources of a program: open files, threads, and private memory in KiB.
 fn usage(vmm: &Vmm) -> (usize, usize, u64) {
     let status = fs::read_to_string(format!("/proc/{}/status", vmm.pid())).unwrap();
     // Without the guest's memory, which is a file.
@@ -25,7 +25,7 @@ fn usage(vmm: &Vmm) -> (usize, usize, u64) {
     (vmm.open_files(), vmm.threads().len(), line.trim().trim_end_matches(" kB").parse().unwrap())
 }
 
-/// Moves the guest. Returns how long it stood still, in microseconds.
+/// Migrates the guest. Returns the downtime, in microseconds.
 fn moves(from: &Vmm, to: &Vmm, tap: &str) -> u64 {
     to.files.sparse("ram", MEMORY);
     receive(to, tap);
@@ -49,10 +49,10 @@ fn a_guest_that_moves_to_and_fro_leaves_nothing_behind() {
         if round >= SETTLED {
             let places = [&pair.source, &pair.target];
             let before = *settled.get_or_insert_with(|| places.map(usage));
-            // A thread that has done its work may be about to end.
+            // A thread whose work is done may not have ended yet.
             wait_for(&format!("round {round}: no more than {before:?}"), || {
                 places.map(usage).into_iter().zip(before).all(|(now, before)| {
-                    // An allocator keeps some of what it has freed.
+                    // An allocator keeps some of the freed memory.
                     now.0 <= before.0 && now.1 <= before.1 && now.2 <= before.2 + 8192
                 })
             });

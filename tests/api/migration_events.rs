@@ -11,7 +11,7 @@ use crate::migration_peer::{Ends, Target};
 use crate::migration_wire::{Point, Then, Wire};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
-/// A VMM that tells its events, and stays when its guest is gone.
+/// A VMM that writes events, and keeps running without its guest.
 pub(crate) fn telling() -> Vmm {
     let mut command = Command::new(BINARY);
     command.args(["--no-shutdown", "--event-monitor", "path=events"]);
@@ -31,7 +31,7 @@ fn told(vmm: &Vmm, last: &str) -> Vec<Value> {
     let mut events: Vec<Value> = Vec::new();
     wait_for(last, || {
         let text = fs::read_to_string(vmm.files.path("events")).unwrap_or_default();
-        // The last line may not be whole yet.
+        // The last line may be incomplete.
         events = serde_json::Deserializer::from_str(&text).into_iter().map_while(Result::ok).collect();
         events.last().is_some_and(|event| event["event"] == last)
     });
@@ -39,7 +39,7 @@ fn told(vmm: &Vmm, last: &str) -> Vec<Value> {
     events
 }
 
-/// The names of events, those of passes once each, whose numbers have to count from 1.
+/// The names of events, with a single one for the passes, whose numbers must count from 1.
 fn names(events: &[Value]) -> String {
     let (mut names, mut passes): (Vec<&str>, u64) = (Vec::new(), 0);
     for event in events {
@@ -55,7 +55,7 @@ fn names(events: &[Value]) -> String {
     names.join(" ")
 }
 
-/// Result and reason of a migration, by the event that reports it.
+/// Result and reason of a migration, from the event that reports it.
 fn end<'a>(events: &'a [Value], name: &str) -> (&'a str, &'a str) {
     let event = events.iter().find(|event| event["event"] == name).unwrap();
     let [outcome, why] = ["outcome", "error"].map(|what| event["properties"][what].as_str().unwrap());
@@ -64,7 +64,7 @@ fn end<'a>(events: &'a [Value], name: &str) -> (&'a str, &'a str) {
 }
 
 #[test]
-fn a_guest_that_moves_is_told_of_from_the_request_to_its_end_at_the_source() {
+fn a_migration_reports_events_from_its_request_to_the_shutdown() {
     let ((source, mut client), target) = (source(), telling());
     let mut there = receive(&target, &url(&target));
     send(&mut client, &url(&target));
@@ -73,7 +73,7 @@ fn a_guest_that_moves_is_told_of_from_the_request_to_its_end_at_the_source() {
     let events = told(&source, "shutdown");
     assert_eq!(names(&events), "migration-started migration-memory-iteration migration-finished shutdown");
     let passes = events.iter().filter(|event| event["event"] == "migration-memory-iteration").count() as u64;
-    // Those while the guest ran, and the rest.
+    // The passes while the guest ran, and the final one.
     assert_eq!(passes, sent["pass"].as_u64().unwrap() + 1, "{sent}");
     let events = told(&target, "migration-receive-finished");
     let expected = "migration-receive-ready migration-receive-started resumed migration-receive-finished";
@@ -103,9 +103,9 @@ fn a_migration_that_is_cancelled_is_told_of_with_who_ended_it() {
 }
 
 #[test]
-fn a_migration_that_fails_is_told_of_with_the_same_reason_at_both_sides() {
+fn a_failed_migration_reports_the_same_reason_at_both_sides() {
     let ((source, mut client), target) = (source(), telling());
-    // What the guest's serial port writes to cannot be made there.
+    // The file for the guest's serial port cannot be created there.
     fs::create_dir(target.files.path("serial")).unwrap();
     let mut there = receive(&target, &url(&target));
     send(&mut client, &url(&target));
@@ -122,7 +122,7 @@ fn a_migration_that_fails_is_told_of_with_the_same_reason_at_both_sides() {
 }
 
 #[test]
-fn a_migration_of_which_nobody_knows_is_told_of_and_again_when_a_user_has_decided() {
+fn an_unknown_outcome_is_reported_and_then_the_users_decision() {
     let (source, mut client) = source();
     let _target = Target::listen(&source.files.path("migration"), Ends::DiesAfterGo);
     send(&mut client, &url(&source));

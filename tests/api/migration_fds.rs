@@ -1,5 +1,5 @@
-//! Live migration of a VM whose NICs have taps by descriptors: a plain NIC, and a VF. The target is given others beside
-//! the request (SCM_RIGHTS), or the migration is refused.
+//! Live migration of a VM whose NICs have taps by descriptors: a plain NIC, and a VF. The target gets other descriptors
+//! with the request (SCM_RIGHTS), or the migration is refused.
 
 use std::os::fd::OwnedFd;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::migration::{progress, send, url, wait_for_state};
 use crate::tap::{self, Queues};
 use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 
-/// A VMM that stays when its guest is gone.
+/// A VMM that keeps running without its guest.
 fn vmm() -> Vmm {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
@@ -23,7 +23,7 @@ fn queues(names: &[&str]) -> Vec<OwnedFd> {
     names.iter().map(|name| tap::queue(name, Queues::One)).collect()
 }
 
-/// Begins to wait for a guest whose NICs have these.
+/// Makes the target wait for a guest whose NICs have these backends.
 fn receive(target: &Vmm, net_fds: &Value, backends: &Value, fds: &[OwnedFd]) -> Client {
     let mut client = target.client();
     let body = json!({"receiver_url": url(target), "detach": true, "net_fds": net_fds, "backends": backends});
@@ -39,16 +39,16 @@ fn kinds(client: &mut Client) -> [Value; 2] {
 }
 
 #[test]
-fn taps_by_descriptors_are_given_to_the_target_beside_its_request() {
+fn taps_by_descriptor_come_to_the_target_with_its_request() {
     let (source, target) = (vmm(), vmm());
     let mut client = source.boot(json!([{"id": "pf0", "tap": "mfda", "sriov_vfs": 2}]));
     client.ask("PUT", "vm.add-net", Some(&json!({"id": "n"})), &queues(&["mfdan"])).expect(200);
     assert_eq!(kinds(&mut client), ["fd", "tap"]);
-    // Once it has answered, its server has all of its own files.
+    // After its first reply, its server has all of its own files.
     target.client().get("vmm.ping").expect(200);
     let files = target.open_files();
 
-    // Announced, and not sent: it is known at once.
+    // Announced, and not sent: refused at once.
     let one = json!([{"id": "n", "num_fds": 1}]);
     let body = json!({"receiver_url": url(&target), "net_fds": one});
     for fds in [Vec::new(), queues(&["mfdx", "mfdy"])] {
@@ -57,7 +57,7 @@ fn taps_by_descriptors_are_given_to_the_target_beside_its_request() {
         let expected = format!("1 descriptors are announced (num_fds), and {} came with the request", fds.len());
         assert!(answer.status == 400 && said.contains(&expected) && !said.contains('\n'), "{answer:?}");
     }
-    // What does not fit the guest is known when it comes.
+    // A mismatch with the guest is detected when the guest arrives.
     let other_taps = json!([{"id": "pf0", "tap": "mfdb"}]);
     for (net_fds, given, expected) in [
         (json!([]), vec![], "net_fds: n had 1 descriptors of taps; give it as many (net_fds=[n@[<fd>,...]])"),
@@ -79,12 +79,12 @@ fn taps_by_descriptors_are_given_to_the_target_beside_its_request() {
         }
         there.get("vm.info").expect(404);
         assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
-        // Whose descriptors were of no use, has none left.
+        // Unused descriptors are closed.
         wait_for("the end of the taps", || taps("mfdx").is_empty() && taps("mfdy").is_empty());
     }
     wait_for("its files", || target.open_files() <= files + 1);
 
-    // A VF that had a tap's name is given descriptors, too: those of `net_fds` come first.
+    // A VF with a tap by name can get descriptors, too: those of `net_fds` come first.
     let backends = json!([
         {"id": "pf0", "vf": 1, "num_fds": 1}, {"id": "pf0", "tap": "mfdb"}, {"id": "pf0", "vf": 0, "tap": "mfdbnul"}
     ]);
@@ -96,7 +96,7 @@ fn taps_by_descriptors_are_given_to_the_target_beside_its_request() {
     wait_for("the end of the source's taps", || taps("mfda").is_empty());
     assert_eq!(taps("mfdb"), ["mfdb", "mfdbn", "mfdbnul", "mfdbvf"]);
 
-    // And back: that VF has descriptors now, and has to be given some.
+    // Back again: that VF has descriptors now, and needs some.
     let backends = json!([{"id": "pf0", "tap": "mfda"}, {"id": "pf0", "vf": 0, "tap": "mfdanul"}]);
     let mut here = receive(&source, &one, &backends, &queues(&["mfdan"]));
     send(&mut there, &url(&source));

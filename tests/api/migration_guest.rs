@@ -12,20 +12,20 @@ use crate::migration_wire::{Point, Then, Wire};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
 const MEMORY: u64 = 64 << 20;
-/// The guest looks for an order here, and carries it out.
+/// The guest polls this address for an order, and executes it.
 const ORDER: u32 = 0x30_0000;
 /// Size of the filled part of the memory, and its address.
 const FILLED: usize = 16 << 20;
 const FILLED_AT: u64 = 32 << 20;
-/// It powers off.
+/// Power off.
 const OFF: u8 = 1;
-/// It restarts.
+/// Restart.
 const RESTART: u8 = 2;
-/// It carries out the order.
+/// Order taken.
 const TAKEN: u8 = 3;
 
-/// A guest that shows that it starts, and waits for an order. It clears the last one first: whoever sees its start may
-/// write the next.
+/// A guest that shows its start, and waits for an order. It clears the last one first: once its start is visible, the
+/// next may be written.
 fn waiting() -> Vec<u8> {
     let mut code = [&[0xc6, 0x05][..], &ORDER.to_le_bytes(), &[0]].concat(); // mov byte [ORDER], 0
     code.extend([0x66, 0xba, 0xf8, 0x03, 0xb0, b'R', 0xee]); // mov dx, 0x3f8; mov al, 'R'; out dx, al
@@ -44,7 +44,7 @@ fn waiting() -> Vec<u8> {
     code
 }
 
-/// A VMM whose guest is to be told what to do in a file that is its memory.
+/// A VMM whose guest takes orders through a file that is its memory.
 struct Waiting {
     vmm: Vmm,
     client: Client,
@@ -63,9 +63,9 @@ impl Waiting {
         Self { vmm, client, memory }
     }
 
-    /// Gives an order to the guest while it is being sent: its first pages have not come to the target.
+    /// Gives an order to the guest while it is being sent: its first pages have not reached the target.
     fn order(&mut self, order: u8, target: &Vmm) -> Wire {
-        // More than a connection holds: while its first pages are held back, the source copies.
+        // More than the connection's buffers: while its first pages are held back, the source is still copying.
         self.memory.write_all_at(&vec![0xa5; FILLED], FILLED_AT).unwrap();
         let path = self.vmm.files.path("wire");
         let wire = Wire::new(&path, &target.files.path("migration"), &[Point::Frame(3, 0)]);
@@ -73,7 +73,7 @@ impl Waiting {
         wire.reaches();
         assert_eq!(progress(&mut self.client)["phase"], "copying");
         self.memory.write_all_at(&[order], ORDER.into()).unwrap();
-        // No dirty log has this write: the guest has to take the order here.
+        // No dirty log has this write, so the guest must take the order here.
         wait_for("the guest to take the order", || {
             let mut byte = [0];
             self.memory.read_exact_at(&mut byte, ORDER.into()).unwrap();
@@ -92,12 +92,12 @@ fn place(arguments: &[&str]) -> (Vmm, File) {
     (vmm, File::options().read(true).write(true).open(path).unwrap())
 }
 
-/// Number of times that the guest has started there.
+/// Number of the guest's starts there.
 fn starts(vmm: &Vmm) -> usize {
     fs::read(vmm.files.path("serial")).unwrap_or_default().len()
 }
 
-/// Asserts that the target has no VM, and can have another.
+/// Asserts that the target has no VM, and can receive another.
 fn assert_waits_for_others(target: &Vmm, there: &mut Client) {
     let mut last = Value::Null;
     wait_for("the target", || {
@@ -112,7 +112,7 @@ fn assert_waits_for_others(target: &Vmm, there: &mut Client) {
 }
 
 #[test]
-fn a_guest_that_powers_off_while_it_is_sent_is_off_at_its_source_and_never_at_the_target() {
+fn a_guest_that_powers_off_while_sent_is_off_only_at_its_source() {
     let mut source = Waiting::start(&["--no-shutdown"]);
     let (target, _memory) = place(&["--no-shutdown"]);
     let mut there = receive(&target, &url(&target));
@@ -123,7 +123,7 @@ fn a_guest_that_powers_off_while_it_is_sent_is_off_at_its_source_and_never_at_th
     assert_waits_for_others(&target, &mut there);
     wire.goes(Then::IsCut);
     drop(wire);
-    // It is a VM like any other, and starts again, and moves.
+    // It is a VM like any other, and can boot again, and migrate.
     fs::remove_file(source.vmm.files.path("serial")).unwrap();
     source.client.put("vm.boot").expect(204);
     wait_for("another start", || starts(&source.vmm) == 1);
@@ -134,7 +134,7 @@ fn a_guest_that_powers_off_while_it_is_sent_is_off_at_its_source_and_never_at_th
 }
 
 #[test]
-fn a_program_that_ends_with_its_guest_ends_so_while_that_is_sent() {
+fn a_vmm_that_ends_with_its_guest_does_so_during_a_migration() {
     let mut source = Waiting::start(&[]);
     let (target, _memory) = place(&["--no-shutdown"]);
     let mut there = receive(&target, &url(&target));
@@ -145,7 +145,7 @@ fn a_program_that_ends_with_its_guest_ends_so_while_that_is_sent() {
 }
 
 #[test]
-fn a_guest_that_restarts_while_it_is_sent_does_so_once_where_it_is_in_the_end() {
+fn a_guest_that_restarts_while_sent_restarts_once_where_it_ends() {
     let mut source = Waiting::start(&["--no-shutdown"]);
     let (target, memory) = place(&["--no-shutdown"]);
     // The migration fails: at the source.
@@ -155,12 +155,12 @@ fn a_guest_that_restarts_while_it_is_sent_does_so_once_where_it_is_in_the_end() 
     assert_eq!(starts(&source.vmm), 1, "it stands still");
     source.client.put("vm.cancel-migration").expect(204);
     wait_for_state(&mut source.client, "cancelled");
-    // The middle passes on that the source has ended it, and is cut after that.
+    // The relay forwards the source's cancellation, and is disconnected after that.
     assert_waits_for_others(&target, &mut there);
     wire.goes(Then::IsCut);
     drop(wire);
     wait_for("a start at the source", || starts(&source.vmm) == 2);
-    // It succeeds: at the target, where it then takes orders.
+    // The migration succeeds, and the guest takes orders on the target.
     let mut there = receive(&target, &url(&target));
     let wire = source.order(RESTART, &target);
     wire.goes(Then::Passes);

@@ -1,4 +1,4 @@
-//! A source of a local migration that is not to be trusted: it offers what a real one offered, and passes other things.
+//! An untrusted source of a local migration: it repeats a real source's offer, and passes other descriptors.
 
 use std::fs;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
@@ -20,7 +20,7 @@ use crate::client::Client;
 use crate::migration::{config, counts, dots, receive, url, wait_for_state};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
-/// The offer of a real source, and the descriptors that it passes.
+/// The offer of a real source, and the descriptors that it passed.
 struct Recorded {
     offer: Value,
     fds: Vec<OwnedFd>,
@@ -38,7 +38,7 @@ fn source(memory: Value) -> (Vmm, Client) {
     (vmm, client)
 }
 
-/// Has the guest of `vmm` be sent to this program, which takes the offer and gives the guest back.
+/// Migrates the guest of `vmm` to this program, which takes the offer and returns the guest.
 fn record(vmm: &Vmm, client: &mut Client) -> Recorded {
     let path = vmm.files.path("recorder");
     let listener = UnixListener::bind(&path).unwrap();
@@ -87,7 +87,8 @@ fn greet(target: &Vmm, role: Role) -> UnixStream {
     stream
 }
 
-/// Offers this to `target`, announces so many descriptors, and passes these. Returns why the target refuses that.
+/// Sends this offer to `target`, announces this number of descriptors, and passes `fds`. Returns the reason for a
+/// refusal.
 fn offer(target: &Vmm, offer: &Value, announced: u32, fds: &[OwnedFd]) -> Option<String> {
     let mut there = receive(target, &url(target));
     let control = greet(target, Role::Control);
@@ -121,7 +122,7 @@ fn offer(target: &Vmm, offer: &Value, announced: u32, fds: &[OwnedFd]) -> Option
     refused
 }
 
-/// Memory of these bytes, whose size is sealed so.
+/// Memory of `len` bytes with these seals.
 fn memory(len: u64, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, len).unwrap();
@@ -140,7 +141,7 @@ fn passed_memory_that_can_shrink_is_refused() {
         assert!(said.contains("could make shorter") && said.contains("F_SEAL_SHRINK"), "{said}");
     }
     assert_eq!(offer(&target, &recorded, 1, &[memory(64 << 20, SealFlags::SHRINK)]), None);
-    // What this program passes is sealed.
+    // The real source's descriptors are sealed.
     assert_eq!(offer(&target, &recorded, 1, &fds), None);
     assert!(counts(&vmm));
 }
@@ -170,7 +171,7 @@ fn descriptors_beyond_those_of_the_configuration_are_refused() {
     let (vmm, mut client) = source(json!({"size": 64 << 20, "shared": true}));
     let Recorded { offer: recorded, fds } = record(&vmm, &mut client);
     let target = Vmm::start();
-    // Once it has answered, its server has all of its own files.
+    // After its first reply, its server has all of its own files.
     target.client().get("vmm.ping").expect(200);
     let files = target.open_files();
     let said = offer(&target, &recorded, u32::MAX, &fds).unwrap();

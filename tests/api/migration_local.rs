@@ -1,4 +1,4 @@
-//! Live migration between two VMMs of one host, which pass the guest's memory.
+//! Live migration between two VMMs on one host, which passes the guest's memory.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::migration_peer::{Ends, Target};
 use crate::migration_storage::{DATA, requesting};
 use crate::vmm::{BINARY, Vmm, reasons, wait_for};
 
-/// A VMM whose guest counts in memory that can be passed. It stays when the guest is gone.
+/// A VMM whose guest counts in memory that can be passed. It keeps running without its guest.
 fn source() -> (Vmm, Client) {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
@@ -28,7 +28,7 @@ fn send(client: &mut Client, url: &str) {
 }
 
 #[test]
-fn a_guest_goes_over_in_the_memory_that_it_has_and_no_page_is_sent() {
+fn a_local_migration_passes_the_memory_and_sends_no_page() {
     let (source, mut client) = source();
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
@@ -49,7 +49,7 @@ fn a_guest_goes_over_in_the_memory_that_it_has_and_no_page_is_sent() {
         assert_eq!((&sent["pages"], &sent["zero_pages"]), (&json!(0), &json!(0)), "{sent}");
         assert!(counts(to) && is_still(from));
     }
-    // All of it is its own: nothing of the other is needed any more.
+    // The source owns everything: it no longer depends on the target.
     drop(target);
     assert!(counts(&source));
     client.put("vm.reboot").expect(204);
@@ -59,7 +59,7 @@ fn a_guest_goes_over_in_the_memory_that_it_has_and_no_page_is_sent() {
 #[test]
 fn whatever_fails_leaves_the_guest_with_its_memory_where_it_was() {
     let (vmm, mut client) = source();
-    // No page comes during which one could fail.
+    // No pages are sent, so none can fail.
     let before_go = Ends::BEFORE_GO.into_iter().filter(|ends| *ends != Ends::DuringPages);
     for ends in before_go.chain([Ends::FailsAfterGo]) {
         let _ = fs::remove_file(vmm.files.path("migration"));
@@ -68,7 +68,7 @@ fn whatever_fails_leaves_the_guest_with_its_memory_where_it_was() {
         let ended = wait_for_state(&mut client, "failed");
         assert!(!ended["error"].as_str().unwrap().is_empty() && counts(&vmm), "{ends:?}: {ended}");
     }
-    // A target that has loaded all is killed before it hears Go, or cannot make the VM.
+    // A target that has loaded everything is killed before it gets Go, or cannot create the VM.
     let target = Vmm::start();
     fs::create_dir(target.files.path("serial")).unwrap();
     let mut there = receive(&target, &url(&target));
@@ -91,13 +91,13 @@ fn memory_that_is_private_to_a_program_is_not_passed() {
     answer.expect(409);
 }
 
-/// Number that the host has of an interface.
+/// A numeric property of a host interface.
 fn of_interface(name: &str, what: &str) -> u64 {
     let text = fs::read_to_string(format!("/sys/class/net/{name}/{what}")).unwrap_or_default();
     text.trim().parse().unwrap_or(0)
 }
 
-/// Taps with one queue, which two programs could not open by their names, and one with two.
+/// Taps with one queue, which two programs could not open by name, and one with two.
 #[test]
 fn taps_go_over_as_they_are_and_carry_frames_before_and_after() {
     let mut command = Command::new(BINARY);
@@ -109,7 +109,7 @@ fn taps_go_over_as_they_are_and_carry_frames_before_and_after() {
         {"id": "pf0", "tap": "apilocal", "sriov_vfs": 2, "pci_device_id": 5},
         {"id": "wide", "tap": "apilocalw", "num_queues": 4},
     ]);
-    // A broadcast frame of an experimental type, behind a header of zeros.
+    // A broadcast frame of an experimental type, after a header of zeros.
     let frame = requesting(5, &[0, 1], &[(DATA, 72, 0, 0)], |code| {
         code.dword(DATA + 12, u32::MAX).dword(DATA + 16, 0x0002_ffff).dword(DATA + 20, 0).dword(DATA + 24, 0xb588_0000)
     });
@@ -121,7 +121,7 @@ fn taps_go_over_as_they_are_and_carry_frames_before_and_after() {
     assert!(before.iter().all(|number| *number > 0), "{before:?}");
     wait_for("frames", || frames() > 100);
     let target = Vmm::start();
-    // Without them, it could not open what the source has.
+    // Without the descriptors, it could not open the source's taps.
     let mut there = receive(&target, &url(&target));
     client.put_json("vm.send-migration", &json!({"destination_url": url(&target)})).expect(204);
     let ended = wait_for_state(&mut client, "failed");

@@ -1,5 +1,5 @@
-//! The memory of both sides of a live migration, at the moment when the guest changes hands: every page is the same,
-//! whoever wrote it. To show that the comparison would notice, each that notes written pages is left out in turn.
+//! The memory on both sides of a live migration, at the moment of the handover: all pages are equal, whoever wrote
+//! them. To show that the comparison detects differences, each dirty log is left out in turn.
 
 use std::fs::File;
 use std::net::UdpSocket;
@@ -22,24 +22,24 @@ use crate::vmm::{BINARY, Vmm, wait_for};
 
 pub(crate) const MEMORY: u64 = 64 << 20;
 const PAGE: usize = 4096;
-/// The guest waits until this has another value than 0.
+/// The guest waits until this is not 0.
 const COMMAND: u32 = 0x30_0000;
-/// From here on memory is filled: below are its instructions.
+/// The beginning of the filled memory: the guest's instructions are below.
 const FILLED: u64 = 8 << 20;
 /// Address of the guest's endless counter.
 const COUNTER: u32 = 0x20_0000;
-/// The rings of the first NIC, two queues of it, and the room for those of each.
+/// The rings of the first NIC, for its two queues, and the distance to those of the next.
 const RINGS_AT: u32 = 0x100_0000;
 const RINGS_OF_NIC: u32 = 2 * RINGS;
-/// Address of the first NIC's frame buffers, each a page of its own, and the room for those of each NIC.
+/// Address of the first NIC's frame buffers, each on its own page, and the distance to those of the next NIC.
 const BUFFERS_AT: u32 = 0x120_0000;
 const BUFFERS_OF_NIC: u32 = SIZE as u32 * PAGE as u32;
-/// The first pages of the first pass are with the target when this frame of pages comes: they are all before.
+/// The frame of pages at whose arrival the target has the first pages of the first pass: they all come before it.
 const HALFWAY: Point = Point::Frame(3, 20);
-/// A variable of the program as tests build it: whose notes are left out.
+/// An environment variable of test builds: the dirty log to leave out.
 const LEFT_OUT: &str = "CH_TEST_LEAVE_OUT";
 
-/// A NIC's network on the host: a tap, with an address in a network of its own.
+/// A NIC's network on the host: a tap, with an address in its own network.
 struct Network {
     tap: Kept,
     address: String,
@@ -49,7 +49,7 @@ struct Network {
 impl Network {
     fn new(name: &str) -> Self {
         let tap = Kept::silent(name);
-        // Tests run at once, and the host finds a network by its number.
+        // Tests run at the same time, and the host identifies a network by its number.
         static NUMBERS: AtomicU8 = AtomicU8::new(16);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (address, neighbour) = (format!("10.78.{number}.1"), format!("10.78.{number}.2:9"));
@@ -58,15 +58,15 @@ impl Network {
         Self { tap, address, neighbour }
     }
 
-    /// Has the host ask for a neighbour, which is a frame for the guest.
+    /// Makes the host look for a neighbour, which sends a frame to the guest.
     fn send(&self) {
         let socket = UdpSocket::bind((&*self.address, 0)).unwrap();
         socket.send_to(&[0], &self.neighbour).unwrap();
     }
 }
 
-/// A guest that counts and drives two NICs, one over a tap and one over vhost-user, and both places for it, whose
-/// programs stay when it is gone.
+/// A guest that counts and drives two NICs, one over a tap and one over vhost-user, and both VMMs, which keep running
+/// without it.
 pub(crate) struct Pair {
     networks: [Network; 2],
     _peers: [Arc<Backend>; 2],
@@ -77,7 +77,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Starts it, with a program that leaves out the notes of `left_out`. `name` is short, and the test's.
+    /// Starts the guest, in a program without the dirty log `left_out`. `name` is short, and unique to the test.
     pub(crate) fn start(name: &str, left_out: &str) -> Self {
         let start = || {
             let mut command = Command::new(BINARY);
@@ -86,7 +86,7 @@ impl Pair {
         };
         let (source, target) = (start(), start());
         let networks = [0, 1].map(|number| Network::new(&format!("{name}{number}")));
-        // The target's peer has no network: it serves a guest that does not run there.
+        // The target's backend has no network: it serves a guest that does not run there.
         let peers = [
             peer(&source, &format!("name=here,tap={}", networks[1].tap.name())),
             peer(&target, "name=there,ip=10.78.9.1"),
@@ -101,10 +101,10 @@ impl Pair {
         Self { networks, _peers: peers, source, client, target, memory }
     }
 
-    /// Moves the guest. While it is being copied, frames come for both NICs. Returns the pages that differ when the
-    /// target is about to get the guest.
+    /// Migrates the guest. During the copy, frames arrive for both NICs. Returns the pages that differ just before the
+    /// handover.
     fn moves(&mut self) -> Vec<u64> {
-        // The target's tap is made there, and is nobody's.
+        // The target's tap is created there, and is not connected.
         let tap = format!("{}t", self.networks[0].tap.name());
         receive(&self.target, &tap);
         let path = self.source.files.path("wire");
@@ -128,7 +128,7 @@ impl Pair {
     }
 }
 
-/// Has `vmm` wait for the guest, whose first NIC is to be over `tap`, and whose second over the peer there.
+/// Makes `vmm` wait for the guest, whose first NIC will use `tap`, and whose second the backend there.
 pub(crate) fn receive(vmm: &Vmm, tap: &str) {
     let backends = json!([{"id": "tapped", "tap": tap}, {"id": "user", "vhost_socket": vmm.files.path("peer")}]);
     receive_by(vmm, &json!({"receiver_url": url(vmm), "backends": backends}));
@@ -139,7 +139,7 @@ pub(crate) fn counter(vmm: &Vmm) -> u32 {
     read(&File::open(vmm.files.path("ram")).unwrap(), COUNTER)
 }
 
-/// A vhost-user backend with the socket `peer` of `vmm`'s folder, as long as this lives.
+/// A vhost-user backend with the socket `peer` in `vmm`'s folder, until this is dropped.
 pub(crate) fn peer(vmm: &Vmm, device: &str) -> Arc<Backend> {
     let common = Common { queues: 2, without_feature: Vec::new(), translate: false, never_answer: false };
     let backend = Backend::new(&common, &format!("{device},mac=52:54:00:00:00:05").parse().unwrap()).unwrap();
@@ -147,7 +147,7 @@ pub(crate) fn peer(vmm: &Vmm, device: &str) -> Arc<Backend> {
     backend
 }
 
-/// Fills the memory, so that much has to be sent; where rings are, with zeros.
+/// Fills the memory, so that much must be sent; zeroes the rings.
 fn fill(memory: &File) {
     let page: Vec<u8> = (0..PAGE).map(|at| (at * 7 % 251) as u8 | 1).collect();
     let mib = page.repeat((1 << 20) / PAGE);
@@ -159,7 +159,7 @@ fn fill(memory: &File) {
         let rings = u64::from(RINGS_AT + nic * RINGS_OF_NIC);
         for index in 0..SIZE {
             let buffer = u64::from(BUFFERS_AT + nic * BUFFERS_OF_NIC) + u64::from(index) * PAGE as u64;
-            // Room for the device, and none after it (`virtio 1.4 §2.7.5`).
+            // Device-writable, and the last of its chain (`virtio 1.4 §2.7.5`).
             let descriptor = [&buffer.to_le_bytes()[..], &2048_u32.to_le_bytes(), &2_u16.to_le_bytes(), &[0; 2]];
             memory.write_all_at(&descriptor.concat(), rings + 16 * u64::from(index)).unwrap();
             memory.write_all_at(&index.to_le_bytes(), rings + 0x1004 + 2 * u64::from(index)).unwrap();
@@ -168,13 +168,13 @@ fn fill(memory: &File) {
     }
 }
 
-/// Boots the guest, whose instructions depend on where its NICs are.
+/// Boots the guest, whose instructions depend on its NICs' slots.
 fn boot(vmm: &Vmm, tap: &str) -> Client {
     let mut config = vmm.config(json!([
         {"id": "tapped", "tap": tap},
         {"id": "user", "vhost_user": true, "vhost_socket": vmm.files.path("peer")},
     ]));
-    // A path that each program has for itself.
+    // A path that is different for each program.
     config["memory"] = json!({"size": 0, "zones": [{"id": "all", "size": MEMORY, "file": "ram", "shared": true}]});
     let mut client = vmm.boot_config(&config);
     let tree: Value = client.get("vm.info").expect(200)["device_tree"].clone();
@@ -211,7 +211,7 @@ fn differing(one: &File, other: &File) -> Vec<u64> {
 }
 
 #[test]
-fn all_pages_of_both_sides_are_equal_when_the_guest_changes_hands() {
+fn all_pages_of_both_sides_are_equal_at_the_handover() {
     let mut pair = Pair::start("eq", "");
     assert_eq!(pair.moves(), [] as [u64; 0]);
 }
@@ -231,7 +231,7 @@ fn pages_differ_if_those_that_own_threads_write_are_not_noted() {
 }
 
 #[test]
-fn pages_differ_if_those_that_a_vhost_user_backend_writes_are_not_noted() {
+fn pages_differ_if_vhost_user_backend_writes_are_not_logged() {
     let mut pair = Pair::start("us", "vhost-user");
     let pages = pair.moves();
     assert!(pages.contains(&(u64::from(RINGS_AT + RINGS_OF_NIC + 0x2000) / PAGE as u64)), "{pages:?}");

@@ -1,4 +1,4 @@
-//! Peers of a live migration that fail, each at one point.
+//! Failing peers of a live migration, each at one point.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,38 +10,38 @@ use std::thread;
 use vmm::migration::incoming::{Incoming, Item};
 use vmm::migration::wire::{Features, Frame, Greeting, HEADER, Header, Kind, OLDEST, Part, Role, VERSION};
 
-/// Point at which a target fails.
+/// The point at which a target fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ends {
-    /// It closes the connection instead of greeting.
+    /// Closes the connection instead of greeting.
     BeforeGreeting,
-    /// It is another program.
+    /// Is another program.
     Foreign,
-    /// It greets and closes.
+    /// Greets and closes.
     AfterGreeting,
-    /// It greets and sends half a frame.
+    /// Greets and sends half a frame.
     HalfAFrame,
-    /// It sends a frame that is longer than any.
+    /// Sends a frame that is too long.
     TooLong,
-    /// It sends a frame out of turn.
+    /// Sends a frame out of order.
     RunsAtOnce,
-    /// It cannot make the VM.
+    /// Cannot create the VM.
     FailsToPrepare,
-    /// It never says that it has made its VM.
+    /// Never reports that it has created its VM.
     NeverPrepares,
-    /// It takes pages slowly, and in the end runs the guest.
+    /// Takes pages slowly, and finally runs the guest.
     Slow,
-    /// It closes while pages come.
+    /// Closes while receiving pages.
     DuringPages,
-    /// It closes when the state has come.
+    /// Closes after receiving the state.
     AfterState,
-    /// It cannot load the state.
+    /// Cannot load the state.
     FailsToLoad,
-    /// It says Ready, gets Go, and is gone.
+    /// Sends Ready, gets Go, and closes.
     DiesAfterGo,
-    /// It gets Go, and gives the guest back.
+    /// Gets Go, and returns the guest.
     FailsAfterGo,
-    /// The same, once it is let ([`Target::go_on`]).
+    /// The same, once allowed ([`Target::go_on`]).
     WaitsAfterGo,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Target that listens at `path` for a single source.
+    /// Starts a target that listens at `path` for a single source.
     pub(crate) fn listen(path: &Path, ends: Ends) -> Self {
         let listener = UnixListener::bind(path).unwrap();
         let (cancelled, goes_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -78,12 +78,12 @@ impl Target {
         Self { cancelled, goes_on, thread: Some(thread) }
     }
 
-    /// Lets one that waits go on.
+    /// Lets a waiting target continue.
     pub(crate) fn go_on(&self) {
         self.goes_on.store(true, Ordering::SeqCst);
     }
 
-    /// True if the source has reported, at its end, that it was cancelled.
+    /// True if the source finally reported that it was cancelled.
     pub(crate) fn was_told_of_cancel(mut self) -> bool {
         self.thread.take().unwrap().join().unwrap();
         self.cancelled.load(Ordering::SeqCst)
@@ -140,7 +140,7 @@ fn serve(listener: &UnixListener, ends: Ends, cancelled: &AtomicBool, goes_on: &
     reads.join().unwrap();
 }
 
-/// Reads what comes for pages: all of it, only the beginning, or slowly (some 20 MB in a second).
+/// Reads the pages: all of them, only the beginning, or slowly (some 20 MB/s).
 fn drain(mut pages: UnixStream, ends: Ends) {
     let mut bytes = vec![0; 64 << 10];
     while pages.read(&mut bytes).is_ok_and(|count| count > 0) && ends != Ends::DuringPages {
@@ -162,7 +162,7 @@ fn greet(path: &Path) -> UnixStream {
     stream
 }
 
-/// A source that offers this, and waits for the answer.
+/// A source that sends this offer, and waits for the reply.
 pub(crate) fn offer(path: &Path, offer: &[u8]) {
     let mut stream = greet(path);
     stream.write_all(&Frame::Offer(Part { is_last: true, bytes: offer.to_vec() }).bytes()).unwrap();

@@ -1,4 +1,5 @@
-//! Live migration of tiny guests that write a disk or persistent memory: nothing of it is lost, and its lock goes over.
+//! Live migration of tiny guests that write to a disk or persistent memory: no write is lost, and the lock is handed
+//! over.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,18 +14,18 @@ use crate::migration_peer::{Ends, Target};
 use crate::vmm::{BINARY, Vmm, wait_for};
 
 const ECAM: u32 = 0xe800_0000;
-/// Address that the guest gives to the device's registers and table, and of its rings and buffers.
+/// Addresses of the device's registers and table, and of its rings and buffers, chosen by the guest.
 const REGISTERS: u32 = 0xd300_0000;
 const TABLE: u32 = 0xd400_0000;
 const RING: u32 = 0x100_0000;
 const HEADER: u32 = RING + 0x3000;
 pub(crate) const DATA: u32 = RING + 0x4000;
 const STATUS: u32 = RING + 0x5000;
-/// The sectors that it writes, one after the other and again.
+/// The sectors that it writes in turn, repeatedly.
 const SECTORS: u32 = 1024;
 
-/// A guest that drives the disk in this slot: it writes a number, one more each time, to the next sector, and shows a
-/// dot for each 16 of them, or `!` when a request fails.
+/// A guest that drives the disk in this slot: it writes an increasing number to the next sector, and shows a dot for
+/// each 16 of them, or `!` if a request fails.
 fn writing(slot: u32) -> Vec<u8> {
     let request = [(HEADER, 16, 1, 1), (DATA, 512, 1, 2), (STATUS, 1, 2, 0)];
     requesting(slot, &[0], &request, |code| {
@@ -36,9 +37,9 @@ fn writing(slot: u32) -> Vec<u8> {
     })
 }
 
-/// A guest that drives the device in this slot, with these queues: it makes the same request, of these descriptors
-/// (address, length, flags, next), again and again in the last queue, and shows a dot for each 16 of them. `each` is
-/// done before each, with the number of the request in ESI. If [`STATUS`] is not 0 afterwards, it shows `!` and halts.
+/// A guest that drives the device in this slot, with these queues: it repeats a request of these descriptors (address,
+/// length, flags, next) in the last queue, and shows a dot for each 16 of them. `each` is executed before each request,
+/// with its number in ESI. If [`STATUS`] is not 0 afterwards, it shows `!` and halts.
 pub(crate) fn requesting(
     slot: u32,
     queues: &[u16],
@@ -99,7 +100,7 @@ pub(crate) fn writes(vmm: &Vmm) -> bool {
     true
 }
 
-/// A VMM whose guest writes `disk`. It stays when the guest is gone.
+/// A VMM whose guest writes to `disk`. It keeps running without its guest.
 pub(crate) fn source(disk: &Value) -> (Vmm, Client) {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
@@ -121,7 +122,7 @@ pub(crate) fn locks(path: &Path) -> bool {
     hold(&file, libc::F_WRLCK) && hold(&file, libc::F_UNLCK)
 }
 
-/// Each number that the guest was told to be written is on the disk, at its place.
+/// Checks that each number whose write completed is on the disk, in its sector.
 fn check_disk(raw: &[u8]) {
     let sectors = raw.chunks(512).take(SECTORS as usize);
     let numbers: Vec<u32> = sectors.map(|sector| u32::from_le_bytes(sector[..4].try_into().unwrap())).collect();
@@ -139,7 +140,7 @@ pub(crate) fn raw_image(folder: &tempfile::TempDir) -> (std::path::PathBuf, Valu
     (path, disk)
 }
 
-/// A guest goes over and back, and over again, while it writes.
+/// Migrates a guest there and back, and there again, while it writes.
 fn moves_while_it_writes(disk: &Value, path: &Path) {
     let (source, mut client) = source(disk);
     let target = {
@@ -165,7 +166,7 @@ fn moves_while_it_writes(disk: &Value, path: &Path) {
 }
 
 #[test]
-fn a_raw_disk_that_is_written_goes_over_with_its_lock_and_loses_nothing() {
+fn a_raw_disk_under_writes_moves_with_its_lock_and_all_data() {
     let folder = tempfile::tempdir().unwrap();
     let (path, disk) = raw_image(&folder);
     moves_while_it_writes(&disk, &path);
@@ -174,7 +175,7 @@ fn a_raw_disk_that_is_written_goes_over_with_its_lock_and_loses_nothing() {
 }
 
 #[test]
-fn a_qcow2_image_that_is_written_goes_over_with_what_was_kept_of_it_in_memory() {
+fn a_qcow2_image_under_writes_moves_with_its_cached_state() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let qemu_img = |arguments: &[&str]| {
@@ -217,16 +218,16 @@ fn whatever_fails_leaves_the_lock_of_the_disk_with_the_source() {
 }
 
 #[test]
-fn a_guest_whose_disk_another_program_took_stays_paused_until_it_has_it_again() {
+fn a_guest_whose_disk_is_taken_stays_paused_until_it_is_free() {
     let folder = tempfile::tempdir().unwrap();
     let (path, disk) = raw_image(&folder);
     let (vmm, mut client) = source(&disk);
-    // Nobody knows who has the guest: its disk is nobody's.
+    // The guest's owner is unknown, so its disk is not locked.
     let _target = Target::listen(&vmm.files.path("migration"), Ends::DiesAfterGo);
     send(&mut client, &url(&vmm));
     wait_for_state(&mut client, "unknown");
     assert!(locks(&path));
-    // The target runs it, as far as its lock says. Who forces the source is refused by that.
+    // The target runs the guest, according to its lock, which prevents a forced resume of the source.
     let reader = File::options().read(true).write(true).open(&path).unwrap();
     wait_for("the lock", || hold(&reader, libc::F_WRLCK));
     client.put_json("vm.resume", &json!({"force": true})).expect(204);
@@ -240,7 +241,7 @@ fn a_guest_whose_disk_another_program_took_stays_paused_until_it_has_it_again() 
 }
 
 #[test]
-fn a_target_that_cannot_take_the_lock_gives_the_guest_back_and_it_is_resumed_when_its_disk_is_free() {
+fn a_guest_returned_without_its_lock_resumes_once_disk_is_free() {
     let folder = tempfile::tempdir().unwrap();
     let (path, disk) = raw_image(&folder);
     let (vmm, mut client) = source(&disk);
@@ -254,7 +255,7 @@ fn a_target_that_cannot_take_the_lock_gives_the_guest_back_and_it_is_resumed_whe
     assert!(error.contains("the guest stays paused here, because its disks are not this program's"), "{error}");
     assert!(error.contains("--disk id=disk0: path=") && error.contains("in use by another program"), "{error}");
     assert_eq!(client.get("vm.info").expect(200)["state"], "Paused");
-    // Nothing lets it run without its lock.
+    // The guest cannot resume without its lock.
     assert_ne!(client.put("vm.resume").status, 204);
     assert_eq!(client.get("vm.info").expect(200)["state"], "Paused");
     hold(&thief, libc::F_UNLCK);
@@ -262,7 +263,7 @@ fn a_target_that_cannot_take_the_lock_gives_the_guest_back_and_it_is_resumed_whe
     assert!(writes(&vmm) && !locks(&path));
 }
 
-/// Takes a lock of the whole file, or gives it up. Returns whether that was possible.
+/// Takes or releases a lock of the whole file. Returns true on success.
 fn hold(file: &File, kind: libc::c_int) -> bool {
     let lock = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: the kernel reads the lock's description, which lives through the call.
@@ -270,7 +271,7 @@ fn hold(file: &File, kind: libc::c_int) -> bool {
 }
 
 #[test]
-fn persistent_memory_goes_over_and_what_would_be_lost_of_it_is_refused() {
+fn pmem_moves_and_pmem_that_would_lose_data_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pmem");
     File::create(&file).unwrap().set_len(2 << 20).unwrap();

@@ -1,4 +1,4 @@
-//! Live migration over encrypted connections, and with those who are not to be trusted.
+//! Live migration over encrypted connections, and with untrusted peers.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn certificates(vmm: &Vmm, name: &str, authority: &Authority) -> Value {
     json!(folder)
 }
 
-/// A target that waits at a port of its own.
+/// A target that waits on its own port.
 fn receive(target: &Vmm, port: u32, tls_dir: &Value) -> Client {
     receive_by(target, &json!({"receiver_url": format!("tcp:127.0.0.1:{port}"), "tls_dir": tls_dir}))
 }
@@ -29,7 +29,7 @@ fn send(client: &mut Client, port: u32, tls_dir: &Value) {
 }
 
 #[test]
-fn a_guest_moves_over_encrypted_connections_and_no_stranger_is_taken_for_its_source_or_target() {
+fn a_guest_moves_over_tls_and_untrusted_peers_are_refused() {
     let port = 10_000 + std::process::id() % 1_900;
     let (vmm, mut client) = source();
     let (one, other) = (Authority::new("one"), Authority::new("other"));
@@ -61,7 +61,7 @@ fn a_guest_moves_over_encrypted_connections_and_no_stranger_is_taken_for_its_sou
     let sent = wait_for_state(&mut client, "finished");
     println!("{sent}");
     assert!(counts(&target));
-    // A target without certificates is no target of a source that asks for them.
+    // A source with certificates does not accept a target without them.
     let plain = Vmm::start();
     let mut waits = receive(&plain, port + 1, &Value::Null);
     send(&mut there, port + 1, &good);
@@ -72,7 +72,7 @@ fn a_guest_moves_over_encrypted_connections_and_no_stranger_is_taken_for_its_sou
 }
 
 #[test]
-fn certificates_that_cannot_be_used_are_named_before_anything_begins() {
+fn unusable_certificates_are_named_before_a_migration_starts() {
     let (vmm, mut client) = source();
     let target = Vmm::start();
     let mut there = target.client();

@@ -9,7 +9,7 @@ use crate::client::{Answer, Client};
 use crate::migration::{counts, receive, send, source, url, wait_for_state};
 use crate::vmm::{Vmm, wait_for};
 
-/// A client that waits for a guest at `target`, which listens already.
+/// A client that waits for a guest on `target`, which listens already.
 fn waits(target: &Vmm, client: &mut Client) -> thread::JoinHandle<Answer> {
     let (mut waiting, body) = (target.client(), json!({"receiver_url": url(target)}));
     let thread = thread::spawn(move || waiting.put_json("vm.receive-migration", &body));
@@ -28,7 +28,7 @@ fn a_receive_call_answers_when_the_guest_has_arrived() {
     assert!(!waiting.is_finished());
     send(&mut client, &url(&target));
     waiting.join().unwrap().expect(204);
-    // A client that has the answer finds the guest.
+    // After the reply, the client finds the guest.
     assert_eq!(there.get("vm.info").expect(200)["state"], "Running");
     assert_eq!(there.get("vm.migration-progress").expect(200)["state"], "finished");
     assert!(counts(&target));
@@ -46,7 +46,7 @@ fn a_receive_call_answers_with_the_reason_of_a_failure() {
     let waiting = waits(&target, &mut there);
     there.put("vm.cancel-migration").expect(204);
     says(waiting.join().unwrap(), 409, "it was ended (vm.cancel-migration)");
-    // What the guest's serial port writes to cannot be made there.
+    // The file for the guest's serial port cannot be created there.
     fs::create_dir(target.files.path("serial")).unwrap();
     let waiting = waits(&target, &mut there);
     send(&mut client, &url(&target));
@@ -71,7 +71,7 @@ fn a_guest_arrives_although_the_client_that_waited_is_gone() {
     send(&mut client, &url(&target));
     wait_for_state(&mut there, "finished");
     assert!(counts(&target));
-    // And one that asks for it has the answer at once, as the other tests do.
+    // With `detach`, the reply comes at once, as in the other tests.
     let (other, target) = (there, Vmm::start());
     let mut there = receive(&target, &url(&target));
     assert_eq!(there.get("vm.migration-progress").expect(200)["phase"], "listening");

@@ -1,4 +1,4 @@
-//! Functions whose backends are missing when their VM is restored or received, and that are given some later.
+//! Functions whose backends are missing when their VM is restored or received, and that get one later.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -11,8 +11,8 @@ use crate::client::{Answer, Client};
 use crate::tap::{self, Queues};
 use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 
-/// A snapshot of a paused VM, which is gone, with a PF and VFs over taps whose names begin with `tap`. VF 1 has one
-/// that nobody can make.
+/// A snapshot of a paused VM, since deleted, with a PF and VFs over taps whose names begin with `tap`. VF 1 has one
+/// that cannot be created.
 fn saved(vmm: &Vmm, tap: &str, vfs: &Value) -> (PathBuf, String) {
     let path = vmm.files.path("saved");
     fs::create_dir(&path).unwrap();
@@ -47,10 +47,10 @@ fn events(folder: &Vmm) -> String {
 }
 
 #[test]
-fn a_vf_without_its_backend_comes_back_without_a_link_and_is_given_one_later() {
+fn a_vf_with_a_missing_backend_restores_down_and_gets_one_later() {
     let source = Vmm::start();
     let (_, url) = saved(&source, "missa", &json!([{"index": 1, "vhost_user": false, "tap": "missaone"}]));
-    // The tap of VF 1 is somebody else's now.
+    // Another program has the tap of VF 1 now.
     let other = tap::queue("missaone", Queues::One);
     let target = with_events(&source);
     let mut client = target.client();
@@ -86,7 +86,7 @@ fn a_vf_without_its_backend_comes_back_without_a_link_and_is_given_one_later() {
     let again = client.put_json("vm.set-vf", &give("missathree"));
     assert_eq!((again.status, said(&again).contains("it has a backend (missatwo)")), (409, true), "{again:?}");
     assert!(taps("missathree").is_empty());
-    // It is the VF's from now on.
+    // It belongs to the VF from now on.
     drop(other);
     client.put("vm.shutdown").expect(204);
     client.put("vm.boot").expect(204);
@@ -94,7 +94,7 @@ fn a_vf_without_its_backend_comes_back_without_a_link_and_is_given_one_later() {
 }
 
 #[test]
-fn a_backend_is_left_out_when_asked_for_and_given_as_descriptors_while_the_vm_is_paused() {
+fn a_backend_left_out_on_request_is_given_by_fd_while_paused() {
     let source = Vmm::start();
     let (_, url) = saved(&source, "missb", &json!([]));
     let target = Vmm::start();
@@ -118,7 +118,7 @@ fn a_backend_is_left_out_when_asked_for_and_given_as_descriptors_while_the_vm_is
 }
 
 #[test]
-fn what_cannot_be_a_backend_is_refused_in_one_line_and_the_vf_stays_without() {
+fn an_invalid_backend_is_refused_in_one_line_and_not_attached() {
     let source = Vmm::start();
     let (_, url) = saved(&source, "missc", &json!([]));
     let target = Vmm::start();
@@ -147,7 +147,7 @@ fn what_cannot_be_a_backend_is_refused_in_one_line_and_the_vf_stays_without() {
 }
 
 #[test]
-fn a_vf_that_awaits_descriptors_awaits_them_after_another_snapshot_too() {
+fn a_vf_that_awaits_descriptors_still_does_after_a_snapshot() {
     let source = Vmm::start();
     let path = source.files.path("saved");
     fs::create_dir(&path).unwrap();
@@ -175,7 +175,7 @@ fn a_vf_that_awaits_descriptors_awaits_them_after_another_snapshot_too() {
 
 /// A VM with shared memory, whose VF 0 is a vhost-user NIC without a peer.
 #[test]
-fn a_peer_that_does_not_come_is_missing_and_another_that_does_not_answer_is_refused() {
+fn an_absent_peer_is_missing_and_a_mute_one_is_refused() {
     let source = Vmm::start();
     let path = source.files.path("saved");
     fs::create_dir(&path).unwrap();

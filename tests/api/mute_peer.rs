@@ -1,4 +1,4 @@
-//! A vhost-user backend that does not answer holds up nothing but its own device.
+//! A vhost-user backend that does not reply delays only its own device.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -12,19 +12,19 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Client};
 use crate::vmm::{Vmm, wait_for};
 
-/// Far less than a backend is waited for, which is 30 s.
+/// Far less than the timeout for a backend, which is 30 s.
 const SOON: Duration = Duration::from_secs(10);
 const GET_FEATURES: u32 = 1;
 const SET_MEM_TABLE: u32 = 5;
 /// VIRTIO_F_VERSION_1.
 const FEATURES: u64 = 1 << 32;
 
-/// A backend without protocol features. It says no more once it was told to map the guest's memory, until it may.
+/// A backend without protocol features. It stops replying once it must map the guest's memory, until released.
 struct Peer {
     path: PathBuf,
-    /// Something comes once it is mute.
+    /// Receives a message once it is mute.
     mute: Receiver<()>,
-    /// Lets it go on.
+    /// Releases it.
     speak: Sender<()>,
 }
 
@@ -39,7 +39,7 @@ impl Peer {
                 while stream.read_exact(&mut header).is_ok() {
                     let [request, _, len] =
                         [0, 4, 8].map(|at| u32::from_ne_bytes(*header[at..].first_chunk().unwrap()));
-                    // Descriptors that come beside it are closed.
+                    // Attached descriptors are closed.
                     stream.read_exact(&mut vec![0; len as usize]).unwrap();
                     if request == SET_MEM_TABLE {
                         let _ = is_mute.send(());
@@ -66,7 +66,7 @@ impl Peer {
     }
 }
 
-/// Asks on a connection of its own.
+/// Sends a request on its own connection.
 fn ask(vmm: &Vmm, endpoint: &'static str, body: Value) -> JoinHandle<Answer> {
     let mut client = vmm.client();
     spawn(move || if body.is_null() { client.put(endpoint) } else { client.put_json(endpoint, &body) })
@@ -84,7 +84,7 @@ fn nothing_is_left(vmm: &Vmm) {
 }
 
 #[test]
-fn a_mute_backend_of_a_new_nic_holds_up_neither_clients_nor_the_vms_end() {
+fn a_mute_backend_of_a_new_nic_delays_no_client_and_no_shutdown() {
     let vmm = Vmm::start();
     let mut client = vmm.boot_shared(json!([]));
     let peer = Peer::listen(vmm.files.path("peer"));
@@ -109,7 +109,7 @@ fn a_mute_backend_of_a_new_nic_holds_up_neither_clients_nor_the_vms_end() {
 }
 
 #[test]
-fn a_backend_that_takes_its_time_is_added_and_then_come_the_changes_that_waited() {
+fn a_slow_backend_is_added_and_then_queued_changes_are_applied() {
     let vmm = Vmm::start();
     let mut client = vmm.boot_shared(json!([]));
     let before = vmm.open_files();
@@ -122,14 +122,14 @@ fn a_backend_that_takes_its_time_is_added_and_then_come_the_changes_that_waited(
     assert_eq!(added.join().unwrap().expect(200)["id"], "mute");
     removed.join().unwrap().expect(204);
     nothing_is_left(&vmm);
-    // The connection, two sockets of clients that may not be closed yet, and what the device has for its queues.
+    // The connection, two sockets of clients that may not be closed yet, and the device's descriptors for its queues.
     let after = vmm.open_files();
     assert!(after <= before + 12, "{before} files, then {after}");
     client.put("vm.delete").expect(204);
 }
 
 #[test]
-fn a_mute_backend_at_boot_holds_up_neither_clients_nor_the_vms_end() {
+fn a_mute_backend_at_boot_delays_no_client_and_no_end_of_the_vm() {
     let vmm = Vmm::start();
     let peer = Peer::listen(vmm.files.path("peer"));
     let mut config = vmm.config(json!([peer.nic()]));
@@ -143,7 +143,7 @@ fn a_mute_backend_at_boot_holds_up_neither_clients_nor_the_vms_end() {
         peer.await_mute();
         soon(&mut client, "GET", "vmm.ping").expect(200);
         let ended = soon(&mut client, "PUT", end);
-        // There is nothing to shut down yet, but the start ends.
+        // There is no VM to shut down yet, but the start ends.
         assert_eq!(ended.status, if end == "vm.shutdown" { 409 } else { 204 });
         booted.join().unwrap().expect(409);
         nothing_is_left(&vmm);

@@ -1,4 +1,4 @@
-//! NICs as other clients of Cloud Hypervisor ask for them.
+//! NICs as requested by other clients of Cloud Hypervisor.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ fn nics(client: &mut Client) -> usize {
     client.get("vm.info").expect(200)["config"]["net"].as_array().unwrap().len()
 }
 
-/// With a second NIC, Kata sends the first once more, with descriptors of the same tap.
+/// With a second NIC, Kata sends the first again, with descriptors of the same tap.
 #[test]
 fn a_nic_that_is_there_already_is_the_answer() {
     let [first, second] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
@@ -69,7 +69,7 @@ fn two_nics_with_one_mac_address_are_taken_with_a_warning() {
     let warning =
         "a and b both have the MAC address 52:54:00:00:00:01; on one network, packets for it reach either of them";
     assert!(log.contains(warning), "{log}");
-    // Ports of one switch are told apart by their addresses.
+    // Ports of one switch are distinguished by their addresses.
     let vfs = json!([{"index": 0, "mac": "52:54:00:00:00:02"}, {"index": 1, "mac": "52:54:00:00:00:02"}]);
     let switch = json!({"id": "s", "switch": "veb", "sriov_vfs": 2, "vfs": vfs});
     assert_eq!(client.put_json("vm.add-net", &switch).status, 409);

@@ -1,11 +1,11 @@
-//! The devices that a VM has or has not: the watchdog and the pvpanic device.
+//! Optional devices of a VM: the watchdog and the pvpanic device.
 
 use serde_json::json;
 
 use crate::vmm::{Vmm, reasons};
 
 #[test]
-fn a_watchdog_and_a_pvpanic_device_are_there_when_asked_for_and_stay() {
+fn watchdog_and_pvpanic_exist_if_configured_and_stay() {
     let vmm = Vmm::start();
     let mut config = vmm.config(json!([{"id": "n", "tap": "aoo0"}]));
     config["watchdog"] = json!(true);
@@ -27,7 +27,7 @@ fn a_watchdog_and_a_pvpanic_device_are_there_when_asked_for_and_stay() {
         let said = format!("{id} stays as long as its VM and cannot be removed");
         assert_eq!((refused.status, reasons(&refused)), (400, vec![said.as_str()]));
     }
-    // The NIC gives up the first slot, and they keep theirs when the devices are planned again.
+    // The NIC frees the first slot, and the devices keep theirs when planned again.
     client.put_json("vm.remove-device", &json!({"id": "n"})).expect(204);
     client.put("vm.reboot").expect(204);
     client.put_json("vm.add-net", &json!({"id": "m", "tap": "aoo1", "pci_device_id": 9})).expect(200);

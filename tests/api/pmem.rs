@@ -1,4 +1,4 @@
-//! Persistent memory of a VM, by the API.
+//! Persistent memory of a VM, through the API.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn persistent_memory_is_added_and_removed_while_the_vm_runs() {
     });
     assert_eq!(all(&client.get("vm.info").expect(200)), [expected]);
     assert_eq!(client.get("vm.counters").expect(200)["_pmem0"]["flushes"], 0);
-    // A temporary file, and a part of a file that is only read.
+    // A temporary file, and a part of a read-only file.
     let temporary = client.put_json("vm.add-pmem", &json!({"file": vmm.files.path(""), "size": 4 * UNIT})).expect(200);
     assert_eq!(temporary["id"], "_pmem1");
     let part = json!({"file": file, "size": UNIT, "discard_writes": true, "id": "part"});
@@ -43,7 +43,7 @@ fn persistent_memory_is_added_and_removed_while_the_vm_runs() {
 }
 
 #[test]
-fn persistent_memory_of_the_configuration_is_opened_when_the_vm_boots() {
+fn configured_pmem_is_opened_when_the_vm_boots() {
     let vmm = Vmm::start();
     let file = vmm.files.path("pmem");
     let mut config = vmm.config(json!([]));

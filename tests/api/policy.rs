@@ -18,7 +18,7 @@ fn open() -> Value {
 }
 
 #[test]
-fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
+fn a_vf_has_its_configured_policy_until_a_client_changes_it() {
     let vmm = Vmm::start();
     let mut client = vmm.boot(json!([{
         "id": "pf0", "tap": "apl0", "sriov_vfs": 3, "storm": 9,
@@ -35,7 +35,7 @@ fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
     let now = vf(&mut client, 1);
     assert_eq!((&now["policy"], &now["link"]), (&expected, &json!("down")));
 
-    // Each key by itself leaves the others as they are.
+    // Each key alone leaves the others unchanged.
     for (key, value) in [
         ("vlan_qos", json!(0)),
         ("vlan", json!(0)),
@@ -53,7 +53,7 @@ fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
     }
     assert_eq!(vf(&mut client, 1)["link"], "up");
 
-    // Of several keys all are applied or none.
+    // Several keys are applied together or not at all.
     let wrong = json!({"pf": "pf0", "index": 1, "storm": 5, "link": "down", "vlan": 5});
     let answer = client.put_json("vm.set-vf", &wrong);
     assert_eq!(answer.status, 409, "{answer:?}");
@@ -68,7 +68,7 @@ fn a_vf_has_the_policy_that_it_was_given_and_another_once_it_is_changed() {
     let limits = json!({"ops": {"size": 10, "refill_time": 100}});
     client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": 1, "rate_limiter_config": limits})).expect(204);
 
-    // All of it is the VM's, but for the link.
+    // All settings are kept by the VM, except the link.
     client.put("vm.reboot").expect(204);
     assert_eq!(vf(&mut client, 1)["policy"], expected);
     client.put("vm.shutdown").expect(204);
@@ -104,7 +104,7 @@ fn what_nobody_would_enforce_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn what_a_peer_would_not_enforce_is_refused_live_and_changes_nothing() {
+fn a_policy_a_peer_cannot_enforce_is_refused_without_a_change() {
     let vmm = Vmm::start();
     let peer = peer(&vmm, "name=p0,ip=10.78.9.1");
     let socket = vmm.files.path("peer");

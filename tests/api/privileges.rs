@@ -1,4 +1,4 @@
-//! Rights, memory and descriptors that the running program keeps.
+//! Privileges, memory and descriptors that the running program keeps.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::tap::Kept;
 use crate::vmm::Vmm;
 
-/// A line of the status of the program's threads, each once: `proc_pid_status(5)`.
+/// A status line of the program's threads, without duplicates: `proc_pid_status(5)`.
 fn of_threads(vmm: &Vmm, name: &str) -> BTreeSet<String> {
     let threads = fs::read_dir(format!("/proc/{}/task", vmm.pid())).unwrap();
     let status = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap_or_default());
@@ -51,12 +51,12 @@ fn core_dumps_do_not_have_the_guests_memory() {
     }
 }
 
-/// The descriptors of a process that execve does not close, with what they are: `proc_pid_fdinfo(5)`.
+/// The descriptors of a process that execve does not close, with their targets: `proc_pid_fdinfo(5)`.
 fn stays_open(pid: &str) -> Vec<(u32, String)> {
     let numbers = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap();
     let numbers = numbers.map(|entry| entry.unwrap().file_name().into_string().unwrap().parse::<u32>().unwrap());
     let is_one = |number: &u32| {
-        // One that was closed meanwhile says nothing.
+        // A descriptor may have been closed in the meantime.
         let Ok(info) = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")) else { return false };
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
         // O_CLOEXEC.
@@ -68,8 +68,9 @@ fn stays_open(pid: &str) -> Vec<(u32, String)> {
 }
 
 #[test]
-fn no_program_that_the_vmm_might_run_gets_its_descriptors_and_no_other_user_its_files() {
-    // What the test's own parent left open is inherited by both, as is what another test has open at that moment.
+fn child_programs_get_no_descriptors_and_other_users_no_files() {
+    // Both inherit the descriptors that the test's own parent left open, and those that another test has open at that
+    // moment.
     let mut inherited: Vec<_> = stays_open("self").into_iter().map(|(number, _)| number).collect();
     let vmm = Vmm::start();
     let _tap = Kept::of_many_queues("apicx0");

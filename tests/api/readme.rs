@@ -1,6 +1,6 @@
-//! The examples of README.md and docs/usage.md work as they are written. Every block marked `sh` is run; the first one
-//! starts the VMM. Other command lines of `cloud-hypervisor` are parsed and planned. The error that README shows is the
-//! one that is printed.
+//! The examples of README.md and docs/usage.md work as written. Every block marked `sh` is run; the first one starts
+//! the VMM. Other command lines of `cloud-hypervisor` are parsed and planned. The error in the README is the one that
+//! is printed.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn blocks(text: &str, mark: &str) -> Vec<String> {
 fn shell(folder: &Path, script: &str) -> Command {
     let commands = Path::new(env!("CARGO_BIN_EXE_cloud-hypervisor")).parent().unwrap();
     let path = format!("{}:{}", commands.display(), std::env::var("PATH").unwrap());
-    // In a network namespace of its own, the tap names in the examples are free.
+    // In a separate network namespace, the tap names in the examples are free.
     let mut command = Command::new("unshare");
     command.args(["--net", "sh", "-e", "-c", script]).current_dir(folder).env("PATH", path).stdin(Stdio::null());
     command

@@ -1,6 +1,6 @@
-//! Devices that cannot be added to a running VM. Each test sends its request 20 times: the client is told in one
-//! sentence what is wrong and what to do, with the right status; nothing is left behind; and the request succeeds
-//! once the cause is gone.
+//! Devices that cannot be added to a running VM. Each test sends its request 20 times: the client gets one sentence
+//! with the fault and the remedy, with the right status; nothing is left behind; and the request succeeds once the
+//! cause is gone.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ struct Asked<'a> {
     fds: Vec<OwnedFd>,
 }
 
-/// The host resources of the VMM, and what it reports of its VM.
+/// The host resources of the VMM, and its report of the VM.
 #[derive(Debug, PartialEq)]
 struct Held {
     taps: Vec<String>,
@@ -39,7 +39,7 @@ struct Held {
 }
 
 impl<'a> Asked<'a> {
-    /// A request to a VM that is booted with these NICs.
+    /// A request to a VM booted with these NICs.
     fn new(vmm: &'a Vmm, nets: Value, endpoint: &'static str, body: Value) -> Self {
         Self::of(vmm, vmm.boot(nets), endpoint, body)
     }
@@ -322,7 +322,7 @@ fn a_vhost_user_socket_that_is_missing_or_deserted() {
     let missing = "no such file; start the backend first, or give the path of its socket";
     asked.is_refused("arp", BAD_REQUEST, &format!("{option}: {missing}"));
     let listener = UnixListener::bind(&socket).unwrap();
-    // Closing it would not do while a child that another test has just forked has it, too.
+    // Closing it is not enough if a child that another test has just forked has it, too.
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
     drop(listener);
     let deserted = "nothing is listening there (Connection refused); start the backend first";

@@ -1,5 +1,5 @@
-//! `cloud-hypervisor-client` from the crates registry, generated from Cloud Hypervisor's description of its API,
-//! drives a VM through its life.
+//! `cloud-hypervisor-client` from the crates registry, generated from Cloud Hypervisor's API description, manages a VM
+//! through its life.
 //!
 //! The client's types lack `sriov_vfs`, and it cannot send a custom body, so requests for VFs are sent by our own
 //! client.
@@ -89,10 +89,10 @@ fn a_vm_with_vfs_is_created_booted_changed_and_shut_down() {
     assert_eq!(vmm.end(), Some(0));
 }
 
-/// This client parses a JSON document in every answer to an add. Before the boot the answer is 204 without a body, as
+/// This client parses a JSON document in every reply to an add. Before the boot the reply is 204 without a body, as
 /// Cloud Hypervisor's is, so the client reports an error.
 #[test]
-fn a_nic_added_before_the_boot_is_there_although_the_client_cannot_parse_the_answer() {
+fn a_nic_added_before_boot_exists_despite_a_reply_without_json() {
     let vmm = Vmm::start();
     let client = socket_based_api_client(vmm.socket());
     runtime().block_on(async {
@@ -122,7 +122,7 @@ fn what_is_refused_has_its_status_and_its_reasons() {
     });
 }
 
-/// The answer's configuration has a value wherever Cloud Hypervisor's has one, in the generated types' own names.
+/// The reply's configuration has a value wherever Cloud Hypervisor's has one, with the generated types' names.
 #[test]
 fn the_configuration_has_every_default_of_cloud_hypervisors() {
     let vmm = Vmm::start();

@@ -1,4 +1,5 @@
-//! The recipe for a VM of an ordinary user: contrib/rootless/run-vm. It gives up root, so it needs to be started by it.
+//! The recipe for a VM of an ordinary user: contrib/rootless/run-vm. It drops root privileges, so it must be started
+//! with them.
 
 use std::fs;
 use std::path::Path;
@@ -17,9 +18,9 @@ const GROUP: &str = "nogroup";
 fn a_vm_of_an_ordinary_user_has_what_it_is_passed_and_no_rights() {
     let files = Files::new();
     let at = |name: &str| files.path(name).into_os_string().into_string().unwrap();
-    // The binary may lie where only root can reach it, and /dev/kvm may be root's alone: this test has one of its own.
-    // It is copied by another program: a child that another test has just forked would have the file that this one
-    // writes, and a file that is open to write cannot be executed.
+    // The binary may lie where only root can reach it, and only root may be able to use /dev/kvm: this test has its
+    // own. Another program makes the copy: a child that another test has just forked would inherit the file opened for
+    // writing here, and such a file cannot be executed.
     assert!(Command::new("cp").args([Path::new(BINARY), &files.path("vmm")]).status().unwrap().success());
     let kernel = files.idle_kernel();
     let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib/rootless/run-vm");
@@ -56,7 +57,7 @@ fn a_vm_of_an_ordinary_user_has_what_it_is_passed_and_no_rights() {
     }
     assert_eq!(status(&vmm, "NoNewPrivs:"), "1");
     assert_eq!(taps("apirl"), ["apirl0", "apirl1"]);
-    // Nothing more than it was given.
+    // The program can use only the files that it was given.
     let answer = client.put_json("vm.add-disk", &json!({"path": "/etc/hostname", "readonly": true}));
     assert!(reasons(&answer).concat().contains("--landlock-rules path=/etc/hostname,access=r"), "{answer:?}");
     client.put("vm.shutdown").expect(204);

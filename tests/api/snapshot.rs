@@ -1,4 +1,4 @@
-//! Snapshots of tiny guests, and guests that are restored from them.
+//! Snapshots of tiny guests, and restored guests.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -18,11 +18,11 @@ use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 
 /// Address of the guest's counter.
 const COUNTER: u32 = 0x20_0000;
-/// The modes in which memory is restored.
+/// The memory restore modes.
 const MODES: [&str; 4] = ["Copy", "Map", "OnDemand", "Auto"];
 
-/// A guest that counts in memory and in a register, and writes the sum of a large table that it filled once when it is
-/// wrong. It is shown by the serial port: `.` for each 2^12 turns, `!` if the two counters differ.
+/// A guest that counts in memory and in a register. It shows on the serial port `.` for each 2^12 turns, and if the two
+/// counters differ, it shows `!` and halts.
 pub(crate) fn counting() -> Vec<u8> {
     let mut code = vec![0x31, 0xc0]; // xor eax, eax
     // mov dword [COUNTER], 0
@@ -45,7 +45,7 @@ pub(crate) fn counting() -> Vec<u8> {
     code
 }
 
-/// A VM with such a guest, that writes to the file `serial`.
+/// A VM with such a guest, which writes to the file `serial`.
 pub(crate) fn config(vmm: &Vmm) -> Value {
     let mut config = vmm.config(json!([]));
     config["payload"]["kernel"] = json!(vmm.files.kernel(&counting()));
@@ -86,7 +86,7 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Has the serial port of the saved VM write to a file of `vmm`, as an orchestrator edits the configuration.
+/// Redirects the saved VM's serial port to a file of `vmm`, as an orchestrator edits the configuration.
 pub(crate) fn redirect(folder: &Path, vmm: &Vmm) {
     let path = folder.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -120,7 +120,7 @@ fn a_guest_goes_on_where_it_was_in_each_mode() {
 }
 
 #[test]
-fn a_mapped_guest_keeps_its_memory_when_another_file_takes_its_name() {
+fn a_mapped_guest_keeps_its_memory_when_its_file_is_replaced() {
     let source = Vmm::start();
     let mut client = paused(&source, &config(&source));
     let [(path, url), (other, other_url)] = ["saved", "other"].map(|name| folder(&source, name));
@@ -150,7 +150,7 @@ fn a_mapped_guest_keeps_its_memory_when_another_file_takes_its_name() {
     }
 }
 
-/// A paused VM with a guest that does nothing.
+/// A paused VM with an idle guest.
 fn idle(vmm: &Vmm, net: Value) -> Client {
     let mut client = vmm.boot(net);
     client.put("vm.pause").expect(204);
@@ -170,10 +170,10 @@ fn machine(folder: &Path) -> Value {
     state["state"]["machine"].clone()
 }
 
-/// The guest's memory as it was saved.
+/// The guest's saved memory.
 fn memory(folder: &Path) -> Vec<u8> {
     let mut bytes = fs::read(folder.join("memory-ranges")).unwrap();
-    // What names the snapshot.
+    // Without the page that identifies the snapshot.
     bytes.truncate(bytes.len() - 4096);
     bytes
 }
@@ -208,7 +208,7 @@ fn a_snapshot_of_a_restored_vm_is_the_same() {
 }
 
 #[test]
-fn what_cannot_be_saved_is_refused_in_one_line_and_leaves_nothing() {
+fn a_refused_snapshot_gives_one_line_and_leaves_nothing() {
     let vmm = Vmm::start();
     let (path, url) = folder(&vmm, "saved");
     let mut client = vmm.client();
@@ -232,7 +232,7 @@ fn what_cannot_be_saved_is_refused_in_one_line_and_leaves_nothing() {
     assert_eq!(client.get("vm.info").expect(200)["state"], "Running");
 }
 
-/// A file system of this size, until it is dropped.
+/// A file system of limited size, until it is dropped.
 struct Small(PathBuf);
 
 impl Small {
@@ -250,11 +250,11 @@ impl Drop for Small {
     }
 }
 
-/// A file system that writes nothing while it is frozen, until it is dropped.
+/// A file system frozen until it is dropped.
 struct Frozen {
     at: PathBuf,
     image: PathBuf,
-    /// Thaws it if this program was killed. Whoever waits for it cannot be.
+    /// Thaws it if this program was killed: a process that waits for it cannot be killed.
     rescue: Child,
 }
 
@@ -286,7 +286,7 @@ impl Drop for Frozen {
     }
 }
 
-/// True if the thread of this name sleeps in the kernel without heeding signals (`D`, proc_pid_stat(5)).
+/// True if the thread of this name is in uninterruptible sleep (`D`, proc_pid_stat(5)).
 fn waits_for_disk(vmm: &Vmm, name: &str) -> bool {
     tasks(vmm.pid()).into_iter().filter(|(_, of)| of == name).any(|(task, _)| {
         let stat = fs::read_to_string(format!("/proc/{}/task/{task}/stat", vmm.pid())).unwrap_or_default();
@@ -309,7 +309,7 @@ fn a_vm_ends_although_the_disk_of_its_snapshot_does_not_answer() {
     let began = Instant::now();
     client.put("vm.delete").expect(204);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    // The program has another VM meanwhile, which cannot be saved yet.
+    // The program has another VM in the meantime, which cannot be saved yet.
     let mut client = idle(&vmm, json!([]));
     let refused = snapshot(&mut client, &other_url);
     assert_eq!((refused.status, said(&refused).contains("still waits for its disk")), (409, true), "{refused:?}");
@@ -393,7 +393,7 @@ fn resident(vmm: &Vmm) -> u64 {
 
 /// `CH_RESTORES=1000` for a longer run.
 #[test]
-fn many_restores_leave_no_descriptor_no_thread_and_no_memory_behind() {
+fn many_restores_leak_no_descriptor_thread_or_memory() {
     let rounds = std::env::var("CH_RESTORES").ok().map_or(20, |text| text.parse().unwrap());
     let vmm = Vmm::start();
     let mut client = idle(&vmm, json!([{"id": "pf0", "tap": "snapm", "sriov_vfs": 4}]));
@@ -405,7 +405,7 @@ fn many_restores_leave_no_descriptor_no_thread_and_no_memory_behind() {
         let body = json!({"source_url": url, "memory_restore_mode": MODES[round % 4], "resume": round % 2 == 0});
         client.put_json("vm.restore", &body).expect(204);
         client.put("vm.delete").expect(204);
-        // Those that serve requests come and go with the requests.
+        // Threads that serve requests start and end with the requests.
         let mut threads = vmm.threads();
         threads.retain(|name| name.strip_prefix("http-").is_none_or(|rest| rest == "server\n"));
         let now = (vmm.open_files(), threads, taps("snapm"));
@@ -464,7 +464,7 @@ fn vfs_come_back_over_other_backends_and_two_clones_run_at_once() {
             assert_eq!(names[0]["name"], format!("{tap}nul"));
             assert_eq!(names[1]["name"], format!("{tap}one"));
             assert_eq!((&names[2]["kind"], &after["state"]), (&json!("fd"), &json!("Running")));
-            // Descriptors have to be given again.
+            // Descriptors must be passed again.
             client.put("vm.pause").expect(204);
             let (_, url) = folder(&target, "again");
             snapshot(&mut client, &url).expect(204);
@@ -558,14 +558,14 @@ fn another_size_of_memory_is_refused_and_not_ignored() {
     restore(&mut client, &url, "Copy").expect(204);
 }
 
-/// Address of the entropy device's rings: above all that the guest writes.
+/// Address of the entropy device's rings: above all memory that the guest writes.
 const RINGS_AT: u32 = 0x1780_0000;
 const LARGE: u64 = 384 << 20;
 
 /// A guest that only halts: `cli; hlt; jmp back`.
 const HALTING: [u8; 4] = [0xfa, 0xf4, 0xeb, 0xfd];
 
-/// A guest that writes to each page of much memory, drives the entropy device in `slot`, tells by a dot, and stops.
+/// A guest that writes to each page of a large memory, drives the entropy device in `slot`, shows a dot, and stops.
 fn filling(slot: u32) -> Vec<u8> {
     // mov edi, 3 MiB; 0: mov [edi], edi; add edi, 4096; cmp edi, 368 MiB; jb 0
     let fill = Code::default().bytes(&[&[0xbf], &0x30_0000u32.to_le_bytes(), &[0x89, 0x3f, 0x81, 0xc7]]).bytes(&[
@@ -574,15 +574,15 @@ fn filling(slot: u32) -> Vec<u8> {
         &0x1700_0000u32.to_le_bytes(),
         &[0x72, 0xf0],
     ]);
-    // A chain of one descriptor that the device fills.
+    // A chain of one device-writable descriptor.
     let buffer = fill.dword(RINGS_AT, RINGS_AT + 0x8000).dword(RINGS_AT + 8, 64).dword(RINGS_AT + 12, 2);
     let driven = drive_in(buffer, slot, &[0], RINGS_AT);
     // mov edx, 0x3f8; mov al, '.'; out dx, al; cli; hlt; jmp back
     driven.bytes(&[&[0xba, 0xf8, 0x03, 0, 0, 0xb0, b'.', 0xee, 0xfa, 0xf4, 0xeb, 0xfd]]).0
 }
 
-/// Restores such a guest on demand and cuts the file of its memory short, before the entropy device's rings are read.
-/// `None` if they were.
+/// Restores such a guest on demand and truncates its memory file before the entropy device's rings are read. `None` if
+/// they were read earlier.
 fn cut_short() -> Option<(Vmm, Client)> {
     let vmm = Vmm::start();
     let mut config = config(&vmm);
@@ -600,8 +600,7 @@ fn cut_short() -> Option<(Vmm, Client)> {
     snapshot(&mut client, &url).expect(204);
     client.put("vm.delete").expect(204);
     let file = fs::File::options().write(true).open(path.join("memory-ranges")).unwrap();
-    // From the disk it takes longer to read.
-    // SAFETY: the descriptor is open, and the call has no other argument that could be wrong.
+    // Drops the page cache to slow down reading. SAFETY: the descriptor is open, and the call takes no pointers.
     unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
     restore(&mut client, &url, "OnDemand").expect(204);
     file.set_len(0).unwrap();
@@ -618,7 +617,7 @@ fn cut_short() -> Option<(Vmm, Client)> {
 }
 
 #[test]
-fn a_guest_whose_memory_cannot_be_read_any_more_is_ended_at_once() {
+fn a_guest_whose_memory_cannot_be_read_is_ended_at_once() {
     for end in ["vm.delete", "vm.shutdown", "vm.reboot", "SIGTERM"] {
         let cut = (0..5).find_map(|_| cut_short());
         let (mut vmm, mut client) = cut.expect("each time all was read before it could be cut short");

@@ -1,4 +1,4 @@
-//! A switch between a PF and its VFs: what is made of it, what is reported, and what is refused.
+//! A switch between a PF and its VFs: configuration, reports, and refusals.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ fn pf(client: &mut Client) -> Value {
     client.get("vm.info").expect(200)["sriov"][0].clone()
 }
 
-/// Policy of a VF on a switch that was given none.
+/// Default policy of a VF on a switch.
 fn restricted() -> Value {
     json!({
         "vlan": 0, "vlan_qos": 0, "vlan_proto": "802.1q", "spoofchk": true, "trust": false, "max_tx_rate": 0,
@@ -18,7 +18,7 @@ fn restricted() -> Value {
 }
 
 #[test]
-fn a_closed_switch_connects_functions_that_name_no_backend_and_makes_no_tap() {
+fn a_closed_switch_joins_functions_without_backend_or_tap() {
     let vmm = Vmm::start();
     let mut client = vmm.boot(json!([{
         "id": "pf0", "switch": "veb", "workers": 2, "sriov_vfs": 3,
@@ -65,7 +65,7 @@ fn the_pfs_tap_is_the_uplink_and_counts_by_itself() {
 }
 
 #[test]
-fn the_host_changes_a_port_of_a_running_switch_and_the_change_stays() {
+fn the_host_changes_a_running_switch_port_and_the_change_stays() {
     let vmm = Vmm::start();
     let mut client = vmm.boot(json!([{
         "id": "pf0", "switch": "veb", "sriov_vfs": 3, "vfs": [{"index": 2, "tap": "aswl"}],
@@ -177,7 +177,7 @@ fn what_a_switch_cannot_have_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn functions_have_parts_of_the_uplinks_rate_that_are_never_more_than_it_has() {
+fn guaranteed_rates_never_exceed_the_uplinks_rate() {
     let vmm = Vmm::start();
     let net = json!([{
         "id": "pf0", "switch": "veb", "tap": "aswq", "sriov_vfs": 3, "uplink_rate": 1000, "min_tx_rate": 100,

@@ -41,7 +41,7 @@ impl Kept {
         Self::with(name, &["multi_queue"])
     }
 
-    /// Creates a tap on which the host says nothing by itself, and brings it up.
+    /// Creates a tap on which the host itself sends nothing, and brings it up.
     pub(crate) fn silent(name: &str) -> Self {
         let tap = Self::down(name, &[]);
         let knob = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");

@@ -1,4 +1,4 @@
-//! Snapshots whose files an orchestrator changes, and templates whose memory a named file keeps.
+//! Snapshots whose files an orchestrator changes, and templates whose memory is in a named file.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn what_kata_changes_of_the_configuration_is_applied() {
         snapshot(&mut client, &url).expect(204);
         let contents = fs::read(&ram).unwrap();
         for (mode, is_private) in [("Copy", false), ("Copy", true), ("Auto", true)] {
-            // One with the memory of the other would change it.
+            // A clone that shares the memory would change it.
             if zones && !is_private {
                 continue;
             }
@@ -90,7 +90,7 @@ fn clones_share_the_file_of_their_template_and_copy_nothing() {
     }
     for (clone, client) in clones.iter().zip(&mut clients) {
         wait_for("a clone", || dots(clone) > 2);
-        // Its memory is its own now, and the snapshot of it has that.
+        // Its memory is private now, and its snapshot contains it.
         client.put("vm.pause").expect(204);
         let (path, url) = folder(clone, "own");
         snapshot(client, &url).expect(204);

@@ -1,4 +1,4 @@
-//! The TPM of a VM, by the API.
+//! The TPM of a VM, through the API.
 
 use std::os::unix::net::UnixListener;
 
@@ -22,7 +22,7 @@ fn a_vm_with_a_tpm_needs_its_swtpm_to_boot() {
         assert!(refused.status == status && reasons(&refused)[1].contains(what), "{refused:?}");
     };
     is_refused(400, "cannot be connected to: No such file or directory (os error 2); start swtpm first");
-    // It accepts, and leaves.
+    // Accepts, and disconnects.
     let listener = UnixListener::bind(&socket).unwrap();
     let other = std::thread::spawn(move || drop(listener.accept().unwrap()));
     is_refused(500, "cannot ask swtpm what it can do: ");

@@ -1,4 +1,4 @@
-//! Live migration of a VM with a backend that cannot say what it writes to the guest's memory.
+//! Live migration of a VM with a backend that cannot report its writes to the guest's memory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ const GET_FEATURES: u32 = 1;
 /// VIRTIO_F_VERSION_1, and no protocol features: no dirty log.
 const FEATURES: u64 = 1 << 32;
 
-/// A vhost-user backend without a dirty log, of a NIC that has no driver.
+/// A vhost-user backend without a dirty log, for a NIC without a driver.
 fn peer(path: PathBuf) -> PathBuf {
     let listener = UnixListener::bind(&path).unwrap();
     spawn(move || {
@@ -40,7 +40,7 @@ fn peer(path: PathBuf) -> PathBuf {
     path
 }
 
-/// A VMM that stays when its guest is gone. VF 1 is over such a backend.
+/// A VMM that keeps running without its guest. VF 1 has such a backend.
 fn source(tap: &str) -> (Vmm, Client) {
     let mut command = Command::new(BINARY);
     command.arg("--no-shutdown");
@@ -66,7 +66,7 @@ fn end(client: &mut Client) -> Value {
 }
 
 #[test]
-fn a_running_guest_is_not_sent_unless_the_caller_lets_the_link_go_down_and_it_is_up_again_after_a_failure() {
+fn an_unlogged_backend_needs_link_down_which_a_failure_undoes() {
     let (vmm, mut client) = source("unlogga");
     let path = vmm.files.path("migration");
     let mut body = json!({"destination_url": format!("unix:{}", path.display())});
@@ -116,7 +116,7 @@ fn at_the_target_the_link_is_up() {
 }
 
 #[test]
-fn a_backend_that_is_missing_at_the_target_is_refused_before_a_page_is_sent_or_comes_later() {
+fn a_backend_missing_at_the_target_is_refused_or_attached_later() {
     let (vmm, mut client) = source("unloggc");
     let target = Vmm::start();
     let url = format!("unix:{}", vmm.files.path("migration").display());

@@ -1,4 +1,4 @@
-//! A guest that writes to all addresses of a memory device, plugged or not, and what the host loses by that.
+//! A guest that writes to all addresses of a memory device, plugged or not, and the host memory that this costs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -19,23 +19,22 @@ use crate::vmm::{BINARY, Vmm, wait_for};
 
 const MIB: u64 = 1 << 20;
 const BOOT: u64 = 64 * MIB;
-/// The room of the memory device, which begins at 4 GiB.
+/// The size of the memory device's region, which begins at 4 GiB.
 const ROOM: u64 = 128 * MIB;
-/// The most of the host's memory that the guest's own takes: its code, tables and rings, which are a few huge pages on
-/// some hosts.
+/// The most host memory for the guest's code, tables and rings, which are a few huge pages on some hosts.
 const OWN: u64 = 16 * MIB;
 const BLOCK: u64 = 2 * MIB;
 
 /// Address of the registers of the device.
 const REGISTERS: u32 = 0xd300_0000;
 const SPACING: u32 = 0x1_0000;
-/// The page tables of the guest: one of one entry, one of four, and a page for each GiB.
+/// The page tables of the guest: one with one entry, one with four, and a page for each GiB.
 const TOP_TABLE: u32 = 0x3f_f000;
 const TABLES: u32 = 0x40_0000;
 const RINGS: u32 = 0x100_0000;
 const REQUEST: u32 = 0x110_0000;
 const ANSWER: u32 = REQUEST + 0x100;
-/// The bytes that the host last asked for.
+/// The last size requested by the host, in bytes.
 const WANTED: u32 = REQUEST + 0x200;
 const STACK: u32 = 0x120_0000;
 /// Address at which the guest maps the memory of the device.
@@ -47,14 +46,14 @@ fn jump(code: Code, opcode: u8, to: usize) -> Code {
     code.bytes(&[&[opcode, i8::try_from(back).unwrap().cast_unsigned()]])
 }
 
-/// Adds `push` of the character `of` to the serial port.
+/// Adds printing of the character `of` to the serial port.
 fn print(code: Code, of: u8) -> Code {
     // mov dx, 0x3f8; mov al, of; out dx, al
     code.bytes(&[&[0x66, 0xba, 0xf8, 0x03, 0xb0, of, 0xee]])
 }
 
-/// Adds paging by 2 MiB, in the compatibility mode of long mode: all addresses are themselves, except the second GiB,
-/// which is that from 4 GiB on.
+/// Adds paging with 2 MiB pages, in the compatibility mode of long mode: an identity map, except that the second GiB
+/// maps to 4 GiB.
 fn paged(code: Code) -> Code {
     // mov esp, STACK; mov edi, tables; mov eax, 0x83
     let first = (TABLES + 0x1000).to_le_bytes();
@@ -81,9 +80,9 @@ fn paged(code: Code) -> Code {
     ])
 }
 
-/// The guest: it starts the driver of the device in `slot`. Again and again, it writes to every second page of
-/// the device and prints `w`. When the host asks for another size, it unplugs everything, plugs as much from the start
-/// on, and prints `p`.
+/// The guest: it starts the driver of the device in `slot`. It keeps writing to every second page of the device, and
+/// prints `w` after each round. When the host requests another size, it unplugs everything, plugs that size from the
+/// start, and prints `p`.
 fn guest(slot: u32) -> Vec<u8> {
     let registers = REGISTERS + slot * SPACING;
     let code = drive_in(paged(Code::default()), slot, &[0], RINGS);
@@ -111,7 +110,7 @@ fn guest(slot: u32) -> Vec<u8> {
     code.bytes(&[&[0xe9], &back.to_le_bytes()]).0
 }
 
-/// Adds a request that is made available, and a wait until it is used.
+/// Adds making a request available, and a wait until it is used.
 fn submit(code: Code, registers: u32) -> Code {
     let (available, used) = ((RINGS + 0x1002).to_le_bytes(), (RINGS + 0x2002).to_le_bytes());
     // inc word [available]
@@ -147,7 +146,7 @@ impl Host {
         config["memory"] = json!({"size": BOOT, "shared": shared, "thp": false, "hotplug_method": "VirtioMem",
             "hotplug_size": ROOM});
         config["serial"] = json!({"mode": "File", "file": "serial"});
-        // The slots of devices are known once they are there.
+        // The devices' slots are known only after the boot.
         let mut client = host.vmm.boot_config(&config);
         let tree = client.get("vm.info").expect(200)["device_tree"].clone();
         client.put("vm.shutdown").expect(204);
@@ -174,7 +173,7 @@ impl Host {
         wait_for("the guest's writes", || self.printed('w') > before + 1);
     }
 
-    /// Asks for `size` bytes of the device, and waits until the guest has them.
+    /// Requests `size` bytes of the device, and waits until the guest has plugged them.
     fn resize(&mut self, size: u64) {
         let before = self.printed('p');
         self.client.put_json("vm.resize", &json!({"desired_ram": BOOT + size})).expect(204);
@@ -186,7 +185,7 @@ impl Host {
         self.client.get("vm.info").expect(200)["memory_actual_size"].as_u64().unwrap() - BOOT
     }
 
-    /// Bytes of the host's memory that the guest's memory takes.
+    /// Host memory used by the guest's memory, in bytes.
     fn resident(&self) -> u64 {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.vmm.pid())).unwrap();
         let (mut large, mut mapped) = (false, 0);
@@ -195,7 +194,7 @@ impl Host {
             let (first, second) = (words.next().unwrap(), words.next());
             if let Some((start, end)) = first.split_once('-') {
                 let number = |text| u64::from_str_radix(text, 16).unwrap();
-                // Nothing else is as large and has pages.
+                // No other mapping is as large and has pages.
                 large = number(end) - number(start) >= BOOT;
             } else if first == "Rss:" && large {
                 mapped += second.unwrap().parse::<u64>().unwrap() << 10;
@@ -204,8 +203,8 @@ impl Host {
         mapped.max(self.files().iter().map(|file| file.metadata().unwrap().blocks() * 512).sum())
     }
 
-    /// The files of shared memory. A descriptor may also be a file of another VM, whose backend is in this process, and
-    /// which the VMM inherited.
+    /// The files of shared memory. A descriptor may also be a file of another VM, whose backend is in this process,
+    /// inherited by the VMM.
     fn files(&self) -> Vec<File> {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.vmm.pid())).unwrap();
         let memory = maps.lines().filter(|line| line.contains("/memfd:guest-memory"));
@@ -225,13 +224,13 @@ impl Host {
         files.into_values().collect()
     }
 
-    /// The guest writes everywhere, and takes what it has plugged and no more.
+    /// Lets the guest write everywhere, and checks that it uses as much memory as it has plugged.
     fn stays_within(&mut self, stage: &str) {
         self.swept();
         let (resident, plugged) = (self.resident(), self.plugged());
         println!("{stage}: {resident} bytes with {plugged} plugged");
         assert!(resident <= plugged + OWN, "{stage}: {resident} bytes with {plugged} plugged");
-        // What is measured is the guest's memory: it writes to every second page.
+        // Shows that the measure is the guest's memory: it writes to every second page.
         assert!(resident >= plugged / 2, "{stage}: {resident} bytes with {plugged} plugged");
     }
 
@@ -259,7 +258,7 @@ fn keeps_within_what_it_plugs(shared: bool) -> Host {
     host
 }
 
-/// Has the VM of `folder` use what is at `target`.
+/// Redirects the VM of `folder` to the files of `target`.
 fn redirect(folder: &Path, target: &Host) {
     let path = folder.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -329,14 +328,14 @@ fn receive_at(target: &Host, shared: bool) -> Client {
     receive_by(&target.vmm, &json!({"receiver_url": url(&target.vmm), "backends": backends}))
 }
 
-/// A backend that maps all of the guest's memory may write where nothing is plugged, as its guest's descriptors say.
+/// A backend that maps all of the guest's memory may write to unplugged blocks, as its guest's descriptors request.
 #[test]
-fn pages_that_a_backend_wrote_where_nothing_is_plugged_are_given_back() {
+fn pages_a_backend_wrote_to_unplugged_blocks_are_discarded() {
     let mut host = Host::boot(true);
     host.resize(4 * BLOCK);
     host.swept();
     let before = host.resident();
-    // The device's memory has a file of its own.
+    // The device's memory has its own file.
     let files = host.files();
     let file = files.iter().find(|file| file.metadata().unwrap().len() == ROOM).unwrap();
     let block = vec![7; BLOCK as usize];
@@ -344,7 +343,7 @@ fn pages_that_a_backend_wrote_where_nothing_is_plugged_are_given_back() {
         file.write_all_at(&block, number * BLOCK).unwrap();
     }
     wait_for("the pages", || host.resident() <= before);
-    // What is plugged keeps its contents.
+    // Plugged blocks keep their contents.
     let mut word = [0; 4];
     file.read_exact_at(&mut word, 3 * BLOCK).unwrap();
     assert_eq!(u32::from_ne_bytes(word), WINDOW + 3 * BLOCK as u32);

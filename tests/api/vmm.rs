@@ -1,4 +1,4 @@
-//! The real command with an API socket, and the host resources it uses.
+//! The real command with an API socket, and its host resources.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ impl Vmm {
         Self::of(Command::new(BINARY))
     }
 
-    /// Starts it by `command`, which lacks only `--api-socket`.
+    /// Starts `command`, which lacks only `--api-socket`.
     pub(crate) fn of(mut command: Command) -> Self {
         let files = Files::new();
         let (socket, log) = (files.path("socket"), File::create(files.path("log")).unwrap());
@@ -104,11 +104,11 @@ impl Vmm {
     }
 
     /// The names of its threads, without those that are ending and those that the kernel adds to a process that uses
-    /// KVM. A thread that has been joined may be listed for a moment: the kernel wakes who joins it before it takes the
+    /// KVM. A joined thread may be listed for a moment: the kernel wakes the joining thread before it removes the
     /// thread from the list.
     pub(crate) fn threads(&self) -> Vec<String> {
         let mut names = self.named_threads();
-        // Until a thread has set its name, it has that of the process or of the thread that started it.
+        // Until a thread has set its name, it has that of the process or of its parent thread.
         wait_for("the names of threads", || {
             names = self.named_threads();
             let of = |prefix| names.iter().filter(|name| name.starts_with(prefix)).count();
@@ -137,7 +137,7 @@ impl Vmm {
         self.ended().code()
     }
 
-    /// Waits until it exits, and returns how.
+    /// Waits until it exits, and returns its status.
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let mut status = None;
         wait_for("the program's end", || {
@@ -156,12 +156,12 @@ impl Drop for Vmm {
     }
 }
 
-/// True if the thread with this folder below `/proc` only has to leave the list of threads.
+/// True if the thread with this folder below `/proc` is ending, and still listed.
 fn is_ending(thread: &Path) -> bool {
     /// `PF_EXITING` in the flags of `/proc/[pid]/stat` (proc_pid_stat(5)).
     const EXITING: u32 = 1 << 2;
     let Ok(stat) = fs::read_to_string(thread.join("stat")) else { return true };
-    // The thread's name may have spaces in it; what follows its bracket has none: the state, then six numbers, the last
+    // The thread's name may contain spaces; the fields after its bracket do not: the state, then six numbers, the last
     // of which are the flags.
     let (_, fields) = stat.rsplit_once(')').unwrap();
     let flags: u32 = fields.split_whitespace().nth(6).unwrap().parse().unwrap();

@@ -1,4 +1,4 @@
-//! The vsock device of a VM, by the API.
+//! The vsock device of a VM, through the API.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,7 +20,7 @@ fn a_vm_has_one_vsock_device_which_can_be_added_and_removed() {
     let said = "--vsock: the place of the only socket device of a VM is already in use by _vsock0; use that, or remove \
                 it first";
     assert_eq!((second.status, reasons(&second)), (409, vec!["the vsock device cannot be added", said]));
-    // No driver runs, so a client waits, and may leave.
+    // No driver runs, so a client waits, and may disconnect.
     let mut waiting = UnixStream::connect(&socket).unwrap();
     waiting.write_all(b"CONNECT 5\n").unwrap();
     drop(waiting);
@@ -35,7 +35,7 @@ fn a_vm_has_one_vsock_device_which_can_be_added_and_removed() {
 }
 
 #[test]
-fn a_socket_that_another_program_has_is_refused_and_leaves_the_vm_as_it_was() {
+fn a_socket_in_use_is_refused_and_leaves_the_vm_unchanged() {
     let vmm = Vmm::start();
     let socket = vmm.files.path("taken");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -49,14 +49,14 @@ fn a_socket_that_another_program_has_is_refused_and_leaves_the_vm_as_it_was() {
     }
     assert_eq!(vmm.open_files(), files);
     assert!(client.get("vm.info").expect(200)["config"]["vsock"].is_null());
-    // Left behind, as by a program that was killed.
+    // Left over, as after a program was killed.
     drop(listener);
     // A child that another test has just forked may have the socket until it executes its program.
     wait_for("the socket", || client.put_json("vm.add-vsock", &add).status == 200);
 }
 
 #[test]
-fn a_vsock_device_of_the_configuration_listens_once_the_vm_is_booted() {
+fn a_configured_vsock_device_listens_once_the_vm_is_booted() {
     let vmm = Vmm::start();
     let socket = vmm.files.path("vsock");
     let mut client = vmm.client();

@@ -1,8 +1,8 @@
-//! The command line and the configuration, of which all is found before anything is opened.
+//! The command line and the configuration: every error is found before anything is opened.
 
 use crate::run::{Run, USAGE, WRONG};
 
-/// Error for a wrong configuration of a VM whose kernel need not exist.
+/// Error for an invalid configuration of a VM whose kernel need not exist.
 fn wrong(arguments: &[&str]) -> String {
     Run::new(&[&["--kernel", "/nonexistent/vmlinux"], arguments].concat()).refused(WRONG)
 }

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use tempfile::{TempDir, tempdir};
 
-/// Files that a VM is made of, in a directory that others than root may read.
+/// Files of a VM, in a directory that is readable for other users than root.
 pub(crate) struct Files(TempDir);
 
 impl Files {
-    /// An empty directory, for a test in namespaces of its own: a VM has taps.
+    /// Creates an empty directory, for a test in its own namespaces: a VM has taps.
     pub(crate) fn new() -> Self {
         fixtures::namespace::enter();
         let files = tempdir().unwrap();
@@ -27,26 +27,26 @@ impl Files {
         self.path(name).into_os_string().into_string().unwrap()
     }
 
-    /// A file that takes no room on the disk.
+    /// A file that takes no space on the disk.
     pub(crate) fn sparse(&self, name: &str, len: u64) -> String {
         let path = self.write(name, b"");
         File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
         path
     }
 
-    /// A kernel that does nothing, for as long as it is let.
+    /// A kernel that idles forever.
     pub(crate) fn idle_kernel(&self) -> String {
         self.kernel(&[0xf4, 0xeb, 0xfd]) // hlt; jmp to it
     }
 
-    /// A kernel that has a triple fault at once: there are no interrupt descriptors.
+    /// A kernel that causes a triple fault at once: there are no interrupt descriptors.
     pub(crate) fn faulting_kernel(&self) -> String {
         self.kernel(&[0x0f, 0x0b]) // ud2
     }
 
-    /// A kernel that switches the machine off at once.
+    /// A kernel that powers the machine off at once.
     pub(crate) fn off_kernel(&self) -> String {
-        // mov dx, 0x600; mov al, 0x34; out dx, al; hlt: the sleep control register takes S5.
+        // mov dx, 0x600; mov al, 0x34; out dx, al; hlt: writes S5 to the sleep control register.
         self.kernel(&[0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4])
     }
 
@@ -56,7 +56,7 @@ impl Files {
     }
 }
 
-/// An ELF file of one loaded segment with a PVH entry, where this code is.
+/// An ELF file with one loaded segment, which has this code at its PVH entry.
 pub(crate) fn kernel(code: &[u8]) -> Vec<u8> {
     const ENTRY: u32 = 0x10_0000;
     const HEADERS: u64 = 64 + 2 * 56;

@@ -1,4 +1,4 @@
-//! Faults of the payload or of the host. These need a /dev/kvm that may be used.
+//! Faults of the payload or of the host. These tests need a usable /dev/kvm.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,7 @@ use tempfile::tempdir;
 use crate::files::Files;
 use crate::run::{BINARY, Run, WRONG, interfaces};
 
-/// Error for a VM without options except its kernel and these.
+/// Error for a VM with only its kernel and these options.
 fn wrong(arguments: &[&str]) -> String {
     Run::new(arguments).refused(WRONG)
 }
@@ -36,7 +36,7 @@ fn a_missing_kernel_is_refused() {
 }
 
 #[test]
-fn a_link_where_a_file_would_be_created_is_refused_and_what_it_names_stays_as_it_is() {
+fn a_symlink_as_an_output_file_is_refused_and_its_target_kept() {
     let files = Files::new();
     let (kernel, link) = (files.idle_kernel(), files.path("link").display().to_string());
     std::os::unix::fs::symlink(files.write("precious", b"old"), &link).unwrap();
@@ -90,7 +90,7 @@ fn a_backend_that_is_missing_is_refused() {
         refused(&["--vdpa", "id=v,path=/dev/vhost-vdpa-none"]),
         format!("--vdpa id=v,path=/dev/vhost-vdpa-none: {no_device}")
     );
-    // The PF's tap and that of VF 0 are made before, and gone again.
+    // The PF's tap and that of VF 0 were created before, and are removed again.
     let pf = ["--net", "id=pf0,tap=climiss,sriov_vfs=2", "--net-vf"];
     assert_eq!(
         refused(&[&pf[..], &["pf=pf0,index=1,vdpa=/dev/vhost-vdpa-none"]].concat()),
@@ -160,17 +160,17 @@ fn a_command_line_longer_than_the_kernel_takes_is_refused() {
 
 // Rights.
 
-/// The command as a user who may read `files` and nothing else that matters.
+/// The command as a user who may read only `files`, and nothing else of importance.
 fn as_nobody(files: &Files, arguments: &[&str]) -> Run {
     root();
     // The binary may lie where only root can reach it.
     let binary = files.path("cloud-hypervisor");
-    // By another program: a child that another test has just forked would have the file that this one writes, and a
-    // file that is open to write cannot be executed.
+    // Copied by another program: a child that another test has just forked would inherit the file opened for writing
+    // here, and such a file cannot be executed.
     assert!(StdCommand::new("cp").arg(BINARY).arg(&binary).status().unwrap().success());
     let mut command = StdCommand::new(binary);
     command.args(arguments).uid(65534).gid(65534);
-    // The directory it runs in must be reachable too.
+    // Its working directory must be accessible, too.
     let home = tempdir().unwrap();
     fs::set_permissions(home.path(), Permissions::from_mode(0o755)).unwrap();
     Run::of(command, home)
@@ -191,7 +191,7 @@ fn no_kvm_is_reported() {
     root();
     let files = Files::new();
     let mut command = StdCommand::new("unshare");
-    // A /dev of its own, and nothing in it.
+    // An empty /dev of its own.
     command.args(["--mount", "sh", "-c", "mount -t tmpfs none /dev && exec \"$@\"", "sh", BINARY]);
     command.args(["--kernel", &files.idle_kernel()]);
     assert_eq!(
@@ -215,11 +215,11 @@ fn no_right_to_create_a_tap_is_reported() {
     );
 }
 
-/// A VM that idles; it ends with this.
+/// A VM that idles, until this is dropped.
 struct Idle(Child);
 
 impl Idle {
-    /// Starts one with this tap, and waits until it runs.
+    /// Starts a VM with this tap, and waits until it runs.
     fn start(files: &Files, tap: &str, arguments: &[&str]) -> Self {
         let mut command = StdCommand::new(BINARY);
         command.args(["--kernel", &files.idle_kernel(), "--memory", "size=16M", "--net", &format!("id=a,tap={tap}")]);
@@ -227,7 +227,7 @@ impl Idle {
         Self::of(command)
     }
 
-    /// Starts it by this command and waits until it runs.
+    /// Starts a VM with this command, and waits until it runs.
     fn of(mut command: StdCommand) -> Self {
         let mut vm = Self(command.stdin(Stdio::null()).spawn().unwrap());
         vm.wait_until(|vm| vm.threads().contains(&"vcpu0\n".to_string()));
@@ -249,7 +249,7 @@ impl Idle {
         threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok()).collect()
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Sends SIGTERM, and waits until it has ended.
     fn terminate(mut self) -> ExitStatus {
         let pid = Pid::from_child(&self.0);
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
@@ -286,14 +286,14 @@ fn a_tap_that_another_vm_has_is_refused() {
 fn what_was_created_before_something_is_wrong_is_removed() {
     root();
     let files = Files::new();
-    // VF 0's tap is made; that of VF 1 is not one that can be used.
+    // VF 0's tap is created; that of VF 1 is not usable.
     let arguments = ["--net", "id=a,tap=clileft,sriov_vfs=2", "--net-vf", "pf=a,index=1,tap=lo"];
     let said =
         Run::new(&[&["--kernel", &files.idle_kernel()], &arguments[..]].concat()).with_taps("clileft").refused(WRONG);
     assert!(said.contains("lo exists and is not a tap with a virtio header"), "{said}");
 }
 
-/// The command under a limit of open files, soft and hard, with a PF whose taps are called after `tap`.
+/// The command under a limit of open files, soft and hard, with a PF whose taps have the prefix `tap`.
 fn limited(files: &Files, (soft, hard): (u64, u64), tap: &str, vfs: u16) -> StdCommand {
     let mut command = StdCommand::new("sh");
     let limit = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$@\"");
@@ -349,14 +349,14 @@ fn a_signal_ends_a_vm_that_is_still_being_made() {
     let files = Files::new();
     let mut command = StdCommand::new(BINARY);
     command.args(["--kernel", &files.idle_kernel(), "--net", "tap=climaking"]);
-    // Nobody connects: backends like this one are waited for, for 10 s, before anything else is opened.
+    // No backend connects: the command waits for one for 10 s before it opens anything else.
     let socket = files.path("backend");
     command.arg(format!("vhost_user=on,vhost_mode=server,socket={}", socket.display()));
     let mut vm = Idle(command.spawn().unwrap());
     vm.wait_until(|_| socket.exists());
     let ended = vm.terminate();
     assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()));
-    // The kernel takes its time with a process that was killed.
+    // The kernel needs time to clean up a killed process.
     let patience = Instant::now() + Duration::from_secs(60);
     while interfaces().contains(&"climaking".to_string()) {
         assert!(Instant::now() < patience, "the tap is left behind");
@@ -383,7 +383,7 @@ fn the_log_file_tells_what_happens_to_this_user_alone() {
     }
 }
 
-/// Lines that do not fit into the pipe are lost, and nothing waits for a reader.
+/// Lines that do not fit into the pipe are dropped, and nothing waits for a reader.
 #[test]
 fn a_log_is_written_to_a_pipe_whose_reader_comes_later_or_never() {
     root();

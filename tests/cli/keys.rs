@@ -1,4 +1,4 @@
-//! Every option and key that `--help` lists is used by a test. A new one fails here until it has a line.
+//! Every option and key that `--help` lists is used by a test. A new one fails here until it is added.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::run::BINARY;
 
 /// The key whose only supported value is the default. Any other is refused by name.
 const ONLY_DEFAULT: &str = "iommu";
-/// Options of every VM here, so that an option has what it needs.
+/// Options of every VM here, for options that depend on others.
 const AROUND: [(&str, &str); 7] = [
     ("--kernel", "/k"),
     ("--cpus", "boot=4"),
@@ -32,7 +32,7 @@ fn options(help: &str) -> Vec<(String, Vec<String>)> {
             10 => {
                 let key = text.split_once('=').map_or("", |(key, _)| key);
                 if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
-                    // Those of an argument without a name are those of the other command's option.
+                    // Keys of an argument without a name belong to the other command's option.
                     options.iter_mut().last().into_iter().for_each(|(_, keys)| keys.push(key.to_owned()));
                 }
             }
@@ -99,7 +99,7 @@ fn base(option: &str, key: &str) -> String {
     format!("{base},{more}")
 }
 
-/// A value for `key` that is not its default, and what else it needs.
+/// A value for `key` that is not its default, with other keys that it needs.
 fn other(option: &str, key: &str) -> &'static str {
     match (option, key) {
         ("--cpus", "boot") => "2,max=2",
@@ -199,7 +199,7 @@ fn every_key_changes_the_vm_or_is_refused_by_name() {
         options(&help(BINARY, &[])).iter().flat_map(|(option, keys)| keys.iter().map(move |key| (option, key)))
     {
         if option == "--restore" {
-            // It describes no VM that could be printed.
+            // It describes no VM to print.
             continue;
         }
         let base = base(option, key);
@@ -225,7 +225,7 @@ fn every_key_changes_the_vm_or_is_refused_by_name() {
     assert!(keys > 100, "{keys} keys in the help");
 }
 
-/// The tests in all Rust files below `folder`: the whole of a file of tests, and a source file from its tests on.
+/// The tests in all Rust files below `folder`: all of a file of tests, and a source file from its tests on.
 fn tests(folder: &Path) -> String {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let text = paths.map(|path| match path.extension().and_then(|extension| extension.to_str()) {
@@ -244,7 +244,7 @@ fn tests(folder: &Path) -> String {
     text.collect()
 }
 
-/// By text: an option is in a string of a test's source, alone or with its value. Those with keys are used above.
+/// By text: an option is in a string of a test's source, alone or with its value. Options with keys are used above.
 #[test]
 fn every_option_and_subcommand_is_in_a_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -256,7 +256,7 @@ fn every_option_and_subcommand_is_in_a_test() {
     let remote = env!("CARGO_BIN_EXE_ch-remote");
     let overview = help(remote, &[]);
     let commands = overview.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    // The rest of a long description is indented more.
+    // Continuation lines of a long description are indented more.
     let commands = commands.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
     let commands: Vec<_> = commands.map(|line| line.split_whitespace().next().unwrap()).collect();
     assert!(commands.len() > 30, "{commands:?}");

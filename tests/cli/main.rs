@@ -1,4 +1,4 @@
-//! The command as a user meets it: wrong input, its exit code, and the one line that says what to do.
+//! The command from a user's view: invalid input, its exit code, and the single line with the remedy.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what fails here is a failed test")]
 

@@ -1,4 +1,4 @@
-//! The options of the program itself, and a VM that is described by a file.
+//! The options of the program itself, and a VM described by a file.
 
 use serde_json::{Value, json};
 

@@ -12,10 +12,10 @@ pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_cloud-hypervisor");
 
 /// The exit code of a configuration that cannot be run.
 pub(crate) const WRONG: i32 = 1;
-/// The exit code of a command line that cannot be read, down to the keys and values of its options.
+/// The exit code of an invalid command line, including the keys and values of its options.
 pub(crate) const USAGE: i32 = 2;
 
-/// The command, run in a directory of its own that must be as empty after it as before.
+/// The command, run in its own directory, which must be as empty afterwards as before.
 pub(crate) struct Run {
     pub command: Command,
     home: TempDir,
@@ -40,13 +40,13 @@ impl Run {
         Self { command, home, taps: "clitest" }
     }
 
-    /// Runs it with taps of this prefix.
+    /// Sets the prefix of its taps' names.
     pub(crate) fn with_taps(mut self, prefix: &'static str) -> Self {
         self.taps = prefix;
         self
     }
 
-    /// Runs it; it must fail with `code`, say exactly one line on standard error and leave nothing behind.
+    /// Runs it; it must fail with `code`, print exactly one line on standard error and leave nothing behind.
     pub(crate) fn refused(mut self, code: i32) -> String {
         let output = self.command.output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

@@ -1,14 +1,14 @@
-//! Imports between files of a crate, found by reading their text: `mod`, `use`, and paths that begin with `crate`,
-//! `super` or a child.
+//! Imports between files of a crate, found in their text: `mod`, `use`, and paths that begin with `crate`, `super` or a
+//! child.
 //!
-//! Code for tests is left out. A name that a file re-exports counts as an import of the file that defines it, so a
-//! module's root may list its parts, and no import hides behind that list.
+//! Test code is left out. A name that a file re-exports counts as an import of the file that defines it, so a module's
+//! root may list its parts, and the list hides no import.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// A module's path from the crate's root, whose own is empty.
+/// A module's path from the crate's root; the root's is empty.
 type Module = Vec<String>;
 
 /// The files of a crate.
@@ -19,7 +19,7 @@ struct File {
     code: String,
     /// Path of each name that `use` brings into scope.
     names: BTreeMap<String, Vec<String>>,
-    /// Paths of imports: of private `use`, of re-exports that the file itself needs, and of the code.
+    /// Paths of imports: of private `use`, of re-exports that the file itself uses, and of the code.
     paths: Vec<Vec<String>>,
 }
 
@@ -47,7 +47,7 @@ impl Crate {
         self.0.iter().map(|(module, file)| (name(module), imports(module, file))).collect()
     }
 
-    /// The module that defines what `path` names; `None` for another crate's.
+    /// The module that defines the item at `path`; `None` for another crate's.
     fn definition(&self, path: Vec<String>, depth: usize) -> Option<Module> {
         let len = (0..=path.len()).rev().find(|len| self.0.contains_key(&path[..*len]))?;
         let (module, rest) = path.split_at(len);
@@ -102,7 +102,7 @@ fn read(path: &Path, folder: &Path, module: Module, files: &mut BTreeMap<Module,
     let mut file = File { code, names: BTreeMap::new(), paths: Vec::new() };
     for (public, tree) in uses {
         for (name, path) in expand(&tree) {
-            // Private ones are imports whether they are needed or not; the compiler sees to that they are.
+            // Private ones count as imports even if unused, which the compiler would report.
             if !public {
                 file.paths.push(path.clone());
             }
@@ -125,7 +125,7 @@ fn find_use(text: &str) -> Option<usize> {
     })
 }
 
-/// The text without comments and without what `#[cfg(test)]` and its like mark.
+/// The text without comments and without items marked `#[cfg(test)]` or similar.
 fn without_tests(text: &str) -> String {
     let mut kept = String::new();
     let mut lines = text.lines().map(|line| line.split("//").next().unwrap_or(""));
@@ -175,7 +175,7 @@ fn expand(tree: &str) -> Vec<(String, Vec<String>)> {
 }
 
 impl File {
-    /// Makes all paths begin at the crate's root, leaves those of other crates out, and adds those in the code.
+    /// Makes all paths begin at the crate's root, removes those of other crates, and adds those in the code.
     fn find_paths(&mut self, module: &Module, modules: &BTreeSet<Module>) {
         let absolute = |path: &[String]| -> Option<Vec<String>> {
             let mut base = match path.first()?.as_str() {
@@ -194,7 +194,7 @@ impl File {
         for path in paths(&self.code) {
             self.paths.push(path);
         }
-        // A re-export that the file itself needs is an import, too.
+        // A re-export that the file itself uses is an import, too.
         let words: BTreeSet<_> = self.code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
         let needed = self.names.iter().filter(|(name, _)| words.contains(name.as_str()));
         self.paths.extend(needed.map(|(_, path)| path.clone()));
@@ -211,7 +211,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     paths.map(|path| path.split("::").map(str::to_string).collect()).collect()
 }
 
-/// A circle among `imports`, if there is one: modules each of which imports the next, the last the first.
+/// A cycle among `imports`, if there is one: modules each of which imports the next, and the last the first.
 pub(crate) fn circle(imports: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     fn visit(
         module: &str,
@@ -246,8 +246,8 @@ pub(crate) fn rooms(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeMap<St
     rooms
 }
 
-/// The imports between the parts of the module `parent`: its own file, `self`, and its child modules, each with all
-/// that is below it.
+/// The imports between the parts of the module `parent`: its own file, `self`, and its child modules, each with its
+/// descendants.
 pub(crate) fn parts(imports: &BTreeMap<String, BTreeSet<String>>, parent: &str) -> BTreeMap<String, BTreeSet<String>> {
     let below = format!("{parent}::");
     let name = |module: &str| match module == parent {

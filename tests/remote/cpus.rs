@@ -31,7 +31,7 @@ fn unless_zero(port: u16, jump: i8) -> Vec<u8> {
     vec![0x66, 0xba, low, high, 0xec, 0x84, 0xc0, 0x74, jump as u8]
 }
 
-/// A guest that wakes all other vCPUs when one is added, and releases one at once when asked. A vCPU that wakes up
+/// A guest that wakes all other vCPUs when one is added, and releases one at once on request. A vCPU that wakes up
 /// writes its APIC ID to the serial port.
 fn guest() -> Vec<u8> {
     // In real mode at 0x8000: mov eax, 1; cpuid; shr ebx, 24; add bl, '0'; mov dx, 0x3f8; mov al, bl; out dx, al;
@@ -89,7 +89,7 @@ fn vcpus_are_added_to_a_running_guest_and_removed() {
     assert!(said.contains("desired_vcpus=5") && said.contains("max=4") && said.ends_with("(status 400)"), "{said}");
     assert!(vmm.refused(&["resize", "--cpus", "0"]).ends_with("(status 400)"));
 
-    // A paused guest does not answer.
+    // A paused guest does not respond.
     vmm.done(&["pause"]);
     vmm.done(&["resize", "--cpus", "1"]);
     for count in ["1", "2", "3", "4"] {
@@ -103,7 +103,7 @@ fn vcpus_are_added_to_a_running_guest_and_removed() {
     vmm.done(&["nmi"]);
     vmm.done(&["shutdown"]);
 
-    // After the reboot it has as many vCPUs as were asked for last.
+    // After the reboot it has the number of vCPUs that was requested last.
     fs::remove_file(&serial).unwrap();
     vmm.done(&["boot"]);
     assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 1, "max_vcpus": 4 }));
@@ -127,7 +127,7 @@ fn vcpus_are_added_to_a_running_guest_and_removed() {
     assert_eq!(vmm.end(), Some(0));
 }
 
-/// The CPUs of the host that each thread may run on, as `/proc` lists them.
+/// The host CPUs that each thread may run on, from `/proc`.
 fn allowed(vmm: &Vmm) -> Vec<(String, String)> {
     let threads = fs::read_dir(format!("/proc/{}/task", vmm.process.id())).unwrap();
     let read = |thread: std::io::Result<fs::DirEntry>| {
@@ -138,12 +138,12 @@ fn allowed(vmm: &Vmm) -> Vec<(String, String)> {
         };
         (line("Name:"), line("Cpus_allowed_list:"))
     };
-    // A thread that has ended meanwhile has neither.
+    // A thread that has ended in the meantime has neither.
     threads.map(read).filter(|(name, _)| !name.is_empty()).collect()
 }
 
 #[test]
-fn vcpus_have_the_places_that_they_were_given_also_when_they_come_later() {
+fn vcpus_have_their_configured_places_also_when_added_later() {
     let files = Files::new();
     let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
     let serial_file = format!("file={}", serial.display());
@@ -160,7 +160,7 @@ fn vcpus_have_the_places_that_they_were_given_also_when_they_come_later() {
     wait_for("all vCPUs", || "12456".chars().all(|id| said().contains(id)));
     assert!(said().chars().all(|id| "12456".contains(id)), "{}", said());
     for (name, list) in allowed(&vmm) {
-        // Those of the kernel are started by a vCPU, and stay with it.
+        // The kernel's threads are started by a vCPU, and stay on its CPUs.
         if name.starts_with("kvm-") {
             continue;
         }
@@ -185,18 +185,18 @@ fn a_vcpu_that_cannot_be_placed_is_refused_and_the_vm_stays() {
     let said = vmm.refused(&["resize", "--cpus", "2"]);
     assert!(said.contains("vCPU 1: --cpus affinity: this process can run on none of the CPUs given"), "{said}");
     assert_eq!(cpus(&vmm), json!({ "boot_vcpus": 1, "max_vcpus": 2 }));
-    // A thread that has been joined may be listed for a moment longer.
+    // A joined thread may be listed for a moment longer.
     wait_for("one vCPU", || running(&vmm) == ["vcpu0"]);
 }
 
-/// The components of the XSAVE area that KVM can give guests. A host's CPU may have more.
+/// The components of the XSAVE area that KVM supports in guests. A host's CPU may have more.
 fn guest_components() -> u64 {
     /// `linux/kvm.h`: `KVM_GET_DEVICE_ATTR`, whose group 0 has `KVM_X86_XCOMP_GUEST_SUPP` as attribute 0 for the whole
     /// system.
     const KVM_GET_DEVICE_ATTR: libc::Ioctl = 0x4018_aee2;
     let kvm = fs::File::open("/dev/kvm").unwrap();
     let mut components = 0u64;
-    // `struct kvm_device_attr`: flags and group, the attribute, and where its value goes.
+    // `struct kvm_device_attr`: flags and group, the attribute, and the address of its value.
     let attribute = [0, 0, &raw mut components as u64];
     // SAFETY: the kernel reads `attribute`, and writes 8 bytes at the address in it, where `components` is.
     let result = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_GET_DEVICE_ATTR, attribute.as_ptr()) };

@@ -25,7 +25,7 @@ fn a_disk_and_a_vsock_are_added_and_a_disk_is_resized() {
 }
 
 #[test]
-fn what_is_no_device_of_the_host_is_not_added_and_a_vm_that_does_not_move_says_so() {
+fn invalid_devices_and_requests_on_no_migration_are_refused() {
     let (vmm, files) = (Vmm::start(&[]), Files::new());
     vmm.done(&["create", "--kernel", &files.idle_kernel(), "--memory", "size=64M", "--console", "off"]);
     vmm.done(&["boot"]);
@@ -36,7 +36,7 @@ fn what_is_no_device_of_the_host_is_not_added_and_a_vm_that_does_not_move_says_s
 }
 
 #[test]
-fn the_mac_address_of_a_vf_is_changed_and_rates_are_measured_over_an_interval() {
+fn a_vfs_mac_changes_and_rates_are_measured_over_an_interval() {
     let (vmm, files) = (Vmm::start(&[]), Files::new());
     let net = "id=pf0,tap=rmd0,sriov_vfs=1";
     vmm.done(&["create", "--kernel", &files.idle_kernel(), "--memory", "size=64M", "--console", "off", "--net", net]);

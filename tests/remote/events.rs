@@ -76,7 +76,7 @@ fn a_change_of_a_vfs_policy_is_reported_with_who_made_it() {
 }
 
 #[test]
-fn a_vmm_whose_socket_is_in_use_does_not_touch_the_events_of_the_other() {
+fn a_vmm_with_a_socket_in_use_leaves_the_others_events_alone() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("events");
     let vmm = Vmm::start(&["--event-monitor", &monitor(&file)]);
@@ -95,7 +95,7 @@ fn a_pipe_may_be_opened_before_the_vmm_starts_or_after() {
         let folder = tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        // In the late case the pipe is opened by this thread, while the VMM is there: opening it waits for a writer.
+        // In the late case, this thread opens the pipe while the VMM runs: opening it waits for a writer.
         let read = |mut file: File| {
             let mut text = String::new();
             file.read_to_string(&mut text).unwrap();

@@ -1,4 +1,4 @@
-//! The life of a VM, driven by `ch-remote`. Tests with a guest need /dev/kvm and the right to create taps.
+//! The life of a VM, controlled with `ch-remote`. Tests with a guest need /dev/kvm and the right to create taps.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -61,7 +61,7 @@ fn a_refusal_by_the_vmm_is_shown_with_its_reasons() {
     assert!(said.contains("in use") && said.ends_with("(status 409)"), "{said}");
     let said = vmm.refused(&["add-net", "num_queues=1"]);
     assert!(said.contains("one pair of queues or more"), "{said}");
-    // ch-remote has the VMM's grammar and need not ask it.
+    // ch-remote has the VMM's grammar and need not send the request.
     assert_eq!(
         vmm.refused(&["add-net", "tapp=x"]),
         "ch-remote: --net tapp=x: unknown key; --help lists those of --net"
@@ -116,7 +116,7 @@ fn a_descriptor_that_is_no_tap_is_refused_by_the_vmm() {
     let passed = rustix::io::dup(&file).unwrap();
     let net = format!("id=a,fd=[{}]", passed.as_raw_fd());
     vmm.done(&["add-net", &net]);
-    // The VMM got the descriptor: only the boot shows that it is no tap.
+    // The VMM got the descriptor: only the boot shows that it is not a tap.
     let said = vmm.refused(&["boot"]);
     assert!(said.contains("--net id=a"), "{said}");
 }
@@ -180,9 +180,9 @@ fn with_no_shutdown_the_vmm_outlives_its_guest() {
     assert_eq!(vmm.end(), Some(0));
 }
 
-/// The API socket may be passed by the service manager. A datagram tells it when clients are served.
+/// The service manager may pass the API socket. A datagram notifies it when clients are served.
 #[test]
-fn a_service_manager_passes_the_socket_and_hears_when_all_is_ready() {
+fn a_service_manager_passes_the_socket_and_gets_notifications() {
     let folder = tempfile::tempdir().unwrap();
     let notify = UnixDatagram::bind(folder.path().join("notify")).unwrap();
     notify.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

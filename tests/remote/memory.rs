@@ -21,8 +21,8 @@ fn input(port: u16) -> Vec<u8> {
 /// `add al, '0'; mov dx, 0x3f8; out dx, al`
 const PRINT: [u8; 7] = [0x04, 0x30, 0x66, 0xba, 0xf8, 0x03, 0xee];
 
-/// A guest that says how many times 128 MiB its memory map has at 4 GiB, and each time that memory is added, how many
-/// times 16 MiB are in the first slot.
+/// A guest that prints the size of its memory map at 4 GiB in units of 128 MiB, and each time that memory is added, the
+/// size of the first slot in units of 16 MiB.
 fn guest() -> Vec<u8> {
     // mov esi, 0x7000: the memory map, of entries of 24 bytes; mov ecx, 16
     let mut code = b"\xbe\0\x70\0\0\xb9\x10\0\0\0".to_vec();
@@ -90,7 +90,7 @@ fn memory_is_added_to_a_running_guest_and_stays_after_a_reboot() {
     }
     assert!(vmm.refused(&["resize", "--memory", "1216M"]).contains("there is room for 0"));
 
-    // Less memory, and more than can be added, counts from the next start on.
+    // Less memory, and more than can be added, takes effect at the next start.
     vmm.done(&["resize", "--memory", "64M"]);
     assert_eq!(memory(&vmm), sizes(64, 1024));
     vmm.done(&["reboot"]);
@@ -116,7 +116,7 @@ fn memory_can_be_added_eight_times_until_the_guest_restarts() {
     assert_eq!(memory(&vmm), sizes(1216, 2048));
 }
 
-/// The sizes of a VM whose memory a device adds to: at boot, beyond that as asked for, and as the guest has it, in MiB.
+/// The sizes of a VM with a memory device, in MiB: at boot, the additional requested size, and the total of the guest.
 fn with_device(vmm: &Vmm) -> (u64, Value, u64) {
     let info: Value = serde_json::from_str(&vmm.done(&["info"])).unwrap();
     let memory = &info["config"]["memory"];
@@ -124,9 +124,9 @@ fn with_device(vmm: &Vmm) -> (u64, Value, u64) {
     (mib(&memory["size"]), memory["hotplugged_size"].clone(), mib(&info["memory_actual_size"]))
 }
 
-/// The guest has no driver, so that its memory stays.
+/// The guest has no driver, so that its memory stays the same.
 #[test]
-fn a_memory_device_is_asked_at_once_for_another_size_also_after_a_reboot() {
+fn a_memory_device_gets_a_size_request_at_once_and_after_reboot() {
     let files = Files::new();
     let (kernel, serial) = (files.kernel(&guest()), files.path("serial"));
     let serial_file = format!("file={}", serial.display());
@@ -202,7 +202,7 @@ fn numa_nodes_are_the_same_by_command_line_and_json() {
     ]);
     assert_eq!(before["numa"], expected);
     vmm.done(&["reboot"]);
-    // What is printed can be created and booted again.
+    // The printed configuration can be created and booted again.
     vmm.done(&["shutdown"]);
     vmm.done(&["delete"]);
     let path = files.path("again.json");

@@ -1,4 +1,4 @@
-//! `GET /metrics`, requested by `ch-remote` and parsed as Prometheus does.
+//! `GET /metrics`, requested by `ch-remote` and parsed in Prometheus' format.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -31,7 +31,7 @@ impl Vmm {
         command.arg("--api-socket").arg(&socket).args(arguments);
         let process = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         let vmm = Self { process, home };
-        // The socket exists a moment before anybody listens.
+        // The socket exists a moment before the program listens.
         wait_for("the socket", || UnixStream::connect(&socket).is_ok());
         vmm
     }

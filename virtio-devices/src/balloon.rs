@@ -1,8 +1,8 @@
 //! virtio-balloon: memory that the guest lends to the host (`virtio 1.4 §5.5`).
 //!
-//! The pages that the driver puts into the balloon, and with free page reporting those that it reports as free, are
-//! given back to the host. Nothing has to be done for pages that the driver takes out: the host provides new ones when
-//! they are used. The driver decides how large the balloon is; the host can only ask.
+//! The host takes back the pages that the driver puts into the balloon, and with free page reporting those that it
+//! reports as free. Pages that the driver takes out need no action: the host allocates new ones on access. The driver
+//! decides the balloon's size; the host can only request one.
 
 mod counters;
 mod pages;
@@ -32,13 +32,13 @@ pub use counters::{BalloonCounter, BalloonCounters};
 pub use size::BalloonSize;
 use worker::QueueWorker;
 
-/// The device configuration (`virtio 1.4 §5.5.4`), up to what belongs to features that are not offered.
+/// The device configuration (`virtio 1.4 §5.5.4`), without the fields of features that are not offered.
 pub(crate) const FIELDS: &[ConfigField] =
     &[ConfigField::new("num_pages", 0, 4, Rule::Announced), ConfigField::new("actual", 4, 4, Rule::Saved)];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The sizes of the inflate, deflate and reporting queues. Without the queues of features that are not offered, Linux
-/// has the reporting queue at index 2, and so do other devices; the standard says 4.
+/// uses index 2 for the reporting queue, as other devices do; the standard says 4.
 const QUEUE_SIZES: &[u16] = &[128, 128, 32];
 /// The driver may take pages out of the balloon when it runs out of memory (`VIRTIO_BALLOON_F_DEFLATE_ON_OOM`).
 const F_DEFLATE_ON_OOM: u32 = 2;
@@ -50,7 +50,7 @@ const F_PAGE_REPORTING: u32 = 5;
 pub struct BalloonSpec {
     /// Id, also the name of its thread.
     pub id: String,
-    /// The size that the host wants at first, in bytes.
+    /// The initial size that the host requests, in bytes.
     pub size: u64,
     /// True if the driver may take pages out of the balloon when the guest runs out of memory.
     pub deflate_on_oom: bool,
@@ -67,7 +67,7 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// An empty balloon, whose driver is asked to inflate it to the size in `spec`, and later to what `size` says.
+    /// Creates an empty balloon, whose driver reads the requested size from `size`: at first that of `spec`.
     pub fn new(spec: BalloonSpec, size: Arc<BalloonSize>) -> Self {
         size.resize(spec.size);
         Self { spec, size, counters: Arc::new(BalloonCounters::new()), losses: Losses::default() }
@@ -142,7 +142,7 @@ impl VirtioDevice for Balloon {
         Ok(vec![Worker::new(indices, kick, stop, thread)])
     }
 
-    /// A driver that is gone has lent nothing any more.
+    /// After a reset, the balloon is empty.
     fn reset(&mut self) {
         log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
         self.size.signal_to(None);

@@ -1,8 +1,8 @@
 //! virtio-blk over a raw or qcow2 image (`virtio 1.4 §5.2`).
 //!
-//! Each queue has a thread, which owns the queue while the driver runs it. The thread hands many requests to the kernel
-//! at a time and completes each as its result arrives. A malformed request gets an error status or is dropped; it is
-//! counted and never logged.
+//! Each queue has a thread, which owns the queue while the driver runs it. The thread submits many requests to the
+//! kernel at once and completes each as its result arrives. A malformed request gets an error status or is dropped; it
+//! is counted and never logged.
 
 mod access;
 mod aligned_buffer;
@@ -71,14 +71,14 @@ use operation::Abilities;
 pub use resize::BlockSize;
 use worker::{MAX_DEPTH, QueueWorker, Shared};
 
-/// Mass storage controller, other: no other driver claims it.
+/// Mass storage controller, other: the class that no other driver binds to.
 const CLASS: [u8; 3] = [0x01, 0x80, 0x00];
 /// The largest size of a virtqueue (`virtio 1.4 §2.7`).
 const MAX_SIZE: u16 = 32_768;
 /// The length of a serial number.
 const SERIAL: usize = VIRTIO_BLK_ID_BYTES as usize;
-/// The most segments of data that a driver is asked to use in a request: two of the queue's descriptors are for the
-/// header and the status, and each segment may be in two parts of guest memory.
+/// Default limit of data segments in a request: two of the queue's descriptors are for the header and the status, and
+/// each segment may span two parts of guest memory.
 const MAX_SEGMENTS: u16 = 254;
 
 /// Features that every disk offers.
@@ -101,13 +101,13 @@ pub struct BlockSpec {
     pub id: String,
     /// The image: a file or a block device.
     pub path: PathBuf,
-    /// The guest cannot write it, and others may read it at the same time.
+    /// True if the guest cannot write the image. Others may then read it at the same time.
     pub read_only: bool,
-    /// It is read and written around the host's page cache.
+    /// True if I/O bypasses the host's page cache.
     pub direct: bool,
     /// The format of the image.
     pub format: ImageFormat,
-    /// Ranges may be discarded. Otherwise a file's space is all allocated when it is opened.
+    /// True if ranges may be discarded. Otherwise all space of a file is allocated on opening.
     pub sparse: bool,
     /// The part of the image that is locked.
     pub lock: LockGranularity,
@@ -115,20 +115,21 @@ pub struct BlockSpec {
     pub queues: u16,
     /// The size of its queues, a power of two up to 32,768.
     pub queue_size: u16,
-    /// The serial number that the guest reads, at most 20 bytes. Without one it is the beginning of the id.
+    /// The serial number that the guest reads, at most 20 bytes. Defaults to the beginning of the id.
     pub serial: Option<String>,
     /// Rate limits, shared by its queues. Discarding and zeroing count as operations only.
     pub limits: RateLimits,
-    /// The group that shares these limits, for whoever opens its disks: see [`Block::limited_by`].
+    /// The group that shares these limits. The caller that opens the group's disks applies it: see
+    /// [`Block::limited_by`].
     pub limit_group: Option<String>,
-    /// Tries io_uring. Without it a queue's requests are carried out one at a time.
+    /// Tries io_uring. Without it, a queue executes one request at a time.
     pub io_uring: bool,
-    /// The CPUs of the host that queues run on, below 1,024. Those that are left out run on any.
+    /// The host CPUs that queues run on, below 1,024. Other queues run on any.
     pub queue_cpus: Vec<(u16, Vec<u32>)>,
 }
 
-/// The files of the images below the one of `spec`, which are opened with it. Those that cannot be read, or are none,
-/// end the list; opening says what is wrong.
+/// The backing files of the image of `spec`, which are opened with it. The list ends at the first unreadable or invalid
+/// file; opening reports the fault.
 pub fn backing_files(spec: &BlockSpec) -> Vec<PathBuf> {
     match spec.format {
         ImageFormat::Qcow2 { backing_files: true } => qcow2::chain(&spec.path),
@@ -151,11 +152,11 @@ pub struct Block {
     /// Value that the driver wrote into `writeback` since the reset: true if writes may stay in the host's cache until
     /// a flush (`virtio 1.4 §5.2.4`).
     chosen: Option<bool>,
-    /// The features of the last start, which say what `writeback` means. There are none between a reset and a start.
+    /// The features of the last start, which define the meaning of `writeback`. `None` between a reset and a start.
     negotiated: Option<u64>,
-    /// The most segments of data that a driver is asked to use in a request.
+    /// Limit of data segments in a request, as the driver reads it.
     segments: u32,
-    /// True if a write completes only when it is on the medium. Read by the workers.
+    /// True if a write completes only once it is on the medium. Read by the workers.
     stable: Arc<AtomicBool>,
     /// Rate limits. A reset does not refill them.
     limiter: Option<RateLimitGroup>,
@@ -171,8 +172,8 @@ impl Block {
         Self::with(spec, Image::open)
     }
 
-    /// Opens the image, which another program writes: it is locked later, by [`Hold::take`], and the device may not be
-    /// started before.
+    /// Opens an image that another program writes. [`Hold::take`] locks it later; the device must not be started
+    /// before.
     ///
     /// # Errors
     ///
@@ -236,7 +237,7 @@ impl Block {
         &self.spec.id
     }
 
-    /// The same disk, which shares the limits of `group` instead of having its own.
+    /// Replaces the disk's own limits by those of `group`.
     pub fn limited_by(mut self, group: RateLimitGroup) -> Self {
         self.limiter = Some(group);
         self
@@ -247,7 +248,7 @@ impl Block {
         Hold::of_image(Arc::clone(&self.image))
     }
 
-    /// Size, which the host can change.
+    /// Handle to the size, which the host can change.
     pub fn size(&self) -> Arc<BlockSize> {
         Arc::clone(&self.size)
     }
@@ -257,7 +258,7 @@ impl Block {
         Arc::clone(&self.latencies)
     }
 
-    /// Notifies `observer` when the host fails to carry out requests, and when it carries them out again.
+    /// Notifies `observer` when requests fail on the host, and when they succeed again.
     pub fn observe_failures(&self, observer: FailureObserver) {
         self.failures.observe(observer);
     }
@@ -267,16 +268,16 @@ impl Block {
         Arc::clone(&self.counters)
     }
 
-    /// Tells the workers whether writes have to be stable (`virtio 1.4 §5.2.6.2`): if the driver said so, or if it
-    /// never flushes because it did not negotiate that.
+    /// Sets for the workers whether writes must be stable (`virtio 1.4 §5.2.6.2`): if the driver chose that, or if it
+    /// cannot flush because it did not negotiate flushes.
     fn settle_cache(&self, features: u64) {
         let stable =
             if has(features, VIRTIO_BLK_F_CONFIG_WCE) { !self.writeback() } else { !has(features, VIRTIO_BLK_F_FLUSH) };
         self.stable.store(stable, Ordering::Release);
     }
 
-    /// The field that the driver reads. Without its choice there is a cache, unless it is known that the driver, which
-    /// could turn the cache off, cannot flush it (`virtio 1.4 §5.2.5.2`).
+    /// The field that the driver reads. Unless the driver chose, the cache is on, except with a driver that negotiated
+    /// `VIRTIO_BLK_F_CONFIG_WCE` but not flushes (`virtio 1.4 §5.2.5.2`).
     fn writeback(&self) -> bool {
         let unflushed = |features| has(features, VIRTIO_BLK_F_CONFIG_WCE) && !has(features, VIRTIO_BLK_F_FLUSH);
         self.chosen.unwrap_or(!self.negotiated.is_some_and(unflushed))
@@ -336,7 +337,7 @@ impl Block {
                 worker.run(engine, &shared);
             }
         };
-        // The worker itself may not make an io_uring: it could do all that this one is kept from.
+        // The worker itself may not create an io_uring: its operations would bypass this worker's system call filter.
         let thread = spawn_after(make, WorkerKind::Block, name, run)?;
         Ok(Worker::new(queues, kick, stop, thread))
     }
@@ -363,14 +364,14 @@ impl VirtioDevice for Block {
         FIELDS
     }
 
-    /// A driver of a disk that can be written relies on that, and knows the disk by its serial number.
+    /// A driver of a writable disk relies on being able to write, and identifies the disk by its serial number.
     fn promises(&self) -> Vec<(&'static str, String)> {
         let read_only = if self.spec.read_only { "on" } else { "off" };
         let serial = self.serial.iter().take_while(|byte| **byte != 0).flat_map(|byte| byte.escape_ascii());
         vec![("readonly", read_only.to_string()), ("serial", serial.map(char::from).collect())]
     }
 
-    /// The size of blocks is a part of the disk's contents: partitions and file systems are counted in it.
+    /// The block size is part of the disk's contents: partitions and file systems are measured in blocks.
     fn serve(&mut self, config: &[u8], _accepted: Option<u64>) {
         let [segments, block, exponent] = [SEG_MAX, BLK_SIZE, PHYSICAL].map(|field| field.number(config));
         if let Some(segments) = u32::try_from(segments).ok().filter(|segments| *segments > 0) {
@@ -392,8 +393,8 @@ impl VirtioDevice for Block {
         config.read(offset, data);
     }
 
-    /// All fields but `writeback` are read-only, and that is, too, to a driver that does not know it. Whether it does
-    /// shows at the start, and it may write before that (`virtio 1.4 §3.1.1`).
+    /// All fields except `writeback` are read-only; so is `writeback` for a driver without `VIRTIO_BLK_F_CONFIG_WCE`.
+    /// Features are final only at the start, and the driver may write before that (`virtio 1.4 §3.1.1`).
     fn config_write(&mut self, offset: u64, data: &[u8]) {
         if self.negotiated.is_some_and(|features| !has(features, VIRTIO_BLK_F_CONFIG_WCE)) {
             return;
@@ -426,7 +427,7 @@ impl VirtioDevice for Block {
     fn reset(&mut self) {
         let Self { spec, image: _, serial: _, features: _, queue_sizes: _, counters, losses, .. } = self;
         log_losses(&spec.id, losses.doubled(&counters.losses()));
-        // The workers that are still ending keep what they were told.
+        // Workers that are still ending keep their own setting.
         self.stable = Arc::new(AtomicBool::new(false));
         self.chosen = None;
         self.negotiated = None;
@@ -459,8 +460,8 @@ impl VirtioDevice for Block {
             }
         }
         self.chosen = *writeback;
-        // Queues that are stopped for lack of bus mastering may stay so for long, and the driver write the field
-        // meanwhile.
+        // Queues stopped for lack of bus mastering may stay stopped for long, and the driver can write the field in the
+        // meantime.
         self.negotiated = started;
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Character devices of the host: nothing, a file, the process's own streams, a pseudo-terminal or a socket.
 //!
-//! A write never blocks forever. If the other end takes no output, the first write waits up to [`PATIENCE`], and later
-//! ones do not wait until the other end takes some again. A pseudo-terminal and a socket keep what was not taken, the
-//! most recent MiB of it, for whoever opens the other end; other devices drop it, except that a FIFO keeps what fits
-//! until it is read. Opening never blocks. Input stays at its source until it is read.
+//! A write never blocks forever. If the other end accepts no output, the first write waits up to [`PATIENCE`], and
+//! later ones do not wait until the other end accepts some again. A pseudo-terminal and a socket buffer the most recent
+//! MiB of unread output for the next reader; other devices drop it, except that a FIFO keeps what fits until it is
+//! read. Opening never blocks. Input stays at its source until it is read.
 
 mod backlog;
 mod error;
@@ -35,12 +35,12 @@ pub use error::CharError;
 use pty::Pty;
 use socket::Socket;
 
-/// Longest time that a write waits for the other end to take output.
+/// Longest time that a write waits for the other end to accept output.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Interval of checks for events that cannot be waited for: an opened pseudo-terminal, a free descriptor for a client,
-/// or a reader for output that was kept.
+/// Polling interval for events without a descriptor: an opened pseudo-terminal, a free descriptor for a client, or a
+/// reader for buffered output.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
-/// Bytes that a writable pipe takes without blocking (`PIPE_BUF`).
+/// Bytes that a writable pipe accepts without blocking (`PIPE_BUF`).
 const PIPE_PART: usize = 4096;
 
 /// The other end of a console.
@@ -56,22 +56,22 @@ pub enum CharSpec {
     Socket(PathBuf),
 }
 
-/// An open character device. It may be written and read by several threads at a time.
+/// An open character device. Several threads may write and read it at a time.
 #[derive(Debug)]
 pub struct CharDevice {
     kind: Kind,
     patience: Duration,
-    /// The last output was not taken.
+    /// True if the last output was not accepted.
     stuck: AtomicBool,
-    /// Output that was not taken, where somebody may come later and take it: a pseudo-terminal or a socket.
+    /// Unread output, if a reader can connect later: for a pseudo-terminal or a socket.
     kept: Option<Kept>,
 }
 
-/// Output that was not taken.
+/// Buffered unread output.
 #[derive(Debug)]
 struct Kept {
     backlog: Mutex<Backlog>,
-    /// Readable when output is kept again: whoever waits then has to look for a taker from time to time.
+    /// Readable when output is buffered again: a waiting thread then polls for a reader.
     begun: EventFd,
 }
 
@@ -94,11 +94,11 @@ enum Kind {
 pub struct Woken<const N: usize> {
     /// True for each of the others that is readable.
     pub others: [bool; N],
-    /// There may be input.
+    /// True if there may be input.
     pub input: bool,
 }
 
-/// The descriptor of the other end, as long as it is used.
+/// The descriptor of the other end, valid while it is used.
 enum End<'d> {
     Own(BorrowedFd<'d>),
     Client(Arc<OwnedFd>),
@@ -114,7 +114,7 @@ impl AsFd for End<'_> {
 }
 
 impl CharDevice {
-    /// Opens, creates or listens on what `spec` names.
+    /// Opens, creates or listens on the device of `spec`.
     ///
     /// # Errors
     ///
@@ -139,13 +139,13 @@ impl CharDevice {
         Ok(Self { kept, ..Self::of(kind) })
     }
 
-    /// Descriptors that are open already: the process's own streams.
+    /// Uses descriptors that are open already: the process's own streams.
     ///
     /// # Errors
     ///
     /// Fails if the output cannot be inspected.
     pub fn over(input: Option<OwnedFd>, output: OwnedFd) -> io::Result<Self> {
-        // They may be shared with other programs, so they stay blocking; a write is small enough not to block.
+        // Other programs may share them, so they stay blocking; a write is small enough not to block.
         let part = match FileType::from_raw_mode(rustix::fs::fstat(&output)?.st_mode) {
             FileType::RegularFile => usize::MAX,
             FileType::Fifo => PIPE_PART,
@@ -172,7 +172,7 @@ impl CharDevice {
         }
     }
 
-    /// The descriptor that takes output now.
+    /// The descriptor that accepts output now.
     fn reader(&self) -> Option<(End<'_>, usize)> {
         match &self.kind {
             Kind::Null => None,
@@ -182,7 +182,8 @@ impl CharDevice {
         }
     }
 
-    /// Writes `bytes`. What the other end does not take is kept for it, or dropped, as the kind of device has it.
+    /// Writes `bytes`. Output that the other end does not accept is buffered or dropped, depending on the kind of
+    /// device.
     pub fn write(&self, bytes: &[u8]) {
         let Some(kept) = &self.kept else {
             self.offer(bytes, self.patience);
@@ -190,31 +191,30 @@ impl CharDevice {
         };
         let mut backlog = kept.backlog.lock();
         self.deliver(&mut backlog, self.patience);
-        // Output that was kept comes first.
+        // Buffered output comes first.
         let none_before = backlog.is_empty();
         let taken = if none_before { self.offer(bytes, self.patience) } else { 0 };
         backlog.keep(bytes.get(taken..).unwrap_or_default());
         if none_before && !backlog.is_empty() {
-            // If the counter is full, whoever waits is woken already.
+            // If the counter is full, the waiting thread has been woken already.
             let _ = kept.begun.write(1);
         }
     }
 
-    /// The output that is kept for whoever comes and takes it, at most 1 MiB.
+    /// The buffered output for the next reader, at most 1 MiB.
     pub fn kept(&self) -> Vec<u8> {
         self.kept.as_ref().map_or(Vec::new(), |kept| kept.backlog.lock().all())
     }
 
-    /// Keeps `bytes` before all output that is to come, as if nobody had taken it; a device that keeps nothing drops
-    /// it.
+    /// Buffers `bytes` before all later output, as if unread; dropped by a device that has no buffer.
     pub fn keep(&self, bytes: &[u8]) {
         let Some(kept) = &self.kept else { return };
         kept.backlog.lock().keep(bytes);
-        // If the counter is full, whoever waits is woken already.
+        // If the counter is full, the waiting thread has been woken already.
         let _ = kept.begun.write(1);
     }
 
-    /// Gives the other end what was kept, as much as it takes.
+    /// Writes buffered output to the other end, as much as it accepts.
     fn deliver(&self, backlog: &mut Backlog, patience: Duration) {
         while !backlog.is_empty() {
             let taken = self.offer(backlog.oldest(), patience);
@@ -225,7 +225,7 @@ impl CharDevice {
         }
     }
 
-    /// Writes `bytes` to the other end, and returns how many it has taken.
+    /// Writes `bytes` to the other end, and returns the number accepted.
     fn offer(&self, bytes: &[u8], patience: Duration) -> usize {
         let mut taken = 0;
         while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
@@ -239,7 +239,7 @@ impl CharDevice {
             match self.write_some(&end, rest.get(..part).unwrap_or(rest)) {
                 Ok(written @ 1..) => taken += written.min(rest.len()),
                 Err(Errno::INTR) => {}
-                // Not taken, as on an unconnected serial line.
+                // Dropped, as on an unconnected serial line.
                 _ => return taken,
             }
         }
@@ -257,18 +257,19 @@ impl CharDevice {
         result
     }
 
-    /// Reads available input. `Ok(0)` is its end. A client that leaves is not the end, because another may come.
+    /// Reads available input. `Ok(0)` is its end. A disconnecting client does not end the input, because another may
+    /// connect.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if there is none now; any other means that no more will come.
+    /// `WouldBlock` if there is none now; after any other error, no more input comes.
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let nothing = Err(io::ErrorKind::WouldBlock.into());
         match &self.kind {
             Kind::Null => Ok(0),
             Kind::Streams { input, .. } => {
                 let Some(input) = input else { return Ok(0) };
-                // It may be shared with other programs, so it stays blocking.
+                // Other programs may share it, so it stays blocking.
                 if !is_ready(input.as_fd(), PollFlags::IN, Duration::ZERO) {
                     return nothing;
                 }
@@ -296,8 +297,8 @@ impl CharDevice {
         }
     }
 
-    /// Waits until one of `others` is readable or, if `input`, there may be input. It may return without either. Output
-    /// that was kept goes to whoever has come for it.
+    /// Waits until one of `others` is readable or, if `input`, there may be input. Spurious returns are possible.
+    /// Writes buffered output to a new reader.
     ///
     /// # Errors
     ///
@@ -323,18 +324,18 @@ impl CharDevice {
         Ok(Woken { others: std::array::from_fn(readable), input: own.is_some() && readable(N) })
     }
 
-    /// Gives the other end the output that was kept, as much as it takes at once. Returns whether some is left.
+    /// Writes buffered output to the other end, as much as it accepts at once. Returns true if some is left.
     fn deliver_kept(&self) -> bool {
         let Some(kept) = &self.kept else { return false };
         let _ = kept.begun.read();
-        // Whoever holds the lock is delivering, and may leave some.
+        // The thread that holds the lock is writing, and may leave some.
         kept.backlog.try_lock().is_none_or(|mut backlog| {
             self.deliver(&mut backlog, Duration::ZERO);
             !backlog.is_empty()
         })
     }
 
-    /// The descriptor that input, or a new client, comes from now.
+    /// The descriptor that provides input, or a new client, now.
     fn writer(&self) -> Option<End<'_>> {
         match &self.kind {
             Kind::Null => None,
@@ -351,12 +352,12 @@ impl CharDevice {
 fn create(path: &Path) -> io::Result<File> {
     // Opening a FIFO without a reader for writing fails, so it is opened for reading, too, and never read.
     let is_fifo = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo());
-    // A modem line must not block.
+    // Opening a modem line must not block.
     create_file(path, is_fifo, OFlags::NONBLOCK)
 }
 
-/// True if `fd` becomes ready within `patience`, to take output or to give input, as `direction` says. A signal ends
-/// the wait: it may be the one that stops a vCPU.
+/// Waits until `fd` is ready for `direction`, at most `patience`; returns true if it is. A signal ends the wait: it may
+/// be the one that stops a vCPU.
 fn is_ready(fd: BorrowedFd<'_>, direction: PollFlags, patience: Duration) -> bool {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     let mut fds = [PollFd::from_borrowed_fd(fd, direction)];

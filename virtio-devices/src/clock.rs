@@ -1,8 +1,8 @@
-//! The clock that limits and waits go by.
+//! The clock of rate limits and waits.
 
 use std::time::Instant;
 
-/// The time: the host's, unless a test has stopped the clock of its thread.
+/// The time: the host's, unless a test has stopped its thread's clock.
 pub(crate) fn now() -> Instant {
     #[cfg(any(test, feature = "testing"))]
     if let Some(now) = testing::stopped_at() {
@@ -24,7 +24,7 @@ pub(crate) mod testing {
         STOPPED.get()
     }
 
-    /// As long as this lives, the clock of this thread moves only as the test has it move.
+    /// While this exists, only the test advances the clock of this thread.
     pub(crate) struct StoppedClock(());
 
     impl StoppedClock {
@@ -34,7 +34,7 @@ pub(crate) mod testing {
             Self(())
         }
 
-        /// Moves it on.
+        /// Advances the clock.
         pub(crate) fn advance(&self, time: Duration) {
             STOPPED.set(STOPPED.get().map(|now| now + time));
         }
@@ -47,7 +47,7 @@ pub(crate) mod testing {
     }
 
     #[test]
-    fn a_stopped_clock_moves_by_what_the_test_says_and_goes_on_afterwards() {
+    fn a_stopped_clock_moves_only_by_the_test_and_then_runs_again() {
         let clock = StoppedClock::new();
         let before = crate::clock::now();
         assert_eq!(crate::clock::now(), before);

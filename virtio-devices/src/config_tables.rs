@@ -1,4 +1,4 @@
-//! The fields of all devices, for their documentation and for tests that no byte is left out.
+//! The fields of all devices, for their documentation and for tests that no byte is missing.
 
 use crate::device_config::ConfigField;
 use crate::{balloon, block, console, iommu, mem, net, pmem, vhost_user_device, vsock};
@@ -15,7 +15,7 @@ pub struct ConfigTable {
     pub fields: &'static [ConfigField],
 }
 
-/// Each kind of device that has a device configuration.
+/// Every kind of device that has a device configuration.
 pub fn config_tables() -> Vec<ConfigTable> {
     let table = |device, fields| ConfigTable { device, fields };
     vec![

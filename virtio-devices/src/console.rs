@@ -1,7 +1,7 @@
 //! virtio-console with one port, over a character device (`virtio 1.4 §5.3`).
 //!
 //! A single thread serves both queues. Input waits at its source until the driver provides buffers. Output that cannot
-//! be written is dropped, as [`CharDevice`] describes, so a guest never waits for its user.
+//! be written is handled as [`CharDevice`] describes, so a guest never waits for its user.
 
 mod counters;
 #[cfg(any(test, feature = "testing"))]
@@ -30,12 +30,12 @@ use crate::{Interrupts, Start, VirtioDevice, Worker};
 pub use counters::{ConsoleCounter, ConsoleCounters};
 use worker::{QueueWorker, RECEIVE, TRANSMIT};
 
-/// The device configuration (`virtio 1.4 §5.3.4`), up to what belongs to features that are not offered.
+/// The device configuration (`virtio 1.4 §5.3.4`), without the fields of features that are not offered.
 pub(crate) const FIELDS: &[ConfigField] = &[
     ConfigField::new("cols", 0, 2, Rule::Announced).of(F_SIZE),
     ConfigField::new("rows", 2, 2, Rule::Announced).of(F_SIZE),
 ];
-/// A simple communication controller of no kind that there is another driver for.
+/// Simple communication controller, other: the class that no other driver binds to.
 const CLASS: [u8; 3] = [0x07, 0x80, 0x00];
 const QUEUE_SIZES: &[u16] = &[256, 256];
 /// The configuration has the console's size (`virtio 1.4 §5.3.3`, `VIRTIO_CONSOLE_F_SIZE`).
@@ -50,7 +50,7 @@ pub struct ConsoleSize {
     pub rows: u16,
 }
 
-/// The terminal that a console is shown in, whose size may change while the guest runs: one for a console and for who
+/// The terminal of a console, whose size may change while the guest runs: shared by the console and the code that
 /// watches the terminal.
 #[derive(Debug)]
 pub struct ConsoleWindow(Mutex<WindowState>);
@@ -64,12 +64,12 @@ struct WindowState {
 }
 
 impl ConsoleWindow {
-    /// A terminal that has `size`.
+    /// Creates a terminal with `size`.
     pub fn new(size: ConsoleSize) -> Self {
         Self(Mutex::new(WindowState { size, generation: 0, interrupts: None }))
     }
 
-    /// Tells the driver that the size of the terminal has changed.
+    /// Notifies the driver of a new terminal size.
     pub fn resize(&self, size: ConsoleSize) {
         let interrupts = {
             let mut state = self.0.lock();
@@ -96,7 +96,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console called `id` whose other end is `device`, in `window` if that is a terminal.
+    /// Creates a console called `id` on `device`, in `window` if that is a terminal.
     pub fn new(id: &str, device: Arc<CharDevice>, window: Option<Arc<ConsoleWindow>>) -> Self {
         Self {
             id: id.to_string(),
@@ -112,7 +112,7 @@ impl Console {
         &self.id
     }
 
-    /// Character device at its other end.
+    /// The console's character device.
     pub fn device(&self) -> &Arc<CharDevice> {
         &self.device
     }
@@ -122,11 +122,11 @@ impl Console {
         Arc::clone(&self.counters)
     }
 
-    /// Tells the driver that there is a size to read, and signals changes to `interrupts` from now on, or to nothing if
-    /// `None`.
+    /// Notifies the driver that there is a size to read, and signals changes to `interrupts` from now on, or to nothing
+    /// if `None`.
     ///
-    /// Linux 6.1 and others read no size until notified of a change (`virtio 1.4 §5.3.6`). Those that have read it
-    /// read the same one again.
+    /// Linux 6.1 and others read no size until notified of a change (`virtio 1.4 §5.3.6`). Drivers that have read it
+    /// read the same size again.
     fn signal_to(&self, interrupts: Option<Arc<Interrupts>>) {
         let Some(ConsoleWindow(state)) = self.window.as_deref() else { return };
         state.lock().interrupts.clone_from(&interrupts);

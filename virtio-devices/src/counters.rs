@@ -1,9 +1,9 @@
-//! Counters of a device's workers, and how its losses are logged.
+//! Counters of a device's workers, and the logging of its losses.
 
-/// Makes the counters of one kind of device: an enum of what is counted, the device's counts, and a worker's own.
+/// Defines the counters of one kind of device: an enum of the counted events, the device's counts, and a worker's own.
 ///
-/// A device's counts are since it was plugged in. A worker adds its own to them after each batch: workers do not share
-/// a cache line with each buffer.
+/// A device's counts start when it is plugged in. A worker adds its own to them after each batch, so that workers do
+/// not share a cache line for each buffer.
 macro_rules! counters {
     (
         $(#[$enum_doc:meta])* pub enum $counter:ident;
@@ -87,7 +87,8 @@ macro_rules! counters {
 
 pub(crate) use counters;
 
-/// As [`counters!`], for a device whose one queue a [`queue_worker`](crate::queue_worker) runs: with what that counts.
+/// As [`counters!`], for a device with a single queue that a [`queue_worker`](crate::queue_worker) runs; includes that
+/// worker's counters.
 macro_rules! queue_counters {
     (
         $(#[$enum_doc:meta])* pub enum $counter:ident;
@@ -105,7 +106,7 @@ macro_rules! queue_counters {
             Kicks = "kicks",
             /// Interrupts that were signalled.
             Interrupts = "interrupts",
-            /// Queues that were given up because their rings are invalid.
+            /// Queues stopped because their rings are invalid.
             BrokenRings = "broken_rings",
         }
 
@@ -137,12 +138,12 @@ macro_rules! queue_counters {
 
 pub(crate) use queue_counters;
 
-/// The counts of any kind of device, as far as a [`queue_worker`](crate::queue_worker) makes them.
+/// The counters of any kind of device that a [`queue_worker`](crate::queue_worker) updates.
 pub(crate) trait QueueTally: Send + 'static {
     /// The device's counts.
     type Counters: Send + Sync + 'static;
 
-    /// Nothing has been counted yet.
+    /// Starts with all counts at 0.
     fn new() -> Self;
 
     /// Counts a wake-up by a doorbell.
@@ -151,7 +152,7 @@ pub(crate) trait QueueTally: Send + 'static {
     /// Counts an interrupt.
     fn count_interrupt(&mut self);
 
-    /// Counts a queue that was given up.
+    /// Counts a queue stopped for an invalid ring.
     fn count_broken_ring(&mut self);
 
     /// Adds the counts to the device's.
@@ -165,13 +166,13 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// Losses since the device was plugged in, in one line, if there are at least twice as many as were reported: a
-    /// guest that keeps losing buffers and resetting its device is reported less and less often.
+    /// Describes the losses since the device was plugged in, in one line, if there are at least twice as many as were
+    /// reported: a guest that keeps losing buffers and resetting its device is reported less and less often.
     pub(crate) fn doubled(&mut self, losses: &[(&'static str, u64)]) -> Option<String> {
         self.tell(losses, self.told.saturating_mul(2).max(1))
     }
 
-    /// The same, if that is more than has been reported.
+    /// The same, if there are more than were reported.
     pub(crate) fn untold(&mut self, losses: &[(&'static str, u64)]) -> Option<String> {
         self.tell(losses, self.told.saturating_add(1))
     }
@@ -186,7 +187,7 @@ impl Losses {
     }
 }
 
-/// Logs what [`Losses`] has to report about the device `id`.
+/// Logs the report of [`Losses`] about the device `id`.
 pub(crate) fn log_losses(id: &str, losses: Option<String>) {
     if let Some(losses) = losses {
         log::info!("{id}: lost or refused so far: {losses}");

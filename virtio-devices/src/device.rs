@@ -29,7 +29,7 @@ pub trait VirtioDevice: Send {
     /// The feature bits that the device offers. The transport adds its own, such as `VIRTIO_F_SR_IOV`.
     fn features(&self) -> u64;
 
-    /// Pairs of feature bits. A driver may not accept the first of a pair without the second.
+    /// Pairs of feature bits: the first requires the second.
     fn feature_requirements(&self) -> &'static [(u32, u32)] {
         &[]
     }
@@ -41,24 +41,25 @@ pub trait VirtioDevice: Send {
     fn config_fields(&self) -> &'static [ConfigField];
 
     /// Properties that a driver relies on and that are in neither its features nor its configuration, by the names of
-    /// their options. A device that goes on with the driver must have the same.
+    /// their options. A device that a restored driver uses must have the same.
     fn promises(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
 
-    /// The device is about to go on with a driver that read the device configuration `config`: takes over what it can
-    /// serve of it ([`Rule::Served`](crate::Rule)). `accepted` are the driver's features, if it has chosen them.
+    /// Takes over as much as it can serve ([`Rule::Served`](crate::Rule)) of the device configuration `config` that a
+    /// driver has read, before the driver is restored with this device. `accepted` are the driver's features, if it has
+    /// chosen them.
     fn serve(&mut self, _config: &[u8], _accepted: Option<u64>) {}
 
-    /// After a restore, the device configuration differs from what the driver was told, and the driver is about to be
-    /// notified by a configuration change interrupt.
+    /// Called after a restore if the device configuration differs from what the driver read, before a configuration
+    /// change interrupt notifies the driver.
     fn config_changed(&mut self) {}
 
     /// Reads device configuration at `offset`. Beyond its end it reads 0.
     fn config_read(&self, offset: u64, data: &mut [u8]);
 
-    /// As [`Self::config_read`], of a device whose [memory](Self::memory) is at the guest address `start` now; 0 while
-    /// it is nowhere.
+    /// As [`Self::config_read`], for a device whose [memory](Self::memory) is at the guest address `start` now; 0 while
+    /// it is not mapped.
     fn placed_config_read(&self, _start: u64, offset: u64, data: &mut [u8]) {
         self.config_read(offset, data);
     }
@@ -66,8 +67,8 @@ pub trait VirtioDevice: Send {
     /// Writes device configuration at `offset`. Writes to read-only fields are ignored.
     fn config_write(&mut self, offset: u64, data: &[u8]);
 
-    /// Called after each [`Self::config_write`]. Returns threads that still carry the write to where it goes; the
-    /// access completes when they have ended.
+    /// Called after each [`Self::config_write`]. Returns threads that are still applying the write; the access
+    /// completes when they have ended.
     fn config_written(&mut self) -> Vec<Thread> {
         Vec::new()
     }
@@ -82,14 +83,15 @@ pub trait VirtioDevice: Send {
     /// Fails if the host cannot provide an eventfd or a thread. Nothing has been started then.
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>>;
 
-    /// The driver rang the doorbell of a queue that runs and that no worker has. Returns whether the device answers its
-    /// driver itself, before the access is completed; it must not wait for what its driver does meanwhile.
+    /// Called when the driver rings the doorbell of a running queue that has no worker. Returns true if the device
+    /// serves its driver itself, before the access completes; it must not wait for anything that its driver does in the
+    /// meantime.
     fn rung(&mut self, _queue: u16) -> bool {
         false
     }
 
-    /// Has the frames wait that this device carries for others, too, or no longer: before several devices that send to
-    /// each other stop or start, and after that.
+    /// Holds back the frames that this device carries for other devices, or releases them: before several devices that
+    /// send to each other stop or start, and after that.
     fn hold_frames(&self, _held: bool) {}
 
     /// The port of a network device.
@@ -97,31 +99,31 @@ pub trait VirtioDevice: Send {
         None
     }
 
-    /// The doorbells that a guest may be given as pages while the queues run; `None` if there can never be any. Whether
-    /// there can be does not change during the life of the device, because the place of its doorbells follows from it.
+    /// The doorbells that a guest may map as pages while the queues run; `None` if there can never be any. This does
+    /// not change during the life of the device, because the layout of its doorbells depends on it.
     fn doorbell_pages(&self) -> Option<&DoorbellPages> {
         None
     }
 
-    /// The memory that the guest finds in a BAR of its own, if the device has any. It is always the same.
+    /// The memory that the guest sees in a separate BAR, if the device has any. Always the same.
     fn memory(&self) -> Option<&Arc<FileMapping>> {
         None
     }
 
-    /// The backend that reaches the guest's memory by itself, if there is one.
+    /// The backend that accesses guest memory directly, if there is one.
     fn memory_user(&self) -> Option<MemoryUser> {
         None
     }
 
-    /// Returns to the state of power-on. The workers have been told to stop; some may still run.
+    /// Returns to the power-on state. The workers are stopping; some may still run.
     fn reset(&mut self);
 
-    /// The device is about to be brought to `state`, in which a driver has accepted the feature bits `accepted`. A
+    /// Called before the device is restored to `state`, in which a driver has accepted the feature bits `accepted`. A
     /// device whose backend is missing offers these from now on.
     fn adopt(&mut self, _accepted: u64, _state: &DeviceSpecific) {}
 
-    /// Gives a NIC whose backend is missing or lost `new`, and takes its link up. Its queues do not run. `negotiated`
-    /// are the features of its driver, if it has agreed with one. What was there before is left in `new`.
+    /// Connects a NIC whose backend is missing or lost to `new`, and takes its link up. Its queues do not run.
+    /// `negotiated` are the features of its driver, if any were negotiated. The old backend is left in `new`.
     ///
     /// # Errors
     ///
@@ -130,18 +132,18 @@ pub trait VirtioDevice: Send {
         Err(ConnectError::NoNic)
     }
 
-    /// State that the driver configured and that was reported to it, without the transport and the queues. The queues
-    /// do not run.
+    /// The state that the driver configured and was shown, without the transport and the queues. The queues do not run.
     fn save(&self) -> DeviceSpecific {
         DeviceSpecific::PowerOn
     }
 
-    /// Brings the device, which has been reset, to `state`. `started` holds the negotiated features if the queues were
-    /// ever started in `state`; otherwise no driver can have sent a command. The caller starts the queues again later.
+    /// Restores the device, which has been reset, to `state`. `started` holds the negotiated features if the queues
+    /// were ever started in `state`; otherwise no driver can have sent a command. The caller starts the queues again
+    /// later.
     ///
     /// # Errors
     ///
-    /// Fails if the state is of another kind of device, or no driver could have reached it. The caller then resets the
+    /// Fails if the state is of another kind of device, or no driver could have produced it. The caller then resets the
     /// device.
     fn restore(&mut self, state: &DeviceSpecific, _started: Option<u64>) -> Result<(), StateError> {
         if *state == DeviceSpecific::PowerOn { Ok(()) } else { Err(StateError::Shape("kinds of device")) }
@@ -156,7 +158,7 @@ pub struct Start {
     /// The negotiated feature bits.
     pub features: u64,
     /// The queues that the driver enabled, with their indices in ascending order. Their addresses and sizes come from
-    /// the guest and may be nonsense.
+    /// the guest and are not validated.
     pub queues: Vec<(u16, SharedQueue)>,
     /// Interrupts of the device.
     pub interrupts: Arc<Interrupts>,
@@ -164,19 +166,19 @@ pub struct Start {
 
 /// A thread that runs queues.
 pub struct Worker {
-    /// The queues that it is responsible for, and the eventfd that the doorbell of each signals: its own `kick`, or
-    /// that of the backend that runs the queue.
+    /// The queues of the worker, and the eventfd that the doorbell of each signals: the worker's `kick`, or that of the
+    /// backend that runs the queue.
     pub doorbells: Vec<(u16, Arc<EventFd>)>,
     /// Wakes the worker.
     pub kick: Arc<EventFd>,
-    /// Set before a last kick. The worker then finishes at most the buffers that it has taken, and ends.
+    /// Set before the last kick. The worker then finishes at most the buffers that it has taken, and ends.
     pub stop: Arc<AtomicBool>,
     /// The thread.
     pub thread: Thread,
 }
 
 impl Worker {
-    /// A thread that runs `queues` itself.
+    /// Creates a worker that runs `queues` itself.
     pub fn new(
         queues: impl IntoIterator<Item = u16>,
         kick: Arc<EventFd>,
@@ -187,14 +189,13 @@ impl Worker {
         Self { doorbells, kick, stop, thread }
     }
 
-    /// Wakes the worker, to look again at state that others change.
+    /// Wakes the worker to check state that others change.
     pub fn wake(&self) {
         // A full counter has already woken the worker.
         let _ = self.kick.write(1);
     }
 
-    /// Tells the worker to end, and returns its thread. Once that has ended, it touches neither guest memory nor its
-    /// backend.
+    /// Stops the worker, and returns its thread. Once that has ended, it touches neither guest memory nor its backend.
     pub fn stop(self) -> Thread {
         self.stop.store(true, Ordering::Release);
         self.wake();

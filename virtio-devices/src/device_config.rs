@@ -1,7 +1,7 @@
-//! Device configuration (`virtio 1.4 §2.5`) of a driver whose guest goes on with another device.
+//! Device configuration (`virtio 1.4 §2.5`) of a driver whose guest is restored with another device.
 //!
 //! Each device declares its fields, each with a rule. The saved state has the bytes that the driver could read. One
-//! function compares them with those of the device that is to go on: no device checks for itself.
+//! function compares them with the new device's: no device has its own check.
 
 use crate::features::has;
 use crate::state::StateError;
@@ -9,23 +9,23 @@ use crate::state::StateError;
 #[cfg(test)]
 mod tests;
 
-/// The requirement on a field when a guest with a driver goes on with another device.
+/// The requirement on a field when a guest with a driver is restored with another device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// The value has to be the same. Any other is refused.
+    /// The value must be the same. Any other is refused.
     Same,
-    /// The value is a part of the device's own saved state, and is restored from that. Refused if it cannot be.
+    /// The value is part of the device's own saved state. Refused if it cannot be restored.
     Saved,
     /// The device serves the driver with the saved value, if it can. Refused if it cannot.
     Served,
-    /// A larger value is taken, and announced to the driver. A smaller one is refused.
+    /// A larger value is accepted, and announced to the driver. A smaller one is refused.
     Grows,
-    /// Any value is taken. Another one is announced to the driver by a configuration change interrupt.
+    /// Any value is accepted. A change is announced to the driver by a configuration change interrupt.
     Announced,
 }
 
 impl Rule {
-    /// The word for it in the documentation.
+    /// The rule's name in the documentation.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Same => "compared",
@@ -46,50 +46,50 @@ pub struct ConfigField {
     pub offset: u16,
     /// The length in bytes.
     pub len: u16,
-    /// The feature without which drivers do not read it.
+    /// The feature without which drivers do not read the field.
     pub feature: Option<u32>,
     /// The requirement on its value.
     pub rule: Rule,
 }
 
 impl ConfigField {
-    /// A field that each driver reads.
+    /// Creates a field that each driver reads.
     pub(crate) const fn new(name: &'static str, offset: u16, len: u16, rule: Rule) -> Self {
         Self { name, offset, len, feature: None, rule }
     }
 
-    /// A field that only drivers with this feature read.
+    /// Restricts the field to drivers with this feature.
     pub(crate) const fn of(self, feature: u32) -> Self {
         Self { feature: Some(feature), ..self }
     }
 
-    /// Bytes that stand for nothing.
+    /// Creates reserved bytes.
     pub(crate) const fn reserved(offset: u16, len: u16) -> Self {
         Self::new("reserved", offset, len, Rule::Same)
     }
 
-    /// Bytes of the field in `config`, a device configuration, if it reaches that far.
+    /// Bytes of the field in `config`, a device configuration, if it is long enough.
     pub(crate) fn value<'c>(&self, config: &'c [u8]) -> Option<&'c [u8]> {
         config.get(self.offset.into()..usize::from(self.offset) + usize::from(self.len))
     }
 
-    /// Number in the field, little-endian; 0 if `config` does not reach that far or the field is no number.
+    /// Number in the field, little-endian; 0 if `config` is too short or the field is not a number.
     pub(crate) fn number(&self, config: &[u8]) -> u64 {
         self.value(config).and_then(number).unwrap_or(0)
     }
 }
 
-/// The bytes that `fields` describe.
+/// The length that `fields` describe, in bytes.
 pub(crate) fn length(fields: &[ConfigField]) -> usize {
     fields.last().map_or(0, |last| usize::from(last.offset) + usize::from(last.len))
 }
 
-/// Compares what a driver was told, `then`, with what it reads now. `accepted` are its features, if it has chosen them.
-/// Returns true if something has to be announced. A state of an earlier version may have fewer fields.
+/// Compares the configuration that a driver has read, `then`, with what it reads now. `accepted` are its features, if
+/// it has chosen them. Returns true if a change must be announced. A state of an earlier version may have fewer fields.
 ///
 /// # Errors
 ///
-/// A field differs that may not. It is named.
+/// Fails with the name of a field whose change is not allowed.
 pub(crate) fn compare(
     fields: &[ConfigField],
     then: &[u8],
@@ -126,7 +126,7 @@ fn number(value: &[u8]) -> Option<u64> {
     Some(value.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// A value as a user reads it.
+/// A value, formatted for a user.
 fn shown(value: &[u8]) -> String {
     /// The most bytes that are shown.
     const MOST: usize = 40;

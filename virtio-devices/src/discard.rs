@@ -1,6 +1,6 @@
-//! Giving pages of guest memory back to the host.
+//! Returning pages of guest memory to the host.
 //!
-//! The guest can use them again at any time: they then read as zero. All ranges come from the guest, so they are
+//! The guest can use the pages again at any time: they then read as zero. All ranges come from the guest, so they are
 //! clamped to guest memory, and to whole pages of the host.
 
 use std::io;
@@ -14,25 +14,25 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use crate::zeros::{fill_with_zeros, next_data, zero_what_the_file_has};
 use crate::{GuestMap, GuestRegion};
 
-/// The size of a page in bytes, of the guest and, unless it is a huge page, of the host.
+/// The size of a page in bytes, of the guest and, except for huge pages, of the host.
 pub(crate) const PAGE: u64 = 4096;
-/// The size of a huge page in bytes, where the host does not say it.
+/// The default size of a huge page in bytes, if the host does not report one.
 const HUGE_PAGE: u64 = 2 << 20;
 
 /// Result for a range, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Discarded {
-    /// Given back to the host.
+    /// Returned to the host.
     pub freed: u64,
-    /// Kept: only a part of one of the host's pages, or memory that cannot be given back.
+    /// Bytes kept: only a part of a host page, or memory that cannot be freed.
     pub kept: u64,
-    /// Kept, because the host refused to take it.
+    /// Bytes kept, because the host failed to free them.
     pub refused: u64,
     /// Not guest memory.
     pub outside: u64,
 }
 
-/// Gives the pages in `range`, guest addresses, back to the host.
+/// Returns the pages in `range`, guest addresses, to the host.
 pub(crate) fn discard(memory: &GuestMap, range: &Range<u64>) -> Discarded {
     let mut discarded = Discarded { outside: range.end.saturating_sub(range.start), ..Discarded::default() };
     for region in memory.iter() {
@@ -49,7 +49,7 @@ pub(crate) fn discard(memory: &GuestMap, range: &Range<u64>) -> Discarded {
         }
         let released = release(region, &whole);
         if let (Ok(start), Ok(len)) = (usize::try_from(whole.start), usize::try_from(bytes)) {
-            // Whoever has a copy of them has to be told that they are zero.
+            // Copies of the memory elsewhere must be updated with the zeros.
             region.bitmap().mark_dirty(start, len);
         }
         match released {
@@ -61,8 +61,8 @@ pub(crate) fn discard(memory: &GuestMap, range: &Range<u64>) -> Discarded {
     discarded
 }
 
-/// Gives private copies of a file's pages in `range`, guest addresses, back to the host. They read as the file's
-/// afterwards, which is not to be seen before [`clear_copies`]. Returns how many bytes that were.
+/// Frees private copies of a file's pages in `range`, guest addresses. They read as the file's pages afterwards, which
+/// must not be visible before [`clear_copies`]. Returns the number of bytes.
 pub(crate) fn drop_copies(memory: &GuestMap, range: &Range<u64>) -> u64 {
     let mut dropped = 0;
     for (region, part) in copies(memory, range) {
@@ -74,19 +74,19 @@ pub(crate) fn drop_copies(memory: &GuestMap, range: &Range<u64>) -> u64 {
     dropped
 }
 
-/// Makes `range`, guest addresses, read as zero where it is a private copy of a file. Only pages that the file has
-/// are allocated for that.
+/// Makes `range`, guest addresses, read as zero where it is a private copy of a file. Allocates only pages that the
+/// file has.
 pub(crate) fn clear_copies(memory: &GuestMap, range: &Range<u64>) {
     for (region, part) in copies(memory, range) {
         let whole = whole_pages(&part, page_size(region));
         if forget(region, &whole).and_then(|()| zero_what_the_file_has(region, &part)).is_err() {
-            // A host whose files do not tell their pages.
+            // The host's files do not report their holes.
             let _ = fill_with_zeros(region, &part);
         }
     }
 }
 
-/// The regions of `memory` that are private copies of a file, and what they have of `range`, as offsets.
+/// The regions of `memory` that are private copies of a file, and their parts of `range`, as offsets.
 fn copies<'m>(memory: &'m GuestMap, range: &Range<u64>) -> impl Iterator<Item = (&'m GuestRegion, Range<u64>)> {
     parts(memory, range).filter(|(region, _)| is_copy(region))
 }
@@ -106,21 +106,21 @@ pub(crate) fn first_page(memory: &GuestMap, range: &Range<u64>) -> Option<u64> {
 
 /// The first offset in `range` at which `region` has a page, or may have one.
 fn next_in(region: &GuestRegion, range: &Range<u64>) -> Option<u64> {
-    // A host whose files do not tell their pages may have them all.
+    // If the host's files do not report their holes, any page may exist.
     next_data(region, range).map_or(Some(range.start), |data| data.map(|data| data.start))
 }
 
-/// Gives what pages there are in `range`, guest addresses that no guest uses, back to the host: in one call for each
-/// region, however the pages lie. Nothing is noted: their contents are of no use to any copy.
+/// Returns the existing pages in `range`, guest addresses that no guest uses, to the host: one call for each region.
+/// Not marked as written: no copy needs their contents.
 pub(crate) fn reclaim(memory: &GuestMap, range: &Range<u64>) {
     for (region, part) in parts(memory, range) {
         let whole = whole_pages(&part, page_size(region));
-        // A host that refuses keeps them.
+        // If the host fails to free them, they stay.
         let _ = if is_copy(region) { forget(region, &whole) } else { release(region, &whole).map(|_| ()) };
     }
 }
 
-/// The regions of `memory`, and what they have of `range`, as offsets.
+/// The regions of `memory`, and their parts of `range`, as offsets.
 fn parts<'m>(memory: &'m GuestMap, range: &Range<u64>) -> impl Iterator<Item = (&'m GuestRegion, Range<u64>)> {
     let range = range.clone();
     memory.iter().filter_map(move |region| {
@@ -131,11 +131,10 @@ fn parts<'m>(memory: &'m GuestMap, range: &Range<u64>) -> impl Iterator<Item = (
     })
 }
 
-/// Writes zeros to `range`, guest addresses, as far as it is guest memory. Its pages stay the same, and no others are
-/// allocated.
+/// Writes zeros to `range`, guest addresses, as far as it is guest memory. Keeps its pages, and allocates no others.
 pub(crate) fn clear(memory: &GuestMap, range: &Range<u64>) {
     for (region, part) in parts(memory, range) {
-        // A host whose files do not tell their pages keeps what is in them.
+        // If the host's files do not report their holes, the contents stay.
         let _ = fill_with_zeros(region, &part);
     }
 }
@@ -146,7 +145,7 @@ fn whole_pages(range: &Range<u64>, page: u64) -> Range<u64> {
     start..(range.end / page * page).max(start)
 }
 
-/// The size of the host's pages behind `region`.
+/// The size of the host pages that back `region`.
 fn page_size(region: &GuestRegion) -> u64 {
     if region.is_hugetlbfs() != Some(true) {
         return PAGE;
@@ -157,7 +156,7 @@ fn page_size(region: &GuestRegion) -> u64 {
     block.unwrap_or(HUGE_PAGE)
 }
 
-/// Gives the whole pages in `range`, offsets in `region`, back to the host; `false` if they would not read as zero
+/// Returns the whole pages in `range`, offsets in `region`, to the host; `false` if they would not read as zero
 /// afterwards.
 fn release(region: &GuestRegion, range: &Range<u64>) -> io::Result<bool> {
     let (offset, len) = (range.start, range.end - range.start);
@@ -167,19 +166,19 @@ fn release(region: &GuestRegion, range: &Range<u64>) -> io::Result<bool> {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             Ok(rustix::fs::fallocate(file.file(), punch, file.start() + offset, len).map(|()| true)?)
         }
-        // A private copy of a file's page would be that page again.
+        // A private copy of a file's page would read as the file's page again.
         Some(_) => Ok(false),
         None => Ok(forget(region, range).map(|()| true)?),
     }
 }
 
-/// Has the host forget the pages in `range`, offsets in `region`, of this mapping: they are zero, or the file's.
+/// Drops the pages in `range`, offsets in `region`, from this mapping: they then read as zero, or as the file's.
 fn forget(region: &GuestRegion, range: &Range<u64>) -> io::Result<()> {
     let at = |offset| usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput);
     let (offset, len) = (at(range.start)?, at(range.end.saturating_sub(range.start))?);
     let start = region.as_ptr().wrapping_add(offset);
     // SAFETY: the range lies in a mapping of guest memory, which `region` keeps. No Rust reference points into it, and
-    // this advice only makes its pages zero, or those of the file that it is a private copy of.
+    // this advice only makes its pages read as zero, or as the file of which it is a private copy.
     Ok(unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxDontNeed) }?)
 }
 
@@ -252,7 +251,7 @@ mod tests {
         assert_eq!(discard(&memory, &(5..5)), Discarded::default());
     }
 
-    /// The image that a guest's memory was started from must not change, and must not come back either.
+    /// The image that a guest's memory was started from must not change, and its data must not reappear.
     #[test]
     fn a_private_copy_of_a_file_is_kept() {
         let file = tempfile::tempfile().unwrap();

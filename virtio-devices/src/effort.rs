@@ -1,5 +1,5 @@
-//! Work as tests count it: descriptors that are read, addresses that are looked up and bytes that are copied by the
-//! present thread, and the most of it within one span. Outside tests, nothing is counted.
+//! A measure of work for tests: descriptors read, addresses looked up and bytes copied by the current thread, and the
+//! most of it within one span. Outside tests, nothing is counted.
 
 #[cfg(test)]
 pub(crate) use counted::{Span, bytes, descriptor, translation};
@@ -67,14 +67,14 @@ pub(crate) mod counted {
             }
         }
 
-        /// The time that it takes on a machine whose memory is in no cache, in ns: 25 for each descriptor, 75
-        /// for each look-up, and one for two bytes.
+        /// The time of this work on a machine with cold caches, in ns: 25 for each descriptor, 75 for each look-up, and
+        /// one for two bytes.
         pub(crate) fn nanos(self) -> u64 {
             25 * self.descriptors + 75 * self.translations + self.bytes / 2
         }
     }
 
-    /// A span of work: for as long as something is locked.
+    /// A span of work, such as the time that a lock is held.
     pub(crate) struct Span(Effort);
 
     impl Span {

@@ -1,21 +1,21 @@
-//! The kind of an error: who has to act.
+//! The kind of an error: the party that must act.
 
-/// Class of an error, by the party that has to act on it. Exit codes and HTTP status follow from it.
+/// Class of an error, by the party that must act on it. Determines the exit code and the HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The user gave a value that no device can have.
     Invalid,
-    /// The user named a file, socket or device that is not there.
+    /// The user named a file, socket or device that does not exist.
     Missing,
-    /// The user named a file, socket or device that exists but cannot serve as asked.
+    /// The user named a file, socket or device that exists but is not suitable.
     Unsuitable,
-    /// Another program or device uses what the user named.
+    /// Another program or device uses the named resource.
     Busy,
-    /// The host's administrator has not given this process the right.
+    /// This process lacks a permission that the host's administrator can grant.
     Denied,
     /// The program or device at the other end fails, hangs or breaks its protocol.
     Peer,
-    /// The host lacks something: a module, memory, file descriptors.
+    /// The host lacks a resource: a module, memory, file descriptors.
     Host,
 }
 

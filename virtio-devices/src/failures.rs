@@ -1,4 +1,4 @@
-//! Failures of the host to do what drivers ask of a device: one report when they begin, one when they have ended.
+//! Failures of the host to execute drivers' requests: one report when they begin, one when they have ended.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,20 +9,19 @@ use parking_lot::Mutex;
 
 use crate::clock;
 
-/// Time without a failure after which failures count as ended: a guest whose requests fail and succeed in turn causes
-/// one report.
+/// Time without a failure after which failures count as ended: alternating failures and successes cause one report.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// A change of what the host does for a device.
+/// A change in the host's service for a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FailureChange {
-    /// It fails, with this error.
+    /// Requests fail, with this error.
     Failing(String),
-    /// It works again.
+    /// Requests succeed again.
     Recovered,
 }
 
-/// Called at each change, on a worker's thread. A guest can cause some changes, so what this does has to be limited.
+/// Called at each change, on a worker's thread. A guest can cause some changes, so observers must limit their work.
 pub type FailureObserver = Box<dyn Fn(FailureChange) + Send>;
 
 /// Kind of a request to the host. A success ends only failures of its own kind: a full disk can still be read and
@@ -50,16 +49,16 @@ pub(crate) struct Failures {
 /// The present failures.
 #[derive(Default)]
 struct Record {
-    /// By what was asked.
+    /// Runs of failures by kind of request.
     runs: [Option<Run>; 3],
     /// Number of runs of failures so far.
     count: u64,
 }
 
-/// Failures of one kind.
+/// A run of failures of one kind.
 struct Run {
     last: Instant,
-    /// Something of the same kind has succeeded since the last failure.
+    /// True if a request of the same kind has succeeded since the last failure.
     worked: bool,
 }
 
@@ -73,8 +72,8 @@ impl Record {
         }
     }
 
-    /// Time until all runs have ended, if nothing fails until then; `None` while something has failed that has not
-    /// succeeded since.
+    /// Time until all runs have ended, if nothing else fails; `None` while a kind has not succeeded since its last
+    /// failure.
     fn ends_in(&self) -> Option<Duration> {
         let now = clock::now();
         let mut longest = Duration::ZERO;
@@ -89,7 +88,7 @@ impl Record {
 }
 
 impl Failures {
-    /// None yet, of the device `id`. Log lines call what fails its `subject`.
+    /// Creates the record of the device `id`, without failures. `subject` names the failing part in log lines.
     pub(crate) fn new(id: &str, subject: &'static str) -> Self {
         Self {
             id: id.to_owned(),
@@ -105,7 +104,7 @@ impl Failures {
         *self.observer.lock() = Some(observer);
     }
 
-    /// Records that the host has failed.
+    /// Records a failure of the host.
     pub(crate) fn failed(&self, asked: Asked, error: &io::Error) {
         let mut record = self.record.lock();
         *record.run(asked) = Some(Run { last: clock::now(), worked: false });
@@ -121,7 +120,7 @@ impl Failures {
         self.notify(FailureChange::Failing(error.to_string()));
     }
 
-    /// Records that the host has done what was asked. Costs next to nothing while nothing fails.
+    /// Records a success. Costs next to nothing while nothing fails.
     pub(crate) fn worked(&self, asked: Asked) {
         if !self.failing.load(Ordering::Relaxed) {
             return;
@@ -133,7 +132,7 @@ impl Failures {
         self.settle_record(&mut record);
     }
 
-    /// Reports that failures have ended, if they have.
+    /// Reports the end of failures, once they have ended.
     pub(crate) fn settle(&self) {
         if self.failing.load(Ordering::Relaxed) {
             self.settle_record(&mut self.record.lock());
@@ -186,7 +185,7 @@ mod tests {
         failures.worked(Asked::Write);
         assert_eq!(failures.settles_in(), None);
         for _ in 0..1000 {
-            // In turn, and faster than failures count as ended.
+            // Alternating, and faster than failures count as ended.
             failures.failed(Asked::Write, &full());
             clock.advance(QUIET / 2);
             failures.worked(Asked::Write);
@@ -238,7 +237,7 @@ mod tests {
         clock.advance(QUIET * 3 / 4);
         failures.settle();
         assert_eq!(*told.lock(), [FailureChange::Failing(full().to_string()), FailureChange::Recovered]);
-        // Those that have ended are none of the next.
+        // Ended runs do not count for the next one.
         failures.failed(Asked::Flush, &full());
         clock.advance(QUIET);
         failures.worked(Asked::Flush);

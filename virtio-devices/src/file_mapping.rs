@@ -1,4 +1,4 @@
-//! A file as memory that a guest is shown.
+//! A file mapped as memory of the guest.
 
 use std::fmt;
 use std::io;
@@ -7,8 +7,8 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// The beginning of a file, or a part of a device's, mapped for reading and writing as long as this lives. Nothing in
-/// this process reads or writes it, so a file that becomes shorter harms only the guest.
+/// The beginning of a file, or a part of a device's, mapped for reading and writing until dropped. This process never
+/// accesses it, so truncating the file harms only the guest.
 pub struct FileMapping {
     start: NonNull<u8>,
     len: usize,
@@ -21,7 +21,7 @@ unsafe impl Send for FileMapping {}
 unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
-    /// Maps the first `len` bytes of `file`, not 0. Of a `private` mapping the file does not get what is written.
+    /// Maps the first `len` bytes of `file`, not 0. Writes to a `private` mapping do not reach the file.
     ///
     /// # Errors
     ///
@@ -30,12 +30,12 @@ impl FileMapping {
         Self::at(file, 0, len, private)
     }
 
-    /// Maps `len` bytes, not 0, of a file of a device from `offset` on, a multiple of the page size: registers or
-    /// memory of the device.
+    /// Maps `len` bytes, not 0, of a device's file at `offset`, a multiple of the page size: registers or memory of the
+    /// device.
     ///
     /// # Errors
     ///
-    /// Fails if they cannot be mapped, or there is no address space.
+    /// Fails if the file cannot be mapped, or there is no address space.
     pub fn of_device(file: impl AsFd, offset: u64, len: u64) -> io::Result<Self> {
         Self::at(file, offset, len, false)
     }
@@ -45,12 +45,12 @@ impl FileMapping {
         let share = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
         // SAFETY: the kernel chooses the address, so that no other mapping is touched.
         let start = unsafe {
-            // A private mapping takes memory when it is written to, and not before.
+            // A private mapping allocates memory only when written to.
             mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, share | MapFlags::NORESERVE, file, offset)
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Self { start, len, private };
-        // SAFETY: the range is this mapping, of whose pages nothing changes. Core dumps are to have none of them.
+        // SAFETY: the range is this mapping, whose pages do not change. It is kept out of core dumps.
         unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump) }?;
         Ok(mapping)
     }
@@ -70,10 +70,10 @@ impl FileMapping {
         self.len == 0
     }
 
-    /// Forgets what was written to a private mapping: it is as the file again. A shared mapping stays as it is.
+    /// Discards writes to a private mapping, which then reads as the file again. Leaves a shared mapping as it is.
     pub fn forget_writes(&self) {
         if self.private {
-            // SAFETY: the range is this mapping, into which nothing has a reference.
+            // SAFETY: the range is this mapping, which no reference points into.
             let forgotten = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontNeed) };
             debug_assert!(forgotten.is_ok());
         }
@@ -82,7 +82,7 @@ impl FileMapping {
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length, and the VMM keeps this value while a guest can see the memory.
+        // SAFETY: it was mapped with this length, and the VMM keeps this value while a guest can access the memory.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -101,17 +101,17 @@ mod tests {
     use super::*;
 
     fn write(mapping: &FileMapping, byte: u8) {
-        // SAFETY: the first byte is mapped, and nothing has a reference to it.
+        // SAFETY: the first byte is mapped, and no reference points to it.
         unsafe { mapping.address().write_volatile(byte) };
     }
 
     fn read(mapping: &FileMapping) -> u8 {
-        // SAFETY: the first byte is mapped, and nothing has a reference to it.
+        // SAFETY: the first byte is mapped, and no reference points to it.
         unsafe { mapping.address().read_volatile() }
     }
 
     #[test]
-    fn a_shared_mapping_is_the_file_and_a_private_one_only_begins_as_it() {
+    fn a_shared_mapping_is_the_file_and_a_private_one_a_copy() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 4096]).unwrap();
         let private = FileMapping::new(&file, 4096, true).unwrap();

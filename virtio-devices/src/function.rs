@@ -32,7 +32,7 @@ use crate::{
 const VENDOR: u16 = 0x1af4;
 /// The Device ID of the device type 0.
 const FIRST_DEVICE: u16 = 0x1040;
-/// A device that has no legacy interface has a Revision ID of 1 or more.
+/// A device without a legacy interface has a Revision ID of 1 or more.
 const REVISION: u8 = 1;
 
 /// The PCI Device ID of a virtio device type.
@@ -53,9 +53,8 @@ pub enum FunctionError {
 
 /// A virtio device, its transport and its configuration space.
 ///
-/// The queues run while the driver wants them to (DRIVER_OK, without FAILED or DEVICE_NEEDS_RESET), Bus Master Enable
-/// is set, the function is in D0, and the host has not paused it. A stop without a reset keeps the queues and their
-/// positions.
+/// The queues run while the driver has set DRIVER_OK (without FAILED or DEVICE_NEEDS_RESET), Bus Master Enable is set,
+/// the function is in D0, and the host has not paused it. A stop without a reset keeps the queues and their positions.
 pub struct VirtioFunction<D> {
     rid: Rid,
     layout: Layout,
@@ -63,33 +62,32 @@ pub struct VirtioFunction<D> {
     transport: Transport,
     device: D,
     memory: DmaSpace,
-    /// Endpoint of an IOMMU, if the function is behind one.
+    /// The function's IOMMU endpoint, if it is behind an IOMMU.
     behind: Option<Behind>,
-    /// The queues, from the first time they run until a reset.
+    /// The queues, from their first start until a reset.
     run: Option<Run>,
-    /// The difference of config_generation, as the driver reads it, to that of the device: a restored driver goes on
-    /// with the one that it knows.
+    /// The offset of config_generation, as the driver reads it, from the device's: a restored driver continues from the
+    /// value that it has read.
     generation: u8,
     /// The host keeps the queues stopped.
     paused: bool,
     start_failures: u64,
-    /// Error of the host's last attempt to resume it.
+    /// Error of the host's last attempt to resume the function.
     not_resumed: Option<io::Error>,
 }
 
 impl<D: VirtioDevice> VirtioFunction<D> {
-    /// A function that is neither a PF nor a VF, at `rid`.
+    /// Creates a function that is neither a PF nor a VF, at `rid`.
     ///
     /// # Errors
     ///
-    /// Fails if the device's queues are impossible.
+    /// Fails if the device's queues are invalid.
     pub fn plain(device: D, rid: Rid, memory: impl Into<DmaSpace>) -> Result<Self, FunctionError> {
         let spacing = Spacing::of([&device]);
         Self::new(device, rid, (Role::Plain, spacing), memory.into())
     }
 
-    /// A function with a role, whose doorbells are as far apart as `spacing` says. The BARs of a VF are its PF's to
-    /// decode.
+    /// Creates a function with a role, whose doorbells have the distance `spacing`. The PF decodes the BARs of a VF.
     pub(crate) fn new(
         device: D,
         rid: Rid,
@@ -150,8 +148,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self
     }
 
-    /// Puts the function behind an IOMMU: a driver has to use I/O addresses, whatever they stand for at the moment
-    /// (`virtio 1.4 §6.1`, VIRTIO_F_ACCESS_PLATFORM). Before any access.
+    /// Puts the function behind an IOMMU: a driver must use I/O addresses, even while they are not translated (`virtio
+    /// 1.4 §6.1`, VIRTIO_F_ACCESS_PLATFORM). Must be called before any access.
     pub(crate) fn set_behind(&mut self, behind: Behind) {
         self.transport.require(VIRTIO_F_ACCESS_PLATFORM);
         let endpoint = Arc::clone(behind.endpoint());
@@ -169,7 +167,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         &self.device
     }
 
-    /// The device, for changes that are the host's to make.
+    /// The device, for changes by the host.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -184,12 +182,12 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.run.as_ref().is_some_and(Run::is_running)
     }
 
-    /// Number of times that the queues could not be started, because the host gave no thread or file descriptor.
+    /// Number of failed starts of the queues, because the host had no thread or file descriptor.
     pub fn start_failures(&self) -> u64 {
         self.start_failures
     }
 
-    /// Makes a change that may start or stop the queues; for `powered` see [`Function`].
+    /// Makes a change that may start or stop the queues; see [`Function`] for `powered`.
     fn change(&mut self, powered: bool, change: impl FnOnce(&mut Self) -> Outcome) -> Outcome {
         let had_queues = self.run.is_some();
         let mut outcome = change(self);
@@ -201,8 +199,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             outcome.stopping.extend(self.settle(powered));
         }
         if self.config.is_vf() && !had_queues && self.run.is_none() {
-            // Without queues a VF wants nothing of its host. Its driver makes a dozen writes until it has some, and
-            // each of them would cost a look at what it wants.
+            // A VF without queues needs nothing from its host. Its driver makes a dozen writes before it has any, and
+            // each would cost an evaluation of its effects.
             outcome.effects.messages = false;
             outcome.effects.queues = false;
         }
@@ -247,7 +245,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.device.config_generation().wrapping_add(self.generation)
     }
 
-    /// Guest address of the device's memory; 0 while it has none.
+    /// Guest address of the device's memory; 0 while it is not mapped.
     fn memory_start(&self) -> u64 {
         let mut windows = Vec::new();
         self.config.windows(&mut windows);
@@ -264,7 +262,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
                     self.run.iter().for_each(Run::wake);
                     Effects::MESSAGES.into()
                 }
-                // With the first start of its queues the function has messages to send.
+                // The first start of its queues gives the function messages to send.
                 Change::Status => Effects::QUEUES.and(Effects::MESSAGES).into(),
                 Change::Reset => {
                     Outcome { stopping: self.reset_device(), ..Effects::QUEUES.and(Effects::MESSAGES).into() }
@@ -274,7 +272,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
                 self.device.config_write(offset, data);
                 Outcome { stopping: self.device.config_written(), ..Outcome::none() }
             }
-            // Usually an ioeventfd takes it; a write before that is in place must not lose the signal.
+            // Usually an ioeventfd takes the write; one that comes before the ioeventfd is registered must not be lost.
             Some(Place::Doorbell(queue)) if !data.is_empty() => {
                 if let Some(run) = self.run.as_ref().filter(|run| run.is_running())
                     && !self.device.rung(queue)
@@ -290,7 +288,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         }
     }
 
-    /// Stops the queues, forgets their positions, and resets the device.
+    /// Stops the queues, discards their positions, and resets the device.
     #[must_use]
     fn reset_device(&mut self) -> Vec<Thread> {
         let stopping = self.run.take().map(|mut run| run.stop()).unwrap_or_default();
@@ -314,7 +312,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             return self.settle(powered);
         }
         if let Err(error) = self.try_start() {
-            // Its driver has done nothing wrong, and need not know: the host may try again.
+            // The driver is not at fault, and need not be notified: the host may try again.
             self.paused = true;
             self.not_resumed = Some(error);
         }
@@ -331,22 +329,22 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Ok(())
     }
 
-    /// Error for which the last [`Self::release`] left it paused, if it did.
+    /// The error because of which the last [`Self::release`] left the function paused, if any.
     pub(crate) fn take_not_resumed(&mut self) -> Option<io::Error> {
         self.not_resumed.take()
     }
 
-    /// Calls `observer` when it asks its driver for a reset.
+    /// Calls `observer` when the function asks its driver for a reset.
     pub(crate) fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
         self.transport.interrupts().observe_needs_reset(observer);
     }
 
-    /// True if the registers, the host and `powered` let the queues run.
+    /// True if the queues should run, according to the registers, the host and `powered`.
     fn is_to_run(&self, powered: bool) -> bool {
         self.transport.ready() && self.config.bus_master() && powered && !self.paused
     }
 
-    /// Makes the queues run or stop, as the registers, the host and `powered` say.
+    /// Starts or stops the queues according to the registers, the host and `powered`.
     #[must_use]
     fn settle(&mut self, powered: bool) -> Vec<Thread> {
         if self.is_to_run(powered) {
@@ -375,7 +373,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         if let Err(error) = self.try_start() {
             self.transport.interrupts().ask_for_reset();
             self.start_failures = self.start_failures.saturating_add(1);
-            // A guest can retry as often as it likes; the log grows with the logarithm of that.
+            // A guest can retry at will; the log grows with the logarithm of the attempts.
             if self.start_failures.is_power_of_two() {
                 let times = self.start_failures;
                 warn!(
@@ -386,7 +384,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         }
     }
 
-    /// Appends the doorbells of the queues that run. The function's registers are at `base` of `window`.
+    /// Appends the doorbells of the running queues. The function's registers are at `base` of `window`.
     pub(crate) fn doorbells_at(&self, window: WindowId, base: u64, out: &mut Vec<Doorbell>) {
         let pages = self.device.doorbell_pages();
         out.extend(self.run.iter().flat_map(Run::doorbells).map(|(queue, eventfd)| Doorbell {
@@ -409,8 +407,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// The address and data of `vector`, if the function may send its message now.
     fn message(&self, vector: u16) -> Option<(u64, u32)> {
-        // Before its queues first run, a device sends nothing. So all its vectors are wired at once then, not one by
-        // one while the driver sets them up.
+        // Before its queues first run, a device sends nothing. So all its vectors are wired at once at that time, not
+        // one by one while the driver sets them up.
         if self.run.is_none() || !self.config.bus_master() {
             return None;
         }
@@ -453,7 +451,7 @@ impl<D: VirtioDevice> Function for VirtioFunction<D> {
     }
 }
 
-/// A function that is neither a PF nor a VF is a device by itself.
+/// A function that is neither a PF nor a VF is a whole device.
 impl<D: VirtioDevice> Device for VirtioFunction<D> {
     type Stopping = Thread;
 

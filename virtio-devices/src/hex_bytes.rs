@@ -1,8 +1,8 @@
-//! Bytes that a saved state holds as text in hexadecimal, two digits for each: half of the room of numbers.
+//! Bytes that a saved state holds as hexadecimal text, two digits for each: half the size of a list of numbers.
 
 use serde::{Deserialize, Serialize};
 
-/// At most `MOST` bytes. More are saved, but not restored.
+/// At most `MOST` bytes. Longer values are saved, but not restored.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct HexBytes<const MOST: usize>(pub Vec<u8>);

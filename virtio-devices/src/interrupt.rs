@@ -1,4 +1,4 @@
-//! A device's interrupts: where its workers signal the driver.
+//! A device's interrupts, which its workers signal.
 
 use std::fmt;
 use std::io;
@@ -20,14 +20,14 @@ const ISR_QUEUE: u8 = 1;
 /// The ISR bit of a change of the device configuration.
 const ISR_CONFIG: u8 = 2;
 
-/// Hears that a function has asked its driver for a reset.
+/// Called when a function asks its driver for a reset.
 pub type NeedsResetObserver = dyn Fn() + Send + Sync;
 
-/// The interrupts of one function: which MSI-X vector each queue signals, an eventfd per vector in use, the ISR status,
-/// and whether the device has asked for a reset.
+/// The interrupts of one function: the MSI-X vector of each queue, an eventfd for each vector in use, the ISR status,
+/// and the request for a reset.
 ///
-/// Shared between the function, which maps vectors, and the workers, which signal. An eventfd that is signalled while
-/// its vector is masked keeps the signal: it is the vector's pending bit (`PCIe 6.2 §7.7.2.5`).
+/// Shared between the function, which maps vectors, and the workers, which signal. An eventfd signalled while its
+/// vector is masked keeps the signal: it is the vector's pending bit (`PCIe 6.2 §7.7.2.5`).
 pub struct Interrupts {
     config: AtomicU16,
     queues: Box<[AtomicU16]>,
@@ -47,7 +47,8 @@ impl fmt::Debug for Interrupts {
 }
 
 impl Interrupts {
-    /// No vector is mapped. `queues` and `vectors` are the device's own counts, never the guest's.
+    /// Creates interrupts without mapped vectors. `queues` and `vectors` are the device's own counts, never the
+    /// guest's.
     pub fn new(queues: u16, vectors: u16) -> Self {
         Self {
             config: AtomicU16::new(NO_VECTOR),
@@ -59,7 +60,7 @@ impl Interrupts {
         }
     }
 
-    /// The same, whose wish for a reset `other`'s observer hears, too.
+    /// The same, with `other`'s observer of reset requests.
     pub(crate) fn observed_as(self, other: &Self) -> Self {
         Self { observer: Arc::clone(&other.observer), ..self }
     }
@@ -120,16 +121,17 @@ impl Interrupts {
         }
     }
 
-    /// The device configuration or the device status changed. The ISR status says so, with a vector as without (`virtio
-    /// 1.4 §4.1.4.5.1`): a driver that gives the vector to something else as well looks there what it was, as DPDK's
-    /// does.
+    /// Signals a change of the device configuration or the device status. Sets the ISR status with and without a vector
+    /// (`virtio 1.4 §4.1.4.5.1`): a driver that also uses the vector for something else, as DPDK's does, reads the
+    /// cause there.
     pub fn signal_config(&self) {
         self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
         self.signal(self.config_vector());
     }
 
-    /// The device has met an error that only a reset clears: it says so in the device status, and tells the driver
-    /// (`virtio 1.4 §2.1.2`). For after DRIVER_OK, before which nothing runs.
+    /// Asks the driver for a reset after an error that only a reset clears: sets DEVICE_NEEDS_RESET in the device
+    /// status, and signals a configuration change (`virtio 1.4 §2.1.2`). Called after DRIVER_OK only, before which
+    /// nothing runs.
     pub fn ask_for_reset(&self) {
         let asked_before = self.needs_reset.swap(true, Ordering::AcqRel);
         self.signal_config();
@@ -138,7 +140,7 @@ impl Interrupts {
         }
     }
 
-    /// The device has asked for a reset.
+    /// Sets the request for a reset.
     pub(crate) fn set_needs_reset(&self) {
         self.needs_reset.store(true, Ordering::Release);
     }
@@ -148,7 +150,7 @@ impl Interrupts {
         self.needs_reset.load(Ordering::Acquire)
     }
 
-    /// Signals `vector`, unless nothing is mapped to it, and returns whether something is.
+    /// Signals `vector`; returns true if it is mapped.
     fn signal(&self, vector: u16) -> bool {
         let eventfd = self.eventfd(vector);
         if let Some(eventfd) = &eventfd {
@@ -179,7 +181,7 @@ impl Interrupts {
             let eventfd = self.eventfd_or_new(vector).map_err(|error| StateError::Eventfd { vector, error })?;
             let eventfd = eventfd.ok_or(StateError::Shape("numbers of interrupt vectors"))?;
             if signalled {
-                // A counter that has just been made is not full.
+                // A new counter is not full.
                 let _ = eventfd.write(1);
             }
         }
@@ -187,7 +189,7 @@ impl Interrupts {
         Ok(())
     }
 
-    /// The ISR status, which stays as it is.
+    /// The ISR status. Reading it here does not clear it.
     pub(crate) fn isr(&self) -> u8 {
         self.isr.load(Ordering::Acquire)
     }
@@ -197,7 +199,7 @@ impl Interrupts {
         self.isr.swap(0, Ordering::AcqRel)
     }
 
-    /// Unmaps everything, closes the eventfds, and clears the ISR status and the wish for a reset, as a reset of the
+    /// Unmaps everything, closes the eventfds, and clears the ISR status and the request for a reset, as a reset of the
     /// device does.
     pub fn reset(&self) {
         let Self { config, queues, vectors, isr, needs_reset, observer: _ } = self;
@@ -245,9 +247,9 @@ mod tests {
         assert_eq!(interrupts.take_isr(), 0);
     }
 
-    /// virtio 1.4 §4.1.4.5.1: whether MSI-X is enabled makes a difference for queues only.
+    /// virtio 1.4 §4.1.4.5.1: only for queues does it matter whether MSI-X is enabled.
     #[test]
-    fn a_change_of_configuration_is_in_the_isr_status_although_it_has_a_vector() {
+    fn a_config_change_sets_the_isr_even_with_a_vector() {
         let interrupts = Interrupts::new(1, 1);
         interrupts.set_config_vector(0);
         interrupts.signal_config();

@@ -1,9 +1,9 @@
-//! virtio-iommu (`virtio 1.4 §5.13`): decides which of the guest's memory a function reaches, and by which addresses.
+//! virtio-iommu (`virtio 1.4 §5.13`): controls the guest memory that a function can access, and its addresses.
 //!
-//! Pure are [`mappings`], [`request`] and [`table`], which says what a request does. An [`Endpoint`] is what a
-//! function's workers translate by. Requests are answered on the vCPU's thread, in the exit of the doorbell: Linux
-//! sends them with interrupts off and spins until the answer is there, and a worker could need the very CPU that
-//! spins. What a request takes away is out of everybody's reach when it is answered.
+//! [`mappings`], [`request`] and [`table`], which defines the effects of a request, have no side effects. A function's
+//! workers translate through an [`Endpoint`]. Requests are handled on the vCPU's thread, in the exit of the doorbell:
+//! Linux sends them with interrupts off and spins until completion, and a worker could need the very CPU that spins.
+//! Memory that a request unmaps is unreachable when it completes.
 
 mod change;
 mod config;

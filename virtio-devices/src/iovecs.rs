@@ -8,33 +8,33 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions, VolatileSlice};
 use super::ring::{Chain, Descriptor};
 use crate::{DmaView, effort};
 
-/// The most segments of guest memory in one call. Linux takes 1,024 (`UIO_MAXIOV`): one is a frame's header, one
-/// catches what does not fit. A longer chain is refused; drivers use some 20 segments at most.
+/// The most segments of guest memory in one call. Linux accepts 1,024 (`UIO_MAXIOV`): one is a frame's header, one is
+/// for spilled bytes. A longer chain is refused; drivers use some 20 segments at most.
 pub(crate) const MAX_SEGMENTS: usize = 1022;
 
-/// The first iovec is kept free, for a header that is not in guest memory.
+/// The first iovec is reserved for a header that is not in guest memory.
 const RESERVED: usize = 1;
 
-/// A chain that no buffer can be made of: empty, endless, with an address outside guest memory, in the wrong direction
-/// or in more than [`MAX_SEGMENTS`] pieces.
+/// A chain that is not a valid buffer: empty, endless, with an address outside guest memory, in the wrong direction or
+/// in more than [`MAX_SEGMENTS`] pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BadChain;
 
-/// The storage of [`IoVecs`], to be used again for the next: no packet allocates.
+/// The storage of [`IoVecs`], reused for each chain: no packet allocates.
 #[derive(Default)]
 pub(crate) struct Storage(Vec<libc::iovec>);
 
 /// Segments of guest memory, in order.
 ///
-/// The addresses stay valid as long as the memory is borrowed. Guest memory is shared with the guest, so it is only
-/// ever read and written through volatile accesses and system calls.
+/// The addresses stay valid while the memory is borrowed. Guest memory is shared with the guest, so it is only ever
+/// read and written through volatile accesses and system calls.
 pub(crate) struct IoVecs<'s, 'm> {
     iovecs: &'s mut Vec<libc::iovec>,
     /// The first segment that has not been consumed.
     first: usize,
     /// The memory of the segments; `None` before there are any.
     memory: Option<&'m DmaView>,
-    /// The descriptors that were read since they were last asked for, and the further pieces of their buffers.
+    /// The descriptors and further pieces of their buffers that were read since the last query.
     walked: usize,
 }
 
@@ -48,7 +48,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
     }
 
     /// Appends the chain's segments, which must all have the direction of `access`, and returns their number and
-    /// length. A chain that is refused appends nothing.
+    /// length. A refused chain appends nothing.
     pub(crate) fn append(
         &mut self,
         memory: &'m DmaView,
@@ -58,7 +58,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         self.append_within(memory, chain, access, Bounds { pieces: MAX_SEGMENTS, enough: usize::MAX })
     }
 
-    /// The same for a chain within `bounds`. What follows `enough` bytes is not looked at.
+    /// The same for a chain within `bounds`. Descriptors after `enough` bytes are not read.
     pub(crate) fn append_within(
         &mut self,
         memory: &'m DmaView,
@@ -74,12 +74,12 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         result
     }
 
-    /// The descriptors and further pieces that were looked up since [`Self::take_walked`], whatever became of them.
+    /// The descriptors and further pieces looked up since [`Self::take_walked`], also those of refused chains.
     pub(crate) fn walked(&self) -> usize {
         self.walked
     }
 
-    /// Returns how many descriptors and further pieces were looked up since the last call.
+    /// Returns the number of descriptors and further pieces looked up since the last call.
     pub(crate) fn take_walked(&mut self) -> usize {
         std::mem::take(&mut self.walked)
     }
@@ -109,12 +109,11 @@ impl<'s, 'm> IoVecs<'s, 'm> {
             }
             unfinished = descriptor.has_next();
         }
-        // The iterator ends without a word where it cannot follow a chain.
+        // The iterator ends silently if it cannot follow a chain.
         if unfinished { Err(BadChain) } else { Ok(total) }
     }
 
-    /// Appends a descriptor's segments, until `bounds.1` bytes of it are there, while no more than `bounds.0` were
-    /// walked.
+    /// Appends a descriptor's segments, until `bounds.1` bytes of it are appended, or `bounds.0` pieces were walked.
     #[inline]
     fn push(
         &mut self,
@@ -136,7 +135,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         }
     }
 
-    /// The same where the buffer is translated, or in several regions.
+    /// The same for a buffer that is translated, or in several regions.
     #[cold]
     fn push_pieces(
         &mut self,
@@ -148,8 +147,8 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         let mut extent = Extent { segments: 0, bytes: 0 };
         let slices = GuestMemory::get_slices(memory, GuestAddress(address), len, access).map_err(|_| BadChain)?;
         for (number, slice) in slices.enumerate() {
-            // The first is the descriptor's own. Each costs a look-up, so that one descriptor may be as much work as
-            // many.
+            // The first piece is the descriptor's own. Each further one costs a look-up, so a single descriptor may
+            // cost as much as many.
             self.walked += usize::from(number > 0);
             if self.walked > until {
                 return Err(BadChain);
@@ -180,16 +179,16 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         self.iovecs[self.first..].iter().map(|iovec| iovec.iov_len).sum()
     }
 
-    /// Forgets the last `segments` segments.
+    /// Drops the last `segments` segments.
     pub(crate) fn remove_back(&mut self, segments: usize) {
         let rest = self.iovecs.len().saturating_sub(segments).max(self.first);
         self.iovecs.truncate(rest);
     }
 
-    /// Forgets the first `segments` segments.
+    /// Drops the first `segments` segments.
     pub(crate) fn consume(&mut self, segments: usize) {
         self.first += segments.min(self.iovecs.len() - self.first);
-        // The consumed ones are only moved away when they are many, which keeps the storage small and this cheap.
+        // Consumed segments are only removed once there are many, which keeps the storage small and this cheap.
         if self.first > MAX_SEGMENTS {
             self.iovecs.drain(RESERVED..self.first);
             self.first = RESERVED;
@@ -202,13 +201,13 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         self.first = RESERVED;
     }
 
-    /// The segments, for a system call. The addresses are as the memory: what the kernel writes there the guest may see
-    /// at once.
+    /// The segments, for a system call. The addresses are those of guest memory: the guest may see what the kernel
+    /// writes there at once.
     pub(crate) fn segments(&self) -> &[libc::iovec] {
         &self.iovecs[self.first..]
     }
 
-    /// Takes the first bytes off into `data`. Returns whether there were as many.
+    /// Moves the first bytes into `data`. Returns false if there are fewer.
     pub(crate) fn take_front(&mut self, data: &mut [u8]) -> bool {
         if self.read_at(0, data) < data.len() {
             return false;
@@ -217,7 +216,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         true
     }
 
-    /// Forgets the first `bytes` bytes.
+    /// Drops the first `bytes` bytes.
     pub(crate) fn advance(&mut self, bytes: usize) {
         let mut rest = bytes;
         while let Some(iovec) = self.iovecs.get_mut(self.first) {
@@ -232,8 +231,8 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         }
     }
 
-    /// Moves the first `bytes` bytes, or as many as there are, to the end of `to`. The caller watches how many segments
-    /// that has.
+    /// Moves the first `bytes` bytes, or as many as there are, to the end of `to`. The caller limits the number of
+    /// segments there.
     pub(crate) fn move_front(&mut self, bytes: usize, to: &mut IoVecs<'_, 'm>) {
         let mut rest = bytes;
         for iovec in &self.iovecs[self.first..] {
@@ -248,7 +247,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         self.advance(bytes);
     }
 
-    /// Takes the last byte off; `None` if there is none.
+    /// Removes the last byte; `None` if there is none.
     pub(crate) fn take_last(&mut self) -> Option<Byte<'m>> {
         while self.iovecs.len() > self.first {
             let iovec = self.iovecs.last_mut()?;
@@ -264,7 +263,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         None
     }
 
-    /// Forgets what is beyond the first `bytes` bytes.
+    /// Drops everything beyond the first `bytes` bytes.
     pub(crate) fn truncate(&mut self, bytes: usize) {
         let mut rest = bytes;
         let mut keep = self.first;
@@ -279,7 +278,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         self.iovecs.truncate(keep);
     }
 
-    /// Reads at `offset`, and returns how many bytes there were.
+    /// Reads at `offset`, and returns the number of bytes read.
     pub(crate) fn read_at(&self, offset: usize, data: &mut [u8]) -> usize {
         effort::bytes(data.len());
         let mut done = 0;
@@ -289,7 +288,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         done
     }
 
-    /// Writes at `offset`, and returns how many bytes there was room for.
+    /// Writes at `offset`, and returns the number of bytes written.
     pub(crate) fn write_at(&self, offset: usize, data: &[u8]) -> usize {
         effort::bytes(data.len());
         let mut done = 0;
@@ -300,7 +299,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         done
     }
 
-    /// Copies the `len` bytes at `offset` to `at` of `to`, and returns how many bytes there were and room for.
+    /// Copies the `len` bytes at `offset` to `at` of `to`, and returns the number of bytes copied.
     pub(crate) fn copy_at(&self, offset: usize, len: usize, to: &IoVecs<'_, '_>, at: usize) -> usize {
         effort::bytes(len);
         let (mut done, mut room) = (0, to.cursor(at));
@@ -324,14 +323,14 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         const ZEROES: [u8; 4096] = [0; 4096];
         self.for_each_at(0, bytes, |slice| {
             for start in (0..slice.len()).step_by(ZEROES.len()) {
-                // As much as the slice has room for.
+                // Writes as much as the slice has room for.
                 let _ = slice.write(&ZEROES, start);
             }
             self.note_slice(&slice);
         });
     }
 
-    /// Notes that a system call has written to the first `bytes` bytes, or as many as there are.
+    /// Marks the first `bytes` bytes, or as many as there are, as written by a system call.
     pub(crate) fn note_written(&self, bytes: usize) {
         let Some(memory) = self.memory.filter(|memory| memory.is_logged()) else { return };
         let mut rest = bytes;
@@ -345,7 +344,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         }
     }
 
-    /// Notes that a slice of a segment was written.
+    /// Marks a slice of a segment as written.
     fn note_slice(&self, slice: &VolatileSlice<'_>) {
         if let Some(memory) = self.memory {
             memory.note_written(slice.ptr_guard().as_ptr(), slice.len());
@@ -374,7 +373,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
 
     /// Writes `header` and then all segments to `fd` in one call.
     pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, header: &[u8]) -> io::Result<usize> {
-        // There is always one before the first: the reserved one, or one that was consumed.
+        // One always precedes the first: the reserved one, or a consumed one.
         let start = self.first - RESERVED;
         self.iovecs[start] = libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
         let iovecs = &self.iovecs[start..];
@@ -386,8 +385,8 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Writes all segments to the socket `fd` in one call, which does not wait and signals nothing if the other end is
-    /// gone.
+    /// Writes all segments to the socket `fd` in one call, without waiting, and without a signal if the peer has
+    /// disconnected.
     pub(crate) fn send_to_socket(&self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let iovecs = &self.iovecs[self.first..];
         // SAFETY: a message of zeros has no address, segments or control data.
@@ -400,7 +399,7 @@ impl<'s, 'm> IoVecs<'s, 'm> {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Reads from `fd` in one call into all segments, and what exceeds them into `spill`.
+    /// Reads from `fd` in one call into all segments, and the excess into `spill`.
     pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>, spill: &mut [u8]) -> io::Result<usize> {
         self.iovecs.push(libc::iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
         let iovecs = &self.iovecs[self.first..];
@@ -419,16 +418,16 @@ impl<'s, 'm> IoVecs<'s, 'm> {
 
 /// The bytes of segments, in order.
 struct Cursor<'i> {
-    /// The segments that were not begun.
+    /// The segments that have not been started.
     iovecs: std::slice::Iter<'i, libc::iovec>,
-    /// Rest of the segment that was split.
+    /// Rest of a partly consumed segment.
     rest: libc::iovec,
-    /// Bytes before those that are asked for.
+    /// Bytes to skip first.
     skip: usize,
 }
 
 impl<'i> Cursor<'i> {
-    /// The next bytes, at least one and at most `len` of them, that lie in one piece.
+    /// The next contiguous bytes, at least one and at most `len`.
     #[inline]
     fn next(&mut self, len: usize) -> Option<VolatileSlice<'i>> {
         if len == 0 {
@@ -448,26 +447,26 @@ impl<'i> Cursor<'i> {
     }
 }
 
-/// A byte of guest memory that the driver wants written.
+/// A byte of guest memory for the device to write.
 pub(crate) struct Byte<'m> {
     slice: VolatileSlice<'m>,
     memory: &'m DmaView,
 }
 
 impl Byte<'_> {
-    /// Writes it.
+    /// Writes `value` to the byte.
     pub(crate) fn write(&self, value: u8) {
-        // The slice is one byte of guest memory, and holds it.
+        // Cannot fail: the slice is one byte of guest memory.
         let _ = self.slice.write_obj(value, 0);
         self.memory.note_written(self.slice.ptr_guard().as_ptr(), 1);
     }
 }
 
-/// Divides a chain into what the driver wrote and what it wants written, in this order (`virtio 1.4 §2.7.4.2`).
+/// Divides a chain into its device-readable and device-writable parts, in this order (`virtio 1.4 §2.7.4.2`).
 ///
 /// # Errors
 ///
-/// [`BadChain`], with what could be reached nevertheless.
+/// [`BadChain`], with the parts that could be resolved.
 pub(crate) fn divide<'m>(
     memory: &'m DmaView,
     chain: Chain<'m>,
@@ -492,12 +491,12 @@ pub(crate) fn divide<'m>(
     if unfinished { Err(BadChain) } else { result }
 }
 
-/// The part of a chain that is looked at.
+/// The limits for reading a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// The most descriptors and further pieces of their buffers: a chain of more is refused.
+    /// The most descriptors and further pieces of their buffers: a longer chain is refused.
     pub pieces: usize,
-    /// The bytes after which nothing more of it is looked up.
+    /// The bytes after which no further pieces are looked up.
     pub enough: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Virtio devices as PCI functions.
 //!
-//! This crate knows guest memory, file descriptors and virtqueues. It does not know KVM, HTTP or ACPI.
+//! This crate handles guest memory, file descriptors and virtqueues. It has no KVM, HTTP or ACPI.
 
 mod backend;
 mod balloon;

@@ -1,10 +1,10 @@
-//! virtio-mem: memory that the host gives a running guest and takes back, in blocks (`virtio 1.4 §5.15`).
+//! virtio-mem: memory that the host gives to a running guest and takes back, in blocks (`virtio 1.4 §5.15`).
 //!
-//! The host says how much it wants to be plugged; the driver plugs and unplugs blocks until that is so. All of the
-//! memory is mapped in this process from the start, and sent to backends of other processes once. vCPUs and devices of
-//! this process reach what is plugged: plugging a block gives it a memory slot of KVM, and unplugging one takes that
-//! away and gives its pages back to the host. Backends that reach all of the memory by themselves may write elsewhere;
-//! such pages are given back from time to time ([`MemRegion::reclaim`]).
+//! The host requests a size; the driver plugs and unplugs blocks to reach it. All of the memory is mapped in this
+//! process from the start, and sent to backends of other processes once. vCPUs and devices of this process reach only
+//! plugged blocks: plugging a block gives it a KVM memory slot, and unplugging one removes the slot and returns its
+//! pages to the host. Backends with direct access to all of the memory may write elsewhere; such pages are freed from
+//! time to time ([`MemRegion::reclaim`]).
 
 mod blocks;
 mod counters;
@@ -47,12 +47,12 @@ pub(crate) const FIELDS: &[ConfigField] = &[
 ];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
-/// The size of the one queue.
+/// The size of the only queue.
 const QUEUE_SIZES: &[u16] = &[128];
 /// The configuration has the proximity domain of the memory (`VIRTIO_MEM_F_ACPI_PXM`).
 const F_ACPI_PXM: u32 = 0;
-/// Blocks that are not plugged must not be accessed (`VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`). A driver that lacks the
-/// feature may read them, and reads ones.
+/// Unplugged blocks must not be accessed (`VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`). A driver without the feature may read
+/// them, and reads ones.
 const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
 /// Description of a memory device.
@@ -60,7 +60,7 @@ const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 pub struct MemSpec {
     /// Id, also the name of its thread.
     pub id: String,
-    /// The NUMA node that its memory belongs to, as in ACPI's tables, if there are nodes.
+    /// The NUMA node of its memory, as in the ACPI tables, if there are nodes.
     pub node: Option<u16>,
 }
 
@@ -73,7 +73,7 @@ pub struct Mem {
 }
 
 impl Mem {
-    /// A device with the memory `region`, which lies in the guest's memory.
+    /// Creates a device with the memory `region`, which is part of guest memory.
     pub fn new(spec: MemSpec, region: Arc<MemRegion>) -> Self {
         Self { spec, region, counters: Arc::new(MemCounters::new()), losses: Losses::default() }
     }
@@ -118,7 +118,7 @@ impl VirtioDevice for Mem {
         self.region.read(self.spec.node.unwrap_or(0), offset, data);
     }
 
-    /// All of it is read-only.
+    /// All fields are read-only.
     fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn config_generation(&self) -> u8 {

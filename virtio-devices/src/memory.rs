@@ -1,7 +1,7 @@
-//! The guest's memory and its queues, as threads share them.
+//! The guest's memory and its queues, shared by threads.
 //!
-//! A device reads and writes memory through a single view, [`DmaView`]: it knows if the device's addresses are guest
-//! physical ones, and logs writes in the map's [dirty bitmap](DirtyBitmap) while that is collected.
+//! A device accesses memory through a single view, [`DmaView`]: it handles translated addresses, and logs writes in the
+//! map's [dirty bitmap](DirtyBitmap) while the dirty log is on.
 
 mod dirty;
 mod dma;
@@ -25,6 +25,6 @@ pub use map::{GuestMap, GuestRegion, Memory};
 pub use reach::Reach;
 pub use write_log::{LogBusy, WriteLog};
 
-/// A queue that its worker owns as long as it runs: the worker locks it once, when it starts, and unlocks it when it
-/// ends, so that the queue's position outlives the worker and a successor waits for its predecessor.
+/// A queue owned by its running worker: the worker locks it when it starts, and unlocks it when it ends, so that the
+/// queue's position outlives the worker and a successor waits for its predecessor.
 pub type SharedQueue = Arc<Mutex<Queue>>;

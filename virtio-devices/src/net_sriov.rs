@@ -21,10 +21,10 @@ use crate::{
     VirtioDevice,
 };
 
-/// Reason why devices cannot be made a PF and its VFs.
+/// Reason why devices cannot form a PF and its VFs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NetSriovError {
-    /// The place was made for another number of VFs, at least 1.
+    /// The placement is for another number of VFs, at least 1.
     #[error("{vfs} VFs at a place that reserves {reserved}")]
     Count {
         /// Number of VFs given.
@@ -75,7 +75,7 @@ impl<D: VirtioDevice> NetSriov<D> {
     ///
     /// # Errors
     ///
-    /// Fails if they cannot be the functions of a device, or `placement` is for another number of VFs.
+    /// Fails if they cannot form one device, or `placement` is for another number of VFs.
     pub fn new(pf: D, vfs: Vec<D>, placement: Placement, memory: &Memory) -> Result<Self, NetSriovError> {
         let first = Self::check(&pf, &vfs)?;
         let place = placement.vfs.filter(|place| usize::from(place.total_vfs) == vfs.len());
@@ -83,7 +83,7 @@ impl<D: VirtioDevice> NetSriov<D> {
             let reserved = placement.vfs.map_or(0, |place| place.total_vfs);
             return Err(NetSriovError::Count { vfs: vfs.len(), reserved });
         };
-        // All VFs look alike, whatever the backend of each.
+        // All VFs look alike, whatever their backends.
         let spacing = Spacing::of(&vfs);
         let bars = VirtioFunction::bars(first, spacing)
             .map_err(|error| NetSriovError::Vf { index: VfIndex(0), error: FunctionError::Queue(error) })?;
@@ -115,8 +115,8 @@ impl<D: VirtioDevice> NetSriov<D> {
         Ok(Some(first))
     }
 
-    /// Puts each function for whose routing ID `place` returns a [`Behind`] behind that IOMMU. Must be called before
-    /// any access.
+    /// Puts each function behind the IOMMU for which `place` returns a [`Behind`], if any. Must be called before any
+    /// access.
     pub fn set_behind(&mut self, mut place: impl FnMut(Rid) -> Option<Behind>) {
         for function in self.functions.functions_mut() {
             if let Some(behind) = place(function.rid()) {

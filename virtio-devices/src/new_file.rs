@@ -7,21 +7,21 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Directories of the system whose links name what a process has open, such as `/dev/stdout`. Only the system makes
+/// System directories whose links name a process's open descriptors, such as `/dev/stdout`. Only the system creates
 /// links there.
 const DESCRIPTORS: [&str; 3] = ["/dev", "/dev/fd", "/proc/self/fd"];
 
-/// Opens the file at `path` for writing, and for reading, too, if `read`; a regular file is created, or truncated. It
+/// Opens the file at `path` for writing, and also for reading if `read`; a regular file is created, or truncated. It
 /// does not become the controlling terminal.
 ///
-/// Each write goes to the end of the file (`O_APPEND`): a tool that copies a log and truncates it leaves no hole.
+/// Each write appends to the file (`O_APPEND`): a tool that copies a log and truncates it leaves no hole.
 ///
-/// A symbolic link at the end of `path` is not followed, because whoever may write to the directory could have this
-/// program truncate any file of its user. Those of `/dev` are.
+/// A symbolic link at the end of `path` is not followed, because a user with write access to the directory could make
+/// this program truncate any file of its user. Links in `/dev` are followed.
 ///
 /// # Errors
 ///
-/// The system's, or that `path` is a symbolic link.
+/// Fails with the system's error, or if `path` is a symbolic link.
 pub fn create_file(path: &Path, read: bool, flags: OFlags) -> io::Result<File> {
     let follows = path.parent().is_some_and(|folder| DESCRIPTORS.iter().any(|known| folder == Path::new(known)));
     let no_follow = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_created_or_truncated_and_a_link_to_one_leaves_it_alone() {
+    fn file_is_created_or_truncated_but_symlinks_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let [file, link, dangling] = ["file", "link", "dangling"].map(|name| folder.path().join(name));
         create_file(&file, false, OFlags::empty()).unwrap();

@@ -1,11 +1,11 @@
 //! virtio-pmem: a file of the host as persistent memory of the guest (`virtio 1.4 §5.19`).
 //!
-//! The guest reads and writes the file's pages as memory, without an exit. What it asks the device for is that they are
-//! on the medium: a flush.
+//! The guest accesses the file's pages as memory, without an exit. Its only requests to the device are flushes, which
+//! write the pages to the medium.
 //!
-//! The memory is a BAR of the device, and the configuration says where that is now. So it moves with the BAR, is placed
-//! as all BARs are, and is gone when the device is. Drivers need no more: they take address and size from the
-//! configuration, and do not look what else is there.
+//! The memory is a BAR of the device, and the configuration has its present address. So it moves with the BAR, is
+//! placed like all BARs, and disappears with the device. Drivers need only this: they take address and size from the
+//! configuration.
 
 mod counters;
 mod error;
@@ -38,12 +38,12 @@ pub use error::PmemError;
 use flushes::Flushes;
 pub use spec::PmemSpec;
 
-/// The device configuration (`virtio 1.4 §5.19.4`). `start` follows from the saved BAR.
+/// The device configuration (`virtio 1.4 §5.19.4`). `start` is derived from the saved BAR.
 pub(crate) const FIELDS: &[ConfigField] =
     &[ConfigField::new("start", 0, 8, Rule::Saved), ConfigField::new("size", 8, 8, Rule::Same)];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
-/// The size of the one queue.
+/// The size of the only queue.
 const QUEUE_SIZES: &[u16] = &[256];
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
@@ -63,7 +63,7 @@ impl Pmem {
     ///
     /// # Errors
     ///
-    /// Fails if it cannot be used, or has no such size. Nothing is left of a temporary file then.
+    /// Fails if the file cannot be used, or does not have the size. A temporary file is removed then.
     pub fn open(spec: PmemSpec) -> Result<Self, PmemError> {
         let path = &spec.file;
         let (file, size) = open(&spec)?;
@@ -90,7 +90,7 @@ impl Pmem {
         &self.id
     }
 
-    /// The file that its guest writes, if it does.
+    /// The file that the guest writes, if it does.
     pub fn hold(&self) -> Option<Hold> {
         self.file.as_ref().map(|file| Hold::of_memory(Arc::clone(file), self.path.clone()))
     }
@@ -101,7 +101,7 @@ impl Pmem {
     }
 }
 
-/// Opens the file, and returns how many bytes of it are to be mapped.
+/// Opens the file, and returns the number of bytes to map.
 fn open(spec: &PmemSpec) -> Result<(OwnedFd, u64), PmemError> {
     let path = spec.file.as_path();
     let fail =
@@ -114,7 +114,7 @@ fn open(spec: &PmemSpec) -> Result<(OwnedFd, u64), PmemError> {
         return temporary(path, size).map(|file| (file, size));
     }
     let access = if spec.discard_writes { OFlags::RDONLY } else { OFlags::RDWR };
-    // Nothing that has to be waited for: it would not be taken anyway.
+    // Does not block, as a FIFO would: such a file is refused anyway.
     let file =
         rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).map_err(fail("opened"))?;
     let stat = rustix::fs::fstat(&file).map_err(fail("opened"))?;
@@ -128,13 +128,13 @@ fn open(spec: &PmemSpec) -> Result<(OwnedFd, u64), PmemError> {
     }
 }
 
-/// An unnamed temporary file of `size` bytes in `folder`, which is gone when nobody has it open any more.
+/// An unnamed temporary file of `size` bytes in `folder`, deleted with its last descriptor.
 fn temporary(folder: &Path, size: u64) -> Result<OwnedFd, PmemError> {
     let fail = |action, error| PmemError::File { path: folder.into(), action, error };
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|errno| fail("used for a temporary file", errno.into()))?;
-    // The kernel would end a process that exceeds its limit.
+    // The kernel would kill a process that exceeds its limit.
     if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) {
         return Err(fail("used for a file of this size", io::ErrorKind::FileTooLarge.into()));
     }
@@ -168,7 +168,7 @@ impl VirtioDevice for Pmem {
         FIELDS
     }
 
-    /// Without a place, the memory is at address 0.
+    /// While the BAR is not placed, `start` is 0.
     fn config_read(&self, offset: u64, data: &mut [u8]) {
         self.placed_config_read(0, offset, data);
     }

@@ -1,4 +1,4 @@
-//! The worker of a device whose one queue is run chain by chain. How a chain is answered is behind [`Answerer`].
+//! The worker of a device with a single queue, run chain by chain. An [`Answerer`] handles the chains.
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
@@ -22,24 +22,24 @@ use crate::ring::{BrokenRing, Chain, Ring, Used};
 use crate::worker::{WorkerKind, own, spawn, thread_name};
 use crate::{DmaSpace, DmaView, Interrupts, SharedQueue, Start, Worker};
 
-/// Answerer of a queue's chains.
+/// Handler of a queue's chains.
 pub(crate) trait Answerer: Send + 'static {
     /// Counters of the worker.
     type Tally: QueueTally;
-    /// The most chains that are answered before a stop is looked at.
+    /// The most chains that are handled before checking for a stop.
     const BATCH: usize = 16;
 
     /// Answers a chain.
     fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Self::Tally>) -> Answered;
 
-    /// Called after each look at the queue, and also when there is none any more because its ring is invalid. Returns
-    /// after what time it has to be called again, if not after a doorbell.
+    /// Called after each check of the queue, and also after the queue was stopped for an invalid ring. Returns the time
+    /// after which to call it again, if not at a doorbell.
     fn after_look(&mut self, _tally: &mut Self::Tally) -> Option<Duration> {
         None
     }
 }
 
-/// Context in which a chain is answered.
+/// Context in which a chain is handled.
 pub(crate) struct Turn<'t, 'm, T> {
     /// The guest's memory.
     pub memory: &'m DmaView,
@@ -54,25 +54,24 @@ pub(crate) struct Turn<'t, 'm, T> {
 /// Result of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answered {
-    /// It is given back to the driver, with so many bytes written.
+    /// The chain is returned to the driver, with this number of bytes written.
     Used(u32),
-    /// It waits, with all behind it, and is tried again after this time, or at a doorbell.
+    /// The chain and all behind it wait, and are retried after this time, or at a doorbell.
     Later(Duration),
 }
 
-/// End of a look at the queue.
+/// Result of a check of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// There may be more chains.
     More,
-    /// A doorbell comes for the next chain.
+    /// A doorbell will announce the next chain.
     Doorbell,
-    /// A chain waits for so long, or for a doorbell.
+    /// A chain waits for this time, or for a doorbell.
     Later(Duration),
 }
 
-/// Starts the worker of the device `id` for the first of the queues that its driver enabled. It adds its counts to
-/// `counters`.
+/// Starts the worker of the device `id` for the first queue that its driver enabled. It adds its counts to `counters`.
 ///
 /// # Errors
 ///
@@ -103,7 +102,7 @@ pub(crate) fn start<A: Answerer>(
     Ok(vec![Worker::new([index], kick, stop, thread)])
 }
 
-/// The queue and what its worker works with.
+/// The queue, and the worker's resources.
 struct QueueWorker<A: Answerer> {
     index: u16,
     queue: SharedQueue,
@@ -118,7 +117,7 @@ struct QueueWorker<A: Answerer> {
 }
 
 impl<A: Answerer> QueueWorker<A> {
-    /// Runs the queue until told to stop. Waits for a predecessor's end first.
+    /// Runs the queue until stopped. First waits for the predecessor's end.
     fn run(mut self) {
         let queue = Arc::clone(&self.queue);
         let Some(queue) = own(&queue, &self.stop) else { return };
@@ -146,7 +145,7 @@ impl<A: Answerer> QueueWorker<A> {
         self.tally.flush(&self.counters);
     }
 
-    /// Answers up to [`Answerer::BATCH`] chains.
+    /// Handles up to [`Answerer::BATCH`] chains.
     fn look(&mut self, ring: &mut Ring<'_>, storage: &mut [Storage; 2]) -> Result<Next, BrokenRing> {
         let memory = &*self.memory.pass();
         ring.suppress_doorbells(memory)?;
@@ -173,13 +172,13 @@ impl<A: Answerer> QueueWorker<A> {
         Ok(Next::More)
     }
 
-    /// Counts an invalid ring. The driver has to reset the device.
+    /// Counts an invalid ring, and asks the driver for a reset.
     fn give_up(&mut self) {
         self.tally.count_broken_ring();
         self.interrupts.ask_for_reset();
     }
 
-    /// Waits for a doorbell, a stop, or for so long.
+    /// Waits for a doorbell, a stop, or the timeout.
     fn wait(&mut self, timeout: Option<Duration>) {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         // If this fails (a signal, no memory), the queue is checked and the wait is repeated.

@@ -2,7 +2,7 @@
 //!
 //! A bucket holds `size` tokens and refills evenly, from empty to full in `refill`. An operation takes its tokens when
 //! it begins, even if there are too few; the bucket is then in debt and must refill first. So the mean rate holds for
-//! operations of any size, and none is too large to pass.
+//! operations of any size, and any size can pass.
 
 mod saved;
 
@@ -24,7 +24,7 @@ pub struct RateLimit {
     pub refill: Duration,
 }
 
-/// The limits of a device. The default is none.
+/// The limits of a device. Unlimited by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RateLimits {
     /// Of bytes.
@@ -33,19 +33,19 @@ pub struct RateLimits {
     pub ops: Option<RateLimit>,
 }
 
-/// Allowance of a device. It has no clock: the caller passes the time.
+/// Token buckets of a device. There is no clock: the caller passes the time.
 #[derive(Debug)]
 pub struct RateLimiter {
     bandwidth: Option<Bucket>,
     ops: Option<Bucket>,
 }
 
-/// Limits that several devices share, and all of their queues. Clones are the same limits.
+/// Limits shared by several devices and all of their queues. Clones share the same limits.
 #[derive(Debug, Clone)]
 pub struct RateLimitGroup(Arc<Mutex<RateLimiter>>);
 
 impl RateLimitGroup {
-    /// Full buckets. `None` where nothing is limited.
+    /// Creates full buckets. `None` if nothing is limited.
     pub fn new(limits: RateLimits) -> Option<Self> {
         RateLimiter::new(limits, clock::now()).map(|limiter| Self(Arc::new(Mutex::new(limiter))))
     }
@@ -56,7 +56,7 @@ impl RateLimitGroup {
         (!wait.is_zero()).then_some(wait)
     }
 
-    /// True if so many operations may begin at once, without a debt.
+    /// True if `ops` operations may begin at once, without a debt.
     pub(crate) fn allows(&self, ops: u32) -> bool {
         self.0.lock().allows(ops, clock::now())
     }
@@ -66,17 +66,17 @@ impl RateLimitGroup {
         self.0.lock().ops.is_some()
     }
 
-    /// Takes what an operation costs.
+    /// Takes the tokens of an operation.
     pub(crate) fn take_op(&self) {
         self.take_ops(1);
     }
 
-    /// Takes what so many operations cost.
+    /// Takes the tokens of `ops` operations.
     pub(crate) fn take_ops(&self, ops: u32) {
         self.0.lock().take_ops(ops, clock::now());
     }
 
-    /// Takes what the transfer of `bytes` costs.
+    /// Takes the tokens of a transfer of `bytes`.
     pub(crate) fn take_bytes(&self, bytes: u64) {
         self.0.lock().take_bytes(bytes, clock::now());
     }
@@ -87,19 +87,19 @@ struct Bucket {
     limit: RateLimit,
     /// Rest of the one-time burst.
     burst: u64,
-    /// Time at which the bucket is full; the time until then is a measure of its level.
+    /// Time at which the bucket is full; represents its level.
     full_at: Instant,
 }
 
 impl RateLimiter {
-    /// Full buckets, at the time `now`. `None` where nothing is limited.
+    /// Creates full buckets, at the time `now`. `None` if nothing is limited.
     pub fn new(limits: RateLimits, now: Instant) -> Option<Self> {
         let bucket = |limit: RateLimit| Bucket { limit, burst: limit.one_time_burst, full_at: now };
         let RateLimits { bandwidth, ops } = limits;
         (bandwidth.is_some() || ops.is_some()).then(|| Self { bandwidth: bandwidth.map(bucket), ops: ops.map(bucket) })
     }
 
-    /// Full buckets that limit operations alone, at the time `now`.
+    /// Creates full buckets that limit only operations, at the time `now`.
     pub fn of_ops(limit: RateLimit, now: Instant) -> Self {
         Self { bandwidth: None, ops: Some(Bucket { limit, burst: limit.one_time_burst, full_at: now }) }
     }
@@ -110,36 +110,36 @@ impl RateLimiter {
         buckets.map(|bucket| bucket.wait(now)).max().unwrap_or_default()
     }
 
-    /// True if so many operations may begin at once, without a debt.
+    /// True if `ops` operations may begin at once, without a debt.
     pub(crate) fn allows(&self, ops: u32, now: Instant) -> bool {
         self.ops.as_ref().is_none_or(|bucket| bucket.has(ops.into(), now))
     }
 
-    /// Takes what an operation costs.
+    /// Takes the tokens of an operation.
     pub fn take_op(&mut self, now: Instant) {
         self.take_ops(1, now);
     }
 
-    /// Takes what so many operations cost.
+    /// Takes the tokens of `ops` operations.
     pub(crate) fn take_ops(&mut self, ops: u32, now: Instant) {
         self.ops.iter_mut().for_each(|bucket| bucket.take(ops.into(), now));
     }
 
-    /// Takes what the transfer of `bytes` costs.
+    /// Takes the tokens of a transfer of `bytes`.
     pub(crate) fn take_bytes(&mut self, bytes: u64, now: Instant) {
         self.bandwidth.iter_mut().for_each(|bucket| bucket.take(bytes, now));
     }
 }
 
 impl Bucket {
-    /// Time that it takes to refill `tokens`; less than a nanosecond is left out.
+    /// Time to refill `tokens`, rounded down to nanoseconds.
     fn time_of(&self, tokens: u64) -> Duration {
         let nanos =
             u128::from(tokens).saturating_mul(self.limit.refill.as_nanos()) / u128::from(self.limit.size.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// A whole token is what a waiter waits for.
+    /// Waits for a whole token.
     fn wait(&self, now: Instant) -> Duration {
         if self.burst > 0 {
             return Duration::ZERO;
@@ -148,7 +148,7 @@ impl Bucket {
         missing.saturating_add(self.time_of(1)).saturating_sub(self.limit.refill)
     }
 
-    /// True if there are so many tokens. A bucket never has more than it holds.
+    /// True if `tokens` tokens are available; never beyond the bucket's size.
     fn has(&self, tokens: u64, now: Instant) -> bool {
         let missing = self.full_at.saturating_duration_since(now);
         let needed = self.time_of(tokens.saturating_sub(self.burst));
@@ -159,7 +159,7 @@ impl Bucket {
         let of_burst = tokens.min(self.burst);
         self.burst -= of_burst;
         let full_at = self.full_at.max(now);
-        // A time beyond the clock never comes.
+        // Ignores a time beyond the clock's range.
         self.full_at = full_at.checked_add(self.time_of(tokens - of_burst)).unwrap_or(full_at);
     }
 }
@@ -182,7 +182,7 @@ mod tests {
         RateLimiter::new(RateLimits { ops: limit, bandwidth: None }, now).unwrap()
     }
 
-    /// Number of operations that are let through at `now`.
+    /// Number of operations that pass at `now`.
     fn let_through(limiter: &mut RateLimiter, now: Instant) -> u64 {
         let mut count = 0;
         while limiter.wait(now).is_zero() {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_bucket_lets_its_size_through_and_then_one_each_time_one_is_there() {
+    fn full_bucket_passes_its_size_then_one_per_refilled_token() {
         let start = Instant::now();
         let mut limiter = ops(limit(10, 0, ms(1000)), start);
         assert_eq!(let_through(&mut limiter, start), 10);
@@ -227,12 +227,12 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_larger_than_the_bucket_is_let_through_and_made_up_for() {
+    fn request_larger_than_the_bucket_passes_and_is_paid_back() {
         let start = Instant::now();
         let limits = RateLimits { bandwidth: limit(1000, 500, ms(1000)), ops: None };
         let mut limiter = RateLimiter::new(limits, start).unwrap();
         limiter.take_bytes(4500, start);
-        // 500 of the burst, 1000 of the bucket; 3000 are missing, and one has to be there.
+        // 500 of the burst, 1000 of the bucket; 3000 are missing, and one must be available.
         assert_eq!(limiter.wait(start), ms(3001));
         assert_eq!(limiter.wait(start + ms(3000)), ms(1));
         assert!(limiter.wait(start + ms(3001)).is_zero());
@@ -280,7 +280,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any operations, no more passes in a time than the bucket, its burst, the refill, and one request beyond.
+        /// For any operations, the total in any time is at most the bucket, its burst, the refill, and one request
+        /// beyond.
         #[test]
         fn the_mean_is_kept(
             size in 1_u64..100_000,
@@ -297,7 +298,7 @@ mod tests {
                 let now = start + ms(elapsed);
                 let refilled = u128::from(elapsed) * u128::from(size) / u128::from(refill);
                 if limiter.wait(now).is_zero() {
-                    // Each request before may have been charged a nanosecond too little.
+                    // Each earlier request may have been charged a nanosecond too little.
                     let slack = 2 + 200 * u128::from(size) / (u128::from(refill) * 1_000_000);
                     prop_assert!(passed < u128::from(size + burst) + refilled + slack);
                     limiter.take_bytes(bytes, now);

@@ -1,4 +1,4 @@
-//! A split virtqueue as its worker sees it (`virtio 1.4 §2.7`).
+//! A split virtqueue, as run by its worker (`virtio 1.4 §2.7`).
 //!
 //! The position is kept in the [`Queue`], which outlives the worker. This adds three things: several buffers that
 //! become visible at once, for frames in merged buffers; `VIRTQ_AVAIL_F_NO_INTERRUPT`; and no logging, so that a
@@ -27,17 +27,17 @@ const NO_INTERRUPT: u16 = 1;
 const RING_HEADER: u64 = 4;
 /// A used ring's element: the chain's head and the bytes written.
 const USED_ELEMENT: u64 = 8;
-/// The ring is invalid: its memory cannot be reached, or its available index moved by more than its size. Nothing that
-/// it says can be trusted until the driver resets the device.
+/// The ring is invalid: its memory cannot be reached, or its available index moved by more than its size. Its contents
+/// cannot be trusted until the driver resets the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BrokenRing;
 
-/// A buffer that is given back to the driver.
+/// A buffer that is returned to the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Used {
     /// The head of its chain.
     pub head: u16,
-    /// The bytes that were written to it.
+    /// The number of bytes written to it.
     pub len: u32,
 }
 
@@ -62,16 +62,16 @@ pub(crate) fn areas(size: u16) -> [u64; 3] {
     [DESCRIPTOR as u64 * size, RING_HEADER + 2 * size + 2, RING_HEADER + USED_ELEMENT * size + 2]
 }
 
-/// A queue, locked for as long as its worker runs it.
+/// A queue, locked while its worker runs it.
 pub(crate) struct Ring<'q> {
     index: u16,
     queue: MutexGuard<'q, Queue>,
-    /// The used index when the driver was last considered for an interrupt.
+    /// The used index when an interrupt was last considered.
     considered: Wrapping<u16>,
 }
 
 impl<'q> Ring<'q> {
-    /// Takes a queue that its worker owns, and checks that its rings lie in guest memory.
+    /// Opens a queue that its worker owns, and checks that its rings lie in guest memory.
     pub(crate) fn open(
         index: u16,
         mut queue: MutexGuard<'q, Queue>,
@@ -84,8 +84,8 @@ impl<'q> Ring<'q> {
         Ok(Self { index, queue, considered })
     }
 
-    /// Takes a queue again that was [checked](Self::open) before. `considered` is its used index when the driver was
-    /// last considered for an interrupt.
+    /// Reopens a queue that was [checked](Self::open) before. `considered` is its used index when an interrupt was last
+    /// considered.
     fn resume(index: u16, queue: MutexGuard<'q, Queue>, considered: Wrapping<u16>) -> Self {
         Self { index, queue, considered }
     }
@@ -95,12 +95,12 @@ impl<'q> Ring<'q> {
         self.index
     }
 
-    /// The number of its descriptors, which no chain's head exceeds.
+    /// The number of its descriptors; a valid head is smaller.
     pub(crate) fn size(&self) -> u16 {
         self.queue.size()
     }
 
-    /// True if the driver names the frame at which it wants an interrupt (`virtio 1.4 §2.7.10`).
+    /// True if the driver sets the index at which it wants an interrupt (`virtio 1.4 §2.7.10`).
     pub(crate) fn has_event_idx(&self) -> bool {
         self.queue.event_idx_enabled()
     }
@@ -113,7 +113,7 @@ impl<'q> Ring<'q> {
         let (next, size) = (self.queue.next_avail(), self.queue.size());
         match self.available(memory)? {
             0 => Ok(None),
-            // Each of its descriptors can be available once.
+            // Each descriptor can be available only once.
             available if available > size => Err(BrokenRing),
             _ => {
                 let slot = RING_HEADER + 2 * u64::from(next % size);
@@ -130,19 +130,19 @@ impl<'q> Ring<'q> {
         self.queue.set_next_avail(next);
     }
 
-    /// The index of the next chain that is taken, in the available ring's terms.
+    /// The available index of the next chain to take.
     pub(crate) fn next_index(&self) -> u16 {
         self.queue.next_avail()
     }
 
-    /// Number of chains that the driver has made available and that were not taken.
+    /// Number of available chains that have not been taken.
     pub(crate) fn available(&self, memory: &DmaView) -> Result<u16, BrokenRing> {
         let index = Self::load(memory, self.queue.avail_ring() + 2, Ordering::Acquire)?;
         Ok(index.wrapping_sub(self.queue.next_avail()))
     }
 
-    /// Gives `buffers` back to the driver, which sees all of them or none (`virtio 1.4 §2.7.8.2`). A head beyond the
-    /// ring, which can only be one that the driver wrote so, is left out: there is no way to name it in the used ring.
+    /// Returns `buffers` to the driver, which sees all of them or none (`virtio 1.4 §2.7.8.2`). A head beyond the ring,
+    /// which only the driver can have written, is left out: the used ring cannot name it.
     pub(crate) fn give_back(&mut self, memory: &DmaView, buffers: &[Used]) -> Result<(), BrokenRing> {
         let size = self.queue.size();
         let used_ring = GuestAddress(self.queue.used_ring());
@@ -162,13 +162,13 @@ impl<'q> Ring<'q> {
         self.queue.disable_notification(memory).map_err(|_| BrokenRing)
     }
 
-    /// Enables doorbells. Returns whether a chain is available already; no doorbell will come for it.
+    /// Enables doorbells. Returns true if a chain is available already; no doorbell will come for it.
     pub(crate) fn expect_doorbell(&mut self, memory: &DmaView) -> Result<bool, BrokenRing> {
         self.queue.enable_notification(memory).map_err(|_| BrokenRing)
     }
 
-    /// The same for a chain beyond those that were available when the driver's index was `index`, whether they have
-    /// been taken or not. Returns whether there is one.
+    /// The same for a chain beyond those available when the driver's index was `index`, taken or not. Returns true if
+    /// there is one.
     pub(crate) fn expect_doorbell_beyond(&mut self, index: u16, memory: &DmaView) -> Result<bool, BrokenRing> {
         let next = self.queue.next_avail();
         self.queue.set_next_avail(index);
@@ -177,21 +177,21 @@ impl<'q> Ring<'q> {
         more
     }
 
-    /// True if the driver wants an interrupt for the chains that were returned since the last call (`virtio 1.4
-    /// §2.7.7.2`, §2.7.10).
+    /// True if the driver wants an interrupt for the chains returned since the last call (`virtio 1.4 §2.7.7.2`,
+    /// §2.7.10).
     pub(crate) fn wants_interrupt(&mut self, memory: &DmaView) -> Result<bool, BrokenRing> {
         let due = self.interrupt_is_due(memory)?;
         self.considered();
         Ok(due)
     }
 
-    /// The driver has been considered for an interrupt: from now on it is about what is returned afterwards.
+    /// Notes that an interrupt was considered: the next decision is about chains returned afterwards.
     pub(crate) fn considered(&mut self) {
         self.considered = Wrapping(self.queue.next_used());
     }
 
-    /// The same as [`Self::wants_interrupt`] for a caller that may put the interrupt off: as long as the driver was not
-    /// [considered](Self::considered), it is about the same.
+    /// As [`Self::wants_interrupt`], for a caller that may defer the interrupt: until [`Self::considered`] is called,
+    /// the decision includes the same chains.
     pub(crate) fn interrupt_is_due(&self, memory: &DmaView) -> Result<bool, BrokenRing> {
         let (old, new) = (self.considered, Wrapping(self.queue.next_used()));
         if new == old {
@@ -210,7 +210,7 @@ impl<'q> Ring<'q> {
         }
     }
 
-    /// Writes an element of the used ring, which nobody reads before its index is written.
+    /// Writes an element of the used ring, which the driver does not read before the index is written.
     #[inline]
     fn write_used(memory: &DmaView, address: u64, element: [u32; 2]) -> Result<(), BrokenRing> {
         let [head, len] = element.map(u32::to_le);

@@ -30,7 +30,7 @@ use filler::Filler;
 
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
-/// The size of the one queue.
+/// The size of the only queue.
 const QUEUE_SIZES: &[u16] = &[256];
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
@@ -43,7 +43,7 @@ pub struct RngSpec {
     pub source: PathBuf,
 }
 
-/// Reason why there is no entropy device: one line, to follow the option's name.
+/// Reason why an entropy device cannot be opened: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum RngError {
     /// The source cannot be read.
@@ -57,7 +57,7 @@ pub enum RngError {
     /// The source would end.
     #[error("src={}: is not a device; give one that never ends, such as /dev/urandom", .0.display())]
     NotADevice(PathBuf),
-    /// The source has ended: a guest's requests would never complete.
+    /// The source has ended, so that a guest's requests would never complete.
     #[error("src={}: has no bytes; give a source that never ends, such as /dev/urandom", .0.display())]
     Empty(PathBuf),
 }
@@ -85,7 +85,7 @@ impl Rng {
     ///
     /// # Errors
     ///
-    /// Fails if it cannot be read, or is not a device.
+    /// Fails if the source cannot be read, or has ended.
     pub fn open(spec: RngSpec) -> Result<Self, RngError> {
         let fail = |errno: rustix::io::Errno| RngError::Open { path: spec.source.clone(), error: errno.into() };
         // An empty source must not keep the worker from ending.
@@ -95,7 +95,7 @@ impl Rng {
         if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
             return Err(RngError::NotADevice(spec.source));
         }
-        // One that has none just now may have some later.
+        // A source without data now may have some later.
         if rustix::io::read(&source, &mut [0; 1]) == Ok(0) {
             return Err(RngError::Empty(spec.source));
         }

@@ -1,7 +1,6 @@
 //! virtio-rtc with one clock, the host's UTC (`virtio 1.4`, device type 17).
 //!
-//! A driver reads the clock by requests in a queue. There are no alarms, and no readings together with a counter of
-//! the CPU.
+//! A driver reads the clock with requests in a queue. There are no alarms, and no cross-timestamps with a CPU counter.
 
 mod clock;
 mod counters;
@@ -77,7 +76,7 @@ impl VirtioDevice for Rtc {
         &[]
     }
 
-    /// There is no configuration: a driver asks by requests.
+    /// There is no configuration: a driver uses requests.
     fn config_read(&self, _offset: u64, data: &mut [u8]) {
         data.fill(0);
     }

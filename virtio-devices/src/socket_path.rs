@@ -12,8 +12,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 ///
 /// # Errors
 ///
-/// Fails with the error of the system call: `CONNREFUSED` for a socket that a program left behind, `AGAIN` for one that
-/// is busy.
+/// Fails with the error of the system call: `CONNREFUSED` for a socket that an ended program left, `AGAIN` for a busy
+/// one.
 pub(crate) fn connect(path: &Path) -> Result<UnixStream, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -24,17 +24,17 @@ pub(crate) fn connect(path: &Path) -> Result<UnixStream, Errno> {
 /// Reason why a socket cannot be listened on.
 #[derive(Debug)]
 pub(crate) enum ListenError {
-    /// Another program listens there.
+    /// Another program listens on the path.
     InUse,
-    /// There is a file of another kind.
+    /// The path exists and is not a socket.
     NotASocket,
-    /// There is a socket that this user may not connect to, so that nobody can tell whether it is in use.
+    /// The path is a socket that this user may not connect to, so that its use cannot be checked.
     Denied(io::Error),
     /// Error of a system call.
     Failed(io::Error),
 }
 
-/// Listens at `path`, without waiting for clients. A socket that a program left behind there is removed.
+/// Listens at `path`, without waiting for clients. Removes a socket that an ended program left there.
 ///
 /// # Errors
 ///
@@ -44,12 +44,12 @@ pub(crate) fn listen(path: &Path) -> Result<(UnixListener, OwnPath), ListenError
         Ok(found) if !found.file_type().is_socket() => return Err(ListenError::NotASocket),
         Ok(_) => match connect(path) {
             Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(ListenError::Failed)?,
-            // Also one that is too busy, or a socket of another type.
+            // Includes a busy socket, and one of another type.
             Ok(_) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(ListenError::InUse),
             Err(errno @ Errno::ACCESS) => return Err(ListenError::Denied(errno.into())),
             Err(errno) => return Err(ListenError::Failed(errno.into())),
         },
-        // That it cannot be looked at shows when it is bound, too.
+        // If it cannot be inspected, bind reports that, too.
         Err(_) => {}
     }
     let listener = UnixListener::bind(path).map_err(|error| match error.kind() {
@@ -70,11 +70,11 @@ pub(crate) struct OwnPath {
 }
 
 impl OwnPath {
-    /// The path of the socket that has just been bound there.
+    /// The path of the socket just bound there.
     ///
     /// # Errors
     ///
-    /// Fails if the socket is gone already.
+    /// Fails if the socket has already been removed.
     pub(crate) fn of(path: PathBuf) -> io::Result<Self> {
         Ok(Self { inode: inode(&path)?, path })
     }
@@ -83,7 +83,7 @@ impl OwnPath {
 impl Drop for OwnPath {
     fn drop(&mut self) {
         if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
-            // If it cannot be removed, the next start does.
+            // If it cannot be removed, the next start does that.
             let _ = std::fs::remove_file(&self.path);
         }
     }

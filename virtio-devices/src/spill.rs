@@ -4,10 +4,10 @@ use std::io;
 
 use vm_memory::MmapRegion;
 
-/// Zeroed memory whose pages are there once they are written to, which for most queues is never.
+/// Zeroed memory whose pages are allocated when written to, which for most queues is never.
 ///
-/// The kernel is kept from making huge pages of it. Of memory from the allocator it would: those of 255 queues lie side
-/// by side, and after an hour all of them were resident, unused.
+/// Huge pages are turned off. The kernel would build them from allocator memory: that of 255 queues is adjacent, and
+/// after an hour all of it was resident, unused.
 #[derive(Debug)]
 pub struct Spill(MmapRegion);
 
@@ -19,15 +19,15 @@ impl Spill {
     /// Fails if the host has no memory for it.
     pub fn new(len: usize) -> io::Result<Self> {
         let region = MmapRegion::new(len).map_err(io::Error::other)?;
-        // A kernel without huge pages refuses, and needs no such advice.
-        // SAFETY: the mapping is our own, and the advice changes nothing that it holds.
+        // A kernel without huge pages refuses, and needs no such advice. SAFETY: the mapping is our own, and the advice
+        // does not change its contents.
         let _ = unsafe { libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_NOHUGEPAGE) };
         Ok(Self(region))
     }
 
     /// The memory.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is private and as long as it says, and nothing else has its address.
+        // SAFETY: the mapping is private and of this size, and nothing else has its address.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), self.0.size()) }
     }
 }
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_nobody_has_written_to_is_not_resident_and_no_huge_page() {
+    fn spill_memory_is_zero_and_never_uses_huge_pages() {
         let mut spill = Spill::new(1 << 22).unwrap();
         let start = spill.bytes().as_ptr() as usize;
         spill.bytes()[5] = 1;

@@ -35,10 +35,10 @@ use crate::{
     DeviceSpecific, DoorbellPages, GuestMap, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker,
 };
 
-/// A feature of [`FakeDevice`] that is its own.
+/// A device-specific feature of [`FakeDevice`].
 pub const FAKE_FEATURE: u64 = 1 << 5;
 
-/// 1 MiB of guest memory at address 0; none if there is no memory for it.
+/// 1 MiB of guest memory at address 0; empty if it cannot be allocated.
 pub fn memory() -> Memory {
     let map = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]);
     Memory::new(map.unwrap_or_else(|_| GuestMap::new()))
@@ -47,7 +47,7 @@ pub fn memory() -> Memory {
 /// Counters of the workers of a [`FakeDevice`].
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Doorbells heard.
+    /// Number of wake-ups: a doorbell that is rung twice before its worker wakes is one kick.
     pub kicks: AtomicUsize,
     /// Number of wake-ups: a doorbell that is rung twice before its worker wakes is one kick.
     pub rings: AtomicUsize,
@@ -55,7 +55,7 @@ pub struct Counters {
     pub workers: AtomicUsize,
 }
 
-/// A device that records what is asked of it.
+/// A device that records the calls of its transport.
 #[derive(Debug)]
 pub struct FakeDevice {
     queue_sizes: Vec<u16>,
@@ -76,12 +76,12 @@ pub struct FakeDevice {
     pub config: [u8; 8],
     /// Counters of its workers.
     pub counters: Arc<Counters>,
-    /// The doorbells that its guest may have as pages.
+    /// The doorbells that its guest may map as pages.
     pub pages: Option<DoorbellPages>,
 }
 
 impl FakeDevice {
-    /// A network device to look at, that runs no thread.
+    /// A network device that runs no thread.
     pub fn new(queue_sizes: &[u16]) -> Self {
         Self {
             queue_sizes: queue_sizes.into(),
@@ -98,8 +98,8 @@ impl FakeDevice {
         }
     }
 
-    /// The same with one worker for all queues. At each kick it takes a buffer from each queue, as far as their
-    /// position tells, and signals it.
+    /// The same with one worker for all queues. At each kick it takes one buffer from each queue, by advancing the
+    /// position, and signals the queue.
     pub fn with_worker(queue_sizes: &[u16]) -> Self {
         Self { threads: true, ..Self::new(queue_sizes) }
     }
@@ -210,23 +210,23 @@ impl VirtioDevice for FakeDevice {
     }
 }
 
-/// Access path of a driver to a function's registers.
+/// A driver's access path to a function's registers.
 #[derive(Debug, Clone, Copy)]
 enum Path {
-    /// By its memory window, from this offset on.
+    /// Through its memory window, from this offset.
     Memory(u64),
-    /// By the PCI configuration access capability at this offset.
+    /// Through the PCI configuration access capability at this offset.
     Config(u64),
 }
 
-/// A structure that a virtio capability names.
+/// A structure named by a virtio capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Structure {
     /// The capability's offset in configuration space.
     pub capability: u64,
     /// The BAR.
     pub bar: u8,
-    /// The offset in it.
+    /// The offset in the BAR.
     pub offset: u32,
     /// The number of bytes.
     pub length: u32,
@@ -252,7 +252,7 @@ impl<'d, D: Device<Stopping = Infallible> + ?Sized> Driver<'d, D> {
         Self { device, rid, vf: true, path: Path::Memory(base) }
     }
 
-    /// The same driver, which has not mapped the BARs.
+    /// Makes the driver use the BARs through configuration space.
     #[must_use]
     pub fn without_memory(mut self) -> Self {
         self.path = Path::Config(self.structure(5).map_or(0, |structure| structure.capability));
@@ -394,7 +394,7 @@ impl<'d, D: Device<Stopping = Infallible> + ?Sized> Driver<'d, D> {
         features
     }
 
-    /// Enables `queue` at some place in memory, and maps it to `vector`.
+    /// Enables `queue` somewhere in memory, and maps it to `vector`.
     pub fn set_up_queue(&mut self, queue: u16, vector: u16) {
         let base = 0x1_0000 * u32::from(queue);
         let _ = self.common_write(0x16, 2, queue.into());
@@ -406,12 +406,13 @@ impl<'d, D: Device<Stopping = Infallible> + ?Sized> Driver<'d, D> {
         let _ = self.common_write(0x1c, 2, 1);
     }
 
-    /// The whole way to DRIVER_OK with all queues, each with a vector of its own after that of the configuration.
+    /// Initializes the device up to DRIVER_OK with all queues, each with its own vector after that of the
+    /// configuration.
     pub fn init(&mut self) -> u32 {
         let _ = self.set_bus_master(true);
         self.negotiate();
         let _ = self.common_write(0x10, 2, 0);
-        // A function that is gone, or whose memory is off, answers all ones.
+        // A removed function, or one whose memory is disabled, reads all ones.
         let queues = u16::try_from(self.common_read(0x12, 2)).ok().filter(|queues| *queues != u16::MAX);
         for queue in 0..queues.unwrap_or(0) {
             self.set_up_queue(queue, queue + 1);

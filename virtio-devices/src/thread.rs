@@ -1,9 +1,9 @@
-//! Threads that the host may refuse.
+//! Threads whose creation can fail.
 //!
 //! `std::thread` is not used for threads that a guest can cause to start. It maps a signal stack in each new thread,
-//! and panics there, which ends the program, if the process has no mapping left (`vm.max_map_count`). POSIX's own
-//! `pthread_create` either returns an error or a thread that lacks nothing. What is lost is std's message at a stack
-//! overflow: such a thread still meets the guard page below its stack, and the program ends by SIGSEGV.
+//! and panics there, which ends the program, if the process has no mapping left (`vm.max_map_count`). POSIX's
+//! `pthread_create` returns either an error or a complete thread. The cost is std's message at a stack overflow: such a
+//! thread still hits the guard page below its stack, and the program ends by SIGSEGV.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -25,19 +25,19 @@ pub struct NewThread {
     pub name: String,
     /// The size of its stack in bytes, at least 16 KiB.
     pub stack: usize,
-    /// Work before the thread gives up rights that it had from the thread that started it.
+    /// Work before the thread drops the privileges inherited from its parent thread.
     pub first: Option<Box<dyn FnOnce() + Send>>,
     /// Work of the thread.
     pub run: Box<dyn FnOnce() + Send>,
 }
 
-/// A thread that was started. Dropping this leaves the thread alone.
+/// A started thread. Dropping this detaches it.
 ///
-/// Or the end of work that has no thread of its own ([`Self::of_end`]).
+/// Or the end of work without a thread of its own ([`Self::of_end`]).
 pub struct Thread {
-    /// `None` once it was joined, or where there is no thread.
+    /// `None` once joined, or if there is no thread.
     id: Option<libc::pthread_t>,
-    /// Function that ends work that has no thread.
+    /// Function that ends work without a thread.
     end: Option<Box<dyn FnOnce() + Send + Sync>>,
     name: String,
     ended: Arc<Ended>,
@@ -54,17 +54,16 @@ impl fmt::Debug for Thread {
 struct Ended {
     finished: AtomicBool,
     panicked: AtomicBool,
-    /// The thread's number, from its beginning until it has done its work.
+    /// The thread's ID, from its start until its work is done.
     tid: Mutex<Option<Pid>>,
 }
 
 thread_local! {
-    /// Objects that this thread drops when it has done its work.
+    /// Objects that this thread drops after its work is done.
     static LEFT: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has the calling thread drop `value` when it has done its work. Whoever waits for no more than that
-/// ([`Thread::leave`]) does not wait for the drop.
+/// Makes the calling thread drop `value` after its work is done. [`Thread::leave`] does not wait for the drop.
 pub(crate) fn drop_after_work(value: Box<dyn Any>) {
     LEFT.with_borrow_mut(|left| left.push(value));
 }
@@ -82,18 +81,18 @@ struct Start {
 }
 
 impl NewThread {
-    /// A thread of this name that does `run`.
+    /// Creates a thread of this name that executes `run`.
     pub fn new(name: impl Into<String>, stack: usize, run: impl FnOnce() + Send + 'static) -> Self {
         Self { name: name.into(), stack, first: None, run: Box::new(run) }
     }
 
-    /// The same thread, which does `first` before it gives up rights that it had from the thread that started it.
+    /// Makes the thread execute `first` before it drops the privileges inherited from its parent thread.
     #[must_use]
     pub fn after(self, first: impl FnOnce() + Send + 'static) -> Self {
         Self { first: Some(Box::new(first)), ..self }
     }
 
-    /// Starts it from the calling thread, whose system call filters, CPUs and signal mask it has at first.
+    /// Starts the thread, which initially inherits the system call filters, CPUs and signal mask of the calling thread.
     ///
     /// # Errors
     ///
@@ -103,15 +102,15 @@ impl NewThread {
         let name = CString::new(self.name.replace('\0', ""))?;
         let start = Box::new(Start { name, first: self.first, run: self.run, ended: Arc::clone(&ended) });
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: it initialises the attributes, and is given room for them.
+        // SAFETY: the call initialises the attributes, and there is room for them.
         errno(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
         // SAFETY: the attributes were initialised above.
         let sized = errno(unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), self.stack) });
         let created = sized.and_then(|()| {
             let argument = Box::into_raw(start);
             let mut id = MaybeUninit::uninit();
-            // SAFETY: the attributes are initialised, `run` takes what `argument` is, and the argument is the thread's
-            // from now on if it starts.
+            // SAFETY: the attributes are initialised, `run` takes an argument of this type, and the thread owns the
+            // argument if it starts.
             let error =
                 unsafe { libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), run, argument.cast::<c_void>()) };
             if let Err(error) = errno(error) {
@@ -129,39 +128,39 @@ impl NewThread {
 }
 
 impl Thread {
-    /// The end of work that threads do which go on, as those of a switch do when a port is closed. `end` is called when
-    /// this is joined or dropped, and waits no longer than for what is on its way.
+    /// The end of work by threads that continue, such as a switch's when a port is closed. `end` is called when this is
+    /// joined or dropped, and waits only for data in flight.
     pub(crate) fn of_end(name: impl Into<String>, end: impl FnOnce() + Send + Sync + 'static) -> Self {
         Self { id: None, end: Some(Box::new(end)), name: name.into(), ended: Arc::default() }
     }
 
-    /// The name that it was given.
+    /// The thread's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same thread, which calls itself so from now on.
+    /// Renames this handle.
     #[must_use]
     pub fn renamed(mut self, name: String) -> Self {
         self.name = name;
         self
     }
 
-    /// True once it has done its work.
+    /// True once the work is done.
     pub fn is_finished(&self) -> bool {
         self.ended.finished.load(Ordering::Acquire)
     }
 
-    /// True if it is the end of other threads' work, which waits for next to nothing.
+    /// True if this is the end of other threads' work, which waits for next to nothing.
     pub fn is_end(&self) -> bool {
         self.end.is_some()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the thread has ended.
     ///
     /// # Errors
     ///
-    /// It panicked.
+    /// The thread panicked.
     pub fn join(mut self) -> Result<(), Panicked> {
         self.end_work();
         if let Some(id) = self.id.take() {
@@ -171,12 +170,12 @@ impl Thread {
         if self.ended.panicked.load(Ordering::Acquire) { Err(Panicked) } else { Ok(()) }
     }
 
-    /// As [`Self::join`], but of a thread that has done its work ([`Self::is_finished`]): what it drops after that is
-    /// not waited for.
+    /// As [`Self::join`], for a thread whose work is done ([`Self::is_finished`]): does not wait for drops after the
+    /// work.
     ///
     /// # Errors
     ///
-    /// It panicked.
+    /// The thread panicked.
     pub fn leave(self) -> Result<(), Panicked> {
         if self.end.is_some() || !self.is_finished() {
             return self.join();
@@ -191,12 +190,12 @@ impl Thread {
         }
     }
 
-    /// Sends it a signal, which has no effect before it has begun and after it has done its work.
+    /// Sends the thread a signal, which has no effect before it has begun and after its work is done.
     pub fn signal(&self, signal: libc::c_int) {
-        // Not by pthread_kill: musl's takes a call that might name a thread of another process. While this is locked,
-        // the thread cannot end, and no other has its number.
+        // Not pthread_kill: musl's uses a call that might name a thread of another process. While this is locked, the
+        // thread cannot end, and no other has its ID.
         if let Some(tid) = *self.ended.tid.lock() {
-            // SAFETY: the call takes numbers alone, of this process and a thread of it.
+            // SAFETY: the call takes only numbers, of this process and a thread of it.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid.as_raw_nonzero().get(), signal) };
         }
     }
@@ -214,13 +213,13 @@ impl Drop for Thread {
 
 /// The first function of a new thread.
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: the argument is the `Start` that `NewThread::start` made, and was left to this thread.
+    // SAFETY: the argument is the `Start` from `NewThread::start`, which this thread now owns.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
-    // SAFETY: the name ends in a zero byte, and the kernel copies 15 bytes before that at most.
+    // SAFETY: the name ends in a zero byte, and the kernel copies at most 15 bytes before that.
     unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
     let (first, run, ended) = (start.first, start.run, start.ended);
     *ended.tid.lock() = Some(rustix::thread::gettid());
-    // The panic has been reported by its hook, and must not leave this function.
+    // Its hook has reported the panic, which must not unwind out of this function.
     if catch_unwind(AssertUnwindSafe(|| {
         first.into_iter().for_each(|first| first());
         run();
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_a_thread_waits_for_its_work_and_not_for_what_it_drops_then() {
+    fn leaving_a_thread_waits_for_its_work_but_not_for_its_drops() {
         struct Slow(mpsc::Receiver<()>, mpsc::Sender<()>);
         impl Drop for Slow {
             fn drop(&mut self) {
@@ -277,7 +276,7 @@ mod tests {
         assert!(dropped.try_recv().is_err());
         go.send(()).unwrap();
         dropped.recv().unwrap();
-        // One that is at work, or that panicked.
+        // A thread that is working, or that panicked.
         let thread = NewThread::new("test", STACK, || panic!("as the test wants")).start().unwrap();
         assert_eq!(thread.leave(), Err(Panicked));
     }
@@ -287,7 +286,7 @@ mod tests {
         let (begun, begin) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         let work = move || {
-            // SAFETY: all zeroes is an empty set, and both sets are this function's.
+            // SAFETY: all zeroes is an empty set, and both sets are local variables.
             let signals = unsafe {
                 let mut signals: libc::sigset_t = std::mem::zeroed();
                 libc::sigaddset(&raw mut signals, libc::SIGRTMIN());
@@ -296,7 +295,7 @@ mod tests {
             };
             begun.send(()).unwrap();
             let mut signal = 0;
-            // SAFETY: both are places of this function.
+            // SAFETY: both are local variables.
             assert_eq!(unsafe { libc::sigwait(&raw const signals, &raw mut signal) }, 0);
             assert_eq!(signal, libc::SIGRTMIN());
             gone.recv().unwrap_err();
@@ -326,7 +325,7 @@ mod tests {
     fn a_thread_that_cannot_be_had_is_an_error_and_drops_its_work() {
         let work = Arc::new(());
         let kept = Arc::clone(&work);
-        // No address space is as large.
+        // No address space is that large.
         let refused = NewThread::new("test", 1 << 48, move || drop(kept)).start();
         assert!(refused.is_err());
         assert_eq!(Arc::strong_count(&work), 1);

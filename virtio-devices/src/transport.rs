@@ -1,7 +1,7 @@
 //! The virtio-pci transport: feature negotiation, device status and queue configuration.
 //!
 //! A pure state machine: its registers are its only state. It starts no thread, touches no guest memory and does no
-//! I/O, except that a vector gets an eventfd when the driver maps something to it.
+//! I/O, except that a vector gets an eventfd when the driver first maps something to it.
 
 mod register;
 mod state;
@@ -27,21 +27,20 @@ bitflags::bitflags! {
     pub struct Status: u8 {
         /// The driver has noticed the device.
         const ACKNOWLEDGE = 1;
-        /// The driver knows how to drive the device.
+        /// The driver can drive the device.
         const DRIVER = 2;
         /// The driver is ready: the queues run.
         const DRIVER_OK = 4;
-        /// The driver's choice of features is accepted.
+        /// The device has accepted the driver's features.
         const FEATURES_OK = 8;
-        /// The device has met an error that only a reset ends. Set by the device, not by the driver.
+        /// The device has met an error that only a reset clears. Set by the device, not by the driver.
         const DEVICE_NEEDS_RESET = 64;
         /// The driver has given up on the device.
         const FAILED = 128;
     }
 }
 
-/// The features that need support of the transport, which it does not have: a device may not offer them, or SR-IOV,
-/// which is the PF's.
+/// Features that devices may not offer: the transport does not support them, or they are the PF's (SR-IOV).
 const NOT_THE_DEVICES: u64 = 1 << VIRTIO_F_RING_PACKED
     | 1 << VIRTIO_F_SR_IOV
     | 1 << VIRTIO_F_NOTIFICATION_DATA
@@ -52,25 +51,25 @@ const NOT_THE_DEVICES: u64 = 1 << VIRTIO_F_RING_PACKED
 /// Effect of a write beyond the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Nothing.
+    /// No change.
     None,
-    /// Set of eventfds that can signal.
+    /// The set of eventfds that can signal.
     Vectors,
-    /// The device status: whether queues run may have changed.
+    /// The device status: queues may have to start or stop.
     Status,
     /// The driver reset the device: the transport is in its reset state already.
     Reset,
 }
 
-/// Reason why a device cannot have its queues.
+/// Reason why a device's queues are invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// The size is not one that a split virtqueue can have (`virtio 1.4 §2.7`).
+    /// The size is not possible for a split virtqueue (`virtio 1.4 §2.7`).
     #[error("queue {queue}: a size of {size} is not a power of two from 1 to 32768")]
     Size {
         /// The queue.
         queue: usize,
-        /// Size that was asked for.
+        /// The requested size.
         size: u16,
     },
     /// More queues than there are queue numbers.
@@ -127,7 +126,7 @@ impl QueueRegisters {
 #[derive(Debug)]
 pub(crate) struct Transport {
     offered: u64,
-    /// Features that a driver has to accept.
+    /// Features that a driver must accept.
     required: u64,
     /// See [`Self::requiring`].
     requirements: &'static [(u32, u32)],
@@ -138,18 +137,18 @@ pub(crate) struct Transport {
     status: Status,
     device_feature_select: u32,
     driver_feature_select: u32,
-    /// Of the four words that a driver may know of; the device has no feature above bit 63.
+    /// Four words, as drivers may select; the device has no feature above bit 63.
     driver_features: u128,
     queue_select: u16,
 }
 
 impl Transport {
-    /// In the reset state. `features` are the device's, to which VERSION_1 is added, and SR_IOV for a PF; `queue_sizes`
-    /// are the largest size of each queue, `vectors` the number of MSI-X vectors.
+    /// Creates the reset state. `features` are the device's, to which VERSION_1 is added, and SR_IOV for a PF;
+    /// `queue_sizes` are the largest size of each queue, `vectors` the number of MSI-X vectors.
     ///
     /// # Errors
     ///
-    /// Fails if a queue cannot have its size, or there are too many.
+    /// Fails if a queue size is invalid, or there are too many queues.
     pub(crate) fn new(features: u64, sr_iov: bool, queue_sizes: &[u16], vectors: u16) -> Result<Self, QueueError> {
         let count = u16::try_from(queue_sizes.len()).map_err(|_| QueueError::Count(queue_sizes.len()))?;
         if let Some((queue, &size)) = queue_sizes.iter().enumerate().find(|(_, size)| Queue::new(**size).is_err()) {
@@ -170,30 +169,30 @@ impl Transport {
         })
     }
 
-    /// A transport that refuses a feature whose prerequisite is missing. Each pair is a feature bit and the bit that it
-    /// requires (`virtio 1.4 §2.2.1`, `§2.2.2`).
+    /// Makes the transport refuse a feature whose prerequisite is missing. Each pair is a feature bit and the bit that
+    /// it requires (`virtio 1.4 §2.2.1`, `§2.2.2`).
     pub(crate) fn requiring(self, requirements: &'static [(u32, u32)]) -> Self {
         Self { requirements, ..self }
     }
 
-    /// Offers a feature without which no driver is accepted.
+    /// Offers a feature that drivers must accept.
     pub(crate) fn require(&mut self, bit: u32) {
         self.offered |= 1 << bit;
         self.required |= 1 << bit;
     }
 
-    /// Offers these features of the device from now on. What a driver has accepted stays.
+    /// Offers these features of the device from now on. Features that a driver has accepted stay.
     pub(crate) fn offer(&mut self, features: u64) {
         let own = self.required | self.offered & 1 << VIRTIO_F_SR_IOV;
         self.offered = features & !NOT_THE_DEVICES | 1 << VIRTIO_F_VERSION_1 | own;
     }
 
-    /// The features on which the driver and the device agree, if they do.
+    /// The negotiated features, if negotiation is complete.
     pub(crate) fn agreed(&self) -> Option<u64> {
         self.status.contains(Status::FEATURES_OK).then(|| self.accepted())
     }
 
-    /// Returns to the state of power-on.
+    /// Returns to the power-on state.
     pub(crate) fn reset(&mut self) {
         let Self {
             offered: _,
@@ -210,7 +209,7 @@ impl Transport {
         } = self;
         match Arc::get_mut(interrupts) {
             Some(interrupts) => interrupts.reset(),
-            // Workers that are still ending signal into the old ones, which no longer reach the driver.
+            // Workers that are still ending signal the old interrupts, which no longer reach the driver.
             None => *interrupts = Arc::new(Interrupts::new(queue_count(queues), *vectors).observed_as(interrupts)),
         }
         for queue in queues {
@@ -230,12 +229,12 @@ impl Transport {
         status
     }
 
-    /// True if the driver wants the queues to run, and neither it nor the device has given up.
+    /// True if the driver has set DRIVER_OK, and neither FAILED nor DEVICE_NEEDS_RESET is set.
     pub(crate) fn ready(&self) -> bool {
         self.status() & (Status::DRIVER_OK | Status::DEVICE_NEEDS_RESET | Status::FAILED) == Status::DRIVER_OK
     }
 
-    /// The negotiated features: none before FEATURES_OK.
+    /// The negotiated features: 0 before FEATURES_OK.
     pub(crate) fn features(&self) -> u64 {
         if self.status.contains(Status::FEATURES_OK) { self.accepted() } else { 0 }
     }
@@ -249,15 +248,15 @@ impl Transport {
         &self.interrupts
     }
 
-    /// The queues that the driver enabled, as they are at DRIVER_OK: nothing is consumed yet.
+    /// The queues that the driver enabled, in their state at DRIVER_OK: nothing is consumed yet.
     pub(crate) fn queues(&self) -> Vec<(u16, SharedQueue)> {
         let event_idx = self.features() & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
         let enabled = (0..).zip(&self.queues).filter(|(_, registers)| registers.enabled);
         enabled.filter_map(|(index, queue)| Some((index, Arc::new(Mutex::new(queue.queue(event_idx)?))))).collect()
     }
 
-    /// Reads `data.len()` bytes at `offset` of the common configuration. What is not a register, or not its natural
-    /// width, reads 0. `config_generation` is the device's.
+    /// Reads `data.len()` bytes at `offset` of the common configuration. Accesses outside of a register, or not of its
+    /// width, read 0. `config_generation` is the device's.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8], config_generation: u8) {
         data.fill(0);
         if let Some(register) = Register::decode(offset, data.len()) {
@@ -284,7 +283,7 @@ impl Transport {
             Register::QueueEnable => queue.is_some_and(|queue| queue.enabled).into(),
             Register::QueueNotifyOff => queue.map_or(0, |_| self.queue_select).into(),
             Register::QueueAddress(area, half) => queue.map_or(0, |queue| half.of(queue.address(area))),
-            // The features that these belong to are not offered.
+            // These belong to features that are not offered.
             Register::QueueNotifConfigData
             | Register::QueueReset
             | Register::AdminQueueIndex
@@ -292,8 +291,8 @@ impl Transport {
         }
     }
 
-    /// Writes `data` at `offset` of the common configuration. What is not a register, not its natural width, read-only,
-    /// or not to be written in this state, is ignored.
+    /// Writes `data` at `offset` of the common configuration. Ignores accesses outside of a register, not of its width,
+    /// to read-only registers, or not allowed in this state.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Change {
         let Some(register) = Register::decode(offset, data.len()) else { return Change::None };
         match *data {
@@ -312,7 +311,7 @@ impl Transport {
             self.reset();
             return Change::Reset;
         }
-        // The driver adds bits and never takes one back (`virtio 1.4 §2.1.1`).
+        // The driver may only add bits (`virtio 1.4 §2.1.1`).
         let mut status = self.status | (Status::from_bits_truncate(value) - Status::DEVICE_NEEDS_RESET);
         if !self.status.contains(Status::FEATURES_OK) && !self.acceptable() {
             status -= Status::FEATURES_OK;
@@ -325,8 +324,8 @@ impl Transport {
         if changed { Change::Status } else { Change::None }
     }
 
-    /// True if the driver chose only features that are offered, with those that they need, and no legacy interface
-    /// (`virtio 1.4 §6.1`, `§6.2`).
+    /// True if the driver chose only offered features, with their prerequisites, and not the legacy interface (`virtio
+    /// 1.4 §6.1`, `§6.2`).
     fn acceptable(&self) -> bool {
         let chosen = self.accepted();
         let complete = chosen & self.required == self.required;
@@ -376,7 +375,7 @@ impl Transport {
             }
             Register::QueueEnable if value == 1 => {
                 if let Some(queue) = self.configurable_queue() {
-                    // A queue that cannot be is not enabled, as the driver can read back.
+                    // An invalid queue is not enabled, as the driver can read back.
                     queue.enabled = queue.queue(false).is_some();
                 }
             }
@@ -385,8 +384,8 @@ impl Transport {
         Change::None
     }
 
-    /// The selected queue, as long as the driver may configure it: before it enables it, and before DRIVER_OK
-    /// (`virtio 1.4 §3.1.1`, `§4.1.4.3.2`).
+    /// The selected queue, if the driver may configure it: before enabling it, and before DRIVER_OK (`virtio 1.4
+    /// §3.1.1`, `§4.1.4.3.2`).
     fn configurable_queue(&mut self) -> Option<&mut QueueRegisters> {
         if self.status.contains(Status::DRIVER_OK) {
             return None;
@@ -395,12 +394,12 @@ impl Transport {
     }
 }
 
-/// `queues.len()`, which the constructor has checked.
+/// The number of queues; the constructor has checked that it fits.
 fn queue_count(queues: &[QueueRegisters]) -> u16 {
     u16::try_from(queues.len()).unwrap_or(u16::MAX)
 }
 
-/// The position of feature word `select`; `None` for a word that no driver knows of.
+/// The position of feature word `select`; `None` for an undefined word.
 fn shift(select: u32) -> Option<u32> {
     (select < 4).then(|| select * 32)
 }

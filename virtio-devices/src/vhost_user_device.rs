@@ -1,8 +1,8 @@
-//! Devices that another process runs over vhost-user and that are no NICs: shared file systems (`virtio 1.4 §5.11`),
-//! disks (`virtio 1.4 §5.2`), and devices of which this program knows the type only.
+//! Devices other than NICs that another process runs over vhost-user: shared file systems (`virtio 1.4 §5.11`), disks
+//! (`virtio 1.4 §5.2`), and devices of which this program knows only the type.
 //!
-//! The process runs all queues. One worker of this process starts, stops and recovers it, and carries the driver's
-//! writes to the device configuration to it.
+//! The process runs all queues. One worker of this process starts, stops and recovers it, and forwards the driver's
+//! configuration writes to it.
 
 mod config;
 mod kind;
@@ -40,8 +40,8 @@ pub struct VhostUserDeviceSpec {
     pub id: String,
     /// Type of the device.
     pub kind: VhostUserKind,
-    /// The size of each of its queues, a power of two up to 32,768. A file system has one for requests of high priority
-    /// before the others.
+    /// The size of each of its queues, a power of two up to 32,768. A file system has a high-priority queue before the
+    /// others.
     pub queue_sizes: Vec<u16>,
     /// The socket that the process listens on.
     pub socket: PathBuf,
@@ -51,7 +51,7 @@ pub struct VhostUserDeviceSpec {
 /// guest.
 pub struct VhostUserDevice {
     spec: VhostUserDeviceSpec,
-    /// The socket's path, as users read it.
+    /// The socket's path, for log and error messages.
     name: String,
     features: u64,
     /// True if the process can log its writes to guest memory.
@@ -61,7 +61,7 @@ pub struct VhostUserDevice {
     backend: SharedRunner,
     config: Arc<DeviceConfig>,
     health: Arc<Health>,
-    /// Changes of the guest's memory that wait for the worker.
+    /// Guest memory changes that wait for the worker.
     mailbox: Arc<MemoryMailbox>,
     progress: Arc<Progress>,
     /// Eventfd that wakes the worker while the driver is up.
@@ -69,8 +69,7 @@ pub struct VhostUserDevice {
 }
 
 impl VhostUserDevice {
-    /// Connects to the process, learns its abilities, and makes it map the guest's memory. `cancel` ends the wait for
-    /// it.
+    /// Connects to the process, reads its features, and makes it map the guest's memory. `cancel` ends the wait for it.
     ///
     /// # Errors
     ///
@@ -115,7 +114,7 @@ impl VhostUserDevice {
         &self.name
     }
 
-    /// Notifies `observer` when its backend is lost, and when it is back.
+    /// Notifies `observer` when its backend is lost, and when it has recovered.
     pub fn observe_backend(&self, observer: BackendObserver) {
         self.health.observe(observer);
     }
@@ -138,8 +137,7 @@ impl VirtioDevice for VhostUserDevice {
         &self.spec.queue_sizes
     }
 
-    /// A driver of a disk that can be written relies on that. One that cannot be is a feature that the driver has
-    /// accepted.
+    /// A driver of a writable disk relies on being able to write. Read-only is a feature that the driver has accepted.
     fn promises(&self) -> Vec<(&'static str, String)> {
         let read_only = if has(self.features, VIRTIO_BLK_F_RO) { "on" } else { "off" };
         if self.spec.kind == VhostUserKind::Disk { vec![("readonly", read_only.to_string())] } else { Vec::new() }
@@ -162,8 +160,8 @@ impl VirtioDevice for VhostUserDevice {
         }
     }
 
-    /// Before its driver is up, a thread of its own carries a write to the backend, and the access waits for it: the
-    /// driver may read an answer next, as that of an input device does.
+    /// Before its driver is up, a separate thread forwards a write to the backend, and the access waits for it: the
+    /// driver may read a reply next, as an input device's does.
     fn config_written(&mut self) -> Vec<Thread> {
         if self.wake.is_some() || !self.config.has_written() {
             return Vec::new();
@@ -216,12 +214,12 @@ impl VirtioDevice for VhostUserDevice {
         config.reset();
     }
 
-    /// Choice of a disk's driver, which a replaced backend has to be given.
+    /// Saves the disk driver's `writeback`, which a new backend must be given.
     fn save(&self) -> DeviceSpecific {
         self.config.writeback().map_or(DeviceSpecific::PowerOn, |writeback| DeviceSpecific::Config(vec![writeback]))
     }
 
-    /// Of a device that ran: the backend may have taken something from the driver's queues.
+    /// After the queues ran, the backend may have consumed something from them.
     fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
         match state {
             DeviceSpecific::PowerOn => {}

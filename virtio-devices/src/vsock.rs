@@ -1,8 +1,8 @@
-//! virtio-vsock, whose connections lead to Unix sockets of the host (`virtio 1.4 §5.10`).
+//! virtio-vsock, whose connections end at Unix sockets of the host (`virtio 1.4 §5.10`).
 //!
 //! A client of the host connects to the device's socket, sends `CONNECT <port>` and a newline, and reads `OK <port>`
-//! once a program in the guest has accepted; the port in the answer is the host's. A connection that a program in the
-//! guest opens to port P of the host (context ID 2) leads to whoever listens at `<socket>_P`. Only stream sockets.
+//! once a program in the guest has accepted; the port in the reply is the host's. A connection that a program in the
+//! guest opens to port P of the host (context ID 2) goes to the listener of `<socket>_P`. Only stream sockets.
 //!
 //! A single thread serves all queues and connections. Connections outlive a pause, and end with a reset of the device.
 //! They are not saved: a restored driver gets an event that they are closed.
@@ -48,8 +48,8 @@ use host::HostSocket;
 use muxer::Muxer;
 use worker::{EVENTS, QueueWorker, RECEIVE, TRANSMIT};
 
-/// The device configuration (`virtio 1.4 §5.10.4`). The driver reads it again when it is told that all connections are
-/// gone (`virtio 1.4 §5.10.6.7`).
+/// The device configuration (`virtio 1.4 §5.10.4`). The driver reads it again on the transport reset event (`virtio 1.4
+/// §5.10.6.7`).
 pub(crate) const FIELDS: &[ConfigField] = &[ConfigField::new("guest_cid", 0, 8, Rule::Announced)];
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
@@ -65,8 +65,8 @@ pub struct VsockSpec {
     pub id: String,
     /// The guest's context ID, from 3 to 0xffff_fffe.
     pub cid: u32,
-    /// The Unix socket that clients of the host connect to, and the beginning of those that the guest's connections
-    /// lead to.
+    /// The Unix socket that clients of the host connect to; its path is the prefix of those for the guest's
+    /// connections.
     pub socket: PathBuf,
 }
 
@@ -76,7 +76,7 @@ pub struct Vsock {
     host: Arc<HostSocket>,
     /// The connections since the last reset.
     muxer: Option<Arc<Mutex<Muxer>>>,
-    /// The driver knows connections that are gone, and is to be told.
+    /// True if the driver must be notified that its connections are closed.
     owes_reset: Arc<AtomicBool>,
     counters: Arc<VsockCounters>,
     losses: Losses,
@@ -87,7 +87,7 @@ impl Vsock {
     ///
     /// # Errors
     ///
-    /// Fails if another program listens there, or the path cannot be used.
+    /// Fails if another program listens on the path, or it cannot be used.
     pub fn open(spec: VsockSpec) -> Result<Self, VsockError> {
         let host = Arc::new(HostSocket::listen(&spec.socket)?);
         Ok(Self {
@@ -110,13 +110,12 @@ impl Vsock {
         Arc::clone(&self.counters)
     }
 
-    /// The connections, none after a reset.
+    /// The connections; creates an empty set after a reset.
     fn muxer(&mut self) -> io::Result<Arc<Mutex<Muxer>>> {
         if let Some(muxer) = &self.muxer {
             return Ok(Arc::clone(muxer));
         }
-        // A driver that is restored remembers ports until it reads that all connections are gone: new ones begin
-        // somewhere else.
+        // A restored driver remembers ports until it reads the transport reset event, so new ones start elsewhere.
         let mut port = [0; 4];
         if self.owes_reset.load(Ordering::Acquire) {
             rustix::rand::getrandom(&mut port, rustix::rand::GetRandomFlags::NONBLOCK)?;
@@ -145,7 +144,7 @@ impl VirtioDevice for Vsock {
         QUEUE_SIZES
     }
 
-    /// Drivers read their context ID again when they hear that connections are gone.
+    /// Drivers read their context ID again on the transport reset event.
     fn config_changed(&mut self) {
         self.owes_reset.store(true, Ordering::Release);
     }
@@ -192,15 +191,15 @@ impl VirtioDevice for Vsock {
         Ok(vec![Worker::new(indices, kick, stop, thread)])
     }
 
-    /// The connections end when the worker, which has been told to stop, no longer uses them.
+    /// The connections end when the stopping worker releases them.
     fn reset(&mut self) {
         log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
         self.muxer = None;
-        // A worker that still runs keeps the old one.
+        // A worker that still runs keeps the old flag.
         self.owes_reset = Arc::default();
     }
 
-    /// Connections are with this process, and cannot go with the guest.
+    /// Connections belong to this process, and cannot move with the guest.
     fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
         if *state != DeviceSpecific::PowerOn {
             return Err(StateError::Shape("kinds of device"));

@@ -1,8 +1,8 @@
-//! A watchdog that a driver pings, and that has the machine reset when no ping comes any more.
+//! A watchdog that a driver pings, and that resets the machine when the pings end.
 //!
-//! The standard reserves the device type and does not describe the device (`virtio 1.4 §5`). It is as Cloud Hypervisor
-//! has it: a driver pings by making a buffer available, the device writes a 1 into it and gives it back. The first ping
-//! starts the clock; from then on the device looks every 15 s whether the last ping is more than 20 s old.
+//! The standard reserves the device type and does not describe the device (`virtio 1.4 §5`). The interface is Cloud
+//! Hypervisor's: a driver pings by making a buffer available, the device writes a 1 into it and returns it. The first
+//! ping starts the clock; from then on the device checks every 15 s if the last ping is more than 20 s old.
 
 mod clock;
 mod counters;
@@ -31,10 +31,10 @@ use pings::Pings;
 
 /// Unassigned class.
 const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
-/// The size of the one queue.
+/// The size of the only queue.
 const QUEUE_SIZES: &[u16] = &[8];
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
-/// The saved state of a watchdog whose clock runs.
+/// The saved state of a watchdog with a running clock.
 const RUNS: [u8; 1] = [1];
 
 /// A virtio watchdog.
@@ -42,15 +42,15 @@ pub struct Watchdog {
     id: String,
     times: Times,
     expiry: Arc<Expiry>,
-    /// True while its clock runs. Workers that were asked to stop before a reset have an older flag.
+    /// True while its clock runs. Workers that were stopped before a reset have an older flag.
     runs: Arc<AtomicBool>,
     counters: Arc<WatchdogCounters>,
     losses: Losses,
 }
 
 impl Watchdog {
-    /// A watchdog whose clock does not run. It calls `expiry` when pings have begun and ended, and then waits for a
-    /// first ping again. Its thread is named after `id`.
+    /// Creates a watchdog whose clock is stopped. It calls `expiry` when pings have begun and ended, and then waits for
+    /// a first ping again. Its thread is named after `id`.
     pub fn new(id: &str, expiry: Arc<Expiry>) -> Self {
         Self::with_times(id, expiry, Times::default())
     }
@@ -102,8 +102,8 @@ impl VirtioDevice for Watchdog {
         0
     }
 
-    /// A clock that ran goes on from its beginning: the time for which the queue was stopped, as while the VM was
-    /// paused, does not count.
+    /// A running clock restarts from 0: the time for which the queue was stopped, as during a pause of the VM, does not
+    /// count.
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let pings = Pings::new(self.times, Arc::clone(&self.expiry), Arc::clone(&self.runs));
         queue_worker::start(pings, WorkerKind::Watchdog, &self.id, start, &self.counters)
@@ -121,7 +121,7 @@ impl VirtioDevice for Watchdog {
     fn restore(&mut self, state: &DeviceSpecific, started: Option<u64>) -> Result<(), StateError> {
         match state {
             DeviceSpecific::PowerOn => Ok(()),
-            // Nobody can have pinged a watchdog whose queue never ran.
+            // A watchdog whose queue never ran cannot have been pinged.
             DeviceSpecific::Config(config) if started.is_some() && *config == RUNS => {
                 self.runs.store(true, Ordering::Release);
                 Ok(())

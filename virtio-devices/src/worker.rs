@@ -1,4 +1,4 @@
-//! Worker threads: their kinds and names, and how a device starts them.
+//! Worker threads: their kinds and names, and their start.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,17 +12,17 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::Worker;
 use crate::thread::{NewThread, Thread};
 
-/// The length that Linux gives a thread's name.
+/// The maximum length of a thread's name on Linux.
 const THREAD_NAME: usize = 15;
-/// A worker's stack in bytes. Nothing in it recurses or keeps frames there.
+/// A worker's stack in bytes. Workers do not recurse or keep frames on it.
 pub const WORKER_STACK: usize = 128 * 1024;
 
 /// Time that a worker waits for its predecessor before it checks whether to end itself.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Locks what a worker owns while it runs, which waits until its predecessor has ended. `None` once the worker is told
-/// to stop, because a successor may have locked it first, and a vCPU that waits for this worker must not wait for that
-/// one.
+/// Locks an object that a worker owns while it runs; waits until its predecessor has ended. `None` once the worker must
+/// stop, because a successor may have locked it first, and a vCPU that waits for this worker must not wait for the
+/// successor.
 pub(crate) fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<MutexGuard<'o, T>> {
     while !stop.load(Ordering::Acquire) {
         if let Some(guard) = owned.try_lock_for(PATIENCE) {
@@ -32,14 +32,14 @@ pub(crate) fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<Mutex
     None
 }
 
-/// The work that a thread of a device does, which decides what it may ask of the host.
+/// The work of a device's thread, which determines its system call filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WorkerKind {
     /// Moves the frames of a NIC between its queues and a tap.
     Net,
-    /// Opens a new tap in the place of one that was deleted under such a worker.
+    /// Opens a new tap after one was deleted under such a worker.
     TapFinder,
-    /// Starts, stops and listens to vhost-net, which runs a NIC's queues, and serves the control queue.
+    /// Starts, stops and monitors vhost-net, which runs a NIC's queues, and serves the control queue.
     VhostNet,
     /// The same for a vDPA device.
     Vdpa,
@@ -47,13 +47,13 @@ pub enum WorkerKind {
     Absent,
     /// Moves frames between the ports of a switch, and between them and its uplink.
     Switch,
-    /// Carries out the requests of a disk's queue.
+    /// Executes the requests of a disk's queue.
     Block,
-    /// Carries a virtio console's bytes.
+    /// Transfers a virtio console's bytes.
     Console,
     /// Fills buffers with entropy.
     Rng,
-    /// Gives pages of the guest's memory back to the host.
+    /// Returns pages of the guest's memory to the host.
     Balloon,
     /// Plugs and unplugs a memory device's blocks.
     Mem,
@@ -63,13 +63,13 @@ pub enum WorkerKind {
     Vsock,
     /// Keeps the watchdog's clock.
     Watchdog,
-    /// Answers requests for the time.
+    /// Handles requests for the time.
     Rtc,
-    /// Starts, stops and listens to a vhost-user backend of a device, and serves a NIC's control queue.
+    /// Starts, stops and monitors a vhost-user backend of a device, and serves a NIC's control queue.
     VhostUser,
-    /// Carries a write to such a device's configuration to its backend, and ends.
+    /// Forwards a write to such a device's configuration to its backend, and ends.
     VhostUserConfig,
-    /// Tells an IOMMU's driver of accesses that failed.
+    /// Reports failed accesses to an IOMMU's driver.
     Iommu,
 }
 
@@ -100,23 +100,22 @@ impl WorkerKind {
 /// Starts a worker.
 pub type StartWorker = fn(WorkerKind, NewThread) -> io::Result<Thread>;
 
-/// Function that starts workers, once the VMM has set it. The process has a single one, as it has a single set of
-/// system call filters.
+/// Function that starts workers, once the VMM has set it. There is one for the process, as with system call filters.
 static STARTER: OnceLock<StartWorker> = OnceLock::new();
 
-/// Has `start` start all workers of this process from now on. Without it, the thread that needs a worker starts it,
-/// which then has that thread's system call filters. The first call stands.
+/// Makes `start` start all workers of this process from now on. Without it, the thread that needs a worker starts it,
+/// which then inherits that thread's system call filters. Only the first call has an effect.
 pub fn start_workers_with(start: StartWorker) {
     let _ = STARTER.set(start);
 }
 
-/// Starts a thread of a worker's size.
+/// Starts a thread with a worker's stack size.
 pub(crate) fn spawn(kind: WorkerKind, name: String, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     start(kind, worker(name, run))
 }
 
-/// The same, of a thread that does `first` before it gives up the rights that its kind does not need, and before the
-/// caller goes on.
+/// The same, for a thread that executes `first` before it drops the privileges that its kind does not need, and before
+/// this returns.
 pub(crate) fn spawn_after(
     first: impl FnOnce() + Send + 'static,
     kind: WorkerKind,
@@ -141,18 +140,18 @@ fn start(kind: WorkerKind, thread: NewThread) -> io::Result<Thread> {
     }
 }
 
-/// Lets the calling thread run on the CPUs that the process's first thread runs on. The thread that started it may be
-/// bound to others: a vCPU's own, or those that the process had when it began.
+/// Lets the calling thread run on the CPUs of the process's first thread. The thread that started it may be bound to
+/// others: a vCPU's own, or those that the process had at its start.
 fn run_where_the_process_does() {
     if let (Ok(own), Ok(process)) = (sched_getaffinity(None), sched_getaffinity(Some(getpid())))
         && own != process
     {
-        // If it is refused, the worker runs on the vCPU's CPU.
+        // If this is refused, the worker runs on the vCPU's CPU.
         let _ = sched_setaffinity(None, &process);
     }
 }
 
-/// A set of CPUs of the host. There are none from 1,024 on.
+/// A set of host CPUs. Ignores numbers from 1,024 on.
 pub(crate) fn cpu_set(cpus: &[u32]) -> CpuSet {
     let mut set = CpuSet::new();
     let known = cpus.iter().filter_map(|cpu| usize::try_from(*cpu).ok()).filter(|cpu| *cpu < CpuSet::MAX_CPU);
@@ -160,9 +159,9 @@ pub(crate) fn cpu_set(cpus: &[u32]) -> CpuSet {
     set
 }
 
-/// True if the host and this process's limits have one of these CPUs.
+/// True if the host has one of these CPUs, and the process may use it.
 pub(crate) fn can_run_on(cpus: &CpuSet) -> bool {
-    // The kernel says by trying, and a thread that ends leaves nothing behind.
+    // Only an attempt shows this, so a short-lived thread makes one.
     let (cpus, can) = (*cpus, Arc::new(AtomicBool::new(false)));
     let found = Arc::clone(&can);
     let run = move || found.store(sched_setaffinity(None, &cpus).is_ok(), Ordering::Release);
@@ -172,7 +171,7 @@ pub(crate) fn can_run_on(cpus: &CpuSet) -> bool {
 
 /// Binds the calling thread to these CPUs.
 pub(crate) fn run_on(cpus: &CpuSet) {
-    // It was possible when the device was opened. If those CPUs have gone since, it runs on any.
+    // It was possible when the device was opened. If those CPUs have gone offline since, the worker runs on any.
     let _ = sched_setaffinity(None, cpus);
 }
 
@@ -215,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_is_told_to_stop_does_not_wait_for_a_successor_that_was_faster() {
+    fn stopped_worker_does_not_wait_for_a_faster_successor() {
         let (queue, stop) = (Mutex::new(()), AtomicBool::new(false));
         thread::scope(|scope| {
             let successor = queue.lock();

@@ -1,4 +1,4 @@
-//! Overwriting guest memory with zeros, where its pages have to stay.
+//! Overwriting guest memory with zeros, where its pages must be kept.
 
 use std::io;
 use std::ops::Range;
@@ -7,17 +7,17 @@ use crate::GuestRegion;
 use rustix::fs::SeekFrom;
 use vm_memory::{Bytes, GuestMemoryRegion, MemoryRegionAddress};
 
-/// Overwrites the pages of `region` at the offsets `range`, in bytes. Those that a shared region does not have are zero
-/// already, and stay away: writing to them would allocate them.
+/// Zeroes the pages of `region` at the offsets `range`, in bytes. Skips pages that a shared region does not have: they
+/// read as zero, and writing to them would allocate them.
 ///
 /// # Errors
 ///
-/// The host cannot say which pages there are, or `range` is not in the region.
+/// Fails if the host cannot report the existing pages, or `range` is not in the region.
 pub fn fill_with_zeros(region: &GuestRegion, range: &Range<u64>) -> io::Result<()> {
     fill(region, range, next_data)
 }
 
-/// The same for the pages only that the file behind `region` has, whether the region is shared or a private copy.
+/// The same only for the pages that the file behind `region` has, whether the region is shared or a private copy.
 pub(crate) fn zero_what_the_file_has(region: &GuestRegion, range: &Range<u64>) -> io::Result<()> {
     fill(region, range, next_in_file)
 }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_in_the_range_are_zero_afterwards_and_those_that_were_never_used_stay_away() {
+    fn zeroed_range_reads_zero_and_unused_pages_stay_unallocated() {
         let memory = memory();
         let used = [0, 5, 6, 100, 200, 255];
         for page in used {

@@ -1,4 +1,4 @@
-//! The bodies of requests that describe no device.
+//! The bodies of requests that do not describe a device.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub struct RemoveDevice {
     pub id: String,
 }
 
-/// The body of `vm.resize`. What is left out stays as it is.
+/// The body of `vm.resize`. Omitted fields stay unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resize {
@@ -30,7 +30,7 @@ pub struct Resize {
     /// The amount of memory, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_ram: Option<u64>,
-    /// The memory that the guest should return, in bytes.
+    /// The size of the balloon, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_balloon: Option<u64>,
 }
@@ -41,7 +41,7 @@ pub struct Resize {
 pub struct ResizeZone {
     /// The zone's name.
     pub id: String,
-    /// The amount of memory that it is to have, in bytes.
+    /// The requested amount of memory, in bytes.
     pub desired_ram: u64,
 }
 
@@ -59,17 +59,17 @@ pub struct ResizeDisk {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotConfig {
-    /// The folder of the snapshot, which exists, such as `file:///var/lib/vm/snapshot`.
+    /// The folder of the snapshot, which must exist, such as `file:///var/lib/vm/snapshot`.
     pub destination_url: String,
 }
 
-/// The body of `vm.set-vf`. What is left out stays as it is.
+/// The body of `vm.set-vf`. Omitted fields stay unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetVf {
     /// The PF's id.
     pub pf: String,
-    /// The VF's index, from 0. Only a backend can be given to the PF itself, or to a NIC: without an index.
+    /// The VF's index, from 0. Without an index, only a backend can be given, to the PF itself or to a NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u16>,
     /// The VF's link.
@@ -91,31 +91,31 @@ pub struct SetVf {
     /// The VLANs that the guest may use; an empty list for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trunk: Option<Vlans>,
-    /// True if packets with source addresses other than its own are dropped.
+    /// True to drop packets with source addresses other than its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spoofchk: Option<bool>,
-    /// True if the guest may change addresses and receive everything.
+    /// True to let the guest change addresses and receive everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<bool>,
-    /// The limit of what it sends, in Mbit/s; 0 for none.
+    /// The transmit limit, in Mbit/s; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tx_rate: Option<u32>,
-    /// On a switch, what of the uplink's rate it always has, in Mbit/s.
+    /// The guaranteed share of the switch's uplink rate, in Mbit/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_tx_rate: Option<u32>,
-    /// The broadcast and multicast packets that it may send in a second; 0 for any number.
+    /// The limit of broadcast and multicast packets that it sends per second; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
-    /// On a switch, whether only the uplink and the PF are reached.
+    /// On a switch, true to let it reach only the uplink and the PF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isolated: Option<bool>,
-    /// On a switch, the function that gets a copy of what the VF sends.
+    /// On a switch, the function that gets a copy of the packets that the VF sends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
-    /// On a switch, the share of the workers' time and of the uplink's rate where functions compete, 1 to 100.
+    /// On a switch, the weight of its share of the workers' time and of the uplink's rate under contention, 1 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
-    /// The limits of what it receives and sends.
+    /// The limits of its received and sent packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
     /// A tap of the host, for a function whose backend is missing.
@@ -133,7 +133,7 @@ pub struct SetVf {
 }
 
 impl SetVf {
-    /// The backend that it gives, if it gives one; `fds` are the descriptors that came with it.
+    /// The backend given, if any; `fds` are the descriptors passed with the request.
     pub fn backend(&self, fds: &[RawFd]) -> Option<RestoredBackend> {
         let Self { pf, index, tap, num_fds, vhost_socket, vdpa, .. } = self;
         let backend = RestoredBackend {
@@ -164,8 +164,8 @@ impl SetVf {
         *self != only
     }
 
-    /// Changes the configuration of the VF, but for its link, which is not kept, and its backend. Returns whether that
-    /// may be a change.
+    /// Applies everything except the link, which is not persisted, and the backend. Returns true if the policy may have
+    /// changed.
     pub fn apply(&self, vf: &mut VfConfig) -> bool {
         let Self {
             pf: _,
@@ -223,6 +223,6 @@ fn set<T: Clone>(setting: &mut Option<T>, new: &Option<T>) -> bool {
 pub enum Link {
     /// Frames pass.
     Up,
-    /// The guest sees no carrier, and no frame passes.
+    /// Down: the guest sees no carrier, and no frame passes.
     Down,
 }

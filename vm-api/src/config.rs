@@ -117,9 +117,9 @@ pub struct VmConfig {
     /// The devices of the host.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceConfig>,
-    /// True if there is a watchdog, which resets a guest that stops pinging it.
+    /// True if the VM has a watchdog, which resets a guest that stops pinging it.
     pub watchdog: bool,
-    /// True if there is a pvpanic device, which reports a panic of the guest.
+    /// True if the VM has a pvpanic device, which reports a panic of the guest.
     pub pvpanic: bool,
     /// The clock: `--rtc`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -133,13 +133,12 @@ pub struct VmConfig {
     pub console: ConsoleConfig,
     /// The debug console: `--debug-console`.
     pub debug_console: DebugConsoleConfig,
-    /// True if the VM has a virtual IOMMU. It also has one if its platform or a device asks for it, and this is true
-    /// then.
+    /// True if the VM has a virtual IOMMU: also set if its platform or a device requires one.
     pub iommu: bool,
     /// The machine as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<PlatformConfig>,
-    /// The shares of PCI segments; a segment that is left out has those of a default [`PciSegmentConfig`].
+    /// The shares of PCI segments; omitted segments have those of a default [`PciSegmentConfig`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pci_segments: Vec<PciSegmentConfig>,
     /// The NUMA nodes.
@@ -147,7 +146,7 @@ pub struct VmConfig {
     pub numa: Vec<NumaConfig>,
     /// True if Landlock confines this program to the files that this configuration names: `--landlock`.
     pub landlock_enable: bool,
-    /// Further files that it may use then: `--landlock-rules`.
+    /// Further files that it may use if confined: `--landlock-rules`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub landlock_rules: Vec<LandlockConfig>,
 }
@@ -187,7 +186,7 @@ impl Default for VmConfig {
 }
 
 impl VmConfig {
-    /// The ids of all devices whose ids are numbered, chosen where none is given.
+    /// The ids of all devices with numbered ids, chosen if not given.
     pub fn ids(&self) -> Ids {
         Ids::choose([
             self.disks.iter().map(|disk| disk.id.as_deref()).collect(),
@@ -201,8 +200,8 @@ impl VmConfig {
         ])
     }
 
-    /// The places of all devices, kind by kind, in the order in which they are given slots: that of Cloud Hypervisor,
-    /// so that images find their NICs where they expect them.
+    /// The ids and slots of all devices, kind by kind, in the order in which slots are assigned: that of Cloud
+    /// Hypervisor, so that images find their NICs at the expected slots.
     pub fn places_mut(&mut self) -> impl Iterator<Item = Place<'_>> {
         let nets = self.net.iter_mut().map(|net| Place::new(&mut net.id, &mut net.pci_device_id));
         let vdpas = self.vdpa.iter_mut().map(|vdpa| Place::new(&mut vdpa.id, &mut vdpa.pci_device_id));
@@ -223,7 +222,7 @@ impl VmConfig {
         first.chain(fs).chain(generic).chain(pmem).chain(vsock).chain(balloon).chain(vdpas).chain(rtc).chain(devices)
     }
 
-    /// Removes the device called `id`, if there is one.
+    /// Removes the device called `id`, if it exists.
     pub fn remove(&mut self, id: &str) {
         self.net.retain(|net| net.id.as_deref() != Some(id));
         self.vdpa.retain(|vdpa| vdpa.id.as_deref() != Some(id));
@@ -239,7 +238,7 @@ impl VmConfig {
     }
 }
 
-/// A device's name and slot in a configuration, whatever its kind.
+/// The id and the slot of a device of any kind in a configuration.
 #[derive(Debug)]
 pub struct Place<'a> {
     /// Name, unique in the VM.
@@ -261,7 +260,7 @@ pub struct PayloadConfig {
     /// A bzImage, or an ELF vmlinux with a PVH entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<PathBuf>,
-    /// Firmware that boots from a disk: an ELF file with a PVH entry. It excludes `kernel`, and it is passed neither an
+    /// Firmware that boots from a disk: an ELF file with a PVH entry. It excludes `kernel`, and gets neither an
     /// initramfs nor a command line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firmware: Option<PathBuf>,
@@ -274,7 +273,7 @@ pub struct PayloadConfig {
 }
 
 impl PayloadConfig {
-    /// Checks that there is something to boot. A VM that is only created needs nothing.
+    /// Checks that there is something to boot. Creating a VM does not require it.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
-//! JSON that a client wrote, read within limits.
+//! JSON from a client, parsed within limits.
 //!
-//! A tree takes up to a hundred times the memory of its text. So arrays have a limit, and so has the whole: nothing
-//! that a client writes makes a large tree of a small text, or an endless one of a large text.
+//! A tree takes up to a hundred times the memory of its text. So arrays are limited, and so is the whole: no client can
+//! create a large tree from a small text, or an endless one from a large text.
 
 use std::fmt;
 
@@ -10,27 +10,27 @@ use serde_json::{Map, Value};
 
 /// The most elements of an array.
 pub const MOST_ELEMENTS: usize = 1024;
-/// The most elements of an array [`PER_VF`]: as many as a PF can have VFs.
+/// The most elements of an array [`PER_VF`]: the most VFs of a PF.
 pub const MOST_VFS: usize = 32_512;
 /// The array with an element for each VF.
 const PER_VF: &str = "vfs";
-/// About the most memory that a tree takes, in bytes: enough for [`MOST_VFS`] with eight settings each.
+/// The approximate memory limit of a tree, in bytes: enough for [`MOST_VFS`] with eight settings each.
 const MOST_MEMORY: usize = 64 << 20;
 
-/// About the memory that an array's element or an object's value takes, in bytes, without what it refers to.
+/// The approximate memory of an array's element or an object's value, in bytes, without the data that it refers to.
 const OF_VALUE: usize = 64;
 /// The same of an object's key.
 const OF_KEY: usize = 56;
-/// The same of an object that is not empty: a node of its map has room for 11 keys and values.
+/// The same for an object that is not empty: a node of its map has room for 11 keys and values.
 const OF_OBJECT: usize = 640;
 
 /// Reason why a text is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// It is not JSON.
+    /// The text is not JSON.
     #[error("not JSON: {0}")]
     Syntax(String),
-    /// It is, but it repeats a key or exceeds a limit.
+    /// The document repeats a key or exceeds a limit.
     #[error("{path}: {what}")]
     Content {
         /// Path in the document.
@@ -60,7 +60,7 @@ pub fn read(text: &[u8]) -> Result<Value, DocumentError> {
 struct Reader {
     /// Path of the current value in the document.
     path: Vec<Step>,
-    /// The memory that it may still take.
+    /// The memory left for the tree.
     left: usize,
     /// Fault of its content.
     refused: Option<DocumentError>,

@@ -1,4 +1,4 @@
-//! The answers to `vmm.ping`, `vm.info`, `vm.counters` and `vm.add-*`.
+//! The replies to `vmm.ping`, `vm.info`, `vm.counters` and `vm.add-*`.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -11,10 +11,10 @@ use crate::config::mac::MacAddress;
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::switch::{Mirror, SwitchMode};
 
-/// The answer to `vmm.ping`.
+/// The reply to `vmm.ping`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmmPingResponse {
-    /// The version, with what it was built from.
+    /// The version, with details of the build.
     pub build_version: String,
     /// The version.
     pub version: String,
@@ -24,23 +24,23 @@ pub struct VmmPingResponse {
     pub features: Vec<String>,
 }
 
-/// The answer to `vm.info`.
+/// The reply to `vm.info`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmInfo {
-    /// The configuration, with what was added and removed since.
+    /// The configuration, with later additions and removals.
     #[serde(with = "crate::config::json")]
     pub config: VmConfig,
     /// The VM's state.
     pub state: VmState,
     /// The guest's memory, in bytes.
     pub memory_actual_size: u64,
-    /// The devices by name. Empty, and left out, until the VM is booted.
+    /// The devices by name. Empty, and omitted, until the VM is booted.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub device_tree: BTreeMap<String, DeviceNode>,
-    /// The NICs that have no VFs. Empty, and left out, if there are none.
+    /// The NICs without VFs. Omitted if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<NicInfo>,
-    /// The physical functions with their VFs. Empty, and left out, if there are none.
+    /// The physical functions with their VFs. Omitted if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sriov: Vec<SriovInfo>,
 }
@@ -48,27 +48,27 @@ pub struct VmInfo {
 /// The state of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VmState {
-    /// It was never booted.
+    /// Never booted.
     Created,
     /// Running vCPUs.
     Running,
-    /// It is off, and can be booted again.
+    /// Off; can be booted again.
     Shutdown,
     /// Paused vCPUs.
     Paused,
 }
 
-/// A device, or the PCI function that carries it.
+/// A device, or its PCI function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceNode {
     /// Name.
     pub id: String,
     /// Resources in the guest's address space.
     pub resources: Vec<Resource>,
-    /// The name of the device that carries it.
+    /// The name of the parent device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// The names of the devices that it carries.
+    /// The names of the child devices.
     pub children: Vec<String>,
     /// PCI address, such as `0000:00:04.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,7 +88,7 @@ pub enum Resource {
         size: u64,
         /// Address space.
         type_: BarType,
-        /// True if reads of it have no side effect.
+        /// True if reads have no side effect.
         prefetchable: bool,
     },
 }
@@ -111,13 +111,13 @@ pub struct NicInfo {
     pub id: String,
     /// PCI address, such as `0000:00:04.0`.
     pub bdf: String,
-    /// The MAC address that its driver finds.
+    /// The MAC address that its driver reads.
     pub mac: MacAddress,
     /// Backend that its packets go to.
     pub backend: BackendInfo,
     /// Link state.
     pub link: Link,
-    /// True while it waits for its driver to reset it (DEVICE_NEEDS_RESET). Left out if false.
+    /// True while it waits for its driver to reset it (DEVICE_NEEDS_RESET). Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
     /// Policy of its packets.
@@ -132,26 +132,26 @@ pub struct SriovInfo {
     pub id: String,
     /// The PF's address, such as `0000:00:04.0`.
     pub bdf: String,
-    /// The MAC address that the PF's driver finds.
+    /// The MAC address that the PF's driver reads.
     pub mac: MacAddress,
     /// Backend of the PF's own packets.
     pub backend: BackendInfo,
-    /// True while the PF's own function waits for its driver to reset it (DEVICE_NEEDS_RESET). Left out if false.
+    /// True while the PF's own function waits for its driver to reset it (DEVICE_NEEDS_RESET). Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
     /// Policy of the PF's own packets.
     #[serde(default)]
     pub policy: PolicyInfo,
-    /// The switch that connects the PF and VFs without a backend of their own. Left out if there is none.
+    /// The switch that connects the PF and VFs without their own backend. Omitted if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch: Option<SwitchInfo>,
-    /// Number of VFs that are reserved.
+    /// Number of reserved VFs.
     pub total_vfs: u16,
     /// The NumVFs register.
     pub num_vfs: u16,
     /// True if the guest has enabled them.
     pub enabled: bool,
-    /// All that are reserved, by index.
+    /// All reserved VFs, by index.
     pub vfs: Vec<VfInfo>,
 }
 
@@ -162,7 +162,7 @@ pub struct VfInfo {
     pub index: u16,
     /// PCI address, such as `0000:01:00.0`, also while it is not enabled.
     pub bdf: String,
-    /// The MAC address that its driver finds.
+    /// The MAC address that its driver reads.
     pub mac: MacAddress,
     /// Backend that its packets go to.
     pub backend: BackendInfo,
@@ -170,7 +170,7 @@ pub struct VfInfo {
     pub link: Link,
     /// State.
     pub state: VfState,
-    /// True while it waits for its driver to reset it (DEVICE_NEEDS_RESET). Left out if false.
+    /// True while it waits for its driver to reset it (DEVICE_NEEDS_RESET). Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
     /// Policy of its packets.
@@ -178,7 +178,7 @@ pub struct VfInfo {
     pub policy: PolicyInfo,
 }
 
-/// Policy of a network function, with what follows from its configuration.
+/// Effective policy of a network function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyInfo {
@@ -188,29 +188,29 @@ pub struct PolicyInfo {
     pub vlan_qos: u8,
     /// The kind of its tags.
     pub vlan_proto: VlanProto,
-    /// The VLANs that the guest may use. Empty, and left out, for all.
+    /// The VLANs that the guest may use. Omitted if all.
     #[serde(skip_serializing_if = "is_all")]
     pub trunk: Vlans,
     /// True if packets with source addresses other than its own are dropped.
     pub spoofchk: bool,
     /// True if the guest may change addresses and receive everything.
     pub trust: bool,
-    /// The limit of what it sends, in Mbit/s; 0 if there is none.
+    /// The transmit limit, in Mbit/s; 0 if there is none.
     pub max_tx_rate: u32,
-    /// Guaranteed bandwidth of its switch's uplink, in Mbit/s. Left out if 0.
+    /// Guaranteed bandwidth of its switch's uplink, in Mbit/s. Omitted if 0.
     #[serde(skip_serializing_if = "is_none")]
     pub min_tx_rate: u32,
-    /// The broadcast and multicast packets that it may send in a second; 0 for any number.
+    /// The limit of broadcast and multicast packets that it sends per second; 0 if there is none.
     pub storm: u32,
-    /// The link as the host wants it.
+    /// The link as set by the host.
     pub link: LinkPolicy,
-    /// True if it reaches only the uplink and the PF of its switch. Left out if false.
+    /// True if it reaches only the uplink and the PF of its switch. Omitted if false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub isolated: bool,
-    /// The port of its switch that gets a copy of what it sends. Left out if there is none.
+    /// The port of its switch that gets a copy of its sent packets. Omitted if there is none.
     #[serde(skip_serializing_if = "Mirror::is_off")]
     pub mirror: Mirror,
-    /// Share of its switch's workers and of the uplink's rate beyond the guarantees. Left out if it is on no switch.
+    /// Share of its switch's workers and of the uplink's rate beyond the guarantees. Omitted if it is not on a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
 }
@@ -220,12 +220,12 @@ pub struct PolicyInfo {
 pub struct SwitchInfo {
     /// Forwarding rule.
     pub mode: SwitchMode,
-    /// The tap that connects it to others. Left out if there is none.
+    /// The tap that connects the switch to others. Omitted if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
     /// Number of threads that carry its packets.
     pub workers: u16,
-    /// The limit of what goes to the uplink, in Mbit/s. Left out if there is none.
+    /// The limit of the bandwidth to the uplink, in Mbit/s. Omitted if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink_rate: Option<NonZeroU32>,
 }
@@ -243,14 +243,13 @@ fn is_all(trunk: &Vlans) -> bool {
 pub struct BackendInfo {
     /// The kind of the backend.
     pub kind: BackendKind,
-    /// The tap's name, the path of the socket or device, or the PF whose switch it is; left out for descriptors that
-    /// were given.
+    /// The tap's name, the path of the socket or device, or the PF whose switch it is; omitted for passed descriptors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// True while it is lost and not yet restored. Left out if false.
+    /// True while it is lost and not yet restored. Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// Reason why there is none, in one line. Left out if there is one.
+    /// Reason why there is no backend, in one line. Omitted if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -278,15 +277,15 @@ pub enum BackendKind {
 /// The state of a VF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VfState {
-    /// The guest has not enabled it.
+    /// The guest has not enabled the VF.
     Reserved,
-    /// The guest has enabled it, and no driver is bound.
+    /// The guest has enabled the VF, and no driver is bound.
     Enabled,
     /// Enabled, with a running driver.
     Running,
 }
 
-/// The answer to `vm.add-*`, for a device that was added to a running VM.
+/// The reply to `vm.add-*`, for a device that was added to a running VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PciDeviceInfo {
     /// Name.
@@ -295,5 +294,5 @@ pub struct PciDeviceInfo {
     pub bdf: String,
 }
 
-/// The answer to `vm.counters`: for each device, by name, its counters by name.
+/// The reply to `vm.counters`: for each device, by name, its counters by name.
 pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;

@@ -1,8 +1,8 @@
-//! Requests and answers of the VMM's API.
+//! Requests and replies of the VMM's API.
 //!
 //! A VM's configuration has the same types on the command line and in JSON ([`config`]). [`body`] and [`migration`]
-//! have the other requests' bodies, [`info`] the answers, [`document`] reads JSON, and [`typed`] makes types of it.
-//! Nothing here opens anything or knows KVM; the rules that concern the whole VM are in the VMM.
+//! have the other requests' bodies, [`info`] the replies; [`document`] parses JSON, and [`typed`] converts it to types.
+//! Nothing here opens resources or uses KVM; the VMM checks the rules that concern the whole VM.
 
 pub mod body;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Live migration: what clients ask for, and what they are told.
+//! Live migration: requests of clients, and their replies.
 
 use std::path::PathBuf;
 
@@ -19,13 +19,13 @@ pub struct SendMigration {
     /// memory.
     #[option("local=on|off")]
     pub local: bool,
-    /// Longest pause of the guest, in milliseconds.
+    /// Maximum downtime of the guest, in milliseconds.
     #[option("downtime_ms=<milliseconds>", default = 300)]
     pub downtime_ms: u32,
-    /// Time for which memory is copied before timeout_strategy decides, in seconds.
+    /// Time for copying memory before timeout_strategy applies, in seconds.
     #[option("timeout_s=<seconds>", default = 3600)]
     pub timeout_s: u32,
-    /// Action after timeout_s. cancel: the migration ends; ignore: the guest is stopped for as long as the rest takes.
+    /// Action after timeout_s. cancel: the migration ends; ignore: the guest is stopped while the rest is sent.
     #[option("timeout_strategy=cancel|ignore", default = TimeoutStrategy::Cancel)]
     pub timeout_strategy: TimeoutStrategy,
     /// Number of connections that carry pages, at most 128. Several only with tcp.
@@ -38,9 +38,9 @@ pub struct SendMigration {
     /// Copy memory before the guest moves (precopy) or after (postcopy, which is not supported).
     #[option("memory_mode=precopy|postcopy", default = MemoryMode::Precopy)]
     pub memory_mode: MemoryMode,
-    /// Action for a NIC, PF or VF whose backend does not report what it writes to the guest's memory: vDPA, and
-    /// vhost-user without a dirty log. refuse: a running guest is not sent. link-down: its link is down and its backend
-    /// is stopped while the VM is sent; a bond in the guest uses another NIC.
+    /// Action for a NIC, PF or VF whose backend does not report its writes to the guest's memory: vDPA, and vhost-user
+    /// without a dirty log. refuse: a running guest is not sent. link-down: its link is down and its backend is stopped
+    /// while the VM is sent; a bond in the guest uses another NIC.
     #[option("on_unlogged_backend=refuse|link-down", default = OnMissingBackend::Refuse)]
     pub on_unlogged_backend: OnMissingBackend,
 }
@@ -59,33 +59,32 @@ pub struct ReceiveMigration {
     /// Copy memory before the guest moves (precopy) or after (postcopy, which is not supported).
     #[option("memory_mode=precopy|postcopy", default = MemoryMode::Precopy)]
     pub memory_mode: MemoryMode,
-    /// Time for which the target waits for a source, in seconds.
+    /// Time that the target waits for a source, in seconds.
     #[option("timeout_s=<seconds>", default = 3600)]
     pub timeout_s: u32,
-    /// True to answer as soon as the target listens, instead of when the guest has arrived or cannot.
+    /// Reply as soon as the target listens, instead of when the guest has arrived or failed to.
     #[option("detach=on|off")]
     pub detach: bool,
-    /// Descriptors of open taps, for each NIC that had been given some: its id, or its id, a slash and the index of a
-    /// VF.
+    /// Descriptors of open taps, for each NIC that used descriptors: its id, or its id, a slash and the index of a VF.
     #[option("net_fds=[<id>@[<fd>,...],...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub net_fds: Vec<RestoredNet>,
-    /// Backends in place of those of the source, each of the NIC with this id, or of a VF of it: tap=<interface>,
+    /// Backends that replace those of the source, each for the NIC with this id, or a VF of it: tap=<interface>,
     /// fd=[<fd>,...], socket=<path>, vdpa=<path> or link=down.
     #[option("backends=[<id>[/<VF>]@<key>=<value>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<RestoredBackend>,
-    /// Memory zones that take their memory from other NUMA nodes of this host than those of the source.
+    /// Memory zones whose memory comes from other NUMA nodes of this host than on the source.
     #[option("zone_updates=[<zone>@<node>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zone_updates: Vec<ZoneUpdate>,
-    /// Action if the backend of a NIC, PF or VF cannot be opened. refuse: nothing is received. link-down: it comes
-    /// without a link, and is given a backend later (vm.set-vf).
+    /// Action if the backend of a NIC, PF or VF cannot be opened. refuse: receive nothing. link-down: receive it with
+    /// its link down; a backend can be given later (vm.set-vf).
     #[option("on_missing_backend=refuse|link-down", default = OnMissingBackend::Refuse)]
     pub on_missing_backend: OnMissingBackend,
 }
 
-/// The body of `vm.resume`, which may be left out.
+/// The body of `vm.resume`, which is optional.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResumeOptions {
@@ -96,10 +95,10 @@ pub struct ResumeOptions {
 /// Action if a guest writes faster than its memory can be copied, until the time is up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TimeoutStrategy {
-    /// The migration ends, and the source goes on with the guest.
+    /// The migration ends, and the guest continues on the source.
     #[default]
     Cancel,
-    /// The guest is stopped for as long as the rest takes.
+    /// The guest is stopped while the rest is sent.
     Ignore,
 }
 
@@ -138,21 +137,21 @@ impl Value for MemoryMode {
     }
 }
 
-/// Side of a migration that a VMM is on.
+/// A VMM's side of a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MigrationRole {
-    /// It sends its VM.
+    /// The VMM sends its VM.
     #[default]
     Sender,
-    /// It receives one.
+    /// The VMM receives a VM.
     Receiver,
 }
 
-/// The answer to `vm.migration-progress`: the migration that goes on, or the last.
+/// The reply to `vm.migration-progress`: the present migration, or the last.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationProgress {
-    /// Side that this VMM is on.
+    /// This VMM's side.
     pub role: MigrationRole,
     /// `active`, `finished`, `failed`, `cancelled`, `guest-shut-down`, `unknown` or `forced`.
     pub state: String,
@@ -164,19 +163,19 @@ pub struct MigrationProgress {
     pub memory_bytes: u64,
     /// Bytes sent or received.
     pub transferred_bytes: u64,
-    /// Pages of 4 KiB that were sent or received with their bytes.
+    /// Pages of 4 KiB sent or received with their contents.
     pub pages: u64,
-    /// Pages that are zero, of which no byte is sent.
+    /// Zero pages, whose contents are not sent.
     pub zero_pages: u64,
     /// Bytes still to be sent.
     pub remaining_bytes: u64,
-    /// Pages that the guest writes to, in bytes per second.
+    /// Rate at which the guest dirties pages, in bytes per second.
     pub dirty_bytes_per_s: u64,
     /// Bandwidth of the connections, in bytes per second.
     pub bandwidth_bytes_per_s: u64,
-    /// The share of their time that vCPUs are held, so that they write less.
+    /// The share of time for which vCPUs are throttled.
     pub throttle_percent: u8,
-    /// Time that it takes, or took, in milliseconds.
+    /// Elapsed time, in milliseconds.
     pub elapsed_ms: u64,
     /// Downtime of the guest if it were stopped now, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -184,25 +183,25 @@ pub struct MigrationProgress {
     /// Downtime of the guest, once it was stopped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub downtime: Option<DowntimeParts>,
-    /// Reason why it failed, in one line.
+    /// Reason for a failure, in one line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// The time in which the guest stands still, in microseconds.
+/// The parts of the guest's downtime, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DowntimeParts {
-    /// From the first vCPU that stops until the target's run. The parts below add up to it.
+    /// From the first vCPU's stop until the target's vCPUs run. The sum of the parts below.
     pub total_us: u64,
     /// vCPUs, devices and backends stop.
     pub stop_us: u64,
     /// The state is saved.
     pub save_us: u64,
-    /// The rest of the memory and the state are sent.
+    /// Sending the rest of the memory and the state.
     pub send_us: u64,
     /// The target loads them.
     pub load_us: u64,
-    /// Locks go over, and the target starts the guest.
+    /// Handing over locks, and starting the guest on the target.
     pub handover_us: u64,
 }
 

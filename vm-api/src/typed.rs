@@ -1,5 +1,5 @@
-//! From a JSON tree to a type. A field that the type has not is passed over if its value asks for nothing, as newer
-//! clients send what this version does not know; with any other value it is refused by its name.
+//! From a JSON tree to a type. A field that the type lacks is ignored if its value requests nothing, as newer clients
+//! send fields that this version does not know; with any other value it is refused by name.
 
 use serde::Deserializer;
 use serde::de::value::{MapDeserializer, SeqDeserializer};
@@ -7,17 +7,17 @@ use serde::de::{DeserializeOwned, Error as _, IntoDeserializer, Unexpected, Visi
 use serde::forward_to_deserialize_any;
 use serde_json::Value;
 
-/// The typed form of a tree, whose objects are read from objects only.
+/// Converts a tree to a type, whose objects must be JSON objects.
 ///
 /// # Errors
 ///
-/// Fails with the value that does not fit, and its path. [`serde_json`] alone would also read an object's fields from
-/// an array, in their order, which no client means.
+/// Fails with the invalid value, and its path. [`serde_json`] alone would also accept an array with an object's fields
+/// in order, which no client intends.
 pub fn typed<T: DeserializeOwned>(value: Value) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
     serde_path_to_error::deserialize(Tree(value))
 }
 
-/// True if a field with this value has a default of JSON: null, false, 0 or empty.
+/// True if a field with this value has a JSON default: null, false, 0 or empty.
 fn asks_for_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -29,7 +29,7 @@ fn asks_for_nothing(value: &Value) -> bool {
     }
 }
 
-/// A tree that is read.
+/// A tree being deserialized.
 struct Tree(Value);
 
 impl<'de> Deserializer<'de> for Tree {

@@ -1,5 +1,5 @@
-//! The control loop: the one thread that creates and changes the VM. It waits for clients' actions, for the guest and
-//! for signals, and handles one at a time.
+//! The control loop, in the only thread that creates and changes the VM: handles actions of clients, events of the
+//! guest, and signals, one at a time.
 
 mod connect;
 mod failure;
@@ -50,7 +50,7 @@ use crate::threads::ThreadKind;
 use crate::vm::Vm;
 use crate::vm::host_limits::HostLimits;
 
-/// Interval at which a guest that has not read its pending events is interrupted again.
+/// Interval of repeated interrupts for events that the guest has not read.
 const REMINDER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// No wait.
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -58,21 +58,21 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Options of the program.
 #[derive(Debug, Default)]
 pub struct Options {
-    /// The virtual machine that runs from the start; without one, a client makes it.
+    /// VM to start with; without one, a client creates it.
     pub vm: Option<PlannedVm>,
-    /// The snapshot that it is made of instead.
+    /// Snapshot to start from instead.
     pub restore: Option<RestoreConfig>,
     /// Socket of the API.
     pub api: Option<ApiSocket>,
-    /// Destination of events.
+    /// Receiver of events.
     pub event_monitor: Option<EventMonitor>,
-    /// Keep running after the guest powers off, for clients of the API.
+    /// Keep running for API clients after the guest powers off.
     pub no_shutdown: bool,
-    /// Action at a system call that a thread may not make.
+    /// Action on a disallowed system call.
     pub seccomp: Seccomp,
 }
 
-/// The failed action of a process that may have no further thread.
+/// Failed action if the process has reached its thread limit.
 const NO_THREAD: &str = "start a thread (raise the limit: prlimit --nproc, or pids.max of its control group)";
 
 /// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM, SIGHUP or SIGQUIT arrives. These
@@ -80,12 +80,11 @@ const NO_THREAD: &str = "start a thread (raise the limit: prlimit --nproc, or pi
 ///
 /// # Errors
 ///
-/// The host lacks something, or the guest cannot continue. Everything that was opened or created is released when this
-/// returns.
+/// Fails if the host lacks a resource, or the guest cannot continue. All resources are released on return.
 pub fn run(options: Options) -> Result<(), Error> {
     let began = Instant::now();
     heap::limit();
-    // Before the first file is written to.
+    // Before the first write to a file.
     ignore_file_size_signal();
     let clients = if options.api.is_some() { MOST_FILES } else { 0 };
     let limits = HostLimits::read(clients);
@@ -95,7 +94,7 @@ pub fn run(options: Options) -> Result<(), Error> {
         Some(libc::EAGAIN | libc::ENOMEM) => host(NO_THREAD)(error),
         _ => host("filter system calls, without which --seccomp false runs")(error),
     })?;
-    // First: if another VMM has the socket, its event file must not be truncated.
+    // First: the event file of another VMM that has the socket must not be truncated.
     let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
     let stream = output.map(|output| EventStream::start(output, began)).transpose();
@@ -127,7 +126,7 @@ fn serve(
         .restore
         .map(|config| Restorer { config, events: events.clone(), limits, own_files: own_files.clone() }.restore(None));
     let restored = restored.transpose()?;
-    // Opening may take long; until here a signal simply ends the process. From here on there is a terminal to restore.
+    // Opening may take long; until here a signal simply kills the process. From here on a terminal must be restored.
     let host = |action| move |error| Error::Host { action, error };
     let signals = Signals::catch().map_err(host("catch signals"))?;
     let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
@@ -157,11 +156,11 @@ fn serve(
     let (listener, socket) = bound.unzip();
     let server = listener.map(|listener| Server::start(listener, Arc::new(sender))).transpose();
     let server = server.map_err(host("serve the API"))?;
-    // There may be no service manager.
+    // Without a service manager this does nothing.
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let ended = vmm.run();
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
-    // The server ends before its socket is removed.
+    // The server must end before its socket is removed.
     drop(server);
     drop(socket);
     ended
@@ -174,28 +173,28 @@ enum Next {
     End,
 }
 
-/// The state of the control thread.
+/// State of the control thread.
 struct ControlLoop {
-    // Drop order: the terminal is restored before signals get their previous action back.
+    // Drop order: the terminal is restored before the signals' previous actions.
     instance: Option<Instance>,
     actions: ActionQueue,
     signals: Signals,
     events: Events,
     began: Instant,
     no_shutdown: bool,
-    /// Files that this process has or may have open besides those of a VM.
+    /// Limits of open files and other resources.
     limits: HostLimits,
-    /// The action for which something is being acquired.
+    /// Action whose resources are being opened.
     opening: Option<Opening>,
-    /// A snapshot that is not wanted any more, whose thread may still wait for the disk.
+    /// Cancelled snapshot, whose thread may still wait for the disk.
     ending: Option<Opening>,
-    /// Actions that wait until it has been applied, in their order.
+    /// Actions to handle after the one that is opening, in order.
     deferred: VecDeque<PendingAction>,
-    /// The files that this program needs whatever its VM is.
+    /// Files that the program needs with any VM.
     own_files: Vec<Rule>,
-    /// The migration that is under way.
+    /// Migration in progress, or with an unknown outcome.
     live: Option<Live>,
-    /// Progress of the migration, or the result of the last one.
+    /// Progress of the current or last migration.
     progress: Option<Progress>,
 }
 
@@ -207,9 +206,9 @@ struct Ready {
     guest: bool,
     client: bool,
     opened: bool,
-    /// The snapshot that was not wanted any more has ended.
+    /// The cancelled snapshot has ended.
     ended: bool,
-    /// The host says something of its devices.
+    /// A VFIO device has signalled an error or a removal request.
     host: bool,
     migration: bool,
 }
@@ -225,7 +224,7 @@ impl ControlLoop {
         if self.is_saving() {
             self.abandon();
         }
-        // What there is of it is removed before the program ends.
+        // The snapshot's files are removed before the program exits.
         self.snapshot_ended();
         ended
     }
@@ -275,8 +274,8 @@ impl ControlLoop {
         }
     }
 
-    /// Applies a client's action, or begins to acquire what it needs. While that is done for another, the action waits,
-    /// unless it changes no device; one that ends the VM ends it, too.
+    /// Applies a client's action, or starts opening its resources. While another action does that, this one is queued
+    /// unless it changes no device; one that ends the VM also cancels the other.
     fn handle(&mut self, pending: PendingAction) -> Next {
         if let Some(failure) = self.refuse_in_migration(pending.action()) {
             pending.serve(|_| Err(failure));
@@ -318,7 +317,7 @@ impl ControlLoop {
         Next::On
     }
 
-    /// Applies a client's action.
+    /// Applies an action now.
     fn perform(&mut self, pending: PendingAction) -> Next {
         let mut next = Next::On;
         pending.serve(|action| {
@@ -331,7 +330,7 @@ impl ControlLoop {
         next
     }
 
-    /// Applies the action for which everything has been acquired.
+    /// Applies the action whose resources are open.
     fn opened(&mut self) {
         let Some((pending, acquired)) = self.opening.take().and_then(Opening::finish) else { return };
         let acquired = match acquired {
@@ -344,20 +343,20 @@ impl ControlLoop {
             self.perform(pending);
             self.end_pinning();
         } else {
-            // The guest's memory has changed meanwhile: once more.
+            // The guest's memory has changed since then: retry.
             self.end_pinning();
             self.handle(pending);
         }
     }
 
-    /// Devices that pinned the guest's memory before they were plugged in are plugged in now, or closed.
+    /// Ends the pinning of devices that were opened: they are plugged in or closed by now.
     fn end_pinning(&mut self) {
         if let Some(instance) = &mut self.instance {
             instance.end_pinning();
         }
     }
 
-    /// Ends the action for which something is being acquired.
+    /// Cancels the action whose resources are being opened.
     fn abandon(&mut self) {
         if self.is_saving() {
             self.abandon_snapshot();
@@ -379,9 +378,9 @@ impl ControlLoop {
 
     fn wait(&self) -> Result<Ready, Error> {
         let client = self.actions.event();
-        // One that is always polled stands in for one that is not there.
+        // Missing descriptors are replaced by one that is polled anyway.
         let vm = self.instance.as_ref().and_then(Instance::vm);
-        // Whatever it did before it was paused is done when its memory has been saved.
+        // Guest events from before the pause are handled after the snapshot.
         let guest = vm.filter(|_| !self.leaves_guest()).map_or(client, |vm| vm.event());
         let opened = self.opening.as_ref().map_or(client, Opening::event);
         let migration = self.live.as_ref().map_or(client, Live::event);
@@ -419,7 +418,7 @@ impl ControlLoop {
         })
     }
 
-    /// True if requests of the guest have to wait.
+    /// True if events of the guest must wait.
     fn leaves_guest(&self) -> bool {
         self.is_saving() || self.holds_guest()
     }
@@ -429,7 +428,7 @@ impl ControlLoop {
         self.opening.as_ref().and_then(Opening::action).is_some_and(|action| matches!(action, Action::Snapshot(_)))
     }
 
-    /// Handles what the guest did.
+    /// Handles events of the guest.
     fn guest(&mut self) -> Result<Next, Error> {
         let Some(instance) = &mut self.instance else { return Ok(Next::On) };
         let devices = |instance: &Instance| instance.vm().map_or(0, |vm| vm.devices().iter().count());
@@ -455,7 +454,7 @@ impl ControlLoop {
         match action {
             Action::Ping => Ok(ping()),
             Action::ShutdownVmm => {
-                // A client with the answer may reuse the guest's taps and files.
+                // After the reply, a client may reuse the guest's taps and files.
                 if let Some(instance) = &mut self.instance {
                     instance.shutdown();
                 }
@@ -538,7 +537,7 @@ impl ControlLoop {
                 let added = self.created()?.add_vsock(*vsock);
                 added.map(reply).map_err(|error| Failure::from(error).in_context("the vsock device cannot be added"))
             }
-            // Other threads do most of these, so that they do not come here.
+            // Usually handled in other threads.
             Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
                 Err(Failure::new(ErrorKind::Conflict, "another action is under way; try again"))
             }
@@ -629,14 +628,14 @@ impl ControlLoop {
         }
     }
 
-    /// The booted VM's host side.
+    /// The booted VM, mutable.
     fn guest_mut(&mut self) -> Result<&mut Vm, Failure> {
         let nothing = || Failure::new(ErrorKind::Conflict, "the VM is not booted; boot it first (vm.boot)");
         self.created()?.vm_mut().ok_or_else(nothing)
     }
 }
 
-/// The answer to `vmm.ping`.
+/// Reply to `vmm.ping`.
 fn ping() -> Reply {
     json(&VmmPingResponse {
         build_version: concat!("v53.0.0-sriov-", env!("CARGO_PKG_VERSION")).to_string(),
@@ -646,12 +645,12 @@ fn ping() -> Reply {
     })
 }
 
-/// The answer to `vm.add-*`: the device's address, if the VM is booted.
+/// Reply to `vm.add-*`: the address of the device, if the VM is booted.
 fn reply(added: Option<Added>) -> Reply {
     added.map_or(Reply::Done, |Added { id, address }| json(&PciDeviceInfo { id, bdf: address.to_string() }))
 }
 
-/// A JSON answer. Serialization cannot fail: all map keys are strings.
+/// JSON reply. Serialization cannot fail: all map keys are strings.
 fn json(document: &impl Serialize) -> Reply {
     Reply::Json(serde_json::to_string(document).unwrap_or_default())
 }

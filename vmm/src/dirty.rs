@@ -1,10 +1,10 @@
-//! Pages of a running guest's memory that are written, by any writer.
+//! Dirty pages of a running guest's memory, from every writer.
 //!
-//! Nobody sees all writes: KVM logs those of vCPUs, this process those of its own threads, and each backend that runs
-//! queues by itself its own. There is a [`DirtySource`] for each, and a page is dirty if any of them says so.
+//! No single log covers all writes: KVM logs the vCPUs', this process its own threads', and each backend that runs
+//! queues itself its own. Each has a [`DirtySource`]; a page is dirty if any source reports it.
 //!
-//! A page's note is taken before the page is copied. So what is written while it is copied is noted again, for the next
-//! pass. After the last writer has stopped, one more look finds the rest.
+//! A page is removed from the log before it is copied, so a write during the copy is logged again for the next pass.
+//! After the last writer has stopped, one more collection finds the rest.
 
 mod backends;
 mod kvm;
@@ -24,29 +24,28 @@ pub use page_set::{CHUNK_PAGES, Chunk, PageSet};
 pub use source::DirtySource;
 pub use still::Still;
 
-/// All sources of a guest.
+/// All dirty-page sources of a guest.
 pub struct DirtyLog {
     sources: Vec<Box<dyn DirtySource>>,
 }
 
 impl DirtyLog {
-    /// Begins to note what `sources` write. All pages have to be sent once after this.
+    /// Starts the dirty logs of `sources`. Every page must be sent once after this.
     ///
     /// # Errors
     ///
-    /// Fails if one cannot: its name and why not. None notes anything then.
+    /// Fails if a source cannot log: its name and the reason. All logs are off then.
     pub fn start(sources: Vec<Box<dyn DirtySource>>) -> io::Result<Self> {
         let mut log = Self { sources: Vec::with_capacity(sources.len()) };
         for mut source in sources {
-            // If it fails, those before it are stopped with `log`.
+            // If one fails, dropping `log` stops those before it.
             source.start().map_err(|error| of(&*source, &error))?;
             log.sources.push(source);
         }
         Ok(log)
     }
 
-    /// Adds the pages that were written since the last call to `pages`. The last call is made when all who write have
-    /// stopped.
+    /// Adds the pages written since the last call to `pages`. The final call comes after all writers have stopped.
     ///
     /// # Errors
     ///
@@ -55,7 +54,7 @@ impl DirtyLog {
         self.sources.iter_mut().try_for_each(|source| source.collect(pages).map_err(|error| of(&**source, &error)))
     }
 
-    /// The pages of `chunk` are copied next.
+    /// Prepares for copying the pages of `chunk`.
     ///
     /// # Errors
     ///
@@ -71,7 +70,7 @@ impl Drop for DirtyLog {
     }
 }
 
-/// An error of a source.
+/// Error of a source, with its name.
 fn of(source: &dyn DirtySource, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot log what {} to guest memory: {error}", source.name()))
 }

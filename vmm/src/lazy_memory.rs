@@ -1,11 +1,11 @@
-//! The guest's memory in a file, as a whole or page after page.
+//! Guest memory in a file, loaded at once or page by page.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `page_faults` | memory that is read when it is used, by `userfault` |
-//! | `memory_image` | the file: written, checked, and read as a whole |
-//! | `image_layout` | where memory is in its file |
-//! | `present` | which pages of the memory there are |
+//! | `page_faults` | memory that is read on demand, with `userfault` |
+//! | `memory_image` | writing, checking and loading the file |
+//! | `image_layout` | offsets of memory in the file |
+//! | `present` | pages of memory that exist |
 //! | `discarded` | persistent memory whose writes are in no file |
 
 pub(crate) mod discarded;

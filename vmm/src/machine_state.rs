@@ -1,21 +1,20 @@
-//! The state of a paused machine, except its memory and its configuration: plain data with a version, which is not
-//! trusted when it comes back.
+//! Saved state of a paused machine, without memory and configuration: versioned plain data, not trusted on restore.
 //!
-//! Each part is restored through the same checks that a guest's own writes go through, by the room that it belongs to.
-//! No number in it sizes anything that the configuration does not size, too.
+//! Each module restores its part through the checks that apply to guest writes. No number in the state sizes an
+//! allocation that the configuration does not bound as well.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `vcpu_state` | the state of one vCPU |
-//! | `clock` | the guest's time: its clock and its time stamp counter |
-//! | `irqchip` | the interrupt controllers in the kernel |
-//! | `compatibility` | whether a host can offer what a guest has seen of its CPU |
-//! | `told` | options that a guest knows by its CPUs and by firmware's tables |
-//! | `backend_state` | states that backends have beside their queues |
-//! | `blob` | bytes of the kernel's structures, as text |
-//! | `output` | output of consoles that nobody has taken yet |
-//! | `version` | the versions of saved states |
-//! | `error` | why a machine cannot be saved or restored |
+//! | `vcpu_state` | state of a vCPU |
+//! | `clock` | KVM's clock and the time stamp counter |
+//! | `irqchip` | KVM's interrupt controllers |
+//! | `compatibility` | check of a host's CPU features against the guest's |
+//! | `told` | options that a guest sees in CPUID and in firmware tables |
+//! | `backend_state` | state of backends besides their queues |
+//! | `blob` | kernel structures as text |
+//! | `output` | unread console output |
+//! | `version` | versions of saved states |
+//! | `error` | errors of saving and restoring |
 
 pub(crate) mod backend_state;
 pub mod blob;
@@ -40,15 +39,15 @@ use crate::machine_state::output::ConsolesState;
 use crate::machine_state::vcpu_state::VcpuState;
 use crate::serial::SerialState;
 
-/// A machine.
+/// State of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineState {
-    /// [`MACHINE_STATE_VERSION`](crate::machine_state::version::MACHINE_STATE_VERSION) when it was saved.
+    /// [`MACHINE_STATE_VERSION`](crate::machine_state::version::MACHINE_STATE_VERSION) of the program that saved it.
     pub version: u16,
     /// Addresses of the guest.
     pub layout: LayoutState,
-    /// CPUID of its vCPUs, without the parts that differ between them.
+    /// CPUID of the vCPUs, without values that differ between them.
     pub cpuid: Vec<CpuidLeaf>,
     /// The guest's time.
     pub clock: ClockState,
@@ -58,52 +57,50 @@ pub struct MachineState {
     pub vcpus: Vec<VcpuState>,
     /// Number of vCPUs that the guest should have, now and after a restart.
     pub wanted_vcpus: u8,
-    /// The configuration's size of memory that is in no zone, in bytes: what the guest has, or is to have after a
-    /// restart.
+    /// Size of memory outside zones in the configuration, in bytes: what the guest has now, or after its next restart.
     pub wanted_memory: u64,
-    /// The generic event device with the registers of hot-plug.
+    /// Generic event device, with the hot-plug registers.
     pub events: EventDeviceState,
-    /// The serial port, if there is one.
+    /// Serial port, if any.
     pub serial: Option<SerialState>,
-    /// Output of consoles that was kept.
+    /// Unread console output.
     #[serde(default, skip_serializing_if = "ConsolesState::is_empty")]
     pub consoles: ConsolesState,
-    /// The ports that firmware needs, if the payload is firmware.
+    /// I/O ports of firmware, if the payload is firmware.
     pub firmware: Option<FirmwareState>,
-    /// Hardware of older PCs, if something else runs that needs it. Earlier programs had none.
+    /// Legacy PC hardware, if a payload other than firmware needs it. States of older programs have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub legacy: Option<LegacyState>,
-    /// The devices, by segment and slot.
+    /// Devices, by segment and slot.
     pub devices: Vec<SavedDevice>,
-    /// Request of the guest that was not carried out yet.
+    /// The guest's pending power-off or reset.
     pub stop: Option<StopState>,
     /// Number of the guest's triple faults.
     pub triple_faults: u64,
-    /// Options that the guest knows by its CPUs and by firmware's tables, with their values. Earlier programs saved
-    /// none, and nothing is compared then.
+    /// Options visible to the guest in CPUID and firmware tables, with their values. States of older programs have
+    /// none, and are not compared.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub told: Vec<(String, String)>,
 }
 
-/// The addresses of a machine, in bytes.
+/// Guest-physical layout of a machine, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayoutState {
-    /// The width of physical addresses, in bits.
+    /// Width of physical addresses, in bits.
     pub address_bits: u8,
-    /// The memory that was there when the guest started.
+    /// Memory at boot.
     pub memory_at_boot: u64,
-    /// The regions of memory by ascending addresses: first address and length. Regions of memory devices are among
-    /// them as a whole, whatever is plugged.
+    /// Memory regions by ascending address: first address and length. virtio-mem regions are listed whole, regardless
+    /// of what is plugged.
     pub regions: Vec<(u64, u64)>,
-    /// Memory that was added before the guest started, and is a part of what it was started with: first address and
-    /// end.
+    /// Range of memory added before boot and counted as boot memory: first address and end.
     pub plugged: (u64, u64),
-    /// The 64-bit addresses of BARs: first address and end.
+    /// 64-bit MMIO range of BARs: first address and end.
     pub mmio64: (u64, u64),
 }
 
-/// A device in its place.
+/// A device and its slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedDevice {
@@ -113,21 +110,21 @@ pub struct SavedDevice {
     pub segment: u16,
     /// Device number on bus 0 of the segment.
     pub slot: u8,
-    /// The first bus of its VFs, if it has any.
+    /// First bus of its VFs, if any.
     pub first_vf_bus: Option<u8>,
-    /// The guest was asked to release it, and has not yet.
+    /// True while a request to eject the device is pending.
     pub leaving: bool,
     /// Registers, if a driver can change any.
     pub state: Option<DeviceState>,
 }
 
-/// Reason why a guest stopped by itself.
+/// Pending stop of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopState {
-    /// It powered off.
+    /// Power-off.
     PowerOff,
-    /// It asked for a reset.
+    /// Reset.
     Reset,
     /// Triple fault of a vCPU.
     TripleFault,

@@ -1,23 +1,23 @@
-//! Live migration: a guest that leaves this process while it runs, and goes on in another.
+//! Live migration: moves a running guest to another process.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `wire` | the frames of a live migration, as bytes |
+//! | `wire` | frames of a migration, as bytes |
 //! | `sending` | the source's thread, with `pages_out` |
 //! | `receiving` | the target's thread, with `listening`, `preparer` and `pages_in` |
-//! | `link` | what both sides say to each other, such as the `offer`; `transport` carries it, by `tls` if told |
-//! | `deadline` | waits for a peer that end in time |
-//! | `conducting` | such a thread, as the control thread keeps it |
-//! | `course` | what both of them do alike |
-//! | `errands` | work that these threads have others do |
-//! | `passed` | what a target on the same host gets instead of copies, by `passing` |
-//! | `orders` | what these threads and the control thread say to each other |
-//! | `incoming` | its frames as they arrive |
-//! | `loader` | guest memory, as pages arrive for it |
-//! | `handover` | who may run the guest: both sides of a live migration, from events to actions |
-//! | `precopy` | when to stop the guest |
-//! | `progress` | how far a live migration is |
-//! | `error` | why the target has no VM for its guest |
+//! | `link` | control channel for frames and documents (`offer`), over `transport` and optionally `tls` |
+//! | `deadline` | waits for a peer with a deadline |
+//! | `conducting` | the control thread's handle to a migration thread |
+//! | `course` | code that both migration threads share |
+//! | `errands` | background threads of a migration thread |
+//! | `passed` | memory and taps that a local target receives as descriptors, with `passing` |
+//! | `orders` | messages between a migration thread and the control thread |
+//! | `incoming` | frames from a connection |
+//! | `loader` | guest memory that pages arrive for |
+//! | `handover` | ownership of the guest: state machines of source and target |
+//! | `precopy` | decision when to stop the guest |
+//! | `progress` | progress of a migration |
+//! | `error` | errors of creating the target's VM |
 
 pub(crate) mod conducting;
 mod course;

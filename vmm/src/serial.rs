@@ -4,7 +4,7 @@
 //!
 //! Output never blocks a vCPU permanently. If nothing reads it, the writing vCPU waits up to
 //! [`virtio_devices::PATIENCE`], once. Further output is dropped until it is read again, as on a line without flow
-//! control. Meanwhile other vCPUs can use the registers; only those that also write wait for their turn.
+//! control. In the meantime other vCPUs can use the registers, unless they also write.
 
 pub(crate) mod debug;
 pub mod end;
@@ -29,12 +29,12 @@ use crate::serial::end::{ConsoleEnd, ConsoleError};
 pub use crate::serial::state::SerialState;
 use crate::threads::{self, ThreadKind};
 
-/// The serial port as the guest sees it.
+/// Guest side of the serial port.
 #[derive(Debug)]
 pub struct SerialPort {
-    /// The registers, and written bytes that are not sent yet: at most one for each vCPU.
+    /// Registers, and written bytes that are not sent yet: at most one per vCPU.
     uart: Mutex<Uart>,
-    /// Locked before `uart` to send those bytes, so that they keep their order.
+    /// Locked before `uart` when sending those bytes, to keep their order.
     output: Mutex<Arc<CharDevice>>,
     interrupt: Arc<EventFd>,
     room: Arc<EventFd>,
@@ -50,7 +50,7 @@ impl SerialPort {
         Ok(Self { uart, output: Mutex::new(output), interrupt, room })
     }
 
-    /// Signalled for each of the port's interrupts.
+    /// Returns an eventfd that is signalled for each interrupt of the port.
     pub fn interrupt(&self) -> &EventFd {
         &self.interrupt
     }
@@ -59,7 +59,7 @@ impl SerialPort {
     pub fn read(&self, offset: u8) -> u8 {
         let mut uart = self.uart.lock();
         let value = uart.read(offset);
-        // The crate withdraws this interrupt at the first byte that is read. A 16550A has it until all are.
+        // The crate withdraws this interrupt after the first byte is read. A 16550A keeps it until all bytes are read.
         if offset == INTERRUPT_IDENTIFICATION && value & NONE_PENDING != 0 && has_received_data(&uart) {
             return value & !NONE_PENDING | RECEIVED_DATA;
         }
@@ -70,7 +70,7 @@ impl SerialPort {
     pub fn write(&self, offset: u8, value: u8) {
         let pending = {
             let mut uart = self.uart.lock();
-            // Appending a byte cannot fail, and if the interrupt's counter is full, an interrupt is pending.
+            // Appending a byte cannot fail, and with a full eventfd an interrupt is pending.
             let _ = uart.write(offset, value);
             !uart.writer().is_empty()
         };
@@ -79,7 +79,7 @@ impl SerialPort {
         }
     }
 
-    /// Sends the pending bytes, which may include another vCPU's.
+    /// Sends pending bytes, possibly also another vCPU's.
     fn send(&self) {
         let output = self.output.lock();
         let bytes = mem::take(self.uart.lock().writer_mut());
@@ -90,21 +90,22 @@ impl SerialPort {
     pub fn reset(&self) {
         let mut uart = self.uart.lock();
         *uart = self::uart(&self.interrupt, &self.room);
-        // The old guest's interrupt must not reach the next guest.
+        // An interrupt of the old guest must not reach the next one.
         let _ = self.interrupt.read();
         let _ = self.room.write(1);
     }
 
-    /// Number of bytes of input that the port can take now.
+    /// Number of input bytes that the port has room for.
     fn room(&self) -> usize {
         self.uart.lock().fifo_capacity()
     }
 
     fn receive(&self, bytes: &[u8]) {
         let mut uart = self.uart.lock();
-        // The crate sends no edge while this is pending. If the guest has lost the first, no later byte would wake it.
+        // The crate sends no edge while this is pending. If the guest has missed it, no later byte would wake the
+        // guest.
         let is_pending = uart.state().interrupt_identification & RECEIVED_DATA != 0;
-        // In loop-back mode the line is not connected, and input is lost.
+        // In loop-back mode the line is disconnected, and input is dropped.
         let _ = uart.enqueue_raw_bytes(bytes);
         if is_pending && has_received_data(&uart) {
             let _ = self.interrupt.write(1);
@@ -117,7 +118,7 @@ const INTERRUPT_IDENTIFICATION: u8 = 2;
 const NONE_PENDING: u8 = 1;
 const RECEIVED_DATA: u8 = 4;
 
-/// True if the guest has not read all input, and has enabled the interrupt for it.
+/// True if the guest has unread input, and has enabled its interrupt.
 fn has_received_data(uart: &Uart) -> bool {
     let state = uart.state();
     state.interrupt_enable & 1 != 0 && !state.in_buffer.is_empty()
@@ -139,7 +140,7 @@ impl Trigger for Interrupt {
     }
 }
 
-/// Wakes the input reader when the guest has read all input.
+/// Wakes the input reader once the guest has read all input.
 #[derive(Debug)]
 struct Room(Arc<EventFd>);
 
@@ -151,7 +152,7 @@ impl SerialEvents for Room {
     fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
-        // If the counter is full, the reader is already woken.
+        // A full eventfd has woken the reader already.
         let _ = self.0.write(1);
     }
 }
@@ -166,34 +167,33 @@ pub struct SerialConsole {
 }
 
 impl SerialConsole {
-    /// Opens the serial port of `config` for output; `None` if there is none. Input starts with
-    /// [`Self::read_input`].
+    /// Opens the serial port of `config` for output; `None` if it is off. [`Self::read_input`] starts input.
     ///
     /// # Errors
     ///
-    /// Fails if its host side cannot be opened.
+    /// Fails if the host side cannot be opened.
     pub fn open(config: &ConsoleConfig) -> Result<Option<Self>, ConsoleError> {
         let Some(end) = ConsoleEnd::open("--serial", config, true)? else { return Ok(None) };
         let port = SerialPort::new(Arc::clone(end.device())).map_err(|error| ConsoleError::host("--serial", error))?;
         Ok(Some(Self { port: Arc::new(port), reader: None, end }))
     }
 
-    /// In mode `tty`, puts the terminal into raw mode until this is dropped. The caller must already catch signals, so
+    /// In mode `tty`, sets the terminal to raw mode until this is dropped. The caller must already catch signals, so
     /// that the terminal is restored.
     ///
     /// # Errors
     ///
-    /// The terminal cannot be set.
+    /// Fails if the terminal cannot be set.
     pub fn take_terminal(&mut self) -> Result<(), ConsoleError> {
         self.end.take_terminal()
     }
 
-    /// Starts to read input. What a user types before stays in the terminal, pipe or socket: a port that is restored
-    /// later would lose it.
+    /// Starts reading input. Earlier input stays in the terminal, pipe or socket, because restoring the port would drop
+    /// it.
     ///
     /// # Errors
     ///
-    /// No thread can be started.
+    /// Fails if the thread cannot be started.
     pub fn read_input(&mut self) -> Result<(), ConsoleError> {
         if self.end.has_input() {
             let reader = Reader::start(Arc::clone(&self.port), Arc::clone(self.end.device()));
@@ -202,7 +202,7 @@ impl SerialConsole {
         Ok(())
     }
 
-    /// The serial port.
+    /// Guest side of the port.
     pub fn port(&self) -> &Arc<SerialPort> {
         &self.port
     }
@@ -225,7 +225,7 @@ impl Reader {
         let stop = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let stopped = Arc::clone(&stop);
         let run = move || while let Ok(true) = pass_input(&port, &input, &stopped) {};
-        // Its calls are shallow.
+        // The calls of this thread are shallow.
         let thread = threads::start(ThreadKind::Serial, NewThread::new(ThreadKind::Serial.name(), 64 << 10, run))?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -235,19 +235,19 @@ impl Drop for Reader {
     fn drop(&mut self) {
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
-            // If it panicked, there is nothing left to do.
+            // After a panic there is nothing left to do.
             let _ = thread.join();
         }
     }
 }
 
-/// Waits for input and for room in the port, and passes some input on. False at the end of input, or when `stop` is
-/// signalled.
+/// Waits for input and for room in the port, and forwards some input. Returns false at the end of input, or once `stop`
+/// is signalled.
 fn pass_input(port: &SerialPort, input: &CharDevice, stop: &EventFd) -> io::Result<bool> {
     let room = port.room();
     // SAFETY: both eventfds stay open while they are borrowed.
     let others = [stop, &port.room].map(|fd| unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
-    // Without room, input stays where it is.
+    // Without room, input stays in its source.
     let woken = input.wait(others, room > 0)?;
     let [stop, space] = woken.others;
     if space {
@@ -326,7 +326,7 @@ mod tests {
         for _ in 0..70_000 {
             port.write(DATA, b'x');
         }
-        // To wait for a reader at each byte would take days.
+        // Waiting for a reader at each byte would take days.
         assert!(start.elapsed() < 12 * PATIENCE);
         let mut bytes = vec![0; 70_000];
         let taken = reader.read(&mut bytes).unwrap();
@@ -425,7 +425,7 @@ mod tests {
         port.write(INTERRUPT_ENABLE, 1);
         for _ in 0..2 {
             port.receive(b"x");
-            // The edge comes, and the guest does not see it.
+            // The edge is sent, and the guest misses it.
             assert!(port.interrupt().read().is_ok());
         }
     }
@@ -519,7 +519,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Input of the guest once it is `len` bytes, or after some seconds.
+    /// Returns the input of the guest once it has `len` bytes, or after some seconds.
     fn received(port: &SerialPort, len: usize) -> Vec<u8> {
         let mut received = Vec::new();
         let start = Instant::now();

@@ -1,11 +1,11 @@
-//! A guest in files: written of a paused VM, and read to make a VM of it.
+//! Snapshots: saving a paused VM to files, and restoring a VM from them.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `saver` | a snapshot that is written, with its `folder` and `state_file` |
-//! | `source` | a snapshot that is read and checked |
-//! | `restorer` | a VM that is made of it, with `overrides` of its backends, by a `memory_mode` |
-//! | `error` | why a VM is not saved, or not restored |
+//! | `saver` | writing a snapshot, with its `folder` and `state_file` |
+//! | `source` | reading and checking a snapshot |
+//! | `restorer` | creating a VM from a snapshot, with `overrides` of its backends and a `memory_mode` |
+//! | `error` | errors of saving and restoring |
 
 pub(crate) mod error;
 pub(crate) mod folder;

@@ -1,12 +1,11 @@
-//! Starter of this program's threads: a single thread, `starter`, starts all others.
+//! Starting threads: one thread, `starter`, starts all others.
 //!
-//! A new thread has the system call filters of the thread that starts it, and can only add to them. So it is started by
-//! one whose filter allows what any thread may do. A vCPU in particular, which a guest makes start workers, asks the
-//! starter for them and waits; its own filter has neither their calls nor the call that makes threads. The same order
-//! gives a new thread the CPUs and the control group of the program, and not those of a vCPU.
+//! A new thread inherits the system call filters of its parent, and can only add to them. So its parent must have a
+//! filter that allows the calls of any thread. A vCPU whose guest causes workers to start asks the starter and waits;
+//! its own filter allows neither the workers' calls nor clone. Likewise, new threads get the program's CPUs and control
+//! group, not a vCPU's.
 //!
-//! There is one starter for the process, as filters are the process's. It is started by [`begin`], or by the first
-//! thread that is needed.
+//! There is one starter per process, as filters belong to the process. [`begin`] starts it, or the first use.
 
 pub(crate) mod core_group;
 mod kind;
@@ -22,36 +21,35 @@ use virtio_devices::{NewThread, Thread, WORKER_STACK, start_workers_with};
 pub(crate) use kind::ThreadKind;
 pub(crate) use spare::end_spares;
 
-/// The starter's stack, in bytes. Its calls are shallow.
+/// Stack of the starter, in bytes. Its calls are shallow.
 const STACK: usize = 128 << 10;
 
-/// The first work of each new thread. If it fails, the thread does nothing else.
+/// Setup of each new thread, which exits if it fails.
 pub(crate) type Prepare = Arc<dyn Fn(ThreadKind) -> io::Result<()> + Send + Sync>;
 
-/// Work for the starter, and the place for its result.
+/// Request to the starter, with a channel for the result.
 enum Order {
     /// Start a thread.
     Start { kind: ThreadKind, thread: NewThread, answer: SyncSender<io::Result<Thread>> },
-    /// Start vCPUs from now on in a core scheduling group of their own, or in that of the process.
+    /// Start later vCPUs in a core scheduling group of their own, or in the process's.
     Group { own: bool, answer: SyncSender<Result<(), Errno>> },
 }
 
 static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
 
-/// Confines the calling thread, once threads have to be confined.
+/// Confines the calling thread, if threads must be confined.
 static CONFINE: OnceLock<fn() -> io::Result<()>> = OnceLock::new();
 
-/// Has the starter call `confine` before each thread that it starts from now on, which is confined as the starter is.
+/// Sets the function that the starter calls before it starts a thread: the new thread is confined as well.
 pub(crate) fn confine_by(confine: fn() -> io::Result<()>) {
     let _ = CONFINE.set(confine);
 }
 
-/// Starts the starter, from the calling thread, unless it runs already. It and all threads that it starts begin with
-/// `prepare`.
+/// Starts the starter, if it does not run yet. The starter and all its threads run `prepare` first.
 ///
 /// # Errors
 ///
-/// It cannot be started or prepared.
+/// Fails if the starter cannot be started or prepared.
 pub(crate) fn begin(prepare: Prepare) -> io::Result<()> {
     if STARTER.get().is_some() {
         return Ok(());
@@ -61,19 +59,19 @@ pub(crate) fn begin(prepare: Prepare) -> io::Result<()> {
         let prepare = Arc::clone(&prepare);
         NewThread::new(ThreadKind::Starter.name(), STACK, move || serve(&orders, &prepare))
     };
-    // Without its handle, it ends with the process.
+    // The handle is dropped: the starter runs until the process ends.
     start_prepared(ThreadKind::Starter, work, &prepare, || Ok(()))?;
-    // If another thread was faster, this starter has no orders, and ends.
+    // If another thread was faster, this starter's queue closes and it exits.
     let _ = STARTER.set(sender);
     start_workers_with(|kind, thread| start(ThreadKind::Worker(kind), thread));
     Ok(())
 }
 
-/// Starts a thread of the program. What it does first, it does with the starter's rights.
+/// Starts a thread. Its `first` work runs with the starter's privileges.
 ///
 /// # Errors
 ///
-/// The host has no thread, no memory or no mapping left, or refuses what the thread does first.
+/// Fails if the host has no thread, memory or mapping left, or the thread's setup fails.
 pub(crate) fn start(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
     let thread = match spare::take(kind, thread) {
         Ok(thread) => return Ok(thread),
@@ -82,8 +80,8 @@ pub(crate) fn start(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
     start_new(kind, thread)
 }
 
-/// Starts threads of these kinds, with the stacks of workers, which wait until one of their kind is needed, or until
-/// [`end_spares`]. Those that the host refuses are started when they are needed.
+/// Starts threads of these kinds in advance, with workers' stacks, which wait for work of their kind or for
+/// [`end_spares`]. Threads that the host refuses are started on demand.
 pub(crate) fn keep_spares(kinds: impl IntoIterator<Item = ThreadKind>) {
     for kind in kinds.into_iter().take(spare::MOST) {
         let (thread, work) = spare::waiting(WORKER_STACK);
@@ -100,15 +98,14 @@ fn start_new(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
     answered.recv().map_err(|_| ended())?
 }
 
-/// Starts vCPUs from now on in a new core scheduling group, in which no other thread is, or, unless `own`, in that of
-/// the process, as all other threads.
+/// Starts later vCPUs in a new core scheduling group without other threads (`own`), or in the process's group.
 ///
 /// # Errors
 ///
-/// The kernel has no core scheduling, or a core has one thread. Then vCPUs start where they did before.
+/// Fails if the kernel has no core scheduling, or cores have one thread. Groups are unchanged then.
 pub(crate) fn group_vcpus(own: bool) -> Result<(), Errno> {
     let (answer, answered) = mpsc::sync_channel(1);
-    // Without a starter, no vCPU is started either.
+    // Without a starter, no vCPU can start either.
     order(Order::Group { own, answer }).map_err(|_| Errno::SRCH)?;
     answered.recv().unwrap_or(Err(Errno::SRCH))
 }
@@ -120,16 +117,16 @@ fn order(order: Order) -> io::Result<()> {
     STARTER.get().ok_or_else(ended)?.send(order).map_err(|_| ended())
 }
 
-/// The starter's work.
+/// Runs the starter.
 fn serve(orders: &Receiver<Order>, prepare: &Prepare) {
-    // True if the starter is in the group of the vCPUs. So are the threads that it starts, until they leave it.
+    // True if the starter is in the vCPUs' group, which its new threads inherit and other kinds leave.
     let mut grouped = false;
     for order in orders {
         match order {
             Order::Start { kind, thread, answer } => {
-                // A VM that confines this process to its files has threads that are confined from their start.
+                // Confined here, so that a new thread inherits the VM's confinement to its files.
                 let confined = CONFINE.get().map_or(Ok(()), |confine| confine());
-                // Whoever needs it waits.
+                // The thread that needs it waits for the reply.
                 let _ = answer.send(confined.and_then(|()| {
                     let leave = if grouped && kind != ThreadKind::Vcpu { core_group::leave } else { || Ok(()) };
                     start_prepared(kind, thread, prepare, leave)
@@ -148,8 +145,8 @@ fn serve(orders: &Receiver<Order>, prepare: &Prepare) {
     }
 }
 
-/// Starts a thread from the calling one, and waits until it is prepared. The first that it does is `leave`, the calling
-/// thread's core scheduling group.
+/// Starts a thread from the calling one, and waits for its setup. The new thread first runs `leave`, to leave the
+/// calling thread's core scheduling group.
 fn start_prepared(
     kind: ThreadKind,
     thread: NewThread,
@@ -174,14 +171,14 @@ fn start_prepared(
     match prepared.recv() {
         Ok(Ok(())) => Ok(thread),
         refused => {
-            // It ends at once; a panic has been reported.
+            // The thread exits at once; a panic has been reported.
             let _ = thread.join();
             Err(refused.map_or_else(|_| ended(), |refused| refused.err().unwrap_or_else(ended)))
         }
     }
 }
 
-/// A thread is gone that never ends.
+/// Error of a thread that should never end.
 fn ended() -> io::Error {
     io::Error::other("the thread that starts others has ended; please report this")
 }
@@ -194,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_started_by_the_starter_and_not_by_who_needs_it() {
-        // By a thread that is bound to no CPU.
+        // The caller is bound to one CPU, the new thread to none.
         begin(Arc::new(|_| Ok(()))).unwrap();
         let (found, find) = mpsc::channel();
         let one = rustix::thread::CpuSet::new();
@@ -212,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn a_spare_thread_does_the_work_of_one_of_its_kind_under_that_ones_name() {
-        // No VM of another test has such a thread.
+    fn spare_thread_runs_work_of_its_kind_under_its_new_name() {
+        // No VM of another test uses this kind.
         let kind = ThreadKind::Worker(WorkerKind::TapFinder);
         keep_spares([kind]);
         let (found, find) = mpsc::channel();
@@ -229,7 +226,7 @@ mod tests {
         assert_eq!(thread.join(), Ok(()));
         assert_eq!(find.recv().unwrap(), "its-name");
         assert_eq!(spare::count(kind), 0);
-        // None does the work of another kind, or with another stack, or what has to be done with other rights.
+        // Refused: another kind, another stack, or setup with other privileges.
         keep_spares([kind]);
         for (kind, thread) in [
             (ThreadKind::Worker(WorkerKind::Watchdog), work(WORKER_STACK)),
@@ -260,11 +257,11 @@ mod tests {
         }
     }
 
-    /// A kernel without core scheduling, or a host without shared cores, is checked with its own answer.
+    /// Without core scheduling or shared cores, the expected result is the host's own error.
     #[test]
     fn only_vcpus_are_in_their_core_scheduling_group() {
         use rustix::thread::{CoreSchedulingScope, core_scheduling_cookie, gettid};
-        // A starter of its own, as other tests have groups, too.
+        // A separate starter, because other tests change groups as well.
         let (orders, received) = mpsc::channel();
         let prepare: Prepare = Arc::new(|_| Ok(()));
         let starter = std::thread::spawn(move || serve(&received, &prepare));

@@ -1,4 +1,4 @@
-//! A TPM 2.0 whose work another process does, swtpm: registers for the guest, and a thread that carries its commands.
+//! TPM 2.0 backed by swtpm: registers for the guest, and a thread that forwards its commands.
 
 mod crb;
 mod error;
@@ -23,7 +23,7 @@ use crate::tpm::order::Order;
 use crate::tpm::swtpm::Swtpm;
 use crate::tpm::worker::Worker;
 
-/// The stack of its thread, in bytes.
+/// Stack of the thread, in bytes.
 const STACK: usize = 128 << 10;
 
 /// A TPM. Dropping it ends its thread and closes its connection.
@@ -33,11 +33,11 @@ pub(crate) struct Tpm {
 }
 
 impl Tpm {
-    /// Connects to the swtpm that listens at `socket`, and initialises its TPM.
+    /// Connects to the swtpm at `socket`, and initialises its TPM.
     ///
     /// # Errors
     ///
-    /// Fails if no program listens there, or the listener is no swtpm with a TPM 2.0.
+    /// Fails if no program listens there, or it is not swtpm with a TPM 2.0.
     pub(crate) fn open(socket: &Path) -> Result<Self, TpmError> {
         let fail = |what: &'static str| move |error| TpmError::Io { path: socket.into(), what, error };
         let mut swtpm = Swtpm::connect(socket)?;
@@ -50,12 +50,12 @@ impl Tpm {
         Ok(Self { device, thread: Some(thread.map_err(fail("start its thread"))?) })
     }
 
-    /// Resets it, as a reset of the machine does. Does not wait: a command of the next guest waits for the reset.
+    /// Resets the TPM with the machine, without waiting: the next guest's first command waits for the reset.
     pub(crate) fn reset(&self) {
         self.device.reset();
     }
 
-    /// Handler of the TPM's addresses, with `rest` for all others.
+    /// Returns a handler for the TPM's addresses, with `rest` for all others.
     pub(crate) fn over(&self, rest: Arc<dyn MmioHandler>) -> Arc<dyn MmioHandler> {
         Arc::new(Over { device: Arc::clone(&self.device), rest })
     }
@@ -72,13 +72,13 @@ impl Drop for Tpm {
     }
 }
 
-/// The TPM's registers, over what is at all other addresses.
+/// The TPM's registers, and the handler of all other addresses.
 struct Over {
     device: Arc<CrbDevice>,
     rest: Arc<dyn MmioHandler>,
 }
 
-/// The offset of an address in the TPM's registers.
+/// Returns the offset of an address in the TPM's registers.
 fn offset(address: u64) -> Option<u64> {
     layout::TPM.contains(&address).then(|| address - layout::TPM.start)
 }

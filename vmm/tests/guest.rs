@@ -286,7 +286,7 @@ fn a_file_is_memory_where_the_guest_places_it() {
 }
 
 #[test]
-fn what_a_guest_writes_to_a_file_that_is_not_to_get_it_is_gone_when_the_guest_restarts() {
+fn discarded_pmem_writes_are_absent_after_a_guest_restart() {
     let restart = Code::default().store(place(6), 1).out(0x602, 1).spin().0;
     let code = placed(5)
         .bytes(&placed(6).0)

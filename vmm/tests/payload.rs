@@ -75,7 +75,7 @@ fn a_file_that_is_no_firmware_is_refused() {
 }
 
 #[test]
-fn a_kernel_that_does_not_fit_is_refused_with_what_would_be_enough() {
+fn too_large_kernel_is_refused_with_the_memory_needed() {
     let mut guest = Guest::new(&Code::default().power_off());
     guest.config.memory.size = 1 << 20;
     let message = error(&guest);
@@ -83,7 +83,7 @@ fn a_kernel_that_does_not_fit_is_refused_with_what_would_be_enough() {
 }
 
 #[test]
-fn an_initramfs_that_is_missing_or_larger_than_memory_is_refused() {
+fn missing_or_too_large_initramfs_is_refused() {
     let mut guest = Guest::new(&Code::default().power_off());
     guest.config.payload.initramfs = Some(guest.path("no such file"));
     assert!(error(&guest).starts_with("--initramfs "));

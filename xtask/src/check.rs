@@ -10,8 +10,8 @@ use crate::build::cargo;
 use crate::deny;
 use crate::error::{Context, Result};
 use crate::fuzz;
-use crate::long_lines;
 use crate::progress::{Step, note};
+use crate::rust_text;
 use crate::suite::Tally;
 
 /// Checks format, lints and crates of the workspace and of the fuzz workspace. Each check counts as a test.
@@ -19,14 +19,14 @@ pub(crate) fn lints(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;
     let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
     let fuzz = workspace.join("fuzz");
-    let outcomes = [
+    let mut outcomes = vec![
         check(workspace, "format", &["fmt", "--all", "--check"])?,
         check(workspace, "lints", &clippy)?,
         check(&fuzz, "format of the fuzz targets", &["fmt", "--check"])?,
         check(&fuzz, "lints of the fuzz targets", &clippy)?,
-        long_lines::check(workspace)?,
         deny::check(workspace)?,
     ];
+    outcomes.extend(rust_text::check(workspace)?);
     let passed = outcomes.iter().filter(|passed| **passed).count();
     Ok(Tally { passed, failed: outcomes.len() - passed })
 }

@@ -1,11 +1,11 @@
 //! The emulators of first-level machines: copies of QEMU with one bug patched, in this machine's 7.2 and in Debian's
 //! newest, 11.1.
 //!
-//! When VMRUN injects an external interrupt, `helper_vmrun` in QEMU's `target/i386/tcg/sysemu/svm_helper.c` (later
-//! `system`) delivers it at once, but leaves its vector in `exception_index`. If nothing else sets that before the CPU
-//! loop next exits, the interrupt is delivered a second time, even while the guest has interrupts disabled. A guest
-//! that holds a spin lock or writes the time then deadlocks. If the clock counts instructions, the loop exits whenever
-//! a timer is due, and every second measurement hung.
+//! QEMU delivers an external interrupt that VMRUN injects at once, in `helper_vmrun` of
+//! `target/i386/tcg/sysemu/svm_helper.c` (later `system`), but leaves its vector in `exception_index`. If nothing else
+//! sets that before the CPU loop next exits, the interrupt is delivered a second time, even while the guest has
+//! interrupts disabled. A guest that holds a spin lock or writes the time then deadlocks. If the clock counts
+//! instructions, the loop exits whenever a timer is due, and every second measurement hung.
 //!
 //! With a real clock this requires a race: another thread requests an interrupt after the loop has checked for
 //! interrupts and before it checks for exit requests. The tests of VFs with an igb of 11.1 failed this way in 2 of 36
@@ -15,11 +15,12 @@
 //! checks, the third guest hung: KVM had injected its timer interrupt once, the guest had written EOI twice, and its
 //! backtrace had the second interrupt in code with interrupts disabled.
 
-use std::fs;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{fs, io};
 
 use parking_lot::Mutex;
 
@@ -35,8 +36,8 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 const FAULT: &str = "89 b3 .. .. ff ff c7 83 .. .. 00 00 00 00 00 00 48 c7 83 .. .. 00 00 ff ff ff ff";
 /// Replacement for the first instruction: a NOP of the same length.
 const NOTHING: [u8; 6] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// Locked while a copy is written: workers start machines at the same time.
-static WRITING: Mutex<()> = Mutex::new(());
+/// Programs, and their copies. Locked while a copy is written: workers start machines at the same time.
+static COPIES: Mutex<BTreeMap<PathBuf, PathBuf>> = Mutex::new(BTreeMap::new());
 
 /// The command that runs the patched copy of this machine's QEMU. A QEMU without that code runs unpatched, after a
 /// message.
@@ -49,8 +50,10 @@ pub(crate) fn command(lab: &Lab) -> Result<Command> {
         // QEMU finds its modules and firmware relative to its own path.
         for name in ["lib", "share"] {
             let (link, place) = (folder.join(name), program.parent().unwrap_or(&program).join("..").join(name));
-            if fs::symlink_metadata(&link).is_err() {
-                symlink(&place, &link).context(link.display())?;
+            if let Err(error) = symlink(&place, &link)
+                && error.kind() != io::ErrorKind::AlreadyExists
+            {
+                return Err(error).context(link.display());
             }
         }
     }
@@ -60,6 +63,16 @@ pub(crate) fn command(lab: &Lab) -> Result<Command> {
 /// Writes a patched copy of `program` into `folder`, if it is missing, and returns its path. Without the code to patch,
 /// prints a line and returns `program`.
 pub(crate) fn patched(program: &Path, folder: &Path) -> Result<PathBuf> {
+    let mut copies = COPIES.lock();
+    if let Some(copy) = copies.get(program) {
+        return Ok(copy.clone());
+    }
+    let copy = write_copy(program, folder)?;
+    copies.insert(program.to_owned(), copy.clone());
+    Ok(copy)
+}
+
+fn write_copy(program: &Path, folder: &Path) -> Result<PathBuf> {
     let mut image = fs::read(program).context(program.display())?;
     let Some(place) = only_match(&image, FAULT) else {
         note(
@@ -70,7 +83,6 @@ pub(crate) fn patched(program: &Path, folder: &Path) -> Result<PathBuf> {
     };
     let fault = place.start..place.start + NOTHING.len();
     image[fault].copy_from_slice(&NOTHING);
-    let _writing = WRITING.lock();
     let (target, new) = (folder.join(PROGRAM), folder.join(format!("new-{}", std::process::id())));
     if fs::read(&target).is_ok_and(|there| there == image) {
         return Ok(target);
@@ -120,13 +132,13 @@ mod tests {
         let (program, bin) = (folder.path().join("original"), folder.path().join("bin"));
         for code in [CODE, NEWER] {
             fs::write(&program, [&[0x90; 3][..], &code, &[0x90; 3]].concat()).unwrap();
-            let copy = patched(&program, &bin).unwrap();
+            let copy = write_copy(&program, &bin).unwrap();
             let expected = [&[0x90; 3][..], &NOTHING, &code[NOTHING.len()..], &[0x90; 3]].concat();
             assert_eq!(fs::read(&copy).unwrap(), expected);
             assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o755);
         }
         fs::write(&program, [0x90; 64]).unwrap();
-        assert_eq!(patched(&program, &bin).unwrap(), program);
+        assert_eq!(write_copy(&program, &bin).unwrap(), program);
     }
 
     #[test]

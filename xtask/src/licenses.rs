@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_third_party_crate_of_the_commands_is_named_with_its_licence() {
+    fn every_shipped_third_party_crate_is_listed_with_its_licence() {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let texts = texts(workspace).unwrap();
         for name in ["\nkvm-bindings ", "\nserde ", "\nhyper ", "\nrustix ", "\nvm-memory "] {

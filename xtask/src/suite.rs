@@ -27,7 +27,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.
 const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
 /// Time that a test may take if its guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
-const HYPERVISOR_FW_LIMIT: Duration = Duration::from_secs(1800);
+const HYPERVISOR_FW_LIMIT: Duration = Duration::from_secs(900);
 /// The files of these tests have this in their names.
 const HYPERVISOR_FW_TESTS: &str = "hypervisor_fw";
 /// Prefix of the files of tests whose guests start with UEFI firmware. QEMU's emulation of a nested guest aborts in

@@ -28,8 +28,8 @@ static EVENTFDS: LazyLock<[[Pair; FUNCTIONS]; DEVICES]> = LazyLock::new(|| {
     [(); DEVICES].map(|()| [(); FUNCTIONS].map(|()| pair()))
 });
 
-/// A device with made-up doorbells, as it runs no queues. They depend on its registers: each is at the same offset of
-/// its function, and signals one eventfd while the function may send messages and the other while it may not.
+/// A device with fake doorbells, as it runs no queues. They depend on its registers: each is at the same offset of its
+/// function, and signals one eventfd while the function may send messages and the other while it may not.
 #[derive(Clone)]
 pub struct Shared {
     device: Arc<Mutex<Box<dyn VirtioPci>>>,

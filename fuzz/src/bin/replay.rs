@@ -1,5 +1,5 @@
 //! Runs all inputs of the corpora once, without a fuzzer: `replay <directory>` reads `<directory>/<target>/*`. Built
-//! with coverage instrumentation, it shows what the corpora reach.
+//! with coverage instrumentation, it shows the coverage of the corpora.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! A descriptor chain, and how the standard judges it (`virtio 1.4 §2.7.5`).
+//! A descriptor chain, and its validity by the standard (`virtio 1.4 §2.7.5`).
 
 use std::ops::Range;
 
@@ -27,9 +27,9 @@ impl Segment {
 /// Verdict of the standard on a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It describes buffers.
+    /// Valid.
     Sound,
-    /// It is invalid: an address outside memory, a loop, or an index beyond the table.
+    /// Invalid: an address outside memory, a loop, or an index beyond the table.
     Unsound,
     /// A driver must not make such a chain, and a device may do anything with it.
     Undefined,
@@ -39,7 +39,7 @@ pub enum Verdict {
 #[derive(Debug, Clone)]
 pub struct Chain {
     pub head: u16,
-    /// The segments that are in memory, in order. An unsound chain has those up to the point where it breaks.
+    /// The segments that are in memory, in order. An unsound chain has those before the fault.
     pub segments: Vec<Segment>,
     /// The addresses of the indirect tables that were read.
     pub tables: Vec<Range<u64>>,
@@ -63,7 +63,7 @@ impl Chain {
         segments.flat_map(|segment| ram.get(segment.address, segment.len).unwrap_or_default()).copied().collect()
     }
 
-    /// Writes `bytes` to the segments that the device may write, in order.
+    /// Writes `bytes` to the device-writable segments, in order.
     pub fn fill(&self, ram: &mut Snapshot, mut bytes: &[u8]) {
         for segment in self.segments.iter().filter(|segment| segment.writable) {
             let (part, rest) = bytes.split_at(bytes.len().min(segment.len as usize));
@@ -72,7 +72,7 @@ impl Chain {
         }
     }
 
-    /// The address of the last byte that the device may write, if there is any.
+    /// The address of the last device-writable byte, if there is any.
     pub fn last_writable(&self) -> Option<u64> {
         let last = self.segments.iter().rfind(|segment| segment.writable && segment.len > 0)?;
         Some(last.address + last.len - 1)
@@ -83,7 +83,7 @@ impl Chain {
         let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
         self.tables.iter().any(overlaps) || self.segments.iter().any(|segment| segment.overlaps(range))
     }
-    /// Sets the verdict of what has been followed so far. What is undefined stays so.
+    /// Sets the verdict on the chain so far. An undefined chain stays undefined.
     pub(super) fn judge(mut self, verdict: Verdict) -> Self {
         self.verdict = match (self.verdict, verdict) {
             (Verdict::Undefined, _) | (_, Verdict::Undefined) => Verdict::Undefined,
@@ -101,7 +101,7 @@ impl Chain {
             self.segments.push(segment);
             if misplaced { Verdict::Unsound } else { Verdict::Sound }
         } else if len == 0 || ram.get(address, 1).is_some() {
-            // An empty segment outside memory, or a buffer of which only the start is memory.
+            // An empty segment outside memory, or a buffer with only its start in memory.
             Verdict::Undefined
         } else {
             Verdict::Unsound

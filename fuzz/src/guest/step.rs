@@ -1,4 +1,4 @@
-//! A step of a device, compared with what the standard says that it must do.
+//! A step of a device, compared with the standard's requirements.
 
 use virtio_devices::testing::{Step, Stepped};
 
@@ -22,8 +22,8 @@ impl Expected {
 }
 
 impl Driver {
-    /// Guest memory before a step; `None` if no step can be judged, because the queue is at an invalid address.
-    /// Whatever the device does then, nothing must break.
+    /// Guest memory before a step; `None` if no step can be judged, because the queue is at an invalid address. Nothing
+    /// may break then.
     pub fn before_step<S: Stepped>(&self, steps: &mut S) -> Option<Snapshot> {
         let Some(mut queue) = steps.queue(&self.queue) else {
             assert!(!self.usual_place);
@@ -36,15 +36,15 @@ impl Driver {
         None
     }
 
-    /// Runs a step, which must end as `expected` and leave `ram` in memory. Returns how it ended; `None` if the device
-    /// was free to do anything.
+    /// Runs a step, which must end as `expected` and leave `ram` in memory. Returns its end; `None` if the device was
+    /// free to do anything.
     pub fn step<S: Stepped>(&self, steps: &mut S, expected: Option<Expected>, ram: &Snapshot) -> Option<Step> {
         let mut queue = steps.queue(&self.queue).expect("the rings are where they were");
         let step = steps.step(&mut queue);
         let Expected { step: expected, interrupt, doorbell } = expected?;
         assert_eq!(step, expected);
         let (after, used) = (Snapshot::take(), self.devices_part());
-        // The device may choose whether it wants doorbells, and rewrites the used index when it gives nothing back.
+        // The device may choose whether it wants doorbells, and rewrites the used index when it returns nothing.
         let free = [used.start..used.start + 4, used.end - 2..used.end];
         assert_eq!(after.differs_from(ram, &free), None, "the device wrote where it must not, or something else");
         assert_eq!(steps.take_interrupt(), interrupt);

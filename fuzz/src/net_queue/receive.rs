@@ -58,7 +58,7 @@ impl Source {
         position.expect("its position") < metadata.expect("its length").len()
     }
 
-    /// Adds a frame. Returns whether it was accepted, and whether it replaced an unread one.
+    /// Adds a frame. Returns true if it was accepted, and true if it replaced an unread one.
     fn put(&mut self, frame: &mut Vec<u8>) -> (bool, bool) {
         match self {
             Self::Pipe { writer, .. } => {
@@ -95,7 +95,7 @@ impl Source {
     }
 }
 
-/// A receive queue, and the frames that its backend has been given.
+/// A receive queue, and the frames passed to its backend.
 pub struct Receive {
     driver: Driver,
     steps: NetSteps,
@@ -137,7 +137,7 @@ impl Receive {
         }
     }
 
-    /// Runs the operations. Returns how many frames were received and dropped.
+    /// Runs the operations. Returns the number of frames received and dropped.
     pub fn run(mut self, input: &mut Input<'_>) -> (u64, u64) {
         let shared = self.driver.queue.clone();
         let Some(mut queue) = self.steps.receive(&shared) else {
@@ -168,7 +168,8 @@ impl Receive {
         DROPPED.iter().map(|counter| self.steps.count(*counter)).sum()
     }
 
-    /// Gives the backend a frame of `len` bytes, including its header. Its bytes differ from those of other frames.
+    /// Passes a frame of `len` bytes, including its header, to the backend. Its bytes differ from those of other
+    /// frames.
     fn feed(&mut self, len: usize, to_other: bool) {
         let key = self.fed as u8;
         let mut frame: Vec<u8> = (0..len).map(|n| (n as u8).wrapping_mul(3) ^ (n >> 8) as u8 ^ key).collect();
@@ -187,7 +188,7 @@ impl Receive {
         }
     }
 
-    /// Runs the queue until it waits for something.
+    /// Runs the queue until it waits.
     fn run_queue(&mut self, queue: &mut StepQueue<'_>) -> Then {
         if !self.driver.usual_place {
             Driver::run_anyhow(|| self.steps.step(queue));
@@ -209,7 +210,7 @@ impl Receive {
             let chains = self.driver.waiting(&before);
             let step = self.steps.step(queue);
             let Some(chains) = chains else {
-                // While the link is down, frames are dropped and the ring is not looked at.
+                // While the link is down, frames are dropped without reading the ring.
                 assert!(step == Step::Broken || !self.link, "a broken ring, and {step:?}");
                 return Then::Ends;
             };
@@ -244,7 +245,7 @@ impl Receive {
             || written.any(|segment| parts.iter().any(|part| segment.overlaps(part)))
     }
 
-    /// Buffers that overlap, or that change while a frame waits in them, do not show what was written.
+    /// Notes buffers that overlap, or that change while a frame waits in them: they do not show the written data.
     fn judge_telling(&mut self, before: &Snapshot, chains: &[Chain]) {
         let segments: Vec<_> = chains.iter().flat_map(|chain| &chain.segments).copied().collect();
         let overlap = segments.iter().enumerate().any(|(n, segment)| {
@@ -336,7 +337,7 @@ impl Receive {
         assert!(rightly || !self.telling, "a frame for the driver was filtered");
     }
 
-    /// Checks that the device waits for something that can still come.
+    /// Checks that the device waits for an event that can still occur.
     fn check_wait(&self, step: Step, after: &Snapshot, failed: bool) {
         if step == Step::Frame {
             assert!(self.source.is_empty(), "the device waits although there is a frame");

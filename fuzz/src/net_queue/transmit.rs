@@ -47,7 +47,7 @@ fn checked_header(mut header: [u8; HEADER], len: u64, features: u64) -> Option<[
     Some(header)
 }
 
-/// A transmit queue, and the file it writes to.
+/// A transmit queue, and its output file.
 pub struct Transmit {
     driver: Driver,
     steps: NetSteps,
@@ -109,7 +109,7 @@ impl Transmit {
 
     /// The required result for a chain: the bytes for the backend, or the reason for dropping it.
     fn expect(&self, chain: &Chain, ram: &Snapshot) -> Result<Vec<u8>, Counter> {
-        // What follows the bytes that no frame has is not read, so that a fault there is not found.
+        // Bytes beyond the longest frame are not read, so a fault there is not detected.
         let readable = chain.segments.iter().take_while(|segment| !segment.writable);
         if readable.map(|segment| segment.len).sum::<u64>() > HEADER as u64 + MAX_FRAME {
             return Err(Counter::TxTooLong);
@@ -170,8 +170,7 @@ impl Transmit {
     fn compare(&self, expected: &Snapshot, old: u16, idle: bool) {
         let after = Snapshot::take();
         let used = self.driver.devices_part();
-        // The device may choose whether it wants doorbells. If it had nothing to do, it may have rewritten the used
-        // index.
+        // The device may choose whether it wants doorbells. If it was idle, it may have rewritten the used index.
         let index = if idle { used.start + 4 } else { used.start + 2 };
         let free = [used.start..index, used.end - 2..used.end];
         assert_eq!(after.differs_from(expected, &free), None, "the device wrote where it must not");
@@ -184,7 +183,7 @@ impl Transmit {
         assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
     }
 
-    /// Checks the contents of the file. Returns how many frames were sent and dropped.
+    /// Checks the contents of the file. Returns the number of frames sent and dropped.
     pub fn finish(self) -> (u64, u64) {
         let mut written = vec![0; self.sent.len()];
         self.file.read_exact_at(&mut written, 0).expect("the file has all bytes sent");

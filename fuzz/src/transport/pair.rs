@@ -308,7 +308,7 @@ impl Pair {
         }
     }
 
-    /// Checks that the device was given the queues that the driver enabled, as the driver described them.
+    /// Checks that the device got the queues that the driver enabled, with the driver's addresses and sizes.
     fn compare_queues(&self) {
         let device = self.function.device();
         assert_eq!(device.started.as_ref().map(|(features, _)| *features), Some(self.rules.features()));

@@ -51,7 +51,7 @@ pub struct Queue {
     pub size: u16,
     vector: u16,
     pub enabled: bool,
-    /// Of the descriptor table, the available ring and the used ring.
+    /// Addresses of the descriptor table, the available ring and the used ring.
     pub addresses: [u64; 3],
 }
 
@@ -105,7 +105,7 @@ impl Rules {
         if self.has(FEATURES_OK) { (high << 32 | low) & OFFERED } else { 0 }
     }
 
-    /// True if FEATURES_OK should be accepted: only offered features, and VERSION_1 among them.
+    /// True if FEATURES_OK should be accepted: only offered features are chosen, including VERSION_1.
     fn acceptable(&self) -> bool {
         let [low, high, third, fourth] = self.driver_features;
         u64::from(low) & !OFFERED == 0 && high == 1 && third == 0 && fourth == 0
@@ -195,7 +195,7 @@ impl Rules {
         self.status = status;
     }
 
-    /// Starts or stops the queues after a change of anything on which they depend.
+    /// Starts or stops the queues after a change of any condition.
     pub fn settle(&mut self, powered: bool, refuse: bool) {
         let ready = self.has(DRIVER_OK) && !self.has(NEEDS_RESET) && !self.has(FAILED);
         let wanted = ready && powered;

@@ -50,8 +50,8 @@ fn tampered(seed: Seed, changes: [(u8, u8, u16); 3]) -> Seed {
     changes.into_iter().fold(seed, |seed, (what, n, value)| seed.with([what, n]).with(value.to_le_bytes()))
 }
 
-/// Seeds: a driver that starts, through memory and through the PCI configuration access capability; nonsensical
-/// queues; resets of each kind; a start that fails; D3hot and back; and restores in each of these states.
+/// Seeds: a driver that starts, through memory and through the PCI configuration access capability; invalid queues;
+/// resets of each kind; a start that fails; D3hot and back; and restores in each of these states.
 pub fn seeds() -> Vec<Vec<u8>> {
     let pair = Pair::new();
     let driver_ok = |seed| common(seed, 0x14, 15);

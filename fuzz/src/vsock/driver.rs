@@ -38,7 +38,7 @@ pub struct Header {
     pub len: u32,
     pub op: u16,
     pub flags: u32,
-    /// The sender's buffer space, and what it has passed on.
+    /// The sender's buffer space, and its forwarded count.
     pub room: (u32, u32),
 }
 
@@ -48,7 +48,7 @@ pub struct Driver {
     pub receive: SharedQueue,
     pub transmit: SharedQueue,
     receive_next: u16,
-    /// Receive buffers that the device has.
+    /// Number of receive buffers that the device has.
     provided: u16,
     received: u16,
     transmit_next: u16,
@@ -117,7 +117,8 @@ impl Driver {
         }
     }
 
-    /// Makes a packet available, with `first` bytes of it in a descriptor of their own. Returns whether there was room.
+    /// Makes a packet available, with its first `first` × 11 bytes in a separate descriptor. Returns false if there was
+    /// no room.
     pub fn send(&mut self, header: &Header, data: &[u8], first: u8) -> bool {
         if self.offered + 2 > SIZE {
             return false;
@@ -131,7 +132,7 @@ impl Driver {
             data.to_vec(),
         ]
         .concat();
-        // A packet is taken before the next one is made.
+        // A packet is taken before the next one is built.
         self.write(PACKETS, &bytes);
         let first = u32::from(first) * 11;
         let (one, two) = (self.transmit_next % SIZE, self.transmit_next.wrapping_add(1) % SIZE);
@@ -157,7 +158,7 @@ impl Driver {
         u16::from_le_bytes(self.read(0x2000 + AVAILABLE + 2))
     }
 
-    /// Makes a chain of any descriptors available in a queue that is not the receive buffers'.
+    /// Makes a chain of any descriptors available in a queue other than the receive queue.
     pub fn chain(&mut self, input: &mut Input<'_>) {
         if self.offered + 2 > SIZE {
             return;
@@ -173,7 +174,7 @@ impl Driver {
         self.offer_transmit(head);
     }
 
-    /// Forgets the packets that the device has taken.
+    /// Releases the packets that the device has taken.
     pub fn take_transmitted(&mut self) {
         let used = u16::from_le_bytes(self.read(0x2000 + USED + 2));
         self.offered -= used.wrapping_sub(self.transmitted);
@@ -192,7 +193,7 @@ impl Driver {
             let mut bytes = vec![0; len.into()];
             let at = RECEIVE_BUFFERS + index * 0x1000;
             self.memory.read_slice(&mut bytes, GuestAddress(at)).expect("guest memory");
-            // A buffer that is too short for a packet is given back empty.
+            // A buffer that is too short for a packet is returned empty.
             let Some((header, data)) = bytes.split_at_checked(HEADER) else { continue };
             let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
             assert_eq!((word(0), word(4), word(8), word(12)), (2, 0, CID, 0), "from the host to the guest");

@@ -16,7 +16,7 @@ const COMMAND: Dword = Dword::containing(4);
 const CONTROL: Dword = Dword::containing(0x108);
 const NUM_VFS: Dword = Dword::containing(0x110);
 
-/// Call that a function has received.
+/// A recorded call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Changed { reset: Option<ResetKind>, powered: bool },
@@ -31,7 +31,7 @@ const fn reset(kind: ResetKind) -> Event {
     Event::Changed { reset: Some(kind), powered: true }
 }
 
-/// A function that records, and that stops a worker, its number, when it is reset or has no power.
+/// A function that records calls, and that stops a worker, its number, when it is reset or has no power.
 #[derive(Debug)]
 struct Fake {
     number: u16,
@@ -100,7 +100,7 @@ fn vf(index: u16) -> Rid {
     Rid::from_bits(FIRST_VF + index)
 }
 
-/// NumVFs, then VF Enable and VF MSE. Nothing is recorded of it.
+/// Sets NumVFs, then VF Enable and VF MSE. Not recorded.
 fn enabled(num_vfs: u16) -> PfWithVfs<Fake> {
     let mut device = device();
     let _ = device.config_write(PF, NUM_VFS, DwordWrite::full(num_vfs.into()));
@@ -135,7 +135,7 @@ fn functions_that_are_no_pf_with_its_vfs_are_refused() {
     assert_eq!(new(pf_role(), vfs(1, Role::Vf)), Err(PfError::Class(VfIndex(0))));
 }
 
-/// Makes a PF at `rid`, with VFs that are what `change` makes of VFs that fit.
+/// Creates a PF at `rid` with valid VFs after applying `change` to each.
 fn made(
     rid: Rid,
     (total_vfs, first_vf_offset): (u16, u16),
@@ -174,12 +174,12 @@ fn vfs_with_another_port_type_link_or_without_ari_are_refused() {
 
 /// G32, B20: the identity of a VF, and the BARs in which its MSI-X lies.
 #[test]
-fn vfs_of_another_vendor_or_with_msi_x_outside_of_the_vf_bars_are_refused() {
+fn vfs_of_another_vendor_or_with_misplaced_msix_are_refused() {
     let new = |change: &dyn Fn(&mut ConfigShape)| made(PF, (1, 0x100), PortType::RcIntegratedEndpoint, change);
     let vendor = |shape: &mut ConfigShape| shape.identity.subsystem_vendor = 9;
     assert_eq!(new(&vendor), Err(PfError::SubsystemVendor(VfIndex(0))));
     assert_eq!(new(&|shape| shape.identity.subsystem = 9), Ok(()), "each function's own");
-    // The VF's own shape has room for it, and the PF's VF BARs do not.
+    // The VF's own shape has room for it, but not the PF's VF BARs.
     let msix = |bar, pba| {
         move |shape: &mut ConfigShape| {
             shape.bars = vec![(bar, BarKind::Memory64 { size: 2 * SLICE, prefetchable: true })];
@@ -200,9 +200,9 @@ fn vfs_of_another_vendor_or_with_msi_x_outside_of_the_vf_bars_are_refused() {
     );
 }
 
-/// B20, G27: the same VFs, with their PF in different places.
+/// B20, G27: the same VFs, with their PF at different addresses.
 #[test]
-fn vfs_that_wrap_or_that_the_port_above_hides_from_this_pf_are_refused() {
+fn vfs_that_wrap_or_that_the_port_above_hides_are_refused() {
     let new = |rid, offset, port| made(Rid::from_bits(rid), (2, offset), port, &|_| ());
     let root = PortType::RcIntegratedEndpoint;
     assert_eq!(new(0xfeff, 0xff, root), Ok(()), "VF 1 is ff:1f.7");
@@ -233,7 +233,7 @@ fn another_bus_concerns_every_function() {
 
 /// G19, G20: all routing IDs, with two of four VFs enabled.
 #[test]
-fn a_routing_id_is_the_pfs_or_that_of_a_vf_that_exists_or_nobodys() {
+fn only_routing_ids_of_the_pf_and_enabled_vfs_answer() {
     let mut device = enabled(2);
     let answers = |rid: Rid| device.config_read(rid, Dword::containing(8)) != ALL_ONES;
     let answering: Vec<_> = (0..=u16::MAX).map(Rid::from_bits).filter(|rid| answers(*rid)).collect();
@@ -284,7 +284,7 @@ fn nothing_is_in_a_window_that_is_not_decoded() {
     }
 }
 
-/// G24: which VFs a write of VF Enable resets.
+/// G24: the VFs that clearing VF Enable resets.
 #[test]
 fn vfs_that_are_disabled_are_reset_and_no_others() {
     let mut device = enabled(3);
@@ -317,9 +317,9 @@ fn the_slice_of_a_vf_is_where_its_registers_are() {
     assert_eq!(device.slice(BarIndex::ALL[0], VfIndex(2)), 0, "no such VF BAR");
 }
 
-/// G18, G43: what a VF needs for its messages.
+/// G18, G43: conditions for a VF's messages.
 #[test]
-fn a_vf_that_exists_sends_with_its_own_bus_master_enable_while_the_pf_is_in_d0() {
+fn an_enabled_vf_sends_by_its_bus_master_while_the_pf_is_in_d0() {
     let mut device = enabled(2);
     assert!(!device.may_send(VfIndex(0)));
     let _ = device.config_write(vf(0), COMMAND, DwordWrite::full(4));
@@ -344,7 +344,7 @@ fn each_reset_of_the_pf_resets_its_vfs_once() {
         let outcome = device.reset(kind);
         assert_eq!((outcome.effects.vfs, outcome.stopping), (None, vec![99]), "they are gone already");
     }
-    // By its own register.
+    // Through its own register.
     let mut device = enabled(2);
     let control = Dword::containing(device.pf().config.pcie_offset() + 8);
     let outcome = device.config_write(PF, control, DwordWrite::full(0x8000));
@@ -363,7 +363,7 @@ fn a_reset_of_a_vf_is_that_vfs_alone() {
     assert_eq!((device.num_visible(), device.pf().events.len(), events(&device)[0].len()), (3, 0, 0));
 }
 
-/// G43: what VFs hear of their PF's power.
+/// G43: effects of the PF's power state on VFs.
 #[test]
 fn vfs_that_exist_follow_their_pf_into_d3hot_and_back() {
     let mut device = enabled(2);

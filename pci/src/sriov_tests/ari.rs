@@ -1,4 +1,4 @@
-//! The capability of an Endpoint behind a port: ARI Capable Hierarchy, and where the VFs are with and without it.
+//! The capability of an Endpoint behind a port: ARI Capable Hierarchy, and the VFs' routing IDs with and without it.
 
 use super::*;
 use crate::port::{EndpointShape, Link, LinkSpeed, LinkWidth};
@@ -10,7 +10,7 @@ fn endpoint(ari: Option<Ari>) -> PortType {
     PortType::Endpoint(EndpointShape { link, ari, acs: false })
 }
 
-/// On the next bus, and with ARI directly behind the PF.
+/// VFs on the next bus, and with ARI directly after the PF.
 fn with_ari() -> Sriov {
     let vfs = Some(VfRouting { first_vf_offset: 1, vf_stride: 1 });
     let shape = SriovShape { first_vf_offset: 0x100, ..shape(300) };
@@ -21,7 +21,7 @@ fn behind_port(first_vf_offset: u16, vf_stride: u16, total_vfs: u16) -> Result<S
     Sriov::new(SriovShape { first_vf_offset, vf_stride, ..shape(total_vfs) }, &endpoint(Some(Ari::default())))
 }
 
-/// G3: what Control holds in an Endpoint.
+/// G3: the bits of Control in an Endpoint.
 #[test]
 fn only_an_endpoint_with_ari_has_ari_capable_hierarchy() {
     for (mut sriov, control, capabilities) in
@@ -33,7 +33,7 @@ fn only_an_endpoint_with_ari_has_ari_capable_hierarchy() {
     }
 }
 
-/// G8: First VF Offset and VF Stride change with ARI Capable Hierarchy, and with nothing else.
+/// G8: First VF Offset and VF Stride change only with ARI Capable Hierarchy.
 #[test]
 fn the_vfs_are_where_the_port_above_forwards_to() {
     let mut sriov = with_ari();
@@ -65,7 +65,7 @@ fn vfs_that_exist_do_not_move() {
     let effects = word(&mut sriov, CONTROL, 9);
     assert_eq!((effects.is_none(), effects.refused), (true, Some(Refused::AriCapableHierarchy)));
     assert_eq!(read(&sriov, CONTROL), 0x0019);
-    // VF Enable counts as it is before the write.
+    // VF Enable before the write counts.
     let effects = word(&mut sriov, CONTROL, 0);
     assert_eq!(
         (effects.vfs, effects.refused),
@@ -87,7 +87,7 @@ fn ari_capable_hierarchy_outlives_a_function_level_reset_alone() {
     assert_eq!(sriov, with_ari());
 }
 
-/// B20: VFs that the port above would hide are an error when it is configured.
+/// B20: VFs that the port above would hide are an error when configured.
 #[test]
 fn without_ari_vfs_are_functions_1_to_7_or_on_other_buses() {
     for (offset, stride, total) in [(1, 1, 7), (0x100, 1, 300), (0xff, 1, 8), (0x200, 2, 100), (1, 0x100, 9), (7, 0, 1)]
@@ -113,7 +113,7 @@ fn function_numbers_above_7_need_ari() {
     assert!(Sriov::new(shape, &endpoint(Some(Ari::default()))).is_ok());
 }
 
-/// B20: only on a root bus can a PF do without ARI.
+/// B20: a PF without ARI is possible only on a root bus.
 #[test]
 fn an_endpoint_needs_ari_for_its_vfs() {
     let shape = SriovShape { first_vf_offset: 0x100, ..shape(2) };

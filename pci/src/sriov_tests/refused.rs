@@ -10,7 +10,7 @@ fn refused(effects: Effects) -> Option<String> {
     })
 }
 
-/// G6: more VFs than there are.
+/// G6: NumVFs above TotalVFs.
 #[test]
 fn vf_enable_with_too_many_vfs_says_so() {
     let mut sriov = sriov(8);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// G20: which routing IDs exist.
+/// G20: the routing IDs that exist.
 #[test]
 fn exactly_the_enabled_vfs_have_routing_ids() {
     for num_vfs in [0, 1, 2, 255, 300] {

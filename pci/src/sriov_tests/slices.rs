@@ -1,4 +1,4 @@
-//! Values and decoding of VF BARs, and the VF whose slice an access hits.
+//! Values and decoding of VF BARs, and the VF whose slice is accessed.
 
 use super::*;
 use crate::MemoryKind;
@@ -6,7 +6,7 @@ use crate::MemoryKind;
 /// The kind of the VF BARs.
 const KIND: MemoryKind = MemoryKind::Memory64 { prefetchable: true };
 
-/// G11, G12: VF BARs are sized as BARs are, and say how much one VF takes.
+/// G11, G12: VF BARs are sized like BARs; the size is that of one VF.
 #[test]
 fn sizing_a_vf_bar_tells_the_slice_of_one_vf() {
     let bars = vec![(bar(0), BarKind::Memory32 { size: 0x4000 }), (bar(2), shape(1).bars[0].1)];
@@ -24,7 +24,7 @@ fn sizing_a_vf_bar_tells_the_slice_of_one_vf() {
     assert_eq!(read(&sriov, sriov::VF_BAR0 + 12), 1);
 }
 
-/// G13: slices are as large as the page, for every supported one.
+/// G13: slices are at least as large as the page, for every supported one.
 #[test]
 fn a_larger_page_size_spreads_the_vfs() {
     for bit in [0, 1, 4, 6, 8, 10] {
@@ -47,7 +47,7 @@ fn a_larger_page_size_spreads_the_vfs() {
 
 /// G14: VF BARs after a new System Page Size. The standard leaves it open; Linux restores BARs before the page size.
 #[test]
-fn a_new_page_size_keeps_the_types_and_the_addresses_as_far_as_they_are_aligned() {
+fn a_new_page_size_keeps_vf_bar_types_and_aligned_addresses() {
     let mut sriov = sriov(8);
     write(&mut sriov, sriov::VF_BAR0 + 8, 0x1234_6000);
     write(&mut sriov, sriov::VF_BAR0 + 12, 1);
@@ -58,14 +58,14 @@ fn a_new_page_size_keeps_the_types_and_the_addresses_as_far_as_they_are_aligned(
 }
 
 #[test]
-fn a_guest_with_large_pages_can_restore_its_bars_before_its_page_size() {
+fn vf_bars_can_be_restored_before_a_large_page_size() {
     let mut sriov = sriov(8);
     write(&mut sriov, sriov::VF_BAR0 + 8, 0x1235_0000);
     write(&mut sriov, PAGE_SIZE, 0x10);
     assert_eq!(read(&sriov, sriov::VF_BAR0 + 8), 0x1235_000c);
 }
 
-/// G16: what VFs decode with each of VF Enable and VF MSE.
+/// G16: decoding of VFs with each of VF Enable and VF MSE.
 #[test]
 fn vfs_decode_only_with_vf_enable_and_vf_mse() {
     for (control, decodes) in [(0, false), (1, false), (8, false), (9, true)] {
@@ -84,7 +84,7 @@ fn a_window_is_as_long_as_the_vfs_that_exist() {
     assert_eq!(windows(&enabled(8, 3)), expected);
 }
 
-/// B14: the slice that sizing tells, the one that is decoded and the one that an access is in.
+/// B14: the slice according to sizing, to decoding and to an access.
 #[test]
 fn the_last_byte_of_the_last_vf_is_where_sizing_says() {
     for (total, page) in [(1, 1), (127, 1), (127, 0x10), (255, 0x400)] {
@@ -113,7 +113,7 @@ fn a_moved_vf_bar_moves_all_vfs_at_once() {
     assert!(write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
     assert_eq!(windows(&sriov)[0].base, 0x90_1000_0000);
     assert!(!write(&mut sriov, sriov::VF_BAR0 + 12, 0x90).windows);
-    // A BAR of 64 bits is written in two steps, and decodes what the registers say after each of them.
+    // A BAR of 64 bits is written in two steps, and decodes the registers' value after each of them.
     let bases = |sriov: &Sriov| windows(sriov).iter().map(|window| window.base).collect::<Vec<_>>();
     write(&mut sriov, sriov::VF_BAR0 + 8, 0xffff_c000);
     write(&mut sriov, sriov::VF_BAR0 + 12, 0);
@@ -122,7 +122,7 @@ fn a_moved_vf_bar_moves_all_vfs_at_once() {
     assert_eq!(bases(&sriov), [0x2000, 0x2000_0000]);
     write(&mut sriov, sriov::VF_BAR0 + 12, 1);
     assert_eq!(bases(&sriov), [0x1_0000_2000, 0x2000_0000]);
-    // Past the end of the address space nothing decodes.
+    // Nothing decodes past the end of the address space.
     write(&mut sriov, sriov::VF_BAR0 + 12, u32::MAX);
     write(&mut sriov, sriov::VF_BAR0 + 8, u32::MAX);
     assert_eq!(windows(&sriov).len(), 1);

@@ -1,8 +1,8 @@
-//! A second implementation of SR-IOV, as obvious as possible: bytes, masks, and the rules written out one by one.
+//! A second implementation of SR-IOV, as obvious as possible: bytes, masks, and each rule spelled out.
 //!
-//! The model shares no code with the device. It takes the power-on image of each function from the device, and knows by
-//! itself which of its bits software can write. From these it predicts what every register reads after any sequence of
-//! operations, which functions exist, and what they decode. It favours clarity over speed.
+//! The model shares no code with the device. It takes the power-on image of each function from the device, and has its
+//! own list of writable bits. From these it predicts the value of every register after any sequence of operations, the
+//! existing functions, and their decoded windows. It favours clarity over speed.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::{Device, Dword, MemoryKind, ResetKind, Rid, Window, WindowId};
 /// Bytes of a function's configuration space that are compared: header, capabilities and extended capabilities.
 const LEN: usize = 0x150;
 
-// Where registers are in the functions under test.
+// Offsets of registers in the functions under test.
 const COMMAND: usize = 0x04;
 const CACHE_LINE_SIZE: usize = 0x0c;
 const BAR0: usize = 0x10;
@@ -28,7 +28,7 @@ const SUPPORTED_PAGE_SIZES: u32 = 0x553;
 /// ARI Capable Hierarchy, in Control.
 const ARI: u16 = 1 << 4;
 
-/// A BAR as the model sees it: the register it begins in, its size for one function, and its type bits.
+/// A BAR in the model: its first register, its size for one function, and its type bits.
 #[derive(Debug, Clone, Copy)]
 struct Bar {
     register: usize,
@@ -37,7 +37,7 @@ struct Bar {
     prefetchable: bool,
 }
 
-/// Configuration space of one function: what it reads, and what of it can be written.
+/// Configuration space of one function: its bytes, and their writable bits.
 #[derive(Clone)]
 struct Function {
     bytes: [u8; LEN],
@@ -79,7 +79,7 @@ impl Function {
         Self { bytes, writable: [0; LEN], power_on: bytes, pcie, msix, power }
     }
 
-    /// Marks the bits that software can write: of a VF only Bus Master Enable and the MSI-X control bits.
+    /// Marks the writable bits: for a VF only Bus Master Enable and the MSI-X control bits.
     fn allow(&mut self, is_vf: bool) {
         let (is_endpoint, has_ari, pcie) = (self.is_endpoint(), self.has_ari(), self.pcie);
         let link_control_2 = if get32(&self.bytes, pcie + 0x2c) & 0b100 != 0 { 0xff9fu16 } else { 0 };
@@ -107,7 +107,7 @@ impl Function {
         }
     }
 
-    /// The virtio capabilities are not the model's.
+    /// The model does not cover virtio capabilities.
     fn is_modelled(&self, offset: usize) -> bool {
         let ends = [Some(self.pcie + 0x3c), self.msix.map(|msix| msix + 12), self.power.map(|power| power + 8)];
         let vendor_start = ends.into_iter().flatten().max().unwrap_or(0);
@@ -134,7 +134,7 @@ impl Function {
 pub struct Model {
     pf: Function,
     vf_power_on: Function,
-    /// The VFs that were written to since they came into existence. All others are as at power-on.
+    /// The VFs that were written to since they came into existence. All others are in their power-on state.
     vfs: BTreeMap<u16, Function>,
     bars: Vec<Bar>,
     vf_bars: Vec<Bar>,
@@ -143,8 +143,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// The model of `device` in its state of power-on. Its VFs are enabled for a moment, to see what they look like,
-    /// and its BARs are sized.
+    /// Creates the model of `device` in its power-on state. Enables its VFs for a moment to read their image, and sizes
+    /// its BARs.
     pub fn new(device: &mut impl Device, pf: Rid) -> Self {
         let mut function = Function::new(device, pf);
         let bars = size_bars(device, pf, BAR0);
@@ -180,7 +180,7 @@ impl Model {
         bar.size.max(u64::from(get32(&self.pf.bytes, PAGE_SIZE)) << 12)
     }
 
-    /// A BAR's address bits are those from its size up.
+    /// A BAR's address bits begin at its size.
     fn allow_bars(&mut self) {
         let pf = self.bars.iter().map(|bar| (BAR0, *bar, bar.size));
         let vf = self.vf_bars.iter().map(|bar| (VF_BAR0, *bar, self.slice(bar)));
@@ -197,7 +197,7 @@ impl Model {
         self.pf.bytes = self.pf.power_on;
         self.allow_bars();
         self.vfs.clear();
-        // A function level reset leaves alone what belongs to the link and to the port above.
+        // A function level reset keeps the registers of the link and of the port above.
         if kind == ResetKind::Flr {
             if self.pf.is_endpoint() {
                 for offset in [self.pf.pcie + 0x10, self.pf.pcie + 0x30] {
@@ -216,7 +216,7 @@ impl Model {
         put(&mut self.pf.bytes, OFFSET_STRIDE, &value.to_le_bytes());
     }
 
-    /// Does to the model what `op` does to a device.
+    /// Applies `op` to the model, as to a device.
     pub fn apply(&mut self, op: Op) {
         match op {
             Op::ConfigWrite { target, offset, len, value } => {
@@ -257,18 +257,18 @@ impl Model {
             put(&mut self.pf.bytes, NUM_VFS, &get16(old, NUM_VFS).to_le_bytes());
             put(&mut self.pf.bytes, PAGE_SIZE, &get32(old, PAGE_SIZE).to_le_bytes());
         }
-        // More VFs than there are cannot be enabled.
+        // NumVFs above TotalVFs cannot be enabled.
         if !was_enabled && get16(old, NUM_VFS) > get16(old, TOTAL_VFS) {
             let control = get16(&self.pf.bytes, CONTROL) & !1;
             put(&mut self.pf.bytes, CONTROL, &control.to_le_bytes());
         }
         self.route();
-        // System Page Size is one supported size.
+        // System Page Size must be one supported size.
         let page_size = get32(&self.pf.bytes, PAGE_SIZE);
         if page_size.count_ones() != 1 || page_size & SUPPORTED_PAGE_SIZES == 0 {
             put(&mut self.pf.bytes, PAGE_SIZE, &get32(old, PAGE_SIZE).to_le_bytes());
         } else if page_size != get32(old, PAGE_SIZE) {
-            // A new one leaves the VF BARs the address bits that a slice of its size has.
+            // After a change, the VF BARs keep the address bits above the slice size.
             self.allow_bars();
             for n in VF_BAR0..VF_BAR0 + 6 * 4 {
                 let power_on = self.pf.power_on.get(n).copied().unwrap_or(0);
@@ -320,8 +320,8 @@ impl Model {
         (bar.is_64 || end <= 1 << 32).then_some(Window { id, base, len, kind })
     }
 
-    /// Compares the device with the model: every dword of the PF and of the VFs at the edges of what exists, and the
-    /// windows.
+    /// Compares the device with the model: every dword of the PF and of the VFs at the edges of the existing ones, and
+    /// the windows.
     ///
     /// # Errors
     ///
@@ -336,7 +336,7 @@ impl Model {
         self.compare_windows(device)
     }
 
-    /// Compares the dword of configuration space that `op` was for, and the windows: much less than [`Self::compare`],
+    /// Compares the dword of configuration space that `op` accessed, and the windows: much less than [`Self::compare`],
     /// for use after each of many operations.
     ///
     /// # Errors
@@ -351,7 +351,7 @@ impl Model {
         self.compare_windows(device)
     }
 
-    /// A function, its routing ID and what it should read; `None` for one that can never exist.
+    /// A function, its routing ID and its expected values; `None` for one that can never exist.
     fn function(&self, target: Target, pf: Rid) -> Option<Expected<'_>> {
         let visible = self.num_visible();
         match target {
@@ -380,7 +380,7 @@ impl Model {
     }
 }
 
-/// A function, and what it should read if it exists.
+/// A function, and its expected values if it exists.
 struct Expected<'a> {
     target: Target,
     visible: u16,
@@ -404,7 +404,7 @@ impl Expected<'_> {
     }
 }
 
-/// Writes the 16-bit register of the PF that begins a dword.
+/// Writes the 16-bit register of the PF at the beginning of a dword.
 fn set(device: &mut impl Device, pf: Rid, offset: usize, value: u16) {
     let dword = Dword::containing(u16::try_from(offset).unwrap_or(0));
     let _ = device.config_write(pf, dword, crate::DwordWrite::new(value.into(), 0b0011));
@@ -414,7 +414,7 @@ fn vf_enable(pf: &[u8]) -> bool {
     get16(pf, CONTROL) & 1 != 0
 }
 
-/// Writes what can be written.
+/// Writes the writable bits.
 fn store(function: &mut Function, offset: usize, data: &[u8]) {
     for (n, byte) in (offset..).zip(data) {
         if let (Some(place), Some(mask)) = (function.bytes.get_mut(n), function.writable.get(n)) {

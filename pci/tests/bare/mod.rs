@@ -21,15 +21,15 @@ fn bars() -> Vec<(BarIndex, BarKind)> {
     ]
 }
 
-/// An Endpoint with ARI and ACS. Its VFs follow it directly where the port above forwards by ARI, else they begin on
-/// the next bus.
+/// An Endpoint with ARI and ACS. Its VFs follow it directly if the port above has ARI Forwarding enabled; otherwise
+/// they begin on the next bus.
 pub(crate) const ENDPOINT: PortType = PortType::Endpoint(EndpointShape {
     link: Link { speed: LinkSpeed::Gt5_0, width: LinkWidth::X4 },
     ari: Some(Ari { vfs: Some(VfRouting { first_vf_offset: 1, vf_stride: 1 }) }),
     acs: true,
 });
 
-/// A function as it is at power-on.
+/// A function in its power-on state.
 pub(crate) fn space(role: Role) -> ConfigSpace {
     space_at(role, PortType::RcIntegratedEndpoint)
 }
@@ -55,7 +55,7 @@ fn space_at(role: Role, port: PortType) -> ConfigSpace {
     .unwrap()
 }
 
-/// A function that is nothing but its configuration space, and MSI-X in BAR 4.
+/// A function with only its configuration space, and MSI-X in BAR 4.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bare(pub ConfigSpace);
 
@@ -63,7 +63,7 @@ pub(crate) struct Bare(pub ConfigSpace);
 pub(crate) type Device = PfWithVfs<Bare>;
 
 impl Bare {
-    /// A function in its state of power-on.
+    /// A function in its power-on state.
     pub(crate) fn new(role: Role) -> Self {
         Self(space(role))
     }

@@ -1,4 +1,4 @@
-//! Operations of a guest: sequences that enable, use, reset and move VFs, which random bytes seldom do.
+//! Operations of a guest: sequences that enable, use, reset and move VFs, which random bytes seldom produce.
 
 use pci_sriov::testing::{OP_LEN, Op, Target};
 use pci_sriov::{BarIndex, WindowId};
@@ -21,7 +21,7 @@ fn address() -> impl Strategy<Value = u32> {
     prop_oneof![Just(0), Just(u32::MAX), 0u32..0x100, any::<u32>(), (0u32..0x1000).prop_map(|page| page << 20)]
 }
 
-/// Writes to registers of the PF with values that mean something.
+/// Writes of meaningful values to registers of the PF.
 fn pf_register() -> impl Strategy<Value = Op> {
     let control = prop_oneof![
         4 => Just(9u32), 2 => Just(0), 1 => Just(1), 1 => Just(8), 2 => Just(0x10), 2 => Just(0x19), 1 => any::<u32>()
@@ -46,7 +46,7 @@ fn pf_register() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Writes to registers of VFs with values that mean something.
+/// Writes of meaningful values to registers of VFs.
 fn vf_register() -> impl Strategy<Value = Op> {
     let place = prop_oneof![3 => Just((0x04, 2)), 1 => Just((0x48, 2)), 2 => Just((0x7e, 2)), 1 => Just((0x00, 4))];
     (vf(), place, any::<u32>()).prop_map(|(target, (offset, len), value)| write(target, offset, len, value))

@@ -1,5 +1,5 @@
 //! A vhost-user backend of a shared folder whose guest never starts a driver. It negotiates as Debian's virtiofsd does,
-//! and notes what it is asked.
+//! and records its requests.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,14 +23,14 @@ const ADD_MEM_REG: u32 = 37;
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28;
 /// Several queues, acknowledgements, and regions of memory one by one.
 const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 15;
-/// In a request's flags: it is to be acknowledged.
+/// Flag of a request: an acknowledgement is required.
 const NEED_REPLY: u32 = 8;
-/// In an answer's flags: the protocol's version 1, and that this is an answer.
+/// Flags of a reply: the protocol's version 1, and the reply bit.
 const REPLY: u32 = 5;
 
 /// The backend.
 pub(super) struct Folder {
-    /// A bit for each request that it has been asked.
+    /// A bit for each request received.
     heard: Arc<AtomicU64>,
 }
 
@@ -43,12 +43,12 @@ impl Folder {
         folder
     }
 
-    /// Waits until it has been given memory that was added to the running VM.
+    /// Waits until memory that was added to the running VM has been sent.
     pub(super) fn await_added_memory(&self) {
         wait_for("the backend's memory", || self.has_heard(ADD_MEM_REG));
     }
 
-    /// True if it has been given the VM's memory, and none that was added.
+    /// True if the VM's memory has been sent, and none that was added.
     pub(super) fn has_first_memory(&self) -> bool {
         self.has_heard(SET_MEM_TABLE) && !self.has_heard(ADD_MEM_REG)
     }
@@ -60,7 +60,7 @@ impl Folder {
 
 fn serve(mut stream: UnixStream, heard: &AtomicU64) {
     let mut header = [0; 12];
-    // Descriptors that come along are closed: nothing here touches the guest's memory.
+    // Attached descriptors are closed: nothing here touches the guest's memory.
     while stream.read_exact(&mut header).is_ok() {
         let [request, flags, length] = [0, 4, 8].map(|at| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap()));
         stream.read_exact(&mut vec![0; length as usize]).unwrap();

@@ -1,5 +1,5 @@
-//! `cloud-hypervisor-client` from the crates registry, generated from Cloud Hypervisor's description of its API: the
-//! requests that `registry_client.rs` does not make.
+//! `cloud-hypervisor-client` from the crates registry, generated from Cloud Hypervisor's API description: the requests
+//! that `registry_client.rs` does not make.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -75,7 +75,7 @@ fn a_running_vm_is_resized_and_given_devices() {
     });
 }
 
-/// The status of an answer that must be an error.
+/// The status of a reply that must be an error.
 fn status<T: std::fmt::Debug>(answer: Result<T, Error>) -> u16 {
     match answer {
         Err(Error::Api(error)) => error.code.as_u16(),
@@ -83,8 +83,8 @@ fn status<T: std::fmt::Debug>(answer: Result<T, Error>) -> u16 {
     }
 }
 
-/// The description names a key of generic devices that Cloud Hypervisor does not have, so this client adds none to it
-/// either.
+/// The API description has a key of generic devices that Cloud Hypervisor does not have, so this client cannot add one
+/// there either.
 #[test]
 fn what_is_not_there_yet_has_a_status_of_its_own() {
     let vmm = Vmm::start();
@@ -101,10 +101,10 @@ fn what_is_not_there_yet_has_a_status_of_its_own() {
         assert_eq!(answers, [501; 2]);
         let device = DeviceConfig::new("/sys/bus/pci/devices/nowhere".into());
         assert_eq!(status(client.vm_add_device_put(device).await), 400);
-        // A VM moves over a connection, and to where there is none.
+        // A VM migrates over a connection, and only to a VMM without one.
         assert_eq!(status(client.vm_send_migration_put(SendMigrationData::new(url())).await), 400);
         assert_eq!(status(client.vm_receive_migration_put(ReceiveMigrationData::new(url())).await), 409);
-        // One runs, and is not paused.
+        // The VM runs, and is not paused.
         let snapshot = VmSnapshotConfig { destination_url: Some(url()) };
         assert_eq!(status(client.vm_snapshot_put(snapshot).await), 409);
         assert_eq!(status(client.vm_restore_put(RestoreConfig::new(url())).await), 409);

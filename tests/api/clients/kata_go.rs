@@ -1,4 +1,4 @@
-//! Kata Containers' runtime in Go: an OpenAPI-generated client over Go's net/http, and a request of its own for NICs.
+//! Kata Containers' runtime in Go: an OpenAPI-generated client over Go's net/http, and a separate request for NICs.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::client::Client;
 use crate::tap::{self, Kept, Queues};
 use crate::vmm::{BINARY, Vmm};
 
-/// The head of every answer without a body.
+/// The head of every reply without a body.
 const NO_CONTENT: &str = "HTTP/1.1 204 \r\nServer: Cloud Hypervisor API\r\nConnection: keep-alive";
 /// The body of `vm.create` with Kata's default configuration; upper-case words stand for paths.
 const CREATE: &str = concat!(
@@ -39,11 +39,11 @@ const ADD_NET: &str = concat!(
     r#""vhost_user":false}"#
 );
 
-/// The generated client. It has one connection for as long as the server keeps it open.
+/// The generated client. It keeps one connection while the server keeps it open.
 struct Generated(Client);
 
 impl Generated {
-    /// Sends a request as Go's net/http does; `accept` is whether the description of the API has a body for its answer.
+    /// Sends a request as Go's net/http does; `accept` is true if the API description has a body for its reply.
     fn send(&mut self, method: &str, endpoint: &str, accept: bool, body: Option<&str>) {
         let mut request = format!("{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\n");
         request += "User-Agent: OpenAPI-Generator/1.0.0/go\r\n";
@@ -61,7 +61,7 @@ impl Generated {
         self.0.send(format!("{request}Accept-Encoding: gzip\r\n\r\n{body}").as_bytes(), &[]);
     }
 
-    /// Sends a request that has an answer, which must be readable as `T`.
+    /// Sends a request with a reply, which must parse as `T`.
     fn ask<T: DeserializeOwned>(&mut self, method: &str, endpoint: &str, body: Option<&str>) -> (T, Value) {
         self.send(method, endpoint, true, body);
         let (head, body) = self.0.answer_as_sent();
@@ -72,13 +72,13 @@ impl Generated {
         (serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}")), value)
     }
 
-    /// Sends a request that has no answer but that it was done.
+    /// Sends a request whose reply has no body.
     fn tell(&mut self, endpoint: &str, body: Option<&str>) {
         self.send("PUT", endpoint, false, body);
         assert_eq!(self.0.answer_as_sent(), (NO_CONTENT.into(), String::new()), "{endpoint}");
     }
 
-    /// Sends a request that is refused with this status. Returns the reason.
+    /// Sends a request that must be refused with this status. Returns the reason.
     fn is_refused(&mut self, endpoint: &str, body: &str, status: u16) -> String {
         self.send("PUT", endpoint, true, Some(body));
         let (head, body) = self.0.answer_as_sent();
@@ -91,7 +91,7 @@ impl Generated {
     }
 }
 
-/// Adds a NIC over a connection of its own: the request and the descriptors are one message.
+/// Adds a NIC over its own connection: the request and the descriptors are one message.
 fn add_net(vmm: &Vmm, fds: &[OwnedFd]) -> (String, String) {
     let mut connection = vmm.client();
     let request = format!(
@@ -122,7 +122,7 @@ fn boot(vmm: &Vmm, client: &mut Generated, create: &str) {
 }
 
 /// Kata's default configuration: a rootfs image, a shared folder on a second PCI segment, a NIC by descriptor, a vsock,
-/// and memory that can grow; then a container with a disk, more memory and more vCPUs; then the end.
+/// and memory that can grow; then a container with a disk, more memory and more vCPUs; then the shutdown.
 #[test]
 fn kata_go_starts_a_vm_grows_it_and_ends_it() {
     let mut command = Command::new(BINARY);
@@ -147,7 +147,7 @@ fn kata_go_starts_a_vm_grows_it_and_ends_it() {
     slot_of(&at(kind("disks")));
     slot_of(&at(kind("net")));
 
-    // ResizeMemory: the size and the most that may be added are read first.
+    // ResizeMemory: reads the size and the hotplug limit first.
     let (info, _) = client.info();
     let memory = info.config.memory.unwrap();
     assert_eq!((memory.size, memory.hotplug_size), (2 << 30, Some(16 << 30)));
@@ -165,7 +165,7 @@ fn kata_go_starts_a_vm_grows_it_and_ends_it() {
     assert!(slot_of(&added.bdf) > 0);
     client.tell("vm.remove-device", Some(&json!({"id": added.id}).to_string()));
 
-    // ResizeVCPUs: this guest never releases a vCPU, so a further request has to wait. Kata tries it up to 20 times.
+    // ResizeVCPUs: this guest never releases a vCPU, so a further request must wait. Kata retries up to 20 times.
     client.tell("vm.resize", Some(r#"{"desired_vcpus":2}"#));
     client.tell("vm.resize", Some(r#"{"desired_vcpus":1}"#));
     client.is_refused("vm.resize", r#"{"desired_vcpus":2}"#, 429);
@@ -174,7 +174,7 @@ fn kata_go_starts_a_vm_grows_it_and_ends_it() {
     assert!(reason.contains("there is no such device"), "{reason}");
 
     let _: (VmmPingResponse, _) = client.ask("GET", "vmm.ping", None);
-    // Cloud Hypervisor answers this one with 200 and an empty body, which the client does not read.
+    // Cloud Hypervisor replies with 200 and an empty body, which the client does not read.
     client.send("PUT", "vmm.shutdown", false, None);
     let (head, body) = client.0.answer_as_sent();
     assert!(head.starts_with("HTTP/1.1 200 \r\n") && body.is_empty(), "{head}\n{body}");

@@ -1,6 +1,6 @@
 //! Kata Containers' runtime in Rust: Cloud Hypervisor's own client crate over one connection for the VM's life. A
-//! request is written in up to four pieces, with descriptors beside the first. Configurations are Rust structs that
-//! print null for what is absent, and what they read of `vm.info` must be there.
+//! request is written in up to four pieces, with descriptors attached to the first. Configurations are Rust structs
+//! that print null for missing values, and the fields that they read from `vm.info` must be present.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -96,12 +96,12 @@ const CREATE: &str = r#"{
   "iommu": false,
   "watchdog": false
 }"#;
-/// The body of `vm.add-net`, which names the descriptors by their numbers in the client as well.
+/// The body of `vm.add-net`, which also has the descriptors' numbers in the client.
 const ADD_NET: &str = concat!(
     r#"{"ip":"192.168.249.1","mask":"255.255.255.0","mac":"02:00:00:00:00:02","iommu":false,"num_queues":2,"#,
     r#""queue_size":256,"vhost_user":false,"vhost_mode":"Client","fds":[FD]}"#
 );
-/// The body of `vm.add-disk`, with space that the guest cannot give back.
+/// The body of `vm.add-disk`, with space that the guest cannot free.
 const ADD_DISK: &str = concat!(
     r#"{"path":"DISK","readonly":false,"direct":false,"iommu":false,"num_queues":1,"queue_size":128,"#,
     r#""vhost_user":false,"vhost_socket":null,"rate_limiter_config":null,"id":null,"disable_io_uring":false,"#,
@@ -114,8 +114,8 @@ const FOLDER: &str =
 const ADD_FOLDER: &str =
     r#"{"tag":"more","socket":"FOLDER","num_queues":1,"queue_size":1024,"id":null,"pci_segment":1}"#;
 
-/// Fields of `vm.info` that the client reads. A field without `Option` must be there, and its type is as narrow as the
-/// client's.
+/// Fields of `vm.info` that the client reads. A field without `Option` must be present, and its type is as narrow as
+/// the client's.
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "the fields say what can be read")]
 struct VmInfo {
@@ -271,7 +271,7 @@ struct Platform {
     num_pci_segments: u16,
 }
 
-/// Fields that it reads of the answer to an addition.
+/// Fields that it reads from the reply to an addition.
 #[derive(Deserialize)]
 struct Added {
     id: String,
@@ -282,7 +282,7 @@ struct Added {
 struct ApiClient(Client);
 
 impl ApiClient {
-    /// Sends a request and reads its answer. Returns the body if there is one.
+    /// Sends a request and reads its reply. Returns the body if there is one.
     fn ask(&mut self, method: &str, endpoint: &str, body: Option<&str>, fds: &[OwnedFd]) -> Result<String, String> {
         let first = format!("{method} /api/v1/{endpoint} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n");
         self.0.send(first.as_bytes(), fds);
@@ -294,7 +294,7 @@ impl ApiClient {
             self.0.send(body.as_bytes(), &[]);
         }
         let (head, body) = self.0.answer_as_sent();
-        // Each part of 256 bytes must be UTF-8, wherever it is cut.
+        // Each part of 256 bytes must be UTF-8, wherever it is split.
         assert!(head.is_ascii() && body.is_ascii(), "{head}\n{body}");
         // All between these two is the number.
         let status = head.strip_prefix("HTTP/1.1 ").unwrap().split('\r').next().unwrap().trim();
@@ -369,10 +369,10 @@ fn kata_runtime_rs_starts_a_vm_grows_it_and_ends_it() {
     assert_eq!(vmm.end(), Some(0));
 }
 
-/// A folder of the configuration is on segment 0. Further ones are sent for segment 1, which a VM has if it was given
-/// two segments; Cloud Hypervisor refuses them too otherwise.
+/// A folder of the configuration is on segment 0. Further ones are sent for segment 1, which a VM with two segments
+/// has; otherwise Cloud Hypervisor refuses them, too.
 #[test]
-fn kata_runtime_rs_shares_a_folder_and_a_further_one_where_there_is_a_second_segment() {
+fn kata_runtime_rs_shares_a_folder_and_one_on_a_second_segment() {
     for (segments, tap) in [(None, "apkrs1"), (Some(2), "apkrs2")] {
         let folders = tempfile::tempdir().unwrap();
         let [first, second] = ["first", "second"].map(|name| folders.path().join(name));

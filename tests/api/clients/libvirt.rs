@@ -1,4 +1,4 @@
-//! libvirt's Cloud Hypervisor driver, as of 11.3: curl over an inherited socket, NICs by a request of its own with
+//! libvirt's Cloud Hypervisor driver, as of 11.3: curl over an inherited socket, separate requests for NICs with
 //! descriptors, and events over a named pipe.
 
 use std::fs::File;
@@ -19,10 +19,10 @@ use crate::hypervisor_fw;
 use crate::tap::{self, Kept, Queues};
 use crate::vmm::{BINARY, Kill, wait_for};
 
-/// The longest answer to `vm.add-net` that it reads, in bytes: with one call.
+/// The longest reply to `vm.add-net` that it reads, in bytes: with one call.
 const ONE_RECV: usize = 1023;
 
-/// A domain: the program as libvirt starts it.
+/// A domain: the program as started by libvirt.
 struct Domain {
     process: Kill,
     files: Files,
@@ -31,7 +31,7 @@ struct Domain {
 }
 
 impl Domain {
-    /// Starts the program with a listening socket, and opens the reading end of its events afterwards.
+    /// Starts the program with a listening socket, and then opens the reading end of its events.
     fn start() -> Self {
         let files = Files::new();
         let listener = OwnedFd::from(UnixListener::bind(files.path("socket")).unwrap());
@@ -93,7 +93,7 @@ impl Domain {
         });
     }
 
-    /// The numbers of threads whose names begin like this.
+    /// The IDs of threads whose names begin with `prefix`.
     fn threads(&self, prefix: &str) -> usize {
         let tasks = Path::new("/proc").join(self.process.0.id().to_string()).join("task");
         let names = tasks
@@ -104,7 +104,7 @@ impl Domain {
     }
 }
 
-/// Adds NICs over one socket. The status is read by `sscanf` from what one call receives.
+/// Adds NICs over one socket. `sscanf` reads the status from the data of a single receive call.
 fn add_nets<const N: usize>(mut client: Client, nics: [Vec<OwnedFd>; N]) {
     for (index, fds) in nics.into_iter().enumerate() {
         let body = json!({
@@ -148,7 +148,7 @@ fn libvirt_starts_a_domain_controls_it_and_ends_it() {
         let file = info["config"][console]["file"].as_str().unwrap();
         assert!(file.starts_with("/dev/pts/") && Path::new(file).exists(), "{file}");
     }
-    // What it pins to processors of the host by their names.
+    // Threads that it finds by name, and pins to processors of the host.
     wait_for("the vCPU's thread", || domain.threads("vcpu0") == 1);
 
     domain.put("vm.pause");
@@ -165,8 +165,8 @@ fn libvirt_starts_a_domain_controls_it_and_ends_it() {
     wait_for("the program's end", || domain.process.0.try_wait().unwrap().is_some());
 }
 
-/// A domain whose `<kernel>` is Cloud Hypervisor's own firmware, which is how a domain gets firmware: the driver has no
-/// other key for it. A domain without `<kernel>` is refused by the driver itself.
+/// A domain whose `<kernel>` is Cloud Hypervisor's own firmware, as the driver has no other key for firmware. The
+/// driver itself refuses a domain without `<kernel>`.
 #[test]
 fn hypervisor_fw_boots_a_disk_by_what_libvirt_sends() {
     let Some(firmware) = hypervisor_fw::firmware() else { return };
@@ -198,9 +198,9 @@ fn hypervisor_fw_boots_a_disk_by_what_libvirt_sends() {
     domain.await_event("vm", "shutdown");
 }
 
-/// The driver of Cyberus describes memory by a zone and NUMA, resizes disks and adds devices while the domain runs.
+/// Cyberus' driver describes memory with a zone and NUMA, resizes disks and adds devices while the domain runs.
 #[test]
-fn the_driver_of_cyberus_adds_and_resizes_disks_with_slots_of_its_own_choice() {
+fn cyberus_driver_adds_and_resizes_disks_in_slots_it_chooses() {
     let domain = Domain::start();
     let [image, second] = ["image", "second"].map(|name| domain.files.path(name));
     for file in [&image, &second] {

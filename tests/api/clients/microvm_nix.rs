@@ -1,4 +1,4 @@
-//! microvm.nix: one command line, whose options it makes of a NixOS configuration in this order, each option's keys
+//! microvm.nix: a command line generated from a NixOS configuration with options in this order, each option's keys
 //! sorted; afterwards `curl` for the power button and `ch-remote` for the balloon.
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::files::Files;
 use crate::vmm::{BINARY, Kill, taps, wait_for};
 
-/// The command line of a machine: a balloon, a volume, a share by virtiofs, a tap, a vsock and a socket for control.
+/// The command line of a machine: a balloon, a volume, a share over virtiofs, a tap, a vsock and a control socket.
 fn arguments(files: &Files, vcpus: u32, tap: &str) -> Vec<String> {
     let path = |name: &str| files.path(name).into_os_string().into_string().unwrap();
     let (queues, pairs) =
@@ -60,7 +60,7 @@ fn start(files: &Files, arguments: &[String]) -> Kill {
 }
 
 #[test]
-fn the_command_line_of_microvm_nix_starts_a_guest_and_its_scripts_control_it() {
+fn microvm_nix_command_line_starts_a_guest_its_scripts_control() {
     for (vcpus, tap) in [(1, "apmvm0"), (2, "apmvm1")] {
         let (files, _folder) = files();
         let _process = start(&files, &arguments(&files, vcpus, tap));
@@ -89,8 +89,8 @@ fn the_command_line_of_microvm_nix_starts_a_guest_and_its_scripts_control_it() {
     }
 }
 
-/// The options of a machine that says less: no strings for its firmware tables is an empty `--platform`, and without
-/// shares its memory is private and its pages can be merged with other VMs'.
+/// The options of a machine with fewer settings: without strings for its firmware tables, `--platform` is empty, and
+/// without shares its memory is private and its pages can be merged with other VMs'.
 #[test]
 fn options_of_microvm_nix_that_say_nothing_are_taken() {
     let (files, _folder) = files();

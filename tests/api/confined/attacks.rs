@@ -1,4 +1,4 @@
-//! Attempts of an exploit in a thread that it has taken over.
+//! Attempts of an exploit in a thread that it controls.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -7,12 +7,12 @@ use libc::{c_int, c_long};
 
 use super::hijacked::{Hijacked, Outcome};
 
-/// Attempt of an exploit in a thread, and the threads that can do it, with the reason.
+/// Attempt of an exploit in a thread, and the threads that can make it, with the reason.
 pub(super) struct Attack {
-    /// The attempt, as the threat model has it.
+    /// The attempt, as described by the threat model.
     pub what: &'static str,
     pub make: fn(&Hijacked, &Target) -> Outcome,
-    /// Threads that can, and why. The starter can do nothing that no other thread can.
+    /// Threads that can make it, and the reason. The starter can make no attempt that no other thread can.
     pub can: (&'static [&'static str], &'static str),
 }
 
@@ -20,18 +20,18 @@ pub(super) struct Attack {
 pub(super) struct Target {
     /// Another process, a VMM.
     pub pid: u64,
-    /// A thread of it.
+    /// A thread of the target.
     pub tid: u64,
-    /// Port on which a program listens by TCP.
+    /// A TCP port on which a program listens.
     pub port: u16,
     /// The path where a program listens.
     pub path: PathBuf,
-    /// The abstract name under which one does.
+    /// The abstract name of a listening socket.
     pub name: String,
 }
 
 impl Target {
-    /// A file that is not there, beside the socket.
+    /// A file next to the socket that does not exist.
     pub(super) fn made(&self) -> PathBuf {
         self.path.with_file_name("made")
     }
@@ -119,13 +119,13 @@ fn take_descriptors(thread: &Hijacked, target: &Target) -> Outcome {
     first_made(thread, calls)
 }
 
-/// Makes one call after the other, and returns the outcome of the first that is not stopped by a filter.
+/// Makes calls one after the other, and returns the outcome of the first that no filter stops.
 fn first_made(thread: &Hijacked, calls: impl IntoIterator<Item = (c_long, [u64; 4])>) -> Outcome {
     let outcomes = calls.into_iter().map(|(call, arguments)| thread.call(call, arguments));
     outcomes.into_iter().find(|outcome| *outcome != Outcome::Filtered).unwrap_or(Outcome::Filtered)
 }
 
-/// The same of calls that take a thread's number first, about two threads of the other process.
+/// The same for calls that take a thread's ID first, for two threads of the other process.
 fn about(thread: &Hijacked, target: &Target, calls: &[(c_long, [u64; 3])]) -> Outcome {
     let of = |number: u64| calls.iter().map(move |(call, [b, c, d])| (*call, [number, *b, *c, *d]));
     first_made(thread, of(target.pid).chain(of(target.tid)))
@@ -140,7 +140,7 @@ fn signal(thread: &Hijacked, target: &Target) -> Outcome {
     let signal = libc::SIGTERM as u64;
     let calls = [(libc::SYS_kill, [signal, 0, 0]), (libc::SYS_rt_sigqueueinfo, [signal, 0, 0])];
     match about(thread, target, &calls) {
-        // The process's group, and what a descriptor of a process names.
+        // The process's group, and a descriptor of a process.
         Outcome::Filtered => first_made(
             thread,
             [
@@ -163,7 +163,7 @@ fn signal_thread(thread: &Hijacked, target: &Target) -> Outcome {
     first_made(thread, calls)
 }
 
-/// As the owner of a descriptor, or as the job in the foreground of a terminal.
+/// As the owner of a descriptor, or as the foreground job of a terminal.
 fn signal_by_kernel(thread: &Hijacked, target: &Target) -> Outcome {
     // `fcntl(2)`, where F_OWNER_PID is 1, and `asm-generic/sockios.h`.
     const F_SETOWN_EX: u64 = 15;
@@ -186,14 +186,14 @@ fn bind_to_cpu(thread: &Hijacked, target: &Target) -> Outcome {
     about(thread, target, &[(libc::SYS_sched_setaffinity, [8, first, 0])])
 }
 
-/// Of its processor time: the kernel kills a process that has had more.
+/// A limit of processor time: the kernel kills a process that exceeds it.
 fn limit(thread: &Hijacked, target: &Target) -> Outcome {
     let second = thread.place(&[1_u64.to_ne_bytes(); 2].concat());
     about(thread, target, &[(libc::SYS_prlimit64, [u64::from(libc::RLIMIT_CPU), second, 0])])
 }
 
 fn prioritise(thread: &Hijacked, target: &Target) -> Outcome {
-    // SCHED_IDLE (`sched(7)`), the lowest class of disks' priorities (`ioprio_set(2)`), and a niceness.
+    // SCHED_IDLE (`sched(7)`), the lowest class of I/O priorities (`ioprio_set(2)`), and a niceness.
     let (priority, idle) = (thread.place(&[0; 48]), 5);
     let others = [
         (libc::SYS_setpriority, [u64::from(libc::PRIO_PROCESS), target.pid, 19, 0]),
@@ -267,7 +267,7 @@ fn make_code(thread: &Hijacked, _: &Target) -> Outcome {
     thread.call(libc::SYS_mprotect, [page, 4096, (libc::PROT_READ | libc::PROT_EXEC) as u64, 0])
 }
 
-/// Makes a socket, and connects it to an address.
+/// Creates a socket, and connects it to an address.
 fn connect(thread: &Hijacked, family: c_int, kind: c_int, address: &[u8]) -> Outcome {
     match thread.call(libc::SYS_socket, [family as u64, (kind | libc::SOCK_CLOEXEC) as u64, 0, 0]) {
         Outcome::Made(socket) => {

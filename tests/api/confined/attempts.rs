@@ -8,16 +8,16 @@ use std::path::Path;
 use super::attacks::{ATTACKS, Attack, Target};
 use super::hijacked::{Hijacked, Outcome};
 
-/// Makes every attempt in each of these threads of a process, and checks how it ends.
+/// Makes every attempt in each of these threads of a process, and checks the outcome.
 pub(super) fn make_all(pid: u32, threads: &[(i32, String)], target: &Target) {
     let before = [placed(target.pid), placed(target.tid)];
     for (tid, name) in threads {
         for Attack { what, make, can: (can, why) } in ATTACKS {
-            // The starter is let go, so that it follows others into Landlock.
+            // The starter is released, so that it can enter Landlock after the others.
             let outcome = make(&Hijacked::take(pid, *tid), target);
             let is_stopped = match outcome {
                 Outcome::Filtered => true,
-                // Landlock, or a descriptor that it does not have.
+                // Landlock, or a missing descriptor.
                 Outcome::Fails(error) => [libc::EACCES, libc::EPERM, libc::EBADF].contains(&error),
                 Outcome::Made(_) => false,
             };
@@ -31,7 +31,7 @@ pub(super) fn make_all(pid: u32, threads: &[(i32, String)], target: &Target) {
     assert_eq!([placed(target.pid), placed(target.tid)], before, "the other VMM runs where it ran, with its limits");
 }
 
-/// The attempts that the threat model has and the test does not make, and the other way round.
+/// The attempts that only the threat model or only the test has.
 pub(super) fn differences() -> Vec<String> {
     let section = section();
     let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
@@ -40,7 +40,7 @@ pub(super) fn differences() -> Vec<String> {
     documented.symmetric_difference(&made).map(|what| (*what).to_string()).collect()
 }
 
-/// The section of the threat model that has the table.
+/// The section of the threat model with the table.
 fn section() -> String {
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let text = folders.map(|folder| folder.join("SECURITY.md")).find_map(|path| fs::read_to_string(path).ok()).unwrap();
@@ -48,12 +48,12 @@ fn section() -> String {
     section.split("\n\nWorkers of ").next().unwrap().to_string()
 }
 
-/// The name of a thread as the attacks have it: that of vsock's worker begins with the device's.
+/// A thread's name as in the table of attacks: that of vsock's worker begins with the device's.
 fn kind(name: &str) -> &str {
     if name.contains("vsock") { "vsock" } else { name }
 }
 
-/// The outcome of an attempt in the thread of this name, as the threat model's table has it.
+/// The outcome of an attempt in the thread of this name, according to the threat model's table.
 fn documented(what: &str, name: &str) -> Outcome {
     let section = section();
     let row = section.lines().find(|line| line.starts_with(&format!("| {what} |")));
@@ -74,12 +74,12 @@ fn documented(what: &str, name: &str) -> Outcome {
     }
 }
 
-/// The CPUs, group, session and urgency of a thread, and the limits of its process.
+/// The CPUs, group, session and priority of a thread, and the limits of its process.
 fn placed(tid: u64) -> String {
     let read = |file| fs::read_to_string(format!("/proc/{tid}/{file}")).unwrap();
     let (status, stat) = (read("status"), read("stat"));
     let cpus = status.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap().to_owned();
-    // `proc_pid_stat(5)`: the group, the session, the priority and the niceness, behind the name in parentheses.
+    // `proc_pid_stat(5)`: the group, the session, the priority and the niceness, after the name in parentheses.
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     format!("{cpus} {:?} {:?} {}", &fields[2..4], &fields[15..17], read("limits"))
 }

@@ -1,4 +1,4 @@
-//! A thread of a running program that does what the test says, as one does that a guest has taken over: `ptrace`.
+//! A thread of a running program under the test's control through `ptrace`, as if a guest had taken it over.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,15 +10,15 @@ use libc::{c_int, c_long, pid_t, user_regs_struct};
 /// Result of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// A filter stops it, which ends the program by SIGSYS. The test keeps the signal back.
+    /// Stopped by a filter, which ends the program by SIGSYS. The test suppresses the signal.
     Filtered,
-    /// It fails.
+    /// Failed.
     Fails(c_int),
-    /// It is made.
+    /// Made.
     Made(u64),
 }
 
-/// A thread that is stopped. Dropping this lets it go on where it was.
+/// A stopped thread. Dropping this resumes it.
 pub(super) struct Hijacked {
     tid: pid_t,
     memory: File,
@@ -27,7 +27,7 @@ pub(super) struct Hijacked {
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, data: u64) -> io::Result<c_long> {
-    // SAFETY: the requests used here have no address, and as data a number or a place of the right type.
+    // SAFETY: the requests used here have no address, and their data is a number or a pointer of the right type.
     let result = unsafe { libc::ptrace(request, tid, 0, data) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -39,7 +39,7 @@ impl Hijacked {
         ptrace(libc::PTRACE_SEIZE, tid, libc::PTRACE_O_TRACESYSGOOD as u64).unwrap();
         loop {
             ptrace(libc::PTRACE_INTERRUPT, tid, 0).unwrap();
-            // Signals for the program, such as those that stop vCPUs, are none of the test's.
+            // Signals for the program, such as those that stop vCPUs, do not concern the test.
             while wait(tid) >> 8 != libc::SIGTRAP | libc::PTRACE_EVENT_STOP << 8 {
                 ptrace(libc::PTRACE_CONT, tid, 0).unwrap();
             }
@@ -55,9 +55,9 @@ impl Hijacked {
         }
     }
 
-    /// A place in its memory with these bytes, until the next one.
+    /// Places these bytes in its memory, until the next call.
     pub(super) fn place(&self, bytes: &[u8]) -> u64 {
-        // Below what its calls have there.
+        // Below the stack frames of its calls.
         let address = (self.found.rsp - 0x2000) & !0xf;
         self.memory.write_all_at(bytes, address).unwrap();
         address
@@ -65,17 +65,17 @@ impl Hijacked {
 
     fn set(&self, call: c_long, arguments: [u64; 4]) {
         let mut registers = self.found;
-        // The call that it waited in is not made again.
+        // The interrupted call is not restarted.
         (registers.rip, registers.rax, registers.orig_rax) = (self.found.rip - 2, call as u64, u64::MAX);
         [registers.rdi, registers.rsi, registers.rdx, registers.r10] = arguments;
         (registers.r8, registers.r9) = (0, 0);
         set_registers(self.tid, &registers);
     }
 
-    /// Has it make a system call.
+    /// Makes it execute a system call.
     pub(super) fn call(&self, call: c_long, arguments: [u64; 4]) -> Outcome {
         self.set(call, arguments);
-        // Its beginning, and its end.
+        // The entry and the exit of the call.
         for _ in 0..2 {
             ptrace(libc::PTRACE_SYSCALL, self.tid, 0).unwrap();
             assert_eq!(libc::WSTOPSIG(wait(self.tid)), libc::SIGTRAP | 0x80);
@@ -93,7 +93,7 @@ impl Hijacked {
         }
     }
 
-    /// Has it make a system call, and lets it go.
+    /// Makes it execute a system call, and resumes it.
     pub(super) fn end_by(self, call: c_long, arguments: [u64; 4]) {
         self.set(call, arguments);
         ptrace(libc::PTRACE_DETACH, self.tid, 0).unwrap();
@@ -104,7 +104,7 @@ impl Hijacked {
 impl Drop for Hijacked {
     fn drop(&mut self) {
         set_registers(self.tid, &self.found);
-        // It may be gone if the test has failed.
+        // The thread may have ended if the test has failed.
         let _ = ptrace(libc::PTRACE_DETACH, self.tid, 0);
     }
 }
@@ -123,7 +123,7 @@ fn set_registers(tid: pid_t, registers: &user_regs_struct) {
 /// Waits until the thread stops, and returns its status.
 fn wait(tid: pid_t) -> c_int {
     let mut status = 0;
-    // SAFETY: the status is a place of this function.
+    // SAFETY: the status is a local variable.
     assert_eq!(unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) }, tid);
     assert!(libc::WIFSTOPPED(status), "thread {tid} is gone: {status:#x}");
     status

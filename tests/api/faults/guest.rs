@@ -1,8 +1,8 @@
-//! A guest that enables the VFs of a NIC and drives the first one, when the host tells it to.
+//! A guest that enables the VFs of a NIC and drives the first one, at the host's command.
 
 use crate::code::{Code, drive};
 
-/// Address in guest memory at which the host writes a command; the guest clears it when it is done.
+/// Address in guest memory of the host's command; the guest clears it when done.
 pub(super) const COMMAND: u32 = 0x30_0000;
 /// Address at which the guest writes the status of the VF's device.
 pub(super) const STATUS: u32 = COMMAND + 4;
@@ -52,7 +52,7 @@ fn enable() -> Code {
         // Bus Master, and MSI-X Enable.
         .word(VF + 4, 1 << 2)
         .word(VF + 0x7e, 1 << 15);
-    // The control queue, which is the third, stays off.
+    // The control queue, which is the third, stays disabled.
     let queues = drive(code, REGISTERS, TABLE, &[0, 1], 0, 0x40_0000);
     // mov al, [status]; and eax, 0xff; mov [STATUS], eax
     queues.bytes(&[&[0xa0], &(REGISTERS + 0x14).to_le_bytes(), &[0x25, 0xff, 0, 0, 0, 0xa3], &STATUS.to_le_bytes()])

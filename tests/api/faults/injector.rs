@@ -11,33 +11,33 @@ use std::time::Duration;
 
 use libc::{EMFILE, ENFILE, ENOMEM, ENOSPC, c_int, c_long, pid_t};
 
-/// KVM_RUN, which fails by no lack of anything.
+/// KVM_RUN, which cannot fail for lack of a resource.
 const KVM_RUN: u64 = 0xae80;
-/// KVM_CREATE_VM, KVM_CREATE_VCPU and KVM_CREATE_DEVICE, which make descriptors.
+/// KVM_CREATE_VM, KVM_CREATE_VCPU and KVM_CREATE_DEVICE, which create descriptors.
 const KVM_CREATE: [u64; 3] = [0xae01, 0xae41, 0xc00c_aee0];
-/// The kernel has room for as many on its stack, and allocates nothing for them.
+/// Up to this number, the kernel uses its stack and allocates nothing.
 const POLLED_ON_STACK: u64 = 30;
 /// Offsets of registers in `struct user`.
 const RAX: u64 = 10 * 8;
 const ORIG_RAX: u64 = 15 * 8;
 
-/// Call that fails.
+/// The call to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// The number of the call among those that can fail by a lack of `errno`, from 0.
+    /// The number of the call among those that can fail with `errno`, from 0.
     pub number: usize,
     /// Error of the call.
     pub errno: c_int,
 }
 
-/// Calls that failed.
+/// The failed calls.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report {
-    /// The calls that could have failed in that way.
+    /// The number of calls that could have failed in that way.
     pub calls: usize,
-    /// The one that did: its thread, its number, its first two arguments.
+    /// The failed call: its thread, its number, its first two arguments.
     pub failed: Option<(String, i64, [u64; 2])>,
-    /// All calls that were made by threads with these numbers and names, after each had got its own filter.
+    /// All calls by threads with these IDs and names, after each had got its own filter.
     pub seen: BTreeMap<(pid_t, String), BTreeSet<i64>>,
 }
 
@@ -66,7 +66,7 @@ impl Injector {
         Self { stop, tracer }
     }
 
-    /// Attaches to all threads of the process, and takes down their calls from now on.
+    /// Attaches to all threads of the process, and records their calls from now on.
     pub(crate) fn record(pid: u32) -> Self {
         Self::attach(pid, Fault::default())
     }
@@ -90,17 +90,17 @@ struct Tracer {
     fault: Fault,
     report: Report,
     threads: HashSet<pid_t>,
-    /// Threads whose present call is to fail.
+    /// Threads whose present call must fail.
     failing: HashMap<pid_t, c_int>,
-    /// New threads that have not set up their signal stacks yet, and how many calls about these they have made. Rust's
-    /// standard library panics where these cannot be mapped, before any code of the program runs in the thread.
+    /// New threads that have not set up their signal stacks yet, and the number of their calls for that. Rust's
+    /// standard library panics if these cannot be mapped, before any code of the program runs in the thread.
     young: HashMap<pid_t, u8>,
     is_ending: bool,
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, address: u64, data: u64) -> io::Result<c_long> {
-    // SAFETY: the requests used here read and write the traced thread only, but for PTRACE_GET_SYSCALL_INFO, whose
-    // caller passes a buffer of the length that it says.
+    // SAFETY: the requests used here access only the traced thread, except for PTRACE_GET_SYSCALL_INFO, whose caller
+    // passes a buffer of the given length.
     let result = unsafe { libc::ptrace(request, tid, address, data) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -112,7 +112,7 @@ impl Tracer {
             let mut found = false;
             for entry in fs::read_dir(format!("/proc/{}/task", self.pid)).unwrap() {
                 let tid: pid_t = entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
-                // One that has just ended, or that its parent's trace has taken, is not seized.
+                // A thread that has just ended, or that its parent's trace includes, is not seized.
                 if !self.threads.contains(&tid) && ptrace(libc::PTRACE_SEIZE, tid, 0, options as u64).is_ok() {
                     let _ = ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0);
                     self.threads.insert(tid);
@@ -130,7 +130,7 @@ impl Tracer {
         let mut status = 0;
         // Other threads of this process have children of their own.
         let flags = libc::__WALL | libc::WNOHANG | libc::__WNOTHREAD;
-        // SAFETY: the status is a place of this function.
+        // SAFETY: the status is a local variable.
         let tid = unsafe { libc::waitpid(-1, &raw mut status, flags) };
         if tid <= 0 {
             std::thread::sleep(Duration::from_micros(50));
@@ -151,14 +151,14 @@ impl Tracer {
         } else if event == 0 {
             deliver = signal as u64;
         }
-        // A call that is to fail has to come to its end first.
+        // A call that must fail has to return first.
         let request = if self.is_ending && !self.failing.contains_key(&tid) {
             self.threads.remove(&tid);
             libc::PTRACE_DETACH
         } else {
             libc::PTRACE_SYSCALL
         };
-        // A thread that was killed is gone.
+        // A killed thread no longer exists.
         let _ = ptrace(request, tid, 0, deliver);
         true
     }
@@ -177,7 +177,7 @@ impl Tracer {
         if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY || self.is_ending {
             return;
         }
-        // SAFETY: these are the fields of a call's beginning, as `op` says.
+        // SAFETY: these are the fields of a call's entry, according to `op`.
         let entry = unsafe { info.u.entry };
         let number = entry.nr.cast_signed();
         if self.fault.number == usize::MAX {
@@ -202,7 +202,7 @@ impl Tracer {
             return;
         }
         if self.report.calls == self.fault.number {
-            // No filter of the program lets a number through that is none.
+            // No filter of the program would pass an invalid number.
             ptrace(libc::PTRACE_POKEUSER, tid, ORIG_RAX, libc::SYS_gettid as u64).unwrap();
             self.failing.insert(tid, self.fault.errno);
             let name = fs::read_to_string(format!("/proc/{}/task/{tid}/comm", self.pid)).unwrap_or_default();
@@ -211,7 +211,7 @@ impl Tracer {
         self.report.calls += 1;
     }
 
-    /// True if the call can fail by `errno` on a host that is short of something.
+    /// True if the call can fail with `errno` on a host that lacks a resource.
     fn can_fail(&self, number: i64, args: &[u64; 6]) -> bool {
         let makes_descriptors = match number {
             libc::SYS_openat
@@ -260,7 +260,7 @@ impl Tracer {
                     }
             }
             ENOSPC => match number {
-                // Instances of ioeventfds, of which KVM has a limited number; other drivers have such limits, too.
+                // Registered ioeventfds, whose number KVM limits; other drivers have such limits, too.
                 libc::SYS_ioctl => args[1] != KVM_RUN,
                 libc::SYS_epoll_ctl | libc::SYS_ftruncate | libc::SYS_fallocate => true,
                 libc::SYS_openat => args[2] as c_int & libc::O_CREAT != 0,

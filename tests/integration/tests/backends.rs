@@ -47,7 +47,7 @@ fn assert_refused(exit: &Exit, words: &[&str]) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_survive_disable_flr_and_reboot(#[case] kernel: Kernel) {
+fn vfs_over_all_backends_survive_disable_flr_and_reboot(#[case] kernel: Kernel) {
     let backends = Backends::start(&KINDS);
     let mut guest = Guest::boot(backends.spec(kernel));
     let pf = Pf::find(&mut guest);
@@ -76,7 +76,7 @@ fn vfs_over_all_kinds_of_backends_carry_data_at_once_and_survive_disable_flr_and
 
 /// Some kinds of threads work only for such backends.
 #[test]
-fn every_thread_of_vfs_over_all_kinds_of_backends_has_a_filter_of_system_calls() {
+fn every_thread_of_vfs_over_all_backends_has_a_seccomp_filter() {
     let backends = Backends::start(&[Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa]);
     let mut guest = Guest::boot(backends.spec(Kernel::V6_12));
     let pf = Pf::find(&mut guest);
@@ -95,7 +95,7 @@ fn every_thread_of_vfs_over_all_kinds_of_backends_has_a_filter_of_system_calls()
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_vhost_user_peer_that_is_killed_takes_its_link_down_and_brings_it_up_when_it_returns(#[case] kernel: Kernel) {
+fn a_killed_vhost_user_peer_takes_its_link_down_until_restarted(#[case] kernel: Kernel) {
     let mut backends = Backends::start(&[Backend::VhostUser, Backend::Tap]);
     let api = Api::new("backends");
     let mut guest = Guest::boot(backends.spec(kernel).arguments(&["--api-socket", &api.argument()]));
@@ -124,7 +124,7 @@ fn a_vhost_user_peer_that_is_killed_takes_its_link_down_and_brings_it_up_when_it
 }
 
 #[test]
-fn a_tap_deleted_under_vhost_net_is_lost_until_a_tap_of_the_same_name_exists() {
+fn a_tap_deleted_under_vhost_net_is_lost_until_it_exists_again() {
     let backends = Backends::start(&[Backend::VhostNet, Backend::Tap]);
     let api = Api::new("deleted");
     let mut guest = Guest::boot(backends.spec(Kernel::V6_12).arguments(&["--api-socket", &api.argument()]));
@@ -156,7 +156,7 @@ fn ip(arguments: &[&str]) {
 }
 
 #[test]
-fn a_peer_that_stalls_or_lies_or_falls_silent_harms_its_own_vf_alone() {
+fn a_peer_that_stalls_lies_or_falls_silent_harms_only_its_vf() {
     let mut backends = Backends::start(&[Backend::VhostUser, Backend::VhostUser, Backend::Tap]);
     let api = Api::new("backends");
     let mut guest = Guest::boot(backends.spec(Kernel::V6_12).arguments(&["--api-socket", &api.argument()]));
@@ -202,7 +202,7 @@ fn the_link_of_a_peer_is_the_link_of_its_vf() {
 }
 
 #[test]
-fn a_vduse_daemon_that_is_killed_takes_its_link_down_and_leaves_the_others_alone() {
+fn a_killed_vduse_daemon_harms_only_its_own_vf() {
     let mut backends = Backends::start(&[Backend::Vdpa, Backend::Tap]);
     let api = Api::new("backends");
     let mut guest = Guest::boot(backends.spec(Kernel::V6_12).arguments(&["--api-socket", &api.argument()]));
@@ -279,7 +279,7 @@ fn vfs_of_one_pf_may_have_backends_with_different_features() {
 }
 
 #[test]
-fn a_backend_that_needs_shared_memory_is_not_added_to_a_vm_without_it() {
+fn a_backend_that_needs_shared_memory_is_refused_without_it() {
     let backends = Backends::start(&[Backend::Vdpa]);
     let api = Api::new("backends");
     let spec = Backends::start(&[]).spec(Kernel::V6_12).arguments(&["--api-socket", &api.argument()]);

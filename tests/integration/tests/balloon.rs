@@ -92,7 +92,7 @@ fn a_guest_returns_memory_to_the_host_and_gets_it_back(#[case] kernel: Kernel, #
 #[case::linux_6_1_shared(Kernel::V6_1, "size=256M,shared=on")]
 #[ignore = "a longer test: private memory"]
 #[case::linux_6_12_private(Kernel::V6_12, "size=256M")]
-fn memory_that_a_guest_frees_is_the_hosts_without_being_asked_for(#[case] kernel: Kernel, #[case] memory: &str) {
+fn free_page_reporting_returns_freed_memory_to_the_host(#[case] kernel: Kernel, #[case] memory: &str) {
     let api = Api::new("reporting");
     let mut guest = guest(kernel, &api, memory, "size=0,free_page_reporting=on");
     guest.ok(FILL);

@@ -9,7 +9,7 @@ use rstest::rstest;
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_guest_boots_and_its_power_off_ends_the_vmm_with_exit_code_0(#[case] kernel: Kernel) {
+fn a_guest_boots_and_its_power_off_ends_the_vmm_with_code_0(#[case] kernel: Kernel) {
     let mut guest = Guest::boot(GuestSpec::new(kernel));
     assert!(guest.ok("uname -r").starts_with(kernel.version()));
     guest.assert_kernel_has_no_complaint();
@@ -18,7 +18,7 @@ fn a_guest_boots_and_its_power_off_ends_the_vmm_with_exit_code_0(#[case] kernel:
 }
 
 #[test]
-fn a_vm_without_devices_takes_less_than_7_mb_beyond_its_guests_memory() {
+fn a_vm_without_devices_takes_under_7_mb_beyond_guest_memory() {
     // The whole program is in the page cache, and Linux maps 64 KiB of it around each page that is used.
     let first = Guest::boot(GuestSpec::new(Kernel::V6_12));
     fs::read(format!("/proc/{}/exe", first.vmm().id())).unwrap();
@@ -50,7 +50,7 @@ fn a_reboot_starts_the_guest_again_under_the_same_vmm(#[case] kernel: Kernel) {
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_bzimage_boots_with_two_vcpus_and_memory_on_both_sides_of_the_hole(#[case] kernel: Kernel) {
+fn a_bzimage_boots_with_two_vcpus_and_memory_around_the_hole(#[case] kernel: Kernel) {
     let mut guest = Guest::boot(GuestSpec::new(kernel).image(Image::BzImage).cpus(2).memory("size=5G"));
     assert_eq!(guest.ok("nproc"), "2");
     // Linux keeps some hundred MiB of the 5 GiB for itself.
@@ -67,7 +67,7 @@ fn a_bzimage_boots_with_two_vcpus_and_memory_on_both_sides_of_the_hole(#[case] k
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn the_guest_identifies_the_machine_by_the_strings_of_the_platform(#[case] kernel: Kernel) {
+fn smbios_shows_the_guest_the_strings_of_the_platform(#[case] kernel: Kernel) {
     let platform = "system_manufacturer=Maker,system_version=7,uuid=00112233-4455-6677-8899-aabbccddeeff,\
                     chassis_asset_tag=A9,oem_strings=[io.systemd.credential:a=b,\"x, y\"]";
     let mut guest = Guest::boot(GuestSpec::new(kernel).arguments(&["--platform", platform]));

@@ -62,7 +62,7 @@ fn check_devices(guest: &mut Guest, files: &Files, tag: &str, vsock: &Path) {
 /// Kata's default configuration, with less memory and a console: a shared folder on a second PCI segment, a NIC whose
 /// tap was opened in another namespace, a vsock for the agent, and memory and vCPUs that a container adds.
 #[test]
-fn a_guest_of_kata_has_its_nic_disk_vsock_and_shared_folder_and_grows() {
+fn a_kata_guest_has_nic_disk_vsock_and_folder_and_grows() {
     let files = Files::new();
     let virtiofsd = files.virtiofsd();
     let api = Api::new("kata");
@@ -142,7 +142,7 @@ fn a_guest_of_kata_has_its_nic_disk_vsock_and_shared_folder_and_grows() {
 /// The command line of microvm.nix, each option's keys sorted, with the console that the test needs. Debian's kernels
 /// have no driver for the watchdog, so it has no effect.
 #[test]
-fn a_guest_of_microvm_nix_has_its_volumes_share_tap_and_notification_socket() {
+fn a_microvm_nix_guest_has_volumes_share_tap_and_notify_socket() {
     let files = Files::new();
     let virtiofsd = files.virtiofsd();
     let path = |name: &str| files.path(name).display().to_string();

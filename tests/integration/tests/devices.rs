@@ -51,7 +51,7 @@ fn first_word(text: &str) -> String {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_disk_has_the_contents_of_its_image_and_a_readonly_one_keeps_them(#[case] kernel: Kernel) {
+fn a_disk_has_its_images_contents_and_a_readonly_one_keeps_them(#[case] kernel: Kernel) {
     let folder = tempfile::tempdir().unwrap();
     let (data, fixed) = (image(folder.path(), "data", 8), image(folder.path(), "fixed", 2));
     let spec = GuestSpec::new(kernel)
@@ -153,7 +153,7 @@ fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
 
 /// Several queues write a file system over a raw image, which does not change, and QEMU finds all of it afterwards.
 #[test]
-fn a_qcow2_image_over_a_backing_file_survives_reboots_and_qemu_finds_no_error() {
+fn a_qcow2_image_with_a_backing_file_survives_reboots_intact() {
     let folder = tempfile::tempdir().unwrap();
     let base = image(folder.path(), "base", 32);
     let untouched = digest(&base);

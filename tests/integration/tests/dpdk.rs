@@ -118,7 +118,7 @@ fn dpdk_forwards_frames_on_vfs_while_the_kernel_has_another() {
 
 /// Each kind of backend that moves a VF's frames reaches the memory that DPDK has mapped for the VF.
 #[test]
-fn dpdk_echoes_over_every_kind_of_backend_while_the_kernel_has_another() {
+fn dpdk_echoes_over_every_backend_while_the_kernel_has_a_vf() {
     const KINDS: [Backend; 5] = [Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa, Backend::Tap];
     let (api, backends) = (Api::new("dpdk-kinds"), Backends::start_with(&KINDS, &["--translate"], &[]));
     let spec = backends.spec(Kernel::V6_12).with_dpdk().memory("size=512M,shared=on");

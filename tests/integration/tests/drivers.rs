@@ -36,7 +36,7 @@ fn rescan(guest: &mut Guest) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn virtio_net_can_be_unloaded_under_traffic_and_its_vfs_are_there_when_it_is_back(#[case] kernel: Kernel) {
+fn virtio_net_reloads_under_traffic_and_finds_its_vfs_again(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 3);
     pf.set_num_vfs(&mut guest, 3);
     let vfs = pf.vfs(&mut guest);
@@ -67,7 +67,7 @@ fn virtio_net_can_be_unloaded_under_traffic_and_its_vfs_are_there_when_it_is_bac
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_pf_unbound_under_traffic_takes_its_vfs_along_and_leaves_those_of_another_pf(#[case] kernel: Kernel) {
+fn a_pf_unbound_under_traffic_takes_its_own_vfs_and_no_others(#[case] kernel: Kernel) {
     let nets = ["id=pf0,tap=pf0,sriov_vfs=3", "id=pf1,tap=pf1,sriov_vfs=2"];
     let mut guest = Guest::boot(nets.iter().fold(GuestSpec::new(kernel), |spec, net| spec.net(net)));
     let taps = ["pf0v0", "pf0v1", "pf0v2", "pf1v0", "pf1v1"].map(HostTap::existing);
@@ -112,7 +112,7 @@ fn a_pf_unbound_under_traffic_takes_its_vfs_along_and_leaves_those_of_another_pf
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_pf_removed_under_traffic_takes_its_vfs_along_and_a_rescan_brings_it_back(#[case] kernel: Kernel) {
+fn a_pf_removed_under_traffic_with_its_vfs_returns_by_a_rescan(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 3);
     pf.set_num_vfs(&mut guest, 3);
     let mut vfs = pf.vfs(&mut guest);
@@ -144,7 +144,7 @@ fn a_pf_removed_under_traffic_takes_its_vfs_along_and_a_rescan_brings_it_back(#[
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn two_shells_that_write_sriov_numvfs_at_once_leave_vfs_that_can_be_enabled(#[case] kernel: Kernel) {
+fn racing_writes_of_sriov_numvfs_leave_vfs_that_can_be_enabled(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 4);
     let _flood = Flood::start(&mut guest, "eth0", &HostTap::existing("pf0"), PF_SUBNET);
     let file = pf.file("sriov_numvfs");

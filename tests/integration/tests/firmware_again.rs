@@ -8,7 +8,7 @@ use integration::{Guest, GuestSpec, Pf, firmware_disk};
 /// power-on state, with the variables that it has written.
 #[test]
 #[ignore = "a longer test"]
-fn firmware_as_a_kernel_boots_again_after_a_reboot_with_vfs_enabled() {
+fn firmware_as_a_kernel_boots_again_after_a_reboot_with_vfs() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
     fs::copy(firmware_disk(), &disk).unwrap();

@@ -36,7 +36,7 @@ fn add_hot_pf(guest: &mut Guest, api: &Api, vfs: usize) -> Pf {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_pf_comes_and_goes_with_its_vfs_while_those_of_another_carry_traffic(#[case] kernel: Kernel) {
+fn a_pf_is_plugged_and_unplugged_while_other_vfs_carry_traffic(#[case] kernel: Kernel) {
     let (mut guest, api) = boot_with_api(kernel, 2);
     let pf = Pf::at("0000:00:01.0");
     pf.set_num_vfs(&mut guest, 2);
@@ -146,7 +146,7 @@ fn a_paused_guest_resumes_with_its_vfs(#[case] kernel: Kernel) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_removal_requested_during_boot_completes_once_the_guest_is_up(#[case] kernel: Kernel) {
+fn a_removal_requested_during_boot_completes_after_the_boot(#[case] kernel: Kernel) {
     let api = Api::new("early");
     let early = api.clone();
     let asked = std::thread::spawn(move || {

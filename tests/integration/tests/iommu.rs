@@ -120,7 +120,7 @@ fn every_vf_is_behind_the_iommu_in_a_group_of_its_own(#[case] kernel: Kernel) {
 /// the IOMMU as well.
 #[test]
 #[ignore = "a longer test: a command line of its own"]
-fn a_guest_in_passthrough_maps_nothing_also_for_vfs_of_a_pf_that_comes_later() {
+fn a_passthrough_guest_maps_nothing_even_for_vfs_added_later() {
     let (api, backends) = (Api::new("iommu-passthrough"), Backends::start_with(&KINDS, TRANSLATES, &[]));
     let mut guest = Guest::boot(spec(Kernel::V6_12, &backends, &api).kernel_argument("iommu.passthrough=1"));
     guest.load("virtio_iommu");
@@ -165,7 +165,7 @@ fn without_an_iommu_a_guest_is_told_of_none() {
 
 /// Debian's Linux 6.1 has no driver for the IOMMU.
 #[test]
-fn without_a_driver_for_the_iommu_vfs_work_as_if_there_were_none_linux_6_1() {
+fn vfs_work_in_bypass_without_an_iommu_driver_linux_6_1() {
     let (api, backends) = (Api::new("iommu-bypass"), Backends::start_with(&KINDS, TRANSLATES, &[]));
     let mut guest = boot(Kernel::V6_1, &backends, &api);
     let pf = Pf::at("0000:00:01.0");

@@ -30,7 +30,7 @@ fn use_devices(guest: &mut Guest) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_confined_guest_uses_its_devices_over_reboots_and_restarts_of_backends(#[case] kernel: Kernel) {
+fn a_confined_guest_keeps_its_devices_over_reboots_and_restarts(#[case] kernel: Kernel) {
     let folder = tempfile::tempdir().unwrap();
     let (shared, later) = (folder.path().join("shared"), folder.path().join("later"));
     fs::create_dir(&shared).unwrap();

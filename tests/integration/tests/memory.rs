@@ -52,7 +52,7 @@ fn total(guest: &mut Guest) -> u64 {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn memory_is_added_while_vfs_over_all_kinds_of_backends_carry_traffic(#[case] kernel: Kernel) {
+fn memory_is_added_while_vfs_over_all_backends_carry_traffic(#[case] kernel: Kernel) {
     let backends = Backends::start(&[Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa]);
     let api = Api::new("memory");
     let spec = backends.spec(kernel).memory("size=512M,hotplug_size=2G").kernel_argument("init_on_alloc=0");

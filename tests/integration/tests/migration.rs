@@ -274,7 +274,7 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
 /// Requests that the backend has accepted may complete after the memory was copied.
 #[test]
 #[ignore = "a longer test: a unit test shows what the backend is told"]
-fn a_guest_whose_backend_hangs_when_it_is_to_stop_goes_on_at_its_source() {
+fn a_guest_whose_backend_hangs_at_the_stop_stays_at_the_source() {
     const KINDS: [Backend; 1] = [Backend::VhostUser];
     let [here, there] = ["a", "b"].map(|name| Plan::new(name, &KINDS));
     let bridges = bridges(KINDS.len());

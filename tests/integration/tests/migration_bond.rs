@@ -42,7 +42,7 @@ fn await_active(guest: &mut Guest, interface: &str) {
 }
 
 #[test]
-fn a_bond_goes_on_by_the_pf_while_a_vf_over_vdpa_moves_without_a_link() {
+fn a_bond_uses_the_pf_while_a_vdpa_vf_moves_without_a_link() {
     let [here, there] = ["a", "b"].map(|name| Plan::new(name, &[Backend::Vdpa]));
     let bridge = Bridge::new("br0", SUBNET, &["apf", "bpf", "a0", "b0"]);
     let mut here = here.boot(Kernel::V6_12, |spec| spec.memory("size=512M").with_modules());

@@ -53,7 +53,7 @@ fn ping_in_large_frames(guest: &mut Guest, tap: &HostTap, subnet: Subnet) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_vf_in_a_network_namespace_with_a_name_and_an_mtu_of_its_own_carries_traffic(#[case] kernel: Kernel) {
+fn a_vf_carries_traffic_in_a_namespace_with_own_name_and_mtu(#[case] kernel: Kernel) {
     let spec = GuestSpec::new(kernel).net(&format!("id=pf0,tap=pf0,mac=52:54:00:00:00:01,mtu={JUMBO},sriov_vfs=2"));
     let mut guest = Guest::boot(spec);
     let pf = Pf::find(&mut guest);

@@ -9,7 +9,7 @@ const SUBNET: Subnet = Subnet(200);
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_plain_nic_carries_traffic_over_a_tap_that_comes_and_goes_with_the_vmm(#[case] kernel: Kernel) {
+fn a_plain_nic_carries_traffic_over_a_tap_removed_with_the_vmm(#[case] kernel: Kernel) {
     let mut guest = Guest::boot(GuestSpec::new(kernel).net("tap=plain0,mac=52:54:00:12:34:56"));
     let tap = HostTap::existing("plain0");
     tap.join(SUBNET);

@@ -20,7 +20,7 @@ fn total(guest: &mut Guest, node: u32) -> u64 {
 }
 
 #[test]
-fn a_guest_has_the_nodes_that_it_was_given_and_plugs_memory_into_the_right_one() {
+fn numa_nodes_are_as_configured_and_get_their_plugged_memory() {
     let api = Api::new("numa");
     // CPUs of a package share their last cache, and Linux complains if a package spans two nodes.
     let spec = GuestSpec::new(Kernel::V6_12)

@@ -23,7 +23,7 @@ fn passt(folder: &Path, index: usize) -> Passt {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn an_ordinary_user_runs_a_guest_whose_pf_and_vfs_have_a_passt_each(#[case] kernel: Kernel) {
+fn an_ordinary_user_runs_a_guest_with_a_passt_per_function(#[case] kernel: Kernel) {
     let _kvm = DeviceMode::set("/dev/kvm", 0o666);
     let folder = tempfile::tempdir().unwrap();
     chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -104,7 +104,7 @@ fn vfs_over_dpdk_carry_traffic_whichever_side_listens() {
 /// DPDK requests translations of the addresses of a VF behind the virtual IOMMU. By default Linux maps each buffer, and
 /// unmaps it later (lazy DMA).
 #[test]
-fn a_vf_behind_the_iommu_works_over_dpdk_and_reaches_nothing_else() {
+fn a_vf_behind_the_iommu_works_over_dpdk_without_a_fault() {
     let (api, folder) = (Api::new("dpdk-iommu"), tempfile::tempdir().unwrap());
     let socket = folder.path().join("vf0.sock").display().to_string();
     let ports = [format!("net_vhost0,iface={socket},iommu-support=1"), "net_tap0,iface=dpdk0".to_owned()];
@@ -135,7 +135,7 @@ fn a_vf_behind_the_iommu_works_over_dpdk_and_reaches_nothing_else() {
 
 /// passt passes the guest's connections to the passt of the VMM to which the guest moves, and ends.
 #[test]
-fn a_connection_through_passt_goes_on_at_the_vmm_that_the_guest_moves_to() {
+fn a_passt_connection_survives_a_migration_to_another_vmm() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [mut here, mut there] = folders.each_ref().map(|folder| {
         chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();

@@ -50,7 +50,7 @@ fn flushes(api: &Api, id: &str) -> u64 {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_file_system_on_persistent_memory_is_in_the_file_once_it_is_synced(#[case] kernel: Kernel) {
+fn a_synced_file_system_on_pmem_is_in_the_file(#[case] kernel: Kernel) {
     let api = Api::new("pmem");
     let image = Image::new("pmem", kernel, 64 * MIB);
     let pmem = format!("file={}", image.0.display());

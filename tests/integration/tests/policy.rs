@@ -101,7 +101,7 @@ fn assert_enforced(guest: &mut Guest, pf: &Pf, api: &Api) {
 #[case::linux_6_12(Kernel::V6_12)]
 #[ignore = "a longer test: a third kernel, which is fetched for it"]
 #[case::linux_backports(Kernel::Backports)]
-fn a_policy_holds_from_the_start_after_resets_after_disabling_and_after_a_reboot(#[case] kernel: Kernel) {
+fn a_policy_holds_after_resets_disabling_and_a_reboot(#[case] kernel: Kernel) {
     let (mut guest, pf, api) = boot(kernel);
     pf.set_num_vfs(&mut guest, 2);
     assert_enforced(&mut guest, &pf, &api);
@@ -119,7 +119,7 @@ fn a_policy_holds_from_the_start_after_resets_after_disabling_and_after_a_reboot
 
 /// A change by the host applies at once, and only to that VF.
 #[test]
-fn the_host_changes_what_a_vf_may_send_and_receive_while_it_has_traffic() {
+fn the_host_changes_the_policy_of_a_vf_under_traffic() {
     let api = Api::new("policy-live");
     let mut guest = Guest::boot(spec_with_vfs(Kernel::V6_12, 2).arguments(&["--api-socket", &api.argument()]));
     let pf = Pf::at("0000:00:01.0");

@@ -25,7 +25,7 @@ fn a_tap_that_somebody_else_uses_is_named() {
 }
 
 #[test]
-fn a_vf_tap_that_somebody_else_uses_is_named_and_the_other_taps_go() {
+fn a_vf_tap_in_use_is_named_and_the_other_taps_are_removed() {
     let tap = HostTap::busy("pf0v2");
     let exit = spec("id=pf0,tap=pf0,sriov_vfs=4").command().run();
     assert_refused_in_one_line(&exit, &[tap.name()]);

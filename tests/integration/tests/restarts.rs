@@ -60,7 +60,7 @@ fn set_power_state(guest: &mut Guest, pf: &Pf, state: u8) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn vfs_that_carry_traffic_at_a_reboot_are_off_after_it_and_can_be_enabled_again(#[case] kernel: Kernel) {
+fn a_reboot_turns_vfs_under_traffic_off_and_they_can_be_enabled(#[case] kernel: Kernel) {
     let (mut guest, pf, floods) = boot_with_traffic(kernel);
     guest.reboot();
     // Until here the host keeps sending to the taps of disabled VFs.
@@ -75,7 +75,7 @@ fn vfs_that_carry_traffic_at_a_reboot_are_off_after_it_and_can_be_enabled_again(
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_kernel_started_by_kexec_finds_vfs_that_carry_traffic_and_enables_them_anew(#[case] kernel: Kernel) {
+fn a_kexec_kernel_finds_vfs_under_traffic_and_enables_them_anew(#[case] kernel: Kernel) {
     let (mut guest, pf, floods) = boot_with_traffic(kernel);
     guest.kexec(Path::new(env!("CARGO_BIN_EXE_kexec")), kernel, PF_SUBNET);
     drop(floods);
@@ -89,7 +89,7 @@ fn a_kernel_started_by_kexec_finds_vfs_that_carry_traffic_and_enables_them_anew(
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn vfs_stop_while_their_pf_is_in_d3hot_and_then_continue_without_a_rebind(#[case] kernel: Kernel) {
+fn vfs_stop_while_their_pf_is_in_d3hot_and_need_no_rebind(#[case] kernel: Kernel) {
     let (mut guest, pf, floods) = boot_with_traffic(kernel);
     let vfs = pf.vfs(&mut guest);
     let taps = vf_taps(VFS);

@@ -51,7 +51,7 @@ fn check_files(guest: &mut Guest, tag: &str, folder: &Path) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_folder_of_the_host_is_shared_over_restarts_of_virtiofsd_and_of_the_guest(#[case] kernel: Kernel) {
+fn a_shared_folder_survives_restarts_of_virtiofsd_and_the_guest(#[case] kernel: Kernel) {
     let folder = tempfile::tempdir().unwrap();
     let [shared, added] = ["shared", "added"].map(|name| folder.path().join(name));
     for folder in [&shared, &added] {
@@ -107,7 +107,7 @@ fn a_folder_of_the_host_is_shared_over_restarts_of_virtiofsd_and_of_the_guest(#[
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_disk_of_another_process_is_one_over_restarts_of_that_and_of_the_guest(#[case] kernel: Kernel) {
+fn a_vhost_user_disk_survives_restarts_of_its_daemon_and_guest(#[case] kernel: Kernel) {
     let folder = tempfile::tempdir().unwrap();
     let image = folder.path().join("image");
     write_file(&image, 16);

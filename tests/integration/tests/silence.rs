@@ -39,14 +39,19 @@ fn a_silent_guest_is_described_and_its_vcpus_entered_again() {
     assert_has_in_order(running, &["/exits: ", "__serial", "line_status", " 0 untouched"]);
     assert!(!report.contains(" 0 after its vCPUs entered it again"), "{report}");
     assert!(report.contains(" 0 after an NMI"), "{report}");
-    let trace = report.lines().skip_while(|line| *line != "--- the whole trace is in:").nth(1);
-    let trace = Path::new(trace.expect("the trace's path"));
+    let trace = trace_of(&report);
     let text = fs::read_to_string(trace).unwrap_or_else(|error| panic!("{}: {error}", trace.display()));
     assert!(text.lines().filter(|line| line.contains("kvm_exit")).count() > 200, "{} bytes", text.len());
     // The guest's read from its serial port.
     assert!(text.contains("kvm_pio: pio_read at 0x3f8"), "{} bytes", text.len());
     fs::remove_file(trace).expect("the trace can be removed");
     assert_eq!(guest.ok("echo $((6 * 7))"), "42");
+}
+
+/// Path of the whole trace that belongs to a report.
+fn trace_of(report: &str) -> &Path {
+    let path = report.lines().skip_while(|line| *line != "--- the whole trace is in:").nth(1);
+    Path::new(path.expect("the trace's path"))
 }
 
 #[test]
@@ -59,4 +64,5 @@ fn a_guest_that_stays_silent_shows_its_backtrace_after_an_nmi() {
         ["Kernel panic - not syncing: NMI", "Call Trace", "an NMI was sent:\n204", " 0 untouched", " 0 after a key"];
     assert_has_in_order(&report, &parts);
     assert!(!report.contains(" 0 after an NMI"), "{report}");
+    fs::remove_file(trace_of(&report)).expect("the trace can be removed");
 }

@@ -52,7 +52,7 @@ fn functions(guest: &mut Guest, pf: &Pf) -> String {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_guest_with_eight_vfs_goes_on_from_a_snapshot_over_other_taps(#[case] kernel: Kernel) {
+fn a_guest_with_eight_vfs_resumes_from_a_snapshot_on_other_taps(#[case] kernel: Kernel) {
     let mut backends = Backends::start(&KINDS);
     let api = Api::new("saved");
     let spec = backends.spec(kernel).memory("size=512M").arguments(&["--api-socket", &api.argument()]);
@@ -125,7 +125,7 @@ fn a_guest_with_eight_vfs_goes_on_from_a_snapshot_over_other_taps(#[case] kernel
 /// A VF whose tap is in use by another program at the new place has no link there, while the others continue; a later
 /// request gives it another tap, and its rings continue where they stopped.
 #[test]
-fn a_vf_whose_backend_is_missing_has_no_link_until_it_is_given_one() {
+fn a_vf_with_a_missing_backend_has_no_link_until_it_gets_one() {
     let api = Api::new("whole");
     let spec = GuestSpec::new(Kernel::V6_12)
         .memory("size=512M")

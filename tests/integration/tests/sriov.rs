@@ -33,7 +33,7 @@ fn assert_refused(output: &Output, wordings: [&str; 2]) {
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn the_guest_reads_what_was_configured_and_can_neither_exceed_it_nor_change_what_is_enabled(#[case] kernel: Kernel) {
+fn sysfs_shows_the_configured_vfs_and_refuses_invalid_numbers(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 8);
     assert_eq!(pf.read(&mut guest, "sriov_totalvfs"), "8");
     assert_eq!(pf.read(&mut guest, "sriov_numvfs"), "0");
@@ -62,7 +62,7 @@ fn the_guest_reads_what_was_configured_and_can_neither_exceed_it_nor_change_what
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn one_four_or_eight_vfs_come_with_their_mac_and_address_and_go_again(#[case] kernel: Kernel) {
+fn one_four_or_eight_vfs_have_their_macs_and_can_be_disabled(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 8);
     for count in [8, 1, 4] {
         pf.set_num_vfs(&mut guest, count);
@@ -79,7 +79,7 @@ fn one_four_or_eight_vfs_come_with_their_mac_and_address_and_go_again(#[case] ke
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_no_other(#[case] kernel: Kernel) {
+fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_only(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 8);
     pf.set_num_vfs(&mut guest, 8);
     let taps = vf_taps(8);
@@ -102,7 +102,7 @@ fn the_pf_and_each_vf_carry_traffic_over_their_own_tap_and_no_other(#[case] kern
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn sixty_four_vfs_come_with_their_mac_and_address_and_carry_traffic(#[case] kernel: Kernel) {
+fn sixty_four_vfs_have_their_macs_and_addresses_and_traffic(#[case] kernel: Kernel) {
     // One vCPU has about 200 interrupt vectors, and 64 VFs need 192.
     let mut guest = Guest::boot(spec_with_vfs(kernel, 64).cpus(2));
     let pf = Pf::find(&mut guest);
@@ -122,7 +122,7 @@ fn sixty_four_vfs_come_with_their_mac_and_address_and_carry_traffic(#[case] kern
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_running_nic_has_at_most_8_files_and_a_thread_and_64_vfs_fit_in_1024_files(#[case] kernel: Kernel) {
+fn a_nic_needs_one_thread_and_8_files_so_64_vfs_fit_in_1024(#[case] kernel: Kernel) {
     let without = Guest::boot(GuestSpec::new(kernel).cpus(2));
     let base = Usage::of(without.vmm());
     assert_eq!(without.power_off().code, Some(0));
@@ -161,7 +161,7 @@ fn a_running_nic_has_at_most_8_files_and_a_thread_and_64_vfs_fit_in_1024_files(#
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn vfs_on_both_of_their_buses_carry_traffic_when_300_are_enabled(#[case] kernel: Kernel) {
+fn vfs_on_both_vf_buses_carry_traffic_when_300_are_enabled(#[case] kernel: Kernel) {
     let mut guest = Guest::boot(GuestSpec::new(kernel).net("id=pf0,tap=pf0,sriov_vfs=300"));
     let pf = Pf::find(&mut guest);
     // With drivers bound, 300 VFs would need more interrupt vectors than the guest has.
@@ -234,7 +234,7 @@ fn all_vfs_carry_traffic_whatever_the_kernel_is_told_about_pci(
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_function_level_reset_of_a_vf_leaves_the_others_and_the_vf_usable(#[case] kernel: Kernel) {
+fn flr_of_a_vf_leaves_it_and_the_other_vfs_usable(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 4);
     pf.set_num_vfs(&mut guest, 4);
     let taps = vf_taps(4);
@@ -262,7 +262,7 @@ fn a_function_level_reset_of_a_vf_leaves_the_others_and_the_vf_usable(#[case] ke
 #[rstest]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_function_level_reset_of_the_pf_keeps_the_vfs_that_linux_restores(#[case] kernel: Kernel) {
+fn flr_of_the_pf_keeps_the_vfs_that_linux_restores(#[case] kernel: Kernel) {
     let (mut guest, pf) = boot_with_vfs(kernel, 4);
     pf.set_num_vfs_without_drivers(&mut guest, 4);
     guest.ok_within(&format!("echo 1 > {}", pf.file("reset")), Duration::from_secs(60));
@@ -284,7 +284,7 @@ fn a_function_level_reset_of_the_pf_keeps_the_vfs_that_linux_restores(#[case] ke
 }
 
 #[test]
-fn a_vf_uses_the_tap_that_its_configuration_names_and_leaves_it_in_place() {
+fn a_vf_uses_its_configured_tap_and_leaves_it_in_place() {
     let tenant = HostTap::persistent("tenant-a");
     let net = "id=pf0,tap=pf0,sriov_vfs=2";
     let spec = GuestSpec::new(Kernel::V6_12).net(net).net_vf("pf=pf0,index=1,tap=tenant-a,mac=52:54:00:00:01:01");
@@ -301,7 +301,7 @@ fn a_vf_uses_the_tap_that_its_configuration_names_and_leaves_it_in_place() {
 }
 
 #[test]
-fn a_vf_without_a_configured_mac_has_one_of_its_own_that_stays_the_same() {
+fn a_vf_without_a_configured_mac_has_a_unique_stable_one() {
     let macs = || {
         let net = "id=pf0,tap=pf0,mac=52:54:00:00:00:01,sriov_vfs=4";
         let mut guest = Guest::boot(GuestSpec::new(Kernel::V6_12).net(net));

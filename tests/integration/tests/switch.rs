@@ -97,7 +97,7 @@ fn tenants_of_a_closed_switch_reach_their_own_vlan_only(#[case] kernel: Kernel) 
 /// Each of eight VFs reaches each other, without a tap and without any privilege of the VMM.
 #[test]
 #[ignore = "a longer test: of more VFs"]
-fn eight_vfs_of_a_closed_switch_reach_each_other_under_a_user_without_rights() {
+fn eight_vfs_on_an_unprivileged_closed_switch_reach_each_other() {
     let _kvm = DeviceMode::set("/dev/kvm", 0o666);
     let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=8");
     let mut guest = Guest::boot(spec.user(NOBODY));
@@ -146,7 +146,7 @@ fn matrix(guest: &mut Guest, interface: &str, tenants: &[Tenant], tap: &HostTap)
 #[case::linux_6_12(Kernel::V6_12)]
 #[ignore = "a longer test: a third kernel, which is fetched for it"]
 #[case::linux_backports(Kernel::Backports)]
-fn everyone_on_a_switch_reaches_whom_its_mode_and_isolation_allow(#[case] kernel: Kernel) {
+fn switch_ports_reach_what_mode_and_isolation_allow(#[case] kernel: Kernel) {
     for (mode, expected) in [
         ("veb", [".++++", "+.+++", "++.++", "+++.+", "++++."]),
         // No device behind the uplink sends frames back.
@@ -234,7 +234,7 @@ fn there_and_back(guest: &mut Guest, tenant: &Tenant, len: usize) {
 /// VF 0 offloads segmentation and checksums to the device, VF 1 does and accepts neither. The tag of their VLAN is
 /// inserted before the place that the sender's header points to, and removed; the host sees it.
 #[test]
-fn streams_arrive_with_right_checksums_at_a_driver_that_takes_no_offloads_and_across_a_port_vlan() {
+fn streams_arrive_valid_without_offloads_and_across_a_port_vlan() {
     let api = Api::new("switch-offloads");
     let net = "id=pf0,switch=veb,tap=up0,mac=52:54:00:00:00:01,sriov_vfs=2";
     let vf = |index| format!("pf=pf0,index={index},mac={},vlan={PORT_VLAN}", vf_mac(index));
@@ -292,7 +292,7 @@ fn used(guest: &Guest) -> (Usage, f64) {
 
 /// The VFs are disabled while packets pass in both directions.
 #[test]
-fn vfs_of_a_switch_come_and_go_under_load_and_leave_nothing_behind() {
+fn switch_vfs_enabled_and_disabled_under_load_leak_nothing() {
     let api = Api::new("switch-cycles");
     let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=2");
     let spec = (0..2).fold(spec, |spec, index| spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index))));

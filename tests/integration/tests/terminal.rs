@@ -11,7 +11,7 @@ fn guest() -> VmmCommand {
 }
 
 #[test]
-fn the_terminal_is_raw_while_a_guest_uses_it_and_restored_when_the_guest_is_off() {
+fn the_terminal_is_raw_for_the_guest_and_restored_after_it() {
     let terminal = Terminal::new();
     let before = terminal.settings();
     let vmm = terminal.spawn(guest());

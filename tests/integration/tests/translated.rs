@@ -250,7 +250,7 @@ fn traffic(name: &str, subnet: u8) -> ArpTraffic {
 
 /// vhost-net: the function does not reach what is not mapped, and the driver gets the fault with address and endpoint.
 #[test]
-fn the_kernel_reaches_what_is_mapped_and_any_other_address_stops_the_function_and_is_told() {
+fn vhost_net_reaches_only_mapped_pages_and_stops_at_a_fault() {
     let mut machine = Machine::over_vhost("vhost0");
     let _traffic = traffic("vhost0", 90);
     machine.map(1, (WRITABLE, PAGE), BUFFERS, READ_WRITE);
@@ -274,14 +274,14 @@ fn the_kernel_reaches_what_is_mapped_and_any_other_address_stops_the_function_an
 }
 
 #[test]
-fn a_page_that_is_taken_away_from_the_kernel_under_traffic_is_not_written_after_that() {
+fn vhost_net_writes_no_page_unmapped_under_traffic() {
     let mut machine = Machine::over_vhost("vhost1");
     let _traffic = traffic("vhost1", 91);
     machine.take_away(rounds(500), Duration::from_micros(200));
 }
 
 #[test]
-fn the_kernel_notes_what_it_writes_by_guest_addresses_whatever_its_driver_calls_them() {
+fn vhost_net_logs_writes_by_guest_address_behind_an_iommu() {
     let mut machine = Machine::over_vhost("vhost2");
     let _traffic = traffic("vhost2", 92);
     machine.map(1, (WRITABLE, PAGE), BUFFERS + 7 * PAGE, READ_WRITE);
@@ -304,7 +304,7 @@ fn the_kernel_notes_what_it_writes_by_guest_addresses_whatever_its_driver_calls_
 }
 
 #[test]
-fn the_kernel_follows_its_function_into_bypass_and_back_while_it_runs() {
+fn vhost_net_follows_its_function_into_bypass_and_back_live() {
     let mut machine = Machine::over_vhost("vhost3");
     let _traffic = traffic("vhost3", 93);
     machine.map(1, (WRITABLE, PAGE), BUFFERS + PAGE, READ_WRITE);
@@ -327,7 +327,7 @@ fn the_kernel_follows_its_function_into_bypass_and_back_while_it_runs() {
 }
 
 #[test]
-fn a_page_that_is_taken_away_from_a_vdpa_device_under_traffic_is_not_written_after_that() {
+fn a_vdpa_device_writes_no_page_unmapped_under_traffic() {
     let tap = HostTap::persistent("vdpa0");
     let fixture = Process::vduse_net(&["name=taken,tap=vdpa0,mac=52:54:00:00:00:77"]);
     let mut machine = Machine::over_vdpa(&fixture, "taken");
@@ -338,7 +338,7 @@ fn a_page_that_is_taken_away_from_a_vdpa_device_under_traffic_is_not_written_aft
 }
 
 #[test]
-fn a_page_that_is_taken_away_from_a_vhost_user_backend_under_traffic_is_not_written_after_that() {
+fn a_vhost_user_backend_writes_no_page_unmapped_under_traffic() {
     let (tap, folder) = (HostTap::persistent("vu0"), tempfile::tempdir().unwrap());
     let socket = folder.path().join("vu0.sock");
     let options = format!("socket={},tap=vu0,mac=52:54:00:00:00:77", socket.display());

@@ -60,7 +60,7 @@ fn interrupts(guest: &mut Guest) -> u64 {
 }
 
 #[test]
-fn the_host_gets_a_device_back_that_it_unbinds_from_a_guest_that_used_it() {
+fn an_unbind_by_the_host_takes_a_used_device_from_the_guest() {
     let nics = HostNic::virtio();
     let api = Api::new("vfio-request");
     let events = Events(std::env::temp_dir().join(format!("vfio-events-{}", std::process::id())));

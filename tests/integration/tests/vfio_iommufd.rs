@@ -33,7 +33,7 @@ fn use_nic(guest: &mut Guest, nic: &HostNic, bytes: usize) {
 }
 
 #[test]
-fn a_vf_of_the_host_by_iommufd_carries_traffic_also_after_a_reboot() {
+fn a_host_vf_by_iommufd_carries_traffic_also_after_a_reboot() {
     let vfs = HostNic::igb_vfs();
     let api = Api::new("iommufd-path");
     let spec = GuestSpec::new(Kernel::Igb).arguments(&["--device", &vfs[0].option(",id=nic")]);
@@ -47,7 +47,7 @@ fn a_vf_of_the_host_by_iommufd_carries_traffic_also_after_a_reboot() {
 }
 
 #[test]
-fn a_vf_by_descriptor_behind_the_guests_iommu_reaches_what_the_guest_maps_for_it_and_no_more() {
+fn a_vf_by_fd_behind_the_guests_iommu_reaches_only_its_mappings() {
     let vfs = HostNic::igb_vfs();
     let api = Api::new("iommufd-fd");
     let (iommufd, file) = (open_iommufd(), vfs[0].open());
@@ -82,7 +82,7 @@ fn a_vf_by_descriptor_behind_the_guests_iommu_reaches_what_the_guest_maps_for_it
 }
 
 #[test]
-fn vfs_whose_descriptors_clients_send_come_and_go_and_nothing_stays_open() {
+fn vfs_by_client_descriptors_leave_nothing_open_when_removed() {
     record_exits();
     let rounds = repetitions("CH_VFIO_ROUNDS", 3);
     for_each_boot(|| come_and_go(rounds));

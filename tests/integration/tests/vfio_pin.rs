@@ -97,7 +97,7 @@ fn a_device_without_msi_interrupts_its_guest_by_a_pin(#[case] longer: bool) {
 
 /// The igb has a pin in addition to MSI-X, and its driver can use it.
 #[test]
-fn a_device_with_messages_interrupts_by_its_pin_while_the_guest_wants_none() {
+fn a_device_with_msix_uses_its_pin_when_the_guest_disables_msi() {
     let igb = HostNic::igb();
     let api = Api::new("vfio-nomsi");
     let spec = GuestSpec::new(Kernel::Igb).kernel_argument("pci=nomsi");

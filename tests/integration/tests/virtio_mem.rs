@@ -87,7 +87,7 @@ fn transfer(guest: &mut Guest, vfs: &[Vf], bytes: usize) {
 /// is lost, and each time the VMM uses about as much memory, as many files and as many threads as before. (Memory that
 /// the guest has used is kept for the vDPA device, which may have pinned it.)
 #[test]
-fn memory_comes_and_goes_while_vfs_over_all_kinds_of_backends_carry_traffic() {
+fn memory_is_plugged_and_unplugged_while_backends_carry_traffic() {
     let backends = Backends::start(&FOUR);
     let api = Api::new("virtio-mem");
     // Only memory for movable pages is sure to be unplugged.
@@ -155,7 +155,7 @@ fn memory_comes_and_goes_while_vfs_over_all_kinds_of_backends_carry_traffic() {
 
 /// No host device can have pinned pages here, so they are returned.
 #[test]
-fn the_host_gets_back_what_the_guest_used_of_memory_that_it_unplugs() {
+fn unplugged_memory_that_the_guest_used_returns_to_the_host() {
     let api = Api::new("virtio-mem-back");
     let spec = GuestSpec::new(Kernel::V6_12)
         .with_modules()

@@ -96,7 +96,7 @@ fn programs_of_guest_and_host_exchange_64_mib_both_ways_at_once(#[case] kernel: 
 }
 
 #[test]
-fn a_vsock_device_comes_and_goes_while_the_guest_runs_and_connections_survive_a_pause() {
+fn a_vsock_device_is_hotplugged_and_connections_survive_a_pause() {
     let mut machine = Machine::boot(Kernel::V6_12, None);
     let socket = machine.socket("hot");
     for round in 0..2 {

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_change_is_told_once_and_the_link_is_down_while_the_backend_is_lost() {
+    fn each_change_is_reported_once_and_a_lost_backend_is_link_down() {
         let (health, told) = (Health::default(), Arc::new(Mutex::new(Vec::new())));
         let seen = Arc::clone(&told);
         health.observe(Box::new(move |change| seen.lock().push(change)));

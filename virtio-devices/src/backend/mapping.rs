@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_has_as_many_parts_as_it_has_pieces_in_this_process_and_holes_are_left_out() {
+    fn a_mapping_has_one_part_per_host_piece_and_omits_holes() {
         let regions = [(GuestAddress(0), 0x1_0000), (GuestAddress(0x2_0000), 0x1_0000)];
         let memory = GuestMap::from_ranges(&regions).unwrap();
         let parts = |first, last, target, access| {

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_no_interface_can_have_is_refused_before_anything_is_opened() {
+    fn an_invalid_interface_name_is_refused_before_any_open() {
         for name in ["", "a-name-of-16-byt", "a/b", "a b", "tap%d", "a:1", ".", "..", "tap\n"] {
             assert!(matches!(Tap::open(&spec(name, 1)), Err(TapError::Name { .. })), "{name:?}");
         }

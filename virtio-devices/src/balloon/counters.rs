@@ -3,7 +3,7 @@
 use crate::counters::counters;
 
 counters! {
-    /// Something that is counted of a balloon.
+    /// A counted event of a balloon.
     pub enum BalloonCounter;
     /// The counters of one balloon since it was plugged in.
     pub struct BalloonCounters;
@@ -14,9 +14,9 @@ counters! {
     DeflatedPages = "deflated_pages",
     /// Bytes of free memory that the driver reported.
     ReportedBytes = "reported_bytes",
-    /// Bytes that the host got back, of the balloon's pages and of those reported.
+    /// Bytes returned to the host: pages in the balloon, and reported pages.
     DiscardedBytes = "discarded_bytes",
-    /// Bytes that the host did not get back because they are only a part of one of its huge pages.
+    /// Bytes not returned to the host because they are only a part of a huge page of the host.
     KeptBytes = "kept_bytes",
     /// Wake-ups by the driver's doorbells.
     Kicks = "kicks",
@@ -24,16 +24,16 @@ counters! {
     Interrupts = "interrupts",
     /// Ignored: the chain's descriptors are invalid.
     BadChains = "bad_chains",
-    /// Ranges that are not, or not only, guest memory.
+    /// Ranges that are not entirely guest memory.
     BadRanges = "bad_ranges",
-    /// Ranges that the host refused to take back.
+    /// Ranges that the host failed to free.
     BackendErrors = "backend_errors",
-    /// Queues that were given up because their rings are invalid.
+    /// Queues stopped because their rings are invalid.
     BrokenRings = "broken_rings",
 }
 
 impl BalloonCounter {
-    /// True if it counts requests that failed.
+    /// True for a counter of requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BadRanges | Self::BackendErrors | Self::BrokenRings)
     }

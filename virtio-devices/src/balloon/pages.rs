@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::discard::PAGE;
 
-/// The guest addresses of the pages with the numbers `pages`, which are sorted for it: adjacent pages make one range,
-/// and a page that is there twice counts once.
+/// The guest address ranges of the pages numbered `pages`, which are sorted first: adjacent pages make one range, and
+/// duplicates count once.
 pub(super) fn ranges(pages: &mut [u32]) -> impl Iterator<Item = Range<u64>> {
     pages.sort_unstable();
     pages.chunk_by(|low, high| high - low <= 1).filter_map(|run| {

@@ -1,4 +1,4 @@
-//! Return of the pages that a queue's chains name.
+//! Handles the pages that a queue's chains name.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,27 +12,27 @@ use crate::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 use crate::{DmaView, Interrupts};
 
-/// The queue of pages that the driver puts into the balloon (`virtio 1.4 §5.5.2`).
+/// The inflate queue: pages that the driver puts into the balloon (`virtio 1.4 §5.5.2`).
 pub(super) const INFLATE: u16 = 0;
-/// The queue of pages that the driver takes out.
+/// The deflate queue: pages that the driver takes out.
 pub(super) const DEFLATE: u16 = 1;
-/// The queue of free pages that the driver reports.
+/// The reporting queue: free pages.
 pub(super) const REPORT: u16 = 2;
-/// The most page numbers that are worked on before a stop is looked at. Linux has as many in a chain.
+/// The most page numbers that are handled before checking for a stop. Linux puts as many into a chain.
 const PART: usize = 256;
-/// The most page numbers in a chain; those of a longer one are not looked at. Windows has at most 1,024.
+/// The most page numbers handled in a chain; the rest of a longer chain is ignored. Windows sends at most 1,024.
 pub(super) const MAX_PAGES: usize = 4096;
 /// A page number in bytes.
 const PAGE_NUMBER: usize = size_of::<u32>();
-/// The most chains of one queue that are looked at before the others are.
+/// The most chains of one queue that are handled before the other queues.
 const BATCH: usize = 16;
 
 /// Progress of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
-    /// It was.
+    /// The chain was handled.
     Done,
-    /// The worker is to stop: the chain waits for the next one.
+    /// The worker must stop: the chain is left for the next worker.
     Stopped,
 }
 
@@ -40,7 +40,7 @@ enum Work {
 pub(super) struct Pass<'p> {
     /// The guest's memory.
     pub memory: &'p DmaView,
-    /// Stops it.
+    /// Stops the worker.
     pub stop: &'p AtomicBool,
     /// Interrupts of the device.
     pub interrupts: &'p Interrupts,
@@ -51,7 +51,7 @@ pub(super) struct Pass<'p> {
 }
 
 impl Pass<'_> {
-    /// Works on up to [`BATCH`] chains. Returns whether there are no more, and a doorbell will come for the next one.
+    /// Handles up to [`BATCH`] chains. Returns true if the queue is empty and a doorbell will announce the next chain.
     pub(super) fn serve(&mut self, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         let memory = self.memory;
         ring.suppress_doorbells(memory)?;
@@ -63,12 +63,12 @@ impl Pass<'_> {
                     tally.add(BalloonCounter::InflatedPages, pages.len() as u64);
                     ranges(pages).for_each(|range| give_back(memory, &range, tally));
                 }),
-                // The driver may have used them already: it does not wait for the answer.
+                // The driver may be using the pages already: it does not wait for a reply.
                 DEFLATE => self.page_numbers(chain, |pages, tally| {
                     tally.add(BalloonCounter::DeflatedPages, pages.len() as u64);
                 }),
                 REPORT => self.reported(chain),
-                // There is no other.
+                // No other queue exists.
                 _ => Work::Done,
             };
             if work == Work::Stopped {
@@ -85,7 +85,7 @@ impl Pass<'_> {
         Ok(false)
     }
 
-    /// Calls `each` with the page numbers in `chain`, some at a time.
+    /// Calls `each` with the page numbers in `chain`, a part at a time.
     fn page_numbers(&mut self, chain: Chain<'_>, each: impl Fn(&mut [u32], &mut Tally)) -> Work {
         let mut iovecs = IoVecs::new(self.storage);
         let bytes = iovecs.append(self.memory, chain, Permissions::Read).map_or(0, |extent| extent.bytes);
@@ -105,7 +105,7 @@ impl Pass<'_> {
         Work::Done
     }
 
-    /// Gives the host what the driver reports as free in `chain`, whose descriptors are the free ranges themselves.
+    /// Frees the ranges that the driver reports as free in `chain`: its descriptors are the ranges themselves.
     fn reported(&mut self, chain: Chain<'_>) -> Work {
         let mut complete = false;
         for descriptor in chain.take(MAX_SEGMENTS) {
@@ -125,7 +125,7 @@ impl Pass<'_> {
     }
 }
 
-/// Gives `range` back to the host, as far as it is guest memory.
+/// Returns `range` to the host, as far as it is guest memory.
 fn give_back(memory: &DmaView, range: &Range<u64>, tally: &mut Tally) {
     let Discarded { freed, kept, refused, outside } = discard(memory.map(), range);
     tally.add(BalloonCounter::DiscardedBytes, freed);

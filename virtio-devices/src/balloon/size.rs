@@ -1,4 +1,4 @@
-//! A balloon's size: as the host wants it, and as the driver has made it.
+//! A balloon's size: requested by the host, and reported by the driver.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::discard::PAGE;
 /// The offset of `actual` in the device configuration.
 const ACTUAL: u64 = 4;
 
-/// The size of a balloon, which may change while the guest runs: one for a balloon and for who resizes it. At first it
-/// is 0.
+/// The size of a balloon, which may change while the guest runs: shared by the balloon and the code that resizes it.
+/// Initially 0.
 #[derive(Debug, Default)]
 pub struct BalloonSize(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The size that the host wants, in pages.
+    /// The size that the host requests, in pages.
     num_pages: u32,
     /// The size that the driver reports, in pages.
     actual: u32,
@@ -27,8 +27,8 @@ struct State {
 }
 
 impl BalloonSize {
-    /// Asks the driver for a balloon of `bytes`, rounded down to 4 KiB, which takes it some time. Without a driver, the
-    /// next one is asked.
+    /// Requests a balloon of `bytes`, rounded down to 4 KiB, which the driver reaches after some time. Without a
+    /// driver, the request is for the next one.
     pub fn resize(&self, bytes: u64) {
         let interrupts = {
             let mut state = self.0.lock();
@@ -44,12 +44,12 @@ impl BalloonSize {
         }
     }
 
-    /// The size in bytes that the host wants.
+    /// The size in bytes that the host requests.
     pub fn requested(&self) -> u64 {
         u64::from(self.0.lock().num_pages) * PAGE
     }
 
-    /// The size in bytes that the driver reports, which may be any.
+    /// The size in bytes that the driver reports. Not validated.
     pub fn actual(&self) -> u64 {
         u64::from(self.actual_pages()) * PAGE
     }
@@ -82,7 +82,7 @@ impl BalloonSize {
         data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
     }
 
-    /// Writes `data` at `offset` of the device configuration, of which `actual` is the driver's.
+    /// Writes `data` at `offset` of the device configuration. Only `actual` is writable.
     pub(super) fn write(&self, offset: u64, data: &[u8]) {
         let mut state = self.0.lock();
         let mut actual = state.actual.to_le_bytes();
@@ -96,7 +96,7 @@ impl BalloonSize {
     }
 }
 
-/// `bytes` in pages of 4 KiB, as many as a balloon can have.
+/// `bytes` in pages of 4 KiB, limited to the field's maximum.
 fn pages(bytes: u64) -> u32 {
     u32::try_from(bytes / PAGE).unwrap_or(u32::MAX)
 }

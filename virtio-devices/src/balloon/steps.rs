@@ -38,14 +38,14 @@ impl BalloonSteps {
         }
     }
 
-    /// The queue `index`: 0 inflates, 1 deflates, 2 reports. It is locked until it is dropped; `None` if its rings do
-    /// not lie in guest memory.
+    /// Opens the queue `index`: 0 inflates, 1 deflates, 2 reports. It stays locked until dropped; `None` if its rings
+    /// do not lie in guest memory.
     pub fn queue<'q>(&self, index: u16, queue: &'q SharedQueue) -> Option<BalloonQueue<'q>> {
         let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
         Ring::open(index, queue.lock(), event_idx, &self.memory).ok().map(BalloonQueue)
     }
 
-    /// Does what a worker does in one turn of its loop.
+    /// Runs one turn of a worker's loop.
     pub fn step(&mut self, BalloonQueue(ring): &mut BalloonQueue<'_>) -> Step {
         let Self { memory, storage, tally, counters, interrupts, features: _ } = self;
         let step = match (Pass { memory, stop: &AtomicBool::new(false), interrupts, storage, tally }).serve(ring) {
@@ -57,7 +57,7 @@ impl BalloonSteps {
         step
     }
 
-    /// The counters so far.
+    /// The value of a counter.
     pub fn count(&self, counter: BalloonCounter) -> u64 {
         self.counters.get(counter)
     }

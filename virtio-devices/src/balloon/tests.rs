@@ -1,4 +1,4 @@
-//! A balloon as its driver and its host see it.
+//! A balloon as seen by its driver and by its host.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::Interrupts;
 use crate::discard::PAGE;
 use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
 
-/// The first page that tests give away. Rings and page numbers are below.
+/// The first page that tests return. Rings and page numbers are below.
 const FIRST: u64 = 2 << 20;
 /// The vector of configuration changes.
 const CONFIG_VECTOR: u16 = 3;
@@ -75,7 +75,7 @@ impl Guest {
         assert_eq!(used, count);
     }
 
-    /// Sends `pages` by `queue`, and waits for the answer.
+    /// Sends `pages` through `queue`, and waits until they are used.
     fn send(&mut self, queue: u16, pages: &[u32]) {
         let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
         self.queues[usize::from(queue)].send(BUFFERS, &bytes, &[]);
@@ -92,7 +92,7 @@ impl Guest {
         self.queues[0].memory.read_obj::<u64>(GuestAddress(page)).unwrap() != 0
     }
 
-    /// The pages that were given to the host, counted from [`FIRST`].
+    /// The pages returned to the host, counted from [`FIRST`].
     fn gone(&self) -> Vec<u64> {
         let pages = (FIRST..MEMORY).step_by(PAGE as usize);
         pages.filter(|page| !self.is_there(*page)).map(|page| (page - FIRST) / PAGE).collect()
@@ -118,7 +118,7 @@ fn number(page: u64) -> u32 {
 }
 
 #[test]
-fn pages_in_the_balloon_are_the_hosts_and_their_neighbours_are_not() {
+fn pages_in_the_balloon_return_to_the_host_and_no_others_do() {
     let mut guest = Guest::new();
     assert_eq!(guest.workers[0].thread.name(), "__balloon_q0");
     guest.send(INFLATE, &[7, 3, 4, 9, 5].map(number));
@@ -130,7 +130,7 @@ fn pages_in_the_balloon_are_the_hosts_and_their_neighbours_are_not() {
 }
 
 #[test]
-fn a_page_that_is_taken_out_keeps_what_the_driver_wrote_to_it_meanwhile() {
+fn a_deflated_page_keeps_what_the_driver_wrote_to_it() {
     let mut guest = Guest::new();
     guest.send(INFLATE, &[number(1)]);
     guest.queues[0].memory_write(FIRST + PAGE, &[1; 16]);
@@ -176,7 +176,7 @@ fn chains_that_make_no_sense_are_given_back_and_counted() {
     guest.used(REPORT, 1);
     assert!(guest.gone().is_empty());
     eventually("counts", || guest.count(BalloonCounter::BadChains) == chains.len() as u64 + 1);
-    // As long as may be, over several descriptors that cut page numbers in two.
+    // The maximum length, in descriptors that split page numbers.
     let pages: Vec<u8> = (0..MAX_PAGES as u32).flat_map(|page| number(u64::from(page) % 300).to_le_bytes()).collect();
     guest.queues[0].send(BUFFERS, &pages, &[1, 1022, 3]);
     guest.used(INFLATE, 1);
@@ -184,7 +184,7 @@ fn chains_that_make_no_sense_are_given_back_and_counted() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_ends_its_queue_and_the_others_run_on() {
+fn an_invalid_ring_stops_its_queue_and_the_others_keep_running() {
     let mut guest = Guest::new();
     guest.queues[0].write(guest.queues[0].avail() + 2, 1000u16.to_le_bytes());
     guest.kick();
@@ -207,7 +207,7 @@ fn a_pause_keeps_the_position_of_each_queue() {
 }
 
 #[test]
-fn the_host_asks_by_the_configuration_and_the_driver_answers_there() {
+fn host_and_driver_exchange_the_size_in_configuration_space() {
     let mut guest = Guest::new();
     let size = Arc::clone(&guest.balloon.size);
     assert_eq!(guest.read_config(), (256, 0));
@@ -229,7 +229,7 @@ fn the_host_asks_by_the_configuration_and_the_driver_answers_there() {
 }
 
 #[test]
-fn after_a_reset_the_balloon_is_empty_and_the_host_still_wants_as_much() {
+fn a_reset_empties_the_balloon_and_keeps_the_hosts_request() {
     let mut guest = Guest::new();
     guest.balloon.config_write(4, &5u32.to_le_bytes());
     guest.stop();
@@ -269,7 +269,7 @@ fn the_size_that_the_driver_reported_is_saved() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// For any requests of a driver, exactly the pages that it named are gone.
+    /// For any requests of a driver, exactly the pages named are freed.
     #[test]
     fn exactly_the_pages_that_were_named_are_gone(
         chains in prop::collection::vec((any::<bool>(), prop::collection::vec(0..512u64, 1..40)), 1..10)

@@ -16,7 +16,7 @@ use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
 use crate::{DmaSpace, Interrupts, SharedQueue};
 
-/// The queues and what their worker works with.
+/// The queues, and the worker's resources.
 pub(crate) struct QueueWorker {
     /// The queues that the driver enabled, with their indices.
     pub queues: Vec<(u16, SharedQueue)>,
@@ -28,14 +28,14 @@ pub(crate) struct QueueWorker {
     pub interrupts: Arc<Interrupts>,
     /// The counters.
     pub counters: Arc<BalloonCounters>,
-    /// Wakes it.
+    /// Wakes the worker.
     pub kick: Arc<EventFd>,
-    /// Stops it.
+    /// Stops the worker.
     pub stop: Arc<AtomicBool>,
 }
 
 impl QueueWorker {
-    /// Runs the queues until told to stop. Waits for a predecessor's end first.
+    /// Runs the queues until stopped. First waits for the predecessor's end.
     pub(crate) fn run(self) {
         let (mut tally, mut storage) = (Tally::new(), Storage::default());
         let mut rings: Vec<_> =
@@ -72,7 +72,7 @@ impl QueueWorker {
         ring.inspect_err(|BrokenRing| self.give_up(tally)).ok()
     }
 
-    /// The driver has to reset the device.
+    /// Counts an invalid ring, and asks the driver for a reset.
     fn give_up(&self, tally: &mut Tally) {
         tally.count(BalloonCounter::BrokenRings);
         self.interrupts.ask_for_reset();

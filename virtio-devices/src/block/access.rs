@@ -1,16 +1,16 @@
 //! Options for opening an image.
 
-/// The format that an image is said to have.
+/// The configured format of an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// Raw, unless it begins with another format's signature, which is refused: a guest can write such a beginning.
+    /// Raw. An image with another format's signature is refused, because a guest can write such a signature.
     #[default]
     Unknown,
-    /// Raw, whatever it begins with.
+    /// Raw, whatever its first bytes are.
     Raw,
     /// QEMU's qcow2.
     Qcow2 {
-        /// True if it may name a backing file, which is then opened, too.
+        /// True if the image may name a backing file, which is then opened, too.
         backing_files: bool,
     },
 }
@@ -18,24 +18,24 @@ pub enum ImageFormat {
 /// Options for opening an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Access {
-    /// It is not written.
+    /// True if the image is not written.
     pub read_only: bool,
-    /// It is read and written around the page cache.
+    /// True if I/O bypasses the page cache.
     pub direct: bool,
     /// Format of the image.
     pub format: ImageFormat,
-    /// Space that is not needed is given back. Otherwise all space of a raw file is allocated when it is opened.
+    /// True if unused space is freed. Otherwise all space of a raw file is allocated on opening.
     pub sparse: bool,
-    /// The part of it that is locked.
+    /// The part of the image that is locked.
     pub lock: LockGranularity,
 }
 
 /// Range of an image that a disk locks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LockGranularity {
-    /// The bytes that the image has.
+    /// The bytes of the image.
     #[default]
     ByteRange,
-    /// The whole file, whatever its size becomes.
+    /// The whole file, including space that is added later.
     Full,
 }

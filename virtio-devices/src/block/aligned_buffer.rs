@@ -1,8 +1,8 @@
-//! Memory for transfers around the page cache.
+//! Memory for transfers that bypass the page cache.
 
 use super::geometry::MAX_BLOCK;
 
-/// Memory that is aligned to any block.
+/// Memory aligned to any block size.
 pub(crate) struct AlignedBuffer {
     bytes: Vec<u8>,
     start: usize,

@@ -9,7 +9,7 @@ use super::operation::Range;
 pub(crate) enum Call<'c> {
     /// Reads into segments, from this offset on.
     Read(&'c [libc::iovec], u64),
-    /// Writes segments, from this offset on; `stable` means to the medium.
+    /// Writes segments, starting at this offset; `stable` means to the medium.
     Write {
         /// Buffers with the data.
         iovecs: &'c [libc::iovec],
@@ -18,9 +18,9 @@ pub(crate) enum Call<'c> {
         /// True if the data must be on the medium when the call is done.
         stable: bool,
     },
-    /// Puts what was written onto the medium.
+    /// Flushes written data to the medium.
     Sync,
-    /// Zeroes a range, and gives its space back if `unmap`.
+    /// Zeroes a range, and frees its space if `unmap`.
     Zero {
         /// Range that becomes zero.
         range: Range,
@@ -30,8 +30,8 @@ pub(crate) enum Call<'c> {
 }
 
 impl<'c> Call<'c> {
-    /// The same call, of a transfer only the beginning: whole segments of at most `bytes` bytes together, or that much
-    /// of the first one, for which `part` has room.
+    /// The same call, limited to its beginning if it is a transfer: the whole segments of at most `bytes` bytes
+    /// together, or that much of the first one, which then goes to `part`.
     pub(crate) fn beginning(self, bytes: usize, part: &'c mut [libc::iovec; 1]) -> Self {
         match self {
             Self::Read(iovecs, offset) => Self::Read(beginning(iovecs, bytes, part), offset),
@@ -42,7 +42,7 @@ impl<'c> Call<'c> {
         }
     }
 
-    /// Number of bytes that it transfers.
+    /// Number of bytes that the call transfers.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -64,7 +64,7 @@ fn beginning<'c>(iovecs: &'c [libc::iovec], bytes: usize, part: &'c mut [libc::i
     }
 }
 
-/// Flags that zero a range of a file: by a hole, or with its space kept.
+/// Flags that zero a range of a file: with a hole, or with its space kept.
 pub(crate) fn zeroing(unmap: bool) -> FallocateFlags {
     FallocateFlags::KEEP_SIZE | if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE }
 }

@@ -6,18 +6,18 @@ use super::geometry::Geometry;
 use super::operation::MAX_RANGE;
 use crate::device_config::{ConfigField, Rule};
 
-/// Offset of the field that the driver may write: whether writes may wait in a cache.
+/// Offset of the writable field: true if writes may stay in a cache.
 pub(crate) const WRITEBACK: u64 = 32;
-/// The largest segment of data in bytes that a driver is asked to use.
+/// The largest data segment in bytes, as the driver reads it.
 const SEGMENT_SIZE: u32 = 64 << 10;
-/// The length of the fields that there are.
+/// The length of the fields.
 const LEN: usize = 60;
 
 /// The most segments of data in a request.
 pub(crate) const SEG_MAX: ConfigField = ConfigField::new("seg_max", 12, 4, Rule::Served).of(VIRTIO_BLK_F_SEG_MAX);
-/// The size of blocks in bytes: a part of a disk's contents.
+/// The block size in bytes: a part of a disk's contents.
 pub(crate) const BLK_SIZE: ConfigField = ConfigField::new("blk_size", 20, 4, Rule::Served).of(VIRTIO_BLK_F_BLK_SIZE);
-/// The size of physical blocks in blocks, as a power of two.
+/// The size of physical blocks, in blocks, as a power of two.
 pub(crate) const PHYSICAL: ConfigField =
     ConfigField::new("physical_block_exp", 24, 1, Rule::Served).of(VIRTIO_BLK_F_TOPOLOGY);
 /// The fields. Those of features that are not offered read 0.
@@ -39,7 +39,7 @@ pub(crate) const FIELDS: &[ConfigField] = &[
     ConfigField::new("discard_sector_alignment", 44, 4, Rule::Served).of(VIRTIO_BLK_F_DISCARD),
     ConfigField::new("max_write_zeroes_sectors", 48, 4, Rule::Same).of(VIRTIO_BLK_F_WRITE_ZEROES),
     ConfigField::new("max_write_zeroes_seg", 52, 4, Rule::Same).of(VIRTIO_BLK_F_WRITE_ZEROES),
-    // Zeroing works with and without giving the space back.
+    // Zeroing works with and without freeing space.
     ConfigField::new("write_zeroes_may_unmap", 56, 1, Rule::Announced).of(VIRTIO_BLK_F_WRITE_ZEROES),
     ConfigField::reserved(57, 3),
 ];
@@ -62,7 +62,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Reads at `offset`. What is beyond the fields reads 0.
+    /// Reads at `offset`. Bytes beyond the fields read 0.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -80,7 +80,7 @@ impl Config {
         put(12, &self.segments.to_le_bytes());
         put(20, &block_size.to_le_bytes());
         put(24, &[physical_exponent]);
-        // In blocks: what is written at once without reading first.
+        // In blocks: the unit that the storage writes without reading first.
         put(26, &(1u16 << physical_exponent).to_le_bytes());
         put(32, &[self.writeback.into()]);
         put(34, &self.queues.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Carries out calls on an image: many at a time through io_uring, or one at a time on this thread.
+//! Executes calls on an image: many at a time through io_uring, or one at a time on this thread.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -23,19 +23,19 @@ const CHUNK: usize = 2 << 20;
 
 /// Executor of calls on an image.
 pub(crate) struct Engine {
-    /// Before `image`: dropping it waits for its calls, which need the image to be open.
+    /// Declared before `image`: dropping the ring waits for its calls, which need the image to be open.
     ring: Option<Uring>,
     image: Arc<Image>,
     bounce: Option<AlignedBuffer>,
 }
 
 impl Engine {
-    /// For one call at a time.
+    /// Creates an engine for one call at a time.
     pub(crate) const fn new(image: Arc<Image>) -> Self {
         Self { ring: None, image, bounce: None }
     }
 
-    /// For up to `depth` calls at a time on a raw image, unless the kernel has no io_uring.
+    /// Creates an engine for up to `depth` calls at a time on a raw image, unless the kernel has no io_uring.
     pub(crate) fn with_io_uring(id: &str, image: Arc<Image>, depth: u16) -> Self {
         let ring = if matches!(image.contents(), Contents::Raw(_)) {
             Uring::new(depth.into())
@@ -52,13 +52,13 @@ impl Engine {
         self.ring.as_ref().map(Uring::as_fd)
     }
 
-    /// Starts `call` under `tag`; returns its result if it is complete already. A transfer on this thread may be one of
-    /// only its beginning.
+    /// Starts `call` under `tag`; returns its result if it is complete already. A transfer on this thread may stop
+    /// after its beginning.
     ///
     /// # Safety
     ///
-    /// The call's segments, and the memory that they name, stay as they are until the call is complete, either at once
-    /// or as reported by [`Self::next_complete`].
+    /// The call's segments, and the memory that they name, stay valid until the call is complete, either at once or as
+    /// reported by [`Self::next_complete`].
     pub(crate) unsafe fn start(&mut self, tag: usize, call: Call<'_>) -> Option<io::Result<usize>> {
         #[cfg(test)]
         if let Err(error) = self.image.admit(&call) {
@@ -68,8 +68,7 @@ impl Engine {
             && !self.image.lacking.has(unmap)
         {
             // Until the storage has shown that it can do this, a refusal must be known before the request counts as
-            // taken: the next way may take long, and a stop puts the request back.
-            // SAFETY: the call names no memory.
+            // taken: the fallback may take long, and a stop puts the request back. SAFETY: the call names no memory.
             let result = unsafe { execute(raw.as_fd(), call) };
             if result.is_ok() {
                 self.image.lacking.note_success(unmap);
@@ -91,31 +90,31 @@ impl Engine {
         }
     }
 
-    /// Submits the calls that were started.
+    /// Submits the started calls.
     pub(crate) fn submit(&mut self) {
         if let Some(ring) = &mut self.ring {
             ring.submit();
         }
     }
 
-    /// True if calls could not be submitted yet, because the kernel had no memory for them.
+    /// True if calls are not submitted yet, because the kernel had no memory for them.
     pub(crate) fn has_backlog(&mut self) -> bool {
         self.ring.as_mut().is_some_and(Uring::has_backlog)
     }
 
-    /// A call that is complete: its tag and its result.
+    /// The tag and result of a complete call.
     pub(crate) fn next_complete(&mut self) -> Option<(usize, io::Result<usize>)> {
         self.ring.as_mut()?.next_complete()
     }
 
-    /// Waits until a call is complete, if there is any that is not.
+    /// Waits until a call is complete, if any is in flight.
     pub(crate) fn wait(&mut self) {
         if let Some(ring) = &mut self.ring {
             ring.wait();
         }
     }
 
-    /// Reads at `offset` through an aligned buffer, as much as that holds.
+    /// Reads at `offset` through the aligned buffer, at most its size.
     pub(crate) fn read_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64) -> io::Result<usize> {
         let piece = self.piece(offset, segments.bytes());
         #[cfg(test)]
@@ -132,14 +131,14 @@ impl Engine {
         Ok(segments.write_at(0, buffer.get(piece.skip..end).unwrap_or_default()))
     }
 
-    /// Writes at `offset` through an aligned buffer, as much as that holds. Of blocks of the storage that it does not
-    /// fill, the rest is read first: no other write to them may be in flight then.
+    /// Writes at `offset` through the aligned buffer, at most its size. Storage blocks that the data covers only partly
+    /// are read first: no other write to them may be in flight then.
     pub(crate) fn write_bounced(&mut self, segments: &IoVecs<'_, '_>, offset: u64, stable: bool) -> io::Result<usize> {
         let len = segments.bytes();
         self.write_piece(offset, len, stable, |buffer| _ = segments.read_at(0, buffer))
     }
 
-    /// Writes zeros at the beginning of `range`, as much as the buffer holds. Returns how many.
+    /// Writes zeros at the beginning of `range`, at most the buffer's size. Returns the number of bytes.
     pub(crate) fn write_zeros(&mut self, range: Range) -> io::Result<usize> {
         let len = usize::try_from(range.len).unwrap_or(usize::MAX);
         match self.write_piece(range.offset, len, false, |buffer| buffer.fill(0))? {
@@ -148,8 +147,8 @@ impl Engine {
         }
     }
 
-    /// Discards or zeroes a range of less than whole blocks of a block device: whole ones as the device does, and what
-    /// is left is written if it has to be zero.
+    /// Discards or zeroes a range of a block device that is not whole blocks: the device handles the whole blocks, and
+    /// the rest is written if it must be zero.
     pub(crate) fn zero_parts(&mut self, range: Range, unmap: bool, must_zero: bool) -> io::Result<usize> {
         let image = Arc::clone(&self.image);
         let Contents::Raw(raw) = image.contents() else { return Err(Errno::INVAL.into()) };
@@ -174,7 +173,7 @@ impl Engine {
         Ok(0)
     }
 
-    /// Writes what `fill` puts into a buffer, at most `len` bytes at `offset`. Returns how many.
+    /// Writes the output of `fill`, at most `len` bytes at `offset`. Returns the number of bytes.
     fn write_piece(
         &mut self,
         offset: u64,
@@ -214,7 +213,7 @@ impl Engine {
         Ok(written.saturating_sub(piece.skip).min(piece.len))
     }
 
-    /// The piece of `len` bytes at `offset` that fits the buffer, in whole blocks of the storage.
+    /// The part of `len` bytes at `offset` that fits the buffer, in whole blocks of the storage.
     fn piece(&self, offset: u64, len: usize) -> Piece {
         let unit = self.image.alignment.max(1);
         // Less than a block.
@@ -239,7 +238,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Offsets, from the first block's start, of blocks that the part covers only partly.
+    /// Offsets, from the first block's start, of partly covered blocks.
     fn partial_blocks(&self) -> impl Iterator<Item = usize> + use<> {
         let last = self.whole.saturating_sub(self.unit);
         let (is_head, is_tail) = (self.skip > 0, self.skip + self.len < self.whole);
@@ -254,7 +253,7 @@ fn bounce(buffer: &mut Option<AlignedBuffer>, len: usize) -> &mut [u8] {
     buffer.get_or_insert_with(|| AlignedBuffer::new(BOUNCE)).bytes(len)
 }
 
-/// Reads into `buffer`. Returns how much there is.
+/// Reads into `buffer`. Returns the number of bytes.
 fn read(image: &Image, file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let iovecs = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
     let call = Call::Read(&iovecs, offset);
@@ -266,11 +265,11 @@ fn read(image: &Image, file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> 
     Ok(unsafe { execute(file, call) }?.min(buffer.len()))
 }
 
-/// Carries out `call` here and now.
+/// Executes `call` on this thread.
 ///
 /// # Safety
 ///
-/// The segments of a read name memory that may be written and that no Rust reference covers but the caller's own
+/// The segments of a read name memory that may be written and that no Rust reference covers except the caller's own
 /// mutable one; those of a write name memory that may be read. Both stay mapped until this returns.
 unsafe fn execute(image: BorrowedFd<'_>, call: Call<'_>) -> io::Result<usize> {
     match call {

@@ -8,16 +8,16 @@ use thiserror::Error;
 
 use crate::ErrorKind;
 
-/// Reason why there is no disk: one line, to follow the option's name.
+/// Reason why a disk cannot be opened: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum BlockError {
     /// A queue cannot run on any of its CPUs.
     #[error("queue_affinity=[{0}@...]: this process can run on none of the CPUs given; give others")]
     Cpus(u16),
-    /// There is no such file.
+    /// The file does not exist.
     #[error("path={}: does not exist; create it: truncate -s 10G {}", .0.display(), .0.display())]
     Missing(PathBuf),
-    /// The file may not be written, or lies where nothing can be written.
+    /// The file is not writable, or is on a read-only file system.
     #[error("path={}: cannot be written; give this user write access, or add readonly=on", .0.display())]
     NotWritable(PathBuf),
     /// The file may not be read.
@@ -52,10 +52,10 @@ pub enum BlockError {
     Format {
         /// The file.
         path: PathBuf,
-        /// Format that was found.
+        /// The detected format.
         format: &'static str,
     },
-    /// The file begins like a qcow2 image that names another file, which a guest may have written.
+    /// The file begins like a qcow2 image that names another file; a guest may have written that.
     #[error(
         "path={}: begins like a qcow2 image with the backing file {name}; add image_type=qcow2,backing_files=on if you \
          trust it, or image_type=raw if it is a raw one", path.display()
@@ -71,36 +71,36 @@ pub enum BlockError {
     LikeQcow2 {
         /// The file.
         path: PathBuf,
-        /// The problem, and what to do.
+        /// The problem, and the remedy.
         what: String,
     },
-    /// The file is no qcow2 image, or one with something that is not supported.
+    /// The file is not a qcow2 image, or has an unsupported feature.
     #[error("path={}: {what}", path.display())]
     Qcow2 {
         /// The file.
         path: PathBuf,
-        /// The problem, and what to do.
+        /// The problem, and the remedy.
         what: String,
     },
-    /// The file cannot be used around the page cache.
+    /// The file's file system does not support direct I/O.
     #[error("path={}: its file system does not support direct=on; leave direct out", .0.display())]
     Direct(PathBuf),
-    /// Another program has it.
+    /// Another program has locked the image.
     #[error(
         "path={}: is in use by another program; stop it, or add readonly=on everywhere if no program writes",
         .0.display()
     )]
     InUse(PathBuf),
-    /// The image is not what it was when it was opened.
+    /// The image has changed since it was opened.
     #[error(
         "path={}: has {is} bytes, and had {was} when it was opened; give both hosts the same image", path.display()
     )]
     Changed {
         /// The file.
         path: PathBuf,
-        /// The size of the disk that was expected, in bytes.
+        /// The expected size of the disk, in bytes.
         was: u64,
-        /// The size that it has.
+        /// The size found.
         is: u64,
     },
     /// The file cannot be used for another reason.
@@ -113,7 +113,7 @@ pub enum BlockError {
         /// Cause.
         source: io::Error,
     },
-    /// There is not enough space for all of it.
+    /// There is not enough space to allocate the whole image.
     #[error("path={}: sparse=off: cannot allocate its space: {source}; free some, or leave sparse out", path.display())]
     Space {
         /// The file.
@@ -124,16 +124,16 @@ pub enum BlockError {
     /// The serial number is too long.
     #[error("serial={0}: has more than 20 bytes; shorten it")]
     Serial(String),
-    /// The queue size is not one.
+    /// The queue size is invalid.
     #[error("queue_size={0}: must be a power of two from 2 to 32768")]
     QueueSize(u16),
-    /// There has to be a queue.
+    /// No queue was requested.
     #[error("num_queues=0: a disk needs a queue; give 1 or more")]
     NoQueue,
 }
 
 impl BlockError {
-    /// Class of the error. A fault of an image is a matter of the path that the user gave, whatever the cause.
+    /// Class of the error. A faulty image counts as a wrong path, whatever the cause.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Missing(_) => ErrorKind::Missing,
@@ -154,7 +154,7 @@ impl BlockError {
         }
     }
 
-    /// Error for a `path` that could not be opened.
+    /// The error for a `path` that could not be opened.
     pub(super) fn open(path: &Path, read_only: bool, errno: Errno) -> Self {
         let path = path.to_owned();
         match errno {
@@ -168,13 +168,13 @@ impl BlockError {
     }
 }
 
-/// Reason why a disk cannot be resized: one line, to follow the size that was requested.
+/// Reason why a disk cannot be resized: one line, to follow the requested size.
 #[derive(Debug, Error)]
 pub enum ResizeError {
-    /// It is not of whole blocks.
+    /// The size is not whole blocks.
     #[error("must be a multiple of {0}, and not 0")]
     Size(u32),
-    /// No file can be that large there.
+    /// The file system or the process does not allow a file of this size.
     #[error("more than a file of this image's file system, or of this process, may have; ask for less")]
     TooLarge,
     /// A qcow2 image only grows.
@@ -183,13 +183,13 @@ pub enum ResizeError {
     /// The image has snapshots of the disk at its old size.
     #[error("the image has {0} snapshots inside; delete them (qemu-img snapshot -d), or convert it")]
     Snapshots(u32),
-    /// The backing file would show in the part that is added.
+    /// The backing file's data would appear in the added part.
     #[error(
         "the image is based on one of {0} bytes, whose end would show in the disk; shut the VM down and use qemu-img \
          resize, which hides it"
     )]
     Backing(u64),
-    /// There are no reference counts for another table.
+    /// No clusters can be reference-counted for a larger table.
     #[error("the image has no room for a larger table; shut the VM down and use qemu-img resize")]
     NoRoom,
     /// A qcow2 image on a block device, whose size is read only once.
@@ -197,22 +197,22 @@ pub enum ResizeError {
         "a qcow2 image on a block device keeps its size while the VM runs; shut the VM down and use qemu-img resize"
     )]
     NotAFile,
-    /// The image is not written.
+    /// The disk is read-only.
     #[error("the disk is read-only and keeps its size; add it without readonly")]
     ReadOnly,
-    /// The host has given the block device another size.
+    /// The host's block device has another size.
     #[error("the block device has {0} bytes; give it the new size on the host first, then repeat this")]
     BlockDevice(u64),
-    /// Another program uses what is behind the end of the image.
+    /// Another program has locked the range behind the end of the image.
     #[error("another program has locked what is behind the end of the image; stop it")]
     InUse,
-    /// There is no space for it.
+    /// The file system is full.
     #[error("{0}")]
     Space(String),
     /// The host refuses.
     #[error("the host cannot change the size of the image: {0}")]
     Host(io::Error),
-    /// The size is changed, and the host cannot let the queues go on.
+    /// The size has changed, but the host cannot restart the queues.
     #[error("the size is changed, but the disk stands still: {0}; repeat this, or pause and resume the VM")]
     Stopped(io::Error),
 }

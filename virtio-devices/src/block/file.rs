@@ -10,7 +10,7 @@ use super::access::Access;
 use super::error::BlockError;
 use super::lock::lock;
 
-/// A file that is open and locked.
+/// An open, locked file.
 pub(crate) struct ImageFile {
     /// The file.
     pub fd: OwnedFd,
@@ -25,23 +25,23 @@ impl ImageFile {
     ///
     /// # Errors
     ///
-    /// Fails if it cannot be used, or another program uses it.
+    /// Fails if the file cannot be used, or another program has locked it.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
         let file = Self::open_unlocked(path, access)?;
         file.lock(path, access)?;
         Ok(file)
     }
 
-    /// Opens the file at `path`, which another program may have locked.
+    /// Opens the file at `path` without locking it: another program may have it locked.
     ///
     /// # Errors
     ///
-    /// Fails if it cannot be used.
+    /// Fails if the file cannot be used.
     pub(crate) fn open_unlocked(path: &Path, access: Access) -> Result<Self, BlockError> {
         let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
         let mut flags = OFlags::CLOEXEC | if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         flags.set(OFlags::DIRECT, access.direct);
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         let fd = match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
             Err(Errno::INVAL) if access.direct => return Err(BlockError::Direct(path.into())),
             result => result.map_err(|errno| BlockError::open(path, access.read_only, errno))?,

@@ -22,13 +22,13 @@ impl Hold {
         Self(Kind::Image(image))
     }
 
-    /// The file at `path`, which a guest writes as its memory. Nobody locks it.
+    /// The file at `path`, which is guest memory. It is not locked.
     pub(crate) const fn of_memory(file: Arc<OwnedFd>, path: PathBuf) -> Self {
         Self(Kind::Memory(file, path))
     }
 
-    /// Gives the lock up, to a program of this host or after [`Self::flush`]. The guest and the device's queues stand
-    /// still, and do so until [`Self::take`].
+    /// Releases the lock, for a program of this host or after [`Self::flush`]. The guest and the device's queues are
+    /// stopped, and stay so until [`Self::take`].
     ///
     /// # Errors
     ///
@@ -40,12 +40,12 @@ impl Hold {
         }
     }
 
-    /// Has all that the guest wrote on the medium, so that other hosts see it. The guest may go on. Takes as long as
-    /// the medium does.
+    /// Flushes everything that the guest wrote to the medium, so that other hosts see it. The guest may run. Takes as
+    /// long as the medium does.
     ///
     /// # Errors
     ///
-    /// It cannot be written.
+    /// The data cannot be written.
     pub fn flush(&self) -> Result<(), BlockError> {
         match &self.0 {
             Kind::Image(image) => image.flush(),
@@ -61,7 +61,7 @@ impl Hold {
     ///
     /// # Errors
     ///
-    /// Another program has it, or what is there is not what was opened.
+    /// Another program has it locked, or the file has changed since it was opened.
     pub fn take(&self) -> Result<(), BlockError> {
         match &self.0 {
             Kind::Image(image) => image.take(),

@@ -1,53 +1,53 @@
-//! What of the host's storage devices write, and give to another program when their guest moves there.
+//! Host storage that devices write to, and its locks; handed over when the guest migrates.
 
 use super::error::BlockError;
 use super::hold::Hold;
 
-/// The storage of a device cannot be flushed, given up or taken.
+/// Failure to flush, release or lock the storage of a device.
 #[derive(Debug, thiserror::Error)]
 #[error("{option}: {error}")]
 pub struct HoldError {
     /// The option that names the device.
     pub option: String,
-    /// Why not.
+    /// The cause.
     pub error: BlockError,
 }
 
-/// All of it, each with the option that names its device. It may be used by any thread.
+/// All storage of a VM, each with the option that names its device. Usable by any thread.
 #[derive(Clone, Default)]
 pub struct Holds(pub Vec<(String, Hold)>);
 
 impl Holds {
-    /// Whether there is none.
+    /// True if there is none.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Has everything on its medium, while the guest may go on. Takes as long as the media do.
+    /// Flushes everything to its medium, while the guest may run. Takes as long as the media do.
     ///
     /// # Errors
     ///
-    /// One cannot be flushed.
+    /// A medium cannot be flushed.
     pub fn flush(&self) -> Result<(), HoldError> {
         self.each(Hold::flush)
     }
 
-    /// Has everything on its medium and gives the locks up. Nothing of it may be used until [`Self::take`]. Takes as
-    /// long as the media do.
+    /// Flushes everything to its medium and releases the locks. The storage must not be used until [`Self::take`].
+    /// Takes as long as the media do.
     ///
     /// # Errors
     ///
-    /// One cannot be flushed. Locks that were given up stay so.
+    /// A medium cannot be flushed. Locks already released stay so.
     pub fn release(&self) -> Result<(), HoldError> {
         self.flush()?;
         self.each(Hold::release)
     }
 
-    /// The same, to another program of this host, which needs nothing on the medium.
+    /// The same, for another program of this host, which needs no flush.
     ///
     /// # Errors
     ///
-    /// What is only in memory cannot be written.
+    /// Cached data cannot be written.
     pub fn pass(&self) -> Result<(), HoldError> {
         self.each(Hold::release)
     }
@@ -56,7 +56,7 @@ impl Holds {
     ///
     /// # Errors
     ///
-    /// One is another program's, or its image is not what it was. Those that were taken stay so.
+    /// Another program has a lock, or an image has changed. Locks already taken stay so.
     pub fn take(&self) -> Result<(), HoldError> {
         self.each(Hold::take)
     }

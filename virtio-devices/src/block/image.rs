@@ -1,4 +1,4 @@
-//! A disk's image, whatever its format.
+//! A disk's image, in any format.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -16,45 +16,45 @@ use super::raw::RawFile;
 use super::writes::Writes;
 use super::zeroing::{Lacking, Zeroing};
 
-/// An open image. Unless it was given up ([`Self::release`]), it is locked: a writer excludes all others.
+/// An open image. It is locked unless released ([`Self::release`]): a writer excludes all others.
 pub(crate) struct Image {
     #[cfg(not(test))]
     contents: Contents,
     #[cfg(test)]
     pub contents: Contents,
-    /// Abilities at the size that it was opened with.
+    /// Abilities at its size on opening.
     abilities: Abilities,
     /// True if it is locked. The mutex is held while that changes.
     held: Mutex<bool>,
     /// Size in sectors, which [`Self::resize`] changes.
     sectors: AtomicU64,
-    /// The size of blocks, in bytes, that the disk is told to have: its own, or the one that a driver knows
+    /// The block size in bytes that the driver reads: the image's own, or the one that a restored driver uses
     /// ([`Self::serve_blocks`]).
     block: AtomicU32,
-    /// The same of physical blocks, in blocks, as a power of two.
+    /// The size of physical blocks, in blocks, as a power of two; likewise.
     physical_exponent: AtomicU8,
     /// The order of writes of less than a block of the storage.
     writes: Writes,
-    /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block of the storage around the page
-    /// cache. The disk's own blocks may be smaller.
+    /// Unit of offsets in the file, and of addresses and lengths in memory: 1, or a block of the storage if I/O
+    /// bypasses the page cache. The disk's own blocks may be smaller.
     pub alignment: usize,
-    /// The ways in which a range becomes zero that the storage lacks.
+    /// The zeroing methods that the storage lacks.
     pub lacking: Lacking,
-    /// True if the image is raw only because of how it begins. Then the driver may not make it begin like another
-    /// format: it would be opened as that the next time.
+    /// True if the image is raw only because of its first bytes. The driver may then not write another format's
+    /// signature there: the next opening would take the image for that format.
     pub keeps_raw: bool,
-    /// The ways of [`Self::lacking`] that calls are refused for.
+    /// The methods of [`Self::lacking`] for which calls are refused.
     #[cfg(test)]
     pub refused: Vec<Zeroing>,
-    /// True if calls that are not aligned fail, as around the page cache.
+    /// True if unaligned calls fail, as with direct I/O.
     #[cfg(test)]
     pub strict: bool,
-    /// Delay of each MiB that a worker's own thread transfers: a slow medium, in tests.
+    /// Delay of each MiB that a worker's own thread transfers: a slow medium, for tests.
     #[cfg(test)]
     pub slowness: std::time::Duration,
 }
 
-/// The formats, with what carries out calls.
+/// The contents by format, with the object that executes calls.
 pub(crate) enum Contents {
     /// The disk's contents and nothing else.
     Raw(RawFile),
@@ -67,17 +67,17 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// Fails if it is not an image of this format, or cannot be used.
+    /// Fails if the file is not an image of this format, or cannot be used.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self, BlockError> {
         Self::of(path, ImageFile::open(path, access)?, access, true)
     }
 
-    /// Opens the image at `path`, which another program writes, to be taken from it later ([`Self::take`]). What can be
-    /// told of it now is checked.
+    /// Opens the image at `path`, which another program writes; [`Self::take`] locks it later. Checks what can be
+    /// checked now.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`], but for the lock.
+    /// As [`Self::open`], except for the lock.
     pub(crate) fn open_unlocked(path: &Path, access: Access) -> Result<Self, BlockError> {
         // Readers do not exclude each other.
         if access.read_only {
@@ -134,13 +134,13 @@ impl Image {
         })
     }
 
-    /// Takes as long as a transfer of `bytes` bytes does.
+    /// Sleeps for the time that a transfer of `bytes` bytes takes.
     #[cfg(test)]
     pub(crate) fn dawdle(&self, bytes: usize) {
         std::thread::sleep(self.slowness.mul_f64(bytes as f64 / f64::from(1 << 20)));
     }
 
-    /// Refuses a call that storage around the page cache refuses, or one that lacks a way.
+    /// Refuses a call that direct I/O refuses, or one that uses a missing zeroing method.
     #[cfg(test)]
     pub(crate) fn admit(&self, call: &super::call::Call<'_>) -> std::io::Result<()> {
         use super::call::Call;
@@ -158,11 +158,11 @@ impl Image {
         if all || !self.strict { Ok(()) } else { Err(rustix::io::Errno::INVAL.into()) }
     }
 
-    /// Has everything on the medium, if it is written. A guest may go on.
+    /// Flushes everything to the medium, if the image is writable. The guest may run.
     ///
     /// # Errors
     ///
-    /// It cannot be flushed.
+    /// The image cannot be flushed.
     pub(crate) fn flush(&self) -> Result<(), BlockError> {
         match &self.contents {
             _ if self.abilities.read_only || !*self.held.lock() => Ok(()),
@@ -171,8 +171,8 @@ impl Image {
         }
     }
 
-    /// Gives the lock up, if it is written, to a program of this host, which sees what this one wrote. Nothing may use
-    /// the image until [`Self::take`].
+    /// Releases the lock of a writable image, for a program of this host, which sees the data that this one wrote.
+    /// Nothing may use the image until [`Self::take`].
     ///
     /// # Errors
     ///
@@ -189,11 +189,11 @@ impl Image {
         Ok(())
     }
 
-    /// Takes the lock, if it is not held, and reads again what is kept in memory of the image.
+    /// Takes the lock, if it is not held, and reads the cached parts of the image again.
     ///
     /// # Errors
     ///
-    /// Somebody else has it, or it is not the image that it was. It is not this program's then.
+    /// Another program has it locked, or it is not the same image. This program does not own it then.
     pub(crate) fn take(&self) -> Result<(), BlockError> {
         let mut held = self.held.lock();
         if !*held {
@@ -206,7 +206,7 @@ impl Image {
         Ok(())
     }
 
-    /// Contents, on which calls are carried out.
+    /// The contents, which execute calls.
     pub(crate) fn contents(&self) -> &Contents {
         &self.contents
     }
@@ -221,8 +221,8 @@ impl Image {
         Abilities { geometry, ..self.abilities }
     }
 
-    /// Has blocks of `block` bytes, and physical ones of 2 to the power of `exponent` blocks, as a driver was told
-    /// that goes on with this image. Nothing changes if no disk of this size can have them. No queue runs.
+    /// Sets the block size to `block` bytes and physical blocks to 2 to the power of `exponent` blocks, as the driver
+    /// of a restored guest knows them. Changes nothing if a disk of this size cannot have them. No queue runs.
     pub(crate) fn serve_blocks(&self, block: u64, exponent: u64) {
         let (Ok(block), Ok(exponent)) = (u32::try_from(block), u8::try_from(exponent)) else { return };
         let range = SECTOR as u32..=MAX_BLOCK;
@@ -251,11 +251,11 @@ impl Image {
         self.abilities().geometry.sectors.saturating_mul(SECTOR)
     }
 
-    /// Changes its size in bytes. Of a block device, which only the host can change, the size becomes known.
+    /// Changes the size in bytes. Only the host can change a block device, so its size is read again.
     ///
     /// # Errors
     ///
-    /// Fails if it cannot have that size, and leaves the old one.
+    /// Fails if the image cannot have that size, and leaves the old one.
     pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
         let block = self.abilities().geometry.block_size.max(self.alignment as u32);
         if size == 0 || !size.is_multiple_of(block.into()) {

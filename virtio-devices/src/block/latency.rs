@@ -1,4 +1,4 @@
-//! Latencies of a disk's reads and writes, from when they are taken from the queue until they are complete.
+//! Latencies of a disk's reads and writes, from taking them off the queue to completion.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct BlockLatencies {
 /// The latency of one kind of request.
 #[derive(Debug)]
 pub(super) struct Latency {
-    /// In nanoseconds, as all here.
+    /// In nanoseconds, as all values here.
     min: AtomicU64,
     max: AtomicU64,
     sum: AtomicU64,
@@ -28,7 +28,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Counts a request that took so long.
+    /// Counts a request that took `took`.
     pub(super) fn note(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.min.fetch_min(nanos, Ordering::Relaxed);
@@ -46,7 +46,7 @@ impl Latency {
 }
 
 impl BlockLatencies {
-    /// Their names, and values in microseconds. Those of a kind of request that the driver never made are left out.
+    /// The names and values in microseconds. Kinds of request that the driver never made are left out.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let read = ["read_latency_min", "read_latency_max", "read_latency_avg"];
         let write = ["write_latency_min", "write_latency_max", "write_latency_avg"];

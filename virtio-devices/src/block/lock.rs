@@ -1,4 +1,4 @@
-//! The lock that a disk holds on its image: shared to read, alone to write.
+//! The lock that a disk holds on its image: shared to read, exclusive to write.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,12 +9,12 @@ use log::debug;
 use super::access::{Access, LockGranularity};
 use super::error::BlockError;
 
-/// Locks an image of `size` bytes, or locks it anew when it has become larger. A file system that has no locks has none
-/// to be respected either.
+/// Locks an image of `size` bytes, or extends the lock when the image has become larger. On a file system without
+/// locks, no lock is needed.
 ///
 /// # Errors
 ///
-/// [`BlockError::InUse`], when somebody else has a lock that excludes this one.
+/// [`BlockError::InUse`], if another program holds a conflicting lock.
 pub(super) fn lock(path: &Path, fd: BorrowedFd<'_>, access: Access, size: u64) -> Result<(), BlockError> {
     let len = match access.lock {
         LockGranularity::ByteRange => size,
@@ -32,14 +32,14 @@ pub(super) fn lock(path: &Path, fd: BorrowedFd<'_>, access: Access, size: u64) -
     }
 }
 
-/// Gives all locks of this open file up.
+/// Releases all locks of this open file.
 pub(super) fn unlock(path: &Path, fd: BorrowedFd<'_>) {
     if let Err(error) = set(fd, libc::F_UNLCK, 0, 0) {
         debug!("{}: it cannot be unlocked: {error}", path.display());
     }
 }
 
-/// Locks `len` bytes from `start` on; of length 0, all from there on.
+/// Locks `len` bytes from `start`; length 0 means to the end.
 pub(super) fn try_lock(fd: BorrowedFd<'_>, read_only: bool, start: u64, len: u64) -> io::Result<()> {
     set(fd, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, start, len)
 }
@@ -53,8 +53,8 @@ fn set(fd: BorrowedFd<'_>, kind: libc::c_int, start: u64, len: u64) -> io::Resul
         l_len: offset(len)?,
         l_pid: 0,
     };
-    // SAFETY: the kernel reads the lock's description, which lives through the call. The lock is the open file's, not
-    // the process's: it ends when the last descriptor of it is closed.
+    // SAFETY: the kernel reads the lock's description, which lives through the call. The lock belongs to the open file,
+    // not to the process: it ends when the last descriptor of the file is closed.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -4,27 +4,27 @@ use virtio_bindings::virtio_blk::*;
 
 use super::geometry::{Geometry, SECTOR};
 
-/// The most sectors that one request discards or zeroes: 128 MiB, so that none takes long.
+/// The most sectors that one request discards or zeroes: 128 MiB, which bounds its time.
 pub(crate) const MAX_RANGE: u32 = 1 << 18;
 /// The most bytes that one request transfers.
 pub(crate) const MAX_TRANSFER: u64 = 256 << 20;
 /// The length of a request's header: type, reserved, sector.
 pub(crate) const HEADER: usize = 16;
-/// The length of the one segment of a discard or write zeroes request: sector, count, flags.
+/// The length of the single segment of a discard or write zeroes request: sector, count, flags.
 pub(crate) const SEGMENT: usize = 16;
 
-/// A request that can be carried out. Offsets and lengths are in bytes, and lie within the disk.
+/// A valid request. Offsets and lengths are in bytes, and lie within the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Reads from this offset on.
+    /// Reads, starting at this offset.
     Read(u64),
-    /// Writes from this offset on.
+    /// Writes, starting at this offset.
     Write(u64),
-    /// Makes what was written stable.
+    /// Makes written data stable.
     Flush,
-    /// Gives up the contents of a range.
+    /// Discards a range.
     Discard(Range),
-    /// Zeroes a range, and gives its space back if `unmap`.
+    /// Zeroes a range, and frees its space if `unmap`.
     WriteZeroes {
         /// Range that becomes zero.
         range: Range,
@@ -44,21 +44,21 @@ pub(crate) struct Range {
     pub len: u64,
 }
 
-/// Reason why a request is not carried out.
+/// Reason why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The disk does not do that (`VIRTIO_BLK_S_UNSUPP`).
+    /// Not supported by the disk (`VIRTIO_BLK_S_UNSUPP`).
     Unsupported,
-    /// It does not fit the disk (`VIRTIO_BLK_S_IOERR`).
+    /// Not valid for the disk (`VIRTIO_BLK_S_IOERR`).
     Invalid,
 }
 
-/// Operations that a disk supports.
+/// The operations that a disk supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Abilities {
     /// Size and blocks.
     pub geometry: Geometry,
-    /// True if it cannot be written.
+    /// True if the disk cannot be written.
     pub read_only: bool,
     /// True if ranges can be zeroed.
     pub zero: bool,
@@ -67,8 +67,8 @@ pub(crate) struct Abilities {
 }
 
 impl Abilities {
-    /// The operation that a request's header names, with `readable` bytes of data from the driver, which begin with
-    /// `segment`, and room for `writable` bytes of data.
+    /// Parses a request's header, with `readable` bytes of data from the driver, which begin with `segment`, and room
+    /// for `writable` bytes of data.
     pub(crate) fn parse(
         &self,
         header: [u8; HEADER],
@@ -85,7 +85,7 @@ impl Abilities {
             VIRTIO_BLK_T_FLUSH => Ok(Operation::Flush),
             VIRTIO_BLK_T_GET_ID => Ok(Operation::GetId),
             VIRTIO_BLK_T_DISCARD if self.discard => match self.segment(segment, readable)? {
-                // The flag is one of write zeroes alone (`virtio 1.4 §5.2.6.2`).
+                // Only write zeroes has the flag (`virtio 1.4 §5.2.6.2`).
                 (range, false) => Ok(Operation::Discard(range)),
                 (_, true) => Err(Refusal::Unsupported),
             },
@@ -97,25 +97,25 @@ impl Abilities {
         }
     }
 
-    /// The offset of a transfer of `len` bytes from `sector` on.
+    /// The offset of a transfer of `len` bytes at `sector`.
     fn transfer(&self, sector: u64, len: usize) -> Result<u64, Refusal> {
         let len = u64::try_from(len).ok().filter(|len| *len <= MAX_TRANSFER).ok_or(Refusal::Invalid)?;
         Ok(self.range(sector, len)?.offset)
     }
 
-    /// `len` bytes from `sector` on, which are whole sectors. They need not be whole blocks of the disk: the block size
-    /// is what suits the disk best, and the units of the protocol are sectors (`virtio 1.4 §5.2.5`). Boot loaders read
-    /// single sectors of any disk.
+    /// The range of `len` bytes at `sector`, which must be whole sectors, but not whole blocks of the disk: the block
+    /// size is only a hint for performance, and the protocol's unit is the sector (`virtio 1.4 §5.2.5`). Boot loaders
+    /// read single sectors of any disk.
     fn range(&self, sector: u64, len: u64) -> Result<Range, Refusal> {
         let Geometry { sectors, .. } = self.geometry;
         let offset = sector.checked_mul(SECTOR).ok_or(Refusal::Invalid)?;
         let end = offset.checked_add(len).ok_or(Refusal::Invalid)?;
-        // The disk's size in bytes is one of a file, and fits.
+        // Cannot overflow: the disk's size in bytes is that of a file.
         let is_inside = end <= sectors.saturating_mul(SECTOR);
         if len.is_multiple_of(SECTOR) && is_inside { Ok(Range { offset, len }) } else { Err(Refusal::Invalid) }
     }
 
-    /// The range and the unmap flag of a discard or write zeroes request, which has one segment here.
+    /// The range and the unmap flag of a discard or write zeroes request, which must have one segment.
     fn segment(&self, segment: &[u8], readable: usize) -> Result<(Range, bool), Refusal> {
         let segment: [u8; SEGMENT] = segment.try_into().map_err(|_| Refusal::Invalid)?;
         let [sector @ .., a, b, c, d, e, f, g, h] = segment;

@@ -1,8 +1,8 @@
-//! A qcow2 image: clusters that are allocated as they are written, over a backing file that is only read.
+//! A qcow2 image: clusters that are allocated as they are written, over a read-only backing file.
 //!
-//! The format itself is the crate imago's work. This opens what an image names, under our locks and with our limits,
-//! and keeps one owner of its metadata: requests of several queues go through one [`FormatAccess`], whose tables have
-//! locks of their own, and what frees clusters excludes all other requests.
+//! The crate imago implements the format. This module opens the files that an image names, under our locks and with our
+//! limits, and keeps one owner of its metadata: requests of several queues share one [`FormatAccess`], whose tables
+//! have their own locks, and freeing clusters excludes all other requests.
 
 mod blocks;
 mod grow;
@@ -46,44 +46,44 @@ use header::{HEAD, Header, MAGIC};
 /// The most images in a chain of backing files.
 const MAX_CHAIN: usize = 32;
 
-/// The most clusters that one call zeroes, so that other queues, a pause and a stop wait for no more.
+/// The most clusters that one call zeroes, which bounds the time that other queues, a pause and a stop wait.
 const AT_ONCE: u64 = 64;
 
-/// An open image with its backing files. Dropping it writes what is only in memory.
+/// An open image with its backing files. Dropping it writes cached metadata.
 pub(crate) struct Qcow2 {
-    /// Read by those who read, write and flush; written by those who free clusters, which others must not be reading.
-    /// None while another program may write the image: its tables are kept in memory.
+    /// Read-locked to read, write and flush; write-locked to free clusters, which must not be read at the same time.
+    /// `None` while another program may write the image, because its tables are cached.
     image: RwLock<Option<Layer>>,
     /// The size of the disk in bytes.
     size: AtomicU64,
-    /// The file gives space back, as far as is known.
+    /// True unless punching a hole has failed.
     punches: AtomicBool,
-    /// The open file, whose lock it is. The image has a copy of the descriptor.
+    /// The open file, which holds the lock. The image has a duplicate of the descriptor.
     fd: OwnedFd,
     path: PathBuf,
     header: Header,
     access: Access,
 }
 
-/// An image, with those below it.
+/// An image and its backing images.
 struct Layer {
     access: FormatAccess<Storage>,
-    /// The size of the disk of the image directly below, in bytes.
+    /// The size of the disk of the next lower image, in bytes.
     below: u64,
 }
 
 impl Qcow2 {
-    /// Makes a disk of the file `fd` at `path`, which is locked, and opens its backing files if it may have any.
+    /// Opens the image in the locked file `fd` at `path`, and its backing files if it may have any.
     ///
     /// # Errors
     ///
-    /// Fails if it is not an image that can be used.
+    /// Fails if the file is not a usable image.
     pub(crate) fn open(path: &Path, fd: OwnedFd, access: Access) -> Result<Self, BlockError> {
         let (image, header) = layer(path, copy(path, &fd)?, access, MAX_CHAIN)?;
         Ok(Self::new(Some(image), path, fd, header, access))
     }
 
-    /// The image in the file `fd` at `path`, which another program writes. What that does not change is checked: the
+    /// The image in the file `fd` at `path`, which another program writes. Checks the parts that do not change: the
     /// header, and the backing files. [`Self::take`] opens it.
     ///
     /// # Errors
@@ -102,11 +102,11 @@ impl Qcow2 {
         Self { image, size, punches: AtomicBool::new(true), fd, path: path.into(), header, access }
     }
 
-    /// Writes what is only in memory, and has everything on the medium.
+    /// Writes cached metadata, and flushes everything to the medium.
     ///
     /// # Errors
     ///
-    /// It cannot be written.
+    /// The image cannot be written.
     pub(crate) fn flush(&self) -> Result<(), BlockError> {
         self.image().and_then(|image| sync(&image)).map_err(|source| self.not_flushed(source))
     }
@@ -115,25 +115,25 @@ impl Qcow2 {
         BlockError::File { path: self.path.clone(), action: "be flushed", source }
     }
 
-    /// Writes what is only in memory, and gives the image and its lock up.
+    /// Writes cached metadata, and closes and unlocks the image.
     ///
     /// # Errors
     ///
-    /// It cannot be written. The image is still open and locked then.
+    /// The image cannot be written. It is still open and locked then.
     pub(crate) fn release(&self) -> Result<(), BlockError> {
         let mut image = self.image.write();
         image.as_ref().map_or(Ok(()), |layer| layer.access.flush()).map_err(|source| self.not_flushed(source))?;
-        // It has nothing left to write.
+        // Flushed above, so that dropping it writes nothing.
         *image = None;
         unlock(&self.path, self.fd.as_fd());
         Ok(())
     }
 
-    /// Locks the image, and opens it as it is now.
+    /// Locks the image, and opens it in its present state.
     ///
     /// # Errors
     ///
-    /// Somebody else has it, or it is another one. It is neither locked nor open then.
+    /// Another program has it locked, or it is another image. It is neither locked nor open then.
     pub(crate) fn take(&self) -> Result<(), BlockError> {
         let mut image = self.image.write();
         lock(&self.path, self.fd.as_fd(), self.access, size_of(&self.path, &self.fd)?)?;
@@ -156,7 +156,7 @@ impl Qcow2 {
     }
 
     fn image(&self) -> io::Result<MappedRwLockReadGuard<'_, FormatAccess<Storage>>> {
-        // No queue runs while it is closed.
+        // No queue runs while the image is closed.
         RwLockReadGuard::try_map(self.image.read(), |image| image.as_ref().map(|layer| &layer.access))
             .map_err(|_| Errno::BADF.into())
     }
@@ -166,7 +166,7 @@ impl Qcow2 {
         self.header.has_zero_clusters
     }
 
-    /// Operations that it supports.
+    /// The operations that the image supports.
     pub(crate) fn abilities(&self) -> Abilities {
         let Access { read_only, sparse, .. } = self.access;
         // A write of less than a page costs a read.
@@ -193,8 +193,8 @@ impl Qcow2 {
         Ok(data.len())
     }
 
-    /// Carries out a call that transfers nothing; those that do go by [`Self::read`] and [`Self::write`], because a
-    /// guest's memory cannot be lent to a library. Of a range, the beginning is zeroed. Returns how much.
+    /// Executes a call that transfers nothing; transfers use [`Self::read`] and [`Self::write`], because guest memory
+    /// cannot be lent to a library. Zeroes only the beginning of a range. Returns the number of bytes.
     pub(crate) fn execute(&self, call: Call<'_>) -> io::Result<usize> {
         let (range, unmap) = match call {
             Call::Read(..) | Call::Write { .. } => return Err(Errno::INVAL.into()),
@@ -204,8 +204,8 @@ impl Qcow2 {
         if unmap {
             self.discard(range)?;
         } else {
-            // imago 0.2 looks whether the rest of a cluster is zero, and marks all of it later, without a look at what
-            // another queue has written to it meanwhile.
+            // imago 0.2 checks that the rest of a cluster is zero and later marks the whole cluster, without seeing
+            // another queue's writes in between.
             let image = RwLockWriteGuard::try_map(self.image.write(), Option::as_mut);
             image.map_err(|_| Errno::BADF)?.access.write_zeroes(range.offset, range.len)?;
         }
@@ -221,9 +221,9 @@ impl Qcow2 {
         Range { offset, len: len.min(end.saturating_sub(offset)) }
     }
 
-    /// Has a range read as zeros, also over a backing file, and gives back the space of its whole clusters. The file
-    /// loses them first, so that they read as zeros whichever tables are on the medium, and because what is left of the
-    /// range may take one of the clusters.
+    /// Makes a range read as zeros, also over a backing file, and frees the space of its whole clusters. The clusters
+    /// are unmapped first: they then read as zeros whichever tables are on the medium, and the rest of the range may be
+    /// allocated one of them.
     fn discard(&self, range: Range) -> io::Result<()> {
         let image = RwLockWriteGuard::try_map(self.image.write(), Option::as_mut);
         let mut layer = image.map_err(|_| Errno::BADF)?;
@@ -231,12 +231,11 @@ impl Qcow2 {
         layer.access.discard_to_zero(range.offset, range.len)
     }
 
-    /// The places in the file of the clusters that a range has to itself: neither shared with a snapshot nor
-    /// compressed.
+    /// The file ranges of the clusters that only this range uses: neither shared with a snapshot nor compressed.
     fn clusters(&self, image: &FormatAccess<Storage>, range: Range) -> io::Result<Vec<Range>> {
         let cluster = u64::from(self.header.cluster);
         let (size, end) = (image.size(), range.offset.saturating_add(range.len));
-        // The disk's last cluster need not be a whole one.
+        // The disk's last cluster can be partial.
         let end = if end == size { end } else { end / cluster * cluster };
         let mut at = range.offset.next_multiple_of(cluster);
         let mut places = Vec::new();
@@ -253,7 +252,7 @@ impl Qcow2 {
         Ok(places)
     }
 
-    /// Gives the space of a part of the file back. If that fails, the space stays there for other clusters.
+    /// Frees the space of a part of the file. If that fails, other clusters can still use the space.
     fn punch(&self, Range { offset, len }: Range) {
         if self.punches.load(Ordering::Relaxed) {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -263,7 +262,7 @@ impl Qcow2 {
         }
     }
 
-    /// Makes the disk larger.
+    /// Enlarges the disk.
     ///
     /// # Errors
     ///
@@ -287,8 +286,7 @@ impl Qcow2 {
         }
         sync(&layer.access)?;
         let host = |error: BlockError| ResizeError::Host(io::Error::other(error.to_string()));
-        // A damaged image may have the tables where the guest writes, so that they are not as they were when it was
-        // opened.
+        // The guest may have overwritten the tables of a damaged image since it was opened.
         let sound = || {
             let header = Header::parse(&self.path, &part(&self.path, &self.fd, 0)?)?;
             check_refcounts(&self.path, &self.fd, &header).map(|()| header)
@@ -302,7 +300,7 @@ impl Qcow2 {
         let grown = self.clear_tail(&layer.access, &file).map_err(ResizeError::from);
         let grown = grown.and_then(|()| grow::grow(&file, &header, size, end));
         let noted = size_of(&self.path, &self.fd).map_err(host).and_then(|end| Ok(note_length(&layer.access, end)?));
-        // SAFETY: the image's file is sound as it is, nothing is only in memory, and the lock keeps all others out.
+        // SAFETY: the image's file is consistent, nothing is only cached, and the lock excludes all others.
         let read =
             noted.and_then(|()| sound().map_err(host)).and_then(|_| Ok(unsafe { layer.access.invalidate_cache() }?));
         if let Err(error) = read {
@@ -314,7 +312,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Zeroes the rest of the disk's last cluster, which lies behind its end.
+    /// Zeroes the rest of the disk's last cluster, behind the disk's end.
     fn clear_tail(&self, image: &FormatAccess<Storage>, file: &Blocks<'_>) -> io::Result<()> {
         let (size, cluster) = (image.size(), u64::from(self.header.cluster));
         let tail = size.next_multiple_of(cluster) - size;
@@ -346,20 +344,20 @@ fn copy(path: &Path, fd: &OwnedFd) -> Result<OwnedFd, BlockError> {
     fd.try_clone().map_err(fail)
 }
 
-/// Writes the tables that are in memory, then has the host write everything to the medium.
+/// Writes cached tables, then flushes everything to the medium.
 fn sync(image: &FormatAccess<Storage>) -> io::Result<()> {
     image.flush()?;
     image.sync()
 }
 
-/// True if the file `fd` at `path` is a qcow2 image that leads to no other file, although its format is not said. A
-/// guest that made a raw image into such a one has changed nothing but its own disk.
+/// True if the file `fd` at `path`, whose format is not configured, is a qcow2 image that names no other file. A guest
+/// that turned a raw image into such a one has changed nothing but its own disk.
 ///
 /// # Errors
 ///
-/// It begins like one that leads elsewhere, or that cannot be used.
+/// The file begins like an image that names another file, or that cannot be used.
 pub(crate) fn stands_alone(path: &Path, fd: &OwnedFd) -> Result<bool, BlockError> {
-    // If it cannot be read, that shows when it is opened as a raw one.
+    // A read error shows again when the file is opened as a raw image.
     let Some(head) = part(path, fd, 0).ok().filter(|head| head.starts_with(MAGIC)) else { return Ok(false) };
     match Header::parse(path, &head) {
         Ok(Header { backing: None, .. }) => Ok(true),
@@ -371,14 +369,14 @@ pub(crate) fn stands_alone(path: &Path, fd: &OwnedFd) -> Result<bool, BlockError
     }
 }
 
-/// Opens a qcow2 image and those below it, of which there may be `depth`.
+/// Opens a qcow2 image and at most `depth` backing images.
 fn layer(path: &Path, fd: OwnedFd, access: Access, depth: usize) -> Result<(Layer, Header), BlockError> {
     let fail = |source: io::Error| BlockError::File { path: path.into(), action: "be opened", source };
     let header = Header::parse(path, &part(path, &fd, 0)?)?;
     check_refcounts(path, &fd, &header)?;
     let storage = storage(fd, access).map_err(fail)?;
     let mut image = Format::<Storage>::open_image(storage, !access.read_only).map_err(fail)?;
-    // What the header names is opened here or not at all.
+    // Files that the header names are opened here or not at all.
     image.set_data_file(None);
     let backing = header.backing.as_ref().map(|(name, format)| backing(path, name, format.as_deref(), access, depth));
     let backing = backing.transpose()?;
@@ -396,10 +394,10 @@ fn check_refcounts(path: &Path, fd: &OwnedFd, header: &Header) -> Result<(), Blo
     header.check_refcounts(path, &table, size_of(path, fd)?)
 }
 
-/// Notes that the file of an image has `len` bytes: what is written beyond the length that imago knows makes it cut the
-/// file there.
+/// Notes that the file of an image has `len` bytes: otherwise imago truncates the file when it writes beyond the length
+/// that it knows.
 fn note_length(image: &FormatAccess<Storage>, len: u64) -> io::Result<()> {
-    // The image's own file comes after those of the images below it.
+    // The image's own file comes after those of its backing images.
     let storage = image.inner().collect_storage_dependencies().into_iter().next_back();
     storage.map_or(Ok(()), |storage| storage.resize(len, PreallocateMode::None))
 }
@@ -409,7 +407,7 @@ fn storage(fd: OwnedFd, access: Access) -> io::Result<Storage> {
     Storage::from_open_file(File::from(fd), options)
 }
 
-/// The [`HEAD`] bytes of a file at `offset`, or all that it has there.
+/// The [`HEAD`] bytes of a file at `offset`, or fewer at the file's end.
 fn part(path: &Path, fd: &OwnedFd, offset: u64) -> Result<Vec<u8>, BlockError> {
     let mut buffer = AlignedBuffer::new(HEAD);
     let bytes = buffer.bytes(HEAD);
@@ -424,8 +422,8 @@ fn part(path: &Path, fd: &OwnedFd, offset: u64) -> Result<Vec<u8>, BlockError> {
     }
 }
 
-/// The files of the images below the one at `path`, as far as their headers can be read. They are only looked at: what
-/// is wrong with them shows when they are opened.
+/// The backing files of the image at `path`, as far as their headers can be read. Nothing is checked: opening them
+/// reports faults.
 pub(crate) fn chain(path: &Path) -> Vec<PathBuf> {
     let name = |path: &Path| {
         let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).ok()?;
@@ -444,19 +442,19 @@ pub(crate) fn chain(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// True if the images below the one at `path` lead to one of them, or to that one, again.
+/// True if the backing chain of the image at `path` has a loop.
 fn has_loop(path: &Path) -> bool {
     let file = |path: &Path| rustix::fs::stat(path).ok().map(|file| (file.st_dev, file.st_ino));
     let mut seen = HashSet::from([file(path)]);
     chain(path).iter().any(|below| file(below).is_some_and(|file| !seen.insert(Some(file))))
 }
 
-/// True if the name of a backing file is a path, and not an address or a description of one.
+/// True if the name of a backing file is a path, not a URL or a JSON description.
 fn is_path(name: &str) -> bool {
     !name.starts_with("json:") && !name.contains("://")
 }
 
-/// Path of the backing file `name` of the image at `path`: a relative name is one in the image's folder.
+/// Path of the backing file `name` of the image at `path`: a relative name is relative to the image's folder.
 fn below(path: &Path, name: &str) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(OsStr::new(name))
 }
@@ -485,7 +483,7 @@ fn backing(
         ));
     }
     let below = below(path, name);
-    // The first looks at the whole chain.
+    // Only the top image checks the whole chain.
     if depth + 1 == MAX_CHAIN && has_loop(path) {
         return refuse(format!(
             "its backing files are a loop that begins with {name}; name one that ends it: qemu-img rebase -u -b"
@@ -493,7 +491,7 @@ fn backing(
     }
     let access = Access { read_only: true, ..access };
     let open = || match ImageFile::open(&below, access) {
-        // An empty file in its place would give the guest zeros.
+        // An empty file in its place would read as zeros.
         Err(BlockError::Missing(missing)) => Err(refused(format!(
             "its backing file {name} does not exist ({}); put it there, or name where it is: qemu-img rebase -u -b",
             missing.display()

@@ -27,20 +27,20 @@ pub(crate) struct RawFile {
     access: Access,
     block_device: bool,
     zeroes_in_place: bool,
-    /// The size of a block device's blocks in bytes; of a file 1.
+    /// The block size of a block device in bytes; 1 for a file.
     pub range_unit: u64,
-    /// Unit of places, addresses and lengths, in bytes.
+    /// Unit of offsets, addresses and lengths, in bytes.
     alignment: u32,
-    /// Unit of the disk's size, in bytes. What is behind the last whole one is not the guest's.
+    /// Unit of the disk's size, in bytes. A partial block at the end is not visible to the guest.
     block: u32,
 }
 
 impl RawFile {
-    /// The image in `file`, which is at `path`, and what can be done with it.
+    /// Opens the image in `file`, which is at `path`. Also returns its abilities.
     ///
     /// # Errors
     ///
-    /// Fails if it is not a raw image, or cannot be used.
+    /// Fails if the file is not a raw image, or cannot be used.
     pub(crate) fn new(path: &Path, file: ImageFile, access: Access) -> Result<(Self, Abilities), BlockError> {
         let fail = |action| move |errno: Errno| BlockError::File { path: path.into(), action, source: errno.into() };
         let ImageFile { fd, stat, block_device } = file;
@@ -51,7 +51,7 @@ impl RawFile {
             physical = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(block_size);
         }
         let range_unit = if block_device { block_size.into() } else { 1 };
-        // The blocks of a file are a part of its contents, whatever the storage below it has.
+        // The block size of a file is part of its contents, independent of the storage below it.
         let least = first_block(path, fd.as_fd(), block_size, access)?;
         let alignment = if access.direct { least } else { 1 };
         let physical = physical.max(alignment);
@@ -67,7 +67,7 @@ impl RawFile {
         }
         let geometry =
             Geometry { sectors: blocks / SECTOR, block_size, physical_exponent: exponent(physical, block_size) };
-        // A device that cannot zero would have the kernel write all of a range in one call.
+        // On a device that cannot zero, the kernel would write the whole range in one call.
         let zeroes_in_place = !block_device || device_zeroes(stat.st_rdev);
         let may_punch = !access.read_only && access.sparse && zeroes_in_place;
         let discard = may_punch && (block_device || punches_holes(fd.as_fd(), size, block_size));
@@ -78,7 +78,7 @@ impl RawFile {
         Ok((raw, abilities))
     }
 
-    /// Unit of places in the file, and of addresses and lengths in memory: 1, or a block around the page cache.
+    /// Unit of offsets in the file, and of addresses and lengths in memory: 1, or a block with direct I/O.
     pub(crate) fn alignment(&self) -> u32 {
         self.alignment
     }
@@ -88,11 +88,11 @@ impl RawFile {
         self.zeroes_in_place
     }
 
-    /// Has everything on the medium.
+    /// Flushes everything to the medium.
     ///
     /// # Errors
     ///
-    /// It cannot be flushed.
+    /// The image cannot be flushed.
     pub(crate) fn flush(&self) -> Result<(), BlockError> {
         let fail =
             |errno: Errno| BlockError::File { path: self.path.clone(), action: "be flushed", source: errno.into() };
@@ -104,11 +104,11 @@ impl RawFile {
         unlock(&self.path, self.fd.as_fd());
     }
 
-    /// Takes the lock of the image, which is to have `size` bytes.
+    /// Locks the image, which must have `size` bytes.
     ///
     /// # Errors
     ///
-    /// Somebody else has it, or has changed the size. It is not locked then.
+    /// Another program has it locked, or has changed the size. It is not locked then.
     pub(crate) fn take(&self, size: u64) -> Result<(), BlockError> {
         let found = size_of(&self.path, &self.fd)?;
         lock(&self.path, self.fd.as_fd(), self.access, found)?;
@@ -117,18 +117,18 @@ impl RawFile {
             return Err(BlockError::Changed { path: self.path.clone(), was: size, is: found });
         }
         if self.block_device {
-            // What was read before another host wrote is in this host's page cache, which a file system keeps true and
-            // a device does not. If it cannot be dropped, it is not there.
+            // This host's page cache may hold data from before another host wrote. A file system keeps the cache
+            // coherent, a device does not. A failure means that nothing is cached.
             let _ = rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::DontNeed);
         }
         Ok(())
     }
 
-    /// Changes its size in bytes. A block device, which only the host can change, must have it already.
+    /// Changes the size in bytes. Only the host can change a block device, which must have this size already.
     ///
     /// # Errors
     ///
-    /// Fails if it cannot have that size, and leaves the old one.
+    /// Fails if the image cannot have that size, and leaves the old one.
     pub(crate) fn resize(&self, size: u64) -> Result<(), ResizeError> {
         if self.access.read_only {
             return Err(ResizeError::ReadOnly);
@@ -137,25 +137,25 @@ impl RawFile {
             let own = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
             return if own == size { Ok(()) } else { Err(ResizeError::BlockDevice(own)) };
         }
-        // The kernel would end a process that exceeds its limit.
+        // The kernel would kill a process that exceeds its limit.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) || i64::try_from(size).is_err() {
             return Err(ResizeError::TooLarge);
         }
-        // With what is behind the last whole block.
+        // Includes a partial last block.
         let old = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
         lock(&self.path, self.fd.as_fd(), self.access, size).map_err(|_| ResizeError::InUse)?;
         rustix::fs::ftruncate(&self.fd, size)?;
         if size > old
             && let Err(error) = self.allocate(old, size - old)
         {
-            // What there is no space for is taken away again; if that fails, the disk still has its old size.
+            // Undone if the space cannot be allocated; if that fails, too, the disk still has its old size.
             let _ = rustix::fs::ftruncate(&self.fd, old);
             return Err(ResizeError::Space(error.to_string()));
         }
         Ok(())
     }
 
-    /// Allocates the space of a part of a file that is not sparse. What is there stays.
+    /// Allocates the space of a part of a non-sparse file. Existing data stays.
     fn allocate(&self, offset: u64, len: u64) -> Result<(), BlockError> {
         if self.access.sparse || self.access.read_only || self.block_device {
             return Ok(());
@@ -177,7 +177,7 @@ impl AsFd for RawFile {
     }
 }
 
-/// The bytes of `size` that are whole blocks.
+/// The size without a partial last block, in bytes.
 fn whole_blocks(size: u64, block: u32) -> u64 {
     size - size % u64::from(block.max(1))
 }
@@ -191,8 +191,7 @@ pub(super) fn exponent(physical: u32, block: u32) -> u8 {
     (physical.trailing_zeros() - block.trailing_zeros()) as u8
 }
 
-/// Reads the first block: around the page cache, the smallest that can be read from `least` on. Looks what it begins
-/// with.
+/// Reads the first block: with direct I/O, the smallest readable one of at least `least` bytes. Checks its signature.
 fn first_block(path: &Path, fd: BorrowedFd<'_>, least: u32, access: Access) -> Result<u32, BlockError> {
     let mut buffer = AlignedBuffer::new(MAX_BLOCK as usize);
     let mut block = least;
@@ -213,7 +212,7 @@ fn first_block(path: &Path, fd: BorrowedFd<'_>, least: u32, access: Access) -> R
     }
 }
 
-/// The format of an image that begins so, if it is another one than raw.
+/// The format of an image that begins with `start`, unless it is raw.
 pub(super) fn format(start: &[u8]) -> Option<&'static str> {
     const FORMATS: [(&[u8], &str); 4] =
         [(b"QFI\xfb", "qcow2"), (b"vhdxfile", "VHDX"), (b"conectix", "VHD"), (b"KDMV", "VMDK")];
@@ -225,7 +224,7 @@ fn punches_holes(fd: BorrowedFd<'_>, size: u64, block: u32) -> bool {
     rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, size, block.into()).is_ok()
 }
 
-/// True if a block device, or the device that it is a partition of, can zero ranges by itself.
+/// True if a block device, or the device of a partition, can zero ranges itself.
 fn device_zeroes(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     ["queue", "../queue"].iter().any(|queue| {

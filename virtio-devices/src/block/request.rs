@@ -13,11 +13,11 @@ use crate::failures::{Asked, Failures};
 use crate::iovecs::Byte;
 use crate::ring::Used;
 
-/// It was carried out.
+/// Success.
 pub(crate) const OK: u8 = VIRTIO_BLK_S_OK as u8;
-/// It failed.
+/// Failure.
 pub(crate) const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
-/// The disk does not do that.
+/// Not supported by the disk.
 pub(crate) const UNSUPP: u8 = VIRTIO_BLK_S_UNSUPP as u8;
 
 /// A request that is being carried out.
@@ -26,9 +26,9 @@ pub(crate) struct Request<'m> {
     pub head: u16,
     /// Requested operation.
     pub operation: Operation,
-    /// Time at which it was taken from the queue.
+    /// Time at which the request was taken from the queue.
     pub begun: Instant,
-    /// Place of the status, for the driver.
+    /// Address of the status.
     pub status: Byte<'m>,
     /// Number of bytes to transfer.
     pub bytes: usize,
@@ -36,23 +36,23 @@ pub(crate) struct Request<'m> {
     pub done: usize,
     /// Number of bytes of a range that have become zero.
     pub zeroed: u64,
-    /// The way in which a range becomes zero.
+    /// The method that zeroes the range.
     pub zeroing: Zeroing,
-    /// It goes through an aligned buffer.
+    /// True if it goes through an aligned buffer.
     pub bounced: bool,
-    /// It is complete only when it is on the medium.
+    /// True if it is complete only once on the medium.
     pub stable: bool,
-    /// It has been carried out, and is being flushed to the medium.
+    /// True if its data is written and is being flushed to the medium.
     pub syncing: bool,
 }
 
 impl Operation {
-    /// True if it reads or writes the image's contents.
+    /// True if the request reads or writes the image's contents.
     pub(crate) fn is_transfer(self) -> bool {
         matches!(self, Self::Read(_) | Self::Write(_))
     }
 
-    /// True if a transfer begins at a multiple of `unit` bytes.
+    /// True for a transfer that begins at a multiple of `unit` bytes.
     pub(crate) fn begins_at(self, unit: usize) -> bool {
         match self {
             Self::Read(offset) | Self::Write(offset) => offset.is_multiple_of(unit.max(1) as u64),
@@ -60,7 +60,7 @@ impl Operation {
         }
     }
 
-    /// The range whose contents it gives up.
+    /// The range whose contents are discarded or zeroed.
     pub(crate) fn range(self) -> Option<Range> {
         match self {
             Self::Discard(range) | Self::WriteZeroes { range, .. } => Some(range),
@@ -68,7 +68,7 @@ impl Operation {
         }
     }
 
-    /// The kind of failure that it is if the host does not carry it out; `None` for what does not need the image.
+    /// The kind of failure if the host cannot execute the request; `None` if the image is not needed.
     fn asked(self) -> Option<Asked> {
         match self {
             Self::Read(_) => Some(Asked::Read),
@@ -78,26 +78,26 @@ impl Operation {
         }
     }
 
-    /// True if its success shows that what failed works again: a full disk still gives space back.
+    /// True if success proves that the failed kind works again: a full disk still frees space.
     fn shows_recovery(self) -> bool {
         !matches!(self, Self::Discard(_) | Self::WriteZeroes { unmap: true, .. })
     }
 
-    /// Reports whether the host has carried it out, with the result of its last call.
+    /// Reports success or failure on the host, with the result of the last call.
     fn report(self, status: u8, result: &io::Result<usize>, failures: &Failures) {
         let Some(asked) = self.asked() else { return };
         match (status, result) {
             (OK, _) if self.shows_recovery() => failures.worked(asked),
             (IOERR, Err(error)) => failures.failed(asked, error),
             (IOERR, Ok(_)) => failures.failed(asked, &io::Error::other("it is shorter than the disk")),
-            // A driver has another way.
+            // The driver has a fallback.
             _ => {}
         }
     }
 }
 
 impl Request<'_> {
-    /// The part of its range that is not zero yet.
+    /// The part of the range that is not zero yet.
     pub(crate) fn rest(&self) -> Option<Range> {
         // The sum lies within the disk.
         let rest = |Range { offset, len }| Range {
@@ -107,8 +107,8 @@ impl Request<'_> {
         self.operation.range().map(rest)
     }
 
-    /// Notes that a call has zeroed `bytes` of the range, and that a call of the kernel, which returns 0, has zeroed
-    /// all of it; or that there is no range. Returns the status if that was the last call.
+    /// Records the result of a zeroing call: `bytes` of the range are zero. A kernel call returns 0 and has zeroed the
+    /// whole range, and a request without a range is complete. Returns the status after the last call.
     pub(crate) fn take_zeroed(&mut self, bytes: usize) -> Option<u8> {
         let Some(rest) = self.rest() else { return Some(OK) };
         if self.syncing {
@@ -120,22 +120,22 @@ impl Request<'_> {
         (bytes == rest.len && !self.stable).then_some(OK)
     }
 
-    /// Writes the status; what to give back to the driver.
+    /// Writes the status. Returns the chain for the used ring.
     pub(crate) fn finish(&self, status: u8) -> Used {
         self.status.write(status);
         let read = if matches!(self.operation, Operation::Write(_)) { 0 } else { self.done };
         Used { head: self.head, len: u32::try_from(read).unwrap_or(u32::MAX).saturating_add(1) }
     }
 
-    /// Reports whether the host has carried it out, with the result of its last call.
+    /// Reports success or failure on the host, with the result of the last call.
     pub(crate) fn report(&self, status: u8, result: &io::Result<usize>, failures: &Failures) {
-        // A transfer of no bytes needs nothing of the image.
+        // A transfer of no bytes does not use the image.
         if !self.operation.is_transfer() || self.bytes > 0 {
             self.operation.report(status, result, failures);
         }
     }
 
-    /// Counts it, and how long it took.
+    /// Counts the request, and its latency.
     pub(crate) fn count(&self, status: u8, latencies: &BlockLatencies, tally: &mut Tally) {
         match status {
             OK => {}

@@ -21,21 +21,21 @@ use crate::rate_limiter::RateLimitGroup;
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 use crate::{DmaView, Interrupts};
 
-/// The most requests that are begun in one turn, before completions and a stop get their turn.
+/// The most requests that are begun in one turn, before completions and a stop are handled.
 const BATCH: usize = 32;
-/// The bytes in flight beyond which no request is begun, because a stop has to wait for them.
+/// Limit of bytes in flight: no further request is begun beyond it, because a stop waits for them.
 const MAX_IN_FLIGHT: usize = 64 << 20;
-/// The bytes that are transferred on this thread in one turn beyond which no request is begun: those that are complete
-/// are given back first.
+/// Limit of bytes that this thread transfers in one turn: no further request is begun beyond it, so that complete
+/// requests are returned first.
 const MAX_AT_ONCE: usize = 4 << 20;
 
-/// Context of requests, besides their memory.
+/// Context of requests, except their memory.
 pub(crate) struct Disk<'d> {
     /// The image.
     pub image: &'d Image,
     /// Serial number, as the driver reads it.
     pub serial: &'d [u8; VIRTIO_BLK_ID_BYTES as usize],
-    /// True if a write completes only when it is on the medium.
+    /// True if a write completes only once it is on the medium.
     pub stable: &'d AtomicBool,
     /// The counters.
     pub counters: &'d BlockCounters,
@@ -47,7 +47,7 @@ pub(crate) struct Disk<'d> {
     pub failures: &'d Failures,
     /// Rate limits of all queues together.
     pub limiter: Option<&'d RateLimitGroup>,
-    /// Set when the worker is to end.
+    /// Set when the worker must end.
     pub stop: &'d AtomicBool,
 }
 
@@ -65,11 +65,11 @@ pub(crate) enum Next {
     More,
     /// A doorbell, or a completion.
     Wait,
-    /// The rate limit: wait this long. Doorbells are off meanwhile.
+    /// A rate limit: wait this long with doorbells off.
     Limited(Duration),
 }
 
-/// Storage for one request's segments, reused for the next.
+/// Reusable storage for one request's segments.
 #[derive(Default)]
 pub(crate) struct Room([Storage; 2]);
 
@@ -79,11 +79,11 @@ pub(crate) struct Requests<'r, 'm> {
     engine: &'r mut Engine,
     memory: &'m DmaView,
     entries: Vec<Entry<'r, 'm>>,
-    /// The tags, which are indices of entries, that no request has.
+    /// The free tags, which are indices of entries.
     free: Vec<usize>,
-    /// The bytes of the requests that are being carried out.
+    /// The bytes of the requests in flight.
     in_flight: usize,
-    /// The bytes that this turn has transferred on this thread.
+    /// The bytes that this thread has transferred in this turn.
     at_once: usize,
     used: Vec<Used>,
     /// Requests that need another call.
@@ -97,7 +97,7 @@ struct Entry<'r, 'm> {
     /// Buffers for data that is read.
     writable: IoVecs<'r, 'm>,
     request: Option<Request<'m>>,
-    /// True while its call is among the writes in flight that changes of parts of blocks wait for.
+    /// True while its call counts as a write in flight, which partial-block writes wait for.
     entered: bool,
 }
 
@@ -105,21 +105,21 @@ struct Entry<'r, 'm> {
 enum Progress {
     /// Another call.
     Again,
-    /// Nothing: the request is complete.
+    /// The request is complete.
     Done,
 }
 
 /// Progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Begun {
-    /// It is complete, or in flight.
+    /// The request is complete, or in flight.
     Yes,
-    /// The worker has to end, and the request is as if it had never been taken from the queue.
+    /// The worker must end, and the request counts as never taken from the queue.
     No,
 }
 
 impl<'r, 'm> Requests<'r, 'm> {
-    /// None yet; as many as there is room for at a time.
+    /// Creates an empty set with one entry for each of `room`.
     pub(crate) fn new(disk: Disk<'r>, engine: &'r mut Engine, memory: &'m DmaView, room: &'r mut [Room]) -> Self {
         let entries: Vec<_> = room
             .iter_mut()
@@ -156,7 +156,8 @@ impl<'r, 'm> Requests<'r, 'm> {
                 break;
             };
             if self.begin(tag, chain, tally) == Begun::No {
-                // It is the last that was taken. A driver that goes on later finds it begun anew.
+                // Only the last request taken can be put back. If the driver resumes the queue, the request begins
+                // anew.
                 ring.put_back(1);
             }
         }
@@ -186,7 +187,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         self.memory.is_same(memory)
     }
 
-    /// Engine, whose events are waited for besides doorbells.
+    /// The engine, whose events are waited for in addition to doorbells.
     pub(crate) fn engine(&mut self) -> &mut Engine {
         self.engine
     }
@@ -196,7 +197,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         self.free.len() == self.entries.len()
     }
 
-    /// Waits for all requests, and gives them back.
+    /// Waits for all requests, and returns them.
     pub(crate) fn finish(mut self, ring: &mut Ring<'_>, tally: &mut Tally) -> Result<(), BrokenRing> {
         while !self.is_idle() {
             self.engine.submit();
@@ -226,7 +227,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         self.go_on(tally);
     }
 
-    /// Notes what is complete.
+    /// Handles completions.
     fn take_complete(&mut self, tally: &mut Tally) {
         while let Some((tag, result)) = self.engine.next_complete() {
             self.leave(tag);
@@ -239,8 +240,8 @@ impl<'r, 'm> Requests<'r, 'm> {
     /// Makes the next calls of requests that need another.
     fn go_on(&mut self, tally: &mut Tally) {
         while let Some(tag) = self.postponed.pop() {
-            // The request is in flight again, if it is not complete. Others were taken after it, so that it cannot be
-            // put back for a stop.
+            // The request is in flight again, unless complete. It cannot be put back for a stop, because others were
+            // taken after it.
             let _ = self.advance(tag, tally, false);
         }
     }
@@ -254,8 +255,8 @@ impl<'r, 'm> Requests<'r, 'm> {
         }
     }
 
-    /// Begins the next call of the request `tag` in the order of writes, if there is one. Returns true if it is a
-    /// change of a part of a block.
+    /// Enters the next call of the request `tag`, if any, into the order of writes. Returns true for a partial-block
+    /// write.
     fn enter(&mut self, tag: usize, tally: &mut Tally) -> bool {
         let image = self.disk.image;
         let Some(writes) = image.shared_blocks() else { return false };
@@ -277,7 +278,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         false
     }
 
-    /// The call of the request `tag` has ended.
+    /// Removes the ended call of the request `tag` from the order of writes.
     fn leave(&mut self, tag: usize) {
         let entered = self.entries.get_mut(tag).is_some_and(|entry| std::mem::take(&mut entry.entered));
         if let (true, Some(writes)) = (entered, self.disk.image.shared_blocks()) {
@@ -289,7 +290,7 @@ impl<'r, 'm> Requests<'r, 'm> {
     fn begin(&mut self, tag: usize, chain: Chain<'m>, tally: &mut Tally) -> Begun {
         let Some(entry) = self.entries.get_mut(tag) else { return Begun::Yes };
         let head = chain.head_index();
-        // What is refused took time as well.
+        // A refused request takes time, too, and counts for the limit.
         self.disk.limiter.into_iter().for_each(RateLimitGroup::take_op);
         let mut header = [0; HEADER];
         entry.readable.clear();
@@ -363,8 +364,7 @@ impl<'r, 'm> Requests<'r, 'm> {
     }
 
     /// Makes the request's next call, and further ones while each completes at once. A stop need not wait for all of
-    /// them if the request is the last that was taken: what has been transferred is transferred again when the queue
-    /// resumes.
+    /// them if the request is the last one taken: data already transferred is transferred again when the queue resumes.
     fn advance(&mut self, tag: usize, tally: &mut Tally, is_last: bool) -> Begun {
         loop {
             let changes_part = self.enter(tag, tally);
@@ -383,9 +383,9 @@ impl<'r, 'm> Requests<'r, 'm> {
                 Step::WriteBounced(range, stable) => engine.write_bounced(&entry.readable, range.offset, stable),
                 Step::WriteZeros(range) => engine.write_zeros(range),
                 Step::ZeroParts(range, unmap, must_zero) => engine.zero_parts(range, unmap, must_zero),
-                // SAFETY: the segments lie in the entry's storage, which is left alone until the call is complete, and
-                // outlives this; what they name is guest memory, which stays mapped as long as `'m`. `drop` waits for
-                // all calls.
+                // SAFETY: the segments lie in the entry's storage, which does not change until the call is complete,
+                // and outlives this; they name guest memory, which stays mapped as long as `'m`. `drop` waits for all
+                // calls.
                 Step::Call(call) => match unsafe { engine.start(tag, call) } {
                     Some(result) => result,
                     None => return Begun::Yes,
@@ -393,7 +393,7 @@ impl<'r, 'm> Requests<'r, 'm> {
             };
             self.leave(tag);
             if let (true, Ok(bytes), Some(limiter)) = (writes_zeros, &result, self.disk.limiter) {
-                // Zeros that are written take the bandwidth that data takes.
+                // Written zeros use bandwidth as data does.
                 limiter.take_bytes(*bytes as u64);
             }
             self.at_once = self.at_once.saturating_add(*result.as_ref().unwrap_or(&0));
@@ -407,7 +407,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         }
     }
 
-    /// Forgets a request that is not in flight.
+    /// Removes a request that is not in flight.
     fn forget(&mut self, tag: usize) {
         if let Some(request) = self.entries.get_mut(tag).and_then(|entry| entry.request.take()) {
             self.in_flight = self.in_flight.saturating_sub(request.bytes);
@@ -415,7 +415,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         }
     }
 
-    /// Does what follows from a call's result.
+    /// Handles a call's result.
     fn follow(&mut self, tag: usize, result: io::Result<usize>, tally: &mut Tally) -> Progress {
         let Some(entry) = self.entries.get_mut(tag) else { return Progress::Done };
         if entry.takes_another_way(&result, &self.disk.image.lacking) {
@@ -423,7 +423,7 @@ impl<'r, 'm> Requests<'r, 'm> {
         }
         let Some(status) = entry.take_note(&result) else { return Progress::Again };
         if let Some(request) = entry.request.take() {
-            // The host's image fails, unless this program has refused what the driver writes.
+            // The host's image has failed, unless this program refused the driver's data.
             let is_refused = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidData);
             if !(is_refused && self.disk.image.keeps_raw) {
                 request.report(status, &result, self.disk.failures);
@@ -499,14 +499,14 @@ impl Entry<'_, '_> {
         }
     }
 
-    /// Notes that the driver's buffers may have been written.
+    /// Marks the driver's buffers as written.
     fn note_all(&self) {
         if matches!(&self.request, Some(request) if matches!(request.operation, Operation::Read(_))) {
             self.writable.note_written(usize::MAX);
         }
     }
 
-    /// True if the storage lacks the way in which the request's range was to become zero, and another one follows.
+    /// True if the storage lacks the request's zeroing method, and the next one must be tried.
     fn takes_another_way(&mut self, result: &io::Result<usize>, lacking: &Lacking) -> bool {
         let refused = result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP));
         let Some(request) = self.request.as_mut().filter(|request| refused && !request.syncing) else { return false };
@@ -520,7 +520,7 @@ impl Entry<'_, '_> {
     /// Records a call's result. Returns the status if that was the last call.
     fn take_note(&mut self, result: &io::Result<usize>) -> Option<u8> {
         if result.is_err() {
-            // It may have read a part.
+            // The call may have read a part.
             self.note_all();
         }
         let Some(request) = &mut self.request else { return Some(IOERR) };
@@ -547,7 +547,7 @@ impl Entry<'_, '_> {
         request.done += transferred;
         match left - transferred {
             0 => Some(OK),
-            // The image has become shorter than it was.
+            // The image has become shorter.
             _ if transferred == 0 => Some(IOERR),
             _ => None,
         }

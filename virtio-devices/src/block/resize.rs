@@ -1,4 +1,4 @@
-//! Changing the size of a disk that a guest may be using.
+//! Resizing of a disk that a guest may be using.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,7 +14,7 @@ pub struct BlockSize {
     image: Arc<Image>,
     /// Number of changes of the configuration.
     generation: AtomicU8,
-    /// Interrupts of the driver, while it is up.
+    /// Interrupts of the driver, while it runs.
     driver: Mutex<Option<Arc<Interrupts>>>,
 }
 
@@ -30,7 +30,7 @@ impl BlockSize {
 
     /// Changes the size to `bytes`, and notifies the driver. Takes as long as the image's file system takes.
     ///
-    /// Stop the queues before the disk becomes smaller: a request that has begun would make it larger again.
+    /// Stop the queues before making the disk smaller: a request in flight would enlarge it again.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl BlockSize {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// A driver is up, or gone.
+    /// Sets or removes the running driver.
     pub(super) fn set_driver(&self, interrupts: Option<Arc<Interrupts>>) {
         *self.driver.lock() = interrupts;
     }

@@ -41,8 +41,8 @@ pub struct BlockSteps {
 }
 
 impl BlockSteps {
-    /// A disk over the image at `path` with this serial number, whose driver negotiated `features`. With an
-    /// `alignment` above 1, what is not aligned goes through a buffer, as around the host's page cache.
+    /// Opens a disk over the image at `path` with this serial number, whose driver negotiated `features`. With an
+    /// `alignment` above 1, unaligned requests go through a buffer, as with direct I/O.
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ impl BlockSteps {
         })
     }
 
-    /// The counters so far.
+    /// The value of a counter.
     pub fn count(&self, counter: BlockCounter) -> u64 {
         self.counters.get(counter)
     }

@@ -1,4 +1,4 @@
-//! A disk whose workers run, and its driver.
+//! A disk with running workers, and its driver.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -24,11 +24,11 @@ pub(crate) const OK: u8 = 0;
 pub(crate) const IOERR: u8 = 1;
 pub(crate) const UNSUPP: u8 = 2;
 
-/// Both ways of carrying requests out. Where the kernel refuses io_uring, they are the same.
+/// With and without io_uring. Where the kernel refuses io_uring, both are the same.
 pub(crate) const ENGINES: [bool; 2] = [true, false];
 
-/// A new process has the files of all tests, with their locks, until some time after its program has begun: Linux wakes
-/// who spawned it before it closes them. So the lock is held until the process has ended.
+/// A new process inherits the files of all tests, with their locks, until some time after its exec: Linux wakes the
+/// parent before it closes them. So this lock is held until the process has ended.
 pub(crate) static SPAWNING: Mutex<()> = Mutex::new(());
 
 /// Opens an image that may have been open a moment ago.
@@ -70,7 +70,7 @@ impl Guest {
         Self::with(spec(io_uring))
     }
 
-    /// A disk over an image of [`SIZE`] bytes, that runs.
+    /// Starts a disk over an image of [`SIZE`] bytes.
     pub(crate) fn with(spec: BlockSpec) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(SIZE as u64).unwrap();
@@ -102,7 +102,7 @@ impl Guest {
         self.workers = self.block.start(Start { memory, features, queues, interrupts }).unwrap();
     }
 
-    /// Has the stopped disk align its transfers, as around the page cache, which not every file system here can.
+    /// Makes the stopped disk align its transfers as for direct I/O, which some file systems here do not support.
     pub(crate) fn align(&mut self, alignment: usize) {
         self.change_image(|image| image.alignment = alignment);
     }
@@ -140,7 +140,7 @@ impl Guest {
         self.queues[0].memory.write_slice(data, GuestAddress(at)).unwrap();
     }
 
-    /// Makes a chain available to queue 0, and returns what the device says of it: the used length.
+    /// Makes a chain available to queue 0, and returns its used length.
     pub(crate) fn run(&mut self, buffers: &[(u64, u32, u16)]) -> u32 {
         let head = self.queues[0].add(buffers);
         self.kick(0);
@@ -166,7 +166,7 @@ impl Guest {
         self.put(STATUS_AT, &[0xee]);
     }
 
-    /// Carries out a request with these pieces of data, and returns the status and the used length.
+    /// Executes a request with these data buffers, and returns the status and the used length.
     pub(crate) fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, u32) {
         self.put_header(kind, sector);
         let chain = [&[(HEADER_AT, 16, 0)], data, &[(STATUS_AT, 1, WRITE)]].concat();
@@ -216,7 +216,7 @@ pub(crate) fn segment(sector: u64, count: u32, flags: u32) -> [u8; 16] {
     segment
 }
 
-/// `len` bytes that tell their places apart.
+/// `len` bytes that differ by position.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8 ^ seed).collect()
 }

@@ -8,16 +8,16 @@ use io_uring::{IoUring, Probe, opcode, register::Restriction, squeue, types};
 
 use super::call::{Call, zeroing};
 
-/// Time before calls are submitted again for which the kernel had no memory.
+/// Delay before resubmitting calls for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Operations that the ring allows. System call filters do not see the operations of a ring.
 const CALLS: [u8; 4] = [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE];
 
-/// An io_uring that makes the calls of an image and no others. Dropping it waits for all calls.
+/// An io_uring restricted to the calls of an image. Dropping it waits for all calls.
 pub(crate) struct Uring {
     ring: IoUring,
-    /// Calls that were started and are not complete.
+    /// The number of started calls that are not complete.
     in_flight: usize,
 }
 
@@ -26,8 +26,7 @@ impl Uring {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel has no io_uring, forbids it, or is too old to limit its operations to those that are used
-    /// here (before 5.10).
+    /// Fails if the kernel has no io_uring, forbids it, or is too old to restrict its operations (before 5.10).
     pub(crate) fn new(depth: u32) -> io::Result<Self> {
         let ring = IoUring::builder().setup_r_disabled().build(depth.next_power_of_two())?;
         let mut probe = Probe::new();
@@ -35,7 +34,7 @@ impl Uring {
         if !CALLS.iter().all(|code| probe.is_supported(*code)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // Nothing else can be registered from then on, either.
+        // This also rules out any further registration.
         ring.submitter().register_restrictions(&mut CALLS.map(Restriction::sqe_op))?;
         ring.submitter().register_enable_rings()?;
         Ok(Self { ring, in_flight: 0 })
@@ -47,14 +46,14 @@ impl Uring {
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 
-    /// Puts `call` under `tag` into the queue. `Some` if there is no room, which there is for as many calls as it was
-    /// made for.
+    /// Queues `call` under `tag`. Returns an error if the ring is full; it has room for the `depth` that it was created
+    /// with.
     ///
     /// # Safety
     ///
-    /// The call's segments, and the memory that they name, stay as they are until the call is complete: until
-    /// [`Self::next_complete`] returns `tag`, or this is dropped. The memory of a read may be
-    /// written, and `file` stays open.
+    /// The call's segments, and the memory that they name, stay valid until the call is complete: until
+    /// [`Self::next_complete`] returns `tag`, or this is dropped. The memory of a read may be written, and `file` stays
+    /// open.
     pub(crate) unsafe fn start(
         &mut self,
         file: BorrowedFd<'_>,
@@ -92,7 +91,7 @@ impl Uring {
     pub(crate) fn next_complete(&mut self) -> Option<(usize, io::Result<usize>)> {
         let entry = self.ring.completion().next()?;
         self.in_flight = self.in_flight.saturating_sub(1);
-        // The tag is one of those that were passed in.
+        // The tag is one that a caller passed in.
         let result = usize::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result()));
         Some((entry.user_data() as usize, result))
     }

@@ -23,9 +23,9 @@ use crate::ring::{BrokenRing, Ring};
 use crate::worker::own;
 use crate::{DmaSpace, Interrupts, SharedQueue};
 
-/// The most requests of a queue that are carried out at a time.
+/// The most requests of a queue that are in flight at a time.
 pub(crate) const MAX_DEPTH: u16 = 128;
-/// Time before calls are submitted again for which the kernel had no memory.
+/// Delay before resubmitting calls for which the kernel had no memory.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// State that the workers of a start share.
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub image: Arc<Image>,
     /// Serial number, as the driver reads it.
     pub serial: [u8; VIRTIO_BLK_ID_BYTES as usize],
-    /// True if a write completes only when it is on the medium.
+    /// True if a write completes only once it is on the medium.
     pub stable: Arc<AtomicBool>,
     /// The guest's memory.
     pub memory: DmaSpace,
@@ -50,32 +50,32 @@ pub(crate) struct Shared {
     pub failures: Arc<Failures>,
     /// Rate limits of all queues together.
     pub limiter: Option<RateLimitGroup>,
-    /// True once all workers have been spawned. Locked until then, so that no worker touches anything before.
+    /// True once all workers have been spawned. Locked until then, so that no worker starts before.
     pub complete: Mutex<bool>,
 }
 
-/// A queue, and what wakes and stops its worker.
+/// A queue, and the events that wake and stop its worker.
 pub(crate) struct QueueWorker {
     /// The queue's index.
     pub index: u16,
     /// The queue.
     pub queue: SharedQueue,
-    /// Wakes it.
+    /// Wakes the worker.
     pub kick: Arc<EventFd>,
-    /// Stops it.
+    /// Stops the worker.
     pub stop: Arc<AtomicBool>,
 }
 
 impl QueueWorker {
-    /// Runs the queue until told to stop. Waits for the other workers and for a predecessor's end first, and completes
-    /// what it has begun.
+    /// Runs the queue until stopped. First waits for the other workers and for the predecessor's end; at the end,
+    /// completes the requests in flight.
     pub(crate) fn run(self, engine: Engine, shared: &Shared) {
         if !*shared.complete.lock() {
             return;
         }
         let mut tally = Tally::new();
         if let Err(BrokenRing) = self.serve(engine, shared, &mut tally) {
-            // The driver has to reset the device.
+            // The driver must reset the device.
             tally.count(BlockCounter::BrokenRings);
             shared.interrupts.ask_for_reset();
         }
@@ -87,11 +87,12 @@ impl QueueWorker {
         let Some(queue) = own(&self.queue, &self.stop) else { return Ok(()) };
         let mut ring = Ring::open(self.index, queue, event_idx, &shared.memory.pass())?;
         let depth = ring.size().clamp(1, MAX_DEPTH);
-        // Its calls end before the queue is a successor's.
+        // Dropped before the queue is released to a successor, after its calls have ended.
         let mut engine = engine;
         let mut room: Vec<_> = (0..depth).map(|_| Room::default()).collect();
-        // Once for each map of guest memory: a request ends in the map in which it began. Behind an IOMMU once for each
-        // turn: no pass may last while this waits, and what is in flight belongs to its pass.
+        // Reopened for each map of guest memory: a request ends in the map in which it began. Behind an IOMMU it is
+        // reopened in each turn, because no pass may last while this waits, and requests in flight belong to their
+        // pass.
         let lasts = !shared.memory.has_iommu();
         while !self.stop.load(Ordering::Acquire) {
             let memory = shared.memory.pass();
@@ -114,7 +115,7 @@ impl QueueWorker {
                 tally.flush(&shared.counters);
                 drop(memory);
                 match next {
-                    // What was in flight may have been all that there was room for.
+                    // The requests in flight may have used all entries.
                     Next::Wait if is_idle => self.wait(&mut engine, None, (shared, tally)),
                     Next::More | Next::Wait => {}
                     Next::Limited(wait) => self.wait(&mut engine, Some(wait), (shared, tally)),
@@ -135,12 +136,12 @@ impl QueueWorker {
         Ok(())
     }
 
-    /// Waits for a doorbell, a stop or a completion, and no longer than `limit`.
+    /// Waits for a doorbell, a stop or a completion, at most for `limit`.
     fn wait(&self, engine: &mut Engine, limit: Option<Duration>, (shared, tally): (&Shared, &mut Tally)) {
         shared.failures.settle();
         let pause = engine.has_backlog().then_some(PAUSE);
         let timeout = [pause, limit, shared.failures.settles_in()].into_iter().flatten().min();
-        // Without end is what is too long for the kernel.
+        // A time that is too long for the kernel counts as infinite.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let kick = borrow(&self.kick);
         let watched = [Some(kick), engine.completions()].into_iter().flatten();

@@ -1,10 +1,10 @@
 //! The order of writes to storage whose blocks are larger than the disk's.
 //!
 //! A write of less than a block reads the block, changes it, and writes it back. Another write to the same block in
-//! between would be lost. So such a change is made alone: no write of any queue is in flight meanwhile.
+//! between would be lost. So such a change is exclusive: no other write of any queue is in flight.
 //!
-//! A worker that waits here has no write in flight itself. So each that is in flight is one of a worker that does not
-//! wait, and ends.
+//! A worker that waits here has no write in flight itself. So each write in flight belongs to a worker that does not
+//! wait, and completes.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -19,17 +19,17 @@ pub(crate) struct Writes {
 struct State {
     /// The writes in flight.
     in_flight: usize,
-    /// A change is being made.
+    /// True while an exclusive change runs.
     alone: bool,
-    /// The changes that wait. No further write begins before them.
+    /// The number of waiting changes. No further write begins before them.
     waiting: usize,
 }
 
-/// A change that is made alone, until this is dropped.
+/// An exclusive change, until this is dropped.
 pub(crate) struct Alone<'w>(&'w Writes);
 
 impl Writes {
-    /// Begins a write, which ends by [`Self::leave`]. Returns false if it may not begin now.
+    /// Begins a write, which ends with [`Self::leave`]. Returns false if it may not begin now.
     #[must_use]
     pub(crate) fn try_enter(&self) -> bool {
         let mut state = self.state.lock();
@@ -38,7 +38,7 @@ impl Writes {
         may
     }
 
-    /// Begins a write once it may. The caller has none in flight.
+    /// Begins a write as soon as allowed. The caller has none in flight.
     pub(crate) fn enter(&self) {
         let mut state = self.state.lock();
         while state.alone || state.waiting > 0 {
@@ -56,7 +56,7 @@ impl Writes {
         }
     }
 
-    /// Waits until no write is in flight, and lets none begin. The caller has none in flight.
+    /// Waits until no write is in flight, and blocks new ones. The caller has none in flight.
     pub(crate) fn alone(&self) -> Alone<'_> {
         let mut state = self.state.lock();
         state.waiting += 1;

@@ -1,24 +1,24 @@
-//! The ways in which a range becomes zero. The storage of an image shows by its refusal which of them it lacks: file
-//! systems differ, and so do versions of one.
+//! The methods that zero a range. A refused call shows that an image's storage lacks a method: file systems differ, and
+//! so do their versions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::operation::Operation;
 
-/// A way in which a range becomes zero.
+/// A method that zeroes a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zeroing {
-    /// By a hole, which gives the space back.
+    /// A hole, which frees the space.
     Hole,
-    /// By a call that keeps the space.
+    /// A call that keeps the space.
     InPlace,
-    /// By zeros that are written.
+    /// Written zeros.
     Written,
-    /// The range stays as it is: a discard is a hint (`virtio 1.4 §5.2.6.2`).
+    /// The range stays unchanged: a discard is a hint (`virtio 1.4 §5.2.6.2`).
     Nothing,
 }
 
-/// The ways that the storage of an image lacks, and those that it has shown to have.
+/// The methods that an image's storage lacks, and those that have worked.
 #[derive(Debug, Default)]
 pub(crate) struct Lacking {
     hole: AtomicBool,
@@ -28,7 +28,7 @@ pub(crate) struct Lacking {
 }
 
 impl Lacking {
-    /// The first way of `operation` that the storage may have.
+    /// The first method of `operation` that the storage may have.
     pub(crate) fn way(&self, operation: Operation) -> Zeroing {
         let ways: &[Zeroing] = match operation {
             Operation::Discard(_) => &[Zeroing::Hole, Zeroing::Nothing],
@@ -44,12 +44,12 @@ impl Lacking {
         self.flag(way).inspect(|lacks| lacks.store(true, Ordering::Relaxed)).is_some()
     }
 
-    /// True if the storage has zeroed a range by a hole, or in place.
+    /// True if the storage has zeroed a range with a hole, or in place.
     pub(crate) fn has(&self, hole: bool) -> bool {
         if hole { &self.has_hole } else { &self.has_in_place }.load(Ordering::Relaxed)
     }
 
-    /// Notes that the storage has zeroed a range by a hole, or in place.
+    /// Notes that the storage has zeroed a range with a hole, or in place.
     pub(crate) fn note_success(&self, hole: bool) {
         if hole { &self.has_hole } else { &self.has_in_place }.store(true, Ordering::Relaxed);
     }

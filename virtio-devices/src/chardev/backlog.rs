@@ -1,11 +1,11 @@
-//! Output that waits for somebody to take it.
+//! Output that waits for a reader.
 
 use std::collections::VecDeque;
 
-/// Bytes of output that are kept, as by Cloud Hypervisor.
+/// Bytes of buffered output; the same as in Cloud Hypervisor.
 pub(crate) const CAPACITY: usize = 1 << 20;
 
-/// The most recent output that nobody has taken yet, at most [`CAPACITY`] bytes of it.
+/// The most recent unread output, at most [`CAPACITY`] bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog(VecDeque<u8>);
 
@@ -15,7 +15,7 @@ impl Backlog {
         self.0.is_empty()
     }
 
-    /// Keeps `bytes`. If there is no room for all, the oldest output is lost.
+    /// Appends `bytes`. If there is no room for all, the oldest output is dropped.
     pub(crate) fn keep(&mut self, bytes: &[u8]) {
         let bytes = bytes.get(bytes.len().saturating_sub(CAPACITY)..).unwrap_or(bytes);
         let excess = (self.0.len() + bytes.len()).saturating_sub(CAPACITY);
@@ -23,17 +23,17 @@ impl Backlog {
         self.0.extend(bytes);
     }
 
-    /// All of it, the oldest first.
+    /// All output, the oldest first.
     pub(crate) fn all(&self) -> Vec<u8> {
         self.0.iter().copied().collect()
     }
 
-    /// The oldest output, as much of it as lies together in memory.
+    /// The oldest output, as much as is contiguous in memory.
     pub(crate) fn oldest(&self) -> &[u8] {
         self.0.as_slices().0
     }
 
-    /// Forgets the oldest `count` bytes, which were taken. Once all are, their memory is free.
+    /// Removes the oldest `count` bytes, which were read. Frees the memory once empty.
     pub(crate) fn taken(&mut self, count: usize) {
         self.0.drain(..count.min(self.0.len()));
         if self.0.is_empty() {

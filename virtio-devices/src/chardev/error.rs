@@ -21,10 +21,10 @@ pub enum CharError {
     /// The host cannot provide a pseudo-terminal.
     #[error("pty: cannot open a pseudo-terminal: {0}; is devpts mounted at /dev/pts?")]
     Pty(io::Error),
-    /// Another program listens there.
+    /// Another program listens on the path.
     #[error("socket={}: another program is listening there; stop it, or give another path", .0.display())]
     SocketInUse(PathBuf),
-    /// There is a file of another kind.
+    /// The path exists and is not a socket.
     #[error("socket={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NotASocket(PathBuf),
     /// Listening on the socket failed.

@@ -19,7 +19,7 @@ pub(crate) struct Pty {
 }
 
 impl Pty {
-    /// A new one, whose other end is not open.
+    /// Opens a new pseudo-terminal, whose other end is not open.
     ///
     /// # Errors
     ///

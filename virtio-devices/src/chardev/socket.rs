@@ -1,4 +1,4 @@
-//! A listening Unix socket that serves one client at a time. Others wait until it leaves.
+//! A listening Unix socket that serves one client at a time. Others wait until it disconnects.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,14 +22,14 @@ pub(crate) struct Socket {
     listener: UnixListener,
     _path: OwnPath,
     client: Mutex<Option<Arc<OwnedFd>>>,
-    /// The last client could not be accepted: no descriptor was free.
+    /// True if the last client could not be accepted: no descriptor was free.
     pub short: AtomicBool,
-    /// Readable when there is input, or a client while there is none: whichever thread has accepted it.
+    /// Readable when there is input or, without a client, when one connects. Shared by all threads.
     events: OwnedFd,
 }
 
 impl Socket {
-    /// Listens at `path`. A socket that a program left behind there is removed.
+    /// Listens at `path`. Removes a socket that an ended program left there.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl Socket {
         let (stream, _) = self.listener.accept()?;
         stream.set_nonblocking(true)?;
         epoll::add(&self.events, &stream, NO_DATA, epoll::EventFlags::IN)?;
-        // Waiting clients must not wake anything until this one leaves.
+        // Waiting clients must not wake any thread until this one disconnects.
         epoll::modify(&self.events, &self.listener, NO_DATA, epoll::EventFlags::empty())?;
         Ok(stream.into())
     }
@@ -73,9 +73,9 @@ impl Socket {
     /// The client has left.
     pub(crate) fn forget(&self, gone: &Arc<OwnedFd>) {
         let mut client = self.client.lock();
-        // Another thread may have been faster, and there may be another client.
+        // Another thread may have been faster, and there may be a new client.
         if client.as_ref().is_some_and(|client| Arc::ptr_eq(client, gone)) {
-            // It may be closed later, by the thread that still uses it.
+            // The thread that still uses it may close it later.
             let _ = epoll::delete(&self.events, gone);
             let _ = epoll::modify(&self.events, &self.listener, NO_DATA, epoll::EventFlags::IN);
             *client = None;

@@ -51,7 +51,7 @@ fn a_file_is_written_from_its_beginning() {
     assert!(error.starts_with("file=") && !error.contains('\n'), "{error}");
 }
 
-/// Result of opening `spec`, which must not wait.
+/// Opens `spec`, which must not block.
 fn open_at_once(spec: CharSpec) -> Result<CharDevice, CharError> {
     let opening = std::thread::spawn(move || CharDevice::open(&spec));
     let start = Instant::now();
@@ -63,13 +63,13 @@ fn open_at_once(spec: CharSpec) -> Result<CharDevice, CharError> {
 }
 
 #[test]
-fn a_fifo_that_nobody_reads_does_not_hold_up_the_start_and_is_heard_once_somebody_does() {
+fn a_fifo_without_a_reader_delays_no_start_and_delivers_later() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("fifo");
     mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let device = open_at_once(CharSpec::File(path.clone())).unwrap().with_patience(Duration::from_millis(100));
     for word in [b"one", b"two"] {
-        // That a reader leaves between the two changes nothing.
+        // A reader that disconnects between the two changes nothing.
         device.write(word);
         let mut bytes = [0; 3];
         File::open(&path).unwrap().read_exact(&mut bytes).unwrap();
@@ -82,7 +82,7 @@ fn a_fifo_that_nobody_reads_does_not_hold_up_the_start_and_is_heard_once_somebod
 }
 
 #[test]
-fn output_that_nobody_takes_is_dropped_after_one_wait_until_somebody_does() {
+fn unread_output_is_dropped_after_one_wait_until_it_is_read() {
     let (device, mut reader) = piped();
     let device = device.with_patience(Duration::from_millis(100));
     let start = Instant::now();
@@ -120,14 +120,14 @@ fn input_that_has_not_come_is_not_waited_for() {
         while !reading.is_finished() && start.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // A read that waits ends with its input, as `Ok(0)`.
+        // A blocked read ends with its input, as `Ok(0)`.
         drop(writer);
         assert_eq!(reading.join().unwrap().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     });
 }
 
 #[test]
-fn a_wait_ends_for_others_and_leaves_input_alone_that_is_not_asked_for() {
+fn a_wait_ends_for_others_without_touching_unrequested_input() {
     let (reader, mut writer) = io::pipe().unwrap();
     let (other, mut wake) = io::pipe().unwrap();
     let (_output, sink) = io::pipe().unwrap();
@@ -139,7 +139,7 @@ fn a_wait_ends_for_others_and_leaves_input_alone_that_is_not_asked_for() {
 }
 
 #[test]
-fn a_pseudo_terminal_is_raw_for_whoever_opens_it_and_keeps_output_while_nobody_has() {
+fn a_pty_is_raw_and_keeps_output_until_it_is_opened() {
     let device = CharDevice::open(&CharSpec::Pty).unwrap();
     let path = device.pty().unwrap().to_owned();
     assert!(path.starts_with("/dev/pts"));
@@ -161,7 +161,7 @@ fn a_pseudo_terminal_is_raw_for_whoever_opens_it_and_keeps_output_while_nobody_h
 }
 
 #[test]
-fn what_is_written_to_a_pseudo_terminal_before_it_is_closed_is_read() {
+fn input_written_to_a_pty_before_its_close_is_read() {
     let device = CharDevice::open(&CharSpec::Pty).unwrap();
     let mut user = File::options().write(true).open(device.pty().unwrap()).unwrap();
     user.write_all(b"bye").unwrap();
@@ -170,7 +170,7 @@ fn what_is_written_to_a_pseudo_terminal_before_it_is_closed_is_read() {
 }
 
 #[test]
-fn a_pseudo_terminal_that_nobody_has_open_is_waited_for_without_haste() {
+fn a_pty_that_is_not_open_is_polled_slowly() {
     let device = CharDevice::open(&CharSpec::Pty).unwrap();
     let start = Instant::now();
     assert_eq!(device.wait([], true).unwrap(), Woken { others: [], input: false });
@@ -205,7 +205,7 @@ fn output_between_two_clients_is_kept_for_the_second() {
     let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
     let first = UnixStream::connect(&path).unwrap();
     device.write(b"x");
-    // A child that another test starts may have the client's socket for a moment.
+    // A child that another test spawns may hold the client's socket for a moment.
     first.shutdown(Shutdown::Both).unwrap();
     drop(first);
     device.write(b"kept");
@@ -216,8 +216,8 @@ fn output_between_two_clients_is_kept_for_the_second() {
     assert_eq!(&bytes, b"kept too");
 }
 
-/// Output that a reader gets who opens the other end after `output` was written, while a thread waits as a console's
-/// does, and no more is written.
+/// Output that a reader gets if it opens the other end after `output` was written, while a thread waits as a console's
+/// does, and nothing else is written.
 fn read_later(device: &CharDevice, output: &[u8], open: impl FnOnce() -> Box<dyn Read>) -> Vec<u8> {
     output.chunks(5000).for_each(|part| device.write(part));
     let (wake, waker) = io::pipe().unwrap();
@@ -235,7 +235,7 @@ fn read_later(device: &CharDevice, output: &[u8], open: impl FnOnce() -> Box<dyn
 }
 
 #[test]
-fn what_nobody_has_read_yet_is_there_for_who_comes_later_the_latest_mib_of_it() {
+fn a_late_reader_gets_the_latest_mib_of_unread_output() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("console");
     let pty = CharDevice::open(&CharSpec::Pty).unwrap();
@@ -262,7 +262,7 @@ fn a_client_that_takes_nothing_for_a_while_misses_nothing() {
 }
 
 #[test]
-fn a_socket_is_taken_over_from_the_dead_only_and_removed_at_the_end() {
+fn only_a_stale_socket_is_replaced_and_it_is_removed_at_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("console");
     drop(UnixListener::bind(&path).unwrap());
@@ -280,7 +280,7 @@ fn a_socket_is_taken_over_from_the_dead_only_and_removed_at_the_end() {
 }
 
 #[test]
-fn a_socket_of_another_type_or_too_busy_is_left_alone_and_not_waited_for() {
+fn a_socket_of_another_type_or_too_busy_is_refused_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("datagrams");
     let _datagrams = UnixDatagram::bind(&path).unwrap();
@@ -309,7 +309,7 @@ fn a_file_that_took_the_place_of_a_socket_stays() {
 }
 
 #[test]
-fn a_client_that_output_found_first_is_heard_by_who_waits_for_input() {
+fn a_client_accepted_by_output_is_read_by_a_waiting_reader() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("console");
     let device = CharDevice::open(&CharSpec::Socket(path.clone())).unwrap();
@@ -343,7 +343,7 @@ fn a_client_that_output_found_first_is_heard_by_who_waits_for_input() {
             assert_eq!(waiting.join().unwrap(), b"answer");
             client.shutdown(Shutdown::Both).unwrap();
         });
-        // Its end is noticed by the next who reads or writes.
+        // The next read or write notices the disconnect.
         assert!(device.read(&mut [0; 8]).is_err());
     }
 }
@@ -356,7 +356,7 @@ fn a_client_that_cannot_be_let_in_is_tried_again_without_haste() {
     let mut client = UnixStream::connect(&path).unwrap();
     client.write_all(b"x").unwrap();
     let Kind::Socket(socket) = &device.kind else { panic!("it is a socket") };
-    // As after an accept that failed: to exhaust the process's descriptors would fail other tests.
+    // As after a failed accept: exhausting the process's descriptors would make other tests fail.
     socket.short.store(true, Ordering::Relaxed);
     let start = Instant::now();
     assert!(!device.wait([], true).unwrap().input);

@@ -54,8 +54,8 @@ fn as_number(value: &[u8]) -> u128 {
     value.iter().rev().fold(0, |number, byte| number << 8 | u128::from(*byte))
 }
 
-/// Checks that the device's fields are all of its configuration, and that a driver that was told another value of any
-/// goes on as the field's rule says.
+/// Checks that the device's fields cover its whole configuration, and that a driver that read another value of any
+/// field is handled by the field's rule.
 pub(crate) fn check<D: VirtioDevice>(make: impl Fn() -> D) {
     let device = make();
     let (fields, features) = (device.config_fields(), device.features());
@@ -105,7 +105,7 @@ pub(crate) fn check<D: VirtioDevice>(make: impl Fn() -> D) {
                 Err(StateError::Told { what, .. }) => {
                     assert!(!is_taken, "refused: {case}");
                     let named = fields.iter().find(|named| named.name == what).unwrap();
-                    // What is served may change what follows from it.
+                    // A served field may change fields that depend on it.
                     assert!(what == field.name || named.rule == Rule::Served, "{case}: {what}");
                 }
                 Err(error) => panic!("{case}: {error}"),
@@ -126,7 +126,7 @@ fn without_a_driver<D: VirtioDevice>(state: &DeviceState, make: impl Fn() -> D) 
     told.config.0.iter_mut().for_each(|byte| *byte ^= 0xff);
     idle.function.told = Some(told);
     function(make()).restore(&idle).unwrap();
-    // Nor is anything compared that was not saved.
+    // Fields that were not saved are not compared, either.
     let mut state = state.clone();
     state.function.told = None;
     function(make()).restore(&state).unwrap();
@@ -145,7 +145,7 @@ fn image(len: u64) -> tempfile::NamedTempFile {
 }
 
 fn disk(file: &tempfile::NamedTempFile) -> Block {
-    // A child of another test may still hold the lock of the disk before.
+    // A child of another test may still hold the previous disk's lock.
     let spec = BlockSpec { path: file.path().into(), queues: 2, ..block::testing::spec(false) };
     let _spawning = block::testing::SPAWNING.lock();
     Block::open(spec).unwrap()
@@ -200,7 +200,7 @@ fn each_field_of_persistent_memory_does_as_its_rule_says() {
     File::create(&file).unwrap().set_len(PmemSpec::UNIT).unwrap();
     let spec = |discard_writes| PmemSpec { id: "_pmem0".into(), file: file.clone(), size: None, discard_writes };
     check(|| Pmem::open(spec(false)).unwrap());
-    // Its driver relies on its writes to be kept, or the file on that they are not.
+    // The driver relies on its writes being kept, or the file on their not being kept.
     for (then, now) in [(true, false), (false, true)] {
         let (state, _) = saved(Pmem::open(spec(then)).unwrap());
         let said = function(Pmem::open(spec(now)).unwrap()).restore(&state).unwrap_err().to_string();
@@ -230,7 +230,7 @@ fn devices_without_fields_have_no_device_configuration() {
 }
 
 #[test]
-fn a_disk_that_has_become_smaller_is_refused_and_a_larger_one_told() {
+fn a_smaller_disk_is_refused_and_a_larger_one_is_reported() {
     let file = image(8 << 20);
     let (state, gone) = saved(disk(&file));
     drop(gone);
@@ -252,7 +252,7 @@ fn a_disk_goes_on_with_the_blocks_that_its_driver_knows() {
     let file = image(8 << 20);
     let (mut state, gone) = saved(disk(&file));
     drop(gone);
-    // Blocks of 4 KiB, whose physical ones are the same.
+    // Blocks of 4 KiB, with physical blocks of the same size.
     let config = &mut state.function.told.as_mut().unwrap().config.0;
     for (at, value) in [(20, 4096u32), (44, 8)] {
         config[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -261,13 +261,13 @@ fn a_disk_goes_on_with_the_blocks_that_its_driver_knows() {
     let mut disk = function(disk(&file));
     disk.restore(&state).unwrap();
     assert_eq!(Driver::new(&mut disk, RID).bar_read(2, 0x214, 4), 4096);
-    // Also after a reset: they are a part of the disk's contents.
+    // Also after a reset: they are part of the disk's contents.
     Driver::new(&mut disk, RID).negotiate();
     assert_eq!(Driver::new(&mut disk, RID).bar_read(2, 0x214, 4), 4096);
 }
 
 #[test]
-fn a_disk_that_cannot_be_written_any_more_or_has_another_name_is_refused() {
+fn a_disk_that_became_readonly_or_has_a_new_serial_is_refused() {
     let file = image(8 << 20);
     let (state, gone) = saved(disk(&file));
     drop(gone);
@@ -278,7 +278,7 @@ fn a_disk_that_cannot_be_written_any_more_or_has_another_name_is_refused() {
     };
     let said = refusal(BlockSpec { serial: Some("x".into()), ..spec() });
     assert!(said.starts_with("its driver was told serial serial-1, and it is x here"), "{said}");
-    // It has fewer features, too: none of those by which it is changed.
+    // It also lacks features: those for changing it.
     let said = refusal(BlockSpec { read_only: true, ..spec() });
     assert!(said.starts_with("its driver uses the virtio feature bits 1"), "{said}");
 }

@@ -26,8 +26,8 @@ pub struct ConsoleSteps {
 }
 
 impl ConsoleSteps {
-    /// The queue that the driver of a console transmits to, or the one that it receives from. The console's other end
-    /// is `device`, and its driver negotiated `features`.
+    /// Opens the queue that the driver of a console transmits to, or the one that it receives from. The console is on
+    /// `device`, and its driver negotiated `features`.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ impl ConsoleSteps {
         Ok(Self { worker, index: if transmit { TRANSMIT } else { RECEIVE }, tally: Tally::new() })
     }
 
-    /// The counters so far.
+    /// The value of a counter.
     pub fn count(&self, counter: ConsoleCounter) -> u64 {
         self.worker.counters.get(counter)
     }

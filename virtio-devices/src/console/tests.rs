@@ -1,4 +1,4 @@
-//! A console as its driver and its user see it.
+//! A console as seen by its driver and its user.
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::time::{Duration, Instant};
@@ -78,7 +78,7 @@ impl Guest {
         self.input.as_mut().unwrap().write_all(text).unwrap();
     }
 
-    /// Input of the driver once it is `len` bytes.
+    /// The driver's input once it has `len` bytes.
     fn received(&mut self, len: usize) -> Vec<u8> {
         let mut data = Vec::new();
         eventually("input", || {
@@ -90,7 +90,7 @@ impl Guest {
         data
     }
 
-    /// Makes receive buffers of `len` bytes available.
+    /// Makes `count` receive buffers of `len` bytes available.
     fn provide(&mut self, count: u64, len: u32) {
         for _ in 0..count {
             let head = self.receive.build(&[(0, len, WRITE)]);
@@ -103,7 +103,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // A worker that waits for input ends, too, so that a test that fails does not hang.
+        // A worker that waits for input ends, too, so that a failing test does not hang.
         self.input = None;
         self.stop();
     }
@@ -144,7 +144,7 @@ fn input_waits_for_buffers_and_buffers_for_input() {
 }
 
 #[test]
-fn output_that_nobody_reads_holds_up_neither_the_driver_nor_input() {
+fn unread_output_blocks_neither_the_driver_nor_input() {
     let mut guest = Guest::new();
     for i in 0..10 {
         guest.transmit.send(BUFFERS + i * 0x1_0000, &[b'x'; 0x1_0000], &[]);
@@ -186,7 +186,7 @@ fn chains_that_make_no_sense_are_given_back_and_counted() {
     for chain in [(BUFFERS, 8, 0), (BUFFERS, 0, WRITE), (MEMORY - 4, 8, WRITE)] {
         guest.receive.add(&[chain]);
     }
-    // As often the same bytes as no driver has.
+    // The same memory in several buffers: more bytes than any driver transmits.
     let many: Vec<_> = (0..8).map(|_| (BUFFERS, 1 << 20, 0)).collect();
     guest.transmit.add(&many);
     guest.kick();
@@ -226,7 +226,7 @@ fn the_size_is_offered_for_a_terminal_and_changes_are_told() {
     guest.window.resize(ConsoleSize { columns: 300, rows: 50 });
     assert_eq!((read(&guest.console), guest.console.config_generation()), ([44, 1, 50, 0, 0, 0, 0, 0], 1));
     assert!(guest.told());
-    // After a reset there is nobody to tell, and the next driver reads what there is.
+    // After a reset there is no driver to notify, and the next driver reads the present size.
     guest.stop();
     guest.console.reset();
     guest.window.resize(ConsoleSize { columns: 81, rows: 26 });
@@ -251,13 +251,13 @@ fn a_driver_that_did_not_negotiate_the_size_is_not_told_of_it() {
 }
 
 #[test]
-fn neither_output_nor_a_stop_is_kept_waiting_by_the_absence_of_input() {
+fn missing_input_delays_neither_output_nor_a_stop() {
     let mut guest = Guest::new();
     guest.provide(1, 16);
     for round in 1..=20 {
         guest.transmit.send(BUFFERS, b"x", &[]);
         guest.kick();
-        // It is counted after the worker has looked for input.
+        // Counted after the worker has checked for input.
         eventually("output", || guest.count(ConsoleCounter::TxBytes) == round);
         let start = Instant::now();
         guest.stop();

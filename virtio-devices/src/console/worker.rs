@@ -21,14 +21,14 @@ use crate::{DmaSpace, DmaView, Interrupts, SharedQueue};
 pub(crate) const RECEIVE: u16 = 0;
 /// The queue that the driver transmits to.
 pub(crate) const TRANSMIT: u16 = 1;
-/// Most bytes that are passed on at once.
+/// Most bytes transferred at once.
 const PART: usize = 4096;
-/// The most bytes that are taken of one chain. Linux transmits a page at most.
+/// The most bytes of one chain that are transmitted. Linux transmits a page at most.
 const MAX_CHAIN: usize = 256 << 10;
-/// The most chains of one direction that are looked at before the other one, or a stop, is.
+/// The most chains of one direction that are handled before the other direction, or a stop.
 const BATCH: usize = 16;
 
-/// The queues and what their worker works with.
+/// The queues, and the worker's resources.
 pub(crate) struct QueueWorker {
     /// Receive queue, if the driver enabled it.
     pub receive: Option<SharedQueue>,
@@ -44,16 +44,16 @@ pub(crate) struct QueueWorker {
     pub interrupts: Arc<Interrupts>,
     /// The counters.
     pub counters: Arc<ConsoleCounters>,
-    /// Wakes it.
+    /// Wakes the worker.
     pub kick: Arc<EventFd>,
-    /// Stops it.
+    /// Stops the worker.
     pub stop: Arc<AtomicBool>,
 }
 
-/// Event that a queue waits for.
+/// The event that a queue waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Nothing: there may be more to do.
+    /// None: there may be more to do.
     More,
     /// Input.
     Input,
@@ -70,7 +70,7 @@ pub(crate) struct Running<'q> {
 }
 
 impl QueueWorker {
-    /// Runs the queues until told to stop. Waits for a predecessor's end first.
+    /// Runs the queues until stopped. First waits for the predecessor's end.
     pub(crate) fn run(self) {
         let mut tally = Tally::new();
         let mut receive = self.open(RECEIVE, self.receive.as_ref(), &mut tally);
@@ -95,7 +95,7 @@ impl QueueWorker {
         Some(Running { ring, storage: Storage::default() })
     }
 
-    /// Runs a queue, and gives it up if its ring is invalid.
+    /// Runs a queue, and stops it if its ring is invalid.
     fn attempt<'q>(
         &self,
         queue: &mut Option<Running<'q>>,
@@ -110,13 +110,13 @@ impl QueueWorker {
         })
     }
 
-    /// The driver has to reset the device.
+    /// Counts an invalid ring, and asks the driver for a reset.
     fn give_up(&self, tally: &mut Tally) {
         tally.count(ConsoleCounter::BrokenRings);
         self.interrupts.ask_for_reset();
     }
 
-    /// Passes on what the driver transmits.
+    /// Writes the driver's output to the device.
     pub(crate) fn send(
         &self,
         Running { ring, storage }: &mut Running<'_>,
@@ -161,7 +161,7 @@ impl QueueWorker {
         tally.add(ConsoleCounter::TxTooLong, (done >= MAX_CHAIN && iovecs.bytes() > done).into());
     }
 
-    /// Gives available input to the driver.
+    /// Sends available input to the driver.
     pub(crate) fn fill(
         &self,
         Running { ring, storage }: &mut Running<'_>,
@@ -194,7 +194,7 @@ impl QueueWorker {
                 result => {
                     ring.put_back(1);
                     let nothing = result.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-                    // At the end of input there is nothing to wait for but the driver's other queue.
+                    // At the end of input, only doorbells are left to wait for.
                     next = if nothing { Next::Input } else { Next::Doorbell };
                     break;
                 }
@@ -215,7 +215,7 @@ impl QueueWorker {
     /// Waits for a doorbell, a stop, or input if `input`.
     fn wait(&self, input: bool, tally: &mut Tally) {
         let kick = borrow(&self.kick);
-        // Without memory for the call: the queues are looked at, and it is tried again.
+        // If this fails (no memory), the queues are checked and the wait is repeated.
         let _ = self.device.wait([kick], input);
         if self.kick.read().is_ok() {
             tally.count(ConsoleCounter::Kicks);

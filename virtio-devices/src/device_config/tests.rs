@@ -1,4 +1,4 @@
-//! Comparison of fields, and how their values are shown.
+//! Comparison of fields, and the format of their values.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! The PCI configuration access capability (`virtio 1.4 §4.1.4.9`): a driver that has not mapped the function's BARs
-//! reaches them through configuration space.
+//! The PCI configuration access capability (`virtio 1.4 §4.1.4.9`): access to the function's BARs through configuration
+//! space, for a driver that has not mapped them.
 //!
-//! `pci_cfg_data` is not a register. It is an access to the place that bar, offset and length of the capability name,
-//! and the one read of configuration space that may have a side effect: on the ISR status.
+//! `pci_cfg_data` is not a register: accessing it accesses the location given by bar, offset and length of the
+//! capability. It is the only read of configuration space that can have a side effect: on the ISR status.
 
 use pci::{BarIndex, Dword, DwordWrite};
 
@@ -24,8 +24,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Dword::containing(self.config.vendor_offset(CONFIG_ACCESS) + offset)
     }
 
-    /// The access that the capability describes: BAR, offset and number of bytes. `None` if the driver described none
-    /// that is legal.
+    /// The access that the capability describes: BAR, offset and number of bytes. `None` if the driver described no
+    /// legal access.
     fn config_access(&self) -> Option<(BarIndex, u32, usize)> {
         let field = |offset| self.config.read(self.config_access_register(offset));
         let [bar, ..] = field(BAR).to_le_bytes();
@@ -34,7 +34,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Some((BarIndex::new(bar).ok().filter(|_| aligned)?, offset, usize::try_from(length).ok()?))
     }
 
-    /// True if configuration space is registers only: `pci_cfg_data` stands for no access.
+    /// True if configuration space is registers only: `pci_cfg_data` describes no access.
     pub(crate) fn is_config_static(&self) -> bool {
         self.config_access().is_none()
     }
@@ -51,8 +51,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         Some(u32::from_le_bytes(data))
     }
 
-    /// Makes the access that a write of `reg` stands for if it is `pci_cfg_data`. A write of fewer bytes than the
-    /// access makes none.
+    /// Makes the described access if `reg` is `pci_cfg_data`. A write of fewer bytes than the access has no effect.
     pub(super) fn config_access_write(&mut self, reg: Dword, write: DwordWrite) -> Outcome {
         if reg != self.config_access_register(DATA) {
             return Outcome::none();

@@ -1,4 +1,4 @@
-//! The places of a virtio function's structures: BARs, MSI-X and virtio's capabilities (`virtio 1.4 §4.1.4`).
+//! The layout of a virtio function's structures: BARs, MSI-X and virtio's capabilities (`virtio 1.4 §4.1.4`).
 //!
 //! A plain function, a PF and a VF have the same layout; a VF's BARs are its PF's VF BARs:
 //!
@@ -12,10 +12,10 @@
 //! | 4 | 0 | MSI-X table |
 //! | 4 | 0x800, or after the table | MSI-X pending bits |
 //!
-//! Each doorbell has a page of its own where a backend may give the guest a device's doorbell, because a guest is given
-//! whole pages.
+//! Each doorbell has its own page if a backend may give the guest a device's doorbell, because only whole pages can be
+//! mapped.
 //!
-//! MSI-X has a BAR of its own, because nothing may share a page of the System Page Size with it (`PCIe 6.2 §7.7.2`,
+//! MSI-X has its own BAR, because nothing may share a page of the System Page Size with it (`PCIe 6.2 §7.7.2`,
 //! `§9.3.3.13`).
 
 use pci::{BarIndex, BarKind, MsixShape, VendorCapability};
@@ -31,13 +31,13 @@ pub(crate) const REGISTERS_BAR: BarIndex = BarIndex::ALL[2];
 /// The BAR of the MSI-X structures.
 pub(crate) const MSIX_BAR: BarIndex = BarIndex::ALL[4];
 
-/// The place of the PCI configuration access capability among the vendor-specific ones.
+/// The index of the PCI configuration access capability among the vendor-specific ones.
 pub(crate) const CONFIG_ACCESS: usize = 4;
 
 const ISR: u64 = 0x100;
 const DEVICE_CONFIG: u64 = 0x200;
 const NOTIFY: u64 = 0x1000;
-/// The lowest offset of the pending bits, so that all small tables look alike.
+/// The lowest offset of the pending bits, the same for all small tables.
 const PBA_MIN: u64 = 0x800;
 /// The least size of a BAR: a page.
 const BAR_MIN: u64 = 0x1000;
@@ -59,7 +59,7 @@ pub(crate) enum Place {
     Table(u64),
     /// The MSI-X pending bits, from their start.
     Pba(u64),
-    /// Nothing.
+    /// No structure.
     Hole,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// A vector for each queue and one for changes of the configuration, up to the largest MSI-X table.
+    /// Uses a vector for each queue and one for configuration changes, up to the largest MSI-X table.
     pub(crate) fn new(queues: u16, spacing: Spacing) -> Self {
         let vectors = queues.saturating_add(1).min(VECTORS_MAX);
         let table = MsixShape { vectors, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0) };
@@ -107,7 +107,7 @@ impl Layout {
         Self { queues, spacing, msix: MsixShape { pba: (MSIX_BAR, pba), ..table }, memory: 0 }
     }
 
-    /// The same with `memory` bytes of memory of the device, at most 2^63.
+    /// Adds `memory` bytes of device memory, at most 2^63.
     pub(crate) fn with_memory(self, memory: u64) -> Self {
         Self { memory, ..self }
     }
@@ -144,8 +144,8 @@ impl Layout {
         NOTIFY + u64::from(queue) * self.spacing.multiplier()
     }
 
-    /// The structure that an access of `len` bytes at `offset` of `bar` hits; `None` if any byte is outside of the
-    /// function's BARs.
+    /// The structure at an access of `len` bytes at `offset` of `bar`; `None` if any byte is outside of the function's
+    /// BARs.
     pub(crate) fn locate(&self, bar: BarIndex, offset: u64, len: usize) -> Option<Place> {
         let end = offset.checked_add(u64::try_from(len).ok()?)?;
         if offset >= self.bar_len(bar) || end > self.bar_len(bar) {
@@ -197,7 +197,7 @@ fn structure(cfg_type: u8, offset: u64, length: u64, rest: &[u8]) -> VendorCapab
 }
 
 /// The PCI configuration access capability (`virtio 1.4 §4.1.4.9`). The driver writes bar, offset and length. The data
-/// field stores nothing: it is an access.
+/// field stores nothing: accessing it accesses the BAR.
 fn config_access() -> VendorCapability {
     let body = vec![20, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut writable = vec![0; body.len()];
@@ -205,7 +205,7 @@ fn config_access() -> VendorCapability {
     VendorCapability { body, writable }
 }
 
-/// Offsets and lengths within a BAR of at most 512 MiB.
+/// Casts an offset or length within a BAR of at most 512 MiB.
 fn lower(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn doorbells_with_pages_of_their_own_are_where_the_multiplier_says() {
+    fn doorbell_pages_are_placed_by_the_multiplier() {
         let layout = Layout::new(3, Spacing::Pages);
         let sizes: Vec<_> = layout.bars().iter().map(|(bar, kind)| (bar.get(), kind.size())).collect();
         assert_eq!(sizes, [(2, 0x4000), (4, 0x1000)]);

@@ -1,4 +1,4 @@
-//! A pause by the host, which is neither a reset nor a register.
+//! A pause by the host, which is neither a reset nor a register change.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn position(function: &Plain) -> u16 {
 }
 
 #[test]
-fn a_pause_stops_the_queues_where_they_stand_and_changes_no_register() {
+fn a_pause_stops_the_queues_in_place_and_changes_no_register() {
     let mut function = threaded();
     driver(&mut function).init();
     wait("the worker is kicked when it starts", || kicks(&function) == 1);
@@ -64,7 +64,7 @@ fn a_doorbell_that_queues_share_is_rung_once_when_they_start() {
 }
 
 #[test]
-fn queues_that_the_host_cannot_start_again_stay_paused_until_it_can() {
+fn queues_that_the_host_cannot_restart_stay_paused_until_it_can() {
     let mut function = threaded();
     driver(&mut function).init();
     function.pause();
@@ -77,7 +77,7 @@ fn queues_that_the_host_cannot_start_again_stay_paused_until_it_can() {
         assert!(!function.is_running() && !function.status().contains(Status::DEVICE_NEEDS_RESET));
     }
     assert_eq!(function.start_failures(), 0);
-    // What a driver does meanwhile starts nothing.
+    // Driver writes during the pause start nothing.
     function.device_mut().refuse = false;
     let _ = driver(&mut function).set_bus_master(false);
     let _ = driver(&mut function).set_bus_master(true);

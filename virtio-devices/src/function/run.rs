@@ -17,7 +17,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Queues that do not run yet.
+    /// Creates queues that do not run yet.
     pub(crate) fn new(queues: Vec<(u16, SharedQueue)>) -> Self {
         Self { queues, workers: None }
     }
@@ -41,8 +41,8 @@ impl Run {
         let workers = device.start(start)?;
         for doorbells in workers.iter().map(|worker| &worker.doorbells) {
             for (n, (_, doorbell)) in doorbells.iter().enumerate() {
-                // Nobody heard it while the queues were stopped. One that several queues share is rung once: a worker
-                // that was faster than the next ring would be woken again, for nothing.
+                // A doorbell rung while the queues were stopped had no effect, so all are rung now. A shared doorbell
+                // is rung once: a second ring could wake a fast worker again for nothing.
                 if doorbells.iter().take(n).all(|(_, other)| !Arc::ptr_eq(other, doorbell)) {
                     ring(doorbell);
                 }
@@ -52,7 +52,7 @@ impl Run {
         Ok(())
     }
 
-    /// Tells the workers to end, and returns what to join.
+    /// Stops the workers, and returns the threads to join.
     #[must_use]
     pub(crate) fn stop(&mut self) -> Vec<Thread> {
         self.workers.take().into_iter().flatten().map(Worker::stop).collect()
@@ -69,12 +69,12 @@ impl Run {
         }
     }
 
-    /// Has the workers look again at where they signal the driver.
+    /// Wakes the workers, which then check where to signal the driver.
     pub(crate) fn wake(&self) {
         self.workers().for_each(Worker::wake);
     }
 
-    /// The queues that run, and the eventfd that the doorbell of each signals.
+    /// The running queues, and the eventfd that the doorbell of each signals.
     pub(crate) fn doorbells(&self) -> impl Iterator<Item = (u16, &Arc<EventFd>)> {
         self.workers().flat_map(|worker| worker.doorbells.iter().map(|(queue, eventfd)| (*queue, eventfd)))
     }
@@ -82,12 +82,12 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // A function that is dropped without a reset leaves no worker running. Nobody waits for them.
+        // A function dropped without a reset leaves no worker running. Their threads are not joined.
         drop(self.stop());
     }
 }
 
 fn ring(doorbell: &EventFd) {
-    // A full counter has already woken whoever waits for it.
+    // A full counter has already woken the worker.
     let _ = doorbell.write(1);
 }

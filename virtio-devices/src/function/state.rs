@@ -9,7 +9,7 @@ use crate::state::{DeviceState, FunctionState, PositionState, STATE_VERSION, Sta
 use crate::{DeviceSpecific, Status, VirtioDevice};
 
 impl<D: VirtioDevice> VirtioFunction<D> {
-    /// The state of the device that this is the own function of, with its VFs.
+    /// The state of this function's device, with its VFs.
     pub(crate) fn save_device(&self, vfs: Option<VfsState>) -> Result<DeviceState, StateError> {
         let (rid, device_type) = (self.rid.to_bits(), self.device.device_type());
         Ok(DeviceState { version: STATE_VERSION, rid, device_type, function: self.save_function()?, vfs })
@@ -29,25 +29,24 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         })
     }
 
-    /// True if no driver has changed anything of the function, as seen from outside the device behind it.
+    /// True if no driver has changed anything of the function; ignores the device behind it.
     pub(crate) fn is_untouched(&self) -> bool {
         let mut config = self.config.clone();
         let _ = config.reset(ResetKind::Conventional);
         self.run.is_none() && config == self.config && self.transport.is_power_on()
     }
 
-    /// Brings the function, whose queues do not run, and the device behind it to their state of power-on. It is paused
-    /// then.
+    /// Returns the function, whose queues do not run, and its device to the power-on state, paused.
     pub(crate) fn power_on(&mut self) {
         self.paused = true;
         self.generation = 0;
-        // Nothing runs, so that nothing is told to stop.
+        // Nothing runs, so there are no threads to join.
         let _ = Function::reset(self, ResetKind::Conventional, true);
-        // Every device knows its state of power-on, and how it differs from the one after a reset.
+        // Every device defines its power-on state, which may differ from the state after a reset.
         let _ = self.device.restore(&DeviceSpecific::PowerOn, None);
     }
 
-    /// Fails unless `state` is of a device of this type at this place.
+    /// Fails unless `state` is of a device of this type at this address.
     pub(crate) fn check(&self, state: &DeviceState) -> Result<(), StateError> {
         if state.version != STATE_VERSION {
             return Err(StateError::Version(state.version));
@@ -74,8 +73,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         self.restore_function(&state.function).inspect_err(|_| self.power_on())
     }
 
-    /// Brings the function, which is in its state of power-on and paused, to `state`. After an error it is not in
-    /// either.
+    /// Restores the function, which is in its power-on state and paused, to `state`. After an error its state is
+    /// undefined.
     pub(crate) fn restore_function(&mut self, state: &FunctionState) -> Result<(), StateError> {
         let FunctionState { config, transport, positions, device, told } = state;
         self.config.restore(config)?;
@@ -98,7 +97,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     fn restored_run(&self, positions: &[PositionState]) -> Result<Run, StateError> {
         let queues = self.transport.queues();
         let alike = queues.iter().map(|(index, _)| *index).eq(positions.iter().map(|position| position.queue));
-        // Before that they have no positions, and it is not taken back.
+        // Queues have positions only after DRIVER_OK, which the driver does not clear without a reset.
         if !alike || !self.transport.status().contains(Status::DRIVER_OK) {
             return Err(StateError::Value("the positions of virtqueues"));
         }
@@ -115,7 +114,7 @@ impl Run {
     /// Positions of the queues.
     fn save(&self) -> Result<Vec<PositionState>, StateError> {
         let position = |(index, queue): &(u16, crate::SharedQueue)| {
-            // A worker that was told to stop may still be ending.
+            // A stopping worker may still be running.
             let queue = queue.try_lock().ok_or(StateError::Running)?;
             Ok(PositionState { queue: *index, next_avail: queue.next_avail(), next_used: queue.next_used() })
         };

@@ -5,7 +5,7 @@ use crate::{DeviceSpecific, DeviceState, PositionState, VectorState};
 
 type Change = fn(&mut DeviceState);
 
-/// Pauses the function and saves it, by way of text.
+/// Pauses the function and saves it, through its text form.
 fn save(function: &mut Plain) -> DeviceState {
     function.pause();
     join(function);
@@ -50,7 +50,7 @@ fn positions(function: &Plain) -> Vec<(u16, u16, u16)> {
 }
 
 #[test]
-fn a_restored_function_reads_and_sends_as_the_saved_one_and_goes_on_where_it_stood() {
+fn a_restored_function_matches_the_saved_one_and_continues() {
     let mut old = used();
     let state = save(&mut old);
     let mut new = restored(&state);
@@ -107,7 +107,7 @@ fn a_driver_in_the_midst_of_its_negotiation_finds_its_registers() {
 }
 
 #[test]
-fn signals_that_wait_come_back_as_pending_bits_the_isr_and_needs_reset() {
+fn pending_signals_are_restored_as_pending_bits_isr_and_reset() {
     let mut old = used();
     let interrupts = old.device().interrupts.clone().unwrap();
     let msix = driver(&mut old).capability(0x11, |_| true).unwrap();

@@ -90,7 +90,7 @@ fn only_the_queues_that_the_driver_enabled_are_started() {
 }
 
 #[test]
-fn device_configuration_is_read_and_written_at_any_width_and_by_pci_cfg() {
+fn device_config_is_accessed_at_any_width_and_by_pci_cfg() {
     let mut function = idle();
     let mut driver = driver(&mut function);
     let _ = driver.bar_write(2, 0x200, 4, 0x4433_2211);
@@ -147,7 +147,7 @@ fn a_read_of_the_isr_by_either_way_clears_it() {
 }
 
 #[test]
-fn accesses_outside_of_the_bars_read_all_ones_and_between_structures_0() {
+fn accesses_outside_bars_read_all_ones_and_in_gaps_zero() {
     let mut function = idle();
     for (bar, offset, len, reads) in [
         (2, 0x40, 4, 0),
@@ -212,7 +212,7 @@ fn queues_stand_still_in_d3hot_and_go_on_in_d0() {
 }
 
 #[test]
-fn a_pause_keeps_the_position_of_the_queues_and_a_reset_does_not() {
+fn a_pause_keeps_the_queue_positions_and_a_reset_does_not() {
     let mut function = threaded();
     driver(&mut function).init();
     for n in 1..=3 {
@@ -238,7 +238,7 @@ fn a_pause_keeps_the_position_of_the_queues_and_a_reset_does_not() {
 }
 
 #[test]
-fn a_doorbell_that_arrives_by_memory_wakes_the_worker_of_its_queue() {
+fn a_doorbell_by_memory_wakes_the_worker_of_its_queue() {
     let mut function = threaded();
     driver(&mut function).init();
     wait("the worker is kicked when it starts", || kicks(&function) == 1);
@@ -275,7 +275,7 @@ fn doorbells_are_those_of_the_queues_that_run() {
 }
 
 #[test]
-fn messages_are_those_that_may_be_sent_and_carry_the_functions_routing_id() {
+fn only_sendable_messages_are_listed_with_the_routing_id() {
     let mut function = idle();
     let mut driver = driver(&mut function);
     driver.init();
@@ -324,13 +324,13 @@ fn a_signal_of_a_masked_vector_is_its_pending_bit_and_stays() {
 }
 
 #[test]
-fn a_vector_that_may_be_sent_is_not_pending_and_its_signal_is_left_alone() {
+fn a_sendable_vector_is_not_pending_and_its_signal_stays() {
     let mut function = idle();
     let mut driver = driver(&mut function);
     driver.init();
     driver.enable_msix(4);
     let eventfd = driver.device.transport.interrupts().eventfd(2).unwrap();
-    // KVM sends what waits in an eventfd when it gets to know it, and leaves the count there.
+    // KVM sends a signal that waits in an eventfd when the eventfd is registered, and leaves the count there.
     eventfd.write(1).unwrap();
     assert_eq!(driver.bar_read(4, 0x800, 4), 0);
     let _ = driver.set_bus_master(false);
@@ -359,7 +359,7 @@ fn a_start_that_fails_asks_for_a_reset_and_works_after_it() {
 }
 
 #[test]
-fn a_virtio_reset_stops_the_queues_and_keeps_configuration_space() {
+fn a_virtio_reset_stops_the_queues_and_keeps_config_space() {
     let mut function = threaded();
     let mut driver = driver(&mut function);
     driver.init();
@@ -377,7 +377,7 @@ fn a_virtio_reset_stops_the_queues_and_keeps_configuration_space() {
 
 /// G37: function level reset while queues run.
 #[test]
-fn a_function_level_reset_under_running_workers_leaves_a_fresh_function() {
+fn an_flr_under_running_workers_leaves_a_fresh_function() {
     let mut function = threaded();
     driver(&mut function).init();
     driver(&mut function).enable_msix(4);
@@ -401,7 +401,7 @@ fn a_conventional_reset_equals_power_on_and_is_idempotent() {
     assert_eq!(join(&mut function), 1);
 }
 
-/// B19: the end of a function that has nothing to do with SR-IOV.
+/// B19: the end of a function without SR-IOV.
 #[test]
 fn a_function_that_is_dropped_leaves_no_worker_behind() {
     let mut function = threaded();
@@ -418,7 +418,7 @@ fn a_device_whose_queues_cannot_be_is_refused() {
     assert_eq!(error, FunctionError::Queue(QueueError::Size { queue: 1, size: 100 }));
 }
 
-/// All that a guest can read of a function without side effects.
+/// Everything that a guest can read of a function without side effects.
 fn image(function: &Plain) -> Vec<u32> {
     let config = Dword::all().map(|reg| function.config.read(reg));
     let word = |bar, offset, len: usize| {

@@ -1,4 +1,4 @@
-//! The device configuration that a function's driver has read, when the driver goes on with another device.
+//! The device configuration that a function's driver has read, for a restore with another device.
 
 use super::VirtioFunction;
 use crate::device_config::{compare, length};
@@ -7,7 +7,7 @@ use crate::state::{StateError, ToldState};
 use crate::{Status, VirtioDevice};
 
 impl<D: VirtioDevice> VirtioFunction<D> {
-    /// The state of what a driver reads of the device now; `None` if there is nothing to read.
+    /// The configuration and properties that a driver can read of the device now; `None` if there is nothing to read.
     pub(super) fn told(&self) -> Option<ToldState> {
         let config = self.device_config();
         let promises: Vec<_> =
@@ -25,12 +25,12 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         config
     }
 
-    /// Compares what the driver was told, after everything else was restored, and announces what has changed. Without
-    /// a driver, the next one reads everything.
+    /// Compares the configuration that the driver has read with the present one, after everything else was restored,
+    /// and announces changes. Without a driver, the next one reads everything.
     ///
     /// # Errors
     ///
-    /// The device cannot go on with this driver.
+    /// Fails if the device cannot serve this driver.
     pub(super) fn keep_word(&mut self, told: &ToldState) -> Result<(), StateError> {
         let ToldState { generation, config, promises } = told;
         self.generation = generation.wrapping_sub(self.device.config_generation());

@@ -5,49 +5,49 @@ use std::sync::Arc;
 use super::endpoint::Endpoint;
 use crate::memory::{DmaFollower, DmaMapping, NotFollowed};
 
-/// A change that was not finished as it should be.
+/// The reason why a change is incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unfinished {
-    /// A follower could not take what was given.
+    /// A follower could not take a new mapping.
     NotGiven,
-    /// Memory that was taken away may still be within reach.
+    /// Unmapped memory may still be reachable.
     NotTaken,
 }
 
-/// Work that remains after the table was changed, to be done without its lock.
+/// Work that remains after the table was changed, done without its lock.
 #[must_use = "what was taken away is within reach until this is finished"]
 pub(crate) enum Change {
     /// Nothing.
     None,
-    /// These endpoints reach one mapping more.
+    /// These endpoints have a new mapping.
     Mapped(DmaMapping, Vec<Arc<Endpoint>>),
     /// These endpoints have lost mappings, at least one.
     Unmapped(Vec<DmaMapping>, Vec<Arc<Endpoint>>),
-    /// These endpoints reach something else than before.
+    /// These endpoints have other mappings than before.
     Attached(Vec<Arc<Endpoint>>),
 }
 
-/// Endpoints without a follower that have lost something, and whose passes are still to be waited for. Nothing is told
-/// of them in order, so [`Common::order`](super::endpoint::Common::order) is free by then: a function whose passes are
-/// long holds up no change of another's.
+/// Endpoints without a follower that have lost mappings, and whose passes must be waited for. This needs no order, so
+/// [`Common::order`](super::endpoint::Common::order) is released first: a function with long passes delays no change of
+/// another's.
 #[must_use = "what was taken away is within reach until this has been waited for"]
 #[derive(Default)]
 pub(crate) struct Passes(Vec<Arc<Endpoint>>);
 
 impl Passes {
-    /// Waits until all passes have ended that had begun. When this returns, what was taken away is out of reach.
+    /// Waits for the end of all passes that had begun. When this returns, unmapped memory is unreachable.
     pub(crate) fn wait(self) {
         self.0.iter().for_each(|endpoint| endpoint.await_passes());
     }
 }
 
 impl Change {
-    /// Tells followers, after the passes of their functions, and returns whose passes are to be waited for then. When
-    /// that is done, what was taken away is out of reach, and what was given is within.
+    /// Notifies followers, after the passes of their functions, and returns the endpoints whose passes must be waited
+    /// for next. After that, unmapped memory is unreachable, and mapped memory is reachable.
     ///
     /// # Errors
     ///
-    /// [`Unfinished`], beside the passes: the caller undoes what it has given.
+    /// [`Unfinished`], in addition to the passes: the caller undoes its mappings.
     pub(crate) fn tell(self) -> (Result<(), Unfinished>, Passes) {
         match self {
             Self::None => (Ok(()), Passes::default()),
@@ -60,7 +60,8 @@ impl Change {
                 let (followed, alone) = divide(endpoints);
                 let mut done = Ok(());
                 for endpoint in followed {
-                    // All of them have lost it; what passes have begun may still use it, or pass it on, until they end.
+                    // All of them have lost the mappings; passes that have begun may still use them, or pass them on,
+                    // until they end.
                     endpoint.await_passes();
                     if let Some(follower) = endpoint.follower() {
                         follower.unmapped(&mappings);
@@ -72,7 +73,7 @@ impl Change {
             Self::Attached(endpoints) => {
                 let (followed, alone) = divide(endpoints);
                 followed.iter().for_each(|endpoint| endpoint.await_passes());
-                // All are told, whatever becomes of the first.
+                // All are notified, even if one fails.
                 let mut done = Ok(());
                 for endpoint in followed {
                     let told = endpoint.tell_reach().map_err(|NotFollowed| Unfinished::NotGiven);
@@ -89,7 +90,7 @@ fn forgotten(follower: &dyn DmaFollower) -> Result<(), Unfinished> {
     if follower.has_forgotten() { Ok(()) } else { Err(Unfinished::NotTaken) }
 }
 
-/// Divides endpoints into those that have a follower, which does not change meanwhile, and the others.
+/// Divides endpoints into those with a follower, which does not change in the meantime, and the others.
 fn divide(endpoints: Vec<Arc<Endpoint>>) -> (Vec<Arc<Endpoint>>, Passes) {
     let (followed, alone) = endpoints.into_iter().partition(|endpoint| endpoint.follower().is_some());
     (followed, Passes(alone))

@@ -3,12 +3,12 @@
 use super::table::{LAST_DOMAIN, PAGE};
 use crate::device_config::{ConfigField, Rule};
 
-/// Offset of the only field that a driver may write: bypass of endpoints in no domain.
+/// Offset of the only writable field: bypass of endpoints in no domain.
 pub(super) const BYPASS: u64 = 36;
-/// The bytes in which an endpoint's properties are told.
+/// The bytes reserved for an endpoint's properties.
 pub(super) const PROBE_SIZE: usize = 512;
 const LEN: usize = 40;
-/// Pages of 4 KiB and of 2 MiB: Linux maps a contiguous range by three requests at most then.
+/// Pages of 4 KiB and of 2 MiB: Linux then maps a contiguous range with at most three requests.
 const PAGE_SIZES: u64 = PAGE | 2 << 20;
 
 /// The fields.
@@ -38,8 +38,8 @@ pub(super) fn bytes(last_address: u64, bypass: bool) -> [u8; LEN] {
     bytes
 }
 
-/// Properties of each endpoint: messages for interrupts are written to this range, which is no memory. The properties
-/// end with one of type 0.
+/// Properties of each endpoint: messages for interrupts are written to this range, which is not memory. The last
+/// property has type 0.
 pub(super) fn properties() -> [u8; PROBE_SIZE] {
     const RESERVED_MEMORY: u16 = 1;
     const LEN: u16 = 20;

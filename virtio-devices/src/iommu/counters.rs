@@ -3,39 +3,39 @@
 use crate::counters::counters;
 
 counters! {
-    /// Something that is counted of an IOMMU.
+    /// A counted event of an IOMMU.
     pub enum IommuCounter;
     /// The counters of an IOMMU since the VM was booted.
     pub struct IommuCounters;
 
-    /// Endpoints that were put into a domain.
+    /// Endpoints attached to a domain.
     Attaches = "attaches",
-    /// Endpoints that were taken out of one.
+    /// Endpoints detached from a domain.
     Detaches = "detaches",
-    /// Ranges that were mapped.
+    /// Mapped ranges.
     Maps = "maps",
     /// Requests to remove mappings.
     Unmaps = "unmaps",
-    /// Endpoints that were asked about.
+    /// Probed endpoints.
     Probes = "probes",
-    /// Requests that were refused.
+    /// Refused requests.
     Refused = "refused",
-    /// Accesses of functions that their domains do not allow.
+    /// Accesses that a domain does not allow.
     Faults = "faults",
     /// Events about them.
     Events = "events",
-    /// Faults that the driver was not told: too many, or it had no buffer for them.
+    /// Faults that were not reported to the driver: too many, or it had no buffer for them.
     EventsDropped = "events_dropped",
-    /// Chains in which no request or no room for its answer was found.
+    /// Chains without a complete request, or without room for its reply.
     BadChains = "bad_chains",
     /// Interrupts that were signalled.
     Interrupts = "interrupts",
-    /// Queues that were given up because their rings are invalid.
+    /// Queues stopped because their rings are invalid.
     BrokenRings = "broken_rings",
 }
 
 impl IommuCounter {
-    /// True if it counts accesses or requests that failed.
+    /// True for a counter of accesses or requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::Refused | Self::Faults | Self::EventsDropped | Self::BadChains | Self::BrokenRings)
     }

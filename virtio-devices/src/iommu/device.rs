@@ -1,4 +1,4 @@
-//! The function by which a driver asks the IOMMU.
+//! The function through which a driver controls the IOMMU.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::{DeviceSpecific, SharedQueue, Start, StateError, VirtioDevice, Worker
 
 /// A base system peripheral, IOMMU.
 const CLASS: [u8; 3] = [0x08, 0x06, 0x00];
-/// The queue of requests, and that of events.
+/// The request queue, and the event queue.
 const REQUESTS: u16 = 0;
 const EVENTS: u16 = 1;
 const QUEUE_SIZES: &[u16] = &[256, 64];
@@ -33,7 +33,7 @@ const MAP_UNMAP: u32 = 2;
 const PROBE: u32 = 4;
 const MMIO: u32 = 5;
 const BYPASS_CONFIG: u32 = 6;
-/// Without event indexes: each request has a doorbell.
+/// No event index: each request rings the doorbell.
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
     | 1 << VIRTIO_RING_F_INDIRECT_DESC
     | 1 << INPUT_RANGE
@@ -47,7 +47,7 @@ const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
 pub struct IommuDevice {
     id: String,
     iommu: Arc<Iommu>,
-    /// The queue of requests, from a start to the next reset.
+    /// The request queue, from a start to the next reset.
     requests: Option<RequestQueue>,
     losses: Losses,
 }
@@ -62,7 +62,7 @@ impl IommuDevice {
         &self.iommu.common.counters
     }
 
-    /// Starts the worker of events, if the driver has such a queue.
+    /// Starts the event worker, if the driver enabled the event queue.
     fn start_events(&self, start: &Start, queue: SharedQueue) -> io::Result<Worker> {
         let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
         let stop = Arc::new(AtomicBool::new(false));
@@ -130,7 +130,7 @@ impl VirtioDevice for IommuDevice {
             interrupts: Arc::clone(&start.interrupts),
             iommu: Arc::clone(&self.iommu),
         });
-        // What was asked while the queue did not run has had its doorbell.
+        // Requests made while the queue did not run have rung their doorbell already.
         self.rung(REQUESTS);
         Ok(events.into_iter().collect())
     }

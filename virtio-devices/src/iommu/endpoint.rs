@@ -1,4 +1,4 @@
-//! A function as the IOMMU knows it: whose addresses are translated, and by what.
+//! A function behind the IOMMU: its addresses are translated.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 
 /// State that all endpoints of an IOMMU share.
 pub(crate) struct Common {
-    /// Held by who changes what endpoints reach, until followers have been told: they are told in order, and the
-    /// table's lock is free meanwhile. Passes of endpoints without a follower are waited for when it is free again.
+    /// Held while mappings change, until followers have been notified in order; the table's lock is not held for that.
+    /// Passes of endpoints without a follower are waited for after its release.
     pub order: Mutex<()>,
-    /// An endpoint that is in no domain reaches all of the guest's memory.
+    /// True if an endpoint in no domain can access all of the guest's memory.
     pub bypass: AtomicBool,
     /// Faults to report.
     pub faults: Faults,
@@ -30,9 +30,9 @@ pub(crate) struct Common {
 /// Translation of an endpoint's addresses.
 #[derive(Debug, Clone)]
 pub(crate) enum Attachment {
-    /// It is in no domain: all of the guest's memory, or nothing, as the driver has set it for all such endpoints.
+    /// In no domain: all of the guest's memory, or nothing, as the driver has set it for all such endpoints.
     None,
-    /// Domain in bypass: every address is a guest address.
+    /// In a bypass domain: every address is a guest physical address.
     Bypass,
     /// Mappings of the domain.
     Mapped(Arc<RwLock<Mappings>>),
@@ -40,8 +40,8 @@ pub(crate) enum Attachment {
 
 /// A function behind the IOMMU.
 ///
-/// Workers make a pass at a time. When something is taken away, passes that have begun may still use it, and the driver
-/// is told when they have ended.
+/// Workers translate in passes. Passes that have begun may still use a removed mapping; the driver's request completes
+/// when they have ended.
 pub struct Endpoint {
     id: u32,
     gate: Gate,
@@ -68,12 +68,12 @@ impl Endpoint {
         self.id
     }
 
-    /// Changes what its addresses stand for. Passes may go by what they stood for until they are waited for.
+    /// Changes its mappings. Passes may use the old ones until they are waited for.
     pub(crate) fn attach(&self, attachment: Attachment) {
         self.attachment.store(Arc::new(attachment));
     }
 
-    /// Waits until all passes that have begun have ended.
+    /// Waits for the end of all passes that have begun.
     pub(crate) fn await_passes(&self) {
         self.gate.await_passes();
     }
@@ -83,23 +83,23 @@ impl Endpoint {
         self.follower.lock().clone()
     }
 
-    /// Forgets who has to be told: it is no endpoint any more.
+    /// Removes its follower: it is no longer an endpoint.
     pub(crate) fn leave(&self) {
         *self.follower.lock() = None;
     }
 
-    /// Tells its follower what it reaches now. By who holds [`Common::order`].
+    /// Notifies its follower of its present mappings. The caller holds [`Common::order`].
     pub(crate) fn tell_reach(&self) -> Result<(), NotFollowed> {
         let Some(follower) = self.follower() else { return Ok(()) };
         match &**self.attachment.load() {
             Attachment::None if !self.common.bypass.load(Ordering::Acquire) => follower.attached(DmaReach::Nothing),
             Attachment::None | Attachment::Bypass => follower.attached(DmaReach::Everything),
-            // Only who holds the order would wait for this lock.
+            // Only the order's holder would wait for this lock.
             Attachment::Mapped(mappings) => follower.attached(DmaReach::Mapped(&mut mappings.read().iter())),
         }
     }
 
-    /// Result of `find` in a domain's mappings; a fault is reported if there is none. In bypass `identity`.
+    /// Applies `find` to a domain's mappings; reports a fault if it finds none. In bypass, returns `identity`.
     fn look_up<T>(
         &self,
         (address, access): (u64, Permissions),

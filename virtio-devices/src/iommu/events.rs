@@ -1,4 +1,4 @@
-//! The queue of events, and its worker: it tells the driver of accesses that failed.
+//! The event queue, and its worker, which reports failed accesses to the driver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::ring::{BrokenRing, Ring, Used};
 use crate::worker::own;
 use crate::{DmaSpace, Interrupts, SharedQueue};
 
-/// The queue and what its worker works with.
+/// The queue, and the worker's resources.
 pub(super) struct EventWorker {
     pub index: u16,
     pub queue: SharedQueue,
@@ -28,7 +28,7 @@ pub(super) struct EventWorker {
 }
 
 impl EventWorker {
-    /// Tells faults until told to stop. Waits for a predecessor's end first.
+    /// Reports faults until stopped. First waits for the predecessor's end.
     pub(super) fn run(self) {
         let queue = Arc::clone(&self.queue);
         let Some(queue) = own(&queue, &self.stop) else { return };
@@ -48,14 +48,14 @@ impl EventWorker {
                 tally.count(if told { IommuCounter::Events } else { IommuCounter::EventsDropped });
             }
             tally.flush(&self.common.counters);
-            // If this fails (a signal, no memory), the faults are looked at and the wait is repeated.
+            // If this fails (a signal, no memory), the faults are checked and the wait is repeated.
             let _ = poll(&mut [PollFd::from_borrowed_fd(borrow(&self.kick), PollFlags::IN)], None);
             let _ = self.kick.read();
         }
         tally.flush(&self.common.counters);
     }
 
-    /// Writes a fault to the driver's next buffer. Returns whether there was one.
+    /// Writes a fault to the driver's next buffer. Returns false if there is none.
     fn tell(
         &self,
         fault: Fault,

@@ -1,4 +1,4 @@
-//! Accesses that an endpoint made in vain, on their way to the driver (`virtio 1.4 §5.13.6.9`).
+//! Failed accesses of endpoints, to be reported to the driver (`virtio 1.4 §5.13.6.9`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::{IommuCounter, IommuCounters, Tally};
 
-/// The most faults that wait for their worker. A function that faults does so again, and the driver prints a few.
+/// The most faults that wait for the worker. A faulting function faults again, and the driver logs only a few.
 const MOST: usize = 64;
 /// The length of an event.
 pub(crate) const EVENT: usize = 24;
@@ -29,7 +29,7 @@ pub(crate) enum Reason {
     Mapping = 2,
 }
 
-/// An access that failed.
+/// A failed access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
     /// Reason.
@@ -43,7 +43,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// The event that tells it: the reason and 3 reserved bytes, flags, the endpoint, 4 reserved bytes, the address.
+    /// The fault's event: the reason and 3 reserved bytes, flags, the endpoint, 4 reserved bytes, the address.
     pub(crate) fn event(&self) -> [u8; EVENT] {
         let read = if self.access.allow(Permissions::Read) { READ } else { 0 };
         let write = if self.access.allow(Permissions::Write) { WRITE } else { 0 };
@@ -56,20 +56,19 @@ impl Fault {
     }
 }
 
-/// Faults that have not been told.
+/// Faults that have not been reported.
 #[derive(Default)]
 pub(crate) struct Faults(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
     faults: VecDeque<Fault>,
-    /// Wakes who tells them, while there is a driver.
+    /// Wakes the worker, while there is a driver.
     wake: Option<Arc<EventFd>>,
 }
 
 impl Faults {
-    /// Counts a fault, and has it told if there is a driver and room. Waits for nothing: it is called in the middle of
-    /// a pass.
+    /// Counts a fault, and queues it if there is a driver and room. Does not block: it is called during a pass.
     pub(crate) fn report(&self, fault: Fault, counters: &IommuCounters) {
         let mut tally = Tally::new();
         tally.count(IommuCounter::Faults);
@@ -86,12 +85,12 @@ impl Faults {
         tally.flush(counters);
     }
 
-    /// The oldest that waits.
+    /// Removes the oldest waiting fault.
     pub(crate) fn take(&self) -> Option<Fault> {
         self.0.lock().faults.pop_front()
     }
 
-    /// Has `wake` signalled for each fault from now on, or keeps none any more.
+    /// Signals `wake` for each fault from now on; with `None`, faults are no longer queued.
     pub(crate) fn tell(&self, wake: Option<Arc<EventFd>>) {
         let mut waiting = self.0.lock();
         waiting.faults.clear();

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-/// A gate with two sides. Passes go through the side that is open, and who waits for passes opens the other side first:
-/// passes that begin meanwhile neither wait for it nor make it wait.
+/// A gate with two sides. Passes use the open side, and a thread that waits for passes first opens the other side:
+/// passes that begin during the wait neither wait for it nor prolong it.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     sides: [RwLock<()>; 2],
@@ -15,21 +15,21 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Begins a pass, which sees all that was changed before those waited whom it did not let wait.
+    /// Begins a pass, which sees all changes made before any wait that does not include it.
     pub(super) fn begin(&self) -> RwLockReadGuard<'_, ()> {
         let [first, second] = &self.sides;
         let side = if self.open.load(Ordering::SeqCst) == 0 { first } else { second };
-        // A worker may be in several passes. It must not wait for one of them behind somebody who waits for another.
+        // A worker may be in several passes. One of them must not queue behind a thread that waits for another.
         side.read_recursive()
     }
 
-    /// Waits until all passes that have begun have ended. Of several threads one waits after the other.
+    /// Waits for the end of all passes that have begun. Several threads wait one after the other.
     pub(super) fn await_passes(&self) {
         let _waiting = self.waiting.lock();
         let [first, second] = &self.sides;
         let open = self.open.load(Ordering::SeqCst);
         let (open_side, other) = if open == 0 { (first, second) } else { (second, first) };
-        // A pass may have looked which side is open long ago, and have come there when it was closed.
+        // A pass may have read the open side long ago, and enter it after it was closed.
         drop(other.write());
         self.open.store(1 - open, Ordering::SeqCst);
         drop(open_side.write());
@@ -54,7 +54,7 @@ mod tests {
                     let mut pass = gate.begin();
                     while !stop.load(Ordering::Acquire) {
                         thread::sleep(Duration::from_micros(200));
-                        // Never without one.
+                        // At least one pass is always active.
                         let next = gate.begin();
                         drop(std::mem::replace(&mut pass, next));
                     }

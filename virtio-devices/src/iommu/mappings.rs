@@ -1,4 +1,4 @@
-//! The mappings of a domain: ranges of I/O addresses and the guest addresses that they stand for.
+//! The mappings of a domain: ranges of I/O addresses and their guest addresses.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use vm_memory::Permissions;
 use super::status::Status;
 use crate::memory::DmaMapping;
 
-/// A range of I/O addresses, both ends included, so that the last address of all can be in one.
+/// A range of I/O addresses, both ends included, so that it can contain the last address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Range {
     /// The first address.
@@ -25,7 +25,7 @@ struct Mapping {
     access: Permissions,
 }
 
-/// Disjoint ranges of I/O addresses, in order.
+/// Disjoint mappings by their first I/O address.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings(BTreeMap<u64, Mapping>);
 
@@ -35,11 +35,11 @@ impl Mappings {
         self.0.len()
     }
 
-    /// Maps `range` to the guest addresses from `target` on, whose last exists.
+    /// Maps `range` to the guest addresses from `target`, which must not wrap around.
     ///
     /// # Errors
     ///
-    /// [`Status::Invalid`], when a part of it is mapped already.
+    /// [`Status::Invalid`], if a part of it is mapped already.
     pub(crate) fn insert(&mut self, range: Range, target: u64, access: Permissions) -> Result<(), Status> {
         let before = self.0.range(..=range.last).next_back();
         if before.is_some_and(|(_, mapping)| mapping.last >= range.first) {
@@ -53,7 +53,7 @@ impl Mappings {
     ///
     /// # Errors
     ///
-    /// [`Status::Range`], when a mapping would be split. Nothing is removed then.
+    /// [`Status::Range`], if a mapping would be split. Nothing is removed then.
     pub(crate) fn remove(&mut self, range: Range) -> Result<Vec<DmaMapping>, Status> {
         let reaches_in = self.0.range(..range.first).next_back().is_some_and(|(_, before)| before.last >= range.first);
         let inside = self.0.range(range.first..=range.last);
@@ -61,7 +61,7 @@ impl Mappings {
         if reaches_in || reaches_out {
             return Err(Status::Range);
         }
-        // A range that is mapped in many pieces is removed piece by piece: the cost is that of having mapped them.
+        // Many mappings in the range are removed one by one: the cost is that of having mapped them.
         let removed: Vec<_> = inside.map(whole).collect();
         for mapping in &removed {
             self.0.remove(&mapping.first);
@@ -69,7 +69,7 @@ impl Mappings {
         Ok(removed)
     }
 
-    /// The first piece of the `len` bytes at `address`, at least one: where it is for the guest, and how long it is.
+    /// Translates the first piece of the `len` bytes at `address`, at least one: its guest address and its length.
     /// `None` if `address` is not mapped, or not for `access`.
     pub(crate) fn translate(&self, address: u64, len: u64, access: Permissions) -> Option<(u64, u64)> {
         let mapping = self.find(address, access)?;
@@ -78,7 +78,7 @@ impl Mappings {
         Some((mapping.target.wrapping_add(address - mapping.first), len.min(rest.saturating_add(1))))
     }
 
-    /// The mapping that `address` lies in, if that allows `access`.
+    /// The mapping of `address`, if it allows `access`.
     pub(crate) fn find(&self, address: u64, access: Permissions) -> Option<DmaMapping> {
         let before = self.0.range(..=address).next_back().map(whole);
         before.filter(|mapping| mapping.last >= address && mapping.access.allow(access))
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_address_of_all_can_be_mapped_and_the_first_piece_ends_with_its_mapping() {
+    fn a_mapping_reaches_the_last_address_and_bounds_each_piece() {
         let mut mappings = Mappings::default();
         mappings.insert(range(u64::MAX - 0xfff, u64::MAX), 0x5000, Permissions::Read).unwrap();
         assert_eq!(mappings.translate(u64::MAX, 8, Permissions::Read), Some((0x5fff, 1)));

@@ -5,9 +5,9 @@ use vm_memory::Permissions;
 use super::mappings::Range;
 use super::status::Status;
 
-/// The longest part of a request that a driver writes: that of PROBE.
+/// The length of the longest device-readable part: that of PROBE.
 pub(crate) const LONGEST: usize = 72;
-/// The part of a request that the device writes after everything else: the status and 3 reserved bytes.
+/// The length of the tail that the device writes last: the status and 3 reserved bytes.
 pub(crate) const TAIL: usize = 4;
 
 const ATTACH: u8 = 1;
@@ -16,9 +16,9 @@ const MAP: u8 = 3;
 const UNMAP: u8 = 4;
 const PROBE: u8 = 5;
 
-/// The flag of ATTACH that makes a domain of which every address stands for itself.
+/// The flag of ATTACH that creates a bypass domain.
 const BYPASS: u32 = 1;
-/// The flags of MAP: may be read, may be written, is no memory.
+/// The flags of MAP: readable, writable, not memory.
 const READ: u32 = 1;
 const WRITE: u32 = 2;
 const MMIO: u32 = 4;
@@ -26,16 +26,16 @@ const MMIO: u32 = 4;
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Puts an endpoint into a domain.
+    /// Attaches an endpoint to a domain.
     Attach {
-        /// The domain, which is made if there is none.
+        /// The domain, which is created if it does not exist.
         domain: u32,
         /// The endpoint.
         endpoint: u32,
-        /// In this domain, all addresses stand for themselves.
+        /// True for a bypass domain: addresses are not translated.
         bypass: bool,
     },
-    /// Takes an endpoint out of its domain.
+    /// Detaches an endpoint from its domain.
     Detach {
         /// The domain.
         domain: u32,
@@ -60,14 +60,14 @@ pub(crate) enum Request {
         /// The addresses.
         range: Range,
     },
-    /// Asks what is special about an endpoint.
+    /// Reads an endpoint's properties.
     Probe {
         /// The endpoint.
         endpoint: u32,
     },
 }
 
-/// The fields of a request, from its beginning.
+/// The unread fields of a request.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -85,7 +85,7 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// Bytes that must be zero.
+    /// Checks that bytes are zero.
     fn reserved<const N: usize>(&mut self) -> Result<(), Status> {
         if self.take::<N>()? == [0; N] { Ok(()) } else { Err(Status::Invalid) }
     }
@@ -96,11 +96,11 @@ impl Fields<'_> {
 }
 
 impl Request {
-    /// Reads what a driver wrote.
+    /// Parses a driver's request.
     ///
     /// # Errors
     ///
-    /// The status that says what is wrong.
+    /// The status for the fault.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Status> {
         let mut fields = Fields(bytes);
         let [kind] = fields.take()?;
@@ -124,7 +124,7 @@ impl Request {
                 let domain = fields.number()?;
                 let range = fields.range()?;
                 let (target, flags) = (fields.address()?, fields.number()?);
-                // Flags that are wrong are told before addresses that are.
+                // Invalid flags are reported before invalid addresses.
                 let access = access(flags)?;
                 Ok(Self::Map { domain, range: ordered(range)?, target, access })
             }
@@ -151,8 +151,8 @@ fn access(flags: u32) -> Result<Permissions, Status> {
     if flags & !(READ | WRITE | MMIO) != 0 {
         return Err(Status::Invalid);
     }
-    // What is no memory can be mapped, and is found to be none when it is used: a guest whose VFIO maps BARs of other
-    // devices would lose its own guest otherwise.
+    // Addresses without memory can be mapped, and fail on access: otherwise a guest whose VFIO maps BARs of other
+    // devices could not start its own guest.
     Ok(match (flags & READ != 0, flags & WRITE != 0) {
         (true, true) => Permissions::ReadWrite,
         (true, false) => Permissions::Read,
@@ -161,7 +161,7 @@ fn access(flags: u32) -> Result<Permissions, Status> {
     })
 }
 
-/// The bytes of `request`, as a driver writes them.
+/// The bytes of `request` from a driver.
 #[cfg(test)]
 pub(crate) fn encode(request: Request) -> Vec<u8> {
     let le = |number: u32| number.to_le_bytes().to_vec();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_not_supported_and_a_range_that_ends_before_it_begins_is_none() {
+    fn unknown_requests_are_unsupported_and_a_reversed_range_fails() {
         for kind in [0, 6, 255] {
             assert_eq!(Request::parse(&[kind, 0, 0, 0]), Err(Status::Unsupported));
         }

@@ -1,4 +1,4 @@
-//! The queue of requests, as it is answered when its doorbell is rung.
+//! The request queue, handled when its doorbell rings.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::iovecs::{IoVecs, Storage, divide};
 use crate::ring::{BrokenRing, Chain, Ring, Used};
 use crate::{DmaSpace, DmaView, Interrupts, SharedQueue};
 
-/// The type of a request that is answered by more than a status.
+/// The type of the request whose reply is more than a status.
 const PROBE: u8 = 5;
 
-/// The queue, and what it is answered with.
+/// The queue, and the context of its requests.
 pub(super) struct RequestQueue {
     pub index: u16,
     pub queue: SharedQueue,
@@ -24,8 +24,8 @@ pub(super) struct RequestQueue {
 }
 
 impl RequestQueue {
-    /// Answers what the driver has made available: at most as many requests as the queue holds. What is made available
-    /// meanwhile has a doorbell of its own.
+    /// Handles the available requests: at most as many as the queue holds. Requests made available in the meantime ring
+    /// the doorbell again.
     pub(super) fn answer_all(&self) {
         let mut tally = Tally::new();
         if self.try_answer_all(&mut tally).is_err() && !self.interrupts.needs_reset() {
@@ -57,7 +57,7 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// Answers a request. Returns the length of the answer.
+    /// Handles a request. Returns the length of the reply.
     fn answer<'m>(
         &self,
         chain: Chain<'m>,

@@ -9,7 +9,7 @@ use super::unit::Iommu;
 use crate::{DeviceSpecific, DomainState, IommuState, MappingState, StateError};
 
 impl Iommu {
-    /// The state, or that of power-on.
+    /// The state, or the power-on state.
     pub(super) fn save(&self) -> DeviceSpecific {
         let (bypass, table) = (self.bypass(), self.table.lock());
         let domains: Vec<_> = table.domains().collect();
@@ -19,11 +19,11 @@ impl Iommu {
         DeviceSpecific::Iommu(IommuState { bypass, domains })
     }
 
-    /// Brings an IOMMU with the same endpoints to `state`, as a driver would.
+    /// Restores an IOMMU with the same endpoints to `state`, as a driver would.
     ///
     /// # Errors
     ///
-    /// Fails if no driver could have reached the state. The unit is in the state of power-on then.
+    /// Fails if no driver could have produced the state. The unit is in its power-on state then.
     pub(super) fn restore(&self, state: &IommuState) -> Result<(), StateError> {
         self.power_on();
         self.set_bypass(state.bypass);

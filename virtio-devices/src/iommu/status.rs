@@ -1,21 +1,21 @@
 //! Results of a request.
 
-/// The status of a request (`virtio 1.4 §5.13.6`), as its value in the last part of the request.
+/// The status of a request (`virtio 1.4 §5.13.6`), with its value in the tail of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
-    /// It is carried out.
+    /// Success.
     Ok = 0,
-    /// There is no such kind of request.
+    /// Unknown type of request.
     Unsupported = 2,
-    /// A function's backend may still reach what the request took away.
+    /// A function's backend may still reach memory that the request unmapped.
     DeviceError = 3,
-    /// Reserved fields or unknown flags are set, or what is asked for contradicts what there is.
+    /// Reserved fields or unknown flags are set, or the request conflicts with the present state.
     Invalid = 4,
     /// Addresses or numbers are not aligned or out of range, or a mapping would be split.
     Range = 5,
-    /// There is no such endpoint or domain.
+    /// No such endpoint or domain.
     NoEntry = 6,
-    /// There are as many mappings as there can be.
+    /// The maximum number of mappings is reached.
     NoMemory = 8,
 }

@@ -1,4 +1,4 @@
-//! Carries out requests one by one on the caller's thread. For fuzz targets.
+//! Executes requests one by one on the caller's thread. For fuzz targets.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::net::steps::{Step, Stepped};
 use crate::ring::Ring;
 use crate::{GuestMap, Interrupts, SharedQueue};
 
-/// An IOMMU with a queue of requests and some endpoints.
+/// An IOMMU with a request queue and some endpoints.
 pub struct IommuSteps {
     iommu: Arc<Iommu>,
     endpoints: Vec<Behind>,
@@ -25,8 +25,8 @@ pub struct IommuSteps {
 pub struct IommuQueue;
 
 impl IommuSteps {
-    /// An IOMMU with I/O addresses of `address_width` bits and room for `mappings`, whose endpoints are the first
-    /// functions of bus 1, and whose driver has this queue.
+    /// Creates an IOMMU with I/O addresses of `address_width` bits and room for `mappings`, whose endpoints are the
+    /// first functions of bus 1, and whose driver has this queue.
     pub fn new(memory: GuestMap, queue: &SharedQueue, (address_width, endpoints, mappings): (u8, u8, usize)) -> Self {
         let iommu = Iommu::new(address_width);
         let last = iommu.last_address();
@@ -42,7 +42,7 @@ impl IommuSteps {
         Self { iommu, endpoints, requests: Mutex::new(requests) }
     }
 
-    /// Guest address of the byte at `address` for the endpoint with this index, if this access is allowed.
+    /// Translates `address` for the endpoint with this index to a guest address, if the access is allowed.
     pub fn translate(&self, endpoint: usize, address: u64, read: bool, write: bool) -> Option<u64> {
         let access = match (read, write) {
             (true, true) => Permissions::ReadWrite,
@@ -55,7 +55,7 @@ impl IommuSteps {
         Some(endpoint.translate(address, 1, access)?.0)
     }
 
-    /// The counters so far.
+    /// The value of a counter.
     pub fn count(&self, counter: IommuCounter) -> u64 {
         self.iommu.common.counters.get(counter)
     }
@@ -65,7 +65,7 @@ impl IommuSteps {
         self.iommu.table.lock().counts()
     }
 
-    /// Sets bypass: endpoints in no domain reach all of memory, or nothing.
+    /// Sets bypass: endpoints in no domain can access all of memory, or nothing.
     pub fn set_bypass(&self, bypass: bool) {
         self.iommu.set_bypass(bypass);
     }
@@ -84,7 +84,7 @@ impl Stepped for IommuSteps {
         Ring::open(0, queue.lock(), false, &requests.memory.pass()).ok().map(|_| IommuQueue)
     }
 
-    /// Does what a doorbell leads to.
+    /// Handles a doorbell.
     fn step(&mut self, _queue: &mut IommuQueue) -> Step {
         let requests = self.requests.get_mut();
         requests.answer_all();

@@ -1,4 +1,4 @@
-//! Endpoints, the domains that they are in, and the effects of requests on them (`virtio 1.4 §5.13.6`).
+//! Endpoints, their domains, and the effects of requests (`virtio 1.4 §5.13.6`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use crate::{DomainState, MappingState};
 
 /// The smallest range that can be mapped, in bytes.
 pub(crate) const PAGE: u64 = 4096;
-/// The highest number of a domain. Each has an endpoint in it, so there are no more of them than endpoints.
+/// The highest domain ID. Each domain has an endpoint in it, so the endpoints limit their number.
 pub(crate) const LAST_DOMAIN: u32 = 0xffff;
-/// The most mappings of all domains together: a guest's requests must not use up the host's memory.
+/// The most mappings of all domains together: a guest must not exhaust the host's memory.
 const MOST_MAPPINGS: usize = 1 << 20;
 
 /// A domain.
 struct Domain {
-    /// `None`: every address stands for itself.
+    /// `None` for a bypass domain.
     mappings: Option<Arc<RwLock<Mappings>>>,
-    /// Endpoints in the domain, at least one.
+    /// The endpoints in the domain, at least one.
     endpoints: Vec<Arc<Endpoint>>,
 }
 
-/// An endpoint, and the domain that it is in.
+/// An endpoint and its domain.
 struct Entry {
     endpoint: Arc<Endpoint>,
     domain: Option<u32>,
@@ -47,13 +47,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// No endpoints yet. `last_address` is the highest I/O address.
+    /// Creates a table without endpoints. `last_address` is the highest I/O address.
     pub(crate) fn new(last_address: u64) -> Self {
         let (endpoints, domains, mappings) = (BTreeMap::new(), BTreeMap::new(), 0);
         Self { last_address, most_mappings: MOST_MAPPINGS, endpoints, domains, mappings }
     }
 
-    /// The same, with room for so many mappings.
+    /// Limits the number of mappings to `most_mappings`.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn with_most_mappings(self, most_mappings: usize) -> Self {
         Self { most_mappings, ..self }
@@ -64,14 +64,14 @@ impl Table {
         self.last_address
     }
 
-    /// Adds an endpoint in place of one with the same number, if there is one.
+    /// Adds an endpoint; replaces one with the same number.
     pub(crate) fn add(&mut self, endpoint: Arc<Endpoint>) -> Change {
         let change = self.remove(endpoint.id());
         self.endpoints.insert(endpoint.id(), Entry { endpoint, domain: None });
         change
     }
 
-    /// Removes an endpoint. Nothing is mapped for it any more, of which nobody is told who follows.
+    /// Removes an endpoint with its mappings, without notifying its follower.
     pub(crate) fn remove(&mut self, id: u32) -> Change {
         self.endpoints.get(&id).into_iter().for_each(|entry| entry.endpoint.leave());
         let change = self.leave(id);
@@ -79,12 +79,12 @@ impl Table {
         change
     }
 
-    /// The endpoint, if it is there.
+    /// The endpoint with this ID.
     pub(crate) fn endpoint(&self, id: u32) -> Option<&Arc<Endpoint>> {
         self.endpoints.get(&id).map(|entry| &entry.endpoint)
     }
 
-    /// Takes all endpoints out of their domains, which are no more.
+    /// Detaches all endpoints, which removes all domains.
     pub(crate) fn reset(&mut self) -> Change {
         let mut detached = Vec::new();
         for entry in self.endpoints.values_mut() {
@@ -98,17 +98,17 @@ impl Table {
         Change::Attached(detached)
     }
 
-    /// Endpoints that are in no domain reach something else.
+    /// The change for endpoints in no domain after bypass was switched.
     pub(crate) fn bypass_changed(&self) -> Change {
         let unattached = self.endpoints.values().filter(|entry| entry.domain.is_none());
         Change::Attached(unattached.map(|entry| Arc::clone(&entry.endpoint)).collect())
     }
 
-    /// Carries out a request. What it took away is out of reach when the change is finished.
+    /// Executes a request. Memory that it unmaps is unreachable when the change is finished.
     ///
     /// # Errors
     ///
-    /// The status that says what is wrong. Nothing has changed then.
+    /// The status for the fault. Nothing has changed then.
     pub(crate) fn carry_out(&mut self, request: Request) -> Result<Change, Status> {
         match request {
             Request::Attach { domain, endpoint, bypass } => self.attach(domain, endpoint, bypass),
@@ -153,14 +153,14 @@ impl Table {
         Ok(self.leave(id))
     }
 
-    /// Takes an endpoint out of its domain, if it is in one.
+    /// Detaches an endpoint from its domain, if it is in one.
     fn leave(&mut self, id: u32) -> Change {
         let Some(endpoint) = self.forget(id) else { return Change::None };
         endpoint.attach(Attachment::None);
         Change::Attached(vec![endpoint])
     }
 
-    /// The same, of which the endpoint is not told. A domain that nobody is in any more is gone, with its mappings.
+    /// The same without updating the endpoint. Removes a domain without endpoints, with its mappings.
     fn forget(&mut self, id: u32) -> Option<Arc<Endpoint>> {
         let entry = self.endpoints.get_mut(&id)?;
         let number = entry.domain.take()?;

@@ -1,4 +1,4 @@
-//! The IOMMU of a VM, as devices and the function of its driver share it.
+//! The IOMMU of a VM, shared by devices and the function of its driver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,10 @@ use super::status::Status;
 use super::table::Table;
 use crate::memory::{DmaFollower, NotFollowed, Translate};
 
-/// The numbers of bits that an I/O address can have.
+/// The supported widths of I/O addresses, in bits.
 pub const ADDRESS_WIDTHS: std::ops::RangeInclusive<u8> = 32..=64;
 
-/// The IOMMU of a VM: its endpoints, domains and mappings. The function by which a driver asks is an
+/// The IOMMU of a VM: its endpoints, domains and mappings. Its driver uses it through an
 /// [`IommuDevice`](super::IommuDevice).
 pub struct Iommu {
     pub(super) table: Mutex<Table>,
@@ -25,7 +25,7 @@ pub struct Iommu {
 }
 
 impl Iommu {
-    /// An IOMMU without endpoints, whose I/O addresses have `address_width` bits, of [`ADDRESS_WIDTHS`].
+    /// Creates an IOMMU without endpoints, whose I/O addresses have `address_width` bits, of [`ADDRESS_WIDTHS`].
     pub fn new(address_width: u8) -> Arc<Self> {
         let unused = u64::BITS.saturating_sub(u32::from(address_width));
         let table = Table::new(u64::MAX.checked_shr(unused).unwrap_or(0));
@@ -34,7 +34,7 @@ impl Iommu {
         Arc::new(Self { table: Mutex::new(table), common })
     }
 
-    /// Adds the function at `rid` of `segment`, in no domain. It is an endpoint as long as what is returned lives.
+    /// Adds the function at `rid` of `segment`, in no domain. It is an endpoint until the returned value is dropped.
     pub fn behind(self: &Arc<Self>, segment: u16, rid: pci::Rid) -> Behind {
         let id = u32::from(segment) << 16 | u32::from(rid.to_bits());
         let endpoint = Arc::new(Endpoint::new(id, Arc::clone(&self.common)));
@@ -47,19 +47,19 @@ impl Iommu {
         Arc::clone(&self.common.counters)
     }
 
-    /// Returns to the state of power-on: all endpoints are in no domain, and reach all of the guest's memory.
+    /// Returns to the power-on state: all endpoints are in no domain, and can access all of the guest's memory.
     pub fn power_on(&self) {
         self.reset();
         self.set_bypass(true);
     }
 
-    /// The driver has reset the device: nothing is attached or mapped. What endpoints in no domain reach stays.
+    /// Detaches and unmaps everything after a reset by the driver. Bypass of endpoints in no domain stays.
     pub(super) fn reset(&self) {
         self.take_away(Table::reset);
     }
 
-    /// Makes a change that nobody can refuse, since it takes away. When this returns, what was taken away is out of
-    /// reach. A follower may be unable to reach all of memory instead, and then says so itself.
+    /// Makes a change that only removes mappings, and so cannot be refused. When this returns, unmapped memory is
+    /// unreachable. A follower that cannot reach all of memory instead reports that itself.
     fn take_away(&self, change: impl FnOnce(&mut Table) -> Change) {
         let order = self.common.order.lock();
         let change = change(&mut self.table.lock());
@@ -72,7 +72,7 @@ impl Iommu {
         self.common.bypass.load(Ordering::Acquire)
     }
 
-    /// Lets endpoints that are in no domain reach all of the guest's memory, or nothing.
+    /// Lets endpoints in no domain access all of the guest's memory, or nothing.
     pub(crate) fn set_bypass(&self, bypass: bool) {
         self.take_away(|table| {
             let is_new = self.common.bypass.swap(bypass, Ordering::AcqRel) != bypass;
@@ -84,12 +84,12 @@ impl Iommu {
         self.table.lock().last_address()
     }
 
-    /// Carries out a request. When this returns, what it took away is out of reach.
+    /// Executes a request. When this returns, memory that it unmapped is unreachable.
     ///
     /// # Errors
     ///
-    /// The status that says what is wrong. Nothing has changed then, but that an endpoint which somebody could not
-    /// follow to another domain is in none.
+    /// The status for the fault. Nothing has changed then, except that an endpoint whose follower failed on an attach
+    /// is in no domain.
     pub(crate) fn carry_out(&self, request: Request) -> Result<(), Status> {
         let order = self.common.order.lock();
         let change = self.table.lock().carry_out(request)?;
@@ -104,19 +104,19 @@ impl Iommu {
         answer
     }
 
-    /// Undoes a request that a follower could not follow, by the order's holder. Returns the request's answer, and
-    /// whose passes are to be waited for before it is given.
+    /// Undoes a request after a follower failed; the caller holds the order. Returns the status of the request, and the
+    /// passes to wait for before it completes.
     fn undo(&self, request: Request, unfinished: Unfinished) -> (Result<(), Status>, Passes) {
         let undone = match request {
             Request::Map { domain, range, .. } => self.table.lock().carry_out(Request::Unmap { domain, range }),
             Request::Attach { domain, endpoint, .. } => {
                 self.table.lock().carry_out(Request::Detach { domain, endpoint })
             }
-            // The driver must not use the memory for something else.
+            // The driver must not reuse the memory.
             Request::Detach { .. } | Request::Unmap { .. } if unfinished == Unfinished::NotTaken => {
                 return (Err(Status::DeviceError), Passes::default());
             }
-            // A follower may be unable to reach what it is given back, and logs that itself.
+            // A follower that cannot reach the memory given back logs that itself.
             Request::Detach { .. } | Request::Unmap { .. } | Request::Probe { .. } => {
                 return (Ok(()), Passes::default());
             }
@@ -131,7 +131,7 @@ impl std::fmt::Debug for Iommu {
     }
 }
 
-/// A function's place behind an IOMMU, which ends when this is dropped.
+/// Registration of a function behind an IOMMU, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Behind {
     iommu: Arc<Iommu>,
@@ -144,12 +144,12 @@ impl Behind {
         &self.endpoint
     }
 
-    /// Tells `follower`, and nobody else, what the function reaches: first what that is now, then each change, until
-    /// this is dropped. See [`DmaFollower`].
+    /// Notifies only `follower` of the function's mappings: first of the present ones, then of each change, until this
+    /// is dropped. See [`DmaFollower`].
     ///
     /// # Errors
     ///
-    /// [`NotFollowed`], when the follower cannot take what there is. It is not told of anything then.
+    /// [`NotFollowed`] if the follower cannot take the present mappings. It gets no further notifications then.
     pub fn follow(&self, follower: Arc<dyn DmaFollower>) -> Result<(), NotFollowed> {
         self.endpoint.follow(Some(follower))
     }
@@ -158,7 +158,7 @@ impl Behind {
 impl Drop for Behind {
     fn drop(&mut self) {
         self.iommu.take_away(|table| {
-            // Another function may have come to the same place since.
+            // Another function may have been added at the same address since.
             let is_own = table.endpoint(self.endpoint.id()).is_some_and(|own| Arc::ptr_eq(own, &self.endpoint));
             if is_own { table.remove(self.endpoint.id()) } else { Change::None }
         });

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// The blocks in a range of guest addresses. Their number follows from the host's configuration alone.
+/// The blocks in a range of guest addresses. Only the host's configuration determines their number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Blocks {
     /// The first guest address.
@@ -11,7 +11,7 @@ pub(super) struct Blocks {
     size: u64,
     /// The number of blocks.
     count: usize,
-    /// A bit for each block, the lowest bit of the first byte for the first block: set if it is plugged.
+    /// A bit for each block, the lowest bit of the first byte for the first block: set if plugged.
     plugged: Vec<u8>,
     /// The number of blocks in a part, each of which has a memory slot.
     per_part: usize,
@@ -22,8 +22,8 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks of `size` bytes in `region`, whose length is a multiple of that, in parts of `per_part` blocks. None is
-    /// plugged.
+    /// Creates blocks of `size` bytes in `region`, whose length is a multiple of that, in parts of `per_part` blocks.
+    /// None is plugged.
     pub(super) fn new(region: &Range<u64>, size: u64, per_part: usize) -> Self {
         let (size, per_part) = (size.max(1), per_part.max(1));
         let count = usize::try_from(region.end.saturating_sub(region.start) / size).unwrap_or(0);
@@ -56,7 +56,8 @@ impl Blocks {
         self.plugged.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>() * self.size
     }
 
-    /// The `count` blocks from the guest address `address` on; `None` if they are not blocks, or none.
+    /// The `count` blocks at the guest address `address`; `None` if these are not whole blocks of the region, or
+    /// `count` is 0.
     pub(super) fn find(&self, address: u64, count: u16) -> Option<Range<usize>> {
         let offset = address.checked_sub(self.start)?;
         if count == 0 || !offset.is_multiple_of(self.size) {
@@ -73,7 +74,7 @@ impl Blocks {
         address(range.start)..address(range.end)
     }
 
-    /// Number of blocks in `range` that are plugged.
+    /// Number of plugged blocks in `range`.
     pub(super) fn plugged_in(&self, range: &Range<usize>) -> usize {
         range.clone().filter(|block| self.is_plugged(*block)).count()
     }
@@ -83,7 +84,7 @@ impl Blocks {
         self.plugged.get(block / 8).is_some_and(|byte| byte >> (block % 8) & 1 != 0)
     }
 
-    /// Marks the blocks in `range`, which are there.
+    /// Marks the blocks in `range`, which must exist.
     pub(super) fn set(&mut self, range: Range<usize>, plugged: bool) {
         for block in range.start..range.end.min(self.count) {
             if self.is_plugged(block) == plugged {
@@ -96,7 +97,7 @@ impl Blocks {
         }
     }
 
-    /// Counts a block that was plugged or unplugged in its part.
+    /// Updates its part's count for a block that was plugged or unplugged.
     fn count_in_part(&mut self, block: usize, plugged: bool) {
         let Some(part) = self.parts.get_mut(block / self.per_part) else { return };
         let before = *part;
@@ -108,7 +109,7 @@ impl Blocks {
         }
     }
 
-    /// The parts that the blocks in `range` lie in.
+    /// The parts of the blocks in `range`.
     pub(super) fn parts(&self, range: &Range<usize>) -> Range<usize> {
         range.start / self.per_part..range.end.div_ceil(self.per_part).min(self.parts.len())
     }
@@ -124,7 +125,7 @@ impl Blocks {
         start.min(self.count)..start.saturating_add(self.per_part).min(self.count)
     }
 
-    /// The size of all parts in bytes that have a plugged block, or that the blocks in `range` lie in.
+    /// The size in bytes of all parts that have a plugged block, or a block in `range`.
     pub(super) fn shown_with(&self, range: &Range<usize>) -> u64 {
         let more = self.parts(range).filter(|part| self.used(*part) == 0).count();
         ((self.used_parts + more) as u64).saturating_mul(self.part_size())
@@ -140,7 +141,7 @@ impl Blocks {
         &self.plugged
     }
 
-    /// Takes a bit for each block; `false`, and nothing has changed, if there is another number of them.
+    /// Replaces the bits; returns false and changes nothing if their number is wrong.
     pub(super) fn set_bits(&mut self, bits: &[u8]) -> bool {
         let surplus = bits.last().map_or(0, |last| match self.count % 8 {
             0 => 0,

@@ -3,7 +3,7 @@
 use crate::counters::queue_counters;
 
 queue_counters! {
-    /// Something that is counted of a memory device.
+    /// A counted event of a memory device.
     pub enum MemCounter;
     /// The counters of one memory device since it was plugged in.
     pub struct MemCounters;
@@ -12,18 +12,18 @@ queue_counters! {
     PluggedBlocks = "plugged_blocks",
     /// Blocks that the driver unplugged.
     UnpluggedBlocks = "unplugged_blocks",
-    /// Requests that were answered, of any kind.
+    /// Answered requests of any kind.
     Requests = "requests",
-    /// Requests to plug more than the host wants.
+    /// Requests to plug more than the requested size.
     RefusedRequests = "refused_requests",
-    /// Requests that make no sense: of an unknown kind, or for blocks that are not there or not in that state.
+    /// Invalid requests: of an unknown kind, or for blocks that do not exist or are in another state.
     BadRequests = "bad_requests",
     /// Dropped: the chain's descriptors are invalid or too short.
     BadChains = "bad_chains",
 }
 
 impl MemCounter {
-    /// True if it counts requests that failed.
+    /// True for a counter of requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadRequests | Self::BadChains | Self::BrokenRings)
     }

@@ -1,4 +1,4 @@
-//! The memory of a device, as its driver and its host share it.
+//! The memory of a device, shared by its driver and its host.
 
 use std::fmt;
 use std::io;
@@ -14,13 +14,13 @@ use super::slots::MemSlots;
 use crate::discard::{self, discard};
 use crate::{GuestMap, Interrupts, Reach};
 
-/// The most blocks whose pages are given back before a stop is looked at.
+/// The most blocks whose pages are freed before checking for a stop.
 const STEP: usize = 64;
-/// The most bytes that are reclaimed in one call, or a block if that is larger.
+/// The most bytes reclaimed in one call, or a block if that is larger.
 const RECLAIMED: u64 = 64 << 20;
 
-/// The memory of a device, of which the driver plugs as much as the host wants: one for a device and for who resizes
-/// it. All of it is mapped in this process. Blocks that are not plugged are outside the guest's memory, for vCPUs
+/// The memory of a device, of which the driver plugs as much as the host requests: shared by the device and the code
+/// that resizes it. All of it is mapped in this process. Unplugged blocks are outside the guest's memory, for vCPUs
 /// ([`MemSlots`]) and for devices of this process ([`Reach`]).
 pub struct MemRegion {
     state: Mutex<State>,
@@ -28,7 +28,7 @@ pub struct MemRegion {
     reach: Arc<Reach>,
     /// The memory slots for vCPUs, while there is a VM.
     slots: Mutex<Option<Arc<dyn MemSlots>>>,
-    /// Held by the thread that changes what is plugged, or that gives back what is not.
+    /// Held by the thread that plugs or unplugs blocks, or that reclaims unplugged ones.
     turn: Mutex<()>,
     /// True if devices of the host may have pinned its pages, so that it must keep them. Locked while pages are freed.
     keeps_pages: Mutex<bool>,
@@ -37,23 +37,23 @@ pub struct MemRegion {
 #[derive(Debug)]
 struct State {
     blocks: Blocks,
-    /// The bytes that the host wants to be plugged.
+    /// The size that the host requests, in bytes.
     requested: u64,
     generation: u8,
     /// Interrupts for a change while a driver runs.
     interrupts: Option<Arc<Interrupts>>,
 }
 
-/// The answer to a request (`virtio 1.4 §5.15.6`).
+/// The reply to a request (`virtio 1.4 §5.15.6`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Done.
     Ack,
-    /// More than the host wants.
+    /// More than the requested size.
     Nack,
-    /// Not possible at the moment: the host refuses.
+    /// Not possible at the moment: the host fails.
     Busy,
-    /// Not blocks, or not in the state for it.
+    /// Not valid blocks, or blocks in another state.
     Error,
     /// All blocks are plugged, none is, or some are.
     State(u16),
@@ -62,15 +62,15 @@ pub(super) enum Answer {
 /// Work that remains after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
-    /// It is done.
+    /// None: the request has this reply.
     Done(Answer),
-    /// The worker is to stop: the request waits for the next one.
+    /// The worker must stop: the request is left for the next one.
     Stopped,
 }
 
 impl MemRegion {
-    /// The memory at `region`, guest addresses, in blocks of `block` bytes. `per_slot` blocks share a memory slot. The
-    /// host wants nothing to be plugged.
+    /// Creates the memory at `region`, guest addresses, in blocks of `block` bytes. `per_slot` blocks share a memory
+    /// slot. The requested size is 0.
     pub fn new(region: &Range<u64>, block: u64, per_slot: usize) -> Self {
         let blocks = Blocks::new(region, block, per_slot);
         let reach = Arc::new(Reach::new(blocks.size(), blocks.count()));
@@ -96,16 +96,17 @@ impl MemRegion {
         (state.blocks.part_size(), state.blocks.parts(&all).len())
     }
 
-    /// The plugged blocks, which are all that devices reach.
+    /// The plugged blocks, which devices can reach.
     pub fn reach(&self) -> &Arc<Reach> {
         &self.reach
     }
 
-    /// Shows what is plugged to the vCPUs of a new VM, whose memory slots for this memory are `slots`. No worker runs.
+    /// Shows the plugged blocks to the vCPUs of a new VM, whose memory slots for this memory are `slots`. No worker
+    /// runs.
     ///
     /// # Errors
     ///
-    /// The host refuses a memory slot.
+    /// The host has refused a memory slot.
     pub fn attach(&self, slots: Arc<dyn MemSlots>) -> io::Result<()> {
         let used: Vec<_> = {
             let state = self.state.lock();
@@ -117,11 +118,11 @@ impl MemRegion {
         Ok(())
     }
 
-    /// Gives pages of blocks that are not plugged back to the host: those that were written by a backend that reaches
-    /// all of the memory, or by a request that was under way when they were unplugged. Begins at the block `from`,
-    /// unless a worker is at work, and takes up to `most` steps, and none after the first once `until` has come. A step
-    /// is a gap between plugged blocks without pages, or the first 64 MiB with pages in a gap. Returns the block to
-    /// continue from: 0 after the last gap, and `from` if a worker is at work.
+    /// Returns pages of unplugged blocks to the host: those written by a backend with direct access to all of the
+    /// memory, or by a request in flight when they were unplugged. Begins at block `from`, unless a worker is active,
+    /// and takes up to `most` steps, and none after the first once `until` has passed. A step is a gap between plugged
+    /// blocks without pages, or the first 64 MiB with pages in a gap. Returns the block to continue from: 0 after the
+    /// last gap, and `from` if a worker is active.
     pub fn reclaim(&self, memory: &GuestMap, from: usize, most: usize, until: Instant) -> usize {
         let Some(_turn) = self.turn.try_lock() else { return from };
         let mut next = from;
@@ -150,8 +151,8 @@ impl MemRegion {
         gap.start.saturating_add(done)
     }
 
-    /// Asks the driver to plug `bytes` in all, in whole blocks and at most all of them. It takes some time, and may not
-    /// be able to unplug as much. Without a driver, the next one is asked.
+    /// Requests `bytes` of plugged memory, in whole blocks and at most all of them. The driver takes some time, and may
+    /// not be able to unplug as much. Without a driver, the request is for the next one.
     pub fn resize(&self, bytes: u64) {
         let interrupts = {
             let mut state = self.state.lock();
@@ -169,7 +170,7 @@ impl MemRegion {
         }
     }
 
-    /// The bytes that the host wants to be plugged.
+    /// The size that the host requests, in bytes.
     pub fn requested(&self) -> u64 {
         self.state.lock().requested
     }
@@ -179,8 +180,8 @@ impl MemRegion {
         self.state.lock().blocks.plugged()
     }
 
-    /// Notes that devices of the host may have pinned the pages of guest memory: those of blocks that are unplugged are
-    /// cleared from now on, in place of given back. Waits until what is being given back has been.
+    /// Notes that devices of the host may have pinned the pages of guest memory: unplugged blocks are cleared from now
+    /// on instead of freed. Waits for freeing in progress.
     pub fn keep_pages(&self) {
         *self.keeps_pages.lock() = true;
     }
@@ -222,13 +223,13 @@ impl MemRegion {
         data.iter_mut().zip(rest.unwrap_or_default()).for_each(|(to, from)| *to = *from);
     }
 
-    /// A bit for each block; none if none is plugged.
+    /// A bit for each block; `None` if none is plugged.
     pub(super) fn save(&self) -> Option<Vec<u8>> {
         let state = self.state.lock();
         (state.blocks.plugged() > 0).then(|| state.blocks.bits().to_vec())
     }
 
-    /// Takes a bit for each block. Returns whether there are as many.
+    /// Replaces the bits. Returns false if their number is wrong.
     pub(super) fn restore(&self, bits: &[u8]) -> bool {
         let mut state = self.state.lock();
         if !state.blocks.set_bits(bits) {
@@ -238,7 +239,7 @@ impl MemRegion {
         true
     }
 
-    /// Plugs the `count` blocks at `address`, which read as zero then.
+    /// Plugs the `count` blocks at `address`, which then read as zero.
     pub(super) fn plug(&self, memory: &GuestMap, address: u64, count: u16, stop: &AtomicBool) -> Work {
         let _turn = self.turn.lock();
         let (range, parts) = {
@@ -252,8 +253,9 @@ impl MemRegion {
             if blocks.plugged().saturating_add(more) > state.requested {
                 return Work::Done(Answer::Nack);
             }
-            // Blocks that share a memory slot come within reach together: no more of them than the host wants. The
-            // driver may unplug others, and Linux would repeat a request at once that is answered otherwise.
+            // Blocks that share a memory slot become reachable together: at most as many slots as the requested size
+            // needs. Busy, because the driver may unplug other blocks; after other replies Linux would repeat the
+            // request at once.
             let most = state.requested.div_ceil(blocks.part_size()).saturating_mul(blocks.part_size());
             let parts: Vec<_> = blocks.parts(&range).filter(|part| blocks.used(*part) == 0).collect();
             if !parts.is_empty() && blocks.shown_with(&range) > most {
@@ -261,7 +263,7 @@ impl MemRegion {
             }
             (range, parts)
         };
-        // Normally there are no pages. A backend may have written where nothing was plugged.
+        // Normally there are no pages. A backend may have written to unplugged blocks.
         for part in steps(&range) {
             let addresses = self.state.lock().blocks.addresses(&part);
             let keeps_pages = self.keeps_pages.lock();
@@ -297,14 +299,14 @@ impl MemRegion {
         self.take(memory, range, stop)
     }
 
-    /// Unplugs all blocks that are plugged.
+    /// Unplugs all plugged blocks.
     pub(super) fn unplug_everything(&self, memory: &GuestMap, stop: &AtomicBool) -> Work {
         let _turn = self.turn.lock();
         let all = 0..self.state.lock().blocks.count();
         self.take(memory, all, stop)
     }
 
-    /// Takes the blocks in `range` from the guest: from devices, then from vCPUs, and then their pages.
+    /// Takes the blocks in `range` from the guest: from devices, then from vCPUs; then frees their pages.
     fn take(&self, memory: &GuestMap, range: Range<usize>, stop: &AtomicBool) -> Work {
         self.reach.set(range.clone(), false);
         let parts: Vec<_> = {
@@ -327,7 +329,7 @@ impl MemRegion {
         }
     }
 
-    /// Does `work` for the memory slots of these parts, if there is a VM. Returns false if it was stopped.
+    /// Runs `work` for the memory slots of these parts, if there is a VM. Returns false if it was stopped.
     fn each_slot(
         &self,
         parts: &[usize],
@@ -345,8 +347,7 @@ impl MemRegion {
         Ok(true)
     }
 
-    /// Puts what vCPUs and devices reach of the blocks in `range` back to what is plugged, after a request that was not
-    /// carried out.
+    /// Resets the access of vCPUs and devices to the blocks in `range` to the plugged ones, after a failed request.
     fn as_marked(&self, range: &Range<usize>) {
         let (plugged, parts): (Vec<_>, Vec<_>) = {
             let blocks = &self.state.lock().blocks;
@@ -368,7 +369,7 @@ impl MemRegion {
     pub(super) fn state_of(&self, address: u64, count: u16) -> Answer {
         /// All are plugged.
         const PLUGGED: u16 = 0;
-        /// None is.
+        /// None is plugged.
         const UNPLUGGED: u16 = 1;
         /// Some are.
         const MIXED: u16 = 2;
@@ -381,9 +382,9 @@ impl MemRegion {
         })
     }
 
-    /// Gives the pages of the blocks in `range` that are plugged back to the host, or clears them where that cannot be.
-    /// The lock is not held in the meantime; only the worker, which calls this, changes what is plugged. Returns false
-    /// if it was stopped.
+    /// Returns the pages of the plugged blocks in `range` to the host, or clears them if that is not possible. The lock
+    /// is not held in the meantime; only the worker, which calls this, plugs and unplugs. Returns false if it was
+    /// stopped.
     fn clear(&self, memory: &GuestMap, range: &Range<usize>, stop: &AtomicBool) -> bool {
         for part in steps(range) {
             if stop.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! Requests of a driver, and their answers.
+//! Requests of a driver, and the replies.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,16 +13,16 @@ use crate::ring::Chain;
 
 /// The length of a request (`virtio 1.4 §5.15.6`, `struct virtio_mem_req`).
 const REQUEST: usize = 24;
-/// The length of an answer (`struct virtio_mem_resp`).
+/// The length of a reply (`struct virtio_mem_resp`).
 const ANSWER: usize = 10;
 
-/// Answers requests for this memory.
+/// Handles requests for this memory.
 pub(super) struct Requests(pub(super) Arc<MemRegion>);
 
 impl Answerer for Requests {
     type Tally = Tally;
 
-    /// Does what `chain` asks for, unless the worker is to stop meanwhile.
+    /// Executes the request in `chain`, unless the worker must stop in the meantime.
     fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
         let Turn { memory, stop, storage: [readable, writable], tally } = turn;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
@@ -48,12 +48,12 @@ impl Answerer for Requests {
         let mut bytes = [0; ANSWER];
         bytes[..2].copy_from_slice(&u16::to_le_bytes(kind));
         bytes[8..].copy_from_slice(&u16::to_le_bytes(state));
-        // There is room: this is ANSWER.
+        // There is room for ANSWER bytes.
         Answered::Used(writable.write_at(0, &bytes) as u32)
     }
 }
 
-/// Does what `request` asks for.
+/// Executes `request`.
 fn perform(
     request: &[u8; REQUEST],
     (memory, region): (&GuestMap, &MemRegion),

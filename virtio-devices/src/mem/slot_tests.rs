@@ -1,4 +1,4 @@
-//! Memory slots of a memory device, and what is reached without them.
+//! Memory slots of a memory device, and access without them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,7 +15,7 @@ const START: u64 = 1 << 30;
 const BLOCKS: u64 = 16;
 const ACK: Work = Work::Done(Answer::Ack);
 
-/// Parts that are shown, and how many changes are still possible.
+/// The shown parts, and the number of changes that still succeed.
 #[derive(Default)]
 struct Slots {
     shown: Mutex<BTreeSet<usize>>,
@@ -58,7 +58,7 @@ impl MemSlots for Slots {
     }
 }
 
-/// A region whose slots have this number of blocks, of which the host wants all, its memory, and its slots.
+/// A fully requested region whose slots have this number of blocks, its memory, and its slots.
 fn region(per_slot: usize) -> (MemRegion, GuestMap, Arc<Slots>) {
     let file = File::from(rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(BLOCKS * BLOCK).unwrap();
@@ -122,7 +122,7 @@ fn blocks_of_slots_that_are_shown_are_plugged_after_a_shrink() {
     assert_eq!([0, 4, 8].map(|block| region.plug(&memory, at(block), 1, &go)), [ACK; 3]);
     region.resize(4 * BLOCK);
     assert_eq!(region.plug(&memory, at(12), 1, &go), Work::Done(Answer::Busy));
-    // All of these slots are there, and the host wants one block more.
+    // All of these slots exist, and the host requests one block more.
     assert_eq!((region.plug(&memory, at(5), 1, &go), slots.shown()), (ACK, vec![0, 1, 2]));
     assert_eq!((region.plug(&memory, at(6), 1, &go), reached(&region)), (Work::Done(Answer::Nack), vec![0, 4, 5, 8]));
 }
@@ -133,7 +133,7 @@ fn a_change_that_the_host_refuses_changes_nothing() {
     let go = AtomicBool::new(false);
     assert_eq!(region.plug(&memory, at(0), 2, &go), ACK);
     memory.write_obj(7_u8, GuestAddress(at(1))).unwrap();
-    // Undone are changes that were made, which the host lets.
+    // Changes are undone, if the host allows that.
     for left in [0, 1] {
         *slots.left.lock() = Some(left);
         assert_eq!(region.plug(&memory, at(4), 3, &go), Work::Done(Answer::Busy));
@@ -150,7 +150,7 @@ fn a_change_that_the_host_refuses_changes_nothing() {
 }
 
 #[test]
-fn a_request_that_is_stopped_leaves_what_is_plugged_within_reach() {
+fn stopped_request_leaves_plugged_blocks_accessible() {
     let (region, memory, slots) = region(1);
     let stop = Arc::new(AtomicBool::new(false));
     assert_eq!(region.plug(&memory, at(0), 4, &stop), ACK);
@@ -179,7 +179,7 @@ fn a_new_vm_has_slots_for_what_is_plugged() {
     assert_eq!(slots.shown(), [0, 1, 2]);
     second.unplug_all();
     assert_eq!(reached(&second), Vec::<usize>::new());
-    // The VM is gone, and nothing is taken from it.
+    // The VM has ended, and nothing is taken from it.
     assert_eq!(second.plug(&memory, at(0), 1, &AtomicBool::new(false)), ACK);
     assert_eq!(slots.shown(), [0, 1, 2]);
 }
@@ -188,7 +188,7 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// A step is one call, whatever pages a backend has written, and there is only one after the time is over.
+/// A step is one call, for any pages that a backend has written, and only one step runs after the deadline.
 #[test]
 fn reclaiming_stops_in_a_gap_and_goes_on_there() {
     const SIZE: u64 = 16 << 20;
@@ -237,7 +237,7 @@ fn pages_of_unplugged_blocks_are_reclaimed_and_no_others() {
 }
 
 #[test]
-fn blocks_of_an_image_are_given_back_and_read_as_zero_once_plugged() {
+fn image_blocks_are_freed_on_unplug_and_read_zero_on_plug() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(BLOCKS * BLOCK).unwrap();
     file.write_all_at(&[7; 2 * BLOCK as usize], 0).unwrap();
@@ -256,7 +256,7 @@ fn blocks_of_an_image_are_given_back_and_read_as_zero_once_plugged() {
     assert_eq!(bytes(), [7, 7, 9], "the copies are gone");
     assert_eq!((region.plug(&memory, at(1), 2, &go), bytes()), (ACK, [7, 0, 0]));
     write();
-    // A backend's write to a block that is not plugged.
+    // A backend's write to an unplugged block.
     region.reclaim(&memory, 0, 9, later());
     assert_eq!(bytes(), [7, 9, 9]);
     let mut first = [0];

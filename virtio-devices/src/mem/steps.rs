@@ -19,8 +19,8 @@ pub struct MemSteps {
 }
 
 impl MemSteps {
-    /// A device with the memory at `region` in blocks of `block` bytes and with this queue, whose driver negotiated
-    /// `features`.
+    /// Creates a device with the memory at `region` in blocks of `block` bytes and with this queue, whose driver
+    /// negotiated `features`.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl MemSteps {
         &self.region
     }
 
-    /// The counters so far.
+    /// The value of a counter.
     pub fn count(&self, counter: MemCounter) -> u64 {
         self.counters.get(counter)
     }

@@ -1,4 +1,4 @@
-//! A memory device as its driver and its host see it.
+//! A memory device as seen by its driver and its host.
 
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
@@ -13,7 +13,7 @@ const BLOCK: u64 = 64 << 10;
 const START: u64 = MEMORY + (1 << 20);
 const BLOCKS: u64 = 10;
 const LEN: u64 = BLOCKS * BLOCK;
-/// Address of answers.
+/// Address of replies.
 const ANSWER: u64 = BUFFERS + 0x100;
 
 const PLUG: u16 = 0;
@@ -105,7 +105,7 @@ fn the_host_asks_and_the_driver_plugs_as_much_but_no_more() {
 }
 
 #[test]
-fn what_is_unplugged_is_the_hosts_and_what_is_plugged_reads_as_zero() {
+fn unplugged_blocks_are_freed_and_plugged_ones_read_zero() {
     let mut guest = guest();
     guest.device.region.resize(LEN);
     assert_eq!(guest.ask(PLUG, at(0), 10).0, ACK);
@@ -121,7 +121,7 @@ fn what_is_unplugged_is_the_hosts_and_what_is_plugged_reads_as_zero() {
 }
 
 #[test]
-fn pages_that_a_device_of_the_host_may_have_pinned_are_cleared_and_kept() {
+fn possibly_pinned_pages_are_cleared_but_not_freed() {
     let mut guest = guest();
     guest.device.region.keep_pages();
     guest.device.region.resize(LEN);
@@ -129,7 +129,7 @@ fn pages_that_a_device_of_the_host_may_have_pinned_are_cleared_and_kept() {
     guest.write(0);
     assert_eq!(guest.ask(UNPLUG, at(0), 2).0, ACK);
     assert_eq!(guest.word(0), 0);
-    // Nothing was given back: a word that is written while the block is not plugged stays.
+    // Nothing was freed: a word written while the block is unplugged stays.
     guest.write(0);
     assert_eq!(guest.ask(PLUG, at(0), 1).0, ACK);
     assert_eq!(guest.word(0), u64::MAX);
@@ -181,7 +181,7 @@ fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
 }
 
 #[test]
-fn a_reset_of_the_device_keeps_what_is_plugged_and_one_of_the_machine_does_not() {
+fn device_reset_keeps_plugged_blocks_and_machine_reset_does_not() {
     let mut guest = guest();
     guest.device.region.resize(2 * BLOCK);
     assert_eq!(guest.ask(PLUG, at(5), 2).0, ACK);
@@ -226,7 +226,7 @@ fn what_is_plugged_is_saved() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Any requests, against a list of what is plugged.
+    /// Any requests, compared with a list of plugged blocks.
     #[test]
     fn what_is_plugged_is_what_was_acknowledged(
         requests in prop::collection::vec((0..5u16, 0..12u64, 0..4u16, prop::option::of(0..12u64)), 1..40)

@@ -1,10 +1,10 @@
 //! Pages of guest memory that this process has written.
 //!
-//! KVM logs what vCPUs write and not what threads of this process write. Those note it here, by themselves or through
-//! [`vm_memory`], while a [`WriteLog`](super::write_log::WriteLog) exists. Otherwise noting is a load and a branch.
+//! KVM logs the writes of vCPUs but not those of this process's threads. Threads log theirs here, directly or through
+//! [`vm_memory`], while a [`WriteLog`](super::write_log::WriteLog) exists. Otherwise logging costs a load and a branch.
 //!
-//! A writer notes a page **after** it has written to it. Who collects takes the note **before** it copies the page. So
-//! each write is in the copy, or is noted again after it.
+//! A writer sets a page's bit **after** writing to it. A collector takes the bit **before** it copies the page. So each
+//! write is in the copy, or its bit is set again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,26 +19,26 @@ pub const PAGE_SIZE: usize = 4096;
 /// Pages in a word of a bitmap.
 const WORD: usize = u64::BITS as usize;
 
-/// The pages of a region of guest memory that were written, a bit for each, from the region's beginning.
+/// The written pages of a region of guest memory, a bit for each, from the region's beginning.
 ///
-/// The bits take memory from the first time that they are wanted, 32 KiB for each GiB.
+/// The bits are allocated on first use, 32 KiB for each GiB.
 #[derive(Debug, Default)]
 pub struct DirtyBitmap {
     armed: AtomicBool,
     /// The number of pages.
     pages: usize,
     words: OnceLock<Box<[AtomicU64]>>,
-    /// The parts of the region that devices reach, if not all of it.
+    /// The parts of the region that devices can reach, if not all of it.
     reach: OnceLock<Arc<Reach>>,
 }
 
 impl DirtyBitmap {
-    /// Limits what devices reach of the region to `reach`, for as long as the region is mapped.
+    /// Limits devices' access to the region to `reach`, as long as the region is mapped.
     pub fn limit(&self, reach: &Arc<Reach>) {
         let _ = self.reach.set(Arc::clone(reach));
     }
 
-    /// The parts of the region that devices reach; `None` if they reach all of it.
+    /// The parts of the region that devices can reach; `None` if all of it.
     pub(super) fn reach(&self) -> Option<&Reach> {
         self.reach.get().map(|reach| &**reach)
     }
@@ -46,11 +46,11 @@ impl DirtyBitmap {
     /// True if writes are logged.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
-        // Relaxed: who arms makes sure that all threads have seen it before anything is copied.
+        // Relaxed: arming ends with a barrier on all threads, before any page is copied.
         self.armed.load(Ordering::Relaxed)
     }
 
-    /// Notes that `len` bytes from `offset` on were written. What is beyond the end is left out.
+    /// Marks `len` bytes from `offset` as written. Bytes beyond the end are ignored.
     #[inline]
     pub(super) fn note(&self, offset: usize, len: usize) {
         if self.is_armed() {
@@ -68,26 +68,26 @@ impl DirtyBitmap {
             let from = first.saturating_sub(index * WORD);
             let until = (last - index * WORD).min(WORD - 1);
             let bits = (u64::MAX << from) & (u64::MAX >> (WORD - 1 - until));
-            // Always, even where the bits are set: it orders the write before the note. A bit that was looked at only
-            // could be taken, and the page copied, before the write is visible.
+            // Even if the bits are set already: this orders the write before the bit. Otherwise the bit could be taken,
+            // and the page copied, before the write is visible.
             word.fetch_or(bits, Ordering::AcqRel);
         }
     }
 
-    /// Begins to note writes, and forgets older notes. Who writes may not have seen it yet.
+    /// Turns logging on, with all bits cleared. Writers may not have seen it yet.
     pub(super) fn arm(&self) {
         let words = self.words.get_or_init(|| (0..self.pages.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect());
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.armed.store(true, Ordering::SeqCst);
     }
 
-    /// Ends it.
+    /// Turns logging off.
     pub(super) fn disarm(&self) {
         self.armed.store(false, Ordering::SeqCst);
     }
 
-    /// Adds the pages that were written since the last call to `pages`, a bit for each from the region's beginning,
-    /// and forgets them. Returns how many there were.
+    /// Adds the pages written since the last call to `pages`, a bit for each from the region's beginning, and clears
+    /// them here. Returns their number.
     pub(super) fn take(&self, pages: &mut [u64]) -> u64 {
         let words = self.words.get().map(|words| &**words).unwrap_or_default();
         let mut count = 0;

@@ -1,4 +1,4 @@
-//! Guest memory as a function reaches it: by guest physical addresses, or through an IOMMU.
+//! Guest memory as a function accesses it: by guest physical addresses, or through an IOMMU.
 
 use std::cell::Cell;
 use std::fmt;
@@ -21,29 +21,26 @@ use crate::effort::{self, Span};
 
 /// Translation of a function's addresses by an IOMMU.
 pub trait Translate: Send + Sync {
-    /// Begins a pass. Until the answer is dropped no page is taken away that was translated: an unmap, a detach or a
-    /// reset of the IOMMU waits for that. It waits for no writer that waits itself, so that a thread may be in
-    /// several passes.
+    /// Begins a pass. Until the guard is dropped, no translated page is taken away: an unmap, a detach or a reset of
+    /// the IOMMU waits for that. Does not wait for a waiting writer, so that a thread may be in several passes.
     fn begin(&self) -> RwLockReadGuard<'_, ()>;
 
     /// True if addresses are guest physical ones now. Does not change during a pass.
     fn is_bypassed(&self) -> bool;
 
-    /// The first piece of `len` bytes, at least 1, at `address`, for `access`: its guest physical address, and how many
-    /// bytes from 1 to `len` are there in one piece. `None` if it is not mapped, or not for this access; the IOMMU
-    /// reports that.
+    /// Translates the first piece of `len` bytes, at least 1, at `address`, for `access`: its guest physical address,
+    /// and its length from 1 to `len`. `None` if it is not mapped, or not for this access; the IOMMU reports that.
     fn translate(&self, address: u64, len: u64, access: Permissions) -> Option<(u64, u64)>;
 
-    /// The mapping that `address` lies in, for `access`; in bypass [`DmaMapping::IDENTITY`]. As [`Self::translate`]
-    /// otherwise.
+    /// The mapping of `address`, for `access`; in bypass [`DmaMapping::IDENTITY`]. As [`Self::translate`] otherwise.
     fn mapping(&self, address: u64, access: Permissions) -> Option<DmaMapping>;
 
-    /// Tells `follower`, and nobody else, of all changes from now on, and first of what there is. Without one nobody is
-    /// told any more when this returns. Not during a pass, and not for who follows.
+    /// Notifies only `follower` of all changes from now on, and first of the present mappings. With `None`, no follower
+    /// is notified once this has returned. Must not be called during a pass, or by a follower.
     ///
     /// # Errors
     ///
-    /// [`NotFollowed`], when the follower cannot take what there is. It is not told of anything then.
+    /// [`NotFollowed`] if the follower cannot take the present mappings. It gets no further notifications then.
     fn follow(&self, follower: Option<Arc<dyn DmaFollower>>) -> Result<(), NotFollowed>;
 }
 
@@ -55,7 +52,7 @@ pub struct DmaSpace {
 }
 
 impl DmaSpace {
-    /// Addresses that `iommu` translates.
+    /// Creates a space whose addresses `iommu` translates.
     pub fn translated(memory: Memory, iommu: Arc<dyn Translate>) -> Self {
         Self { memory, iommu: Some(iommu) }
     }
@@ -65,8 +62,8 @@ impl DmaSpace {
         &self.memory
     }
 
-    /// The map of guest physical addresses as it is now. Only for addresses that are not translated: those of a
-    /// backend that has been told of the map, and of devices whose subject is physical memory.
+    /// The present map of guest physical addresses. Only for untranslated addresses: those of a backend that has the
+    /// map, and of devices that handle physical memory.
     pub fn map(&self) -> GuestMemoryLoadGuard<GuestMap> {
         self.memory.memory()
     }
@@ -76,12 +73,12 @@ impl DmaSpace {
         self.iommu.is_some()
     }
 
-    /// The IOMMU that has a say in it.
+    /// The IOMMU that the function is behind, if any.
     pub fn iommu(&self) -> Option<&Arc<dyn Translate>> {
         self.iommu.as_ref()
     }
 
-    /// Begins a pass: the addresses as they are now, until the answer is dropped. A worker drops it before it waits.
+    /// Begins a pass: the addresses stay as they are until the pass is dropped. A worker drops it before it waits.
     pub fn pass(&self) -> DmaPass<'_> {
         let (pass, iommu) = match &self.iommu {
             None => (None, None),
@@ -112,7 +109,7 @@ impl fmt::Debug for DmaSpace {
     }
 }
 
-/// A pass of a worker over its queues. While it lives, the [view](DmaView) stays as it is.
+/// A pass of a worker over its queues. While it exists, the [view](DmaView) does not change.
 pub struct DmaPass<'s> {
     view: DmaView,
     _pass: Option<RwLockReadGuard<'s, ()>>,
@@ -127,13 +124,13 @@ impl std::ops::Deref for DmaPass<'_> {
     }
 }
 
-/// Guest memory by the addresses of a function, in one [pass](DmaPass) of its worker. What is written through it is
-/// noted in the map's dirty bitmap.
+/// Guest memory by the addresses of a function, in one [pass](DmaPass) of its worker. Writes through it are marked in
+/// the map's dirty bitmap.
 pub struct DmaView {
     map: GuestMemoryLoadGuard<GuestMap>,
     iommu: Option<Arc<dyn Translate>>,
-    /// The region of `map` that was looked up last: rings and buffers mostly lie in the same. It is kept no longer than
-    /// the map, and looked up again after blocks of it were unplugged: a view of a disk may last as long as the map.
+    /// The region of `map` that was looked up last: rings and buffers are mostly in the same one. It lives as long as
+    /// the map, and is looked up again after blocks of it were unplugged: a disk's view may live as long as the map.
     known: Cell<Known>,
 }
 
@@ -147,7 +144,7 @@ impl DmaView {
         Self::new(Memory::new(map.clone()).memory(), None)
     }
 
-    /// The map, by guest physical addresses: for what is said of memory and not done to it by the device's DMA.
+    /// The map, by guest physical addresses: for queries about memory, not for the device's DMA.
     pub fn map(&self) -> &GuestMap {
         &self.map
     }
@@ -162,15 +159,15 @@ impl DmaView {
         std::ptr::eq(self.map(), other.map()) && !self.is_translated() && !other.is_translated()
     }
 
-    /// True if writes are logged now. To be read only after a write: a write that follows may be missed.
+    /// True if writes are logged now. Read it only after a write: logging may begin before the next one.
     #[inline]
     pub fn is_logged(&self) -> bool {
-        // All regions are logged, or none: the first tells.
+        // All regions are logged, or none, so the first is enough.
         self.map.iter().next().is_some_and(|region| region.bitmap().is_armed())
     }
 
-    /// Notes that `len` bytes at `host` were written past this view, by a system call or through a bare address. `host`
-    /// is what a slice of the view has as its address, or an address within.
+    /// Marks `len` bytes at `host` as written, after a system call or a raw access that bypassed this view. `host` is
+    /// the address of a slice of the view, or an address within.
     #[inline]
     pub fn note_written(&self, host: *const u8, len: usize) {
         if self.is_logged() {
@@ -218,8 +215,8 @@ impl GuestMemory for DmaView {
 }
 
 impl DmaView {
-    /// The first piece of `len` bytes, at least 1, at `address`: as many of them as lie in one mapping. `None` if there
-    /// is no memory, or not for this access.
+    /// The first piece of `len` bytes, at least 1, at `address`: as many as lie in one mapping. `None` if there is no
+    /// memory, or not for this access.
     #[inline]
     pub(crate) fn piece(
         &self,
@@ -238,8 +235,8 @@ impl DmaView {
         self.slices(GuestAddress(address), len, access).next()?.ok()
     }
 
-    /// The `len` bytes, at least 1, at `address`, where that is a guest physical one and they lie in one region. This
-    /// is how almost all accesses go; where it is `None`, [`GuestMemory::get_slices`] knows more.
+    /// The `len` bytes, at least 1, at `address`, if that is a guest physical address and they lie in one region.
+    /// Serves almost all accesses; if `None`, use [`GuestMemory::get_slices`].
     #[inline]
     pub(crate) fn whole(&self, address: u64, len: usize) -> Option<VolatileSlice<'_, DirtySlice<'_>>> {
         let (known, offset) = self.find(address, len)?;
@@ -250,27 +247,27 @@ impl DmaView {
         }
     }
 
-    /// Address at which the bytes of [`Self::whole`] are mapped, as long as the view lives. They are the guest's until
-    /// they are unplugged. A writer [logs its writes](Self::note_written).
+    /// Address at which the bytes of [`Self::whole`] are mapped, valid as long as the view. They belong to the guest
+    /// until unplugged. Writers must call [`Self::note_written`].
     #[inline]
     pub(crate) fn host(&self, address: u64, len: usize) -> Option<*mut u8> {
         let (known, offset) = self.find(address, len)?;
         Some(known.host.wrapping_add(offset))
     }
 
-    /// The region of the `len` bytes, at least 1, at the guest physical `address`, and where in it they begin.
+    /// The region of the `len` bytes, at least 1, at the guest physical `address`, and their offset in it.
     #[inline]
     fn find(&self, address: u64, len: usize) -> Option<(Known, usize)> {
         let mut known = self.known.get();
-        // SAFETY: the view holds the map, and looks up in no other.
+        // SAFETY: the view holds the map, the only one that it looks up addresses in.
         if !known.contains(address, len) || unsafe { known.is_stale() } {
             known = self.look_up(address, len)?;
         }
-        // A region is mapped, so its offsets are those of pointers.
+        // A region is mapped, so an offset in it fits a usize.
         Some((known, address.wrapping_sub(known.start) as usize))
     }
 
-    /// The region that the `len` bytes, at least 1, at the guest physical `address` lie in.
+    /// The region of the `len` bytes, at least 1, at the guest physical `address`.
     #[cold]
     fn look_up(&self, address: u64, len: usize) -> Option<Known> {
         if self.is_translated() {
@@ -297,7 +294,7 @@ impl DmaView {
 
 type Slice<'v> = MemoryResult<VolatileSlice<'v, DirtySlice<'v>>>;
 
-/// The pieces of a range of guest physical addresses that devices reach.
+/// The pieces of a range of guest physical addresses, as far as devices can reach them.
 struct Physical<'v> {
     map: &'v GuestMap,
     /// The address of the rest; `None` beyond the last address.
@@ -321,7 +318,7 @@ impl<'v> Iterator for Physical<'v> {
 }
 
 impl<'v> Physical<'v> {
-    /// The next piece. There is a rest.
+    /// The next piece. The rest must not be empty.
     fn piece(&mut self) -> Slice<'v> {
         let address = self.address.ok_or(Error::GuestAddressOverflow)?;
         let unmapped = || Error::InvalidGuestAddress(address);
@@ -338,7 +335,7 @@ impl<'v> Physical<'v> {
 
 /// The pieces of a range of addresses.
 enum Slices<'v> {
-    /// There is one.
+    /// A single piece.
     Whole(Option<VolatileSlice<'v, DirtySlice<'v>>>),
     Physical(Physical<'v>),
     Translated(Translated<'v>),
@@ -368,7 +365,7 @@ struct Translated<'v> {
     address: GuestAddress,
     rest: usize,
     access: Permissions,
-    /// Range that was translated last; it may lie in several regions.
+    /// The range translated last; it may lie in several regions.
     piece: Option<Physical<'v>>,
 }
 
@@ -376,7 +373,7 @@ impl<'v> Translated<'v> {
     fn next(&mut self) -> Option<Slice<'v>> {
         if let Some(slice) = self.piece.as_mut().and_then(Iterator::next) {
             if slice.is_err() {
-                // The IOMMU has been told to map what is no memory.
+                // The IOMMU maps an address without memory.
                 self.rest = 0;
             }
             return Some(slice);
@@ -397,14 +394,14 @@ impl<'v> Translated<'v> {
     /// Translates the next piece, which is not empty.
     fn translate(&mut self) -> Option<Physical<'v>> {
         let rest = u64::try_from(self.rest).ok()?;
-        // No piece goes round the end of the addresses.
+        // A range cannot wrap around the address space.
         self.address.0.checked_add(rest - 1)?;
         effort::translation();
         let (physical, len) = self.iommu.translate(self.address.0, rest, self.access)?;
         if !(1..=rest).contains(&len) {
             return None;
         }
-        // No more than what there is, which is a usize.
+        // At most `rest`, which is a usize.
         let len = usize::try_from(len).ok()?;
         self.rest -= len;
         self.address = GuestAddress(self.address.0.wrapping_add(len as u64));

@@ -8,7 +8,7 @@ use super::dirty::DirtyBitmap;
 use super::map::{GuestMap, GuestRegion};
 use super::reach::Reach;
 
-/// A region of the map, or the part of it that devices reach, as far as accesses need it.
+/// The part of a region of the map that devices can reach around an address, in the form that accesses need.
 #[derive(Clone, Copy)]
 pub(super) struct Known {
     /// First guest physical address.
@@ -21,9 +21,9 @@ pub(super) struct Known {
     pub bitmap: *const DirtyBitmap,
     /// Offset in the region of the bitmap.
     pub offset: usize,
-    /// The blocks of the region that devices reach, which live as long as the map; null if they reach all of it.
+    /// The reachable blocks of the region, which live as long as the map; null if devices can reach all of it.
     reach: *const Reach,
-    /// Their generation before they were looked at.
+    /// Their generation, read before the blocks.
     generation: u64,
 }
 
@@ -38,7 +38,7 @@ impl Known {
         generation: 0,
     };
 
-    /// The region of `map` that the guest physical `address` lies in, as far as devices reach it around there.
+    /// The region of `map` at the guest physical `address`, limited to the part around it that devices can reach.
     pub(super) fn of(map: &GuestMap, address: u64) -> Option<Self> {
         let region = map.find_region(GuestAddress(address))?;
         let at = address.checked_sub(region.start_addr().0)?;
@@ -48,7 +48,7 @@ impl Known {
         Some(Self { reach, generation, ..known })
     }
 
-    /// The `part` of a region, offsets, as far as the region goes; `None` if the offset `at` does not lie in it.
+    /// The `part` of a region, offsets, clamped to the region; `None` if the offset `at` is outside.
     fn part(region: &GuestRegion, part: &Range<u64>, at: u64) -> Option<Self> {
         let part = part.start..part.end.min(region.len());
         let len = part.end.checked_sub(part.start).filter(|_| part.contains(&at))?;
@@ -58,21 +58,21 @@ impl Known {
         Some(Self { start, len, host, bitmap: region.bitmap().whole(), offset, ..Self::NONE })
     }
 
-    /// True if the `len` bytes at `address`, and at least 1, lie in it.
+    /// True if it contains all `len` bytes at `address`, and `len` is at least 1.
     #[inline]
     pub(super) fn contains(&self, address: u64, len: usize) -> bool {
         let offset = address.wrapping_sub(self.start);
         offset < self.len && len != 0 && len as u64 <= self.len - offset
     }
 
-    /// True if devices may no longer reach all of it: blocks of the region were unplugged since it was looked up.
+    /// True if blocks of the region were unplugged since the look-up, so that devices may no longer reach all of it.
     ///
     /// # Safety
     ///
-    /// The map that it was looked up in is alive.
+    /// The map used for the look-up is alive.
     #[inline]
     pub(super) unsafe fn is_stale(&self) -> bool {
-        // SAFETY: the map keeps its regions, and they keep what limits them: it is null, or points there.
+        // SAFETY: the map keeps its regions, and they keep their reach: the pointer is null or valid.
         unsafe { self.reach.as_ref() }.is_some_and(|reach| reach.generation() != self.generation)
     }
 }

@@ -10,5 +10,5 @@ pub type GuestMap = GuestMemoryMmap<DirtyBitmap>;
 /// A part of a [`GuestMap`] that is one mapping.
 pub type GuestRegion = GuestRegionMmap<DirtyBitmap>;
 
-/// The guest's memory; the map can be exchanged while devices use it.
+/// The guest's memory; the map can be replaced while devices use it.
 pub type Memory = GuestMemoryAtomic<GuestMap>;

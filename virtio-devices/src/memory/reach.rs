@@ -1,4 +1,4 @@
-//! Blocks of a region of guest memory that devices reach.
+//! The blocks of a region of guest memory that devices can reach.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Blocks in a word.
 const WORD: usize = u64::BITS as usize;
 
-/// The blocks of a region of guest memory that a driver has plugged. All others are outside guest memory: a descriptor
-/// that points there is as invalid as one that points to no region. A block is within reach once it is plugged, and no
-/// longer before it is unplugged.
+/// The plugged blocks of a region of guest memory. All others are outside guest memory: a descriptor that points there
+/// is as invalid as one that points to no region. A block becomes reachable after it is plugged, and unreachable before
+/// it is unplugged.
 #[derive(Debug)]
 pub struct Reach {
     /// The size of a block in bytes.
@@ -17,19 +17,19 @@ pub struct Reach {
     count: usize,
     /// A bit for each block, the lowest of the first word for the first block.
     words: Box<[AtomicU64]>,
-    /// Number of times that blocks were taken away. Incremented afterwards, so that a reader that looks at it first,
-    /// and then at the blocks, sees each change.
+    /// Number of times that blocks were removed. Incremented afterwards, so that a reader that reads it before the
+    /// blocks detects each removal.
     generation: AtomicU64,
 }
 
 impl Reach {
-    /// None of `count` blocks of `block` bytes.
+    /// Creates a region of `count` blocks of `block` bytes, none of them reachable.
     pub fn new(block: u64, count: usize) -> Self {
         let words = (0..count.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect();
         Self { block: block.max(1), count, words, generation: AtomicU64::new(0) }
     }
 
-    /// Adds the blocks in `range`, or takes them away.
+    /// Adds or removes the blocks in `range`.
     pub fn set(&self, range: Range<usize>, reached: bool) {
         for block in range.start..range.end.min(self.count) {
             if let Some(word) = self.words.get(block / WORD) {
@@ -43,20 +43,19 @@ impl Reach {
         }
     }
 
-    /// A number that is another one after blocks were taken away.
+    /// A number that changes after blocks are removed.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// True if the block is within reach.
+    /// True if the block is reachable.
     pub fn has(&self, block: usize) -> bool {
         let word = self.words.get(block / WORD).map_or(0, |word| word.load(Ordering::Acquire));
         block < self.count && word >> (block % WORD) & 1 != 0
     }
 
-    /// The first block from `from` on that is within reach, or is not, and the last of those that follow it; `None` if
-    /// there is none.
+    /// The first run of blocks at or after `from` that are reachable, or that are not; `None` if there is none.
     pub fn run(&self, from: usize, reached: bool) -> Option<Range<usize>> {
         let start = self.next(from, reached).filter(|start| *start < self.count)?;
         let end = self.next(start, !reached).unwrap_or(self.count);
@@ -64,15 +63,15 @@ impl Reach {
         (start < end).then_some(start..end)
     }
 
-    /// Offsets in the region of the blocks around the offset `offset` that are within reach, without a gap.
+    /// Offsets of the contiguous reachable blocks around the offset `offset` in the region.
     pub(super) fn around(&self, offset: u64) -> Option<Range<u64>> {
         let block = usize::try_from(offset / self.block).ok()?;
-        // Either end tells of the block too: an unplug in between shows as a range without it.
+        // Both searches include the block itself: if it is unplugged in between, the range does not contain it.
         let range = self.before(block)..self.next(block, false).unwrap_or(self.count);
         range.contains(&block).then(|| range.start as u64 * self.block..range.end as u64 * self.block)
     }
 
-    /// The first block from `from` on that is within reach, or is not.
+    /// The first block at or after `from` that is reachable, or that is not.
     fn next(&self, from: usize, reached: bool) -> Option<usize> {
         let flip = if reached { 0 } else { u64::MAX };
         let mut mask = u64::MAX << (from % WORD);
@@ -86,7 +85,7 @@ impl Reach {
         None
     }
 
-    /// The first of the blocks up to `block` that follow each other within reach; a later one if `block` is not.
+    /// The first of the contiguous reachable blocks that end with `block`; a later one if `block` is not reachable.
     fn before(&self, block: usize) -> usize {
         let mut mask = u64::MAX >> (WORD - 1 - block % WORD);
         for (index, word) in self.words.iter().enumerate().take(block / WORD + 1).rev() {
@@ -109,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// Blocks come and go while a device looks: in one word, and across words.
+    /// Blocks change while a device searches: in one word, and across words.
     #[test]
     fn a_range_around_an_offset_contains_it_during_unplugs() {
         const BLOCK: u64 = 4096;
@@ -117,7 +116,7 @@ mod tests {
         let (reach, stop) = (Reach::new(BLOCK, COUNT), AtomicBool::new(false));
         let looks = |block: u64| {
             let (offset, mut found) = (block * BLOCK + 7, [0_u32; 2]);
-            // Until both answers were given often.
+            // Until both results have occurred often.
             while found.iter().any(|count| *count < 20_000) {
                 let range = reach.around(offset);
                 let is_good = |range: &Range<u64>| range.contains(&offset) && range.end <= COUNT as u64 * BLOCK;

@@ -22,7 +22,7 @@ fn map() -> GuestMap {
     GuestMap::from_ranges(&[(GuestAddress(0), 256 << 12), (GuestAddress(2 << 20), 256 << 12)]).unwrap()
 }
 
-/// The pages that were written, by guest physical page number.
+/// The written pages, by guest physical page number.
 fn take(log: &WriteLog) -> Vec<u64> {
     let mut all = Vec::new();
     for (index, region) in log.map().iter().enumerate() {
@@ -35,7 +35,7 @@ fn take(log: &WriteLog) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_written_through_the_map_is_noted_once_while_somebody_collects_it() {
+fn writes_through_the_map_are_logged_once_while_a_log_exists() {
     let map = map();
     map.write_obj(1u8, GuestAddress(0)).unwrap();
     let log = WriteLog::new(&map).unwrap();
@@ -58,7 +58,7 @@ fn a_map_is_collected_by_one_at_a_time() {
     let log = WriteLog::new(&map).unwrap();
     let busy = WriteLog::new(&map.clone()).unwrap_err();
     assert_eq!(busy.kind(), std::io::ErrorKind::ResourceBusy);
-    // The one that came too late takes nothing from the first.
+    // The second log takes nothing from the first.
     map.write_obj(1u8, GuestAddress(0)).unwrap();
     assert_eq!(take(&log), [0]);
     drop(log);
@@ -66,13 +66,13 @@ fn a_map_is_collected_by_one_at_a_time() {
 }
 
 #[test]
-fn no_write_of_another_thread_is_missed_however_arming_taking_and_writing_meet() {
+fn concurrent_writes_are_never_missed_by_the_write_log() {
     const PAGES: u64 = 64;
     let map = map();
     let stop = AtomicBool::new(false);
     let seen = AtomicU64::new(0);
-    // A writer that counts up in each page. What a collector copies after taking the notes, with the pages that are
-    // noted later, must be what the writer wrote last.
+    // The writer counts up in each page. The collector's copies, taken after the bits, together with the pages marked
+    // later, must have the writer's last values.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut value = 0u64;
@@ -93,7 +93,7 @@ fn no_write_of_another_thread_is_missed_however_arming_taking_and_writing_meet()
                 }
             };
             (0..20).for_each(|_| pass());
-            // The log is read last, with the writer held: here by looking until nothing is written between two looks.
+            // The last collection needs a stopped writer: here, repeated until nothing is written between two rounds.
             let start = seen.load(Ordering::Relaxed);
             while seen.load(Ordering::Relaxed) < start + 2 {
                 std::thread::yield_now();
@@ -138,7 +138,7 @@ fn a_note_beyond_the_end_is_left_out() {
 }
 
 #[test]
-fn what_a_system_call_or_a_bare_copy_writes_to_segments_is_noted() {
+fn syscall_and_raw_writes_to_segments_are_logged() {
     let map = map();
     let space = DmaSpace::from(map.clone());
     let view = space.pass();
@@ -175,7 +175,7 @@ fn what_a_system_call_or_a_bare_copy_writes_to_segments_is_noted() {
     let chain = offer(&mut ring, &[(0xa0000, 200)]);
     let mut from = IoVecs::new(&mut other);
     from.append(&view, chain, Permissions::Write).unwrap();
-    // What the driver wrote to offer it.
+    // Discards the writes that offered the chain.
     take(&log);
     assert_eq!(from.copy_at(0, 104, &segments, 0), 104);
     assert_eq!(take(&log), pages);
@@ -188,16 +188,16 @@ fn what_a_system_call_or_a_bare_copy_writes_to_segments_is_noted() {
     assert_eq!(take(&log), [driver.used() / PAGE]);
 }
 
-/// Regions that follow each other, a hole, and another.
+/// Two adjacent regions, a hole, and another region.
 fn three_regions() -> GuestMap {
     let ranges = [(0, 16), (16, 16), (48, 16)].map(|(page, pages)| (GuestAddress(page * PAGE), pages << 12));
     GuestMap::from_ranges(&ranges).unwrap()
 }
 
 proptest! {
-    /// A lookup that a view remembers changes no later access.
+    /// A look-up that a view remembers changes no later access.
     #[test]
-    fn a_view_reaches_and_notes_what_the_map_does_whatever_it_has_looked_up_before(
+    fn view_with_cached_lookups_behaves_like_the_map(
         accesses in proptest::collection::vec((prop_oneof![9 => 0..66 * PAGE, 1 => any::<u64>()], 0..9000_usize), 1..20)
     ) {
         let maps = [three_regions(), three_regions()];
@@ -227,12 +227,12 @@ proptest! {
 }
 
 #[test]
-fn a_buffer_in_two_regions_is_two_segments_and_a_used_element_is_noted_in_its_own() {
+fn buffer_across_regions_is_two_segments_and_logs_each_page() {
     let map = three_regions();
     let space = DmaSpace::from(map.clone());
     let view = space.pass();
     let mut driver = DriverQueue::new(&map, 0, 8);
-    // The used ring goes over from one region into the next in its second element.
+    // The used ring crosses from one region into the next in its second element.
     driver.queue.lock().set_used_ring_address(Some((16 * PAGE - 16) as u32), None);
     let queue = Arc::clone(&driver.queue);
     let mut ring = Ring::open(0, queue.lock(), false, &view).unwrap();
@@ -273,7 +273,7 @@ fn pages_that_are_given_back_to_the_host_are_noted() {
     assert_eq!(take(&log), [7]);
 }
 
-/// Pages by their I/O address, with what they may be accessed for.
+/// Pages by their I/O address, with their permissions.
 #[derive(Default)]
 struct Pages {
     pages: BTreeMap<u64, (u64, Permissions)>,
@@ -343,7 +343,7 @@ fn a_translated_view_reaches_what_is_mapped_and_nothing_else() {
 }
 
 #[test]
-fn an_unmap_waits_for_a_pass_that_has_begun_and_one_thread_may_be_in_two() {
+fn unmap_waits_for_passes_and_one_thread_may_hold_two() {
     let iommu = Arc::new(Pages::default());
     let space = DmaSpace::translated(Memory::new(map()), iommu.clone());
     let (first, second) = (space.pass(), space.pass());
@@ -355,7 +355,7 @@ fn an_unmap_waits_for_a_pass_that_has_begun_and_one_thread_may_be_in_two() {
 }
 
 #[test]
-fn a_bypassed_function_uses_guest_physical_addresses_and_still_holds_its_pass() {
+fn bypassed_function_uses_guest_addresses_and_holds_its_pass() {
     let iommu = Arc::new(Pages { bypassed: AtomicBool::new(true), ..Pages::default() });
     let space = DmaSpace::translated(Memory::new(map()), iommu.clone());
     let view = space.pass();
@@ -385,7 +385,7 @@ fn a_view_reaches_plugged_blocks_of_a_limited_region_only() {
     assert!(space.pass().host(28 * PAGE - 1, 2).is_none());
     let host = |address| map.get_host_address(GuestAddress(address)).ok();
     assert_eq!(space.pass().host(21 * PAGE, 2), host(21 * PAGE));
-    // What is written is noted where it is.
+    // A write is marked at its physical address.
     let log = WriteLog::new(&map).unwrap();
     space.pass().write_obj(1_u8, GuestAddress(22 * PAGE)).unwrap();
     assert_eq!(take(&log), [22]);
@@ -395,7 +395,7 @@ fn a_view_reaches_plugged_blocks_of_a_limited_region_only() {
     assert_eq!(lens(20 * PAGE, 1), [None]);
 }
 
-/// A disk's worker has one view for as long as the map stays.
+/// A disk's worker keeps one view as long as the map is unchanged.
 #[test]
 fn a_view_that_lasts_loses_what_is_unplugged() {
     let map = three_regions();

@@ -1,4 +1,4 @@
-//! Collecting what threads of this process write to guest memory.
+//! Collects the writes of this process's threads to guest memory.
 
 use std::io;
 
@@ -12,16 +12,15 @@ use super::map::GuestMap;
 #[error("what devices write to guest memory is being collected already")]
 pub struct LogBusy;
 
-/// Log of the writes of this process's threads to guest memory, from when it is made until it is dropped. A map has one
-/// at a time.
+/// The dirty log of this process's threads: their writes to guest memory while it exists. A map has at most one.
 #[derive(Debug)]
 pub struct WriteLog {
     map: GuestMap,
 }
 
 impl WriteLog {
-    /// Begins to collect writes to `map`. All that was written before this returns is visible to the caller, and all
-    /// that is written later will be noted.
+    /// Starts logging writes to `map`. Writes before this returns are visible to the caller, and all later ones are
+    /// logged.
     ///
     /// # Errors
     ///
@@ -33,19 +32,19 @@ impl WriteLog {
         }
         let log = Self { map: map.clone() };
         log.map.iter().for_each(|region| region.bitmap().whole().arm());
-        // A processor may look at the flag before its last write is visible to others. So all processors that run
-        // threads of this process let their writes become visible now; later looks find the flag set.
+        // A processor may check the flag before its last write is visible to others. So all processors that run threads
+        // of this process now make their writes visible; later checks find the flag set.
         barrier()?;
         Ok(log)
     }
 
-    /// The map whose writes are collected.
+    /// The map whose writes are logged.
     pub fn map(&self) -> &GuestMap {
         &self.map
     }
 
-    /// Adds the pages of a region that were written since the last call to `pages`, a bit for each, from the region's
-    /// beginning, and forgets them. Returns how many there were. `region` is its index in the map's order.
+    /// Adds the pages of a region written since the last call to `pages`, a bit for each, from the region's beginning,
+    /// and clears them here. Returns their number. `region` is its index in the map's order.
     pub fn take(&self, region: usize, pages: &mut [u64]) -> u64 {
         self.map.iter().nth(region).map_or(0, |region| region.bitmap().whole().take(pages))
     }

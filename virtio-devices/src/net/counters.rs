@@ -128,7 +128,7 @@ mod tests {
     use crate::counters::Losses;
 
     #[test]
-    fn losses_are_told_by_name_and_at_a_reset_only_when_they_have_doubled() {
+    fn losses_are_logged_by_name_and_at_reset_only_once_doubled() {
         let (counters, mut losses) = (NetCounters::new(), Losses::default());
         let add = |counter, amount| {
             let mut tally = Tally::new();

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn without_promiscuous_mode_only_own_unicast_and_broadcast_are_wanted() {
+    fn strict_filter_accepts_only_own_unicast_and_broadcast() {
         let filter = strict();
         assert_eq!([OWN, OTHER, GROUP, BROADCAST].map(|mac| wants(&filter, mac)), [true, false, false, true]);
     }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn no_mode_and_no_full_table_bring_an_untrusted_driver_frames_for_others() {
+    fn untrusted_driver_cannot_open_its_filter_by_mode_or_overflow() {
         let untrusted = |address| Policy { address, trusted: false, ..Policy::default() };
         let wants_as = |filter: &Filter, address| {
             let policy = untrusted(address);

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_down_only_when_the_frames_that_found_it_up_have_passed() {
+    fn link_goes_down_only_after_the_running_batch_ends() {
         let link = Link::new(true);
         thread::scope(|scope| {
             let batch = link.batch();

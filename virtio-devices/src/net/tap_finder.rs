@@ -88,7 +88,7 @@ mod tests {
     use crate::backend::TapSpec;
 
     #[test]
-    fn a_tap_that_cannot_be_opened_is_reported_and_one_that_is_missing_not() {
+    fn unopenable_tap_is_reported_and_a_missing_one_is_not() {
         crate::net::testing::namespace::enter();
         // An interface that exists everywhere, and is not a tap.
         for (name, is_there) in [("lo", true), ("missing0", false)] {

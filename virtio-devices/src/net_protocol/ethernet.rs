@@ -3,7 +3,7 @@
 /// An Ethernet address.
 pub(crate) type Mac = [u8; 6];
 
-/// An Ethernet header without tags; a frame is at least this long.
+/// The length of an Ethernet header without tags, the minimum length of a frame.
 pub(crate) const ETHERNET_HEADER: usize = 14;
 
 /// True for a multicast address or the broadcast address.

@@ -1,4 +1,4 @@
-//! Feature bits (`virtio 1.4 §5.1.3`, §6): the bits offered, and the offloads that negotiated bits stand for.
+//! Feature bits (`virtio 1.4 §5.1.3`, §6): the bits offered, and the offloads of negotiated bits.
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::*;
@@ -24,8 +24,8 @@ const ALWAYS: &[u32] = &[
     VIRTIO_NET_F_SPEED_DUPLEX,
 ];
 
-/// Pairs of a feature and the feature that it requires (`virtio 1.4 §5.1.3.1`): here, those that are of no use without
-/// the control queue, since a backend that runs the queues may refuse them otherwise. Requirements among offloads are
+/// Pairs of a feature and the feature that it requires (`virtio 1.4 §5.1.3.1`): here, those that are useless without
+/// the control queue, since a backend that runs the queues may otherwise refuse them. Requirements among offloads are
 /// not enforced: some drivers accept segments without checksums, and that works.
 pub(crate) const REQUIREMENTS: &[(u32, u32)] = &[
     (VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VQ),
@@ -95,8 +95,8 @@ pub(crate) fn offload_features(offloads: Offloads) -> u64 {
     taken.fold(0, |bits, (guest, host, _)| bits | 1 << guest | 1 << host | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)
 }
 
-/// Features that a NIC serves by itself for a backend that passes all frames: commands for the receive filter, which is
-/// best effort (`virtio 1.4 §5.1.6.5.1`), for the address and its announcement, and for the number of pairs.
+/// Features that a NIC implements itself for a backend that passes all frames: commands for the receive filter, which
+/// is best effort (`virtio 1.4 §5.1.6.5.1`), for the address and its announcement, and for the number of pairs.
 pub(crate) fn served_for_any() -> u64 {
     bits(COMMANDS) | bits(&[VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ])
 }
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_received_segments_those_that_are_sent_and_checksums_are_left() {
+    fn without_received_segments_tx_segments_and_checksums_remain() {
         let features = without_received_segments(offered(Offloads::all(), true, true));
         assert_eq!(guest_offloads(features), Offloads::CHECKSUM);
         assert!(has(features, VIRTIO_NET_F_HOST_TSO4) && has(features, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn without_offloads_nothing_about_checksums_or_segments_is_offered() {
+    fn without_offloads_no_checksum_or_segment_feature_is_offered() {
         let features = offered(Offloads::empty(), false, false);
         let none = guest_offload_bits() | 1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS;
         assert_eq!(features & none, 0);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn each_offload_is_offered_both_ways_and_read_back_from_the_features() {
+    fn offloads_are_offered_both_ways_and_read_back_from_features() {
         let features = offered(Offloads::CHECKSUM | Offloads::TSO4, true, true);
         for bit in [VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_GUEST_TSO4] {
             assert!(has(features, bit), "{bit}");

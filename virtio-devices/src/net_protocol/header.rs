@@ -9,7 +9,7 @@ use virtio_bindings::virtio_net::{
 use super::ethernet::ETHERNET_HEADER;
 use crate::features::has;
 
-/// The header's length, with `num_buffers`, that a device of version 1 uses whatever was negotiated.
+/// The header's length, with `num_buffers`, which a device of version 1 always includes.
 pub(crate) const HEADER: usize = 12;
 /// The offset of `flags`.
 pub(crate) const FLAGS: usize = 0;
@@ -26,11 +26,11 @@ pub(crate) const CSUM_OFFSET: usize = 8;
 /// The offset of `num_buffers`.
 pub(crate) const NUM_BUFFERS: usize = 10;
 
-/// The most packets that one frame of a switch, or of a NIC whose packets are limited, may become. 64 KiB in packets of
-/// 128 bytes are fewer; smaller segments only serve to slow down other guests.
+/// The maximum number of packets from one frame of a switch, or of a NIC whose packets are limited. 64 KiB in packets
+/// of 128 bytes are fewer; smaller segments only serve to slow down other guests.
 pub(crate) const MAX_PACKETS: u32 = 512;
 
-/// A header from the driver requests what was not negotiated, or contradicts its frame.
+/// A header from the driver uses a feature that was not negotiated, or contradicts its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BadHeader;
 

@@ -1,4 +1,4 @@
-//! A PF and its VFs as a guest's drivers and a VMM see them: through windows, doorbells and messages. `G` and `B`
+//! A PF and its VFs as seen by a guest's drivers and a VMM: through windows, doorbells and messages. `G` and `B`
 //! numbers: docs/conformance.md.
 
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn config(nic: &Nic, rid: Rid) -> Vec<u32> {
     Dword::all().map(|reg| nic.config_read(rid, reg)).collect()
 }
 
-/// The window that a VMM would find an address in, and the offset in it.
+/// The window that a VMM finds at an address, and the offset in it.
 fn find(nic: &Nic, address: u64) -> Option<(WindowId, u64)> {
     let mut windows = Vec::new();
     nic.windows(&mut windows);
@@ -73,7 +73,7 @@ fn find(nic: &Nic, address: u64) -> Option<(WindowId, u64)> {
     Some((found.id, address - found.base))
 }
 
-/// Value that a guest reads at an address.
+/// Reads the value at an address, as a guest does.
 fn read(nic: &mut Nic, address: u64) -> u32 {
     let mut data = [0xff; 4];
     if let Some((window, offset)) = find(nic, address) {
@@ -158,7 +158,7 @@ fn a_vf_bar_that_moves_takes_all_vfs_with_it() {
     assert!((0..4).all(|index| nic.vf(VfIndex(index)).unwrap().device().starts == 1), "no queue was stopped");
 }
 
-/// G25: how soon VFs answer, while the PF's queues are busy.
+/// G25: VFs respond in time while the PF's queues are busy.
 #[test]
 fn the_last_of_a_thousand_vfs_answers_at_once() {
     let mut nic = nic(1024, FakeDevice::with_worker);
@@ -185,7 +185,7 @@ fn the_last_of_a_thousand_vfs_answers_at_once() {
         assert_eq!(enable(&mut nic, 1024).vfs, Some(VfChange::Enabled { num_vfs: 1024 }));
         assert_eq!(nic.config_read(rid(1023), Dword::containing(8)), 0x0200_0001);
         fastest = fastest.min(begin.elapsed());
-        // Immediately again, faster than any driver.
+        // At once again, faster than any driver.
         let _ = disable(&mut nic);
         assert_eq!(nic.config_read(rid(1023), Dword::containing(8)), ALL_ONES);
         let _ = enable(&mut nic, 1024);
@@ -201,7 +201,7 @@ fn the_last_of_a_thousand_vfs_answers_at_once() {
     assert_eq!(join(&mut nic), 1);
 }
 
-/// G35: what shares a page with MSI-X, for every supported System Page Size.
+/// G35: nothing shares a page with MSI-X, for every supported System Page Size.
 #[test]
 fn msi_x_shares_no_page_with_virtios_registers() {
     for bit in [0, 1, 4, 6, 8, 10] {
@@ -246,9 +246,9 @@ fn msi_x_shares_no_page_with_virtios_registers() {
     }
 }
 
-/// G36: bounds and alignment of the virtio structures of each VF, and which VF BAR they are in.
+/// G36: bounds and alignment of the virtio structures of each VF, and their VF BAR.
 #[test]
-fn the_virtio_structures_of_every_vf_are_placed_as_the_standard_wants() {
+fn vf_virtio_structures_are_aligned_and_within_their_bar() {
     let mut nic = nic(4, FakeDevice::new);
     let _ = enable(&mut nic, 4);
     for index in 0..4 {
@@ -273,9 +273,9 @@ fn the_virtio_structures_of_every_vf_are_placed_as_the_standard_wants() {
     }
 }
 
-/// G42: a kernel that finds the VFs of the one before it on, with their drivers' queues running.
+/// G42: a kernel that finds the previous kernel's VFs enabled, with their drivers' queues running.
 #[test]
-fn a_new_kernel_gets_new_vfs_and_nothing_of_the_old_ones_is_left() {
+fn new_kernel_gets_fresh_vfs_without_leftovers_of_the_old() {
     let mut nic = nic(3, FakeDevice::with_worker);
     assert_eq!(pf(&mut nic).init(), 15);
     let _ = enable(&mut nic, 3);
@@ -286,7 +286,7 @@ fn a_new_kernel_gets_new_vfs_and_nothing_of_the_old_ones_is_left() {
     }
     let old = messages(&nic).into_iter().map(|message| Arc::downgrade(&message.eventfd)).collect::<Vec<_>>();
     assert_eq!(old.len(), 12);
-    // The new kernel resets the PF's virtio side when its driver binds, and has found VF Enable before.
+    // The new kernel resets the PF's virtio side when its driver binds, and has found VF Enable set before.
     assert_eq!(pf(&mut nic).config_read(CONTROL, 2), 9);
     assert_eq!(disable(&mut nic).vfs, Some(VfChange::Disabled { num_vfs: 3 }));
     assert_eq!(join(&mut nic), 3);
@@ -330,7 +330,7 @@ fn a_pf_that_is_unplugged_takes_its_running_vfs_with_it() {
     wait(0);
 }
 
-/// B13: what VFs take with them when they go.
+/// B13: the resources that VFs release when they are disabled.
 #[test]
 fn a_pf_is_intact_after_its_vfs_went_and_came_again() {
     let mut nic = nic(4, FakeDevice::new);
@@ -347,9 +347,9 @@ fn a_pf_is_intact_after_its_vfs_went_and_came_again() {
     }
 }
 
-/// B14: the PF's idea of the size of a VF BAR and the VF's.
+/// B14: the sizes of a VF BAR according to the PF and to the VF.
 #[test]
-fn the_last_byte_of_the_last_of_127_vfs_is_decoded_and_no_further() {
+fn vf_bar_decodes_exactly_up_to_the_last_byte_of_127_vfs() {
     let mut nic = nic(127, FakeDevice::new);
     for (bar, slice) in SLICES {
         let base = u64::from(bar) << 32;

@@ -1,4 +1,4 @@
-//! Device and model agree after every step, with the device saved and another one restored in between.
+//! The device matches its model after every step, while it is saved and restored into another one in between.
 
 use pci::testing::{Model, Observed, Op, Target};
 use proptest::collection::vec;
@@ -85,7 +85,7 @@ fn access() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Operations of a driver that start its function, which are hard to hit by chance: Bus Master, MSI-X, features, two
+/// Operations of a driver that start its function, which chance would rarely produce: Bus Master, MSI-X, features, two
 /// queues.
 fn drive(target: Target) -> Vec<Op> {
     let window = |bar: usize| match target {
@@ -186,10 +186,10 @@ fn agree_paused(model: &Model, observed: &Observed<Nic>) -> Result<(), TestCaseE
     Ok(())
 }
 
-/// A change to one place of a document: which place, what kind of change, with what number.
+/// A change to one place of a document: the place, the kind of change, and a number.
 type Mutation = (u32, u8, u64);
 
-/// The number of values in `value`, with itself.
+/// The number of values in `value`, including itself.
 fn count(value: &Value) -> u32 {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum::<u32>(),
@@ -245,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn a_state_with_any_changes_is_refused_or_one_that_a_guest_could_reach(
+    fn mutated_state_is_refused_or_reachable_by_a_guest(
         steps in vec(step(), 1..12),
         mutations in vec(any::<Mutation>(), 1..4),
     ) {

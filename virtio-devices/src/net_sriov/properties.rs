@@ -12,7 +12,7 @@ enum Op {
     ConfigWrite(Rid, u64, usize, u32),
     MemoryRead(WindowId, u64, usize),
     MemoryWrite(WindowId, u64, Vec<u8>),
-    /// Operations that are hard to hit by chance.
+    /// Operations that chance would rarely produce.
     Enable(u16),
     Init(Option<u16>),
     Refuse(Option<u16>, bool),

@@ -8,8 +8,8 @@ use crate::function::VirtioFunction;
 use crate::state::{DeviceSpecific, DeviceState, StateError, VfState, VfsState};
 
 impl<D: VirtioDevice> NetSriov<D> {
-    /// Returns the state of all functions. A VF in its power-on state, as nearly every VF that is not enabled, takes no
-    /// space in it.
+    /// Returns the state of all functions. A VF in its power-on state, as nearly every disabled VF is, takes no space
+    /// in it.
     pub(super) fn save_all(&self) -> Result<DeviceState, StateError> {
         let mut changed = Vec::new();
         for (index, vf) in (0..).zip(self.functions.vfs()) {
@@ -21,7 +21,7 @@ impl<D: VirtioDevice> NetSriov<D> {
         self.pf().save_device(self.place().map(|place| VfsState { changed, ..place }))
     }
 
-    /// Number and place of the VFs, without their state.
+    /// Number and addresses of the VFs, without their state.
     fn place(&self) -> Option<VfsState> {
         let shape = self.sriov()?.shape();
         Some(VfsState {
@@ -57,13 +57,13 @@ impl<D: VirtioDevice> NetSriov<D> {
         if !changed.is_sorted_by(|a, b| a.index < b.index) {
             return Err(StateError::Value("the order of VFs"));
         }
-        // VF Enable returns with the PF's registers and has no effect on the VFs: they are restored, not reset.
+        // VF Enable is restored with the PF's registers and has no effect on the VFs: they are restored, not reset.
         self.pf_mut().restore_function(&state.function)?;
         for VfState { index, function } in changed {
             let visible = *index < self.functions.num_visible();
             let vf = self.vf_mut(VfIndex(*index)).ok_or(StateError::Shape("VFs"))?;
             vf.restore_function(function).map_err(|error| in_vf(*index, error))?;
-            // A VF that is not enabled is in its reset state: enabling needs no work.
+            // A disabled VF is in its reset state: enabling needs no work.
             let is_reset = vf.is_untouched() && function.device.is_reset();
             if !visible && !is_reset {
                 return Err(in_vf(*index, StateError::Value("what is reset while no driver can see it")));

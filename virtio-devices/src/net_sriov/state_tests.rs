@@ -53,7 +53,7 @@ fn restored(state: &DeviceState) -> Nic {
 /// Images of all functions, windows, and messages without their eventfds.
 type Everything = (Vec<Vec<u32>>, Vec<Window>, Vec<(Rid, u64, u32)>);
 
-/// All that a guest can read of the functions, and all that the device wants of its host.
+/// Everything that a guest can read of the functions, and everything that the device needs from its host.
 pub(super) fn everything(device: &mut Nic) -> Everything {
     let mut windows = Vec::new();
     device.windows(&mut windows);
@@ -98,7 +98,7 @@ fn next_avail(device: &Nic, index: u16) -> u16 {
 
 /// G64, U4: VFs that are enabled.
 #[test]
-fn vfs_with_drivers_go_on_after_a_restore_as_if_nothing_had_happened() {
+fn vfs_with_drivers_continue_unchanged_after_a_restore() {
     let mut old = used();
     let state = save(&mut old);
     let mut new = restored(&state);
@@ -109,7 +109,7 @@ fn vfs_with_drivers_go_on_after_a_restore_as_if_nothing_had_happened() {
     assert_eq!((running(&new), new.pf().is_running()), (vec![1, 3], true));
     assert_eq!([1, 3].map(|index| next_avail(&new, index)), [701, 703]);
     assert_eq!([1, 3].map(|index| vf(&mut new, index).status()), [15, 15]);
-    // VF Enable has no edge: NumVFs is locked, and a write of Control's own value does nothing.
+    // VF Enable has no edge: NumVFs is locked, and writing the present value of Control does nothing.
     let _ = pf(&mut new).config_write(SRIOV + 0x10, 2, 1);
     assert!(pf(&mut new).config_write(SRIOV + 8, 2, 9).is_none());
     assert_eq!((new.functions.num_visible(), running(&new)), (TOTAL, vec![1, 3]));
@@ -126,7 +126,7 @@ fn vfs_with_drivers_go_on_after_a_restore_as_if_nothing_had_happened() {
 fn a_signal_that_waits_in_a_vf_is_still_its_pending_bit() {
     let mut new = restored(&save(&mut used()));
     let mut data = [0; 4];
-    // The MSI-X slices are 8 KiB, as the System Page Size is.
+    // The MSI-X slices are 8 KiB, like the System Page Size.
     new.mmio_read(WindowId::VfBar(BarIndex::ALL[4]), 3 * 0x2000 + 0x800, &mut data);
     assert_eq!(u32::from_le_bytes(data), 1 << 3);
 }
@@ -166,7 +166,7 @@ fn a_restore_over_vfs_in_use_replaces_them() {
 }
 
 #[test]
-fn states_of_other_pfs_and_vfs_are_refused_with_a_sentence_and_leave_a_fresh_device() {
+fn state_of_another_pf_or_vf_is_refused_and_device_stays_fresh() {
     type Change = fn(&mut DeviceState);
     fn vfs(state: &mut DeviceState) -> &mut crate::VfsState {
         state.vfs.as_mut().unwrap()

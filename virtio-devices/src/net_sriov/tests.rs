@@ -82,7 +82,7 @@ fn wait_for_kick(device: &Nic, index: u16) {
     }
 }
 
-/// All that a guest can read of VF `index`, without side effects.
+/// Everything that a guest can read of VF `index`, without side effects.
 fn image(device: &mut Nic, index: u16) -> Vec<u32> {
     let config: Vec<_> = Dword::all().map(|reg| device.config_read(vf_rid(index), reg)).collect();
     let mut vf = vf(device, index);

@@ -3,23 +3,23 @@
 use crate::counters::queue_counters;
 
 queue_counters! {
-    /// Something that is counted of a persistent memory device.
+    /// A counted event of a persistent memory device.
     pub enum PmemCounter;
     /// The counters of one persistent memory device since it was plugged in.
     pub struct PmemCounters;
 
-    /// Flushes after which everything was on the medium.
+    /// Flushes that succeeded.
     Flushes = "flushes",
-    /// Requests of a type that does not exist.
+    /// Requests of an unknown type.
     BadRequests = "bad_requests",
-    /// Dropped: the chain is no request.
+    /// Dropped: the chain is not a request.
     BadChains = "bad_chains",
     /// Flushes that failed.
     BackendErrors = "backend_errors",
 }
 
 impl PmemCounter {
-    /// True if it counts requests that failed.
+    /// True for a counter of requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadRequests | Self::BadChains | Self::BackendErrors | Self::BrokenRings)
     }

@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::spec::PmemSpec;
 use crate::ErrorKind;
 
-/// Reason why there is no persistent memory device: one line, to follow the option's name.
+/// Reason why a persistent memory device cannot be opened: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum PmemError {
     /// The file, or the folder, cannot be used.
@@ -24,10 +24,10 @@ pub enum PmemError {
         /// Cause.
         error: io::Error,
     },
-    /// It is neither a file nor a block device nor a folder.
+    /// The path is neither a file nor a block device nor a folder.
     #[error("file={}: is not a file; give a file, a block device, or a folder with size=", .0.display())]
     Kind(PathBuf),
-    /// It is a folder, and nothing says how large the temporary file is.
+    /// The path is a folder, and no size is given for the temporary file.
     #[error("file={}: is a folder; add size= for a temporary file in it, or give a file", .0.display())]
     Folder(PathBuf),
     /// The file is too short.
@@ -35,7 +35,7 @@ pub enum PmemError {
     TooShort {
         /// The file.
         path: PathBuf,
-        /// The size that was asked for, in bytes.
+        /// The requested size, in bytes.
         size: u64,
         /// Length of the file in bytes.
         len: u64,

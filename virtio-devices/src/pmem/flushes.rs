@@ -1,4 +1,4 @@
-//! The requests of a driver, which wait for the medium.
+//! The driver's requests, which wait for the medium.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ const FLUSH: u32 = 0;
 const OK: u32 = 0;
 /// `VIRTIO_PMEM_RESP_TYPE_EIO`.
 const EIO: u32 = 1;
-/// The length of an answer, in bytes.
+/// The length of a reply, in bytes.
 const ANSWER: usize = 4;
 
-/// Answers requests: has everything that the guest wrote on the medium, which is this file, if there is one.
+/// Handles requests: flushes everything that the guest wrote to the medium of this file, if there is one.
 pub(super) struct Flushes(pub(super) Option<Arc<OwnedFd>>);
 
 impl Answerer for Flushes {
@@ -26,7 +26,7 @@ impl Answerer for Flushes {
     /// A flush takes as long as the medium does.
     const BATCH: usize = 1;
 
-    /// Does what a request asks for (`virtio 1.4 §5.19.6`).
+    /// Handles a request (`virtio 1.4 §5.19.6`).
     fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
         let Turn { memory, storage: [readable, writable], tally, .. } = turn;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
@@ -42,13 +42,13 @@ impl Answerer for Flushes {
             _ => (EIO, PmemCounter::BadRequests),
         };
         tally.count(counter);
-        // At most the answer's length.
+        // At most the reply's length.
         Answered::Used(writable.write_at(0, &answer.to_le_bytes()) as u32)
     }
 }
 
 impl Flushes {
-    /// True if all that the guest wrote is on the medium now.
+    /// Flushes the guest's writes to the medium; returns true on success.
     fn flush(&self) -> bool {
         self.0.as_ref().is_none_or(|file| rustix::fs::fsync(file).is_ok())
     }

@@ -1,4 +1,4 @@
-//! Persistent memory as its driver uses it.
+//! Persistent memory with its driver.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use crate::testing::{Driver, Hosted};
 use crate::{ErrorKind, Memory, VirtioFunction};
 
 const UNIT: u64 = PmemSpec::UNIT;
-/// Address of answers.
+/// Address of replies.
 const ANSWER: u64 = BUFFERS + 0x100;
 
 fn spec(file: &Path) -> PmemSpec {
     PmemSpec { id: "_pmem0".into(), file: file.into(), size: None, discard_writes: false }
 }
 
-/// A file of so many bytes in a folder of its own.
+/// A file of `len` bytes in its own folder.
 fn file(len: u64) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pmem");
@@ -29,7 +29,7 @@ fn file(len: u64) -> (tempfile::TempDir, PathBuf) {
 type Guest = queue_worker::testing::Guest<Pmem>;
 
 impl Guest {
-    /// Sends a chain, and returns how much of it was written and what is where answers are.
+    /// Sends a chain, and returns its used length and the status word.
     fn ask(&mut self, chain: &[(u64, u32, u16)]) -> (u32, u32) {
         self.queue.memory_write(ANSWER, &[0xee; 4]);
         let len = self.send(chain);
@@ -61,7 +61,7 @@ fn a_flush_is_answered_when_it_is_done() {
     assert_eq!(guest.workers[0].thread.name(), "_pmem0_q0");
     assert_eq!(guest.request(0), (4, 0));
     guest.await_interrupt();
-    // In pieces, and with more room than the answer needs.
+    // In pieces, and with more room than the status needs.
     guest.queue.memory_write(BUFFERS, &[0; 4]);
     assert_eq!(guest.ask(&[(BUFFERS, 1, 0), (BUFFERS + 1, 3, 0), (ANSWER, 1, WRITE), (ANSWER + 1, 9, WRITE)]), (4, 0));
     guest.has_counts(&[(PmemCounter::Flushes, 2)]);
@@ -71,7 +71,7 @@ fn a_flush_is_answered_when_it_is_done() {
 fn a_flush_that_fails_is_an_error_of_the_driver() {
     let (_folder, path) = file(UNIT);
     let mut pmem = Pmem::open(spec(&path)).unwrap();
-    // Nothing can be flushed there.
+    // Flushing fails there.
     pmem.file = Some(Arc::new(File::open("/dev/null").unwrap().into()));
     let mut guest = Guest::new(pmem);
     assert_eq!(guest.request(0), (4, 1));
@@ -109,7 +109,7 @@ fn without_a_file_to_write_to_a_flush_is_done_at_once() {
 }
 
 #[test]
-fn the_configuration_says_where_the_bar_is_and_how_much_of_it_is_memory() {
+fn pmem_config_reports_the_bar_address_and_the_memory_size() {
     let (_folder, path) = file(3 * UNIT);
     let rid = Rid::from_bits(3 << 3);
     let pmem = VirtioFunction::plain(Pmem::open(spec(&path)).unwrap(), rid, Memory::new(memory())).unwrap();
@@ -126,12 +126,12 @@ fn the_configuration_says_where_the_bar_is_and_how_much_of_it_is_memory() {
     assert_eq!([0, 4, 8, 12, 16].map(|at| word(&mut driver, at)), [0x4080_0000, 0x12, 0x60_0000, 0, 0]);
     let _ = driver.config_write(0x14, 4, 0x13);
     assert_eq!(word(&mut driver, 4), 0x13);
-    // What is behind the end of the file is nothing.
+    // Reads beyond the end of the file return ones.
     assert_eq!(driver.bar_read(0, 3 * UNIT, 4), u32::MAX);
 }
 
 #[test]
-fn a_file_has_its_own_size_or_a_part_of_it_and_a_folder_gets_a_temporary_one() {
+fn file_keeps_its_size_or_a_part_and_a_folder_gets_a_temp_file() {
     let (folder, path) = file(3 * UNIT);
     let size = |size, file: &Path| Pmem::open(PmemSpec { size, ..spec(file) }).unwrap().memory.len();
     assert_eq!(size(None, &path), 3 * UNIT);

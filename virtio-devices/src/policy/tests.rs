@@ -92,7 +92,7 @@ fn groups_of_bridges_are_closed_to_who_is_not_trusted() {
 }
 
 #[test]
-fn a_port_vlan_is_put_on_what_is_sent_and_taken_off_what_is_received() {
+fn port_vlan_is_added_on_ingress_and_removed_on_egress() {
     let policy = port_vlan(100, 3, VlanProtocol::Customer);
     let tagged = frame(OWN, &[(C, 0x6064)]);
     assert_eq!(ingress(&policy, &frame(OWN, &[])), Ok(tagged.clone()));

@@ -1,4 +1,4 @@
-//! Runs a queue look by look on the caller's thread, without waiting. For fuzz targets.
+//! Runs a queue step by step on the caller's thread, without waiting. For fuzz targets.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct QueueSteps<A: Answerer> {
 }
 
 impl<A: Answerer> QueueSteps<A> {
-    /// A worker of `queue`, whose driver negotiated `features`. It adds its counts to `counters`.
+    /// Creates a worker of `queue`, whose driver negotiated `features`. It adds its counts to `counters`.
     ///
     /// # Errors
     ///
@@ -52,13 +52,13 @@ impl<A: Answerer> QueueSteps<A> {
         Ok(Self { worker, storage: Default::default() })
     }
 
-    /// The queue, which is locked until it is dropped; `None` if its rings do not lie in guest memory.
+    /// Opens the queue, which stays locked until dropped; `None` if its rings do not lie in guest memory.
     pub(crate) fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<SteppedQueue<'q>> {
         let event_idx = has(self.worker.features, VIRTIO_RING_F_EVENT_IDX);
         Ring::open(0, queue.lock(), event_idx, &self.worker.memory.pass()).ok().map(SteppedQueue)
     }
 
-    /// Does what the worker does in one turn of its loop. [`Step::Frame`] stands for a chain that waits.
+    /// Runs one turn of the worker's loop. Returns [`Step::Frame`] for a waiting chain.
     pub(crate) fn step(&mut self, SteppedQueue(ring): &mut SteppedQueue<'_>) -> Step {
         let next = self.worker.look(ring, &mut self.storage);
         self.worker.tally.flush(&self.worker.counters);

@@ -1,4 +1,4 @@
-//! A device with one queue whose worker runs, and its driver.
+//! A device with one queue and a running worker, and its driver.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::{GuestMap, Interrupts, Start, VirtioDevice, Worker};
 
 /// The size of the queue.
 const SIZE: u16 = 16;
-/// The vector of changes of the configuration. The queue has vector 0.
+/// The vector of configuration changes. The queue has vector 0.
 pub(crate) const CONFIG_VECTOR: u16 = 1;
 
 /// The guest, whose worker is stopped when this is dropped.
@@ -55,7 +55,7 @@ impl<D: VirtioDevice> Guest<D> {
         self.workers[0].kick.write(1).unwrap();
     }
 
-    /// Waits until `count` chains are given back. Returns how much of each was written.
+    /// Waits until `count` chains are used. Returns the used length of each.
     pub(crate) fn used(&mut self, count: usize) -> Vec<u32> {
         let mut used = Vec::new();
         eventually("completion", || {
@@ -66,7 +66,7 @@ impl<D: VirtioDevice> Guest<D> {
         used.into_iter().map(|(_, len)| len).collect()
     }
 
-    /// Makes a chain available, rings, and waits until it is given back. Returns how much of it was written.
+    /// Makes a chain available, rings the doorbell, and waits until it is used. Returns its used length.
     pub(crate) fn send(&mut self, chain: &[(u64, u32, u16)]) -> u32 {
         self.queue.add(chain);
         self.kick();
@@ -78,7 +78,7 @@ impl<D: VirtioDevice> Guest<D> {
         eventually("an interrupt", || self.interrupts.eventfd(0).unwrap().read().is_ok());
     }
 
-    /// Makes an available index that cannot be, and waits until the driver is asked to reset the device.
+    /// Writes an invalid available index, and waits until the device asks for a reset.
     pub(crate) fn break_ring(&self) {
         self.queue.write(self.queue.avail() + 2, 1000u16.to_le_bytes());
         self.kick();

@@ -7,9 +7,8 @@ use crate::clock;
 use crate::net_protocol::MAX_FRAME;
 use crate::state::{BucketState, StateError};
 
-/// The most that a bucket can be in debt when it is saved, in tokens: each of its users begins one operation at a time,
-/// which takes more than there is. No NIC has more users. A disk's requests can be longer than frames; what it owes
-/// beyond this is forgiven.
+/// The most debt that is saved for a bucket, in tokens: each user begins one operation at a time, and no NIC has more
+/// users. A disk's requests can be longer than frames; debt beyond this is forgiven.
 const MOST_DEBT: u64 = 256 * MAX_FRAME as u64;
 
 impl RateLimitGroup {
@@ -25,11 +24,11 @@ impl RateLimitGroup {
         limiter.buckets().all(|bucket| bucket.save(now) == bucket.full())
     }
 
-    /// Makes its buckets as full as the first of `states` say, which are then taken off.
+    /// Restores the levels from the first of `states`, and removes those from the slice.
     ///
     /// # Errors
     ///
-    /// Fails if there are too few, or no use of a bucket has led to such a state. Then some may have been changed.
+    /// Fails if there are too few, or a level is impossible. Some buckets may then have changed.
     pub(crate) fn restore(&self, states: &mut &[BucketState]) -> Result<(), StateError> {
         let (mut limiter, now) = (self.0.lock(), clock::now());
         let RateLimiter { bandwidth, ops } = &mut *limiter;
@@ -53,7 +52,7 @@ impl Bucket {
         BucketState { missing: 0, burst: self.limit.one_time_burst }
     }
 
-    /// The longest that it takes to be full.
+    /// The longest possible time until it is full.
     fn most(&self) -> Duration {
         self.limit.refill.saturating_add(self.time_of(MOST_DEBT))
     }

@@ -1,4 +1,4 @@
-//! A chain of descriptors, as the driver wrote it (`virtio 1.4 §2.7.5`).
+//! A descriptor chain, as the driver wrote it (`virtio 1.4 §2.7.5`).
 
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use vm_memory::{Bytes, GuestAddress, Permissions};
@@ -54,20 +54,20 @@ impl Descriptor {
     }
 }
 
-/// A chain of descriptors that the driver made available.
+/// A descriptor chain that the driver made available.
 ///
-/// It ends after its last descriptor, or without a word where it cannot be followed: at a descriptor that is not in its
-/// table or cannot be read, in an indirect table that is none, after as many descriptors as its table has, and where it
-/// would be longer than 2^32 bytes. Then the descriptor before says that [another one follows](Descriptor::has_next).
+/// It ends after its last descriptor, or silently where it cannot be followed: at a descriptor outside its table or
+/// unreadable, at an invalid indirect table, after as many descriptors as its table has, and where it would be longer
+/// than 2^32 bytes. The last descriptor returned then says that [another one follows](Descriptor::has_next).
 pub(crate) struct Chain<'m> {
     memory: &'m DmaView,
     head: u16,
     table: Table,
     /// The index of the next descriptor.
     next: u16,
-    /// Number of descriptors that may still follow, so that no chain is endless.
+    /// Number of descriptors that may still follow, which makes any chain finite.
     left: u16,
-    /// The length of those before, in bytes.
+    /// The total length of the descriptors so far, in bytes.
     bytes: u32,
     is_indirect: bool,
 }
@@ -78,13 +78,13 @@ impl<'m> Chain<'m> {
         Self { memory, head, table: Table::new(address, size), next: head, left: size, bytes: 0, is_indirect: false }
     }
 
-    /// The index of its first descriptor, which is its name in the used ring.
+    /// The index of its first descriptor, which identifies it in the used ring.
     pub(crate) fn head_index(&self) -> u16 {
         self.head
     }
 
-    /// Goes on with the first descriptor of the table in `descriptor` (`virtio 1.4 §2.7.5.3`), in which there is no
-    /// further one.
+    /// Continues with the first descriptor of the indirect table in `descriptor` (`virtio 1.4 §2.7.5.3`), which may not
+    /// contain another.
     fn enter(&mut self, descriptor: Descriptor) -> Option<()> {
         let len = usize::try_from(descriptor.len).ok()?;
         if self.is_indirect || !len.is_multiple_of(DESCRIPTOR) {
@@ -124,16 +124,16 @@ impl Iterator for Chain<'_> {
     }
 }
 
-/// A table of descriptors, which is looked up in guest memory once and not for each of them.
+/// A descriptor table, looked up in guest memory once instead of for each descriptor.
 struct Table {
     address: u64,
     /// The number of descriptors.
     size: u16,
-    /// The first of those that were found.
+    /// The index of the first descriptor found.
     first: u16,
-    /// Number of descriptors that were found: as many as lie in one piece.
+    /// The number of descriptors found: as many as are contiguous.
     count: u16,
-    /// Address of the descriptors, in a map that the chain holds.
+    /// Address of the descriptors found, in a map that the chain holds.
     found: *const u8,
 }
 
@@ -142,7 +142,7 @@ impl Table {
         Self { address, size, first: 0, count: 0, found: std::ptr::null() }
     }
 
-    /// Reads a descriptor of the table. `memory` is the same each time.
+    /// Reads a descriptor of the table. `memory` must be the same each time.
     #[inline]
     fn read(&mut self, memory: &DmaView, index: u16) -> Option<Descriptor> {
         if index.wrapping_sub(self.first) >= self.count {
@@ -151,25 +151,25 @@ impl Table {
         Some(self.read_found(index))
     }
 
-    /// Reads a descriptor that was found.
+    /// Reads a descriptor that has been found.
     #[inline]
     fn read_found(&self, index: u16) -> Descriptor {
         let place = index.wrapping_sub(self.first);
         let at = self.found.wrapping_add(DESCRIPTOR * usize::from(place));
-        // SAFETY: it is one of those that were found, in the map that the chain's memory holds. The driver may write
-        // there meanwhile, so each byte is read once, and whatever it is.
+        // SAFETY: the descriptor is one of those found, in the map that the chain's memory holds. The driver may write
+        // to it at the same time, so each byte is read once, and any value is valid.
         let words = unsafe {
             if at.cast::<u64>().is_aligned() {
                 [at.cast::<u64>().read_volatile(), at.cast::<u64>().wrapping_add(1).read_volatile()]
             } else {
-                // That of an indirect table need not be.
+                // An indirect table need not be aligned.
                 at.cast::<[[u8; 8]; 2]>().read_volatile().map(u64::from_ne_bytes)
             }
         };
         Descriptor::of(words)
     }
 
-    /// Looks the descriptors up, from `index` on at least, and reads that one.
+    /// Looks up the descriptors from `index` on, at least that one, and reads it.
     #[inline]
     fn find(&mut self, memory: &DmaView, index: u16) -> Option<Descriptor> {
         match memory.host(self.address, DESCRIPTOR * usize::from(self.size)) {
@@ -181,8 +181,8 @@ impl Table {
         }
     }
 
-    /// The same where the table is translated, or in several regions. An IOMMU is asked for what is needed now: it
-    /// reports what is not mapped, and the driver need not have mapped what it does not use.
+    /// The same for a table that is translated, or in several regions. Looks up only the descriptor needed now: the
+    /// IOMMU reports addresses that are not mapped, and the driver need not have mapped unused descriptors.
     #[cold]
     fn find_piece(&mut self, memory: &DmaView, index: u16) -> Option<Descriptor> {
         let at = self.address.checked_add(DESCRIPTOR as u64 * u64::from(index))?;
@@ -191,7 +191,7 @@ impl Table {
         let piece = memory.piece(at, len.min(until_end), Permissions::Read)?;
         let count = u16::try_from(piece.len() / DESCRIPTOR).ok()?;
         if count == 0 {
-            // It lies in two pieces.
+            // The descriptor lies in two pieces.
             return memory.read_obj(GuestAddress(at)).ok().map(Descriptor::of);
         }
         (self.first, self.count, self.found) = (index, count, piece.ptr_guard().as_ptr());

@@ -6,18 +6,18 @@ use std::num::Wrapping;
 use super::{BrokenRing, Ring};
 use crate::{DmaView, SharedQueue};
 
-/// A queue that is locked for a run at a time, by whoever runs it: a receive queue that several senders fill. What a
-/// [`Ring`] knows beside the queue is kept here.
+/// A queue locked for one run at a time by the thread that runs it: a receive queue that several senders fill. Keeps
+/// the state of a [`Ring`] that the queue lacks.
 pub(crate) struct ParkedRing {
     index: u16,
     queue: SharedQueue,
     event_idx: bool,
-    /// The used index when the driver was last considered for an interrupt; `None` before the first run.
+    /// The used index when an interrupt was last considered; `None` before the first run.
     considered: Cell<Option<Wrapping<u16>>>,
 }
 
 impl ParkedRing {
-    /// A queue that nobody has run yet.
+    /// Creates a queue that has not run yet.
     pub(crate) fn new(index: u16, queue: SharedQueue, event_idx: bool) -> Self {
         Self { index, queue, event_idx, considered: Cell::new(None) }
     }
@@ -36,7 +36,7 @@ impl ParkedRing {
         }
     }
 
-    /// True if there may be a chain that was not taken: always before the first run, and if that cannot be read.
+    /// True if there may be a chain to take: also before the first run, and if the ring cannot be read.
     pub(crate) fn has_available(&self, memory: &DmaView) -> bool {
         let Some(considered) = self.considered.get() else { return true };
         Ring::resume(self.index, self.queue.lock(), considered).available(memory) != Ok(0)

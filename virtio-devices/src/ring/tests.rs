@@ -1,4 +1,4 @@
-//! A chain is walked as the crate virtio-queue walks it, which is taken as an independent reading of the standard.
+//! Chains are compared with the crate virtio-queue, as an independent implementation of the standard.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{DmaSpace, GuestMap, Memory};
 
 const SIZE: u16 = 8;
 const PAGE: u64 = 4096;
-/// Place of the rings, in page 0x10 and after it.
+/// The page of the rings, in page 0x10 and after it.
 const RINGS: u16 = 1;
 /// Border between two regions of guest memory.
 const BORDER: u64 = 0x8_0000;
@@ -25,7 +25,7 @@ fn map() -> GuestMap {
     GuestMap::from_ranges(&ranges).unwrap()
 }
 
-/// Places of tables of descriptors: within a page, across pages, across regions, at the end, and nowhere.
+/// Addresses of descriptor tables: within a page, across pages, across regions, at the end, and outside of memory.
 const TABLES: [u64; 8] =
     [0x3_0000, 0x3_1000 - 24, 0x3_2fe8, BORDER - 40, BORDER - 64, END - 48, END + PAGE, u64::MAX - 47];
 
@@ -50,7 +50,7 @@ fn table() -> impl Strategy<Value = Vec<Raw>> {
     proptest::collection::vec(descriptor(), usize::from(SIZE))
 }
 
-/// A queue whose table lies across the border of two regions, or in one.
+/// A queue whose table crosses the border of two regions, or lies in one.
 fn driver(map: &GuestMap, across: bool, descriptors: &[Raw], indirect: &[Vec<Raw>]) -> DriverQueue {
     let mut driver = DriverQueue::new(map, RINGS, SIZE);
     let at = if across { BORDER - 64 } else { 0x1_0000 };
@@ -58,7 +58,7 @@ fn driver(map: &GuestMap, across: bool, descriptors: &[Raw], indirect: &[Vec<Raw
     let tables = TABLES.iter().zip(indirect).map(|(at, raw)| (*at, raw.as_slice()));
     for (at, raw) in tables.chain([(at, descriptors)]) {
         for (index, raw) in (0..).zip(raw) {
-            // As much of it as lies in memory.
+            // As far as it lies in memory.
             if at.checked_add(16 * u64::from(index) + 16).is_some_and(|end| end <= END) {
                 driver.set_descriptor(at, index, *raw);
             }
@@ -68,7 +68,7 @@ fn driver(map: &GuestMap, across: bool, descriptors: &[Raw], indirect: &[Vec<Raw
     driver
 }
 
-/// The chains of a queue as `virtio-queue` walks them, and as this does.
+/// The chains of a queue according to `virtio-queue`, and according to this crate.
 fn walk(queue: &mut Queue, view: &DmaView) -> Vec<Walked> {
     let next = queue.next_avail();
     let chains = queue.iter(view).unwrap();
@@ -105,11 +105,11 @@ proptest! {
     }
 
     #[test]
-    fn behind_an_iommu_it_is_walked_with_the_same_accesses_and_faults(
+    fn ring_behind_an_iommu_is_walked_with_same_accesses_and_faults(
         across: bool,
         descriptors in table(),
         indirect in proptest::collection::vec(table(), TABLES.len()),
-        // What each page is mapped for.
+        // The permissions of each page.
         pages in proptest::collection::vec(proptest::option::weighted(0.8, 0..3_u8), (END / PAGE) as usize),
         up_there: bool,
     ) {
@@ -124,7 +124,7 @@ proptest! {
         };
         for (page_number, access) in (0..).zip(&pages) {
             let at = page_number * PAGE;
-            // The ring itself has to be there.
+            // The ring itself must be mapped.
             let access = if (0x1_8000..0x1_c000).contains(&at) { Some(2) } else { *access };
             if let Some(access) = access {
                 let access = [Permissions::Read, Permissions::Write, Permissions::ReadWrite][usize::from(access)];
@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn a_chain_that_goes_round_ends_after_as_many_descriptors_as_its_table_has() {
+fn looping_chain_is_cut_at_the_size_of_its_table() {
     let map = map();
     let mut driver = DriverQueue::new(&map, RINGS, SIZE);
     driver.set_raw(0, (0x8_0000, 10, NEXT, 1));
@@ -161,7 +161,7 @@ fn a_chain_that_goes_round_ends_after_as_many_descriptors_as_its_table_has() {
 }
 
 #[test]
-fn a_ring_whose_index_has_moved_by_more_than_its_size_or_that_is_not_set_up_is_broken() {
+fn ring_not_set_up_or_with_an_index_beyond_its_size_is_broken() {
     let map = map();
     let view = DmaView::identity(&map);
     let driver = DriverQueue::new(&map, RINGS, SIZE);

@@ -1,14 +1,14 @@
-//! Counters of an entropy device: bytes, and causes of buffers that were not filled.
+//! Counters of an entropy device: bytes, and causes of unfilled buffers.
 
 use crate::counters::queue_counters;
 
 queue_counters! {
-    /// Something that is counted of an entropy device.
+    /// A counted event of an entropy device.
     pub enum RngCounter;
     /// The counters of one entropy device since it was plugged in.
     pub struct RngCounters;
 
-    /// Bytes that the driver got.
+    /// Bytes that the driver received.
     Bytes = "bytes",
     /// Buffers that were filled.
     Requests = "requests",
@@ -19,7 +19,7 @@ queue_counters! {
 }
 
 impl RngCounter {
-    /// True if it counts requests that failed.
+    /// True for a counter of requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BackendErrors | Self::BrokenRings)
     }

@@ -12,14 +12,14 @@ use crate::iovecs::IoVecs;
 use crate::queue_worker::{Answered, Answerer, Turn};
 use crate::ring::Chain;
 
-/// The most bytes that one buffer gets, so that none takes long. A driver takes what it gets (`virtio 1.4 §5.4.6.1`).
+/// The most bytes read into one buffer, which bounds its time. A driver accepts short reads (`virtio 1.4 §5.4.6.1`).
 const MAX_READ: usize = 64 << 10;
-/// Pause for a source that has no data at the moment: not every source can be waited for.
+/// Delay for a source without data at the moment: not every source can be polled.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Pause after the source failed. It may keep failing, and the driver, whose buffer waits, need not ring again.
+/// Delay after the source failed. It may keep failing, and the driver, whose buffer waits, need not ring again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Fills buffers with what a source has.
+/// Fills buffers from a source.
 pub(super) struct Filler(pub(super) Arc<Mutex<OwnedFd>>);
 
 impl Answerer for Filler {
@@ -42,7 +42,7 @@ impl Answerer for Filler {
                 Answered::Used(len as u32)
             }
             result => {
-                // A buffer is never given back empty (`virtio 1.4 §5.4.6.2`): it waits.
+                // A buffer is never returned empty (`virtio 1.4 §5.4.6.2`): it waits.
                 let waits = result.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)));
                 tally.add(RngCounter::BackendErrors, (!waits).into());
                 Answered::Later(if waits { PAUSE } else { RETRY })

@@ -19,7 +19,7 @@ pub struct RngSteps {
 }
 
 impl RngSteps {
-    /// A device that reads `source`, with this queue, whose driver negotiated `features`.
+    /// Creates a device that reads `source`, with this queue, whose driver negotiated `features`.
     ///
     /// # Errors
     ///
@@ -29,7 +29,7 @@ impl RngSteps {
         Ok(Self { steps: QueueSteps::new(filler, memory, queue, features, &counters)?, counters })
     }
 
-    /// The counters so far.
+    /// The value of a counter.
     pub fn count(&self, counter: RngCounter) -> u64 {
         self.counters.get(counter)
     }
@@ -42,7 +42,7 @@ impl Stepped for RngSteps {
         self.steps.queue(queue)
     }
 
-    /// [`Step::Frame`] stands for a source that has nothing.
+    /// Returns [`Step::Frame`] if the source has no data.
     fn step(&mut self, queue: &mut SteppedQueue<'_>) -> Step {
         self.steps.step(queue)
     }

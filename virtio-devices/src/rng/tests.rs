@@ -1,4 +1,4 @@
-//! Entropy as a driver gets it.
+//! Entropy as received by a driver.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -75,14 +75,14 @@ fn a_source_that_ends_keeps_the_buffer_waiting() {
 }
 
 #[test]
-fn a_buffer_that_the_source_failed_is_filled_later_without_another_doorbell() {
+fn buffer_is_filled_after_a_source_failure_without_a_doorbell() {
     let mut guest = Guest::new(rng("/dev/urandom"));
-    // There is nothing mapped at its beginning.
+    // Nothing is mapped at its beginning.
     let broken = OwnedFd::from(File::open("/proc/self/mem").unwrap());
     let source = std::mem::replace(&mut *guest.device.source.lock(), broken);
     guest.queue.add(&[(BUFFERS, 16, WRITE)]);
     guest.kick();
-    // The doorbell is counted after the try that it led to: none is to come any more.
+    // The doorbell is counted after the attempt that it caused: no further attempt follows.
     eventually("a failure", || guest.count(RngCounter::Kicks) == 1 && guest.count(RngCounter::BackendErrors) > 0);
     *guest.device.source.lock() = source;
     assert_eq!(guest.used(1)[0], 16);
@@ -90,7 +90,7 @@ fn a_buffer_that_the_source_failed_is_filled_later_without_another_doorbell() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
+fn broken_rng_ring_is_abandoned_and_sets_device_needs_reset() {
     let mut guest = Guest::new(rng("/dev/urandom"));
     guest.break_ring();
     guest.stop();

@@ -1,4 +1,4 @@
-//! The host's clock, as the queue's requests ask for it.
+//! The host's clock, as read by the queue's requests.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -26,12 +26,12 @@ impl Answerer for Clock {
         let len = asked.read_at(0, &mut request);
         let answer = answer(&request[..len], room, now());
         tally.count(answer.counter);
-        // At most an answer's length.
+        // At most a reply's length.
         Answered::Used(reply.write_at(0, answer.bytes()) as u32)
     }
 }
 
-/// The host's UTC, in nanoseconds since 1970. A clock before that is at 0.
+/// The host's UTC, in nanoseconds since 1970; 0 for an earlier time.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

@@ -1,12 +1,12 @@
-//! Requests and their answers: little-endian messages that begin with a head of 8 bytes.
+//! Requests and replies: little-endian messages that begin with a head of 8 bytes.
 
 use super::counters::RtcCounter;
 
-/// The head of a request (a type and 6 reserved bytes), and of an answer (a status and 7 reserved bytes).
+/// The head of a request (a type and 6 reserved bytes), and of a reply (a status and 7 reserved bytes).
 pub(super) const HEAD: usize = 8;
-/// The longest request, of those that are carried out.
+/// The length of the longest supported request.
 pub(super) const LONGEST_REQUEST: usize = 16;
-/// The longest answer.
+/// The length of the longest reply.
 const ANSWER: usize = 16;
 
 const READ: u16 = 0x0001;
@@ -30,12 +30,12 @@ const CLOCKS: u16 = 1;
 pub(super) struct Answer {
     bytes: [u8; ANSWER],
     len: usize,
-    /// Counter that it adds to.
+    /// The counter to increment.
     pub counter: RtcCounter,
 }
 
 impl Answer {
-    /// An answer with these bytes after its head.
+    /// A reply with these bytes after its head.
     fn ok(counter: RtcCounter, body: [u8; ANSWER - HEAD]) -> Self {
         let mut bytes = [0; ANSWER];
         bytes[HEAD..].copy_from_slice(&body);
@@ -43,24 +43,24 @@ impl Answer {
         Self { bytes, len: ANSWER, counter }
     }
 
-    /// A head alone, which says why not.
+    /// A head alone, with the reason.
     fn refused(status: u8) -> Self {
         let mut bytes = [0; ANSWER];
         bytes[0] = status;
         Self { bytes, len: HEAD, counter: RtcCounter::Refused }
     }
 
-    /// Bytes of the answer.
+    /// Bytes of the reply.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
 
-/// The answer to `request`, of which only the first [`LONGEST_REQUEST`] bytes matter, for a driver that has room for
+/// The reply to `request`, of which only the first [`LONGEST_REQUEST`] bytes matter, for a driver that has room for
 /// `room` bytes, at least [`HEAD`]. The clock is at `now`, in nanoseconds since 1970.
 pub(super) fn answer(request: &[u8], room: usize, now: u64) -> Answer {
     let answer = carry_out(request, now);
-    // What does not fit would be read as what it is not.
+    // A truncated reply would be misread.
     if answer.len > room { Answer::refused(INVALID) } else { answer }
 }
 

@@ -1,4 +1,4 @@
-//! A clock as a driver reads it.
+//! A clock as read by a driver.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ impl Guest {
         self.device.counters().get(counter)
     }
 
-    /// The answer to a request of this type, for the first clock, in a chain of these pieces of the answer.
+    /// Sends a request of this type for the first clock, with reply buffers of these lengths. Returns the reply.
     fn ask(&mut self, kind: u16, pieces: &[u32]) -> Vec<u8> {
         let mut request = [0; 16];
         request[..2].copy_from_slice(&kind.to_le_bytes());
@@ -49,7 +49,7 @@ fn the_clock_is_the_hosts() {
     assert!((before..=after).contains(&reading), "{before} {reading} {after}");
     eventually("counts", || guest.count(RtcCounter::Readings) == 1 && guest.count(RtcCounter::Requests) == 1);
     guest.await_interrupt();
-    // A worker that is started again goes on.
+    // A restarted worker continues.
     guest.stop();
     guest.start();
     assert_eq!(guest.ask(1, &[64]).len(), 16);
@@ -81,7 +81,7 @@ fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
+fn broken_rtc_ring_is_abandoned_and_sets_device_needs_reset() {
     let mut guest = Guest::new(rtc());
     guest.break_ring();
     guest.stop();

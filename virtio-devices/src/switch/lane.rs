@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_wait_takes_less_than_a_millisecond_and_ends_with_what_signals() {
+    fn short_wait_is_under_a_millisecond_and_ends_on_a_signal() {
         let lane = Lane::new().unwrap();
         let mut tokens = Vec::new();
         let mut least = Duration::MAX;

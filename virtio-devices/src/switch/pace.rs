@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn only_frames_that_follow_each_other_soon_and_unanswered_are_a_stream() {
+    fn only_quick_unanswered_frames_count_as_a_stream() {
         let mut now = Instant::now();
         assert_eq!(rings(&mut Pace::new(), &mut now, 101 * US, false), None);
         assert_eq!(rings(&mut Pace::new(), &mut now, 50 * US, true), None);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_gather_as_long_as_they_come_and_sooner_when_they_are_many() {
+    fn gathering_lasts_while_frames_arrive_and_shortens_under_load() {
         let mut now = Instant::now();
         let mut pace = Pace::new();
         rings(&mut pace, &mut now, 50 * US, false);

@@ -1,4 +1,4 @@
-//! A device in the hands of a host, for tests.
+//! A device owned by a host, for tests.
 
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
@@ -7,20 +7,20 @@ use pci::{Device, Dword, DwordWrite, ResetKind, Rid, Window, WindowId};
 
 use crate::{Lifecycle, Outcome, Thread};
 
-/// A device as its host has it. The host joins the workers that an access stopped before the access completes; here
-/// they are kept until [`Self::join`], for tests to count.
+/// A device with its host. A host joins the workers that an access stopped before the access completes; here they are
+/// kept until [`Self::join`], for tests to count.
 pub struct Hosted<D> {
     device: D,
     stopping: Vec<Thread>,
 }
 
 impl<D> Hosted<D> {
-    /// A device that has stopped nothing yet.
+    /// Creates a host with no stopped workers.
     pub fn new(device: D) -> Self {
         Self { device, stopping: Vec::new() }
     }
 
-    /// Joins the workers that were told to stop, and returns how many there were.
+    /// Joins the stopped workers, and returns their number.
     pub fn join(&mut self) -> usize {
         let joined = std::mem::take(&mut self.stopping).into_iter().map(Thread::join);
         joined.filter(Result::is_ok).count()

@@ -28,7 +28,7 @@ impl Half {
     }
 }
 
-/// Part of a virtqueue whose address a register holds.
+/// The part of a virtqueue whose address a register holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Area {
     /// The descriptor area: the descriptor table.
@@ -63,11 +63,11 @@ pub(crate) enum Register {
 }
 
 impl Register {
-    /// Bytes of the common configuration, up to and with admin_queue_num.
+    /// The length of the common configuration, up to and including admin_queue_num.
     pub(crate) const SPACE: u64 = 0x40;
 
-    /// The register at `offset` that is `len` bytes wide. `None` for an access that is not a register's natural one,
-    /// which drivers must not make (`virtio 1.4 §4.1.3.1`).
+    /// The register at `offset` that is `len` bytes wide. `None` for an access of another width, which drivers must not
+    /// make (`virtio 1.4 §4.1.3.1`).
     pub(crate) const fn decode(offset: u64, len: usize) -> Option<Self> {
         use Area::{Descriptor, Device, Driver};
         use Half::{High, Low};

@@ -6,11 +6,11 @@ use super::{Area, Half, QueueRegisters, Register, Status, Transport, queue_count
 use crate::Interrupts;
 use crate::state::{QueueState, StateError, TransportState};
 
-/// The status bits that a driver sets, those of the device left out.
+/// The status bits that a driver sets, without the device's.
 const DRIVERS: Status = Status::DEVICE_NEEDS_RESET.complement();
 
 impl Transport {
-    /// The registers, and the vectors in use. To be called while nothing signals.
+    /// The registers, and the vectors in use. Nothing may signal during the call.
     pub(crate) fn save(&self) -> TransportState {
         let Self {
             offered: _,
@@ -38,12 +38,12 @@ impl Transport {
         }
     }
 
-    /// True if it is in its state of power-on.
+    /// True if it is in its power-on state.
     pub(crate) fn is_power_on(&self) -> bool {
         self.save() == self.power_on().save()
     }
 
-    /// The same transport in its state of power-on.
+    /// The same transport in its power-on state.
     fn power_on(&self) -> Self {
         Self {
             offered: self.offered,
@@ -66,8 +66,8 @@ impl Transport {
     ///
     /// # Errors
     ///
-    /// Fails if the state is of another device, or no driver could have brought the registers there, or there are no
-    /// eventfds. Nothing has changed then.
+    /// Fails if the state is of another device, or no driver could have set the registers so, or there are no eventfds.
+    /// Nothing has changed then.
     pub(crate) fn restore(&mut self, state: &TransportState) -> Result<(), StateError> {
         if state.queues.len() != self.queues.len() {
             return Err(StateError::Shape("numbers of virtqueues"));
@@ -95,7 +95,7 @@ impl Transport {
         if !drivers.is_empty() {
             let _ = new.write_status(drivers.bits());
         }
-        // A device has no reason to ask for a reset before it runs.
+        // A device does not ask for a reset before it runs.
         if status.contains(Status::DRIVER_OK | Status::DEVICE_NEEDS_RESET) {
             new.interrupts.set_needs_reset();
         }

@@ -193,7 +193,7 @@ fn failed_and_needs_reset_end_readiness_until_a_reset() {
 }
 
 #[test]
-fn a_wish_for_a_reset_is_signalled_and_reads_in_the_status_until_the_reset() {
+fn needs_reset_is_signalled_and_stays_in_status_until_reset() {
     for worker_is_left in [false, true] {
         let mut t = transport();
         t.w16(CONFIG_MSIX_VECTOR, 0);
@@ -284,7 +284,7 @@ fn vectors_map_and_a_vector_beyond_the_table_reads_back_as_none() {
 }
 
 #[test]
-fn a_signal_after_a_reset_of_a_worker_from_before_it_is_not_heard() {
+fn signal_from_a_worker_that_predates_the_reset_is_ignored() {
     let mut t = transport();
     let old = Arc::clone(t.interrupts());
     t.w8(DEVICE_STATUS, 0);
@@ -347,9 +347,9 @@ fn a_feature_without_one_that_it_needs_is_not_accepted() {
     }
 }
 
-/// virtio 1.4 §6.1: a device behind an IOMMU accepts no driver that would give it physical addresses.
+/// virtio 1.4 §6.1: a device behind an IOMMU accepts no driver that would use physical addresses.
 #[test]
-fn a_feature_that_is_required_is_offered_and_no_driver_is_accepted_without_it() {
+fn required_feature_is_offered_and_drivers_without_it_refused() {
     const ACCESS_PLATFORM: u64 = 1 << 33;
     let mut transport = transport();
     transport.require(33);

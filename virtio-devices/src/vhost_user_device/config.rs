@@ -1,7 +1,7 @@
-//! The device configuration of a device over vhost-user: what its driver reads, and what it wrote.
+//! The device configuration of a device over vhost-user: the fields that its driver reads, and its writes.
 //!
-//! A vCPU never waits for the backend here. It reads a copy, and its writes wait until a thread that has the backend
-//! takes them to it.
+//! A vCPU never waits for the backend here. It reads a copy, and its writes are queued until a thread that owns the
+//! backend forwards them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,21 +16,21 @@ use crate::block;
 use crate::device_config::{ConfigField, Rule};
 use crate::features::has;
 
-/// The most writes that wait for the backend.
+/// The most queued writes.
 const MAX_WRITES: usize = 64;
 /// The length of a file system's tag (`virtio 1.4 §5.11.4`).
 const TAG: usize = 36;
-/// Offset of a disk's field that says whether writes may wait in a cache (`virtio 1.4 §5.2.4`).
+/// Offset of a disk's writable field: true if writes may stay in a cache (`virtio 1.4 §5.2.4`).
 const WRITEBACK: usize = 32;
 /// Offset of a disk's number of queues.
 const NUM_QUEUES: usize = 34;
 
-/// The fields of a file system's (`virtio 1.4 §5.11.4`), up to what belongs to features that are not offered.
+/// The fields of a file system (`virtio 1.4 §5.11.4`), without those of features that are not offered.
 pub(crate) const FILE_SYSTEM: &[ConfigField] = &[
     ConfigField::new("tag", 0, TAG as u16, Rule::Same),
     ConfigField::new("num_request_queues", TAG as u16, 4, Rule::Same),
 ];
-/// Configuration of a device whose fields are the backend's.
+/// The configuration of a device whose fields the backend defines.
 pub(crate) const OTHER: &[ConfigField] = &[ConfigField::new("configuration", 0, MAX_CONFIG as u16, Rule::Same)];
 
 /// The fields of the configuration of a device of this kind.
@@ -49,7 +49,7 @@ pub(crate) type Write = (u32, Vec<u8>);
 #[derive(Debug)]
 pub(crate) struct DeviceConfig {
     writable: Writable,
-    /// A disk's number of queues: it is the user's choice, not the backend's.
+    /// A disk's number of queues: configured by the user, not by the backend.
     queues: Option<u16>,
     state: Mutex<State>,
     generation: AtomicU8,
@@ -61,7 +61,7 @@ enum Writable {
     Nothing,
     /// A disk's `writeback`.
     Writeback,
-    /// All that the backend accepts.
+    /// All bytes that the backend accepts.
     All,
 }
 
@@ -69,15 +69,14 @@ enum Writable {
 struct State {
     bytes: Vec<u8>,
     writes: VecDeque<Write>,
-    /// Value that a disk's driver wrote to `writeback` since the reset. A backend that replaces another has to be given
-    /// it.
+    /// Value that a disk's driver wrote to `writeback` since the reset. A new backend must be given it.
     writeback: Option<u8>,
-    /// Writes that found no room.
+    /// Number of writes dropped because the queue was full.
     dropped: u64,
 }
 
 impl DeviceConfig {
-    /// The configuration of a device of this kind with this many queues, over a backend with `features` and
+    /// Creates the configuration of a device of this kind with this many queues, for a backend with `features` and
     /// `of_backend`.
     pub(crate) fn new(kind: &VhostUserKind, queues: u16, features: u64, of_backend: &[u8]) -> Self {
         let (writable, bytes) = match kind {
@@ -93,7 +92,7 @@ impl DeviceConfig {
         config
     }
 
-    /// Reads at `offset`. What is beyond the end reads 0.
+    /// Reads at `offset`. Bytes beyond the end read 0.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -102,7 +101,8 @@ impl DeviceConfig {
         data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
     }
 
-    /// Writes at `offset` for the driver of the device `id`. Returns whether the backend has to be told.
+    /// Writes at `offset` for the driver of the device `id`. Returns true if the write must be forwarded to the
+    /// backend.
     pub(crate) fn write(&self, id: &str, offset: u64, data: &[u8]) -> bool {
         let Ok(offset) = usize::try_from(offset) else { return false };
         let is_writable = match self.writable {
@@ -114,7 +114,7 @@ impl DeviceConfig {
         let Some(field) = state.bytes.get_mut(offset..offset.saturating_add(data.len())).filter(|_| is_writable) else {
             return false;
         };
-        // Drivers read back what they wrote, and the backend may not have it yet.
+        // Drivers read back their writes, before the backend may have them.
         field.copy_from_slice(data);
         if self.writable == Writable::Writeback {
             state.writeback = data.first().copied();
@@ -137,28 +137,28 @@ impl DeviceConfig {
         !self.state.lock().writes.is_empty()
     }
 
-    /// The oldest write that waits. It waits on until [`Self::written`].
+    /// The oldest queued write. It stays queued until [`Self::written`].
     pub(crate) fn next_write(&self) -> Option<Write> {
         self.state.lock().writes.front().cloned()
     }
 
-    /// The backend has taken `write`.
+    /// Removes `write` from the queue after the backend has accepted it.
     pub(crate) fn written(&self, write: &Write) {
         let mut state = self.state.lock();
-        // A reset may have dropped it meanwhile.
+        // A reset may have dropped it in the meantime.
         if state.writes.front() == Some(write) {
             state.writes.pop_front();
         }
     }
 
-    /// Takes over what the backend has now. Returns whether drivers read something else than before.
+    /// Updates the copy with the backend's configuration. Returns true if drivers read other values than before.
     pub(crate) fn take(&self, of_backend: &[u8]) -> bool {
-        // The backend of a file system has none, nor has one that is lost.
+        // The backend of a file system has none, and neither has a lost one.
         if of_backend.is_empty() {
             return false;
         }
         let mut state = self.state.lock();
-        // What the driver wrote and the backend has not heard of is not overwritten.
+        // Writes that the backend does not have yet must not be overwritten.
         if !state.writes.is_empty() {
             return false;
         }
@@ -180,7 +180,7 @@ impl DeviceConfig {
         changed
     }
 
-    /// The driver has to read it again.
+    /// Makes the driver read the configuration again.
     pub(crate) fn changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);
     }
@@ -195,15 +195,15 @@ impl DeviceConfig {
         self.state.lock().writeback
     }
 
-    /// The driver of the disk `id` has written `byte` to `writeback`, of which the backend has not heard. Returns
-    /// whether it can have.
+    /// Queues the saved `writeback` value `byte` of the disk `id` for the backend. Returns false if the backend cannot
+    /// have it.
     #[must_use]
     pub(crate) fn restore_writeback(&self, id: &str, byte: u8) -> bool {
         let is_writable = self.writable == Writable::Writeback;
         is_writable && self.write(id, WRITEBACK as u64, &[byte])
     }
 
-    /// The device is reset: what the driver wrote is void.
+    /// Drops the driver's writes at a reset.
     pub(crate) fn reset(&self) {
         let mut state = self.state.lock();
         state.writes.clear();
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_disks_driver_chose_is_written_to_the_backend_where_it_goes_on() {
+    fn disk_drivers_writeback_choice_is_restored_to_the_backend() {
         let config = |features| DeviceConfig::new(&VhostUserKind::Disk, 1, features, &[0; 60]);
         let with = 1 << VIRTIO_BLK_F_CONFIG_WCE;
         let before = config(with);
@@ -236,7 +236,7 @@ mod tests {
         let mut field = [0];
         after.read(WRITEBACK as u64, &mut field);
         assert_eq!(field, [1]);
-        // A backend without the field takes none.
+        // A backend without the field refuses the value.
         assert!(!config(0).restore_writeback("disk", 1));
     }
 }

@@ -1,4 +1,4 @@
-//! The kinds of devices over vhost-user, and what differs between them.
+//! The kinds of devices over vhost-user, and their differences.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_GEOMETRY,
@@ -13,7 +13,7 @@ use virtio_bindings::virtio_ids::{
 use crate::backend::{DEVICE_FEATURES, MAX_CONFIG, RING_FEATURES};
 use crate::features::has;
 
-/// Features that a disk can offer if its backend has them: all that its configuration of 60 bytes describes.
+/// Features that a disk can offer if its backend has them: all that its 60 bytes of configuration cover.
 const DISK_FEATURES: &[u32] = &[
     VIRTIO_BLK_F_SIZE_MAX,
     VIRTIO_BLK_F_SEG_MAX,
@@ -26,15 +26,15 @@ const DISK_FEATURES: &[u32] = &[
     VIRTIO_BLK_F_DISCARD,
     VIRTIO_BLK_F_WRITE_ZEROES,
 ];
-/// The length of a disk's configuration, up to what belongs to these features (`virtio 1.4 §5.2.4`).
+/// The length of a disk's configuration with the fields of these features (`virtio 1.4 §5.2.4`).
 const DISK_CONFIG: u32 = 60;
 
 /// Type of a device that a process runs over vhost-user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VhostUserKind {
-    /// A shared file system. Its configuration comes from here, because virtiofsd has none.
+    /// A shared file system. Its configuration is built here, because virtiofsd has none.
     FileSystem {
-        /// The name by which the guest mounts it, 1 to 36 bytes.
+        /// The tag under which the guest mounts it, 1 to 36 bytes.
         tag: String,
     },
     /// A disk.
@@ -56,8 +56,8 @@ impl VhostUserKind {
         }
     }
 
-    /// True if the backend keeps results of a guest's requests, such as open files, that only it can read. A disk's
-    /// backend has the disk.
+    /// True if the backend keeps results of a guest's requests, such as open files, that only it can use. A disk's
+    /// results are on the disk.
     pub const fn keeps_state(&self) -> bool {
         match self {
             Self::FileSystem { .. } | Self::Other { .. } => true,
@@ -65,7 +65,7 @@ impl VhostUserKind {
         }
     }
 
-    /// The class code of its function. Types that no class fits are unassigned.
+    /// The class code of its function: unassigned for types without a class.
     pub(crate) fn class(&self) -> [u8; 3] {
         match u32::from(self.device_type()) {
             VIRTIO_ID_NET => [0x02, 0x00, 0x00],
@@ -78,10 +78,10 @@ impl VhostUserKind {
         }
     }
 
-    /// The feature bits that a device with this many queues offers where its backend has them.
+    /// The feature bits that a device with this many queues offers if its backend has them.
     pub(crate) fn features(&self, queues: u16) -> u64 {
         match self {
-            // Notifications would need a queue and a field of the configuration more.
+            // Notifications would need a further queue and configuration field.
             Self::FileSystem { .. } => RING_FEATURES,
             Self::Disk => {
                 let multi_queue = u64::from(queues > 1) << VIRTIO_BLK_F_MQ;
@@ -91,7 +91,7 @@ impl VhostUserKind {
         }
     }
 
-    /// The most bytes of device configuration that the backend is asked for.
+    /// The most bytes of device configuration that are read from the backend.
     pub(crate) fn config_of_backend(&self) -> u32 {
         match self {
             Self::FileSystem { .. } => 0,
@@ -100,7 +100,7 @@ impl VhostUserKind {
         }
     }
 
-    /// True if the device is of no use without all of that.
+    /// True if the device is unusable without all of these bytes.
     pub(crate) fn needs_config(&self) -> bool {
         *self == Self::Disk
     }

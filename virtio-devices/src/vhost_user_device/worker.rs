@@ -17,7 +17,7 @@ pub(crate) struct DeviceWorker {
 }
 
 impl DeviceWorker {
-    /// Runs until told to stop. First waits until its predecessor has ended.
+    /// Runs until stopped. First waits until its predecessor has ended.
     pub(crate) fn run(self) {
         if let Some(backend) = self.runner.own() {
             self.runner.run(backend, Running { config: &self.config, progress: &self.progress });
@@ -49,11 +49,11 @@ impl RunnerDevice for Running<'_> {
     }
 }
 
-/// Carries the driver's writes to the backend, and takes over what it makes of them.
+/// Forwards the driver's writes to the backend, and reads the resulting configuration back.
 ///
 /// # Errors
 ///
-/// Fails if the backend is lost. The write that failed and those behind it wait until it is back.
+/// Fails if the backend is lost. The failed write and those behind it wait until it has recovered.
 pub(crate) fn carry_writes(backend: &mut dyn QueueRunner, config: &DeviceConfig) -> Result<(), RunnerError> {
     while let Some(write) = config.next_write() {
         backend.write_config(write.0, &write.1)?;

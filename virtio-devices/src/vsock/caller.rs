@@ -1,15 +1,15 @@
-//! A client of the host that has not named a port yet: it has to send `CONNECT <port>` and a newline.
+//! A client of the host that has not named a port yet: it must send `CONNECT <port>` and a newline.
 
 use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-/// The most bytes of the line, with its newline.
+/// The maximum length of the line, with its newline.
 const MAX_LINE: usize = 32;
 const WORD: &str = "connect";
 
-/// A client and what it has sent so far.
+/// A client and the bytes that it has sent so far.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub stream: UnixStream,
@@ -22,9 +22,9 @@ pub(crate) struct Caller {
 pub(crate) enum Wish {
     /// The line is not complete.
     Unknown,
-    /// To be connected to this port of the guest.
+    /// To connect to this port of the guest.
     Port(u32),
-    /// Nothing that can be done: it has left, or sent something else.
+    /// None: the client has disconnected, or sent something else.
     Nothing,
 }
 
@@ -33,7 +33,7 @@ impl Caller {
         Self { stream, line: [0; MAX_LINE], len: 0 }
     }
 
-    /// Reads what there is of the line, and nothing of what follows it: that is the guest's.
+    /// Reads the line as far as it has arrived, and nothing after it: that belongs to the guest.
     pub(crate) fn read(&mut self) -> Wish {
         while let Some(rest @ [_, ..]) = self.line.get_mut(self.len..) {
             let seen = match recv(&self.stream, &mut *rest, RecvFlags::PEEK | RecvFlags::DONTWAIT) {

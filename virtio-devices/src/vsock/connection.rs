@@ -1,8 +1,8 @@
 //! A connection between a program in the guest and one on the host.
 //!
-//! Data of the host goes from its socket into the driver's buffers, and stays in the socket while the guest has no
-//! room. Data of the guest goes from the driver's buffers into the socket; the rest that the socket does not take is
-//! kept, at most [`ROOM`](super::credit::ROOM) bytes, which the guest's credit covers.
+//! Data of the host is read from its socket into the driver's buffers, and stays in the socket while the guest has no
+//! room. Data of the guest is written from the driver's buffers to the socket; the rest that the socket does not accept
+//! is kept, at most [`ROOM`](super::credit::ROOM) bytes, which the guest's credit covers.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -18,14 +18,14 @@ use super::credit::{FromGuest, ToGuest};
 use super::packet::{Header, Ports, STREAM, Shutdown, op};
 use crate::iovecs::IoVecs;
 
-/// Time in which the guest must answer a request or the end of a connection, and in which the host must take some of
-/// the data that is left at that end.
+/// Timeout for the guest's reply to a request or to the end of a connection, and for the host to read some of the data
+/// that is left at that end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// The most buffers of the driver that are filled at once.
 pub(crate) const MAX_BURST: usize = 32;
 
 bitflags::bitflags! {
-    /// Packets that the guest is to get, in the order of their importance.
+    /// Packets that the guest must get, most important first.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
     struct Owed: u8 {
         const REQUEST = 1;
@@ -39,26 +39,26 @@ bitflags::bitflags! {
 /// Phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The guest has not answered a request.
+    /// The guest has not replied to a request.
     Requested,
-    /// Both ends are there.
+    /// Both ends are connected.
     Established,
-    /// The guest has ended it, and the host has not taken all that the guest sent.
+    /// The guest has ended the connection, and the host has not read all of its data.
     Draining,
 }
 
 /// End of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The guest knows, or was never asked.
+    /// The guest needs no reset: it has ended the connection, or was never asked for it.
     Known,
-    /// The guest is to be told.
+    /// The guest must get a reset.
     Reset,
-    /// As `Reset`, because the guest broke the rules.
+    /// As `Reset`, because the guest violated the protocol.
     Broken,
     /// As `Reset`, because time ran out.
     TimedOut,
-    /// As `TimedOut`, and the guest was never asked, or knows.
+    /// As `TimedOut`, but the guest needs no reset.
     TimedOutKnown,
 }
 
@@ -70,15 +70,15 @@ pub(crate) struct Connection {
     owed: Owed,
     from_guest: FromGuest,
     to_guest: ToGuest,
-    /// Data that the guest sent and the host has not taken.
+    /// Data of the guest that the host has not accepted.
     rest: VecDeque<u8>,
-    /// There may be something to read from the host.
+    /// True if there may be data to read from the host.
     readable: bool,
     /// The host has closed both directions.
     hung_up: bool,
-    /// The guest was asked for room since it last had some.
+    /// True if a credit request was sent since the guest last had room.
     asked: bool,
-    /// The guest tells of room without being asked, and need not be.
+    /// True if the guest sends credit updates without a request.
     volunteers: bool,
     /// Directions that the guest has shut down.
     guest: Shutdown,
@@ -117,24 +117,24 @@ impl Connection {
         }
     }
 
-    /// A connection that a client of the host asked for at `now`, beside `others`.
+    /// Creates a connection for a client of the host at `now`, in addition to `others`.
     pub(crate) fn of_client(stream: UnixStream, others: usize, now: Instant) -> Self {
         Self { deadline: Some(now + PATIENCE), ..Self::new(stream, others, Phase::Requested, Owed::REQUEST) }
     }
 
-    /// A connection that the guest asked for by `request`, beside `others`.
+    /// Creates a connection for `request` of the guest, in addition to `others`.
     pub(crate) fn of_guest(stream: UnixStream, others: usize, request: &Header) -> Self {
         let mut connection = Self::new(stream, others, Phase::Established, Owed::RESPONSE);
         connection.to_guest.hear(request);
         connection
     }
 
-    /// True if the guest has already forgotten it.
+    /// True if the guest has already dropped the connection.
     pub(crate) fn is_draining(&self) -> bool {
         self.phase == Phase::Draining
     }
 
-    /// End of the connection, once it has to end.
+    /// The way to end the connection, once it must end.
     pub(crate) fn end(&self) -> Option<End> {
         self.end
     }
@@ -144,10 +144,10 @@ impl Connection {
         self.deadline
     }
 
-    /// Time has run out at `now`.
+    /// Handles a timeout at `now`.
     pub(crate) fn expire(&mut self, now: Instant) {
         if self.is_closing() && !self.rest.is_empty() {
-            // A socket is called writable only when most of it is free. This finds out whether the host took anything.
+            // A socket is reported writable only when most of it is free. Trying shows if the host has read anything.
             let before = self.rest.len();
             self.flush(now);
             if self.end.is_some() || self.rest.len() < before {
@@ -162,7 +162,7 @@ impl Connection {
         self.end.get_or_insert(end);
     }
 
-    /// A packet of the guest's; `payload` is what belongs to it. Returns whether a connection was established.
+    /// Handles a packet of the guest and its `payload`. Returns true if a connection was established.
     pub(crate) fn receive(
         &mut self,
         ports: Ports,
@@ -188,10 +188,10 @@ impl Connection {
         false
     }
 
-    /// The guest has accepted: the client is told so before anything that the guest sends.
+    /// Reports the guest's acceptance to the client before any data of the guest.
     fn establish(&mut self, ports: Ports) -> bool {
         let line = format!("OK {}\n", ports.host);
-        // The socket is empty, so it takes this, unless the client is gone.
+        // The socket is empty, so it accepts this, unless the client has disconnected.
         match send(&self.stream, line.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(sent) if sent == line.len() => {
                 (self.phase, self.deadline) = (Phase::Established, None);
@@ -204,14 +204,14 @@ impl Connection {
         }
     }
 
-    /// Passes on what the guest sends, and keeps what the host does not take.
+    /// Writes the guest's data to the host, and keeps the part that the host does not accept.
     fn take(&mut self, payload: &mut IoVecs<'_, '_>, now: Instant) {
         let len = payload.bytes();
         if self.guest.contains(Shutdown::SEND) || !self.from_guest.receive(len) {
             return self.end_as(End::Broken);
         }
         if self.host.contains(Shutdown::RECEIVE) {
-            // The guest has been told, or will be, that it is in vain.
+            // The guest has been notified, or will be, that the host no longer reads.
             return self.from_guest.forward(len);
         }
         if self.rest.is_empty() {
@@ -248,7 +248,7 @@ impl Connection {
         }
     }
 
-    /// Writes what was kept, as far as the host takes it.
+    /// Writes kept data, as far as the host accepts it.
     fn flush(&mut self, now: Instant) {
         while !self.rest.is_empty() {
             let (first, second) = self.rest.as_slices();
@@ -267,17 +267,17 @@ impl Connection {
                 Err(_) => return self.host_receives_no_more(),
             }
         }
-        // Few connections ever have a rest, so none keeps memory for one.
+        // Few connections ever have kept data, so its memory is freed.
         self.rest = VecDeque::new();
         self.end_writing();
     }
 
-    /// The guest will send no more.
+    /// True if the guest will send no more.
     fn is_closing(&self) -> bool {
         self.phase == Phase::Draining || self.guest.is_all()
     }
 
-    /// Passes the guest's end on, once the host has taken all that came before.
+    /// Shuts down the host's side once all of the guest's data is written.
     fn end_writing(&mut self) {
         if !self.rest.is_empty() {
             return;
@@ -287,12 +287,12 @@ impl Connection {
         } else if self.guest.is_all() {
             self.end_as(End::Reset);
         } else if self.guest.contains(Shutdown::SEND) {
-            // It fails if the client is gone, which shows elsewhere.
+            // Fails if the client has disconnected, which is detected elsewhere.
             let _ = self.stream.shutdown(net::Shutdown::Write);
         }
     }
 
-    /// The client takes nothing any more: what was meant for it is dropped.
+    /// Drops kept data after the client has stopped reading, and notifies the guest.
     fn host_receives_no_more(&mut self) {
         self.from_guest.forward(self.rest.len());
         self.rest = VecDeque::new();
@@ -300,7 +300,7 @@ impl Connection {
         self.end_writing();
     }
 
-    /// The host will not do so any more, which the guest is told once.
+    /// Notes that the host has shut down a direction, and queues one notification of the guest.
     fn announce(&mut self, shutdown: Shutdown) {
         if self.phase == Phase::Established && !self.host.contains(shutdown) {
             self.owed |= Owed::SHUTDOWN;
@@ -308,7 +308,7 @@ impl Connection {
         self.host |= shutdown;
     }
 
-    /// The guest will not do so any more.
+    /// Handles a shutdown by the guest.
     fn shut_down(&mut self, shutdown: Shutdown, now: Instant) {
         self.guest |= shutdown;
         if shutdown.contains(Shutdown::RECEIVE) {
@@ -320,7 +320,7 @@ impl Connection {
         self.end_writing();
     }
 
-    /// The guest has ended the connection. What it sent before it said that it would send no more is still passed on.
+    /// Handles a reset by the guest. Data that it sent before a shutdown of sending is still written.
     fn drop_guest(&mut self, now: Instant) {
         if self.phase == Phase::Established && self.guest.contains(Shutdown::SEND) && !self.rest.is_empty() {
             (self.phase, self.owed, self.deadline) = (Phase::Draining, Owed::empty(), Some(now + PATIENCE));
@@ -329,11 +329,11 @@ impl Connection {
         }
     }
 
-    /// The host's socket has changed.
+    /// Handles an event of the host's socket.
     pub(crate) fn host_changed(&mut self, readable: bool, writable: bool, hung_up: bool, now: Instant) {
         self.readable |= readable;
         self.hung_up |= hung_up;
-        // Nobody waits for the rest of what is read any more. Once is enough: ending the socket is a change of it too.
+        // Nothing reads the kept data after a hang-up. Once is enough: shutting the socket down is another event of it.
         if hung_up && !self.host.is_all() && (self.host | self.guest_receives_not()).contains(Shutdown::SEND) {
             self.host_receives_no_more();
             self.announce(Shutdown::all());
@@ -346,19 +346,19 @@ impl Connection {
         }
     }
 
-    /// Shutdown flag for a guest that no longer receives: data of the host has no receiver then.
+    /// Shutdown flag for a guest that no longer receives: data of the host then has no receiver.
     fn guest_receives_not(&self) -> Shutdown {
         if self.guest.contains(Shutdown::RECEIVE) { Shutdown::SEND } else { Shutdown::empty() }
     }
 
-    /// True if the host's data may be read now, as far as is known.
+    /// True if the host's data can be read now, as far as known.
     fn wants_to_read(&self) -> bool {
         self.phase == Phase::Established
             && self.readable
             && !(self.host | self.guest_receives_not()).contains(Shutdown::SEND)
     }
 
-    /// Looks what is to be done after a change. Returns whether there is something for the guest.
+    /// Determines the work after a change. Returns true if there is a packet for the guest.
     pub(crate) fn settle(&mut self) -> bool {
         if self.wants_to_read() && self.to_guest.room() == 0 && !self.asked && !self.volunteers {
             self.asked = true;
@@ -372,7 +372,7 @@ impl Connection {
         if self.owed.is_empty() { (self.burst, self.to_guest.room()) } else { (1, 0) }
     }
 
-    /// A packet without payload that the guest is to get before all others of this connection.
+    /// The next packet without payload, which precedes all data of this connection.
     pub(crate) fn control(&mut self, cid: u64, ports: Ports, now: Instant) -> Option<Header> {
         let mut header = Header::to_guest(cid, ports, STREAM, 0);
         let (owed, op) = [
@@ -396,12 +396,12 @@ impl Connection {
         Some(header)
     }
 
-    /// Reads from the host into `data`, as much as the guest has room for, and returns how much that was.
+    /// Reads from the host into `data`, as much as the guest has room for, and returns the number of bytes.
     pub(crate) fn fill(&mut self, data: &mut IoVecs<'_, '_>) -> usize {
         let wanted = data.bytes();
         data.truncate(self.to_guest.room());
         if data.bytes() == 0 {
-            // The read would look like the end.
+            // An empty read would look like the end.
             return 0;
         }
         match data.receive(self.stream.as_fd(), &mut []) {
@@ -429,7 +429,7 @@ impl Connection {
     /// The header of a packet with `len` bytes of payload.
     pub(crate) fn data_header(&mut self, cid: u64, ports: Ports, len: usize) -> Header {
         let mut header = Header::to_guest(cid, ports, STREAM, op::RW);
-        // At most what one buffer of the driver holds.
+        // At most the size of one buffer of the driver.
         header.len = (len as u32).into();
         self.from_guest.tell(&mut header);
         self.owed -= Owed::CREDIT_UPDATE;

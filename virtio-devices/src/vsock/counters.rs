@@ -1,9 +1,9 @@
-//! Counters of a socket device: bytes and connections, and causes of refusals and ends.
+//! Counters of a socket device: bytes, connections, and the causes of their refusal or end.
 
 use crate::counters::counters;
 
 counters! {
-    /// Something that is counted of a socket device. Directions are the guest's: what it receives is `Rx`.
+    /// A counted event of a socket device. Directions are the guest's: `Rx` is what it receives.
     pub enum VsockCounter;
     /// The counters of one socket device since it was plugged in.
     pub struct VsockCounters;
@@ -22,26 +22,26 @@ counters! {
     Kicks = "kicks",
     /// Interrupts that were signalled.
     Interrupts = "interrupts",
-    /// Connections of the host's clients that were refused: there are too many, or no port was named.
+    /// Refused connections of the host's clients: there are too many, or no port was named.
     RefusedClients = "refused_clients",
-    /// Connections of the guest that were refused: there are too many, or nobody listens on the host.
+    /// Refused connections of the guest: there are too many, or no program listens on the host.
     RefusedGuests = "refused_guests",
-    /// Connections that were reset because the other side did not answer, or take the rest, in time.
+    /// Connections reset because the other side did not reply, or read the remaining data, in time.
     TimedOut = "timed_out",
-    /// Connections that were reset because the driver broke the rules.
+    /// Connections reset because the driver violated the protocol.
     BrokenRules = "broken_rules",
-    /// Receive buffers that no packet fits into.
+    /// Receive buffers that are too small for a packet.
     RxBadChains = "rx_bad_chains",
     /// Dropped: the chain's descriptors are invalid.
     TxBadChains = "tx_bad_chains",
-    /// Dropped: packets that are from or to somebody else, or too short.
+    /// Dropped: packets with wrong context IDs, or too short.
     TxBadPackets = "tx_bad_packets",
-    /// Queues that were given up because their rings are invalid.
+    /// Queues stopped because their rings are invalid.
     BrokenRings = "broken_rings",
 }
 
 impl VsockCounter {
-    /// True if it counts data or connections that were dropped, refused or abandoned.
+    /// True for a counter of data or connections that were dropped, refused or abandoned.
     pub(crate) fn is_loss(self) -> bool {
         matches!(
             self,

@@ -1,36 +1,36 @@
-//! Flow control: neither side sends what the other has no room for (`virtio 1.4 §5.10.6.3`).
+//! Flow control: neither side sends more than the other has room for (`virtio 1.4 §5.10.6.3`).
 //!
 //! Both counts of a direction run freely and wrap.
 
 use super::packet::Header;
 
-/// The room for what the guest sent and the host has not taken, in bytes for each connection, as long as there are few:
-/// as much as a socket of Linux has, so that a guest sends several packets before it waits.
+/// The buffer space for the guest's data that the host has not accepted, in bytes for each connection, while there are
+/// few: that of a Linux socket, so that a guest sends several packets before it waits.
 pub(crate) const ROOM: u32 = 256 << 10;
-/// The room of each connection that is opened when there are [`FEW`] already: what Linux sends in one packet.
+/// The buffer space of each connection that is opened after [`FEW`] others: what Linux sends in one packet.
 pub(crate) const LITTLE_ROOM: u32 = 64 << 10;
-/// Number of connections up to which each has much room. All 1,023 together have 76 MiB.
+/// Number of connections with [`ROOM`]. All 1,023 together have 76 MiB.
 pub(crate) const FEW: usize = 64;
 
 /// Credit for data from the guest.
 #[derive(Debug)]
 pub(crate) struct FromGuest {
-    /// The room for what was received and not forwarded, in bytes.
+    /// The buffer space for data received and not forwarded, in bytes.
     room: u32,
     received: u32,
     forwarded: u32,
-    /// `forwarded`, as the guest was last told.
+    /// `forwarded` as last sent to the guest.
     told: u32,
 }
 
 impl FromGuest {
-    /// Nothing has been sent yet on a connection that is opened beside `others`.
+    /// Creates the credit of a connection that is opened in addition to `others`.
     pub(crate) fn beside(others: usize) -> Self {
         let room = if others < FEW { ROOM } else { LITTLE_ROOM };
         Self { room, received: 0, forwarded: 0, told: 0 }
     }
 
-    /// Counts `len` bytes, unless that is more than there is room for.
+    /// Counts `len` bytes received; false if there is no room for them.
     pub(crate) fn receive(&mut self, len: usize) -> bool {
         let room = self.room.saturating_sub(self.received.wrapping_sub(self.forwarded));
         let Some(len) = u32::try_from(len).ok().filter(|len| *len <= room) else { return false };
@@ -38,20 +38,20 @@ impl FromGuest {
         true
     }
 
-    /// The host has taken `len` of the bytes received.
+    /// Counts `len` bytes accepted by the host.
     pub(crate) fn forward(&mut self, len: usize) {
-        // Never more than there is room for.
+        // At most the room, which is a u32.
         self.forwarded = self.forwarded.wrapping_add(len as u32);
     }
 
     /// True if the guest may soon stop for lack of credit although there is room.
     pub(crate) fn should_tell(&self) -> bool {
         let known = self.room.saturating_sub(self.received.wrapping_sub(self.told));
-        // At half the room, it need not stop while it is told.
+        // At half the room, the guest does not stop before it gets the update.
         known < self.room / 2 && self.told != self.forwarded
     }
 
-    /// Tells the guest, in a packet that goes to it.
+    /// Puts the credit into a packet for the guest.
     pub(crate) fn tell(&mut self, header: &mut Header) {
         self.told = self.forwarded;
         header.buf_alloc = self.room.into();
@@ -68,18 +68,18 @@ pub(crate) struct ToGuest {
 }
 
 impl ToGuest {
-    /// The guest tells of its room.
+    /// Reads the guest's credit from a packet.
     pub(crate) fn hear(&mut self, header: &Header) {
         self.buf_alloc = header.buf_alloc.get();
         self.fwd_cnt = header.fwd_cnt.get();
     }
 
-    /// Bytes that the guest has room for: 0 for a guest that claims to have passed on more than it got.
+    /// Bytes that the guest has room for: 0 if it claims to have forwarded more than it received.
     pub(crate) fn room(&self) -> usize {
         self.buf_alloc.saturating_sub(self.sent.wrapping_sub(self.fwd_cnt)) as usize
     }
 
-    /// Counts `len` bytes, for which there is room.
+    /// Counts `len` bytes sent, which must fit the room.
     pub(crate) fn send(&mut self, len: usize) {
         self.sent = self.sent.wrapping_add(len as u32);
     }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_says_of_its_room_is_never_believed_to_be_more_than_it_says() {
+    fn guest_credit_never_exceeds_what_the_guest_reports() {
         let mut credit = ToGuest::default();
         assert_eq!(credit.room(), 0);
         credit.hear(&told(100, 0));

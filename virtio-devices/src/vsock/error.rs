@@ -1,4 +1,4 @@
-//! Reasons why there is no socket device.
+//! Reasons why a socket device cannot be opened.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use thiserror::Error;
 
 use crate::ErrorKind;
 
-/// Reason why there is no socket device: one line, to follow the option's name.
+/// Reason why a socket device cannot be opened: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum VsockError {
-    /// Another program listens there.
+    /// Another program listens on the path.
     #[error("socket={}: another program is listening there; stop it, or give another path", .0.display())]
     InUse(PathBuf),
-    /// There is a file of another kind.
+    /// The path exists and is not a socket.
     #[error("socket={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NotASocket(PathBuf),
     /// Listening on the socket failed.

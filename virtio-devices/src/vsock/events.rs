@@ -1,4 +1,4 @@
-//! The queue of events: what a driver is told that concerns no connection.
+//! The event queue, for events that concern no single connection.
 
 use vm_memory::Permissions;
 
@@ -7,13 +7,13 @@ use super::pass::{Next, Pass};
 use crate::iovecs::{IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
 
-/// The event that all connections are gone (`VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
+/// The transport reset event: all connections are closed (`VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
 const TRANSPORT_RESET: u32 = 0;
 
-/// Tells the driver that all connections are gone (`virtio 1.4 §5.10.6.7`). [`Next::More`] once it is done.
+/// Sends the driver a transport reset event (`virtio 1.4 §5.10.6.7`). [`Next::More`] once it is sent.
 pub(crate) fn tell_of_reset(ring: &mut Ring<'_>, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
     let mut storage = Storage::default();
-    // No more than the ring has.
+    // At most the ring's chains.
     for _ in 0..ring.size() {
         let Some(chain) = ring.next(pass.memory)? else { break };
         let head = chain.head_index();

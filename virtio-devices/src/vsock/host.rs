@@ -1,4 +1,4 @@
-//! The host's sockets: the one that clients connect to, and those that the guest's connections lead to.
+//! The host's sockets: the one that clients connect to, and those that the guest's connections go to.
 
 use std::ffi::OsString;
 use std::io;
@@ -18,7 +18,7 @@ pub(crate) struct HostSocket {
 }
 
 impl HostSocket {
-    /// Listens at `path`. A socket that a program left behind there is removed.
+    /// Listens at `path`. Removes a socket that an ended program left there.
     ///
     /// # Errors
     ///
@@ -34,11 +34,11 @@ impl HostSocket {
         Ok(Self { path: path.to_owned(), listener, _own: own })
     }
 
-    /// A client that waits, without blocking.
+    /// Accepts a waiting client, without blocking.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if there is none; any other if the host lacks something.
+    /// `WouldBlock` if there is none; another error if the host lacks a resource.
     pub(crate) fn accept(&self) -> io::Result<UnixStream> {
         let (stream, _) = self.listener.accept()?;
         stream.set_nonblocking(true)?;

@@ -1,8 +1,8 @@
-//! All connections of a device: which packet belongs to which, and whose turn it is.
+//! All connections of a device: assigns packets to them, and schedules their turns.
 //!
-//! Nothing here waits, and everything has a limit: [`MAX_CONNECTIONS`], each with a limited rest; [`MAX_CALLERS`]; and
-//! [`MAX_RESETS`] answers to packets that belong to no connection, beyond which no packet is taken from the guest
-//! before it has taken those (`virtio 1.4 §5.10.6.1.1`).
+//! Nothing here waits, and everything has a limit: [`MAX_CONNECTIONS`], each with limited kept data; [`MAX_CALLERS`];
+//! and [`MAX_RESETS`] replies to packets without a connection, beyond which no packet is read from the guest until it
+//! has taken some (`virtio 1.4 §5.10.6.1.1`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -19,18 +19,18 @@ use crate::iovecs::IoVecs;
 
 /// The most connections at a time, of both directions.
 pub(crate) const MAX_CONNECTIONS: usize = 1023;
-/// The most clients of the host at a time that have not named a port. A further one takes the place of the first.
+/// The most clients of the host at a time that have not named a port. A further one replaces the oldest.
 pub(crate) const MAX_CALLERS: usize = 256;
-/// The number of resets that are kept for the guest before no more packets are taken from it.
+/// The most queued resets; beyond it, no more packets are read from the guest.
 pub(crate) const MAX_RESETS: usize = 256;
-/// The first port that clients of the host are given.
+/// The first port assigned to clients of the host.
 pub(crate) const FIRST_PORT: u32 = 1 << 30;
 /// The number of those ports.
 const PORTS: u32 = 1 << 30;
-/// No port (`VMADDR_PORT_ANY`). With it as the host's, other numbers than those of connections are told apart.
+/// No port (`VMADDR_PORT_ANY`). As the host's port, it distinguishes other poll tokens from those of connections.
 const NO_PORT: u32 = u32::MAX;
 
-/// The number of the worker's doorbell in its [`Poller`].
+/// The token of the worker's doorbell in its [`Poller`].
 pub(crate) const DOORBELL: u64 = u64::MAX;
 /// The number of the listening socket.
 pub(crate) const LISTENER: u64 = u64::MAX - 1;
@@ -47,7 +47,7 @@ pub(crate) struct Muxer {
     callers: BTreeMap<u32, Caller>,
     next_caller: u32,
     next_port: u32,
-    /// Connections that have something for the guest, in the order of their turns.
+    /// Connections with packets for the guest, in the order of their turns.
     turns: BTreeMap<u64, Ports>,
     next_ticket: u64,
     deadlines: BTreeSet<(Instant, Ports)>,
@@ -73,7 +73,7 @@ pub(crate) enum Output {
 }
 
 impl Muxer {
-    /// No connections yet, for a guest with the context ID `cid`. Clients are given ports from `port` on.
+    /// Creates an empty set of connections, for a guest with the context ID `cid`. Clients get ports from `port` on.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl Muxer {
         })
     }
 
-    /// Poll set. The worker adds its doorbell and the listening socket.
+    /// The poll set. The worker adds its doorbell and the listening socket.
     pub(crate) fn poller(&self) -> &Poller {
         &self.poller
     }
@@ -102,11 +102,11 @@ impl Muxer {
     /// A client of the host.
     pub(crate) fn admit(&mut self, stream: UnixStream, now: Instant, tally: &mut Tally) {
         if self.callers.len() == MAX_CALLERS {
-            // The oldest has had the most time.
+            // The oldest has had the most time to name a port.
             self.callers.pop_first();
             tally.count(VsockCounter::RefusedClients);
         }
-        // The two highest numbers are the doorbell's and the listener's.
+        // The two highest numbers are reserved for the doorbell and the listener.
         while self.next_caller >= u32::MAX - 1 || self.callers.contains_key(&self.next_caller) {
             self.next_caller = self.next_caller.wrapping_add(1);
         }
@@ -138,9 +138,9 @@ impl Muxer {
         }
     }
 
-    /// A port of the host that is not in use.
+    /// A free port of the host.
     fn free_port(&mut self, guest: u32) -> Option<Ports> {
-        // One more than there can be in use.
+        // One more than the maximum in use.
         for _ in 0..=MAX_CONNECTIONS {
             let host = FIRST_PORT + self.next_port;
             self.next_port = (self.next_port + 1) % PORTS;
@@ -151,7 +151,7 @@ impl Muxer {
         None
     }
 
-    /// Something that the worker waited for has happened to a socket.
+    /// Handles an event of a socket.
     pub(crate) fn happened(&mut self, event: Event, now: Instant, tally: &mut Tally) {
         let ports = Ports::from_bits(event.token);
         if ports.host == NO_PORT {
@@ -163,12 +163,12 @@ impl Muxer {
         }
     }
 
-    /// True if there is room for all that a packet of the guest may cause.
+    /// True if there is room for all packets that a packet of the guest may cause.
     pub(crate) fn takes_packets(&self) -> bool {
         self.resets.len() < MAX_RESETS
     }
 
-    /// A packet of the guest's, with the rest of its chain.
+    /// Handles a packet of the guest, with the rest of its chain.
     pub(crate) fn receive(&mut self, header: &Header, rest: &mut IoVecs<'_, '_>, now: Instant, tally: &mut Tally) {
         tally.count(VsockCounter::TxPackets);
         let ports = Ports::of_guests(header);
@@ -199,7 +199,7 @@ impl Muxer {
         }
     }
 
-    /// Opens a connection of the guest's.
+    /// Opens a connection of the guest.
     fn open(&mut self, ports: Ports, request: &Header, tally: &mut Tally) {
         let is_free = ports.host != NO_PORT && !self.connections.contains_key(&ports);
         let stream = if is_free && self.connections.len() < MAX_CONNECTIONS {
@@ -223,7 +223,7 @@ impl Muxer {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// Ends the connections that have run out of time.
+    /// Ends the connections whose timeouts have passed.
     pub(crate) fn expire(&mut self, now: Instant, tally: &mut Tally) {
         while let Some((_, ports)) = self.deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
             match self.connections.get_mut(&ports) {
@@ -259,12 +259,12 @@ impl Muxer {
         })
     }
 
-    /// Reads what the host sends on a connection whose turn it is into `data`, and returns how much that was.
+    /// Reads the host's data of the connection whose turn it is into `data`, and returns the number of bytes.
     pub(crate) fn fill(&mut self, ports: Ports, data: &mut IoVecs<'_, '_>) -> usize {
         self.connections.get_mut(&ports).map_or(0, |connection| connection.fill(data))
     }
 
-    /// The header of a packet with `len` bytes of what was read.
+    /// The header of a packet with `len` bytes of that data.
     pub(crate) fn data_header(&mut self, ports: Ports, len: usize) -> Header {
         let header = |connection: &mut Connection| connection.data_header(self.cid, ports, len);
         self.connections.get_mut(&ports).map(header).unwrap_or_default()
@@ -275,8 +275,8 @@ impl Muxer {
         self.settle(ports, true, tally);
     }
 
-    /// Looks what is to be done for a connection after a change: it ends, or waits for its next turn, or for the end of
-    /// its time. One that has something for the guest keeps its place in the row, unless this was its turn.
+    /// Updates a connection after a change: it ends, or gets a turn, or a timeout. A connection with packets for the
+    /// guest keeps its place in the queue, unless this was its turn.
     fn settle(&mut self, ports: Ports, had_turn: bool, tally: &mut Tally) {
         let Some(connection) = self.connections.get_mut(&ports) else { return };
         if let Some(end) = connection.end() {
@@ -303,7 +303,7 @@ impl Muxer {
         }
     }
 
-    /// Closes a connection's socket, and has the guest told as `end` says.
+    /// Closes a connection's socket, and queues a reset for the guest if `end` requires one.
     fn remove(&mut self, ports: Ports, end: End, tally: &mut Tally) {
         let Some(connection) = self.connections.remove(&ports) else { return };
         if let Some(ticket) = connection.ticket {
@@ -328,7 +328,7 @@ impl Muxer {
         (self.connections.len(), self.callers.len())
     }
 
-    /// Number of resets that wait for the guest.
+    /// The number of queued resets.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn resets(&self) -> usize {
         self.resets.len()

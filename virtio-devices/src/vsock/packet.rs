@@ -1,7 +1,7 @@
-//! The header that each packet begins with (`virtio 1.4 §5.10.6`).
+//! The header of each packet (`virtio 1.4 §5.10.6`).
 //!
-//! The payload is what follows in the same chain, in as many descriptors as the driver likes: Linux sends pages that
-//! its programs lent it (`MSG_ZEROCOPY`) as one descriptor each.
+//! The payload follows in the same chain, in any number of descriptors: Linux sends pages borrowed from its programs
+//! (`MSG_ZEROCOPY`) as one descriptor each.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,19 +15,19 @@ pub(crate) const HEADER: usize = size_of::<Header>();
 
 /// The operations (`enum virtio_vsock_op`).
 pub(crate) mod op {
-    /// Asks for a connection.
+    /// Requests a connection.
     pub(crate) const REQUEST: u16 = 1;
-    /// Accepts it.
+    /// Accepts a connection.
     pub(crate) const RESPONSE: u16 = 2;
     /// Refuses a connection, or ends it at once.
     pub(crate) const RST: u16 = 3;
-    /// The sender will not receive, or will not send, any more.
+    /// The sender will no longer receive, or no longer send.
     pub(crate) const SHUTDOWN: u16 = 4;
     /// Payload.
     pub(crate) const RW: u16 = 5;
-    /// Tells the sender's buffer space, as every packet does.
+    /// Carries the sender's buffer space, as every packet does.
     pub(crate) const CREDIT_UPDATE: u16 = 6;
-    /// Asks for the receiver's buffer space.
+    /// Requests the receiver's buffer space.
     pub(crate) const CREDIT_REQUEST: u16 = 7;
 }
 
@@ -57,11 +57,12 @@ pub(crate) struct Header {
     pub flags: U32,
     /// The sender's buffer space for this connection.
     pub buf_alloc: U32,
-    /// Bytes that it has passed on of those that it received, in all.
+    /// Total number of received bytes that the sender has forwarded.
     pub fwd_cnt: U32,
 }
 
-/// The ports of a connection: the host's, to which `<socket>_<port>` belongs if the guest opened it, and the guest's.
+/// The ports of a connection: the host's, which belongs to `<socket>_<port>` if the guest opened the connection, and
+/// the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Ports {
     pub host: u32,
@@ -69,7 +70,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// As one number.
+    /// Both ports as one number.
     pub(crate) fn to_bits(self) -> u64 {
         u64::from(self.host) << 32 | u64::from(self.guest)
     }
@@ -80,7 +81,7 @@ impl Ports {
         Self { host: (bits >> 32) as u32, guest: (bits & u64::from(u32::MAX)) as u32 }
     }
 
-    /// The ports of a packet that the guest sent.
+    /// The ports of a packet from the guest.
     pub(crate) fn of_guests(header: &Header) -> Self {
         Self { host: header.dst_port.get(), guest: header.src_port.get() }
     }

@@ -1,4 +1,4 @@
-//! State that the queues share.
+//! State shared by the queues.
 
 use std::time::Instant;
 
@@ -7,18 +7,18 @@ use super::muxer::Muxer;
 use crate::ring::{BrokenRing, Ring};
 use crate::{DmaView, Interrupts};
 
-/// Event that a queue waits for.
+/// The event that a queue waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Nothing: there may be more to do.
+    /// None: there may be more to do.
     More,
     /// Buffers of the driver for pending output.
     Room,
-    /// A doorbell, or something from the host.
+    /// A doorbell, or an event of the host.
     Doorbell,
 }
 
-/// State that the queues share in a turn of the worker's loop.
+/// State shared by the queues in a turn of the worker's loop.
 pub(crate) struct Pass<'p> {
     pub memory: &'p DmaView,
     pub muxer: &'p mut Muxer,
@@ -28,7 +28,7 @@ pub(crate) struct Pass<'p> {
 }
 
 impl Pass<'_> {
-    /// Interrupts the driver if it wants to know what was given back to `ring`.
+    /// Interrupts the driver if it wants an interrupt for the buffers returned to `ring`.
     pub(crate) fn interrupt(&mut self, ring: &mut Ring<'_>) -> Result<(), BrokenRing> {
         if ring.wants_interrupt(self.memory)? {
             self.interrupts.signal_queue(ring.index());

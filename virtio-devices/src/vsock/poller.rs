@@ -1,7 +1,7 @@
 //! Event sources of the worker: its doorbell, new clients, and the sockets of all connections.
 //!
-//! Sockets are watched by their edges. What was seen of each is remembered with it, so a socket that stays readable
-//! while its guest has no room costs nothing, and a full table of connections no more than an empty one.
+//! Sockets are edge-triggered, and the last known state of each is kept with it. So a socket that stays readable while
+//! its guest has no room costs nothing, and a full table of connections costs no more than an empty one.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
 
-/// The most events that are taken at once.
+/// The most events read at once.
 const EVENTS: usize = 64;
 
-/// A set of descriptors, each with a number to tell it by.
+/// A set of descriptors, each with a token.
 #[derive(Debug)]
 pub(crate) struct Poller(OwnedFd);
 
@@ -20,23 +20,23 @@ pub(crate) struct Poller(OwnedFd);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
     pub token: u64,
-    /// There may be something to read, or the end.
+    /// True if there may be data to read, or the end.
     pub readable: bool,
-    /// There may be room to write.
+    /// True if there may be room to write.
     pub writable: bool,
-    /// The other end is closed in both directions.
+    /// True if the peer has closed both directions.
     pub hung_up: bool,
 }
 
 impl Poller {
     /// # Errors
     ///
-    /// Fails if the host has no descriptor for it.
+    /// Fails if the host has no descriptor for the poll set.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
 
-    /// Watches a doorbell for as long as it signals.
+    /// Watches a doorbell, level-triggered.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Poller {
         Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), Self::interest())?)
     }
 
-    /// Gives a socket that is watched another number.
+    /// Changes the token of a watched socket.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Poller {
         Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), Self::interest())?)
     }
 
-    /// No longer watches a descriptor that stays open. One that is closed leaves the set by itself.
+    /// Removes a descriptor that stays open. Closed ones are removed by the kernel.
     pub(crate) fn remove(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.0, fd);
     }
@@ -83,8 +83,8 @@ impl Poller {
         Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET
     }
 
-    /// Waits for at most `timeout`, or without an end, and appends what happened to `happened`. A wait that fails (a
-    /// signal, no memory) returns as if nothing had happened.
+    /// Waits for at most `timeout`, or indefinitely, and appends the events to `happened`. A failed wait (a signal, no
+    /// memory) appends none.
     pub(crate) fn wait(&self, timeout: Option<&Timespec>, happened: &mut Vec<Event>) {
         use epoll::EventFlags as Flags;
         let mut events = [MaybeUninit::uninit(); EVENTS];

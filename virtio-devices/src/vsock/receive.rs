@@ -1,4 +1,4 @@
-//! The queue that the driver receives from: packets of the host's into its buffers.
+//! The receive queue: the host's packets into the driver's buffers.
 
 use vm_memory::Permissions;
 use zerocopy::IntoBytes;
@@ -12,14 +12,14 @@ use crate::DmaView;
 use crate::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
 
-/// The most turns of connections before other queues, or a stop, are looked at.
+/// The most turns of connections before checking other queues, or a stop.
 const BATCH: usize = 32;
 
-/// A buffer of the driver's.
+/// A buffer of the driver.
 #[derive(Debug, Clone, Copy)]
 struct Buffer {
     head: u16,
-    /// The room behind the header in bytes.
+    /// The room after the header, in bytes.
     room: usize,
 }
 
@@ -39,7 +39,7 @@ impl<'q> Receive<'q> {
         Self { ring, chain, headers, data, buffers: Vec::new(), used: Vec::new() }
     }
 
-    /// Gives the driver up to [`BATCH`] turns' packets.
+    /// Sends the driver the packets of up to [`BATCH`] turns.
     pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         self.ring.suppress_doorbells(pass.memory)?;
         let mut next = Next::More;
@@ -57,8 +57,8 @@ impl<'q> Receive<'q> {
         Ok(next)
     }
 
-    /// Gives the driver the next packets, in up to `wanted` buffers, or as many as hold so many bytes. Returns whether
-    /// there was a buffer.
+    /// Writes the next packets into the driver's buffers, up to `wanted` buffers and bytes. Returns false if there is
+    /// no buffer.
     fn turn(&mut self, wanted: (usize, usize), pass: &mut Pass<'_>) -> Result<bool, BrokenRing> {
         let Self { ring, chain, headers, data, buffers, used } = self;
         let Pass { memory, muxer, tally, now, .. } = pass;
@@ -82,18 +82,18 @@ impl<'q> Receive<'q> {
     }
 }
 
-/// Buffers in a row that were taken from the ring.
+/// Consecutive buffers taken from the ring.
 struct Taken<'s, 'm> {
-    /// Room for their headers, [`HEADER`] bytes each.
+    /// The space for their headers, [`HEADER`] bytes each.
     headers: IoVecs<'s, 'm>,
-    /// The rest of their room.
+    /// The space for payload, after the headers.
     data: IoVecs<'s, 'm>,
     buffers: &'s mut Vec<Buffer>,
 }
 
 impl<'m> Taken<'_, 'm> {
-    /// Takes up to `wanted` buffers, and after the first only until they hold `bytes` of payload. A chain that is no
-    /// buffer is given back when it is the first, so that all are given back in their order.
+    /// Takes up to `wanted` buffers, and after the first only until they hold `bytes` of payload. An invalid chain goes
+    /// back to the driver only if it is the first, which keeps the order.
     fn gather(
         &mut self,
         ring: &mut Ring<'_>,
@@ -102,7 +102,7 @@ impl<'m> Taken<'_, 'm> {
         storage: &mut Storage,
         tally: &mut Tally,
     ) -> Result<(), BrokenRing> {
-        // No more than the ring has: a driver that adds bad ones again and again does not hold up the other queue.
+        // At most the ring's chains: a driver that keeps adding invalid ones does not delay the other queue.
         let mut held = 0;
         for _ in 0..ring.size() {
             if self.buffers.len() == wanted || !self.buffers.is_empty() && held >= bytes {
@@ -131,7 +131,7 @@ impl<'m> Taken<'_, 'm> {
         Ok(())
     }
 
-    /// Fills buffers with what the host sends on a connection.
+    /// Fills buffers with the host's data of a connection.
     fn fill(&mut self, muxer: &mut Muxer, ports: Ports, used: &mut Vec<Used>, tally: &mut Tally) {
         let mut rest = muxer.fill(ports, &mut self.data);
         tally.add(VsockCounter::RxBytes, rest as u64);
@@ -144,7 +144,7 @@ impl<'m> Taken<'_, 'm> {
         muxer.end_turn(ports, tally);
     }
 
-    /// Writes the header of the first buffer that is not in `used`, and adds it there with `len` bytes of data.
+    /// Writes the header of the first buffer that is not in `used`, and adds the buffer there with `len` bytes of data.
     fn write(&self, used: &mut Vec<Used>, header: &Header, len: usize) {
         if let Some(Buffer { head, .. }) = self.buffers.get(used.len()) {
             self.headers.write_at(used.len() * HEADER, header.as_bytes());

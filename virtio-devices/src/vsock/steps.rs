@@ -19,7 +19,7 @@ use crate::net::steps::Step;
 use crate::ring::{BrokenRing, Ring};
 use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 
-/// A socket device in its state of power-on.
+/// A socket device in its power-on state.
 pub struct VsockSteps {
     memory: DmaView,
     muxer: Muxer,
@@ -31,8 +31,8 @@ pub struct VsockSteps {
 }
 
 impl VsockSteps {
-    /// A device of a guest with the context ID `cid`, whose driver negotiated `features`. A guest's connection to a
-    /// port is what `connect` returns for it, a socket that does not block.
+    /// Creates a device of a guest with the context ID `cid`, whose driver negotiated `features`. `connect` returns a
+    /// non-blocking socket for the guest's connection to a port.
     ///
     /// # Errors
     ///
@@ -54,18 +54,18 @@ impl VsockSteps {
         })
     }
 
-    /// A client of the host, over a socket that does not block.
+    /// Adds a client of the host, a non-blocking socket.
     pub fn admit(&mut self, client: UnixStream) {
         self.muxer.admit(client, self.now, &mut self.tally);
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn wait(&mut self, time: Duration) {
         self.now += time;
         self.muxer.expire(self.now, &mut self.tally);
     }
 
-    /// Looks what has happened to the sockets.
+    /// Handles events of the sockets.
     pub fn look(&mut self) {
         let mut happened = Vec::new();
         for round in 0_u32.. {
@@ -80,17 +80,17 @@ impl VsockSteps {
         }
     }
 
-    /// Does what a worker does for the receive queue in one turn of its loop.
+    /// Runs one turn of a worker's loop for the receive queue.
     pub fn receive(&mut self, queue: &SharedQueue) -> Step {
         self.run(RECEIVE, queue, |ring, pass| Receive::new(ring).run(pass))
     }
 
-    /// As [`Self::receive`], for the transmit queue. [`Step::Frame`] means that the driver has to take packets first.
+    /// As [`Self::receive`], for the transmit queue. [`Step::Frame`] means that the driver must take packets first.
     pub fn transmit(&mut self, queue: &SharedQueue) -> Step {
         self.run(TRANSMIT, queue, |ring, pass| Transmit::new(ring).run(pass))
     }
 
-    /// Tells the driver by the event queue that all connections are gone. [`Step::More`] once that is done.
+    /// Sends a transport reset event on the event queue. [`Step::More`] once it is sent.
     pub fn tell_of_reset(&mut self, queue: &SharedQueue) -> Step {
         self.run(EVENTS, queue, |mut ring, pass| tell_of_reset(&mut ring, pass))
     }
@@ -114,18 +114,18 @@ impl VsockSteps {
         }
     }
 
-    /// A counter so far.
+    /// The value of a counter.
     pub fn count(&mut self, counter: VsockCounter) -> u64 {
         self.tally.flush(&self.counters);
         self.counters.get(counter)
     }
 
-    /// Numbers of connections, and of clients that have not named a port.
+    /// The number of connections, and of clients that have not named a port.
     pub fn census(&self) -> (usize, usize) {
         self.muxer.census()
     }
 
-    /// Number of resets that wait for the driver.
+    /// The number of queued resets.
     pub fn resets(&self) -> usize {
         self.muxer.resets()
     }

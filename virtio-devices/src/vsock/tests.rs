@@ -1,4 +1,4 @@
-//! A socket device as its driver and the host's programs see it.
+//! A socket device as seen by its driver and the host's programs.
 
 mod device;
 mod ends;

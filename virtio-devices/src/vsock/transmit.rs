@@ -1,4 +1,4 @@
-//! The queue that the driver transmits to: its packets to the host's sockets.
+//! The transmit queue: the driver's packets to the host's sockets.
 
 use vm_memory::Permissions;
 use zerocopy::{FromZeros, IntoBytes};
@@ -9,7 +9,7 @@ use super::pass::{Next, Pass};
 use crate::iovecs::{IoVecs, Storage};
 use crate::ring::{BrokenRing, Ring, Used};
 
-/// The most packets before other queues, or a stop, are looked at.
+/// The most packets before checking other queues, or a stop.
 const BATCH: usize = 32;
 
 /// The queue, and the storage of its segments.
@@ -23,7 +23,7 @@ impl<'q> Transmit<'q> {
         Self { ring, storage: Storage::default() }
     }
 
-    /// Takes up to [`BATCH`] packets, as long as there is room for what they lead to.
+    /// Takes up to [`BATCH`] packets, while there is room for the packets that they cause.
     pub(crate) fn run(&mut self, pass: &mut Pass<'_>) -> Result<Next, BrokenRing> {
         let Self { ring, storage } = self;
         ring.suppress_doorbells(pass.memory)?;

@@ -1,4 +1,4 @@
-//! The worker of all queues, which waits for the driver and for the host's sockets at once.
+//! The worker of all queues, which waits for the driver and for the host's sockets at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,9 +29,9 @@ pub(crate) const RECEIVE: u16 = 0;
 pub(crate) const TRANSMIT: u16 = 1;
 /// The queue of events.
 pub(crate) const EVENTS: u16 = 2;
-/// The most clients that are accepted before queues are looked at.
+/// The most clients accepted before the queues are served.
 const CLIENTS: usize = 32;
-/// Time before a client is accepted again for which the host had no descriptor.
+/// Delay before accepting a client again for which the host had no descriptor.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Context of the worker.
@@ -40,9 +40,9 @@ pub(crate) struct QueueWorker {
     pub queues: [Option<SharedQueue>; 3],
     /// The connections.
     pub muxer: Arc<Mutex<Muxer>>,
-    /// Source of clients; in tests they may be given to the muxer instead.
+    /// Source of clients; tests may pass clients to the muxer instead.
     pub host: Arc<HostSocket>,
-    /// The driver is to be told that all connections are gone.
+    /// True if the driver must be notified that its connections are closed.
     pub owes_reset: Arc<AtomicBool>,
     /// The negotiated features.
     pub features: u64,
@@ -52,9 +52,9 @@ pub(crate) struct QueueWorker {
     pub interrupts: Arc<Interrupts>,
     /// The counters.
     pub counters: Arc<VsockCounters>,
-    /// Wakes it.
+    /// Wakes the worker.
     pub kick: Arc<EventFd>,
-    /// Stops it.
+    /// Stops the worker.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -75,7 +75,7 @@ enum Clients {
 }
 
 impl QueueWorker {
-    /// Runs the queues until told to stop. Waits for a predecessor's end first.
+    /// Runs the queues until stopped. First waits for the predecessor's end.
     pub(crate) fn run(self) {
         let mut tally = Tally::new();
         if let Some(mut muxer) = own(&self.muxer, &self.stop) {
@@ -85,7 +85,7 @@ impl QueueWorker {
             {
                 self.serve(&mut muxer, &mut tally);
             } else {
-                // Without memory for a poll set of three there is no guest, either.
+                // Without memory for a poll set of three, there is no guest, either.
                 self.interrupts.ask_for_reset();
             }
             muxer.poller().remove(borrow(&self.kick));
@@ -141,7 +141,7 @@ impl QueueWorker {
             match self.host.accept() {
                 Ok(stream) => muxer.admit(stream, now, tally),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Clients::None,
-                // A client that has left again, or a signal.
+                // The client has disconnected, or a signal arrived.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -153,7 +153,7 @@ impl QueueWorker {
         Clients::Waiting
     }
 
-    /// Does what there is to be done for each queue, up to a limit, and returns whether there may be more.
+    /// Serves each queue, up to a limit; returns true if there may be more to do.
     fn turn(&self, running: &mut Running<'_>, muxer: &mut Muxer, now: Instant, tally: &mut Tally) -> bool {
         let memory = self.memory.pass();
         let mut pass = Pass { memory: &memory, muxer, tally, now, interrupts: &self.interrupts };
@@ -175,7 +175,7 @@ impl QueueWorker {
         ring.inspect_err(|BrokenRing| self.give_up(tally)).ok()
     }
 
-    /// Runs a queue, and gives it up if its ring is invalid.
+    /// Runs a queue, and stops it if its ring is invalid.
     fn attempt<Q>(
         &self,
         queue: &mut Option<Q>,
@@ -190,14 +190,14 @@ impl QueueWorker {
         })
     }
 
-    /// The driver has to reset the device.
+    /// Counts an invalid ring, and asks the driver for a reset.
     fn give_up(&self, tally: &mut Tally) {
         tally.count(VsockCounter::BrokenRings);
         self.interrupts.ask_for_reset();
     }
 }
 
-/// Time until the next timeout; `None` for ever.
+/// Time until the next timeout; `None` if there is none.
 fn timeout(muxer: &Muxer, clients: Clients) -> Option<Duration> {
     let later = if let Clients::Later(time) = clients { Some(time) } else { None };
     let next = muxer.deadline().into_iter().chain(later).min()?;

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-/// Called when the pings have ended. It must not wait.
+/// Called when the pings have ended. Must not block.
 pub type Expiry = dyn Fn() + Send + Sync;
 
 /// The times of a watchdog.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
-    /// Interval at which the watchdog looks at its last ping.
+    /// Interval at which the watchdog checks the last ping.
     pub interval: Duration,
-    /// The age that a last ping may have then.
+    /// The maximum age of the last ping at a check.
     pub limit: Duration,
 }
 
@@ -20,7 +20,7 @@ impl Default for Times {
     }
 }
 
-/// A clock that runs.
+/// A running clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
     times: Times,
@@ -29,7 +29,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// A clock that begins to run, with a ping.
+    /// Starts a clock, with a ping.
     pub(super) fn start(times: Times, now: Instant) -> Self {
         Self { times, last_ping: now, next_look: now + times.interval }
     }
@@ -39,7 +39,7 @@ impl Clock {
         self.last_ping = now;
     }
 
-    /// Looks at the last ping if it is time to. Returns whether the pings have ended.
+    /// Checks the last ping if it is time to. Returns true if the pings have ended.
     pub(super) fn look(&mut self, now: Instant) -> bool {
         if now < self.next_look {
             return false;
@@ -48,7 +48,7 @@ impl Clock {
         now.saturating_duration_since(self.last_ping) > self.times.limit
     }
 
-    /// Time until the next look.
+    /// Time until the next check.
     pub(super) fn until_look(&self, now: Instant) -> Duration {
         self.next_look.saturating_duration_since(now)
     }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pings_have_ended_at_the_first_look_that_finds_none_of_the_last_20_seconds() {
+    fn missing_pings_are_found_at_the_first_check_after_20_seconds() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut clock = Clock::start(Times::default(), begin);

@@ -3,7 +3,7 @@
 use crate::counters::queue_counters;
 
 queue_counters! {
-    /// Something that is counted of a watchdog.
+    /// A counted event of a watchdog.
     pub enum WatchdogCounter;
     /// The counters of one watchdog since it was plugged in.
     pub struct WatchdogCounters;
@@ -12,12 +12,12 @@ queue_counters! {
     Pings = "pings",
     /// Number of times that the pings ended, and the machine was reset.
     Expiries = "expiries",
-    /// Buffers that were no pings: the device cannot write to them.
+    /// Buffers that are not pings: not writable by the device.
     BadChains = "bad_chains",
 }
 
 impl WatchdogCounter {
-    /// True if it counts requests that failed.
+    /// True for a counter of requests that failed.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BrokenRings)
     }

@@ -1,4 +1,4 @@
-//! The driver's pings, which keep the clock from running out.
+//! The driver's pings, which keep the clock from expiring.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,24 +12,24 @@ use crate::DmaView;
 use crate::queue_worker::{Answered, Answerer, Turn};
 use crate::ring::Chain;
 
-/// The byte that a ping is answered with.
+/// The byte that the device writes for a ping.
 const ANSWER: u8 = 1;
 
-/// Answers pings, and keeps the clock.
+/// Handles pings, and runs the clock.
 pub(super) struct Pings {
     times: Times,
     expiry: Arc<Expiry>,
-    /// True while the clock runs, now and for a successor.
+    /// True while the clock runs, in this worker and its successors.
     runs: Arc<AtomicBool>,
     /// The clock, if it runs and the worker has begun.
     clock: Option<Clock>,
-    /// There was a ping since the clock was last looked at.
+    /// True if there was a ping since the last check.
     pinged: bool,
     begun: bool,
 }
 
 impl Pings {
-    /// A clock with these times, which runs if `runs` says so. It calls `expiry` when the pings have ended.
+    /// Creates a clock with these times, which runs if `runs` is set. It calls `expiry` when the pings have ended.
     pub(super) fn new(times: Times, expiry: Arc<Expiry>, runs: Arc<AtomicBool>) -> Self {
         Self { times, expiry, runs, clock: None, pinged: false, begun: false }
     }
@@ -45,7 +45,7 @@ impl Answerer for Pings {
         Answered::Used(is_ping.into())
     }
 
-    /// Looks whether the pings have ended. The clock goes on without a ring: a guest that breaks its ring is one to
+    /// Checks if the pings have ended. The clock runs on without a valid ring: a guest that breaks its ring should be
     /// reset.
     fn after_look(&mut self, tally: &mut Tally) -> Option<Duration> {
         let now = Instant::now();
@@ -71,7 +71,7 @@ impl Answerer for Pings {
     }
 }
 
-/// Answers a ping: writes to the first byte of its buffer. Returns whether the buffer is one that can be written to.
+/// Writes the reply to the first byte of a ping's buffer. Returns false if the buffer is not writable.
 fn write_answer(memory: &DmaView, mut chain: Chain<'_>) -> bool {
     let first = chain.next().filter(|first| first.is_write_only() && first.len() > 0);
     first.is_some_and(|first| memory.write_obj(ANSWER, GuestAddress(first.address())).is_ok())

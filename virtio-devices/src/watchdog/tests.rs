@@ -1,4 +1,4 @@
-//! The watchdog as its driver uses it.
+//! The watchdog with its driver.
 
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const SHORT: Times = Times { interval: Duration::from_millis(5), limit: Duration
 
 type Guest = queue_worker::testing::Guest<Watchdog>;
 
-/// A guest, and how often its pings have ended.
+/// A guest, and the number of times that its pings have ended.
 fn guest(times: Times) -> (Guest, Arc<AtomicUsize>) {
     let expiries = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&expiries);
@@ -65,7 +65,7 @@ fn a_guest_that_stops_pinging_is_reported_once() {
     std::thread::sleep(10 * SHORT.limit);
     assert_eq!(now(&expiries), 1);
     eventually("a count", || guest.count(WatchdogCounter::Expiries) == 1);
-    // The next first ping starts the clock again.
+    // The next ping starts the clock again.
     guest.ping();
     eventually("an expiry", || now(&expiries) == 2);
 }
@@ -107,7 +107,7 @@ fn a_clock_that_ran_goes_on_after_a_pause_and_not_after_a_reset() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_does_not_stop_the_clock() {
+fn broken_ring_is_abandoned_without_stopping_the_watchdog() {
     let (mut guest, expiries) = guest(SHORT);
     guest.ping();
     guest.break_ring();

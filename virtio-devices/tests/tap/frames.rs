@@ -198,7 +198,7 @@ fn the_host_sees_a_segment_of_the_guest_in_one_piece() {
 }
 
 #[test]
-fn the_guest_sees_a_segment_of_the_host_in_one_piece_if_it_negotiated_that() {
+fn guest_gets_whole_tap_segments_only_if_negotiated() {
     for (without, expected) in [(0, vec![2048; 9]), (1 << VIRTIO_NET_F_GUEST_TSO4, vec![1526; 13])] {
         let mut machine = Machine::new(1);
         machine.start(one_pair(&machine.net) & !without);
@@ -317,7 +317,7 @@ fn the_drivers_offloads_outlive_a_stop_and_not_a_reset() {
 }
 
 #[test]
-fn offloads_that_the_tap_refuses_leave_none_of_an_earlier_driver() {
+fn offloads_refused_by_the_tap_leave_none_of_the_last_driver() {
     let mut machine = Machine::new(1);
     let features = one_pair(&machine.net);
     machine.start(features);

@@ -17,7 +17,7 @@ pub(crate) fn fds(tap: &Tap) -> Vec<OwnedFd> {
 }
 
 #[test]
-fn a_tap_that_is_created_is_set_up_and_vanishes_with_its_descriptors() {
+fn created_tap_is_configured_and_removed_with_its_descriptors() {
     new_namespace();
     let address = |text: &str| Some(text.parse::<IpAddr>().unwrap());
     let spec = TapSpec {
@@ -166,7 +166,7 @@ fn descriptors_that_are_passed_in_must_be_the_queues_of_one_tap() {
 }
 
 #[test]
-fn the_mtu_of_a_tap_that_is_passed_in_is_not_that_of_a_namesake_in_this_namespace() {
+fn passed_taps_mtu_is_not_read_from_a_local_namesake() {
     new_namespace();
     let elsewhere = Tap::open(&TapSpec { mtu: Some(9000), ..spec("tap0", 1) }).unwrap();
     another_network();
@@ -176,7 +176,7 @@ fn the_mtu_of_a_tap_that_is_passed_in_is_not_that_of_a_namesake_in_this_namespac
 }
 
 #[test]
-fn queues_beyond_the_first_are_detached_until_the_driver_uses_them() {
+fn further_queues_are_detached_until_the_driver_uses_them() {
     new_namespace();
     let tap = Tap::open(&spec("tap0", 4)).unwrap();
     let attached: Vec<_> = tap.queues().iter().map(|queue| queue.lock().attached()).collect();

@@ -43,7 +43,7 @@ fn wait(nics: &[Net; 2], expected: [bool; 2]) {
 }
 
 #[test]
-fn the_links_of_a_switch_follow_its_tap_unless_they_are_to_be_up() {
+fn switch_links_follow_the_tap_unless_set_to_stay_up() {
     new_namespace();
     ip("tuntap add dev tap0 mode tap vnet_hdr");
     let uplink = Some(Tap::open(&spec("tap0", 1)).unwrap());

@@ -1,9 +1,9 @@
-//! CPUs of the host that numbered threads may run on: `[0@[0-3],1@[2,5]]`.
+//! CPU affinity of numbered threads: `[0@[0-3],1@[2,5]]`.
 
 use crate::config::grammar::list;
 use crate::config::option::Value;
 
-/// Reads such a list: each number with its CPUs.
+/// Parses a list: each number with its CPUs.
 ///
 /// # Errors
 ///
@@ -17,7 +17,7 @@ pub(crate) fn parse<N: Value>(text: &str) -> Result<Vec<(N, Vec<u32>)>, String> 
     list(text)?.iter().map(element).collect()
 }
 
-/// The list as it reads back; `None` if it is empty.
+/// The list in its parsable form; `None` if it is empty.
 pub(crate) fn print<'c, N: ToString>(elements: impl Iterator<Item = (N, &'c [u32])>) -> Option<String> {
     let element = |(number, cpus): (N, &[u32])| {
         let cpus: Vec<_> = cpus.iter().map(u32::to_string).collect();

@@ -3,11 +3,11 @@
 use option_derive::Options;
 use serde::Serialize;
 
-/// A balloon, by which the guest returns memory to the host.
+/// A balloon, through which the guest returns memory to the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--balloon")]
 pub struct BalloonConfig {
-    /// Memory that the guest is asked to return, in whole pages of 4 KiB. It must be less than the guest's memory.
+    /// Memory that the guest should return, in whole pages of 4 KiB. Must be less than the guest's memory.
     #[option("size=<bytes>[K|M|G]")]
     pub size: u64,
     /// Give memory back to a guest that runs out of it.

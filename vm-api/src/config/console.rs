@@ -19,16 +19,16 @@ pub enum ConsoleMode {
     Pty,
     /// The terminal of this program.
     Tty,
-    /// A file, which is truncated. A FIFO may still be without a reader.
+    /// A file, which is truncated. A FIFO need not have a reader yet.
     File,
     /// A Unix socket that this program listens on.
     Socket,
-    /// Nowhere: the device exists, and its output is dropped.
+    /// None: the device exists, and its output is dropped.
     Null,
 }
 
-/// A console: `off`, `null`, `tty`, `pty`, `file=<path>` or `socket=<path>`. The virtio console has the keys of a PCI
-/// device, too.
+/// A console: `off`, `null`, `tty`, `pty`, `file=<path>` or `socket=<path>`. The virtio console also has the keys of a
+/// PCI device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {
@@ -49,7 +49,7 @@ pub struct ConsoleConfig {
     /// Device number of the virtio console, 1 to 31, or 0 on another segment than 0; by default the lowest free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
-    /// True if the virtio console is behind the virtual IOMMU, which the VM then has.
+    /// True if the virtio console is behind the virtual IOMMU. Adds one to the VM.
     #[serde(default)]
     pub iommu: bool,
 }
@@ -78,13 +78,13 @@ impl fmt::Display for ParseConsoleError {
 
 impl std::error::Error for ParseConsoleError {}
 
-/// There is no mode, or more than one.
+/// The error for no mode, or for more than one.
 fn no_console() -> ParseConsoleError {
     ParseConsoleError("not a console; give off, null, tty, pty, file=<path> or socket=<path>".to_string())
 }
 
 impl ConsoleConfig {
-    /// Takes a key that is not a mode.
+    /// Sets a key that is not a mode.
     fn set(&mut self, key: &str, value: &str) -> Result<(), ParseConsoleError> {
         fn read<T: Value>(key: &str, value: &str) -> Result<Option<T>, ParseConsoleError> {
             option::read(value).map_err(|what| ParseConsoleError(format!("{key}={value}: {what}")))

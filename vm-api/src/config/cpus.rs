@@ -17,35 +17,34 @@ pub struct CpusConfig {
     /// Maximum number of vCPUs, which can be added and removed while the guest runs. By default the same as boot.
     #[option("max=<number>", default_from = boot_vcpus)]
     pub max_vcpus: u32,
-    /// Threads of a core, cores of a die, dies of a package, and packages. Their product is max. By default
-    /// one package of single-threaded cores.
+    /// Threads per core, cores per die, dies per package, and packages. Their product must be max. By default one
+    /// package of single-threaded cores.
     #[option("topology=<threads>:<cores>:<dies>:<packages>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<CpuTopology>,
-    /// Shows the guest Hyper-V's interface of a hypervisor, as Windows needs it, in place of KVM's.
+    /// Show the guest Hyper-V's hypervisor interface, which Windows needs, instead of KVM's.
     #[option("kvm_hyperv=on|off", default = false)]
     pub kvm_hyperv: bool,
-    /// The widest physical addresses of the guest, in bits, 36 to 52. The host's CPU may have fewer.
+    /// Maximum width of guest physical addresses, in bits, 36 to 52. The host's CPU may have fewer.
     #[option("max_phys_bits=<number>", default = 46)]
     pub max_phys_bits: u8,
-    /// The CPUs of the host that vCPUs may run on. Those that are left out run on any.
+    /// Host CPUs that vCPUs may run on. Other vCPUs run on any.
     #[option("affinity=[<vcpu>@[<cpu>,<cpu>-<cpu>,...],...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub affinity: Vec<CpuAffinity>,
-    /// Features of the host's CPU that guests do not have unless they are named. amx is the only one.
+    /// Features of the host's CPU that guests have only if named. amx is the only one.
     #[option("features=amx")]
     pub features: CpuFeatures,
     /// Let the guest run VMs itself, if the host allows it.
     #[option("nested=on|off", default = true)]
     pub nested: bool,
-    /// The vCPUs that may share a core of the host at the same time, each on a thread of it: those of this VM and no
-    /// other thread (vm), none with anything else (vcpu), or any with anything (off). Device threads that a vCPU
-    /// starts count as part of it.
+    /// Threads that may share a core of the host with a vCPU at the same time: vCPUs of this VM only (vm), none (vcpu),
+    /// or any (off). Device threads that a vCPU starts count as part of it.
     #[option("core_scheduling=vm|vcpu|off", default = CoreScheduling::Vm)]
     pub core_scheduling: CoreScheduling,
 }
 
-/// The shape of the vCPUs: on the command line, the numbers in this order with colons between them.
+/// The topology of the vCPUs: on the command line, the numbers in this order, separated by colons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct CpuTopology {
@@ -77,7 +76,7 @@ impl Value for CpuTopology {
     }
 }
 
-/// The CPUs of the host that a vCPU may run on.
+/// The host CPUs that a vCPU may run on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct CpuAffinity {
@@ -99,7 +98,7 @@ impl Value for Vec<CpuAffinity> {
     }
 }
 
-/// Features of the host's CPU that guests do not have unless they are named.
+/// Features of the host's CPU that guests have only if named.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "an object")]
 pub struct CpuFeatures {

@@ -10,11 +10,11 @@ use crate::config::console::ConsoleMode;
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::{Pair, pairs, quote, unquote};
 
-/// The port that firmware writes to by default.
+/// Default port of the debug console.
 const PORT: u16 = 0xe9;
 
-/// An I/O port to which firmware and loaders write what they have to say: `off`, `null`, `tty`, `pty` or
-/// `file=<path>`, and `iobase=<port>`.
+/// An I/O port for log output of firmware and loaders: `off`, `null`, `tty`, `pty` or `file=<path>`, and
+/// `iobase=<port>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct DebugConsoleConfig {

@@ -6,16 +6,16 @@ use std::path::PathBuf;
 use option_derive::Options;
 use serde::Serialize;
 
-/// A PCI device of the host that the guest has (VFIO).
+/// A PCI device of the host that is passed through to the guest (VFIO).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--device")]
 pub struct DeviceConfig {
-    /// Folder of the device in sysfs, such as /sys/bus/pci/devices/0000:01:00.1. It must have the driver vfio-pci.
+    /// Folder of the device in sysfs, such as /sys/bus/pci/devices/0000:01:00.1. It must be bound to the driver
+    /// vfio-pci.
     #[option("path=<folder>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// In place of path, descriptor of the device's own file, one of /dev/vfio/devices, for which --platform has an
-    /// iommufd_fd.
+    /// Instead of path, descriptor of the device's own file, one of /dev/vfio/devices. Needs --platform iommufd_fd.
     #[option("fd=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fd: Option<RawFd>,
@@ -34,7 +34,7 @@ pub struct DeviceConfig {
     /// Put the device behind the guest's virtual IOMMU, which confines its access to the guest's memory.
     #[option("iommu=on|off")]
     pub iommu: bool,
-    /// BARs that the guest reaches by exits alone, such as [2,4]. By default none.
+    /// BARs that are not mapped into the guest but trapped, such as [2,4]. By default none.
     #[option("x_exclude_mmap_bars=[<number>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub x_exclude_mmap_bars: Vec<u8>,

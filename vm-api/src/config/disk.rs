@@ -34,11 +34,11 @@ pub struct DiskConfig {
     /// Entries in each queue, a power of two from 2 to 32768.
     #[option("queue_size=<number>", default = 128)]
     pub queue_size: u16,
-    /// Image format. By default qcow2 if the image begins like one and names no other file, otherwise raw; but an image
-    /// that starts with another format's signature is refused, unless it is said to be raw.
+    /// Image format. By default qcow2 if the image begins like one and names no other file, otherwise raw. Without
+    /// image_type=raw, an image that begins with another format's signature is refused.
     #[option("image_type=raw|qcow2")]
     pub image_type: ImageType,
-    /// Allow a qcow2 image to name other images as its base. It can name any file, so the image has to be trusted.
+    /// Allow a qcow2 image to name other images as its base. It can name any file, so the image must be trusted.
     #[option("backing_files=on|off")]
     pub backing_files: bool,
     /// Serial number that the guest reads, at most 20 bytes.
@@ -62,7 +62,7 @@ pub struct DiskConfig {
     #[option("socket=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vhost_socket: Option<PathBuf>,
-    /// Limits of what all queues together read and write.
+    /// Limits of reads and writes of all queues together.
     #[option(part)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
@@ -70,26 +70,25 @@ pub struct DiskConfig {
     #[option("rate_limit_group=<id>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limit_group: Option<String>,
-    /// Let the guest return space that it does not need. With off, all space of a raw image is allocated when the disk
-    /// is opened.
+    /// Let the guest return unused space. With off, all space of a raw image is allocated when the disk is opened.
     #[option("sparse=on|off", default = true)]
     pub sparse: bool,
-    /// Range that is locked against other programs: the bytes that the image has, or the whole file at any size.
+    /// Range that is locked against other programs: the bytes of the image, or the whole file at any size.
     #[option("lock_granularity=byte-range|full", default = LockGranularity::ByteRange)]
     pub lock_granularity: LockGranularity,
-    /// The CPUs of the host that the queues run on. Those that are left out run on any.
+    /// Host CPUs that the queues run on. Other queues run on any.
     #[option("queue_affinity=[<queue>@[<cpu>,<cpu>-<cpu>,...],...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queue_affinity: Vec<VirtQueueAffinity>,
-    /// Do without io_uring: each queue then has one request at a time.
+    /// Do not use io_uring: each queue then has one request at a time.
     #[option("_disable_io_uring=on|off")]
     pub disable_io_uring: bool,
-    /// Do without Linux AIO, which is never used.
+    /// Do not use Linux AIO, which is never used.
     #[option("_disable_aio=on|off")]
     pub disable_aio: bool,
 }
 
-/// The CPUs of the host that a queue runs on.
+/// The host CPUs that a queue runs on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct VirtQueueAffinity {
@@ -115,7 +114,7 @@ impl Value for Vec<VirtQueueAffinity> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--rate-limit-group")]
 pub struct RateLimitGroupConfig {
-    /// Name of the group, which disks give as rate_limit_group.
+    /// Name of the group, given to disks as rate_limit_group.
     #[option("id=<name>", required)]
     pub id: String,
     /// Limits of its disks together.
@@ -127,10 +126,10 @@ pub struct RateLimitGroupConfig {
 /// Range of an image that is locked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockGranularity {
-    /// The bytes that it has.
+    /// The bytes of the image.
     #[default]
     ByteRange,
-    /// The whole file, whatever its size becomes.
+    /// The whole file, including space that is added later.
     Full,
 }
 

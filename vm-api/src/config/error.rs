@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// An invalid configuration, in one line: the option and its value, what is wrong, and what to do.
+/// An invalid configuration, in one line: the option and its value, the fault, and the remedy.
 ///
 /// It prints as `--net id=pf0,num_queues=1: a NIC has one pair of queues or more; give 2 or more`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,12 +29,12 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Writes a report. A value in it may hold anything, but the report stays one line that a terminal can show.
+/// Writes a report on one line that a terminal can show, whatever values it contains.
 pub(crate) fn write_line(f: &mut fmt::Formatter<'_>, report: &str) -> fmt::Result {
     report.chars().try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") })
 }
 
-/// The most characters that a report shows of an option and its value.
+/// The most characters of an option and its value in a report.
 const LONGEST_SUBJECT: usize = 500;
 
 /// The first `most` characters of `text`, and a mark if there are more.
@@ -66,20 +66,20 @@ pub enum Problem {
     /// Two devices have the same name, address or slot.
     #[error("{what} is already in use by {user}; {remedy}")]
     InUse {
-        /// Name that is used twice: `MAC address 52:54:00:00:00:01`.
+        /// Name used twice: `MAC address 52:54:00:00:00:01`.
         what: String,
-        /// Function or device that has it: `pf0` or `VF 3 of pf0`.
+        /// Function or device with that name: `pf0` or `VF 3 of pf0`.
         user: String,
         /// Remedy.
         remedy: String,
     },
-    /// The VM asks for more than the machine has: slots, buses, CPUs.
+    /// The VM needs more than the machine has: slots, buses, CPUs.
     #[error("{0}")]
     Limit(String),
-    /// Cloud Hypervisor has this, and this version does not support it yet.
+    /// Cloud Hypervisor supports this, and this version does not yet.
     #[error("{what} not supported yet; {remedy}")]
     NotYet {
-        /// Feature that is missing, with its verb: `vhost-user backends are`.
+        /// The missing feature, with its verb: `vhost-user backends are`.
         what: String,
         /// Alternative.
         remedy: String,

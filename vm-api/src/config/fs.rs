@@ -9,13 +9,13 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--fs")]
 pub struct FsConfig {
-    /// Name by which the guest mounts it, 1 to 36 bytes.
+    /// Tag under which the guest mounts it, 1 to 36 bytes.
     #[option("tag=<name>", required)]
     pub tag: String,
     /// Unix socket that the backend listens on.
     #[option("socket=<path>", required)]
     pub socket: PathBuf,
-    /// Number of request queues, at most one per vCPU. There is one more, for requests of high priority.
+    /// Number of request queues, at most one per vCPU. A high-priority queue is added.
     #[option("num_queues=<number>", default = 1)]
     pub num_queues: u16,
     /// Entries in each queue, a power of two from 2 to 32768.

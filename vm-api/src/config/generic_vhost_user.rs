@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::option::{Value, digits};
 
-/// A device that another process runs over vhost-user, whatever its type.
+/// A device of any type that another process runs over vhost-user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--generic-vhost-user")]
 pub struct GenericVhostUserConfig {
@@ -44,7 +44,7 @@ pub struct GenericVhostUserConfig {
 #[serde(transparent)]
 pub struct DeviceType(pub u32);
 
-/// The types that have names here, as they are called on the command line.
+/// The types with names on the command line.
 const NAMES: &[(&str, u32)] = &[
     ("net", 1),
     ("block", 2),

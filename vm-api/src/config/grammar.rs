@@ -1,7 +1,7 @@
 //! The grammar of `key=value,key=value`.
 //!
 //! Commas separate pairs, except within double quotes or brackets. A doubled quote within quotes is a quote. Blanks
-//! around a value are ignored. Only [`path_or_fd`] knows keys.
+//! around a value are ignored. Only [`path_or_fd`] interprets keys.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 pub struct Pair {
     /// The text before the first `=`.
     pub key: String,
-    /// The text after it, or `None` without a `=`.
+    /// The text after the `=`, or `None` without one.
     pub value: Option<String>,
 }
 
@@ -48,7 +48,7 @@ pub fn pairs(text: &str) -> Result<Vec<Pair>, String> {
     Ok(split(text)?.into_iter().filter(|part| !part.is_empty()).map(pair).collect())
 }
 
-/// The elements of `[a,b,c]`; the brackets may be left out.
+/// The elements of `[a,b,c]`; the brackets are optional.
 ///
 /// # Errors
 ///
@@ -83,20 +83,20 @@ pub fn unquote(value: impl AsRef<str>) -> Result<String, String> {
     if quoted { Err("a double quote is not closed".to_string()) } else { Ok(text) }
 }
 
-/// Quotes a text, if it needs that to read back as itself.
+/// Quotes a text, if that is needed to parse it as the same text.
 pub fn quote(text: &str) -> String {
     let plain = !text.contains([',', '"', '[', ']']) && text.trim() == text;
     if plain { text.to_string() } else { format!("\"{}\"", text.replace('"', "\"\"")) }
 }
 
-/// Splits at the commas outside of quotes and brackets, and trims the parts.
+/// Splits at commas outside of quotes and brackets, and trims the parts.
 fn split(text: &str) -> Result<Vec<String>, String> {
     let mut parts = vec![String::new()];
     let mut quoted = false;
     let mut depth = 0u32;
     for c in text.chars() {
         match c {
-            // A doubled quote leaves and enters: the state after it is the same.
+            // A doubled quote leaves and enters, so the state after it is the same.
             '"' => quoted = !quoted,
             '[' if !quoted => depth = depth.saturating_add(1),
             ']' if !quoted => depth = depth.checked_sub(1).ok_or("a closing bracket has no opening one")?,

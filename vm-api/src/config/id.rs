@@ -25,8 +25,9 @@ pub fn check_id(id: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The ids of a VM's devices by kind, in the order of the configuration: those given, and for the others the prefix of
-/// the kind with a number of which no two devices have the same, as in Cloud Hypervisor: `_disk0`, `_disk1`, `_net2`.
+/// The ids of a VM's devices by kind, in the order of the configuration: the given ones, and for other devices the
+/// prefix of the kind with a number that is unique among all devices, as in Cloud Hypervisor: `_disk0`, `_disk1`,
+/// `_net2`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ids {
     /// Disks.
@@ -48,11 +49,10 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// The prefixes of the kinds, in the order of the fields, which is the order in which numbers are given.
+    /// The prefixes of the kinds, in the order of the fields, which is the order of numbering.
     const PREFIXES: [&str; 8] = ["_disk", "_net", "_fs", "_generic_vhost_user", "_pmem", "_vsock", "_vdpa", "_vfio"];
 
-    /// Chooses the ids of devices whose given ids these are, by kind in the order of the fields. Given ids are not
-    /// checked.
+    /// Chooses the ids of devices with these given ids, by kind in the order of the fields. Given ids are not checked.
     pub(super) fn choose(given: [Vec<Option<&str>>; 8]) -> Self {
         let numbers = given.iter().flatten().flatten().filter_map(|id| number_of(id));
         let used: HashSet<u32> = numbers.collect();
@@ -68,7 +68,7 @@ impl Ids {
     }
 }
 
-/// The number of an id that this program may have chosen.
+/// The number of an id of the form that this program chooses.
 fn number_of(id: &str) -> Option<u32> {
     let number = Ids::PREFIXES.iter().find_map(|prefix| id.strip_prefix(prefix))?;
     number.parse().ok()

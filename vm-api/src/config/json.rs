@@ -10,7 +10,7 @@ use crate::config::{ConfigError, Problem, VmConfig};
 use crate::document::{self, DocumentError};
 use crate::typed::typed;
 
-/// Removes the fields that are null, at any depth: they ask for nothing, whether this program knows them or not.
+/// Removes the fields that are null, at any depth: they request nothing, also if they are unknown.
 pub fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -22,8 +22,8 @@ pub fn drop_nulls(value: &mut Value) {
     }
 }
 
-/// As `vm.info` and `--print-config` print it: with the fields of Cloud Hypervisor that are not supported yet at their
-/// defaults, which clients expect to find.
+/// Serializes as `vm.info` and `--print-config` print it: with the unsupported fields of Cloud Hypervisor at their
+/// defaults, which clients expect.
 #[expect(clippy::missing_errors_doc, reason = "serde's")]
 pub fn serialize<S: Serializer>(config: &VmConfig, serializer: S) -> Result<S::Ok, S::Error> {
     let mut value = serde_json::to_value(config).map_err(S::Error::custom)?;
@@ -31,7 +31,7 @@ pub fn serialize<S: Serializer>(config: &VmConfig, serializer: S) -> Result<S::O
     value.serialize(serializer)
 }
 
-/// Reads what [`serialize`] wrote.
+/// Deserializes the output of [`serialize`].
 #[expect(clippy::missing_errors_doc, reason = "serde's")]
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<VmConfig, D::Error> {
     let mut value = Value::deserialize(deserializer)?;
@@ -41,12 +41,12 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<VmConfi
 }
 
 impl VmConfig {
-    /// Reads the JSON of `vm.create`. Fields of Cloud Hypervisor that are not supported yet may be given at their
-    /// defaults. Whether the values fit together is for the plan to check.
+    /// Parses the JSON of `vm.create`. Unsupported fields of Cloud Hypervisor may be given at their defaults.
+    /// Consistency of the values is checked when planning.
     ///
     /// # Errors
     ///
-    /// Fails with the first value that cannot be read, and its path in the document.
+    /// Fails with the first invalid value, and its path in the document.
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
         let wrong = |path: &str, what: String| ConfigError::new(path, Problem::Syntax(what));
         let mut value = document::read(text).map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! Files that the program may open besides those that the VM's other options name: `--landlock-rules`.
+//! Files that the program may open in addition to those named by the VM's other options: `--landlock-rules`.
 
 use std::path::PathBuf;
 
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::option::Value;
 
-/// A file, or a folder with all that is in it, that the program may use once it is confined.
+/// A file, or a folder with its contents, that the program may use once it is confined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--landlock-rules")]
 pub struct LandlockConfig {
-    /// File, or folder with all that is in it. It must exist.
+    /// File, or folder with its contents. It must exist.
     #[option("path=<path>", required)]
     pub path: PathBuf,
-    /// Access that is allowed: read (r), write (w), which includes making and removing files and sockets in a folder,
-    /// or both (rw).
+    /// Allowed access: read (r), write (w), which includes creating and removing files and sockets in a folder, or both
+    /// (rw).
     #[option("access=r|w|rw", required)]
     pub access: LandlockAccess,
 }
@@ -27,7 +27,7 @@ pub enum LandlockAccess {
     #[default]
     #[serde(rename = "r")]
     Read,
-    /// Write, and make and remove files and sockets in a folder.
+    /// Write, and create and remove files and sockets in a folder.
     #[serde(rename = "w")]
     Write,
     /// Both.

@@ -11,12 +11,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// True if the group bit is set: such an address names no single NIC (`IEEE 802-2014 §8.2.2`).
+    /// True if the group bit is set: such an address does not identify a single NIC (`IEEE 802-2014 §8.2.2`).
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 0x01 != 0
     }
 
-    /// True if all bits are 0, which is no NIC's address either.
+    /// True if all bits are 0, which is not a NIC's address either.
     pub fn is_zero(self) -> bool {
         self.0 == [0; 6]
     }
@@ -27,12 +27,12 @@ impl MacAddress {
         Self(bytes)
     }
 
-    /// The address of VF `index`, counted from 0, of a PF that has this address.
+    /// The address of VF `index`, counted from 0, of a PF with this address.
     ///
     /// Bytes 4 and 5 are the index, bytes 1 to 3 the PF's last three. Byte 0 is the exclusive-or of the PF's first
-    /// three, made a locally administered address of a single NIC, and its bit 2 inverted where it would be the PF's
-    /// own byte 0. So VF 3 of `52:54:00:00:00:01` is `06:00:00:01:00:03`. The addresses of all VFs of a PF differ, none
-    /// is the PF's, and the VFs of PFs with the same vendor prefix differ too.
+    /// three, made a locally administered unicast address; bit 2 is inverted if it would equal the PF's byte 0. So VF 3
+    /// of `52:54:00:00:00:01` is `06:00:00:01:00:03`. The addresses of all VFs of a PF differ, none is the PF's, and
+    /// the VFs of PFs with the same vendor prefix differ too.
     #[must_use]
     pub const fn vf(self, index: u16) -> Self {
         let pf = self.0;
@@ -52,12 +52,12 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// The address that a function is given.
+/// The MAC address setting of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MacChoice {
-    /// This one.
+    /// This address.
     Given(MacAddress),
-    /// On a switch, the one that a VF without any has, which its driver may then change.
+    /// On a switch, the derived address, which the VF's driver may change.
     Any,
 }
 
@@ -187,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn the_addresses_of_all_vfs_differ_from_each_other_and_from_the_pf() {
-        // The second is made so that one of its VFs would have its address if byte 0 were not changed.
+    fn vf_mac_addresses_differ_from_each_other_and_from_the_pf() {
+        // The second PF has the address that one of its VFs would have if byte 0 were not changed.
         for pf in [PF, MacAddress([0x02, 0, 0x01, 0, 0x01, 0]), MacAddress([0x02, 0, 0, 0, 0, 0])] {
             let all: HashSet<_> = (0..=u16::MAX).map(|index| pf.vf(index)).chain([pf]).collect();
             assert_eq!(all.len(), 65_537, "{pf}");

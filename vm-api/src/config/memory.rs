@@ -10,7 +10,7 @@ use crate::config::option::Value;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--memory")]
 pub struct MemoryConfig {
-    /// Size of the guest's memory at boot. After vm.resize, the size that was asked for.
+    /// Size of the guest's memory at boot. After vm.resize, the requested size.
     #[option("size=<bytes>[K|M|G]", default = 512 << 20)]
     pub size: u64,
     /// Let other processes map the memory, as vhost-user backends do.
@@ -38,7 +38,7 @@ pub struct MemoryConfig {
     /// Include the memory in core dumps of this program.
     #[option("dump=on|off")]
     pub dump: bool,
-    /// Method by which memory is added while the guest runs. Only virtio-mem can also take it back.
+    /// Method of adding memory while the guest runs. Only virtio-mem can also remove it.
     #[option("hotplug_method=acpi|virtio-mem", default = HotplugMethod::Acpi)]
     pub hotplug_method: HotplugMethod,
     /// Memory that can be added while the guest runs: with acpi in steps of 128M, at most 8 of them; with virtio-mem in
@@ -46,13 +46,13 @@ pub struct MemoryConfig {
     #[option("hotplug_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
-    /// Part of hotplug_size that the guest has from the start. Only with virtio-mem. After vm.resize, the size that was
-    /// requested.
+    /// Part of hotplug_size that the guest has from the start. Only with virtio-mem. After vm.resize, the requested
+    /// size.
     #[option("hotplugged_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplugged_size: Option<u64>,
-    /// The zones that the memory consists of (--memory-zone on the command line). With zones, the size is 0, mergeable
-    /// is for all of them, and they have shared, hugepages, prefault and reserve of their own.
+    /// The zones of the memory (--memory-zone on the command line). With zones, the size is 0, mergeable applies to all
+    /// of them, and shared, hugepages, prefault and reserve are set per zone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<MemoryZoneConfig>,
 }
@@ -61,18 +61,18 @@ impl MemoryConfig {
     /// The unit in which memory is added while the guest runs, in bytes.
     pub const STEP: u64 = 128 << 20;
 
-    /// Size of the memory without that of virtio memory devices, in bytes.
+    /// Size of the memory without that of virtio-mem devices, in bytes.
     pub fn total(&self) -> u64 {
         self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.size))
     }
 
-    /// Size that the guest should have, with that of virtio memory devices, in bytes.
+    /// Requested size of the memory, including virtio-mem devices, in bytes.
     pub fn wanted(&self) -> u64 {
         self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.wanted()))
     }
 
-    /// The zones, or if there are none, the one that these settings describe. Of these settings, `mergeable` holds for
-    /// zones as well; zones have properties of their own instead of the others.
+    /// The zones, or if there are none, a single one with these settings. Of these settings, only `mergeable` also
+    /// applies to zones.
     pub fn parts(&self) -> Vec<MemoryZoneConfig> {
         if !self.zones.is_empty() {
             let part = |zone: &MemoryZoneConfig| MemoryZoneConfig {
@@ -98,19 +98,19 @@ impl MemoryConfig {
         }]
     }
 
-    /// Memory that ACPI can add while the guest runs, in bytes; `None` if none can.
+    /// Memory that ACPI can add while the guest runs, in bytes; `None` if none.
     pub fn room(&self) -> Option<u64> {
         self.hotplug_size.filter(|size| *size > 0 && self.hotplug_method == HotplugMethod::Acpi)
     }
 }
 
-/// Method by which memory is added while the guest runs.
+/// Method of adding memory while the guest runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HotplugMethod {
-    /// As memory devices of ACPI, which cannot be removed.
+    /// ACPI memory devices, which cannot be removed.
     #[default]
     Acpi,
-    /// By a virtio memory device.
+    /// A virtio-mem device.
     VirtioMem,
 }
 

@@ -5,21 +5,21 @@ use std::path::PathBuf;
 use option_derive::Options;
 use serde::Serialize;
 
-/// A part of the guest's memory with properties of its own.
+/// A part of the guest's memory with its own properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--memory-zone")]
 pub struct MemoryZoneConfig {
     /// Zone name, unique in the VM.
     #[option("id=<name>", required)]
     pub id: String,
-    /// Size of the zone. Zones follow each other in the order in which they are given.
+    /// Size of the zone. Zones are contiguous in the given order.
     #[option("size=<bytes>[K|M|G]", required)]
     pub size: u64,
-    /// File whose contents are the zone's, or directory in which the zone gets a file without a name.
+    /// File with the zone's contents, or directory for an unnamed file of the zone.
     #[option("file=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Let other processes map the zone. Only then does a file's zone contain what the guest writes to it.
+    /// Let other processes map the zone. Required for a file's zone to contain the guest's writes.
     #[option("shared=on|off")]
     pub shared: bool,
     /// Use huge pages that the host has reserved.
@@ -29,7 +29,7 @@ pub struct MemoryZoneConfig {
     #[option("hugepage_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
-    /// NUMA node of the host that the zone's pages come from. By default any.
+    /// Host NUMA node of the zone's pages. By default any.
     #[option("host_numa_node=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_numa_node: Option<u32>,
@@ -38,7 +38,7 @@ pub struct MemoryZoneConfig {
     #[option("hotplug_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
-    /// Part of hotplug_size that the zone has from the start. After vm.resize-zone, the size that was requested.
+    /// Part of hotplug_size that the zone has from the start. After vm.resize-zone, the requested size.
     #[option("hotplugged_size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplugged_size: Option<u64>,
@@ -54,12 +54,12 @@ pub struct MemoryZoneConfig {
 }
 
 impl MemoryZoneConfig {
-    /// Memory that a virtio memory device can add to the zone, in bytes; `None` if none can.
+    /// Memory that a virtio-mem device can add to the zone, in bytes; `None` if none.
     pub fn room(&self) -> Option<u64> {
         self.hotplug_size.filter(|size| *size > 0)
     }
 
-    /// Size that the zone should have, in bytes.
+    /// Requested size of the zone, in bytes.
     pub fn wanted(&self) -> u64 {
         self.size.saturating_add(self.hotplugged_size.unwrap_or(0))
     }

@@ -30,7 +30,7 @@ pub struct NetConfig {
     #[option("tap=<interface>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// IP address of the tap on the host; needs mask. Kept without effect where the tap is not opened here: with fd,
+    /// IP address of the tap on the host; needs mask. Kept without effect if the tap is not opened here: with fd,
     /// vhost_user and vdpa.
     #[option("ip=<address>")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,8 +51,8 @@ pub struct NetConfig {
     #[option("mtu=<bytes>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Number of queues: each pair has a receive and a transmit queue, at most one pair per vCPU. One more, an odd
-    /// number, counts the control queue, which every NIC has.
+    /// Number of queues: each pair has a receive and a transmit queue, at most one pair per vCPU. An odd number also
+    /// counts the control queue, which every NIC has.
     #[option("num_queues=<number>", default = 2)]
     pub num_queues: u16,
     /// Entries in each queue, a power of two from 2 to 32768. Below 128 the guest receives no packets larger than the
@@ -87,7 +87,8 @@ pub struct NetConfig {
     /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
-    /// Let the host's kernel carry the tap's packets (vhost-net). auto: if the kernel can, and no rate limit is given.
+    /// Let the host's kernel carry the tap's packets (vhost-net). auto: if the kernel supports it and no rate limit is
+    /// given.
     #[option("vhost=on|off|auto")]
     #[serde(skip_serializing_if = "Vhost::is_off")]
     pub vhost: Vhost,
@@ -106,25 +107,24 @@ pub struct NetConfig {
     #[option("vdpa=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vdpa: Option<PathBuf>,
-    /// Limits of what the NIC receives, and the same of what it sends. An operation is a packet.
+    /// Limits of the NIC's received packets, and separately of its sent ones. An operation is a packet.
     #[option(part)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
-    /// VLAN of all packets, 1 to 4094, without the guest knowing: its packets leave with a tag, and only packets with
-    /// that tag reach it, without the tag. Its own tags are refused with 802.1q. 0 is none.
+    /// Port VLAN, 1 to 4094, transparent to the guest: packets leave tagged, and only packets with that tag arrive,
+    /// untagged. With 802.1q, packets that the guest tags are dropped. 0 disables it.
     #[option("vlan=<id>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<u16>,
-    /// Priority of the tag of vlan, 0 to 7. By default 0.
+    /// Priority in the tag of vlan, 0 to 7. By default 0.
     #[option("vlan_qos=<priority>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan_qos: Option<u8>,
-    /// Kind of the tag of vlan, or of those of trunk. By default 802.1q.
+    /// Tag protocol of vlan, or of trunk. By default 802.1q.
     #[option("vlan_proto=802.1q|802.1ad")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan_proto: Option<VlanProto>,
-    /// VLANs that the guest may use with tags of its own, instead of vlan; 0 is packets without a tag. By default
-    /// all.
+    /// VLANs that the guest may use with its own tags, instead of vlan; 0 is untagged packets. By default all.
     #[option("trunk=[<id>,<id>-<id>,...]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trunk: Option<Vlans>,
@@ -133,21 +133,20 @@ pub struct NetConfig {
     #[option("spoofchk=on|off")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spoofchk: Option<bool>,
-    /// Let the guest change a MAC address that was given, send from further ones and to bridges (01:80:c2:00:00:00 to
-    /// :0f), and receive packets that are not for it. By default on, but off with spoofchk=on and for VFs on a switch.
+    /// Let the guest change a given MAC address, send from further ones and to bridges (01:80:c2:00:00:00 to :0f), and
+    /// receive packets for others. By default on, but off with spoofchk=on and for VFs on a switch.
     #[option("trust=on|off")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust: Option<bool>,
-    /// Limit of what the guest sends, in Mbit/s; more waits in its queues. 0 is none.
+    /// Transmit limit of the guest, in Mbit/s; excess packets wait in its queues. 0 is none.
     #[option("max_tx_rate=<Mbit/s>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tx_rate: Option<u32>,
-    /// On a switch, what the guest can always send to the uplink, in Mbit/s of its uplink_rate. By default 0.
+    /// On a switch, guaranteed bandwidth from the guest to the uplink, in Mbit/s of its uplink_rate. By default 0.
     #[option("min_tx_rate=<Mbit/s>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_tx_rate: Option<u32>,
-    /// Number of broadcast and multicast packets that the guest may send in a second; more are dropped. 0 is no
-    /// limit.
+    /// Limit of broadcast and multicast packets that the guest sends per second; more are dropped. 0 is none.
     #[option("storm=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
@@ -156,22 +155,22 @@ pub struct NetConfig {
     #[option("link=auto|up|down")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkPolicy>,
-    /// On a switch, whether only the uplink and the PF are reached. By default off.
+    /// On a switch: reach only the uplink and the PF. By default off.
     #[option("isolated=on|off")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolated: Option<bool>,
-    /// On a switch, the function that gets a copy of what the guest sends. By default off.
+    /// On a switch, function that gets a copy of the packets that the guest sends. By default off.
     #[option("mirror=off|pf|<VF>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
-    /// On a switch, the share of the workers' time and of the uplink's rate where functions compete, 1 to 100. By
-    /// default 10.
+    /// On a switch, weight of the function's share of the workers' time and of the uplink's rate under contention, 1 to
+    /// 100. By default 10.
     #[option("weight=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
-    /// Connects the PF and those of its VFs that name no tap or other backend, by a switch of this program: veb
-    /// forwards by itself, vepa by way of the switch behind the uplink. The uplink is the tap or fd given here; without
-    /// one, the functions reach each other only.
+    /// Connect the PF and its VFs without a tap or other backend through a switch of this program: veb forwards itself,
+    /// vepa through the switch behind the uplink. The uplink is the tap or fd given here; without one, the functions
+    /// reach only each other.
     #[option("switch=veb|vepa")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub switch: Option<SwitchMode>,
@@ -179,21 +178,21 @@ pub struct NetConfig {
     #[option("workers=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<u16>,
-    /// Limit of what the functions on the switch send to its uplink together, in Mbit/s; more waits in their queues. Of
-    /// what is left beyond min_tx_rate, each has a part by its weight. 0 is none.
+    /// Limit of the bandwidth from all functions on the switch to its uplink, in Mbit/s; excess packets wait in their
+    /// queues. Bandwidth beyond the min_tx_rate guarantees is shared by weight. 0 is none.
     #[option("uplink_rate=<Mbit/s>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uplink_rate: Option<u32>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
     #[option("sriov_vfs=<number>")]
     pub sriov_vfs: u16,
-    /// Per-VF overrides (--net-vf on the command line). A VF without any has a tap of its own, or is on the switch.
+    /// Per-VF overrides (--net-vf on the command line). A VF without any has its own tap, or is on the switch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub vfs: Vec<VfConfig>,
 }
 
 impl NetConfig {
-    /// The overrides of VF `index`, added if there were none.
+    /// The overrides of VF `index`, added if missing.
     pub fn vf_mut(&mut self, index: u16) -> &mut VfConfig {
         let position = self.vfs.iter().position(|vf| vf.index == index).unwrap_or_else(|| {
             self.vfs.push(VfConfig { index, ..VfConfig::default() });
@@ -202,13 +201,13 @@ impl NetConfig {
         &mut self.vfs[position]
     }
 
-    /// True if it names a tap or another backend: with a switch that is the uplink.
+    /// True if a tap or another backend is given: with a switch, that is the uplink.
     pub fn names_backend(&self) -> bool {
         let Self { tap, fds, vhost_user, vhost_socket, vdpa, .. } = self;
         tap.is_some() || !fds.is_empty() || *vhost_user || vhost_socket.is_some() || vdpa.is_some()
     }
 
-    /// Switch port that these settings describe, if they describe one. Only a PF has VFs.
+    /// The switch port with these settings, if there is one. Only a PF has VFs.
     pub fn port(&self) -> Option<SwitchPort> {
         self.switch.map(|_| if self.sriov_vfs == 0 { SwitchPort::Vf } else { SwitchPort::Pf })
     }
@@ -235,7 +234,7 @@ pub struct VfConfig {
     #[option("tap=<interface>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// IP address of the tap on the host; needs mask. Kept without effect where the tap is not opened here: with fd,
+    /// IP address of the tap on the host; needs mask. Kept without effect if the tap is not opened here: with fd,
     /// vhost_user and vdpa.
     #[option("ip=<address>")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -301,8 +300,8 @@ pub struct VfConfig {
     #[option("vdpa=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vdpa: Option<PathBuf>,
-    /// Limits of what the VF receives, and the same of what it sends. By default the PF's numbers. They are the VF's
-    /// alone.
+    /// Limits of the VF's received packets, and separately of its sent ones. By default the PF's numbers. Not shared
+    /// with other functions.
     #[option(part, inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
@@ -361,15 +360,15 @@ pub struct VfConfig {
 }
 
 impl VfConfig {
-    /// The effective settings of this VF: its own, and the PF's for what it leaves out. All VFs of a PF have
-    /// `num_queues` queues. If the VF is on the PF's switch, so are the settings.
+    /// The effective settings of this VF: its own, and the PF's for omitted ones. All VFs of a PF have `num_queues`
+    /// queues. If the VF is on the PF's switch, so are the settings.
     pub fn over(&self, pf: &NetConfig, num_queues: u16) -> NetConfig {
         let own = NetConfig { num_queues, ..self.over_defaults(pf) };
         NetConfig { switch: pf.switch.filter(|_| !own.names_backend()), ..own }
     }
 }
 
-/// A VF on the command line, where it names its PF.
+/// A VF on the command line, with the name of its PF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetVf {
     /// The id of the PF.
@@ -379,8 +378,7 @@ pub struct NetVf {
 }
 
 impl NetVf {
-    /// Appends the VF to the NIC of `nets` that it names. `ids` are those of the NICs
-    /// ([`Ids::net`](super::id::Ids::net)).
+    /// Appends the VF to its PF in `nets`. `ids` are those of the NICs ([`Ids::net`](super::id::Ids::net)).
     ///
     /// # Errors
     ///
@@ -451,7 +449,7 @@ mod tests {
         }
     }
 
-    /// A key that is added to `--net` belongs to VFs, too, or to this list.
+    /// A new key of `--net` must be added to VFs, too, or to this list.
     #[test]
     fn a_vf_has_every_setting_of_a_nic_but_those_of_the_device() {
         let names = |keys: Vec<Key>| keys.into_iter().map(|key| key.name).collect::<Vec<_>>();

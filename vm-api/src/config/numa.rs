@@ -10,18 +10,18 @@ use crate::config::option::{Value, digits};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--numa")]
 pub struct NumaConfig {
-    /// Number of the node. Nodes have the numbers from 0 on.
+    /// Number of the node. Nodes are numbered from 0.
     #[option("guest_numa_id=<number>", required)]
     pub guest_numa_id: u32,
     /// vCPUs of the node, such as [0-3,8].
     #[option("cpus=[<number or range>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cpus: Vec<u32>,
-    /// Distances to other nodes, 11 to 255, such as [1@20,2@30]. By default 20, or as from there to here.
+    /// Distances to other nodes, 11 to 255, such as [1@20,2@30]. By default that of the opposite direction, or 20.
     #[option("distances=[<node>@<distance>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub distances: Vec<NumaDistance>,
-    /// Memory zones of the node (--memory-zone). Memory that does not consist of zones is that of node 0.
+    /// Memory zones of the node (--memory-zone). Memory without zones belongs to node 0.
     #[option("memory_zones=[<name>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub memory_zones: Vec<String>,
@@ -29,7 +29,7 @@ pub struct NumaConfig {
     #[option("pci_segments=[<number>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pci_segments: Vec<u16>,
-    /// Device whose node this is (a generic initiator), such as an accelerator with memory of its own.
+    /// Device that belongs to this node (a generic initiator), such as an accelerator with its own memory.
     #[option("device_id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_id: Option<String>,
@@ -41,7 +41,7 @@ pub struct NumaConfig {
 pub struct NumaDistance {
     /// The number of the other node.
     pub destination: u32,
-    /// The distance, where 10 is that of a node to itself.
+    /// The distance; that of a node to itself is 10.
     pub distance: u8,
 }
 

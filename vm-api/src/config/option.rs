@@ -1,6 +1,6 @@
-//! Options: values, keys and help, and what all structs with `#[derive(Options)]` share.
+//! Options: values, keys and help, and the code shared by all structs with `#[derive(Options)]`.
 //!
-//! The derive (`option-derive`) makes the command line, help and JSON of an ordinary struct.
+//! The derive (`option-derive`) generates the command line, help and JSON of an ordinary struct.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,14 +16,14 @@ use crate::config::unsupported::{self, Harmless};
 
 /// The type of a key's value on the command line.
 pub(crate) trait Value: Sized {
-    /// Reads a value that is not empty: an empty one leaves its key unset.
+    /// Parses a value that is not empty: an empty one leaves its key unset.
     ///
     /// # Errors
     ///
-    /// Fails with the fault, and an example of a right value.
+    /// Fails with the fault, and an example of a valid value.
     fn parse(text: &str) -> Result<Self, String>;
 
-    /// The value as it reads back, or `None` where the key is left out.
+    /// The value in its parsable form, or `None` if the key is left out.
     fn print(&self) -> Option<String>;
 }
 
@@ -37,9 +37,9 @@ impl<T: Value> Value for Option<T> {
     }
 }
 
-/// A setting that may be left out in favour of another one's.
+/// A setting that may be omitted to inherit another one's.
 pub(crate) trait Inherit<T> {
-    /// This setting, or `base` if it is left out.
+    /// This setting, or `base` if it is omitted.
     fn inherit(&self, base: &T) -> T;
 }
 
@@ -69,7 +69,7 @@ impl Value for bool {
     }
 }
 
-/// Decimal digits alone: `parse` of the standard library would take a sign.
+/// The text if it has only decimal digits: `parse` of the standard library would accept a sign.
 pub(crate) fn digits(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())).then_some(text)
 }
@@ -110,7 +110,7 @@ impl Value for u64 {
     }
 }
 
-/// A number of bytes, as a user would write it: `1536M`.
+/// A number of bytes with the unit that a user would write: `1536M`.
 pub fn bytes(number: u64) -> String {
     match number.trailing_zeros() {
         _ if number == 0 => "0".to_string(),
@@ -231,9 +231,9 @@ impl Value for IpAddr {
     }
 }
 
-/// Reads a value as it was split off; `None` for an empty one, which leaves its key unset.
+/// Parses a raw value; `None` for an empty one, which leaves its key unset.
 pub(crate) fn read<T: Value>(raw: &str) -> Result<Option<T>, String> {
-    // A list is taken apart before its quotes are.
+    // A list is split before its quotes are removed.
     let text = if raw.starts_with('[') { raw.to_string() } else { unquote(raw)? };
     if text.is_empty() { Ok(None) } else { T::parse(&text).map(Some) }
 }
@@ -245,13 +245,13 @@ pub struct Key {
     pub name: &'static str,
     /// Form of the value: `<number>`.
     pub syntax: &'static str,
-    /// The value that applies when the key is left out, if there is one.
+    /// The value that applies if the key is omitted, if there is one.
     pub default: Option<String>,
     /// Purpose, in one paragraph.
     pub about: String,
 }
 
-/// A device, or another part of the VM, that the command line describes by one option.
+/// A device, or another part of the VM, that a single option of the command line describes.
 pub trait Options: Sized {
     /// The option: `--net`.
     const OPTION: &'static str;
@@ -260,16 +260,16 @@ pub trait Options: Sized {
     fn keys() -> Vec<Key>;
 }
 
-/// A field that the command line describes by several keys, and JSON by an object.
+/// A field with several keys on the command line, and an object in JSON.
 pub(crate) trait Part: Sized {
     /// Keys, in the order of the help.
     fn keys() -> Vec<Key>;
 
-    /// Takes its own keys out of those of `option`, and returns what they describe and the remaining ones.
+    /// Takes its keys out of those of `option`, and returns the resulting value and the remaining keys.
     ///
     /// # Errors
     ///
-    /// A wrong value, or a key without another that it needs.
+    /// Fails for a wrong value, or a key without another that it needs.
     fn take(pairs: Vec<Pair>, option: &str) -> Result<(Self, Vec<Pair>), ConfigError>;
 
     /// Keys and values, as they read back.
@@ -278,7 +278,7 @@ pub(crate) trait Part: Sized {
 
 /// Methods that `#[derive(Options)]` generates for a struct.
 pub(crate) trait Described: Options {
-    /// Fields before defaults: `None` for those that were not given.
+    /// Fields before defaults: `None` for those that are not given.
     type Given: Default + DeserializeOwned;
 
     /// Takes out the keys of fields that are a [`Part`], and returns the remaining ones.
@@ -295,10 +295,10 @@ pub(crate) trait Described: Options {
     ///
     /// # Errors
     ///
-    /// A field that has to be given and is not.
+    /// Fails if a required field is missing.
     fn resolve(given: Self::Given) -> Result<Self, ConfigError>;
 
-    /// Keys and values, as they read back, without those that are unset.
+    /// Keys and values in their parsable form, without those that are unset.
     fn pairs(&self) -> Vec<(&'static str, String)>;
 }
 
@@ -312,7 +312,7 @@ pub(crate) fn parse<T: Described>(text: &str) -> Result<T, ConfigError> {
     from_pairs(pairs(text).map_err(wrong)?)
 }
 
-/// As [`parse`], of an option that has been taken apart.
+/// As [`parse`], for an option that is split into pairs.
 ///
 /// # Errors
 ///
@@ -336,7 +336,7 @@ pub(crate) fn from_pairs<T: Described>(pairs: Vec<Pair>) -> Result<T, ConfigErro
     T::resolve(given)
 }
 
-/// Checks that the value of the unsupported `key`, as it was split off, asks for nothing.
+/// Checks that the raw value of the unsupported `key` requests nothing.
 fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Result<(), Problem> {
     let harmless = match harmless {
         Harmless::Word(_, word) => {
@@ -350,32 +350,32 @@ fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Resu
     };
     match harmless {
         Ok(true) => Ok(()),
-        // What cannot be read is no default either.
+        // An unparsable value is not a default, either.
         Ok(false) | Err(_) => Err(Problem::NotYet { what: what.to_string(), remedy: format!("leave {key} out") }),
     }
 }
 
-/// The error that a field has to be given.
+/// The error for a missing required field.
 pub(crate) fn missing<T: Options>(field: &str) -> ConfigError {
     ConfigError::new(T::OPTION, Problem::Syntax(format!("{field} is required; add it")))
 }
 
-/// Writes an option as text that reads back as the same.
+/// Prints an option as text that parses as the same option.
 pub(crate) fn print<T: Described>(config: &T, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let pairs: Vec<_> = config.pairs().into_iter().map(|(key, value)| format!("{key}={value}")).collect();
     f.write_str(&pairs.join(","))
 }
 
-/// Reads an option from JSON. A field that is null is as if it were left out.
+/// Parses an option from JSON. A null field counts as omitted.
 ///
 /// # Errors
 ///
-/// An unknown field, a wrong value, or a field that has to be given and is not.
+/// Fails for an unknown field, a wrong value, or a missing required field.
 pub(crate) fn deserialize<'de, T: Described, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     T::resolve(T::Given::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
-/// The help text of an option: a line for each key and its description below.
+/// The help text of an option: a line for each key, with its description below.
 pub fn help<T: Options>() -> String {
     let paragraph = |key: Key| {
         let default = key.default.map(|value| format!(" [default: {value}]")).unwrap_or_default();

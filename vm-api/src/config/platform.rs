@@ -1,5 +1,5 @@
 //! Properties of the machine beyond its devices: `--platform` and `--pci-segment`. The strings of `--platform` are
-//! those of SMBIOS (`DSP0134`), by which the guest identifies it.
+//! those of SMBIOS (`DSP0134`), which identify the machine to the guest.
 
 use std::os::fd::RawFd;
 
@@ -13,34 +13,35 @@ pub struct PlatformConfig {
     /// Number of PCI segments, 1 to 96. Each after the first has one bus, with room for 31 devices and no VFs.
     #[option("num_pci_segments=<number>", default = 1)]
     pub num_pci_segments: u16,
-    /// Add a virtual IOMMU even if no device has iommu=on. All VFs of a VM that has one are behind it.
+    /// Add a virtual IOMMU even if no device has iommu=on. All VFs of a VM with an IOMMU are behind it.
     #[option("iommu=on|off")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub iommu: bool,
-    /// PCI segments whose devices are all behind the virtual IOMMU, hot-plugged ones too. Each of them has to say
+    /// PCI segments whose devices are all behind the virtual IOMMU, hot-plugged ones too. Each of them must have
     /// iommu=on.
     #[option("iommu_segments=[<number>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub iommu_segments: Vec<u16>,
-    /// Number of bits of the addresses that the virtual IOMMU translates, 32 to 64.
+    /// Width of the addresses that the virtual IOMMU translates, in bits, 32 to 64.
     #[option("iommu_address_width=<bits>", default = 64, alias = "iommu_address_width_bits")]
     #[serde(rename = "iommu_address_width_bits")]
     pub iommu_address_width: u8,
-    /// Descriptor of an open /dev/iommu, by which devices of the host (--device) are told what they reach. It implies
-    /// iommufd=on.
+    /// Descriptor of an open /dev/iommu, through which devices of the host (--device) are mapped to guest memory.
+    /// Implies iommufd=on.
     #[option("iommufd_fd=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iommufd_fd: Option<RawFd>,
-    /// Open devices of the host one by one, by iommufd, and not by their IOMMU groups. By default off.
+    /// Open devices of the host one by one, through iommufd, instead of by IOMMU group. By default off.
     #[option("iommufd=on|off", default_from = iommufd_fd.is_some())]
     pub iommufd: bool,
-    /// Let devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), where the
+    /// Let devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), if the
     /// host's IOMMU allows that.
     #[option("vfio_p2p_dma=on|off", default = true)]
     pub vfio_p2p_dma: bool,
-    /// All hardware of older PCs for a kernel: the ports of configuration space, an MP table, the ACPI timer and the
-    /// clock at port 70h. By default Linux gets what words of its command line need, such as acpi=off; on is for
-    /// kernels without CONFIG_PCI_MMCONFIG, CONFIG_ACPI or CONFIG_KVM_GUEST. Firmware always has it.
+    /// Provide a kernel with all hardware of older PCs: the ports of configuration space, an MP table, the ACPI timer
+    /// and the clock at port 70h. By default Linux gets the parts needed by words of its command line, such as
+    /// acpi=off; on is for kernels without CONFIG_PCI_MMCONFIG, CONFIG_ACPI or CONFIG_KVM_GUEST. Firmware always has
+    /// it.
     #[option("legacy_hardware=on|off")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub legacy_hardware: bool,
@@ -82,7 +83,7 @@ pub struct PlatformConfig {
     pub chassis_asset_tag: Option<String>,
 }
 
-/// Share of a PCI segment in the addresses for PCI memory, in relation to the others.
+/// Relative share of a PCI segment in the address space for PCI memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--pci-segment")]
 pub struct PciSegmentConfig {

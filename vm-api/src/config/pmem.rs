@@ -5,18 +5,18 @@ use std::path::PathBuf;
 use option_derive::Options;
 use serde::Serialize;
 
-/// A file that the guest has as persistent memory.
+/// A file that the guest uses as persistent memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--pmem")]
 pub struct PmemConfig {
     /// A file, a block device, or a folder for an unnamed temporary file.
     #[option("file=<path>", required)]
     pub file: PathBuf,
-    /// Size, a multiple of 2M. By default all of the file; a folder needs it.
+    /// Size, a multiple of 2M. By default the file's; required for a folder.
     #[option("size=<bytes>[K|M|G]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Keep the guest's writes from the file, and discard them when the guest restarts.
+    /// Do not write the guest's writes to the file, and discard them when the guest restarts.
     #[option("discard_writes=on|off")]
     pub discard_writes: bool,
     /// Device name, unique in the VM. It must not start with two underscores. By default _pmemN, where

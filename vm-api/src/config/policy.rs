@@ -40,14 +40,14 @@ impl Value for VlanProto {
     }
 }
 
-/// The link of a network function as the host wants it.
+/// The link of a network function as set by the host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkPolicy {
     /// Up, unless its backend is lost, or the uplink of its switch is down.
     #[default]
     Auto,
-    /// The same, whatever the uplink of its switch is.
+    /// Up, unless its backend is lost; independent of the uplink of its switch.
     Up,
     /// Down.
     Down,
@@ -75,7 +75,8 @@ impl Value for LinkPolicy {
 /// The most elements of a list of VLANs: more than there are VLANs.
 const MOST: usize = 4096;
 
-/// VLAN IDs: numbers and ascending ranges, such as `[10,20,100-199]`. In JSON a range is a string. None is all of them.
+/// VLAN IDs: numbers and ascending ranges, such as `[10,20,100-199]`. In JSON a range is a string. An empty list is all
+/// of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vlans(pub Vec<RangeInclusive<u16>>);
 

@@ -22,7 +22,7 @@ pub struct RateLimiterConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenBucketConfig {
-    /// Bytes or operations that may pass before the limit acts. 0, together with a `refill_time` of 0, is no limit.
+    /// Bytes or operations that may pass before the limit applies. 0, together with a `refill_time` of 0, is no limit.
     pub size: u64,
     /// Additional bytes or operations that may pass once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ struct Given {
 }
 
 impl TokenBucketConfig {
-    /// The values of the keys that make this.
+    /// The values of the keys for this limit.
     fn print(bucket: &Option<Self>, names: &Names) -> Vec<(&'static str, String)> {
         let Some(Self { size, one_time_burst, refill_time }) = bucket else { return Vec::new() };
         let values = [
@@ -70,7 +70,7 @@ impl TokenBucketConfig {
 }
 
 impl Names {
-    /// Descriptions of the keys. `unit` is the quantity that is limited.
+    /// Descriptions of the keys. `unit` is the limited quantity.
     fn keys(&self, unit: &str) -> [Key; 3] {
         let key = |name, syntax, about: String| Key { name, syntax, default: None, about };
         let (size, time) = (self.size, self.refill_time);
@@ -97,7 +97,7 @@ impl Names {
         };
         match (given.size, given.refill_time, given.one_time_burst) {
             (None, None, None) => Ok(None),
-            // Both are 0 by default, which is no limit.
+            // Both default to 0, which is no limit.
             (Some(0), None, one_time_burst) | (None, Some(0), one_time_burst) => {
                 Ok(Some(TokenBucketConfig { size: 0, one_time_burst, refill_time: 0 }))
             }

@@ -1,4 +1,4 @@
-//! Source of a restored VM, and differences from when it was saved: `vm.restore` and `--restore`.
+//! Source of a restored VM, and differences from its saved state: `vm.restore` and `--restore`.
 
 use std::path::PathBuf;
 
@@ -20,25 +20,24 @@ pub struct RestoreConfig {
     #[option("prefault=on|off")]
     pub prefault: bool,
     /// Restore of memory. copy: read before the guest runs; ondemand: read as the guest uses it; map: the file mapped
-    /// privately, which must then stay as it is; auto: map where that is sound, and copy elsewhere.
+    /// privately, which must then stay unchanged; auto: map if that is safe, otherwise copy.
     #[option("memory_restore_mode=copy|ondemand|map|auto", default = MemoryRestoreMode::Copy)]
     pub memory_restore_mode: MemoryRestoreMode,
-    /// Descriptors of open taps, for each NIC that had been given some: its id, or its id, a slash and the index of a
-    /// VF.
+    /// Descriptors of open taps, for each NIC that used descriptors: its id, or its id, a slash and the index of a VF.
     #[option("net_fds=[<id>@[<fd>,...],...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub net_fds: Vec<RestoredNet>,
-    /// Backends in place of those of the snapshot, each of the NIC with this id, or of a VF of it: tap=<interface>,
+    /// Backends that replace those of the snapshot, each for the NIC with this id, or a VF of it: tap=<interface>,
     /// fd=[<fd>,...], socket=<path>, vdpa=<path>, or link=down for none until vm.set-vf gives one.
     #[option("backends=[<id>[/<VF>]@<key>=<value>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<RestoredBackend>,
-    /// Memory zones that take their memory from other NUMA nodes of this host than the saved ones.
+    /// Memory zones whose memory comes from other NUMA nodes of this host than the saved ones.
     #[option("zone_updates=[<zone>@<node>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zone_updates: Vec<ZoneUpdate>,
-    /// Action if the backend of a NIC, PF or VF cannot be opened. refuse: nothing is restored. link-down: it comes back
-    /// without a link, and is given a backend later (vm.set-vf).
+    /// Action if the backend of a NIC, PF or VF cannot be opened. refuse: restore nothing. link-down: restore it with
+    /// its link down; a backend can be given later (vm.set-vf).
     #[option("on_missing_backend=refuse|link-down", default = OnMissingBackend::Refuse)]
     pub on_missing_backend: OnMissingBackend,
     /// Resume the guest at once.
@@ -46,17 +45,17 @@ pub struct RestoreConfig {
     pub resume: bool,
 }
 
-/// Method by which a guest's memory is restored.
+/// Method of restoring a guest's memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryRestoreMode {
-    /// It is read before the guest runs.
+    /// Read before the guest runs.
     #[default]
     Copy,
-    /// It is read as the guest uses it (userfaultfd).
+    /// Read as the guest uses it (userfaultfd).
     OnDemand,
-    /// It is a private mapping of the snapshot's file.
+    /// A private mapping of the snapshot's file.
     Map,
-    /// `Map` where that is sound, and else `Copy`.
+    /// `Map` if that is safe, otherwise `Copy`.
     Auto,
 }
 
@@ -91,7 +90,7 @@ pub enum OnMissingBackend {
     /// Nothing is restored.
     #[default]
     Refuse,
-    /// The VF comes back without a link.
+    /// The VF is restored with its link down.
     LinkDown,
 }
 
@@ -118,32 +117,32 @@ impl Value for OnMissingBackend {
 pub struct RestoredNet {
     /// The NIC's id.
     pub id: String,
-    /// The index of its VF; the NIC's own function without.
+    /// The index of its VF; `None` for the NIC's own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
-    /// Number of descriptors that it is given, one for each pair of queues.
+    /// Number of descriptors passed, one for each pair of queues.
     pub num_fds: usize,
-    /// The descriptors: numbers on the command line; over the API they come with the request.
+    /// The descriptors: numbers on the command line; the API passes them with the request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fds: Vec<i32>,
 }
 
-/// A backend in place of that of the snapshot. One of its kinds is given.
+/// A backend that replaces that of the snapshot. Exactly one kind is given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RestoredBackend {
     /// The NIC's id.
     pub id: String,
-    /// The index of its VF; the NIC's own function without.
+    /// The index of its VF; `None` for the NIC's own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
     /// A tap of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// Number of tap descriptors that it is given.
+    /// Number of tap descriptors passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_fds: Option<usize>,
-    /// Descriptors of taps: numbers on the command line; over the API they come with the request, after those of
+    /// Descriptors of taps: numbers on the command line; the API passes them with the request, after those of
     /// `net_fds`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fds: Vec<i32>,
@@ -166,7 +165,7 @@ pub enum NoLink {
     Down,
 }
 
-/// The NIC and the VF that `text` names: `pf0` or `pf0/3`.
+/// Parses a NIC and an optional VF: `pf0` or `pf0/3`.
 fn function(text: &str) -> Result<(String, Option<u16>), String> {
     let text = unquote(text)?;
     match text.rsplit_once('/') {

@@ -3,7 +3,7 @@
 use option_derive::Options;
 use serde::Serialize;
 
-/// The virtio clock, which has the host's UTC.
+/// The virtio clock, which provides the host's UTC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--rtc")]
 pub struct RtcConfig {

@@ -8,9 +8,9 @@ use crate::config::option::{Value, digits};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchMode {
-    /// By itself.
+    /// By the switch itself.
     Veb,
-    /// By way of the switch behind the uplink, which sends back what is for another function.
+    /// Through the switch behind the uplink, which reflects frames for other functions.
     Vepa,
 }
 
@@ -31,7 +31,7 @@ impl Value for SwitchMode {
     }
 }
 
-/// The port of a switch that gets copies of what another sends. In JSON a VF is a number.
+/// The port of a switch that gets copies of the frames that another sends. In JSON a VF is a number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Json", into = "Json")]
 pub enum Mirror {
@@ -45,7 +45,7 @@ pub enum Mirror {
 }
 
 impl Mirror {
-    /// True if there is none.
+    /// True if there is no mirror.
     pub fn is_off(&self) -> bool {
         *self == Self::Off
     }

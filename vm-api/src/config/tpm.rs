@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use option_derive::Options;
 use serde::Serialize;
 
-/// A TPM 2.0, whose work swtpm does.
+/// A TPM 2.0, backed by swtpm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
 #[options("--tpm")]
 pub struct TpmConfig {

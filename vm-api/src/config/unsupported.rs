@@ -1,9 +1,9 @@
-//! Features of Cloud Hypervisor, or of others' SR-IOV, that this version does not support yet: one table for the
-//! command line, JSON and the API.
+//! Features of Cloud Hypervisor, or of other SR-IOV implementations, that this version does not support yet: one table
+//! for the command line, JSON and the API.
 //!
-//! A client may give such a key or JSON field at its default, as generated clients do; it is left out before the rest
-//! becomes a typed configuration. Any other value is refused, never ignored. Unknown fields stay, for the typed
-//! configuration to refuse. What is printed for clients has the defaults again.
+//! A client may give such a key or JSON field at its default, as generated clients do; it is removed before the rest
+//! becomes a typed configuration. Any other value is refused, never ignored. Unknown fields stay, and the typed
+//! configuration refuses them. Output for clients has the defaults again.
 
 mod place;
 mod table;
@@ -21,12 +21,12 @@ fn places() -> impl Iterator<Item = (&'static str, &'static Place)> {
     TABLE.iter().flat_map(|missing| missing.places.iter().map(|place| (missing.what, place)))
 }
 
-/// Feature that an option of the command line, such as `--tpm`, asks for, if it is not supported yet.
+/// The feature of an unsupported option of the command line, such as `--tpm`.
 pub fn flag(option: &str) -> Option<&'static str> {
     places().find(|(_, place)| matches!(place, Flag(flag) if *flag == option)).map(|(what, _)| what)
 }
 
-/// All options of the command line that are not supported yet.
+/// All unsupported options of the command line.
 pub fn flags() -> impl Iterator<Item = &'static str> {
     places().filter_map(|(_, place)| match place {
         Flag(flag) => Some(*flag),
@@ -34,7 +34,7 @@ pub fn flags() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// Feature that a key of an option asks for, and the values that ask for nothing, if it is not supported yet.
+/// The feature of an unsupported key of an option, and the values that request nothing.
 pub fn key(option: &str, key: &str) -> Option<(&'static str, &'static Harmless)> {
     places().find_map(|(what, place)| match place {
         Setting(object, name, harmless) if object.option() == Some(option) && *name == key => Some((what, harmless)),
@@ -42,12 +42,12 @@ pub fn key(option: &str, key: &str) -> Option<(&'static str, &'static Harmless)>
     })
 }
 
-/// Purpose of an endpoint of the API, such as `vm.snapshot`, if it is not supported yet.
+/// The feature of an unsupported endpoint of the API, such as `vm.snapshot`.
 pub fn endpoint(name: &str) -> Option<&'static str> {
     places().find(|(_, place)| matches!(place, Endpoint(endpoint) if *endpoint == name)).map(|(what, _)| what)
 }
 
-/// All endpoints of the API that are not supported yet.
+/// All unsupported endpoints of the API.
 pub fn endpoints() -> impl Iterator<Item = &'static str> {
     places().filter_map(|(_, place)| match place {
         Endpoint(endpoint) => Some(*endpoint),
@@ -56,7 +56,7 @@ pub fn endpoints() -> impl Iterator<Item = &'static str> {
 }
 
 impl Object {
-    /// The fields of this object that are not supported yet.
+    /// The unsupported fields of this object.
     pub fn fields(self) -> impl Iterator<Item = &'static str> {
         self.missing().map(|(_, field, _)| field)
     }
@@ -107,11 +107,11 @@ impl Object {
 
     /// Removes the unsupported fields from `value`, which is at `path` of the document (empty for its root).
     ///
-    /// Leaves a value that is not an object as it is, for the typed configuration to refuse.
+    /// Leaves a value that is not an object unchanged, for the typed configuration to refuse.
     ///
     /// # Errors
     ///
-    /// Fails if one of those fields asks for something.
+    /// Fails if one of those fields requests something.
     pub fn strip(self, value: &mut Value, path: &str) -> Result<(), ConfigError> {
         let Some(fields) = value.as_object_mut() else { return Ok(()) };
         for (what, field, harmless) in self.missing() {
@@ -121,7 +121,7 @@ impl Object {
         for (field, object) in self.objects() {
             let path = join(path, field);
             match fields.get_mut(*field) {
-                // As if it were left out.
+                // Counts as omitted.
                 Some(Value::Null) => _ = fields.remove(*field),
                 Some(Value::Array(elements)) => {
                     for (index, element) in elements.iter_mut().enumerate() {

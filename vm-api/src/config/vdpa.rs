@@ -35,7 +35,7 @@ pub struct VdpaConfig {
 }
 
 impl VdpaConfig {
-    /// The plain NIC that it is. Its MAC address is the device's.
+    /// The equivalent plain NIC. Its MAC address is the device's.
     pub fn to_net(&self) -> NetConfig {
         NetConfig {
             id: self.id.clone(),

@@ -12,7 +12,7 @@ pub struct VsockConfig {
     /// Context ID of the guest, from 3 to 4294967294.
     #[option("cid=<number>", required)]
     pub cid: u32,
-    /// Unix socket that clients connect to. A connection of the guest to port P leads to <path>_P.
+    /// Unix socket that clients connect to. A connection of the guest to port P goes to <path>_P.
     #[option("socket=<path>", required)]
     pub socket: PathBuf,
     /// Device name, unique in the VM. It must not start with two underscores. By default _vsockN, where

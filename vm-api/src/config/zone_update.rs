@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::grammar::{list, quote, unquote};
 use crate::config::option::Value;
 
-/// A memory zone and the host's NUMA node that its memory is taken from, in place of the saved one.
+/// A memory zone and the host NUMA node that its memory comes from, instead of the saved one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ZoneUpdate {

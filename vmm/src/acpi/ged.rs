@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_is_told_of_vcpus_and_the_machine_of_those_that_went() {
+    fn ged_notifies_guest_of_added_and_machine_of_ejected_vcpus() {
         let (device, machine) = device();
         device.with_vcpus(|vcpus| *vcpus = VcpuHotplug::new(1, 2));
         assert!(device.interrupt().read().is_err(), "those of the start are no news");

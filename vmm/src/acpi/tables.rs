@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn each_slot_of_each_segment_has_a_pin_that_is_wired_to_an_input_of_the_ioapic() {
+    fn every_slot_of_every_segment_has_a_pin_wired_to_the_ioapic() {
         let tables = with_segments(3, 1, 1, false);
         let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
         // A package of four elements: the address of all functions, the pin INTA, no link device, and the input.
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slot_but_the_host_bridges_can_be_ejected_and_is_never_device_checked() {
+    fn slots_except_the_host_bridge_eject_without_device_check() {
         for segments in [1, 3] {
             let tables = with_segments(segments, 1, 1, false);
             let dsdt = table(&tables, u64_at(find(&tables, b"FACP"), 140));
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn every_segment_has_a_bridge_with_windows_and_an_ecam_of_its_own() {
+    fn every_segment_has_its_own_bridge_windows_and_ecam() {
         let tables = with_segments(96, 1, 1, true);
         let mcfg = find(&tables, b"MCFG");
         assert_eq!(mcfg.len(), 44 + 96 * 16);

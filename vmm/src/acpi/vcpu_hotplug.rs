@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_is_asked_for_the_highest_and_they_stay_until_it_lets_them_go() {
+    fn shrink_requests_highest_vcpus_and_keeps_them_until_ejected() {
         let mut vcpus = VcpuHotplug::new(4, 4);
         assert_eq!(vcpus.resize(2), Change::Asked);
         assert_eq!(read(&mut vcpus, LEAVING), [2, 3]);

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn all_buses_of_vfs_are_behind_the_iommu_and_of_bus_0_what_is_named() {
+    fn viot_covers_all_vf_buses_and_the_named_devices_of_bus_0() {
         let viot = Viot { iommu: at(0, 0x28), devices: vec![at(0, 0x08), at(3, 0x10)], segments: Vec::new() };
         let nodes = nodes(&viot);
         assert_eq!(nodes[0], [3, 0, 16, 0, 0, 0, 0x28, 0, 0, 0, 0, 0, 0, 0, 0, 0]);

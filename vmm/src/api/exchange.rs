@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn all_connections_together_hold_a_bounded_number_of_descriptors() {
+    fn all_connections_share_a_bounded_number_of_descriptors() {
         let budget = Arc::new(Budget::default());
         let (mut first, mut second) = (Descriptors::new(budget.clone()), Descriptors::new(budget.clone()));
         for _ in 0..MOST_FDS - 1 {

@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_table_lists_as_unsupported_is_refused_and_nothing_else() {
+    fn exactly_the_endpoints_listed_as_unsupported_are_refused() {
         let later = ROUTES.iter().filter(|route| route.take.is_none());
         let names: BTreeSet<_> = later.map(|route| route.path.trim_start_matches(ROOT)).collect();
         assert_eq!(names, unsupported::endpoints().collect());

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vdpa_device_that_may_have_pinned_the_memory_and_a_balloon_exclude_each_other() {
+    fn balloon_and_possibly_pinning_vdpa_device_exclude_each_other() {
         let mut config = VmConfig { balloon: Some("".parse().unwrap()), ..VmConfig::default() };
         VmPlan::of(&config).unwrap();
         config.net.push("id=a,sriov_vfs=2,vhost_user=on,socket=/s".parse::<NetConfig>().unwrap_or_default());

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_behind_vhost_user_has_a_socket_and_nothing_that_its_backend_decides() {
+    fn vhost_user_disk_needs_a_socket_and_refuses_backend_settings() {
         let disks = ["id=x,vhost_user=on,socket=/s,num_queues=2,queue_size=64".parse().unwrap()];
         let kind = VhostUserKind::Disk;
         let spec = VhostUserDeviceSpec { id: "x".into(), kind, queue_sizes: vec![64; 2], socket: "/s".into() };

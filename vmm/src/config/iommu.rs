@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_has_an_iommu_if_anything_asks_for_one_and_otherwise_none() {
+    fn vm_has_an_iommu_only_if_something_requests_one() {
         let spec = |address_width, segments: &[u16]| Some(IommuSpec { address_width, segments: segments.to_vec() });
         let of = |change: fn(&mut VmConfig)| iommu(&planned(change).unwrap());
         assert_eq!(of(|vm| vm.net.push("sriov_vfs=2".parse().unwrap())), None);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_running_guest_cannot_learn_to_be_behind_an_iommu_is_not_added_to_it() {
+    fn hot_add_behind_iommu_is_refused_if_guest_cannot_detect_it() {
         let added = |platform_of: &str, net: &str| {
             let before = planned(|vm| vm.platform = platform(platform_of)).unwrap();
             let after = planned(|vm| {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_be_are_refused_and_so_is_a_device_that_is_not_behind_on_such_a_segment() {
+    fn bad_iommu_numbers_and_outsiders_on_its_segments_are_refused() {
         let of = |text: &str| planned(|vm| vm.platform = platform(text)).unwrap_err();
         assert_eq!(of("iommu=on,iommu_address_width=31"), "--platform iommu_address_width=31: give 32 to 64");
         assert_eq!(
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_cannot_be_behind_an_iommu_or_elsewhere_is_to_be_left_out() {
+    fn device_that_cannot_be_behind_its_segments_iommu_is_refused() {
         let with = |change: fn(&mut VmConfig)| {
             planned(|vm| {
                 vm.platform = platform("iommu_segments=[0]");

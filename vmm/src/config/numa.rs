@@ -220,7 +220,7 @@ mod tests {
     const ZONES: [&str; 2] = ["id=a,size=1G", "id=b,size=1G"];
 
     #[test]
-    fn nodes_are_in_the_order_of_their_numbers_with_all_that_is_theirs() {
+    fn numa_nodes_are_sorted_by_number_with_all_their_resources() {
         let given = [
             "guest_numa_id=1,cpus=[1,4-7],memory_zones=[b],pci_segments=[1]",
             "guest_numa_id=0,cpus=[0,2-3],memory_zones=[a],pci_segments=[0],device_id=_net0",
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distance_is_the_same_in_both_directions_unless_both_are_given() {
+    fn distance_is_symmetric_unless_both_directions_are_given() {
         let given =
             ["guest_numa_id=0,distances=[1@30,2@40]", "guest_numa_id=1", "guest_numa_id=2,distances=[0@50,2@10]"];
         let nodes = nodes_of(&config(&given, &[]), 1);

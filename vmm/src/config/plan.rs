@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_was_drawn_is_kept_though_the_configuration_cannot_hold_it() {
+    fn random_mac_is_kept_although_the_config_cannot_hold_it() {
         let mut config = VmConfig::default();
         config.vdpa.push("path=/d".parse().unwrap());
         let vm = PlannedVm::new(config).unwrap();

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_would_enforce_is_refused_and_what_asks_for_nothing_is_not() {
+    fn unenforceable_policy_is_refused_and_an_empty_one_accepted() {
         for (backend, carrier) in [
             ("vhost=on", "vhost-net carries this function's packets past this program; leave vhost out"),
             (

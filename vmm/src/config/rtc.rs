@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_is_there_if_it_is_asked_for_and_has_a_name_of_its_own() {
+    fn rtc_exists_only_if_requested_and_has_its_own_id() {
         let rtc = |id: &str, pci_segment, pci_device_id| DevicePlan {
             flag: "--rtc",
             id: id.to_string(),

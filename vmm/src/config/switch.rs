@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pfs_backend_is_the_uplink_and_a_vf_with_one_of_its_own_is_no_port() {
+    fn pf_backend_is_the_uplink_and_a_vf_with_its_own_not_a_port() {
         let tap = "switch=vepa,workers=4,tap=up0,mtu=9000,num_queues=8,vhost=auto,sriov_vfs=3";
         let planned = plan(tap, &["index=1,tap=own,vhost=on"]).unwrap();
         let spec = TapSpec {
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_switch_vfs_are_restricted_unless_it_is_said_and_the_pf_is_not() {
+    fn switch_restricts_vfs_by_default_and_not_the_pf() {
         let vfs = ["index=1,spoofchk=off,trust=on", "index=2,tap=own", "index=3,trust=on"];
         let planned = plan("switch=veb,sriov_vfs=4", &vfs).unwrap();
         let of = |policy: &Policy| (policy.spoof_check, policy.trusted);

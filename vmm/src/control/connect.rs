@@ -1,5 +1,5 @@
-//! A backend for a function that has none, or whose tap was deleted: `vm.set-vf` with `tap`, `num_fds`, `vhost_socket`
-//! or `vdpa`.
+//! Connecting a backend to a function without one, or whose tap was deleted: `vm.set-vf` with `tap`, `num_fds`,
+//! `vhost_socket` or `vdpa`.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
@@ -21,7 +21,7 @@ use crate::landlock;
 use crate::snapshot::overrides;
 use crate::vm::VmError;
 
-/// The VM in which a function has the backend.
+/// Plan of the VM with the new backend of a function.
 struct Wanted {
     planned: PlannedVm,
     device: DevicePlan,
@@ -32,7 +32,7 @@ struct Wanted {
 impl Wanted {
     /// Opens the backend, on any thread.
     fn open(&self, memory: &Memory, cancel: Option<&Cancel>) -> Result<Opened, Error> {
-        // What is opened here must be what the rules of the VM allow.
+        // The VM's Landlock rules must allow what is opened here.
         landlock::follow()?;
         let map = memory.memory().into_inner();
         let peers = Peers::connect(std::slice::from_ref(&self.device), memory, cancel);
@@ -45,8 +45,8 @@ impl Wanted {
 }
 
 impl Instance {
-    /// Opener of the backend that `change` gives, if it gives one that can be opened. The guest's memory counts as
-    /// pinned from now on if the backend may pin it.
+    /// Returns an opener of the backend in `change`, if there is one that can be opened. From now on guest memory
+    /// counts as pinned if the backend may pin it.
     pub(super) fn backend_opener(&mut self, change: &SetVf, fds: &[OwnedFd]) -> Option<Acquire> {
         let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         let wanted = self.with_backend(change, &change.backend(&numbers)?).ok()?;
@@ -57,12 +57,12 @@ impl Instance {
         Some(Box::new(move |cancel: &Cancel| Acquired::Backend(wanted.open(&memory, Some(cancel)).map(Box::new))))
     }
 
-    /// Gives a function whose backend is missing, or is a tap that was deleted, this one, which was opened before.
+    /// Connects a backend, opened before, to a function whose backend is missing or is a deleted tap.
     ///
     /// # Errors
     ///
-    /// There is no such function, it has a backend, or this one cannot be opened or is not what its driver was
-    /// promised. Nothing has changed then.
+    /// Fails without a change if there is no such function, it has a backend, or the new one could not be opened or
+    /// differs from what the driver was offered.
     pub(super) fn connect(
         &mut self,
         change: &SetVf,
@@ -84,7 +84,7 @@ impl Instance {
         Ok(())
     }
 
-    /// The VM after `change`, which gives a function the backend `given`.
+    /// Plans the VM after `change`, which connects the backend `given`.
     fn with_backend(&self, change: &SetVf, given: &RestoredBackend) -> Result<Wanted, Failure> {
         let (id, vf) = (&given.id, given.vf.map(VfIndex));
         let fail = |kind, what: &str| Failure::new(kind, format!("{}: {what}", name(given)));
@@ -128,7 +128,7 @@ impl Instance {
     }
 }
 
-/// Name of the function and its backend in a message.
+/// Returns the name of the function and its backend for messages.
 fn name(given: &RestoredBackend) -> String {
     let index = given.vf.map(|vf| format!(",index={vf}")).unwrap_or_default();
     let key = [("tap", given.tap.is_some()), ("vhost_socket", given.vhost_socket.is_some())];

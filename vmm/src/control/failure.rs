@@ -1,4 +1,4 @@
-//! Answers to clients whose action fails.
+//! Errors as replies to clients.
 
 use crate::api::Failure;
 use crate::config::ConfigError;

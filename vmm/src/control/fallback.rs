@@ -1,12 +1,11 @@
-//! Functions whose links are down while their VM is sent: `on_unlogged_backend=link-down`.
+//! Links that are taken down while their VM is sent: `on_unlogged_backend=link-down`.
 
 use crate::control::ControlLoop;
 use crate::control::instance::Instance;
 use crate::dirty::DirtySource;
 
 impl ControlLoop {
-    /// Collects the writers to the guest's memory while it runs. With on_unlogged_backend=link-down, stops the backends
-    /// that have no dirty log.
+    /// Collects the dirty-page sources. With on_unlogged_backend=link-down, stops the backends that have no dirty log.
     pub(super) fn find_writers(&mut self) -> Result<Vec<Box<dyn DirtySource>>, String> {
         let off = || "the guest shut down".to_string();
         let instance = self.instance.as_mut().ok_or_else(off)?;
@@ -29,7 +28,7 @@ impl ControlLoop {
         writers
     }
 
-    /// The VM stays here: what stood still for the migration goes on.
+    /// Restores the links that were taken down for the migration, as the VM stays here.
     pub(super) fn give_links_back(&mut self) {
         let Some(instance) = &mut self.instance else { return };
         let held = std::mem::take(&mut instance.held);

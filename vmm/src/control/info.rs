@@ -1,4 +1,4 @@
-//! Answers of `vm.info` and `vm.counters`.
+//! Replies to `vm.info` and `vm.counters`.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
 use crate::vm::Vm;
 
-/// The name of the serial port among the devices of `vm.counters`.
+/// Name of the serial port in `vm.counters`.
 const SERIAL: &str = "__serial";
 
-/// The answer to `vm.info`.
+/// Reply to `vm.info`.
 pub(super) fn info(instance: &Instance) -> VmInfo {
     let mut config = instance.config().clone();
     config.cpus.boot_vcpus = instance.vcpus();
@@ -40,40 +40,40 @@ pub(super) fn info(instance: &Instance) -> VmInfo {
     }
 }
 
-/// Size of the guest's memory, in bytes; if it is not booted, the size that it will have.
+/// Size of guest memory, in bytes; before boot, the configured size.
 fn actual_memory(instance: &Instance) -> u64 {
     let memory = &instance.config().memory;
-    // What the driver says of its balloon may be anything.
+    // The driver may report any size.
     instance.vm().map_or(memory.wanted(), |vm| {
         memory.total().saturating_add(vm.plugged_memory()).saturating_sub(vm.balloon().actual())
     })
 }
 
-/// The answer to `vm.counters`.
+/// Reply to `vm.counters`.
 pub(super) fn counters(instance: &Instance) -> VmCounters {
     let devices = instance.vm().into_iter().flat_map(|vm| vm.devices().iter());
-    // No device is called so, as with the uplink.
+    // No device can have this name, nor the uplink's.
     let serial = instance.vm().and_then(Vm::serial).map(|serial| (SERIAL.to_string(), named(serial.counters())));
     devices.flat_map(functions).chain(serial).collect()
 }
 
-/// Counters with names of their own.
+/// Counters with owned names.
 fn named<'a>(counters: impl IntoIterator<Item = (&'a str, u64)>) -> BTreeMap<String, u64> {
     counters.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// The counters of each function of a device, by the function's id; the device's own function comes first.
+/// Counters of each function of a device, by id; the device's own function first.
 fn functions(plugged: &Plugged) -> Vec<(String, BTreeMap<String, u64>)> {
     let Counted { kind: _, mut functions, latencies } = plugged.counted();
     functions.first_mut().into_iter().for_each(|own| own.extend(&latencies));
     let counted = functions.into_iter().map(named);
-    // No device is called so, which `check_id` sees to.
+    // `check_id` reserves this name.
     let uplink = plugged.switch().and_then(Switch::uplink_counters);
     let uplink = uplink.map(|uplink| (format!("__uplink_{}", plugged.plan().id), named(uplink.iter())));
     plugged.plan().names().into_iter().zip(counted).chain(uplink).collect()
 }
 
-/// The device's node, and for a virtio device that of the PCI function that carries it.
+/// Node of the device; for a virtio device also that of its PCI function.
 fn nodes(plugged: &Plugged) -> Vec<DeviceNode> {
     let id = plugged.plan().id.clone();
     let function = DeviceNode {
@@ -91,7 +91,7 @@ fn nodes(plugged: &Plugged) -> Vec<DeviceNode> {
     ]
 }
 
-/// The BARs of the device's own function that it decodes now.
+/// BARs of the device's own function with decoding enabled.
 fn resources(plugged: &Plugged) -> Vec<Resource> {
     let windows = plugged.slot().windows();
     let bars = windows.into_iter().filter_map(|window| match window.id {
@@ -108,7 +108,7 @@ fn resources(plugged: &Plugged) -> Vec<Resource> {
     .collect()
 }
 
-/// A NIC without VFs; `None` for other devices and for PFs.
+/// Information on a NIC without VFs; `None` for other devices and for PFs.
 fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
     let plan = plugged.plan().net()?;
     let placement = plugged.placement();
@@ -130,7 +130,7 @@ fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
     })?
 }
 
-/// True while a function waits for its driver to reset it.
+/// True if a function needs a reset by its driver.
 fn needs_reset(device: &dyn VirtioPci, vf: Option<VfIndex>) -> bool {
     device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DEVICE_NEEDS_RESET))
 }

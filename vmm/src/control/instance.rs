@@ -1,4 +1,4 @@
-//! The VM as clients know it: a configuration, and a [`Vm`] while it is booted.
+//! The VM of the API: a configuration, and a [`Vm`] while it is booted.
 
 mod hotplug;
 mod resizing;
@@ -40,58 +40,58 @@ use crate::vcpu::cpu::Stop;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Vm, VmError};
 
-/// Rate at which the guest's own reboots are reported, in events and in the log: an hour's worth of them at once, and
-/// then one each minute. No guest can fill the host's disk by rebooting.
+/// Rate limit of reports about the guest's own reboots, in events and in the log: a burst of one hour's worth, then one
+/// per minute, so that a guest cannot fill the host's disk by rebooting.
 const REBOOTS: RateLimit = RateLimit { size: 60, one_time_burst: 0, refill: Duration::from_secs(3600) };
 
 /// A VM from `vm.create` to `vm.delete`, booted or not.
 pub(crate) struct Instance {
-    /// As it was given, with all that was left out filled in.
+    /// Configuration of the client, with defaults filled in.
     pub(super) planned: PlannedVm,
-    /// Number of vCPUs that it has or should have, which it has at its next start. The configuration keeps the number
-    /// that it was given, for which the queues of its devices were planned.
+    /// Number of vCPUs now, or after the next start. The configuration keeps the original number, which device queues
+    /// were planned for.
     vcpus: u32,
-    /// Tap file descriptors passed by clients, by the id of their NIC.
+    /// Tap descriptors from clients, by the id of their NIC.
     pub(super) fds: HashMap<String, Vec<OwnedFd>>,
     pub(super) vm: Option<Vm>,
-    /// The links of VFs that were set since it was booted, by PF and index.
+    /// VF links set since boot, by PF and index.
     links: HashMap<(String, u16), LinkPolicy>,
-    /// True if functions may be without a link while it is sent; their names.
+    /// True if links may be taken down while the VM is sent.
     pub(super) leaves_links: bool,
     pub(super) held: Vec<Held>,
-    /// True if it was ever booted.
+    /// True once the VM was booted.
     has_run: bool,
     events: Events,
-    /// Limits of the host for this process.
+    /// Resource limits of this process.
     limits: HostLimits,
-    /// Resources that were opened for the action that is about to be applied.
+    /// Resources opened for the action to apply next.
     pub(super) acquired: Option<Acquired>,
-    /// Number of the guest's own reboots that may still be reported.
+    /// Rate limiter of reboot reports.
     reboots: RateLimiter,
-    /// Number of reboots that were not reported since the last report.
+    /// Number of reboots since the last report.
     untold: u64,
 }
 
-/// A device that was added to a booted VM.
+/// A device added to a booted VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Added {
     /// Id of the device.
     pub id: String,
-    /// The address of its own function.
+    /// Address of the device's own function.
     pub address: Bdf,
 }
 
 /// State of the guest after its events.
 pub(crate) enum Turn {
-    /// It keeps running, or runs again.
+    /// The guest runs.
     On,
-    /// It powered off.
+    /// The guest powered off.
     Off,
 }
 
 impl Instance {
-    /// A virtual machine that does not run, and reports its events to `events`. Its payload is looked at when it is
-    /// booted. `limits` are what the host lets this process have.
+    /// Creates a VM that does not run, and reports to `events`. The payload is checked at boot. `limits`: resource
+    /// limits of this process.
     pub(crate) fn new(planned: PlannedVm, events: Events, limits: HostLimits) -> Self {
         planned.log_warnings(None);
         let vcpus = planned.config().cpus.boot_vcpus;
@@ -115,11 +115,11 @@ impl Instance {
         new
     }
 
-    /// A virtual machine that was made of a snapshot: it is paused. `fds` are taps that clients passed.
+    /// Takes over a VM restored from a snapshot, paused. `fds`: tap descriptors from clients.
     ///
     /// # Errors
     ///
-    /// Fails if its machine cannot be restored. Nothing is left of it then.
+    /// Fails if the machine cannot be restored. Nothing is left of the VM then.
     pub(crate) fn restored(
         restored: Restored,
         fds: Vec<OwnedFd>,
@@ -143,7 +143,7 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Keeps descriptors that clients passed open for the NICs that have their numbers.
+    /// Keeps descriptors from clients open, for the NICs with their numbers.
     fn keep_descriptors(&mut self, fds: Vec<OwnedFd>) {
         for fd in fds {
             let has_it = |net: &&NetConfig| {
@@ -154,7 +154,7 @@ impl Instance {
         }
     }
 
-    /// The links of VFs that clients have set, by PF and index.
+    /// VF links that clients have set, by PF and index.
     pub(crate) fn saved_links(&self) -> Vec<SavedLink> {
         let link = |((id, vf), link): (&(String, u16), &LinkPolicy)| SavedLink { id: id.clone(), vf: *vf, link: *link };
         let mut links: Vec<_> = self.links.iter().map(link).collect();
@@ -162,11 +162,11 @@ impl Instance {
         links
     }
 
-    /// Parts of a snapshot of the paused VM in `folder`.
+    /// Prepares a snapshot of the paused VM in `folder`.
     ///
     /// # Errors
     ///
-    /// It cannot be saved.
+    /// Fails if the VM cannot be saved.
     pub(crate) fn saver(&mut self, folder: PathBuf) -> Result<Saver, Failure> {
         let vm = self.vm.as_mut().ok_or_else(|| Failure::new(ErrorKind::Conflict, "the VM is not booted"))?;
         let machine = vm.save_machine().map_err(|error| Error::from(SnapshotError::from(error)))?;
@@ -180,28 +180,28 @@ impl Instance {
         Ok(Saver { folder, config, awaiting, links, machine, memory, filling, discarded })
     }
 
-    /// The functions that await descriptors of taps.
+    /// Functions that await tap descriptors.
     pub(crate) fn awaited_descriptors(&self) -> Vec<SavedDescriptors> {
         overrides::awaited_descriptors(&self.planned)
     }
 
-    /// The configuration as given, with defaults filled in.
+    /// Configuration of the client, with defaults filled in.
     pub(crate) const fn config(&self) -> &VmConfig {
         self.planned.config()
     }
 
-    /// The number of vCPUs it has or was resized to.
+    /// Number of vCPUs now, or after the next start.
     pub(crate) const fn vcpus(&self) -> u32 {
         self.vcpus
     }
 
-    /// Policy of VF `vf` of the NIC `id`, or of that NIC itself.
+    /// Policy of VF `vf` of the NIC `id`, or of the NIC itself.
     pub(crate) fn policy(&self, id: &str, vf: Option<u16>) -> PolicyInfo {
         let link = vf.and_then(|index| self.links.get(&(id.to_string(), index)));
         set_vf::policy_of(self.config(), id, vf, link.copied())
     }
 
-    /// State, as `vm.info` reports it.
+    /// State for `vm.info`.
     pub(crate) fn state(&self) -> VmState {
         match &self.vm {
             Some(vm) if vm.is_paused() => VmState::Paused,
@@ -211,11 +211,11 @@ impl Instance {
         }
     }
 
-    /// Acquires everything the VM needs from the host. [`Self::start`] then runs the guest.
+    /// Opens all host resources of the VM. [`Self::start`] then runs the guest.
     ///
     /// # Errors
     ///
-    /// Something is missing. Nothing has changed then.
+    /// Fails without a change if a resource is missing.
     pub(crate) fn open(&mut self) -> Result<(), Error> {
         let vm = match self.acquired.take() {
             Some(Acquired::Vm(vm)) => *vm?,
@@ -233,7 +233,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Checks what can be checked before anything is opened, and reports that the VM boots.
+    /// Runs the checks that need no open resources, and reports that the VM boots.
     fn begin_boot(&self) -> Result<(), Error> {
         self.config().payload.check_present()?;
         landlock::check_vm(&self.planned)?;
@@ -241,7 +241,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Opener of all that the VM needs from the host, on any thread.
+    /// Returns an opener of all host resources of the VM, for any thread.
     fn opener(&self) -> impl FnOnce(Option<&Cancel>) -> Result<Vm, VmError> + Send + use<> {
         let (mut config, plan) = (self.config().clone(), self.planned.plan().clone());
         config.cpus.boot_vcpus = self.vcpus;
@@ -249,9 +249,9 @@ impl Instance {
         move |cancel| Vm::new(&config, &plan, events, limits, cancel)
     }
 
-    /// Opener of the vhost-user backends or host devices that `action` needs, on any thread. `None` if it needs none,
-    /// or fails anyway. An object that may pin the guest's memory counts as doing so until [`Self::end_pinning`]: the
-    /// guest can reboot meanwhile, or give memory back.
+    /// Returns an opener, for any thread, of the vhost-user backends or host devices that `action` needs; `None` if
+    /// there are none, or the action will fail. A device that may pin guest memory counts as doing so until
+    /// [`Self::end_pinning`], because the guest can reboot or return memory in the meantime.
     pub(crate) fn acquirer(&mut self, action: &Action) -> Option<Acquire> {
         if matches!(action, Action::Boot) {
             let takes_time = |plan: &DevicePlan| Peers::are_of(plan) || matches!(plan.kind, DeviceKind::Vfio(_));
@@ -295,7 +295,7 @@ impl Instance {
         Some(Box::new(move |cancel: &Cancel| Acquired::Peers(Peers::connect(&[plan], &memory, Some(cancel)))))
     }
 
-    /// Keeps what was acquired for the action that is applied next. Returns false if it is of no use any more.
+    /// Stores the resources opened for the next action. Returns false if they are stale.
     pub(crate) fn keep(&mut self, acquired: Acquired) -> bool {
         let memory = self.vm.as_ref().and_then(Vm::shared_memory);
         let is_of_use = match (&acquired, memory) {
@@ -311,23 +311,24 @@ impl Instance {
         is_of_use
     }
 
-    /// Forgets what was acquired for an action that has been applied.
+    /// Drops resources left over from an action.
     pub(crate) fn forget_acquired(&mut self) {
         self.acquired = None;
     }
 
-    /// All that an opener has opened is plugged in, or closed.
+    /// Ends the pinning of openers: all their devices are plugged in or closed.
     pub(crate) fn end_pinning(&mut self) {
         if let Some(vm) = &mut self.vm {
             vm.end_pinning();
         }
     }
 
-    /// Runs the guest, after [`Self::open`]. Signals must no longer end the process: the terminal has to be restored.
+    /// Runs the guest, after [`Self::open`]. Signals must no longer kill the process, because a terminal must be
+    /// restored.
     ///
     /// # Errors
     ///
-    /// The guest cannot run. The VM is shut down then.
+    /// Fails if the guest cannot run. The VM is shut down then.
     pub(crate) fn start(&mut self) -> Result<(), Error> {
         let Some(vm) = &mut self.vm else { return Ok(()) };
         let started =
@@ -350,7 +351,7 @@ impl Instance {
         }
     }
 
-    /// Has the VM be somebody else's, who shuts it down by dropping it.
+    /// Hands the VM over; dropping it shuts it down.
     pub(crate) fn give_up(&mut self) -> Option<Vm> {
         let mut vm = self.vm.take()?;
         self.events.end_watches();
@@ -363,12 +364,12 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// The guest cannot run. The VM is shut down then.
+    /// Fails if the guest cannot run. The VM is shut down then.
     pub(crate) fn reset(&mut self) -> Result<(), Error> {
         self.reset_by(Vm::reset, true)
     }
 
-    /// The guest has reset itself.
+    /// Reboots a guest that has reset itself.
     fn reset_by_guest(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), VmError>) -> Result<Turn, Error> {
         let now = Instant::now();
         let is_told = self.reboots.wait(now).is_zero();
@@ -410,11 +411,11 @@ impl Instance {
         self.vm.as_mut()
     }
 
-    /// Handles what the guest did, after [`Vm::event`] became readable.
+    /// Handles events of the guest, after [`Vm::event`] became readable.
     ///
     /// # Errors
     ///
-    /// The guest cannot continue. The VM is shut down then.
+    /// Fails if the guest cannot continue. The VM is shut down then.
     pub(crate) fn turn(&mut self) -> Result<Turn, Error> {
         let Some(vm) = &mut self.vm else { return Ok(Turn::On) };
         match vm.take_stop() {

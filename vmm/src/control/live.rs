@@ -1,4 +1,4 @@
-//! A live migration as the control thread keeps it, and what it takes of a request and of a VM for one.
+//! State of a migration in the control thread, and its checks of requests and of the VM.
 
 use std::path::Path;
 
@@ -20,37 +20,37 @@ use crate::migration::transport::Address;
 use crate::migration::wire::MAX_CONNECTIONS;
 use crate::snapshot::overrides;
 
-/// A migration that is under way, or whose outcome is unknown.
+/// A migration in progress, or with an unknown outcome.
 pub(super) enum Live {
-    /// The VM is sent.
+    /// An outgoing migration.
     Sending {
         sending: Sending,
         orders: Orders<SourceOrder>,
         progress: Progress,
-        /// True if the guest runs, or ran when it was stopped for this.
+        /// True if the guest runs, or ran until the migration stopped it.
         runs: bool,
-        /// True if it was stopped for this.
+        /// True if the migration has stopped the guest.
         is_stopped: bool,
-        /// True if it is unknown which side has it.
+        /// True if the owner of the guest is unknown.
         is_unknown: bool,
-        /// Reason why the guest, which should have been resumed here, stays paused.
+        /// Reason why the guest stays paused here instead of resuming.
         stays_paused: Option<String>,
     },
-    /// A VM is received.
+    /// An incoming migration.
     Receiving {
-        /// The VM, from when its machine is restored until it may run. Dropped first, so that its locks are free when
-        /// the source learns that the guest never runs here.
+        /// The restored VM, until the guest may run. Dropped first, so that its locks are free when the source receives
+        /// the failure.
         held: Option<Box<Instance>>,
         receiving: Receiving,
         orders: Orders<TargetOrder>,
         progress: Progress,
-        /// True if it ran at the source.
+        /// True if the guest ran at the source.
         runs: bool,
-        /// True if its memory is the source's.
+        /// True if the memory is the source's.
         is_local: bool,
-        /// The client that waits until the guest has arrived.
+        /// Client that waits for the guest's arrival.
         client: Option<WaitingClient>,
-        /// Reason why the guest, which is here, does not run.
+        /// Reason why the arrived guest does not run.
         stays_paused: Option<String>,
     },
 }
@@ -60,7 +60,7 @@ pub(super) const NOT_SENT: &str = "the VM cannot be sent";
 pub(super) const NOT_RECEIVED: &str = "no VM can be received";
 
 impl Live {
-    /// Readable when there is something to do.
+    /// Returns an eventfd that is readable when the migration needs the control thread.
     pub(super) fn event(&self) -> &EventFd {
         match self {
             Self::Sending { orders, .. } => orders.event(),
@@ -68,7 +68,7 @@ impl Live {
         }
     }
 
-    /// True while the guest is at this side, and is being sent.
+    /// True for an outgoing migration.
     pub(super) const fn is_sending(&self) -> bool {
         matches!(self, Self::Sending { .. })
     }
@@ -86,7 +86,7 @@ pub(super) fn host(error: std::io::Error) -> Failure {
     Failure::new(ErrorKind::Host, format!("the host has no thread or descriptor for it: {error}"))
 }
 
-/// Checks what both sides refuse.
+/// Refuses modes that neither side supports.
 pub(super) fn check_modes(memory_mode: MemoryMode) -> Result<(), Failure> {
     if memory_mode == MemoryMode::Postcopy {
         return Err(invalid("memory_mode=Postcopy: memory is copied before the guest moves; leave it out"));
@@ -94,7 +94,7 @@ pub(super) fn check_modes(memory_mode: MemoryMode) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Result of `read` for the files in `tls_dir`, if that is given.
+/// Loads TLS files with `read`, if `tls_dir` is given.
 pub(super) fn tls<T>(
     address: &Address,
     tls_dir: Option<&Path>,
@@ -109,7 +109,7 @@ pub(super) fn tls<T>(
     read(folder).map(Some).map_err(invalid)
 }
 
-/// Address of the target.
+/// Checks a request, and returns the target's address.
 pub(super) fn check_send(config: &SendMigration) -> Result<Address, Failure> {
     let address = Address::parse("destination_url", &config.destination_url).map_err(invalid)?;
     check_modes(config.memory_mode)?;
@@ -130,14 +130,14 @@ pub(super) fn check_send(config: &SendMigration) -> Result<Address, Failure> {
 }
 
 impl Instance {
-    /// Description by which a target makes its VM.
+    /// Describes the VM for the target.
     ///
     /// # Errors
     ///
-    /// It has something that cannot go.
+    /// Fails if a part of the VM cannot be migrated.
     pub(super) fn offer(&self) -> Result<Offer, Failure> {
         let vm = self.vm().ok_or_else(|| conflict("the VM is not booted; boot it first (vm.boot)"))?;
-        // Until then a page that does not exist is not zero.
+        // Until then, missing pages are not zero.
         if vm.filling().is_some_and(|filling| !filling.is_done()) {
             let what = "the guest's memory is still read from its snapshot; try again when that is done";
             return Err(conflict(what));

@@ -1,7 +1,7 @@
-//! The answer to `GET /metrics`, in Prometheus' text format (version 0.0.4).
+//! Reply to `GET /metrics`, in Prometheus' text format (version 0.0.4).
 //!
-//! A function is labelled with `device`, the device's id (for a VF, its PF's), and for a VF also with `vf`, its index.
-//! A VF whose counters are all zero is left out, because most VFs of a large pool are never used.
+//! Functions have the label `device`, the device's id (for a VF, its PF's); VFs also have `vf`, their index. A VF is
+//! left out while all its counters are zero, because most VFs of a large pool are never used.
 
 mod migration;
 
@@ -18,15 +18,15 @@ use crate::api::info::VmState;
 use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
 
-/// All states; each has a time series.
+/// All states, with a time series each.
 const STATES: [VmState; 4] = [VmState::Created, VmState::Running, VmState::Paused, VmState::Shutdown];
 
 /// Metrics of this process.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Process {
-    /// Time since its start.
+    /// Time since the start.
     pub uptime: Duration,
-    /// Events that were not written.
+    /// Events that could not be written.
     pub events_dropped: u64,
     /// Open file descriptors; `None` without /proc.
     pub open_fds: Option<u64>,
@@ -37,13 +37,13 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// This process.
+    /// Collects the metrics of this process.
     pub(super) fn this(uptime: Duration, events_dropped: u64) -> Self {
         let entries = |path| fs::read_dir(path).ok().map(|entries| entries.count() as u64);
         Self {
             uptime,
             events_dropped,
-            // Reading the folder takes one descriptor itself.
+            // Reading the folder opens one descriptor itself.
             open_fds: entries("/proc/self/fd").map(|count| count.saturating_sub(1)),
             threads: entries("/proc/self/task"),
             resident: resident(),
@@ -51,7 +51,7 @@ impl Process {
     }
 }
 
-/// VmRSS, which the kernel reports in KiB.
+/// Returns VmRSS in bytes; the kernel reports KiB.
 fn resident() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -72,7 +72,7 @@ pub(super) fn metrics(process: &Process, instance: Option<&Instance>, migration:
     text.0
 }
 
-/// The VFs of a PF.
+/// VFs of a PF.
 struct Pool {
     labels: Vec<(&'static str, String)>,
     reserved: u16,
@@ -85,14 +85,14 @@ fn pool(plugged: &Plugged) -> Option<Pool> {
     Some(Pool { labels: labels(&plugged.plan().id, None), reserved, enabled: status.num_visible() })
 }
 
-/// The uplink of a PF's switch.
+/// Uplink of a PF's switch.
 struct Uplink {
     labels: Vec<(&'static str, String)>,
     up: bool,
     counters: Vec<(&'static str, u64)>,
 }
 
-/// Counters of an uplink are left out while they are zero, but for these: most are of what only a function does.
+/// Uplink counters that are present even if zero. Most others count events that only functions have.
 const UPLINK_COUNTERS: [&str; 4] = ["rx_frames", "rx_bytes", "tx_frames", "tx_bytes"];
 
 fn uplink(plugged: &Plugged) -> Option<Uplink> {
@@ -102,22 +102,22 @@ fn uplink(plugged: &Plugged) -> Option<Uplink> {
     Some(Uplink { labels: labels(&plugged.plan().id, None), up: switch.uplink_up()?, counters })
 }
 
-/// The metrics of a function.
+/// Metrics of a function.
 struct Function {
     labels: Vec<(&'static str, String)>,
     driver_up: bool,
-    /// True while it asks its driver for a reset, and does not work before.
+    /// True while the function needs a reset by its driver.
     needs_reset: bool,
     /// True while the link is up; `None` if it has no link.
     link_up: Option<bool>,
-    /// True while its backend is lost, and the number of losses; `None` if it cannot be lost.
+    /// True while the backend is disconnected, and the number of disconnects; `None` if it cannot disconnect.
     lost: Option<(bool, u64)>,
-    /// The kind of device, as in the metrics' names.
+    /// Device kind in metric names.
     kind: &'static str,
     counters: Vec<(&'static str, u64)>,
 }
 
-/// The functions of a device; its own comes first.
+/// Functions of a device, its own first.
 fn functions(plugged: &Plugged) -> Vec<Function> {
     let Counted { kind, functions, latencies: _ } = plugged.counted();
     let id = &plugged.plan().id;
@@ -150,7 +150,7 @@ fn labels(device: &str, vf: Option<VfIndex>) -> Vec<(&'static str, String)> {
     [("device", device.to_string())].into_iter().chain(vf).collect()
 }
 
-/// The text; families of metrics are appended to it.
+/// Text of the reply.
 #[derive(Default)]
 struct Text(String);
 
@@ -264,7 +264,7 @@ impl Text {
         self.sample(name, &[], value);
     }
 
-    /// Starts a family; its samples follow.
+    /// Starts a family of samples.
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a String cannot fail.
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
@@ -286,7 +286,7 @@ mod tests {
 
     use super::*;
 
-    /// The samples by name and labels. Each family is announced once, before its samples and with them in one place.
+    /// Parses the samples by name and labels. Checks that each family is contiguous and announced once.
     fn parse(text: &str) -> BTreeMap<String, f64> {
         let (mut families, mut samples) = (HashSet::new(), BTreeMap::new());
         let mut family = "";

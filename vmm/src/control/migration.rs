@@ -1,4 +1,4 @@
-//! Saving and restoring a VM: what the control thread does of it, before and after another thread has done the rest.
+//! Saving and restoring a VM: the control thread's part, before and after a background thread works.
 
 use std::os::fd::OwnedFd;
 
@@ -26,7 +26,7 @@ const NOT_SAVED: &str = "the VM cannot be saved";
 const NOT_RESTORED: &str = "the VM cannot be restored";
 
 impl ControlLoop {
-    /// Begins to write a snapshot.
+    /// Starts writing a snapshot.
     pub(super) fn begin_snapshot(&mut self, pending: PendingAction) -> Next {
         let Action::Snapshot(config) = pending.action() else { return Next::On };
         let saver = match self.saver(config) {
@@ -41,7 +41,7 @@ impl ControlLoop {
         self.begin(ThreadKind::Snapshot, pending, work)
     }
 
-    /// Snapshot to write, of a paused VM.
+    /// Prepares a snapshot of the paused VM.
     fn saver(&mut self, config: &SnapshotConfig) -> Result<Saver, Failure> {
         if self.ending.is_some() {
             let what = "an earlier snapshot was not wanted any more, and still waits for its disk; try again later";
@@ -57,7 +57,7 @@ impl ControlLoop {
         instance.saver(folder)
     }
 
-    /// Begins to restore a VM.
+    /// Starts restoring a VM.
     pub(super) fn begin_restore(&mut self, pending: PendingAction) -> Next {
         let Action::Restore(config, _) = pending.action() else { return Next::On };
         if self.instance.is_some() {
@@ -91,7 +91,7 @@ impl ControlLoop {
         Next::On
     }
 
-    /// Answers the client whose snapshot is complete, or is not to be had.
+    /// Replies to the client of a completed or failed snapshot.
     pub(super) fn saved(&mut self, pending: PendingAction, saved: Result<Written, SnapshotError>) {
         match saved {
             Ok(Written { memory, state }) => {
@@ -103,9 +103,8 @@ impl ControlLoop {
         }
     }
 
-    /// Ends the snapshot that is being written. Its thread may be in a call that waits for a disk which does not
-    /// answer, so it is not waited for here: it keeps the guest's memory, and the client its request, until it has
-    /// ended.
+    /// Cancels the snapshot in progress without waiting for its thread, which may be blocked on a disk. The thread
+    /// keeps the guest's memory and the client's request until it ends.
     pub(super) fn abandon_snapshot(&mut self) {
         if let Some(opening) = self.opening.take() {
             opening.cancel();
@@ -113,22 +112,22 @@ impl ControlLoop {
         }
     }
 
-    /// Waits for the thread of a snapshot that was not wanted any more, if there is one, and answers its client: it is
-    /// complete if it was on the disk before.
+    /// Waits for the thread of a cancelled snapshot, if any, and replies to its client. The snapshot is complete if it
+    /// was already on the disk.
     pub(super) fn snapshot_ended(&mut self) {
         if let Some((pending, Acquired::Saved(saved))) = self.ending.take().and_then(Opening::finish) {
             self.saved(pending, saved);
         }
     }
 
-    /// Takes the VM that was made of a snapshot, and answers the client.
+    /// Takes over a restored VM, and replies to the client.
     pub(super) fn restored(&mut self, pending: PendingAction, restored: Result<Restored, SnapshotError>) {
         pending.serve(|action| {
             let (config, fds) = match action {
                 Action::Restore(config, fds) => (config, fds),
                 _ => Default::default(),
             };
-            // The thread that made it may have been confined, whether it succeeded or not.
+            // The thread may have confined itself, even if it failed.
             let followed = landlock::follow().map_err(Error::from);
             let taken =
                 followed.and(restored.map_err(Error::from)).and_then(|restored| self.take_restored(restored, fds));
@@ -137,21 +136,21 @@ impl ControlLoop {
         });
     }
 
-    /// Makes the VM this program's, paused.
+    /// Takes over a restored VM, paused.
     fn take_restored(&mut self, restored: Restored, fds: Vec<OwnedFd>) -> Result<(), Error> {
         self.instance = Some(Instance::restored(restored, fds, self.events.clone(), self.limits)?);
-        // As in Cloud Hypervisor, whose devices are active by then.
+        // As in Cloud Hypervisor, where devices are active first.
         self.events.look_first();
         self.events.vm("restoring");
         self.events.vm("restored");
         Ok(())
     }
 
-    /// Begins with a VM that was restored before there were clients.
+    /// Takes over a VM that was restored before the API started.
     ///
     /// # Errors
     ///
-    /// It cannot be restored, or cannot go on.
+    /// Fails if the VM cannot be restored or resumed.
     pub(super) fn begin_restored(&mut self, restored: Restored, resumes: bool) -> Result<(), Error> {
         self.take_restored(restored, Vec::new())?;
         if let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut)
@@ -165,7 +164,7 @@ impl ControlLoop {
     }
 }
 
-/// Writes a snapshot until it is complete, or nobody wants it any more.
+/// Writes a snapshot until it is complete or cancelled.
 fn save(saver: Saver, cancel: &Cancel) -> Result<Written, SnapshotError> {
     saver.save(&|| cancel.is_cancelled())
 }

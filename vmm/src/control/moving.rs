@@ -1,5 +1,5 @@
-//! Part of the control thread in a live migration: it stops and starts the guest by orders of the migration's own
-//! thread, and answers clients throughout.
+//! The control thread's part of a migration: stops and starts the guest on request of the migration thread, and serves
+//! clients throughout.
 
 use crate::api::{Action, Failure, Reply};
 use crate::config::{OnMissingBackend, RestoreConfig};
@@ -30,7 +30,7 @@ use vm_api::migration::{MigrationRole, ReceiveMigration, SendMigration};
 use vm_memory::GuestAddressSpace as _;
 
 impl ControlLoop {
-    /// Refuses what would change a VM that is being sent, or stand in the way of one that is received.
+    /// Refuses actions that would change a VM being sent, or conflict with one being received.
     pub(super) fn refuse_in_migration(&self, action: &Action) -> Option<Failure> {
         let live = self.live.as_ref()?;
         match action {
@@ -57,7 +57,7 @@ impl ControlLoop {
         conflict(format!("{what}; try again afterwards, or end that (vm.cancel-migration)"))
     }
 
-    /// Begins to send the VM.
+    /// Starts sending the VM.
     pub(super) fn send_migration(&mut self, config: SendMigration) -> Result<Reply, Failure> {
         self.begin_sending(config).map_err(|failure| failure.in_context(NOT_SENT))?;
         self.events.vm("migration-started");
@@ -92,8 +92,7 @@ impl ControlLoop {
         Ok(())
     }
 
-    /// Begins to wait for a VM. The client is answered when the guest has arrived, or cannot; or now, if it asked for
-    /// that.
+    /// Starts waiting for a VM. Replies to the client once the guest has arrived or failed to; or now, with `detach`.
     pub(super) fn begin_receive(&mut self, pending: PendingAction) -> Next {
         let (action, waiting) = pending.split();
         let Action::ReceiveMigration(config, fds) = action else { return Next::On };
@@ -152,7 +151,7 @@ impl ControlLoop {
         Ok(())
     }
 
-    /// Ends the migration that is under way. What comes of it is told by the progress and by events.
+    /// Cancels the migration. Progress and events report the outcome.
     pub(super) fn cancel_migration(&mut self) -> Result<Reply, Failure> {
         match &self.live {
             Some(Live::Sending { is_unknown: true, .. }) => Err(conflict(
@@ -171,13 +170,13 @@ impl ControlLoop {
         }
     }
 
-    /// Progress of the migration, or the result of the last.
+    /// Progress of the current or last migration.
     pub(super) fn migration_progress(&self) -> Result<Reply, Failure> {
         let nothing = || Failure::new(ErrorKind::NotFound, "there has been no migration");
         self.progress.as_ref().map(|progress| json(&progress.shown())).ok_or_else(nothing)
     }
 
-    /// Has the guest go on although nobody knows who has it, as a user has said.
+    /// Forces a resume although the target's state is unknown.
     pub(super) fn force_resume(&mut self) -> Option<Reply> {
         match &self.live {
             Some(Live::Sending { sending, is_unknown: true, .. }) => {
@@ -188,21 +187,21 @@ impl ControlLoop {
         }
     }
 
-    /// The VM is about to end while it may be being sent.
+    /// Handles the end of the VM during an outgoing migration.
     pub(super) fn end_sending(&mut self) {
         match &self.live {
-            // Nobody waits for an answer any more.
+            // With an unknown outcome, no reply is pending.
             Some(Live::Sending { is_unknown: true, .. }) => self.live = None,
             Some(Live::Sending { sending, .. }) => {
                 sending.tell(SourceNote::GuestOff);
-                // One that stands still is not sent either, unless it is gone.
+                // Cancels a paused guest's migration as well, unless Go was sent.
                 sending.tell(SourceNote::Cancel);
             }
             _ => {}
         }
     }
 
-    /// True if a restart that the guest has asked for is left to the side that has it after the migration.
+    /// True if a reset requested by the guest is left to the side that owns it after the migration.
     pub(super) fn holds_guest(&self) -> bool {
         match (&self.live, self.instance.as_ref().and_then(Instance::vm)) {
             (Some(Live::Sending { is_stopped: true, .. }), _) => true,
@@ -211,14 +210,14 @@ impl ControlLoop {
         }
     }
 
-    /// The VM lost a device while it is being sent.
+    /// Fails an outgoing migration whose VM has lost a device.
     pub(super) fn changed_while_sending(&self, what: &str) {
         if let Some(Live::Sending { sending, .. }) = &self.live {
             sending.tell(SourceNote::Changed(format!("{what}; send the VM again")));
         }
     }
 
-    /// Carries out what the migration's thread has asked for.
+    /// Performs the requests of the migration thread.
     pub(super) fn migrate(&mut self) -> Result<Next, Error> {
         match self.live.take() {
             Some(live @ Live::Sending { .. }) => self.follow_source(live),
@@ -275,7 +274,7 @@ impl ControlLoop {
                     self.report(outcome, why.as_deref(), event);
                     drop(sending);
                     let next = self.sent(outcome);
-                    // Whoever sees the end sees what comes of it, too.
+                    // Set last: a client that sees the end also sees its effects.
                     progress.end(outcome, why);
                     return next;
                 }
@@ -285,12 +284,12 @@ impl ControlLoop {
         Ok(Next::On)
     }
 
-    /// The migration is over. If the target runs the guest, this program gives it up, and ends.
+    /// Handles the end of a migration. If the target runs the guest, releases it and exits.
     fn sent(&mut self, outcome: Outcome) -> Result<Next, Error> {
         if outcome != Outcome::Finished {
             return Ok(Next::On);
         }
-        // It was given up, and what was its is closed.
+        // The VM was handed over and is closed.
         self.events.vm("shutdown");
         if self.no_shutdown {
             self.instance = None;
@@ -313,7 +312,7 @@ impl ControlLoop {
     ///
     /// # Errors
     ///
-    /// It stays paused, and why.
+    /// Fails with the reason why the guest stays paused.
     fn resume_guest(&mut self, runs: bool) -> Result<(), String> {
         let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut).filter(|_| runs) else { return Ok(()) };
         vm.resume().map_err(|error| {
@@ -356,7 +355,7 @@ impl ControlLoop {
                     self.instance = None;
                 }
                 TargetOrder::Report(outcome, why) => {
-                    // Those that no driver needed.
+                    // Spare threads that no driver needed.
                     threads::end_spares();
                     let is_here = outcome == Outcome::Finished;
                     let event = if is_here { "migration-receive-finished" } else { "migration-receive-failed" };
@@ -372,17 +371,17 @@ impl ControlLoop {
         self.live = Some(Live::Receiving { receiving, orders, progress, held, runs, is_local, client, stays_paused });
     }
 
-    /// Brings the VM to the state in which it was at the source, paused.
+    /// Restores the machine, paused as at the source.
     fn load(&mut self, restored: Restored, fds: Vec<OwnedFd>) -> Result<Box<Instance>, Error> {
-        // The thread that opened it may have been confined.
+        // The thread that opened it may have confined itself.
         landlock::follow()?;
         Ok(Box::new(Instance::restored(restored, fds, self.events.clone(), self.limits)?))
     }
 
-    /// The guest is this program's, with its locks. If it cannot run, it is gone, and so are they.
+    /// Starts the received guest, whose locks are taken. On a failure, drops guest and locks.
     ///
-    /// With the source's memory, in which its devices may have begun to work, it cannot be given back: it stays,
-    /// paused. Returns why, in that case.
+    /// With the source's memory, which devices may already have changed, the guest cannot be dropped: it stays paused,
+    /// and the reason is returned.
     fn start_received(
         &mut self,
         held: Option<Box<Instance>>,
@@ -420,7 +419,7 @@ impl ControlLoop {
     }
 }
 
-/// The answer to the client that waited for a guest.
+/// Reply to the client that waited for a guest.
 fn received(outcome: Outcome, why: Option<String>, stays_paused: Option<String>) -> Result<Reply, Failure> {
     let why = || why.unwrap_or_else(|| format!("the migration ended ({})", outcome.name()));
     match (outcome, stays_paused) {

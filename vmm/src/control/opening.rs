@@ -1,9 +1,8 @@
-//! Resources for a client's action, opened on a thread of its own.
+//! Resources for a client's action, opened in a thread.
 //!
-//! A vhost-user backend may take minutes to map the guest's memory, or never answer, and a disk as long as it likes.
-//! The host takes seconds to pin all of a large guest's memory for a device of its own. Meanwhile the control thread
-//! goes on: it answers clients, follows the guest and hears signals. What was acquired is used on the control thread,
-//! as part of the action.
+//! A vhost-user backend can take minutes to map guest memory, or never answer; opening a disk can block for any time;
+//! and pinning a large guest's memory for a host device takes seconds. The control thread serves clients, the guest and
+//! signals in the meantime, and later uses the resources as part of the action.
 
 use std::io;
 use std::sync::Arc;
@@ -24,18 +23,18 @@ use crate::threads::{self, ThreadKind};
 use crate::vfio::{OpenDevice, VfioError};
 use crate::vm::{Vm, VmError};
 
-/// The stack of its thread, in bytes: it opens all that a VM may have.
+/// Stack of the thread, in bytes: it opens all resources of a VM.
 const STACK: usize = 2 << 20;
 
 /// Resources that were opened for an action.
 pub(crate) enum Acquired {
-    /// The host's resources of a VM, for `vm.boot`.
+    /// Host resources of a VM, for `vm.boot`.
     Vm(Result<Box<Vm>, VmError>),
-    /// The backends of a device, for `vm.add-*`.
+    /// Backends of a device, for `vm.add-*`.
     Peers(Result<Peers, PeerError>),
-    /// A device of the host, for `vm.add-device`, and the guest's memory for which it was opened.
+    /// Host device, for `vm.add-device`, and the guest memory it was opened for.
     HostDevice(Box<Result<OpenDevice, VfioError>>, Arc<GuestMap>),
-    /// The backend of a function that had none, for `vm.set-vf`.
+    /// Backend of a function without one, for `vm.set-vf`.
     Backend(Result<Box<Opened>, Error>),
     /// A complete snapshot, for `vm.snapshot`.
     Saved(Result<Written, SnapshotError>),
@@ -43,10 +42,10 @@ pub(crate) enum Acquired {
     Restored(Box<Result<Restored, SnapshotError>>),
 }
 
-/// Function that opens resources on any thread, until it is cancelled.
+/// Opener of resources on any thread, with cancellation.
 pub(crate) type Acquire = Box<dyn FnOnce(&Cancel) -> Acquired + Send>;
 
-/// An action that waits for what is being acquired for it. Dropping this ends that.
+/// An action whose resources are being opened. Dropping this cancels it and waits for the thread.
 pub(crate) struct Opening {
     action: Option<PendingAction>,
     cancel: Cancel,
@@ -56,11 +55,11 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    /// Begins to `acquire` what `action` needs, on a thread of this kind.
+    /// Starts opening the resources of `action` in a thread of this kind.
     ///
     /// # Errors
     ///
-    /// The host has no descriptor or thread left. The action can be applied without.
+    /// Fails if the host has no descriptor or thread left. The action can be applied without.
     pub(crate) fn begin(
         kind: ThreadKind,
         action: PendingAction,
@@ -71,9 +70,9 @@ impl Opening {
             let (ends, tells) = (cancel.clone(), Arc::clone(&done));
             let (send, acquired) = mpsc::channel();
             let run = move || {
-                // If nobody waits for it any more, it is dropped here.
+                // Dropped here if the action was cancelled.
                 let _ = send.send(acquire(&ends));
-                // If it is full, it is readable.
+                // A full eventfd is readable already.
                 let _ = tells.write(1);
             };
             let thread = threads::start(kind, NewThread::new(kind.name(), STACK, run))?;
@@ -87,28 +86,27 @@ impl Opening {
         }
     }
 
-    /// The action.
     pub(crate) fn action(&self) -> Option<&Action> {
         self.action.as_ref().map(PendingAction::action)
     }
 
-    /// Readable when all has been acquired, or cannot be.
+    /// Returns an eventfd that is readable once opening has ended.
     pub(crate) fn event(&self) -> &EventFd {
         &self.done
     }
 
-    /// The action, and what was acquired for it, after [`Self::event`] became readable. `None` if the thread panicked.
+    /// Returns the action and its resources, once [`Self::event`] is readable. `None` if the thread panicked.
     pub(crate) fn finish(mut self) -> Option<(PendingAction, Acquired)> {
         self.thread.take()?.join().ok()?;
         Some((self.action.take()?, self.acquired.try_recv().ok()?))
     }
 
-    /// Tells its thread that nobody wants what it acquires, and does not wait for it.
+    /// Cancels opening without waiting for the thread.
     pub(crate) fn cancel(&self) {
         self.cancel.cancel();
     }
 
-    /// Ends it. The action is to fail.
+    /// Cancels opening. Returns the action, which must fail.
     pub(crate) fn abandon(mut self) -> Option<PendingAction> {
         self.action.take()
     }
@@ -118,7 +116,7 @@ impl Drop for Opening {
     fn drop(&mut self) {
         self.cancel.cancel();
         if let Some(thread) = self.thread.take() {
-            // If it panicked, there is nothing left to do.
+            // After a panic there is nothing left to do.
             let _ = thread.join();
         }
     }

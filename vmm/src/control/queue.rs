@@ -9,46 +9,45 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::api::{Action, Failure, Handler, Reply};
 use crate::error_kind::ErrorKind;
 
-/// A client's action, and where the client waits for the reply.
+/// An action, and the channel for its reply.
 pub(crate) struct PendingAction {
     action: Action,
     reply: SyncSender<Result<Reply, Failure>>,
 }
 
 impl PendingAction {
-    /// The action.
     pub(crate) const fn action(&self) -> &Action {
         &self.action
     }
 
-    /// Applies the action by `apply`, and sends the reply. A client that is gone does not get one.
+    /// Applies the action and sends the reply, unless the client has disconnected.
     pub(crate) fn serve(self, apply: impl FnOnce(Action) -> Result<Reply, Failure>) {
         let _ = self.reply.send(apply(self.action));
     }
 
-    /// The action, and the client, which is answered later.
+    /// Splits into the action, and the client to reply to later.
     pub(crate) fn split(self) -> (Action, WaitingClient) {
         (self.action, WaitingClient(self.reply))
     }
 }
 
-/// A client that waits for the reply. When this is dropped, the client learns that the program ends.
+/// A client that waits for a reply. Dropping this reports that the program exits.
 pub(crate) struct WaitingClient(SyncSender<Result<Reply, Failure>>);
 
 impl WaitingClient {
-    /// Sends the reply. A client that is gone does not get one.
+    /// Sends the reply, unless the client has disconnected.
     pub(crate) fn answer(self, reply: Result<Reply, Failure>) {
         let _ = self.0.send(reply);
     }
 }
 
-/// The API threads' end.
+/// Sending end, for API threads.
 pub(crate) struct ActionSender {
     actions: Sender<PendingAction>,
     wake: Arc<EventFd>,
 }
 
-/// The control thread's end.
+/// Receiving end, for the control thread.
 pub(crate) struct ActionQueue {
     actions: Receiver<PendingAction>,
     wake: Arc<EventFd>,
@@ -58,7 +57,7 @@ pub(crate) struct ActionQueue {
 ///
 /// # Errors
 ///
-/// No file descriptor is left.
+/// Fails if no file descriptor is left.
 pub(crate) fn pair() -> io::Result<(ActionSender, ActionQueue)> {
     let (sender, receiver) = channel();
     let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
@@ -70,23 +69,23 @@ impl Handler for ActionSender {
         let (reply, answer) = sync_channel(1);
         let gone = || Failure::new(ErrorKind::Host, "the VMM is shutting down");
         self.actions.send(PendingAction { action, reply }).map_err(|_| gone())?;
-        // If the counter is full, the control thread is already woken.
+        // A full eventfd has woken the control thread already.
         let _ = self.wake.write(1);
         answer.recv().map_err(|_| gone())?
     }
 }
 
 impl ActionQueue {
-    /// Readable when an action may be waiting.
+    /// Returns an eventfd that is readable when actions may be queued.
     pub(crate) fn event(&self) -> &EventFd {
         &self.wake
     }
 
-    /// The next action, if there is one.
+    /// Returns the next action, if any.
     pub(crate) fn take(&self) -> Option<PendingAction> {
         let _ = self.wake.read();
         let request = self.actions.try_recv().ok()?;
-        // There may be another.
+        // Keep the eventfd readable: more may be queued.
         let _ = self.wake.write(1);
         Some(request)
     }

@@ -7,11 +7,11 @@ use crate::api::{Failure, Resize, ResizeZone};
 use crate::config::{HotplugMethod, MemoryConfig, VmConfig, balloon, bytes as text};
 use crate::error_kind::ErrorKind;
 
-/// The number of vCPUs that `resize` asks for, 1 to the maximum of `config`; `None` if it does not change the number.
+/// Returns the requested number of vCPUs, 1 to the maximum of `config`; `None` for no change.
 ///
 /// # Errors
 ///
-/// The request asks for more vCPUs than the maximum.
+/// Fails if the request exceeds the maximum, or sets a memory size although memory consists of zones.
 pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Failure> {
     let max = config.cpus.max_vcpus;
     let refuse = |line: String| Err(Failure::new(ErrorKind::Invalid, line));
@@ -35,12 +35,11 @@ pub(crate) fn vcpus(resize: &Resize, config: &VmConfig) -> Result<Option<u8>, Fa
     }
 }
 
-/// The bytes that `resize` asks a guest with this `config` to return; `None` if it does not change that.
+/// Returns the requested balloon size in bytes; `None` for no change.
 ///
 /// # Errors
 ///
-/// The request asks for more than the guest then has, there is no balloon, or the memory would be too little for the
-/// balloon.
+/// Fails if there is no balloon, or memory would be too small for it.
 pub(crate) fn balloon(resize: &Resize, config: &VmConfig) -> Result<Option<u64>, Failure> {
     let memory = resize.desired_ram.unwrap_or(config.memory.wanted());
     let Some(bytes) = resize.desired_balloon else {
@@ -64,11 +63,12 @@ pub(crate) fn balloon(resize: &Resize, config: &VmConfig) -> Result<Option<u64>,
     }
 }
 
-/// The memory of `memory` with `size` bytes in all: with memory devices, what is beyond that at boot is theirs.
+/// Returns `memory` resized to `size` bytes in total. With virtio-mem, the device provides what exceeds the boot
+/// memory.
 ///
 /// # Errors
 ///
-/// Fails if that is less than the memory at boot.
+/// Fails if `size` is less than the boot memory.
 pub(crate) fn memory(size: u64, memory: &MemoryConfig) -> Result<MemoryConfig, Failure> {
     let mut next = memory.clone();
     if memory.hotplug_method == HotplugMethod::Acpi {
@@ -80,11 +80,11 @@ pub(crate) fn memory(size: u64, memory: &MemoryConfig) -> Result<MemoryConfig, F
     Ok(next)
 }
 
-/// The memory of `config` in which a zone has the size that `resize` asks for.
+/// Returns the memory of `config` with the requested size of a zone.
 ///
 /// # Errors
 ///
-/// There is no such zone, it would be less than at boot, or the memory would be too little for the balloon.
+/// Fails if there is no such zone, the size is less than at boot, or memory would be too small for the balloon.
 pub(crate) fn zone(resize: &ResizeZone, config: &VmConfig) -> Result<MemoryConfig, Failure> {
     let ResizeZone { id, desired_ram } = resize;
     let mut next = config.memory.clone();
@@ -104,7 +104,7 @@ pub(crate) fn zone(resize: &ResizeZone, config: &VmConfig) -> Result<MemoryConfi
     Ok(next)
 }
 
-/// Memory that is there at boot stays.
+/// Error of removing boot memory.
 fn below_boot(request: &str, size: u64, boot: u64) -> Failure {
     let what = format!("memory of the start, {}, is not taken away; ask for that or more", text(boot));
     Failure::new(ErrorKind::Invalid, format!("{request}={size}: {what}"))
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_balloon_takes_any_size_below_the_guests_memory_and_keeps_it() {
+    fn balloon_takes_any_size_below_guest_memory_and_keeps_it() {
         let mut instance = instance(r#"{"memory":{"size":1073741824},"balloon":{"size":1048576}}"#);
         let mut resize = |bytes| {
             let answer = instance.resize(&Resize { desired_balloon: Some(bytes), ..Resize::default() });
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queues_of_devices_are_planned_for_the_most_vcpus_that_the_vm_had() {
+    fn device_queues_are_planned_for_the_most_vcpus_the_vm_had() {
         let mut instance = instance(r#"{"cpus":{"boot_vcpus":2,"max_vcpus":4},"net":[{"num_queues":4}]}"#);
         let vcpus = |desired_vcpus| Resize { desired_vcpus: Some(desired_vcpus), ..Resize::default() };
         let add = |instance: &mut Instance, net: &str| instance.add_net(net.parse().unwrap(), Vec::new()).is_ok();
@@ -260,7 +260,7 @@ mod tests {
         instance.resize(&vcpus(3)).unwrap();
         assert!(add(&mut instance, "id=c,num_queues=6"));
         assert_eq!(instance.vcpus(), 3);
-        // What the VM has stays possible, and so does as much as it has.
+        // The present devices stay valid, and more of the same size can be added.
         instance.resize(&vcpus(1)).unwrap();
         assert!(add(&mut instance, "id=d,num_queues=6"));
         let refused = instance.add_net("id=b,num_queues=8".parse().unwrap(), Vec::new()).unwrap_err().to_string();

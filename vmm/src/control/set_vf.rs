@@ -1,4 +1,4 @@
-//! Settings of a VF that `vm.set-vf` changes.
+//! Checks and settings of `vm.set-vf`.
 
 use virtio_devices::{BackendKind, MacError, Port, Replaced};
 
@@ -9,7 +9,7 @@ use crate::config::subject::Subject;
 use crate::config::{LinkPolicy, MacAddress, MacChoice, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VmConfig};
 use crate::error_kind::ErrorKind;
 
-/// Policy of VF `vf` of the NIC `id`, or of that NIC itself, with the link that the host has set to `link`.
+/// Returns the policy of VF `vf` of the NIC `id`, or of the NIC itself. `link` overrides its link.
 pub(super) fn policy_of(config: &VmConfig, id: &str, vf: Option<u16>, link: Option<LinkPolicy>) -> PolicyInfo {
     let none = NetConfig::default();
     let net = config.net.iter().find(|net| net.id.as_deref() == Some(id)).unwrap_or(&none);
@@ -24,7 +24,7 @@ pub(super) fn policy_of(config: &VmConfig, id: &str, vf: Option<u16>, link: Opti
     PolicyInfo { link: link.unwrap_or(policy.link), ..policy }
 }
 
-/// The kind of a problem with the VM as it would be. What a VF has already is no mistake in the request.
+/// Kind of a problem with the resulting VM. A conflict with another part of the VM is not a fault of the request.
 pub(super) fn kind_of(problem: &Problem) -> ErrorKind {
     match problem {
         Problem::Conflict(_) => ErrorKind::Conflict,
@@ -32,21 +32,20 @@ pub(super) fn kind_of(problem: &Problem) -> ErrorKind {
     }
 }
 
-/// The plan of VF `index` of `pf`.
+/// Returns the plan of VF `index` of `pf`.
 pub(super) fn plan_of<'p>(planned: &'p PlannedVm, pf: &str, index: u16) -> Option<&'p NicPlan> {
     let net = planned.plan().nets().find(|net| net.id() == pf)?;
     net.vfs.get(usize::from(index))
 }
 
-/// Checks that what `plan` asks for can be enforced over the backend that is open, which may be another than would be
-/// opened for the plan (`vhost=auto`).
+/// Checks that the open backend, which may differ from the planned one (`vhost=auto`), can enforce `plan`.
 pub(super) fn check_enforced(plan: &NicPlan, kind: BackendKind, subject: &Subject) -> Result<(), Failure> {
     let Some(carrier) = Carrier::of_open(kind) else { return Ok(()) };
     policy::check_carried(&plan.spec, carrier, subject)
         .map_err(|error| Failure::new(kind_of(&error.problem), error.to_string()))
 }
 
-/// Gives a VF the address that it has in `planned`: another, unless the choice is any and it has that one already.
+/// Sets a VF's planned MAC address, unless any address is allowed and the VF has it already.
 pub(super) fn set_mac(
     port: &mut dyn Port,
     change: &SetVf,
@@ -58,7 +57,7 @@ pub(super) fn set_mac(
     if change.mac == Some(MacChoice::Any) && now.spec.mac == planned.spec.mac {
         return Ok(Replaced::default());
     }
-    // The vDPA device knows its address, and filters by it.
+    // A vDPA device has a fixed address, and filters by it.
     if port.backend_kind() == BackendKind::Vdpa && port.mac() != mac.0 {
         let device = port.backend_name();
         let line = format!(
@@ -67,18 +66,19 @@ pub(super) fn set_mac(
         );
         return Err(Failure::new(ErrorKind::Conflict, line));
     }
-    // With DRIVER set, the driver has read the address or is about to, even if no queue runs yet. A switch knows only
-    // the new one from now on, so that the driver's frames are not the function's until it has it, too.
+    // With DRIVER set, the driver may have read the address, even before a queue runs. A switch applies the new address
+    // at once: frames with the old one are no longer the function's.
     let set =
         if driven && port.backend_kind() != BackendKind::Switch { Err(MacError::InUse) } else { port.set_mac(mac.0) };
     set.map_err(|error| Failure::new(error.kind().into(), format!("pf={pf},index={index},mac={mac}: {error}")))
 }
 
-/// Waits until what was replaced for VF `index` of `pf` is no longer in use. Without the device's lock: vCPUs take it.
+/// Waits until replaced settings of VF `index` of `pf` are out of use. Call it without the device's lock, which vCPUs
+/// take.
 ///
 /// # Errors
 ///
-/// A worker still uses it after 5 s.
+/// Fails if a worker still uses them after 5 s.
 pub(super) fn settle(replaced: Replaced, pf: &str, index: u16) -> Result<(), Failure> {
     replaced.wait().map_err(|error| Failure::new(ErrorKind::Host, format!("pf={pf},index={index}: {error}")))
 }
@@ -97,7 +97,7 @@ mod tests {
         assert!(line.starts_with(expected) && !line.contains('\n'), "{line}");
     }
 
-    /// With `vhost=auto`, the plan leaves packets to this program, but the backend that is open may be the kernel's.
+    /// With `vhost=auto`, the plan has packets in this process, but the open backend may be the kernel's.
     #[test]
     fn what_is_open_decides_what_can_be_enforced() {
         let plan = |vf: &str| {

@@ -1,4 +1,4 @@
-//! Signals as file descriptors to poll: those that end the program, and SIGWINCH. SIGXFSZ is ignored.
+//! Signals as file descriptors: those that end the program, and SIGWINCH. SIGXFSZ is ignored.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 
-/// Ignores SIGXFSZ from now on: a write past the limit of a file's size (RLIMIT_FSIZE, `LimitFSIZE=`) then fails with
-/// EFBIG, which is reported as every other failure of a file is, where the signal would end the program and its guest.
+/// Ignores SIGXFSZ. A write past the file size limit (RLIMIT_FSIZE, `LimitFSIZE=`) then fails with EFBIG, which is
+/// reported as any other error, whereas the signal would kill the program and its guest.
 pub(super) fn ignore_file_size_signal() {
     // SAFETY: no handler is installed that could run.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -22,11 +22,11 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Catches the signals, except those that were ignored when the program started.
+    /// Catches the signals, except those ignored at the program's start.
     ///
     /// # Errors
     ///
-    /// No file descriptor is left.
+    /// Fails if no file descriptor is left.
     pub(super) fn catch() -> io::Result<Self> {
         let (end, end_sender) = UnixStream::pair()?;
         let (window, window_sender) = UnixStream::pair()?;
@@ -34,7 +34,7 @@ impl Signals {
         let mut signals = Self { end, window, caught: Vec::new() };
         let ends = [SIGINT, SIGTERM, SIGHUP, SIGQUIT].map(|signal| (signal, &end_sender));
         for (signal, sender) in ends.into_iter().chain([(SIGWINCH, &window_sender)]) {
-            // nohup, for one, starts programs with a signal ignored; it stays ignored.
+            // nohup, for example, starts programs with a signal ignored; it stays ignored.
             if !is_ignored(signal) {
                 signals.caught.push(signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?);
             }
@@ -42,17 +42,17 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Readable once a signal came that ends the program.
+    /// Returns a descriptor that is readable after a signal that ends the program.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.end.as_fd()
     }
 
-    /// Readable while there is a SIGWINCH that has not been taken.
+    /// Returns a descriptor that is readable while a SIGWINCH is pending.
     pub(super) fn window(&self) -> BorrowedFd<'_> {
         self.window.as_fd()
     }
 
-    /// Takes all pending SIGWINCHs.
+    /// Consumes all pending SIGWINCHs.
     pub(super) fn take_window(&self) {
         let mut bytes = [0; 64];
         while matches!((&self.window).read(&mut bytes), Ok(1..)) {}
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn another_size_of_the_terminal_ends_nothing_and_is_told_until_it_is_taken() {
+    fn terminal_resize_ends_nothing_and_is_reported_until_taken() {
         let signals = Signals::catch().unwrap();
         for _ in 0..3 {
             assert!(!is_readable(signals.window()));

@@ -1,4 +1,4 @@
-//! Writes of backends that run queues by themselves: the host's kernel, and processes behind vhost-user sockets.
+//! Dirty pages of backends that run queues themselves: the host's kernel, and vhost-user processes.
 
 use std::io;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use virtio_devices::{BackendKind, GuestMap, MemoryUser, SharedLog};
 use super::page_set::PageSet;
 use super::source::DirtySource;
 
-/// Source of the backends: their options, and the backends themselves as they are now.
+/// Finds the current backends of the VM, each with its option.
 pub type FindUsers = Box<dyn Fn() -> Vec<(String, MemoryUser)> + Send>;
 
-/// The backends of a kind, which share a log. Those of other kinds have others: a process that has one of them can
-/// neither set nor clear what the kernel notes.
+/// The backends of one kind, which share a log. Each kind has a log of its own, because a backend process can neither
+/// set nor clear the bits that the kernel sets.
 pub struct Backends {
     kind: BackendKind,
     users: FindUsers,
@@ -21,18 +21,18 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// Backends of `kind` among `users`, which write to `map`.
+    /// Selects the backends of `kind` among `users`, which write to `map`.
     pub fn new(kind: BackendKind, users: FindUsers, map: &GuestMap) -> Self {
         Self { kind, users, map: map.clone(), log: None }
     }
 
-    /// Backends among `users` that cannot report their writes, by their options: vDPA devices, and vhost-user peers
-    /// without a dirty log. Each has to be stopped for as long as memory is copied, or the guest stays.
+    /// Returns the options of `users` without a dirty log: vDPA devices, and some vhost-user peers. Each must be
+    /// stopped while memory is copied; otherwise the guest cannot migrate.
     pub fn without_log(users: &[(String, MemoryUser)]) -> Vec<&str> {
         users.iter().filter(|(_, user)| !user.logs_writes()).map(|(option, _)| &**option).collect()
     }
 
-    /// Tells all of the kind that can log.
+    /// Sets or removes the log of all backends of the kind that can log.
     fn tell(&self, log: Option<&Arc<SharedLog>>) -> io::Result<()> {
         let users = (self.users)();
         let of_kind = |(_, user): &&(String, MemoryUser)| user.kind() == self.kind && user.logs_writes();

@@ -1,4 +1,4 @@
-//! Writes of vCPUs.
+//! Dirty pages of vCPUs.
 
 use std::io;
 use std::sync::Arc;
@@ -9,19 +9,18 @@ use super::page_set::{Chunk, PageSet};
 use super::source::DirtySource;
 use crate::kvm;
 
-/// The memory of a word of pages in bytes.
+/// Memory that one word of page bits covers, in bytes.
 const WORD_BYTES: u64 = u64::BITS as u64 * PAGE_SIZE as u64;
 
 /// The vCPUs of a VM, whose writes KVM logs.
 pub struct Vcpus {
     vm: Arc<kvm::Vm>,
-    /// The memory slots by guest addresses, as they were when they were last looked at: memory is plugged and unplugged
-    /// in the meantime.
+    /// Memory slots by guest address at the last collection: memory is plugged and unplugged in between.
     slots: Vec<kvm::RamSlot>,
 }
 
 impl Vcpus {
-    /// Writes of the vCPUs of `vm`. A guest that reboots gets another VM.
+    /// Logs the vCPUs of `vm`. A rebooted guest has a new VM.
     pub fn new(vm: Arc<kvm::Vm>) -> Self {
         Self { vm, slots: Vec::new() }
     }
@@ -50,7 +49,7 @@ impl DirtySource for Vcpus {
         let (start, end) = (chunk.region_start + place.start, chunk.region_start + place.end);
         let from = self.slots.partition_point(|slot| slot.guest.saturating_add(slot.len) <= start);
         for slot in self.slots.iter().skip(from).take_while(|slot| slot.guest < end) {
-            // Slots begin at a multiple of 64 pages of their region, and so do chunks.
+            // Slots and chunks begin at a multiple of 64 pages of their region.
             let (begin, finish) = (slot.guest.max(start), end.min(slot.guest.saturating_add(slot.len)));
             let word = |address: u64| usize::try_from((address - start).div_ceil(WORD_BYTES)).unwrap_or(usize::MAX);
             let words = chunk.words.get(word(begin)..word(finish).min(chunk.words.len())).unwrap_or_default();
@@ -61,7 +60,7 @@ impl DirtySource for Vcpus {
 
     fn stop(&mut self) {
         if let Err(error) = self.vm.log_writes(false) {
-            // The guest is slower until it is reset.
+            // The guest is slower until its next reset.
             log::warn!("KVM goes on logging what the guest writes: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Writes of this process's threads: the workers of devices over taps, of the switch, of disks and all others.
+//! Dirty pages of this process's threads: all workers of devices and of the switch.
 
 use std::io;
 
@@ -15,7 +15,7 @@ pub struct OwnThreads {
 }
 
 impl OwnThreads {
-    /// As far as they write to `map`.
+    /// Logs writes to `map`.
     pub fn new(map: &GuestMap) -> Self {
         Self { map: map.clone(), log: None }
     }

@@ -1,15 +1,15 @@
-//! Pages of guest memory, by the regions that it consists of.
+//! Sets of guest pages, as bitmaps of memory regions.
 
 use std::ops::Range;
 
 use virtio_devices::{GuestMap, PAGE_SIZE};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// Pages of a word.
+/// Pages per word.
 const WORD: u64 = u64::BITS as u64;
-/// The words of a chunk.
+/// Words per chunk.
 const CHUNK_WORDS: usize = 16;
-/// The pages of a chunk: 4 MiB of memory. What is written while a chunk is sent is at most that much work for nothing.
+/// Pages per chunk: 4 MiB of memory. Bounds how much is sent in vain if the guest writes to a chunk in flight.
 pub const CHUNK_PAGES: u64 = CHUNK_WORDS as u64 * WORD;
 
 /// A set of pages.
@@ -18,18 +18,18 @@ pub struct PageSet {
     parts: Vec<Part>,
 }
 
-/// The pages of a region, a bit for each.
+/// The pages of a region, one bit each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Part {
-    /// The number of the first page of the region.
+    /// Number of the region's first page.
     first: u64,
-    /// The number of its pages.
+    /// Number of pages.
     pages: u64,
     words: Vec<u64>,
 }
 
 impl Part {
-    /// The bits of its word `index` that stand for pages.
+    /// Mask of the bits in word `index` that stand for pages.
     fn valid(&self, index: usize) -> u64 {
         match self.pages.saturating_sub(index as u64 * WORD) {
             0 => 0,
@@ -39,33 +39,32 @@ impl Part {
     }
 }
 
-/// Pages of a set that are next to each other in one region.
+/// Adjacent pages of a set in one region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
-    /// The region, by its index.
+    /// Index of the region.
     pub region: usize,
-    /// The guest address of the region.
+    /// Guest address of the region.
     pub region_start: u64,
-    /// The first page, counted from the region's beginning; a multiple of 64.
+    /// First page, relative to the region; a multiple of 64.
     pub first: u64,
-    /// A bit for each page from there.
+    /// Bitmap of pages from `first` on.
     pub words: Vec<u64>,
 }
 
 impl Chunk {
-    /// The number of its pages that are in the set.
+    /// Number of pages that are in the set.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// The part of its region in which it is, in bytes from the region's beginning. Of the region's last chunk, a part
-    /// may be behind the end.
+    /// Range of the chunk in bytes, relative to its region. The region's last chunk may extend past the region's end.
     pub fn place(&self) -> Range<u64> {
         let start = self.first * PAGE_SIZE as u64;
         start..start + self.words.len() as u64 * WORD * PAGE_SIZE as u64
     }
 
-    /// Splits it: its pages that are in these parts of its region, in bytes from the region's beginning, and others.
+    /// Splits the chunk into its pages inside `parts`, byte ranges relative to the region, and all others.
     pub fn split(mut self, parts: &[Range<u64>]) -> (Self, Self) {
         let page = PAGE_SIZE as u64;
         let mut inside = vec![0; self.words.len()];
@@ -83,7 +82,7 @@ impl Chunk {
         (Self { words: within, ..self.clone() }, self)
     }
 
-    /// Pages of the chunk that are in the set, as runs: guest address and length in bytes.
+    /// Returns the pages in the set as runs: guest address and length in bytes.
     pub fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let page = PAGE_SIZE as u64;
@@ -96,7 +95,7 @@ impl Chunk {
                     Some((last, bytes)) if *last + *bytes == start => *bytes += len * page,
                     _ => runs.push((start, len * page)),
                 }
-                // All lower bits, which are done.
+                // Clears the bits up to the end of this run.
                 word &= u64::MAX.checked_shl((bit + len) as u32).unwrap_or(0);
             }
         }
@@ -105,7 +104,7 @@ impl Chunk {
 }
 
 impl PageSet {
-    /// No page of `map`.
+    /// Creates an empty set over `map`.
     pub fn none(map: &GuestMap) -> Self {
         let part = |region: &virtio_devices::GuestRegion| {
             let pages = region.len().div_ceil(PAGE_SIZE as u64);
@@ -118,7 +117,7 @@ impl PageSet {
         Self { parts: map.iter().map(part).collect() }
     }
 
-    /// All pages of `map`.
+    /// Creates a set of all pages of `map`.
     pub fn all(map: &GuestMap) -> Self {
         let mut set = Self::none(map);
         for part in &mut set.parts {
@@ -137,13 +136,13 @@ impl PageSet {
         self.parts.iter().flat_map(|part| &part.words).map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// The words of a region, for who has bits in the same form. What stands for no page is left out later.
+    /// Returns the words of a region, for logs of the same form. Bits beyond the last page are masked later.
     pub fn words(&mut self, region: usize) -> Option<&mut [u64]> {
         self.parts.get_mut(region).map(|part| &mut *part.words)
     }
 
-    /// Adds pages of a region from the guest address `start` on, a bit for each. `start` is a multiple of 64 pages from
-    /// the region's beginning.
+    /// Adds pages of a region from the guest address `start`, one bit each. `start` is a multiple of 64 pages from the
+    /// region's beginning.
     pub fn add_region(&mut self, start: u64, bits: &[u64]) {
         let first = start / PAGE_SIZE as u64;
         for part in &mut self.parts {
@@ -155,10 +154,10 @@ impl PageSet {
         }
     }
 
-    /// Adds pages of 64, a bit for each, the first of which is the page `first` of all memory.
+    /// Adds up to 64 pages, one bit each. Bit 0 stands for page `first` of guest memory.
     pub fn add(&mut self, first: u64, bits: u64) {
         for part in &mut self.parts {
-            // Where the 64 pages begin in the region, which may not begin at a multiple of them.
+            // The position of the 64 pages in the region, which may not begin at a multiple of 64.
             let (index, shift, early) = match first.checked_sub(part.first) {
                 Some(offset) => (offset / WORD, offset % WORD, 0),
                 None => (0, 0, part.first - first),
@@ -179,8 +178,8 @@ impl PageSet {
         }
     }
 
-    /// Takes the next chunk with a page out of the set, at `place` or behind it, and sets `place` behind it. `None` at
-    /// the end, where `place` is set to the beginning.
+    /// Removes and returns the next chunk with a page, from `place` on, and advances `place` past it. Returns `None` at
+    /// the end, and resets `place`.
     pub fn take(&mut self, place: &mut (usize, usize)) -> Option<Chunk> {
         let (region, word) = *place;
         for (region, part) in self.parts.iter_mut().enumerate().skip(region) {

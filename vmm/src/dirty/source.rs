@@ -1,30 +1,29 @@
-//! Writer to guest memory.
+//! Trait of dirty-page sources.
 
 use std::io;
 
 use super::page_set::{Chunk, PageSet};
 
-/// Writer to guest memory that reports its writes.
+/// A writer to guest memory with a dirty log.
 pub trait DirtySource: Send {
     /// Name of the writer, to follow "what".
     fn name(&self) -> &'static str;
 
-    /// Begins to note pages. What is written after this is noted.
+    /// Starts the log: later writes are recorded.
     ///
     /// # Errors
     ///
-    /// Fails if it cannot. Nothing is noted then.
+    /// Fails if the writer cannot log. The log is off then.
     fn start(&mut self) -> io::Result<()>;
 
-    /// Adds the pages that were written since the last call, or since the start, to `pages`.
+    /// Adds the pages written since the last call, or since the start, to `pages`.
     ///
     /// # Errors
     ///
-    /// Fails if they are not known: none of what was sent can be relied on then.
+    /// Fails if the log was lost: pages sent so far may be stale then.
     fn collect(&mut self, pages: &mut PageSet) -> io::Result<()>;
 
-    /// The pages of `chunk` are copied next. A source that notes a page only once until it is told so notes it again
-    /// from here on.
+    /// Prepares for copying the pages of `chunk`. A source that records a page once until it is cleared clears it here.
     ///
     /// # Errors
     ///
@@ -33,6 +32,6 @@ pub trait DirtySource: Send {
         Ok(())
     }
 
-    /// Ends.
+    /// Stops the log.
     fn stop(&mut self);
 }

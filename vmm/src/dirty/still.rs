@@ -1,4 +1,4 @@
-//! Backends that cannot say what they write, and so stand still while memory is copied.
+//! Backends without a dirty log, which are stopped while memory is copied.
 
 use std::io;
 
@@ -7,11 +7,12 @@ use virtio_devices::MemoryUser;
 use super::page_set::PageSet;
 use super::source::DirtySource;
 
-/// Backends whose links were taken down. They write nothing from when this begins until their links are up again.
+/// Backends whose links were taken down, and that write nothing from [`DirtySource::start`] until their links are up
+/// again.
 pub struct Still(Vec<(String, MemoryUser)>);
 
 impl Still {
-    /// These backends, with their options.
+    /// Takes these backends, with their options.
     pub fn new(users: Vec<(String, MemoryUser)>) -> Self {
         Self(users)
     }

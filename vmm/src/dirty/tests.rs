@@ -11,10 +11,10 @@ use crate::arch::x86_64::regs::Entry;
 use crate::kvm::{Kvm, Vcpu, Vm};
 
 const PAGE: u64 = 4096;
-/// The length of memory: the last word of KVM's log is not full.
+/// Size of memory: the last word of KVM's log is partial.
 const LEN: u64 = (2 << 20) + 3 * PAGE;
 
-/// A VM with memory, and a vCPU that adds 1 to the first word of pages 2 to 4, again and again.
+/// A VM with memory, and a vCPU that increments the first word of pages 2 to 4 in a loop.
 fn guest() -> (GuestMap, Arc<Vm>, Vcpu) {
     let map = GuestMap::from_ranges(&[(GuestAddress(0), LEN as usize)]).unwrap();
     let vm = Arc::new(Kvm::open().unwrap().create_vm(layout::KVM_TSS).unwrap());
@@ -32,7 +32,7 @@ fn guest() -> (GuestMap, Arc<Vm>, Vcpu) {
     (map, vm, vcpu)
 }
 
-/// Runs the vCPU until it has gone round once more.
+/// Runs the vCPU for one more round.
 fn run(map: &GuestMap, vcpu: &mut Vcpu) {
     let count = || map.read_obj::<u32>(GuestAddress(0x4000)).unwrap();
     let (before, exit) = (count(), vcpu.immediate_exit() as usize);
@@ -55,8 +55,7 @@ fn run(map: &GuestMap, vcpu: &mut Vcpu) {
         let _ = vcpu.run().unwrap();
         done.store(true, Ordering::Release);
     });
-    // The other thread may have set it once more after the vCPU had left.
-    // SAFETY: the byte is the vCPU's, and that thread has ended.
+    // SAFETY: the byte is the vCPU's, and the other thread, which may have set it after the vCPU left, has ended.
     unsafe { (exit as *mut u8).write_volatile(0) };
 }
 
@@ -68,20 +67,20 @@ fn pages(set: &mut PageSet) -> Vec<u64> {
     all
 }
 
-/// Handles the signal that interrupts a vCPU.
+/// Installs the handler of the signal that interrupts a vCPU.
 fn with_signal() {
-    // That of all vCPUs' threads: other tests of this process have such threads, too.
+    // The handler of all vCPU threads: other tests of this process have some as well.
     use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
     register_signal_handler(SIGRTMIN(), crate::vcpu::cpu::leave_guest).unwrap();
 }
 
 #[test]
-fn what_a_vcpu_writes_is_dirty_until_it_is_released_and_then_again() {
+fn pages_written_by_a_vcpu_stay_dirty_until_released() {
     with_signal();
     let (map, vm, mut vcpu) = guest();
     run(&map, &mut vcpu);
     let mut log = DirtyLog::start(vec![Box::new(Vcpus::new(vm))]).unwrap();
-    // All are sent once.
+    // All pages are sent once.
     let (mut first, mut place) = (PageSet::all(&map), (0, 0));
     log.collect(&mut first).unwrap();
     assert_eq!(first.count(), LEN / PAGE);
@@ -119,7 +118,7 @@ fn a_log_that_has_ended_costs_nothing_and_can_begin_again() {
     }
 }
 
-/// Something that writes to memory without this process's knowledge, and says so in a log, as vhost does.
+/// A writer outside of this process's control, with a shared log, like vhost.
 struct Peer {
     map: GuestMap,
     log: Arc<SharedLog>,
@@ -153,8 +152,8 @@ impl DirtySource for PeerSource {
     fn stop(&mut self) {}
 }
 
-/// Copies memory while a vCPU, a thread of this process and a peer write to it, with the sources but that of the index
-/// `without`. Returns the pages that differ from their copies once all have stopped and the rest has been copied.
+/// Copies memory while a vCPU, a thread of this process and a peer write to it, with all sources except that at index
+/// `without`. Returns the pages that differ from their copies after the final pass.
 fn migrate(without: Option<usize>) -> Vec<u64> {
     with_signal();
     let (map, vm, mut vcpu) = guest();
@@ -203,7 +202,7 @@ fn migrate(without: Option<usize>) -> Vec<u64> {
         }
         stop.store(true, Ordering::Release);
     });
-    // The logs are read last.
+    // Final collection.
     pass(&mut log, &mut PageSet::none(&map));
     let differs = |page: &u64| {
         let mut now = [0; PAGE as usize];
@@ -214,7 +213,7 @@ fn migrate(without: Option<usize>) -> Vec<u64> {
 }
 
 #[test]
-fn a_copy_is_as_the_memory_and_is_not_if_any_one_source_is_switched_off() {
+fn copy_equals_memory_unless_a_dirty_source_is_switched_off() {
     assert_eq!(migrate(None), [] as [u64; 0]);
     let missed = [vec![2, 3, 4], (0x20..0x30).collect(), (0x40..0x50).collect::<Vec<_>>()];
     for (source, missed) in missed.into_iter().enumerate() {
@@ -222,7 +221,7 @@ fn a_copy_is_as_the_memory_and_is_not_if_any_one_source_is_switched_off() {
     }
 }
 
-/// A source that cannot begin, or that fails later.
+/// A source that fails at the start, or later.
 struct Failing(bool);
 
 impl DirtySource for Failing {
@@ -242,11 +241,11 @@ impl DirtySource for Failing {
 }
 
 #[test]
-fn a_source_that_cannot_begin_stops_those_before_it_and_is_named() {
+fn failing_source_is_named_and_stops_the_sources_before_it() {
     let map = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
     let error = DirtyLog::start(vec![Box::new(OwnThreads::new(&map)), Box::new(Failing(true))]).err().unwrap();
     assert_eq!(error.to_string(), "cannot log what nobody writes to guest memory: unsupported");
-    // Not held by the log that was given up.
+    // The failed log has released it.
     let mut log = DirtyLog::start(vec![Box::new(OwnThreads::new(&map)), Box::new(Failing(false))]).unwrap();
     let error = log.collect(&mut PageSet::none(&map)).unwrap_err().to_string();
     assert_eq!(error, "cannot log what nobody writes to guest memory: broken pipe");
@@ -263,7 +262,7 @@ fn backends_that_there_are_none_of_note_nothing() {
     assert_eq!(set.count(), 0);
 }
 
-/// Two regions, the second of which does not begin at a multiple of 64 pages.
+/// Two regions; the second does not begin at a multiple of 64 pages.
 fn uneven() -> GuestMap {
     GuestMap::from_ranges(&[(GuestAddress(0), 70 << 12), (GuestAddress(100 << 12), 200 << 12)]).unwrap()
 }
@@ -280,7 +279,7 @@ fn all_pages_are_those_of_the_regions() {
 
 proptest! {
     #[test]
-    fn bits_from_any_place_are_the_pages_of_memory_that_they_stand_for(
+    fn dirty_bits_at_any_offset_map_to_the_pages_that_exist(
         groups in proptest::collection::vec((0..6u64, any::<u64>()), 0..6)
     ) {
         let mut set = PageSet::none(&uneven());
@@ -334,7 +333,7 @@ fn memory_slots_come_and_go_while_writes_are_logged() {
     vcpu.set_regs(&Entry::Pvh(0x1000).regs()).unwrap();
     let mut log = DirtyLog::start(vec![Box::new(Vcpus::new(Arc::clone(&vm)))]).unwrap();
     let written = (REGION + PART) / PAGE + 3;
-    // Releases all pages, and returns those.
+    // Releases all dirty pages and returns them.
     let collect = |log: &mut DirtyLog| {
         let (mut set, mut place, mut all) = (PageSet::none(&map), (0, 0), Vec::new());
         log.collect(&mut set).unwrap();
@@ -351,7 +350,7 @@ fn memory_slots_come_and_go_while_writes_are_logged() {
         assert!(pages.contains(&4) && pages.contains(&written), "{pages:?}");
         assert!(collect(&mut log).is_empty(), "nothing runs");
     }
-    // What is taken away has no notes, and what comes is logged.
+    // Unplugged memory has no dirty pages, and plugged memory is logged.
     part(1, 0);
     assert!(collect(&mut log).is_empty());
     part(1, PART);

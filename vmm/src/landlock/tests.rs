@@ -66,7 +66,7 @@ fn a_file_is_used_as_its_rule_says_and_no_other_is() {
 }
 
 #[test]
-fn sockets_are_made_and_removed_in_their_folder_and_nothing_else_is() {
+fn landlock_allows_only_sockets_in_their_folder() {
     let folder = folder_with(&["file"]);
     let at = |name: &str| folder.path().join(name);
     in_domain(&[Rule::of_socket("--test", &at("socket"))], || {
@@ -83,7 +83,7 @@ fn sockets_are_made_and_removed_in_their_folder_and_nothing_else_is() {
 }
 
 #[test]
-fn no_program_is_run_and_nobody_is_reached_by_tcp_an_abstract_socket_or_a_signal() {
+fn landlock_denies_exec_tcp_abstract_sockets_and_signals() {
     let folder = folder_with(&["file"]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("landlock-test-{}", std::process::id());

@@ -1,5 +1,5 @@
-//! Persistent memory whose writes are in no file (`discard_writes=on`). It can go with a guest that has written nothing
-//! to it, such as a root image that is mounted read-only.
+//! Persistent memory whose writes are in no file (`discard_writes=on`). A guest can be saved or migrated only if it has
+//! never written to such memory, for example a root image that is mounted read-only.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use virtio_devices::FileMapping;
 
 use super::present;
 
-/// The mappings of such memory, each with the option that names the device.
+/// Mappings of persistent memory, with the options that name their devices.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Discarded(pub Vec<(String, Arc<FileMapping>)>);
 
 impl Discarded {
-    /// Checks that nothing was written to any. Takes as long as their page tables are long: not for the control thread.
+    /// Checks that the guest has written to none of them. Scans page tables: not for the control thread.
     ///
     /// # Errors
     ///

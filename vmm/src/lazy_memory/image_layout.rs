@@ -1,4 +1,4 @@
-//! Places of the guest's memory in the file of its image.
+//! Layout of guest memory in its image file.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use virtio_devices::{GuestMap, GuestRegion};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// The alignment of a region's offset, in bytes: that of huge pages.
+/// Alignment of a region's offset, in bytes: the size of a huge page.
 const ALIGNMENT: u64 = 2 << 20;
-/// The length of what follows the regions and names the snapshot, in bytes.
+/// Length in bytes of the trailer, which identifies the snapshot.
 pub(crate) const TRAILER: u64 = 4096;
 
-/// A region of the guest's memory, and where it is in the file.
+/// A memory region and its offset in the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImageRegion {
@@ -23,19 +23,19 @@ pub(crate) struct ImageRegion {
     pub offset: u64,
 }
 
-/// Places of all regions. Memory that is not in the file, its holes, is zero.
+/// Offsets of all regions. Holes of the file are zero memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImageLayout {
-    /// The regions, by address.
+    /// Regions, by address.
     pub regions: Vec<ImageRegion>,
-    /// The length of the file, in bytes.
+    /// Length of the file, in bytes.
     pub file_size: u64,
 }
 
 impl ImageLayout {
-    /// The layout of regions at these addresses, in ascending order: an offset follows from the addresses alone. `None`
-    /// if no file is so long.
+    /// Creates the layout of regions at ascending addresses. Offsets follow from the addresses alone. Returns `None` if
+    /// the file would be too long.
     pub(crate) fn of(regions: impl Iterator<Item = Range<u64>>) -> Option<Self> {
         let (mut end, mut placed) = (0u64, Vec::new());
         for Range { start: address, end: last } in regions {
@@ -48,8 +48,8 @@ impl ImageLayout {
         (file_size <= i64::MAX.unsigned_abs()).then_some(Self { regions: placed, file_size })
     }
 
-    /// The layout of the regions that a saved machine names by their first addresses and lengths. `None` if these are
-    /// no addresses in ascending order.
+    /// Creates the layout of a saved machine's regions: first address and length. Returns `None` if they are not
+    /// ascending.
     pub(crate) fn of_saved(regions: &[(u64, u64)]) -> Option<Self> {
         let mut last = 0;
         let range = |(start, len): &(u64, u64)| {
@@ -62,43 +62,43 @@ impl ImageLayout {
         Self::of(ranges?.into_iter())
     }
 
-    /// The layout of `memory`, without what its own files keep.
+    /// Creates the layout of `memory`, without regions that named files keep.
     pub(crate) fn of_memory(memory: &GuestMap) -> Option<Self> {
         Self::of(memory.iter().filter(|region| !is_kept_by_its_file(region)).map(range))
     }
 
-    /// True if this is the layout of some of the regions that a saved machine names, and the rest is elsewhere.
+    /// True if this is the layout of a subset of a saved machine's regions.
     pub(crate) fn is_of_some(&self, regions: &[(u64, u64)]) -> bool {
         let own: Vec<_> = self.regions.iter().map(|region| (region.address, region.size)).collect();
         own.iter().all(|region| regions.contains(region)) && Self::of_saved(&own).as_ref() == Some(self)
     }
 
-    /// The offset of what follows the regions.
+    /// Returns the offset of the trailer.
     pub(crate) const fn trailer(&self) -> u64 {
         self.file_size.saturating_sub(TRAILER)
     }
 
-    /// The offset of the region with these addresses.
+    /// Returns the offset of the region with these addresses.
     pub(crate) fn offset(&self, range: &Range<u64>) -> Option<u64> {
         let is_it = |region: &&ImageRegion| region.address == range.start && region.size == range.end - range.start;
         self.regions.iter().find(is_it).map(|region| region.offset)
     }
 }
 
-/// The guest addresses of a region.
+/// Returns the guest addresses of a region.
 pub(crate) fn range(region: &GuestRegion) -> Range<u64> {
     let start = region.start_addr().0;
     start..start.saturating_add(region.len())
 }
 
-/// True if a file with a name backs the region: it may have contents that no guest of this program wrote.
+/// True if a named file backs the region, which may have contents from elsewhere.
 pub(crate) fn has_named_file(region: &GuestRegion) -> bool {
-    // Files made for the guest have no name.
+    // Files created for the guest are unlinked.
     let found = region.file_offset().and_then(|file| rustix::fs::fstat(file.file()).ok());
     found.is_some_and(|found| found.st_nlink > 0)
 }
 
-/// True if a file with a name has all that is written to the region.
+/// True if a named file receives all writes to the region.
 pub(crate) fn is_kept_by_its_file(region: &GuestRegion) -> bool {
     region.flags() & libc::MAP_SHARED != 0 && has_named_file(region)
 }

@@ -1,6 +1,6 @@
-//! The guest's memory as a file: written from it, and read back into it.
+//! Guest memory as a file: saving, checking, loading.
 //!
-//! Pages that are zero are holes of the file, whether they never existed or were written with zeros.
+//! Zero pages are holes of the file, whether they were ever written or not.
 
 use std::fs::File;
 use std::io;
@@ -13,21 +13,21 @@ use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddres
 use super::image_layout::{ImageLayout, TRAILER, has_named_file, is_kept_by_its_file, range};
 use super::present::{PAGE, Pages, data};
 
-/// Bytes that are read or written at once.
+/// Bytes per read or write.
 const CHUNK: usize = 1 << 20;
 /// Bytes between flushes. Bounds the time to cancel a snapshot.
 const FLUSH: u64 = 64 << 20;
 /// First bytes of the trailer; the snapshot's own number follows.
 const MAGIC: [u8; 16] = *b"guest memory v1\n";
 
-/// A snapshot's own number, by which its files know that they belong together.
+/// Random id that all files of a snapshot share.
 pub(crate) type SnapshotId = [u8; 16];
 
-/// Writes `memory` to the empty `file`, and returns how many bytes are not zero pages. The guest does not run.
+/// Writes `memory` to the empty `file`. Returns the bytes of nonzero pages. The guest must not run.
 ///
 /// # Errors
 ///
-/// The file cannot be written, or `stop` says that nobody wants it any more (`Interrupted`).
+/// Fails if the file cannot be written, or with `Interrupted` once `stop` returns true.
 pub(crate) fn save(
     memory: &GuestMap,
     layout: &ImageLayout,
@@ -61,7 +61,7 @@ pub(crate) fn save(
     Ok(written)
 }
 
-/// Writes the pages of `bytes` that are not zero to `offset`, and returns how many bytes these are.
+/// Writes the nonzero pages of `bytes` to `offset`. Returns their size in bytes.
 fn write_pages(bytes: &[u8], file: &File, offset: u64) -> io::Result<u64> {
     let (mut start, mut written) = (0, 0);
     let mut flush = |range: Range<usize>| {
@@ -83,7 +83,7 @@ fn write_pages(bytes: &[u8], file: &File, offset: u64) -> io::Result<u64> {
 
 /// True if all bytes are 0.
 fn is_zero(page: &[u8]) -> bool {
-    // Blocks without a branch between their bytes are compared many bytes at a time.
+    // The compiler vectorizes blocks without a branch between bytes.
     page.chunks(256).all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
@@ -95,7 +95,7 @@ fn trailer(id: &SnapshotId) -> [u8; TRAILER as usize] {
     trailer
 }
 
-/// Checks that `file` is the memory of the snapshot `id`, with this layout.
+/// Checks that `file` is the memory of snapshot `id` in this layout.
 ///
 /// # Errors
 ///
@@ -115,12 +115,12 @@ pub(crate) fn check(file: &File, layout: &ImageLayout, id: &SnapshotId) -> Resul
     if bytes == trailer(id) { Ok(()) } else { Err("the memory of another snapshot".to_string()) }
 }
 
-/// Reads `file` into `memory`, which is zero, and returns how many bytes were read.
+/// Reads `file` into `memory`, which is zero. Returns the number of bytes read.
 ///
 /// # Errors
 ///
-/// The file cannot be read, is not as long as it was (`UnexpectedEof`), or `stop` says that nobody wants it any more
-/// (`Interrupted`).
+/// Fails if the file cannot be read, with `UnexpectedEof` if it was truncated, or with `Interrupted` once `stop`
+/// returns true.
 pub(crate) fn load(file: &File, layout: &ImageLayout, memory: &GuestMap, stop: &dyn Fn() -> bool) -> io::Result<u64> {
     let mut read = 0;
     for (region, offset) in placed(memory, layout) {
@@ -142,24 +142,24 @@ pub(crate) fn load(file: &File, layout: &ImageLayout, memory: &GuestMap, stop: &
             Ok(())
         })?;
     }
-    // What was cut off looks like a hole.
+    // A truncated part looks like a hole.
     if file.metadata()?.len() < layout.file_size {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(read)
 }
 
-/// Puts what named files keep of `memory` on the disk.
+/// Flushes memory that named files keep.
 ///
 /// # Errors
 ///
-/// A file cannot be flushed.
+/// Fails if a file cannot be flushed.
 pub(crate) fn flush_elsewhere(memory: &GuestMap) -> io::Result<()> {
     let kept = memory.iter().filter(|region| is_kept_by_its_file(region));
     kept.filter_map(|region| region.file_offset()).try_for_each(|file| file.file().sync_data())
 }
 
-/// The regions that are in the file, with their offsets there.
+/// Returns the regions that are in the file, with their offsets.
 pub(crate) fn placed<'a>(
     memory: &'a GuestMap,
     layout: &'a ImageLayout,
@@ -167,7 +167,7 @@ pub(crate) fn placed<'a>(
     memory.iter().filter_map(|region| Some((region, layout.offset(&range(region))?)))
 }
 
-/// Makes `region` what `file` is from `from` on, and writes only to pages that differ: others stay the region's file's.
+/// Copies `file` from `from` on to `region`, skipping equal pages, which stay the region's own file's.
 fn differ(file: &File, from: u64, region: &GuestRegion, stop: &dyn Fn() -> bool) -> io::Result<u64> {
     let (mut wanted, mut present) = (vec![0; CHUNK], vec![0; CHUNK]);
     let (mut next, mut written) = (0, 0);
@@ -193,7 +193,7 @@ fn differ(file: &File, from: u64, region: &GuestRegion, stop: &dyn Fn() -> bool)
     Ok(written)
 }
 
-/// Reads `len` bytes at `from` of the file into the region.
+/// Reads `len` bytes of the file into the region.
 fn fill(mut file: &File, from: u64, region: &GuestRegion, at: u64, len: usize) -> io::Result<()> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::Start(from))?;
     region.read_exact_volatile_from(MemoryRegionAddress(at), &mut file, len).map_err(io::Error::other)
@@ -221,7 +221,7 @@ mod tests {
             memory.write_obj(byte, GuestAddress(address)).unwrap();
         }
         memory.write_slice(&[7; 3 * 4096], GuestAddress(2 * MIB - 100)).unwrap();
-        // Exists, and is zero.
+        // Allocated zero pages.
         memory.write_slice(&[0; 64 << 10], GuestAddress(3 * MIB)).unwrap();
         memory
     }
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_short_after_it_was_checked_is_no_memory_of_zeros() {
+    fn image_truncated_after_its_check_is_an_error_not_zeros() {
         let (file, memory) = (tempfile::tempfile().unwrap(), filled());
         let layout = ImageLayout::of_memory(&memory).unwrap();
         save(&memory, &layout, &file, &ID, &|| false).unwrap();

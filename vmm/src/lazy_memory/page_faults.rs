@@ -1,7 +1,7 @@
-//! The guest's memory, read from the snapshot when it is used, and block after block meanwhile.
+//! Guest memory that is loaded from a snapshot on demand, and block by block in the background.
 //!
-//! A thread of its own resolves faults: those of vCPUs, and those of the host's kernel and of this process on the
-//! guest's behalf. When all has been read, nothing is left of it.
+//! A separate thread resolves faults of vCPUs, of the host's kernel, and of this process, and ends when all memory is
+//! loaded.
 
 use std::fs::File;
 use std::io;
@@ -23,11 +23,11 @@ use super::present::{PAGE, data};
 use super::userfault::{DEVICE, Message, Userfault};
 use crate::threads::{self, ThreadKind};
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const BLOCK: u64 = 256 << 10;
-/// The stack of the thread, in bytes.
+/// Stack of the thread, in bytes.
 const STACK: usize = 128 << 10;
-/// Pause before a file that cannot be read is read again.
+/// Pause before retrying a failed read.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// Checks that pages can be read on demand here.
@@ -45,33 +45,33 @@ struct Region {
     host: Range<u64>,
     /// Offset in the file, in bytes.
     offset: u64,
-    /// By page: it was filled, or given back, and is never read from the file again.
+    /// Bitmap of pages that were filled or removed, and are never read from the file again.
     settled: Vec<u64>,
-    /// The blocks, by offset in the region, that the file has something for, and that were not read ahead yet.
+    /// Blocks with data in the file that are not read yet, by offset in the region.
     ahead: Vec<Range<u64>>,
 }
 
-/// Filler of a guest's memory. Dropping it ends the filling; missing pages are zero.
+/// Background loader of a guest's memory. Dropping it ends loading; missing pages read as zero.
 #[derive(Debug)]
 pub(crate) struct PageFaults {
     progress: Arc<Progress>,
-    /// Nobody goes on when what cannot be read is missing.
+    /// True if a read error may end loading, because the guest is shutting down.
     is_dispensable: Arc<AtomicBool>,
     end: Arc<EventFd>,
     thread: Option<Thread>,
 }
 
-/// Progress of the filling.
+/// Progress of loading.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     is_done: Mutex<bool>,
     changed: Condvar,
-    /// It cannot go on, now or ever.
+    /// True while loading fails, and once the thread has ended.
     failed: AtomicBool,
 }
 
 impl Progress {
-    /// Waits until all memory is there, while `stop` does not say that nobody needs it any more. Returns whether it is.
+    /// Waits until all memory is loaded, loading fails, or `stop` returns true. Returns true if all is loaded.
     pub(crate) fn wait(&self, stop: &dyn Fn() -> bool) -> bool {
         let mut is_done = self.is_done.lock();
         while !*is_done && !stop() && !self.failed.load(Ordering::Acquire) {
@@ -80,7 +80,7 @@ impl Progress {
         *is_done
     }
 
-    /// True once all memory is there.
+    /// True once all memory is loaded.
     pub(crate) fn is_done(&self) -> bool {
         *self.is_done.lock()
     }
@@ -92,11 +92,11 @@ impl Progress {
 }
 
 impl PageFaults {
-    /// Has `memory`, which is private and has no pages, filled from `file`.
+    /// Starts loading `memory`, which is private and has no pages, from `file`.
     ///
     /// # Errors
     ///
-    /// The host refuses.
+    /// Fails if the host refuses.
     pub(crate) fn begin(memory: &GuestMap, layout: &ImageLayout, file: &Arc<File>) -> io::Result<Self> {
         let fault = Userfault::new()?;
         let mut regions = Vec::new();
@@ -132,14 +132,13 @@ impl PageFaults {
         Ok(Self { progress, is_dispensable, end, thread: Some(thread) })
     }
 
-    /// The guest ends. What can be read is still filled, for devices that complete what they have begun; but at the
-    /// first failure the filling ends, and whoever waits goes on with zeros. Otherwise those that wait for the devices
-    /// would wait for ever.
+    /// Prepares for the guest's end. Pages are still read, so that I/O in flight completes, but the first read error
+    /// ends loading and unblocks waiters with zero pages; otherwise stopping the devices would hang.
     pub(crate) fn give_up_on_failure(&self) {
         self.is_dispensable.store(true, Ordering::Release);
     }
 
-    /// Progress of the filling.
+    /// Progress of loading.
     pub(crate) const fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
@@ -154,20 +153,20 @@ impl Drop for PageFaults {
     }
 }
 
-/// The state of the thread.
+/// State of the thread.
 struct Filler {
     fault: Userfault,
     file: Arc<File>,
     regions: Vec<Region>,
-    /// Pages that somebody waits for, by their addresses here.
+    /// Faulting addresses, in this process.
     waiting: Vec<u64>,
     buffer: Vec<u8>,
     progress: Arc<Progress>,
     is_dispensable: Arc<AtomicBool>,
     end: Arc<EventFd>,
-    /// True if it has reported that the file cannot be read, since it could be.
+    /// True if the current read failure is logged.
     is_told: bool,
-    /// Place at which the file could not be read. Other parts may be readable all the time.
+    /// Offset of the failed read. Other parts of the file may be readable.
     unread: Option<u64>,
 }
 
@@ -190,11 +189,11 @@ impl Filler {
                 }
             }
         }
-        // With its descriptor the userfaultfd ends, and whoever waits finds zeros.
+        // Closing the userfaultfd unblocks all waiters with zero pages.
         self.progress.failed.store(true, Ordering::Release);
     }
 
-    /// Resolves what waits, or else reads a block ahead. Returns false at the end.
+    /// Resolves a fault, or reads the next block ahead. Returns false when loading has ended.
     fn turn(&mut self) -> io::Result<bool> {
         let is_idle = self.waiting.is_empty() && self.regions.iter().all(|region| region.ahead.is_empty());
         if is_idle {
@@ -220,11 +219,11 @@ impl Filler {
         Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
     }
 
-    /// All has been read: what is missing is zero, which the kernel does by itself.
+    /// Ends loading: the kernel fills missing pages with zeros.
     fn finish(&mut self) -> io::Result<()> {
         for region in &self.regions {
             self.fault.unregister(&region.host)?;
-            // Whoever began to wait before that.
+            // Faults from before that.
             self.fault.wake(&region.host).or_else(|error| match error.raw_os_error() {
                 Some(libc::EINVAL | libc::ENOENT) => Ok(()),
                 _ => Err(error),
@@ -244,7 +243,7 @@ impl Filler {
         Ok(())
     }
 
-    /// Notes that pages are never read from the file again.
+    /// Marks pages as never to be read from the file again.
     fn settle(&mut self, range: &Range<u64>) {
         for region in &mut self.regions {
             let start = range.start.max(region.host.start);
@@ -255,13 +254,13 @@ impl Filler {
         }
     }
 
-    /// Fills the block of the page at `address`. Returns false if there is a message to be read first.
+    /// Fills the block of the page at `address`. Returns false if a message must be read first.
     fn resolve(&mut self, address: u64) -> io::Result<bool> {
         let Some(n) = self.regions.iter().position(|region| region.host.contains(&address)) else { return Ok(true) };
         let Some(region) = self.regions.get(n) else { return Ok(true) };
         let at = address - region.host.start;
         if region.is_settled(at) {
-            // It was given back since, or another fault in its block was first.
+            // The page was removed after the fault, or its block is filled.
             let page = address..address + PAGE;
             let (_, result) = self.fault.zero(&page);
             return match result.map_err(|error| (error.raw_os_error(), error)) {
@@ -292,8 +291,8 @@ impl Filler {
         Ok(())
     }
 
-    /// Fills the pages of a block, offsets in region `n`, that are not settled. Returns false if there is a message to
-    /// be read first: what was given back must not be filled.
+    /// Fills the unsettled pages of a block, by offsets in region `n`. Returns false if a message must be read first:
+    /// removed pages must not be filled.
     fn fill(&mut self, n: usize, block: &Range<u64>) -> io::Result<bool> {
         let Some(region) = self.regions.get_mut(n) else { return Ok(true) };
         let len = usize::try_from(block.end - block.start).map_err(io::Error::other)?;
@@ -316,7 +315,7 @@ impl Filler {
             next += taken;
             match result.map_err(|error| (error.raw_os_error(), error)) {
                 Ok(()) => {}
-                // A page that is there is newer than the file's.
+                // An existing page is newer than the file.
                 Err((Some(libc::EEXIST), _)) => {
                     let page = region.host.start + next..region.host.start + next + PAGE;
                     region.settle(&(next..next + PAGE));
@@ -331,7 +330,7 @@ impl Filler {
         Ok(true)
     }
 
-    /// The file was read at `at`, whatever was before.
+    /// Clears the failure at `at` after a successful read there.
     fn recovered(&mut self, at: u64) {
         if self.unread.is_some_and(|unread| unread != at) {
             return;
@@ -382,7 +381,7 @@ mod tests {
         GuestMap::from_ranges(&ranges).unwrap()
     }
 
-    /// An image in which each page of every other 100 KiB begins with its number.
+    /// An image with data in every other 100 KiB: each page begins with its address.
     fn image() -> (Arc<File>, ImageLayout) {
         let (file, memory) = (Arc::new(tempfile::tempfile().unwrap()), memory());
         for page in pages().filter(|page| (page.0 / (100 << 10)).is_multiple_of(2)) {
@@ -446,7 +445,7 @@ mod tests {
             let memory = memory();
             let faults = PageFaults::begin(&memory, &layout, &file).unwrap();
             let region = memory.iter().next().unwrap();
-            // The second MiB, and a part of a block.
+            // A whole MiB, and a part of a block.
             for range in [MIB..2 * MIB, 4 * MIB + 4096..4 * MIB + 3 * 4096] {
                 let start = region.as_ptr().wrapping_add(range.start as usize);
                 // SAFETY: the range is in a mapping to which there are no references.
@@ -464,7 +463,7 @@ mod tests {
         }
     }
 
-    /// The image as a file that cannot be read, though it says where it has data.
+    /// An image file that cannot be read, although it reports its holes.
     fn unreadable() -> (Arc<File>, ImageLayout, File) {
         let (file, layout) = image();
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*file));
@@ -473,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_page_that_cannot_be_read_goes_on_when_the_guest_ends() {
+    fn waiter_on_an_unreadable_page_resumes_when_the_guest_ends() {
         let (file, layout, _readable) = unreadable();
         let memory = memory();
         let faults = PageFaults::begin(&memory, &layout, &file).unwrap();

@@ -1,8 +1,8 @@
-//! Pages of the guest's memory that exist: others are zero, and reading them would allocate them. Also the pages of a
-//! private mapping of a file that were written: they are no longer the file's.
+//! Existing pages of guest memory: reading others, which are zero, would allocate them. Also the written pages of a
+//! private file mapping, which differ from the file.
 //!
-//! Shared memory is a file, whose holes the kernel knows. Of private memory, the page tables know: all at once with
-//! `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`), or page by page.
+//! Shared memory is a file with holes. Private memory is found in the page tables: in bulk with `PAGEMAP_SCAN` (Linux
+//! 6.7, `Documentation/admin-guide/mm/pagemap.rst`), or page by page.
 
 use std::fs::File;
 use std::io;
@@ -14,17 +14,17 @@ use rustix::fs::SeekFrom;
 use virtio_devices::{FileMapping, GuestRegion};
 use vm_memory::GuestMemoryRegion;
 
-/// The size of a page, in bytes.
+/// Size of a page, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 /// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`.
 pub(crate) const PAGEMAP_SCAN: u64 = 0xc060_6610;
-/// A page is in memory, or on swap (`linux/fs.h`).
+/// Categories of pages in memory or on swap (`linux/fs.h`).
 const PRESENT_OR_SWAPPED: u64 = 1 << 3 | 1 << 4;
-/// A page is a file's.
+/// Category of file pages.
 const OF_FILE: u64 = 1 << 2;
-/// Ranges that one call returns.
+/// Ranges per call.
 const MOST_RANGES: usize = 512;
-/// Pages that one read of the older interface covers.
+/// Pages per read of `/proc/self/pagemap`.
 const PAGES_AT_ONCE: usize = 8192;
 
 /// `struct pm_scan_arg`.
@@ -54,39 +54,38 @@ struct PageRegion {
     categories: u64,
 }
 
-/// The pages that are looked for.
+/// Kind of page to find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sought {
-    /// All that exist.
+    /// Pages that exist.
     Existing,
-    /// Pages that are not a file's.
+    /// Pages that no longer belong to the file.
     Written,
 }
 
 impl Sought {
-    /// True of a page with this entry of the older interface. Its bits 63, 62 and 61: present, swapped, of a file or
-    /// shared.
+    /// True if the page with this pagemap entry matches. Bits 63, 62 and 61: present, swapped, and file or shared.
     const fn has(self, entry: u64) -> bool {
         entry >> 62 != 0 && (matches!(self, Self::Existing) || entry & 1 << 61 == 0)
     }
 }
 
-/// Source of the existing pages.
+/// Finder of existing pages.
 pub(crate) struct Pages {
     /// `/proc/self/pagemap`; without it, all private pages count as existing.
     pagemap: Option<File>,
 }
 
-/// Visitor of each range that has pages, of offsets in the region.
+/// Callback for each range with pages, as offsets in the region.
 type Visit<'a> = &'a mut dyn FnMut(Range<u64>) -> io::Result<()>;
 
 impl Pages {
-    /// Asks the kernel by what it has.
+    /// Opens the page tables.
     pub(crate) fn new() -> Self {
         Self { pagemap: File::open("/proc/self/pagemap").ok() }
     }
 
-    /// Calls `visit` for the ranges of `region` that have pages, as offsets in it. A range may come twice.
+    /// Calls `visit` for the ranges of `region` with pages, as offsets. A range may be visited twice.
     ///
     /// # Errors
     ///
@@ -95,7 +94,7 @@ impl Pages {
         self.each_within(region, &(0..region.len()), visit)
     }
 
-    /// As [`Self::each`], for those of the part `within` of the region, which begins and ends with a page.
+    /// As [`Self::each`], within a part of the region, which begins and ends at a page boundary.
     ///
     /// # Errors
     ///
@@ -109,7 +108,7 @@ impl Pages {
             if region.flags() & libc::MAP_SHARED != 0 {
                 return Ok(());
             }
-            // What is the file's, and what was written since.
+            // A private mapping of a file also has the pages written since.
         }
         self.private(region, within, visit)
     }
@@ -120,23 +119,23 @@ impl Pages {
     }
 }
 
-/// True if a page of `mapping`, a private one of a file, was written. Takes as long as the page tables are long.
+/// True if a page of a private file mapping was written. Scans its page tables.
 ///
 /// # Errors
 ///
-/// The page tables cannot be read.
+/// Fails if the page tables cannot be read.
 pub(crate) fn is_written(mapping: &FileMapping) -> io::Result<bool> {
     let pagemap = File::open("/proc/self/pagemap")?;
     let mut found = false;
     let seen = look(&pagemap, mapping.address() as u64, &(0..mapping.len()), Sought::Written, &mut |_| {
         found = true;
-        // One is enough.
+        // The first page is enough.
         Err(io::ErrorKind::Interrupted.into())
     });
     if found { Ok(true) } else { seen.map(|()| false) }
 }
 
-/// Calls `visit` for the pages of `range` from `base` on that are `sought`.
+/// Calls `visit` for the `sought` pages of `range`, from `base` on.
 fn look(pagemap: &File, base: u64, range: &Range<u64>, sought: Sought, visit: Visit<'_>) -> io::Result<()> {
     match scan(pagemap, base, range, sought, visit) {
         Err(error) if is_unknown(&error) => read(pagemap, base, range, sought, visit),
@@ -149,18 +148,18 @@ fn is_unknown(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL))
 }
 
-/// Calls `visit` for the parts of `range` of a file that are no holes.
+/// Calls `visit` for the parts of `range` of a file with data.
 ///
 /// # Errors
 ///
-/// As `visit`, or the file cannot be read.
+/// As `visit`, and if the file cannot be read.
 pub(crate) fn data(file: &File, range: &Range<u64>, visit: Visit<'_>) -> io::Result<()> {
     let mut next = range.start;
     while next < range.end {
         let start = match rustix::fs::seek(file, SeekFrom::Data(next)) {
             Ok(start) => start,
             Err(rustix::io::Errno::NXIO) => return Ok(()),
-            // A file system without holes, such as that of huge pages.
+            // The file system has no holes (hugetlbfs).
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::SPIPE) => return visit(next..range.end),
             Err(error) => return Err(error.into()),
         };
@@ -174,7 +173,7 @@ pub(crate) fn data(file: &File, range: &Range<u64>, visit: Visit<'_>) -> io::Res
     Ok(())
 }
 
-/// Calls `visit` for the pages of `range` from `base` on that are `sought`, by `PAGEMAP_SCAN`.
+/// As [`look`], with `PAGEMAP_SCAN`.
 fn scan(pagemap: &File, base: u64, range: &Range<u64>, sought: Sought, visit: Visit<'_>) -> io::Result<()> {
     let not = if sought == Sought::Written { OF_FILE } else { 0 };
     let mut found = [PageRegion::default(); MOST_RANGES];
@@ -194,19 +193,19 @@ fn scan(pagemap: &File, base: u64, range: &Range<u64>, sought: Sought, visit: Vi
             ..ScanArg::default()
         };
         // SAFETY: the argument is a `pm_scan_arg` that lives through the call, and its vector has as many elements as
-        // it says. The addresses are only looked at in the page tables.
+        // it says. The kernel only looks the addresses up in the page tables.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arg) };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         for part in found.iter().take(count) {
             visit(part.start - base..part.end - base)?;
         }
-        // It goes on behind what it has walked, and always forward.
+        // `walk_end` is the end of the scan; always advance.
         next = arg.walk_end.max(next + PAGE);
     }
     Ok(())
 }
 
-/// The same, page by page.
+/// As [`scan`], page by page.
 fn read(pagemap: &File, base: u64, range: &Range<u64>, sought: Sought, visit: Visit<'_>) -> io::Result<()> {
     let mut entries = vec![0u8; PAGES_AT_ONCE * 8];
     let mut run: Option<Range<u64>> = None;
@@ -318,7 +317,7 @@ mod tests {
         }
     }
 
-    /// A private mapping of a file of [`PAGES`], all of whose pages have been read.
+    /// A private mapping of a file of [`PAGES`] pages, all of them read.
     fn private_mapping(contents: u8) -> FileMapping {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&vec![contents; (PAGES * PAGE) as usize], 0).unwrap();
@@ -346,7 +345,7 @@ mod tests {
                 count
             };
             assert!(!is_written(&mapping).unwrap() && by_entries() == 0);
-            // SAFETY: the page is mapped, and nothing has a reference into it. It gets the byte that it has.
+            // SAFETY: the page is mapped, and nothing has a reference into it. The byte keeps its value.
             unsafe { mapping.address().add((page * PAGE) as usize).write_volatile(7) };
             assert!(is_written(&mapping).unwrap() && by_entries() == 1, "{page}");
             mapping.forget_writes();

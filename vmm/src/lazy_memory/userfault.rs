@@ -1,15 +1,14 @@
-//! userfaultfd (Linux, `Documentation/admin-guide/mm/userfaultfd.rst`): faults of missing pages, which this process
-//! resolves. Five requests are all that is needed of it.
+//! userfaultfd (Linux, `Documentation/admin-guide/mm/userfaultfd.rst`): missing-page faults that this process resolves.
 //!
-//! It is made by `/dev/userfaultfd`, for whoever may open that. The system call of the same name needs a privilege that
-//! this process does not keep, or a setting of the host, because faults in the kernel have to be resolved, too: KVM's.
+//! Opened through `/dev/userfaultfd`, which file permissions control. The system call needs a privilege that this
+//! process does not keep, or a sysctl, because faults in the kernel (KVM's) must be handled as well.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Device by which it is made.
+/// Device that creates it.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
 /// `USERFAULTFD_IOC_NEW`: `_IO(0xaa, 0)`.
@@ -28,33 +27,33 @@ pub(crate) const COPY: u64 = 0xc028_aa03;
 pub(crate) const ZEROPAGE: u64 = 0xc020_aa04;
 
 const VERSION: u64 = 0xaa;
-/// `UFFD_FEATURE_EVENT_REMOVE`: pages that are given back are told of, before they go.
+/// `UFFD_FEATURE_EVENT_REMOVE`: reports pages before they are removed.
 const EVENT_REMOVE: u64 = 1 << 3;
 const MODE_MISSING: u64 = 1;
 const PAGEFAULT: u8 = 0x12;
 const REMOVE: u8 = 0x15;
-/// The length of a message, in bytes.
+/// Length of a message, in bytes.
 const MESSAGE: usize = 32;
 
-/// Event of registered memory. Addresses are this process's.
+/// Event of registered memory, with addresses of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Somebody waits for the page at this address.
+    /// A thread is blocked on the page at this address.
     Fault(u64),
-    /// These pages are given back: they are zero from now on.
+    /// These pages are removed: they read as zero from now on.
     Removed(Range<u64>),
 }
 
-/// A userfaultfd. Dropping it ends its effect: what is missing is zero from then on.
+/// A userfaultfd. Once it is dropped, missing pages read as zero.
 #[derive(Debug)]
 pub(crate) struct Userfault(OwnedFd);
 
 impl Userfault {
-    /// Makes one.
+    /// Opens a userfaultfd.
     ///
     /// # Errors
     ///
-    /// The host has none, or this user may not have any.
+    /// Fails if the host has none, or this user has no access.
     pub(crate) fn new() -> io::Result<Self> {
         let device = File::options().read(true).write(true).open(DEVICE)?;
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -70,47 +69,46 @@ impl Userfault {
         Ok(fault)
     }
 
-    /// Registers the memory at these addresses, which is private, has no pages, and stays mapped for longer than this
-    /// lives.
+    /// Registers a range of private memory without pages, which stays mapped longer than `self` lives.
     ///
     /// # Errors
     ///
-    /// The kernel refuses.
+    /// Fails if the kernel refuses.
     pub(crate) fn register(&self, range: &Range<u64>) -> io::Result<()> {
         self.request(REGISTER, &mut [range.start, range.end - range.start, MODE_MISSING, 0])
     }
 
-    /// Ends that: what is missing is zero from now on.
+    /// Unregisters a range: missing pages read as zero from now on.
     ///
     /// # Errors
     ///
-    /// The kernel refuses.
+    /// Fails if the kernel refuses.
     pub(crate) fn unregister(&self, range: &Range<u64>) -> io::Result<()> {
         self.request(UNREGISTER, &mut [range.start, range.end - range.start])
     }
 
-    /// Has all who wait for these pages look again.
+    /// Wakes all threads that are blocked on these pages, which then retry.
     ///
     /// # Errors
     ///
-    /// The kernel refuses.
+    /// Fails if the kernel refuses.
     pub(crate) fn wake(&self, range: &Range<u64>) -> io::Result<()> {
         self.request(WAKE, &mut [range.start, range.end - range.start])
     }
 
-    /// Fills missing pages from `to` on with `bytes`, whole pages, and wakes those who wait. Returns how many bytes
-    /// were taken before an error.
+    /// Fills missing pages from `to` with `bytes`, whole pages, and wakes blocked threads. Returns the number of bytes
+    /// copied before an error.
     ///
     /// # Errors
     ///
-    /// A page is there already (`EEXIST`), or there is a message to be read first (`EAGAIN`).
+    /// Fails with `EEXIST` if a page exists, and with `EAGAIN` if a message must be read first.
     pub(crate) fn copy(&self, to: u64, bytes: &[u8]) -> (u64, io::Result<()>) {
         let mut argument = [to, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0];
         let result = self.request(COPY, &mut argument);
         taken(argument[4], bytes.len() as u64, result)
     }
 
-    /// Fills missing pages with zeros.
+    /// Fills missing pages with zeros and wakes blocked threads.
     ///
     /// # Errors
     ///
@@ -122,11 +120,11 @@ impl Userfault {
         taken(argument[3], len, result)
     }
 
-    /// The next message, if there is one.
+    /// Returns the next message, if any.
     ///
     /// # Errors
     ///
-    /// The kernel refuses.
+    /// Fails if the kernel refuses.
     pub(crate) fn message(&self) -> io::Result<Option<Message>> {
         let mut bytes = [0; MESSAGE];
         match rustix::io::read(&self.0, &mut bytes) {
@@ -152,7 +150,7 @@ impl Userfault {
     }
 }
 
-/// Number of bytes that were done, from the kernel's answer: a length, or the negative number of an error.
+/// Returns the number of bytes done, from the kernel's reply: a length, or a negative error number.
 fn taken(said: u64, asked: u64, result: io::Result<()>) -> (u64, io::Result<()>) {
     match result {
         Ok(()) => (asked, Ok(())),

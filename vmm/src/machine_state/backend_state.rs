@@ -1,59 +1,60 @@
-//! States that backends have beside their queues, such as connections that they hold for the guest. Only a live
-//! migration takes them: a backend may end itself when its state is taken (passt does), and the guest goes on
-//! elsewhere with another. After a snapshot the guest goes on with the same.
+//! Backend state besides queues, such as connections on the guest's behalf. Only a live migration saves it: a backend
+//! may exit once its state is saved (passt does), and the guest then uses the target's backend. After a snapshot the
+//! guest keeps its backend.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use virtio_devices::{HexBytes, MAX_DEVICE_STATE, MemoryUser};
 
-/// Time that all backends of a VM may take to save their states, and to load them. The guest is paused meanwhile.
+/// Time for all backends of a VM to save their states, and to load them. The guest is paused during both.
 const TRANSFER: Duration = Duration::from_secs(10);
-/// Time that they may take to confirm that they have saved all.
+/// Time for all backends to confirm that their state is complete.
 const CONFIRMATION: Duration = Duration::from_secs(5);
-/// The most bytes of all states of a VM. They are sent with the machine's, in hexadecimal.
+/// Limit on the sum of a VM's backend states, in bytes, which are sent in hexadecimal with the machine state.
 const MOST: usize = 24 << 20;
 
-/// Function that a backend belongs to.
+/// Function of a backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BackendOf {
-    /// The device's id.
+    /// Id of the device.
     pub id: String,
-    /// The index of its VF; the device's own function without.
+    /// Index of the VF; `None` for the device's own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
 }
 
-/// The state of a backend.
+/// State of a backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BackendState {
-    /// Function that it belongs to.
+    /// Function of the backend.
     pub of: BackendOf,
-    /// State that only the backend can interpret.
+    /// Opaque bytes of the backend.
     pub state: HexBytes<MAX_DEVICE_STATE>,
 }
 
-/// A backend that has such a state.
+/// A backend with state to migrate.
 #[derive(Debug, Clone)]
 pub(crate) struct StatefulBackend {
-    /// Function that it belongs to.
+    /// Function of the backend.
     pub of: BackendOf,
-    /// The option that says so.
+    /// Option that configures the backend.
     pub option: String,
     /// The backend.
     pub user: MemoryUser,
 }
 
-/// Takes the states of `backends`, whose queues stand still. Not for the control thread.
+/// Saves the states of `backends`, whose queues are stopped. Blocks: not for the control thread.
 ///
-/// A backend may end itself when it has confirmed that this was all, so that comes last. It cannot wait until the
-/// target is ready: until it ends, passt holds the sockets that its successor is to take over.
+/// Confirmations come last, because a backend may exit once it has confirmed, but before the target is ready: until
+/// passt exits, it holds the sockets that its successor takes over.
 ///
 /// # Errors
 ///
-/// A backend does not give all of its state. Those that have not ended themselves go on, or are lost.
+/// Fails if a backend does not deliver its whole state. Backends that have exited by then are lost; the others keep
+/// running.
 pub(crate) fn save(backends: &[StatefulBackend]) -> Result<Vec<BackendState>, String> {
     let until = Instant::now() + TRANSFER;
     let (mut states, mut saved, mut total) = (Vec::new(), Vec::new(), 0);
@@ -76,11 +77,12 @@ pub(crate) fn save(backends: &[StatefulBackend]) -> Result<Vec<BackendState>, St
     Ok(states)
 }
 
-/// Gives each of `states` to its backend, whose queues have not run. One whose function has no backend here is lost.
+/// Loads each of `states` into its backend, whose queues have never run. Drops states of functions without a backend
+/// here, with a warning.
 ///
 /// # Errors
 ///
-/// A backend does not take it.
+/// Fails if a backend rejects its state.
 pub(crate) fn load(backends: &[StatefulBackend], states: &[BackendState]) -> Result<(), String> {
     let until = Instant::now() + TRANSFER;
     for BackendState { of, state: HexBytes(state) } in states {

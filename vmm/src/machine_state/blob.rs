@@ -1,4 +1,4 @@
-//! Bytes of the kernel's structures, whose layout is the kernel's promise, as short text.
+//! Kernel structures with a stable layout, as short text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,31 +7,31 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// The longest blob in bytes. The largest structure is a vCPU's XSAVE area, of which AMX takes 11 KiB.
+/// Limit on a blob's length in bytes. The largest structure is a vCPU's XSAVE area, of which AMX takes 11 KiB.
 pub const MAX_LEN: usize = 64 << 10;
-/// The bytes that are left out together if they are all zero.
+/// Unit in which zeros are left out, in bytes.
 const PART: usize = 16;
 
-/// Bytes, which are mostly zero.
+/// Mostly zero bytes.
 ///
-/// As text: the length in bytes, and then each run of bytes that are not all zero, as its offset, a colon and its bytes
-/// in hexadecimal. `32 16:00ff0000000000000000000000000000` is 32 bytes, of which byte 17 is 255.
+/// As text: the length in bytes, then each run of nonzero parts: offset, colon, hexadecimal bytes.
+/// `32 16:00ff0000000000000000000000000000` is 32 bytes, of which byte 17 is 255.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Blob(Vec<u8>);
 
 impl Blob {
-    /// These bytes, at most [`MAX_LEN`].
+    /// Creates a blob of at most [`MAX_LEN`] bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
         debug_assert!(bytes.len() <= MAX_LEN);
         Self(bytes)
     }
 
-    /// The bytes of a structure.
+    /// Creates a blob of a structure's bytes.
     pub fn of<T: IntoBytes + Immutable>(structure: &T) -> Self {
         Self::new(structure.as_bytes().to_vec())
     }
 
-    /// The structure with these bytes; `None` if that has another length.
+    /// Returns the structure with these bytes; `None` if the length differs.
     pub fn read<T: FromBytes>(&self) -> Option<T> {
         T::read_from_bytes(&self.0).ok()
     }
@@ -66,7 +66,7 @@ impl fmt::Debug for Blob {
     }
 }
 
-/// Text that is no blob.
+/// Malformed text of a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a length in bytes, followed by offsets and bytes in hexadecimal")]
 pub struct NoBlob;
@@ -92,7 +92,7 @@ impl FromStr for Blob {
             }
         }
         let blob = Self(bytes);
-        // One text for each blob: saving again what was restored gives the same bytes.
+        // Each blob has a single text, so that saving a restored machine gives the same bytes.
         if blob.to_string() == text { Ok(blob) } else { Err(NoBlob) }
     }
 }

@@ -1,33 +1,30 @@
-//! The guest's time: the clock that KVM shows it, and its time stamp counter.
+//! The guest's clocks: KVM's clock and the time stamp counter.
 //!
-//! A state says what the guest's clocks showed at one moment. While the guest is away they go on, as those of a machine
-//! whose lid was closed do: its clock by the difference of the two hosts' real time, its counter by the same time at
-//! the
-//! counter's frequency.
+//! The state has their values at one moment. The clocks advance while the guest is saved, as if a laptop's lid was
+//! closed: KVM's clock by the difference of the two hosts' real time, the counter by the same time at its frequency.
 
 use serde::{Deserialize, Serialize};
 
-/// The largest difference of two counters' frequencies that guests are not told of, in parts per million: what drivers
-/// of clocks correct.
+/// Frequency difference that is not compensated, in parts per million: guest clock drivers correct that much.
 const TOLERANCE_PPM: u64 = 250;
 
-/// Guest clocks at the moment when the guest was saved.
+/// Guest clocks at the time of the save.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClockState {
     /// KVM's clock, in nanoseconds since the guest started.
     pub kvmclock: u64,
-    /// The host's real time then, in nanoseconds since 1970 without leap seconds; none if the host could not say.
+    /// Real time of the host at the save, in nanoseconds since 1970 without leap seconds; `None` if unknown.
     pub realtime: Option<u64>,
-    /// The time stamp counter of the first vCPU.
+    /// Time stamp counter of the first vCPU.
     pub tsc: u64,
     /// Frequency in kHz.
     pub tsc_khz: u32,
-    /// The ACPI timer of firmware, in nanoseconds since its start; 0 without.
+    /// ACPI timer, in nanoseconds since its start; 0 without firmware.
     pub pm_timer: u64,
 }
 
-/// A time stamp counter that this host cannot offer.
+/// Unsupported frequency of a time stamp counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoFrequency {
     /// Frequency of the guest, in kHz.
@@ -37,29 +34,29 @@ pub struct NoFrequency {
 }
 
 impl ClockState {
-    /// The frequency to set for the counters of a guest on a host whose own is `host` kHz, if any has to be set;
-    /// `scales` says that the host can offer others.
+    /// Returns the frequency to set for the guest's counters, or `None` if the host's, `host` kHz, is close enough.
+    /// `scales`: the host supports TSC scaling.
     ///
     /// # Errors
     ///
-    /// The host cannot offer the guest's frequency.
+    /// Fails if the host cannot offer the guest's frequency.
     pub fn frequency(&self, host: u32, scales: bool) -> Result<Option<u32>, NoFrequency> {
         let guest = self.tsc_khz;
         let difference = u64::from(guest.abs_diff(host)) * 1_000_000;
         match () {
             () if guest == host => Ok(None),
-            // KVM takes it without scaling, too.
+            // KVM accepts the difference without scaling as well.
             () if guest > 0 && difference <= u64::from(host) * TOLERANCE_PPM => Ok(None),
             () if guest > 0 && scales => Ok(Some(guest)),
             () => Err(NoFrequency { guest, host }),
         }
     }
 
-    /// Value of the first vCPU's counter when KVM's clock shows `kvmclock` nanoseconds. It never goes back.
+    /// Returns the first vCPU's counter when KVM's clock is at `kvmclock` nanoseconds; never less than the saved one.
     pub fn tsc_at(&self, kvmclock: u64) -> u64 {
         let elapsed = u128::from(kvmclock.saturating_sub(self.kvmclock));
         let ticks = elapsed * u128::from(self.tsc_khz) / 1_000_000;
-        // The counter has 64 bits, and wraps.
+        // The counter has 64 bits and wraps.
         self.tsc.wrapping_add(ticks as u64)
     }
 }
@@ -95,7 +92,7 @@ mod tests {
         assert_eq!(clock.tsc_at(5_000_000_000), 100);
         assert_eq!(clock.tsc_at(5_000_000_004), 110);
         assert_eq!(clock.tsc_at(6_000_000_000), 2_500_000_100);
-        // The target's real time may be behind.
+        // The target's real time may be earlier.
         assert_eq!(clock.tsc_at(4_000_000_000), 100);
         let _ = self::clock(u32::MAX).tsc_at(u64::MAX);
     }

@@ -1,15 +1,15 @@
 //! Check that a host can offer all that a guest has seen of its CPU.
 //!
-//! A guest keeps what it has read by CPUID. So a host that is to go on with it must have every feature of it; it may
-//! have more, of which the guest does not hear.
+//! A guest does not re-read CPUID. So a host must have every feature that the guest has seen; the guest does not see
+//! features that only the new host has.
 
 use kvm_bindings::kvm_cpuid_entry2;
 use serde::{Deserialize, Serialize};
 
-/// The most leaves of a state. KVM offers some 60.
+/// Limit on the leaves of a state. KVM offers about 60.
 pub const MAX_LEAVES: usize = 256;
 
-/// CPUID values of a vCPU, for a leaf and subleaf.
+/// CPUID registers of a leaf and subleaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CpuidLeaf {
@@ -17,7 +17,7 @@ pub struct CpuidLeaf {
     pub leaf: u32,
     /// The subleaf; 0 for leaves without.
     pub subleaf: u32,
-    /// KVM's flags: whether the subleaf counts.
+    /// Flags of KVM: significance of the subleaf.
     pub flags: u32,
     /// EAX, EBX, ECX and EDX.
     pub registers: [u32; 4],
@@ -40,12 +40,12 @@ impl From<&CpuidLeaf> for kvm_cpuid_entry2 {
 /// Reason why a guest cannot resume on this host's CPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Incompatible {
-    /// The CPU is another maker's.
+    /// The CPU vendor differs.
     #[error("its maker is {guest}, and this host's is {host}")]
     Maker {
-        /// The guest's.
+        /// Vendor of the guest's CPU.
         guest: String,
-        /// This host's.
+        /// Vendor of this host's CPU.
         host: String,
     },
     /// A feature is missing.
@@ -66,31 +66,31 @@ pub enum Incompatible {
     /// Physical addresses are too narrow.
     #[error("it has {guest} bits of physical addresses, and this host has {host}")]
     AddressBits {
-        /// The guest's.
+        /// Width of the guest's addresses.
         guest: u8,
-        /// This host's.
+        /// Width of this host's addresses.
         host: u8,
     },
-    /// The time stamp counter has another frequency.
+    /// The time stamp counter's frequency differs, and the host cannot scale it.
     #[error(
         "its time stamp counter has {guest} kHz, and this host's has {host} kHz, which it cannot scale; choose a host \
          with the same frequency"
     )]
     Frequency {
-        /// The guest's, in kHz.
+        /// Frequency of the guest's counter, in kHz.
         guest: u32,
-        /// This host's, in kHz.
+        /// Frequency of this host's counter, in kHz.
         host: u32,
     },
-    /// The vector registers take more room than this host saves.
+    /// The guest's vector registers exceed this host's XSAVE area.
     #[error("its vector registers take {guest} bytes, and this host's {host}")]
     Xsave {
-        /// The guest's, in bytes.
+        /// Size of the guest's XSAVE area, in bytes.
         guest: usize,
-        /// This host's, in bytes.
+        /// Size of this host's XSAVE area, in bytes.
         host: usize,
     },
-    /// KVM does not take a register.
+    /// KVM rejects the value of a register.
     #[error("model-specific register {index:#x} cannot be set to {value:#x} on this host")]
     Msr {
         /// Index of the register.
@@ -102,8 +102,8 @@ pub enum Incompatible {
 
 const REGISTERS: [&str; 4] = ["EAX", "EBX", "ECX", "EDX"];
 
-/// The registers that hold features, as masks of their bits that are features of the host's CPU or of KVM. What is not
-/// here is a number (a size, an identity, a place in the topology), or follows from the VM's configuration.
+/// Feature registers, with masks of the bits that are features of the CPU or of KVM. Other registers hold numbers
+/// (sizes, identities, topology), or follow from the VM's configuration.
 const FEATURES: &[(u32, u32, [u32; 4])] = &[
     // Not ECX.31 (a hypervisor), ECX.27 (OSXSAVE), EDX.28 (threads).
     (0x1, 0, [0, 0, !(1 << 31 | 1 << 27), !(1 << 28)]),
@@ -121,9 +121,9 @@ const FEATURES: &[(u32, u32, [u32; 4])] = &[
     (0x19, 0, [u32::MAX, u32::MAX, u32::MAX, 0]),
     (0x1e, 1, [u32::MAX, 0, 0, 0]),
     (0x24, 0, [0, 0xffff_ff00, 0, 0]),
-    // Of KVM. Not EDX.0, a hint.
+    // KVM's. Not EDX.0, a hint.
     (0x4000_0001, 0, [u32::MAX, 0, 0, 0]),
-    // Of a hypervisor with Hyper-V's interface: registers, hypercalls and events.
+    // Hyper-V's: registers, hypercalls and events.
     (0x4000_0003, 0, [u32::MAX, u32::MAX, 0, u32::MAX]),
     // Not ECX.1 (threads).
     (0x8000_0001, 0, [0, 0, !(1 << 1), u32::MAX]),
@@ -134,7 +134,7 @@ const FEATURES: &[(u32, u32, [u32; 4])] = &[
     (0xc000_0001, 0, [0, 0, 0, u32::MAX]),
 ];
 
-/// Names of features that are often the difference between two hosts, as Linux has them in `/proc/cpuinfo`.
+/// Names, as in Linux's `/proc/cpuinfo`, of features that often differ between hosts.
 const NAMES: &[(u32, u32, &str, u32, &str)] = &[
     (0x1, 0, "ECX", 5, "vmx"),
     (0x1, 0, "ECX", 12, "fma"),
@@ -188,11 +188,11 @@ fn name(leaf: u32, subleaf: u32, register: &str, bit: u32) -> String {
     known.map_or(String::new(), |(.., name)| format!(" ({name})"))
 }
 
-/// Checks that a host that offers `host` can go on with a guest that has seen `guest`.
+/// Checks that a host that offers `host` can run a guest that has seen `guest`.
 ///
 /// # Errors
 ///
-/// The first thing that it lacks.
+/// Fails with the first missing feature.
 pub fn check(guest: &[CpuidLeaf], host: &[CpuidLeaf]) -> Result<(), Incompatible> {
     let (of_guest, of_host) = (maker(guest), maker(host));
     if of_guest != of_host {
@@ -215,13 +215,13 @@ pub fn check(guest: &[CpuidLeaf], host: &[CpuidLeaf]) -> Result<(), Incompatible
     Ok(())
 }
 
-/// Values of a leaf; zeros if there is none.
+/// Returns the registers of a leaf; zeros if it is absent.
 fn find(leaves: &[CpuidLeaf], leaf: u32, subleaf: u32) -> [u32; 4] {
     let found = leaves.iter().find(|entry| (entry.leaf, entry.subleaf) == (leaf, subleaf));
     found.map_or([0; 4], |entry| entry.registers)
 }
 
-/// The name of the CPU's maker, as leaf 0 has it.
+/// Returns the CPU vendor of leaf 0.
 fn maker(leaves: &[CpuidLeaf]) -> String {
     let [_, b, c, d] = find(leaves, 0, 0);
     [b, d, c]
@@ -252,7 +252,7 @@ mod tests {
                 vec![leaf(7, 0, [0, 1 << 5, 0, 0])],
                 "leaf 0x7.0 EBX bit 16 (avx512f) is not on this host",
             ),
-            // A leaf that the host does not have at all; a subleaf; a bit without a name.
+            // A leaf that the host lacks; a subleaf; a bit without a name.
             (
                 vec![leaf(7, 1, [1 << 4, 0, 0, 0])],
                 vec![leaf(7, 0, [!0; 4])],
@@ -260,7 +260,7 @@ mod tests {
             ),
             (vec![leaf(0x8000_0001, 0, [0, 0, 0, 1])], vec![], "leaf 0x80000001.0 EDX bit 0 is not on this host"),
             (vec![leaf(0x4000_0001, 0, [8, 0, 0, 0])], vec![], "leaf 0x40000001.0 EAX bit 3 is not on this host"),
-            // What follows from the configuration, and what the guest's own system sets, is no feature of a host.
+            // Not features of a host: values of the configuration, and bits that the guest's system sets.
             (vec![leaf(1, 0, [!0, !0, 1 << 31 | 1 << 27, 1 << 28])], vec![], ""),
             (vec![leaf(0xb, 0, [!0; 4]), leaf(4, 0, [!0; 4])], vec![], ""),
             (

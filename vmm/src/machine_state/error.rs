@@ -1,4 +1,4 @@
-//! Reasons why a machine cannot be saved or restored, in one line.
+//! Errors of saving and restoring a machine, each in one line.
 
 use virtio_devices::StateError;
 
@@ -7,16 +7,16 @@ use crate::kvm::KvmError;
 use crate::machine_state::compatibility::Incompatible;
 use crate::machine_state::version::MACHINE_STATE_VERSION;
 
-/// Reason why the state of a machine cannot be saved. The machine is as before.
+/// Failure to save a machine, which stays as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// The guest runs, or does not exist.
     #[error("the VM is not paused; pause it first (vm.pause)")]
     NotPaused,
-    /// The guest cannot continue.
+    /// The guest has stopped for good.
     #[error("the guest has stopped and cannot continue; there is nothing to save")]
     Stopped,
-    /// Something that the VM has cannot be saved.
+    /// A part of the VM does not support saving.
     #[error("{option}: {why}")]
     Refused {
         /// Option that names the device.
@@ -55,16 +55,16 @@ impl SaveError {
     }
 }
 
-/// Reason why a machine cannot be brought to a saved state. It does not run then, and must be dropped.
+/// Failure to restore a machine, which must be dropped.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The state is of a version that this program does not read.
+    /// The state's version is not supported.
     #[error("saved state of version {0}; this program reads version {MACHINE_STATE_VERSION}")]
     Version(u16),
-    /// The guest has seen more of its CPU than this host has.
+    /// The guest has seen CPU features that this host lacks.
     #[error("saved state of a guest with another CPU: {0}")]
     Cpu(#[from] Incompatible),
-    /// The state is of a machine that the configuration does not describe.
+    /// The configuration describes another machine.
     #[error(
         "saved state of a machine with {state}; the configuration has {config}; give the configuration that was saved"
     )]
@@ -74,7 +74,7 @@ pub enum RestoreError {
         /// Value in the configuration.
         config: String,
     },
-    /// The configuration gives the guest another size of memory.
+    /// The configuration has another memory size.
     #[error(
         "memory.size: {config} in the configuration, and the VM was saved with {saved}, which has to stay; give that"
     )]
@@ -84,7 +84,7 @@ pub enum RestoreError {
         /// Value when the machine was saved.
         saved: String,
     },
-    /// The configuration has another value of an option that the guest knows.
+    /// The configuration has another value of an option that the guest has seen.
     #[error("{option}: {now} in the configuration, and the guest was told {then}, which has to stay; give that")]
     Told {
         /// The option.
@@ -94,7 +94,7 @@ pub enum RestoreError {
         /// Value here.
         now: String,
     },
-    /// The state holds what no machine can be in.
+    /// The state has a value that is impossible.
     #[error("saved state with an impossible value in {0}")]
     Value(&'static str),
     /// A device cannot be restored.
@@ -116,7 +116,7 @@ pub enum RestoreError {
     /// KVM fails.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The VM cannot be made.
+    /// The VM cannot be created.
     #[error("{0}")]
     Vm(String, ErrorKind),
 }

@@ -1,9 +1,9 @@
-//! Output of consoles that nothing has read yet.
+//! Unread console output.
 
 use serde::{Deserialize, Serialize};
 use virtio_devices::HexBytes;
 
-/// Output of one console: as much as is kept of it.
+/// Unread output of one console, up to the buffer's size.
 pub type Output = HexBytes<{ 1 << 20 }>;
 
 /// Unread output of each console.
@@ -19,7 +19,7 @@ pub struct ConsolesState {
 }
 
 impl ConsolesState {
-    /// True if there is none.
+    /// True if no console has unread output.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

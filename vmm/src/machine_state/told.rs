@@ -1,11 +1,12 @@
-//! Options that a guest knows by CPUID and by the tables of firmware, which it reads once.
+//! Options that a guest sees in CPUID and in firmware tables, which it reads once.
 
 use crate::arch::x86_64::hyperv;
 use crate::config::CpusConfig;
 use crate::machine_state::compatibility::CpuidLeaf;
 use crate::machine_state::error::RestoreError;
 
-/// The options that a guest knows, with their values. The number of its vCPUs can change while it runs.
+/// Returns the options that a guest sees, with their values. Its number of vCPUs is not among them, because it can
+/// change at run time.
 pub(crate) fn told(cpus: &CpusConfig, segments: usize) -> Vec<(&'static str, String)> {
     let CpusConfig { max_vcpus, topology, max_phys_bits, features, nested, .. } = cpus;
     let topology = topology.map_or("none".to_string(), |shape| {
@@ -22,12 +23,12 @@ pub(crate) fn told(cpus: &CpusConfig, segments: usize) -> Vec<(&'static str, Str
     ]
 }
 
-/// Compares what a guest was told, `then`, with the options that it would have `now`. A state of an earlier version may
-/// have fewer.
+/// Compares the options that the guest saw, `then`, with their values `now`. A state of an older version may have
+/// fewer.
 ///
 /// # Errors
 ///
-/// An option differs. It is named.
+/// Fails if an option differs; the error names it.
 pub(crate) fn compare(then: &[(String, String)], now: Vec<(&'static str, String)>) -> Result<(), RestoreError> {
     for (option, now) in now {
         let then = then.iter().find(|(told, _)| told == option).map(|(_, then)| then);
@@ -38,11 +39,11 @@ pub(crate) fn compare(then: &[(String, String)], now: Vec<(&'static str, String)
     Ok(())
 }
 
-/// Compares the interface of a hypervisor that a guest has found by CPUID with what the options give it now.
+/// Compares the Hyper-V interface in the saved CPUID with the options.
 ///
 /// # Errors
 ///
-/// It is another one.
+/// Fails if they differ.
 pub(crate) fn compare_interface(saved: &[CpuidLeaf], cpus: &CpusConfig) -> Result<(), RestoreError> {
     let then = saved.iter().any(|CpuidLeaf { leaf, registers: [eax, ..], .. }| hyperv::is_found(*leaf, *eax));
     if then == cpus.kvm_hyperv {

@@ -1,6 +1,6 @@
-//! The state of one vCPU.
+//! State of a vCPU.
 //!
-//! The order in which KVM is asked and told is a part of this file: some answers change others.
+//! The order of KVM's ioctls matters: some change what others return.
 
 use std::ops::RangeInclusive;
 
@@ -14,23 +14,22 @@ use crate::machine_state::blob::Blob;
 use crate::machine_state::compatibility::Incompatible;
 use crate::machine_state::error::RestoreError;
 
-/// The deadline of the local APIC's timer, an absolute time of the time stamp counter.
+/// Deadline of the local APIC's timer, in absolute TSC ticks.
 const TSC_DEADLINE: u32 = 0x6e0;
-/// Model-specific registers that are no state of their own: the time stamp counter, which is set by its offset, and
-/// Hyper-V's clock and run time, which follow from KVM's clock.
+/// Registers without state of their own: the time stamp counter, which is set through its offset, and Hyper-V's clock
+/// and run time, which follow from KVM's clock.
 const FOLLOW: [u32; 3] = [0x10, 0x4000_0020, 0x4000_0010];
-/// Registers that KVM has and does not list: types of memory (MTRRs), and the banks of machine checks. Where they are
-/// zero
-/// they are left out: that is their state of power-on.
+/// Registers that KVM supports and does not list: MTRRs and machine-check banks. Zeros are left out, because they are
+/// the reset state.
 const UNLISTED: [RangeInclusive<u32>; 6] =
     [0x2ff..=0x2ff, 0x250..=0x250, 0x258..=0x259, 0x268..=0x26f, 0x200..=0x20f, 0x400..=0x47f];
-/// Registers that control which guests a guest can have (IA32_FEAT_CTL and IA32_VMX_*). KVM refuses to set these once
-/// the guest is in VMX operation, and checks a guest's guests by them.
+/// Controls of nested virtualization (IA32_FEAT_CTL and IA32_VMX_*). KVM checks nested guests against them, and refuses
+/// to set them once the guest is in VMX operation.
 const BEFORE_NESTED: [RangeInclusive<u32>; 2] = [0x3a..=0x3a, 0x480..=0x491];
-/// The most model-specific registers of a state. KVM lists some 200.
+/// Limit on the registers of a state. KVM lists about 200.
 const MAX_MSRS: usize = 2048;
 
-/// A vCPU that does not run, and has no access under way.
+/// State of a stopped vCPU without a pending access.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuState {
@@ -42,38 +41,38 @@ pub struct VcpuState {
     pub regs: Blob,
     /// The segment and control registers (`struct kvm_sregs`).
     pub sregs: Blob,
-    /// The page directory pointers, of a vCPU that has 32-bit paging with them.
+    /// Page-directory pointers, with 32-bit PAE paging.
     pub pdptrs: Option<[u64; 4]>,
     /// The XSAVE area.
     pub xsave: Blob,
-    /// The extended control registers (`struct kvm_xcrs`), on a CPU that has them.
+    /// Extended control registers (`struct kvm_xcrs`), if the CPU has any.
     pub xcrs: Option<Blob>,
     /// The debug registers (`struct kvm_debugregs`).
     pub debug: Blob,
     /// The local APIC (`struct kvm_lapic_state`).
     pub lapic: Blob,
-    /// Offset of its time stamp counter from the first vCPU's; 0 unless the guest has set it.
+    /// Offset of the time stamp counter from the first vCPU's; 0 unless the guest has set it.
     pub tsc_ahead: u64,
     /// The model-specific registers: index and value.
     pub msrs: Vec<(u32, u64)>,
-    /// State of its own guests (`struct kvm_nested_state`).
+    /// State of nested guests (`struct kvm_nested_state`).
     pub nested: Option<Blob>,
-    /// Exceptions and interrupts that wait (`struct kvm_vcpu_events`).
+    /// Pending exceptions and interrupts (`struct kvm_vcpu_events`).
     pub events: Blob,
 }
 
-/// Parts of the state that are read from and written to each vCPU of a machine.
+/// State that is saved and restored for each vCPU of a machine.
 #[derive(Debug)]
 pub(crate) struct Extent {
-    /// Parts that this host has.
+    /// State that this host supports.
     pub abilities: Abilities,
-    /// The model-specific registers, in the order in which they are set.
+    /// Model-specific registers, in the order of setting.
     msrs: Vec<u32>,
 }
 
 impl Extent {
-    /// `indices` are KVM's list, in which some of Hyper-V's are missing. A guest without that interface cannot set
-    /// these.
+    /// Creates the extent from `indices`, KVM's list, which lacks some registers of Hyper-V. A guest without that
+    /// interface cannot set these.
     pub(crate) fn new(abilities: Abilities, indices: &[u32], has_hyperv: bool) -> Self {
         let is_own = |index: &u32| !FOLLOW.contains(index) && !UNLISTED.iter().any(|range| range.contains(index));
         let mut msrs: Vec<_> = indices.iter().copied().filter(is_own).collect();
@@ -85,10 +84,10 @@ impl Extent {
     }
 }
 
-/// The turn of a model-specific register when they are set: before it come those that have a lower one.
+/// Rank of a model-specific register in the order of setting.
 fn turn(index: u32) -> usize {
     match hyperv::place(index) {
-        // KVM starts the timer with it, by what all others are then.
+        // Last: writing the deadline starts the timer with the values of the other registers.
         None if index == TSC_DEADLINE => usize::MAX,
         None => 0,
         Some(place) => 1 + place,
@@ -96,14 +95,14 @@ fn turn(index: u32) -> usize {
 }
 
 impl VcpuState {
-    /// The state of `vcpu`, whose counter is `first_offset` ahead of the host's if it is in step with the first one.
+    /// Saves `vcpu`. `first_offset` is the TSC offset of the first vCPU.
     ///
     /// # Errors
     ///
-    /// An ioctl fails.
+    /// Fails if an ioctl fails.
     pub(crate) fn save(vcpu: &Vcpu, id: u8, first_offset: u64, extent: &Extent) -> Result<Self, KvmError> {
         let Extent { abilities, msrs } = extent;
-        // Before the local APIC: it may take an INIT or a start-up message that waits there.
+        // Before the local APIC: this read may accept an INIT or SIPI that is pending there.
         let mp_state = vcpu.mp_state()?;
         let regs = Blob::of(&vcpu.regs()?);
         let sregs = Blob::of(&vcpu.sregs()?);
@@ -119,20 +118,20 @@ impl VcpuState {
         values.extend(vcpu.msrs(msrs)?);
         let msrs = values;
         let nested = if abilities.nested { Some(cut(&vcpu.nested_state()?)) } else { None };
-        // Last: reading others may have made it wait for something else.
+        // Last: other reads may change what is pending.
         let events = Blob::of(&vcpu.events()?);
         Ok(Self { id, mp_state, regs, sregs, pdptrs, xsave, xcrs, debug, lapic, tsc_ahead, msrs, nested, events })
     }
 
-    /// Brings `vcpu`, which has its CPUID and the frequency of its counter and never ran, to this state. The first
-    /// vCPU's counter is to be `first_offset` ahead of the host's.
+    /// Restores `vcpu`, which has its CPUID and TSC frequency and has never run. `first_offset` is the TSC offset of
+    /// the first vCPU.
     ///
     /// # Errors
     ///
-    /// The state is of another kind of vCPU, or KVM refuses it.
+    /// Fails if the state does not fit the vCPU, or KVM rejects it.
     pub(crate) fn restore(&self, vcpu: &Vcpu, first_offset: u64, extent: &Extent) -> Result<(), RestoreError> {
         let abilities = &extent.abilities;
-        // Deadlines are told by the counter.
+        // The offset first: deadlines are in TSC ticks.
         self.told(vcpu.set_tsc_offset(first_offset.wrapping_add(self.tsc_ahead)))?;
         self.told(vcpu.set_mp_state(self.mp_state))?;
         self.told(vcpu.set_regs(&part::<kvm_regs>(&self.regs, "a vCPU's registers")?))?;
@@ -161,7 +160,7 @@ impl VcpuState {
 
     fn restore_vectors(&self, vcpu: &Vcpu, abilities: &Abilities) -> Result<(), RestoreError> {
         let (guest, host) = (self.xsave.bytes().len(), abilities.xsave);
-        // What the host does not save must not be in use.
+        // State beyond the host's XSAVE area must be zero.
         let is_used = |byte: &u8| *byte != 0;
         let fits = self.xsave.bytes().get(host..).is_none_or(|rest| !rest.iter().any(is_used));
         if !fits {
@@ -178,15 +177,14 @@ impl VcpuState {
         }
     }
 
-    /// The model-specific registers to set before the state of a guest's guests, and those to set after it, in their
-    /// order.
+    /// Splits the registers into those to set before the nested state, and those to set after it, in order.
     fn msrs_around_nested(&self) -> Result<[Vec<(u32, u64)>; 2], RestoreError> {
         if self.msrs.len() > MAX_MSRS || self.msrs.iter().any(|(index, _)| FOLLOW.contains(index)) {
             return Err(RestoreError::Value("a vCPU's model-specific registers"));
         }
         let is_before = |(index, _): &(u32, u64)| BEFORE_NESTED.iter().any(|range| range.contains(index));
         let (before, mut after): (Vec<_>, Vec<_>) = self.msrs.iter().copied().partition(is_before);
-        // As it is saved, whatever the order of the state.
+        // In the order of a save, whatever the order in the state.
         after.sort_by_key(|(index, _)| turn(*index));
         Ok([before, after])
     }
@@ -203,14 +201,14 @@ fn part<T: zerocopy::FromBytes>(blob: &Blob, what: &'static str) -> Result<T, Re
     blob.read().ok_or(RestoreError::Value(what))
 }
 
-/// The state of a guest's guests without the room that it does not take.
+/// Cuts the unused end off nested state.
 fn cut(state: &KvmNestedStateBuffer) -> Blob {
     let whole = Blob::of(state);
     let len = usize::try_from(state.size).unwrap_or(usize::MAX).min(whole.bytes().len());
     Blob::new(whole.bytes().get(..len).unwrap_or_default().to_vec())
 }
 
-/// The state that [`cut`] has made shorter.
+/// Restores the full length of nested state.
 fn whole(blob: &Blob) -> Result<KvmNestedStateBuffer, RestoreError> {
     const WHAT: &str = "a guest's guests";
     let room = size_of::<KvmNestedStateBuffer>();
@@ -221,7 +219,7 @@ fn whole(blob: &Blob) -> Result<KvmNestedStateBuffer, RestoreError> {
     let len = bytes.len();
     bytes.resize(room, 0);
     let state: KvmNestedStateBuffer = Blob::new(bytes).read().ok_or(RestoreError::Value(WHAT))?;
-    // KVM reads as many bytes as it says.
+    // KVM reads `size` bytes.
     if usize::try_from(state.size).is_ok_and(|size| size == len) { Ok(state) } else { Err(RestoreError::Value(WHAT)) }
 }
 
@@ -231,7 +229,7 @@ mod tests {
     use crate::machine_state::MachineState;
 
     #[test]
-    fn what_a_guests_guests_are_checked_by_is_set_before_them_and_the_deadline_last() {
+    fn nested_feature_msrs_are_set_first_and_the_deadline_last() {
         let golden = include_str!("../vm/saved/golden/machine_state-1.json");
         let state: MachineState = serde_json::from_str(golden).unwrap();
         let mut vcpu = state.vcpus.into_iter().next().unwrap();
@@ -244,7 +242,7 @@ mod tests {
         assert!(vcpu.msrs_around_nested().is_err(), "the counter is set by its offset");
     }
 
-    /// KVM's list of Linux 6.1, as far as it is about Hyper-V, among others.
+    /// Excerpt of the list of Linux 6.1's KVM, with all registers of Hyper-V in it.
     const LISTED: [u32; 17] = [
         0x174,
         0x4000_0000,

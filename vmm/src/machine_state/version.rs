@@ -1,10 +1,9 @@
-//! The versions of saved states.
+//! Versions of saved states.
 
-/// The version of the states that this program saves. A state is read by the program that saved it and by the next two
-/// versions.
+/// Version of the states that this program saves. The next two versions of the program read them as well.
 pub const MACHINE_STATE_VERSION: u16 = 1;
 
-/// True if this program reads states of this version.
+/// True if this program reads states of `version`.
 pub const fn is_read(version: u16) -> bool {
     version == MACHINE_STATE_VERSION
 }

@@ -1,4 +1,4 @@
-//! The thread that conducts a side of a migration, as the control thread keeps it.
+//! Handle of the control thread to a migration thread.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,19 +9,19 @@ use super::link::STACK;
 use super::orders::Note;
 use crate::threads::{self, ThreadKind};
 
-/// A migration that is under way, whose thread is told `N`. Dropping this ends it.
+/// Handle to a running migration thread, with messages of type `N`. Dropping it ends the migration.
 pub(crate) struct Conducting<N: Note> {
     tell: Box<dyn Fn(N) + Send>,
     thread: Option<Thread>,
 }
 
 impl<N: Note> Conducting<N> {
-    /// Begins to conduct by `run`, which is given what ends its waits, and both ends of what it hears. Of that `hear`
-    /// makes what the control thread tells.
+    /// Starts a thread that calls `run` with a canceller of its waits and both ends of its queue. `hear` converts the
+    /// control thread's messages for the queue.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(super) fn new<I: Send + 'static>(
         hear: fn(N) -> I,
         run: impl FnOnce(Cancel, Sender<I>, Receiver<I>) + Send + 'static,
@@ -30,11 +30,11 @@ impl<N: Note> Conducting<N> {
         let (own, cancel) = (inbox.clone(), Cancel::new()?);
         let kind = ThreadKind::Migration;
         let thread = threads::start(kind, NewThread::new(kind.name(), STACK, move || run(cancel, own, heard)))?;
-        // If it has ended, nobody hears it.
+        // An error means that the thread has exited.
         Ok(Self { tell: Box::new(move |note| _ = inbox.send(hear(note))), thread: Some(thread) })
     }
 
-    /// Tells the conductor. If it has ended, nobody hears it.
+    /// Sends a message to the migration thread; dropped if the thread has exited.
     pub(crate) fn tell(&self, note: N) {
         (self.tell)(note);
     }
@@ -45,7 +45,7 @@ impl<N: Note> Drop for Conducting<N> {
         self.tell(N::CANCEL);
         self.tell(N::QUIT);
         if let Some(thread) = self.thread.take() {
-            // If it panicked, that has been reported.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }

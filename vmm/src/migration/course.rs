@@ -1,25 +1,25 @@
-//! Parts that the threads of both sides share: they carry out the decisions of their state machines, keep a stage's
-//! deadline, and remember why a migration fails.
+//! Code that both migration threads share: performing the actions of a state machine, the deadline of a stage, and the
+//! reason of a failure.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::progress::Progress;
 
-/// A thread that carries out what a state machine decides.
+/// A thread that performs the actions of a state machine.
 pub(super) trait Conducts {
     /// Event of the state machine.
     type Event;
     /// Action of the state machine.
     type Action;
 
-    /// Actions that follow from `event`.
+    /// Returns the actions for `event`.
     fn decide(&mut self, event: Self::Event) -> Vec<Self::Action>;
 
-    /// Carries out an action. Returns what comes of it at once.
+    /// Performs an action. Returns its event if the result is immediate.
     fn perform(&mut self, action: Self::Action) -> Option<Self::Event>;
 
-    /// Carries out what follows from `event`.
+    /// Handles `event` and all immediate results of its actions.
     fn on(&mut self, event: Self::Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -30,29 +30,29 @@ pub(super) trait Conducts {
     }
 }
 
-/// Stage of a side, its deadline, and the first failure.
+/// Deadline of the current stage, and the reason of a failure.
 pub(super) struct Course {
     progress: Progress,
     deadline: Option<Instant>,
     why: Option<String>,
-    /// Last problem that was noted, used if no other reason is known.
+    /// Last suspicious message, used if no other reason is known.
     doubt: Option<String>,
 }
 
 impl Course {
-    /// A side that has begun, and so much time for that.
+    /// Starts with a stage of `time`.
     pub(super) fn new(progress: &Progress, time: Option<Duration>) -> Self {
         let deadline = time.map(|time| Instant::now() + time);
         Self { progress: progress.clone(), deadline, why: None, doubt: None }
     }
 
-    /// Another stage begins, which may take so long.
+    /// Enters another stage with the limit `time`.
     pub(super) fn enter(&mut self, stage: &'static str, time: Option<Duration>) {
         self.deadline = time.map(|time| Instant::now() + time);
         self.progress.set_phase(stage);
     }
 
-    /// True once the stage's deadline has passed. Reports it only once.
+    /// True once the stage's deadline has passed. True only once per stage.
     pub(super) fn is_late(&mut self) -> bool {
         let is_late = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
         if is_late {
@@ -61,27 +61,27 @@ impl Course {
         is_late
     }
 
-    /// True if the stage's deadline has passed, for code that works in it and ends it.
+    /// True if the stage's deadline has passed, for code that checks it and fails on its own.
     pub(super) fn is_past(&self) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 
-    /// Something fails: `why` is what is told of it, if nothing has failed before.
+    /// Sets the reason of a failure, unless there is one.
     pub(super) fn blame(&mut self, why: String) {
         self.why.get_or_insert(why);
     }
 
-    /// Reports this reason, whatever has failed before.
+    /// Replaces the reason of a failure.
     pub(super) fn blame_only(&mut self, why: String) {
         self.why = Some(why);
     }
 
-    /// Something was heard that may be wrong.
+    /// Notes a suspicious message of the peer.
     pub(super) fn doubt(&mut self, what: String) {
         self.doubt = Some(what);
     }
 
-    /// Reason of the failure, in one line, if there is one.
+    /// Returns the reason of the failure in one line, if any.
     pub(super) fn why(&self) -> Option<String> {
         self.why.clone().or_else(|| self.doubt.clone())
     }

@@ -1,4 +1,4 @@
-//! Waits for a peer that end at a moment, or before it when nobody wants them any more.
+//! Waits for a peer, with a deadline and cancellation.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use virtio_devices::Cancel;
 /// Interval at which a wait checks if it is cancelled.
 pub(crate) const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// End of a wait.
+/// Deadline of a wait, which can also be cancelled.
 #[derive(Debug, Clone)]
 pub(crate) struct Deadline {
     moment: Instant,
@@ -18,7 +18,7 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// In so much `time`, or when `cancel` says so.
+    /// Sets the deadline `time` from now; `cancel` ends the wait early.
     pub(crate) fn after(time: Duration, cancel: &Cancel) -> Self {
         Self { moment: Instant::now() + time, cancel: cancel.clone() }
     }
@@ -27,7 +27,7 @@ impl Deadline {
     ///
     /// # Errors
     ///
-    /// There is none, or the wait is not wanted any more.
+    /// Fails if the deadline has passed, or the wait was cancelled.
     pub(super) fn check(&self) -> io::Result<()> {
         if self.cancel.is_cancelled() {
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it is not wanted any more"));
@@ -38,7 +38,7 @@ impl Deadline {
         Ok(())
     }
 
-    /// Waits until `fd` is ready for `what`, or has failed.
+    /// Waits until `fd` is ready for `what` or has an error.
     ///
     /// # Errors
     ///
@@ -54,24 +54,24 @@ impl Deadline {
         }
     }
 
-    /// Waits for a moment.
+    /// Sleeps for a short time.
     ///
     /// # Errors
     ///
     /// As [`Self::check`].
     pub(super) fn pause(&self) -> io::Result<()> {
-        // A signal makes it shorter.
+        // A signal cuts the sleep short, which is harmless.
         let _ = rustix::event::poll(&mut [], Some(&LOOK));
         self.check()
     }
 
-    /// Reader of `stream` that fails at the deadline.
+    /// Returns a reader of `stream` that fails at the deadline.
     pub(crate) fn reads<S>(&self, stream: S) -> Timely<S> {
         Timely { stream, until: self.clone() }
     }
 }
 
-/// Reads until a moment.
+/// Reader with a deadline.
 #[derive(Debug)]
 pub(crate) struct Timely<S> {
     stream: S,

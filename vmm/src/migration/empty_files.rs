@@ -1,4 +1,4 @@
-//! Check that the files of memory zones are empty before pages arrive: pages that a guest never wrote to are not sent.
+//! Check that files of memory zones are empty before pages arrive: pages that the guest has never used are not sent.
 
 use std::fs::File;
 use std::io;
@@ -7,12 +7,12 @@ use std::path::Path;
 use crate::config::MemoryZoneConfig;
 use crate::lazy_memory::present;
 
-/// Checks that no file of `zones` has data. It may be one that was used before, or that the guest uses at this moment,
-/// if its source is on the same host. In a folder, a new file is made.
+/// Checks that no file of `zones` has data. A file could be left over, or in use by the guest itself if the source is
+/// on this host. In a folder, a new file is created.
 ///
 /// # Errors
 ///
-/// The first that has, and what to do.
+/// Fails with the first file with data, and the remedy.
 pub(super) fn check(zones: &[MemoryZoneConfig]) -> Result<(), String> {
     for zone in zones {
         let Some(path) = zone.file.as_deref().filter(|path| path.is_file()) else { continue };
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(check(&zones), Ok(()));
         let zones = [zone("empty", &empty), zone("full", &full)];
         assert_eq!(check(&zones), Ok(()));
-        // Its last byte.
+        // The last byte.
         File::options().write(true).open(&full).unwrap().write_all_at(&[1], (1 << 20) - 1).unwrap();
         let said = check(&zones).unwrap_err();
         assert!(

@@ -1,4 +1,4 @@
-//! Work that a migration's thread has done by others, so that it hears its peer meanwhile.
+//! Background threads of a migration thread, which stays responsive to its peer.
 
 use std::io;
 
@@ -6,28 +6,28 @@ use virtio_devices::{NewThread, Thread};
 
 use crate::threads::{self, ThreadKind};
 
-/// The stack of a thread, in bytes: it opens all that a VM may have.
+/// Stack of a thread, in bytes: it opens all backends of a VM.
 const STACK: usize = 2 << 20;
 
-/// The threads that are at work. Dropping this waits for their end.
+/// Background threads. Dropping this waits for their end.
 #[derive(Default)]
 pub(super) struct Errands(Vec<Thread>);
 
 impl Errands {
-    /// Has a new thread do `work`, which is to report what came of it.
+    /// Does `work`, which reports its own result, in a new thread.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(super) fn begin(&mut self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         self.begin_as(ThreadKind::Open, work)
     }
 
-    /// As [`Self::begin`], by a thread that may use the network.
+    /// As [`Self::begin`], in a thread that may use the network.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(super) fn begin_outside(&mut self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         self.begin_as(ThreadKind::Migration, work)
     }
@@ -41,7 +41,7 @@ impl Errands {
 impl Drop for Errands {
     fn drop(&mut self) {
         for thread in self.0.drain(..) {
-            // If it panicked, that has been reported.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }

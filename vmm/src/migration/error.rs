@@ -1,11 +1,11 @@
-//! Reasons why the target of a live migration has no VM for its guest.
+//! Errors of creating the target's VM.
 
 use crate::config::ConfigError;
 use crate::error_kind::ErrorKind;
 use crate::landlock::LandlockError;
 use crate::machine_state::error::RestoreError;
 
-/// Reason why the target of a live migration has no VM for its guest, in one line.
+/// Failure to create the target's VM, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
     /// The configuration is not valid on this host.
@@ -14,10 +14,10 @@ pub enum MigrationError {
     /// The program cannot be confined, or would leave its confinement.
     #[error(transparent)]
     Landlock(#[from] LandlockError),
-    /// Offer of the source that does not fit this host.
+    /// The source's offer does not fit this host.
     #[error("{0}")]
     Unsuitable(String),
-    /// The machine cannot be made.
+    /// The machine cannot be created.
     #[error("{0}")]
     Machine(String, ErrorKind),
 }

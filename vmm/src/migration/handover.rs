@@ -7,7 +7,7 @@
 //!   Offer    ─────────────────▶ makes its VM, opens and checks every backend
 //!            ◀───────────────── Prepared
 //!   Pages …  ─────────────────▶ while the guest runs
-//!   (the guest stands still)
+//!   (the guest is paused)
 //!   Pages, State ─────────────▶ loads all
 //!            ◀───────────────── Ready
 //!   (flushes disks, drops its locks)
@@ -15,41 +15,41 @@
 //!            ◀───────────────── Running
 //! ```
 //!
-//! - Before Go, whatever fails on either side, the source goes on with the guest, with its backends, locks and logs as
-//!   they were. The target takes no lock before Go, so that only a third program can keep the source from taking its
-//!   locks again; then the guest stays paused, and an error says so.
-//! - The target runs the guest only after Go. A target that says Failed has discarded the guest and never runs it.
-//! - After Go the source never goes on by itself: if no answer comes, the guest stands still there, and an event says
-//!   that it is unknown who has it ([`Outcome::Unknown`]). A user may look at the target, and force the source, which
-//!   still lets nothing run without its locks.
+//! - After a failure on either side before Go, the source resumes the guest with its backends, locks and logs
+//!   unchanged. The target takes no lock before Go, so that only a third program can keep the source from taking its
+//!   locks back; then the guest stays paused, and an error says so.
+//! - The target runs the guest only after Go. A target that sends Failed has discarded the guest and never runs it.
+//! - After Go the source never resumes the guest by itself: without a reply the guest stays paused there, and an event
+//!   reports that its owner is unknown ([`Outcome::Unknown`]). A user may check the target and force the source, which
+//!   still runs nothing without its locks.
 //!
-//! Stages that wait have a deadline ([`sender::Stage::deadline`], [`receiver::Stage::deadline`]); the drivers of these
-//! machines report its end as `Late`.
+//! Stages that wait have a deadline ([`sender::Stage::deadline`], [`receiver::Stage::deadline`]); the migration threads
+//! report its end as `Late`.
 
 #[cfg(test)]
 mod model;
 pub mod receiver;
 pub mod sender;
 
-/// Result of a migration; it may be unknown.
+/// Outcome of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The target runs the guest.
     Finished,
-    /// It failed; the source has the guest.
+    /// The migration failed; the source has the guest.
     Failed,
-    /// A user ended it; the source has the guest.
+    /// A user cancelled the migration; the source has the guest.
     Cancelled,
-    /// The guest powered off meanwhile.
+    /// The guest powered off during the migration.
     GuestOff,
-    /// Go was sent, and no answer came. The source has the guest standing still.
+    /// Go was sent, and no reply arrived. The guest is paused at the source.
     Unknown,
-    /// As [`Self::Unknown`], until a user forced the source to go on.
+    /// As [`Self::Unknown`], until a user forced the source to resume.
     Forced,
 }
 
 impl Outcome {
-    /// Word for it in events and in the progress.
+    /// Name in events and in the progress.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Finished => "finished",

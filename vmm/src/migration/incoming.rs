@@ -1,4 +1,4 @@
-//! Frames as they arrive on a connection.
+//! Frames of a connection.
 
 use std::io::{self, Read};
 
@@ -8,30 +8,30 @@ use super::wire::{Frame, GREETING, Greeting, HEADER, Header, Kind, MAX_BODY, Pag
 /// Size of the buffer for pages on their way to guest memory, in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// Reason why nothing more is read.
+/// Reason why reading ends.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The connection fails, or its time is up.
+    /// The connection fails, or a deadline has passed.
     #[error("the connection to the peer: {0}")]
     Lost(#[from] io::Error),
-    /// The peer sends something else.
+    /// The bytes are not this protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// Pages that the guest does not have.
+    /// The guest has no memory for the pages.
     #[error(transparent)]
     Load(#[from] LoadError),
 }
 
-/// A frame, or the table of one whose pages follow.
+/// A frame; of a frame of pages, only the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// A frame.
     Frame(Frame),
-    /// Pages, whose bytes are to be read next, by [`Incoming::load`].
+    /// Table of pages, whose bytes [`Incoming::load`] reads next.
     Pages(Pages),
 }
 
-/// The frames of a connection. Its buffer is as long as it is, whatever comes.
+/// Reader of a connection's frames, with a buffer of fixed size.
 #[derive(Debug)]
 pub struct Incoming<R> {
     reader: R,
@@ -39,32 +39,32 @@ pub struct Incoming<R> {
 }
 
 impl<R: Read> Incoming<R> {
-    /// Frames from `reader`.
+    /// Reads frames from `reader`.
     pub fn new(reader: R) -> Self {
         Self { reader, buffer: vec![0; BUFFER.max(MAX_BODY)].into() }
     }
 
-    /// Reader that the frames come from.
+    /// Returns the underlying reader.
     pub const fn reader(&self) -> &R {
         &self.reader
     }
 
-    /// The greeting, with which a connection begins.
+    /// Reads the greeting, which starts a connection.
     ///
     /// # Errors
     ///
-    /// The connection is lost, or the peer is another program.
+    /// Fails if the connection is lost, or the peer is not this program.
     pub fn greeting(&mut self) -> Result<Greeting, ReadError> {
         let mut bytes = [0; GREETING];
         self.reader.read_exact(&mut bytes)?;
         Ok(Greeting::read(&bytes)?)
     }
 
-    /// The next frame.
+    /// Reads the next frame.
     ///
     /// # Errors
     ///
-    /// The connection is lost, or the peer sends something else.
+    /// Fails if the connection is lost, or the bytes are not this protocol.
     pub fn receive(&mut self) -> Result<Item, ReadError> {
         let mut header = [0; HEADER];
         self.reader.read_exact(&mut header)?;
@@ -92,11 +92,11 @@ impl<R: Read> Incoming<R> {
         Ok(Pages::read(table, len)?)
     }
 
-    /// Reads the bytes of `pages`, and puts them into the guest's memory.
+    /// Reads the bytes of `pages` into guest memory.
     ///
     /// # Errors
     ///
-    /// The connection is lost, or the guest has no such memory.
+    /// Fails if the connection is lost, or the guest has no such memory.
     pub fn load(&mut self, pages: &Pages, loader: &Loader) -> Result<(), ReadError> {
         for range in pages.ranges() {
             if range.is_zero {

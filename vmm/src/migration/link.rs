@@ -1,4 +1,4 @@
-//! The connection over which both sides of a migration talk: a thread that hears, and what is said.
+//! The control channel of a migration: a reader thread, and writes by the owner.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use super::transport::Stream;
 use super::wire::{Document, Frame, Greeting, Kind, MAX_OFFER, WireError};
 use crate::threads::{self, ThreadKind};
 
-/// The stack of a thread, in bytes.
+/// Stack of the reader thread, in bytes.
 pub(crate) const STACK: usize = 512 << 10;
 /// Interval at which each side sends a keepalive.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(2);
-/// A peer that says nothing for so long is lost.
+/// Silence after which a peer counts as lost.
 pub(crate) const SILENCE: Duration = Duration::from_secs(8);
-/// The most frames of a peer, but for documents' parts and those that say that it is alive: twice what there are.
+/// Limit on a peer's control frames, without document chunks and keepalives: twice what the protocol needs.
 const MOST_FRAMES: usize = 16;
 
-/// Message of the peer.
+/// Message from the peer.
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// The target's greeting.
     Greeting(Greeting),
-    /// A whole offer.
+    /// A complete offer.
     Offer(Vec<u8>),
-    /// A whole state.
+    /// A complete machine state.
     State(Vec<u8>),
-    /// Another frame.
+    /// Any other frame.
     Frame(Frame),
-    /// Nothing more comes: why.
+    /// The connection is lost, with the reason.
     Lost(String),
 }
 
-/// The connection.
+/// Control channel to the peer.
 #[derive(Debug)]
 pub(crate) struct Link {
     stream: Arc<Stream>,
@@ -48,12 +48,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Talks over `stream`. What is heard is given to `tell`, on a thread of its own; the first of it is a greeting, if
-    /// one `is_awaited`.
+    /// Starts the reader thread of `stream`, which calls `tell` for each message. `is_awaited`: the peer sends a
+    /// greeting first.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(crate) fn new(stream: Stream, is_awaited: bool, tell: impl FnMut(Heard) + Send + 'static) -> io::Result<Self> {
         let (stream, heard, began) = (Arc::new(stream), Arc::new(AtomicU64::new(0)), Instant::now());
         let listens = Listens { stream: Arc::clone(&stream), heard: Arc::clone(&heard), began };
@@ -67,7 +67,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// The connection is lost.
+    /// Fails if the connection is lost.
     pub(crate) fn greet(&mut self, greeting: &Greeting) -> io::Result<()> {
         self.said = Instant::now();
         (&*self.stream).write_all(&greeting.bytes())
@@ -77,17 +77,17 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// The connection is lost.
+    /// Fails if the connection is lost.
     pub(crate) fn say(&mut self, frame: &Frame) -> io::Result<()> {
         self.said = Instant::now();
         (&*self.stream).write_all(&frame.bytes())
     }
 
-    /// Sends a frame whose loss matters. Says whether any byte of it has left.
+    /// Sends a frame that must not be sent twice.
     ///
     /// # Errors
     ///
-    /// Not all of it was sent, and whether none was.
+    /// Fails if not all of it was sent: with true if none of it was.
     pub(crate) fn say_once(&mut self, frame: &Frame) -> Result<(), bool> {
         self.said = Instant::now();
         let bytes = frame.bytes();
@@ -103,11 +103,11 @@ impl Link {
         Ok(())
     }
 
-    /// Says that this side is alive, if it has said nothing for a while.
+    /// Sends a keepalive if nothing was sent for a while.
     ///
     /// # Errors
     ///
-    /// The connection is lost.
+    /// Fails if the connection is lost.
     pub(crate) fn keep_alive(&mut self) -> io::Result<()> {
         if self.said.elapsed() < KEEPALIVE { Ok(()) } else { self.say(&Frame::Keepalive) }
     }
@@ -118,11 +118,11 @@ impl Link {
         self.began.elapsed().saturating_sub(last) > SILENCE
     }
 
-    /// Ends it.
+    /// Closes the connection and ends the reader thread.
     pub(crate) fn close(&mut self) {
         self.stream.close();
         if let Some(thread) = self.thread.take() {
-            // If it panicked, that has been reported.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }
@@ -134,7 +134,7 @@ impl Drop for Link {
     }
 }
 
-/// The thread that hears.
+/// The reader thread.
 struct Listens {
     stream: Arc<Stream>,
     heard: Arc<AtomicU64>,

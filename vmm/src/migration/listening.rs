@@ -1,7 +1,7 @@
-//! The thread of a target that waits for a source and all its connections.
+//! The target's thread that accepts a source and all its connections.
 //!
-//! Any peer may connect first. So handshakes run side by side in a fixed number of slots, by one thread that never
-//! waits for one of them.
+//! Any peer may connect first. So handshakes run concurrently in a fixed number of slots, in one thread that never
+//! blocks on one of them.
 
 mod refusals;
 mod slots;
@@ -24,40 +24,40 @@ use refusals::Refusals;
 use slots::{SLOTS, Slots};
 use stranger::Stranger;
 
-/// Listens at `address`, which has no name that has to be looked up.
+/// Listens at `address`, which is a path or an IP address.
 ///
 /// # Errors
 ///
-/// The address is taken, or not this host's.
+/// Fails if the address is in use, or not of this host.
 pub(crate) fn bind(address: Address) -> io::Result<Listener> {
     let (made, listener) = mpsc::sync_channel(1);
-    // Who asks may make no such sockets.
+    // The calling thread may not be allowed to create sockets.
     let run = move || _ = made.send(Listener::bind(&address));
     let thread = threads::start(ThreadKind::Migration, NewThread::new("migration-bind", STACK, run))?;
-    // If it panicked, that has been reported, and nothing was sent.
+    // A panic has already been reported; the queue is empty then.
     let _ = thread.join();
     listener.recv().map_err(io::Error::other)?
 }
 
-/// Peer that has connected.
+/// An accepted connection.
 pub(super) enum Connected {
-    /// A source, to talk to.
+    /// Control connection of a source.
     Control(Stream, Greeting),
-    /// The same source, with a connection of this number for pages.
+    /// Connection of that source for pages, with its number.
     Pages(u8, Stream),
-    /// Nobody will any more.
+    /// Listening has failed.
     Failed(String),
 }
 
-/// The thread. Dropping this waits for its end, which the `cancel` that it was given brings.
+/// Handle to the listening thread. Dropping it cancels the thread and waits for its end.
 pub(super) struct Listening(Option<Thread>, Cancel);
 
 impl Listening {
-    /// Begins to wait. It ends by itself when a source has all its connections.
+    /// Starts the thread, which ends once a source has all its connections.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(super) fn begin(
         listener: Listener,
         tls: Option<Arc<ServerConfig>>,
@@ -84,25 +84,25 @@ impl Drop for Listening {
     fn drop(&mut self) {
         self.1.cancel();
         if let Some(thread) = self.0.take() {
-            // If it panicked, that has been reported.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }
 }
 
-/// A target that listens, until it has a source and all its connections.
+/// State of the listening thread.
 struct Listens<'a> {
     listener: &'a Listener,
     tls: Option<&'a Arc<ServerConfig>>,
     slots: Slots,
     refusals: Refusals,
     first: Option<Greeting>,
-    /// The connections of the first source that have not come yet.
+    /// Connections for pages that the source has not made yet.
     missing: Vec<u8>,
 }
 
 impl Listens<'_> {
-    /// Waits for a source, and then for the connections that its greeting announces.
+    /// Accepts a source, and then the connections that its greeting announces.
     fn listen(mut self, cancel: &Cancel, tell: &impl Fn(Connected)) -> io::Result<()> {
         while (self.first.is_none() || !self.missing.is_empty()) && !cancel.is_cancelled() {
             let (is_called, is_ready) = self.wait()?;
@@ -122,7 +122,7 @@ impl Listens<'_> {
         Ok(())
     }
 
-    /// Waits for a moment. Returns true if somebody connects, and which slots have something to read.
+    /// Waits for a short time. Returns true if a peer connects, and for each slot true if it is readable.
     fn wait(&self) -> io::Result<(bool, Vec<bool>)> {
         let accepts = self.slots.have_room(Instant::now());
         let strangers = self.slots.all().iter().map(|stranger| PollFd::new(stranger.stream(), stranger.awaits()));
@@ -137,7 +137,7 @@ impl Listens<'_> {
         Ok((is_called, ready))
     }
 
-    /// Accepts as many as there are slots, at most: those that have one are read before more come.
+    /// Accepts at most as many connections as there are slots, so that those in slots are read in between.
     fn accept(&mut self, now: Instant) -> io::Result<()> {
         for _ in 0..SLOTS {
             if !self.slots.have_room(now) {
@@ -157,7 +157,7 @@ impl Listens<'_> {
         stranger.refuse(why);
     }
 
-    /// Takes a peer that has greeted, if it is the first source, or a connection of it.
+    /// Accepts a peer that has sent its greeting: the first source, or a connection of that source.
     fn take(&mut self, stranger: Stranger, greeting: Greeting, tell: &impl Fn(Connected)) -> io::Result<()> {
         match (&self.first, greeting.role) {
             (None, Role::Control) => {
@@ -192,7 +192,7 @@ mod tests {
         Listening::begin(listener, None, Cancel::new().unwrap(), |_| {}).unwrap()
     }
 
-    /// It would have 5 s for each byte.
+    /// [`PATIENCE`] bounds the whole greeting, not each byte.
     #[test]
     fn whoever_greets_byte_by_byte_is_refused_in_time() {
         let folder = tempfile::tempdir().unwrap();
@@ -200,7 +200,7 @@ mod tests {
         let _listening = listening(&path);
         let mut stranger = UnixStream::connect(&path).unwrap();
         let began = Instant::now();
-        // The last byte of the greeting would come after 80 s.
+        // The whole greeting would take 80 s.
         let sent = (0..40).take_while(|_| {
             thread::sleep(Duration::from_secs(2));
             stranger.write_all(b"C").is_ok()
@@ -212,7 +212,7 @@ mod tests {
         assert!(String::from_utf8_lossy(&said).contains("took too long"), "{said:?}");
     }
 
-    /// Each would have had 5 s for itself.
+    /// Handled one after the other, silent peers would delay the source.
     #[test]
     fn a_source_behind_a_hundred_silent_strangers_is_taken() {
         let folder = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_that_says_nothing_is_not_waited_for_when_the_target_ends() {
+    fn silent_peer_does_not_delay_shutdown_of_the_target() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listening = listening(&path);

@@ -1,4 +1,4 @@
-//! Guest memory as pages arrive for it, in any order, on several connections at once.
+//! Guest memory that receives pages, in any order, from several connections at once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::wire::PAGE;
 
-/// Pages that the guest does not have.
+/// Error for pages outside guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer sent {len} bytes of memory at {start:#x}, where this guest has none")]
 pub struct LoadError {
@@ -17,16 +17,16 @@ pub struct LoadError {
     pub len: u64,
 }
 
-/// Memory that is zero until pages arrive for it.
+/// Memory that is zero until pages arrive.
 #[derive(Debug)]
 pub struct Loader {
     memory: GuestMap,
-    /// For each region, a bit for each page that has been written: only those have to be cleared when they become zero.
+    /// Bitmap of written pages per region: only these need clearing when a zero page arrives.
     written: Vec<(u64, Vec<AtomicU64>)>,
 }
 
 impl Loader {
-    /// This memory, all of which is zero.
+    /// Takes `memory`, which must be zero.
     pub fn new(memory: GuestMap) -> Self {
         let bits = |region: &virtio_devices::GuestRegion| {
             let words = (region.len() / PAGE).div_ceil(64) as usize;
@@ -36,32 +36,32 @@ impl Loader {
         Self { memory, written }
     }
 
-    /// The size of the memory, in bytes.
+    /// Size of the memory, in bytes.
     pub fn size(&self) -> u64 {
         self.memory.iter().map(GuestMemoryRegion::len).sum()
     }
 
-    /// Writes pages from `start` on, a multiple of the page size.
+    /// Writes pages from `start`, a multiple of the page size.
     ///
     /// # Errors
     ///
-    /// Not all of them are in the guest's memory.
+    /// Fails if some are not in guest memory.
     pub fn write(&self, start: u64, bytes: &[u8]) -> Result<(), LoadError> {
         let fail = LoadError { start, len: bytes.len() as u64 };
         self.check(start, bytes.len() as u64)?;
         for page in 0..bytes.len() as u64 / PAGE {
             let (word, bit) = self.bit(start + page * PAGE).ok_or(fail)?;
-            // A pass's frames come after all of the pass before, so that no order is needed.
+            // A pass starts after the previous one is complete, so that no order is needed.
             word.fetch_or(bit, Ordering::Relaxed);
         }
         self.memory.write_slice(bytes, GuestAddress(start)).map_err(|_| fail)
     }
 
-    /// Makes pages zero. Those that no page has arrived for are not touched, and stay unallocated.
+    /// Zeroes pages. Pages that were never written are not touched, and stay unallocated.
     ///
     /// # Errors
     ///
-    /// Not all of them are in the guest's memory.
+    /// Fails if some are not in guest memory.
     pub fn clear(&self, start: u64, len: u64) -> Result<(), LoadError> {
         let fail = LoadError { start, len };
         self.check(start, len)?;
@@ -74,7 +74,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Checks that the whole range is memory, before any of it is changed.
+    /// Checks that the whole range is memory, before a part of it is changed.
     fn check(&self, start: u64, len: u64) -> Result<(), LoadError> {
         let fail = LoadError { start, len };
         let end = start.checked_add(len).ok_or(fail)?;
@@ -123,14 +123,14 @@ mod tests {
     #[test]
     fn a_page_that_never_came_is_not_touched() {
         let loader = loader();
-        // As if it were not zero: then nothing has cleared it.
+        // Not zero, to show that nothing clears the page.
         loader.memory.write_obj(5_u8, GuestAddress(0x10_0000)).unwrap();
         loader.clear(0x10_0000, 0x3000).unwrap();
         assert_eq!(read(&loader, 0x10_0000), 5);
     }
 
     #[test]
-    fn memory_that_the_guest_does_not_have_is_refused_and_nothing_is_changed() {
+    fn memory_outside_the_guest_is_refused_without_effect() {
         let loader = loader();
         for (start, len) in [(0x6000, 0x1000), (0x5000, 0x2000), (0x10_2000, 0x2000), (u64::MAX - 4095, 0x2000)] {
             assert_eq!(loader.clear(start, len), Err(LoadError { start, len }));

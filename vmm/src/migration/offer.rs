@@ -1,5 +1,4 @@
-//! Documents that the two sides exchange besides pages: the source's description of its guest, and its state at the
-//! end.
+//! Documents between the two sides: the description of the guest, and its state after the last page.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -17,26 +16,26 @@ use crate::machine_state::backend_state::{BackendOf, BackendState};
 use crate::snapshot::overrides;
 use crate::snapshot::state_file::{SavedDescriptors, SavedLink};
 
-/// Description by which the target makes its VM, before any page arrives.
+/// Description of the guest, from which the target creates its VM before pages arrive.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Offer {
-    /// The program that sends it.
+    /// Name and version of the source's program.
     pub program: String,
-    /// The configuration as it is now, without descriptors.
+    /// Current configuration, without descriptors.
     pub config: Value,
-    /// The functions that had descriptors.
+    /// Functions whose backends came as descriptors.
     pub descriptors: Vec<SavedDescriptors>,
-    /// The links of VFs that clients had set.
+    /// VF links that clients have set.
     pub links: Vec<SavedLink>,
-    /// The machine without its state: its addresses, devices and places, and what vCPUs read by CPUID.
+    /// Machine without its state: addresses, devices and slots, and CPUID.
     pub outline: MachineState,
-    /// True if the guest runs, and should resume at the target.
+    /// True if the guest runs, and must resume at the target.
     pub runs: bool,
     /// Memory and taps that are passed instead of copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed: Option<PassedState>,
-    /// The backends whose own states follow with the machine's.
+    /// Backends whose own state follows with the machine's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stateful: Vec<BackendOf>,
 }
@@ -47,9 +46,9 @@ pub(crate) struct Offer {
 pub(crate) struct Rest {
     /// Number of passes over the memory.
     pub passes: u32,
-    /// The machine.
+    /// State of the machine.
     pub machine: MachineState,
-    /// The states that backends have beside their queues.
+    /// State of backends besides their queues.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<BackendState>,
 }
@@ -61,29 +60,29 @@ fn read<T: for<'de> Deserialize<'de>>(what: &str, bytes: &[u8]) -> Result<T, Mig
 }
 
 impl Offer {
-    /// It as bytes.
+    /// Serializes the offer.
     ///
     /// # Errors
     ///
-    /// It cannot be JSON.
+    /// Fails if it cannot be JSON.
     pub(crate) fn bytes(&self) -> serde_json::Result<Vec<u8>> {
         serde_json::to_vec(self)
     }
 
-    /// Reads it.
+    /// Parses an offer.
     ///
     /// # Errors
     ///
-    /// It is none.
+    /// Fails if the bytes are not one.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, MigrationError> {
         read("offer", bytes)
     }
 
-    /// The configuration for this host, with the devices where they are at the source.
+    /// Plans the VM for this host, with devices in the source's slots.
     ///
     /// # Errors
     ///
-    /// It does not fit what `given` says of this host.
+    /// Fails if the configuration does not fit the overrides in `given`.
     pub(crate) fn plan(&self, given: &RestoreConfig) -> Result<PlannedVm, MigrationError> {
         let text = serde_json::to_vec(&self.config).map_err(|error| MigrationError::Unsuitable(error.to_string()))?;
         let mut config = VmConfig::from_json(&text)?;
@@ -102,11 +101,11 @@ impl Offer {
         Ok(planned)
     }
 
-    /// Receives what is passed, as much as it says, and no more than a VM of this configuration has.
+    /// Receives the announced descriptors, at most as many as a VM of this configuration has.
     ///
     /// # Errors
     ///
-    /// Something else comes.
+    /// Fails if the peer sends anything else.
     pub(super) fn receive(
         &self,
         plan: &VmPlan,
@@ -120,33 +119,33 @@ impl Offer {
     }
 }
 
-/// True if `given` has a backend for this function.
+/// True if `given` replaces the backend of this function.
 fn replaces(given: &RestoreConfig, id: &str, vf: Option<u16>) -> bool {
     given.net_fds.iter().any(|net| net.id == id && net.vf == vf)
         || given.backends.iter().any(|backend| backend.id == id && backend.vf == vf)
 }
 
-/// The taps that are passed, but for those of functions to which `given` gives others.
+/// Removes the taps of functions whose backends `given` replaces.
 pub(super) fn not_replaced(mut taps: PassedTaps, given: &RestoreConfig) -> PassedTaps {
     taps.0.retain(|(of, _)| of.uplink || !replaces(given, &of.id, of.vf));
     taps
 }
 
 impl Rest {
-    /// It as bytes.
+    /// Serializes the state.
     ///
     /// # Errors
     ///
-    /// It cannot be JSON.
+    /// Fails if it cannot be JSON.
     pub(crate) fn bytes(&self) -> serde_json::Result<Vec<u8>> {
         serde_json::to_vec(self)
     }
 
-    /// Reads it.
+    /// Parses a state.
     ///
     /// # Errors
     ///
-    /// It is none.
+    /// Fails if the bytes are not one.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, MigrationError> {
         read("state", bytes)
     }

@@ -1,4 +1,4 @@
-//! Messages between the threads of a migration and the control thread. Neither waits for the other.
+//! Messages between migration threads and the control thread. Neither blocks on the other.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,11 +16,11 @@ use crate::snapshot::restorer::Restored;
 use crate::vm::Vm;
 use virtio_devices::Holds;
 
-/// Message of the control thread to a conductor, on either side.
+/// Message from the control thread to a migration thread, on either side.
 pub(crate) trait Note: Send + 'static {
-    /// A user ends the migration.
+    /// A user cancels the migration.
     const CANCEL: Self;
-    /// The program ends.
+    /// The program exits.
     const QUIT: Self;
 }
 
@@ -34,110 +34,110 @@ impl Note for TargetNote {
     const QUIT: Self = Self::Quit;
 }
 
-/// Order to the control thread of the source.
+/// Request to the control thread of the source.
 #[derive(Debug)]
 pub(crate) enum SourceOrder {
-    /// Say who writes to the guest's memory, by [`SourceNote::Writers`].
+    /// Find all writers to guest memory. Reply: [`SourceNote::Writers`].
     FindWriters,
-    /// Hold the vCPUs for a moment, or not any more.
+    /// Hold the vCPUs for throttling, or release them.
     Slow(bool),
-    /// Stop the guest and save its machine, and say [`SourceNote::Stopped`].
+    /// Stop the guest and save its machine. Reply: [`SourceNote::Stopped`].
     Stop,
-    /// Let the guest go on, if it ran.
+    /// Resume the guest if it was running.
     Resume,
-    /// Give the guest up, which runs elsewhere, and say [`SourceNote::GivenUp`].
+    /// Release the guest, which the target runs. Reply: [`SourceNote::GivenUp`].
     GiveUp,
-    /// Report how it ended, and why. Nothing is left of a guest that was given up.
+    /// Report the outcome, and the reason of a failure. A released guest is already closed.
     Report(Outcome, Option<String>),
-    /// A pass over the memory begins, of this number.
+    /// A pass over the memory starts, with its number.
     Pass(u32),
 }
 
-/// Message of the control thread to the source's conductor.
+/// Message from the control thread to the source's thread.
 pub(crate) enum SourceNote {
-    /// Writers to the guest's memory, or the reason why their writes are not known. There are none if the guest does
-    /// not run. Also the host storage that the guest writes, and the number of functions that its drivers use.
+    /// Dirty-page sources, or the reason why writes cannot be tracked; none if the guest is paused. Also the host
+    /// storage that the guest writes, and the number of functions that its drivers use.
     Writers(Result<Vec<Box<dyn DirtySource>>, String>, Holds, u32),
-    /// The guest stands still.
+    /// The guest is stopped, or could not be.
     Stopped(Result<Stopped, String>),
-    /// VM of the guest, to be closed.
+    /// VM of the guest, to be closed by the migration thread.
     GivenUp(Option<Box<Vm>>),
-    /// A user ends the migration.
+    /// A user cancels the migration.
     Cancel,
-    /// A user has the guest go on although nobody knows who has it.
+    /// A user forces a resume although the target's state is unknown.
     Force,
-    /// The guest is off.
+    /// The guest has powered off.
     GuestOff,
-    /// The VM is not what it was when the migration began.
+    /// The VM has changed since the migration started.
     Changed(String),
-    /// The program ends.
+    /// The program exits.
     Quit,
 }
 
-/// A guest that stands still.
+/// State of a stopped guest.
 pub(crate) struct Stopped {
-    /// State of its machine.
+    /// State of the machine.
     pub machine: Box<MachineState>,
-    /// Host storage that it writes.
+    /// Host storage that the guest writes.
     pub holds: Holds,
-    /// The backends that have states of their own, which stand still.
+    /// Stopped backends that have state of their own.
     pub stateful: Vec<StatefulBackend>,
-    /// Time that it took to stop it.
+    /// Time that stopping took.
     pub stop: Duration,
 }
 
-/// Order to the control thread of the target.
+/// Request to the control thread of the target.
 pub(crate) enum TargetOrder {
-    /// Restore the machine, which is to be held, and say [`TargetNote::Loaded`].
+    /// Restore the machine without starting it. Reply: [`TargetNote::Loaded`].
     Load {
-        /// The VM with its memory, and its machine.
+        /// VM with its memory, and the machine state.
         restored: Box<Restored>,
-        /// Descriptors that clients passed for it.
+        /// Descriptors that clients passed for the VM.
         fds: Vec<OwnedFd>,
-        /// True if it ran at the source.
+        /// True if the guest ran at the source.
         runs: bool,
-        /// True if its memory is the source's.
+        /// True if the memory is the source's.
         is_local: bool,
     },
-    /// Let the guest, whose locks are taken, go on, if it ran, and say [`TargetNote::Started`].
+    /// Start the guest, if it ran at the source. Its locks are taken. Reply: [`TargetNote::Started`].
     Start,
-    /// Drop what was loaded.
+    /// Drop the restored VM.
     Discard,
     /// A source has connected.
     Accepted,
-    /// Report how it ended, and why.
+    /// Report the outcome, and the reason of a failure.
     Report(Outcome, Option<String>),
 }
 
-/// Message of the control thread to the target's conductor.
+/// Message from the control thread to the target's thread.
 pub(crate) enum TargetNote {
-    /// The machine is held, with what its guest writes, whose locks are not taken; or why not.
+    /// The machine is restored: host storage that the guest writes, without locks; or the reason of a failure.
     Loaded(Result<Holds, String>),
-    /// The guest runs, or why not. It is gone then, with its locks.
+    /// The guest runs; or the reason of a failure, after which the guest and its locks are gone.
     Started(Result<(), String>),
-    /// A user ends the migration.
+    /// A user cancels the migration.
     Cancel,
-    /// The program ends: nothing that is ordered is carried out any more.
+    /// The program exits, and performs no further request.
     Quit,
 }
 
-/// The control thread's end: what it is to do.
+/// Receiving end, at the control thread.
 pub(crate) struct Orders<T> {
     orders: Receiver<T>,
     wake: Arc<EventFd>,
 }
 
-/// The conductor's end.
+/// Sending end, at a migration thread.
 pub(crate) struct ToControl<T> {
     orders: Sender<T>,
     wake: Arc<EventFd>,
 }
 
-/// Both ends.
+/// Creates both ends.
 ///
 /// # Errors
 ///
-/// No file descriptor is left.
+/// Fails if no file descriptor is left.
 pub(crate) fn pair<T>() -> io::Result<(ToControl<T>, Orders<T>)> {
     let (sender, receiver) = channel();
     let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
@@ -145,25 +145,25 @@ pub(crate) fn pair<T>() -> io::Result<(ToControl<T>, Orders<T>)> {
 }
 
 impl<T> ToControl<T> {
-    /// Sends an order. If the program ends, nobody carries it out.
+    /// Queues a request; dropped if the program exits.
     pub(crate) fn send(&self, order: T) {
         let _ = self.orders.send(order);
-        // If it is full, the control thread is woken already.
+        // A full eventfd has woken the control thread already.
         let _ = self.wake.write(1);
     }
 }
 
 impl<T> Orders<T> {
-    /// Readable when there may be an order.
+    /// Returns an eventfd that is readable when requests may be queued.
     pub(crate) fn event(&self) -> &EventFd {
         &self.wake
     }
 
-    /// The next order, if there is one.
+    /// Returns the next request, if any.
     pub(crate) fn take(&self) -> Option<T> {
         let _ = self.wake.read();
         let order = self.orders.try_recv().ok()?;
-        // There may be another.
+        // Keep the eventfd readable: more may be queued.
         let _ = self.wake.write(1);
         Some(order)
     }

@@ -1,7 +1,7 @@
-//! Threads that receive pages: one for each connection.
+//! Threads that receive pages, one per connection.
 //!
-//! In each pass any connection may carry any page. So none takes a page of a pass before all have had those of the pass
-//! before: a newer copy would be overwritten by an older one.
+//! In each pass any connection may carry any page. So no thread starts a pass before all have finished the previous
+//! one: an older copy could overwrite a newer one.
 
 use std::io;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::transport::Stream;
 use super::wire::{Frame, PAGE, Pages, Range, WireError};
 use crate::threads::{self, ThreadKind};
 
-/// The most passes over the memory. A source that reports more is none.
+/// Limit on passes over the memory. No source makes more.
 const MOST_PASSES: u32 = 1 << 20;
 
-/// All connections that carry pages. Dropping this ends them.
+/// All connections for pages. Dropping this closes them.
 #[derive(Default)]
 pub(super) struct PagesIn {
     memory: Option<Arc<Loader>>,
@@ -28,7 +28,7 @@ pub(super) struct PagesIn {
     passes: Arc<Passes>,
 }
 
-/// The passes that each connection has had.
+/// Passes that each connection has finished.
 #[derive(Default)]
 struct Passes {
     state: Mutex<State>,
@@ -37,13 +37,13 @@ struct Passes {
 
 #[derive(Default)]
 struct State {
-    /// By the connection's number.
+    /// Number of passes, by connection.
     had: Vec<u32>,
     is_closed: bool,
 }
 
 impl Passes {
-    /// Connection `index` has had another pass. Returns once all have, or false when it is over.
+    /// Counts a pass of connection `index`. Waits until all connections have finished it; returns false once closed.
     fn next(&self, index: u8) -> bool {
         let mut state = self.state.lock();
         let Some(own) = state.had.get_mut(usize::from(index)) else { return false };
@@ -56,7 +56,7 @@ impl Passes {
         !state.is_closed
     }
 
-    /// No connection takes anything from here on.
+    /// Ends the waits: no connection accepts pages from here on.
     fn close(&self) {
         self.state.lock().is_closed = true;
         self.changed.notify_all();
@@ -68,32 +68,32 @@ impl Passes {
 }
 
 impl PagesIn {
-    /// Pages are for this memory, and come on so many connections.
+    /// Sets the memory to receive, and the number of connections.
     pub(super) fn set_memory(&mut self, memory: Arc<Loader>, connections: u8) {
         self.memory = Some(memory);
         self.passes.state.lock().had = vec![0; connections.into()];
     }
 
-    /// Ends the threads: when this returns, none of them writes to the memory, whatever the source sends. The
-    /// connections stay, for a source that looks at them.
+    /// Ends the threads: nothing writes to the memory after this, whatever the source sends. The connections stay open,
+    /// because the source watches them.
     pub(super) fn end(&mut self) {
         self.memory = None;
         self.passes.close();
         self.lanes.iter().for_each(|(stream, _)| stream.stop_reading());
         for (_, thread) in &mut self.lanes {
             if let Some(thread) = thread.take() {
-                // If it panicked, that has been reported.
+                // A panic has already been reported.
                 let _ = thread.join();
             }
         }
     }
 
-    /// Receives on connection `index`. `tell` is called after each pass that all have had, and with why there is no
-    /// more.
+    /// Starts receiving on connection `index`. Calls `tell` after each pass that all connections have finished, and
+    /// with the reason when receiving ends.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(super) fn begin(
         &mut self,
         index: u8,
@@ -123,19 +123,19 @@ impl PagesIn {
         Ok(())
     }
 
-    /// True if all connections have had this many passes.
+    /// True if each connection has finished `passes` passes.
     pub(super) fn have(&self, passes: u32) -> bool {
         let state = self.passes.state.lock();
         !state.had.is_empty() && state.had.iter().all(|had| *had == passes)
     }
 
-    /// Ends the connections.
+    /// Closes the connections.
     pub(super) fn close(&mut self) {
         self.passes.close();
         self.lanes.iter().for_each(|(stream, _)| stream.close());
         for (_, thread) in self.lanes.drain(..) {
             if let Some(thread) = thread {
-                // If it panicked, that has been reported.
+                // A panic has already been reported.
                 let _ = thread.join();
             }
         }
@@ -156,7 +156,7 @@ fn receive(
     mut next: impl FnMut() -> bool,
 ) -> Result<(), ReadError> {
     let (mut incoming, mut passes) = (Incoming::new(stream), 0);
-    // A connection that is no longer read still gives what has come: that is not taken, either.
+    // Shutdown leaves buffered bytes readable, which must not be loaded.
     while passes < MOST_PASSES && !all.is_closed() {
         match incoming.receive()? {
             Item::Pages(pages) => {

@@ -1,7 +1,7 @@
-//! Threads that send pages: one for each connection. Each takes the next chunk of a pass that nobody has taken yet.
+//! Threads that send pages, one per connection. Each takes the next unsent chunk of a pass.
 //!
-//! The first pass has all pages, and many a guest has never used most of its memory. Those that do not exist are told
-//! as zero, and not read: reading a hole of shared memory would fill it.
+//! The first pass has all pages, and many guests never use most of their memory. Pages that do not exist are sent as
+//! zero without reading them: a read would allocate holes of shared memory.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use crate::dirty::{Chunk, DirtyLog, PageSet};
 use crate::lazy_memory::present;
 use crate::threads::{self, ThreadKind};
 
-/// Bytes of memory that are read at a time.
+/// Bytes read at a time.
 const PIECE: usize = 256 << 10;
 
-/// The pages that are to be sent, and the log of those that are written meanwhile.
+/// Pages to send, and the log of dirty pages.
 pub(super) struct ToSend {
     /// The pages.
     pub pages: PageSet,
-    /// Place at which the next chunk is looked for.
+    /// Search position of the next chunk.
     pub place: (usize, usize),
-    /// Log of dirty pages; none while there are no writers.
+    /// Log of dirty pages; `None` without writers.
     pub log: Option<DirtyLog>,
 }
 
 impl ToSend {
-    /// The next chunk. What is written to it from here on is noted again.
+    /// Takes the next chunk. Later writes to it are logged again.
     fn take(&mut self) -> io::Result<Option<Chunk>> {
         let Some(chunk) = self.pages.take(&mut self.place) else { return Ok(None) };
         self.log.as_mut().map_or(Ok(()), |log| log.release(&chunk))?;
@@ -41,31 +41,31 @@ impl ToSend {
     }
 }
 
-/// A single connection.
+/// State of a thread.
 struct Lane {
     memory: GuestMap,
     present: present::Pages,
     to_send: Arc<Mutex<ToSend>>,
     stream: Arc<Stream>,
     progress: Progress,
-    /// Bytes of the pages of the frame that is being filled.
+    /// Page bytes of the frame that is being filled.
     data: Box<[u8]>,
     pages: Pages,
     sent: u64,
 }
 
-/// All connections that carry pages. Dropping this ends them.
+/// All connections for pages. Dropping this closes them.
 pub(super) struct PagesOut {
     lanes: Vec<(Arc<Stream>, Sender<u32>, Option<Thread>)>,
 }
 
 impl PagesOut {
-    /// Sends pages of `memory` over `streams`. How many bytes were sent in each pass, or why not, is given to `tell`
-    /// once for each connection.
+    /// Starts a thread for each of `streams`. Calls `tell` once per pass and connection with the number of bytes sent,
+    /// or with the reason of a failure.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(super) fn new(
         streams: Vec<Stream>,
         memory: &GuestMap,
@@ -101,21 +101,21 @@ impl PagesOut {
         self.lanes.len()
     }
 
-    /// Begins to send what is to be sent, as the pass of this number.
+    /// Starts pass number `pass`.
     pub(super) fn send(&self, pass: u32) {
         for (_, passes, _) in &self.lanes {
-            // One that has failed has said so.
+            // A thread that has failed has reported the reason.
             let _ = passes.send(pass);
         }
     }
 
-    /// Ends the connections, whatever is being sent.
+    /// Closes the connections, whatever is being sent.
     pub(super) fn close(&mut self) {
         self.lanes.iter().for_each(|(stream, ..)| stream.close());
         for (_, passes, thread) in self.lanes.drain(..) {
             drop(passes);
             if let Some(thread) = thread {
-                // If it panicked, that has been reported.
+                // A panic has already been reported.
                 let _ = thread.join();
             }
         }
@@ -154,18 +154,17 @@ impl Lane {
                     self.piece(at, PIECE.min((start + len - at) as usize))?;
                 }
             }
-            // The pages of a chunk are not kept back: they may be written again.
+            // Sent with the chunk: its pages may be written again.
             self.flush()?;
         }
         (&*self.stream).write_all(&Frame::Flush(pass).bytes())?;
         Ok(self.sent)
     }
 
-    /// The runs of a chunk, by ascending addresses, and whether their pages exist. That is looked at after the chunk
-    /// was taken, and so while it is noted again what is written: a page that is made after this look is another
-    /// pass's.
+    /// Returns the runs of a chunk by address, each with true if its pages exist. The check comes after the log was
+    /// cleared, so that the next pass has pages that are created later.
     fn runs(&self, chunk: Chunk, pass: u32) -> Vec<(u64, u64, bool)> {
-        // Later passes have what was written.
+        // Later passes have only written pages.
         let region = self.memory.iter().nth(chunk.region).filter(|_| pass == 0);
         let mut parts = Vec::new();
         let seen = region.map(|region| {
@@ -177,7 +176,7 @@ impl Lane {
         });
         let (existing, absent) = match seen {
             Some(Ok(())) => chunk.split(&parts),
-            // What is not known is read.
+            // Pages of unknown state are read.
             Some(Err(_)) | None => (chunk.clone(), Chunk { words: Vec::new(), ..chunk }),
         };
         let existing = existing.runs().into_iter().map(|(start, len)| (start, len, true));
@@ -187,7 +186,7 @@ impl Lane {
         runs
     }
 
-    /// Tells that `len` bytes from `start` on, at most a chunk, are zero.
+    /// Sends `len` bytes from `start`, at most a chunk, as zero.
     fn zeros(&mut self, start: u64, len: u64) -> io::Result<()> {
         let len = u32::try_from(len).map_err(io::Error::other)?;
         let run = Range { start, len, is_zero: true };
@@ -198,14 +197,14 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends `len` bytes from `start` on, at most [`PIECE`].
+    /// Sends `len` bytes from `start`, at most [`PIECE`].
     fn piece(&mut self, start: u64, len: usize) -> io::Result<()> {
         const { assert!(PIECE <= MAX_DATA) };
         if self.pages.data() + len > MAX_DATA {
             self.flush()?;
         }
         let mut filled = self.pages.data();
-        // A copy: what is looked at is what is sent, whatever the guest writes meanwhile.
+        // A copy, so that the zero check holds for the bytes that are sent.
         let place = self.data.get_mut(filled..filled + len).ok_or(io::ErrorKind::InvalidInput)?;
         self.memory.read_slice(place, GuestAddress(start)).map_err(io::Error::other)?;
         let from = filled;

@@ -1,5 +1,4 @@
-//! Objects that a target on the same host gets instead of copies: the guest's memory, and its taps, which two programs
-//! could not open by their names.
+//! Descriptors for a target on the same host: guest memory, and taps, which two programs cannot open by name at once.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,54 +15,54 @@ use crate::devices::passed_taps::{PassedTaps, TapOf};
 use crate::vm::Vm;
 use crate::vm::memory::PassedRegion;
 
-/// The most regions of a guest's memory, beside those that were added while it ran.
+/// Limit on a guest's memory regions, without those added at run time.
 const MOST_REGIONS: usize = 64;
 
-/// Descriptions of the descriptors, in their order.
+/// Descriptions of the passed descriptors, in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PassedState {
-    /// A descriptor for each region of the memory.
+    /// Memory regions, with one descriptor each.
     pub memory: Vec<RegionState>,
-    /// Taps, with a descriptor for each queue.
+    /// Taps, with one descriptor per queue.
     pub taps: Vec<TapState>,
 }
 
-/// A tap.
+/// A passed tap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TapState {
-    /// Function that it belongs to.
+    /// Function of the tap.
     pub of: TapOf,
-    /// Number of its queues.
+    /// Number of queues.
     pub queues: u16,
-    /// MTU in bytes when it was opened; none if it had been passed in.
+    /// MTU when the tap was opened, in bytes; `None` if it came as a descriptor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// The offloads that it can be asked for (`TUNSETOFFLOAD`).
+    /// Supported offloads (`TUNSETOFFLOAD`).
     pub offloads: u32,
 }
 
-/// A region of the memory.
+/// A passed memory region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RegionState {
-    /// First address in the guest.
+    /// First guest address.
     pub start: u64,
-    /// Length, in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Offset in the file of its descriptor, in bytes.
+    /// Offset in the descriptor's file, in bytes.
     pub offset: u64,
 }
 
 /// Descriptors that a source passes, and their descriptions.
 pub(crate) type Passing = (PassedState, Vec<OwnedFd>);
 
-/// Memory and taps that `vm` passes.
+/// Collects the memory and taps of `vm`.
 ///
 /// # Errors
 ///
-/// Fails if its memory is private.
+/// Fails if the memory is private, or the host has no descriptor left.
 pub(crate) fn of_vm(vm: &Vm) -> Result<Passing, String> {
     let (mut state, mut fds) = (PassedState::default(), Vec::new());
     if vm.shared_memory().is_none() {
@@ -81,7 +80,7 @@ pub(crate) fn of_vm(vm: &Vm) -> Result<Passing, String> {
         format!("local=true: the tap of {name} cannot be passed: {error}; leave local out")
     })?;
     for (of, PassedTap { mtu, offloads, queues }) in taps.0 {
-        // A tap has at most 256.
+        // A tap has at most 256 queues.
         let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
         state.taps.push(TapState { of, queues: count, mtu, offloads });
         fds.extend(queues);
@@ -90,18 +89,18 @@ pub(crate) fn of_vm(vm: &Vm) -> Result<Passing, String> {
 }
 
 impl PassedState {
-    /// The number of descriptors, each of something that a VM of `plan` with this `memory` has.
+    /// Counts the descriptors, and checks that a VM of `plan` with this `memory` has all of them.
     ///
     /// # Errors
     ///
-    /// There are more.
+    /// Fails if there are more.
     pub(crate) fn count(&self, plan: &VmPlan, memory: &MemoryConfig) -> Result<usize, String> {
         let added = memory.room().unwrap_or(0) / MemoryConfig::STEP;
         let most = MOST_REGIONS.saturating_add(usize::try_from(added).unwrap_or(usize::MAX));
         if self.memory.len() > most {
             return Err(format!("the source passes {} parts of memory; a guest has at most {most}", self.memory.len()));
         }
-        // The queues that each function may have; none once they have been passed.
+        // Queues that each function may have; removed once counted.
         let mut room = HashMap::new();
         for net in plan.nets() {
             let functions = net.functions().zip(std::iter::once(None).chain((0..).map(Some)));
@@ -118,11 +117,11 @@ impl PassedState {
         Ok(count)
     }
 
-    /// The memory and the taps in `fds`, which came in the order of this.
+    /// Sorts `fds` into memory and taps.
     ///
     /// # Errors
     ///
-    /// They are not what this says.
+    /// Fails if they do not match the description.
     pub(crate) fn open(&self, fds: Vec<OwnedFd>) -> Result<(Vec<PassedRegion>, PassedTaps), String> {
         let mut fds = fds;
         let queues = self.taps.iter().map(|tap| usize::from(tap.queues)).sum::<usize>();
@@ -142,14 +141,14 @@ impl PassedState {
         let wrong = |what: &str| format!("the source passes its guest's memory, and {what}");
         let region = |(state, fd): (&RegionState, OwnedFd)| {
             let RegionState { start, len, offset } = *state;
-            // First: from then on the size that is looked at stays.
+            // Seals first: from here on the size cannot shrink.
             let seals = rustix::fs::fcntl_get_seals(&fd);
             let is_sealed = seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
             let size = rustix::fs::fstat(&fd).map_err(|error| wrong(&format!("one cannot be looked at: {error}")))?;
             let (Some(end), Some(last)) = (start.checked_add(len), offset.checked_add(len)) else {
                 return Err(wrong("it has addresses that there are not"));
             };
-            // Memory beyond the end of its file would end this process.
+            // An access past the end of the file would kill this process.
             if u64::try_from(size.st_size).unwrap_or(0) < last {
                 return Err(wrong("a file of it is too short"));
             }
@@ -159,11 +158,11 @@ impl PassedState {
     }
 }
 
-/// Checks that the memory of `vm` is what was passed, all of it.
+/// Checks that the memory of `vm` is exactly what was passed.
 ///
 /// # Errors
 ///
-/// It is other memory.
+/// Fails if it is not.
 pub(crate) fn check(vm: &Vm, passed: &[PassedRegion]) -> Result<(), String> {
     let memory = vm.memory().memory();
     let is_passed = |region: &virtio_devices::GuestRegion| {

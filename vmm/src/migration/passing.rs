@@ -1,6 +1,6 @@
-//! Descriptors that go to a target on the same host, on a connection of their own (`unix(7)`, SCM_RIGHTS).
+//! Descriptors for a target on the same host, on a separate connection (`unix(7)`, SCM_RIGHTS).
 //!
-//! Their number comes first, as 4 bytes. Then one byte comes with each few of them.
+//! Starts with their number, in 4 bytes. Then a byte accompanies each batch.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -13,16 +13,16 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// Time that the source may let pass between two of its messages.
+/// Limit on the time between two messages of the source.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Number of descriptors that go with a byte.
+/// Descriptors per byte.
 const TOGETHER: usize = 64;
 
 /// Sends `fds`.
 ///
 /// # Errors
 ///
-/// The connection is lost.
+/// Fails if the connection is lost.
 pub(super) fn send(stream: &UnixStream, fds: &[OwnedFd]) -> io::Result<()> {
     let count = u32::try_from(fds.len()).map_err(io::Error::other)?;
     (&*stream).write_all(&count.to_le_bytes())?;
@@ -41,11 +41,11 @@ pub(super) fn send(stream: &UnixStream, fds: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives as many as were offered, each wait for at most [`PATIENCE`].
+/// Receives `offered` descriptors.
 ///
 /// # Errors
 ///
-/// The connection is lost, others come than were offered, or this process cannot have so many.
+/// Fails if the connection is lost or silent for [`PATIENCE`], the number differs, or this process cannot hold so many.
 pub(super) fn receive(stream: &UnixStream, offered: usize) -> io::Result<Vec<OwnedFd>> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let late = |error: io::Error| match error.kind() {
@@ -128,7 +128,7 @@ mod tests {
         (&source).write_all(&[1, 0]).unwrap();
         drop(source);
         assert_eq!(receive(&target, 1).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-        // More than were offered: none is taken, whatever their number.
+        // A number above the offer is refused before a descriptor is read.
         let (source, target) = UnixStream::pair().unwrap();
         (&source).write_all(&u32::MAX.to_le_bytes()).unwrap();
         let error = receive(&target, 1).unwrap_err().to_string();

@@ -1,86 +1,86 @@
-//! Policy of copying memory while the guest writes to it, and of stopping the guest.
+//! Policy of precopy: throttling the guest, and stopping it.
 //!
-//! Each pass sends what was written during the pass before. The guest is stopped when the rest, and all that has to
-//! happen beside sending it, fit the goal for the downtime, and another pass would not make the rest much smaller.
+//! Each pass sends the pages dirtied in the previous one. The guest is stopped once sending the remaining pages, plus
+//! fixed costs, fits the downtime target and another pass would not shrink them much.
 
 use std::time::Duration;
 
 pub use vm_api::migration::TimeoutStrategy;
 
-/// Goal of the user.
+/// Limits that the client sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Goal {
-    /// Longest pause of the guest.
+    /// Target for the downtime.
     pub downtime: Duration,
-    /// Time for which memory may be copied before `strategy` decides.
+    /// Time for copying, after which `strategy` applies.
     pub timeout: Duration,
-    /// Action at that time.
+    /// Action at the timeout.
     pub strategy: TimeoutStrategy,
 }
 
-/// Step after a pass.
+/// Next step after a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// Another pass.
     Again,
-    /// The guest is stopped, and the rest sent.
+    /// Stop the guest and send the remaining pages.
     Stop,
-    /// The time is up, and the user wants no more of it.
+    /// End the migration: the timeout has passed.
     GiveUp,
 }
 
-/// A pass over the memory.
+/// Measurements of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
     /// Bytes of pages that were sent, without zero pages.
     pub sent: u64,
-    /// Time that it took.
+    /// Duration of the pass.
     pub took: Duration,
-    /// Bytes that are dirty now, and were not sent since.
+    /// Bytes that are dirty now.
     pub rest: u64,
-    /// The time since copying began.
+    /// Time since copying started.
     pub elapsed: Duration,
 }
 
-/// Fixed part of the downtime in the estimate before any was measured: stopping vCPUs and devices, saving and loading
-/// their state, the messages of the handover.
+/// Initial estimate of the downtime's fixed part: stopping vCPUs and devices, saving and loading state, messages of the
+/// handover.
 const FIXED: Duration = Duration::from_millis(10);
-/// Increase of that by each function that a driver uses, except the first: 8 VFs take 17 ms where one NIC takes 10
+/// Addition for each function in use by a driver, except the first: 8 VFs take 17 ms where one NIC takes 10
 /// (docs/performance.md).
 const FUNCTION: Duration = Duration::from_millis(1);
-/// The slowest connection that is reckoned with, in bytes per second.
+/// Lower bound of the bandwidth in estimates, in bytes per second.
 const SLOWEST: u64 = 64 << 10;
-/// A rest that no further pass is worth, in bytes.
+/// Remaining bytes that are not worth another pass.
 const SMALL: u64 = 1 << 20;
-/// Most passes within the goal that may still shrink the rest.
+/// Limit on passes within the downtime target that shrink the remainder further.
 const MOST_SHRINKING: u32 = 8;
-/// The first step of throttling, and each further one, in percent of the vCPUs' time.
+/// Step of throttling, in percent of the vCPUs' time.
 const STEP: u8 = 10;
-/// The most that is taken from the guest, in percent.
+/// Limit of throttling, in percent.
 const MOST_THROTTLE: u8 = 99;
 
-/// The policy, and what it has seen.
+/// The policy and its measurements.
 #[derive(Debug, Clone)]
 pub struct Precopy {
     goal: Goal,
     /// Fixed part of the downtime.
     fixed: Duration,
-    /// In bytes per second; 0 until a pass has shown one.
+    /// Measured bandwidth in bytes per second; 0 before the first pass.
     bandwidth: u64,
     /// Rate at which the guest dirties pages, in bytes per second.
     dirty_rate: u64,
     passes: u32,
     /// Dirty bytes after the previous pass.
     rest: Option<u64>,
-    /// Passes in a row that did not make the rest smaller.
+    /// Passes in a row that did not shrink the remainder.
     futile: u32,
-    /// Passes after the goal was reached.
+    /// Passes since the downtime target was met.
     within: u32,
     throttle: u8,
 }
 
 impl Precopy {
-    /// A policy for this goal, over a connection with the round trip time `rtt`.
+    /// Creates the policy for `goal`, with the round-trip time `rtt`.
     pub fn new(goal: Goal, rtt: Duration) -> Self {
         Self {
             goal,
@@ -95,7 +95,7 @@ impl Precopy {
         }
     }
 
-    /// The round trip time, and how many functions the guest's drivers use, once these are known.
+    /// Sets the round-trip time, and the number of functions in use by the guest's drivers.
     pub fn expect(&mut self, rtt: Duration, functions: u32) {
         self.fixed = FIXED + FUNCTION.saturating_mul(functions.saturating_sub(1)) + rtt * 2;
     }
@@ -105,39 +105,39 @@ impl Precopy {
         self.passes
     }
 
-    /// Bytes per second that the connections have carried.
+    /// Measured bandwidth, in bytes per second.
     pub const fn bandwidth(&self) -> u64 {
         self.bandwidth
     }
 
-    /// Bytes per second of pages that the guest writes to.
+    /// Rate at which the guest dirties pages, in bytes per second.
     pub const fn dirty_rate(&self) -> u64 {
         self.dirty_rate
     }
 
-    /// The share of the vCPUs' time that is to be taken from the guest, in percent.
+    /// Share of the vCPUs' time to withhold, in percent.
     pub const fn throttle(&self) -> u8 {
         self.throttle
     }
 
-    /// Downtime of the guest if it were stopped with `rest` bytes to send.
+    /// Estimates the downtime if the guest were stopped with `rest` bytes to send.
     pub fn estimate(&self, rest: u64) -> Duration {
         let nanos = u128::from(rest) * 1_000_000_000 / u128::from(self.bandwidth.max(SLOWEST));
         self.fixed + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// The goal, or what can be reached: no pass shortens what cannot be shortened.
+    /// The downtime target, but at least the fixed part plus a tenth, which no pass shortens.
     fn reachable(&self) -> Duration {
         self.goal.downtime.max(self.fixed + self.fixed / 10)
     }
 
-    /// Decides what follows this pass.
+    /// Decides the next step after a pass.
     pub fn after(&mut self, pass: Pass) -> Verdict {
         let Pass { sent, took, rest, elapsed } = pass;
         self.passes += 1;
         self.measure(sent, took, rest);
         let before = self.rest.replace(rest);
-        // A quarter less is worth a pass.
+        // Another pass is worth it for a quarter less.
         let shrinks = before.is_none_or(|before| rest <= before - before / 4);
         if self.estimate(rest) <= self.reachable() {
             self.within += 1;
@@ -158,7 +158,7 @@ impl Precopy {
         Verdict::Again
     }
 
-    /// A pass of little data says little about the connection.
+    /// Updates the rates. A pass with little data does not show the bandwidth.
     fn measure(&mut self, sent: u64, took: Duration, rest: u64) {
         let micros = took.as_micros().max(1);
         let per_second = |bytes: u64| u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX);
@@ -166,7 +166,7 @@ impl Precopy {
         if sent >= SMALL || self.bandwidth == 0 {
             self.bandwidth = match (per_second(sent), self.bandwidth) {
                 (now, 0) => now,
-                // The newest counts half: what the last pass will see is like it.
+                // The newest pass counts half: the final pass will be most like it.
                 (now, before) => now / 2 + before / 2,
             };
         }
@@ -183,8 +183,8 @@ mod tests {
         Goal { downtime: Duration::from_millis(300), timeout: Duration::from_secs(3600), strategy }
     }
 
-    /// Copies `size` bytes at `bandwidth` while the guest writes to `rate` bytes of other pages in a second, of at most
-    /// `working_set`. Returns the verdict, the policy, the rest, and the seconds it took.
+    /// Copies `size` bytes at `bandwidth`, while the guest dirties `rate` bytes per second within a `working_set`.
+    /// Returns the verdict, the policy, the remaining bytes, and the time taken.
     fn run(
         (size, bandwidth): (u64, u64),
         (rate, working_set): (u64, u64),
@@ -215,12 +215,12 @@ mod tests {
 
     #[test]
     fn passes_go_on_past_the_goal_while_they_shrink_the_rest() {
-        // 250 MiB would fit the goal after the first pass.
+        // 250 MiB would meet the target after the first pass.
         let (verdict, policy, rest, _) =
             run((1024 * MIB, 1024 * MIB), (250 * MIB, 250 * MIB), goal(TimeoutStrategy::Cancel));
         assert_eq!(verdict, Verdict::Stop);
         assert!(policy.passes() > 2 && rest <= 4 * MIB, "{} {rest}", policy.passes());
-        // Nothing is gained by passes over what is written all the time.
+        // Passes over pages that are always dirty gain nothing.
         let (verdict, policy, ..) =
             run((1024 * MIB, 1024 * MIB), (4096 * MIB, 200 * MIB), goal(TimeoutStrategy::Cancel));
         assert_eq!((verdict, policy.passes() <= 3), (Verdict::Stop, true));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_writes_faster_than_the_connection_is_throttled_until_it_fits() {
+    fn guest_that_outpaces_the_link_is_throttled_until_it_fits() {
         let (verdict, policy, rest, _) =
             run((1024 * MIB, 100 * MIB), (150 * MIB, 1024 * MIB), goal(TimeoutStrategy::Cancel));
         assert_eq!(verdict, Verdict::Stop);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_below_what_cannot_be_shortened_is_met_as_closely_as_possible() {
+    fn unreachable_downtime_goal_is_met_as_closely_as_possible() {
         let goal = Goal { downtime: Duration::from_millis(1), ..goal(TimeoutStrategy::Cancel) };
         let (verdict, policy, rest, elapsed) = run((1024 * MIB, 1024 * MIB), (MIB / 2, MIB / 2), goal);
         assert_eq!((verdict, policy.throttle()), (Verdict::Stop, 0));
@@ -277,7 +277,7 @@ mod tests {
             assert_eq!(verdict, expected);
             assert!(elapsed >= Duration::from_secs(30) && policy.estimate(rest) > Duration::from_millis(300));
         }
-        // Within the goal there is nothing to decide.
+        // Once the target is met, the strategy does not matter.
         let (verdict, ..) = run((8192 * MIB, 100 * MIB), (0, 0), short(TimeoutStrategy::Cancel));
         assert_eq!(verdict, Verdict::Stop);
     }

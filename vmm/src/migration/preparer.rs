@@ -1,4 +1,4 @@
-//! The VM of a target, made by a thread of its own: everything is read, checked and opened before any page comes.
+//! Creation of the target's VM in a thread: all is read, checked and opened before pages arrive.
 
 use std::os::unix::net::UnixStream;
 
@@ -17,34 +17,34 @@ use crate::vm::host_limits::HostLimits;
 use crate::vm::memory::Image;
 use crate::vm::{Origin, Vm};
 
-/// Maker of a VM for a guest that arrives.
+/// Creates the VM of an arriving guest.
 #[derive(Clone)]
 pub(crate) struct Preparer {
-    /// Differences on this host.
+    /// Overrides of the configuration on this host.
     pub given: RestoreConfig,
-    /// Destination of events.
+    /// Receiver of events.
     pub events: Events,
-    /// Limits of the host for this process.
+    /// Resource limits of this process.
     pub limits: HostLimits,
-    /// The files that this program needs whatever its VM is.
+    /// Files that the program needs with any VM.
     pub own_files: Vec<Rule>,
 }
 
-/// A VM without its memory's contents.
+/// A created VM, whose memory is still empty.
 pub(crate) struct Made {
     /// Plan of the VM.
     pub planned: PlannedVm,
-    /// The VM, never powered on.
+    /// The VM, not powered on.
     pub vm: Box<Vm>,
-    /// The links of VFs that clients had set.
+    /// VF links that clients had set.
     pub links: Vec<SavedLink>,
-    /// True if its guest ran at the source.
+    /// True if the guest ran at the source.
     pub runs: bool,
-    /// True if its memory is the source's.
+    /// True if the memory is the source's.
     pub is_local: bool,
 }
 
-/// The threads that run a function's queues when its driver is up. Ports of a switch share the switch's.
+/// Threads that run a function's queues once its driver is up. Ports of a switch use the switch's threads.
 fn workers(function: &NicPlan) -> impl Iterator<Item = ThreadKind> {
     let (kind, count) = match &function.backend {
         BackendPlan::Tap { vhost: Vhost::Off, .. } | BackendPlan::Fds { vhost: Vhost::Off, .. } => {
@@ -59,11 +59,11 @@ fn workers(function: &NicPlan) -> impl Iterator<Item = ThreadKind> {
 }
 
 impl Preparer {
-    /// Makes the VM that `offer` describes, of the descriptors that come by `passing`. `cancel` ends that.
+    /// Creates the VM that `offer` describes, with descriptors from `passing`. `cancel` ends it early.
     ///
     /// # Errors
     ///
-    /// It does not fit this host, or something cannot be opened. Nothing is left then.
+    /// Fails if the VM does not fit this host, or something cannot be opened. Nothing is left then.
     pub(crate) fn make(
         &self,
         offer: &[u8],
@@ -92,7 +92,7 @@ impl Preparer {
         let is_all = passed.iter().try_for_each(|(memory, ..)| passed::check(&vm, memory));
         is_all.map_err(MigrationError::Unsuitable)?;
         vm.devices().check_stateful(&offer.stateful).map_err(MigrationError::Unsuitable)?;
-        // When they are needed, the guest stands still. Which of its drivers are up is not known yet.
+        // Started now, to keep them out of the downtime. The drivers that are up are not known yet.
         threads::keep_spares(planned.plan().nets().flat_map(NetPlan::functions).flat_map(workers));
         Ok(Made { planned, vm: Box::new(vm), links: offer.links, runs: offer.runs, is_local: offer.passed.is_some() })
     }

@@ -1,4 +1,4 @@
-//! Progress of a migration, as `vm.migration-progress`, metrics and events report it. Its threads write it, the control
+//! Progress of a migration for `vm.migration-progress`, metrics and events. Migration threads write it, the control
 //! thread reads it.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use vm_api::migration::{DowntimeParts, MigrationProgress, MigrationRole};
 use super::handover::Outcome;
 use super::precopy::Precopy;
 
-/// The progress of one migration, shared by all who know something of it.
+/// Shared progress of one migration.
 #[derive(Debug, Clone)]
 pub struct Progress(Arc<Mutex<State>>);
 
@@ -21,23 +21,23 @@ struct State {
     ended: Option<Instant>,
 }
 
-/// A part of the time in which the guest stands still, in the order in which they come.
+/// A part of the downtime, in order of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// vCPUs, devices and backends stop.
+    /// Stopping vCPUs, devices and backends.
     Stop,
-    /// The state is saved.
+    /// Saving the state.
     Save,
-    /// The rest of the memory and the state are sent.
+    /// Sending the remaining pages and the state.
     Send,
-    /// The target loads the state.
+    /// Loading the state at the target.
     Load,
-    /// Locks go over, and the target starts the guest.
+    /// Handing over the locks and starting the guest.
     Handover,
 }
 
 impl Progress {
-    /// Progress of a migration that begins now.
+    /// Starts the progress of a migration.
     pub fn new(role: MigrationRole, phase: &str) -> Self {
         let shown = MigrationProgress {
             role,
@@ -60,22 +60,22 @@ impl Progress {
         self.0.lock().ended.is_none()
     }
 
-    /// The time since it began.
+    /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         self.0.lock().began.elapsed()
     }
 
-    /// It is in this stage.
+    /// Sets the current stage.
     pub fn set_phase(&self, phase: &str) {
         self.0.lock().shown.phase = phase.to_string();
     }
 
-    /// The guest has so many bytes of memory.
+    /// Sets the size of guest memory.
     pub fn set_memory(&self, bytes: u64) {
         self.0.lock().shown.memory_bytes = bytes;
     }
 
-    /// So many bytes were sent or received, for so many pages that are not zero, and so many that are.
+    /// Adds `bytes` sent or received, for `pages` nonzero pages and `zero_pages`.
     pub fn count(&self, bytes: u64, pages: u64, zero_pages: u64) {
         let shown = &mut self.0.lock().shown;
         shown.transferred_bytes += bytes;
@@ -83,7 +83,7 @@ impl Progress {
         shown.zero_pages += zero_pages;
     }
 
-    /// A pass is complete, with `rest` bytes written meanwhile.
+    /// Records a completed pass, with `rest` bytes dirty.
     pub fn passed(&self, policy: &Precopy, rest: u64) {
         let shown = &mut self.0.lock().shown;
         shown.pass = policy.passes();
@@ -94,7 +94,7 @@ impl Progress {
         shown.estimated_downtime_ms = Some(millis(policy.estimate(rest)));
     }
 
-    /// A part of the downtime took so long. Times of the same part add up.
+    /// Adds `took` to a part of the downtime.
     pub fn stood_still(&self, part: Part, took: Duration) {
         let shown = &mut self.0.lock().shown;
         let parts = shown.downtime.get_or_insert_with(DowntimeParts::default);
@@ -109,14 +109,14 @@ impl Progress {
         *one = one.saturating_add(micros);
     }
 
-    /// The guest stood still for so long, in all.
+    /// Sets the total downtime.
     pub fn set_downtime(&self, all: Duration) {
         let shown = &mut self.0.lock().shown;
         let parts = shown.downtime.get_or_insert_with(DowntimeParts::default);
         parts.total_us = u64::try_from(all.as_micros()).unwrap_or(u64::MAX);
     }
 
-    /// It ended so, or nobody knows; `line` says why.
+    /// Records the outcome, and in `line` the reason of a failure.
     pub fn end(&self, outcome: Outcome, line: Option<String>) {
         let mut state = self.0.lock();
         state.shown.state = outcome.name().to_string();

@@ -1,5 +1,5 @@
-//! The target's conductor: a thread that carries out what the state machine of the target decides. The control thread
-//! does what concerns the VM; threads of their own wait for the source, hear it, receive pages, and make the VM.
+//! The target's thread, which performs the actions of the target's state machine. The control thread changes the VM;
+//! other threads wait for the source, read from it, receive pages, and create the VM.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,18 +32,18 @@ use crate::snapshot::restorer::Restored;
 /// Interval of checks for deadlines.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Reason for a guest that this program can no longer run.
+/// Reason for discarding the guest when the target's program ends.
 const QUITS: &str = "the target's program ends";
 
-/// Parameters of a migration that is received.
+/// Parameters of an incoming migration.
 pub(crate) struct ReceiveJob {
     /// Listener for a source.
     pub listener: Option<Listener>,
-    /// Identity of the target, if connections are encrypted.
+    /// TLS identity of the target, if connections are encrypted.
     pub tls: Option<Arc<ServerConfig>>,
-    /// Time for which a source is waited for.
+    /// Time to wait for a source.
     pub patience: Duration,
-    /// Maker of the VM.
+    /// Creates the VM.
     pub preparer: Preparer,
     /// Descriptors that came with the request.
     pub fds: Vec<OwnedFd>,
@@ -53,29 +53,29 @@ pub(crate) struct ReceiveJob {
     pub control: ToControl<TargetOrder>,
 }
 
-/// Message to the conductor.
+/// Message to the target's thread.
 enum Inbox {
     Control(TargetNote),
     Connected(Connected),
     Source(Heard),
     Made(Result<Box<Made>, String>),
-    /// Backends have their own states, or why not.
+    /// Result of loading backend states.
     Given(Result<(), String>),
-    /// The locks of what the guest writes are taken, or why not; none is held then.
+    /// Result of taking the disk locks; after a failure none is held.
     Locked(Result<(), String>),
-    /// A connection has all pages of another pass, or why it has not.
+    /// Result of receiving a further pass on a connection.
     Flushed(Result<(), String>),
 }
 
-/// A migration that is waited for, or under way.
+/// Handle to an incoming migration.
 pub(crate) type Receiving = Conducting<TargetNote>;
 
 impl Receiving {
-    /// Begins to wait for a source.
+    /// Starts to wait for a source.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(crate) fn begin(job: ReceiveJob) -> io::Result<Self> {
         Self::new(Inbox::Control, |cancel, own, inbox| Conductor::new(job, cancel, own, inbox).run())
     }
@@ -84,30 +84,30 @@ impl Receiving {
 struct Conductor {
     job: ReceiveJob,
     machine: Machine,
-    /// Ends the wait for connections and for backends.
+    /// Cancels waits for connections and for backends.
     cancel: Cancel,
     own: Sender<Inbox>,
     inbox: Receiver<Inbox>,
     listening: Option<Listening>,
     greeting: Option<Greeting>,
     link: Option<Link>,
-    /// Connections for pages whose memory is not there yet.
+    /// Connections for pages that wait until the memory exists.
     waiting: Vec<(u8, Stream)>,
     pages: PagesIn,
     errands: Errands,
-    /// Report for the time when the errands have ended.
+    /// Report to send once the background threads have ended.
     last_word: Option<(Outcome, Option<String>)>,
-    /// Host storage that the guest writes, from when its machine is held until it is locked.
+    /// Host storage that the guest writes, from loading the machine until its locks are taken.
     holds: Holds,
     offer: Option<Vec<u8>>,
-    /// Connection by which the source passes descriptors, if it does.
+    /// Connection for descriptors, if the source passes any.
     passing: Option<Arc<Stream>>,
     made: Option<Box<Made>>,
     rest: Option<Rest>,
     course: Course,
-    /// Time at which Go arrived.
+    /// Arrival time of Go.
     went: Option<Instant>,
-    /// The control thread carries out nothing any more.
+    /// True once the control thread no longer performs orders.
     quits: bool,
 }
 
@@ -218,7 +218,7 @@ impl Conductor {
             Inbox::Locked(Ok(())) => self.on(Event::Locked),
             Inbox::Locked(Err(why)) => self.fail(why, Event::NotLocked),
             Inbox::Flushed(Ok(())) => self.look(),
-            // The threads that received pages were ended.
+            // The receiving threads have been ended.
             Inbox::Flushed(Err(_)) if self.machine.stage() >= Stage::Loading => {}
             Inbox::Flushed(Err(why)) => self.fail(why, Event::Lost),
         }
@@ -235,14 +235,14 @@ impl Conductor {
             TargetNote::Started(Err(why)) => self.fail(why, Event::NotStarted),
             TargetNote::Cancel => self.fail("it was ended (vm.cancel-migration)".to_string(), Event::Cancelled),
             TargetNote::Quit => {
-                // Locks that are being taken are, or not, before it is known that the guest never runs.
+                // Pending lock attempts finish before the guest's end is certain.
                 self.quits = true;
                 self.fail(QUITS.to_string(), Event::NotStarted);
             }
         }
     }
 
-    /// A source has greeted.
+    /// Starts the control channel to a source that has sent its greeting.
     fn connected(&mut self, stream: Stream, greeting: Greeting) {
         self.job.control.send(TargetOrder::Accepted);
         let is_unix = stream.unix().is_some();
@@ -250,7 +250,7 @@ impl Conductor {
         match Link::new(stream, false, move |heard| _ = own.send(Inbox::Source(heard))) {
             Ok(link) => {
                 self.link = Some(link);
-                // Nothing can be passed over a network.
+                // Descriptors cannot be passed over a network.
                 let features = if is_unix { greeting.features } else { Features::default() };
                 self.greeting = Some(Greeting { features, ..greeting });
                 self.on(Event::Accepted);
@@ -260,12 +260,12 @@ impl Conductor {
         }
     }
 
-    /// True if both sides are on the same host, and nothing is copied.
+    /// True if both sides are on the same host and pass descriptors instead of copying.
     fn is_local(&self) -> bool {
         self.greeting.is_some_and(|greeting| greeting.features.has(Features::LOCAL))
     }
 
-    /// Descriptors come on this connection, once the offer says which.
+    /// Accepts the connection for descriptors, which are received once the offer has announced them.
     fn receive_passed(&mut self, stream: Stream) {
         if self.passing.replace(Arc::new(stream)).is_some() {
             return self.fail("the source passes descriptors twice".to_string(), Event::Broke);
@@ -273,14 +273,14 @@ impl Conductor {
         self.offered();
     }
 
-    /// The offer is complete, or the connection for what is passed with it is there.
+    /// Continues once the offer is complete, and with it the connection for descriptors, if any.
     fn offered(&mut self) {
         if self.offer.is_some() && (self.passing.is_some() || !self.is_local()) {
             self.on(Event::Offered);
         }
     }
 
-    /// The VM is made: pages can come.
+    /// Starts receiving pages for the created VM.
     fn prepared(&mut self, made: Box<Made>) {
         if self.machine.stage() != Stage::Preparing {
             return;
@@ -293,7 +293,7 @@ impl Conductor {
         self.on(Event::Prepared);
     }
 
-    /// Begins to receive on the connections that wait, if there is memory.
+    /// Starts receiving on waiting connections, once there is memory.
     fn receive_pages(&mut self) {
         if self.made.is_none() {
             return;
@@ -307,7 +307,7 @@ impl Conductor {
         }
     }
 
-    /// Checks if all has arrived.
+    /// Continues once all pages and the state have arrived.
     fn look(&mut self) {
         let has_all = |rest: &Rest| self.pages.have(rest.passes);
         if self.machine.stage() == Stage::Receiving && self.rest.as_ref().is_some_and(has_all) {
@@ -324,7 +324,7 @@ impl Conductor {
         self.on(event);
     }
 
-    /// Has the VM be made.
+    /// Creates the VM in a thread.
     fn prepare(&mut self) -> io::Result<()> {
         let (offer, preparer) = (self.offer.take().unwrap_or_default(), self.job.preparer.clone());
         let passing = self.passing.clone();
@@ -336,7 +336,7 @@ impl Conductor {
         self.errands.begin(run)
     }
 
-    /// Gives backends, whose queues have never run, the states that those of the source had.
+    /// Loads the source's backend states into the backends, whose queues have never run.
     fn give_states(&mut self, states: Vec<BackendState>) -> Option<Event> {
         if states.is_empty() {
             return self.load();
@@ -345,7 +345,7 @@ impl Conductor {
         let own = self.own.clone();
         let begun = self.errands.begin(move || {
             let given = backend_state::load(&backends, &states);
-            // The VM may be gone as soon as this is known, and with it its backends.
+            // The VM and its backends may be dropped as soon as the result is known.
             drop(backends);
             let _ = own.send(Inbox::Given(given));
         });
@@ -355,7 +355,7 @@ impl Conductor {
         None
     }
 
-    /// Has the control thread load the machine.
+    /// Requests the control thread to load the machine.
     fn load(&mut self) -> Option<Event> {
         let (Some(made), Some(rest)) = (self.made.take(), self.rest.take()) else { return Some(Event::Broke) };
         let Made { planned, vm, links, runs, is_local } = *made;
@@ -365,11 +365,11 @@ impl Conductor {
         None
     }
 
-    /// Has the locks be taken. If one cannot be, none is, and nobody here keeps what was opened.
+    /// Takes all disk locks, or none, in a thread. Afterwards this thread keeps no reference to the storage.
     fn take_locks(&mut self) {
         let (own, holds) = (self.own.clone(), std::mem::take(&mut self.holds));
         if holds.is_empty() {
-            // A thread for nothing would be a part of the downtime.
+            // Starting a thread would add to the downtime.
             let _ = own.send(Inbox::Locked(Ok(())));
             return;
         }
@@ -399,7 +399,7 @@ impl Conductor {
             }
             _ => Frame::Failed(self.course.why().unwrap_or_else(|| "the target failed".to_string())),
         };
-        // A source that does not hear it finds out by itself, or stands still (`Outcome::Unknown`).
+        // Without the frame, the source detects the failure itself, or leaves the guest paused (`Outcome::Unknown`).
         let _ = self.link.as_mut().map(|link| link.say(&frame));
     }
 
@@ -429,7 +429,7 @@ impl Conducts for Conductor {
 
     fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
-            // The thread that listens takes no other source, and ends when it has all connections of this one.
+            // The listening thread accepts no other source, and ends once this one has all its connections.
             Action::StopListening if self.machine.stage() != Stage::Ended => {}
             Action::StopListening => self.listening = None,
             Action::Greet => {
@@ -468,7 +468,7 @@ impl Conducts for Conductor {
             Action::HangUp => self.hang_up(),
             Action::Report(outcome) => {
                 let why = if outcome == Outcome::Finished { None } else { self.course.why() };
-                // The control thread then waits for none of the errands.
+                // Sent later, so that the control thread waits for no background thread.
                 self.last_word = Some((outcome, why));
             }
         }

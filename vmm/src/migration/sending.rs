@@ -1,5 +1,5 @@
-//! The source's conductor: a thread that carries out what the state machine of the source decides. The control thread
-//! does what concerns the VM, threads of their own hear the target and send pages.
+//! The source's thread, which performs the actions of the source's state machine. The control thread changes the VM;
+//! other threads read from the target and send pages.
 
 mod actions;
 mod connecting;
@@ -44,24 +44,24 @@ use throttle::Throttle;
 /// Interval of checks for deadlines.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Hint for a target that does not answer.
+/// Hint for a target that sends no greeting.
 const WANTS_TLS: &str = "; if it was given a tls_dir, give this side one, too";
 
-/// Parameters of a migration that is sent.
+/// Parameters of an outgoing migration.
 pub(crate) struct SendJob {
     /// Request of the client.
     pub config: SendMigration,
     /// Address of the target.
     pub address: Address,
-    /// Identity of the source, if connections are encrypted.
+    /// TLS identity of the source, if connections are encrypted.
     pub tls: Option<Arc<ClientConfig>>,
-    /// The offer, as bytes.
+    /// Serialized offer.
     pub offer: Vec<u8>,
-    /// Descriptors that are passed instead of copies, if both sides are on the same host.
+    /// Descriptors to pass instead of copying, for a target on the same host.
     pub passed: Option<Vec<OwnedFd>>,
     /// The guest's memory.
     pub memory: GuestMap,
-    /// Persistent memory that is not sent, and must be as its file is.
+    /// Persistent memory that is not sent, and must be unwritten.
     pub discarded: Discarded,
     /// Progress of the migration.
     pub progress: Progress,
@@ -69,38 +69,38 @@ pub(crate) struct SendJob {
     pub control: ToControl<SourceOrder>,
 }
 
-/// Message to the conductor.
+/// Message to the source's thread.
 enum Inbox {
     Control(SourceNote),
-    /// The way to the target, and the connection on which both sides talk; or why there is none.
+    /// Address and control connection of the target, or the reason for a failure.
     Connected(Result<(Route, Stream), String>),
-    /// The connections for pages.
+    /// Connections for pages.
     Lanes(Result<Vec<Stream>, String>),
-    /// The connection on which descriptors were passed.
+    /// Connection that descriptors were passed on.
     Passed(Result<Stream, String>),
     Target(Heard),
-    /// Dirty log, which is on from now on, or the reason why there is none.
+    /// Dirty log, which is on, or the reason for a failure.
     Logged(Result<DirtyLog, String>),
     Copied(Result<u64, String>),
-    /// Result of flushing the guest's writes so far to its disks.
+    /// Result of flushing the guest's writes to its disks.
     Flushed(Result<(), String>),
-    /// States of backends besides their queues, or the reason why they cannot be had.
+    /// State of backends besides their queues, or the reason for a failure.
     Saved(Result<Vec<BackendState>, String>),
-    /// The disks' locks are given up, or why not.
+    /// Result of releasing the disk locks.
     Released(Result<(), String>),
-    /// They are taken again, or why not.
+    /// Result of taking the disk locks back.
     Locked(Result<(), String>),
 }
 
-/// A migration that is under way.
+/// Handle to an outgoing migration.
 pub(crate) type Sending = Conducting<SourceNote>;
 
 impl Sending {
-    /// Begins to send.
+    /// Starts the migration.
     ///
     /// # Errors
     ///
-    /// The host has no thread left.
+    /// Fails if the host cannot start a thread.
     pub(crate) fn begin(job: SendJob) -> io::Result<Self> {
         Self::new(Inbox::Control, |cancel, own, inbox| Conductor::new(job, cancel, own, inbox).run())
     }
@@ -112,38 +112,38 @@ struct Conductor {
     course: Course,
     own: Sender<Inbox>,
     inbox: Receiver<Inbox>,
-    /// Ends what is being connected.
+    /// Cancels connecting.
     cancel: Cancel,
-    /// The way to the target, once it is known.
+    /// Address of the target, once resolved.
     route: Option<Route>,
-    /// True while the address is resolved, and connected to for the first time.
+    /// True until the address is resolved and the first connection is made.
     is_connecting: bool,
     /// Request to end the migration, deferred until connecting has finished.
     awaits_end: Option<SourceNote>,
     link: Option<Link>,
-    /// Time of the greeting, and of the target's answer.
+    /// Time of the greeting.
     greeted: Option<Instant>,
     rtt: Duration,
     out: Option<PagesOut>,
-    /// Connection by which descriptors were passed that the target may not have taken yet.
+    /// Connection whose descriptors the target may not have received yet.
     passing: Option<Stream>,
     session: [u8; 16],
     passes: Passes,
     limits: Limits,
     throttle: Throttle,
     rest: Option<Box<MachineState>>,
-    /// States of backends besides their queues.
+    /// State of backends besides their queues.
     states: Vec<BackendState>,
     /// Host storage that the guest writes.
     holds: Holds,
-    /// True if that has been flushed, or is being flushed, while the guest runs.
+    /// True if the disks were flushed, or are being flushed, while the guest runs.
     is_flushed: bool,
     errands: Errands,
-    /// Report for the time when the errands have ended.
+    /// Report to send once the background threads have ended.
     last_word: Option<(Outcome, Option<String>)>,
     /// Reason why the locks could not be taken again.
     lock_error: Option<String>,
-    /// Times at which the guest was stopped, and at which the last part of the downtime ended.
+    /// Time at which the guest was stopped, and end of the last part of the downtime.
     still: Option<(Instant, Instant)>,
     quits: bool,
 }
@@ -202,22 +202,22 @@ impl Conductor {
         }
         if let Some((outcome, why)) = self.last_word.take() {
             drop(std::mem::take(&mut self.errands));
-            // A log that one of them has begun ends here, and not while the control thread waits for this one.
+            // Drops a log that was started late here, rather than when the control thread waits for this one.
             while self.inbox.try_recv().is_ok() {}
             self.job.control.send(SourceOrder::Report(outcome, why));
         }
     }
 
-    /// Has a thread close what was the guest's. The host's kernel takes its time for that, and longer the more memory
-    /// there is; the control thread answers clients meanwhile.
+    /// Closes the VM of a guest that has moved. The kernel takes long for that, longer with more memory, while the
+    /// control thread must serve clients.
     fn close_guest(&mut self) {
-        // The logs keep KVM's VM, too.
+        // The dirty logs hold KVM's VM as well.
         self.passes.end();
         while !self.quits {
             match self.inbox.recv() {
                 Ok(Inbox::Control(SourceNote::GivenUp(vm))) => {
                     let memory = std::mem::replace(&mut self.job.memory, GuestMap::new());
-                    // If the host has no thread for it, it is closed here.
+                    // Closes them here if the host cannot start a thread.
                     let _ = self.errands.begin(move || drop((vm, memory)));
                     return;
                 }
@@ -228,8 +228,7 @@ impl Conductor {
         }
     }
 
-    /// Has vCPUs be held for the share of their time that the policy takes, so that they write less. Returns how long
-    /// may be waited until there is more to do.
+    /// Throttles the vCPUs by the share that the policy asks for. Returns how long to wait before the next check.
     fn throttle(&mut self) -> Duration {
         let share = if self.machine.stage() == Stage::Copying { self.passes.throttle() } else { 0 };
         let (change, time) = self.throttle.follow(share, Instant::now());
@@ -239,14 +238,14 @@ impl Conductor {
         time.map_or(TICK, |time| time.min(TICK))
     }
 
-    /// Lets vCPUs run.
+    /// Ends throttling.
     fn let_go(&mut self) {
         if let (Some(is_slow), _) = self.throttle.follow(0, Instant::now()) {
             self.job.control.send(SourceOrder::Slow(is_slow));
         }
     }
 
-    /// Carries out all that is due.
+    /// Sends keepalives, and checks for a silent target and for deadlines.
     fn tick(&mut self) {
         let Some(link) = &mut self.link else { return };
         let is_lost = link.keep_alive().is_err() || link.is_silent();
@@ -261,7 +260,7 @@ impl Conductor {
         }
     }
 
-    /// Reason for ending a copy that lasted as long as the client allows.
+    /// Error for a copy that has reached its timeout.
     fn too_slow(&self) -> String {
         if self.passes.count() > 1 {
             return self.too_fast();
@@ -300,7 +299,7 @@ impl Conductor {
                 self.fail(format!("{why}{hint}"), Event::Lost);
             }
             Inbox::Connected(connected) => self.connected(connected),
-            // It has ended meanwhile.
+            // The stage has ended since.
             Inbox::Lanes(_) | Inbox::Passed(_) if self.machine.stage() != Stage::Greeting => {}
             Inbox::Lanes(Ok(streams)) => self.open_lanes(streams),
             Inbox::Lanes(Err(why)) => self.fail(format!("a connection for pages: {why}"), Event::Broke),
@@ -337,8 +336,8 @@ impl Conductor {
     fn told(&mut self, note: SourceNote) {
         match note {
             SourceNote::Quit => self.quits = true,
-            // All else ends it then. Who hears of the end waits for all threads of this, one of which may be looking a
-            // name up, which nobody can end.
+            // Any other message ends the migration, but only after connecting: reporting the end waits for all threads,
+            // and name resolution cannot be interrupted.
             note if self.is_connecting => {
                 self.cancel.cancel();
                 self.awaits_end.get_or_insert(note);
@@ -364,13 +363,13 @@ impl Conductor {
                 self.lock_error = None;
                 self.on(Event::Forced);
             }
-            // It is given up when there is nothing else to hear.
+            // Handled in `close_guest`.
             SourceNote::GivenUp(_) => {}
             SourceNote::GuestOff => self.fail("the guest shut down".to_string(), Event::GuestOff),
         }
     }
 
-    /// Another program has what the guest writes.
+    /// Keeps the guest paused, because another program holds its disk locks.
     fn not_locked(&mut self, error: &str) {
         self.lock_error = Some(format!(
             "the guest stays paused here, because its disks are not this program's: {error}; then resume it (vm.resume)"
@@ -378,7 +377,7 @@ impl Conductor {
         self.on(Event::NotLocked);
     }
 
-    /// Has a thread do what takes as long as disks do, and say what came of it.
+    /// Works on the guest's disks or their locks in a thread, because disks may block, and queues the result.
     fn have_done(
         &mut self,
         work: impl FnOnce(&Holds) -> Result<(), HoldError> + Send + 'static,
@@ -386,20 +385,20 @@ impl Conductor {
     ) {
         let holds = self.holds.clone();
         if holds.is_empty() {
-            // A thread for nothing would be a part of the downtime.
+            // Starting a thread would add to the downtime.
             let _ = self.own.send(say(Ok(())));
             return;
         }
         let work = move || {
             let done = work(&holds).map_err(|error| error.to_string());
-            // Before it is known that it is done, nobody here has them any more.
+            // Dropped before the result is queued, so that the result implies that no reference is left.
             drop(holds);
             done
         };
         self.begin_errand(work, say);
     }
 
-    /// Has a thread do `work`, and say what came of it.
+    /// Does `work` in a thread, and queues the result.
     fn begin_errand<T: 'static>(
         &mut self,
         work: impl FnOnce() -> Result<T, String> + Send + 'static,
@@ -411,7 +410,7 @@ impl Conductor {
         }
     }
 
-    /// The same, for what is done outside of this host.
+    /// As [`Self::begin_errand`], for work outside of this host.
     fn begin_outside<T: 'static>(
         &mut self,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -424,7 +423,7 @@ impl Conductor {
         }
     }
 
-    /// Takes what backends have beside their queues, which stand still.
+    /// Saves the state of backends besides their queues, which are stopped.
     fn save_states(&mut self, backends: Vec<StatefulBackend>) {
         if backends.is_empty() {
             return self.take(Inbox::Saved(Ok(Vec::new())));
@@ -432,7 +431,7 @@ impl Conductor {
         self.begin_errand(move || backend_state::save(&backends), Inbox::Saved);
     }
 
-    /// Begins to note what is written, and to copy the memory. Where nobody writes, all of it is the rest.
+    /// Starts the dirty log and the first pass. With no writers, all memory is sent in the final pass.
     fn begin_passes(&mut self, writers: Vec<Box<dyn DirtySource>>) {
         if self.machine.stage() != Stage::Copying {
             return;
@@ -440,7 +439,7 @@ impl Conductor {
         if writers.is_empty() {
             return self.on(Event::Copied(Verdict::Stop));
         }
-        // Backends are told one after the other, and take their time.
+        // Backends switch their logs on one by one, and may be slow.
         self.begin_outside(move || DirtyLog::start(writers), Inbox::Logged);
     }
 
@@ -456,14 +455,14 @@ impl Conductor {
         }
     }
 
-    /// Has a thread end a log, which takes as long as its begin. If the host has no thread, it ends here.
+    /// Stops a dirty log in a thread, as it takes as long as starting one; without a thread, stops it here.
     fn stop_log(&mut self, log: Option<DirtyLog>) {
         if let Some(log) = log {
             let _ = self.errands.begin_outside(move || drop(log));
         }
     }
 
-    /// A connection has sent all of its part of a pass; the last of them ends it.
+    /// Counts a connection that has sent its share of a pass, and ends the pass after the last one.
     fn copied(&mut self, sent: u64) {
         let is_last = self.passes.sent(sent);
         match self.machine.stage() {
@@ -473,7 +472,7 @@ impl Conductor {
         }
     }
 
-    /// A pass is complete while the guest runs: what was written meanwhile is the next.
+    /// Ends a pass while the guest runs.
     fn passed(&mut self) {
         let verdict = match self.passes.passed(&self.job.progress) {
             Ok(verdict) => verdict,
@@ -484,8 +483,8 @@ impl Conductor {
                 let why = self.too_fast();
                 self.fail(why, Event::Copied(verdict));
             }
-            // What the host has to write of the guest's disks is not for the time in which it stands still. The pages
-            // that it writes meanwhile are another pass.
+            // Flushes the guest's disks while it still runs, to keep the host's writes out of the downtime. Another
+            // pass sends the pages that the guest writes until then.
             Verdict::Stop if !self.is_flushed && !self.holds.is_empty() => {
                 self.is_flushed = true;
                 self.have_done(Holds::flush, Inbox::Flushed);
@@ -494,7 +493,7 @@ impl Conductor {
         }
     }
 
-    /// The rest of the memory was sent: the state follows.
+    /// Sends the machine state, after the last page.
     fn send_state(&mut self) {
         let Some(machine) = self.rest.take() else { return };
         let backends = std::mem::take(&mut self.states);
@@ -520,7 +519,7 @@ impl Conductor {
         Event::Lost
     }
 
-    /// Begins a pass over the memory.
+    /// Starts a pass over the memory.
     fn send_pages(&mut self) {
         if let Some(out) = &self.out {
             self.passes.send(out);
@@ -528,7 +527,7 @@ impl Conductor {
         }
     }
 
-    /// A part of the downtime ends; it took so long, or since the part before.
+    /// Records a part of the downtime, which took `took`, or the time since the previous part.
     fn part(&mut self, part: Part, took: Option<Duration>) {
         if let Some((_, last)) = &mut self.still {
             let took = took.unwrap_or_else(|| last.elapsed());
@@ -542,7 +541,7 @@ impl Conductor {
         (!both.is_empty()).then(|| both.join("; "))
     }
 
-    /// Something fails: `why` is what is told of it, if nothing has failed before.
+    /// Handles a failure. The first one is the reported reason.
     fn fail(&mut self, why: String, event: Event) {
         if !self.machine.is_over() {
             self.course.blame(why);

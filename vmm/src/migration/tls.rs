@@ -1,7 +1,7 @@
-//! TLS 1.3 over the connections of a live migration: both sides prove who they are by certificates of one authority.
+//! TLS 1.3 over the connections of a migration, with mutual authentication by certificates of one authority.
 //!
-//! Reads and writes come from different threads, so that a session is not the library's stream: a thread that waits for
-//! the network holds no lock that the other direction needs.
+//! Reads and writes happen in different threads. So a session does not use the library's stream type: a thread that
+//! waits for the network holds no lock that the other direction needs.
 
 mod accepting;
 mod files;
@@ -23,21 +23,21 @@ use super::deadline::Deadline;
 pub(crate) use accepting::Accepting;
 pub(crate) use files::{client, server};
 
-/// Time that a handshake may take.
+/// Time limit of a handshake.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes that are read from the network at a time.
+/// Bytes read from the network at a time.
 const ROOM: usize = 64 << 10;
-/// Bytes that are encrypted at a time.
+/// Bytes encrypted at a time.
 const PART: usize = 64 << 10;
 
-/// A connection on which all is encrypted.
+/// An encrypted connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     stream: TcpStream,
     connection: Mutex<Connection>,
-    /// Bytes that have arrived and are not decrypted yet. Has a single reader.
+    /// Received bytes that are not decrypted yet. Has a single reader.
     incoming: Mutex<Incoming>,
-    /// Records go out in the order in which they are made. Locked before `connection`.
+    /// Records are sent in the order of encryption. Locked before `connection`.
     outgoing: Mutex<Outgoing>,
 }
 
@@ -51,17 +51,16 @@ struct Incoming {
 #[derive(Debug, Default)]
 struct Outgoing {
     records: Vec<u8>,
-    /// A part of a record may have left: nothing more does.
+    /// True after an error: a partial record may have been sent, so nothing can follow.
     is_broken: bool,
 }
 
 impl Session {
-    /// Greets whoever listens at the other end of `stream` as `host`, the name or the address that its certificate has,
-    /// and is answered `until` then.
+    /// Runs the client's handshake over `stream`, until the deadline. The target's certificate must be for `host`.
     ///
     /// # Errors
     ///
-    /// Fails with one line: the side that does not trust the other, and the cause; or no answer arrived in time.
+    /// Fails with one line: the side that does not trust the other, and the cause; or a timeout.
     pub(crate) fn connect(
         stream: TcpStream,
         host: &str,
@@ -75,23 +74,23 @@ impl Session {
         Ok(Self::new(stream, connection))
     }
 
-    /// A session whose handshake is complete.
+    /// Creates a session from a completed handshake.
     fn new(stream: TcpStream, connection: Connection) -> Self {
         let incoming = Incoming { bytes: vec![0; ROOM].into(), from: 0, to: 0 };
         let (connection, incoming) = (Mutex::new(connection), Mutex::new(incoming));
         Self { stream, connection, incoming, outgoing: Mutex::default() }
     }
 
-    /// The connection below.
+    /// The underlying connection.
     pub(crate) const fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
-    /// Reads what was decrypted, of what comes by `stream`: [`Self::stream`], or a way to wait for it.
+    /// Reads decrypted bytes, received from `stream`: [`Self::stream`], or a wrapper of it with a deadline.
     ///
     /// # Errors
     ///
-    /// Fails if the bytes are not the peer's, or none arrive. The latter can be tried again.
+    /// Fails if the bytes are not the peer's, or none arrive. The latter can be retried.
     pub(crate) fn read_through(&self, mut stream: impl Read, bytes: &mut [u8]) -> io::Result<usize> {
         let mut incoming = self.incoming.lock();
         loop {
@@ -101,7 +100,7 @@ impl Session {
             }
             if incoming.from == incoming.to {
                 let count = stream.read(&mut incoming.bytes)?;
-                // Who ends a connection says so within the protocol above, or is lost.
+                // The protocol above announces the end of a connection, or counts it as lost.
                 if count == 0 {
                     return Ok(0);
                 }
@@ -111,7 +110,7 @@ impl Session {
         }
     }
 
-    /// Sends what the connection has to send.
+    /// Sends all pending records.
     fn send(&self, outgoing: &mut Outgoing) -> io::Result<()> {
         if outgoing.is_broken {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -124,11 +123,11 @@ impl Session {
                 connection.write_tls(records)?;
             }
         }
-        // An error leaves the peer with a part of a record, which is nothing.
+        // After an error the peer cannot decrypt the partial record.
         (&self.stream).write_all(records).inspect_err(|_| *is_broken = true)
     }
 
-    /// Decrypts what has come. What the library answers goes out.
+    /// Decrypts received bytes. Sends replies of the library.
     fn decrypt(&self, incoming: &mut Incoming) -> io::Result<()> {
         let (done, answers) = {
             let mut connection = self.connection.lock();
@@ -138,7 +137,7 @@ impl Session {
         };
         if answers {
             let sent = self.send(&mut self.outgoing.lock());
-            // What is wrong says more than that the peer does not hear it.
+            // The cause of an error matters more than a failure to send the alert.
             done.as_ref().map_or(Ok(()), |_| sent)?;
         }
         done.map(|_| ()).map_err(failed)
@@ -152,7 +151,7 @@ impl Read for &Session {
 }
 
 impl Write for &Session {
-    /// If this fails, what was to be written has not arrived, and nothing does any more.
+    /// Writes bytes. After an error nothing of them has arrived, and no write succeeds.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut outgoing = self.outgoing.lock();
         if outgoing.is_broken {
@@ -168,7 +167,7 @@ impl Write for &Session {
     }
 }
 
-/// Has both sides prove who they are, `until` then.
+/// Runs the mutual TLS handshake; fails at the deadline.
 fn shake_hands(stream: &TcpStream, connection: &mut Connection, until: &Deadline) -> io::Result<()> {
     let late = || io::Error::new(io::ErrorKind::TimedOut, "TLS: the peer did not answer in time");
     while connection.is_handshaking() || connection.wants_write() {
@@ -184,7 +183,7 @@ fn shake_hands(stream: &TcpStream, connection: &mut Connection, until: &Deadline
             Err(error) => return Err(error),
         }
         if let Err(error) = connection.process_new_packets() {
-            // The peer is told why, if it still listens.
+            // Sends the alert, if the peer still reads.
             let _ = connection.write_tls(&mut &*stream);
             return Err(failed(error));
         }
@@ -194,7 +193,7 @@ fn shake_hands(stream: &TcpStream, connection: &mut Connection, until: &Deadline
 
 const NO_TLS: &str = "TLS: the peer closed the connection; if it was given no tls_dir, give it one";
 
-/// An error of the library, in one line.
+/// Converts an error of the library to one line.
 fn failed(error: Error) -> io::Error {
     let line = match error {
         Error::InvalidMessage(_) => "TLS: the peer does not speak it; give both sides a tls_dir".to_string(),

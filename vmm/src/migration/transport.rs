@@ -1,4 +1,4 @@
-//! Connections of a live migration: over tcp, encrypted or not, or a Unix socket, with deadlines.
+//! Connections of a migration: TCP, optionally encrypted, or Unix sockets, with deadlines.
 
 mod route;
 
@@ -12,20 +12,20 @@ use std::time::Duration;
 use super::tls::Session;
 pub(crate) use route::Route;
 
-/// Time that a connection may take, and a write whose peer takes no bytes.
+/// Time limit for connecting, and for a write that makes no progress.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Address of a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// A host and a port.
+    /// Host and port.
     Tcp(String, u16),
-    /// The path of a socket.
+    /// Path of a socket.
     Unix(PathBuf),
 }
 
 impl Address {
-    /// Reads `url`, the value of `key`.
+    /// Parses `url`, the value of `key`.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Address {
     }
 }
 
-/// A connection. Reading and writing are for one thread each.
+/// A connection, for one reading and one writing thread.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
@@ -61,11 +61,11 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Sets the mode of its socket.
+    /// Sets the mode of the socket.
     ///
     /// # Errors
     ///
-    /// None is known.
+    /// Fails if the kernel refuses.
     pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.set_nonblocking(is_nonblocking),
@@ -74,7 +74,7 @@ impl Stream {
         }
     }
 
-    /// The connection over a Unix socket.
+    /// Returns the connection if it is a Unix socket.
     pub(crate) const fn unix(&self) -> Option<&UnixStream> {
         match self {
             Self::Unix(stream) => Some(stream),
@@ -82,7 +82,7 @@ impl Stream {
         }
     }
 
-    /// The connection over tcp, encrypted or not.
+    /// Returns the connection if it is TCP, encrypted or not.
     const fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
@@ -91,7 +91,7 @@ impl Stream {
         }
     }
 
-    /// Messages go out at once, and a peer that takes nothing is lost after a while.
+    /// Disables send delays, and limits how long a peer may accept no bytes.
     fn prepare(&self) -> io::Result<()> {
         if let Self::Unix(stream) = self {
             return stream.set_write_timeout(Some(PATIENCE));
@@ -103,9 +103,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends reading. What has come before may still be read.
+    /// Ends reading. Bytes that have arrived can still be read.
     pub(crate) fn stop_reading(&self) {
-        // If it is closed already, there is nothing to end.
+        // Already closed: nothing to do.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Read),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Read),
@@ -113,9 +113,9 @@ impl Stream {
         };
     }
 
-    /// Ends it for both sides, and whoever waits on it. What was written before still arrives.
+    /// Closes the connection in both directions and wakes waiters. Data already written is delivered.
     pub(crate) fn close(&self) {
-        // If it is closed already, that is as well.
+        // Already closed: nothing to do.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -158,7 +158,7 @@ impl Write for &Stream {
     }
 }
 
-/// Listener of a target. Dropping it removes the socket's path.
+/// Listener of a target. Dropping it removes the path of a Unix socket.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Tcp(TcpListener),
@@ -170,7 +170,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// It is taken, or not this host's.
+    /// Fails if the address is in use, or not of this host.
     pub(crate) fn bind(address: &Address) -> io::Result<Self> {
         let listener = match address {
             Address::Unix(path) => Self::Unix(UnixListener::bind(path)?, path.clone()),
@@ -183,11 +183,11 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The next connection, which does not block; `None` if there is none.
+    /// Accepts the next connection, which does not block; `None` if there is none.
     ///
     /// # Errors
     ///
-    /// The host has no descriptor or memory left.
+    /// Fails if the host has no descriptor or memory left.
     pub(crate) fn accept(&self) -> io::Result<Option<Stream>> {
         loop {
             let accepted = match self {
@@ -197,11 +197,11 @@ impl Listener {
             let stream = match accepted {
                 Ok(stream) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                // The peer is gone already, or its network is.
+                // The peer has disconnected, or its network is down.
                 Err(error) if is_of_connection(&error) => continue,
                 Err(error) => return Err(error),
             };
-            // One that fails here is gone already.
+            // A failure here means that the peer has disconnected.
             if stream.prepare().and_then(|()| stream.set_nonblocking(true)).is_ok() {
                 return Ok(Some(stream));
             }
@@ -218,7 +218,7 @@ impl AsFd for Listener {
     }
 }
 
-/// True if the error is that of the connection that was to be accepted, and not of the listener (`accept(2)`).
+/// True if the error belongs to the accepted connection, not to the listener (`accept(2)`).
 fn is_of_connection(error: &io::Error) -> bool {
     use libc::{
         ECONNABORTED, EHOSTDOWN, EHOSTUNREACH, EINTR, ENETDOWN, ENETUNREACH, ENONET, ENOPROTOOPT, EPERM, EPROTO,

@@ -1,10 +1,10 @@
-//! The frames of a live migration, as bytes.
+//! Frames of a migration, as bytes.
 //!
-//! Each connection begins with a [`Greeting`]; then frames follow, each a [`Header`] and a body. The first connection
-//! carries what both sides say to each other, and the state; the others carry pages. All numbers are little-endian.
+//! A connection starts with a [`Greeting`]; frames follow, each a [`Header`] and a body. The first connection carries
+//! messages and state; the others carry pages. All numbers are little-endian.
 //!
-//! A peer is not trusted: each kind of frame has a bound, so that no number of a peer's sizes an allocation. What is
-//! longer, a document, comes in parts and grows only by bytes that have arrived.
+//! Peers are not trusted: each kind of frame has a size limit, so that no number of a peer sizes an allocation.
+//! Documents, which are longer, arrive in parts and grow only by bytes that have arrived.
 
 mod bounds;
 mod document;

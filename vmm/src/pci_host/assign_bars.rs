@@ -267,7 +267,7 @@ mod tests {
     const APERTURES: Apertures = Apertures { mem32: 0xc000_0000..0xe800_0000, mem64: 0x1_4000_1000..0xff_0000_0000 };
 
     #[test]
-    fn bars_of_all_functions_are_apart_and_vf_bars_have_room_for_all_vfs() {
+    fn bars_do_not_overlap_and_vf_bars_have_room_for_all_vfs() {
         let mut topology = Topology::new(127);
         let functions = [pf(&mut topology, 300), pf(&mut topology, 8)];
         place_bars(&topology, APERTURES).unwrap();

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_is_lost_or_back_is_told_with_its_function_and_name() {
+    fn backend_loss_and_return_are_events_with_function_and_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("events");
         let output = EventMonitor::Path(path.clone()).open().unwrap();

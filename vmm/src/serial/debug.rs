@@ -1,4 +1,4 @@
-//! The debug console: an I/O port that takes characters, and its host side.
+//! The debug console: an I/O port for characters, and its host side.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -13,7 +13,7 @@ use crate::serial::end::{ConsoleEnd, ConsoleError};
 use crate::threads::{self, ThreadKind};
 
 const OPTION: &str = "--debug-console";
-/// A read has this value, by which software finds out that the port is there.
+/// Value of a read, which shows software that the port exists.
 const PRESENT: u8 = 0xe9;
 
 /// The debug console of a VM.
@@ -21,19 +21,19 @@ const PRESENT: u8 = 0xe9;
 pub(crate) struct DebugConsole {
     port: u16,
     end: ConsoleEnd,
-    /// In mode `Pty`, what waits for somebody to open the other end.
+    /// In mode `Pty`, the thread that waits for a reader at the other end.
     _keeper: Option<Keeper>,
 }
 
 impl DebugConsole {
-    /// Opens that of `config`; `None` if there is none.
+    /// Opens the debug console of `config`; `None` if it is off.
     ///
     /// # Errors
     ///
-    /// Fails if its host side cannot be opened.
+    /// Fails if the host side cannot be opened.
     pub(crate) fn open(config: &DebugConsoleConfig) -> Result<Option<Self>, ConsoleError> {
         let DebugConsoleConfig { mode, file, iobase } = config.clone();
-        // There is no input, so it does not read the terminal.
+        // Without input, it does not read the terminal.
         let Some(end) = ConsoleEnd::open(OPTION, &ConsoleConfig { file, ..ConsoleConfig::new(mode) }, false)? else {
             return Ok(None);
         };
@@ -54,7 +54,7 @@ impl DebugConsole {
     }
 }
 
-/// The port as the guest sees it.
+/// Guest side of the port.
 struct DebugPort(Arc<CharDevice>);
 
 impl PortHandler for DebugPort {
@@ -64,13 +64,13 @@ impl PortHandler for DebugPort {
         }
     }
 
-    /// The port has 8 bits; those after it are not there.
+    /// The port has 8 bits; the ports after it do not exist.
     fn write(&self, _offset: u16, data: &[u8]) {
         self.0.write(data.get(..1).unwrap_or_default());
     }
 }
 
-/// A thread that gives a pseudo-terminal's other end what was kept for it, and drops what it says.
+/// Thread that sends kept output when a pseudo-terminal's other end is opened, and drops input.
 #[derive(Debug)]
 struct Keeper {
     stop: Arc<EventFd>,
@@ -83,7 +83,7 @@ impl Keeper {
         let stopped = Arc::clone(&stop);
         let run = move || while let Ok(true) = keep(&device, &stopped) {};
         let kind = ThreadKind::DebugConsole;
-        // Its calls are shallow.
+        // The calls of this thread are shallow.
         let thread = threads::start(kind, NewThread::new(kind.name(), 64 << 10, run))?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -93,13 +93,13 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
-            // If it panicked, there is nothing left to do.
+            // After a panic there is nothing left to do.
             let _ = thread.join();
         }
     }
 }
 
-/// Waits for somebody at the other end, or for input. False when `stop` is signalled.
+/// Waits for the other end to be opened, or for input. Returns false once `stop` is signalled.
 fn keep(device: &CharDevice, stop: &EventFd) -> io::Result<bool> {
     // SAFETY: the eventfd stays open while it is borrowed.
     let stop = unsafe { BorrowedFd::borrow_raw(stop.as_raw_fd()) };
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_a_character_and_a_read_says_that_the_port_is_there() {
+    fn debug_port_writes_a_character_and_reads_as_present() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("debug");
         let console = open(&format!("file={},iobase=0x402", path.display()));
@@ -143,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn whoever_opens_the_pseudo_terminal_later_reads_what_was_written_before() {
+    fn late_opener_of_the_pty_reads_earlier_output() {
         let console = open("pty");
         console.device().handler.write(0, b"h");
         console.device().handler.write(0, b"i");
         let path = console.end().device().pty().unwrap();
         let mut terminal = File::options().read(true).write(true).open(path).unwrap();
-        // Nobody reads what it says.
+        // Input of the debug console is dropped.
         terminal.write_all(b"ignored").unwrap();
         let mut text = [0; 2];
         terminal.read_exact(&mut text).unwrap();

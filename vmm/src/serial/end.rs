@@ -1,4 +1,4 @@
-//! The host side of a console: of the serial port or of the virtio console.
+//! Host side of a console: the serial port's or the virtio console's.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,10 +10,10 @@ use virtio_devices::{CharDevice, CharError, CharSpec, ConsoleSize, ConsoleWindow
 use crate::config::{ConsoleConfig, ConsoleMode};
 use crate::serial::terminal::{RawTerminal, is_background};
 
-/// Reason why the host side of a console cannot be opened. `option` is `--serial` or `--console`.
+/// Failure to open the host side of a console. `option` is `--serial` or `--console`.
 #[derive(Debug, Error)]
 pub enum ConsoleError {
-    /// It cannot be opened.
+    /// The device cannot be opened.
     #[error("{option} {error}")]
     End {
         /// The console.
@@ -37,7 +37,7 @@ impl ConsoleError {
     }
 }
 
-/// The host side of a console. Dropping it restores the terminal.
+/// Host side of a console. Dropping it restores the terminal.
 #[derive(Debug)]
 pub struct ConsoleEnd {
     option: &'static str,
@@ -50,12 +50,12 @@ pub struct ConsoleEnd {
 }
 
 impl ConsoleEnd {
-    /// Opens the host side of the console `option`, as `config` says; `None` if that console is off. In mode `tty`, it
-    /// reads the terminal if it `reads`: where two consoles write to it, only one can.
+    /// Opens the host side of the console `option`; `None` if it is off. In mode `tty`, it reads the terminal if
+    /// `reads` is set: of several consoles on a terminal, only one can.
     ///
     /// # Errors
     ///
-    /// It cannot be opened.
+    /// Fails if it cannot be opened.
     pub fn open(option: &'static str, config: &ConsoleConfig, reads: bool) -> Result<Option<Self>, ConsoleError> {
         let device = match (config.mode, &config.file, &config.socket) {
             (ConsoleMode::Off, ..) => return Ok(None),
@@ -76,12 +76,12 @@ impl ConsoleEnd {
         Ok(Some(Self { option, mode: config.mode, device: Arc::new(device), window, terminal: None, reads }))
     }
 
-    /// In mode `tty`, puts the terminal into raw mode until this is dropped. The caller must already catch signals, so
+    /// In mode `tty`, sets the terminal to raw mode until this is dropped. The caller must already catch signals, so
     /// that the terminal is restored.
     ///
     /// # Errors
     ///
-    /// The terminal cannot be set.
+    /// Fails if the terminal cannot be set.
     pub fn take_terminal(&mut self) -> Result<(), ConsoleError> {
         if self.has_terminal() {
             let entered = RawTerminal::enter(io::stdin().as_fd());
@@ -90,8 +90,8 @@ impl ConsoleEnd {
         Ok(())
     }
 
-    /// True if this console reads standard input. Not if that is the terminal of another job: reading it would stop
-    /// this process (SIGTTIN).
+    /// True if this console reads standard input. False if another job owns the terminal: reading it would stop this
+    /// process (SIGTTIN).
     fn has_terminal(&self) -> bool {
         self.mode == ConsoleMode::Tty && self.reads && !is_background(io::stdin().as_fd())
     }
@@ -106,12 +106,12 @@ impl ConsoleEnd {
         &self.device
     }
 
-    /// The size of the terminal that output goes to, if it goes to one with a known size.
+    /// Size of the output terminal, if there is one with a known size.
     pub const fn window(&self) -> Option<&Arc<ConsoleWindow>> {
         self.window.as_ref()
     }
 
-    /// Passes the terminal's current size to the guest.
+    /// Forwards the terminal's current size to the guest.
     pub fn follow_size(&self) {
         if let (Some(window), Some(size)) = (&self.window, terminal_size()) {
             window.resize(size);
@@ -119,14 +119,14 @@ impl ConsoleEnd {
     }
 }
 
-/// The size of the terminal on standard output; `None` if that is not a terminal, or its size is unknown (0).
+/// Returns the size of the terminal on standard output; `None` without a terminal, or if the size is unknown (0).
 fn terminal_size() -> Option<ConsoleSize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     let known = size.ws_col != 0 && size.ws_row != 0;
     known.then_some(ConsoleSize { columns: size.ws_col, rows: size.ws_row })
 }
 
-/// Standard input and output; without input unless it `reads`, or if the terminal belongs to another job.
+/// Opens standard input and output; without input unless `reads` is set, or if another job owns the terminal.
 fn streams(reads: bool) -> io::Result<CharDevice> {
     let (input, output) = (io::stdin(), io::stdout());
     let reads = reads && !is_background(input.as_fd());

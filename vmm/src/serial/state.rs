@@ -1,4 +1,4 @@
-//! The saved state of a serial port.
+//! Saved state of a serial port.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use vm_superio::Serial;
 
 use super::{Interrupt, NONE_PENDING, Room, SerialPort, has_received_data};
 
-/// The saved state of a serial port: the registers, and input that the guest has not read.
+/// Saved state of a serial port: registers, and unread input.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SerialState {
@@ -27,12 +27,12 @@ pub struct SerialState {
     pub modem_status: u8,
     /// Scratch.
     pub scratch: u8,
-    /// Input, in the order in which it came.
+    /// Input in order of arrival.
     pub input: Vec<u8>,
 }
 
 impl SerialPort {
-    /// State to save. No vCPU may be in an access.
+    /// Returns the state to save. No vCPU may be in an access.
     pub fn save(&self) -> SerialState {
         let state = self.uart.lock().state();
         SerialState {
@@ -48,7 +48,7 @@ impl SerialPort {
         }
     }
 
-    /// Registers that show why a guest's driver may wait, and the number of bytes that it has not read, by name.
+    /// Returns registers that show why a guest's driver may wait, and the number of unread bytes, by name.
     pub fn counters(&self) -> [(&'static str, u64); 4] {
         let state = self.uart.lock().state();
         [
@@ -59,8 +59,8 @@ impl SerialPort {
         ]
     }
 
-    /// Brings the port to `state`. The interrupt that it has pending is sent by [`Self::remind`]. Returns false, and
-    /// changes nothing, if it has more input than there is room for.
+    /// Restores `state`. [`Self::remind`] sends the pending interrupt. Returns false without a change if the input does
+    /// not fit.
     #[must_use]
     pub fn restore(&self, state: &SerialState) -> bool {
         let is_possible = self.set(state);
@@ -68,7 +68,7 @@ impl SerialPort {
         is_possible
     }
 
-    /// Sends the interrupt that the port has pending again: it may have been lost on its way.
+    /// Sends the pending interrupt again, because it may have been missed.
     pub fn remind(&self) {
         let uart = self.uart.lock();
         if uart.state().interrupt_identification & NONE_PENDING == 0 || has_received_data(&uart) {
@@ -76,7 +76,7 @@ impl SerialPort {
         }
     }
 
-    /// Brings the port to `state`, which sends an interrupt if one is pending.
+    /// Sets `state`, which sends an interrupt if one is pending.
     fn set(&self, state: &SerialState) -> bool {
         let [baud_divisor_low, baud_divisor_high] = state.divisor;
         let registers = vm_superio::serial::SerialState {
@@ -94,7 +94,7 @@ impl SerialPort {
         let (interrupt, room) = (Interrupt(Arc::clone(&self.interrupt)), Room(Arc::clone(&self.room)));
         let Ok(uart) = Serial::from_state(&registers, interrupt, room, Vec::new()) else { return false };
         *self.uart.lock() = uart;
-        // There may be more room than the reader of input waits for.
+        // There may be more room now than the reader waits for.
         let _ = self.room.write(1);
         true
     }

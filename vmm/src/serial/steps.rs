@@ -7,12 +7,12 @@ use virtio_devices::CharDevice;
 
 use super::SerialPort;
 
-/// A serial port whose input arrives when its caller says so.
+/// A serial port whose caller delivers input.
 #[derive(Debug)]
 pub struct SerialSteps(SerialPort);
 
 impl SerialSteps {
-    /// A port whose output goes to `output`.
+    /// Creates a port that writes to `output`.
     ///
     /// # Errors
     ///
@@ -36,7 +36,7 @@ impl SerialSteps {
         self.0.reset();
     }
 
-    /// Does what the input's thread does with `input`: passes on what there is room for. Returns how much that is.
+    /// Receives `input` as far as it fits, as the reader does. Returns the number of bytes received.
     pub fn receive(&self, input: &[u8]) -> usize {
         let taken = input.get(..self.0.room()).unwrap_or(input);
         self.0.receive(taken);
@@ -48,7 +48,7 @@ impl SerialSteps {
         self.0.interrupt.read().is_ok()
     }
 
-    /// True if the input's thread was woken since the last call.
+    /// True if the reader was woken since the last call.
     pub fn take_wake(&self) -> bool {
         self.0.room.read().is_ok()
     }

@@ -7,13 +7,13 @@ use std::sync::Once;
 use parking_lot::Mutex;
 use rustix::termios::{InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 
-/// True if `terminal` is a terminal that belongs to another job. Reading or setting it would stop this process.
+/// True if another job owns `terminal`. Reading or setting it would stop this process.
 pub(super) fn is_background(terminal: BorrowedFd<'_>) -> bool {
     terminal.is_terminal()
         && rustix::termios::tcgetpgrp(terminal).is_ok_and(|foreground| foreground != rustix::process::getpgrp())
 }
 
-/// The terminal in raw mode; there is one at a time. Its settings are restored when this is dropped, and in a panic.
+/// A terminal in raw mode, at most one at a time. Its settings are restored on drop and in a panic.
 #[derive(Debug)]
 pub(super) struct RawTerminal(());
 
@@ -21,11 +21,11 @@ pub(super) struct RawTerminal(());
 static FOUND: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 
 impl RawTerminal {
-    /// Puts `terminal` into raw mode; `None` if it is not a terminal, or if one is already in raw mode.
+    /// Sets `terminal` to raw mode; `None` if it is not a terminal, or one is already in raw mode.
     ///
     /// # Errors
     ///
-    /// The terminal cannot be set. Its settings have not changed then.
+    /// Fails if the terminal cannot be set. Its settings are unchanged then.
     pub(super) fn enter(terminal: BorrowedFd<'_>) -> io::Result<Option<Self>> {
         if !terminal.is_terminal() {
             return Ok(None);
@@ -61,7 +61,7 @@ impl Drop for RawTerminal {
 fn restore() {
     // try_lock: a panic within this function must not deadlock.
     let Some((terminal, found)) = FOUND.try_lock().and_then(|mut found| found.take()) else { return };
-    // If another job has the terminal now, setting it would stop this process.
+    // If another job owns the terminal now, setting it would stop this process.
     let blocked = vmm_sys_util::signal::block_signal(libc::SIGTTOU).is_ok();
     // Fails if the terminal is gone.
     let _ = rustix::termios::tcsetattr(terminal, OptionalActions::Now, &found);
@@ -70,7 +70,7 @@ fn restore() {
     }
 }
 
-/// Restores the terminal in a panic, which aborts the process without dropping anything.
+/// Restores the terminal in a panic, which aborts the process without drops.
 fn restore_in_a_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -88,14 +88,14 @@ mod tests {
 
     use super::*;
 
-    /// The two ends of a new terminal.
+    /// Opens a terminal pair.
     fn terminal() -> (OwnedFd, OwnedFd) {
         let (mut ours, mut theirs) = (0, 0);
         let null = std::ptr::null_mut();
         // SAFETY: both numbers are valid to write; name, settings and size are left to the system.
         let result = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, null, null.cast(), null.cast()) };
         assert_eq!(result, 0);
-        // SAFETY: these file descriptors were just opened, and nobody else has them.
+        // SAFETY: the call has just opened both descriptors, and nothing else owns them.
         unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
     }
 
@@ -117,7 +117,7 @@ mod tests {
         drop(raw);
         assert_eq!(modes(&terminal), found);
 
-        // A panic that never drops anything, as one that aborts the process.
+        // A panic without drops, like one that aborts the process.
         std::mem::forget(RawTerminal::enter(terminal.as_fd()).unwrap());
         assert_ne!(modes(&terminal), found);
         std::panic::catch_unwind(|| panic!("on purpose")).unwrap_err();

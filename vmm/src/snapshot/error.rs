@@ -1,4 +1,4 @@
-//! Reasons why a VM is not saved, or not restored.
+//! Errors of saving and restoring a VM.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::error_kind::ErrorKind;
 use crate::landlock::LandlockError;
 use crate::machine_state::error::{RestoreError, SaveError};
 
-/// Reason why a VM is not saved, or not restored, in one line.
+/// Failure to save or restore a VM, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The configuration is not valid on this host.
@@ -17,15 +17,15 @@ pub enum SnapshotError {
     /// The program cannot be confined, or would leave its confinement.
     #[error(transparent)]
     Landlock(#[from] LandlockError),
-    /// The URL is not one of a folder.
+    /// The URL does not name a folder.
     #[error("{key}={url}: not the URL of a folder; write it as file:///var/lib/vm/snapshot")]
     Url {
-        /// The key that has it.
+        /// Key of the URL.
         key: &'static str,
         /// The URL.
         url: String,
     },
-    /// The folder of a snapshot cannot be used.
+    /// The destination folder cannot be used.
     #[error(
         "destination_url: {}: {error}; give a folder that exists and that this program may write to",
         path.display()
@@ -36,10 +36,10 @@ pub enum SnapshotError {
         /// Cause.
         error: io::Error,
     },
-    /// The folder has a snapshot already.
+    /// The folder already has a snapshot.
     #[error("destination_url: {}: there is one already; give an empty folder", .0.display())]
     Exists(PathBuf),
-    /// A file of a snapshot cannot be written.
+    /// A file of the snapshot cannot be written.
     #[error("{}: cannot be written: {error}; nothing is left of this snapshot", path.display())]
     Write {
         /// The file.
@@ -47,13 +47,13 @@ pub enum SnapshotError {
         /// Cause.
         error: io::Error,
     },
-    /// Nobody wants the snapshot any more.
+    /// The snapshot was cancelled.
     #[error("the VM was ended before its snapshot was complete; nothing is left of it")]
     Abandoned,
-    /// The memory is larger than any file.
+    /// The memory does not fit into a file.
     #[error("the guest's memory does not fit into a file")]
     TooLarge,
-    /// A file of a snapshot cannot be read.
+    /// A file of the snapshot cannot be read.
     #[error("{}: cannot be read: {error}", path.display())]
     Read {
         /// The file.
@@ -61,7 +61,7 @@ pub enum SnapshotError {
         /// Cause.
         error: io::Error,
     },
-    /// A file of a snapshot is not what it should be.
+    /// A file of the snapshot is damaged or foreign.
     #[error("{}: {what}", path.display())]
     Damaged {
         /// The file.
@@ -69,13 +69,13 @@ pub enum SnapshotError {
         /// Fault, and remedy.
         what: String,
     },
-    /// Request that does not fit the snapshot or this host.
+    /// The request does not fit the snapshot or this host.
     #[error("{0}")]
     Unsuitable(String),
-    /// The machine cannot be saved, or not restored.
+    /// The machine cannot be saved or restored.
     #[error("{0}")]
     Machine(String, ErrorKind),
-    /// The host lacks something.
+    /// The host lacks a resource.
     #[error("cannot {action}: {error}")]
     Host {
         /// Failed action.

@@ -1,7 +1,7 @@
-//! The folder of a snapshot: all of its files, or none.
+//! Folder of a snapshot, which has all of its files or none.
 //!
-//! Each file is written under a name of its own, flushed, and renamed when all are complete; `state.json` is the last.
-//! Who finds that has found a whole snapshot, whatever happened to the host meanwhile.
+//! Files are written under temporary names, flushed, and renamed when all are complete, `state.json` last. So a folder
+//! with that file has a complete snapshot, even after a crash of the host.
 
 use std::fs::File;
 use std::io;
@@ -17,42 +17,42 @@ use crate::lazy_memory::memory_image::SnapshotId;
 pub(crate) const CONFIG: &str = "config.json";
 /// The guest's memory.
 pub(crate) const MEMORY: &str = "memory-ranges";
-/// Everything else. It is there only if all others are.
+/// All other state. Exists only if all other files do.
 pub(crate) const STATE: &str = "state.json";
 
-/// The path of the folder that `url` names, relative to the current one unless it is absolute. An absolute path alone
-/// is accepted, too.
+/// Returns the path of the folder that `url` names, relative to the current folder unless absolute. Also accepts an
+/// absolute path.
 ///
 /// # Errors
 ///
-/// It is not the URL of a local folder.
+/// Fails if `url` does not name a local folder.
 pub(crate) fn path_of(key: &'static str, url: &str) -> Result<PathBuf, SnapshotError> {
     match url.strip_prefix("file://") {
         Some(path) if !path.is_empty() => return Ok(path.into()),
         None if Path::new(url).is_absolute() => return Ok(url.into()),
         _ => {}
     }
-    // An error is one line, and a URL may be anything.
+    // An error is one line, and a URL may have any bytes.
     let url = url.chars().filter(|c| !c.is_control()).take(200).collect();
     Err(SnapshotError::Url { key, url })
 }
 
-/// A snapshot that is being written. What there is of it is removed when this is dropped before [`Self::publish`].
+/// A snapshot being written. Dropping it before [`Self::publish`] removes its files.
 pub(crate) struct NewSnapshot {
     folder: OwnedFd,
     path: PathBuf,
     /// Prefix of temporary names.
     prefix: String,
-    /// Names of files that are to be removed.
+    /// Names of the files to remove.
     made: Vec<String>,
 }
 
 impl NewSnapshot {
-    /// Begins a snapshot in the folder at `path`.
+    /// Starts a snapshot in the folder at `path`.
     ///
     /// # Errors
     ///
-    /// There is no such folder, or it has a snapshot.
+    /// Fails if the folder does not exist, or has a snapshot.
     pub(crate) fn begin(path: &Path, id: &SnapshotId) -> Result<Self, SnapshotError> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path, flags, Mode::empty())
@@ -67,11 +67,11 @@ impl NewSnapshot {
         Ok(snapshot)
     }
 
-    /// Makes the file `name`, which only this user can read.
+    /// Creates the file `name`, readable only by this user.
     ///
     /// # Errors
     ///
-    /// The folder is gone, or cannot be written to.
+    /// Fails if the folder is gone or not writable.
     pub(crate) fn create(&mut self, name: &str) -> Result<File, SnapshotError> {
         let temporary = self.temporary(name);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -81,7 +81,7 @@ impl NewSnapshot {
         Ok(file.into())
     }
 
-    /// The error that the file `name` cannot be written.
+    /// Error for a file `name` that cannot be written.
     pub(crate) fn write_error(&self, name: &str, error: io::Error) -> SnapshotError {
         match error.kind() {
             io::ErrorKind::Interrupted => SnapshotError::Abandoned,
@@ -89,15 +89,15 @@ impl NewSnapshot {
         }
     }
 
-    /// Gives the files, which are complete and on the disk, their names.
+    /// Renames the files, which must be complete and flushed, to their final names.
     ///
     /// # Errors
     ///
-    /// Another snapshot has been put there, or the folder is gone. Nothing is left of this one then.
+    /// Fails if another snapshot exists now, or the folder is gone. All files of this snapshot are removed then.
     pub(crate) fn publish(mut self) -> Result<(), SnapshotError> {
         for name in [MEMORY, CONFIG, STATE] {
             if name == STATE {
-                // The others have their names before.
+                // The other names must be on the disk first.
                 self.flush()?;
             }
             if self.made.contains(&self.temporary(name)) {
@@ -109,7 +109,7 @@ impl NewSnapshot {
         Ok(())
     }
 
-    /// The name of the file `name` until it is complete.
+    /// Temporary name of the file `name`.
     fn temporary(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
@@ -122,7 +122,7 @@ impl NewSnapshot {
         let temporary = self.temporary(name);
         let folder = &self.folder;
         let renamed = match rustix::fs::renameat_with(folder, &temporary, folder, name, RenameFlags::NOREPLACE) {
-            // A file system that cannot do it in one step.
+            // The file system does not support RENAME_NOREPLACE.
             Err(rustix::io::Errno::INVAL) => match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(_) => Err(rustix::io::Errno::EXIST),
                 Err(_) => rustix::fs::renameat(folder, &temporary, folder, name),
@@ -143,14 +143,14 @@ impl NewSnapshot {
 
 impl Drop for NewSnapshot {
     fn drop(&mut self) {
-        // The one that says that all is there goes first.
+        // `state.json`, which marks a complete snapshot, is removed first.
         for name in self.made.iter().rev() {
             let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
         }
     }
 }
 
-/// As hexadecimal digits.
+/// Converts bytes to hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_snapshots_at_the_same_time_one_wins_and_the_other_leaves_nothing() {
+    fn second_of_two_concurrent_snapshots_fails_and_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let [mut first, mut second] = [[1; 16], [2; 16]].map(|id| NewSnapshot::begin(folder.path(), &id).unwrap());
         write(&mut first);

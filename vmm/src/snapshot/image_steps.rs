@@ -1,4 +1,4 @@
-//! The file of a guest's memory, and what `state.json` says of it, in single steps, for fuzz targets.
+//! Memory image and `state.json` in single steps, for fuzz targets.
 
 use std::fs::File;
 use std::io;
@@ -10,37 +10,36 @@ use super::state_file::{self, Id, SavedState};
 use crate::lazy_memory::image_layout::ImageLayout;
 use crate::lazy_memory::memory_image::{self, SnapshotId};
 
-/// The file of a memory with given regions.
+/// Image file of given memory regions.
 #[derive(Debug)]
 pub struct ImageSteps(ImageLayout);
 
 impl ImageSteps {
-    /// The file of the regions that a saved machine names by their first addresses and lengths; `None` if it is
-    /// refused.
+    /// Creates the layout of a saved machine's regions: first address and length. Returns `None` if it is refused.
     pub fn of(regions: &[(u64, u64)]) -> Option<Self> {
         ImageLayout::of_saved(regions).map(Self)
     }
 
-    /// Offset of each region in it, in bytes.
+    /// Offsets of the regions in the file, in bytes.
     pub fn offsets(&self) -> Vec<u64> {
         self.0.regions.iter().map(|region| region.offset).collect()
     }
 
-    /// Length in bytes.
+    /// Length of the file in bytes.
     pub fn size(&self) -> u64 {
         self.0.file_size
     }
 
-    /// Writes `memory`, which has these regions, to the empty `file`. Returns the size of the pages that are not zero.
+    /// Writes `memory`, which has these regions, to the empty `file`. Returns the size of the nonzero pages.
     ///
     /// # Errors
     ///
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn save(&self, memory: &GuestMap, file: &File, id: &SnapshotId) -> io::Result<u64> {
         memory_image::save(memory, &self.0, file, id, &|| false)
     }
 
-    /// Checks that `file` is the memory of the snapshot `id`, as a restore does first.
+    /// Checks that `file` is the memory of snapshot `id`, the first step of a restore.
     ///
     /// # Errors
     ///
@@ -53,12 +52,12 @@ impl ImageSteps {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or was cut short.
+    /// Fails if the file cannot be read, or was truncated.
     pub fn load(&self, file: &File, memory: &GuestMap) -> io::Result<u64> {
         memory_image::load(file, &self.0, memory, &|| false)
     }
 
-    /// A state that says that this is the memory, for [`StateSteps::file`].
+    /// Returns a state with this memory, for [`StateSteps::file`].
     ///
     /// # Panics
     ///
@@ -82,12 +81,12 @@ impl ImageSteps {
 pub struct StateSteps(SavedState);
 
 impl StateSteps {
-    /// The file with this state and its checksum, as whoever edits a state may write it.
+    /// Returns the file of an edited state, with a correct checksum.
     pub fn file(state: Value) -> Vec<u8> {
         state_file::document(state).to_string().into_bytes()
     }
 
-    /// Reads the bytes of a file.
+    /// Parses the bytes of a file.
     ///
     /// # Errors
     ///
@@ -96,7 +95,7 @@ impl StateSteps {
         SavedState::from_file(bytes).map(Self)
     }
 
-    /// The state, written again.
+    /// Serializes the state again.
     ///
     /// # Panics
     ///
@@ -106,7 +105,7 @@ impl StateSteps {
         self.0.to_file().expect("it was JSON")
     }
 
-    /// True if the memory's file has the places that it states, for a machine whose memory is `image`.
+    /// True if the state has the memory layout of `image`.
     pub fn is_of(&self, image: &ImageSteps) -> bool {
         self.0.memory == image.0
     }

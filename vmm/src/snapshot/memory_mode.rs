@@ -1,26 +1,24 @@
-//! Ways in which the memory of a restored guest gets its contents.
+//! Ways to restore guest memory.
 
 use crate::config::{MemoryConfig, MemoryRestoreMode, RestoreConfig};
 use crate::lazy_memory::page_faults;
 
-/// Way in which memory gets its contents.
+/// Way to restore guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryMode {
-    /// It is read before the guest runs.
+    /// Read before the guest runs.
     Copy,
-    /// It is the file, mapped privately.
+    /// Private mapping of the image file.
     Map,
-    /// It is read when the guest, or the host for the guest, uses it.
+    /// Read on first use, by the guest or by the host.
     OnDemand,
 }
 
-/// The mode that `restore` asks for, and why it is that one, for the log.
-///
-/// `needs_shared` says that backends map the memory.
+/// Chooses the mode for `restore`, with the reason for the log. `needs_shared`: backends map the memory.
 ///
 /// # Errors
 ///
-/// It is not sound here: the option, why, and what to do.
+/// Fails if the mode is unsafe here: the option, the reason, and the remedy.
 pub(crate) fn choose(
     restore: &RestoreConfig,
     memory: &MemoryConfig,
@@ -42,7 +40,7 @@ pub(crate) fn choose(
                 Err(error) => refuse(&error),
             },
         },
-        // Mapping is sound wherever reading on demand is, and costs nothing.
+        // Mapping is safe wherever reading on demand is, and costs nothing.
         MemoryRestoreMode::Auto => Ok(match unfit {
             Some(why) => (MemoryMode::Copy, why.to_string()),
             None => (MemoryMode::Map, "the memory is private, and nothing else maps it".to_string()),
@@ -50,11 +48,11 @@ pub(crate) fn choose(
     }
 }
 
-/// Reason why the memory must be complete before the guest runs, if it must.
+/// Returns the reason why all memory must be read before the guest runs, if there is one.
 fn unfit(restore: &RestoreConfig, memory: &MemoryConfig, needs_shared: bool) -> Option<&'static str> {
     let parts = memory.parts();
     if needs_shared {
-        // Another process would read pages that are not there yet as zeros, without a fault that anybody hears of.
+        // Another process would read missing pages as zero, without a fault in this process.
         return Some("a vhost-user or vDPA backend maps the guest's memory, and would find it empty");
     }
     if memory.shared || parts.iter().any(|part| part.shared) {

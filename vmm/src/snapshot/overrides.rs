@@ -1,5 +1,5 @@
-//! Backends of NICs and nodes of memory zones that a restored VM has on this host in place of those on the other:
-//! changes of the configuration, which is then planned and checked like any other.
+//! Overrides of a restored VM for this host: backends of NICs, and NUMA nodes of memory zones. The changed
+//! configuration is planned and checked as usual.
 
 use std::collections::HashSet;
 use std::os::fd::RawFd;
@@ -11,7 +11,7 @@ use crate::config::{
 };
 use crate::snapshot::state_file::SavedDescriptors;
 
-/// The backend of a network function, as a configuration has it.
+/// Backend options of a network function.
 struct Backend<'a> {
     tap: &'a mut Option<String>,
     fds: &'a mut Vec<RawFd>,
@@ -32,7 +32,7 @@ macro_rules! backend_of {
     }};
 }
 
-/// The backend of the NIC `id`, or of its VF. `None` if there is no such function.
+/// Returns the backend of the NIC `id`, or of its VF; `None` if there is no such function.
 fn backend<'a>(config: &'a mut VmConfig, id: &str, vf: Option<u16>) -> Option<Backend<'a>> {
     let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(id))?;
     match vf {
@@ -42,7 +42,7 @@ fn backend<'a>(config: &'a mut VmConfig, id: &str, vf: Option<u16>) -> Option<Ba
     }
 }
 
-/// Removes the numbers of descriptors, which mean nothing to another process, and returns whose they were.
+/// Removes descriptor numbers, which are invalid in another process. Returns the functions that had them.
 pub(crate) fn take_descriptors(config: &mut VmConfig) -> Vec<SavedDescriptors> {
     let mut taken = Vec::new();
     for net in &mut config.net {
@@ -54,7 +54,7 @@ pub(crate) fn take_descriptors(config: &mut VmConfig) -> Vec<SavedDescriptors> {
         taken.extend(given.map(|(vf, fds)| SavedDescriptors { id: id.clone(), vf, count: fds.len() }));
     }
     if let Some(platform) = &mut config.platform {
-        // A VM with devices does not come here, and one without can open an iommufd of its own.
+        // A VM with host devices cannot be saved, and one without can open its own iommufd.
         platform.iommufd_fd = None;
     }
     taken
@@ -65,7 +65,8 @@ fn name(id: &str, vf: Option<u16>) -> String {
     vf.map_or_else(|| id.to_string(), |vf| format!("{id}/{vf}"))
 }
 
-/// Changes `config` as `restore` asks. Those in `needed` had descriptors and must be given some, or another backend.
+/// Applies the overrides of `restore` to `config`. The functions in `needed` had descriptors, and must get new ones or
+/// another backend.
 ///
 /// # Errors
 ///
@@ -106,7 +107,7 @@ pub(crate) fn apply(config: &mut VmConfig, restore: &RestoreConfig, needed: &[Sa
     }
 }
 
-/// Gives memory zones other nodes of the host. A node that the host does not have is refused when memory is made.
+/// Changes the NUMA nodes of memory zones. Creating the memory checks that they exist.
 fn move_zones(config: &mut VmConfig, updates: &[ZoneUpdate]) -> Result<(), String> {
     let mut moved = HashSet::new();
     for ZoneUpdate { id, host_numa_node } in updates {
@@ -125,11 +126,11 @@ fn no_function(subject: &str) -> String {
     format!("{subject}: the saved VM has no such NIC or VF; config.json lists them")
 }
 
-/// Notes in `planned`, the plan of what [`apply`] made, which backends may be missing or are left out.
+/// Marks backends that may be missing or are left out in `planned`, the plan of [`apply`]'s result.
 ///
 /// # Errors
 ///
-/// A port of a switch is to be without one.
+/// Fails for a port of a switch, which cannot be without a backend.
 pub(crate) fn allow_missing(
     planned: &mut PlannedVm,
     restore: &RestoreConfig,
@@ -171,7 +172,7 @@ pub(crate) fn allow_missing(
     Ok(())
 }
 
-/// The functions whose taps are given as descriptors that nobody has given yet.
+/// Returns the functions that still wait for tap descriptors.
 pub(crate) fn awaited_descriptors(planned: &PlannedVm) -> Vec<SavedDescriptors> {
     let functions = planned.plan().nets().flat_map(|net| {
         let vfs = (0..).map(Some).zip(&net.vfs);
@@ -186,7 +187,7 @@ pub(crate) fn awaited_descriptors(planned: &PlannedVm) -> Vec<SavedDescriptors> 
     awaiting.map(saved).collect()
 }
 
-/// Gives a function another backend.
+/// Replaces the backend of a function.
 ///
 /// # Errors
 ///
@@ -203,7 +204,7 @@ pub(crate) fn replace(config: &mut VmConfig, other: &RestoredBackend) -> Result<
     }
     let backend = backend(config, id, *vf).ok_or_else(|| no_function(&subject))?;
     if link.is_some() {
-        // It is left out of the plan, and its configuration stays for later.
+        // The plan leaves the backend out; its configuration stays for a later start.
         return Ok(());
     }
     let is_tap = tap.is_some() || !fds.is_empty();
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_do_not_come_leave_their_function_without_a_backend() {
+    fn missing_descriptors_leave_their_function_without_a_backend() {
         let missing = missing("net_fds=[pf0@[20]],on_missing_backend=link-down").unwrap();
         assert!(matches!(&missing[2], MissingBackend::LeftOut(why) if why.contains("descriptors")), "{missing:?}");
         assert_eq!(missing[1], MissingBackend::LinkDown);

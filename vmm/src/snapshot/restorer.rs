@@ -1,4 +1,4 @@
-//! A VM that is made of a snapshot, on any thread: everything is read, checked and opened before the guest's memory is.
+//! Creation of a VM from a snapshot, on any thread: all is read, checked and opened before memory is filled.
 
 use std::time::Instant;
 
@@ -19,36 +19,36 @@ use crate::telemetry::events::Events;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::{Origin, Vm};
 
-/// Maker of a VM from a snapshot.
+/// Creates a VM from a snapshot.
 pub(crate) struct Restorer {
-    /// Request of the client. Descriptors are this process's.
+    /// Request of the client, with descriptors of this process.
     pub config: RestoreConfig,
-    /// Destination of events.
+    /// Receiver of events.
     pub events: Events,
-    /// Limits of the host for this process.
+    /// Resource limits of this process.
     pub limits: HostLimits,
-    /// The files that this program needs whatever its VM is.
+    /// Files that the program needs with any VM.
     pub own_files: Vec<Rule>,
 }
 
-/// A VM with its memory, whose machine is still to be restored.
+/// A VM with its memory, before its machine is restored.
 pub(crate) struct Restored {
     /// Plan of the VM.
     pub planned: PlannedVm,
-    /// The VM, never powered on.
+    /// The VM, not powered on.
     pub vm: Box<Vm>,
-    /// State of its machine.
+    /// State of the machine.
     pub machine: MachineState,
-    /// The links of VFs that clients had set.
+    /// VF links that clients had set.
     pub links: Vec<SavedLink>,
 }
 
 impl Restorer {
-    /// Makes the VM. `cancel` ends that.
+    /// Creates the VM. `cancel` ends it early.
     ///
     /// # Errors
     ///
-    /// The snapshot is damaged, does not fit this host, or something cannot be opened. Nothing is left then.
+    /// Fails if the snapshot is damaged or does not fit this host, or something cannot be opened. Nothing is left then.
     pub(crate) fn restore(self, cancel: Option<&Cancel>) -> Result<Restored, SnapshotError> {
         let source = Source::open(&self.config.source_url)?;
         let planned = self.plan(&source)?;
@@ -63,7 +63,7 @@ impl Restorer {
         Ok(Restored { planned, vm: Box::new(vm), machine, links: state.links })
     }
 
-    /// The configuration for this host, with the devices where they were.
+    /// Plans the VM for this host, with devices in their former slots.
     fn plan(&self, source: &Source) -> Result<PlannedVm, SnapshotError> {
         let mut config = source.config.clone();
         overrides::apply(&mut config, &self.config, &source.state.descriptors).map_err(SnapshotError::Unsuitable)?;
@@ -76,7 +76,7 @@ impl Restorer {
         Ok(planned)
     }
 
-    /// Opens all that the VM has. Its memory is empty, unless it is mapped.
+    /// Opens all resources of the VM. Its memory is empty unless mapped.
     fn open(
         &self,
         source: &Source,
@@ -101,7 +101,7 @@ impl Restorer {
         Ok((mode, vm))
     }
 
-    /// Gives the guest its memory.
+    /// Fills the guest's memory.
     fn fill(&self, source: &Source, mode: MemoryMode, vm: Vm, cancel: Option<&Cancel>) -> Result<Vm, SnapshotError> {
         let mut vm = vm;
         let (began, layout, file) = (Instant::now(), &source.state.memory, &source.memory);
@@ -126,7 +126,7 @@ impl Restorer {
                 log::info!("{read} bytes of memory were read in {:?}", began.elapsed());
             }
         }
-        // Whatever was read or mapped of it, and when.
+        // In every mode: the file must not have changed while it was read or mapped.
         source.check_unchanged()?;
         Ok(vm)
     }

@@ -1,4 +1,4 @@
-//! A snapshot that is written, by a thread of its own: the control thread waits for no disk.
+//! Writing a snapshot, in a thread: the control thread does not wait for disks.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -19,32 +19,32 @@ use crate::lazy_memory::image_layout::ImageLayout;
 use crate::lazy_memory::memory_image::{self, SnapshotId};
 use crate::lazy_memory::page_faults::Progress;
 
-/// Content of a snapshot of a paused VM.
+/// Contents of a paused VM's snapshot.
 pub(crate) struct Saver {
-    /// The folder.
+    /// Destination folder.
     pub folder: PathBuf,
-    /// The configuration as it is now.
+    /// Current configuration.
     pub config: VmConfig,
-    /// The functions that await descriptors of taps.
+    /// Functions that await tap descriptors.
     pub awaiting: Vec<SavedDescriptors>,
-    /// The links of VFs that clients have set.
+    /// VF links that clients have set.
     pub links: Vec<SavedLink>,
-    /// The machine.
+    /// State of the machine.
     pub machine: Value,
-    /// The guest's memory, which nobody writes to.
+    /// Memory of the paused guest.
     pub memory: Memory,
-    /// Progress of the filler, if its memory is still being filled.
+    /// Progress of loading, if the memory is still being loaded from an earlier snapshot.
     pub filling: Option<Arc<Progress>>,
-    /// Persistent memory that is not saved, and must be as its file is.
+    /// Persistent memory that is not saved, and must be unwritten.
     pub discarded: Discarded,
 }
 
-/// Sizes that were written.
+/// Sizes of a written snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// The pages that are not zero, in bytes.
+    /// Size of the nonzero pages, in bytes.
     pub memory: u64,
-    /// The length of `state.json`, in bytes.
+    /// Length of `state.json`, in bytes.
     pub state: u64,
 }
 
@@ -53,7 +53,7 @@ impl Saver {
     ///
     /// # Errors
     ///
-    /// It cannot be written, or `stop` says that nobody wants it any more. Nothing is left of it then.
+    /// Fails if it cannot be written, or `stop` returns true. All its files are removed then.
     pub(crate) fn save(mut self, stop: &dyn Fn() -> bool) -> Result<Written, SnapshotError> {
         let host = |action| move |error| SnapshotError::Host { action, error };
         self.discarded.check().map_err(|why| SnapshotError::Machine(why, ErrorKind::Conflict))?;
@@ -103,13 +103,13 @@ impl Saver {
     }
 }
 
-/// Makes a file of `bytes`, and has them on the disk.
+/// Creates a file of `bytes` and flushes it.
 fn write(snapshot: &mut NewSnapshot, name: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
     let mut file = snapshot.create(name)?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|error| snapshot.write_error(name, error))
 }
 
-/// A number that no other snapshot has.
+/// Returns a random id.
 fn new_id() -> io::Result<SnapshotId> {
     let mut id = [0; 16];
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;

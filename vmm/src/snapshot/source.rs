@@ -1,4 +1,4 @@
-//! A snapshot that a VM is to be made of: read, and checked as far as that is possible without making anything.
+//! Reading a snapshot, and checking it as far as possible without creating a VM.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -19,28 +19,28 @@ use crate::lazy_memory::memory_image;
 use crate::machine_state::MachineState;
 use crate::vm::memory::Image;
 
-/// The longest `config.json` and `state.json`, in bytes: far more than a VM with all VFs has.
+/// Limit on `config.json` and `state.json`, in bytes: far more than a VM with all VFs needs.
 const LONGEST: u64 = 64 << 20;
 
-/// A snapshot.
+/// A snapshot to restore.
 pub(crate) struct Source {
     folder: PathBuf,
-    /// The configuration that was saved, or what has become of it since.
+    /// Saved configuration, which a user may have edited.
     pub config: VmConfig,
-    /// State that was saved besides.
+    /// Contents of `state.json`.
     pub state: SavedState,
-    /// The machine of that.
+    /// State of the machine, from `state`.
     pub machine: MachineState,
-    /// The guest's memory, except what named files of memory zones keep; `None` if these have all of it.
+    /// Guest memory outside named files of memory zones; `None` if these have all of it.
     pub memory: Option<Arc<File>>,
 }
 
 impl Source {
-    /// Reads the snapshot at `url`.
+    /// Opens the snapshot at `url`.
     ///
     /// # Errors
     ///
-    /// It is none, or not a whole one.
+    /// Fails if there is none, or it is incomplete or damaged.
     pub(crate) fn open(url: &str) -> Result<Self, SnapshotError> {
         let folder = path_of("source_url", url)?;
         let path = folder.join(STATE);
@@ -53,7 +53,7 @@ impl Source {
             what: format!("state.machine.{}: {}", error.path(), error.inner()),
         })?;
         let path = folder.join(MEMORY);
-        // Where the memory is follows from its addresses alone.
+        // Offsets follow from the addresses alone.
         if !state.memory.is_of_some(&machine.layout.regions) {
             let what = "its memory is not that of its machine; copy it again".to_string();
             return Err(SnapshotError::Damaged { path: folder.join(STATE), what });
@@ -67,22 +67,22 @@ impl Source {
         Ok(Self { folder, config, state, machine, memory: Some(Arc::new(memory)) })
     }
 
-    /// The folder.
+    /// Folder of the snapshot.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The memory as a file, and where it is in it.
+    /// Returns the memory file with its layout.
     pub(crate) fn image(&self) -> Option<Image> {
         let memory = self.memory.as_ref()?;
         Some(Image::Snapshot(Arc::clone(memory), self.state.memory.clone()))
     }
 
-    /// Checks that `memory` has the regions that the snapshot leaves to named files in such files.
+    /// Checks that named files back all regions of `memory` that the snapshot leaves to them.
     ///
     /// # Errors
     ///
-    /// It does not.
+    /// Fails if one does not.
     pub(crate) fn check_elsewhere(&self, memory: &GuestMap) -> Result<(), SnapshotError> {
         let is_missing =
             |region: &&GuestRegion| self.state.memory.offset(&range(region)).is_none() && !has_named_file(region);
@@ -95,11 +95,11 @@ impl Source {
         Err(SnapshotError::Unsuitable(what))
     }
 
-    /// Checks that the file of the memory is still the one that was opened, whole and that of the snapshot.
+    /// Checks that the memory file is still the opened one, complete and of this snapshot.
     ///
     /// # Errors
     ///
-    /// It is another.
+    /// Fails if it is not.
     pub(crate) fn check_unchanged(&self) -> Result<(), SnapshotError> {
         let (Some(memory), path) = (&self.memory, self.folder.join(MEMORY)) else { return Ok(()) };
         let look = |found: io::Result<std::fs::Metadata>| {
@@ -117,13 +117,12 @@ impl Source {
     }
 }
 
-/// Opens what may be anything. That waits for nobody, as for whoever would write to a pipe; a regular file does not
-/// heed the flag.
+/// Opens a file of any type. O_NONBLOCK keeps a pipe from blocking the open; it has no effect on regular files.
 fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
-/// The contents of a file, which may be anything. What it takes is bounded by its true length.
+/// Reads a file of any type. Its true length bounds the allocation.
 fn read(path: &Path) -> Result<Vec<u8>, SnapshotError> {
     let failed = |error| SnapshotError::Read { path: path.to_path_buf(), error };
     let file = open(path).map_err(failed)?;
@@ -147,7 +146,7 @@ mod tests {
     use crate::snapshot::state_file::Id;
     use crate::snapshot::state_file::tests::state;
 
-    /// A whole snapshot of a machine whose memory is 8 MiB.
+    /// A complete snapshot of a machine with 8 MiB of memory.
     fn saved(folder: &Path, id: u8) {
         let machine: serde_json::Value =
             serde_json::from_str(include_str!("../vm/saved/golden/machine_state-1.json")).unwrap();
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_in_place_of_a_file_is_refused_and_waited_for_by_nobody() {
+    fn pipe_in_place_of_a_snapshot_file_is_refused_at_once() {
         for name in [STATE, CONFIG, MEMORY] {
             let folder = tempfile::tempdir().unwrap();
             saved(folder.path(), 1);
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_that_is_replaced_or_changed_after_it_was_opened_is_told_in_one_line() {
+    fn replaced_or_changed_memory_file_is_reported_in_one_line() {
         let folders = [1, 2].map(|id| {
             let folder = tempfile::tempdir().unwrap();
             saved(folder.path(), id);

@@ -1,8 +1,8 @@
-//! `state.json`: what a restored VM needs besides its configuration and its memory.
+//! `state.json`: what a restored VM needs besides its configuration and memory.
 //!
-//! The checksum tells a file that was cut short or changed. It is no protection: whoever writes the file can write the
-//! checksum, and everything in the file is checked as if a stranger had written it. It is over values, so that a
-//! program that reads the file and writes it again with other spaces or another order of keys changes nothing.
+//! The checksum detects truncation and changes, but not forgery: an attacker can recompute it, so all contents are
+//! checked as untrusted. The checksum covers values, so that another program may rewrite the file with other whitespace
+//! or key order.
 
 use std::fmt;
 
@@ -15,66 +15,66 @@ use crate::config::LinkPolicy;
 use crate::lazy_memory::image_layout::ImageLayout;
 use crate::lazy_memory::memory_image::SnapshotId;
 
-/// Value of `format`: other programs have files of the same name.
+/// Value of `format`, which tells the file from those of other programs.
 const FORMAT: &str = "cloud-hypervisor-sriov snapshot";
-/// The version that is written. A version is read by its own release and the two that follow. Version 1 had large
-/// integers as numbers.
+/// Version of written files. Each version is read by its own release and the next two. Version 1 had large integers as
+/// numbers.
 const VERSION: u64 = 2;
-/// The oldest version that is read.
+/// Oldest version that is read.
 const OLDEST: u64 = 1;
-/// The largest integer that programs which take JSON's numbers for doubles do not change (RFC 8259 §6).
+/// Largest integer that programs with numbers as doubles keep exact (RFC 8259 §6).
 const EXACT: u64 = (1 << 53) - 1;
-/// The prefix of an integer that is beyond that, as text.
+/// Prefix of larger integers, which are text.
 const INTEGER: &str = "int:";
-/// The prefix of a text that has one of these prefixes itself.
+/// Prefix of texts that start with one of these prefixes.
 const TEXT: &str = "text:";
 
 static CHECKSUM: Crc<u64> = Crc::<u64>::new(&CRC_64_XZ);
 
-/// A saved VM, without its memory's contents and its configuration.
+/// Saved VM without its configuration and the contents of its memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedState {
-    /// The snapshot's own number, which the file of the memory has, too.
+    /// Id of the snapshot, also in the memory file.
     pub id: Id,
-    /// The program that wrote it. Nothing follows from that.
+    /// Program that wrote the file, for information.
     pub program: String,
-    /// Places of the memory in its file.
+    /// Layout of the memory file.
     pub memory: ImageLayout,
-    /// Network functions whose taps were given as descriptors, which have to be given again.
+    /// Network functions whose tap descriptors must be passed again.
     pub descriptors: Vec<SavedDescriptors>,
-    /// The links of VFs that clients had set.
+    /// VF links that clients had set.
     pub links: Vec<SavedLink>,
     /// vCPUs, clocks, interrupt controllers and devices.
     pub machine: Value,
 }
 
-/// A network function whose taps were given as descriptors.
+/// A network function with tap descriptors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedDescriptors {
-    /// The NIC's id.
+    /// Id of the NIC.
     pub id: String,
-    /// The index of its VF; the NIC's own function without.
+    /// Index of the VF; `None` for the NIC's own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
-    /// Number of descriptors that there were.
+    /// Number of descriptors.
     pub count: usize,
 }
 
-/// The link of a VF as a client had set it.
+/// Link of a VF that a client had set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedLink {
-    /// The PF's id.
+    /// Id of the PF.
     pub id: String,
-    /// The VF's index.
+    /// Index of the VF.
     pub vf: u16,
-    /// The link.
+    /// Setting of the link.
     pub link: LinkPolicy,
 }
 
-/// A snapshot's own number, as text.
+/// Id of a snapshot, as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Id(pub SnapshotId);
@@ -105,16 +105,16 @@ impl TryFrom<String> for Id {
 }
 
 impl SavedState {
-    /// The bytes of the file.
+    /// Serializes the file.
     ///
     /// # Errors
     ///
-    /// Some part cannot be JSON.
+    /// Fails if a part cannot be JSON.
     pub(crate) fn to_file(&self) -> Result<Vec<u8>, serde_json::Error> {
         serde_json::to_vec(&document(portable(serde_json::to_value(self)?)))
     }
 
-    /// Reads the bytes of a file.
+    /// Parses the file.
     ///
     /// # Errors
     ///
@@ -135,12 +135,12 @@ impl SavedState {
     }
 }
 
-/// The whole file with this state.
+/// Wraps a state into the whole file.
 pub(super) fn document(state: Value) -> Value {
     serde_json::json!({"format": FORMAT, "version": VERSION, "checksum": checksum(&state), "state": state})
 }
 
-/// `value` with large integers as text, which every JSON library keeps.
+/// Converts large integers in `value` to text, which every JSON library keeps.
 fn portable(value: Value) -> Value {
     map_scalars(value, &|value| match value {
         Value::Number(number) => {
@@ -155,7 +155,7 @@ fn portable(value: Value) -> Value {
     })
 }
 
-/// The value of which `value` is the portable form.
+/// Reverts [`portable`].
 fn with_integers(value: Value) -> Value {
     map_scalars(value, &|value| {
         let Value::String(text) = &value else { return value };
@@ -168,7 +168,7 @@ fn with_integers(value: Value) -> Value {
     })
 }
 
-/// `value` with each value in it that has no others replaced. The parser bounds the depth.
+/// Replaces each scalar in `value`. The parser bounds the depth.
 fn map_scalars(value: Value, replace: &impl Fn(Value) -> Value) -> Value {
     match value {
         Value::Array(all) => all.into_iter().map(|value| map_scalars(value, replace)).collect(),
@@ -177,15 +177,15 @@ fn map_scalars(value: Value, replace: &impl Fn(Value) -> Value) -> Value {
     }
 }
 
-/// The checksum of what is written, whose keys are in alphabetical order.
+/// Returns the checksum of `state` in canonical form: compact, with sorted keys.
 fn checksum(state: &Value) -> String {
     format!("crc64:{:016x}", CHECKSUM.checksum(state.to_string().as_bytes()))
 }
 
-/// The version of a file that can be read.
+/// Returns the version of a supported file.
 fn version_of(document: &Map<String, Value>) -> Result<u64, String> {
     if document.get("format").and_then(Value::as_str) != Some(FORMAT) {
-        // It is a tree of that program's own structures.
+        // Keys of Cloud Hypervisor's snapshot tree.
         let whose = if document.contains_key("snapshots") || document.contains_key("snapshot_data") {
             "the state of another program, Cloud Hypervisor, whose machine differs"
         } else {
@@ -226,7 +226,7 @@ pub(crate) mod tests {
         assert_eq!(SavedState::from_file(&bytes), Ok(state()));
     }
 
-    /// `value` as a program has it that takes numbers for doubles.
+    /// Converts `value` as a program with numbers as doubles does.
     fn through_doubles(value: Value) -> Value {
         map_scalars(value, &|value| match value.as_f64() {
             Some(number) if number.fract() == 0.0 && number.abs() < 1e21 => {
@@ -246,14 +246,14 @@ pub(crate) mod tests {
 
     #[test]
     fn a_file_of_version_1_is_read() {
-        // It has large integers as numbers, and texts that are not prefixed.
+        // Version 1 has large integers as numbers, and texts without prefixes.
         let mut old = document(serde_json::to_value(state()).unwrap());
         old["version"] = OLDEST.into();
         assert_eq!(SavedState::from_file(old.to_string().as_bytes()), Ok(state()));
     }
 
     #[test]
-    fn a_file_that_is_cut_short_or_changed_anywhere_is_refused_in_one_line() {
+    fn truncated_or_modified_state_file_is_refused_in_one_line() {
         let bytes = state().to_file().unwrap();
         for len in 0..bytes.len() {
             let said = SavedState::from_file(&bytes[..len]).unwrap_err();

@@ -26,19 +26,19 @@ use crate::telemetry::monitor::Output;
 use crate::telemetry::writer::Writer;
 use crate::threads::{self, ThreadKind};
 
-/// The stack of the thread, in bytes.
+/// Stack of the thread, in bytes.
 const STACK: usize = 256 << 10;
-/// Queued events, at most.
+/// Limit on queued events.
 const MOST_WAITING: usize = 256;
-/// Time that the program waits for the reader when it ends. Tests read the file then, also on a busy machine.
+/// Time to wait for the reader at exit. Tests, which read the file only then, need more on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 10 } else { 1 });
-/// The longest text of a property, in characters. An escaped character takes up to 12 bytes.
+/// Limit on a property's text, in characters. An escaped character takes up to 12 bytes.
 const LONGEST_TEXT: usize = 256;
-/// The longest texts of all properties of an event together, in bytes. The rest of the event fits into 4 KiB with them.
+/// Limit on the texts of all properties of an event, in bytes. With the rest, the event fits into 4 KiB.
 const LONGEST_PROPERTIES: usize = 3600;
-/// The pause after a look, for each event that it reported.
+/// Pause after a check, per event that it reported.
 const PACE: Duration = Duration::from_millis(10);
-/// The most events that a guest can cause: enough for thousands of VFs and several reboots, and then one each second.
+/// Rate limit of events that a guest can cause: enough for thousands of VFs and several reboots, then one per second.
 const OF_GUEST: RateLimit = RateLimit { size: 1 << 16, one_time_burst: 0, refill: Duration::from_secs(1 << 16) };
 
 /// Subject of an event.
@@ -55,34 +55,34 @@ pub enum Source {
     Sriov,
     /// Guest software.
     Guest,
-    /// A device of the host.
+    /// A host device.
     Vfio,
 }
 
-/// An event's properties. All values are strings, as in Cloud Hypervisor.
+/// Properties of an event. All values are strings, as in Cloud Hypervisor.
 pub(crate) type Properties<'a> = &'a [(&'static str, &'a str)];
 
 /// Reports an event.
 pub(crate) type Tell<'a> = &'a mut dyn FnMut(Source, &'static str, Properties<'_>);
 
-/// State that guests change. The event thread looks at it after [`Events::look`].
+/// State that guests change. The event thread checks it after [`Events::look`].
 pub trait Watched: Send + Sync {
-    /// Reports what has changed since the last look.
+    /// Reports changes since the last check.
     fn look(&self, tell: Tell<'_>);
 
-    /// Ends the reports: the host takes the device away, which no guest has asked for.
+    /// Ends the reports: the host removes the device without a request of the guest.
     fn end(&self) {}
 }
 
-/// Destination of events. Without `--event-monitor`, this does nothing.
+/// Sender of events. Without `--event-monitor`, this does nothing.
 #[derive(Clone, Default)]
 pub struct Events(Option<Arc<Shared>>);
 
 struct Shared {
-    /// Time 0 of the events' timestamps.
+    /// Start of the events' timestamps.
     origin: Instant,
     state: Mutex<State>,
-    /// Signalled for a new event, a look, and the end.
+    /// Signalled for a new event, a check, and the end.
     woken: Condvar,
     /// Signalled when the thread has ended.
     done: Condvar,
@@ -101,11 +101,11 @@ struct State {
     done: bool,
 }
 
-/// Entry of the queue, whose order the event thread keeps.
+/// Entry of the queue, in order.
 enum Waiting {
-    /// Write this.
+    /// Write a text.
     Text(String),
-    /// Look at all watched states.
+    /// Check all watched states.
     Look,
 }
 
@@ -124,7 +124,7 @@ impl Events {
         shared.woken.notify_one();
     }
 
-    /// Has the event thread look at all watched states before it writes what is reported from now on.
+    /// Queues a check of all watched states, before later events are written.
     pub fn look_first(&self) {
         let Some(shared) = &self.0 else { return };
         let mut state = shared.state.lock();
@@ -134,7 +134,7 @@ impl Events {
         }
     }
 
-    /// Ends the reports of devices: the VM that they belong to is being shut down.
+    /// Ends the reports of devices, because their VM is being shut down.
     pub fn end_watches(&self) {
         let Some(shared) = &self.0 else { return };
         let watched: Vec<_> = shared.state.lock().watched.iter().filter_map(Weak::upgrade).collect();
@@ -151,7 +151,7 @@ impl Events {
         self.tell(Source::Vm, event, &[]);
     }
 
-    /// Registers `watched`, for the event thread to look at after [`Self::look`], until it is dropped.
+    /// Registers `watched` for checks after [`Self::look`], until it is dropped.
     pub fn watch(&self, watched: Weak<dyn Watched>) {
         let Some(shared) = &self.0 else { return };
         let mut state = shared.state.lock();
@@ -159,31 +159,31 @@ impl Events {
         state.watched.push(watched);
     }
 
-    /// Marks that a watched state may have changed.
+    /// Requests a check of all watched states.
     pub fn look(&self) {
         let Some(shared) = &self.0 else { return };
         shared.state.lock().look = true;
         shared.woken.notify_one();
     }
 
-    /// Dropped events: the queue was full, or the reader is gone.
+    /// Number of dropped events: the queue was full, or the reader has closed.
     pub fn dropped(&self) -> u64 {
         self.0.as_ref().map_or(0, |shared| shared.dropped.load(Ordering::Relaxed))
     }
 }
 
-/// Next work of the event thread.
+/// Next job of the event thread.
 enum Job {
-    /// Write this.
+    /// Write a text.
     Tell(String),
-    /// Look at these.
+    /// Check these states.
     Look(Vec<Arc<dyn Watched>>),
     /// End.
     End,
 }
 
 impl Shared {
-    /// Counts a dropped event. The 1st, 2nd, 4th, 8th... are logged.
+    /// Counts a dropped event. Logs the 1st, 2nd, 4th, 8th...
     fn drop_one(&self) {
         let dropped = self.dropped.fetch_add(1, Ordering::Relaxed) + 1;
         if dropped.is_power_of_two() {
@@ -191,7 +191,7 @@ impl Shared {
         }
     }
 
-    /// The next job. There is no look before `look_at`.
+    /// Waits for the next job. Checks after [`Events::look`] start at `look_at` at the earliest.
     fn next(&self, look_at: Instant) -> Job {
         let mut state = self.state.lock();
         loop {
@@ -250,20 +250,20 @@ impl Shared {
     }
 }
 
-/// The event thread. Dropping this gives the reader up to a second to take the remaining events.
+/// Handle to the event thread. Dropping this gives the reader up to a second for the remaining events.
 pub(crate) struct EventStream(Arc<Shared>);
 
 impl EventStream {
-    /// Starts to write events to `output`, with timestamps relative to `origin`.
+    /// Starts writing events to `output`, with timestamps relative to `origin`.
     ///
     /// # Errors
     ///
-    /// The thread cannot be started.
+    /// Fails if the thread cannot be started.
     pub(crate) fn start(output: Output, origin: Instant) -> io::Result<(Self, Events)> {
         Self::limited(output, origin, OF_GUEST)
     }
 
-    /// The same, with another limit of what a guest can cause.
+    /// As [`Self::start`], with another limit on events that a guest can cause.
     fn limited(output: Output, origin: Instant, of_guest: RateLimit) -> io::Result<(Self, Events)> {
         let shared = Arc::new(Shared {
             origin,
@@ -316,7 +316,7 @@ struct Timestamp {
     nanos: u32,
 }
 
-/// Serializes properties as an object, or as null if there are none; texts that are too long are cut.
+/// Serializes properties as an object, or null if there are none. Cuts long texts.
 fn properties<S: serde::Serializer>(properties: &Properties<'_>, serializer: S) -> Result<S::Ok, S::Error> {
     if properties.is_empty() {
         return serializer.serialize_none();
@@ -331,7 +331,7 @@ fn properties<S: serde::Serializer>(properties: &Properties<'_>, serializer: S) 
     serializer.collect_map(properties.iter().map(|(name, text)| (name, shortened(text))))
 }
 
-/// The length in bytes of a string's character after [`plain`].
+/// Length of a character in bytes, after [`plain`].
 fn escaped_len(c: char) -> usize {
     match c {
         '"' | '\\' => 2,
@@ -350,7 +350,7 @@ fn text(since: Duration, source: Source, event: &'static str, properties: Proper
     text
 }
 
-/// `json` with non-ASCII characters, and braces within strings, escaped.
+/// Escapes non-ASCII characters, and braces within strings.
 fn plain(json: &str) -> String {
     let mut text = String::with_capacity(json.len() + 2);
     let (mut in_string, mut escaped) = (false, false);

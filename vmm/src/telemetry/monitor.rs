@@ -1,4 +1,4 @@
-//! The output of events: `--event-monitor`.
+//! Output of events: `--event-monitor`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -15,16 +15,16 @@ use crate::config::grammar::{PathOrFd, path_or_fd};
 use crate::error_kind::ErrorKind;
 use crate::passed_fd;
 
-/// The output of events: `path=<path>` or `fd=<number>`.
+/// Output of events: `path=<path>` or `fd=<number>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventMonitor {
-    /// A file, which is created or truncated, or a named pipe, which may have no reader yet.
+    /// A file, which is created or truncated, or a named pipe, possibly without a reader.
     Path(PathBuf),
     /// An open descriptor of this process, above 2.
     Fd(RawFd),
 }
 
-/// Reason why events cannot be written.
+/// Error of the event output.
 #[derive(Debug, Error)]
 pub enum MonitorError {
     /// The text has neither form.
@@ -79,7 +79,7 @@ impl EventMonitor {
     ///
     /// # Errors
     ///
-    /// It can never be written.
+    /// Fails if the output can never be written.
     pub fn open(&self) -> Result<Output, MonitorError> {
         match self {
             Self::Path(path) => open(path).map_err(|error| MonitorError::Path { path: path.clone(), error }),
@@ -89,11 +89,11 @@ impl EventMonitor {
 }
 
 impl Output {
-    /// The open file. Waits for a pipe's reader.
+    /// Returns the open file, after waiting for a pipe's reader.
     ///
     /// # Errors
     ///
-    /// The pipe is gone.
+    /// Fails if the pipe is gone.
     pub fn wait(self) -> io::Result<File> {
         let path = match self {
             Self::Open(file) => return Ok(file),
@@ -105,7 +105,7 @@ impl Output {
     }
 }
 
-/// Opens `path` for writing. With O_NONBLOCK, the kernel refuses to open a pipe without a reader (ENXIO).
+/// Opens `path` for writing. With O_NONBLOCK, opening a pipe without a reader fails with ENXIO.
 fn open(path: &Path) -> io::Result<Output> {
     match create_file(path, false, OFlags::NONBLOCK) {
         Ok(file) => Ok(Output::Open(file)),
@@ -117,7 +117,7 @@ fn open(path: &Path) -> io::Result<Output> {
     }
 }
 
-/// A duplicate of descriptor `fd`, if that is open for writing. `fd` itself stays open, in its blocking mode.
+/// Duplicates descriptor `fd`, if it is open for writing. `fd` itself keeps its blocking mode.
 fn duplicate(fd: RawFd) -> Option<File> {
     let own = passed_fd::duplicate(fd)?;
     let mode = fcntl_getfl(&own).ok()? & OFlags::RWMODE;

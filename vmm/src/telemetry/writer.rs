@@ -1,4 +1,4 @@
-//! Whole texts or none, also on a full disk.
+//! Writer of whole texts, also on a full disk.
 
 use std::fs::File;
 use std::io::{self, Seek as _, Write};
@@ -6,16 +6,16 @@ use std::io::{self, Seek as _, Write};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// An output to which texts are written whole.
+/// Writer of whole texts.
 ///
-/// A disk that is full takes a part of a text. The rest then comes before all other texts, so that a reader who counts
-/// braces never loses its place; a text for which there is no room after it is dropped.
+/// A full disk may accept part of a text. The rest is then written before any other text, so that a reader that counts
+/// braces stays in step. Texts that do not fit are dropped.
 #[derive(Debug)]
 pub(crate) struct Writer<W> {
     output: W,
-    /// The part of the last text that the output has not taken yet.
+    /// Unwritten rest of the last text.
     rest: Vec<u8>,
-    /// Number of bytes of that text that it has taken.
+    /// Number of bytes of that text that were written.
     taken: usize,
 }
 
@@ -29,8 +29,8 @@ impl<W: Room> Writer<W> {
     ///
     /// # Errors
     ///
-    /// The system's. If the output has taken a part, this is no error: the rest follows. After an error, nothing of
-    /// `text` is written.
+    /// Fails with the system's error if no byte of `text` was written. After a partial write it succeeds, and the rest
+    /// is written later.
     pub(crate) fn write(&mut self, text: &str) -> io::Result<()> {
         self.write_rest()?;
         (self.rest, self.taken) = (text.as_bytes().to_vec(), 0);
@@ -43,7 +43,7 @@ impl<W: Room> Writer<W> {
         }
     }
 
-    /// Writes the rest of a text, or removes its beginning if there is still no room.
+    /// Writes the rest of a text, or removes the part already written if there is still no room.
     pub(crate) fn end(mut self) {
         if self.write_rest().is_err() {
             self.output.take_back(self.taken);
@@ -67,16 +67,16 @@ impl<W: Room> Writer<W> {
     }
 }
 
-/// An output whose room can be waited for.
+/// An output with support for waiting and undoing.
 pub(crate) trait Room: Write {
-    /// Waits until it takes something, or will never.
+    /// Waits until the output accepts bytes, or has failed.
     fn wait(&self) -> io::Result<()>;
-    /// Removes the last `bytes` that were written, if that is possible and nothing follows them.
+    /// Removes the last `bytes` written, if possible and nothing follows them.
     fn take_back(&mut self, bytes: usize);
 }
 
 impl Room for File {
-    /// A descriptor that was passed in may be in blocking mode.
+    /// A passed descriptor may be in blocking mode.
     fn wait(&self) -> io::Result<()> {
         match poll(&mut [PollFd::new(self, PollFlags::OUT)], None) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -84,12 +84,12 @@ impl Room for File {
         }
     }
 
-    /// Pipes take a whole event or nothing, and have no position.
+    /// Pipes accept a whole event or nothing, and have no position.
     fn take_back(&mut self, bytes: usize) {
         let Ok(end) = self.stream_position() else { return };
         let is_last = self.metadata().is_ok_and(|file| file.is_file() && file.len() == end);
         if let Some(start) = end.checked_sub(bytes as u64).filter(|_| is_last) {
-            // Nothing more can be done.
+            // A failure leaves a partial text, which cannot be helped.
             let _ = self.set_len(start);
         }
     }
@@ -99,7 +99,7 @@ impl Room for File {
 mod tests {
     use super::*;
 
-    /// A disk that has room for so many bytes.
+    /// A disk with room for `room` bytes.
     struct Disk {
         written: Vec<u8>,
         room: usize,
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_a_full_disk_has_cut_is_finished_before_another_begins() {
+    fn text_cut_by_a_full_disk_is_completed_before_the_next() {
         let mut disk = Disk { written: Vec::new(), room: 15 };
         let mut writer = Writer::new(&mut disk);
         writer.write("{first  }\n").unwrap();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_for_which_there_is_no_room_until_the_end_is_taken_back() {
+    fn text_that_never_fits_is_removed_at_the_end() {
         let mut disk = Disk { written: Vec::new(), room: 15 };
         let mut writer = Writer::new(&mut disk);
         writer.write("{first  }\n").unwrap();

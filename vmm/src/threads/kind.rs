@@ -2,41 +2,41 @@
 
 use virtio_devices::WorkerKind;
 
-/// The kinds of threads. Those of a kind may ask the same of the host.
+/// Kind of a thread. Threads of a kind share a system call filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum ThreadKind {
-    /// Creates and changes the VM. It is the process's first, and nobody starts it.
+    /// Creates and changes the VM. The first thread of the process.
     Main,
-    /// Starts all others.
+    /// Starts all other threads.
     Starter,
-    /// Acquires what an action needs of vhost-user backends.
+    /// Opens resources of an action, such as vhost-user backends.
     Open,
     /// Writes a snapshot.
     Snapshot,
     /// Fills the memory of a restored guest.
     PageFaults,
-    /// Has a part in a live migration: it decides, talks to the peer, or carries pages.
+    /// Takes part in a migration: decisions, peer connection, or pages.
     Migration,
     /// Runs a vCPU and handles its exits.
     Vcpu,
-    /// Waits for clients of the API.
+    /// Accepts clients of the API.
     HttpServer,
-    /// Reads, performs and answers requests.
+    /// Serves requests.
     Http,
     /// Writes events.
     EventMonitor,
     /// Reads the serial port's input.
     Serial,
-    /// Keeps a debug console's pseudo-terminal.
+    /// Services a debug console's pseudo-terminal.
     DebugConsole,
-    /// Carries the guest's TPM commands.
+    /// Forwards the guest's TPM commands.
     Tpm,
-    /// Works for a device.
+    /// Serves a device.
     Worker(WorkerKind),
 }
 
 impl ThreadKind {
-    /// The kinds that the starter starts, vCPUs first.
+    /// Returns the kinds that the starter starts, vCPUs first.
     pub(crate) fn started() -> impl Iterator<Item = Self> {
         use ThreadKind::{
             DebugConsole, EventMonitor, Http, HttpServer, Migration, Open, PageFaults, Serial, Snapshot, Tpm, Vcpu,
@@ -46,10 +46,10 @@ impl ThreadKind {
         others.into_iter().chain(WorkerKind::ALL.map(Self::Worker))
     }
 
-    /// The name of a thread of this kind, which has a number or a device's name after it if there may be several.
+    /// Name of a thread of this kind; a number or a device's name follows if there can be several.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            // That of the program.
+            // The program's name.
             Self::Main | Self::Worker(_) => "",
             Self::Starter => "starter",
             Self::Open => "open",

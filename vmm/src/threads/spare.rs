@@ -1,7 +1,7 @@
-//! Threads that were started in time, and wait for work.
+//! Threads started in advance, which wait for work.
 //!
-//! To start a worker takes half a millisecond, most of it for the filter of its system calls. When a guest comes from
-//! another host it stands still while its workers start, so theirs wait for it.
+//! Starting a worker takes half a millisecond, mostly for its system call filter. A migrated guest is paused while its
+//! workers start, so they are started before.
 
 use std::ffi::CString;
 use std::sync::mpsc::{SendError, SyncSender, sync_channel};
@@ -11,10 +11,10 @@ use virtio_devices::{NewThread, Thread};
 
 use super::kind::ThreadKind;
 
-/// The most that are started in advance at once.
+/// Limit on threads started in advance at once.
 pub(super) const MOST: usize = 64;
 
-/// Thread that waits for work.
+/// A waiting thread.
 struct Spare {
     kind: ThreadKind,
     stack: usize,
@@ -23,15 +23,15 @@ struct Spare {
     thread: Thread,
 }
 
-/// Threads that wait. They belong to the process, as the starter does.
+/// Waiting threads of the process.
 static SPARES: Mutex<Vec<Spare>> = Mutex::new(Vec::new());
 
-/// A thread that waits for work, and where that is sent. It ends when there will be none.
+/// Returns a thread that waits for work, and the channel for it. The thread exits when the channel closes.
 pub(super) fn waiting(stack: usize) -> (NewThread, SyncSender<NewThread>) {
     let (sender, work) = sync_channel::<NewThread>(1);
     let run = move || {
         let Ok(NewThread { name, run, .. }) = work.recv() else { return };
-        // If it has no such name, it has none.
+        // An invalid name is skipped.
         if let Ok(name) = CString::new(name) {
             let _ = rustix::thread::set_name(&name);
         }
@@ -40,16 +40,17 @@ pub(super) fn waiting(stack: usize) -> (NewThread, SyncSender<NewThread>) {
     (NewThread::new("spare", stack, run), sender)
 }
 
-/// Keeps one that waits.
+/// Stores a waiting thread.
 pub(super) fn keep(kind: ThreadKind, stack: usize, work: SyncSender<NewThread>, thread: Thread) {
     SPARES.lock().push(Spare { kind, stack, work, thread });
 }
 
-/// Has one that waits do the work of `thread`.
+/// Gives the work of `thread` to a waiting thread.
 ///
 /// # Errors
 ///
-/// None fits, and `thread` has to be started: none of its kind waits with such a stack, or it needs other rights first.
+/// Fails with `thread` if none fits: no thread of this kind waits with such a stack, or its setup needs other
+/// privileges.
 pub(super) fn take(kind: ThreadKind, thread: NewThread) -> Result<Thread, Box<NewThread>> {
     let found = {
         let mut spares = SPARES.lock();
@@ -64,7 +65,7 @@ pub(super) fn take(kind: ThreadKind, thread: NewThread) -> Result<Thread, Box<Ne
     }
 }
 
-/// Ends those that wait.
+/// Ends all waiting threads.
 pub(crate) fn end_spares() {
     SPARES.lock().clear();
 }

@@ -1,5 +1,5 @@
-//! The registers of a TPM with a command response buffer (`TCG PC Client Platform TPM Profile 1.05 §6.5.3`), of
-//! locality 0, the only one.
+//! Registers of a TPM's command response buffer (`TCG PC Client Platform TPM Profile 1.05 §6.5.3`), with locality 0
+//! only.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ const CTRL_CMD_SIZE: u64 = 0x58;
 const CTRL_CMD_LADDR: u64 = 0x5c;
 const CTRL_RSP_SIZE: u64 = 0x64;
 const CTRL_RSP_ADDR: u64 = 0x68;
-/// The buffer, to the end of the locality.
+/// Start of the buffer, which extends to the end of the locality.
 const BUFFER: u64 = 0x80;
 
-/// The bytes of the buffer.
+/// Size of the buffer, in bytes.
 pub(super) const BUFFER_LEN: usize = 0x1000 - 0x80;
-/// A tag, a size and a command or response code.
+/// Length of a header: tag, size, and command or response code.
 pub(super) const HEADER: usize = 10;
 /// `TPM_RC_FAILURE`.
 const FAILURE: u32 = 0x101;
@@ -37,12 +37,12 @@ const COMMAND_SIZE: u32 = 0x142;
 /// tpmRegValidSts, and locAssigned.
 const STATE_VALID: u32 = 1 << 7;
 const STATE_ASSIGNED: u32 = 1 << 1;
-/// A CRB interface of version 1, for locality 0 alone, with transfers of up to 64 bytes, selected.
+/// CRB interface of version 1, locality 0 only, transfers of up to 64 bytes, selected.
 const INTERFACE: u32 = 1 | 1 << 4 | 3 << 11 | 1 << 14 | 1 << 17;
-/// IBM, whose library swtpm is made of.
+/// IBM, the vendor of swtpm's library.
 const VENDOR: u32 = 0x1014;
 
-/// The registers, and the commands that they lead to.
+/// The registers, and requests to the worker.
 pub(super) struct CrbDevice {
     crb: Mutex<Crb>,
     /// Wakes the worker.
@@ -53,19 +53,19 @@ pub(super) struct CrbDevice {
 struct Crb {
     registers: Registers,
     order: Order,
-    /// The driver wants the command that is carried out to be cancelled.
+    /// True if the driver has requested to cancel the running command.
     cancelled: bool,
 }
 
-/// Registers that a driver sees and changes.
+/// Registers of the driver.
 struct Registers {
-    /// The driver has the locality.
+    /// True if the driver has the locality.
     granted: bool,
-    /// It has not asked for the TPM to be ready.
+    /// True until the driver requests the TPM to be ready.
     idle: bool,
-    /// The TPM is lost.
+    /// True if the TPM has failed.
     fatal: bool,
-    /// A command is carried out.
+    /// True while a command runs.
     started: bool,
     buffer: Box<[u8; BUFFER_LEN]>,
 }
@@ -77,7 +77,7 @@ impl Default for Registers {
 }
 
 impl CrbDevice {
-    /// Registers in their state of power-on. `kick` is signalled for each order.
+    /// Creates registers in their power-on state. `kick` is signalled for each request.
     pub(super) fn new(kick: Arc<EventFd>) -> Self {
         Self { crb: Mutex::default(), kick }
     }
@@ -87,10 +87,10 @@ impl CrbDevice {
         self.order(Order::Reset);
     }
 
-    /// Gives the worker an order, instead of one that it has not taken.
+    /// Queues a request, replacing one that the worker has not taken.
     pub(super) fn order(&self, order: Order) {
         let mut crb = self.crb.lock();
-        // It ends in any case, and what a guest wanted before a reset is of no use after it.
+        // An exit is final, and a command from before a reset is dropped.
         if !matches!((&crb.order, &order), (Order::End, _) | (Order::Reset, Order::Command(_))) {
             crb.order = order;
         }
@@ -99,11 +99,11 @@ impl CrbDevice {
     }
 
     fn wake(&self) {
-        // A full counter has already woken the worker.
+        // A full eventfd has woken the worker already.
         let _ = self.kick.write(1);
     }
 
-    /// Takes the order that is next. A command is taken from the buffer now: the driver may still write to it.
+    /// Takes the next request. A command is copied out of the buffer here.
     pub(super) fn take_order(&self) -> Order {
         let mut crb = self.crb.lock();
         match std::mem::take(&mut crb.order) {
@@ -121,17 +121,17 @@ impl CrbDevice {
         }
     }
 
-    /// True if there is an order that does not wait for the end of a command.
+    /// True if a request must not wait for the running command.
     pub(super) fn is_urgent(&self) -> bool {
         matches!(self.crb.lock().order, Order::Reset | Order::End)
     }
 
-    /// True if the driver wants the command cancelled; the request is taken.
+    /// Takes the driver's request to cancel, if any.
     pub(super) fn take_cancelled(&self) -> bool {
         std::mem::take(&mut self.crb.lock().cancelled)
     }
 
-    /// Answers the command that was taken, unless the machine was reset since; `None` if the TPM is lost.
+    /// Completes the running command, unless the machine was reset since then. `None`: the TPM has failed.
     pub(super) fn answer(&self, response: Option<&[u8]>) {
         let mut crb = self.crb.lock();
         if matches!(crb.order, Order::Reset | Order::End) {
@@ -157,7 +157,7 @@ impl CrbDevice {
             crb.registers.write_buffer(at, data);
             return;
         }
-        // Registers are written as a whole; only the lowest byte of any has a bit that does something.
+        // Registers are written whole; only the lowest byte of each has writable bits.
         let Some(value) = data.first() else { return };
         let (registers, first, second) = (&mut crb.registers, value & 1 != 0, value & 2 != 0);
         let mut wakes = false;
@@ -206,7 +206,7 @@ impl Registers {
             CTRL_STS => flag(self.fatal, 0) | flag(self.idle, 1),
             CTRL_START => flag(self.started, 0),
             CTRL_CMD_SIZE | CTRL_RSP_SIZE => BUFFER_LEN as u32,
-            // Below 4 GiB.
+            // The address is below 4 GiB.
             CTRL_CMD_LADDR | CTRL_RSP_ADDR => layout::TPM.start as u32 + BUFFER as u32,
             _ => 0,
         }
@@ -219,7 +219,7 @@ impl Registers {
         }
     }
 
-    /// The command in the buffer, if its size is one.
+    /// Returns the command in the buffer, if its size is valid.
     fn command(&self) -> Option<Vec<u8>> {
         let size = u32::from_be_bytes(*self.buffer.get(2..)?.first_chunk()?);
         let size = usize::try_from(size).ok().filter(|size| *size >= HEADER)?;
@@ -232,7 +232,7 @@ impl Registers {
     }
 }
 
-/// A response without sessions that has this code.
+/// Creates a response with this code and without sessions.
 fn failure(code: u32) -> [u8; HEADER] {
     let [a, b, c, d] = code.to_be_bytes();
     [0x80, 0x01, 0, 0, 0, HEADER as u8, a, b, c, d]

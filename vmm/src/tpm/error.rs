@@ -1,14 +1,14 @@
-//! Reasons why there is no TPM.
+//! Errors of the TPM.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::error_kind::ErrorKind;
 
-/// Reason why there is no TPM, in one line.
+/// Failure of the TPM, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TpmError {
-    /// Nothing can be reached there.
+    /// The socket cannot be connected to.
     #[error(
         "--tpm socket={}: cannot be connected to: {error}; start swtpm first: swtpm socket --tpm2 --tpmstate dir=DIR \
          --ctrl type=unixio,path={}", path.display(), path.display()
@@ -19,7 +19,7 @@ pub enum TpmError {
         /// Cause.
         error: io::Error,
     },
-    /// The conversation failed.
+    /// Communication with swtpm has failed.
     #[error("--tpm socket={}: cannot {what}: {error}", path.display())]
     Io {
         /// The socket.
@@ -29,22 +29,22 @@ pub enum TpmError {
         /// Cause.
         error: io::Error,
     },
-    /// It says that it cannot.
+    /// swtpm has refused a command.
     #[error("--tpm socket={}: swtpm cannot {what} (result {result:#x}); look at its log", path.display())]
     Refused {
         /// The socket.
         path: PathBuf,
-        /// Missing ability.
+        /// Failed action.
         what: &'static str,
         /// Result code of swtpm.
         result: u32,
     },
-    /// It lacks something.
+    /// swtpm lacks required commands.
     #[error("--tpm socket={}: swtpm lacks commands that are needed (it has {abilities:#x}); update it", path.display())]
     Abilities {
         /// The socket.
         path: PathBuf,
-        /// Abilities of swtpm.
+        /// Capabilities of swtpm.
         abilities: u64,
     },
 }

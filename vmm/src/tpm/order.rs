@@ -1,15 +1,15 @@
-//! The orders of a TPM's thread.
+//! Requests to the TPM's thread.
 
-/// Orders to the worker.
+/// Request to the worker.
 #[derive(Debug, Default)]
 pub(super) enum Order {
-    /// Nothing.
+    /// No request.
     #[default]
     None,
-    /// To carry out this command.
+    /// Execute this command.
     Command(Vec<u8>),
-    /// To reset the TPM.
+    /// Reset the TPM.
     Reset,
-    /// To end.
+    /// Exit.
     End,
 }

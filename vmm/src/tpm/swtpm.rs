@@ -1,5 +1,5 @@
-//! The conversation with swtpm: a control channel, whose numbers are big-endian, and a data channel for commands and
-//! responses of the TPM (swtpm's `man swtpm_ioctls`, and `tpm_ioctl.h`).
+//! The swtpm protocol: a control channel with big-endian numbers, and a data channel for TPM commands and responses
+//! (swtpm's `man swtpm_ioctls`, and `tpm_ioctl.h`).
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -25,9 +25,9 @@ const STOP: u32 = 14;
 const SET_DATAFD: u32 = 16;
 const SET_BUFFERSIZE: u32 = 17;
 
-/// The bits of the capabilities for INIT, SHUTDOWN, CANCEL, STOP, SET_DATAFD and SET_BUFFERSIZE.
+/// Capability bits of INIT, SHUTDOWN, CANCEL, STOP, SET_DATAFD and SET_BUFFERSIZE.
 const NEEDED: u64 = 1 | 1 << 1 | 1 << 5 | 1 << 10 | 1 << 12 | 1 << 13;
-/// Time that swtpm may take to answer on its control channel.
+/// Timeout of a reply on the control channel.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to a swtpm.
@@ -39,11 +39,11 @@ pub(super) struct Swtpm {
 }
 
 impl Swtpm {
-    /// Connects to the swtpm that listens at `path`, and passes it a data channel.
+    /// Connects to the swtpm at `path`, and passes it a data channel.
     ///
     /// # Errors
     ///
-    /// Fails if no program listens there, or the listener is no swtpm.
+    /// Fails if no program listens there, or it is not swtpm.
     pub(super) fn connect(path: &Path) -> Result<Self, TpmError> {
         let control = connect(path).map_err(|error| TpmError::Connect { path: path.into(), error })?;
         let fail = |what| move |error| TpmError::Io { path: path.into(), what, error };
@@ -66,7 +66,7 @@ impl Swtpm {
         Ok(swtpm)
     }
 
-    /// Connects anew.
+    /// Reconnects.
     ///
     /// # Errors
     ///
@@ -76,24 +76,24 @@ impl Swtpm {
         Ok(())
     }
 
-    /// True if the connection is of no further use.
+    /// True if the connection has failed or was closed.
     pub(super) fn is_lost(&self) -> bool {
         self.lost
     }
 
-    /// Gives the connection up.
+    /// Closes the connection.
     pub(super) fn give_up(&mut self) {
         self.lost = true;
-        // swtpm finds its end, and takes the next connection when it is done.
+        // swtpm notices the end, and accepts the next connection once its command is done.
         let _ = self.data.shutdown(std::net::Shutdown::Both);
         let _ = self.control.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Brings the TPM to its state of power-on.
+    /// Resets the TPM to its power-on state.
     ///
     /// # Errors
     ///
-    /// Fails if swtpm does not, or is lost.
+    /// Fails if swtpm refuses or disconnects.
     pub(super) fn power_on(&mut self) -> Result<(), TpmError> {
         let result = self.ask("stop the TPM", STOP, &[])?;
         self.check("stop the TPM", result)?;
@@ -101,22 +101,22 @@ impl Swtpm {
         let answer: [u8; 16] = self.ask("set the size of commands", SET_BUFFERSIZE, &len)?;
         let result = answer.first_chunk().copied().unwrap_or([0xff; 4]);
         self.check("set the size of commands", result)?;
-        // No flags: what is volatile was stored by nobody.
+        // No flags: there is no stored volatile state.
         let result = self.ask("start the TPM", INIT, &[0; 4])?;
         self.check("start the TPM", result)
     }
 
-    /// Has the command that is carried out cancelled, if the TPM can.
+    /// Cancels the running command, if the TPM supports that.
     ///
     /// # Errors
     ///
-    /// Fails if swtpm is lost.
+    /// Fails if swtpm disconnects.
     pub(super) fn cancel(&mut self) -> Result<(), TpmError> {
-        // One that has just ended cannot be cancelled any more.
+        // A refusal is fine: the command may just have ended.
         self.ask("cancel a command", CANCEL, &[]).map(|_: [u8; 4]| ())
     }
 
-    /// Tells swtpm that the machine is off, so that it stores what is to be stored.
+    /// Reports the machine's power-off, so that swtpm stores its state.
     pub(super) fn shut_down(mut self) {
         if !self.lost
             && let Err(error) = self.ask("shut the TPM down", SHUTDOWN, &[]).map(|_: [u8; 4]| ())
@@ -125,7 +125,7 @@ impl Swtpm {
         }
     }
 
-    /// The channel on which responses come.
+    /// Returns the channel of responses.
     pub(super) fn data(&self) -> &UnixStream {
         &self.data
     }
@@ -134,17 +134,17 @@ impl Swtpm {
     ///
     /// # Errors
     ///
-    /// Fails if swtpm is lost.
+    /// Fails if swtpm disconnects.
     pub(super) fn send(&mut self, command: &[u8]) -> Result<(), TpmError> {
         let sent = if self.lost { Err(io::ErrorKind::NotConnected.into()) } else { self.data.write_all(command) };
         sent.map_err(|error| self.lose("send a command", error))
     }
 
-    /// True if a response is there, or the end of the connection.
+    /// True if a response or the end of the connection has arrived.
     ///
     /// # Errors
     ///
-    /// Fails if swtpm is lost.
+    /// Fails if swtpm disconnects.
     pub(super) fn has_response(&mut self) -> Result<bool, TpmError> {
         let mut fds = [PollFd::new(&self.data, PollFlags::IN)];
         let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -155,7 +155,7 @@ impl Swtpm {
     ///
     /// # Errors
     ///
-    /// Fails if swtpm is lost, or sends what no TPM sends.
+    /// Fails if swtpm disconnects, or the response is malformed.
     pub(super) fn receive(&mut self) -> Result<Vec<u8>, TpmError> {
         self.response().map_err(|error| self.lose("receive a response", error))
     }
@@ -179,7 +179,7 @@ impl Swtpm {
         TpmError::Io { path: self.path.clone(), what, error }
     }
 
-    /// Sends a control command and returns the answer.
+    /// Sends a control command and returns the reply.
     fn ask<const N: usize>(&mut self, what: &'static str, command: u32, rest: &[u8]) -> Result<[u8; N], TpmError> {
         let request = [&command.to_be_bytes(), rest].concat();
         let sent = self.control.write_all(&request);
@@ -200,7 +200,7 @@ impl Swtpm {
         }
     }
 
-    /// Passes swtpm its end of the data channel.
+    /// Passes its end of the data channel to swtpm.
     fn pass(&self, theirs: &UnixStream) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -212,7 +212,7 @@ impl Swtpm {
     }
 }
 
-/// Connects to the program that listens at `path`, without waiting for it to accept.
+/// Connects to the program at `path`, without waiting for it to accept.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -9,7 +9,7 @@ use super::*;
 /// Limit of each wait on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A swtpm with a state of its own. It is killed when this is dropped.
+/// An swtpm with its own state, killed on drop.
 struct Process {
     folder: tempfile::TempDir,
     child: Child,
@@ -28,7 +28,7 @@ impl Process {
         command.arg("--ctrl").arg(format!("type=unixio,path={}", folder.join("socket").display()));
         let child = command.stdin(Stdio::null()).spawn().expect("swtpm is needed: apt-get install swtpm");
         let begin = Instant::now();
-        // The file is there before it is listened on, which the flag __SO_ACCEPTCON shows (`proc_net(5)`).
+        // The file exists before swtpm listens, which the flag __SO_ACCEPTCON shows (`proc_net(5)`).
         let path = folder.join("socket").display().to_string();
         let listens = || {
             let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -63,7 +63,7 @@ impl Drop for Process {
     }
 }
 
-/// There is nothing at any other address.
+/// Handler of all other addresses, where there is nothing.
 struct Nothing;
 
 impl MmioHandler for Nothing {
@@ -87,7 +87,7 @@ impl Guest {
         self.0.write(layout::TPM.start + offset, &value.to_le_bytes());
     }
 
-    /// Has a command carried out, as Linux's driver does, and returns the response.
+    /// Executes a command as Linux's driver does, and returns the response.
     fn run(&self, command: &[u8]) -> Vec<u8> {
         self.write(0x08, 1);
         self.write(0x40, 1);
@@ -107,7 +107,7 @@ impl Guest {
         (0..u64::from(size)).map(byte).collect()
     }
 
-    /// The response code.
+    /// Executes a command and returns the response code.
     fn code(&self, command: &[u8]) -> u32 {
         u32::from_be_bytes(self.run(command)[6..10].try_into().unwrap())
     }
@@ -129,7 +129,7 @@ fn a_guest_starts_its_tpm_and_gets_random_bytes() {
     let [first, second] = [guest.run(RANDOM), guest.run(RANDOM)];
     assert_eq!((first.len(), &first[6..12]), (28, &[0, 0, 0, 0, 0, 16][..]));
     assert_ne!(first[12..], second[12..]);
-    // It is started already, and after a reset it is not.
+    // The TPM has been started; after a reset it has not.
     assert_eq!(guest.code(STARTUP), INITIALIZE);
     tpm.reset();
     assert_eq!(guest.code(RANDOM), INITIALIZE);
@@ -140,7 +140,7 @@ fn a_guest_starts_its_tpm_and_gets_random_bytes() {
 }
 
 #[test]
-fn a_tpm_that_is_lost_fails_until_the_machine_is_reset_and_it_is_there_again() {
+fn lost_tpm_fails_until_a_machine_reset_finds_it_again() {
     let mut process = Process::start();
     let tpm = Tpm::open(&process.socket()).unwrap();
     let guest = Guest(tpm.over(Arc::new(Nothing)));
@@ -161,7 +161,7 @@ fn a_vm_does_not_start_without_its_swtpm() {
     let path = folder.path().join("socket");
     let said = Tpm::open(&path).err().unwrap().to_string();
     assert!(said.contains("cannot be connected to: No such file") && said.contains("swtpm socket --tpm2"), "{said}");
-    // Something that is no swtpm.
+    // Not an swtpm.
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let other = std::thread::spawn(move || drop(listener.accept().unwrap()));
     let said = Tpm::open(&path).err().unwrap().to_string();

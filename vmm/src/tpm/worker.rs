@@ -1,4 +1,4 @@
-//! The thread that carries a guest's commands to swtpm, so that no vCPU waits for it.
+//! The thread that forwards the guest's commands to swtpm, so that no vCPU waits for it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use crate::tpm::error::TpmError;
 use crate::tpm::order::Order;
 use crate::tpm::swtpm::Swtpm;
 
-/// The thread's own.
+/// State of the thread.
 pub(super) struct Worker {
     /// The TPM.
     pub swtpm: Swtpm,
     /// The registers.
     pub device: Arc<CrbDevice>,
-    /// Wakes it.
+    /// Wakes the worker.
     pub kick: Arc<EventFd>,
 }
 
 impl Worker {
-    /// Carries out orders until it is to end.
+    /// Serves requests until it must exit.
     pub(super) fn run(mut self) {
         let mut failures: u64 = 0;
         let mut complain = |error: &dyn std::fmt::Display| {
             failures += 1;
-            // A guest can repeat what causes it.
+            // The guest can repeat the cause.
             if failures.is_power_of_two() {
                 log::warn!("{error} ({failures} times so far); the guest's TPM fails until it restarts");
             }
@@ -42,7 +42,7 @@ impl Worker {
                     }
                 }
                 Order::Reset => {
-                    // One that was lost may be there again.
+                    // A failed swtpm may be back.
                     let reset = if self.swtpm.is_lost() { self.swtpm.reconnect() } else { Ok(()) };
                     if let Err(error) = reset.and_then(|()| self.swtpm.power_on()) {
                         complain(&error);
@@ -53,12 +53,12 @@ impl Worker {
         }
     }
 
-    /// Carries out a command, and returns the response; none if the command was given up for another order.
+    /// Executes a command and returns the response; `None` if another request interrupted it.
     fn execute(&mut self, command: &[u8]) -> Result<Option<Vec<u8>>, TpmError> {
         self.swtpm.send(command)?;
         while !self.swtpm.has_response()? {
             if self.device.is_urgent() {
-                // It may take minutes. The connection goes with it, so that its response is nobody's.
+                // The command may take minutes. Closing the connection also drops its response.
                 self.swtpm.give_up();
                 return Ok(None);
             }
@@ -70,13 +70,13 @@ impl Worker {
         self.swtpm.receive().map(Some)
     }
 
-    /// Waits for an order, or for one of `others` to be readable.
+    /// Waits for a request, or until one of `others` is readable.
     fn wait(&self, others: &[BorrowedFd<'_>]) {
         // SAFETY: the eventfd stays open while it is borrowed.
         let kick = unsafe { BorrowedFd::borrow_raw(self.kick.as_raw_fd()) };
         let mut fds: Vec<_> =
             others.iter().copied().chain([kick]).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        // If this fails (a signal, no memory), what there is is looked at again.
+        // After an error (a signal, no memory), the caller checks again.
         let _ = poll(&mut fds, None);
         let _ = self.kick.read();
     }

@@ -1,4 +1,4 @@
-//! The vCPUs: one thread each, which runs the guest and handles its exits.
+//! vCPUs: one thread each, which runs the guest and handles its exits.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -22,12 +22,12 @@ use crate::vcpu::pio::{IoPorts, PowerRequest};
 use crate::vcpu::placement::Placement;
 pub use crate::vcpu::stop::{Stop, StopSignal};
 
-/// The stack of a vCPU's thread, in bytes: far more than devices need, but too small for a transparent huge page.
+/// Stack of a vCPU's thread, in bytes: far more than devices need, but too small for a transparent huge page.
 const STACK: usize = 512 << 10;
 
 /// Handlers of the exits of a VM's vCPUs.
 pub struct ExitHandlers {
-    /// Guest addresses that are not memory.
+    /// Handler of MMIO.
     pub mmio: Arc<dyn MmioHandler>,
     /// The I/O ports.
     pub ports: IoPorts,
@@ -41,33 +41,33 @@ pub struct Vcpus {
     handlers: Arc<ExitHandlers>,
     gate: Arc<Gate>,
     placement: Arc<Placement>,
-    /// Number of threads ever started. One that has ended counts as held at the gate.
+    /// Number of threads ever started. An ended thread counts as held at the gate.
     started: usize,
 }
 
-/// A vCPU of KVM, which exists until the VM is closed.
+/// A vCPU of KVM, which lasts until the VM is closed.
 struct Cpu {
-    /// Locked by its thread, except while that waits at the gate.
+    /// Locked by the vCPU's thread, except while it waits at the gate.
     vcpu: Arc<Mutex<Vcpu>>,
     orders: Arc<Orders>,
     thread: Option<Thread>,
 }
 
-/// Orders to the thread of a vCPU.
+/// Requests to a vCPU's thread.
 #[derive(Default)]
 struct Orders {
-    /// To inject a non-maskable interrupt.
+    /// Inject a non-maskable interrupt.
     nmi: AtomicBool,
-    /// To end.
+    /// Exit.
     dismissed: AtomicBool,
 }
 
 impl Vcpus {
-    /// Runs each of `vcpus` in a thread of its own: `vcpu0`, `vcpu1`, ...
+    /// Runs each of `vcpus` in its own thread: `vcpu0`, `vcpu1`, ...
     ///
     /// # Errors
     ///
-    /// A thread cannot be started or placed. Those that were started are stopped again.
+    /// Fails if a thread cannot be started or placed. All threads are stopped again.
     pub fn start(
         vcpus: Vec<Vcpu>,
         handlers: &Arc<ExitHandlers>,
@@ -76,7 +76,7 @@ impl Vcpus {
         Self::begin((0..).zip(vcpus), Arc::default(), handlers, placement)
     }
 
-    /// The same, of vCPUs with these numbers, which are paused from the beginning.
+    /// As [`Self::start`], for vCPUs with these numbers, initially paused.
     ///
     /// # Errors
     ///
@@ -109,20 +109,20 @@ impl Vcpus {
         Ok(vcpus)
     }
 
-    /// Handlers of the exits.
+    /// Returns the handlers of exits.
     pub fn handlers(&self) -> &ExitHandlers {
         &self.handlers
     }
 
-    /// Looks at each vCPU that has a thread, by ascending numbers. They are paused: none is in an access, and what they
-    /// were ordered is done.
+    /// Calls `look` for each paused vCPU with a thread, by ascending number. No access is pending, and its requests are
+    /// done.
     ///
     /// # Errors
     ///
-    /// Passes each paused vCPU to `look`. Fails with its first error.
+    /// Fails with the first error of `look`, or if KVM fails.
     pub fn each_paused<E: From<KvmError>>(&self, mut look: impl FnMut(u32, &Vcpu) -> Result<(), E>) -> Result<(), E> {
         for (id, cpu) in self.cpus.iter().filter(|(_, cpu)| cpu.thread.is_some()) {
-            // A thread that waits at the gate has left it.
+            // Not locked by its thread, which waits at the gate.
             let vcpu = cpu.vcpu.lock();
             if cpu.orders.nmi.swap(false, Ordering::SeqCst) {
                 vcpu.nmi()?;
@@ -137,16 +137,16 @@ impl Vcpus {
         self.cpus.contains_key(&id)
     }
 
-    /// Adds a vCPU that does not run yet.
+    /// Adds a vCPU without running it.
     pub fn keep(&mut self, id: u32, vcpu: Vcpu) {
         self.cpus.insert(id, Cpu::new(vcpu));
     }
 
-    /// Runs vCPU `id`, which does not run. It waits for a start-up IPI, so nothing changes for the guest yet.
+    /// Runs vCPU `id`, which does not run yet. The vCPU waits for a SIPI, so nothing changes for the guest yet.
     ///
     /// # Errors
     ///
-    /// The vCPU does not exist, its thread cannot be started, or KVM fails.
+    /// Fails if the vCPU does not exist, its thread cannot be started, or KVM fails.
     pub fn add(&mut self, id: u32) -> Result<(), VcpuError> {
         if let Some(cpu) = self.cpus.get(&id) {
             cpu.vcpu.lock().await_startup().map_err(|error| VcpuError::Kvm { vcpu: id, error })?;
@@ -154,7 +154,7 @@ impl Vcpus {
         self.spawn(id)
     }
 
-    /// Ends the thread of vCPU `id`, whatever the guest does there. The vCPU is kept, because KVM cannot delete one.
+    /// Ends the thread of vCPU `id`, whatever the guest does there. Keeps the vCPU, because KVM cannot delete it.
     pub fn remove(&mut self, id: u32) {
         if let Some(cpu) = self.cpus.get_mut(&id) {
             self.gate.dismiss(&cpu.orders.dismissed);
@@ -174,7 +174,7 @@ impl Vcpus {
         let body = move || {
             let entered = placement.enter(id);
             let can_run = entered.is_ok();
-            // The other side waits for it.
+            // The starting thread waits for this.
             let _ = report.send(entered);
             if can_run {
                 run(id, vcpu.lock(), &handlers, &gate, &orders);
@@ -192,7 +192,7 @@ impl Vcpus {
         Ok(())
     }
 
-    /// Stops the guest between two instructions, and returns when all vCPUs have stopped.
+    /// Pauses the guest between two instructions, and returns once all vCPUs have stopped.
     pub fn pause(&self) {
         self.gate.hold(self.started, || self.kick());
     }
@@ -202,12 +202,12 @@ impl Vcpus {
         self.gate.release();
     }
 
-    /// Holds all vCPUs for a moment, or not any more. It is beside [`Self::pause`], and ends none.
+    /// Turns throttling on or off: vCPUs are held briefly, independently of [`Self::pause`].
     pub fn slow(&self, is_slow: bool) {
         self.gate.slow(is_slow, || self.kick());
     }
 
-    /// Sends a non-maskable interrupt to each vCPU that runs.
+    /// Sends a non-maskable interrupt to each running vCPU.
     pub fn nmi(&self) {
         for cpu in self.cpus.values() {
             cpu.orders.nmi.store(true, Ordering::SeqCst);
@@ -215,13 +215,13 @@ impl Vcpus {
         self.kick();
     }
 
-    /// Tells all vCPUs to end, and waits for none: they do not enter the guest again.
+    /// Requests all vCPUs to exit, without waiting: they do not enter the guest again.
     pub fn quit(&self) {
         self.gate.quit();
         self.kick();
     }
 
-    /// Makes each vCPU leave the guest for a moment.
+    /// Forces all vCPUs out of the guest briefly.
     fn kick(&self) {
         self.cpus.values().for_each(Cpu::kick);
     }
@@ -239,28 +239,28 @@ impl Cpu {
         Self { vcpu: Arc::new(Mutex::new(vcpu)), orders: Arc::default(), thread: None }
     }
 
-    /// Makes it leave the guest for a moment, if it runs.
+    /// Forces the vCPU out of the guest briefly, if it runs.
     fn kick(&self) {
         if let Some(thread) = &self.thread {
             thread.signal(SIGRTMIN());
         }
     }
 
-    /// Waits for its thread to end.
+    /// Waits for the thread to end.
     fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has reported it, and has ended.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }
 }
 
 thread_local! {
-    /// `immediate_exit` of this thread's vCPU: a 1 there makes KVM_RUN return. Null while the thread has no vCPU.
+    /// `immediate_exit` of this thread's vCPU: 1 forces KVM_RUN to return. Null while the thread has no vCPU.
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Makes the thread's vCPU leave the guest, or not enter it if it is just about to.
+/// Forces the thread's vCPU out of the guest, or keeps it from entering.
 pub(crate) extern "C" fn leave_guest(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let immediate_exit = IMMEDIATE_EXIT.get();
     if !immediate_exit.is_null() {
@@ -295,13 +295,13 @@ impl Drop for InGuest<'_> {
 }
 
 fn run(id: u32, mut vcpu: MutexGuard<'_, Vcpu>, handlers: &ExitHandlers, gate: &Gate, orders: &Orders) {
-    // Dropped before the vCPU is left to others, also in a panic.
+    // Dropped before the lock on the vCPU is released, also in a panic.
     let _in_guest = InGuest::new(id, &mut vcpu, &handlers.stop, gate);
     let mut has_run = false;
     loop {
-        // Orders are set before the signal is sent: either they are seen here, or the signal finds the pointer set.
+        // Requests are set before the signal: either this check sees them, or the signal finds the pointer set.
         if !gate.is_open(&orders.dismissed) {
-            // Others find a vCPU between two instructions.
+            // Other threads must find the vCPU between two instructions.
             if has_run && let Some(stop) = settle(id, &mut vcpu, handlers) {
                 handlers.stop.send(stop);
                 return;
@@ -328,7 +328,7 @@ fn run(id: u32, mut vcpu: MutexGuard<'_, Vcpu>, handlers: &ExitHandlers, gate: &
     }
 }
 
-/// Completes the access of the last exit, and those that belong to the same instruction, without running the guest.
+/// Completes the access of the last exit, and all accesses of the same instruction, without running the guest.
 fn settle(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers) -> Option<Stop> {
     loop {
         vcpu.stay_out();
@@ -338,7 +338,7 @@ fn settle(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers) -> Option<Stop> {
     }
 }
 
-/// Runs the guest up to its next exit, and handles that. Breaks off with the reason if the guest stops, and without one
+/// Runs the guest until its next exit, and handles the exit. Breaks with the reason if the guest stops, and with `None`
 /// if the vCPU was only interrupted.
 fn step(id: u32, vcpu: &mut Vcpu, handlers: &ExitHandlers) -> ControlFlow<Option<Stop>> {
     let stop = match vcpu.run() {

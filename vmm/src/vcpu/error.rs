@@ -1,4 +1,4 @@
-//! Reasons why a vCPU cannot run.
+//! Errors of running a vCPU.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::kvm::KvmError;
 use crate::vcpu::placement::PlacementError;
 
-/// Reason why a vCPU cannot run.
+/// Failure to run a vCPU.
 #[derive(Debug, Error)]
 pub enum VcpuError {
     /// KVM fails.
@@ -18,7 +18,7 @@ pub enum VcpuError {
         /// Cause.
         error: KvmError,
     },
-    /// KVM cannot continue to run the guest.
+    /// KVM cannot continue the guest.
     #[error(
         "vCPU {vcpu}: KVM cannot continue to run the guest (internal error, suberror {suberror}; 1 means an \
          instruction \
@@ -30,12 +30,12 @@ pub enum VcpuError {
         /// KVM's suberror.
         suberror: u32,
     },
-    /// The CPU refuses to enter the guest in its current state.
+    /// The CPU refuses to enter the guest.
     #[error("vCPU {vcpu}: the CPU refuses to enter the guest (reason {reason:#x}); -vv logs the registers")]
     FailedEntry {
         /// The vCPU.
         vcpu: u32,
-        /// The CPU's reason.
+        /// Reason from the CPU.
         reason: u64,
     },
     /// A vCPU's thread cannot be started.
@@ -46,7 +46,7 @@ pub enum VcpuError {
         /// Cause.
         error: io::Error,
     },
-    /// A vCPU's thread cannot run where it should.
+    /// A vCPU's thread cannot be placed as configured.
     #[error("vCPU {vcpu}: {error}")]
     Placement {
         /// The vCPU.

@@ -1,4 +1,4 @@
-//! The gate between two runs of the guest, where vCPU threads continue, pause or end.
+//! The gate before each entry of the guest, where vCPU threads continue, pause or exit.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -8,7 +8,7 @@ const HOLD: u8 = 1;
 const QUIT: u8 = 2;
 const SLOW: u8 = 4;
 
-/// Result of a passage through the gate.
+/// Result of passing the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passage {
     /// Without a pause.
@@ -21,24 +21,24 @@ pub(crate) enum Passage {
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     orders: AtomicU8,
-    /// Number of threads that wait at the gate, or have ended.
+    /// Number of threads that wait at the gate or have ended.
     held: Mutex<usize>,
     changed: Condvar,
 }
 
 impl Gate {
-    /// True if a thread would pass the gate without waiting.
+    /// True if a thread can pass the gate without waiting.
     pub(crate) fn is_open(&self, dismissed: &AtomicBool) -> bool {
         self.orders.load(Ordering::SeqCst) == 0 && !dismissed.load(Ordering::SeqCst)
     }
 
-    /// Closes the gate for threads that come later.
+    /// Closes the gate for threads that arrive later.
     pub(crate) fn close(&self) {
         self.orders.fetch_or(HOLD, Ordering::SeqCst);
     }
 
-    /// Returns when the guest may run, which may take long; `None` when the thread should end, either with all others
-    /// or because `dismissed` is set.
+    /// Waits until the guest may run. Returns `None` if the thread must exit, with all others or because `dismissed` is
+    /// set.
     pub(crate) fn pass(&self, dismissed: &AtomicBool) -> Option<Passage> {
         let mut passage = Passage::Straight;
         loop {
@@ -65,13 +65,13 @@ impl Gate {
         *held -= 1;
     }
 
-    /// The calling thread ends. It counts as held from now on.
+    /// Counts the calling thread, which ends, as held from now on.
     pub(crate) fn leave(&self) {
         *self.held.lock() += 1;
         self.changed.notify_all();
     }
 
-    /// Closes the gate, and returns when `threads` threads wait at it or have ended. `kick` makes vCPUs leave the
+    /// Closes the gate, and returns once `threads` threads wait at it or have ended. `kick` forces vCPUs out of the
     /// guest.
     pub(crate) fn hold(&self, threads: usize, kick: impl FnOnce()) {
         self.close();
@@ -89,7 +89,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Has threads stand at the gate for a moment, beside any pause, or not any more. `kick` makes vCPUs leave the
+    /// Turns throttling on or off: threads wait at the gate, independently of a pause. `kick` forces vCPUs out of the
     /// guest.
     pub(crate) fn slow(&self, is_slow: bool, kick: impl FnOnce()) {
         if is_slow {
@@ -101,14 +101,14 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Sets `dismissed`: the thread that passes with it ends, even if it waits at the gate.
+    /// Sets `dismissed`, and wakes its thread, which exits even if it waits at the gate.
     pub(crate) fn dismiss(&self, dismissed: &AtomicBool) {
         let _held = self.held.lock();
         dismissed.store(true, Ordering::SeqCst);
         self.changed.notify_all();
     }
 
-    /// Ends all threads, including those that wait at the gate.
+    /// Ends all threads, including those at the gate.
     pub(crate) fn quit(&self) {
         let _held = self.held.lock();
         self.orders.fetch_or(QUIT, Ordering::SeqCst);
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_that_slows_threads_down_stays_closed_while_they_are_paused() {
+    fn throttling_gate_stays_closed_while_threads_are_paused() {
         let (gate, steps) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
         let thread = {
             let (gate, steps) = (Arc::clone(&gate), Arc::clone(&steps));
@@ -134,17 +134,20 @@ mod tests {
                 }
             })
         };
-        let goes_on = || {
-            let before = steps.load(Ordering::SeqCst);
-            while steps.load(Ordering::SeqCst) == before {
+        let wait_for = |is_there: &dyn Fn() -> bool| {
+            let start = std::time::Instant::now();
+            while !is_there() {
+                assert!(start.elapsed() < std::time::Duration::from_secs(60), "the thread does not move");
                 std::thread::yield_now();
             }
         };
+        let goes_on = || {
+            let before = steps.load(Ordering::SeqCst);
+            wait_for(&|| steps.load(Ordering::SeqCst) != before);
+        };
         let stands = || {
-            // A thread that had passed already takes a step before it is held.
-            while *gate.held.lock() == 0 {
-                std::thread::yield_now();
-            }
+            // A thread past the gate takes a step before it is held.
+            wait_for(&|| *gate.held.lock() > 0);
             let before = steps.load(Ordering::SeqCst);
             std::thread::sleep(std::time::Duration::from_millis(20));
             steps.load(Ordering::SeqCst) == before
@@ -166,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_stand_still_while_the_gate_is_closed_and_end_on_demand() {
+    fn closed_gate_holds_threads_until_release_or_quit() {
         let (gate, steps) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
         let threads: Vec<_> = (0..3)
             .map(|_| {
@@ -193,7 +196,7 @@ mod tests {
         gate.hold(3, || {});
         gate.quit();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // Threads that have ended are not waited for.
+        // Ended threads are not waited for.
         gate.hold(3, || {});
     }
 

@@ -1,10 +1,9 @@
-//! The I/O ports: the serial port, the ACPI sleep and reset registers, the generic event device, the hot-plug registers
-//! of slots, vCPUs and memory, the NMI status port, and the keyboard controller's reset line, which Linux uses with
+//! I/O ports: the serial port, the ACPI sleep and reset registers, the generic event device, the hot-plug registers of
+//! slots, vCPUs and memory, the NMI status port, and the keyboard controller's reset line, which Linux uses with
 //! `reboot=k`.
 //!
-//! Further devices take ports of their own, such as those that firmware needs. All other ports read as all-ones.
-//! Without
-//! 0xcf8 and 0xcfc, Linux uses the ECAM for all configuration accesses.
+//! Further devices have their own ports, such as those that firmware needs. All other ports read as all-ones. Without
+//! 0xcf8 and 0xcfc, Linux uses ECAM for all configuration accesses.
 
 use std::sync::Arc;
 
@@ -17,20 +16,20 @@ use crate::arch::x86_64::layout::{
 use crate::exits::{Device, PortHandler};
 use crate::serial::SerialPort;
 
-/// Number of ports of a serial port.
+/// Number of ports of the serial port.
 const SERIAL_PORTS: u16 = 8;
-/// The last port of the serial port.
+/// Last port of the serial port.
 const SERIAL_LAST: u16 = SERIAL_PORT + SERIAL_PORTS - 1;
-/// The last port of the slots of all segments.
+/// Last port of the slots of all segments.
 const SLOTS_LAST: u16 = SLOTS_PORT + ged::ALL_SLOT_PORTS - 1;
-/// The last port of the vCPU hot-plug registers.
+/// Last port of the vCPU hot-plug registers.
 const PROCESSOR_LAST: u16 = PROCESSOR_PORT + vcpu_hotplug::PORTS - 1;
-/// The last port of the memory hot-plug registers.
+/// Last port of the memory hot-plug registers.
 const MEMORY_LAST: u16 = MEMORY_PORT + memory_hotplug::PORTS - 1;
 /// SLP_EN of the sleep control register, which starts the transition (`ACPI 6.5 §4.8.3.7`).
 const SLEEP_ENABLE: u8 = 1 << 5;
 
-/// A guest's request to power off or reset, made by a write to a port.
+/// Request of the guest to power off or reset, through a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PowerRequest {
     /// Power off.
@@ -47,25 +46,25 @@ pub struct IoPorts {
 }
 
 impl IoPorts {
-    /// The ports of a VM with or without a serial port.
+    /// Creates the ports of a VM with or without a serial port.
     pub fn new(serial: Option<Arc<SerialPort>>, ged: Arc<GenericEventDevice>) -> Self {
         Self { serial, ged, devices: Vec::new() }
     }
 
-    /// Adds devices with ports of their own.
+    /// Adds devices with their own ports.
     #[must_use]
     pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         self.devices.extend(devices);
         self
     }
 
-    /// The device that has `port`, and the number of that port in it.
+    /// Returns the device with `port`, and the port's offset in it.
     fn device(&self, port: u16) -> Option<(&dyn PortHandler, u16)> {
         let device = self.devices.iter().find(|device| device.ports.contains(&port))?;
         Some((device.handler.as_ref(), port - device.ports.start))
     }
 
-    /// Reads `data.len()` ports of 8 bits, starting at `port`, in one access.
+    /// Reads `data.len()` 8-bit ports from `port` on in one access.
     pub fn read(&self, port: u16, data: &mut [u8]) {
         if let Some((device, offset)) = self.device(port) {
             return device.read(offset, data);
@@ -75,7 +74,7 @@ impl IoPorts {
         }
     }
 
-    /// Writes `data.len()` ports of 8 bits, starting at `port`, in one access.
+    /// Writes `data.len()` 8-bit ports from `port` on in one access.
     pub fn write(&self, port: u16, data: &[u8]) -> Option<PowerRequest> {
         if let Some((device, offset)) = self.device(port) {
             device.write(offset, data);
@@ -122,7 +121,7 @@ impl IoPorts {
     }
 }
 
-/// `first` and the ports after it, wrapping around.
+/// Yields `first` and the ports after it, wrapping around.
 fn ports_from(first: u16) -> impl Iterator<Item = u16> {
     (0..).map(move |offset| first.wrapping_add(offset))
 }
@@ -161,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Linux takes all-ones for an error on the PCI bus, and no such NMI for a wish to crash
+    /// Linux takes all-ones for a PCI bus error, and an NMI without such a cause for a request to panic
     /// (`kernel.unknown_nmi_panic`).
     #[test]
     fn an_nmi_is_nobodys_error() {
@@ -192,7 +191,7 @@ mod tests {
         assert_eq!(ports.write(0x64, &[0xfe]), Some(PowerRequest::Reset));
     }
 
-    /// Remembers what is written, from which port of the device on.
+    /// Records writes with their first port's offset.
     #[derive(Default)]
     struct Memory(parking_lot::Mutex<Vec<(u16, Vec<u8>)>>);
 
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_to_a_device_with_ports_of_its_own_reaches_it_in_one_piece() {
+    fn access_to_a_device_with_its_own_ports_arrives_in_one_piece() {
         let memory = Arc::new(Memory::default());
         let ports = ports(None).with_devices([Device { ports: 0x70..0x74, handler: memory.clone() }]);
         assert_eq!(ports.write(0x72, &[1, 2, 3, 4]), None);

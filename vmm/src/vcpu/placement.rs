@@ -1,5 +1,5 @@
-//! Placement of vCPUs' threads: the CPUs of the host that each may use, and the threads that may share its core
-//! (Linux's `Documentation/admin-guide/hw-vuln/core-scheduling.rst`).
+//! Placement of vCPU threads: the host CPUs that each may use, and the threads that may share its core (Linux's
+//! `Documentation/admin-guide/hw-vuln/core-scheduling.rst`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,34 +14,34 @@ use crate::threads::{core_group, group_vcpus};
 
 const _: () = assert!(HOST_CPUS as usize == CpuSet::MAX_CPU);
 
-/// The kernel's answer without core scheduling.
+/// Error of a kernel without core scheduling.
 const NO_CORE_SCHEDULING: Errno = Errno::INVAL;
-/// The kernel's answer on a host whose cores have one thread each, where nothing is shared.
+/// Error of a host whose cores have one thread each, so that nothing is shared.
 const NO_SHARED_CORES: Errno = Errno::NODEV;
 
-/// Reason why a thread cannot run where it should.
+/// Failure to place a thread.
 #[derive(Debug, Error)]
 pub enum PlacementError {
-    /// The host has none of the CPUs, or this process may not use them.
+    /// The host lacks all of the CPUs, or this process may not use them.
     #[error("--cpus affinity: this process can run on none of the CPUs given ({0}); give others")]
     Affinity(io::Error),
-    /// The kernel cannot keep other threads away.
+    /// The kernel cannot isolate the vCPU's core.
     #[error(
         "--cpus core_scheduling=vcpu: the host's kernel has no core scheduling (CONFIG_SCHED_CORE), and its cores have \
          several threads; give core_scheduling=off"
     )]
     NoCoreScheduling,
-    /// The kernel refuses to keep other threads away.
+    /// The kernel refuses to isolate the vCPU's core.
     #[error("--cpus core_scheduling: the host's kernel refuses it ({0}); give core_scheduling=off")]
     CoreScheduling(io::Error),
 }
 
-/// Placement of a VM's vCPU threads. By default they may run anywhere.
+/// Placement of a VM's vCPU threads. By default they run anywhere.
 #[derive(Debug)]
 pub struct Placement {
     affinity: BTreeMap<u32, CpuSet>,
     core_scheduling: CoreScheduling,
-    /// True if a core of the host may have several threads. A vCPU's thread could not open the file that states it.
+    /// True if a core of the host may have several threads. Read early, because a vCPU's thread cannot open the file.
     shares_cores: bool,
 }
 
@@ -52,7 +52,7 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// Placement of a configuration.
+    /// Returns the placement of a configuration.
     pub fn of(cpus: &CpusConfig) -> Self {
         let set = |host_cpus: &[u32]| {
             let mut set = CpuSet::new();
@@ -63,15 +63,15 @@ impl Placement {
         Self { affinity, core_scheduling: cpus.core_scheduling, shares_cores: shares_cores() }
     }
 
-    /// Prepares the start of the vCPUs' threads, which begin in the group of their VM if they share one.
+    /// Prepares for starting vCPU threads, which start in the VM's group if there is one.
     ///
     /// # Errors
     ///
-    /// The kernel refuses the group.
+    /// Fails if the kernel refuses the group.
     pub(crate) fn begin(&self) -> Result<(), PlacementError> {
         let grouped = group_vcpus(self.core_scheduling == CoreScheduling::Vm);
         if grouped == Err(NO_CORE_SCHEDULING) && self.shares_cores {
-            // It is the default, and most hosts without it are used as they always were.
+            // Only a warning: this is the default, and most hosts without core scheduling run as before.
             log::warn!(
                 "--cpus core_scheduling=vm: the host's kernel has no core scheduling (CONFIG_SCHED_CORE), so other \
                  programs may run on the same cores as vCPUs; core_scheduling=off says that this is intended"
@@ -81,11 +81,11 @@ impl Placement {
         self.judge(grouped)
     }
 
-    /// Places the calling thread, which is about to run vCPU `id`, and was started after [`Self::begin`].
+    /// Places the calling thread, which will run vCPU `id` and was started after [`Self::begin`].
     ///
     /// # Errors
     ///
-    /// It cannot run there.
+    /// Fails if the thread cannot run there.
     pub(crate) fn enter(&self, id: u32) -> Result<(), PlacementError> {
         if let Some(set) = self.affinity.get(&id) {
             sched_setaffinity(None, set).map_err(|error| PlacementError::Affinity(error.into()))?;
@@ -96,7 +96,7 @@ impl Placement {
         }
     }
 
-    /// Returns the kernel's answer as an error, except where nothing is shared.
+    /// Converts the kernel's result to an error, except where no core is shared.
     fn judge(&self, entered: Result<(), Errno>) -> Result<(), PlacementError> {
         match entered {
             Ok(()) | Err(NO_SHARED_CORES) => Ok(()),
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(sched_getaffinity(None), Ok(all));
     }
 
-    /// A host whose kernel cannot do this is checked by its own answer.
+    /// On a host without support, the expected result is its own error.
     #[test]
     fn a_vcpu_of_its_own_core_shares_it_with_none() {
         let cookie = || core_scheduling_cookie(gettid(), CoreSchedulingScope::Thread);

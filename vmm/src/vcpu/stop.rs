@@ -1,4 +1,4 @@
-//! Reasons why a guest stops by itself, and the report to its machine.
+//! Reasons why a guest stops, and their report to the control thread.
 
 use std::io;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use crate::vcpu::error::VcpuError;
 /// Reason why a guest stopped.
 #[derive(Debug)]
 pub enum Stop {
-    /// It powered off.
+    /// Power-off by the guest.
     PowerOff,
-    /// It asked for a reset.
+    /// Reset by the guest.
     Reset,
     /// Triple fault of a vCPU, which resets the machine.
     TripleFault,
-    /// It cannot continue.
+    /// The guest cannot continue.
     Failed(VcpuError),
 }
 
-/// Report of vCPUs that the guest stopped. The first report counts.
+/// Report of a stop from vCPUs. Only the first counts.
 #[derive(Debug)]
 pub struct StopSignal {
     event: Arc<EventFd>,
@@ -29,35 +29,35 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
-    /// A signal without a report.
+    /// Creates a signal without a report.
     ///
     /// # Errors
     ///
-    /// No file descriptor is left.
+    /// Fails if no file descriptor is left.
     pub fn new() -> io::Result<Self> {
         Ok(Self { event: Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?), first: Mutex::new(None) })
     }
 
-    /// Readable after a report. The generic event device signals it, too.
+    /// Returns an eventfd that is readable after a report. The generic event device signals it as well.
     pub fn event(&self) -> &Arc<EventFd> {
         &self.event
     }
 
-    /// Takes the first report, if there is one, and forgets it.
+    /// Takes the first report, if any.
     pub fn take(&self) -> Option<Stop> {
         let _ = self.event.read();
         self.first.lock().take()
     }
 
-    /// Looks at the first report, if there is one.
+    /// Calls `look` with the first report, if any.
     pub fn look<T>(&self, look: impl FnOnce(Option<&Stop>) -> T) -> T {
         look(self.first.lock().as_ref())
     }
 
-    /// Reports why the guest stops.
+    /// Reports a stop.
     pub fn send(&self, stop: Stop) {
         self.first.lock().get_or_insert(stop);
-        // The counter cannot be full: it is read before each boot.
+        // The eventfd cannot be full: it is read before each boot.
         let _ = self.event.write(1);
     }
 }

@@ -42,7 +42,7 @@ mod tests {
     use crate::error_kind::ErrorKind;
 
     #[test]
-    fn a_group_that_is_used_in_part_is_refused_with_the_others_and_their_drivers() {
+    fn partly_bound_group_is_refused_naming_devices_and_drivers() {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);
         for (name, driver) in [("0000:01:00.0", "vfio-pci"), ("0000:01:00.1", "igb"), ("0000:01:00.2", "nvme")] {

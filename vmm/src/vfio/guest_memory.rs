@@ -137,7 +137,7 @@ mod tests {
     use crate::vfio::fake_iommu::{FakeIommu as Fake, memory};
 
     #[test]
-    fn all_of_the_guests_memory_is_mapped_at_its_own_addresses_and_taken_back_at_the_end() {
+    fn all_guest_memory_is_identity_mapped_and_unmapped_at_the_end() {
         let fake = Fake::new(vec![0..=u64::MAX]);
         let all = memory(&[(0, 0x3000), (1 << 32, 0x1000)]);
         let guest = GuestMemory::new(fake.clone(), &all).unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_a_device_cannot_reach_is_refused_by_its_addresses() {
+    fn memory_beyond_a_devices_reach_is_refused_with_its_addresses() {
         let reach = vec![0..=0xfedf_ffff, 0xfef0_0000..=0xff_ffff_ffff];
         let refused = |ranges| {
             let fake = Fake::new(reach.clone());
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_come_later_may_reach_less_which_memory_that_is_added_is_checked_against() {
+    fn added_memory_is_checked_against_later_devices_reach() {
         let fake = Fake::new(vec![0..=u64::MAX]);
         let guest = GuestMemory::new(fake.clone(), &memory(&[(0, 0x3000)])).unwrap();
         let device = std::fs::File::open("/dev/null").unwrap();

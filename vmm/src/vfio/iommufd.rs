@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_piece_of_memory_is_copied_from_has_all_of_it_and_may_be_written_to() {
+    fn copy_source_mapping_covers_the_piece_and_allows_its_access() {
         let piece = |iova, size, host, access| Piece { iova, size, host, access };
         let mapped = [
             piece(0, 0x4000, 0x10_0000, Permissions::ReadWrite),

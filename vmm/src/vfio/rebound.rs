@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_was_bound_here_is_quiet_before_it_is_attached_and_is_taken() {
+    fn device_bound_here_is_quiesced_before_attach_and_accepted() {
         let device = Fake::new(None);
         assert_eq!(device.take(), Ok(()));
         let expected = ["irqs", "command", "reset", "alloc", "attach", "destroy", "detach", "destroy"];
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_bound_to_another_iommufd_is_refused_whatever_that_has() {
+    fn device_bound_to_another_iommufd_is_always_refused() {
         for elsewhere in [&[1, 2, 3][..], &[]] {
             let device = Fake::new(Some(elsewhere));
             let error = device.take().unwrap_err();
@@ -254,14 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn a_device_whose_group_is_attached_here_is_quiet_and_not_attached_elsewhere_first() {
+    fn device_of_an_attached_group_is_quiesced_and_not_reattached() {
         let device = Fake::new(None);
         take(&device, true).unwrap();
         assert_eq!(*device.done.borrow(), ["irqs", "command", "reset"]);
     }
 
     #[test]
-    fn a_device_that_cannot_be_kept_from_accessing_memory_is_attached_to_nothing() {
+    fn device_that_cannot_be_quiesced_is_not_attached() {
         let device = Fake { refuses: Some("command"), ..Fake::new(None) };
         device.take().unwrap_err();
         assert_eq!(*device.done.borrow(), ["irqs", "command"]);

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_mapped_but_for_the_pages_of_the_table_and_the_pending_bits() {
+    fn bar_is_mapped_except_for_the_msix_table_and_pba_pages() {
         let bar = region(0x4000, None, true);
         assert_eq!(areas(&bar, &[]), [0..0x4000]);
         assert_eq!(areas(&bar, &[0..0x30, 0x2000..0x2008]), [0x1000..0x2000, 0x3000..0x4000]);

@@ -94,7 +94,7 @@ mod tests {
     const GONE: fn(&NetFunction) -> Option<bool> = |_| None;
 
     #[test]
-    fn there_are_five_rounds_and_one_that_is_late_is_not_made_up_for() {
+    fn announcing_takes_five_rounds_without_catching_up() {
         let began = Instant::now();
         let at = |millis| began + Duration::from_millis(millis);
         let mut rounds = Announcing::begin(began, Vec::new());
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_whose_link_comes_up_late_is_announced_three_times_after_that() {
+    fn function_whose_link_comes_up_late_is_announced_three_times() {
         let (began, is_up) = (Instant::now(), Cell::new(false));
         let function: NetFunction = ("pf0".to_string(), None);
         let mut rounds = Announcing::begin(began, vec![function.clone()]);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_goes_down_again_is_waited_for_and_one_that_never_comes_up_for_ten_seconds() {
+    fn flapping_link_is_awaited_and_one_never_up_for_ten_seconds() {
         let began = Instant::now();
         let function: NetFunction = ("pf0".to_string(), None);
         let mut rounds = Announcing::begin(began, vec![function]);

@@ -368,11 +368,13 @@ impl Initramfs {
 
 /// The program that compressed a file, from the file's first bytes.
 fn compressed_by(file: &File) -> Option<&'static str> {
-    const FORMATS: [(&[u8], &str); 5] = [
+    const FORMATS: [(&[u8], &str); 6] = [
         (b"\x1f\x8b", "gzip"),
         (b"\xfd7zXZ\0", "xz"),
         (b"\x28\xb5\x2f\xfd", "zstd"),
         (b"\x04\x22\x4d\x18", "lz4"),
+        // Its older format, which the kernel's own build writes.
+        (b"\x02\x21\x4c\x18", "lz4"),
         (b"BZh", "bzip2"),
     ];
     let mut start = [0; 6];

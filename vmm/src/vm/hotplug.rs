@@ -161,7 +161,7 @@ mod tests {
     const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
 
     #[test]
-    fn a_guest_that_reboots_while_a_device_of_the_host_pins_its_memory_keeps_the_pages() {
+    fn reboot_keeps_pages_while_a_host_device_pins_guest_memory() {
         let json = r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"},"memory":{"size":16777216,"shared":true,
             "hotplug_method":"VirtioMem","hotplug_size":134217728}}"#;
         let mut vm = Machine::boot(IDLE, json).vm;

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_grows_by_a_region_of_the_same_kind_and_only_when_it_is_set() {
+    fn memory_grows_by_a_region_of_its_kind_only_when_set() {
         for shared in [false, true] {
             let ram = ram(&MemoryConfig { shared, ..config(1 << 30) }).unwrap();
             let range = 4 << 30..(4 << 30) + (128 << 20);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_with_a_file_has_its_contents_and_changes_them_only_if_it_is_shared() {
+    fn zone_file_is_loaded_and_changed_only_if_shared() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("zone");
         for shared in [false, true] {
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_were_never_used_stay_away_although_those_in_use_are_kept() {
+    fn clearing_kept_pages_does_not_allocate_unused_ones() {
         let ram = ram(&MemoryConfig { shared: true, ..config(4 << 20) }).unwrap();
         let memory = ram.memory().memory();
         for page in [0, 5, 6, 1023] {
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn what_memory_devices_can_add_is_mapped_and_never_allocated_before_it_is_used() {
+    fn hotpluggable_memory_is_mapped_but_not_allocated_before_use() {
         for shared in [false, true] {
             let mut memory = MemoryConfig { shared, prefault: true, ..config(4 << 20) };
             (memory.hotplug_method, memory.hotplug_size) = (HotplugMethod::VirtioMem, Some(1 << 40));

@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_the_memory_of_its_zones_and_what_their_devices_can_add() {
+    fn numa_node_has_its_zones_memory_and_their_hotplug_ranges() {
         let mut memory: MemoryConfig = "size=0,hotplug_method=virtio-mem".parse().unwrap();
         for zone in ["id=a,size=1G,hotplug_size=1G", "id=b,size=3G,hotplug_size=2G"] {
             memory.zones.push(zone.parse().unwrap());

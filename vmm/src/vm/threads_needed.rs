@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_whose_vfs_may_need_more_threads_or_mappings_than_the_host_has_is_refused() {
+    fn vm_whose_vfs_exceed_host_threads_or_mappings_is_refused() {
         let (free, raise) = (ThreadLimits::default(), "ulimit -u");
         // One for the PF and each VF, one for the console and one for the entropy device.
         let threads = OTHERS + 4 + 64 + 2;

@@ -61,7 +61,7 @@ fn the_largest_body_is_read_and_a_larger_one_refused() {
 }
 
 #[test]
-fn a_client_that_expects_100_continue_for_too_large_a_body_does_not_get_it() {
+fn expect_100_continue_is_refused_for_a_too_large_body() {
     let server = serve(plain);
     let mut client = server.client();
     client.send(

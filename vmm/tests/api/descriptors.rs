@@ -133,7 +133,7 @@ fn they_are_closed_with_an_invalid_request() {
 }
 
 #[test]
-fn they_are_closed_with_a_connection_that_ends_before_its_request() {
+fn descriptors_of_an_unfinished_request_are_closed() {
     let (server, _taken) = keeper();
     let probe = Probe::new();
     let mut client = server.client();

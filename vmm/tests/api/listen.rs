@@ -73,7 +73,7 @@ fn a_file_that_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn a_socket_that_somebody_else_has_put_in_its_place_is_left_alone() {
+fn socket_replaced_by_another_process_is_not_removed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
@@ -158,7 +158,7 @@ fn a_path_too_long_for_a_temporary_name_beside_it_works_too() {
 }
 
 #[test]
-fn a_killed_programs_half_created_socket_is_replaced_and_a_file_is_not() {
+fn stale_half_created_socket_is_replaced_but_a_file_is_not() {
     let directory = tempfile::tempdir().unwrap();
     let (path, beside) = (directory.path().join("api.sock"), directory.path().join("api.sock.new"));
     drop(UnixListener::bind(&beside).unwrap());

@@ -51,7 +51,7 @@ fn each_endpoint_without_a_body_is_its_action() {
 }
 
 #[test]
-fn vm_resume_may_have_a_body_that_says_that_a_guest_goes_on_by_force() {
+fn vm_resume_accepts_a_body_that_forces_the_resume() {
     for (body, expected) in [(&b""[..], false), (b"{}", false), (br#"{"force": true}"#, true)] {
         let Ok(Action::Resume(options)) = ask("PUT", "vm.resume", body) else { panic!("{body:?}") };
         assert_eq!(options.force, expected);
@@ -329,7 +329,7 @@ fn only_requests_that_give_taps_or_devices_accept_descriptors() {
 }
 
 #[test]
-fn a_device_has_one_descriptor_that_came_with_the_request_and_none_that_the_client_numbers() {
+fn device_takes_one_sent_descriptor_and_refuses_client_numbers() {
     let asked = |body: Value, count: usize| {
         let (body, null) = (body.to_string(), || OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
         let fds = std::iter::repeat_with(null).take(count).collect();

@@ -103,7 +103,7 @@ fn a_server_ends_at_once_when_nothing_is_under_way() {
 }
 
 #[test]
-fn a_large_answer_in_progress_is_finished_before_the_server_ends() {
+fn large_reply_in_progress_is_finished_before_server_shutdown() {
     let begun = Arc::new(Barrier::new(2));
     let seen = begun.clone();
     let text = format!("\"{}\"", "x".repeat(2 << 20));

@@ -224,7 +224,7 @@ fn a_large_answer_arrives_whole_at_a_client_that_reads_late() {
 
 /// Such a request may be an attempt to smuggle another one past a proxy: `RFC 9112 §6.3`.
 #[test]
-fn a_request_that_says_twice_where_it_ends_closes_the_connection() {
+fn request_with_two_lengths_closes_the_connection() {
     let server = serve(plain);
     let mut client = server.client();
     client.send(

@@ -125,7 +125,7 @@ fn on_segments(nets: &[&str], shares: &[&str]) -> Result<VmPlan, String> {
 }
 
 #[test]
-fn a_device_is_on_a_segment_that_is_there_and_a_pf_with_vfs_where_its_buses_are() {
+fn device_needs_an_existing_segment_and_a_pf_one_with_vf_buses() {
     let refused = |net: &str| on_segments(&[net], &[]).unwrap_err();
     assert_eq!(
         refused("id=n,pci_segment=3"),
@@ -296,7 +296,7 @@ fn zones_that_cannot_be_are_refused() {
 
 /// Kata's VM templates, Cloud Hypervisor's NUMA tests and its guide to OVS with DPDK give both.
 #[test]
-fn properties_beside_zones_are_taken_and_mergeable_is_for_the_zones() {
+fn memory_options_besides_zones_are_ignored_except_mergeable() {
     for text in
         ["shared=on", "hugepages=on", "hugepage_size=2M", "prefault=on", "reserve=on", "thp=off", "mergeable=on"]
     {
@@ -369,7 +369,7 @@ fn a_console_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn two_consoles_may_be_the_same_where_neither_takes_anything_from_the_other() {
+fn consoles_may_share_an_end_if_neither_takes_from_the_other() {
     let each = [
         ("file=/dev/null", "file=/dev/null"),
         ("null", "null"),

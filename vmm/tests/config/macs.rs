@@ -31,7 +31,7 @@ fn two_nics_may_have_one_mac() {
 }
 
 #[test]
-fn a_mac_that_follows_from_the_pf_and_is_a_vfs_already_is_refused() {
+fn vf_mac_derived_from_the_pf_that_collides_is_refused() {
     assert_eq!(
         refusal(&["id=a,sriov_vfs=4,mac=52:54:00:00:00:01"], &["pf=a,index=0,mac=06:00:00:01:00:03"]),
         "--net id=a,mac=52:54:00:00:00:01: MAC address 06:00:00:01:00:03 of VF 3 is already in use by VF 0 of a; \

@@ -91,7 +91,7 @@ fn a_mac_that_no_nic_can_have_is_refused() {
 }
 
 #[test]
-fn a_nic_in_standby_has_the_mac_of_another_and_its_vfs_are_not_in_standby() {
+fn standby_nic_needs_a_mac_and_its_vfs_are_not_in_standby() {
     assert_eq!(
         pf("standby=on"),
         "--net id=pf0,standby=on: add mac=, that of the NIC that the guest uses while it has it"
@@ -153,7 +153,7 @@ fn an_id_used_twice_is_refused() {
 }
 
 #[test]
-fn an_id_has_a_limit_and_a_longer_one_is_refused_in_a_short_line() {
+fn overlong_id_is_refused_in_a_short_line() {
     let id = |length: usize| format!("id={}", "x".repeat(length));
     plan(&[&id(255)], &[]).unwrap();
     let refused = refusal(&[&id(1 << 20)], &[]);
@@ -228,7 +228,7 @@ fn peak_memory() -> u64 {
 }
 
 #[test]
-fn more_vfs_or_nics_than_fit_are_refused_before_memory_is_taken_for_them() {
+fn too_many_vfs_or_nics_are_refused_before_allocating_memory() {
     let before = peak_memory();
     let nets = vec!["sriov_vfs=65535"; 100];
     assert_eq!(
@@ -396,7 +396,7 @@ fn a_host_mac_has_no_effect_with_a_vhost_user_backend() {
 
 /// Kata sends these two with every NIC, and libvirt does for `<ip>`.
 #[test]
-fn an_address_of_a_tap_is_kept_without_effect_where_the_backend_is_no_tap_of_ours() {
+fn tap_address_is_kept_without_effect_on_other_backends() {
     let address = "ip=192.168.249.1,mask=255.255.255.0";
     for backend in ["fd=7", "vhost_user=on,socket=/s", "vdpa=/d"] {
         let (with, without) = (format!("id=a,mac=52:54:00:00:00:01,{backend}"), "ip=,mask=");

@@ -212,7 +212,7 @@ fn a_vdpa_device_is_a_plain_nic_after_the_others() {
 }
 
 #[test]
-fn an_address_that_a_device_knows_is_not_made_up_and_vfs_keep_theirs() {
+fn mac_known_to_a_device_is_not_generated_and_vfs_keep_theirs() {
     let vm = PlannedVm::new(vm(&["id=a,vdpa=/d,sriov_vfs=3"], &["pf=a,index=1,vdpa=/e"]).unwrap()).unwrap();
     let (config, first) = (vm.config(), vm.plan());
     let second = VmPlan::of(config).unwrap();

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loopback_interface_exists_and_one_with_an_odd_name_does_not() {
+    fn loopback_exists_and_an_unknown_interface_does_not() {
         assert!(Link::new("lo").unwrap().exists());
         assert!(!Link::new("no-such-link").unwrap().exists());
         assert!(Link::new("no-such-link").unwrap().mtu().is_err());

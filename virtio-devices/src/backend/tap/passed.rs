@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tap_goes_on_in_another_program_with_all_its_queues_and_is_gone_with_the_last() {
+    fn a_passed_tap_keeps_all_its_queues_when_the_first_holder_ends() {
         crate::net::testing::namespace::enter();
         for queue_pairs in [1, 4] {
             let tap = Tap::open(&spec(queue_pairs)).unwrap();

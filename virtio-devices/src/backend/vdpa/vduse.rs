@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_devices_limit_is_found_in_a_folder_above_it_and_nowhere_else() {
+    fn the_message_limit_is_found_only_in_a_folder_above_the_device() {
         let sys = tempfile::tempdir().unwrap();
         let device = sys.path().join("vduse/v0/v0/vhost-vdpa-3");
         fs::create_dir_all(&device).unwrap();
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_usual_limit_and_none_are_complained_of_with_what_to_do() {
+    fn a_missing_or_high_message_limit_is_reported_with_a_remedy() {
         let complaint = |seconds| MessageTimeout { file: "/sys/x".into(), seconds }.complaint();
         assert_eq!((complaint(1), complaint(30)), (None, None));
         assert!(complaint(0).unwrap().contains("for ever") && complaint(31).unwrap().contains("31 s"));

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rings_that_make_no_sense_to_the_kernel_are_the_driver_s_mistake_and_all_else_is_a_loss() {
+    fn invalid_rings_are_the_drivers_error_and_all_else_is_a_loss() {
         let told = |errno| refused(VhostError::IoctlError(io::Error::from_raw_os_error(errno)));
         assert!(matches!((told(libc::EINVAL), told(libc::EFAULT)), (StartError::Refused(_), StartError::Refused(_))));
         assert!(matches!((told(libc::EBADF), told(libc::ENOMEM)), (StartError::Lost(_), StartError::Lost(_))));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_does_not_ask_is_no_kernel_for_a_function_behind_an_iommu() {
+    fn a_kernel_without_translation_is_refused_behind_an_iommu() {
         let known = 1 << VIRTIO_F_VERSION_1;
         assert!(VhostKernel { known: known | TRANSLATED }.behind_iommu().is_ok());
         let error = VhostKernel { known }.behind_iommu().unwrap_err();

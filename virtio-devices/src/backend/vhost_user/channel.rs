@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_configuration_is_heard_and_acknowledged_where_that_is_wanted() {
+    fn a_config_change_is_received_and_acknowledged_if_requested() {
         let (told, answers) = heard(&[request(2, 0, &[]), request(2, NEED_REPLY, &[])].concat());
         assert_eq!(told, [Heard::ConfigChange, Heard::ConfigChange, Heard::End]);
         assert_eq!(answers, [request(2, REPLY, &[0; 8])].concat());
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_about_an_address_is_heard_and_one_that_is_none_is_refused() {
+    fn an_iotlb_miss_is_parsed_and_an_invalid_one_is_refused() {
         let mut miss = [0; 32];
         miss[..2].copy_from_slice(&[0x22, 0x11]);
         miss[24..26].copy_from_slice(&[2, 1]);

@@ -163,7 +163,7 @@ mod tests {
     use crate::iommu::{Iommu, Request, Status};
 
     #[test]
-    fn a_driver_that_confines_a_running_peer_is_answered_when_its_queues_have_stopped() {
+    fn confining_a_running_peer_completes_once_its_queues_stop() {
         let iommu = Iommu::new(48);
         let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
         let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
@@ -197,7 +197,7 @@ mod tests {
     /// The queues of a peer that runs them whenever it may, under traffic, and a driver that puts its function into a
     /// domain and takes it out again.
     #[test]
-    fn a_page_that_a_driver_has_again_once_a_peer_is_confined_is_not_written_after_that() {
+    fn a_page_reused_once_a_peer_is_confined_is_not_written() {
         const ROUNDS: u64 = 10_000;
         const CANARY: u64 = 0xc5c5_c5c5;
         let iommu = Iommu::new(48);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_refused_to_confine_a_peer_that_does_not_stop_and_it_runs_as_before() {
+    fn a_peer_that_does_not_stop_is_not_confined_and_keeps_running() {
         let iommu = Iommu::new(48);
         let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
         let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_comes_back_as_it_was_sent_and_another_version_does_not() {
+    fn a_header_is_parsed_back_and_another_version_is_rejected() {
         let header = Header { request: 24, flags: NEED_REPLY, len: 12 };
         let bytes: [u8; HEADER] = header.bytes().try_into().unwrap();
         assert_eq!(bytes, [24, 0, 0, 0, 9, 0, 0, 0, 12, 0, 0, 0]);

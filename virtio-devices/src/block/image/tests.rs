@@ -1,4 +1,4 @@
-//! Files that are images, and files that are refused.
+//! Files that are accepted as images, and files that are refused.
 
 use std::fs;
 use std::io::Write;
@@ -69,10 +69,10 @@ fn what_is_behind_the_last_whole_block_is_hidden_and_kept() {
     file.write_all(&[7; 1100]).unwrap();
     let image = open_image(file.path(), WRITE).unwrap();
     assert_eq!((image.abilities().geometry.sectors, image.size()), (2, 1024));
-    // It changes hands at the size that the guest knows.
+    // The lock changes owners at the size that the guest knows.
     image.release().unwrap();
     image.take().unwrap();
-    // A size that there is no space for changes nothing.
+    // A failed resize changes nothing.
     assert!(matches!(image.resize(1 << 62), Err(ResizeError::TooLarge)));
     assert_eq!((fs::read(file.path()).unwrap(), image.size()), (vec![7; 1100], 1024));
     image.resize(1536).unwrap();
@@ -88,7 +88,7 @@ fn a_pipe_is_refused_without_waiting_for_its_other_end() {
 }
 
 #[test]
-fn an_image_of_another_format_is_refused_unless_it_is_said_to_be_raw() {
+fn an_image_of_another_format_is_refused_unless_given_as_raw() {
     let file = image(4096);
     fs::write(file.path(), [&b"QFI\xfb"[..], &[0; 508]].concat()).unwrap();
     assert!(refusal(file.path(), WRITE).contains("begins like a qcow2 image and has version 0"));
@@ -110,7 +110,7 @@ fn a_writer_excludes_others_and_readers_do_not() {
 }
 
 #[test]
-fn a_lock_of_the_whole_file_reaches_beyond_its_end_and_one_of_its_bytes_does_not() {
+fn a_full_lock_reaches_beyond_the_end_and_a_byte_lock_does_not() {
     let beyond = |granularity| {
         let file = image(4096);
         let _image = open_image(file.path(), Access { lock: granularity, ..WRITE }).unwrap();
@@ -124,7 +124,7 @@ fn a_lock_of_the_whole_file_reaches_beyond_its_end_and_one_of_its_bytes_does_not
 }
 
 #[test]
-fn an_image_that_is_not_sparse_has_all_of_its_space_and_gives_none_back() {
+fn a_nonsparse_image_is_allocated_and_discards_nothing() {
     let file = image(1 << 20);
     let sparse = open_image(file.path(), WRITE).unwrap();
     assert!(sparse.abilities().zero);
@@ -157,7 +157,7 @@ fn an_image_has_the_size_that_it_is_given_or_keeps_its_own() {
         assert!(matches!(image.resize(size), Err(ResizeError::TooLarge)), "{size}");
     }
     assert_eq!((len(), image.size()), (1 << 20, 1 << 20));
-    // What was added is locked as well.
+    // The added part is locked as well.
     image.resize(2 << 20).unwrap();
     let other = fs::File::options().write(true).read(true).open(file.path()).unwrap();
     assert!(try_lock(other.as_fd(), false, 3 << 19, 1).is_err());
@@ -179,7 +179,7 @@ fn direct_access_has_aligned_blocks_or_is_refused() {
 }
 
 #[test]
-fn a_lock_that_was_given_up_is_another_s_until_it_is_taken_again() {
+fn a_released_lock_can_be_taken_by_another_and_taken_back() {
     let file = image(1 << 20);
     let source = open_image(file.path(), WRITE).unwrap();
     let target = Image::open_unlocked(file.path(), WRITE).unwrap();
@@ -191,7 +191,7 @@ fn a_lock_that_was_given_up_is_another_s_until_it_is_taken_again() {
     assert!(matches!(source.take(), Err(BlockError::InUse(_))));
     target.release().unwrap();
     source.take().unwrap();
-    // Who reads excludes no reader, and keeps its lock.
+    // A reader excludes no other reader, and keeps its lock.
     let readable = image(4096);
     let reader = Image::open_unlocked(readable.path(), READ).unwrap();
     reader.release().unwrap();

@@ -1,4 +1,4 @@
-//! The file of an image, read and written in whole blocks: around the page cache there is no other way.
+//! The file of an image, read and written in whole blocks, as direct I/O requires.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use crate::block::aligned_buffer::AlignedBuffer;
 
-/// A multiple of the blocks of usual storage, and at most a page: what is written within one is written as a whole.
+/// A multiple of the blocks of usual storage, and at most a page: a write within one block is atomic.
 const BLOCK: u64 = 4096;
 
 /// An image's file, which nothing else reads or writes.
@@ -44,7 +44,7 @@ impl Blocks<'_> {
         Ok(())
     }
 
-    /// Has everything on the medium.
+    /// Flushes everything to the medium.
     pub(super) fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fdatasync(self.0)?)
     }
@@ -100,7 +100,7 @@ impl Span {
     }
 }
 
-/// Writes that fail, as if the program had ended before them.
+/// Injects write failures, as if the program had ended before them.
 #[cfg(test)]
 pub(super) mod testing {
     use std::cell::Cell;

@@ -1,7 +1,7 @@
-//! Makes the disk of an image larger, in the image's file: by its header, and by a larger L1 table if it needs one.
+//! Enlarges the disk of an image, in the image's file: changes the header, and adds a larger L1 table if needed.
 //!
-//! A write to the header's first block is the moment of the change. If the program ends before, the disk has its old
-//! size, and if it ends later, its new one. What is written before has no use yet.
+//! The write to the header's first block commits the change. If the program ends before it, the disk has its old size,
+//! and afterwards its new one. Data written before it is unused until then.
 
 use std::io;
 
@@ -10,14 +10,14 @@ use super::header::{Header, Tables, l1_entries};
 use super::refcounts::Refcounts;
 use crate::block::error::ResizeError;
 
-/// The header's fields from the size to the place of the L1 table, with the method of encryption between them.
+/// The header's fields from the size to the offset of the L1 table, with the encryption method between them.
 const FIELDS: u64 = 24;
 
-/// Makes the disk of the image in `file`, which has `header`, `size` bytes large. The file ends at `end`.
+/// Enlarges the disk of the image in `file`, which has `header`, to `size` bytes. The file ends at `end`.
 ///
 /// # Errors
 ///
-/// It has its old size then.
+/// The disk keeps its old size then.
 pub(super) fn grow(file: &Blocks<'_>, header: &Header, size: u64, end: u64) -> Result<(), ResizeError> {
     let Tables { l1, l1_entries: entries, .. } = header.tables;
     let cluster = u64::from(header.cluster);
@@ -28,7 +28,7 @@ pub(super) fn grow(file: &Blocks<'_>, header: &Header, size: u64, end: u64) -> R
         return Ok(announce(file, size, l1, entries)?);
     }
     if needed * 8 <= whole {
-        // The rest of the table's last cluster is the table's.
+        // The rest of the table's last cluster belongs to the table.
         file.write(l1 + bytes, &vec![0; (whole - bytes) as usize])?;
         file.sync()?;
         return Ok(announce(file, size, l1, needed)?);
@@ -51,7 +51,7 @@ fn announce(file: &Blocks<'_>, size: u64, l1: u64, entries: u64) -> io::Result<(
     let method = old.get(8..12).unwrap_or_default();
     let new = [&size.to_be_bytes()[..], method, &entries.to_be_bytes(), &l1.to_be_bytes()].concat();
     file.write(FIELDS, &new).and_then(|()| file.sync()).inspect_err(|_| {
-        // The table of before is still there.
+        // The old table is still there.
         let _ = file.write(FIELDS, &old);
     })
 }

@@ -1,7 +1,7 @@
-//! The header of a qcow2 image, checked before anything else looks at the image.
+//! The header of a qcow2 image, checked before any other use of the image.
 //!
-//! An image may come from anybody. What its header says of sizes is bounded here, because tables of these sizes are
-//! read into memory when the image is opened. The format is that of QEMU's `docs/interop/qcow2.txt`.
+//! Images are untrusted. Sizes in the header are bounded here, because tables of these sizes are read into memory when
+//! the image is opened. The format is that of QEMU's `docs/interop/qcow2.txt`.
 
 use std::path::Path;
 
@@ -9,29 +9,29 @@ use crate::block::error::BlockError;
 
 /// First bytes of an image.
 pub(crate) const MAGIC: &[u8; 4] = b"QFI\xfb";
-/// Bytes at an image's beginning that are read: its header, the header extensions, and the backing file's name.
+/// Bytes read from the beginning of an image: its header, the header extensions, and the backing file's name.
 pub(crate) const HEAD: usize = 64 << 10;
-/// The length of a header of version 2, and the least of one of version 3.
+/// The length of a version 2 header, and the minimum of version 3.
 const V2_LEN: usize = 72;
 const V3_LEN: usize = 104;
-/// The width of a reference count of version 2, as a power of two.
+/// The width of a version 2 reference count, as a power of two.
 const V2_REFCOUNT_ORDER: u32 = 4;
 /// The largest L1 table and refcount table in bytes, as in QEMU.
 const MAX_L1: u64 = 32 << 20;
 const MAX_REFCOUNT_TABLE: u64 = 8 << 20;
-/// The most L2 tables that are kept in memory, and the most bytes that they may take.
+/// Limits of the L2 cache: the number of tables, and their bytes.
 const CACHED_L2: u64 = 128;
 const MAX_L2_CACHE: u64 = 64 << 20;
 /// More extensions than any program writes.
 const MAX_EXTENSIONS: usize = 64;
-/// The bits of an entry of the refcount table that say where the block is.
+/// The bits of a refcount table entry that hold the block's offset.
 pub(crate) const REFCOUNT_BLOCK: u64 = !511;
 /// The longest name of a backing file in bytes.
 const MAX_NAME: usize = 1023;
 /// The extension that names the backing file's format.
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 
-/// The features without which an image cannot be used: the bit, and what the feature is.
+/// Incompatible features that are not supported: the bit, and the name.
 const INCOMPATIBLE: [(u32, &str); 5] = [
     (0, "was not closed; repair it: qemu-img check -r all"),
     (1, "is marked as corrupt; repair it: qemu-img check -r all"),
@@ -57,7 +57,7 @@ pub(crate) struct Header {
     pub backing: Option<(String, Option<String>)>,
 }
 
-/// The tables of an image. Places are in bytes, and multiples of the cluster's size.
+/// The tables of an image. Offsets are in bytes, and multiples of the cluster size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tables {
     /// Offset of the L1 table.
@@ -73,23 +73,24 @@ pub(crate) struct Tables {
 }
 
 impl Header {
-    /// Reads the header of the image at `path`, which begins with `head`: [`HEAD`] bytes of it, or all that it has.
+    /// Reads the header of the image at `path`, which begins with `head`: its first [`HEAD`] bytes, or all of a shorter
+    /// file.
     ///
     /// # Errors
     ///
-    /// Fails with the fault, or with the feature that is not supported.
+    /// Fails with the fault, or with the unsupported feature.
     pub(crate) fn parse(path: &Path, head: &[u8]) -> Result<Self, BlockError> {
         parse(head).map_err(|what| BlockError::Qcow2 { path: path.into(), what })
     }
 
-    /// Checks the refcount table of an image in a file of `end` bytes. The first clusters, this header among them, must
-    /// have a block of reference counts: without one, imago 0.2 would put it over the header, and take its place for
-    /// none at all, without end. Blocks lie in the file, and each is one entry's, so that a search for free clusters is
-    /// bounded by the file's size.
+    /// Checks the refcount table of an image in a file of `end` bytes. The first clusters, which include this header,
+    /// must have a refcount block: without one, imago 0.2 would allocate the block over the header, treat that offset
+    /// as none, and loop forever. Blocks lie in the file, and no two entries share one, so that the file's size bounds
+    /// a search for free clusters.
     ///
     /// # Errors
     ///
-    /// An entry leads to no block of its own.
+    /// An entry has no block of its own.
     pub(crate) fn check_refcounts(&self, path: &Path, table: &[u8], end: u64) -> Result<(), BlockError> {
         let entry = |bytes: &[u8]| bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)) & REFCOUNT_BLOCK;
         let mut blocks: Vec<u64> = table.chunks_exact(8).map(entry).collect();
@@ -147,14 +148,14 @@ fn parse(head: &[u8]) -> Result<Header, String> {
     Ok(Header { size, cluster: 1 << bits, has_zero_clusters: version == 3, tables, snapshots, backing })
 }
 
-/// The number of entries of the L1 table that a disk of `size` bytes needs; `None` if an image of such clusters cannot
-/// hold that disk, or takes too much memory.
+/// The number of L1 entries that a disk of `size` bytes needs; `None` if the cluster size does not allow such a disk,
+/// or the table takes too much memory.
 pub(crate) fn l1_entries(size: u64, cluster: u32) -> Option<u64> {
     let needed = needed(size, cluster.into());
     (needed * 8 <= MAX_L1 && !takes_too_much(needed, cluster.into())).then_some(needed)
 }
 
-/// An L2 table is a cluster of entries of 8 bytes, and one of the L1 table leads to each.
+/// An L2 table is one cluster of 8-byte entries, and each has one L1 entry.
 fn needed(size: u64, cluster: u64) -> u64 {
     size.div_ceil(cluster * (cluster / 8))
 }
@@ -186,7 +187,7 @@ fn check_features(features: u64) -> Result<(), String> {
     }
 }
 
-/// The tables are as large as the disk's size needs, and no larger than can be held in memory.
+/// Checks that the tables fit the disk's size, and the limits of memory.
 fn check_tables(field: &Fields<'_>, size: u64, bits: u32) -> Result<(), String> {
     let cluster = 1u64 << bits;
     let needed = needed(size, cluster);
@@ -211,7 +212,7 @@ fn check_tables(field: &Fields<'_>, size: u64, bits: u32) -> Result<(), String> 
 fn extension(field: &Fields<'_>, header_len: usize) -> Result<Option<String>, String> {
     let (mut offset, mut format) = (header_len, None);
     for _ in 0..MAX_EXTENSIONS {
-        // What is not there ends the list: a header of version 2 may end with the file.
+        // A truncated extension ends the list: a version 2 header may end with the file.
         let (Ok(kind), Ok(len)) = (field.u32(offset), field.u32(offset + 4)) else { return Ok(format) };
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         match kind {
@@ -307,7 +308,7 @@ mod tests {
         ];
         let with_format = head(&[name, format].concat());
         assert_eq!(parse(&with_format), Ok(Header { backing: backing(Some("raw")), ..plain.clone() }));
-        // A header of version 2 ends before the fields of version 3, and has no features.
+        // A version 2 header ends before the fields of version 3, and has no features.
         let v2 = head(&[(4, &2u32.to_be_bytes()), (72, &[0; 32])]);
         assert_eq!(parse(&v2), Ok(Header { has_zero_clusters: false, ..plain }));
     }
@@ -348,7 +349,7 @@ mod tests {
             (108, &large),
         ] {
             let changed = match offset {
-                // A name, of which this is the place or the length; an extension, of which this is the length.
+                // These bytes are the offset or length of a name, or the length of an extension.
                 8 => head(&[(16, &4u32.to_be_bytes()), (8, bytes)]),
                 16 => head(&[(8, &200u64.to_be_bytes()), (16, bytes)]),
                 108 => head(&[(104, &1u32.to_be_bytes()), (108, bytes)]),
@@ -356,7 +357,7 @@ mod tests {
             };
             assert!(parse(&changed).is_err(), "{offset} {bytes:?}");
         }
-        // 2 MiB of tables for each of 512 GiB: a disk of 2 EiB would take 256 MiB.
+        // 2 MiB of tables for each 512 GiB: a disk of 2 EiB would take 256 MiB.
         let huge = head(&[
             (20, &21u32.to_be_bytes()),
             (24, &(1u64 << 61).to_be_bytes()),

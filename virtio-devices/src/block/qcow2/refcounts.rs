@@ -1,12 +1,12 @@
-//! The reference counts of an image, changed in its file, in an order that leaves no cluster in use without a count.
+//! The reference counts of an image, changed in its file in an order that never leaves a used cluster without a count.
 //!
-//! If the program ends in between, clusters may have a count and no use: `qemu-img check` calls them leaked.
+//! If the program ends in between, unused clusters may have a count: `qemu-img check` calls them leaked.
 
 use super::blocks::Blocks;
 use super::header::{Header, REFCOUNT_BLOCK, Tables};
 use crate::block::error::ResizeError;
 
-/// Most places that are tried.
+/// The most positions that a search tries.
 const ATTEMPTS: usize = 1024;
 
 /// The reference counts of an image.
@@ -16,11 +16,11 @@ pub(super) struct Refcounts<'f> {
     tables: Tables,
 }
 
-/// Clusters without a use, one after the other.
+/// Consecutive unused clusters.
 struct Run {
     start: u64,
     len: u64,
-    /// The entries of the refcount table that have no block yet. The blocks are the run's first clusters.
+    /// The refcount table entries that have no block yet. The blocks are the run's first clusters.
     new: Vec<u64>,
 }
 
@@ -30,8 +30,8 @@ impl<'f> Refcounts<'f> {
         Self { file, cluster: header.cluster.into(), tables: header.tables }
     }
 
-    /// Writes `bytes`, which are whole clusters, to clusters without a use from the one at `end` on, the end of the
-    /// file, and counts one reference to each. Returns where they are.
+    /// Writes `bytes`, which are whole clusters, to unused clusters at or after `end`, the end of the file, and counts
+    /// one reference to each. Returns their offset.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl<'f> Refcounts<'f> {
             }
         }
         self.file.sync()?;
-        // The first of the new blocks counts itself, and the later ones are counted by then.
+        // The first new block counts itself, and the later ones have been counted before they are linked.
         for (place, index) in (run.start..).zip(&run.new) {
             self.file.write(self.entry(*index), &(place * self.cluster).to_be_bytes())?;
         }
@@ -64,7 +64,7 @@ impl<'f> Refcounts<'f> {
         Ok(place)
     }
 
-    /// Counts one reference less to each cluster of the `len` bytes at `place`.
+    /// Removes one reference from each cluster of the `len` bytes at `place`.
     pub(super) fn drop_references(&self, place: u64, len: u64) -> Result<(), ResizeError> {
         let per = self.counts_per_block();
         let (start, end) = (place / self.cluster, (place + len).div_ceil(self.cluster));
@@ -80,7 +80,7 @@ impl<'f> Refcounts<'f> {
         Ok(())
     }
 
-    /// Finds `count` clusters, and others for the blocks that count them and these.
+    /// Finds `count` clusters, and further ones for the refcount blocks that all of them need.
     fn find(&self, from: u64, count: u64) -> Result<Run, ResizeError> {
         let per = self.counts_per_block();
         let mut start = from;
@@ -106,7 +106,7 @@ impl<'f> Refcounts<'f> {
         Err(ResizeError::NoRoom)
     }
 
-    /// The last of the `len` clusters from `start` on that is in use.
+    /// The last used cluster of the `len` clusters from `start`.
     fn last_used(&self, start: u64, len: u64) -> Result<Option<u64>, ResizeError> {
         let per = self.counts_per_block();
         let mut last = None;
@@ -124,7 +124,7 @@ impl<'f> Refcounts<'f> {
         self.tables.refcounts.saturating_add(index * 8)
     }
 
-    /// Offset of the block of counts that an entry of the table leads to.
+    /// Offset of the refcount block of a table entry.
     fn block(&self, index: u64) -> Result<Option<u64>, ResizeError> {
         if index >= self.tables.refcount_entries {
             return Err(ResizeError::NoRoom);
@@ -134,7 +134,7 @@ impl<'f> Refcounts<'f> {
         Ok((entry != 0).then_some(entry))
     }
 
-    /// Counts one reference to each cluster of `run` that the block `index` is about.
+    /// Counts one reference to each cluster of `run` that block `index` covers.
     fn set_all(&self, block: &mut [u8], index: u64, run: &Run) {
         let per = self.counts_per_block();
         for cluster in run.start.max(index * per)..(run.start + run.len).min((index + 1) * per) {
@@ -170,7 +170,7 @@ impl<'f> Refcounts<'f> {
         }
     }
 
-    /// The byte that a count begins in, and its bytes; of one that is less than a byte, its place there and its mask.
+    /// The first byte of a count, and its length; for a count of less than a byte, its shift and its mask.
     fn place_of(&self, n: u64) -> (usize, Result<usize, (u32, u8)>) {
         let bits = n << self.tables.refcount_order;
         // Within a cluster.

@@ -1,4 +1,4 @@
-//! A qcow2 image without a disk around it: for fuzz targets of other crates.
+//! A qcow2 image without a disk: for fuzz targets of other crates.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -25,7 +25,7 @@ impl Qcow2Steps {
         self.0.abilities().geometry.sectors.saturating_mul(SECTOR)
     }
 
-    /// Fills `data` from `offset` on, and returns whether that succeeded.
+    /// Fills `data` from `offset`; returns true on success.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> bool {
         self.0.read(data, offset).is_ok()
     }
@@ -35,7 +35,7 @@ impl Qcow2Steps {
         self.0.write(data, offset, false).is_ok()
     }
 
-    /// As [`Self::write`], zeroes `len` bytes, and gives their space back if `unmap`.
+    /// As [`Self::write`], zeroes `len` bytes, and frees their space if `unmap`.
     pub fn zero(&self, offset: u64, len: u64, unmap: bool) -> bool {
         let mut range = Range { offset, len };
         while range.len > 0 {
@@ -46,12 +46,12 @@ impl Qcow2Steps {
         true
     }
 
-    /// Makes the disk larger, and returns whether that succeeded.
+    /// Enlarges the disk; returns true on success.
     pub fn resize(&self, size: u64) -> bool {
         self.0.resize(size).is_ok()
     }
 
-    /// Writes what is only in memory, and returns whether that succeeded.
+    /// Writes cached metadata; returns true on success.
     pub fn flush(&self) -> bool {
         self.0.execute(Call::Sync).is_ok()
     }

@@ -1,4 +1,4 @@
-//! Images that Debian's qemu-img made, and what it says of them afterwards.
+//! Images made by Debian's qemu-img, and checked with it afterwards.
 
 mod grow;
 mod space;
@@ -36,7 +36,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// `qemu-img`, which must succeed, in this folder.
+    /// Runs `qemu-img` in this folder; it must succeed.
     fn qemu_img(&self, arguments: &[&str]) -> String {
         let mut command = Command::new("qemu-img");
         command.args(arguments).current_dir(self.0.path());
@@ -55,13 +55,13 @@ impl Folder {
         self.path(name)
     }
 
-    /// An image has no error and no cluster that nobody uses.
+    /// Checks that an image has no error and no leaked cluster.
     fn check(&self, name: &str) {
         let said = self.qemu_img(&["check", name]);
         assert!(said.contains("No errors were found"), "{said}");
     }
 
-    /// The disk's contents as QEMU sees them.
+    /// The disk's contents according to QEMU.
     fn contents(&self, name: &str) -> Vec<u8> {
         self.qemu_img(&["convert", "-O", "raw", name, "contents.raw"]);
         fs::read(self.path("contents.raw")).unwrap()
@@ -94,7 +94,7 @@ fn read(image: &Qcow2, offset: u64, len: usize) -> Vec<u8> {
     data
 }
 
-/// Zeroes a range, a piece after the other.
+/// Zeroes a range, one piece at a time.
 fn zero(image: &Qcow2, mut offset: u64, len: u64, unmap: bool) {
     let end = offset + len;
     while offset < end {
@@ -145,7 +145,7 @@ fn what_is_written_is_what_qemu_reads_over_any_kind_of_image() {
 #[test]
 fn an_image_is_over_its_backing_files_which_stay_as_they_are() {
     let folder = Folder::new();
-    // The raw one is shorter than the disks over it, and the second image than the third.
+    // The raw image is shorter than the disks over it, and the second image is shorter than the third.
     let base = pattern(1 << 20, 1);
     fs::write(folder.path("base"), &base).unwrap();
     folder.create("middle", &["-b", "base", "-F", "raw"]);
@@ -181,13 +181,13 @@ fn an_image_is_over_its_backing_files_which_stay_as_they_are() {
 }
 
 #[test]
-fn a_backing_file_is_opened_only_if_the_user_allows_and_the_image_says_what_it_is() {
+fn a_backing_file_is_opened_only_if_allowed_and_of_named_format() {
     let folder = Folder::new();
     fs::write(folder.path("base"), pattern(LEN, 1)).unwrap();
     let top = folder.create("top", &["-b", "base", "-F", "raw"]);
     let denied = Access { format: ImageFormat::Qcow2 { backing_files: false }, ..READ_WRITE };
     assert!(refusal(&top, denied).contains("has the backing file base; add backing_files=on"));
-    // Somebody writes the backing file.
+    // Another program writes the backing file.
     let raw = Access { format: ImageFormat::Raw, ..READ_WRITE };
     let writer = open_image(&folder.path("base"), raw).unwrap();
     assert!(refusal(&top, READ_WRITE).contains("in use"));
@@ -195,7 +195,7 @@ fn a_backing_file_is_opened_only_if_the_user_allows_and_the_image_says_what_it_i
     let top_image = open(&top, READ_WRITE).unwrap();
     assert!(open_image(&folder.path("base"), raw).is_err(), "it is locked while an image is based on it");
     drop(top_image);
-    // The header's extension that says the format, made one that says nothing.
+    // Makes the header's format extension an unknown one.
     let mut bytes = fs::read(&top).unwrap();
     let format = bytes.windows(4).position(|bytes| bytes == [0xe2, 0x79, 0x2a, 0xca]).unwrap();
     bytes[format..format + 4].copy_from_slice(&[0x12, 0x34, 0x56, 0x78]);
@@ -232,7 +232,7 @@ fn a_loop_of_backing_files_is_named_and_a_long_chain_is_none() {
 }
 
 #[test]
-fn what_is_no_image_or_one_that_is_not_supported_is_refused_by_name() {
+fn an_invalid_or_unsupported_image_is_refused_with_the_reason() {
     let folder = Folder::new();
     fs::write(folder.path("raw"), [0; 4096]).unwrap();
     assert!(refusal(&folder.path("raw"), READ_WRITE).contains("is not a qcow2 image"));
@@ -307,14 +307,14 @@ fn compressed_clusters_and_snapshots_are_read_and_kept() {
 }
 
 #[test]
-fn several_queues_write_zero_and_give_back_at_the_same_time_and_nothing_is_lost() {
+fn queues_writing_zeroing_and_discarding_at_once_lose_nothing() {
     const THREADS: usize = 4;
     let folder = Folder::new();
     fs::write(folder.path("base"), pattern(LEN, 9)).unwrap();
     let path = folder.create("a", &["-b", "base", "-F", "raw", "-o", "cluster_size=4096"]);
     let image = Arc::new(open(&path, READ_WRITE).unwrap());
     let mut expected = pattern(LEN, 9);
-    // Each has the sectors whose numbers leave its own remainder: every cluster is everybody's.
+    // Each thread writes the sectors whose numbers leave its remainder, so all threads share every cluster.
     thread::scope(|scope| {
         for thread in 0..THREADS {
             let image = Arc::clone(&image);
@@ -341,7 +341,7 @@ fn several_queues_write_zero_and_give_back_at_the_same_time_and_nothing_is_lost(
     assert!(folder.contents("a") == expected);
 }
 
-/// Sectors of one cluster, some of which are zeroed while others are written.
+/// Zeroes some sectors of one cluster while others are written.
 #[test]
 fn zeroing_a_part_of_a_cluster_keeps_what_others_write() {
     const CLUSTER: usize = 4096;
@@ -405,7 +405,7 @@ fn a_driver_sees_a_disk_like_any_other() {
         assert_eq!(guest.read(8, 4096), (OK, vec![0; 4096]));
         assert_eq!(guest.request(VIRTIO_BLK_T_FLUSH, 0, &[]), (OK, 1));
         assert_eq!(guest.read(LEN as u64 / 512, 512).0, IOERR);
-        // What was flushed is on the medium, whatever becomes of this process.
+        // Flushed data is on the medium, even if this process is killed.
         fs::copy(&path, folder.path("copy")).unwrap();
         let mut expected = vec![0; LEN];
         expected[4096..][..data.len()].copy_from_slice(&data);
@@ -416,7 +416,7 @@ fn a_driver_sees_a_disk_like_any_other() {
 }
 
 #[test]
-fn an_image_that_is_read_only_or_of_version_2_offers_what_it_can_do() {
+fn a_readonly_or_version_2_image_offers_only_what_it_can_do() {
     let folder = Folder::new();
     let path = folder.create("a", &["-o", "compat=0.10"]);
     let offered = |spec: BlockSpec| {
@@ -443,7 +443,7 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Of the first 512 KiB, so that operations overlap.
+    // In the first 512 KiB, so that operations overlap.
     let place = || (0..1024u64, 1..200u64).prop_map(|(sector, count)| (sector * 512, count * 512));
     prop_oneof![
         4 => (place(), any::<u8>()).prop_map(|((offset, len), seed)| Op::Write { offset, len: len as usize, seed }),
@@ -458,7 +458,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn an_image_is_as_the_model_after_any_operations_and_qemu_finds_no_error(
+    fn any_operations_leave_an_image_equal_to_the_model_and_valid(
         ops in prop::collection::vec(op(), 1..40),
         cluster in prop_oneof![Just("512"), Just("4096"), Just("65536")],
         has_backing: bool,
@@ -511,7 +511,7 @@ fn the_files_of_a_chain_are_found_without_opening_them_for_use() {
     folder.create("middle", &["-b", "bottom.raw", "-F", "raw"]);
     let top = folder.create("top", &["-b", "middle", "-F", "qcow2"]);
     assert_eq!(chain(&top), ["middle", "bottom.raw"].map(|name| folder.path(name)));
-    // Whoever has them locked is not disturbed, and the raw file's contents name nothing.
+    // Locks of others are not disturbed, and the raw file's contents name nothing.
     let _disk = open(&top, READ_WRITE).unwrap();
     assert_eq!(chain(&top).len(), 2);
     assert_eq!(chain(&folder.path("bottom.raw")), [""; 0].map(PathBuf::from));
@@ -527,7 +527,7 @@ fn a_chain_without_an_end_is_looked_at_up_to_the_limit() {
 }
 
 #[test]
-fn what_one_program_wrote_is_there_for_the_next_that_takes_the_image() {
+fn one_programs_writes_are_seen_by_the_next_to_take_the_image() {
     let folder = Folder::new();
     let path = folder.create("disk", &["-o", "cluster_size=4k"]);
     let shared = || {
@@ -540,7 +540,7 @@ fn what_one_program_wrote_is_there_for_the_next_that_takes_the_image() {
         Contents::Qcow2(qcow2) => act(qcow2),
         Contents::Raw(_) => unreachable!(),
     };
-    // One after the other writes, and each finds what all have written: tables are read anew.
+    // The two write in turn, and each sees the other's writes: tables are read again.
     for turn in 0..6_u8 {
         let (one, other) = if turn % 2 == 0 { (&source, &target) } else { (&target, &source) };
         of(one, &mut |image| {

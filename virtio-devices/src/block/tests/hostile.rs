@@ -1,4 +1,4 @@
-//! Drivers that write nonsense.
+//! Drivers that send malformed requests.
 
 use proptest::prelude::*;
 use virtio_bindings::virtio_blk::*;
@@ -15,7 +15,7 @@ fn a_chain_without_a_place_for_a_status_is_dropped_and_counted() {
             &[(HEADER_AT, 16, 0)],
             &[(HEADER_AT, 16, 0), (BUFFERS, 512, 0)],
             &[(HEADER_AT, 16, 0), (STATUS_AT, 0, WRITE)],
-            // Beyond memory; what the driver reads before what it writes; longer than memory.
+            // Beyond memory; readable after writable; longer than memory.
             &[(HEADER_AT, 16, 0), (MEMORY - 256, 512, 0), (STATUS_AT, 1, WRITE)],
             &[(STATUS_AT, 1, WRITE), (HEADER_AT, 16, 0)],
             &[(HEADER_AT, 16, 0), (BUFFERS, u32::MAX, WRITE), (STATUS_AT, 1, WRITE)],
@@ -57,7 +57,7 @@ fn what_does_not_fit_the_disk_has_a_status_and_changes_nothing() {
 }
 
 #[test]
-fn a_request_of_more_segments_than_a_call_takes_is_dropped_and_one_of_as_many_is_not() {
+fn a_request_with_more_segments_than_a_call_takes_is_dropped() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         guest.put_header(VIRTIO_BLK_T_IN, 0);
@@ -81,7 +81,7 @@ fn a_request_of_more_segments_than_a_call_takes_is_dropped_and_one_of_as_many_is
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
+fn a_disk_gives_up_an_invalid_ring_and_requests_a_reset() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         let avail = guest.queues[0].avail();
@@ -93,7 +93,7 @@ fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
     }
 }
 
-/// A descriptor that is nonsense more often than not, with a fair chance to be meant.
+/// A descriptor that is mostly invalid, and sometimes valid.
 fn descriptor() -> impl Strategy<Value = (u64, u32, u16, u16)> {
     let address =
         prop_oneof![2 => Just(HEADER_AT), 4 => BUFFERS..BUFFERS + 0x8000, 1 => 0..MEMORY + 0x1000, 1 => any::<u64>()];
@@ -106,7 +106,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_chain_of_a_hostile_driver_is_given_back_unless_the_ring_is_broken(
+    fn every_chain_of_a_hostile_driver_returns_on_an_intact_ring(
         descriptors in prop::collection::vec((0..8u16, descriptor()), 1..30),
         headers in prop::collection::vec((0..16u32, 0..4096u64), 30),
         heads in prop::collection::vec(prop_oneof![8 => 0..8u16, 1 => any::<u16>()], 30),
@@ -121,7 +121,7 @@ proptest! {
             guest.kick(0);
             given += usize::from(head < 64);
         }
-        // Heads beyond the ring cannot be named in the used ring.
+        // The used ring cannot name heads beyond the ring.
         guest.wait_used(0, given);
         guest.stop();
         prop_assert!(!guest.interrupts.needs_reset());

@@ -30,7 +30,7 @@ fn what_is_no_disk_is_refused() {
 }
 
 #[test]
-fn a_stop_gives_back_all_that_was_begun_and_a_start_goes_on_where_it_was() {
+fn a_stop_completes_what_was_begun_and_a_start_continues_there() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         let features = guest.block.features();
@@ -43,7 +43,7 @@ fn a_stop_gives_back_all_that_was_begun_and_a_start_goes_on_where_it_was() {
             }
             guest.kick(0);
             guest.stop();
-            // What is complete is in the ring now; the rest has not been touched.
+            // Complete requests are in the ring now; the rest is untouched.
             let done = guest.queues[0].take_used().len();
             assert_eq!(guest.count(BlockCounter::WriteOps) as usize, given - 20 + done);
             guest.start(features);
@@ -54,12 +54,12 @@ fn a_stop_gives_back_all_that_was_begun_and_a_start_goes_on_where_it_was() {
     }
 }
 
-/// A driver may ask for much at a time, of a medium that is slow: here 8 times 32 MiB, at 50 ms for each MiB.
+/// A driver may request much at a time from a slow medium: here 8 times 32 MiB, at 50 ms for each MiB.
 #[test]
 fn a_stop_does_not_wait_for_what_the_worker_transfers_itself() {
     const PIECES: usize = 128;
     const PIECE: usize = 256 << 10;
-    // Straight, and through the worker's own buffer, which is used beside io_uring, too.
+    // Directly, and through the worker's own buffer, which is also used with io_uring.
     for (io_uring, alignment, offset) in [(false, 1, 0), (false, 4096, 512), (true, 4096, 512)] {
         let mut guest = Guest::new(io_uring);
         guest.stop();
@@ -85,7 +85,7 @@ fn a_stop_does_not_wait_for_what_the_worker_transfers_itself() {
         guest.stop();
         let took = began.elapsed();
         assert!(took < Duration::from_secs(8), "{took:?} of the 12 s that all would take");
-        // Nothing is lost, and nothing is done twice as far as the driver can tell.
+        // No request is lost, and none is done twice as far as the driver can see.
         let done = guest.queues[0].take_used().len();
         assert!(done < 8);
         guest.change_image(|image| image.slowness = Duration::ZERO);
@@ -101,7 +101,7 @@ fn a_stop_does_not_wait_for_what_the_worker_transfers_itself() {
 }
 
 #[test]
-fn each_queue_has_a_worker_that_is_named_after_it_if_the_driver_knows_several() {
+fn each_queue_has_a_worker_named_after_it_if_multiqueue_is_used() {
     for io_uring in ENGINES {
         let mut guest = Guest::with(BlockSpec { queues: 3, ..spec(io_uring) });
         let features = guest.block.features();
@@ -148,7 +148,7 @@ fn guest_memory_that_is_exchanged_is_used_from_then_on() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         assert_eq!(guest.write(0, &pattern(512, 1)), (OK, 1));
-        // The same regions, and one more, as after memory was added.
+        // The same regions, and one more, as after memory hotplug.
         let (more, map) = (vm_memory::GuestAddress(1 << 32), guest.queues[0].memory.clone());
         let region = GuestRegion::from_range(more, 1 << 16, None).unwrap();
         let map = vm_memory::GuestRegionCollection::insert_region(&map, Arc::new(region)).unwrap();
@@ -189,7 +189,7 @@ fn a_reset_returns_to_the_cache_of_power_on_and_keeps_the_image() {
 }
 
 #[test]
-fn a_disk_whose_writes_are_stable_has_them_stable_after_a_restore() {
+fn a_disk_with_stable_writes_keeps_them_stable_after_a_restore() {
     let mut guest = Guest::new(true);
     let features = guest.block.features();
     assert_eq!(guest.block.save(), DeviceSpecific::PowerOn);
@@ -210,7 +210,7 @@ fn a_disk_whose_writes_are_stable_has_them_stable_after_a_restore() {
 }
 
 #[test]
-fn a_cache_that_is_turned_off_before_the_start_is_off_for_a_driver_that_knows_of_it() {
+fn a_cache_turned_off_before_the_start_is_off_if_negotiated() {
     let mut guest = Guest::new(true);
     let features = guest.block.features();
     for saves in [false, true] {
@@ -225,7 +225,7 @@ fn a_cache_that_is_turned_off_before_the_start_is_off_for_a_driver_that_knows_of
         }
         guest.start(features);
         assert_eq!((writeback(&guest), stable(&guest)), (0, true), "{saves}");
-        // A stop that is not a reset is not a new choice.
+        // A stop that is not a reset does not change the choice.
         guest.stop();
         guest.start(features);
         assert_eq!((writeback(&guest), stable(&guest)), (0, true), "{saves}");
@@ -259,7 +259,7 @@ fn a_driver_that_cannot_flush_the_cache_begins_without_it() {
 }
 
 #[test]
-fn a_driver_whose_queues_stand_still_after_a_restore_chooses_as_it_negotiated() {
+fn a_driver_sets_the_cache_as_negotiated_right_after_a_restore() {
     let mut guest = Guest::new(true);
     let features = guest.block.features();
     for (features, chosen) in [(features, 0), (features & !(1 << VIRTIO_BLK_F_CONFIG_WCE), 1)] {
@@ -289,7 +289,7 @@ fn a_driver_hears_of_a_new_size_and_uses_it_at_once() {
         assert!(guest.interrupts.eventfd(1).unwrap().read().is_ok());
         assert_eq!(guest.write(beyond, &pattern(512, 3)).0, OK);
         assert_eq!(guest.read(beyond, 512), (OK, pattern(512, 3)));
-        // A size that it has, or cannot have, is no change.
+        // The same size, or an impossible one, is not a change.
         assert!(size.set(2 * SIZE as u64).is_ok() && size.set(1000).is_err());
         assert!(guest.interrupts.eventfd(1).unwrap().read().is_err());
         guest.stop();

@@ -21,7 +21,7 @@ fn limited(io_uring: bool, queues: u16, limits: RateLimits) -> Guest {
 }
 
 impl Guest {
-    /// Makes `count` requests for a sector available, and rings.
+    /// Makes `count` requests for a sector available, and rings the doorbell.
     fn ask(&mut self, queue: u16, count: usize) {
         self.put_header(VIRTIO_BLK_T_IN, 0);
         for _ in 0..count {
@@ -40,7 +40,7 @@ fn no_more_is_begun_than_the_limit_of_operations_lets_through() {
         guest.ask(0, 10);
         assert_eq!(guest.wait_used(0, 6).len(), 6);
         eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
-        // A worker that waits is stopped at once, and neither a new start nor a reset refills the bucket.
+        // A waiting worker stops at once, and neither a new start nor a reset refills the bucket.
         let features = guest.block.features();
         for _ in 0..3 {
             let waits = guest.count(BlockCounter::RateWaits);
@@ -72,7 +72,7 @@ fn what_waits_is_carried_out_as_the_bucket_refills() {
 }
 
 #[test]
-fn a_request_above_the_bandwidth_is_carried_out_and_the_next_one_waits() {
+fn a_request_above_the_bandwidth_runs_and_the_next_one_waits() {
     for io_uring in ENGINES {
         let bandwidth = limit(512, 0, NEVER);
         let mut guest = limited(io_uring, 1, RateLimits { bandwidth, ops: None });
@@ -84,7 +84,7 @@ fn a_request_above_the_bandwidth_is_carried_out_and_the_next_one_waits() {
 }
 
 #[test]
-fn what_moves_no_data_has_no_bandwidth_and_what_is_refused_is_an_operation() {
+fn dataless_requests_use_no_bandwidth_and_refused_ones_one_op() {
     let limits = RateLimits { bandwidth: limit(512, 0, NEVER), ops: limit(4, 0, NEVER) };
     let mut guest = limited(true, 1, limits);
     assert_eq!(guest.request(VIRTIO_BLK_T_FLUSH, 0, &[]), (OK, 1));
@@ -129,7 +129,7 @@ fn disks_of_a_group_share_its_limits() {
     assert_eq!(guests[1].count(BlockCounter::ReadOps), 2);
 }
 
-/// The state of a disk after the bytes that it is saved as.
+/// The state of a disk after saving and loading.
 fn saved(block: &Block) -> DeviceSpecific {
     serde_json::from_str(&serde_json::to_string(&block.save()).unwrap()).unwrap()
 }
@@ -163,7 +163,7 @@ fn a_restored_disk_has_no_more_left_of_its_limits_than_it_had() {
 }
 
 #[test]
-fn a_group_of_disks_has_what_it_had_left_whichever_disk_is_restored_last() {
+fn a_restored_disk_group_keeps_its_budget_in_any_restore_order() {
     let limits = RateLimits { ops: limit(6, 0, NEVER), bandwidth: None };
     let (old, new) = (RateLimitGroup::new(limits).unwrap(), RateLimitGroup::new(limits).unwrap());
     let disk = |group: &RateLimitGroup| {

@@ -1,4 +1,4 @@
-//! Any sequence of requests does to the image what it does to a vector of bytes.
+//! Any sequence of requests has the same effect on the image as on a byte vector.
 
 use proptest::prelude::*;
 use virtio_bindings::virtio_blk::*;
@@ -7,7 +7,7 @@ use super::super::testing::*;
 use crate::VirtioDevice;
 use crate::features::has;
 
-/// The sectors that requests are for: few, so that they overlap.
+/// The sectors that requests use: few, so that they overlap.
 const SECTORS: u64 = 64;
 
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Descriptors of `len` bytes from [`BUFFERS`] on, cut at `cuts`.
+/// Descriptors of `len` bytes from [`BUFFERS`], split at `cuts`.
 fn pieces(len: usize, cuts: &[usize], flags: u16) -> Vec<(u64, u32, u16)> {
     let mut cuts: Vec<_> = cuts.iter().map(|cut| cut % len).chain([0, len]).collect();
     cuts.sort_unstable();

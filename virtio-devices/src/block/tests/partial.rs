@@ -18,13 +18,13 @@ fn guest(io_uring: bool, queues: u16, change: impl FnOnce(&mut Image)) -> Guest 
     guest
 }
 
-/// As around the page cache of storage whose blocks have 4 KiB.
+/// As with direct I/O on storage with blocks of 4 KiB.
 fn large_blocks(image: &mut Image) {
     image.alignment = 4096;
     image.strict = true;
 }
 
-/// Numbers that look random, always the same.
+/// Pseudorandom numbers, the same in each run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -51,7 +51,7 @@ fn requests_of_any_sectors_are_served_on_larger_blocks() {
                 assert_eq!(guest.read(sector as u64, len), (OK, shadow[place].to_vec()), "{io_uring} {round}");
             }
         }
-        // More than the buffer holds, from within a block to within another.
+        // Larger than the buffer, with partial blocks at both ends.
         let data = pattern(600 << 10, 0x55);
         let place = 3 * SECTOR..3 * SECTOR + data.len();
         assert_eq!(guest.write(3, &data).0, OK);
@@ -61,7 +61,7 @@ fn requests_of_any_sectors_are_served_on_larger_blocks() {
     }
 }
 
-/// Makes a write available to `queue`, of `data` in the memory at `at`.
+/// Makes a write of `data`, placed in memory at `at`, available to `queue`.
 fn begin(guest: &mut Guest, queue: usize, sector: u64, at: u64, data: &[u8]) {
     let n = (at - BUFFERS) / 0x4000;
     let (header_at, status_at) = (HEADER_AT + 16 * (n % 64), STATUS_AT + n % 64);
@@ -71,7 +71,7 @@ fn begin(guest: &mut Guest, queue: usize, sector: u64, at: u64, data: &[u8]) {
     guest.queues[queue].add(&[(header_at, 16, 0), (at, data.len() as u32, 0), (status_at, 1, WRITE)]);
 }
 
-/// A queue writes whole blocks, another a sector of each. Only that sector may be either's.
+/// A queue writes whole blocks, another a sector of each. Either may win, but only for that sector.
 #[test]
 fn a_change_of_a_part_of_a_block_loses_no_write_beside_it() {
     for io_uring in ENGINES {
@@ -99,7 +99,7 @@ fn a_change_of_a_part_of_a_block_loses_no_write_beside_it() {
     }
 }
 
-/// Whole blocks and parts of others by turns in one queue, whose own writes a change waits for.
+/// Alternates whole and partial blocks in one queue: a partial write waits for the queue's own writes.
 #[test]
 fn a_queue_of_whole_and_partial_blocks_ends() {
     for io_uring in ENGINES {
@@ -124,7 +124,7 @@ fn a_queue_of_whole_and_partial_blocks_ends() {
     }
 }
 
-/// A block device zeroes whole blocks only, which may be larger than those that a driver was told of.
+/// A block device zeroes whole blocks only, which may be larger than the block size that a driver reads.
 #[test]
 fn ranges_of_any_sectors_are_zeroed_on_larger_blocks() {
     for io_uring in ENGINES {
@@ -147,7 +147,7 @@ fn ranges_of_any_sectors_are_zeroed_on_larger_blocks() {
             assert_eq!(guest.request(VIRTIO_BLK_T_WRITE_ZEROES, 0, &[(BUFFERS, 16, 0)]).0, OK, "{sector}");
             assert!(guest.image() == shadow, "{io_uring} {sector}");
         }
-        // Nothing beside what is discarded changes.
+        // Data next to the discarded range does not change.
         guest.put(BUFFERS, &segment(201, 30, 0));
         assert_eq!(guest.request(VIRTIO_BLK_T_DISCARD, 0, &[(BUFFERS, 16, 0)]).0, OK);
         let image = guest.image();

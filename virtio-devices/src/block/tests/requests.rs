@@ -31,7 +31,7 @@ fn a_header_and_data_in_many_pieces_are_one_request() {
         guest.put_header(VIRTIO_BLK_T_OUT, 1);
         let data = pattern(1024, 3);
         guest.put(BUFFERS, &data);
-        // The end of the header lies with the first bytes of data.
+        // The end of the header shares a descriptor with the first bytes of data.
         let mut mixed = guest.queues[0].bytes(HEADER_AT + 10, 6);
         mixed.extend_from_slice(&data[..100]);
         guest.put(BUFFERS + 0x10_0000, &mixed);
@@ -93,7 +93,7 @@ fn ranges_are_zero_afterwards_and_nothing_else_is() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         if !has(guest.block.features(), VIRTIO_BLK_F_DISCARD) {
-            // The file system of the temporary directory knows no holes: the disk must not do what it did not offer.
+            // The file system of the temporary directory has no holes: the disk must not do what it did not offer.
             guest.put(BUFFERS, &segment(8, 8, 0));
             let result = guest.request(VIRTIO_BLK_T_DISCARD, 0, &[(BUFFERS, 16, 0)]);
             assert_eq!(result, (UNSUPP, 1));
@@ -132,7 +132,7 @@ fn buffers_that_are_not_aligned_go_through_one_that_is() {
         guest.stop();
         guest.align(512);
         guest.start(guest.block.features());
-        // More than goes through the buffer at once.
+        // Larger than the bounce buffer.
         let data = pattern(600 << 10, 5);
         guest.put(BUFFERS + 1, &data);
         let write =
@@ -151,12 +151,12 @@ fn buffers_that_are_not_aligned_go_through_one_that_is() {
 
 #[test]
 fn around_the_page_cache_any_buffer_works() {
-    // The build's own directory is more likely to be on a file system with direct access than the temporary one.
+    // The build directory is more likely to be on a file system with direct I/O than the temporary one.
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     file.as_file().set_len(SIZE as u64).unwrap();
     for io_uring in ENGINES {
         let direct = BlockSpec { path: file.path().into(), direct: true, ..spec(io_uring) };
-        // A child that another test starts would keep the last one's lock for a moment.
+        // A child that another test spawns would keep the last image's lock for a moment.
         let opened = {
             let _spawning = SPAWNING.lock();
             Block::open(direct)
@@ -185,7 +185,7 @@ fn around_the_page_cache_any_buffer_works() {
 }
 
 #[test]
-fn an_image_that_shrinks_fails_what_is_beyond_its_end_and_grows_by_no_read() {
+fn a_shrunk_image_fails_reads_past_its_end_and_does_not_grow() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         guest.file.as_file().set_len(1024).unwrap();
@@ -230,7 +230,7 @@ fn a_write_is_stable_when_the_driver_does_not_flush_or_said_so() {
 }
 
 #[test]
-fn pages_that_a_read_fills_are_noted_and_those_that_a_write_takes_from_are_not() {
+fn pages_filled_by_reads_are_logged_and_sources_of_writes_not() {
     use vm_memory::bitmap::Bitmap;
     use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
     for (io_uring, alignment) in [(false, 1), (true, 1), (true, 512)] {
@@ -242,7 +242,7 @@ fn pages_that_a_read_fills_are_noted_and_those_that_a_write_takes_from_are_not()
         let log = crate::WriteLog::new(&map).unwrap();
         let region = map.iter().next().unwrap();
         let noted = |at: u64| region.bitmap().dirty_at(at as usize);
-        // Not aligned, so that one of the ways leads through another buffer.
+        // Unaligned, so that one variant goes through a bounce buffer.
         let (from, to) = (BUFFERS + 0x1001, BUFFERS + 0x3ffe);
         assert_eq!(guest.request(1, 0, &[(from, 1024, 0)]).0, OK);
         assert!(!noted(from), "{io_uring} {alignment}");
@@ -250,7 +250,7 @@ fn pages_that_a_read_fills_are_noted_and_those_that_a_write_takes_from_are_not()
         assert_eq!(guest.request(0, 0, &[(to, 1024, WRITE)]), (OK, 1025));
         assert!(noted(to) && noted(to + 2), "{io_uring} {alignment}");
         assert!(!noted(to + 0x1000 + 2) && !noted(to - 0x1000), "{io_uring} {alignment}");
-        // The driver writes 0xee there, before it asks.
+        // The driver writes 0xee there before the request.
         log.take(0, &mut [0; 64]);
         let head = guest.queues[0].build(&[(HEADER_AT, 16, 0), (STATUS_AT, 1, WRITE)]);
         guest.put_header(VIRTIO_BLK_T_FLUSH, 0);
@@ -272,12 +272,12 @@ fn an_image_that_only_fails_is_reported_once_until_it_works() {
         let told = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&told);
         guest.block.observe_failures(Box::new(move |change| seen.lock().push(change)));
-        // Nothing on the host can be read beyond that.
+        // The host's file has no data beyond that.
         guest.file.as_file().set_len(1024).unwrap();
         for sector in [2, 3, 2] {
             assert_eq!(guest.read(sector, 512).0, IOERR);
         }
-        // The request itself is at fault, and not the host.
+        // The request itself is at fault, not the host.
         assert_eq!(guest.read(1 << 40, 512).0, IOERR);
         let failing = FailureChange::Failing("it is shorter than the disk".into());
         assert_eq!(*told.lock(), std::slice::from_ref(&failing));

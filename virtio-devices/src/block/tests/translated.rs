@@ -13,7 +13,7 @@ const ENDPOINT: u32 = 0x28;
 /// I/O addresses are the guest's plus this.
 const SHIFT: u64 = 1 << 40;
 
-/// A disk whose rings are at their own addresses and its buffers at others, in pages.
+/// A disk whose rings and buffers are at different I/O addresses, in pages.
 fn disk(io_uring: bool) -> (Guest, Arc<Iommu>, Behind) {
     let iommu = Iommu::new(48);
     let behind = iommu.behind(0, pci::Rid::from_bits(ENDPOINT as u16));
@@ -29,12 +29,12 @@ fn map(iommu: &Iommu, first: u64, last: u64, target: u64) {
 }
 
 #[test]
-fn a_disk_that_waits_holds_up_nobody_and_finds_what_is_mapped_for_it() {
+fn an_idle_disk_delays_no_attach_and_finds_what_is_mapped() {
     for io_uring in ENGINES {
         let (mut guest, iommu, _behind) = disk(io_uring);
         let data = pattern(3 * 4096, 5);
         assert_eq!(guest.write(8, &data), (OK, 1), "in bypass");
-        // Would wait for ever if the disk, which waits for a doorbell, were in a pass.
+        // Would deadlock if the disk, which waits for a doorbell, were in a pass.
         let attach = {
             let iommu = Arc::clone(&iommu);
             thread::spawn(move || {
@@ -69,7 +69,7 @@ fn a_disk_that_waits_holds_up_nobody_and_finds_what_is_mapped_for_it() {
     }
 }
 
-/// Puts the disk into a domain with all that the requests of [`Guest`] use, but for the buffers.
+/// Attaches the disk to a domain that maps all that the requests of [`Guest`] use, except the buffers.
 fn map_rings(iommu: &Iommu) {
     iommu.carry_out(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }).unwrap();
     map(iommu, 0, MEMORY - 1, 0);

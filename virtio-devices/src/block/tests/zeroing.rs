@@ -1,4 +1,4 @@
-//! Ranges that become zero on storage that lacks some way to do that.
+//! Zeroed ranges on storage that lacks a zeroing method.
 
 use std::os::fd::AsRawFd;
 
@@ -35,7 +35,7 @@ fn zero(guest: &mut Guest, kind: u32, sector: u64, count: u32, flags: u32) -> u8
     guest.request(kind, 0, &[(BUFFERS, 16, 0)]).0
 }
 
-/// Whole blocks of 4 KiB and parts of them, and more than what is written at once.
+/// Whole blocks of 4 KiB and parts of them, and more than one write of zeros covers.
 const RANGES: [(u64, u32); 5] = [(8, 8), (17, 30), (65, 1), (100, 3), (201, 1400)];
 
 #[test]
@@ -72,13 +72,13 @@ fn a_discard_that_storage_refuses_changes_nothing() {
         let expected = fill(&mut guest);
         assert_eq!([8, 9].map(|sector| zero(&mut guest, VIRTIO_BLK_T_DISCARD, sector, 8, 0)), [OK, OK]);
         assert!(guest.image() == expected);
-        // The refusal is remembered, and the call is not made again.
+        // The refusal is remembered, and the call is not repeated.
         let range = Range { offset: 0, len: 512 };
         assert_eq!(guest.block.image.lacking.way(Operation::Discard(range)), Zeroing::Nothing);
     }
 }
 
-/// The kernel's own file system in memory gives space back, and zeroes in no other way.
+/// The kernel's in-memory file system frees space, and has no other zeroing method.
 #[test]
 fn tmpfs_zeroes_with_and_without_giving_space_back() {
     for io_uring in ENGINES {
@@ -111,7 +111,7 @@ fn a_driver_cannot_make_a_raw_disk_look_like_another_format() {
         sector[..4].copy_from_slice(b"QFI\xfb");
         assert_eq!(guest.write(0, &sector).0, IOERR);
         assert!(guest.image() == expected);
-        // It is data anywhere else, and in an image that is said to be raw.
+        // Anywhere else the signature is data, as it is in an image that is configured as raw.
         assert_eq!(guest.write(1, &sector).0, OK);
         let mut guest = Guest::with(BlockSpec { format: ImageFormat::Raw, ..spec(io_uring) });
         assert_eq!(guest.write(0, &sector).0, OK);

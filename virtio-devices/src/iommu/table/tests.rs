@@ -9,7 +9,7 @@ use crate::memory::Translate;
 const ENDPOINT: u32 = 0x108;
 const OTHER: u32 = 0x109;
 
-/// Finishes a change that no endpoint has a follower for.
+/// Finishes a change of endpoints without followers.
 fn finish(change: Change) {
     let (told, passes) = change.tell();
     assert_eq!(told, Ok(()));
@@ -66,7 +66,7 @@ fn what_does_not_exist_has_no_entry() {
 }
 
 #[test]
-fn an_endpoint_that_is_attached_elsewhere_leaves_its_domain_whose_mappings_go_with_the_last() {
+fn a_domain_ends_when_its_last_endpoint_attaches_elsewhere() {
     let mut table = table();
     for endpoint in [ENDPOINT, OTHER] {
         attach(&mut table, 1, endpoint, false).unwrap();
@@ -123,7 +123,7 @@ fn a_guest_cannot_have_more_mappings_than_there_can_be() {
 }
 
 #[test]
-fn after_a_reset_and_for_an_endpoint_that_is_gone_nothing_is_mapped() {
+fn a_reset_or_a_removed_endpoint_leaves_nothing_mapped() {
     let mut table = table();
     attach(&mut table, 1, ENDPOINT, false).unwrap();
     map(&mut table, 1, 0, 0xfff, 0).unwrap();

@@ -1,4 +1,4 @@
-//! The device as its driver uses it.
+//! The device with its driver.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl Rig {
         self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
     }
 
-    /// Makes a request available, of which the device may write `room` bytes.
+    /// Makes a request available, with `room` device-writable bytes.
     fn offer(&mut self, bytes: &[u8], room: u32) {
         self.requests.memory.write_slice(bytes, GuestAddress(BUFFERS)).unwrap();
         self.requests.memory.write_slice(&[0xaa; 600], GuestAddress(REPLY)).unwrap();
@@ -70,7 +70,7 @@ impl Rig {
         reply
     }
 
-    /// Asks, and returns the status: it is there when the doorbell's write has returned.
+    /// Sends a request, and returns the status, which is written when the doorbell's write has returned.
     fn ask(&mut self, request: Request) -> u8 {
         self.offer(&encode(request), 4);
         assert!(self.device.rung(0));
@@ -135,7 +135,7 @@ fn a_chain_without_room_for_an_answer_is_given_back_and_counted() {
 }
 
 #[test]
-fn faults_are_told_with_endpoint_and_address_as_long_as_there_are_buffers() {
+fn faults_report_endpoint_and_address_while_buffers_last() {
     let mut rig = Rig::new();
     rig.events.add(&[(BUFFERS + 0x8000, 24, WRITE)]);
     rig.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false });
@@ -151,7 +151,7 @@ fn faults_are_told_with_endpoint_and_address_as_long_as_there_are_buffers() {
 }
 
 #[test]
-fn bypass_outlives_a_reset_of_the_device_and_not_one_of_the_machine() {
+fn the_bypass_setting_survives_a_device_reset_not_a_power_on() {
     let mut rig = Rig::new();
     let at = |rig: &Rig| rig.behind.endpoint().translate(0x1234, 4, Permissions::Write);
     assert_eq!(at(&rig), Some((0x1234, 4)), "at boot");
@@ -175,7 +175,7 @@ fn bypass_outlives_a_reset_of_the_device_and_not_one_of_the_machine() {
 }
 
 #[test]
-fn a_request_that_was_made_while_the_queue_did_not_run_is_answered_at_the_start() {
+fn a_request_queued_while_stopped_is_answered_at_the_start() {
     let mut rig = Rig::new();
     rig.stop();
     rig.offer(&encode(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }), 4);

@@ -15,14 +15,15 @@ use super::super::status::Status;
 use super::super::{Behind, Iommu};
 use super::properties::{PAGE, PAGES, carry_out, iommu, op, seen};
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
+use crate::net::testing::eventually;
 
-/// Mappings that a follower has.
+/// The mappings known to a follower.
 enum Known {
     Everything,
     Mapped(BTreeMap<u64, DmaMapping>),
 }
 
-/// A follower that can be told to refuse.
+/// A follower that can be made to fail.
 struct Copied {
     known: Mutex<Known>,
     refuses: AtomicBool,
@@ -41,7 +42,7 @@ impl Copied {
         if self.refuses.load(Ordering::Relaxed) { Err(NotFollowed) } else { Ok(()) }
     }
 
-    /// The target page of `page`, if it may be accessed so.
+    /// The target page of `page`, if `access` is allowed.
     fn at(&self, page: u64, access: Permissions) -> Option<u64> {
         match &*self.known.lock() {
             Known::Everything => Some(page),
@@ -94,7 +95,7 @@ fn known(followers: &[Arc<Copied>]) -> Vec<Option<u64>> {
 
 proptest! {
     #[test]
-    fn a_follower_knows_what_its_function_reaches_after_each_request(
+    fn follower_tracks_its_functions_mappings_after_each_request(
         ops in prop::collection::vec((op(), prop::bool::weighted(0.1)), 1..60)
     ) {
         let (iommu, behind) = iommu();
@@ -124,7 +125,7 @@ fn one() -> (Arc<Iommu>, Behind) {
 }
 
 #[test]
-fn what_one_request_takes_away_is_told_at_once_when_all_passes_have_ended() {
+fn unmap_reports_all_removals_at_once_after_passes_end() {
     let (iommu, behind) = one();
     let copied = Copied::of(&behind);
     iommu.carry_out(ATTACH).unwrap();
@@ -135,9 +136,7 @@ fn what_one_request_takes_away_is_told_at_once_when_all_passes_have_ended() {
         let pass = behind.endpoint().begin();
         let all = Range { first: 0, last: u64::MAX };
         scope.spawn(move || iommu.carry_out(Request::Unmap { domain: 1, range: all }).unwrap());
-        while behind.endpoint().mapping(0x1000, Permissions::Read).is_some() {
-            thread::yield_now();
-        }
+        eventually("the mapping's removal", || behind.endpoint().mapping(0x1000, Permissions::Read).is_none());
         assert!(copied.removals.lock().is_empty(), "a thread may be about to pass on what it has looked up");
         drop(pass);
     });
@@ -147,7 +146,7 @@ fn what_one_request_takes_away_is_told_at_once_when_all_passes_have_ended() {
 }
 
 #[test]
-fn a_mapping_that_cannot_be_followed_is_refused_and_so_is_a_domain() {
+fn map_and_attach_fail_if_the_follower_refuses() {
     let (iommu, behind) = one();
     let copied = Copied::of(&behind);
     iommu.carry_out(ATTACH).unwrap();
@@ -162,7 +161,7 @@ fn a_mapping_that_cannot_be_followed_is_refused_and_so_is_a_domain() {
 }
 
 #[test]
-fn a_follower_is_told_first_what_there_is_and_nothing_any_more_when_its_function_is_gone() {
+fn follower_gets_current_mappings_first_and_none_once_removed() {
     let (iommu, behind) = one();
     iommu.carry_out(ATTACH).unwrap();
     iommu.carry_out(MAP).unwrap();

@@ -1,4 +1,4 @@
-//! Requests among what else happens to a PF and its VFs: only requests change what they reach.
+//! Requests mixed with other events of a PF and its VFs: only requests change the mappings.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ const SLICE: u64 = 0x2000;
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Request(Op),
-    /// The guest enables so many VFs, having disabled those that there were.
+    /// The guest enables this many VFs, after disabling the present ones.
     Enable(u16),
     Disable,
-    /// The driver of a function, the PF is 0, brings it up.
+    /// The driver of a function (the PF is 0) initializes it.
     Start(u16),
-    /// It resets it.
+    /// The driver resets it.
     DriverReset(u16),
     FunctionLevelReset(u16),
     /// The IOMMU's driver resets the IOMMU.
@@ -90,7 +90,7 @@ impl Rig {
         function.checked_sub(1).map_or_else(|| self.functions.pf().is_running(), |index| vf(index).is_running())
     }
 
-    /// Applies an event to the functions, which the IOMMU does not see, or to the IOMMU as a whole.
+    /// Applies an event to the functions, independently of the IOMMU, or to the IOMMU as a whole.
     fn happen(&mut self, event: Event) {
         match event {
             Event::Request(op) => _ = carry_out(&self.iommu, op),
@@ -115,7 +115,7 @@ impl Rig {
 
 proptest! {
     #[test]
-    fn only_requests_and_resets_of_the_iommu_change_what_a_pf_and_its_vfs_reach(
+    fn only_iommu_requests_and_resets_change_pf_and_vf_mappings(
         events in prop::collection::vec(event(), 1..60)
     ) {
         let (mut model, mut rig) = (Model::default(), Rig::new());
@@ -136,9 +136,9 @@ proptest! {
     }
 }
 
-/// The same, one after the other: the events do happen.
+/// The same in a fixed order: the events do happen.
 #[test]
-fn vfs_that_are_reset_or_disabled_with_mappings_stay_in_their_domain_until_it_is_detached_or_the_iommu_reset() {
+fn reset_or_disabled_vfs_keep_their_domain_until_detached() {
     let ends = [Event::Request(Op::Detach(1, 2)), Event::IommuReset];
     for end in ends {
         let mut rig = Rig::new();

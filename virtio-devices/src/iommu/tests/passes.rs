@@ -1,4 +1,4 @@
-//! Mappings that a request removes are out of reach when it is answered.
+//! Mappings that a request removes are unreachable when it completes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ fn attached() -> (Arc<Iommu>, Behind) {
 }
 
 #[test]
-fn an_unmap_a_detach_a_reset_and_the_end_of_bypass_wait_for_a_pass_and_a_map_does_not() {
+fn removing_access_waits_for_a_pass_and_mapping_does_not() {
     let take_away: [fn(&Iommu); 4] = [
         |iommu| iommu.carry_out(UNMAP).unwrap(),
         |iommu| iommu.carry_out(Request::Detach { domain: 1, endpoint: 0x100 }).unwrap(),
@@ -58,7 +58,7 @@ fn an_unmap_a_detach_a_reset_and_the_end_of_bypass_wait_for_a_pass_and_a_map_doe
     }
 }
 
-/// A function whose pass is long has its own requests wait, and no other's.
+/// A function with a long pass delays its own requests, but no other's.
 #[test]
 fn an_unmap_does_not_wait_for_a_pass_of_another_function() {
     let (iommu, slow) = attached();
@@ -70,7 +70,7 @@ fn an_unmap_does_not_wait_for_a_pass_of_another_function() {
     thread::scope(|scope| {
         let pass = slow.endpoint().begin();
         let first = scope.spawn(|| iommu.carry_out(UNMAP));
-        // Its request has been carried out, but for the pass.
+        // Its request has been executed, except for the pass.
         while slow.endpoint().mapping(0x1000, Permissions::Read).is_some() {
             thread::yield_now();
         }
@@ -87,7 +87,7 @@ fn an_unmap_does_not_wait_for_a_pass_of_another_function() {
 fn a_page_that_was_unmapped_under_traffic_stays_clean() {
     const ROUNDS: u64 = 10_000;
     let (iommu, behind) = attached();
-    // The page's owner: 0 while it is nobody's, else it may be written.
+    // The page's owner: 0 while it has none, otherwise it may be written.
     let (page, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let (stale, written) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -96,7 +96,7 @@ fn a_page_that_was_unmapped_under_traffic_stays_clean() {
                 while !stop.load(Ordering::Acquire) {
                     let pass = behind.endpoint().begin();
                     if behind.endpoint().translate(0x1000, 8, Permissions::Write).is_some() {
-                        // As long as it takes to get at the page.
+                        // The time to access the page.
                         (0..20).for_each(|_| std::hint::spin_loop());
                         written.fetch_add(1, Ordering::Relaxed);
                         stale.fetch_add(u64::from(page.load(Ordering::Acquire) == 0), Ordering::Relaxed);
@@ -106,13 +106,13 @@ fn a_page_that_was_unmapped_under_traffic_stays_clean() {
                 }
             });
         }
-        // On a busy machine, the threads may come late to a page.
+        // On a busy machine, the threads may access a page late.
         let until = Instant::now() + Duration::from_secs(30);
         let is_due = |round| round < ROUNDS || written.load(Ordering::Relaxed) == 0 && Instant::now() < until;
         for round in (0..).take_while(|round| is_due(*round)) {
             page.store(1, Ordering::Release);
             iommu.carry_out(MAP).unwrap();
-            // Long enough for a thread to find it, and to be late.
+            // Long enough for a thread to find the page, and to be late.
             (0..round % 100).for_each(|_| std::hint::spin_loop());
             iommu.carry_out(UNMAP).unwrap();
             page.store(0, Ordering::Release);
@@ -126,7 +126,7 @@ fn a_page_that_was_unmapped_under_traffic_stays_clean() {
 }
 
 #[test]
-fn passes_of_two_functions_at_once_do_not_wait_for_who_waits_for_one_of_them() {
+fn overlapping_passes_do_not_block_behind_a_waiting_thread() {
     let iommu = Iommu::new(48);
     let behind = [0x100, 0x101].map(|rid| iommu.behind(0, pci::Rid::from_bits(rid)));
     let first = behind[0].endpoint().begin();
@@ -135,7 +135,7 @@ fn passes_of_two_functions_at_once_do_not_wait_for_who_waits_for_one_of_them() {
         let waits = scope.spawn(|| behind[1].endpoint().await_passes());
         thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_finished());
-        // Would wait for ever behind it.
+        // Would deadlock behind the waiting thread.
         drop(behind[1].endpoint().begin());
     });
     drop(first);

@@ -1,4 +1,4 @@
-//! Any requests, against a model that knows only pages.
+//! Any requests, compared with a model that has only pages.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::memory::Translate;
 use crate::{DeviceSpecific, VirtioDevice};
 
 pub(super) const PAGE: u64 = 4096;
-/// The pages that requests are about.
+/// The pages that requests use.
 pub(super) const PAGES: u64 = 8;
 pub(super) const ENDPOINTS: usize = 3;
 const DOMAINS: u32 = 3;
 
-/// A mapping: its first and last page, the page of its target, and whether it can be written.
+/// A mapping: its first and last page, the page of its target, and true if it is writable.
 type Mapped = (u64, u64, u64, bool);
 
-/// Domains as lists of ranges of pages, none for those whose addresses stand for themselves.
+/// Domains as lists of page ranges, `None` for bypass domains.
 #[derive(Default)]
 pub(super) struct Model {
     domains: HashMap<u32, Option<Vec<Mapped>>>,
@@ -87,13 +87,13 @@ impl Model {
         }
     }
 
-    /// Domains that nobody is in are no more.
+    /// Removes domains without endpoints.
     fn sweep(&mut self) {
         let attached = self.attached;
         self.domains.retain(|domain, _| attached.contains(&Some(*domain)));
     }
 
-    /// The target page of `page`, if it may be accessed so.
+    /// The target page of `page`, if the access is allowed.
     fn translate(&self, endpoint: usize, page: u64, write: bool) -> Option<u64> {
         match self.attached[endpoint].and_then(|domain| self.domains.get(&domain)) {
             None => self.bypass.then_some(page),
@@ -111,7 +111,7 @@ impl Model {
         places.flat_map(|(endpoint, page)| [false, true].map(|write| self.translate(endpoint, page, write))).collect()
     }
 
-    /// Numbers of domains, and of mappings in all of them.
+    /// The number of domains, and of mappings in all of them.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.domains.len(), self.domains.values().flatten().map(Vec::len).sum())
     }
@@ -217,7 +217,7 @@ proptest! {
 }
 
 #[test]
-fn a_state_that_no_driver_could_have_made_is_refused_and_leaves_the_state_of_power_on() {
+fn impossible_domains_are_refused_and_leave_power_on_state() {
     let (iommu, behind) = iommu();
     let mut device = IommuDevice::new("iommu", iommu);
     let restore = |device: &mut IommuDevice, domains: &str| {

@@ -29,7 +29,7 @@ fn tap(pairs: u16) -> (NewBackend, Vec<std::os::fd::OwnedFd>) {
 }
 
 #[test]
-fn without_a_backend_the_link_is_down_commands_are_carried_out_and_no_frame_is_taken() {
+fn without_backend_the_link_is_down_and_only_commands_run() {
     let mut guest = Guest::over(spec(1, 16), absent());
     let features = guest.net.features();
     guest.start_at_once(features);
@@ -49,7 +49,7 @@ fn without_a_backend_the_link_is_down_commands_are_carried_out_and_no_frame_is_t
 }
 
 #[test]
-fn a_driver_that_comes_meanwhile_is_offered_what_a_backend_of_that_kind_can_do() {
+fn absent_backend_offers_the_features_of_its_kind() {
     let of_kernel = Guest::over(spec(1, 16), absent()).net.features();
     let unknown = Guest::over(spec(1, 16), Absent { of_kernel: false, ..absent() }).net.features();
     assert!(has(of_kernel, VIRTIO_NET_F_CTRL_VQ) && has(of_kernel, VIRTIO_NET_F_CSUM));
@@ -94,7 +94,7 @@ fn saved_with_generation_of(guest: &Guest, saved: &DeviceSpecific) -> DeviceSpec
 }
 
 #[test]
-fn a_backend_that_cannot_do_what_was_promised_is_refused_and_nothing_has_changed() {
+fn backend_lacking_promised_features_is_refused_without_effect() {
     let features = Guest::new(1, 16).net.features();
     let mut guest = came(features, &DeviceSpecific::PowerOn);
     let fewer = crate::NetSpec { offload_csum: false, ..spec(1, 16) };
@@ -112,7 +112,7 @@ fn a_backend_that_cannot_do_what_was_promised_is_refused_and_nothing_has_changed
 }
 
 #[test]
-fn a_link_that_the_host_wants_down_stays_down_over_the_new_backend() {
+fn link_set_down_by_the_host_stays_down_with_a_new_backend() {
     let features = Guest::new(1, 16).net.features();
     let mut guest = came(features, &DeviceSpecific::PowerOn);
     guest.net.set_link(false).wait().unwrap();

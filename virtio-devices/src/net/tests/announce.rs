@@ -17,7 +17,7 @@ fn was_told(guest: &Guest) -> bool {
 }
 
 #[test]
-fn a_driver_is_asked_to_announce_itself_until_it_says_that_it_does() {
+fn announce_status_stays_set_until_the_driver_acknowledges() {
     let mut guest = Guest::new(1, 64);
     guest.start(guest.net.features());
     was_told(&guest);
@@ -33,7 +33,7 @@ fn a_driver_is_asked_to_announce_itself_until_it_says_that_it_does() {
 }
 
 #[test]
-fn nobody_is_asked_who_did_not_negotiate_it_or_whose_link_is_down() {
+fn announce_is_not_requested_without_negotiation_or_link() {
     let mut guest = Guest::new(1, 64);
     assert!(!guest.net.announce(), "no driver");
     guest.start(guest.net.features() & !(1 << VIRTIO_NET_F_GUEST_ANNOUNCE));
@@ -49,7 +49,7 @@ fn nobody_is_asked_who_did_not_negotiate_it_or_whose_link_is_down() {
 }
 
 #[test]
-fn an_announcement_that_a_driver_has_not_seen_travels_and_ends_with_a_reset() {
+fn pending_announcement_is_restored_and_cleared_by_a_reset() {
     let mut guest = Guest::new(1, 64);
     let features = guest.net.features();
     guest.start(features);
@@ -79,7 +79,7 @@ fn a_restored_function_is_asked_before_its_queues_run() {
 }
 
 #[test]
-fn a_driver_that_does_not_announce_itself_is_announced_by_the_host() {
+fn host_announces_a_driver_without_the_announce_feature() {
     let mut guest = Guest::new(1, 64);
     let features = guest.net.features();
     assert!(!guest.net.announce_here(), "no driver");

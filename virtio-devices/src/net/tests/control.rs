@@ -147,7 +147,7 @@ fn modes_and_tables_change_what_is_wanted() {
 }
 
 #[test]
-fn a_table_that_is_too_long_for_us_wants_its_kind_and_one_that_is_too_long_for_the_command_nothing() {
+fn oversized_filter_accepts_its_kind_and_truncated_is_rejected() {
     let mut commands = Commands::new();
     commands.send(&[0, 0, 0]);
     let many: Vec<_> = (0..1000u16).map(|i| [2, 0, 0, 0, (i >> 8) as u8, i as u8]).collect();
@@ -189,7 +189,7 @@ fn a_vlan_beyond_4095_is_refused() {
 }
 
 #[test]
-fn as_many_pairs_as_there_are_can_be_used_and_their_workers_hear_of_it() {
+fn driver_can_use_all_queue_pairs_and_workers_are_notified() {
     let mut commands = Commands::new();
     for (pairs, expected, active) in [(4u16, OK, 4), (0, ERR, 4), (5, ERR, 4), (u16::MAX, ERR, 4), (1, OK, 1)] {
         assert_eq!(commands.send(&[&[4, 0], &pairs.to_le_bytes()[..]].concat()), expected, "{pairs}");
@@ -209,7 +209,7 @@ fn offloads_that_were_not_negotiated_are_refused() {
 }
 
 #[test]
-fn every_chain_comes_back_and_its_first_writable_byte_says_what_became_of_it() {
+fn bad_control_chains_return_with_an_error_status_if_writable() {
     type Chain = &'static [(u64, u32, u16)];
     let cases: [(&str, Chain, u32); 8] = [
         ("no byte for the answer", &[(BUFFERS + 1, 3, 0)], 0),

@@ -76,7 +76,7 @@ fn a_nic_says_what_it_is() {
 
 /// Linux would wait for a used buffer, and a segment for more buffers.
 #[test]
-fn segments_are_for_receive_queues_that_hold_one_beside_what_a_driver_has_not_provided_again() {
+fn receive_tso_is_offered_only_for_queues_that_hold_a_segment() {
     let takes = |queue_size| {
         let features = Guest::new(1, queue_size).net.features();
         [VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_HOST_TSO4].map(|bit| features & (1 << bit) != 0)
@@ -97,7 +97,7 @@ fn frames_pass_both_ways_and_go_on_after_a_stop_without_a_reset() {
 }
 
 #[test]
-fn the_memory_for_long_frames_stays_when_the_driver_starts_again() {
+fn spill_buffer_is_kept_when_the_driver_restarts() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
     let mut run = || {
@@ -121,7 +121,7 @@ fn queues(worker: &Worker) -> Vec<u16> {
 }
 
 #[test]
-fn a_pair_has_one_thread_and_one_eventfd_and_the_first_serves_the_control_queue() {
+fn one_thread_per_pair_and_the_first_serves_the_control_queue() {
     for (pairs, features, expected) in [
         (1, 1 << VIRTIO_F_VERSION_1, vec![vec![0, 1, 2]]),
         (3, 1 << VIRTIO_F_VERSION_1, vec![vec![0, 1, 2]]),
@@ -153,7 +153,7 @@ fn queues_that_the_driver_did_not_enable_are_left_alone() {
 }
 
 #[test]
-fn frames_from_before_the_driver_was_ready_are_dropped_and_those_of_a_pause_are_not() {
+fn stale_frames_are_dropped_at_driver_start_but_not_at_resume() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
     (0..5).for_each(|_| send(&guest.peers[0], &with_header(&frame(MAC, 60))));
@@ -305,7 +305,7 @@ fn a_reset_returns_to_power_on_and_changes_the_generation() {
 }
 
 #[test]
-fn a_command_that_a_worker_finishes_after_a_reset_changes_nothing() {
+fn command_finished_after_a_reset_changes_nothing() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
     guest.start(features);
@@ -341,7 +341,7 @@ fn a_change_of_the_link_is_told_once_and_outlives_a_reset() {
 }
 
 #[test]
-fn frames_of_while_the_link_was_down_are_not_delivered_when_it_is_up_again() {
+fn frames_sent_while_the_link_was_down_are_never_delivered() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
     guest.start(features);
@@ -363,7 +363,7 @@ fn frames_of_while_the_link_was_down_are_not_delivered_when_it_is_up_again() {
 }
 
 #[test]
-fn losses_are_logged_at_a_reset_and_at_the_end_if_there_are_new_ones() {
+fn new_losses_are_logged_at_reset_and_at_device_end() {
     record_log();
     let mut guest = Guest::with(crate::NetSpec { id: "lossy".into(), ..spec(1, 16) });
     let features = features(&guest);
@@ -388,7 +388,7 @@ fn losses_are_logged_at_a_reset_and_at_the_end_if_there_are_new_ones() {
 }
 
 #[test]
-fn a_frame_that_waits_for_buffers_when_the_queue_stops_is_counted() {
+fn frame_waiting_for_buffers_when_the_queue_stops_is_counted() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
     guest.start(features);

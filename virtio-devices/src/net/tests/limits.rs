@@ -39,7 +39,7 @@ impl Guest {
 }
 
 #[test]
-fn no_more_frames_leave_than_the_limit_lets_through_and_the_others_wait_in_the_ring() {
+fn tx_rate_limit_keeps_excess_frames_in_the_ring() {
     let mut guest = guest(1, RateLimits { ops: limit(4, NEVER), bandwidth: None });
     guest.transmit(1, 10, 60);
     eventually("wait", || guest.count(Counter::TxRateWaits) > 0);
@@ -59,7 +59,7 @@ fn no_more_frames_leave_than_the_limit_lets_through_and_the_others_wait_in_the_r
 }
 
 #[test]
-fn no_more_frames_arrive_than_the_limit_lets_through_and_either_direction_has_its_own() {
+fn rx_rate_limit_is_separate_and_keeps_excess_frames_in_the_tap() {
     let mut guest = guest(1, RateLimits { ops: limit(4, NEVER), bandwidth: None });
     guest.transmit(1, 4, 60);
     eventually("transmission", || guest.count(Counter::TxFrames) == 4);

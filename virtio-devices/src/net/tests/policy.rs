@@ -47,7 +47,7 @@ fn sent(policy: &Policy, frames: &[Vec<u8>], cut: usize) -> (Vec<Vec<u8>>, Vec<(
 }
 
 #[test]
-fn what_the_policy_refuses_is_counted_by_cause_and_the_rest_leaves() {
+fn policy_drops_are_counted_by_cause_and_other_frames_are_sent() {
     let own = from(MAC, None);
     let check = Policy { spoof_check: true, trusted: false, ..Policy::default() };
     let mut to_bridges = own.clone();
@@ -77,7 +77,7 @@ fn a_port_vlan_is_on_the_wire_and_no_other() {
 }
 
 #[test]
-fn offsets_in_the_header_move_with_the_tag_and_never_point_before_it() {
+fn header_offsets_move_with_the_vlan_tag_and_never_precede_it() {
     let mut rig = Rig::new();
     rig.policy
         .replace(Policy { port_vlan: Some(PORT_VLAN), ..Policy::default() }, RateLimits::default())
@@ -106,7 +106,7 @@ fn a_frame_that_a_tag_makes_too_long_is_dropped() {
 }
 
 #[test]
-fn more_frames_to_groups_than_allowed_are_dropped_and_others_leave() {
+fn storm_limit_drops_excess_group_frames_and_sends_others() {
     let policy = Policy { storm: NonZeroU32::new(2), ..Policy::default() };
     let mut to_all = from(MAC, None);
     to_all[..6].fill(0xff);
@@ -117,7 +117,7 @@ fn more_frames_to_groups_than_allowed_are_dropped_and_others_leave() {
 
 /// The guest changes the source of its frames between two addresses all the time.
 #[test]
-fn what_was_checked_is_what_leaves_whatever_the_guest_writes_meanwhile() {
+fn checked_frame_is_sent_unchanged_despite_guest_writes() {
     let mut rig = Rig::new();
     rig.policy.replace(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default()).wait().unwrap();
     let mut driver = DriverQueue::new(&rig.memory, 1, 64);
@@ -257,7 +257,7 @@ fn set_address(guest: &mut Guest, mac: [u8; 6]) -> u8 {
 }
 
 #[test]
-fn an_address_that_the_host_gave_stays_unless_its_driver_is_trusted() {
+fn host_given_mac_is_fixed_unless_the_driver_is_trusted() {
     let given = Policy { address: Some(MAC), trusted: false, ..Policy::default() };
     let mut guest = Guest::with(NetSpec { policy: given.clone(), ..spec(1, 64) });
     guest.start(COMMANDS);
@@ -273,7 +273,7 @@ fn an_address_that_the_host_gave_stays_unless_its_driver_is_trusted() {
 }
 
 #[test]
-fn a_spoof_check_follows_the_drivers_address_and_outlives_its_reset() {
+fn spoof_check_follows_the_drivers_mac_and_survives_its_reset() {
     let mut guest = Guest::with(NetSpec {
         policy: Policy { spoof_check: true, trusted: false, ..Policy::default() },
         ..spec(1, 64)

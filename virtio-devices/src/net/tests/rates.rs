@@ -62,7 +62,7 @@ fn sent_a_second(mbits: u32, len: usize, pairs: u16, count: u64) -> f64 {
 }
 
 #[test]
-fn a_rate_is_kept_within_2_percent_by_short_and_long_frames_of_one_and_4_pairs_and_none_is_lost() {
+fn rate_is_within_2_percent_without_loss_on_1_and_4_pairs() {
     for (len, count) in [(64, 3_000), ((64 << 10) - 12, 150)] {
         for mbits in [10, 100, 1_000, 10_000] {
             for pairs in [1, 4] {

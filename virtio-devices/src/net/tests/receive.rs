@@ -169,7 +169,7 @@ fn a_frame_that_no_ring_full_of_buffers_can_hold_is_dropped() {
 }
 
 #[test]
-fn without_merged_buffers_a_frame_longer_than_one_is_dropped_and_the_buffer_kept() {
+fn without_merging_a_too_long_frame_is_dropped_and_buffer_kept() {
     let (mut rig, mut driver) = rig(16);
     let buffers = provide(&mut driver, 3, 1500);
     send(&rig.peer, &with_header(&frame(MAC, 1489)));
@@ -181,7 +181,7 @@ fn without_merged_buffers_a_frame_longer_than_one_is_dropped_and_the_buffer_kept
 }
 
 #[test]
-fn buffers_that_cannot_be_written_are_given_back_empty_and_the_frame_finds_the_next() {
+fn unwritable_buffers_return_empty_and_the_frame_uses_the_next() {
     type Build = fn(&mut DriverQueue);
     let cases: [(&str, Build); 6] = [
         ("shorter than the header", |q| _ = q.add(&[(BUFFERS, 11, WRITE)])),
@@ -257,7 +257,7 @@ fn untouched(driver: &DriverQueue) -> bool {
 }
 
 #[test]
-fn while_the_link_is_down_frames_never_reach_guest_memory_and_do_not_wait_for_buffers() {
+fn link_down_drops_frames_without_buffers_or_memory_writes() {
     for (buffers, features) in [(0, PLAIN), (4, PLAIN), (4, MERGED)] {
         let (mut rig, mut driver) = rig(16);
         provide(&mut driver, buffers, 1500);
@@ -277,7 +277,7 @@ fn while_the_link_is_down_frames_never_reach_guest_memory_and_do_not_wait_for_bu
 }
 
 #[test]
-fn a_frame_that_waits_for_buffers_when_the_link_goes_down_is_dropped() {
+fn frame_waiting_for_buffers_is_dropped_when_link_goes_down() {
     let (mut rig, mut driver) = rig(16);
     let queue = driver.queue.clone();
     let mut receive = Receive::new(rig.ring(&queue, 0, true), MERGED, spill());
@@ -355,7 +355,7 @@ fn a_read_that_fails_costs_a_frame_and_not_the_next_one() {
 }
 
 #[test]
-fn a_backend_that_does_nothing_but_fail_is_tried_a_batch_of_times_and_again_at_a_doorbell() {
+fn failing_backend_is_tried_one_batch_per_doorbell() {
     // A folder cannot be read (EISDIR).
     let folder = std::fs::File::open("/").unwrap();
     let mut rig = Rig::over(folder.into(), sockets().0);
@@ -370,7 +370,7 @@ fn a_backend_that_does_nothing_but_fail_is_tried_a_batch_of_times_and_again_at_a
 }
 
 #[test]
-fn positions_survive_ten_times_the_rings_size_with_a_new_worker_for_each_frame() {
+fn ring_positions_survive_wrapping_with_a_worker_per_frame() {
     let (mut rig, mut driver) = rig(8);
     for i in 0..80 {
         let head = driver.add(&[(BUFFERS, 1500, WRITE)]);

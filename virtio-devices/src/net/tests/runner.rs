@@ -177,7 +177,7 @@ fn link_up(net: &Net) -> bool {
 }
 
 #[test]
-fn the_backend_gets_the_data_queues_and_the_worker_keeps_the_control_queue() {
+fn backend_gets_data_queues_and_worker_keeps_control_queue() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.start_at_once(FEATURES);
@@ -200,7 +200,7 @@ fn the_backend_gets_the_data_queues_and_the_worker_keeps_the_control_queue() {
 }
 
 #[test]
-fn a_queue_goes_on_where_the_backend_stopped_and_where_it_does_not_know_behind_the_last_used_buffer() {
+fn queue_resumes_at_the_backend_position_or_last_used_index() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.start_at_once(FEATURES);
@@ -238,7 +238,7 @@ fn a_position_that_no_backend_can_have_reached_is_not_believed() {
 }
 
 #[test]
-fn a_queue_without_a_vector_is_told_in_the_isr_status_and_one_that_gets_a_vector_there() {
+fn queue_without_vector_sets_isr_until_it_gets_a_vector() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.interrupts.set_queue_vector(1, NO_VECTOR);
@@ -279,7 +279,7 @@ fn cut_one_that_could_not_go_on(backend: &Scripted) -> Guest {
 }
 
 #[test]
-fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
+fn backend_that_cannot_resume_keeps_running_while_link_is_down() {
     let backend = Scripted::new(1);
     let mut guest = cut_one_that_could_not_go_on(&backend);
     // The worker has handled the link once it has seen a later change.
@@ -299,7 +299,7 @@ fn a_backend_that_could_not_go_on_runs_although_the_host_s_link_is_down() {
 }
 
 #[test]
-fn a_backend_that_could_not_go_on_and_was_lost_is_back_although_the_host_s_link_is_down() {
+fn lost_backend_that_cannot_resume_recovers_while_link_is_down() {
     let backend = Scripted::new(1);
     let guest = cut_one_that_could_not_go_on(&backend);
     backend.say(Err(()));
@@ -308,7 +308,7 @@ fn a_backend_that_could_not_go_on_and_was_lost_is_back_although_the_host_s_link_
 }
 
 #[test]
-fn a_lost_backend_takes_the_link_down_and_one_that_returns_brings_it_up() {
+fn lost_backend_takes_the_link_down_and_its_return_brings_it_up() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     let changes = Arc::new(Mutex::new(Vec::new()));
@@ -351,7 +351,7 @@ fn a_backend_that_refuses_to_start_is_tried_again() {
 }
 
 #[test]
-fn what_a_driver_has_set_up_wrong_is_its_own_mistake_and_no_loss() {
+fn invalid_driver_rings_need_a_reset_and_keep_the_backend() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.net.observe_backend(Box::new(|change| panic!("{change:?}")));
@@ -392,7 +392,7 @@ fn what_the_backend_says_of_its_link_the_driver_reads() {
 }
 
 #[test]
-fn the_backend_follows_the_pairs_and_the_offloads_that_the_driver_commands() {
+fn backend_follows_pairs_and_offloads_commanded_by_the_driver() {
     let backend = Scripted::new(3);
     let mut guest = backend.guest(3);
     let features = guest.net.features();
@@ -438,7 +438,7 @@ fn the_backend_learns_what_drivers_are_promised() {
 }
 
 #[test]
-fn a_control_queue_that_the_backend_runs_is_no_larger_than_its_queues() {
+fn control_queue_run_by_backend_is_capped_at_its_queue_size() {
     let control_size = |control_queue, queue_size| {
         let mut backend = Scripted::new(1);
         (backend.ability.control_queue, backend.ability.queue_size) = (control_queue, queue_size);
@@ -475,7 +475,7 @@ fn an_address_of_the_backend_counts_only_if_that_is_a_device() {
 }
 
 #[test]
-fn a_driver_is_new_to_the_backend_until_the_backend_has_been_started_for_it() {
+fn driver_is_fresh_to_the_backend_until_a_start_succeeds() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     backend.script.lock().refuses_start = true;
@@ -494,7 +494,7 @@ fn a_driver_is_new_to_the_backend_until_the_backend_has_been_started_for_it() {
 }
 
 #[test]
-fn buffers_that_a_backend_gave_back_before_its_start_failed_are_not_given_back_twice() {
+fn buffers_used_before_a_failed_start_are_not_used_twice() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     backend.script.lock().refuses_start = true;
@@ -510,7 +510,7 @@ fn buffers_that_a_backend_gave_back_before_its_start_failed_are_not_given_back_t
 }
 
 #[test]
-fn a_lost_backend_that_still_gives_buffers_back_does_not_give_them_back_twice() {
+fn buffers_used_by_a_lost_backend_are_not_used_twice() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.start_at_once(FEATURES);
@@ -589,7 +589,7 @@ fn a_backend_stands_still_while_its_link_is_held() {
 /// The queues run in every state of the link, so that a driver that starts while memory is copied would make the
 /// backend write there.
 #[test]
-fn a_backend_that_cannot_go_on_after_a_stop_does_not_stand_still_even_without_a_driver() {
+fn backend_that_cannot_resume_refuses_to_stop_even_when_idle() {
     let backend = Scripted::new(1);
     backend.script.lock().needs_reset_after_stop = true;
     let mut guest = backend.guest(1);

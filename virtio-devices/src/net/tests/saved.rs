@@ -76,7 +76,7 @@ fn what_a_driver_commanded_comes_back() {
 }
 
 #[test]
-fn a_nic_as_at_power_on_needs_no_state_and_one_that_was_reset_keeps_link_and_generation() {
+fn reset_nic_saves_link_and_generation_and_a_new_one_nothing() {
     let mut net = nic();
     assert_eq!(net.save(), DeviceSpecific::PowerOn);
     net.reset();
@@ -206,7 +206,7 @@ impl Machine {
 
 /// G64, U4: traffic through a VF continues over another backend, without a notification of its driver.
 #[test]
-fn a_vf_carries_frames_after_a_restore_from_where_its_rings_stood() {
+fn vf_continues_traffic_at_its_ring_positions_after_restore() {
     let memory = memory();
     let mut queues: Vec<_> = [256, 256, 64].iter().zip(0..).map(|(n, i)| DriverQueue::new(&memory, i, *n)).collect();
     let mut old = Machine::new(&memory);

@@ -70,7 +70,7 @@ impl Rig {
 }
 
 #[test]
-fn a_nic_reaches_what_is_mapped_for_it_and_nothing_else_and_goes_on() {
+fn nic_reaches_only_memory_mapped_for_it_and_keeps_running() {
     let mut rig = Rig::new();
     rig.map(1, WRITABLE, PAGES, Permissions::Write);
     rig.map(1, READABLE, PAGES + 0x1000, Permissions::Read);
@@ -122,7 +122,7 @@ fn a_ring_that_is_not_mapped_any_more_asks_for_a_reset() {
 }
 
 #[test]
-fn a_page_that_is_taken_away_under_traffic_is_not_written_after_that() {
+fn page_unmapped_under_traffic_is_not_written_afterwards() {
     const ROUNDS: usize = 10_000;
     let mut rig = Rig::new();
     let stop = Arc::new(AtomicBool::new(false));

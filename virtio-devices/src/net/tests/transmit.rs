@@ -64,7 +64,7 @@ fn a_chain_in_an_indirect_table_is_sent() {
 }
 
 #[test]
-fn what_is_wrong_is_dropped_and_counted_and_the_next_frame_leaves() {
+fn bad_tx_chains_are_dropped_and_counted_and_the_next_is_sent() {
     type Build = fn(&mut DriverQueue);
     let cases: [(&str, Counter, Build); 14] = [
         ("no header", Counter::TxTooShort, |q| _ = q.send(BUFFERS, &[0; 11], &[])),
@@ -201,7 +201,7 @@ fn a_batch_is_bounded_and_says_that_there_is_more() {
 }
 
 #[test]
-fn without_event_indices_the_flags_suppress_interrupts_and_doorbells() {
+fn without_event_idx_flags_suppress_interrupts_and_doorbells() {
     let (mut rig, mut driver) = rig(16);
     driver.write(driver.avail(), [1, 0]);
     driver.send(BUFFERS, &with_header(&frame(OTHER, 60)), &[]);
@@ -214,7 +214,7 @@ fn without_event_indices_the_flags_suppress_interrupts_and_doorbells() {
 }
 
 #[test]
-fn with_event_indices_the_driver_is_interrupted_at_the_buffer_it_named() {
+fn with_event_idx_the_driver_is_interrupted_at_its_used_event() {
     let (mut rig, mut driver) = rig(16);
     let queue = driver.queue.clone();
     let mut transmit = Transmit::new(rig.ring(&queue, 1, true), NO_FEATURES);

@@ -108,7 +108,7 @@ fn a_single_vf_needs_no_stride() {
     assert_eq!(vf(&mut device, 0).init(), 15);
 }
 
-/// B20: VFs that cannot be of one PF.
+/// B20: VFs that cannot belong to one PF.
 #[test]
 fn a_vf_of_another_shape_is_named() {
     let new = |vfs: Vec<FakeDevice>, total| NetSriov::new(FakeDevice::new(QUEUES), vfs, placement(total), &memory());

@@ -1,4 +1,4 @@
-//! VFs that are enabled, reset, asleep and disabled.
+//! Enabling, reset, power states and disabling of VFs.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! VF that an access to a VF window hits.
+//! The VF that an access to a VF window reaches.
 
 use super::*;
 
-/// G15: the VF whose slice an access hits.
+/// G15: the VF whose slice is accessed.
 #[test]
 fn an_access_to_the_slice_of_a_vf_hits_exactly_that_vf() {
     let mut device = idle();

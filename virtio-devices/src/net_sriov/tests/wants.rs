@@ -1,4 +1,4 @@
-//! Doorbells and messages that VFs want wired.
+//! Doorbells and messages that VFs need wired.
 
 use parking_lot::Mutex;
 
@@ -82,7 +82,7 @@ fn messages_of_a_vf_carry_its_own_routing_id() {
     assert_eq!(sent, (0..4).map(|vector| (vf_rid(1), 0x100 | vector)).collect::<Vec<_>>());
 }
 
-/// Wants of the VF `index`, as places of doorbells and as data of messages.
+/// The needs of the VF `index`: addresses of doorbells, and data of messages.
 fn wants(device: &Nic, index: u16) -> (Vec<(WindowId, u64)>, Vec<u32>) {
     let (mut doorbells, mut messages) = (Vec::new(), Vec::new());
     device.doorbells(Reach::Function(vf_rid(index)), &mut doorbells);

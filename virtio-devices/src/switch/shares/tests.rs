@@ -81,7 +81,7 @@ fn assert_near(found: &[f64], expected: &[f64], what: &str) {
 }
 
 #[test]
-fn each_port_has_what_it_is_guaranteed_and_of_the_rest_what_its_weight_says_within_2_percent() {
+fn ports_get_guarantee_plus_weighted_share_within_2_percent() {
     let clock = StoppedClock::new();
     for frame in [60, 1514, 65_000] {
         for mbits in [10, 100, 1_000, 10_000] {

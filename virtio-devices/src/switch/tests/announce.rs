@@ -6,7 +6,7 @@ use crate::net::testing::eventually;
 use crate::policy::{Policy, PortVlan, VlanProtocol};
 
 #[test]
-fn a_port_is_announced_behind_the_uplink_in_its_vlan_and_not_on_the_switch() {
+fn port_is_announced_only_on_the_uplink_and_in_its_vlan() {
     let mut lan = Lan::of(&Config::open(3), |port, spec| {
         let vlan = PortVlan { id: 100, priority: 0, protocol: VlanProtocol::Customer };
         if port == 2 {

@@ -33,7 +33,7 @@ fn flood(nic: &mut Nic, to: u16, cycle: &AtomicU32, past: &AtomicU32, stop: &Ato
 }
 
 #[test]
-fn no_frame_that_was_sent_to_a_port_before_its_reset_arrives_after_it() {
+fn frames_sent_before_a_receivers_reset_never_arrive_after_it() {
     for workers in [1, 2] {
         let mut lan = Lan::running(&Config { workers, ..Config::closed(3) });
         let mut receiver = lan.nics.pop().unwrap();
@@ -65,7 +65,7 @@ fn no_frame_that_was_sent_to_a_port_before_its_reset_arrives_after_it() {
 
 /// The ring is full at the reset, with frames that wait for a receiver without buffers or for a turn.
 #[test]
-fn no_frame_that_a_port_had_not_sent_at_its_reset_leaves_after_it() {
+fn frames_unsent_at_a_senders_reset_never_leave_after_it() {
     for workers in [1, 2] {
         let mut lan = Lan::running(&Config { workers, ..Config::closed(3) });
         let mut receiver = lan.nics.pop().unwrap();

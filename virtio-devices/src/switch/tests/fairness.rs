@@ -122,7 +122,7 @@ fn measure(attack: Attack) -> (f64, f64, f64) {
 }
 
 #[test]
-fn others_keep_at_least_80_percent_of_their_share_whatever_a_vf_does() {
+fn other_ports_keep_80_percent_of_their_share_under_attack() {
     let (fair, share, _) = measure(Attack::None);
     println!("{:?}: {fair} frames a turn, {share:.1} %", Attack::None);
     assert!((99.0..101.0).contains(&share), "{share}");
@@ -138,7 +138,7 @@ fn others_keep_at_least_80_percent_of_their_share_whatever_a_vf_does() {
 
 /// Compares a sender that sends every other frame to a port without buffers with one whose receivers all have buffers.
 #[test]
-fn a_receiver_without_buffers_costs_a_third_port_less_than_5_percent() {
+fn receiver_without_buffers_costs_others_less_than_5_percent() {
     let [with, without] = [DEAD, TAKER].map(|other| {
         let clock = StoppedClock::new();
         let (mut lan, mut worker) = Lan::stepped(8);

@@ -187,7 +187,7 @@ fn assert_in_force(lan: &mut Lan, key: &Key, when: &str) {
 }
 
 #[test]
-fn each_key_has_its_effect_from_the_start_or_from_its_change_on_and_after_every_reset() {
+fn policy_keys_apply_at_start_live_and_after_every_reset() {
     for key in &KEYS {
         let mut open = lan(|_, _| {});
         assert!(!(key.is_in_force)(&mut open), "{} without it", key.name);

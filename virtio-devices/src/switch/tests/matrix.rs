@@ -73,7 +73,7 @@ fn each_frame_reaches_whom_the_mode_says_and_nobody_else() {
 }
 
 #[test]
-fn what_comes_back_from_the_switch_behind_goes_to_others_and_not_to_where_it_came_from() {
+fn reflected_frames_reach_others_but_not_their_origin_port() {
     let mut lan = Lan::running(&Config { mode: SwitchMode::Vepa, ..Config::open(4) });
     let broadcast = frame(mac(1), BROADCAST, 64);
     lan.send_from_uplink(&broadcast);
@@ -85,7 +85,7 @@ fn what_comes_back_from_the_switch_behind_goes_to_others_and_not_to_where_it_cam
 }
 
 #[test]
-fn a_frame_for_a_port_that_is_closed_is_dropped_and_counted_there() {
+fn frame_for_a_closed_port_is_dropped_and_counted_there() {
     let mut lan = Lan::running(&Config::open(3));
     lan.nics[2].stop();
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
@@ -102,7 +102,7 @@ fn a_frame_for_a_port_that_is_closed_is_dropped_and_counted_there() {
 }
 
 #[test]
-fn own_address_unknown_and_isolated_destinations_are_counted_at_the_sender() {
+fn undeliverable_frames_are_counted_by_cause_at_the_sender() {
     let mut lan = Lan::running(&Config::closed(3));
     lan.switch.set_port(1, PortSettings { isolated: true, ..PortSettings::default() }).wait().unwrap();
     for to in [mac(1), UNKNOWN, mac(2)] {
@@ -113,7 +113,7 @@ fn own_address_unknown_and_isolated_destinations_are_counted_at_the_sender() {
 }
 
 #[test]
-fn a_driver_that_commands_nothing_sees_its_own_frames_and_broadcast_only() {
+fn untrusted_driver_in_promiscuous_mode_gets_no_extra_frames() {
     let mut lan = Lan::running(&Config::open(3));
     lan.nics[1].set_promiscuous(true);
     lan.settle();

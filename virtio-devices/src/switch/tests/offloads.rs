@@ -72,7 +72,7 @@ fn a_segment_of_64_kib_without_a_checksum_crosses_untouched() {
 }
 
 #[test]
-fn a_receiver_that_takes_no_segments_gets_them_cut_with_checksums() {
+fn large_frames_are_segmented_for_receivers_without_offloads() {
     for receiver in [FEATURES, FEATURES & !(1 << VIRTIO_NET_F_MRG_RXBUF)] {
         let mut lan = lan(receiver);
         let (header, frame) = segment(60_000);

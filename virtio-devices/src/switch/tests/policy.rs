@@ -137,7 +137,7 @@ fn a_policy_holds_when_the_call_that_sets_it_returns() {
 }
 
 #[test]
-fn frames_to_groups_and_to_nobody_known_are_limited_by_the_storm_limit() {
+fn storm_limit_covers_group_and_unknown_destinations() {
     let mut lan = Lan::running(&Config::closed(3));
     lan.nics[1].set_policy(Policy { storm: NonZeroU32::new(2), ..untrusted() });
     // The PF is trusted.
@@ -254,7 +254,7 @@ fn frames_for_the_world_are_no_storm_also_if_the_pf_hears_them() {
 
 /// The claimed address is like the MAC address of a gateway, which others send to.
 #[test]
-fn a_vf_that_is_given_an_address_gets_no_frames_for_others_that_its_driver_claims() {
+fn vf_with_host_mac_gets_no_frames_for_addresses_it_claims() {
     let mut lan = Lan::running(&Config::open(4));
     let gateway = [2; 6];
     // VIRTIO_NET_CTRL_MAC_TABLE_SET: one unicast address, no group.
@@ -291,7 +291,7 @@ fn an_address_of_two_ports_is_the_one_that_the_host_gave() {
 }
 
 #[test]
-fn the_host_changes_an_address_under_a_driver_whose_old_one_is_then_spoofed() {
+fn frames_from_the_old_mac_are_spoofed_once_host_changes_it() {
     let mut lan = Lan::running(&Config::closed(3));
     lan.nics[1].net.set_mac(mac(7)).unwrap().wait().unwrap();
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
@@ -302,7 +302,7 @@ fn the_host_changes_an_address_under_a_driver_whose_old_one_is_then_spoofed() {
 
 /// The guest changes the source, the destination and the type of its frames all the time.
 #[test]
-fn what_was_checked_is_what_arrives_whatever_the_guest_writes_meanwhile() {
+fn checked_frame_arrives_unchanged_despite_guest_writes() {
     let mut lan = Lan::running(&Config { workers: 2, ..Config::open(4) });
     let good = frame(mac(1), mac(2), 64);
     let stop = AtomicBool::new(false);

@@ -39,7 +39,7 @@ fn a_frame_waits_for_buffers_that_come_soon() {
 }
 
 #[test]
-fn a_receiver_without_buffers_costs_its_sender_a_millisecond_once() {
+fn bufferless_receiver_delays_its_sender_one_millisecond_once() {
     let mut lan = Lan::running(&Config::closed(4));
     lan.nics[3].reset();
     lan.nics[3].start(FEATURES);

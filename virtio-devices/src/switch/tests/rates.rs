@@ -93,11 +93,11 @@ fn assert_rates(len: usize, count: u64) {
 }
 
 #[test]
-fn a_rate_is_kept_within_2_percent_by_short_frames_and_none_is_lost() {
+fn rate_is_within_2_percent_without_loss_for_short_frames() {
     assert_rates(64, 4_000);
 }
 
 #[test]
-fn a_rate_is_kept_within_2_percent_by_frames_of_64_kib_and_none_is_lost() {
+fn rate_is_within_2_percent_without_loss_for_64_kib_frames() {
     assert_rates((64 << 10) - 12, 150);
 }

@@ -11,7 +11,7 @@ use crate::net::testing::{WRITE, eventually};
 use crate::{Counter, VirtioDevice};
 
 #[test]
-fn nothing_is_written_to_a_port_after_it_has_stopped_whoever_sends() {
+fn stopped_port_is_not_written_to_by_any_sender() {
     for workers in [1, 2] {
         let mut lan = Lan::running(&Config { workers, ..Config::open(3) });
         let mut receiver = lan.nics.pop().unwrap();
@@ -187,7 +187,7 @@ fn frames_of_a_sender_stay_in_order_with_several_workers() {
 
 /// Frames of a sender's queue stay in one receive queue, among those that the driver uses.
 #[test]
-fn a_receiver_with_two_pairs_has_the_frames_of_a_sender_in_one_queue() {
+fn frames_of_one_sender_stay_in_one_queue_of_a_two_pair_port() {
     let mut lan = Lan::new(&Config { pairs: 2, ..Config::closed(3) });
     lan.nics[0].start(FEATURES);
     lan.nics[1].start(FEATURES | 1 << VIRTIO_NET_F_MQ);

@@ -126,7 +126,7 @@ fn a_stream_of_single_frames_costs_few_doorbells_and_interrupts() {
 }
 
 #[test]
-fn a_request_and_its_answer_wait_for_nothing_and_interrupt_their_receivers_alone() {
+fn request_and_reply_pass_at_once_and_interrupt_only_receivers() {
     const ROUNDS: u64 = 500;
     let mut machine = Machine::new();
     for _ in 0..ROUNDS {
@@ -145,7 +145,7 @@ fn a_request_and_its_answer_wait_for_nothing_and_interrupt_their_receivers_alone
 }
 
 #[test]
-fn a_driver_that_waits_to_be_told_that_a_frame_was_sent_is_told_within_a_quarter_of_a_millisecond() {
+fn driver_awaiting_tx_completion_is_interrupted_within_250_us() {
     let mut machine = Machine::new();
     machine.send(1, 2);
     assert_eq!(machine.lan.nics[1].tx.take_used().len(), 1, "its buffer is given back at once");
@@ -158,7 +158,7 @@ fn a_driver_that_waits_to_be_told_that_a_frame_was_sent_is_told_within_a_quarter
 }
 
 #[test]
-fn a_driver_that_cannot_say_when_it_wants_to_be_told_is_told_at_once() {
+fn driver_without_event_idx_gets_tx_interrupts_at_once() {
     let mut machine = Machine::with(FEATURES);
     machine.lan.nics[1].queue(&frame(mac(1), mac(2), 64));
     machine.lan.nics[1].kick();

@@ -44,7 +44,7 @@ fn faults(iommu: &Iommu) -> u64 {
 }
 
 #[test]
-fn frames_go_from_what_the_sender_may_read_to_what_the_receiver_may_write() {
+fn frames_move_only_between_memory_mapped_for_each_port() {
     let (mut lan, iommu, _behind) = lan();
     let hello = frame(mac(1), mac(2), 300);
     lan.nics[2].provide(8, 2048);
@@ -76,7 +76,7 @@ fn frames_go_from_what_the_sender_may_read_to_what_the_receiver_may_write() {
 }
 
 #[test]
-fn buffers_that_are_taken_away_while_another_port_sends_are_not_written_after_that() {
+fn buffers_unmapped_while_another_port_sends_are_not_written() {
     const ROUNDS: usize = 10_000;
     /// The frames of a round.
     const BURST: usize = 4;

@@ -79,7 +79,7 @@ fn lan(rate: u32) -> (Lan, crate::switch::worker::SwitchWorker) {
 }
 
 #[test]
-fn ports_have_what_they_are_guaranteed_and_the_rest_by_weight_and_lose_nothing() {
+fn ports_get_guarantees_and_weighted_rest_without_loss() {
     let clock = StoppedClock::new();
     for len in [1514, 40_000] {
         let (mut lan, mut worker) = lan(1000);
@@ -146,7 +146,7 @@ fn a_broadcast_waits_as_a_whole() {
 }
 
 #[test]
-fn what_a_function_owes_is_saved_with_it_and_is_nothing_without_a_rate() {
+fn uplink_debt_is_saved_and_refused_without_a_rate() {
     let _clock = StoppedClock::new();
     let (mut old, mut worker) = lan(10);
     refill(&mut old, 1514, WORLD);

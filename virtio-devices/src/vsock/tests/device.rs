@@ -186,7 +186,7 @@ fn a_restored_driver_is_told_that_its_connections_are_gone() {
     guest.vsock.restore(&DeviceSpecific::PowerOn, Some(FEATURES)).unwrap();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     guest.start();
-    // There is no buffer for the event yet, and one that is too short; another start does not lose it.
+    // There is no buffer for the event yet, then one that is too short; another start does not lose the event.
     guest.queues[2].add(&[(BUFFERS + (1 << 20), 2, WRITE)]);
     guest.kick();
     let queue = &mut guest.queues[2];
@@ -206,7 +206,7 @@ fn a_restored_driver_is_told_that_its_connections_are_gone() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_given_up_and_the_driver_asked_to_reset() {
+fn broken_vsock_ring_is_abandoned_and_sets_device_needs_reset() {
     let mut guest = Guest::new();
     guest.queues[1].write(guest.queues[1].avail() + 2, 1000u16.to_le_bytes());
     guest.kick();

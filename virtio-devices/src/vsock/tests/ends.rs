@@ -1,4 +1,4 @@
-//! Ends of connections: in one direction, in both, at once, or for lack of an answer.
+//! Ends of connections: in one direction, in both, at once, or for lack of a reply.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -64,7 +64,7 @@ fn a_guest_that_receives_no_more_has_its_client_told() {
 }
 
 #[test]
-fn a_client_that_left_its_guest_which_sends_no_more_is_no_event_for_ever() {
+fn client_hangup_after_guest_shutdown_does_not_spin_the_worker() {
     let mut rig = Rig::ready();
     let (client, ports) = rig.connected_client(52);
     rig.shut_down(ports, SEND);
@@ -87,7 +87,7 @@ fn all_that_a_client_sent_before_it_left_arrives() {
     let last = packets.last().unwrap();
     assert_eq!((last.op(), last.header.flags.get()), (op::SHUTDOWN, BOTH));
     assert_eq!(packets.iter().filter(|packet| packet.op() == op::SHUTDOWN).count(), 1);
-    // What the guest sends meanwhile is dropped.
+    // Data that the guest sends in the meantime is dropped.
     rig.send_data(ports, b"too late");
     rig.assert_quiet();
     rig.steps.wait(PATIENCE);
@@ -96,7 +96,7 @@ fn all_that_a_client_sent_before_it_left_arrives() {
 }
 
 #[test]
-fn a_guest_that_sends_to_a_client_that_left_is_told_before_it_has_read_all() {
+fn guest_that_sends_to_a_closed_client_gets_shutdown_at_once() {
     let mut rig = Rig::ready();
     rig.room = 10;
     let (client, ports) = rig.connected_client(52);
@@ -116,7 +116,7 @@ fn a_guest_that_sends_to_a_client_that_left_is_told_before_it_has_read_all() {
     assert_eq!(rest.last().map(|packet| (packet.op(), packet.header.flags.get())), Some((op::SHUTDOWN, BOTH)));
 }
 
-/// Sends until the client's socket takes no more, and a part of what was sent is kept. Returns all that was sent.
+/// Sends until the client's socket accepts no more, and some of the data is kept. Returns all data sent.
 fn stuff(rig: &mut Rig, ports: Ports) -> Vec<u8> {
     let mut sent = Vec::new();
     let mut told = 0;
@@ -129,7 +129,7 @@ fn stuff(rig: &mut Rig, ports: Ports) -> Vec<u8> {
 }
 
 #[test]
-fn all_that_a_guest_sent_before_it_closed_arrives_although_the_client_is_slow() {
+fn data_sent_before_guest_close_reaches_a_slow_client() {
     for closes_at_once in [false, true] {
         let mut rig = Rig::ready();
         let (client, ports) = rig.connected_client(52);
@@ -143,7 +143,7 @@ fn all_that_a_guest_sent_before_it_closed_arrives_although_the_client_is_slow() 
         let mut received = vec![0; 30_000];
         (&client).read_exact(&mut received).unwrap();
         rig.assert_quiet();
-        // The client took some, so it has time again.
+        // The client has read some, which restarts the timeout.
         rig.steps.wait(ALMOST);
         let mut packets = Vec::new();
         for _ in 0..20 {
@@ -158,7 +158,7 @@ fn all_that_a_guest_sent_before_it_closed_arrives_although_the_client_is_slow() 
 }
 
 #[test]
-fn a_client_that_takes_nothing_after_its_guest_closed_is_given_up() {
+fn client_that_reads_nothing_after_guest_close_is_dropped() {
     for closes_at_once in [false, true] {
         let mut rig = Rig::ready();
         let (_client, ports) = rig.connected_client(52);
@@ -166,7 +166,7 @@ fn a_client_that_takes_nothing_after_its_guest_closed_is_given_up() {
         rig.shut_down(ports, BOTH);
         if closes_at_once {
             rig.send(ports, op::RST);
-            // The guest does not know it any more, and may not use it.
+            // The guest has dropped the connection, and may not use it.
             rig.send(ports, op::REQUEST);
             assert_eq!(rig.packet().op(), op::RST);
         }

@@ -10,7 +10,7 @@ use crate::VsockCounter;
 use crate::net::steps::Step;
 
 #[test]
-fn there_are_1023_connections_at_most_and_the_first_64_have_more_room() {
+fn at_most_1023_connections_and_the_first_64_have_more_credit() {
     // Two descriptors each.
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -46,7 +46,7 @@ fn clients_that_say_nothing_do_not_keep_others_out() {
 }
 
 #[test]
-fn a_guest_that_takes_no_resets_is_not_listened_to_until_it_does() {
+fn guest_that_takes_no_resets_is_not_served_until_it_does() {
     let mut rig = Rig::new();
     let mut sent = 0;
     let stuck = (0..64).any(|_| {
@@ -69,7 +69,7 @@ fn a_guest_that_takes_no_resets_is_not_listened_to_until_it_does() {
 }
 
 #[test]
-fn connections_that_come_and_go_leave_nothing_behind_for_a_guest_that_takes_nothing() {
+fn short_connections_leave_nothing_behind_for_a_stalled_guest() {
     let mut rig = Rig::new();
     for guest in 0..2000 {
         let ports = Ports { host: 7, guest: guest % 3 };

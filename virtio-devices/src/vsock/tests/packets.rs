@@ -1,4 +1,4 @@
-//! Packets and buffers that no driver should send.
+//! Invalid packets and buffers.
 
 use super::super::credit;
 use super::super::packet::{Ports, op};

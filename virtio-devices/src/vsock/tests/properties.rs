@@ -1,4 +1,4 @@
-//! Any sequence of what guest and host may do: data arrives once and in order, and nothing exceeds its limit.
+//! Any sequence of actions of guest and host: data arrives once and in order, and nothing exceeds its limit.
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -12,26 +12,26 @@ use super::super::credit;
 use super::super::packet::{Ports, op};
 use super::rig::*;
 
-/// All that is ever sent.
+/// The data of all streams.
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(2 << 20));
 /// Number of connections at a time.
 const STREAMS: usize = 4;
 
 #[derive(Debug, Clone)]
 enum Op {
-    /// The program of the host at this place sends so much.
+    /// The host's program with this index sends this many bytes.
     HostSends(usize, usize),
-    /// It reads all that there is.
+    /// The host's program reads all available data.
     HostReads(usize),
-    /// It will send no more.
+    /// The host's program will send no more.
     HostEnds(usize),
-    /// The program of the guest sends so much, if it has credit.
+    /// The guest's program sends this many bytes, if it has credit.
     GuestSends(usize, usize),
-    /// It will send no more.
+    /// The guest's program will send no more.
     GuestEnds(usize),
-    /// It tells what it has taken.
+    /// The guest's program sends a credit update.
     GuestUpdates(usize),
-    /// The driver takes packets, and provides so many new buffers.
+    /// The driver takes packets, and provides this many new buffers.
     Driver(usize),
     /// Time passes.
     Wait(u64),
@@ -51,7 +51,7 @@ fn step() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A connection, and how much of the pattern each side has sent and received.
+/// A connection, and the number of bytes of the pattern that each side has sent and received.
 struct Stream {
     host: UnixStream,
     ports: Ports,
@@ -59,7 +59,7 @@ struct Stream {
     guest_received: usize,
     guest_sent: usize,
     host_received: usize,
-    /// Count of taken bytes that the device has announced.
+    /// The forwarded count last sent by the device.
     told: u32,
     host_ended: bool,
     guest_ended: bool,
@@ -170,7 +170,7 @@ impl Model {
         self.buffers += buffers;
     }
 
-    /// Everybody takes all that there is.
+    /// All parties read everything available.
     fn finish(mut self) {
         for _ in 0..400 {
             for n in 0..STREAMS {
@@ -196,7 +196,7 @@ proptest! {
     fn data_arrives_once_and_in_order_whatever_the_order_of_events(ops in prop::collection::vec(step(), 0..150)) {
         let mut model = Model::new();
         for op in &ops {
-            // A connection that both have ended is gone, which has tests of its own.
+            // A connection that both sides have ended is removed, which has its own tests.
             let ends = match op {
                 Op::HostEnds(n) => model.streams[*n].guest_ended,
                 Op::GuestEnds(n) => model.streams[*n].host_ended || model.streams[*n].guest_ended,

@@ -18,7 +18,7 @@ pub(crate) const CID: u32 = 3;
 pub(crate) const BUFFER: u32 = 4096;
 const QUEUE: u16 = 256;
 const RECEIVE_BUFFERS: u64 = BUFFERS + (2 << 20);
-/// Guest memory for one packet to be sent, and how many are used in turn.
+/// Guest memory for one packet to send, and the number of these that are used in turn.
 const SLOT: u64 = 0x2_0000;
 const SLOTS: u64 = 16;
 /// The room of the guest's sockets, Linux's default.
@@ -50,13 +50,13 @@ pub(crate) struct Rig {
     /// The host's ends of connections that the guest opened, by port.
     pub listeners: Listeners,
     slot: u64,
-    /// The guest's room for each connection, and what it has taken of each.
+    /// The guest's room for each connection, and the bytes that it has taken of each.
     pub room: u32,
     pub taken: HashMap<Ports, u32>,
 }
 
 impl Rig {
-    /// Programs of the host listen on all ports below 1000.
+    /// Creates a rig with programs of the host on all ports below 1000.
     pub(crate) fn new() -> Self {
         let map = memory();
         let listeners = Listeners::default();
@@ -91,7 +91,7 @@ impl Rig {
         }
     }
 
-    /// A header of the guest's for this connection.
+    /// A header of the guest for this connection.
     pub(crate) fn header(&self, ports: Ports, op: u16) -> Header {
         Header {
             src_cid: u64::from(CID).into(),
@@ -106,7 +106,7 @@ impl Rig {
         }
     }
 
-    /// Makes a packet available, in pieces of these lengths and a rest.
+    /// Makes a packet available, split into pieces of these lengths and the rest.
     pub(crate) fn offer(&mut self, header: Header, data: &[u8], pieces: &[usize]) {
         let at = BUFFERS + self.slot * SLOT;
         self.slot = (self.slot + 1) % SLOTS;
@@ -145,7 +145,7 @@ impl Rig {
         self.send_raw(header, &[]);
     }
 
-    /// Has the device look at its sockets and give the driver all that it has, and returns that.
+    /// Makes the device check its sockets and send the driver all packets, and returns them.
     pub(crate) fn packets(&mut self) -> Vec<Packet> {
         self.steps.look();
         let queue = Arc::clone(&self.receive.queue);
@@ -155,7 +155,7 @@ impl Rig {
             for (head, len) in self.receive.take_used() {
                 let at = RECEIVE_BUFFERS + u64::from(head) * u64::from(BUFFER);
                 let bytes = self.receive.bytes(at, len as usize);
-                // A bad buffer is given back empty.
+                // A bad buffer is returned empty.
                 let Ok((header, data)) = Header::read_from_prefix(&bytes) else { continue };
                 assert_eq!(header.len.get() as usize, data.len());
                 packets.push(Packet { header, data: data.to_vec() });
@@ -166,7 +166,7 @@ impl Rig {
         }
     }
 
-    /// All packets, whose data the guest takes, with new buffers for those that were used.
+    /// All packets, whose data the guest takes; provides new buffers for the used ones.
     pub(crate) fn take_packets(&mut self) -> Vec<Packet> {
         let packets = self.packets();
         for packet in &packets {
@@ -188,7 +188,7 @@ impl Rig {
         assert_eq!(self.packets(), []);
     }
 
-    /// Tells the device what the guest has taken.
+    /// Sends the device a credit update.
     pub(crate) fn update(&mut self, ports: Ports) {
         self.send(ports, op::CREDIT_UPDATE);
     }
@@ -212,7 +212,7 @@ impl Rig {
         (client, ports)
     }
 
-    /// A connection of the guest's to `port` of the host.
+    /// A connection of the guest to `port` of the host.
     pub(crate) fn connected_guest(&mut self, port: u32, guest: u32) -> (UnixStream, Ports) {
         let ports = Ports { host: port, guest };
         self.send(ports, op::REQUEST);
@@ -230,7 +230,7 @@ pub(crate) fn pair() -> (UnixStream, UnixStream) {
     (near, far)
 }
 
-/// All that there is to read now.
+/// All data available now.
 pub(crate) fn read(mut stream: &UnixStream) -> Vec<u8> {
     let mut data = Vec::new();
     if let Err(error) = stream.read_to_end(&mut data) {
@@ -239,7 +239,7 @@ pub(crate) fn read(mut stream: &UnixStream) -> Vec<u8> {
     data
 }
 
-/// True if the other end has sent nothing, and has closed its side.
+/// True if the peer has sent nothing, and has closed its side.
 pub(crate) fn is_at_end(mut stream: &UnixStream) -> bool {
     match stream.read(&mut [0]) {
         Ok(len) => len == 0,
@@ -247,12 +247,12 @@ pub(crate) fn is_at_end(mut stream: &UnixStream) -> bool {
     }
 }
 
-/// Bytes that tell their places.
+/// Bytes that differ by position.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect()
 }
 
-/// Writes what fits, and returns how much that was.
+/// Writes as much as fits, and returns the number of bytes.
 pub(crate) fn write(mut stream: &UnixStream, data: &[u8]) -> usize {
     let mut done = 0;
     while done < data.len() {

@@ -21,7 +21,7 @@ fn a_client_of_the_host_reaches_a_port_of_the_guest() {
 }
 
 #[test]
-fn what_follows_the_line_of_a_client_waits_for_the_guests_answer() {
+fn data_after_the_connect_line_waits_for_the_guests_response() {
     let mut rig = Rig::ready();
     let client = rig.client("CONNECT 52\nearly");
     let request = rig.packet();
@@ -32,7 +32,7 @@ fn what_follows_the_line_of_a_client_waits_for_the_guests_answer() {
 }
 
 #[test]
-fn a_program_of_the_guest_reaches_a_program_of_the_host_by_its_port() {
+fn guest_program_reaches_a_host_program_by_its_port() {
     let mut rig = Rig::ready();
     let (program, ports) = rig.connected_guest(7, 1024);
     write(&program, b"hello");
@@ -42,7 +42,7 @@ fn a_program_of_the_guest_reaches_a_program_of_the_host_by_its_port() {
 }
 
 #[test]
-fn much_data_fills_many_buffers_in_order_and_within_the_guests_room() {
+fn bulk_data_fills_buffers_in_order_within_the_guests_credit() {
     let mut rig = Rig::ready();
     rig.room = 100_000;
     let (client, ports) = rig.connected_client(52);
@@ -60,7 +60,7 @@ fn much_data_fills_many_buffers_in_order_and_within_the_guests_room() {
 }
 
 #[test]
-fn a_guest_without_room_is_asked_once_and_gets_nothing_until_it_has_some() {
+fn guest_without_credit_gets_one_request_and_no_more_data() {
     let mut rig = Rig::ready();
     rig.room = 10;
     let (client, ports) = rig.connected_client(52);
@@ -93,7 +93,7 @@ fn a_guest_that_tells_of_room_unasked_is_not_asked() {
 }
 
 #[test]
-fn a_guest_is_told_of_room_when_it_asks_and_when_it_has_used_half() {
+fn guest_gets_credit_on_request_and_after_using_half() {
     let mut rig = Rig::ready();
     let (client, ports) = rig.connected_client(52);
     rig.send(ports, op::CREDIT_REQUEST);

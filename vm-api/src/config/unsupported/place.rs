@@ -1,4 +1,4 @@
-//! Places where a feature that is not supported yet is asked for, and the values that ask for nothing.
+//! Places where an unsupported feature can be requested, and the values that request nothing.
 
 use serde_json::{Map, Value};
 
@@ -7,24 +7,24 @@ use serde_json::{Map, Value};
 pub struct Missing {
     /// Name, with its verb: `TPMs are`. "not supported yet" follows.
     pub what: &'static str,
-    /// Places where Cloud Hypervisor has it.
+    /// The places where Cloud Hypervisor has it.
     pub(super) places: &'static [Place],
 }
 
-/// Place where a feature is asked for.
+/// A place where a feature is requested.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// By an option of the command line: `--tpm`.
+    /// An option of the command line: `--tpm`.
     Flag(&'static str),
-    /// By a key of the object's option and a JSON field of the object, which have the same name.
+    /// A key of the object's option and a JSON field of the object, with the same name.
     Setting(Object, &'static str, Harmless),
-    /// By a JSON field of the object alone.
+    /// A JSON field of the object only.
     Field(Object, &'static str, Harmless),
-    /// By an endpoint of the API: `vm.add-pmem`.
+    /// An endpoint of the API: `vm.add-pmem`.
     Endpoint(&'static str),
 }
 
-/// A JSON object of Cloud Hypervisor's, by the field that holds it, and the option that describes the same.
+/// A JSON object of Cloud Hypervisor's, by the field that holds it, and its option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Object {
     /// `VmConfig`.
@@ -39,7 +39,7 @@ pub enum Object {
     Payload,
     /// `NetConfig`.
     Net,
-    /// `VfConfig`, which is this program's own.
+    /// `VfConfig`, which only this program has.
     Vf,
     /// `DiskConfig`.
     Disk,
@@ -51,23 +51,23 @@ pub enum Object {
     Whole,
 }
 
-/// The values that ask for nothing. Null, and an empty value on the command line, always do not.
+/// The values that request nothing. Null, and an empty value on the command line, never request anything.
 ///
-/// `vm.info` and `--print-config` print those that are one value: Cloud Hypervisor has them in every VM.
+/// `vm.info` and `--print-config` print those that are a single value: Cloud Hypervisor has them in every VM.
 #[derive(Debug)]
 pub enum Harmless {
-    /// None but null.
+    /// Only null.
     Null,
-    /// This one, in JSON and on the command line.
+    /// This value, in JSON and on the command line.
     Word(&'static str, &'static str),
     /// An empty array.
     Empty,
-    /// Values that the function accepts, which also sees the object that has the field. The command line has no object.
+    /// Values that the function accepts, given also the object with the field. The command line has no object.
     If(fn(&Value, &Map<String, Value>) -> bool),
 }
 
 impl Object {
-    /// The option of the command line that describes it.
+    /// The option of the command line for the object.
     pub(super) const fn option(self) -> Option<&'static str> {
         match self {
             Self::Cpus => Some("--cpus"),
@@ -84,7 +84,7 @@ impl Object {
 }
 
 impl Harmless {
-    /// The one value, as JSON.
+    /// The single value, as JSON.
     pub(super) fn value(&self) -> Option<Value> {
         match self {
             Self::Word(value, _) => Some((*value).into()),

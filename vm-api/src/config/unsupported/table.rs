@@ -1,8 +1,9 @@
-//! All that Cloud Hypervisor has and this version does not support yet, and what users of SR-IOV NICs may expect.
+//! All features of Cloud Hypervisor that this version does not support yet, and those that users of SR-IOV NICs may
+//! expect.
 //!
-//! A helpful order of work for what becomes supported: the entry leaves this table, and the struct gets a field with
-//! the same name and default. Nothing else has to change on the command line, in JSON or in `vm.info`, which all
-//! follow the struct where there is a field, and this table where there is none.
+//! To add support, remove the entry from this table, and add a field with the same name and default to the struct.
+//! Nothing else needs to change on the command line, in JSON or in `vm.info`, which all use the struct if it has the
+//! field, and otherwise this table.
 
 use serde_json::{Map, Value};
 
@@ -14,7 +15,7 @@ use super::place::Place::{self, Endpoint, Field, Flag, Setting};
 /// `image_type` of a disk, other than raw and qcow2.
 pub const IMAGE_TYPE: &str = "image formats other than raw and qcow2 are";
 
-/// Cloud Hypervisor has this field only in special builds, and prints it only there.
+/// Cloud Hypervisor has this field, and prints it, only in special builds.
 fn is_false(value: &Value, _: &Map<String, Value>) -> bool {
     *value == Value::Bool(false)
 }
@@ -44,7 +45,7 @@ pub(super) const TABLE: &[Missing] = &[
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
     // Memory.
     missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),
-    // What is booted, and the platform.
+    // Boot sources, and the platform.
     missing("booting from an IGVM file is", &[Flag("--igvm"), Field(Payload, "igvm", Null)]),
     missing(
         "host data for confidential VMs is",

@@ -100,7 +100,7 @@ fn a_key_is_in_the_table_or_supported() {
     }
 }
 
-/// A value of the command line that asks for nothing, and one that does.
+/// A value of the command line that requests nothing, and one that does.
 fn values(harmless: &Harmless) -> (String, String) {
     let values = |harmless: &str, other: &str| (harmless.to_string(), other.to_string());
     match harmless {
@@ -111,7 +111,7 @@ fn values(harmless: &Harmless) -> (String, String) {
 }
 
 #[test]
-fn a_key_at_its_default_is_no_error_on_either_surface_and_any_other_value_is_one() {
+fn unsupported_key_is_accepted_only_at_its_default() {
     let parse = |object: Object, text: &str| match object {
         Object::Cpus => text.parse::<CpusConfig>().map(drop),
         Object::Memory => text.parse::<MemoryConfig>().map(drop),
@@ -142,7 +142,7 @@ fn a_key_at_its_default_is_no_error_on_either_surface_and_any_other_value_is_one
 }
 
 #[test]
-fn what_is_printed_has_cloud_hypervisors_defaults_and_is_accepted_again() {
+fn printed_config_has_cloud_hypervisor_defaults_and_reparses() {
     let mut config = VmConfig::default();
     config.disks.push(DiskConfig::default());
     let mut printed = serde_json::to_value(&config).unwrap();
@@ -180,7 +180,7 @@ fn a_place_is_listed_once_and_each_feature_reads_as_a_sentence() {
 }
 
 #[test]
-fn a_key_of_a_special_build_is_taken_at_its_default_and_refused_by_name_otherwise() {
+fn special_build_keys_are_refused_by_name_except_at_default() {
     for key in ["tdx", "sev_snp"] {
         for value in ["off", "false", ""] {
             assert_eq!(format!("{key}={value}").parse::<PlatformConfig>(), Ok(PlatformConfig::default()), "{key}");

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_header_is_an_error_and_another_file_is_not_a_bzimage() {
+    fn malformed_header_is_an_error_other_files_are_not_bzimages() {
         assert!(matches!(parse(&image()[..1024]), Err(BzImageError::Malformed)));
         let mut bytes = image();
         bytes[offset::PREF_ADDRESS..offset::PREF_ADDRESS + 8].fill(0xff);

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_has_no_shadow_stacks_whose_pointer_could_not_be_saved() {
+    fn guest_has_no_shadow_stacks_as_their_pointer_is_not_saved() {
         for (nested, amx) in [(false, false), (true, true)] {
             let tracking = 1 << 20;
             let leaf_7 = kvm_cpuid_entry2 { function: 7, ecx: SHADOW_STACKS | 1, edx: tracking, ..Default::default() };

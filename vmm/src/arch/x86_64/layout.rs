@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_comes_later_has_addresses_between_all_memory_and_the_window() {
+    fn hotplug_memory_lies_between_ram_and_the_mmio_window() {
         let layout = Layout::new(512 * MIB, 16 * GIB, 46).unwrap();
         assert_eq!(layout.hotplug, 4 * GIB..20 * GIB);
         assert_eq!(layout.mmio64.start, 20 * GIB);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn every_segment_has_an_ecam_of_its_own_and_every_address_of_it_one_segment() {
+    fn every_segment_has_its_own_ecam_and_each_address_one_segment() {
         assert_eq!(ecam(0), 0xe800_0000..0xf000_0000);
         assert_eq!(ecam(1), 0xf000_0000..0xf010_0000);
         assert_eq!(ecam(MOST_SEGMENTS - 1).end, 0xf5f0_0000);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_follow_each_other_and_may_lie_on_both_sides_of_the_hole() {
+    fn memory_parts_are_contiguous_and_may_span_the_hole() {
         let layout = Layout::new(5 * GIB, 0, 46).unwrap();
         let parts = layout.parts(&[GIB, 3 * GIB, GIB]);
         let ends = parts.iter().map(|part| part.iter().map(|range| (range.start / GIB, range.end / GIB)).collect());

@@ -1,4 +1,4 @@
-//! The status that a client gets for each error.
+//! HTTP status of each error.
 
 use std::io;
 
@@ -60,7 +60,7 @@ fn vdpa(fault: VdpaFault) -> Error {
 }
 
 #[test]
-fn a_configuration_is_the_requests_fault_unless_something_is_in_use() {
+fn config_error_is_invalid_unless_in_use_or_of_the_host() {
     check(INVALID, [Problem::Syntax, Problem::Value, Problem::Missing, Problem::Conflict].map(|p| config(p(s()))));
     check(INVALID, [config(Problem::Limit(s())), config(Problem::NotYet { what: s(), remedy: s() })]);
     check(CONFLICT, [config(Problem::InUse { what: s(), user: s(), remedy: s() })]);
@@ -68,7 +68,7 @@ fn a_configuration_is_the_requests_fault_unless_something_is_in_use() {
 }
 
 #[test]
-fn a_vm_fails_by_the_hosts_fault_unless_it_asks_for_what_cannot_be() {
+fn vm_error_is_of_the_host_unless_the_request_is_impossible() {
     check_vm(
         INVALID,
         [boot::BootError::NoKernel, boot::BootError::UnknownFormat("k".into()), boot::BootError::CmdlineNul],
@@ -101,7 +101,7 @@ fn a_vm_fails_by_the_hosts_fault_unless_it_asks_for_what_cannot_be() {
 }
 
 #[test]
-fn a_device_is_the_requests_fault_unless_there_is_no_room_for_it() {
+fn device_error_is_invalid_unless_it_is_for_lack_of_room() {
     let place = |error| devices::DeviceError::Place { option: s(), error };
     let net = |error| devices::DeviceError::Net { option: s(), error };
     let disk = |error| devices::DeviceError::Disk { option: s(), error };
@@ -124,7 +124,7 @@ fn a_device_is_the_requests_fault_unless_there_is_no_room_for_it() {
 }
 
 #[test]
-fn a_taps_error_is_the_hosts_unless_the_option_names_another_kind_of_interface() {
+fn tap_error_is_of_the_host_unless_another_interface_is_named() {
     let (name, first, other, what) = (s(), s(), s(), "");
     check(CONFLICT, [TapError::InUse(s())].map(backend));
     check(
@@ -162,7 +162,7 @@ fn a_taps_error_is_the_hosts_unless_the_option_names_another_kind_of_interface()
 }
 
 #[test]
-fn a_backend_that_is_in_use_is_a_conflict_and_one_without_a_right_the_hosts_fault() {
+fn backend_in_use_is_a_conflict_and_missing_rights_host_errors() {
     check(CONFLICT, [VhostUserError::InUse(s()), VhostUserError::Busy(s())].map(backend));
     check(
         HOST,
@@ -197,7 +197,7 @@ fn a_backend_that_is_in_use_is_a_conflict_and_one_without_a_right_the_hosts_faul
 }
 
 #[test]
-fn a_vdpa_device_is_the_requests_fault_unless_it_is_in_use_or_fails() {
+fn vdpa_error_is_invalid_unless_in_use_or_failing() {
     let (wanted, has, mac) = (1, 2, [0; 6]);
     check(CONFLICT, [vdpa(VdpaFault::InUse)]);
     check(

@@ -1,4 +1,4 @@
-//! Devices that are added to a VM and removed from it.
+//! Adding and removing devices.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -20,12 +20,12 @@ use crate::telemetry::events::Source;
 use crate::vfio::Notice;
 
 impl Instance {
-    /// Adds a NIC, hot-plugging it if the VM is booted. `fds` are its tap's queues, if clients passed any. A NIC that
-    /// the VM has already, by its address and its tap, is not added again: Kata asks for all that it knows.
+    /// Adds a NIC, hot-plugging it if the VM is booted. `fds`: queues of its tap, if a client passed any. Skips a NIC
+    /// whose address and tap the VM already has: Kata adds all NICs again.
     ///
     /// # Errors
     ///
-    /// It cannot be added. Nothing has changed then.
+    /// Fails without a change if it cannot be added.
     pub(crate) fn add_net(&mut self, mut net: NetConfig, fds: Vec<OwnedFd>) -> Result<Option<Added>, Error> {
         if let Some(id) = self.nic_with(&net, &fds) {
             log::info!(
@@ -42,7 +42,7 @@ impl Instance {
         Ok(added)
     }
 
-    /// The NIC that has the address of `net`, and the tap that `fds` are queues of.
+    /// Returns the NIC with the address of `net` and the tap of `fds`.
     fn nic_with(&self, net: &NetConfig, fds: &[OwnedFd]) -> Option<String> {
         net.mac.filter(|_| net.sriov_vfs == 0)?;
         let tap = tap_name(fds.first()?.as_fd()).ok()?;
@@ -51,7 +51,7 @@ impl Instance {
         ids.find(|id| self.tap_of(id).is_some_and(|name| name == tap)).cloned()
     }
 
-    /// The name of a NIC's tap, if that was passed or is open.
+    /// Returns the name of a NIC's tap, if its descriptor was passed or it is open.
     fn tap_of(&self, id: &str) -> Option<String> {
         let Some(vm) = &self.vm else { return tap_name(self.fds.get(id)?.first()?.as_fd()).ok() };
         let slot = vm.devices().find(id)?.slot();
@@ -63,7 +63,7 @@ impl Instance {
         name.flatten()
     }
 
-    /// Warns of MAC addresses that several devices have, one of which is `id`, or of all.
+    /// Warns of MAC addresses that several devices share, `id` among them if given.
     pub(super) fn warn_of_macs(&self, id: Option<&str>) {
         let shared = SharedMac::all(self.planned.plan().nets()).into_iter();
         let asked = shared.filter(|shared| id.is_none_or(|id| shared.devices.iter().any(|device| device == id)));
@@ -74,7 +74,7 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// It cannot be added. Nothing has changed then.
+    /// Fails without a change if it cannot be added.
     pub(crate) fn add_vdpa(&mut self, vdpa: VdpaConfig) -> Result<Option<Added>, Error> {
         Ok(self.add(|config| config.vdpa.push(vdpa))?.1)
     }
@@ -83,16 +83,16 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// It cannot be added. Nothing has changed then.
+    /// Fails without a change if it cannot be added.
     pub(crate) fn add_disk(&mut self, disk: DiskConfig) -> Result<Option<Added>, Error> {
         Ok(self.add(|config| config.disks.push(disk))?.1)
     }
 
-    /// Adds the socket device, hot-plugging it if the VM is booted.
+    /// Adds the vsock device, hot-plugging it if the VM is booted.
     ///
     /// # Errors
     ///
-    /// It cannot be added, or there is one. Nothing has changed then.
+    /// Fails without a change if there is one, or it cannot be added.
     pub(crate) fn add_vsock(&mut self, vsock: VsockConfig) -> Result<Option<Added>, Error> {
         if let Some(other) = &self.config().vsock {
             return Err(crate::config::vsock::second(other.id.as_deref().unwrap_or_default()).into());
@@ -104,7 +104,7 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// It cannot be added. Nothing has changed then.
+    /// Fails without a change if it cannot be added.
     pub(crate) fn add_fs(&mut self, fs: FsConfig) -> Result<Option<Added>, Error> {
         Ok(self.add(|config| config.fs.push(fs))?.1)
     }
@@ -113,17 +113,17 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// It cannot be added. Nothing has changed then.
+    /// Fails without a change if it cannot be added.
     pub(crate) fn add_generic_vhost_user(&mut self, device: GenericVhostUserConfig) -> Result<Option<Added>, Error> {
         Ok(self.add(|config| config.generic_vhost_user.push(device))?.1)
     }
 
-    /// Adds a device of the host, hot-plugging it if the VM is booted. `fds` has its own file, if a client passed it,
-    /// whose number is in `device`.
+    /// Adds a host device, hot-plugging it if the VM is booted. `fds`: its descriptor, if a client passed it; `device`
+    /// has the number.
     ///
     /// # Errors
     ///
-    /// It cannot be added. Nothing has changed then.
+    /// Fails without a change if it cannot be added.
     pub(crate) fn add_device(&mut self, device: DeviceConfig, fds: Vec<OwnedFd>) -> Result<Option<Added>, Error> {
         let (id, added) = self.add(|config| config.devices.push(device))?;
         if !fds.is_empty() {
@@ -132,12 +132,12 @@ impl Instance {
         Ok(added)
     }
 
-    /// Has the guest release the devices that the host wants back, and reports what it says of others.
+    /// Handles VFIO notices: requests the guest to release devices that the host wants back, and reports errors.
     pub(crate) fn heed_host(&mut self) {
         let Some(vm) = &mut self.vm else { return };
         for (id, notice) in vm.devices().notices() {
             let event = match notice {
-                // The host repeats this until it has the device.
+                // The host repeats the request until it has the device.
                 Notice::Requested if !vm.unplug(&id) => continue,
                 Notice::Requested => "device-requested",
                 Notice::Error => "device-error",
@@ -151,7 +151,7 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// It cannot be added. Nothing has changed then.
+    /// Fails without a change if it cannot be added.
     pub(crate) fn add_pmem(&mut self, pmem: PmemConfig) -> Result<Option<Added>, Error> {
         Ok(self.add(|config| config.pmem.push(pmem))?.1)
     }
@@ -187,11 +187,11 @@ impl Instance {
         Ok((id, added))
     }
 
-    /// Asks the guest to release a device; if the VM is not booted, removes the device from the configuration.
+    /// Requests the guest to release a device; before boot, removes it from the configuration.
     ///
     /// # Errors
     ///
-    /// There is no such device.
+    /// Fails if there is no such device, or it cannot be removed.
     pub(crate) fn remove_device(&mut self, id: &str) -> Result<(), Failure> {
         let devices = &self.planned.plan().devices;
         let device = devices.iter().find(|device| device.id == id).ok_or_else(|| no_device(id))?;

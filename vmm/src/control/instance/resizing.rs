@@ -1,4 +1,4 @@
-//! The amounts of memory and vCPUs of a VM, and the sizes of its disks.
+//! Changing the amount of memory, the number of vCPUs, and disk sizes.
 
 use super::{Instance, no_device};
 use crate::api::{Failure, Resize, ResizeDisk, ResizeZone};
@@ -8,14 +8,14 @@ use crate::error::Error;
 use crate::error_kind::ErrorKind;
 
 impl Instance {
-    /// Changes the amount of memory, then the number of vCPUs, and then how much memory the guest is asked to return.
-    /// What is added is there at once, but for memory devices, whose drivers take their time in both directions; vCPUs
-    /// go when the guest has released them, and memory that ACPI added at the next start.
+    /// Changes the amount of memory, then the number of vCPUs, then the balloon's size. Additions take effect
+    /// immediately, except on virtio-mem, whose driver works asynchronously. vCPUs are removed once the guest ejects
+    /// them; ACPI memory at the next boot.
     ///
     /// # Errors
     ///
-    /// The VM cannot have so much, the guest has not answered an earlier change, or the host failed. Nothing has
-    /// changed then, except that memory stays changed when only the number of vCPUs cannot be.
+    /// Fails if a size is not possible, the guest has not completed an earlier change, or the host fails. Nothing has
+    /// changed then, except that a new memory size stays if only the number of vCPUs fails.
     pub(crate) fn resize(&mut self, resize: &Resize) -> Result<(), Failure> {
         let (vcpus, balloon) = (resize::vcpus(resize, self.config())?, resize::balloon(resize, self.config())?);
         if let Some(ram) = resize.desired_ram {
@@ -42,17 +42,17 @@ impl Instance {
         self.set_memory(next, &format!("desired_ram={size}"))
     }
 
-    /// Changes the size of a memory zone. The driver of its memory device is asked for it.
+    /// Changes the size of a memory zone, through the driver of its virtio-mem device.
     ///
     /// # Errors
     ///
-    /// There is no such zone, or it cannot have that size. Nothing has changed then.
+    /// Fails without a change if there is no such zone, or the size is not possible.
     pub(crate) fn resize_zone(&mut self, resize: &ResizeZone) -> Result<(), Failure> {
         let next = resize::zone(resize, self.config())?;
         self.set_memory(next, &format!("id={},desired_ram={}", resize.id, resize.desired_ram))
     }
 
-    /// Gives the VM the memory `next`, as `request` asks.
+    /// Sets the memory to `next`. `request` prefixes errors.
     fn set_memory(&mut self, next: MemoryConfig, request: &str) -> Result<(), Failure> {
         let mut planned = self.planned.clone();
         planned
@@ -69,11 +69,11 @@ impl Instance {
         Ok(())
     }
 
-    /// Changes the size of a disk. The guest is notified.
+    /// Changes the size of a disk, and notifies the guest.
     ///
     /// # Errors
     ///
-    /// There is no such disk, or it cannot have that size. Nothing has changed then.
+    /// Fails without a change if there is no such disk, or the size is not possible.
     pub(crate) fn resize_disk(&mut self, resize: &ResizeDisk) -> Result<(), Failure> {
         let ResizeDisk { id, desired_size } = resize;
         let fail = |kind, what: String| Failure::new(kind, format!("id={id},desired_size={desired_size}: {what}"));

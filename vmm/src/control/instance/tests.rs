@@ -33,7 +33,7 @@ fn what_is_left_out_is_decided_once() {
 }
 
 #[test]
-fn a_pf_without_a_tap_gets_a_name_that_no_pf_has_although_another_has_gone() {
+fn pf_without_tap_gets_an_unused_name_after_another_is_removed() {
     let mut instance = instance(r#"{"net":[{"id":"a","sriov_vfs":1},{"id":"b","sriov_vfs":1}]}"#);
     instance.remove_device("a").unwrap();
     instance.add_net(net("id=c,sriov_vfs=1"), Vec::new()).unwrap();
@@ -53,7 +53,7 @@ fn a_device_that_cannot_be_leaves_no_trace() {
 }
 
 #[test]
-fn a_device_has_the_descriptor_that_was_sent_for_it_until_it_is_removed() {
+fn device_keeps_its_passed_descriptor_until_removal() {
     use std::io::Read as _;
 
     let (mut end, sent) = std::io::pipe().unwrap();
@@ -81,13 +81,13 @@ fn what_is_not_there_or_in_every_vm_is_not_removed() {
 fn taps_that_were_passed_are_kept_as_long_as_their_nic() {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut instance = instance("{}");
-    // The numbers of the request mean nothing here.
+    // The numbers in the request are not used.
     instance.add_net(net("id=a,fd=[3]"), vec![ours.into()]).unwrap();
     theirs.set_nonblocking(true).unwrap();
     let gone = || std::io::Read::read(&mut &theirs, &mut [0]).is_ok_and(|len| len == 0);
     assert!(!gone());
     instance.remove_device("a").unwrap();
-    // A child that another test has started may have it for a moment.
+    // A child of another test may hold a copy for a moment.
     let until = Instant::now() + Duration::from_secs(60);
     while !gone() {
         assert!(Instant::now() < until, "the descriptor is not closed");
@@ -96,7 +96,7 @@ fn taps_that_were_passed_are_kept_as_long_as_their_nic() {
 }
 
 #[test]
-fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
+fn mac_set_on_a_vf_becomes_its_own_in_the_config() {
     let instance = instance(
         r#"{"net":[{"id":"a","mac":"52:54:00:00:00:01","sriov_vfs":3,"vfs":[{"index":2,"mac":"52:54:00:00:01:02"}]},
             {"id":"b","mac":"52:54:00:00:00:02"}]}"#,
@@ -125,7 +125,7 @@ fn an_address_that_a_vf_is_given_is_its_own_in_the_configuration() {
     assert_eq!(given(0, "01:00:00:00:00:01").unwrap_err().kind, ErrorKind::Invalid);
 }
 
-/// A VM whose PF awaits a backend, and has not been started.
+/// A VM that is not started, whose PF waits for a backend.
 fn opened(json: &str) -> Instance {
     let folder = tempfile::tempdir().unwrap();
     let kernel = folder.path().join("kernel");
@@ -142,7 +142,7 @@ fn opened(json: &str) -> Instance {
 }
 
 #[test]
-fn memory_counts_as_pinned_as_soon_as_a_device_that_pins_it_is_being_opened() {
+fn memory_is_pinned_from_the_opening_of_a_pinning_device() {
     let mut instance = opened(
         r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"},"memory":{"size":16777216,"shared":true},
             "net":[{"id":"pf","vhost_user":true,"vhost_socket":"/nonexistent/socket"}]}"#,
@@ -157,7 +157,7 @@ fn memory_counts_as_pinned_as_soon_as_a_device_that_pins_it_is_being_opened() {
     ] {
         let acquire = instance.acquirer(&action).unwrap();
         assert_eq!(instance.vm().unwrap().pins_memory(), pins);
-        // It fails here. If it does not, the device is plugged in.
+        // Opening fails here. Where it succeeds, the device would be plugged in.
         assert!(instance.keep(acquire(&Cancel::new().unwrap())));
         assert_eq!(instance.vm().unwrap().pins_memory(), pins, "until what was opened is closed");
         instance.forget_acquired();

@@ -1,4 +1,4 @@
-//! Settings of a VF that `vm.set-vf` changes.
+//! Changing a VF's settings with `vm.set-vf`.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -15,14 +15,14 @@ use crate::error_kind::ErrorKind;
 use crate::telemetry::events::Source;
 
 impl Instance {
-    /// Changes a VF: its link, its MAC address, and what it may send and receive. The configuration follows, except for
-    /// the link. What closes something has taken hold when this succeeds.
+    /// Changes a VF's link, MAC address and policy, and its configuration except for the link. Restrictions are in
+    /// effect on success.
     ///
     /// # Errors
     ///
-    /// There is no such VF, another function has the address, a driver already uses the VF, or what is asked for cannot
-    /// be enforced: nothing has changed then. Or a worker is still busy with packets from before the change after 5 s:
-    /// the change is made then, and holds for all other packets.
+    /// Fails without a change if there is no such VF, another function has the address, a driver already uses the VF,
+    /// or the request cannot be enforced. Fails after the change if a worker still handles packets from before it after
+    /// 5 s; the change applies to all other packets.
     pub(crate) fn set_vf(&mut self, change: &SetVf, fds: Vec<OwnedFd>) -> Result<(), Failure> {
         let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         if let Some(backend) = change.backend(&numbers) {
@@ -71,7 +71,7 @@ impl Instance {
             replaced.extend(plan.map(|plan| port.set_policy(plan.spec.policy.clone(), plan.spec.limits)));
             Ok(replaced)
         });
-        // Without the device's lock: vCPUs take it.
+        // Without the device's lock, which vCPUs take.
         let mut replaced = set.unwrap_or_else(|| Err(no_vf()))?.into_iter().fold(Replaced::default(), Replaced::and);
         if let Some(plan) = plan.or(now) {
             let link = link.unwrap_or_else(|| self.policy(pf, Some(*index)).link);
@@ -91,18 +91,18 @@ impl Instance {
         set_vf::settle(replaced, pf, *index)
     }
 
-    /// Has VFs on a switch follow their uplink, or not, as clients have said of their links before the VM was saved.
+    /// Restores the VF links that clients set before the VM was saved, for ports of a switch.
     pub(super) fn restore_links(&self) {
         let Some(vm) = &self.vm else { return };
         for ((pf, index), link) in &self.links {
             if let Some((plugged, plan)) = vm.devices().find(pf).zip(set_vf::plan_of(&self.planned, pf, *index)) {
-                // The VM is paused: no worker has a packet.
+                // The VM is paused: no worker handles a packet.
                 drop(set_port(plugged, *index, plan, *link));
             }
         }
     }
 
-    /// The VM after `change`; `None` if that changes nothing of its configuration.
+    /// Plans the VM after `change`; `None` if the configuration does not change.
     pub(super) fn planned_with_vf(&self, change: &SetVf) -> Result<Option<PlannedVm>, Failure> {
         let SetVf { pf, index, mac, .. } = change;
         let Some(index) = index else { return Ok(None) };
@@ -116,7 +116,7 @@ impl Instance {
                 SetVf { pf: pf.clone(), index: Some(*index), link: change.link, mac: *mac, ..SetVf::default() };
             let line = match mac {
                 Some(mac) if *change == only_mac => format!("pf={pf},index={index},mac={mac}: {}", error.problem),
-                // The request has no options: the VF is as in its other errors.
+                // An API request has no options: name the VF as in other errors of the request.
                 _ => error.to_string().trim_start_matches("--net-vf ").to_string(),
             };
             Failure::new(set_vf::kind_of(&error.problem), line)
@@ -125,7 +125,7 @@ impl Instance {
     }
 }
 
-/// Gives a VF that is a port of a switch the settings of its plan, but for its link, which is as clients want it.
+/// Applies the plan's settings to a VF that is a port of a switch, except for the link, which clients set.
 fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) -> Replaced {
     if let BackendPlan::Port(settings) = &plan.backend
         && let Some(switch) = plugged.switch()

@@ -1,11 +1,11 @@
-//! Metrics of a live migration: the one that goes on, or the last.
+//! Metrics of the current or last migration.
 
 use vm_api::migration::{MigrationProgress, MigrationRole};
 
 use super::Text;
 
 impl Text {
-    /// Adds the progress of a migration, or its result. Without a migration there are no metrics of it.
+    /// Adds the progress or the result of a migration.
     pub(super) fn migration(&mut self, progress: &MigrationProgress) {
         let role = if progress.role == MigrationRole::Sender { "sender" } else { "receiver" };
         let labels = [("role", role.to_string())];

@@ -1,5 +1,5 @@
-//! All that may happen in a migration, in any order: both machines, the connection between them, and failures of each
-//! at every moment. Each state that can be reached is visited once, and checked.
+//! Exhaustive model of a migration: both state machines, their connection, and failures of each at any time, in any
+//! order. Visits and checks each reachable state once.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -13,14 +13,14 @@ use crate::migration::wire::Kind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Message {
     Greeting,
-    /// A whole offer.
+    /// A complete offer.
     Offer,
-    /// The rest of the memory, and the whole state.
+    /// The remaining pages and the complete state.
     Rest,
     Frame(Kind),
 }
 
-/// Work of a side that it reports later.
+/// Pending work of a side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Work {
     Connect,
@@ -28,7 +28,7 @@ enum Work {
     Stop,
     Rest,
     Release,
-    /// The locks are given up, and that is to be reported.
+    /// The locks are released, which is not reported yet.
     Released,
     Lock,
     Prepare,
@@ -36,19 +36,19 @@ enum Work {
     Start,
 }
 
-/// State of a side, as the driver of its machine sees it.
+/// State of a side.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Side {
     is_alive: bool,
     runs: bool,
     has_locks: bool,
-    /// Messages that have arrived.
+    /// Messages that have arrived and are not handled yet.
     inbox: VecDeque<Message>,
-    /// In order, since it may be done in any.
+    /// Sorted, because any of it may finish next.
     work: Vec<Work>,
-    /// It has closed its end.
+    /// True once the side has closed its end.
     has_hung_up: bool,
-    /// It has heard that the connection is lost.
+    /// True once the side has noticed the loss of the connection.
     knows_loss: bool,
     reports: Vec<Outcome>,
 }
@@ -64,9 +64,9 @@ struct World {
     go_sent: bool,
     is_off: bool,
     is_forced: bool,
-    /// The source could not take its locks again, and has ended or waits for a user.
+    /// True if the source could not take its locks back, and has ended or waits for a user.
     is_locked_out: bool,
-    /// Logs of written pages.
+    /// True while dirty logs are on.
     logs: bool,
 }
 
@@ -136,7 +136,7 @@ impl World {
                 Action::Tell(kind) => self.tell_target(Message::Frame(kind)),
                 Action::HangUp => {
                     self.source.has_hung_up = true;
-                    // What disks are at goes on.
+                    // Pending work at the disks continues.
                     self.source.work.retain(|work| matches!(work, Work::Release | Work::Released));
                     self.source.inbox.clear();
                 }
@@ -176,7 +176,7 @@ impl World {
         self
     }
 
-    /// Next states in which the source receives a message, if one has arrived.
+    /// Returns the next states after the source handles a message, if any.
     fn source_hears(&self) -> Option<Self> {
         let mut next = self.clone();
         let event = match next.source.inbox.pop_front()? {
@@ -191,7 +191,7 @@ impl World {
         let mut next = self.clone();
         let event = match next.target.inbox.pop_front()? {
             Message::Greeting => {
-                // It was accepted by then.
+                // The connection is accepted before its greeting arrives.
                 next = next.at_target(receiver::Event::Accepted);
                 receiver::Event::Greeted
             }
@@ -202,7 +202,7 @@ impl World {
         Some(next.at_target(event))
     }
 
-    /// Next states in which the source's work ends, one piece after the other in any order.
+    /// Returns the next states after a piece of the source's work ends, in any order.
     fn source_works(&self) -> Vec<Self> {
         (0..self.source.work.len()).flat_map(|index| self.source_does(index)).collect()
     }
@@ -223,7 +223,7 @@ impl World {
                 done.tell_target(Message::Rest);
                 &[Event::Sent, Event::Broke]
             }
-            // Whoever is to take the locks before this finds them taken.
+            // Locks are released here, before the event.
             Work::Release => {
                 let failed = done.clone().at_source(Event::NotReleased);
                 done.source.has_locks = false;
@@ -237,14 +237,14 @@ impl World {
         };
         let mut nexts: Vec<_> = ends.iter().map(|event| done.clone().at_source(*event)).collect();
         if work == Work::Released && !self.carries() {
-            // The connection is known to be broken when Go is to be sent: no byte leaves.
+            // The connection is known to be closed before Go: no byte is sent.
             let gone = done.at_source(Event::Released);
             nexts.push(gone.at_source(Event::Unsent));
         }
         nexts
     }
 
-    /// The source takes its locks, unless somebody has one: the target, or another program.
+    /// Returns the states after the source tries to take its locks, which the target or another program may hold.
     fn source_locks(self) -> Vec<Self> {
         use sender::Event;
         let (mut locked, mut refused) = (self.clone(), self);
@@ -267,7 +267,7 @@ impl World {
             Work::Start => (Event::Started, Event::NotStarted),
             work => panic!("{work:?} is not the target's"),
         };
-        // Who fails has nothing locked any more when that is known.
+        // After a failure the target holds no locks.
         let mut failed = done.clone();
         failed.target.has_locks = false;
         let failed = failed.at_target(failure);
@@ -279,7 +279,8 @@ impl World {
         vec![done.at_target(event), failed]
     }
 
-    /// The ends of the connection hear that it is lost once nothing is left of what had arrived.
+    /// Returns the states after a side notices the loss of the connection. Messages that arrived before are handled
+    /// first.
     fn losses(&self) -> Vec<Self> {
         let mut nexts = Vec::new();
         let is_lost = |other: &Side| self.is_cut || other.has_hung_up || !other.is_alive;
@@ -298,7 +299,7 @@ impl World {
         nexts
     }
 
-    /// Next states of accidents that may happen at any moment.
+    /// Returns the next states of accidents, which may happen at any time.
     fn accidents(&self) -> Vec<Self> {
         let mut nexts = Vec::new();
         if self.source.is_alive {
@@ -307,7 +308,7 @@ impl World {
                 nexts.push(self.clone().at_source(event));
             }
             if self.sender.stage() == sender::Stage::Unknown && !self.is_forced {
-                // By a user who has not looked whether the target runs the guest: the locks keep it from running twice.
+                // The user has not checked the target: the locks keep the guest from running twice.
                 let mut forced = self.clone();
                 forced.is_forced = true;
                 nexts.push(forced.at_source(Event::Forced));
@@ -331,7 +332,7 @@ impl World {
             nexts.push(dead);
         }
         if !self.is_cut {
-            // What was under way may have arrived up to any frame.
+            // Any prefix of the frames in flight may have arrived.
             for source_keeps in 0..=self.source.inbox.len() {
                 for target_keeps in 0..=self.target.inbox.len() {
                     let mut cut = self.clone();
@@ -360,7 +361,7 @@ impl World {
         nexts
     }
 
-    /// True if nothing is under way, and nothing has a deadline.
+    /// True if no work is pending, and no stage has a deadline.
     fn is_at_rest(&self) -> bool {
         let source_rests = self.sender.is_over() || self.sender.stage() == sender::Stage::Unknown;
         let is_still = |side: &Side| !side.is_alive || (side.inbox.is_empty() && side.work.is_empty());
@@ -370,7 +371,7 @@ impl World {
             && is_still(&self.target)
     }
 
-    /// Checks the properties of every state.
+    /// Checks the invariants of a state.
     fn check(&self) {
         let Self { source, target, sender, receiver, .. } = self;
         let stage = sender.stage();
@@ -394,7 +395,7 @@ impl World {
             let has_all = (source.has_locks || self.is_locked_out) && !self.logs;
             assert!(stage == sender::Stage::Finished || has_all, "left over: {self:?}");
         }
-        // Once the target has said that it has no guest, it never has.
+        // A target that has discarded the guest never runs it.
         assert!(!(source.is_alive && stage == sender::Stage::Ended && target.runs), "taken back: {self:?}");
     }
 }
@@ -436,7 +437,7 @@ fn whatever_happens_there_is_one_runner_or_a_named_window() {
     assert!(seen.len() > 900, "{}", seen.len());
 }
 
-/// Only in one window can nobody know, and only a source that has sent Go is in it.
+/// The owner is unknown only to a source that has sent Go.
 #[test]
 fn only_a_loss_after_go_leaves_it_unknown() {
     let first = World::new();
@@ -445,7 +446,7 @@ fn only_a_loss_after_go_leaves_it_unknown() {
         if world.source.reports.contains(&Outcome::Unknown) {
             assert!(world.go_sent);
         }
-        // Without accidents, a migration ends at the target.
+        // No loss of the connection.
         let nexts: Vec<_> = world.nexts().into_iter().filter(|next| !next.is_cut).collect();
         for next in nexts {
             if seen.insert(next.clone()) {
@@ -469,7 +470,7 @@ fn a_source_that_is_forced_goes_on_with_locks_and_without_logs() {
         sender::Event::Released,
         sender::Event::Lost,
     ] {
-        // It is what the work comes to.
+        // The work is replaced by its event.
         world.source.work.clear();
         world.source.has_locks &= event != sender::Event::Released;
         world = world.at_source(event);

@@ -1,4 +1,4 @@
-//! The side that is given the guest.
+//! State machine of the target.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ pub enum Stage {
     Greeting,
     /// Waits for the offer.
     Offering,
-    /// Makes its VM, and opens all backends.
+    /// Creates the VM, and opens all backends.
     Preparing,
     /// Receives pages, and then the state.
     Receiving,
     /// Loads the state.
     Loading,
-    /// Has all, and waits for Go.
+    /// Has the whole state, and waits for Go.
     Held,
     /// Takes the locks.
     Locking,
@@ -33,21 +33,21 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Limit of the stage. `None` for a stage that ends by itself, or by its own work.
+    /// Limit of the stage. `None` if the stage ends by itself or with the target's own work.
     pub const fn deadline(self) -> Option<Duration> {
         match self {
             Self::Listening => Some(Duration::from_secs(3600)),
             Self::Greeting => Some(Duration::from_secs(10)),
-            // The source makes all its connections before it sends the offer.
+            // The source makes all connections before it sends the offer.
             Self::Offering => Some(Duration::from_secs(90)),
-            // Longer than the source waits before it sends Go.
+            // Longer than the source waits before Go.
             Self::Held => Some(Duration::from_secs(60)),
             Self::Preparing | Self::Receiving | Self::Loading => None,
             Self::Locking | Self::Starting | Self::Running | Self::Ended => None,
         }
     }
 
-    /// Word for it in the progress.
+    /// Name in the progress.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Listening => "listening",
@@ -70,62 +70,62 @@ impl Stage {
 pub enum Event {
     /// A source has connected.
     Accepted,
-    /// It has greeted.
+    /// The source has sent its greeting.
     Greeted,
-    /// Complete offer of the source.
+    /// The offer is complete.
     Offered,
-    /// The VM is made, and its backends are open.
+    /// The VM is created, and its backends are open.
     Prepared,
-    /// All pages and the state have come.
+    /// All pages and the state have arrived.
     Received,
     /// The state is loaded: the guest can run.
     Loaded,
-    /// The source has sent a frame of this kind, but for those that are parts of the above.
+    /// The source has sent a frame of this kind, other than for the events above.
     Heard(Kind),
     /// The locks are taken.
     Locked,
-    /// They cannot be, and none is held.
+    /// The locks cannot be taken, and none is held.
     NotLocked,
     /// The guest runs.
     Started,
-    /// It cannot, and is discarded, with its locks.
+    /// The guest cannot run, and is discarded with its locks.
     NotStarted,
-    /// A user ends the migration.
+    /// A user cancels the migration.
     Cancelled,
-    /// The stage's deadline.
+    /// The stage's deadline has passed.
     Late,
     /// The connection is lost, or the source is silent.
     Lost,
-    /// Something of the target's own fails.
+    /// The target itself has failed.
     Broke,
 }
 
-/// Action of the target. Actions are carried out in their order.
+/// Action of the target. Actions are performed in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Waits for no other source, and removes what it was listening at.
+    /// Accepts no other source, and removes the socket's path.
     StopListening,
-    /// Answers the greeting.
+    /// Replies to the greeting.
     Greet,
-    /// Makes the VM and opens its backends. [`Event::Prepared`] is to follow.
+    /// Creates the VM and opens its backends. [`Event::Prepared`] follows.
     Prepare,
-    /// Loads the state. [`Event::Loaded`] is to follow.
+    /// Loads the state. [`Event::Loaded`] follows.
     Load,
-    /// Takes the locks. [`Event::Locked`] or [`Event::NotLocked`] is to follow.
+    /// Takes the locks. [`Event::Locked`] or [`Event::NotLocked`] follows.
     TakeLocks,
-    /// Starts the guest. [`Event::Started`] or [`Event::NotStarted`] is to follow.
+    /// Starts the guest. [`Event::Started`] or [`Event::NotStarted`] follows.
     Start,
-    /// Sends this frame, if the connection can still carry it.
+    /// Sends a frame if the connection still works.
     Tell(Kind),
-    /// Discards the guest, and gives back what was opened and locked for it.
+    /// Discards the guest, its backends and its locks.
     Discard,
     /// Closes the connections.
     HangUp,
-    /// Reports how it ended.
+    /// Reports the outcome.
     Report(Outcome),
 }
 
-/// The target's side.
+/// State machine of the target.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Receiver {
     stage: Stage,
@@ -138,7 +138,7 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    /// A target that waits for a source.
+    /// Starts in the stage of listening.
     pub const fn new() -> Self {
         Self { stage: Stage::Listening }
     }
@@ -148,17 +148,17 @@ impl Receiver {
         self.stage
     }
 
-    /// True if a user can still end the migration: before Go.
+    /// True if a user can still cancel the migration: before Go.
     pub fn can_cancel(&self) -> bool {
         self.stage < Stage::Locking
     }
 
-    /// True if nothing is left to do.
+    /// True once the migration is over.
     pub const fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Running | Stage::Ended)
     }
 
-    /// Actions that follow from `event`.
+    /// Returns the actions for `event`.
     pub fn on(&mut self, event: Event) -> Vec<Action> {
         let stage = self.stage;
         let (next, actions) = match (stage, event) {
@@ -175,7 +175,7 @@ impl Receiver {
                 let report = Action::Report(Outcome::Finished);
                 (Stage::Running, vec![Action::Tell(Kind::Running), Action::HangUp, report])
             }
-            // The guest is this side's now. Whoever learns that it is not is told only when that is certain.
+            // The target owns the guest: it reports a failure only once the guest is discarded.
             (Stage::Locking, Event::NotLocked) | (Stage::Starting, Event::NotStarted) => {
                 let report = Action::Report(Outcome::Failed);
                 (Stage::Ended, vec![Action::Discard, Action::Tell(Kind::Failed), Action::HangUp, report])
@@ -184,7 +184,7 @@ impl Receiver {
             (_, Event::Cancelled) => return self.give_up(Outcome::Cancelled, Some(Kind::Cancel)),
             (_, Event::Heard(Kind::Cancel)) => return self.give_up(Outcome::Cancelled, None),
             (_, Event::Heard(Kind::Failed) | Event::Lost) => return self.give_up(Outcome::Failed, None),
-            // Its own failure, a deadline, or a frame that does not belong here.
+            // A failure of the target, a deadline, or an unexpected frame.
             _ => return self.give_up(Outcome::Failed, Some(Kind::Failed)),
         };
         self.stage = next;
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn after_go_only_a_failure_of_its_own_keeps_the_guest_from_running_and_is_told_last() {
+    fn after_go_only_the_targets_own_failure_discards_then_reports() {
         for event in [Event::Cancelled, Event::Late, Event::Lost, Event::Heard(Kind::Cancel), Event::Heard(Kind::Pages)]
         {
             for stage in [Stage::Locking, Stage::Starting] {

@@ -1,4 +1,4 @@
-//! The side that has the guest, and gives it away.
+//! State machine of the source.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ pub enum Stage {
     Connecting,
     /// Waits for the target's greeting.
     Greeting,
-    /// Waits until the target has made its VM.
+    /// Waits until the target has created its VM.
     Preparing,
     /// Copies memory while the guest runs.
     Copying,
     /// Stops the guest and its devices.
     Stopping,
-    /// Sends the rest of the memory, and the state.
+    /// Sends the remaining pages, and the state.
     Finishing,
-    /// Waits until the target has loaded all.
+    /// Waits until the target has loaded the state.
     Loading,
-    /// Has its disks on the medium, and gives their locks up.
+    /// Flushes the guest's disks and releases their locks.
     Releasing,
     /// Has sent Go.
     Gone,
-    /// Does not know who has the guest.
+    /// The guest's owner is unknown.
     Unknown,
-    /// Gives up, and waits until its locks are given up, to take them again.
+    /// Waits for a pending release of the locks, to take them back.
     Undoing,
-    /// Takes its locks again: the guest is its own, or a user says so.
+    /// Takes the locks back, because the source has the guest or a user forces it.
     Locking,
     /// The target has the guest.
     Finished,
@@ -40,12 +40,12 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Limit of the stage, for any guest. `None` for stages whose limit follows from the client's request (copying,
-    /// finishing), that wait for a user, or that only wait for the host's disks.
+    /// Fixed limit of the stage. `None` if the limit depends on the client's request (copying, finishing), or the stage
+    /// waits for a user or for the host's disks.
     pub const fn deadline(self) -> Option<Duration> {
         match self {
             Self::Connecting | Self::Greeting => Some(Duration::from_secs(10)),
-            // And more for each GiB: vhost-user backends touch all of guest memory.
+            // Plus time for each GiB: vhost-user backends touch all of guest memory.
             Self::Preparing => Some(Duration::from_secs(600)),
             Self::Stopping | Self::Releasing => Some(Duration::from_secs(30)),
             Self::Loading => Some(Duration::from_secs(60)),
@@ -55,7 +55,7 @@ impl Stage {
         }
     }
 
-    /// Word for it in the progress.
+    /// Name in the progress.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Connecting => "connecting",
@@ -79,83 +79,82 @@ impl Stage {
 /// Event at the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// It is connected to the target.
+    /// The source is connected to the target.
     Connected,
-    /// The target has greeted.
+    /// The target has sent its greeting.
     Greeted,
     /// The target has sent a frame of this kind.
     Heard(Kind),
     /// A pass over the memory is complete.
     Copied(Verdict),
-    /// The guest and its devices stand still, and their state is there.
+    /// The guest and its devices are stopped, and their state is saved.
     Stopped,
-    /// The rest of the memory and the state have been sent.
+    /// The remaining pages and the state are sent.
     Sent,
-    /// The locks are given up.
+    /// The disk locks are released.
     Released,
-    /// Not all of them could be. Nothing is still at work at that.
+    /// Releasing has failed for some locks, and has ended.
     NotReleased,
-    /// They are taken again.
+    /// The locks are taken back.
     Locked,
-    /// They cannot be: another program has one.
+    /// The locks cannot be taken back: another program holds one.
     NotLocked,
-    /// Go could not be sent: no byte of it has left.
+    /// Go could not be sent, not even its first byte.
     Unsent,
-    /// A user ends the migration.
+    /// A user cancels the migration.
     Cancelled,
-    /// A user has the source go on, although the target may have the guest.
+    /// A user forces the source to resume, although the target may have the guest.
     Forced,
-    /// The stage's deadline, or the migration's.
+    /// The stage's deadline has passed.
     Late,
     /// The connection is lost, or the target is silent.
     Lost,
-    /// Something of the source's own fails.
+    /// The source itself has failed.
     Broke,
     /// The guest powers off.
     GuestOff,
 }
 
-/// Action of the source. Actions are carried out in their order.
+/// Action of the source. Actions are performed in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Sends the greeting.
     Greet,
     /// Sends the offer.
     Offer,
-    /// Has the logs of written pages begin.
+    /// Starts the dirty logs.
     StartLogs,
-    /// Sends the pages of the next pass. [`Event::Copied`] is to follow.
+    /// Sends the pages of the next pass. [`Event::Copied`] follows.
     CopyPass,
-    /// Stops the guest and its devices, and takes their state. [`Event::Stopped`] is to follow.
+    /// Stops the guest and its devices, and saves their state. [`Event::Stopped`] follows.
     StopGuest,
-    /// Sends the rest of the memory and the state. [`Event::Sent`] is to follow.
+    /// Sends the remaining pages and the state. [`Event::Sent`] follows.
     SendRest,
-    /// Has all that the guest wrote on its disks, and gives their locks up. [`Event::Released`] or
-    /// [`Event::NotReleased`] is to follow.
+    /// Flushes the guest's disks and releases their locks. [`Event::Released`] or [`Event::NotReleased`] follows.
     ReleaseLocks,
     /// Sends Go.
     SendGo,
-    /// Sends this frame, if the connection can still carry it.
+    /// Sends a frame if the connection still works.
     Tell(Kind),
-    /// Closes the connections, and ends what is being sent.
+    /// Closes the connections, whatever is being sent.
     HangUp,
-    /// Ends the logs.
+    /// Stops the dirty logs.
     StopLogs,
-    /// Takes the locks again. [`Event::Locked`] or [`Event::NotLocked`] is to follow.
+    /// Takes the locks back. [`Event::Locked`] or [`Event::NotLocked`] follows.
     TakeLocks,
-    /// Has the guest go on, if it ran when the migration began.
+    /// Resumes the guest if it ran before the migration.
     ResumeGuest,
-    /// Gives up the guest, which the target runs.
+    /// Releases the guest, which the target runs.
     EndGuest,
-    /// Reports how it ended.
+    /// Reports the outcome.
     Report(Outcome),
 }
 
-/// The source's side.
+/// State machine of the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Sender {
     stage: Stage,
-    /// Outcome to report once the locks are taken again.
+    /// Outcome to report once the locks are taken back.
     outcome: Option<Outcome>,
 }
 
@@ -166,7 +165,7 @@ impl Default for Sender {
 }
 
 impl Sender {
-    /// A source that begins to connect.
+    /// Starts in the stage of connecting.
     pub const fn new() -> Self {
         Self { stage: Stage::Connecting, outcome: None }
     }
@@ -176,22 +175,22 @@ impl Sender {
         self.stage
     }
 
-    /// True if a user can still end the migration: before Go.
+    /// True if a user can still cancel the migration: before Go.
     pub fn can_cancel(&self) -> bool {
         self.stage < Stage::Gone
     }
 
-    /// True if nothing is left to do.
+    /// True once the migration is over.
     pub const fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Finished | Stage::Ended)
     }
 
-    /// Actions that follow from `event`.
+    /// Returns the actions for `event`.
     pub fn on(&mut self, event: Event) -> Vec<Action> {
         match self.stage {
             Stage::Finished | Stage::Ended => Vec::new(),
             Stage::Gone | Stage::Unknown => self.after_go(event),
-            // Locks that are still to be given up seem to be held, and whoever took them would lose them.
+            // A release in progress would drop locks that are taken now.
             Stage::Undoing if matches!(event, Event::Released | Event::NotReleased) => self.take_locks(),
             Stage::Undoing => Vec::new(),
             Stage::Locking => self.locking(event),
@@ -219,13 +218,13 @@ impl Sender {
             (Stage::Releasing, Event::NotReleased) => return self.take_back(Some(Kind::Failed)),
             (_, Event::Heard(Kind::Keepalive)) | (_, Event::Forced) => return Vec::new(),
             (_, Event::Cancelled) => return self.give_up(Outcome::Cancelled, Some(Kind::Cancel)),
-            // The target's user ended it.
+            // A user cancelled at the target.
             (_, Event::Heard(Kind::Cancel)) => return self.give_up(Outcome::Cancelled, None),
             (_, Event::Heard(Kind::Failed) | Event::Lost) => return self.give_up(Outcome::Failed, None),
-            // One that stands still cannot power off any more: the target carries that out.
+            // A paused guest's power-off is left to the target.
             (_, Event::GuestOff) if stage > Stage::Copying => return Vec::new(),
             (_, Event::GuestOff) => return self.give_up(Outcome::GuestOff, Some(Kind::Cancel)),
-            // Its own failure, a deadline, or a frame that does not belong here.
+            // A failure of the source, a deadline, or an unexpected frame.
             _ => return self.give_up(Outcome::Failed, Some(Kind::Failed)),
         };
         self.stage = next;
@@ -238,10 +237,10 @@ impl Sender {
                 self.stage = Stage::Finished;
                 vec![Action::HangUp, Action::EndGuest, Action::Report(Outcome::Finished)]
             }
-            // It has discarded the guest.
+            // The target has discarded the guest.
             Event::Heard(Kind::Failed | Kind::Cancel) => self.take_back(None),
             Event::Unsent if self.stage == Stage::Gone => self.take_back(None),
-            // The locks tell whether a target that nobody hears has the guest.
+            // The disk locks show whether an unreachable target is running the guest.
             Event::Forced if self.stage == Stage::Unknown => {
                 self.outcome = Some(Outcome::Forced);
                 self.take_locks()
@@ -250,12 +249,12 @@ impl Sender {
                 self.stage = Stage::Unknown;
                 vec![Action::Report(Outcome::Unknown)]
             }
-            // An answer may still come.
+            // A reply may still arrive.
             _ => Vec::new(),
         }
     }
 
-    /// Without its locks the source lets nothing run.
+    /// Handles events while the locks are taken back; nothing runs without them.
     fn locking(&mut self, event: Event) -> Vec<Action> {
         let outcome = self.outcome.unwrap_or(Outcome::Failed);
         let is_forced = outcome == Outcome::Forced;
@@ -273,7 +272,7 @@ impl Sender {
                 self.stage = Stage::Ended;
                 vec![Action::Report(Outcome::Failed)]
             }
-            // The answer that was missing.
+            // The missing reply has arrived.
             Event::Heard(Kind::Running) if is_forced => {
                 self.stage = Stage::Finished;
                 vec![Action::HangUp, Action::EndGuest, Action::Report(Outcome::Finished)]
@@ -282,7 +281,7 @@ impl Sender {
         }
     }
 
-    /// Undoes what has been done when nothing is at work at the locks any more.
+    /// Ends the migration, and takes the locks back at once: no release is in progress.
     fn take_back(&mut self, tell: Option<Kind>) -> Vec<Action> {
         let mut actions = self.give_up(Outcome::Failed, tell);
         actions.extend(self.take_locks());
@@ -294,7 +293,7 @@ impl Sender {
         vec![Action::TakeLocks]
     }
 
-    /// Undoes what has been done. The source has the guest; from [`Stage::Releasing`] on, once it has its locks.
+    /// Ends the migration with the guest at the source; from [`Stage::Releasing`] on, once its locks are taken back.
     fn give_up(&mut self, outcome: Outcome, tell: Option<Kind>) -> Vec<Action> {
         let stage = self.stage;
         let told = tell.filter(|_| stage > Stage::Connecting).map(Action::Tell);
@@ -306,8 +305,8 @@ impl Sender {
         self.stage = Stage::Ended;
         let report = [Action::Report(outcome)];
         match stage {
-            // The guest stands still, and the target cannot have it: it goes on before the target is told, whose end
-            // keeps this host busy if it is here, too.
+            // The target cannot run the guest, which resumes before the frame is sent: a target on this host then frees
+            // its VM and slows the host down.
             Stage::Stopping | Stage::Finishing | Stage::Loading => {
                 [Action::ResumeGuest, Action::StopLogs].into_iter().chain(hung_up).chain(report).collect()
             }
@@ -321,7 +320,7 @@ impl Sender {
 mod tests {
     use super::*;
 
-    /// A source that has come to `stage`.
+    /// A source in `stage`.
     fn at(stage: Stage) -> Sender {
         let mut sender = Sender::new();
         for event in [
@@ -362,7 +361,7 @@ mod tests {
                 let mut sender = at(stage);
                 let mut actions = sender.on(event);
                 if stage >= Stage::Releasing {
-                    // Nothing takes them while they are given up, and nothing runs before it has them.
+                    // The locks are not taken while they are being released, and nothing runs before they are.
                     assert!(!actions.contains(&Action::TakeLocks) && !actions.contains(&Action::ResumeGuest));
                     assert!(sender.on(event).is_empty() && sender.stage() == Stage::Undoing);
                     actions.extend(sender.on(Event::Released));
@@ -400,7 +399,7 @@ mod tests {
             assert!(late.on(Event::Heard(Kind::Running)).contains(&Action::EndGuest));
             assert!(sender.on(Event::Locked).contains(&Action::ResumeGuest));
         }
-        // Without Unknown there is nothing to force.
+        // Only an unknown owner can be forced.
         assert!(at(Stage::Gone).on(Event::Forced).is_empty());
     }
 
@@ -411,7 +410,7 @@ mod tests {
             let tells = [Action::ResumeGuest, Action::StopLogs, Action::Tell(Kind::Cancel), Action::HangUp];
             assert_eq!(actions, [&tells[..], &[Action::Report(Outcome::Cancelled)]].concat(), "{stage:?}");
         }
-        // One that runs has nothing to wait for, and no page is sent in vain.
+        // A running guest has nothing to wait for; hanging up first keeps pages from being sent in vain.
         let actions = at(Stage::Copying).on(Event::Cancelled);
         assert_eq!(actions[..2], [Action::Tell(Kind::Cancel), Action::HangUp]);
     }
@@ -441,7 +440,7 @@ mod tests {
             assert_eq!(sender.on(Event::NotLocked), [Action::Report(Outcome::Failed)]);
             assert!(sender.is_over() && sender.on(Event::Locked).is_empty());
         }
-        // Whoever forces a source whose target has the locks does not get the guest, and may try again.
+        // If the target holds the locks, forcing fails and can be repeated.
         let mut sender = at(Stage::Unknown);
         for _ in 0..2 {
             sender.on(Event::Forced);
@@ -451,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_out_of_turn_ends_the_migration_and_the_target_is_told() {
+    fn frame_out_of_order_fails_the_migration_and_notifies_target() {
         for stage in BEFORE_GO.into_iter().skip(1) {
             for kind in [Kind::Running, Kind::Pages, Kind::Go, Kind::Offer] {
                 let actions = at(stage).on(Event::Heard(kind));
@@ -462,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_powers_off_ends_the_migration_and_is_not_resumed() {
+    fn guest_power_off_ends_the_migration_without_a_resume() {
         for stage in BEFORE_GO {
             let actions = at(stage).on(Event::GuestOff);
             let stands_still = stage >= Stage::Stopping;

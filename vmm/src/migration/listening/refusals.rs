@@ -1,13 +1,13 @@
-//! Log lines about peers that are not a source: a few, and then the number of the others.
+//! Log lines about peers that are not a source: rate-limited, with a count of the others.
 
 use std::time::{Duration, Instant};
 
-/// The most lines in a [`PERIOD`].
+/// Limit on lines per [`PERIOD`].
 const MOST: u32 = 10;
-/// The time after which lines are written again.
+/// Period of the rate limit.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// The refusals of a target.
+/// Refusals of a target.
 #[derive(Debug)]
 pub(super) struct Refusals {
     since: Instant,
@@ -17,12 +17,12 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    /// None so far. Lines are given to `write`.
+    /// Starts a period. `write` logs a line.
     pub(super) const fn new(now: Instant, write: fn(String)) -> Self {
         Self { since: now, written: 0, unwritten: 0, write }
     }
 
-    /// Logs a refusal, or counts it.
+    /// Logs or counts a refusal.
     pub(super) fn add(&mut self, why: &str, now: Instant) {
         self.look(now);
         if self.written < MOST {
@@ -33,7 +33,7 @@ impl Refusals {
         }
     }
 
-    /// Begins a new period if the last is over.
+    /// Starts a new period if the current one is over.
     pub(super) fn look(&mut self, now: Instant) {
         if now.saturating_duration_since(self.since) >= PERIOD {
             self.tell();

@@ -1,42 +1,42 @@
-//! The connections that have not greeted yet, side by side in a fixed number of slots.
+//! Connections without a greeting yet, in a fixed number of slots.
 
 use std::time::{Duration, Instant};
 
 use super::stranger::Stranger;
 use crate::migration::wire::Greeting;
 
-/// The most connections at a time. A further one replaces one of them.
+/// Number of slots. When they are full, a new connection replaces an old one.
 pub(super) const SLOTS: usize = 32;
-/// The time that a silent peer has for itself, however many others connect: its first byte may be on its way.
+/// Minimum time for a silent peer in a slot: its first byte may be in flight.
 const TURN: Duration = Duration::from_millis(50);
-/// The same, of a peer that talks.
+/// Minimum time for a peer that has sent bytes.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A peer that is refused, and why.
+/// A refused peer, with the reason.
 pub(super) type Refused = (Stranger, String);
 
-/// The slots.
+/// The connections, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Slots(Vec<Stranger>);
 
 impl Slots {
-    /// The connections, the oldest first.
+    /// Returns the connections, oldest first.
     pub(super) fn all(&self) -> &[Stranger] {
         &self.0
     }
 
-    /// True if there is room for another connection, or a connection that gives way to it.
+    /// True if a slot is free, or a connection can be replaced.
     pub(super) fn have_room(&self, now: Instant) -> bool {
         self.0.len() < SLOTS || self.next_to_go(now).is_some()
     }
 
-    /// The connection that gives way: the oldest silent one, or else the oldest, if its time is over.
+    /// Index of the connection to replace: the oldest silent one, otherwise the oldest, each past its minimum time.
     fn next_to_go(&self, now: Instant) -> Option<usize> {
         let silent = self.0.iter().position(|stranger| stranger.is_silent() && stranger.age(now) >= TURN);
         silent.or_else(|| self.0.iter().position(|stranger| stranger.age(now) >= GRACE))
     }
 
-    /// Takes another connection. Returns the one that gave way.
+    /// Adds a connection. Returns a replaced one.
     pub(super) fn add(&mut self, stranger: Stranger, now: Instant) -> Option<Refused> {
         let full = self.0.len() >= SLOTS;
         let goes = full.then(|| self.next_to_go(now).map(|index| self.0.remove(index))).flatten();
@@ -47,7 +47,7 @@ impl Slots {
         goes.map(|stranger| (stranger, "it had not greeted when others connected".to_string()))
     }
 
-    /// Reads from each connection for which `is_ready` says so. Takes out those that have greeted, and those that are
+    /// Reads once from each ready connection. Removes and returns those with a complete greeting, and those that are
     /// refused.
     pub(super) fn advance(&mut self, is_ready: &[bool], now: Instant) -> (Vec<(Stranger, Greeting)>, Vec<Refused>) {
         let (mut greeted, mut refused) = (Vec::new(), Vec::new());
@@ -79,7 +79,7 @@ mod tests {
         (peer, gone)
     }
 
-    /// True if the other end of `peer` is closed soon: a child that another test has started may have it for a moment.
+    /// True once the other end of `peer` is closed; a child of another test may hold it for a moment.
     fn closes(peer: &UnixStream) -> bool {
         let until = Instant::now() + Duration::from_secs(60);
         while !is_closed(peer) && Instant::now() < until {

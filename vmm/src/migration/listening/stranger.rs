@@ -1,4 +1,4 @@
-//! A connection whose peer has not greeted yet.
+//! A connection whose greeting is not complete.
 
 use std::io::{self, Read as _, Write as _};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::migration::tls::Accepting;
 use crate::migration::transport::Stream;
 use crate::migration::wire::{Frame, GREETING, Greeting};
 
-/// Time for the first byte. A source sends it as soon as it has connected.
+/// Time for the first byte. A source sends its greeting as soon as it has connected.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Time for the rest: the TLS handshake, if there is one, and the greeting.
+/// Time for all further bytes: the TLS handshake, if any, and the greeting.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A peer that may be a source.
@@ -24,53 +24,52 @@ pub(super) struct Stranger {
     greeting: [u8; GREETING],
     filled: usize,
     began: Instant,
-    /// Time of its first byte.
+    /// Arrival of the first byte.
     spoke: Option<Instant>,
 }
 
 impl Stranger {
-    /// A peer that has just connected by `stream`, which does not block.
+    /// Wraps an accepted, non-blocking `stream`.
     ///
     /// # Errors
     ///
-    /// TLS lacks something.
+    /// Fails if TLS cannot be set up.
     pub(super) fn new(stream: Stream, tls: Option<&Arc<ServerConfig>>, now: Instant) -> io::Result<Self> {
         let tls = tls.map(Accepting::new).transpose()?;
         Ok(Self { stream, tls, greeting: [0; GREETING], filled: 0, began: now, spoke: None })
     }
 
-    /// The connection.
     pub(super) const fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// The events that it waits for.
+    /// Returns the events to poll for.
     pub(super) fn awaits(&self) -> PollFlags {
         let room = self.tls.as_ref().is_some_and(Accepting::awaits_room);
         if room { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// True until its first byte has come.
+    /// True until the first byte arrives.
     pub(super) const fn is_silent(&self) -> bool {
         self.spoke.is_none()
     }
 
-    /// The time since it has connected.
+    /// Time since the connection was accepted.
     pub(super) fn age(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.began)
     }
 
-    /// True once it has taken too long.
+    /// True once a time limit has passed.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let (since, most) = self.spoke.map_or((self.began, SILENCE), |spoke| (spoke, PATIENCE));
         now.saturating_duration_since(since) >= most
     }
 
-    /// Reads once. Returns the greeting when all of it has come.
+    /// Reads once. Returns the greeting when it is complete.
     ///
     /// # Errors
     ///
-    /// Fails with one line that says why the peer is not a source of this program.
+    /// Fails with one line that says why the peer is not a source.
     pub(super) fn advance(&mut self, now: Instant) -> Result<Option<Greeting>, String> {
         let place = self.greeting.get_mut(self.filled..).unwrap_or_default();
         let read = match (&mut self.tls, &self.stream) {
@@ -99,11 +98,11 @@ impl Stranger {
         Ok(Some(greeting))
     }
 
-    /// The connection to a peer that has greeted. It blocks.
+    /// Returns the connection, which blocks from now on.
     ///
     /// # Errors
     ///
-    /// None is known.
+    /// Fails if the socket's mode cannot be changed.
     pub(super) fn into_stream(self) -> io::Result<Stream> {
         self.stream.set_nonblocking(false)?;
         Ok(match (self.tls, self.stream) {
@@ -112,12 +111,12 @@ impl Stranger {
         })
     }
 
-    /// Tells the peer `why` it is refused, if there is room for that, and closes the connection.
+    /// Sends the reason to the peer if the socket has room, and closes the connection.
     pub(super) fn refuse(mut self, why: &str) {
         let frame = Frame::Failed(why.to_string()).bytes();
         match (&mut self.tls, &self.stream) {
             (Some(tls), Stream::Tcp(stream)) => tls.say(stream, &frame),
-            // The connection ends in any case.
+            // The connection is closed in any case.
             (_, stream) => _ = { stream }.write(&frame),
         }
         self.stream.close();

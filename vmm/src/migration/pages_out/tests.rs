@@ -13,11 +13,11 @@ use crate::dirty::DirtySource;
 use crate::migration::incoming::{Incoming, Item};
 use crate::migration::loader::Loader;
 
-/// The pages of a guest's memory: more than two chunks, the last of which is not whole.
+/// Number of pages: more than two chunks, the last one partial.
 const PAGES: u64 = 2100;
 const TOUCHED: [u64; 7] = [0, 5, 6, 1023, 1024, 1500, PAGES - 1];
 
-/// Private memory, and memory of a file, with some pages touched; none is huge.
+/// Private memory, and memory of a file, with some pages touched and no huge pages.
 fn memories() -> [(GuestMap, Option<File>); 2] {
     let size = (PAGES * PAGE) as usize;
     let file = File::from(rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
@@ -35,7 +35,7 @@ fn memories() -> [(GuestMap, Option<File>); 2] {
     [(private, None), (shared, Some(own))]
 }
 
-/// The pages that exist.
+/// Returns the existing pages.
 fn existing(memory: &GuestMap) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
     let seen = present::Pages::new().each(memory.iter().next().unwrap(), &mut |range| {
@@ -46,7 +46,7 @@ fn existing(memory: &GuestMap) -> BTreeSet<u64> {
     found
 }
 
-/// Sends passes over `memory`, with these noting what is written, to another memory.
+/// Passes over `memory` to other memory, with these dirty-page sources.
 struct Sent {
     out: PagesOut,
     to_send: Arc<Mutex<ToSend>>,
@@ -78,7 +78,7 @@ impl Sent {
         Self { out, to_send, progress, told, target, reader: Some(reader) }
     }
 
-    /// Sends what is to be sent.
+    /// Sends a pass.
     fn pass(&self, number: u32) {
         {
             let mut to_send = self.to_send.lock();
@@ -90,7 +90,7 @@ impl Sent {
         self.told.recv().unwrap().unwrap();
     }
 
-    /// Ends, and returns the pages that differ at the target.
+    /// Ends the migration, and returns the pages that differ at the target.
     fn differing(mut self, memory: &GuestMap) -> Vec<u64> {
         self.out.close();
         self.reader.take().unwrap().join().unwrap();
@@ -100,7 +100,7 @@ impl Sent {
 }
 
 #[test]
-fn a_first_pass_makes_no_page_of_the_source_and_sends_those_that_it_has() {
+fn first_pass_allocates_no_source_page_and_sends_existing_ones() {
     for (memory, file) in memories() {
         let blocks = || file.as_ref().map_or(0, |file| file.metadata().unwrap().blocks());
         let before = (existing(&memory), blocks());
@@ -114,11 +114,11 @@ fn a_first_pass_makes_no_page_of_the_source_and_sends_those_that_it_has() {
     }
 }
 
-/// Writer that writes to a page of each chunk at the moment in which the chunk is taken, and logs it as KVM does: a
-/// write before a page is released is in the copy that follows, a later write makes the page dirty.
+/// Writer to two pages of each chunk around its release, with a log like KVM's: the next copy has a write from before
+/// the release, and a later write makes its page dirty.
 struct Writer {
     memory: GuestMap,
-    /// Written before the chunk's pages are released, and right after.
+    /// Page written before the chunk's release, and page written after it.
     pages: [u64; 2],
     dirty: Vec<u64>,
 }
@@ -152,14 +152,14 @@ impl DirtySource for Writer {
 }
 
 #[test]
-fn a_page_that_is_made_while_its_chunk_is_taken_is_sent_or_noted() {
+fn page_created_while_its_chunk_is_taken_is_sent_or_logged() {
     for (memory, _) in memories() {
         let writer = Writer { memory: memory.clone(), pages: [700, 1100], dirty: Vec::new() };
         let sent = Sent::new(&memory, vec![Box::new(writer)]);
         sent.pass(0);
-        // Both were there when the pages were looked at, which is after the log is.
+        // Both existed at the check for existing pages, which comes after the release.
         assert_eq!(sent.progress.shown().pages, TOUCHED.len() as u64 + 2);
-        // One that is made after that is dirty, and the next pass has it, which looks for no pages.
+        // A page that is created later is dirty, and sent in the next pass, which does not check for existence.
         memory.write_obj(9_u64, GuestAddress(1300 * PAGE)).unwrap();
         sent.to_send.lock().pages.add(1300, 1);
         sent.pass(1);

@@ -13,7 +13,7 @@ use crate::migration::wire::{PAGE, Pages, Range};
 use crate::telemetry::events::Events;
 use crate::vm::host_limits::HostLimits;
 
-/// A target that has come to `stage` of a guest without disks, and what it tells the control thread.
+/// A target in `stage`, whose guest has no disks, and its requests to the control thread.
 fn at(stage: Stage) -> (Conductor, Sender<Inbox>, Orders<TargetOrder>) {
     let (control, orders) = orders::pair().unwrap();
     let preparer = Preparer {
@@ -42,7 +42,7 @@ fn at(stage: Stage) -> (Conductor, Sender<Inbox>, Orders<TargetOrder>) {
     (conductor, own, orders)
 }
 
-/// Pages that a source sends after the machine has begun to be loaded change nothing.
+/// Pages that arrive once the machine is being loaded are dropped.
 #[test]
 fn no_page_is_written_once_the_machine_is_loaded() {
     let (mut conductor, _inbox, _orders) = at(Stage::Locking);
@@ -63,15 +63,15 @@ fn no_page_is_written_once_the_machine_is_loaded() {
         thread::yield_now();
     }
     conductor.perform(Action::Load);
-    // The thread is gone: what is sent has no reader.
+    // Without the receiving thread, pages have no reader.
     let sent: Vec<_> = (2..10).map(|page| send(page, 7)).collect();
     assert!(sent.iter().any(Result::is_err), "{sent:?}");
     assert!((2..10).all(|page| has(page) == 0));
 }
 
-/// `vmm.shutdown` of a target waits for its conductor, whose control thread carries out nothing meanwhile.
+/// `vmm.shutdown` blocks the control thread, which serves no requests, until the target's thread ends.
 #[test]
-fn a_program_that_ends_while_locks_are_taken_does_not_wait_for_a_start() {
+fn quit_while_locking_does_not_wait_for_the_start() {
     let (conductor, inbox, orders) = at(Stage::Locking);
     let (done, ends) = channel();
     let runs = thread::spawn(move || {

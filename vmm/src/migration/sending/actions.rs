@@ -1,4 +1,4 @@
-//! Actions of the source's state machine, as its conductor carries them out.
+//! Actions of the source's state machine.
 
 use std::time::Instant;
 
@@ -39,7 +39,7 @@ impl Conducts for Conductor {
                 let offer = std::mem::take(&mut self.job.offer);
                 return self.document(Frame::Offer, &offer).err().map(|error| self.lost(&error));
             }
-            // Nothing is copied.
+            // Passed memory is not copied.
             Action::StartLogs if self.job.config.local => return Some(Event::Copied(Verdict::Stop)),
             Action::StartLogs => self.job.control.send(SourceOrder::FindWriters),
             Action::StopLogs => {
@@ -47,7 +47,7 @@ impl Conducts for Conductor {
                 let log = self.passes.end();
                 self.stop_log(log);
             }
-            // The first waits for the logs.
+            // The first pass starts with the logs.
             Action::CopyPass if self.passes.count() == 0 => {}
             Action::CopyPass => self.send_pages(),
             Action::StopGuest => {
@@ -56,11 +56,11 @@ impl Conducts for Conductor {
                 self.job.control.send(SourceOrder::Stop);
             }
             Action::SendRest if self.job.config.local => {
-                // As if the last connection had sent the last page.
+                // Takes the path of a completed pass.
                 let _ = self.own.send(Inbox::Copied(Ok(0)));
             }
             Action::SendRest => {
-                // Nobody writes any more: this finds the last.
+                // All writers are stopped: this is the last collection.
                 if let Err(error) = self.passes.collect() {
                     self.course.blame(error.to_string());
                     return Some(Event::Broke);
@@ -79,7 +79,7 @@ impl Conducts for Conductor {
             Action::Tell(kind) => {
                 let why = self.told_why().unwrap_or_else(|| "the source failed".to_string());
                 let frame = if kind == Kind::Cancel { Frame::Cancel } else { Frame::Failed(why) };
-                // Without it, the target finds out by itself.
+                // Without the frame, the target detects the end itself.
                 let _ = self.link.as_mut().map(|link| link.say(&frame));
             }
             Action::HangUp => {
@@ -100,7 +100,8 @@ impl Conducts for Conductor {
             }
             Action::Report(outcome) => {
                 let why = if outcome == Outcome::Finished { None } else { self.told_why() };
-                // The last word waits for the errands: the control thread then waits for no disk. See `run`.
+                // Sent after the background threads have ended, so that the control thread waits for no disk. See
+                // `run`.
                 match self.machine.is_over() {
                     true => self.last_word = Some((outcome, why)),
                     false => self.job.control.send(SourceOrder::Report(outcome, why)),

@@ -1,5 +1,5 @@
-//! Connections from the source to its target: the control connection, and then those that carry pages or descriptors.
-//! Threads of their own make them, so that the conductor stays responsive meanwhile.
+//! Connections from the source to its target: first the control connection, then those for pages or descriptors.
+//! Background threads make them, so that the source's thread stays responsive.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,11 +16,11 @@ use crate::migration::passing;
 use crate::migration::transport::{Route, Stream};
 use crate::migration::wire::{Features, Greeting, OLDEST, Role, VERSION};
 
-/// Time that all connections for pages may take together.
+/// Time to make all connections for pages.
 const ALL_CONNECTIONS: Duration = Duration::from_secs(60);
 
 impl Conductor {
-    /// Has a thread connect to the target.
+    /// Connects to the target in a thread.
     pub(super) fn connect(&mut self) {
         let (address, tls, cancel) = (self.job.address.clone(), self.job.tls.clone(), self.cancel.clone());
         let work = move || {
@@ -31,7 +31,7 @@ impl Conductor {
         self.begin_outside(work, Inbox::Connected);
     }
 
-    /// It has, or has failed.
+    /// Handles the result of connecting.
     pub(super) fn connected(&mut self, connected: Result<(Route, Stream), String>) {
         self.is_connecting = false;
         if let Some(note) = self.awaits_end.take() {
@@ -51,20 +51,20 @@ impl Conductor {
         Ok(())
     }
 
-    /// Greeting of the connection for `role`.
+    /// Creates the greeting of a connection for `role`.
     pub(super) fn greeting(&self, role: Role) -> Greeting {
         Greeting {
             version: VERSION,
             oldest: OLDEST,
             role,
-            // The configuration has at most so many.
+            // The configuration has a lower limit.
             connections: u8::try_from(self.job.config.connections).unwrap_or(u8::MAX),
             features: if self.job.config.local { Features::LOCAL } else { Features::default() },
             session: self.session,
         }
     }
 
-    /// The target is there: connections for the pages follow.
+    /// Handles the target's greeting: makes the connections for pages.
     pub(super) fn greeted(&mut self, target: Greeting) {
         if let Some(fds) = self.job.passed.take() {
             return self.pass(target, fds);
@@ -84,13 +84,13 @@ impl Conductor {
         self.begin_outside(work, Inbox::Lanes);
     }
 
-    /// The way to the target for further connections, which may take their time.
+    /// Returns the address for further connections, and starts their deadline.
     fn way(&mut self) -> Option<(Route, Cancel)> {
         self.course.enter(Stage::Greeting.name(), Some(ALL_CONNECTIONS));
         Some((self.route.clone()?, self.cancel.clone()))
     }
 
-    /// Pages can be sent by `streams`.
+    /// Starts sending pages over `streams`.
     pub(super) fn open_lanes(&mut self, streams: Vec<Stream>) {
         let own = self.own.clone();
         let tell = move |sent| _ = own.send(Inbox::Copied(sent));
@@ -103,7 +103,7 @@ impl Conductor {
         }
     }
 
-    /// Passes what is not copied.
+    /// Passes descriptors to a local target.
     fn pass(&mut self, target: Greeting, fds: Vec<OwnedFd>) {
         if !target.features.has(Features::LOCAL) {
             let why = "local=true: the target is none that memory can be passed to; leave local out";

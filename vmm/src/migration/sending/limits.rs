@@ -1,4 +1,4 @@
-//! Limits of the source's stages that follow from the size of the guest and the client's request.
+//! Time limits of the source's stages that depend on the guest's size and the client's request.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use vm_api::migration::{SendMigration, TimeoutStrategy};
 
 use crate::migration::handover::sender::Stage;
 
-/// Time that each GiB of the guest's memory adds for the target to make its VM: a vhost-user backend touches all of it,
-/// and has 2 s for each GiB ([`Stage::deadline`] has the part that is the same for all guests).
+/// Time per GiB of guest memory for the target to create its VM: a vhost-user backend touches all of it, and has 2 s
+/// per GiB ([`Stage::deadline`] has the fixed part).
 const PREPARE_GIB: Duration = Duration::from_secs(4);
-/// The least in which the rest of the memory and the state are sent.
+/// Minimum for sending the final pass and the state.
 const LEAST_REST: Duration = Duration::from_secs(10);
-/// Factor by which they may exceed the goal for the downtime.
+/// Factor by which the final pass and the state may exceed the downtime target.
 const REST_FACTOR: u32 = 10;
-/// The least in which memory is copied.
+/// Minimum for copying memory.
 const LEAST_COPY: Duration = Duration::from_secs(1);
 
-/// Values that limits depend on.
+/// Inputs of the limits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     downtime: Duration,
     timeout: Duration,
-    /// True if the guest may be paused for as long as it takes.
+    /// True if the pause of the guest is not limited (`timeout_strategy=ignore`).
     is_patient: bool,
-    /// The guest's memory, in bytes.
+    /// Guest memory in bytes.
     memory: u64,
 }
 
 impl Limits {
-    /// Limits for a guest with so many bytes of memory.
+    /// Sets the limits for a guest with `memory` bytes.
     pub(super) fn new(config: &SendMigration, memory: u64) -> Self {
         Self {
             downtime: Duration::from_millis(config.downtime_ms.into()),
@@ -38,8 +38,8 @@ impl Limits {
         }
     }
 
-    /// Limit of `stage`, if it has one. With `is_rest`, memory that was copied before, or passed, is not sent again;
-    /// without, as with a guest that was paused, all of it is still to be sent.
+    /// Returns the limit of `stage`, if any. `is_rest`: most memory was copied or passed before the final pass; false
+    /// if all of it is still to be sent, as for a paused guest.
     pub(super) fn of(&self, stage: Stage, is_rest: bool) -> Option<Duration> {
         match stage {
             Stage::Preparing => {
@@ -65,13 +65,13 @@ mod tests {
     }
 
     #[test]
-    fn copying_ends_with_the_clients_time_and_the_rest_soon_after_the_goal() {
+    fn copying_is_limited_by_timeout_and_final_pass_by_downtime() {
         let seconds = |limits: Limits, stage, is_rest| limits.of(stage, is_rest).map(|limit| limit.as_secs());
         let usual = limits("timeout_s=600", GIB);
         assert_eq!(seconds(usual, Stage::Copying, true), Some(600));
         assert_eq!(seconds(usual, Stage::Finishing, true), Some(10));
         assert_eq!(seconds(limits("downtime_ms=4000", GIB), Stage::Finishing, true), Some(40));
-        // A guest that was paused before: all of its memory is the rest.
+        // A paused guest: all memory is sent in the final pass.
         assert_eq!(seconds(usual, Stage::Finishing, false), Some(600));
         assert_eq!(seconds(limits("timeout_s=0", GIB), Stage::Copying, true), Some(1));
         let patient = limits("timeout_s=600,timeout_strategy=ignore", GIB);

@@ -1,4 +1,4 @@
-//! Passes over the guest's memory: what is to be sent, who notes what is written meanwhile, and when there are enough.
+//! Passes over guest memory: pages to send, dirty log, and policy.
 
 use std::io;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use crate::migration::precopy::{Goal, Pass, Precopy, Verdict};
 use crate::migration::progress::Progress;
 use crate::migration::wire::PAGE;
 
-/// The passes until now.
+/// Passes so far.
 pub(super) struct Passes {
     to_send: Arc<Mutex<ToSend>>,
     policy: Precopy,
-    /// Connections that are still to report of the pass.
+    /// Connections that have not finished the pass yet.
     awaited: usize,
     count: u32,
-    /// Start of the pass, and number of bytes that were sent in it.
+    /// Start of the pass, and bytes sent in it.
     pass: (Instant, u64),
     /// Start of copying.
     began: Instant,
 }
 
 impl Passes {
-    /// Passes over `memory`, as the client wants them.
+    /// Prepares passes over `memory`, with the client's limits.
     pub(super) fn new(config: &SendMigration, memory: &GuestMap) -> Self {
         let SendMigration { downtime_ms, timeout_s, timeout_strategy, .. } = *config;
         let goal = Goal {
@@ -48,43 +48,43 @@ impl Passes {
         }
     }
 
-    /// A message there and one back take `rtt`, and the guest's drivers use so many functions.
+    /// Sets the round-trip time, and the number of functions in use by the guest's drivers.
     pub(super) fn expect(&mut self, rtt: Duration, functions: u32) {
         self.policy.expect(rtt, functions);
     }
 
-    /// Chunks from which connections take their pages.
+    /// Pages that connections take their chunks from.
     pub(super) const fn to_send(&self) -> &Arc<Mutex<ToSend>> {
         &self.to_send
     }
 
-    /// Number of passes that have begun.
+    /// Number of passes begun.
     pub(super) const fn count(&self) -> u32 {
         self.count
     }
 
-    /// The share of the vCPUs' time that is to be taken from the guest, in percent.
+    /// Share of the vCPUs' time to withhold, in percent.
     pub(super) const fn throttle(&self) -> u8 {
         self.policy.throttle()
     }
 
-    /// Bytes per second of pages that the guest writes to.
+    /// Rate at which the guest dirties pages, in bytes per second.
     pub(super) const fn dirty_rate(&self) -> u64 {
         self.policy.dirty_rate()
     }
 
-    /// Begins to copy, by what `log` notes from now on.
+    /// Starts copying, with `log` as the source of dirty pages.
     pub(super) fn begin(&mut self, log: DirtyLog) {
         self.began = Instant::now();
         self.to_send.lock().log = Some(log);
     }
 
-    /// Takes the log, whose end ends what is noted. Whoever is about to take a chunk finds none.
+    /// Takes the log; dropping it stops logging. Senders that take a chunk afterwards find no log.
     pub(super) fn end(&self) -> Option<DirtyLog> {
         self.to_send.lock().log.take()
     }
 
-    /// Has a pass be sent.
+    /// Starts a pass.
     pub(super) fn send(&mut self, out: &PagesOut) {
         self.awaited = out.count();
         self.pass = (Instant::now(), 0);
@@ -92,14 +92,14 @@ impl Passes {
         self.count += 1;
     }
 
-    /// A connection has sent all of its part of a pass. Returns whether it is the last of them.
+    /// Counts a connection that has sent its share of a pass. Returns true for the last one.
     pub(super) fn sent(&mut self, bytes: u64) -> bool {
         self.awaited = self.awaited.saturating_sub(1);
         self.pass.1 += bytes;
         self.awaited == 0
     }
 
-    /// A pass is complete while the guest runs: what was written meanwhile is the next.
+    /// Ends a pass while the guest runs: collects dirty pages and returns the next step.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl Passes {
         Ok(verdict)
     }
 
-    /// Adds what was written to what is to be sent. Returns how many bytes that is.
+    /// Adds dirty pages to the pages to send. Returns the size of all of them in bytes.
     ///
     /// # Errors
     ///

@@ -1,11 +1,11 @@
-//! A guest that writes too fast: its vCPUs are held for a share of their time.
+//! Throttling of a guest that writes too fast: its vCPUs are held for a share of the time.
 
 use std::time::{Duration, Instant};
 
-/// Of which vCPUs are held a share.
+/// Period of the throttle.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// State of the throttle: vCPUs held or running, and the time at which that changes.
+/// Throttle: vCPUs held or running, and the time of the next change.
 #[derive(Debug)]
 pub(super) struct Throttle {
     is_slow: bool,
@@ -13,13 +13,13 @@ pub(super) struct Throttle {
 }
 
 impl Throttle {
-    /// They run.
+    /// Starts with running vCPUs.
     pub(super) fn new() -> Self {
         Self { is_slow: false, until: Instant::now() }
     }
 
-    /// Follows `share`, in percent of the time. Returns whether vCPUs are to be held from now on or let go, if that
-    /// changes, and how long that lasts; no time where nothing is left to do.
+    /// Applies `share`, in percent. Returns the new state of the vCPUs if it changes, true for held, and the time to
+    /// the next change; `None` for the time once throttling is off.
     pub(super) fn follow(&mut self, share: u8, now: Instant) -> (Option<bool>, Option<Duration>) {
         if share == 0 {
             return (self.set(false), None);
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vcpus_are_held_for_their_share_of_the_time_and_let_go_in_the_end() {
+    fn vcpus_are_throttled_by_their_share_and_released_at_the_end() {
         for share in [10, 50, 99] {
             let mut throttle = Throttle::new();
             let (mut now, mut held, mut is_slow) = (Instant::now(), Duration::ZERO, false);

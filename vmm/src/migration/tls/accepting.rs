@@ -1,4 +1,4 @@
-//! The target's side of a TLS handshake, advanced by a thread that waits for many peers at once.
+//! The target's side of a TLS handshake, without blocking.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,26 +8,27 @@ use rustls::{Connection, ServerConfig, ServerConnection};
 
 use super::{NO_TLS, Session, failed};
 
-/// A handshake over a socket that does not block, and the first bytes after it.
+/// A handshake over a non-blocking socket, and the first bytes after it.
 #[derive(Debug)]
 pub(crate) struct Accepting(pub(super) Connection);
 
 impl Accepting {
-    /// The state before the first byte.
+    /// Starts a handshake.
     ///
     /// # Errors
     ///
-    /// The library lacks something.
+    /// Fails if the library cannot be set up.
     pub(crate) fn new(config: &Arc<ServerConfig>) -> io::Result<Self> {
         Ok(Self(ServerConnection::new(Arc::clone(config)).map_err(failed)?.into()))
     }
 
-    /// Reads from `stream` once, and sends what the handshake has to answer. Returns the number of bytes of the peer
-    /// that were decrypted into `bytes`, which is 0 during the handshake.
+    /// Reads from `stream` once, and sends handshake replies. Returns the number of bytes decrypted into `bytes`, 0
+    /// during the handshake.
     ///
     /// # Errors
     ///
-    /// The peer is not trusted, does not speak TLS or is gone; or nothing has come ([`io::ErrorKind::WouldBlock`]).
+    /// Fails if the peer is not trusted, does not speak TLS or has disconnected; with [`io::ErrorKind::WouldBlock`] if
+    /// nothing has arrived.
     pub(crate) fn advance(&mut self, stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
         self.send(stream)?;
         match self.0.read_tls(&mut &*stream) {
@@ -36,7 +37,7 @@ impl Accepting {
             Err(error) => return Err(error),
         }
         if let Err(error) = self.0.process_new_packets() {
-            // The peer learns the reason, if it still listens.
+            // Sends the alert, if the peer still reads.
             let _ = self.0.write_tls(&mut &*stream);
             return Err(failed(error));
         }
@@ -47,7 +48,7 @@ impl Accepting {
         }
     }
 
-    /// Sends what fits into the socket.
+    /// Sends as much as fits into the socket.
     fn send(&mut self, stream: &TcpStream) -> io::Result<()> {
         while self.0.wants_write() {
             match self.0.write_tls(&mut &*stream) {
@@ -60,20 +61,20 @@ impl Accepting {
         Ok(())
     }
 
-    /// True if an answer waits for room in the socket.
+    /// True if a reply waits for room in the socket.
     pub(crate) fn awaits_room(&self) -> bool {
         self.0.wants_write()
     }
 
-    /// Sends `bytes` to a peer whose handshake is complete, as far as there is room.
+    /// Sends `bytes` after a completed handshake, as far as they fit into the socket.
     pub(crate) fn say(&mut self, stream: &TcpStream, bytes: &[u8]) {
         if !self.0.is_handshaking() && self.0.writer().write_all(bytes).is_ok() {
-            // The connection is closed next, so an error changes nothing.
+            // The connection is closed next in any case.
             let _ = self.send(stream);
         }
     }
 
-    /// The session, whose stream blocks from now on. Its handshake is complete.
+    /// Returns the session of a completed handshake. The stream blocks from now on.
     pub(crate) fn into_session(self, stream: TcpStream) -> Session {
         Session::new(stream, self.0)
     }

@@ -1,4 +1,4 @@
-//! The files of a folder `tls_dir`, as in Cloud Hypervisor: the authority's certificate, and the own one with its key.
+//! Files of a `tls_dir`, as in Cloud Hypervisor: the authority's certificate, and the own certificate and key.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -16,10 +16,10 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 const AUTHORITY: &str = "ca-cert.pem";
 const CLIENT: (&str, &str) = ("client-cert.pem", "client-key.pem");
 const SERVER: (&str, &str) = ("server-cert.pem", "server-key.pem");
-/// The longest file that is read, in bytes.
+/// Limit on the size of a file, in bytes.
 const MOST: u64 = 1 << 20;
 
-/// Identity of a source, and the targets that it trusts.
+/// Loads the identity of a source, and the authority of its targets.
 ///
 /// # Errors
 ///
@@ -30,12 +30,12 @@ pub(crate) fn client(folder: &Path) -> Result<Arc<ClientConfig>, String> {
     let builder = builder.with_protocol_versions(&[&TLS13]).map_err(|error| wrong(folder, AUTHORITY, error))?;
     let config = builder.with_root_certificates(authority).with_client_auth_cert(certificates, key);
     let mut config = config.map_err(|error| unfit(folder, CLIENT, error))?;
-    // Each connection proves itself.
+    // Each connection authenticates on its own.
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
 }
 
-/// Identity of a target, and the sources that it trusts.
+/// Loads the identity of a target, and the authority of its sources.
 ///
 /// # Errors
 ///
@@ -76,7 +76,7 @@ fn certificates(folder: &Path, name: &str) -> Result<Vec<CertificateDer<'static>
     if all.is_empty() { Err(wrong(folder, name, "it has no certificate; give one as PEM")) } else { Ok(all) }
 }
 
-/// Contents of a file. A pipe, which could block, is refused.
+/// Reads a file. Refuses pipes, which could block.
 fn contents(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = rustix::fs::open(folder.join(name), flags, Mode::empty()).map_err(|error| wrong(folder, name, error))?;

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
 
-/// An authority.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -16,7 +15,7 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// Writes all files of both sides into `folder`, for a target of these names.
+    /// Writes the files of both sides into `folder`, for a target with these names.
     pub(crate) fn write(&self, folder: &Path, names: &[&str]) {
         fs::write(folder.join("ca-cert.pem"), self.0.pem()).unwrap();
         self.certify(folder, "server", names, false);

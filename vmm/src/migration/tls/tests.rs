@@ -1,4 +1,4 @@
-//! Two sides that trust each other, and those that do not.
+//! TLS connections with and without mutual trust.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ fn until() -> Deadline {
     Deadline::after(PATIENCE, &virtio_devices::Cancel::new().unwrap())
 }
 
-/// Answers the peer that has connected by `stream`.
+/// Runs the target's side of a handshake.
 fn accept(stream: TcpStream, config: &Arc<rustls::ServerConfig>, until: &Deadline) -> io::Result<Session> {
     stream.set_nonblocking(true)?;
     let mut accepting = Accepting::new(config)?;
@@ -38,7 +38,7 @@ fn folder(authority: &Authority) -> tempfile::TempDir {
     folder
 }
 
-/// Results of a connection at both sides: the source, which also reads an answer, and the target.
+/// Result of a connection at the source, which also reads a reply, and at the target.
 fn meet(source: &Path, target: &Path, host: &str) -> (Result<(), String>, Result<(), String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, server) = (listener.local_addr().unwrap(), server(target).unwrap());
@@ -76,13 +76,13 @@ fn both_sides_prove_who_they_are() {
 }
 
 #[test]
-fn whom_another_authority_has_certified_or_whose_time_is_up_is_refused_by_either_side() {
+fn foreign_or_expired_certificate_is_refused_by_either_side() {
     let (one, other) = (Authority::new("one"), Authority::new("other"));
     let (both, stranger) = (folder(&one), folder(&other));
     let (source, target) = meet(both.path(), stranger.path(), "localhost");
     assert!(source.as_ref().unwrap_err().contains("UnknownIssuer"), "{source:?}");
     assert!(target.as_ref().unwrap_err().contains("UnknownCA"), "{target:?}");
-    // The source trusts the target, and is not trusted.
+    // The source trusts the target, but not the other way round.
     fs::copy(both.path().join("ca-cert.pem"), stranger.path().join("ca-cert.pem")).unwrap();
     let (source, target) = meet(stranger.path(), both.path(), "localhost");
     assert!(target.as_ref().unwrap_err().contains("UnknownIssuer"), "{target:?}");
@@ -101,7 +101,7 @@ fn whom_another_authority_has_certified_or_whose_time_is_up_is_refused_by_either
 }
 
 #[test]
-fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
+fn source_without_certificate_and_peer_without_tls_are_refused() {
     let one = Authority::new("one");
     let both = folder(&one);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -118,7 +118,7 @@ fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let nobody = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
     let session = Session::connect(TcpStream::connect(address).unwrap(), "localhost", &nobody, &until());
-    // In TLS 1.3 it hears the verdict when it reads.
+    // In TLS 1.3 the client receives the verdict with its first read.
     let verdict = session.and_then(|session| (&session).read(&mut [0; 1]));
     let verdict = verdict.unwrap_err().to_string();
     assert!(verdict.contains("CertificateRequired"), "{verdict}");
@@ -129,7 +129,7 @@ fn a_source_without_a_certificate_and_a_peer_without_tls_are_refused() {
 }
 
 #[test]
-fn a_peer_that_says_nothing_is_waited_for_no_longer_than_a_handshake_may_take() {
+fn silent_peer_times_out_after_the_handshake_limit() {
     let one = Authority::new("one");
     let both = folder(&one);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -140,7 +140,7 @@ fn a_peer_that_says_nothing_is_waited_for_no_longer_than_a_handshake_may_take() 
     assert!(began.elapsed() < PATIENCE + Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
-/// Both directions at once, with more than any buffer holds.
+/// Both directions at once, with more data than any buffer holds.
 #[test]
 fn one_thread_reads_while_another_writes() {
     const LEN: usize = 8 << 20;
@@ -184,7 +184,7 @@ fn a_file_that_is_missing_or_wrong_is_named() {
         let expected = format!("tls_dir={}: {said}", folder.path().display());
         assert!(line.starts_with(&expected) && !line.contains('\n'), "{line}");
     }
-    // A key of another certificate; a folder in place of a file.
+    // A key of another certificate; a folder instead of a file.
     let folder = folder(&one);
     fs::copy(folder.path().join("client-key.pem"), folder.path().join("server-key.pem")).unwrap();
     let line = server(folder.path()).unwrap_err();

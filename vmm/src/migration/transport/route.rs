@@ -1,4 +1,4 @@
-//! The way to a target.
+//! Address of a target, resolved once.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -16,22 +16,22 @@ use super::{Address, PATIENCE, Stream};
 use crate::migration::deadline::Deadline;
 use crate::migration::tls::{self, Session};
 
-/// The way to a target: its address, as it was when the first connection was made.
+/// Resolved address of a target: all connections use the result of the first lookup.
 #[derive(Debug, Clone)]
 pub(crate) struct Route {
     address: Address,
-    /// The addresses that its name stands for.
+    /// IP addresses of the host name.
     found: Vec<SocketAddr>,
     tls: Option<Arc<ClientConfig>>,
 }
 
 impl Route {
-    /// The way to `address`, which takes as long as this host takes to look its name up. With `tls`, which is for tcp
-    /// only, both sides prove who they are.
+    /// Resolves `address`, which may block for a name lookup. With `tls`, for TCP only, connections are mutually
+    /// authenticated.
     ///
     /// # Errors
     ///
-    /// Nothing has that name.
+    /// Fails if the name cannot be resolved.
     pub(crate) fn find(address: Address, tls: Option<Arc<ClientConfig>>) -> io::Result<Self> {
         let found = match &address {
             Address::Unix(_) => Vec::new(),
@@ -40,11 +40,11 @@ impl Route {
         Ok(Self { address, found, tls })
     }
 
-    /// Connects, unless `cancel` says that it is not wanted any more.
+    /// Connects, unless `cancel` ends the attempt.
     ///
     /// # Errors
     ///
-    /// Nobody listens there, or not in time, or is not to be trusted.
+    /// Fails if no target accepts in time, or the target is not trusted.
     pub(crate) fn connect(&self, cancel: &Cancel) -> io::Result<Stream> {
         let until = Deadline::after(PATIENCE, cancel);
         let stream = match &self.address {
@@ -82,7 +82,7 @@ fn tcp(to: &SocketAddr, until: &Deadline) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Connects to the socket at `path`, whose program may not accept what has connected before.
+/// Connects to the socket at `path`, whose backlog may be full.
 fn unix(path: &Path, until: &Deadline) -> io::Result<UnixStream> {
     let to = SocketAddrUnix::new(path)?;
     let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
@@ -90,7 +90,7 @@ fn unix(path: &Path, until: &Deadline) -> io::Result<UnixStream> {
     loop {
         match connect(&stream, &to) {
             Ok(()) => break,
-            // Nothing tells when there is room.
+            // The kernel does not report when the backlog has room.
             Err(Errno::AGAIN) => until.pause()?,
             Err(error) => return Err(error.into()),
         }
@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// Time until the connection fails if it is cancelled after 100 ms, and the kind of its error.
+    /// Cancels a connection attempt after 100 ms. Returns the time until it fails, and the error's kind.
     fn cancelled(address: Address) -> (Duration, io::ErrorKind) {
         let route = Route::find(address, None).unwrap();
         let cancel = Cancel::new().unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_nobody_accepts_is_not_waited_for_once_it_is_not_wanted() {
+    fn unaccepted_connection_attempt_ends_when_cancelled() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("full");
         let unix = UnixListener::bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Documents: what is longer than a frame, in parts.
+//! Documents longer than a frame, in parts.
 
 use super::bounds::{MAX_DOCUMENT, MAX_PART};
 use super::error::WireError;
@@ -27,16 +27,16 @@ impl Default for Document {
 }
 
 impl Document {
-    /// Document of at most this many bytes.
+    /// Creates a document of at most `most` bytes.
     pub const fn new(most: usize) -> Self {
         Self { bytes: Vec::new(), most, is_complete: false }
     }
 
-    /// Adds a part. Returns whether it was the last.
+    /// Adds a part. Returns true if it was the last.
     ///
     /// # Errors
     ///
-    /// The document is longer than it may be, or was complete.
+    /// Fails if the document becomes too long, or was complete.
     pub fn add(&mut self, part: &Part) -> Result<bool, WireError> {
         if self.is_complete || self.bytes.len() + part.bytes.len() > self.most {
             return Err(WireError::Field("document"));
@@ -51,14 +51,14 @@ impl Document {
         self.is_complete.then_some(&self.bytes)
     }
 
-    /// Takes its bytes. No more is added.
+    /// Takes the bytes; no part can be added afterwards.
     pub fn take(&mut self) -> Vec<u8> {
         self.is_complete = true;
         std::mem::take(&mut self.bytes)
     }
 }
 
-/// The parts of a document.
+/// Splits a document into parts.
 pub fn parts(document: &[u8]) -> impl Iterator<Item = Part> + '_ {
     let count = document.len().div_ceil(MAX_PART).max(1);
     (1..=count).map(move |n| {

@@ -1,44 +1,44 @@
-//! Faults of bytes that are not this protocol, and of numbers in them.
+//! Errors of the protocol.
 
 use thiserror::Error;
 
 use super::bounds::{OLDEST, VERSION};
 
-/// Fault of bytes that are not this protocol.
+/// Malformed or incompatible bytes of a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WireError {
-    /// Another program, or another protocol.
+    /// Another program or protocol.
     #[error(
         "the peer does not speak this program's migration protocol (Cloud Hypervisor's is another); run this program \
          on both hosts"
     )]
     Foreign,
-    /// No version that both speak.
+    /// No common version.
     #[error(
         "the peer speaks versions {oldest} to {version} of the migration protocol, this program {OLDEST} to {VERSION}; \
          run versions of it that are closer on both hosts"
     )]
     Version {
-        /// The peer's oldest.
+        /// Oldest version of the peer.
         oldest: u16,
-        /// The peer's newest.
+        /// Newest version of the peer.
         version: u16,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("the peer sent a frame with an impossible {0}")]
     Field(&'static str),
-    /// A frame of a kind that there is not.
+    /// The kind of a frame is unknown.
     #[error("the peer sent a frame of unknown kind {0}")]
     Kind(u16),
-    /// A frame is longer than its kind allows.
+    /// A frame exceeds the limit of its kind.
     #[error("the peer sent {len} bytes as a frame of at most {most}")]
     Long {
         /// Length of the frame.
         len: u32,
-        /// The most.
+        /// Limit of its kind.
         most: usize,
     },
-    /// A frame is shorter than what it says that it has.
+    /// A frame is shorter than its contents.
     #[error("the peer sent a frame that ends too early")]
     Short,
 }

@@ -7,50 +7,50 @@ use super::bounds::{
 use super::document::Part;
 use super::error::{WireError, u16_at, u32_at, u64_at};
 
-/// Content of a connection.
+/// Purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Messages of both sides, and documents.
+    /// Messages and documents of both sides.
     Control,
-    /// Pages: the number of this connection, from 0.
+    /// Pages, with the connection's number from 0.
     Pages(u8),
 }
 
-/// Abilities of a side beyond the protocol's version. Both sides use those that both have.
+/// Optional features. The two sides use those that both have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Features(pub u32);
 
 impl Features {
-    /// The guest's memory and the backends' descriptors are passed, and no page is copied.
+    /// Memory and taps are passed as descriptors, and no page is copied.
     pub const LOCAL: Self = Self(1);
-    /// All that this version knows.
+    /// All features that this version supports.
     pub const KNOWN: Self = Self(1);
 
-    /// True if all of `other` is there.
+    /// True if all features of `other` are set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// The first bytes of a connection, from the side that connects; and the answer to those of the first connection.
+/// First bytes of a connection, from the side that connects, and the reply on the first connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Greeting {
-    /// The newest version that this side speaks; in an answer, the version that is spoken.
+    /// Newest version that this side supports; in a reply, the selected version.
     pub version: u16,
-    /// The oldest version that this side speaks.
+    /// Oldest version that this side supports.
     pub oldest: u16,
-    /// Content of the connection.
+    /// Purpose of the connection.
     pub role: Role,
-    /// Number of connections that carry pages.
+    /// Number of connections for pages.
     pub connections: u8,
-    /// Abilities of this side.
+    /// Features of this side.
     pub features: Features,
-    /// Number of the migration: random, and the same on all its connections.
+    /// Random id of the migration, the same on all its connections.
     pub session: [u8; 16],
 }
 
 impl Greeting {
-    /// It as bytes.
+    /// Serializes the greeting.
     pub fn bytes(&self) -> [u8; GREETING] {
         let Self { version, oldest, role, connections, features, session } = self;
         let (kind, index) = match role {
@@ -67,12 +67,11 @@ impl Greeting {
         bytes
     }
 
-    /// Reads it. Features that this program does not know are left out; what a newer version may put into the bytes
-    /// that are zero today is not looked at.
+    /// Parses a greeting. Ignores unknown features and the reserved bytes, which newer versions may use.
     ///
     /// # Errors
     ///
-    /// The peer is no such program.
+    /// Fails if the peer is not this program.
     pub fn read(bytes: &[u8; GREETING]) -> Result<Self, WireError> {
         if bytes[..8] != MAGIC {
             return Err(WireError::Foreign);
@@ -96,11 +95,11 @@ impl Greeting {
         Ok(Self { version, oldest, role, connections, features, session })
     }
 
-    /// The newest version that both sides speak.
+    /// Returns the newest version that both sides support.
     ///
     /// # Errors
     ///
-    /// There is none.
+    /// Fails if there is none.
     pub fn common_version(&self) -> Result<u16, WireError> {
         let version = self.version.min(VERSION);
         if version < self.oldest.max(OLDEST) {
@@ -110,31 +109,31 @@ impl Greeting {
     }
 }
 
-/// The kinds of frames.
+/// Kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Kind {
-    /// A part of the description of the guest, from the source: what the target needs to make its VM.
+    /// Part of the guest's description, from the source, for creating the target's VM.
     Offer = 1,
-    /// The target has made its VM and opened all its backends: pages may come.
+    /// The target has created its VM and opened all backends: pages may follow.
     Prepared = 2,
     /// Pages, from the source.
     Pages = 3,
-    /// All pages of a pass have been sent on this connection.
+    /// End of a pass on this connection.
     Flush = 4,
-    /// A part of the machine's state, from the source, whose guest stands still.
+    /// Part of the machine state, from the source, whose guest is paused.
     State = 5,
-    /// The target has all, and can run the guest.
+    /// The target has the whole state, and can run the guest.
     Ready = 6,
-    /// The guest is the target's. Sent once.
+    /// The target owns the guest. Sent at most once.
     Go = 7,
     /// The target runs the guest.
     Running = 8,
-    /// The sender of this has given up: one line that says why.
+    /// The sender has failed, with a reason of one line.
     Failed = 9,
-    /// A user has ended the migration.
+    /// A user has cancelled the migration.
     Cancel = 10,
-    /// The sender of this is alive.
+    /// The sender is alive.
     Keepalive = 11,
 }
 
@@ -153,7 +152,7 @@ impl Kind {
         Self::Keepalive,
     ];
 
-    /// The longest body, in bytes.
+    /// Limit on the body, in bytes.
     pub const fn most(self) -> usize {
         match self {
             Self::Offer | Self::State => MAX_BODY,
@@ -166,17 +165,17 @@ impl Kind {
     }
 }
 
-/// The beginning of a frame.
+/// Header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Kind of the body that follows.
+    /// Kind of the body.
     pub kind: Kind,
-    /// The length of the body, in bytes, at most what its kind allows.
+    /// Length of the body in bytes, within the limit of its kind.
     pub len: u32,
 }
 
 impl Header {
-    /// It as bytes.
+    /// Serializes the header.
     pub fn bytes(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..2].copy_from_slice(&(self.kind as u16).to_le_bytes());
@@ -184,11 +183,11 @@ impl Header {
         bytes
     }
 
-    /// Reads it.
+    /// Parses a header.
     ///
     /// # Errors
     ///
-    /// There is no such frame.
+    /// Fails if the kind is unknown, or the length exceeds its limit.
     pub fn read(bytes: [u8; HEADER]) -> Result<Self, WireError> {
         let (kind, zero, len) = (u16_at(&bytes, 0)?, u16_at(&bytes, 2)?, u32_at(&bytes, 4)?);
         let kind = Kind::ALL.into_iter().find(|known| *known as u16 == kind).ok_or(WireError::Kind(kind))?;
@@ -203,14 +202,14 @@ impl Header {
     }
 }
 
-/// A frame, but for one of pages.
+/// Any frame without pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// See [`Kind::Offer`].
     Offer(Part),
     /// See [`Kind::Prepared`].
     Prepared,
-    /// See [`Kind::Flush`]: the number of the pass, from 0.
+    /// See [`Kind::Flush`]: number of the pass, from 0.
     Flush(u32),
     /// See [`Kind::State`].
     State(Part),
@@ -218,7 +217,7 @@ pub enum Frame {
     Ready,
     /// See [`Kind::Go`].
     Go,
-    /// See [`Kind::Running`]: how long the target took from Go until its vCPUs ran, in microseconds.
+    /// See [`Kind::Running`]: time from Go until the vCPUs ran, in microseconds.
     Running(u64),
     /// See [`Kind::Failed`].
     Failed(String),
@@ -245,7 +244,7 @@ impl Frame {
         }
     }
 
-    /// It as bytes, with its header. A line that is too long is cut.
+    /// Serializes the frame with its header. A line that is too long is cut.
     pub fn bytes(&self) -> Vec<u8> {
         let mut body = Vec::new();
         match self {
@@ -264,11 +263,11 @@ impl Frame {
         bytes
     }
 
-    /// Reads the frame of this `kind` with this `body`.
+    /// Parses the body of a frame of `kind`.
     ///
     /// # Errors
     ///
-    /// The body is not one of this kind, or the frame has pages.
+    /// Fails if the body does not fit the kind, or the kind is [`Kind::Pages`].
     pub fn read(kind: Kind, body: &[u8]) -> Result<Self, WireError> {
         let part = || match body {
             [is_last @ (0 | 1), bytes @ ..] if bytes.len() <= MAX_PART => {
@@ -302,7 +301,7 @@ fn shortened(line: &str) -> &str {
     &line[..end]
 }
 
-/// A peer's text as one line that can be shown.
+/// Converts a peer's text to one printable line.
 fn line_of(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(MAX_LINE)]);
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

@@ -1,4 +1,4 @@
-//! Frames of pages: a table of runs, and the bytes of those that are not zero.
+//! Frames of pages: a table of runs, and the bytes of nonzero runs.
 
 use super::bounds::{MAX_DATA, MAX_RANGES, PAGE, RANGE, TABLE};
 use super::error::{WireError, u32_at, u64_at};
@@ -11,12 +11,11 @@ pub struct Range {
     pub start: u64,
     /// Length in bytes, a multiple of [`PAGE`], not 0.
     pub len: u32,
-    /// True if all its bytes are zero, and do not follow.
+    /// True if all bytes are zero, and are not sent.
     pub is_zero: bool,
 }
 
-/// The pages of a frame: runs by ascending addresses, which do not overlap. The bytes of those that are not zero
-/// follow, in the same order.
+/// Table of a frame: disjoint runs by ascending address. The bytes of nonzero runs follow, in the same order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pages {
     ranges: Vec<Range>,
@@ -29,24 +28,23 @@ impl Pages {
         &self.ranges
     }
 
-    /// Number of bytes that follow.
+    /// Number of page bytes in the frame.
     pub const fn data(&self) -> usize {
         self.data
     }
 
-    /// True if there is none.
+    /// True if there are no runs.
     pub const fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Forgets all runs.
+    /// Removes all runs.
     pub fn clear(&mut self) {
         self.ranges.clear();
         self.data = 0;
     }
 
-    /// Adds a run behind those that are there, joined with the last where it continues that. Returns false, and adds
-    /// nothing, if the frame is full.
+    /// Appends a run, merged with the last one if adjacent. Returns false without a change if the frame is full.
     pub fn push(&mut self, run: Range) -> bool {
         let data = self.data + if run.is_zero { 0 } else { run.len as usize };
         if data > MAX_DATA {
@@ -67,7 +65,7 @@ impl Pages {
         true
     }
 
-    /// The header and the table, as bytes; [`Self::data`] bytes are to follow.
+    /// Serializes header and table; [`Self::data`] bytes follow.
     pub fn bytes(&self) -> Vec<u8> {
         let len = TABLE + self.ranges.len() * RANGE + self.data;
         let mut bytes = Header { kind: Kind::Pages, len: len as u32 }.bytes().to_vec();
@@ -80,11 +78,11 @@ impl Pages {
         bytes
     }
 
-    /// Number of bytes of the table that follow the first eight of a body, which are `count`.
+    /// Returns the length of the table from `count`, the first eight bytes of a body.
     ///
     /// # Errors
     ///
-    /// There are more runs than a frame may have, or none.
+    /// Fails if there are no runs, or too many.
     pub fn table_len(count: [u8; TABLE]) -> Result<usize, WireError> {
         match usize::try_from(u64::from_le_bytes(count)) {
             Ok(count) if (1..=MAX_RANGES).contains(&count) => Ok(count * RANGE),
@@ -92,11 +90,11 @@ impl Pages {
         }
     }
 
-    /// Reads the `table` of a frame whose body has `len` bytes.
+    /// Parses the `table` of a frame whose body has `len` bytes.
     ///
     /// # Errors
     ///
-    /// It is not one of pages.
+    /// Fails if the table is invalid.
     pub fn read(table: &[u8], len: u32) -> Result<Self, WireError> {
         let (mut pages, mut next) = (Self::default(), 0);
         for entry in table.chunks(RANGE) {

@@ -76,7 +76,7 @@ fn a_frame_reads_back_as_it_was_sent() {
 }
 
 #[test]
-fn a_frame_that_is_longer_than_its_kind_is_refused_before_its_body_is_read() {
+fn overlong_frame_is_refused_before_its_body_is_read() {
     for kind in Kind::ALL {
         let most = kind.most() as u32;
         assert!(Header::read(Header { kind, len: most }.bytes()).is_ok());

@@ -192,7 +192,7 @@ impl Rig {
 }
 
 #[test]
-fn a_driver_that_uses_the_window_into_the_bars_costs_no_other_function_its_page() {
+fn config_window_access_costs_only_its_own_function_its_page() {
     let rig = Rig::new(6, Vm::default());
     rig.enable(6);
     for (armed, shown) in
@@ -215,7 +215,7 @@ fn a_driver_that_uses_the_window_into_the_bars_costs_no_other_function_its_page(
 
 /// Each change of the shown pages stops all vCPUs for a moment.
 #[test]
-fn a_driver_that_uses_the_window_again_and_again_changes_what_is_shown_once() {
+fn repeated_window_use_changes_the_shown_pages_once() {
     let rig = Rig::new(4, Vm::default());
     rig.enable(4);
     rig.arm(1, true);
@@ -228,7 +228,7 @@ fn a_driver_that_uses_the_window_again_and_again_changes_what_is_shown_once() {
 }
 
 #[test]
-fn the_number_of_rows_that_a_guest_can_make_of_its_vfs_is_limited() {
+fn config_page_rows_that_a_guest_can_create_are_limited() {
     let rig = Rig::new(300, Vm::default());
     rig.enable(300);
     (0..300).step_by(2).for_each(|n| rig.arm(n, true));

@@ -258,7 +258,7 @@ fn a_masked_vector_keeps_its_route_until_its_eventfd_goes() {
 }
 
 #[test]
-fn a_full_table_still_lets_a_wired_vector_be_masked_changed_and_unmasked() {
+fn wired_vector_can_be_masked_and_changed_in_a_full_table() {
     let Rig { wants, record, slot, host } = rig();
     let route = MsiRoute { gsi: 0, address: 0, data: 0, requester: Rid::from_bits(0) };
     let others = RouteChange { add: vec![route; MESSAGES - 1], ..RouteChange::default() };
@@ -289,7 +289,7 @@ fn a_changed_message_keeps_its_gsi() {
 }
 
 #[test]
-fn what_the_host_refuses_is_tried_again_and_undone_only_if_it_was_done() {
+fn refused_host_calls_are_retried_and_only_done_ones_undone() {
     let Rig { wants, record, slot, host } = rig();
     let (kick, vector) = (eventfd(), message(1));
     record.lock().refuse = All;
@@ -397,7 +397,7 @@ fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
 }
 
 #[test]
-fn a_retired_slot_has_let_its_device_go_whoever_still_has_the_slot() {
+fn retired_slot_has_released_its_device_while_still_referenced() {
     let Rig { wants, slot, .. } = rig();
     let access = Arc::clone(&slot);
     slot.retire();
@@ -413,7 +413,7 @@ fn a_retired_slot_has_let_its_device_go_whoever_still_has_the_slot() {
 }
 
 #[test]
-fn an_access_waits_for_what_it_stopped_and_the_device_can_be_reached_meanwhile() {
+fn device_stays_reachable_while_an_access_waits_for_a_worker() {
     let Rig { wants, slot, .. } = rig();
     let (sender, receiver) = std::sync::mpsc::channel();
     let reached = Arc::clone(&slot);

@@ -27,7 +27,7 @@ fn values(text: &str) -> Vec<Value> {
     serde_json::Deserializer::from_str(text).into_iter().map(Result::unwrap).collect()
 }
 
-/// The source and name of each event.
+/// Source and name of each event.
 fn names(text: &str) -> Vec<String> {
     let name = |value: &Value| format!("{}:{}", value["source"].as_str().unwrap(), value["event"].as_str().unwrap());
     values(text).iter().map(name).collect()
@@ -87,7 +87,7 @@ fn a_pipe_whose_reader_comes_first_gets_all_events() {
         let path = path.clone();
         thread::spawn(move || std::fs::read_to_string(path).unwrap())
     };
-    // The reader waits in its open until the writer comes.
+    // The reader blocks in open until the writer opens the pipe.
     let (stream, events) = start(&path);
     events.vmm("starting");
     events.vm("booted");
@@ -134,7 +134,7 @@ fn a_slow_reader_loses_whole_events_and_they_are_counted() {
     };
     let (stream, events) = start(&path);
     let mut reader = BufReader::new(opened.join().unwrap());
-    // Far more than the pipe and the queue hold.
+    // Far more than pipe and queue hold.
     for _ in 0..TOLD {
         events.vm("resized");
     }
@@ -159,7 +159,7 @@ fn a_reader_that_goes_and_comes_again_hears_what_happens_then() {
     let first = open(&path);
     let (stream, events) = start(&path);
     drop(first.join().unwrap());
-    // A process that another test forks may have a copy of it for a moment.
+    // A process forked by another test may hold a copy for a moment.
     let has_reader = || OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&path).is_ok();
     while has_reader() {
         thread::yield_now();
@@ -194,7 +194,7 @@ fn without_a_listener_nothing_happens() {
     assert_eq!(events.dropped(), 0);
 }
 
-/// Counts looks, and tells each time.
+/// State that counts checks and reports an event at each.
 struct Restless(AtomicU64);
 
 impl Watched for Restless {
@@ -217,7 +217,7 @@ fn what_a_guest_causes_is_told_at_a_limited_rate() {
         events.look();
         thread::yield_now();
     }
-    // What happens to the VM does not wait for the guest's turn.
+    // Events of the VM do not wait for the next check.
     events.vm("paused");
     while guest.0.load(Ordering::Relaxed) < 2 {
         thread::yield_now();
@@ -247,7 +247,7 @@ fn what_a_guest_causes_without_end_becomes_rare() {
         events.look();
         thread::yield_now();
     }
-    // What the host causes is told at once.
+    // Events of the host are written at once.
     events.vm("paused");
     drop(stream);
     let names = names(&std::fs::read_to_string(&path).unwrap());

@@ -1,4 +1,4 @@
-//! vCPUs on the machine's own /dev/kvm, without a guest's firmware or devices.
+//! vCPUs on the machine's own /dev/kvm, without firmware or devices.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::arch::x86_64::regs::Entry;
 use crate::config::MemoryConfig;
 use crate::vm::memory::GuestRam;
 
-/// Memory that panics when it is touched.
+/// MMIO handler that panics on each access.
 struct Broken;
 
 impl MmioHandler for Broken {
@@ -22,7 +22,7 @@ impl MmioHandler for Broken {
     fn write(&self, _: u64, _: &[u8]) {}
 }
 
-/// A VM of 2 MiB with a vCPU that is about to run `code`.
+/// A VM of 2 MiB with a vCPU that will run `code`.
 fn vcpu(code: &[u8]) -> (GuestRam, Vcpu) {
     let config = MemoryConfig { size: 2 << 20, ..MemoryConfig::default() };
     let ram = GuestRam::new(&config, &Layout::new(config.size, 0, 46).unwrap(), false).unwrap();
@@ -106,7 +106,7 @@ fn a_vcpu_that_was_removed_stands_still_and_can_be_added_again() {
         }
         vcpus.remove(0);
         assert!(vcpus.has(0) && stands_still());
-        // It is not waited for.
+        // A removed vCPU is not waited for.
         vcpus.pause();
         vcpus.resume();
         vcpus.nmi();
@@ -117,7 +117,7 @@ fn a_vcpu_that_was_removed_stands_still_and_can_be_added_again() {
         std::thread::sleep(Duration::from_millis(1));
     }
     vcpus.remove(0);
-    // It waits for a vCPU that would wake it.
+    // The vCPU waits for a SIPI.
     vcpus.add(0).unwrap();
     assert!(stands_still());
     vcpus.pause();

@@ -64,7 +64,7 @@ fn read(space: &ConfigSpace, image: &[u8], offset: u16) -> u32 {
 
 /// B24: the SR-IOV capability of the device is hidden.
 #[test]
-fn the_chains_have_what_is_allowed_in_its_place_and_nothing_else() {
+fn capability_chains_show_only_allowed_ones_at_their_offsets() {
     let (space, image) = (space(), image());
     let mut found = Vec::new();
     let mut at = read(&space, &image, header::CAPABILITIES);
@@ -136,7 +136,7 @@ fn initiate_flr_resets_and_is_not_written() {
 }
 
 #[test]
-fn the_host_decodes_memory_whatever_the_guest_wants_and_masters_the_bus_when_it_does() {
+fn host_always_decodes_memory_and_follows_guest_bus_mastering() {
     let mut space = space();
     assert_eq!(space.host_command(), 0x402);
     let written = space.write(Dword::containing(4), DwordWrite::new(6, 0b11));
@@ -154,7 +154,7 @@ fn the_host_decodes_memory_whatever_the_guest_wants_and_masters_the_bus_when_it_
 }
 
 #[test]
-fn a_pin_is_inta_its_line_is_a_drivers_note_and_interrupt_disable_is_the_hosts() {
+fn pin_is_inta_and_only_interrupt_disable_reaches_the_host() {
     let (mut space, image) = (ConfigSpace::new(&image(), SIZES, true, Some(17)).unwrap(), image());
     assert_eq!(read(&space, &image, 0x3c), 0x111);
     let written = space.write(Dword::containing(0x3c), DwordWrite::full(0xffff_ff2a));
@@ -173,7 +173,7 @@ fn a_pin_is_inta_its_line_is_a_drivers_note_and_interrupt_disable_is_the_hosts()
 }
 
 #[test]
-fn a_function_with_a_pin_uses_it_while_no_kind_of_messages_is_enabled() {
+fn function_uses_its_pin_while_msi_and_msix_are_disabled() {
     let mut space = ConfigSpace::new(&image(), SIZES, true, Some(17)).unwrap();
     for control in [0x70, 0x50] {
         assert!(space.uses_pin());
@@ -202,7 +202,7 @@ fn an_error_bit_is_cleared_alone() {
 }
 
 #[test]
-fn a_device_without_interrupts_and_tables_that_cannot_be_are_refused() {
+fn device_without_interrupts_or_with_bad_tables_is_refused() {
     let mut bare = image();
     bare[0x34] = 0x40;
     bare[0x41] = 0;
@@ -216,7 +216,7 @@ fn a_device_without_interrupts_and_tables_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn whatever_a_device_says_of_itself_is_a_configuration_space_or_an_error() {
+fn arbitrary_device_config_is_accepted_or_an_error() {
     let _ = ConfigSpace::new(&[], [0; 6], true, None);
     let _ = ConfigSpace::new(&[0xff; 0x1000], [u64::MAX; 6], true, None);
     let _ = ConfigSpace::new(&[0x40; 0x1000], [0x1000; 6], true, None);

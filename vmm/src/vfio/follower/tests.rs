@@ -26,7 +26,7 @@ fn attach(follower: &Follower, mappings: &[DmaMapping]) -> Result<(), NotFollowe
 }
 
 #[test]
-fn it_reaches_all_memory_at_first_and_what_its_domain_maps_when_it_is_in_one() {
+fn follower_reaches_all_memory_then_only_its_domains_mappings() {
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
     let (follower, memory) = follower(&fake);
     assert_eq!(fake.sorted(), [(0, 0x10_0000), (1 << 32, 0x10_0000)]);
@@ -47,7 +47,7 @@ fn it_reaches_all_memory_at_first_and_what_its_domain_maps_when_it_is_in_one() {
 }
 
 #[test]
-fn a_mapping_is_of_the_memory_that_is_in_it_and_of_what_comes_later() {
+fn mapping_covers_memory_in_it_and_memory_added_later() {
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
     let (follower, memory) = follower(&fake);
     attach(&follower, &[]).unwrap();
@@ -72,7 +72,7 @@ fn a_mapping_is_of_the_memory_that_is_in_it_and_of_what_comes_later() {
 }
 
 #[test]
-fn more_mappings_than_the_hosts_iommu_takes_are_refused_when_they_are_asked_for() {
+fn mappings_beyond_the_host_iommu_limit_are_refused_at_request() {
     let fake = FakeIommu::with_most(vec![0..=u64::MAX], 3);
     let (follower, _) = follower(&fake);
     let page = |n: u64| mapping(n << 12, (n << 12) + 0xfff, n << 12, Permissions::ReadWrite);
@@ -90,7 +90,7 @@ fn more_mappings_than_the_hosts_iommu_takes_are_refused_when_they_are_asked_for(
 }
 
 #[test]
-fn what_the_host_refuses_leaves_the_device_without_what_it_was_to_have() {
+fn host_refusal_leaves_the_device_without_the_mappings() {
     let fake = FakeIommu::new(vec![0..=0xffff_ffff_ffff]);
     let (follower, _) = follower(&fake);
     let page = |n: u64| mapping(n << 12, (n << 12) + 0xfff, n << 12, Permissions::ReadWrite);
@@ -110,7 +110,7 @@ fn what_the_host_refuses_leaves_the_device_without_what_it_was_to_have() {
 }
 
 #[test]
-fn what_the_host_does_not_take_back_is_no_success_and_is_taken_as_soon_as_it_can_be() {
+fn failed_host_unmap_is_an_error_and_is_retried() {
     let page = mapping(0x1000, 0x1fff, 0x1000, Permissions::ReadWrite);
     let takes: [fn(&Follower); 3] = [
         |follower| assert_eq!(follower.attached(DmaReach::Nothing), Err(NotFollowed)),
@@ -148,7 +148,7 @@ impl log::Log for Recorder {
 }
 
 #[test]
-fn what_a_guest_can_have_fail_again_and_again_is_logged_at_powers_of_two() {
+fn repeatable_guest_caused_failures_are_logged_at_powers_of_two() {
     log::set_logger(&RECORDER).unwrap();
     log::set_max_level(log::LevelFilter::Info);
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
@@ -170,7 +170,7 @@ fn what_a_guest_can_have_fail_again_and_again_is_logged_at_powers_of_two() {
 }
 
 #[test]
-fn what_the_kernel_has_taken_is_taken_whatever_it_says_of_its_size() {
+fn unmap_succeeds_whatever_size_the_kernel_reports() {
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
     let (follower, memory) = follower(&fake);
     let page = |n: u64| mapping(n << 12, (n << 12) + 0xfff, n << 12, Permissions::ReadWrite);

@@ -86,7 +86,7 @@ const ENABLE_MSIX: u32 = 0x8000_0000;
 const BUS_MASTER: u32 = 6;
 
 #[test]
-fn a_vector_gets_its_eventfd_when_it_is_unmasked_first_and_masking_asks_nothing_of_the_host() {
+fn vector_gets_an_eventfd_at_first_unmask_and_masking_is_local() {
     let (device, info) = device(true, true);
     let mut function = function(&device, &info);
     config(&mut function, 4, BUS_MASTER);
@@ -107,7 +107,7 @@ fn a_vector_gets_its_eventfd_when_it_is_unmasked_first_and_masking_asks_nothing_
 }
 
 #[test]
-fn a_kernel_that_cannot_add_vectors_is_asked_for_all_of_them_again() {
+fn kernel_that_cannot_add_vectors_gets_all_of_them_again() {
     let (device, mut info) = device(true, false);
     info.irqs[MSIX as usize].flags |= VFIO_IRQ_INFO_NORESIZE;
     device.0.lock().fixed = true;
@@ -156,7 +156,7 @@ fn msi_has_all_of_its_vectors_at_once() {
 const PIN: [&str; 2] = ["0: 1 of 0+1", "0: unmask"];
 
 #[test]
-fn a_device_that_has_only_a_pin_signals_it_and_is_unmasked_when_the_guest_has_served_it() {
+fn pin_only_device_signals_it_and_is_unmasked_at_resample() {
     let (device, info) = device_with_pin(false, false);
     let function = function(&device, &info);
     assert_eq!((device.take_calls(), messages(&function).len()), (PIN.map(String::from).to_vec(), 0));
@@ -169,7 +169,7 @@ fn a_device_that_has_only_a_pin_signals_it_and_is_unmasked_when_the_guest_has_se
 }
 
 #[test]
-fn a_device_whose_pin_the_host_does_not_have_or_cannot_mask_is_refused_without_messages() {
+fn without_messages_a_missing_or_unmaskable_pin_is_refused() {
     for (flags, count) in [(7, 0), (1, 1), (3, 1), (6, 1)] {
         let (device, mut info) = device(false, false);
         info.irqs[INTX as usize] = IrqInfo { flags, count };
@@ -186,7 +186,7 @@ fn a_device_whose_pin_the_host_does_not_have_or_cannot_mask_is_refused_without_m
 
 /// The host supports one kind of interrupt at a time.
 #[test]
-fn the_pin_gives_way_to_messages_and_comes_back_when_they_are_turned_off() {
+fn pin_yields_to_messages_and_returns_when_they_are_disabled() {
     let (device, info) = device_with_pin(true, true);
     let mut function = function(&device, &info);
     config(&mut function, 4, BUS_MASTER);
@@ -206,7 +206,7 @@ fn the_pin_gives_way_to_messages_and_comes_back_when_they_are_turned_off() {
 }
 
 #[test]
-fn after_a_reset_the_pin_is_another_and_the_guest_has_not_disabled_it() {
+fn reset_replaces_the_pin_and_clears_interrupt_disable() {
     let (device, info) = device_with_pin(true, false);
     let mut function = function(&device, &info);
     for flr in [true, false] {
@@ -257,7 +257,7 @@ fn a_pin_that_the_host_refuses_is_counted_and_asked_for_again() {
 }
 
 #[test]
-fn an_interrupt_that_the_host_lacks_is_counted_and_asked_for_again() {
+fn missing_host_interrupt_is_counted_and_requested_again() {
     let (device, info) = device(true, false);
     let mut function = function(&device, &info);
     config(&mut function, 4, BUS_MASTER);
@@ -299,7 +299,7 @@ fn bars_are_mapped_but_for_what_is_answered_here() {
 }
 
 #[test]
-fn a_reset_leaves_a_device_without_interrupts_that_reaches_no_memory() {
+fn reset_leaves_a_device_without_interrupts_or_bus_mastering() {
     let (device, info) = device(true, false);
     let mut function = function(&device, &info);
     assert_eq!(device.0.lock().resets, 1, "before its first use");
@@ -350,7 +350,7 @@ fn the_state_of_a_device_of_the_host_is_not_saved() {
 
 /// In its slot: windows, memory and interrupts follow the registers, and nothing is left at the end.
 #[test]
-fn a_slot_shows_its_memory_wires_its_messages_and_leaves_nothing_behind() {
+fn slot_maps_memory_and_wires_messages_and_leaves_nothing() {
     let (device, info) = device(true, false);
     let host = Arc::<PciHost>::default();
     let record = Arc::<Mutex<Record>>::default();
@@ -397,7 +397,7 @@ fn a_slot_shows_its_memory_wires_its_messages_and_leaves_nothing_behind() {
 /// In its slot: the pin is wired to the slot's input while the device uses it, and each new wire makes the device
 /// repeat its interrupt.
 #[test]
-fn a_slot_wires_a_pin_while_it_is_used_and_leaves_nothing_asserted() {
+fn slot_wires_a_pin_only_while_used_and_leaves_it_deasserted() {
     let (device, info) = device_with_pin(true, false);
     let host = Arc::<PciHost>::default();
     let record = Arc::<Mutex<Record>>::default();
@@ -445,7 +445,7 @@ fn a_slot_wires_a_pin_while_it_is_used_and_leaves_nothing_asserted() {
 
 /// In its slot: the parts of its BAR that other host devices reach; its MSI-X table is not mapped.
 #[test]
-fn other_devices_reach_a_bar_where_the_guest_finds_it_and_no_more_when_it_goes() {
+fn peers_reach_a_bar_at_its_guest_address_until_it_is_removed() {
     const RAM: (u64, u64) = (0, 0x1000);
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
     let space = Arc::new(GuestMemory::new(Arc::clone(&fake) as _, &memory(&[(0, 0x1000)])).unwrap());

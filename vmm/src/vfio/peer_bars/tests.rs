@@ -26,7 +26,7 @@ fn with(bar: u64) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_bar_is_within_reach_where_the_guest_finds_it_for_reads_and_writes() {
+fn bar_is_mapped_read_write_at_its_guest_address_for_peers() {
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
     let (bars, space, bar) = (PeerBars::default(), space(&fake), bar());
     bars.join(&space);
@@ -41,7 +41,7 @@ fn a_bar_is_within_reach_where_the_guest_finds_it_for_reads_and_writes() {
 }
 
 #[test]
-fn bars_stay_when_the_guests_memory_grows_and_go_with_the_address_space() {
+fn peer_bars_survive_memory_growth_and_end_with_the_space() {
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
     let (bars, space, bar) = (PeerBars::default(), space(&fake), bar());
     bars.join(&space);
@@ -72,7 +72,7 @@ fn devices_that_come_later_reach_the_bars_that_are_there() {
 }
 
 #[test]
-fn a_bar_that_is_out_of_reach_is_one_warning_and_the_others_are_within() {
+fn unreachable_bar_warns_once_and_leaves_others_mapped() {
     let fake = FakeIommu::new(vec![0..=0xff_ffff_ffff]);
     let (bars, space, [low, high]) = (PeerBars::default(), space(&fake), [bar(), bar()]);
     bars.join(&space);
@@ -95,7 +95,7 @@ fn a_bar_that_is_out_of_reach_is_one_warning_and_the_others_are_within() {
 }
 
 #[test]
-fn a_bar_that_the_kernel_refuses_is_tried_again_at_its_next_address() {
+fn bar_refused_by_the_kernel_is_retried_at_its_next_address() {
     let fake = FakeIommu::new(vec![0..=u64::MAX]);
     let (bars, space, bar) = (PeerBars::default(), space(&fake), bar());
     bars.join(&space);

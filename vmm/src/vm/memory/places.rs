@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_aligned_and_apart_and_fit_into_what_they_are_given() {
+    fn hotplug_regions_are_aligned_disjoint_and_within_their_range() {
         let memory = memory(&[
             "id=a,size=1G,hotplug_size=6M",
             "id=b,size=1G",

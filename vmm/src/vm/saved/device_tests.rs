@@ -35,7 +35,7 @@ fn image(machine: &Machine, pf: u16) -> Vec<u32> {
 
 /// U4: enabled VFs stay enabled, and none is reset, at whatever moment the state is saved.
 #[test]
-fn a_save_between_any_two_writes_of_enabling_and_disabling_vfs_comes_back_as_it_was() {
+fn save_between_any_steps_of_vf_enabling_restores_exactly() {
     let mut machine = Machine::boot(IDLE, &nic());
     machine.vm.pause();
     let pf = machine.address("pf0").rid.to_bits();
@@ -146,7 +146,7 @@ fn slice(machine: &Machine, pf: u16, at: u64) -> u64 {
 }
 
 #[test]
-fn a_state_has_at_most_64_kib_with_8_vfs_and_1_mib_with_255_whose_drivers_are_all_up() {
+fn state_is_at_most_64_kib_with_8_vfs_and_1_mib_with_255() {
     for (vfs, most) in [(8u16, 64 << 10), (255, 1 << 20)] {
         let nic = format!(r#""net":[{{"id":"pf0","switch":"veb","sriov_vfs":{vfs},"mac":"02:00:00:00:00:10"}}]"#);
         let mut machine = Machine::boot(IDLE, &with(&nic));
@@ -214,7 +214,7 @@ fn a_disk_goes_on_with_the_next_request() {
 
 /// Devices are restored where they were, which the configuration alone would not reproduce.
 #[test]
-fn devices_are_where_they_were_after_a_history_of_plug_and_unplug() {
+fn restored_devices_keep_their_slots_after_plug_and_unplug() {
     let net = |id: &str, vfs| format!(r#"{{"id":"{id}","switch":"veb","sriov_vfs":{vfs}}}"#);
     let json = with(&format!(r#""net":[{},{},{}]"#, net("a", 300), net("b", 2), net("c", 1)));
     let mut machine = Machine::boot(IDLE, &json);

@@ -84,7 +84,7 @@ fn paths(value: &Value, path: &str, kind: &str, seen: &mut HashSet<String>, foun
 }
 
 #[test]
-fn a_state_with_any_other_value_is_refused_in_a_line_or_is_one_that_a_guest_can_be_in() {
+fn any_altered_state_value_is_refused_in_one_line_or_valid() {
     let machine = machine();
     let state: Value = serde_json::from_slice(&machine.save()).unwrap();
     let mut found = Vec::new();

@@ -63,7 +63,7 @@ fn interrupts_again(machine: &mut Machine, pin: u32) -> bool {
 }
 
 #[test]
-fn input_that_the_guest_has_not_read_waits_for_it_and_interrupts_it_again() {
+fn unread_serial_input_survives_a_move_and_interrupts_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("serial");
     let json = format!(r#"{{"serial":{{"mode":"Socket","socket":"{}"}},"console":{{"mode":"Null"}}}}"#, path.display());
@@ -171,7 +171,7 @@ fn what_the_guest_asked_for_is_done_where_it_goes_on() {
 }
 
 #[test]
-fn the_ports_of_firmware_are_as_it_left_them_and_its_timer_goes_on() {
+fn firmware_ports_keep_their_values_and_the_timer_continues() {
     let json = r#"{"payload":{"firmware":"x"},"serial":{"mode":"Null"},"console":{"mode":"Null"}}"#;
     let mut machine = Machine::boot(IDLE, json);
     write(&machine, 0xcf8, &0x8000_0800_u32.to_le_bytes());

@@ -55,7 +55,7 @@ fn a_device_with_pages_for_some_doorbells_only_gives_none() {
 }
 
 #[test]
-fn nothing_keeps_a_lost_device_open_and_one_that_is_back_gives_its_own_pages() {
+fn a_lost_device_is_closed_and_a_recovered_one_gives_new_pages() {
     let kernel = with_pages();
     let mut vdpa = kernel.open().unwrap();
     let pages = vdpa.doorbell_pages().unwrap();

@@ -93,7 +93,7 @@ impl Rig {
 }
 
 #[test]
-fn in_bypass_a_device_keeps_all_memory_and_in_a_domain_it_has_what_is_mapped() {
+fn a_device_has_all_memory_in_bypass_and_mappings_in_a_domain() {
     let mut rig = Rig::new();
     assert_eq!(rig.reached(), MEMORY);
     rig.start().unwrap();
@@ -119,7 +119,7 @@ fn in_bypass_a_device_keeps_all_memory_and_in_a_domain_it_has_what_is_mapped() {
 }
 
 #[test]
-fn what_a_device_does_not_take_is_not_mapped_and_the_driver_hears_it() {
+fn a_mapping_that_a_device_refuses_fails_the_drivers_request() {
     let mut rig = Rig::new();
     rig.start().unwrap();
     assert!(rig.attach(1, false));
@@ -172,7 +172,7 @@ fn memory_that_comes_is_within_reach_as_far_as_it_is_mapped() {
 }
 
 #[test]
-fn memory_that_is_added_in_bypass_takes_nothing_from_queues_that_run() {
+fn memory_added_in_bypass_unmaps_nothing_from_running_queues() {
     let mut rig = Rig::new();
     rig.start().unwrap();
     let (old, new) = (rig.vdpa.memory.clone(), memory::grown(&rig.vdpa.memory));
@@ -189,7 +189,7 @@ fn memory_that_is_added_in_bypass_takes_nothing_from_queues_that_run() {
 }
 
 #[test]
-fn a_device_that_does_not_forget_is_reset_before_the_driver_is_answered_and_never_started_again() {
+fn a_device_failing_to_unmap_is_reset_before_reply_and_closed() {
     let takes: [fn(&Rig); 4] = [
         |rig| assert!(rig.unmap(0x3000, 1)),
         |rig| assert!(rig.ask(Request::Detach { domain: 1, endpoint: ENDPOINT })),

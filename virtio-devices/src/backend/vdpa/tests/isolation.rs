@@ -58,7 +58,7 @@ fn unmap(iommu: &Iommu, domain: u32, (first, pages): (u64, u64)) {
 }
 
 #[test]
-fn a_device_is_told_what_its_domain_maps_and_how_and_nothing_of_a_neighbours() {
+fn a_device_gets_its_own_domains_mappings_and_no_neighbours() {
     let (iommu, memory) = (Iommu::new(48), shared_memory());
     let [one, other] = [0x100, 0x101].map(|endpoint| Member::new(&iommu, endpoint, &memory));
     one.attach(&iommu, 1);
@@ -101,7 +101,7 @@ impl Drop for End<'_> {
 }
 
 #[test]
-fn a_page_that_is_taken_from_a_device_under_traffic_is_not_written_after_that() {
+fn a_page_unmapped_from_a_device_under_traffic_is_not_written() {
     const ROUNDS: u64 = 10_000;
     const IOVA: u64 = 0x7000_0000;
     const CANARY: u64 = 0x4000;

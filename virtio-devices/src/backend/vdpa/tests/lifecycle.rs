@@ -72,7 +72,7 @@ fn a_kernel_without_batches_is_given_each_part_alone() {
 }
 
 #[test]
-fn a_start_negotiates_sets_the_queues_up_and_lets_the_device_run() {
+fn a_start_negotiates_sets_up_the_queues_and_runs_the_device() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     kernel.asked();
@@ -105,7 +105,7 @@ fn starts_and_stops_change_nothing_of_what_the_device_reaches() {
 }
 
 #[test]
-fn on_a_linux_that_may_forget_them_the_mappings_are_made_again_after_a_reset() {
+fn mappings_are_made_again_after_a_reset_if_linux_drops_them() {
     let kernel = Scripted::new(|script| script.release = (6, 6));
     let mut vdpa = kernel.open().unwrap();
     kernel.asked();
@@ -127,7 +127,7 @@ fn on_a_linux_that_may_forget_them_the_mappings_are_made_again_after_a_reset() {
 }
 
 #[test]
-fn a_device_that_can_only_be_suspended_is_suspended_and_then_reset() {
+fn a_device_that_cannot_resume_is_suspended_and_then_reset() {
     let kernel = Scripted::new(|script| script.backend_features = SUSPENDS);
     let mut vdpa = kernel.open().unwrap();
     start(&mut vdpa, [0, 0], true).unwrap();
@@ -171,7 +171,7 @@ fn a_pause_keeps_what_the_device_knows_and_a_reset_does_not() {
 }
 
 #[test]
-fn a_device_that_takes_no_position_refuses_to_go_on_and_starts_for_a_new_driver() {
+fn a_device_that_takes_no_position_starts_only_for_a_new_driver() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     kernel.fail("position 0 5", libc::EOPNOTSUPP);
@@ -188,7 +188,7 @@ fn a_device_that_takes_no_position_refuses_to_go_on_and_starts_for_a_new_driver(
 }
 
 #[test]
-fn a_device_that_was_given_commands_refuses_to_go_on_after_a_reset_that_lost_them() {
+fn a_device_that_lost_commands_by_a_reset_refuses_to_continue() {
     let kernel = Scripted::new(|script| {
         script.features |= 1 << VIRTIO_NET_F_CTRL_VQ;
         script.queue_count = 3;
@@ -205,7 +205,7 @@ fn a_device_that_was_given_commands_refuses_to_go_on_after_a_reset_that_lost_the
 }
 
 #[test]
-fn a_device_goes_on_after_a_stop_if_it_resumes_or_takes_positions_and_takes_no_commands() {
+fn a_device_without_commands_continues_by_resume_or_positions() {
     let commanded = FEATURES | 1 << VIRTIO_NET_F_CTRL_VQ;
     for (features, backend_features, position_error, goes_on) in [
         (FEATURES, PLAIN, None, true),
@@ -260,7 +260,7 @@ fn a_device_without_a_status_has_its_link_up() {
 }
 
 #[test]
-fn a_device_that_gives_no_sign_of_life_is_closed_and_opened_again_when_it_is_back() {
+fn an_unresponsive_device_is_closed_and_reopened_on_its_return() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     start(&mut vdpa, [0, 0], true).unwrap();
@@ -316,7 +316,7 @@ fn a_device_that_stops_by_itself_is_lost() {
 
 /// If it were reopened, it would find the same ring: the driver has to act.
 #[test]
-fn a_device_that_asks_for_a_reset_is_not_lost_and_its_driver_is_asked() {
+fn a_device_that_needs_a_reset_is_kept_and_its_driver_notified() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     start(&mut vdpa, [0, 0], true).unwrap();
@@ -326,7 +326,7 @@ fn a_device_that_asks_for_a_reset_is_not_lost_and_its_driver_is_asked() {
 }
 
 #[test]
-fn a_device_that_does_not_start_is_reset_and_one_that_cannot_be_reset_is_closed() {
+fn a_device_that_fails_to_start_is_reset_or_else_closed() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     for request in ["set-features", "rings", "enable", "status 15"] {
@@ -385,7 +385,7 @@ fn a_device_that_comes_back_as_another_one_is_not_taken() {
 }
 
 #[test]
-fn an_address_that_the_device_was_given_is_given_to_it_again_after_a_reset() {
+fn a_mac_address_given_to_the_device_is_set_again_after_a_reset() {
     let kernel = Scripted::new(|script| script.config_is_read_only = false);
     let mac = [2, 0, 0, 0, 0, 9];
     let mut vdpa = kernel.open_as(VdpaSpec { mac: Some(mac), ..spec(1) }).unwrap();
@@ -396,7 +396,7 @@ fn an_address_that_the_device_was_given_is_given_to_it_again_after_a_reset() {
 }
 
 #[test]
-fn a_nic_over_it_offers_what_the_device_does_and_serves_announcements_and_no_filter_beside_it() {
+fn a_vdpa_nic_adds_announcements_and_no_filters_to_its_device() {
     let kernel = Scripted::default();
     let nic = crate::net::testing::spec(1, 128);
     let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));
@@ -449,14 +449,14 @@ fn cut_and_mend(backend_features: u64, commanded: bool) -> [Vec<String>; 2] {
 }
 
 #[test]
-fn a_device_that_takes_commands_runs_on_while_the_host_s_link_is_down() {
+fn a_device_with_commands_runs_while_the_hosts_link_is_down() {
     for asked in [SUSPENDS, RESUMES].into_iter().flat_map(|features| cut_and_mend(features, true)) {
         assert!(!asked.iter().any(|asked| asked == "suspend" || asked.starts_with("status")), "{asked:?}");
     }
 }
 
 #[test]
-fn a_device_that_resumes_and_takes_no_commands_stands_still_while_the_host_s_link_is_down() {
+fn a_resuming_device_without_commands_stops_at_link_down() {
     let [down, up] = cut_and_mend(RESUMES, false);
     assert!(down.contains(&"suspend".to_string()), "{down:?}");
     assert!(!down.iter().chain(&up).any(|asked| asked.starts_with("status")), "{down:?} {up:?}");
@@ -481,7 +481,7 @@ fn a_nic_over_it_is_lost_and_restored_with_its_device() {
 }
 
 #[test]
-fn a_device_without_an_address_has_its_commands_served_by_the_nic() {
+fn a_device_without_a_mac_has_its_commands_served_by_the_nic() {
     let bare = FEATURES & !(1 << VIRTIO_NET_F_MAC);
     for (features, config) in [(bare, OWN_MAC), (FEATURES, [0; 6])] {
         let kernel = Scripted::new(|script| {

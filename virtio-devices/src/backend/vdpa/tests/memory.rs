@@ -45,7 +45,7 @@ fn new_memory_that_the_device_cannot_reach_changes_nothing() {
 }
 
 #[test]
-fn new_memory_that_the_kernel_refuses_is_taken_back_and_the_device_goes_on() {
+fn refused_new_memory_is_unmapped_and_the_device_stays_open() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     start(&mut vdpa, [0, 0], true).unwrap();
@@ -62,7 +62,7 @@ fn new_memory_that_the_kernel_refuses_is_taken_back_and_the_device_goes_on() {
 }
 
 #[test]
-fn a_device_of_which_nobody_knows_what_it_reaches_is_closed_and_opened_with_all_that_the_guest_has() {
+fn failed_unmap_reopens_the_device_with_the_full_map() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     start(&mut vdpa, [0, 0], true).unwrap();

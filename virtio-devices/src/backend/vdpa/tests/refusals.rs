@@ -43,7 +43,7 @@ fn what_is_wrong_with_the_file_is_told_apart() {
 }
 
 #[test]
-fn a_device_of_another_kind_or_without_what_is_needed_is_refused() {
+fn a_device_of_another_type_or_without_needed_bits_is_refused() {
     let error = refusal(spec(1), |script| script.device_id = 2);
     assert!(error.contains("virtio device of type 2"), "{error}");
     for (feature, name) in
@@ -69,7 +69,7 @@ fn too_few_queues_are_refused_with_the_number_to_give() {
 }
 
 #[test]
-fn a_device_that_claims_more_pairs_than_it_has_queues_is_refused() {
+fn a_device_that_claims_more_pairs_than_queues_is_refused() {
     let error = refusal(spec(2), control_queue(2, 3));
     assert!(error.contains("has 3 queues, where 2 pair(s) and a control queue are 5; give num_queues=2"), "{error}");
     assert!(Scripted::new(control_queue(2, 3)).open_as(spec(1)).is_ok());

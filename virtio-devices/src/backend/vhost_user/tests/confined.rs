@@ -8,7 +8,7 @@ use crate::memory::Translate;
 use crate::{DmaSpace, NetSpec, VirtioDevice};
 
 #[test]
-fn a_function_in_a_domain_has_its_link_down_and_says_why_and_comes_up_in_bypass() {
+fn a_confined_function_is_link_down_with_a_reason_until_bypass() {
     record_log();
     let (rig, iommu) = (Rig::new(), Iommu::new(48));
     let behind = iommu.behind(0, pci::Rid::from_bits(0x100));

@@ -79,7 +79,7 @@ fn send_with(stream: &UnixStream, byte: u8, fds: &[OwnedFd]) {
 }
 
 #[test]
-fn of_an_answer_in_many_pieces_with_descriptors_beside_each_one_descriptor_is_kept() {
+fn a_reply_in_pieces_with_many_descriptors_keeps_only_one() {
     let (near, far) = UnixStream::pair().unwrap();
     let (mut readers, mut kept) = (Vec::new(), None);
     for _ in 0..10 {

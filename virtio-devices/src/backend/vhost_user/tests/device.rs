@@ -142,7 +142,7 @@ impl Drop for Driver {
 }
 
 #[test]
-fn a_file_system_has_its_tag_and_queues_from_here_and_asks_the_peer_for_no_configuration() {
+fn a_file_system_gets_its_config_locally_not_from_the_peer() {
     let rig = Rig::new();
     let peer = rig.peer(script(3, &[]));
     let mut driver = Driver::new(&rig, fs(), 3);
@@ -204,7 +204,7 @@ fn requests_wait_for_a_peer_that_comes_back_and_are_made_again() {
 
 /// A regression test for upstream's issues 6439, 6601 and 8765.
 #[test]
-fn a_peer_that_ends_while_the_guest_reboots_is_waited_for_by_the_next_driver() {
+fn a_peer_that_ends_in_a_reboot_is_awaited_by_the_next_driver() {
     let rig = Rig::new();
     let peer = rig.peer(script(2, &[]));
     let mut driver = Driver::new(&rig, fs(), 2);
@@ -227,7 +227,7 @@ fn a_peer_that_ends_while_the_guest_reboots_is_waited_for_by_the_next_driver() {
 }
 
 #[test]
-fn a_stop_and_a_start_without_a_reset_continue_where_the_peer_stopped() {
+fn a_restart_without_a_reset_continues_where_the_peer_stopped() {
     let rig = Rig::new();
     let peer = rig.peer(script(2, &[]));
     let mut driver = Driver::new(&rig, fs(), 2);
@@ -242,7 +242,7 @@ fn a_stop_and_a_start_without_a_reset_continue_where_the_peer_stopped() {
 }
 
 #[test]
-fn a_disk_shows_the_peers_configuration_with_its_own_number_of_queues() {
+fn a_disk_shows_the_peers_config_with_its_own_queue_count() {
     let rig = Rig::new();
     let _peer = rig.peer(script(2, &disk_config()));
     let driver = Driver::new(&rig, VhostUserKind::Disk, 2);
@@ -269,7 +269,7 @@ fn a_peer_that_has_no_configuration_of_a_disk_is_refused() {
 }
 
 #[test]
-fn the_cache_that_a_driver_chose_is_told_to_the_peer_and_to_its_successor() {
+fn the_cache_mode_of_a_driver_is_sent_to_the_peer_and_successor() {
     let rig = Rig::new();
     let peer = rig.peer(script(2, &disk_config()));
     let mut driver = Driver::new(&rig, VhostUserKind::Disk, 2);
@@ -320,7 +320,7 @@ fn all_of_a_configuration_of_unknown_length_is_found() {
 }
 
 #[test]
-fn a_write_before_the_driver_is_up_has_reached_the_peer_when_it_completes() {
+fn an_early_config_write_reaches_the_peer_before_it_completes() {
     let rig = Rig::new();
     let peer = rig.peer(script(2, &[5; 8]));
     let mut driver = Driver::new(&rig, other(18), 2);

@@ -38,7 +38,7 @@ fn goes_on(rig: &Rig, (peer, guest): (&TestPeer, &mut Guest)) {
 }
 
 #[test]
-fn the_state_of_a_peer_whose_rings_have_stopped_is_loaded_by_another_before_its_rings_run() {
+fn a_stopped_peers_state_is_loaded_before_anothers_rings_run() {
     // More than a pipe holds.
     let state: Vec<u8> = (0..300_000_u32).map(|n| (n % 251) as u8).collect();
     let rig = Rig::new();
@@ -105,7 +105,7 @@ fn a_state_of_the_greatest_length_is_taken() {
 }
 
 #[test]
-fn a_peer_that_says_that_it_has_not_saved_all_is_believed_and_goes_on() {
+fn a_peer_reporting_an_incomplete_save_fails_it_and_continues() {
     let rig = Rig::new();
     let (peer, mut guest, user) = stopped(&rig, Script { verdict: 1, ..Script::new(1) });
     assert!(save(&user, LONG).unwrap().is_some());
@@ -129,7 +129,7 @@ fn a_peer_that_dies_meanwhile_has_not_saved_its_state() {
 }
 
 #[test]
-fn a_peer_that_does_not_say_in_time_whether_that_was_all_is_lost() {
+fn a_peer_that_does_not_confirm_its_state_in_time_is_lost() {
     let rig = Rig::new();
     let (peer, mut guest, user) = stopped(&rig, Script { mute: vec![Request::CHECK_DEVICE_STATE], ..Script::new(1) });
     assert!(save(&user, LONG).unwrap().is_some());

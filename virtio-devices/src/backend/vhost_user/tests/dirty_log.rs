@@ -17,7 +17,7 @@ fn expected() -> [u64; 2] {
 }
 
 #[test]
-fn what_a_running_peer_writes_is_in_the_log_from_when_it_begins_until_it_ends() {
+fn a_peers_writes_are_logged_only_while_the_log_is_on() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
@@ -44,7 +44,7 @@ fn what_a_running_peer_writes_is_in_the_log_from_when_it_begins_until_it_ends() 
 }
 
 #[test]
-fn a_driver_that_comes_up_while_writes_are_logged_is_logged_from_its_first() {
+fn a_driver_started_while_the_log_is_on_is_logged_at_once() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);

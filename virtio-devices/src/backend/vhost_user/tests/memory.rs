@@ -84,7 +84,7 @@ fn a_peer_that_refuses_new_memory_keeps_the_old_and_goes_on() {
 }
 
 #[test]
-fn a_successor_maps_what_the_guest_has_by_then_also_more_regions_than_fit_into_a_table() {
+fn a_successor_maps_current_memory_even_beyond_a_memory_table() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
@@ -103,7 +103,7 @@ fn a_successor_maps_what_the_guest_has_by_then_also_more_regions_than_fit_into_a
 }
 
 #[test]
-fn memory_in_more_regions_than_the_peer_takes_is_refused_when_it_is_plugged_in() {
+fn connecting_with_more_regions_than_the_peer_takes_is_refused() {
     let rig = Rig::new();
     let map = many(&rig.map, 8);
     let _peer = rig.peer(Script::new(1).without(&[PROTOCOL_F_CONFIGURE_MEM_SLOTS]));

@@ -36,7 +36,7 @@ fn a_peer_is_asked_what_it_can_do_before_it_is_given_anything() {
 }
 
 #[test]
-fn a_peer_without_protocol_features_is_asked_for_none_and_runs_one_pair() {
+fn a_peer_without_protocol_features_gets_none_and_runs_one_pair() {
     let rig = Rig::new();
     let mut script = Script::new(2);
     script.features &= !(1 << F_PROTOCOL_FEATURES);
@@ -63,7 +63,7 @@ fn a_peer_without_a_configuration_is_not_asked_to_change_it() {
 }
 
 #[test]
-fn a_channel_is_opened_only_for_changes_of_a_link_that_the_peer_has() {
+fn a_channel_is_opened_only_if_the_peer_reports_link_changes() {
     let rig = Rig::new();
     let mut no_link = Script::new(1);
     no_link.features &= !(1 << VIRTIO_NET_F_STATUS);
@@ -107,7 +107,7 @@ fn a_number_of_queues_is_one_of_queues_or_of_pairs() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_refused_within_three_seconds() {
+fn a_peer_that_never_answers_is_refused_in_time() {
     let rig = Rig::new();
     for (request, without) in [(Request::GET_FEATURES, &[][..]), (Request::SET_OWNER, &[]), (Request::GET_CONFIG, &[3])]
     {
@@ -136,7 +136,7 @@ fn a_peer_that_is_none_for_this_nic_is_refused_in_one_line() {
 }
 
 #[test]
-fn memory_that_the_peer_cannot_map_is_refused_before_anything_is_sent() {
+fn memory_the_peer_cannot_map_is_refused_before_any_message() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let connect = |map: GuestMap| {

@@ -34,7 +34,7 @@ fn positions(guest: &Guest) -> [(u16, u16); 2] {
 }
 
 #[test]
-fn rings_are_set_up_before_they_are_enabled_and_stopped_before_they_are_let_go() {
+fn rings_are_set_up_then_enabled_and_disabled_then_stopped() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
     // VERSION_1 and protocol features, checksums, MTU, address, merged buffers and link; not the control queue.
@@ -49,7 +49,7 @@ fn rings_are_set_up_before_they_are_enabled_and_stopped_before_they_are_let_go()
 }
 
 #[test]
-fn without_acknowledgements_a_last_question_shows_that_all_was_done() {
+fn without_acknowledgements_a_last_request_confirms_the_setup() {
     let rig = Rig::new();
     let script = Script::new(1).without(&[PROTOCOL_F_REPLY_ACK, PROTOCOL_F_STATUS, PROTOCOL_F_INFLIGHT_SHMFD]);
     let (peer, mut guest) = run(&rig, script);
@@ -87,7 +87,7 @@ fn buffers_that_a_peer_holds_when_it_stops_are_not_taken_again() {
 }
 
 #[test]
-fn a_peer_that_dies_takes_the_link_down_and_one_that_comes_brings_it_back_with_the_same_queues() {
+fn a_dead_peer_takes_the_link_down_until_a_successor_takes_over() {
     let rig = Rig::new();
     let (mut peer, mut guest) = run(&rig, Script::new(1));
     for round in 1..4 {
@@ -104,7 +104,7 @@ fn a_peer_that_dies_takes_the_link_down_and_one_that_comes_brings_it_back_with_t
 }
 
 #[test]
-fn what_a_dead_peer_has_taken_and_not_given_back_its_successor_does() {
+fn a_successor_completes_buffers_that_a_dead_peer_had_taken() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script { keeps_buffers: true, ..Script::new(1) });
     guest.queues[1].send(BUFFERS, &with_header(&frame(OTHER, 77)), &[12]);
@@ -123,7 +123,7 @@ fn what_a_dead_peer_has_taken_and_not_given_back_its_successor_does() {
 }
 
 #[test]
-fn what_a_peer_has_noted_before_its_start_failed_its_successor_goes_by() {
+fn a_successor_gets_the_inflight_state_of_a_failed_start() {
     let rig = Rig::new();
     let (peer, guest) = run(&rig, Script { refused: vec![Request::SET_VRING_ENABLE], ..Script::new(1) });
     await_loss(&guest, true);
@@ -150,7 +150,7 @@ fn memory_for_what_is_in_flight_is_new_for_a_new_driver() {
 }
 
 #[test]
-fn a_peer_that_comes_back_with_less_is_refused_and_one_with_as_much_taken() {
+fn a_successor_with_fewer_features_is_refused_until_one_fits() {
     let rig = Rig::new();
     let path = rig.path().display().to_string();
     record_log();
@@ -216,7 +216,7 @@ fn features_pairs_and_mtu_have_to_come_back() {
 }
 
 #[test]
-fn guest_memory_is_mapped_when_a_peer_comes_and_not_when_a_driver_does() {
+fn guest_memory_is_mapped_when_a_peer_connects_not_at_a_start() {
     for without in [&[][..], &[PROTOCOL_F_REPLY_ACK]] {
         let rig = Rig::new();
         let peer = rig.peer(Script { maps_late: true, ..Script::new(1).without(without) });
@@ -237,7 +237,7 @@ fn guest_memory_is_mapped_when_a_peer_comes_and_not_when_a_driver_does() {
 }
 
 #[test]
-fn a_successor_that_takes_long_to_map_memory_keeps_neither_commands_nor_a_stop_waiting() {
+fn a_successor_slow_to_map_memory_delays_no_command_or_stop() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
     rig.check_traffic(&mut guest, 60);
@@ -259,7 +259,7 @@ fn a_successor_that_takes_long_to_map_memory_keeps_neither_commands_nor_a_stop_w
 }
 
 #[test]
-fn a_successor_that_dies_as_it_maps_memory_has_successors_itself() {
+fn a_successor_that_dies_while_mapping_memory_is_replaced_too() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
     drop(peer);
@@ -273,7 +273,7 @@ fn a_successor_that_dies_as_it_maps_memory_has_successors_itself() {
 }
 
 #[test]
-fn a_ring_that_the_peer_refuses_is_the_driver_s_mistake_and_no_loss() {
+fn a_ring_that_the_peer_refuses_needs_a_reset_and_is_not_a_loss() {
     let rig = Rig::new();
     let script = Script { refused: vec![Request::SET_VRING_ADDR], ..Script::new(1) };
     let (peer, mut guest) = run(&rig, script);
@@ -312,7 +312,7 @@ fn a_server_keeps_its_socket_for_peers_that_come_later() {
 }
 
 #[test]
-fn a_peer_that_calls_again_and_again_and_cannot_be_taken_is_heard_once_a_second() {
+fn an_unfit_peer_that_keeps_connecting_is_tried_once_a_second() {
     let rig = Rig::new();
     let call = |script| TestPeer::call(rig.path(), script, Arc::clone(&rig.near));
     let peer = call(Script::new(1));
@@ -360,7 +360,7 @@ fn a_peer_s_link_is_the_driver_s() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_to_the_peer_has_the_driver_asked_for_a_reset() {
+fn a_broken_ring_reported_by_the_peer_sets_needs_reset() {
     let rig = Rig::new();
     let (peer, guest) = run(&rig, Script::new(1));
     peer.await_heard("STATUS 15");
@@ -471,7 +471,7 @@ fn a_peer_that_dies_while_the_host_has_the_link_down_is_noticed() {
 }
 
 #[test]
-fn features_that_a_peer_does_not_take_are_a_loss_until_one_comes_that_does() {
+fn a_peer_that_refuses_features_is_lost_until_a_fit_one_comes() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script { denies_features: true, ..Script::new(1) });
     await_loss(&guest, true);

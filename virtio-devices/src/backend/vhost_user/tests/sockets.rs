@@ -36,7 +36,7 @@ fn a_path_at_which_nobody_is_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_path_that_no_socket_can_have_or_that_is_closed_to_us_is_told_apart() {
+fn an_invalid_path_and_a_denied_one_give_different_errors() {
     let long = VhostUserSocket::of_peer("x".repeat(200).into()).first(Instant::now(), None).unwrap_err().to_string();
     assert!(long.contains("File name too long"), "{long}");
     // A test that runs as root has access to every path.
@@ -60,7 +60,7 @@ fn a_backend_that_lets_connections_wait_is_not_waited_for() {
 }
 
 #[test]
-fn a_socket_that_somebody_listens_on_is_left_alone_and_one_that_was_left_behind_is_replaced() {
+fn a_socket_in_use_is_left_alone_and_a_stale_one_is_replaced() {
     let rig = Rig::new();
     let owner = UnixListener::bind(rig.path()).unwrap();
     assert!(server(&rig).unwrap_err().starts_with("socket=PATH: another program is listening there;"));
@@ -112,7 +112,7 @@ fn a_server_whose_set_up_fails_leaves_no_socket_behind() {
 }
 
 #[test]
-fn a_wait_for_a_peer_that_is_mute_or_absent_or_slow_ends_when_nobody_wants_it_any_more() {
+fn a_wait_for_a_mute_absent_or_slow_peer_can_be_cancelled() {
     let rig = Rig::new();
     let mut mute = Script::new(1);
     mute.mute = vec![Request::GET_FEATURES];

@@ -123,7 +123,7 @@ impl Drop for Traffic {
 }
 
 #[test]
-fn a_peer_is_told_where_its_rings_are_before_it_has_them_and_of_each_change_before_the_driver_is_answered() {
+fn a_peer_gets_ring_mappings_first_and_changes_before_replies() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
     let mut machine = Machine::new(rig, "told");
@@ -178,7 +178,7 @@ fn what_a_peer_has_forgotten_it_asks_for_and_is_told() {
 }
 
 #[test]
-fn an_address_that_stands_for_nothing_is_told_to_the_driver_and_stops_the_function() {
+fn an_unmapped_address_faults_and_stops_the_function() {
     let rig = Rig::new();
     let _peer = rig.peer(Script::translating());
     let mut machine = Machine::new(rig, "fault");
@@ -196,7 +196,7 @@ fn an_address_that_stands_for_nothing_is_told_to_the_driver_and_stops_the_functi
 }
 
 #[test]
-fn a_page_that_is_taken_away_under_traffic_is_not_written_once_that_is_answered() {
+fn a_page_unmapped_under_traffic_is_not_written_after_the_reply() {
     const ROUNDS: u32 = 10_000;
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
@@ -231,7 +231,7 @@ fn a_page_that_is_taken_away_under_traffic_is_not_written_once_that_is_answered(
 }
 
 #[test]
-fn a_peer_that_does_not_forget_is_lost_and_says_why_and_its_successor_is_told_anew() {
+fn a_peer_that_fails_to_unmap_is_lost_and_a_successor_remapped() {
     record_log();
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
@@ -270,7 +270,7 @@ fn a_peer_that_does_not_forget_is_lost_and_says_why_and_its_successor_is_told_an
 }
 
 #[test]
-fn a_function_is_not_put_into_a_domain_while_its_peer_does_not_forget_what_it_had() {
+fn a_domain_is_refused_while_the_peer_keeps_its_old_mappings() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
     let mut machine = Machine::new(rig, "kept");
@@ -288,7 +288,7 @@ fn a_function_is_not_put_into_a_domain_while_its_peer_does_not_forget_what_it_ha
 }
 
 #[test]
-fn what_is_taken_from_a_peer_that_did_not_hear_an_answer_is_told_as_if_it_had_not_forgotten_that() {
+fn unmapping_from_a_peer_that_missed_a_reply_warns_once() {
     record_log();
     for is_attach in [false, true] {
         let rig = Rig::new();
@@ -345,7 +345,7 @@ fn a_peer_that_asks_without_end_holds_up_nobody() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_followed_by_one_that_asks_too_and_by_no_other() {
+fn a_lost_peer_is_replaced_only_by_one_that_translates() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
     let mut machine = Machine::new(rig, "gone");
@@ -371,7 +371,7 @@ fn a_peer_that_is_gone_is_followed_by_one_that_asks_too_and_by_no_other() {
 }
 
 #[test]
-fn a_peer_that_closes_its_channel_while_its_queues_do_not_run_is_replaced_before_they_do() {
+fn a_peer_that_closes_its_channel_while_stopped_is_replaced() {
     let rig = Rig::new();
     let peer = rig.peer(Script { iotlb_room: 2, ..Script::translating() });
     let mut machine = Machine::new(rig, "mute");
@@ -418,7 +418,7 @@ fn a_function_goes_into_bypass_and_back_while_its_queues_run() {
 }
 
 #[test]
-fn what_a_peer_writes_is_logged_by_guest_addresses_whatever_its_driver_calls_them() {
+fn a_peers_writes_are_logged_by_guest_address_behind_an_iommu() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
     let mut machine = Machine::new(rig, "logged");
@@ -444,7 +444,7 @@ fn what_a_peer_writes_is_logged_by_guest_addresses_whatever_its_driver_calls_the
 }
 
 #[test]
-fn what_a_peer_asked_before_its_queues_stood_still_does_not_stop_them_when_they_run_again() {
+fn stale_misses_from_before_a_stop_do_not_stop_a_restart() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
     let mut machine = Machine::new(rig, "stale");
@@ -479,7 +479,7 @@ fn memory_that_is_added_is_told_once_the_peer_has_mapped_it() {
 }
 
 #[test]
-fn a_driver_is_answered_while_a_peer_maps_memory_that_is_added_and_its_queues_continue_then() {
+fn a_driver_gets_replies_while_a_peer_maps_added_memory() {
     let rig = Rig::new();
     let peer = rig.peer(Script { maps_late: true, ..Script::translating() });
     peer.let_map(true);

@@ -1,4 +1,4 @@
-//! Images whose disks become larger.
+//! Images whose disks are enlarged.
 
 use super::*;
 use crate::block::qcow2::blocks::testing::{LEFT, is_out};
@@ -49,7 +49,7 @@ fn a_disk_grows_whatever_its_clusters_and_counts_are() {
 
 #[test]
 fn an_image_is_sound_wherever_its_growth_is_cut_off() {
-    // The first moves the table and needs blocks of counts, the second extends the table, the third changes the header.
+    // The first moves the table and needs refcount blocks, the second extends the table, the third changes the header.
     for (options, size) in
         [("cluster_size=512", 64 << 20), ("cluster_size=4096", 8 << 20), ("cluster_size=2M", 8 << 20)]
     {
@@ -65,11 +65,11 @@ fn an_image_is_sound_wherever_its_growth_is_cut_off() {
             let done = grown.is_ok() && !is_out();
             LEFT.set(None);
             fs::copy(&path, folder.path("copy")).unwrap();
-            // Only clusters without a use may be left.
+            // Only unused clusters may be left.
             folder.qemu_img(&["check", "-q", "-r", "leaks", "copy"]);
             let contents = folder.contents("copy");
             assert!(contents[..LEN] == data && contents[LEN..].iter().all(|byte| *byte == 0), "{options} {writes}");
-            // The image is still a disk, and grows when it can.
+            // The image is still usable, and can be enlarged later.
             image.resize(size).unwrap();
             image.write(&pattern(512, 9), size - 512, true).unwrap();
             assert!(read(&image, 0, LEN) == data, "{options} {writes}");

@@ -1,4 +1,4 @@
-//! Space that a guest gives back.
+//! Space that a guest frees.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn what_a_driver_gives_up_leaves_the_file() {
         assert_eq!(guest.request(VIRTIO_BLK_T_FLUSH, 0, &[]).0, OK);
         let (full, length) = (blocks(&path), fs::metadata(&path).unwrap().len());
         assert!(full * 512 >= LEN as u64);
-        // All but the first and the last half cluster.
+        // All except the first and the last half cluster.
         guest.put(BUFFERS, &segment(64, (LEN / 512) as u32 - 128, flags));
         assert_eq!(guest.request(kind, 0, &[(BUFFERS, 16, 0)]), (OK, 1));
         assert_eq!(guest.request(VIRTIO_BLK_T_FLUSH, 0, &[]).0, OK);
@@ -40,7 +40,7 @@ fn what_a_driver_gives_up_leaves_the_file() {
         expected[..32_768].copy_from_slice(&pattern(65_536, 2)[..32_768]);
         expected[LEN - 32_768..].copy_from_slice(&pattern(65_536, 2)[32_768..]);
         assert_eq!(guest.read(64, 65_536), (OK, expected[32_768..98_304].to_vec()));
-        // What was given up is used again.
+        // Freed space is used again.
         assert_eq!(guest.write(256, &pattern(65_536, 3)).0, OK);
         expected[131_072..196_608].copy_from_slice(&pattern(65_536, 3));
         drop(guest);
@@ -74,7 +74,7 @@ fn an_image_is_sound_if_the_program_ends_after_a_discard() {
     let image = open(&path, READ_WRITE).unwrap();
     image.write(&data, 0, true).unwrap();
     zero(&image, 1 << 20, 1 << 20, true);
-    // The tables are still in memory only.
+    // The tables are still only in memory.
     fs::copy(&path, folder.path("copy")).unwrap();
     folder.qemu_img(&["check", "-q", "-r", "leaks", "copy"]);
     let contents = folder.contents("copy");

@@ -26,7 +26,7 @@ fn started(backend: &Scripted) -> (Guest, Arc<Iommu>, Behind) {
 }
 
 #[test]
-fn an_address_out_of_reach_stops_the_queues_until_the_driver_resets_the_device() {
+fn unreachable_address_stops_queues_until_the_driver_resets() {
     let backend = Scripted::new(1);
     let (mut guest, iommu, _behind) = started(&backend);
     backend.script.lock().positions = vec![Some(0), Some(0)];
@@ -47,7 +47,7 @@ fn an_address_out_of_reach_stops_the_queues_until_the_driver_resets_the_device()
 }
 
 #[test]
-fn what_a_backend_could_not_do_without_saying_why_is_looked_up_and_told() {
+fn unexplained_broken_ring_is_reported_as_an_iommu_fault() {
     let backend = Scripted::new(1);
     let (mut guest, iommu, _behind) = started(&backend);
     backend.script.lock().positions = vec![Some(1), Some(0)];

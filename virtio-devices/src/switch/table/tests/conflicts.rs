@@ -54,7 +54,7 @@ fn among_drivers_the_first_keeps_an_address() {
 }
 
 #[test]
-fn of_two_at_once_a_functions_own_address_goes_before_a_further_one() {
+fn own_address_wins_over_a_further_one_set_at_the_same_time() {
     let open = Policy::default();
     let further = [SHARED];
     let table =
@@ -63,7 +63,7 @@ fn of_two_at_once_a_functions_own_address_goes_before_a_further_one() {
 }
 
 #[test]
-fn who_has_many_vlans_and_who_has_one_share_an_address_by_the_same_rule() {
+fn ports_with_one_or_many_vlans_share_an_address_by_one_rule() {
     let open = Policy::default();
     let one = Policy {
         port_vlan: Some(PortVlan { id: 5, priority: 0, protocol: VlanProtocol::Customer }),
@@ -91,7 +91,7 @@ fn who_has_many_vlans_and_who_has_one_share_an_address_by_the_same_rule() {
 }
 
 #[test]
-fn a_driver_that_is_not_trusted_has_few_further_addresses_or_none() {
+fn untrusted_driver_is_limited_to_16_further_addresses() {
     let untrusted = Policy { trusted: false, ..Policy::default() };
     let trusted = Policy::default();
     let table_of = |len: usize, open, policy| {
@@ -104,7 +104,7 @@ fn a_driver_that_is_not_trusted_has_few_further_addresses_or_none() {
 }
 
 #[test]
-fn the_own_address_of_a_function_that_has_a_given_one_does_not_count() {
+fn drivers_own_address_is_ignored_if_the_host_gave_one() {
     let policy = Policy { address: Some(mac(1)), trusted: false, ..Policy::default() };
     let untrusted = table(&[PortSpec { current: SHARED, ..vf(1, &policy) }], None);
     assert_eq!(owner(&untrusted, &[]), None, "its driver has yet to learn of the given one");

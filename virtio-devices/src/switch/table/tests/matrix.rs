@@ -90,12 +90,12 @@ const VEB: Matrix = [
 ];
 
 #[test]
-fn a_bridge_sends_what_is_known_to_its_port_and_the_rest_to_the_uplink_and_whom_it_trusts() {
+fn veb_forwards_known_frames_and_floods_to_uplink_and_trusted() {
     check(&switch(SwitchMode::Veb, |_| ()), &VEB);
 }
 
 #[test]
-fn an_isolated_function_reaches_uplink_and_pf_and_is_reached_by_them() {
+fn isolated_function_exchanges_frames_only_with_uplink_and_pf() {
     let table = switch(SwitchMode::Veb, |ports| ports[2].isolated = true);
     let expected = [
         ["1", "own", "1", "1", "1"],

@@ -21,7 +21,7 @@ fn paged(offset: u64, eventfd: &Arc<EventFd>, page: &Arc<DoorbellPage>) -> Doorb
 }
 
 #[test]
-fn pages_of_doorbells_lie_over_their_eventfds_and_follow_their_window() {
+fn doorbell_pages_overlay_eventfds_and_follow_their_window() {
     let Rig { wants, record, slot, .. } = rig();
     let (kick, first, second) = (eventfd(), page(), page());
     let at = |page: &Arc<DoorbellPage>| page.address() as usize;
@@ -47,7 +47,7 @@ fn pages_of_doorbells_lie_over_their_eventfds_and_follow_their_window() {
 }
 
 #[test]
-fn a_page_that_comes_or_goes_by_itself_is_made_good_for_its_function() {
+fn doorbell_page_change_is_applied_to_its_function_alone() {
     let Rig { wants, record, slot, .. } = rig();
     let (kick, own) = (eventfd(), page());
     {
@@ -73,7 +73,7 @@ fn a_page_that_comes_or_goes_by_itself_is_made_good_for_its_function() {
 }
 
 #[test]
-fn a_page_that_the_host_refuses_is_an_eventfd_and_is_tried_again() {
+fn doorbell_page_refused_by_host_is_an_eventfd_and_retried() {
     let Rig { wants, record, host, slot } = rig();
     let (kick, own) = (eventfd(), page());
     {

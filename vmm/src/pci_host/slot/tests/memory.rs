@@ -72,7 +72,7 @@ fn memory_that_the_host_refuses_is_tried_again() {
 }
 
 #[test]
-fn what_a_guest_wrote_to_memory_that_is_not_kept_is_gone_with_its_vm() {
+fn discarded_memory_loses_guest_writes_with_its_vm() {
     let Rig { wants, slot, .. } = rig();
     let memory = mapping(true);
     wants.lock().memory = vec![area(0, Arc::clone(&memory))];

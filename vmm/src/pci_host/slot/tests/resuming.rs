@@ -14,7 +14,7 @@ fn what_the_host_lacks_for_a_moment_is_waited_for() {
 }
 
 #[test]
-fn a_resume_fails_when_the_host_lacks_something_for_long_and_works_when_it_does_not() {
+fn resume_fails_only_if_the_host_lacks_resources_for_long() {
     let Rig { wants, slot, .. } = rig();
     wants.lock().refusals = usize::MAX;
     slot.pause();
