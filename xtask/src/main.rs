@@ -209,8 +209,8 @@ enum LabTask {
         #[arg(long, default_value_t = 50)]
         rounds: u32,
     },
-    /// Boots a Debian with systemd from a disk through firmware, with cloud-init's disk, enables VFs with a unit and pings it
-    /// through them
+    /// Boots a Debian with systemd from a disk through firmware, with cloud-init's disk, enables VFs with a unit and
+    /// pings it through them
     CloudImage {
         /// The form of the disk
         #[arg(value_enum, default_value_t = cloud_image::Form::Raw)]

@@ -65,7 +65,7 @@ fn interface(platform: Option<&PlatformConfig>) -> Result<VfioInterface, ConfigE
     }
 }
 
-/// Name of a device in messages. A descriptor's number is not shown: it means nothing to a client that sent the descriptor.
+/// Name of a device in messages. A descriptor's number is not shown: it means nothing to the client that sent it.
 fn named(device: &DeviceConfig, subject: &Subject) -> String {
     match &device.path {
         Some(path) => subject.key("path", path.display()),

@@ -1,6 +1,6 @@
 //! pvpanic: a PCI device through which a guest reports that it panicked.
 //!
-//! Its only register, the first byte of BAR 0, reads as the set of supported reports; a write is a report. Linux's
+//! The only register, the first byte of BAR 0, reads as the set of supported reports; a write is a report. Linux's
 //! driver is pvpanic-pci; QEMU documents the device (`docs/specs/pvpanic`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

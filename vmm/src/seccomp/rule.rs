@@ -43,7 +43,7 @@ pub(super) struct Argument {
 pub(super) enum Is {
     /// Any.
     Any,
-    /// One of these values, in the low 32 bits.
+    /// Any of these values, in the low 32 bits.
     OneOf(&'static [u64]),
     /// In the bits of `mask`, this value.
     Bits {

@@ -1,8 +1,8 @@
 //! Hardware of older PCs that Linux does not need with ACPI, the ECAM and KVM's clock, and the parts of it that a
 //! kernel needs according to its command line.
 //!
-//! The hardware is left out if the kernel does not need it, because Linux would use it: the ports of configuration space cost two
-//! exits per access, and the timer 5 ms at boot.
+//! The hardware is left out if the kernel does not need it, because Linux would use it: the ports of configuration
+//! space cost two exits per access, and the timer 5 ms at boot.
 
 use serde::{Deserialize, Serialize};
 
