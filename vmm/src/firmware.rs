@@ -1,6 +1,6 @@
 //! Ports of older PCs: those of configuration space, a timer, and a clock. Firmware needs them, and so do kernels
 //! without ACPI, ECAM or KVM's clock. A Linux kernel that has all three works better without
-//! ([`LegacyHardware`](crate::arch::x86_64::legacy::LegacyHardware)).
+//! ([`LegacyHardware`]).
 
 mod config_ports;
 mod pm_timer;

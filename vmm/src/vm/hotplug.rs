@@ -38,7 +38,7 @@ impl Vm {
     ///
     /// # Errors
     ///
-    /// Fails as [`Devices::connect`] does.
+    /// Fails as [`Devices::connect`](crate::devices::Devices::connect) does.
     pub(crate) fn give_backend(
         &mut self,
         function: (&str, Option<VfIndex>),
