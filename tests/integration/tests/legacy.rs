@@ -7,7 +7,7 @@ use integration::{Guest, GuestSpec, HostTap, Kernel, Subnet};
 use rstest::rstest;
 
 const SUBNET: Subnet = Subnet(200);
-/// How long a guest may take to its init.
+/// Time that a guest may take to its init.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Two vCPUs and a NIC on a tap.
@@ -69,8 +69,8 @@ fn linux_without_ioapic_boots_and_its_nic_answers(#[case] argument: &str, #[case
     assert_eq!(guest.end_by(|| {}).code, Some(0), "it powers off by itself");
 }
 
-/// No timer interrupts Linux then, as there are no PIT and no HPET, and no MSI does. So only what the kernel prints shows
-/// how far it comes.
+/// Linux then gets no interrupts: there is no PIT or HPET, and MSIs need a local APIC. Only its messages show how far it
+/// comes.
 #[test]
 fn linux_without_local_apic_reaches_its_init_on_one_vcpu() {
     let _tap = HostTap::persistent("legacy0");
