@@ -1,9 +1,14 @@
-//! Linux whose command line turns off ACPI, the ECAM or the IOAPIC.
+//! Linux whose command line turns off ACPI, the ECAM, the IOAPIC or the local APIC.
+
+use std::fs;
+use std::time::{Duration, Instant};
 
 use integration::{Guest, GuestSpec, HostTap, Kernel, Subnet};
 use rstest::rstest;
 
 const SUBNET: Subnet = Subnet(200);
+/// Time that a guest may take to its init.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Two vCPUs and a NIC on a tap.
 fn spec(argument: &str) -> GuestSpec {
@@ -62,4 +67,28 @@ fn linux_without_ioapic_boots_and_its_nic_answers(#[case] argument: &str, #[case
     guest.wait_for_restart();
     assert!(tap.counters().from_guest >= 1);
     assert_eq!(guest.end_by(|| {}).code, Some(0), "it powers off by itself");
+}
+
+/// Linux then gets no interrupts: there is no PIT or HPET, and MSIs need a local APIC. Only its messages show how far it
+/// comes.
+#[test]
+fn linux_without_local_apic_reaches_its_init_on_one_vcpu() {
+    let _tap = HostTap::persistent("legacy0");
+    let path = std::env::temp_dir().join(format!("nolapic-{}", std::process::id()));
+    let spec = spec("nolapic").kernel_argument("ignore_loglevel").serial(&format!("file={}", path.display()));
+    let vmm = spec.command().spawn();
+    let until = Instant::now() + PATIENCE;
+    let printed = loop {
+        let printed = fs::read_to_string(&path).unwrap_or_default();
+        if printed.contains("Run /init as init process") {
+            break printed;
+        }
+        assert!(Instant::now() < until, "{printed}");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    assert!(printed.contains("No local APIC present") && printed.contains("Brought up 1 node, 1 CPU"), "{printed}");
+    assert!(!printed.contains("Oops") && !printed.contains("Call Trace"), "{printed}");
+    vmm.signal(libc::SIGTERM);
+    assert_eq!(vmm.wait(PATIENCE).code, Some(0));
+    _ = fs::remove_file(path);
 }
