@@ -206,12 +206,8 @@ fn save(api: &Api, folder: &Path) -> Value {
 }
 
 fn start(name: &str) -> (Api, integration::Vmm) {
-    start_by(name, VmmCommand::new())
-}
-
-fn start_by(name: &str, command: VmmCommand) -> (Api, integration::Vmm) {
     let api = Api::new(name);
-    let vmm = command.args(["--api-socket", &api.argument()]).spawn();
+    let vmm = VmmCommand::new().args(["--api-socket", &api.argument()]).spawn();
     (api, vmm)
 }
 
@@ -309,53 +305,6 @@ fn a_guest_of_hyperv_takes_timer_messages_across_a_restore(#[case] mode: &str) {
     let refused = other.put_json("vm.restore", &json!({"source_url": url}));
     assert!(refused.status == 400 && refused.body.to_string().contains("cpus.kvm_hyperv: false"), "{}", refused.body);
     assert_eq!(vmm.errors(), "", "the VMM printed no errors");
-}
-
-/// Waits for the end of the migration at this side, and returns its state.
-fn ended(api: &Api) -> Value {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let progress = api.get("vm.migration-progress").body;
-        if progress["state"] != "active" {
-            return progress["state"].clone();
-        }
-        assert!(Instant::now() < until, "{progress}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// The guest moves there and back while its timer runs. Its time never goes back, and no message is lost.
-#[test]
-fn a_guest_of_hyperv_takes_timer_messages_across_migrations() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| -> PathBuf { folder.path().join(name) };
-    fs::write(path("kernel"), files::kernel(&tiny())).unwrap();
-    // A VMM whose guest has left stays.
-    let sites = ["one", "other"].map(|name| start_by(name, VmmCommand::new().arg("--no-shutdown")));
-    let config = json!({
-        "payload": {"kernel": path("kernel")}, "cpus": {"boot_vcpus": 2, "max_vcpus": 2, "kvm_hyperv": true},
-        "memory": {"size": 32 << 20}, "console": {"mode": "Off"},
-        "serial": {"mode": "File", "file": path("reports")},
-    });
-    assert_eq!(sites[0].0.put_json("vm.create", &config).status, 204);
-    assert_eq!(sites[0].0.put("vm.boot").status, 204);
-    let mut seen = reports(&path("reports"), FIRST + 2 * LATER).len();
-    for (from, to) in [(0, 1), (1, 0)] {
-        let url = format!("unix:{}", path(&format!("to-{to}")).display());
-        let received = sites[to].0.put_json("vm.receive-migration", &json!({"receiver_url": url, "detach": true}));
-        assert_eq!(received.status, 204, "{}", received.body);
-        let sent = sites[from].0.put_json("vm.send-migration", &json!({"destination_url": url}));
-        assert_eq!(sent.status, 204, "{}", sent.body);
-        assert_eq!((ended(&sites[from].0), ended(&sites[to].0)), (json!("finished"), json!("finished")));
-        assert_eq!(sites[to].0.info()["config"]["cpus"]["kvm_hyperv"], true);
-        // The output continues in the same file.
-        seen = reports(&path("reports"), seen + 3 * LATER).len();
-    }
-    let bytes = fs::read(path("reports")).unwrap();
-    let (first, turns) = bytes.split_at(FIRST);
-    check_first(first);
-    turns.chunks_exact(LATER).fold(0, |time, turn| check_turn(turn, time));
-    sites.iter().for_each(|(_, vmm)| assert_eq!(vmm.errors(), "", "the VMM printed no errors"));
 }
 
 /// The frequency of this machine's time stamp counter in kHz, as measured by Linux.
