@@ -69,8 +69,8 @@ fn linux_without_ioapic_boots_and_its_nic_answers(#[case] argument: &str, #[case
     assert_eq!(guest.end_by(|| {}).code, Some(0), "it powers off by itself");
 }
 
-/// Linux then gets no interrupts: there is no PIT or HPET, and MSIs need a local APIC. Only its messages show how far it
-/// comes.
+/// Linux then gets no interrupts: there is no PIT or HPET, and MSIs need a local APIC. Only its messages show its
+/// progress.
 #[test]
 fn linux_without_local_apic_reaches_its_init_on_one_vcpu() {
     let _tap = HostTap::persistent("legacy0");
