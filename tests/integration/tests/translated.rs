@@ -23,6 +23,7 @@ use virtio_devices::{
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend};
 
 const RECEIVE: usize = 0;
+const TRANSMIT: usize = 1;
 const SIZE: u16 = 16;
 /// `VIRTIO_F_VERSION_1` and `VIRTIO_F_ACCESS_PLATFORM`.
 const FEATURES: u64 = 1 << 32 | 1 << 33;
@@ -297,6 +298,8 @@ fn vhost_net_logs_writes_by_guest_address_behind_an_iommu() {
     let mut pages = Vec::new();
     log.take(|first, bits| pages.extend((0..64).filter(|bit| bits & 1 << bit != 0).map(|bit| first + bit)));
     pages.sort_unstable();
+    // The kernel may come late to the start of the transmit queue, and then writes to its used ring.
+    pages.retain(|page| *page != machine.queues[TRANSMIT].used() / PAGE);
     assert_eq!(pages, [machine.queues[RECEIVE].used() / PAGE, BUFFERS / PAGE + 7]);
     machine.post(WRITABLE);
     assert!(machine.settled(), "and goes on without a log");
