@@ -80,7 +80,7 @@ fn a_vf_has_its_configured_policy_until_a_client_changes_it() {
 }
 
 #[test]
-fn what_nobody_would_enforce_is_refused_and_leaves_nothing() {
+fn an_unenforceable_policy_is_refused_and_leaves_nothing() {
     let vmm = Vmm::start();
     let mut client = vmm.boot_shared(json!([{"id": "pf0", "tap": "apr0", "sriov_vfs": 1}]));
     let before = client.get("vm.info").expect(200);

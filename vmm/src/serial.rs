@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn output_that_nobody_takes_is_dropped_until_somebody_does() {
+    fn untaken_output_is_dropped_until_a_reader_comes() {
         let (port, mut reader) = port(Duration::ZERO);
         let start = Instant::now();
         for _ in 0..70_000 {

@@ -45,7 +45,7 @@ pub struct GuestTestpmd {
 
 impl GuestTestpmd {
     /// Starts testpmd on the functions at `addresses`, which VFIO has, in a guest of 512 MiB with a userland for it.
-    /// Its ports are numbered in this order. testpmd does not forward yet.
+    /// Starts testpmd, with ports in the order of `addresses`. It does not forward yet.
     pub fn start(guest: &mut Guest, addresses: &[&str]) -> GuestTestpmd {
         // DPDK loads nothing from below a folder that all users may write to.
         guest.ok("chmod 755 / && echo 40 > /proc/sys/vm/nr_hugepages");

@@ -366,7 +366,7 @@ fn every_argument_is_constrained_or_need_not_be() {
 }
 
 #[test]
-fn an_argument_that_nobody_thought_about_is_found() {
+fn an_argument_without_a_rule_or_reason_is_found() {
     use crate::seccomp::rule::{any, one_of, only, this_process};
     let refused = |rule: Rule, why: &str| {
         let error = named(&rule).unwrap_err();
