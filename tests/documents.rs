@@ -264,6 +264,25 @@ fn the_evidence_for_a_block_is_above_it() {
     assert_eq!(found, [(Run, 1), (Untested, 1), (Test("a_b"), 2), (From("c.rs"), 0), (Missing, 0), (Missing, 1)]);
 }
 
+/// Folders whose documents wrap at [`COLUMNS`], and the README. Tables and code do not.
+const WRAPPED: [&str; 5] = [GUIDES, "docs/architecture", "docs/contributing", "docs/decisions", "README.md"];
+const COLUMNS: usize = 100;
+
+#[test]
+fn prose_for_readers_wraps_at_100_columns() {
+    for (document, text) in with_extension(&files(), "md") {
+        if !WRAPPED.iter().any(|wrapped| document.starts_with(wrapped)) {
+            continue;
+        }
+        let mut is_code = false;
+        for line in text.lines() {
+            is_code ^= line.trim_start().starts_with("```");
+            let fits = is_code || line.starts_with('|') || line.chars().count() <= COLUMNS;
+            assert!(fits, "{}: longer than {COLUMNS} columns: {line}", document.display());
+        }
+    }
+}
+
 #[test]
 fn the_readme_is_one_page_and_guides_are_short() {
     let lines = |path: &Path| fs::read_to_string(root().join(path)).unwrap().lines().count();
