@@ -1,5 +1,5 @@
 //! Names in the documents exist: links, headings, source files, tests and fuzz targets. Claims of the threat model name
-//! their tests. README stays on one page.
+//! their tests. Commands of a guide are run, or name the test that runs them. README stays on one page.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -10,6 +10,11 @@ use std::path::{Path, PathBuf};
 const README_LINES: usize = 100;
 /// Folders without documents or sources of ours.
 const SKIPPED: [&str; 3] = ["target", "corpus", "artifacts"];
+/// The guides, whose blocks of commands are run by tests.
+const GUIDES: &str = "docs/guide";
+/// The longest that a guide, and the overview of the code, may be.
+const GUIDE_LINES: usize = 150;
+const OVERVIEW: (&str, usize) = ("docs/architecture.md", 250);
 /// The files that a measurement found, whatever became of them since.
 const MEASURED: &str = "docs/coverage.md";
 
@@ -184,10 +189,109 @@ fn claims_are_rows_and_limit_bullets_with_tests_in_or_above() {
     assert!(is_test("}\n#[test]\n#[ignore]\nfn a_b() {", "a_b") && !is_test("#[test]\nfn c() {}\nfn a_b() {", "a_b"));
 }
 
+/// Evidence for a block of commands.
+#[derive(Debug, PartialEq, Eq)]
+enum Evidence<'a> {
+    /// `tests/api/guides.rs` runs it.
+    Run,
+    /// A test with this name does the same.
+    Test(&'a str),
+    /// Each line of it is in this file.
+    From(&'a str),
+    /// The text above says that it is not tested.
+    Untested,
+    /// None.
+    Missing,
+}
+
+/// The blocks of a guide, each with its evidence: `sh` behind the fence, or a comment above it.
+fn guide_blocks(text: &str) -> Vec<(Evidence<'_>, Vec<&str>)> {
+    let mut blocks = Vec::new();
+    let (mut lines, mut above, mut paragraph) = (text.lines(), "", "");
+    while let Some(line) = lines.next() {
+        let Some(kind) = line.strip_prefix("```") else {
+            if !line.is_empty() && !line.starts_with("<!--") {
+                paragraph = line;
+            }
+            above = line;
+            continue;
+        };
+        let mark = above.strip_prefix("<!-- ").and_then(|rest| rest.strip_suffix(" -->")).unwrap_or_default();
+        let evidence = match (kind, mark.split_once(": ")) {
+            ("sh", _) => Evidence::Run,
+            (_, Some(("test", name))) => Evidence::Test(name),
+            (_, Some(("from", path))) => Evidence::From(path),
+            _ if mark == "not tested" && paragraph.to_lowercase().contains("not tested") => Evidence::Untested,
+            _ => Evidence::Missing,
+        };
+        blocks.push((evidence, lines.by_ref().take_while(|line| *line != "```").collect()));
+    }
+    blocks
+}
+
 #[test]
-fn the_readme_is_one_page() {
-    let lines = fs::read_to_string(root().join("README.md")).unwrap().lines().count();
-    assert!(lines <= README_LINES, "README.md has {lines} lines, more than {README_LINES}");
+fn each_block_of_a_guide_is_run_or_names_what_shows_it() {
+    let files = files();
+    let sources: Vec<_> = with_extension(&files, "rs").map(|(_, text)| text).collect();
+    let guides: Vec<_> = with_extension(&files, "md").filter(|(path, _)| path.starts_with(GUIDES)).collect();
+    assert!(guides.len() > 4, "{guides:?}");
+    for (guide, text) in &guides {
+        for (evidence, block) in guide_blocks(text) {
+            let shown = match &evidence {
+                Evidence::Run | Evidence::Untested => true,
+                Evidence::Test(name) => sources.iter().any(|source| is_test(source, name)),
+                Evidence::From(path) => {
+                    let source = fs::read_to_string(root().join(path)).unwrap();
+                    block.iter().all(|line| source.contains(line))
+                }
+                Evidence::Missing => false,
+            };
+            assert!(shown, "{}: {evidence:?}: {block:#?}", guide.display());
+        }
+        // Tests that a guide names in its text.
+        for name in shown_by(text).iter().filter(|name| name.matches('_').count() > 3) {
+            assert!(sources.iter().any(|source| is_test(source, name)), "{}: no test {name}", guide.display());
+        }
+    }
+}
+
+#[test]
+fn the_evidence_for_a_block_is_above_it() {
+    use Evidence::{From, Missing, Run, Test, Untested};
+    let text = "a\n\n```sh\nx\n```\nText, not tested:\n\n<!-- not tested -->\n```json\n{}\n```\n\n<!-- test: a_b -->\n```\ny\n\
+                z\n```\n<!-- from: c.rs -->\n```\n```\nb\n<!-- not tested -->\n```\n```\n```\nu\n```\n";
+    let found: Vec<_> = guide_blocks(text).into_iter().map(|(evidence, block)| (evidence, block.len())).collect();
+    assert_eq!(found, [(Run, 1), (Untested, 1), (Test("a_b"), 2), (From("c.rs"), 0), (Missing, 0), (Missing, 1)]);
+}
+
+/// Folders whose documents wrap at [`COLUMNS`], and the README. Tables and code do not.
+const WRAPPED: [&str; 5] = [GUIDES, "docs/architecture", "docs/contributing", "docs/decisions", "README.md"];
+const COLUMNS: usize = 100;
+
+#[test]
+fn prose_for_readers_wraps_at_100_columns() {
+    for (document, text) in with_extension(&files(), "md") {
+        if !WRAPPED.iter().any(|wrapped| document.starts_with(wrapped)) {
+            continue;
+        }
+        let mut is_code = false;
+        for line in text.lines() {
+            is_code ^= line.trim_start().starts_with("```");
+            let fits = is_code || line.starts_with('|') || line.chars().count() <= COLUMNS;
+            assert!(fits, "{}: longer than {COLUMNS} columns: {line}", document.display());
+        }
+    }
+}
+
+#[test]
+fn the_readme_is_one_page_and_guides_are_short() {
+    let lines = |path: &Path| fs::read_to_string(root().join(path)).unwrap().lines().count();
+    let guides = files().into_iter().filter(|path| path.starts_with(GUIDES)).map(|path| (path, GUIDE_LINES));
+    let others = [("README.md", README_LINES), OVERVIEW].map(|(path, most)| (PathBuf::from(path), most));
+    for (path, most) in guides.chain(others) {
+        let lines = lines(&path);
+        assert!(lines <= most, "{} has {lines} lines, more than {most}", path.display());
+    }
 }
 
 #[test]

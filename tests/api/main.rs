@@ -25,6 +25,7 @@ mod files;
 mod floods;
 #[path = "../../xtask/src/gpt.rs"]
 mod gpt;
+mod guides;
 mod hyperv;
 mod hypervisor_fw;
 mod landlock;

@@ -20,7 +20,7 @@ fn text() -> String {
 }
 
 /// The code blocks of `text` that start with the line `mark`.
-fn blocks(text: &str, mark: &str) -> Vec<String> {
+pub(crate) fn blocks(text: &str, mark: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut lines = text.lines();
     while let Some(line) = lines.find(|line| line.starts_with("```")) {
@@ -32,13 +32,21 @@ fn blocks(text: &str, mark: &str) -> Vec<String> {
     blocks
 }
 
+/// This process's PATH, with the commands under test first.
+pub(crate) fn path_with_commands() -> String {
+    let commands = Path::new(env!("CARGO_BIN_EXE_cloud-hypervisor")).parent().unwrap();
+    format!("{}:{}", commands.display(), std::env::var("PATH").unwrap())
+}
+
 /// A shell in `folder`, with the commands under test in its PATH.
 fn shell(folder: &Path, script: &str) -> Command {
-    let commands = Path::new(env!("CARGO_BIN_EXE_cloud-hypervisor")).parent().unwrap();
-    let path = format!("{}:{}", commands.display(), std::env::var("PATH").unwrap());
     // In a separate network namespace, the tap names in the examples are free.
     let mut command = Command::new("unshare");
-    command.args(["--net", "sh", "-e", "-c", script]).current_dir(folder).env("PATH", path).stdin(Stdio::null());
+    command
+        .args(["--net", "sh", "-e", "-c", script])
+        .current_dir(folder)
+        .env("PATH", path_with_commands())
+        .stdin(Stdio::null());
     command
 }
 
