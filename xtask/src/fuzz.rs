@@ -5,12 +5,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::apt;
 use crate::error::{Context, Error, Result};
 use crate::nightly::{self, TOOLCHAIN};
-use crate::progress::{Step, note};
+use crate::progress::{Step, note, seconds};
 use crate::python;
 use crate::suite::Tally;
 
@@ -22,10 +25,12 @@ pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 const MAX_LEN: usize = 1024;
 /// The time limit per input in seconds. Most take less than a millisecond.
 const LIMIT: u32 = 20;
+/// Options of cargo-fuzz. Its one codegen unit per crate would leave all processors but one idle for most of the build.
+const OPTIONS: [&str; 4] = ["--target-dir", "target", "--codegen-units", "16"];
 /// Time that each target runs as a part of `cargo xtask test`.
 const SMOKE: Duration = Duration::from_secs(5);
 
-/// Runs `target`, or each target in turn, for `time`. Returns true if none failed.
+/// Runs `target`, or all of them, each for `time`, as many at once as there are processors. Returns true if none failed.
 pub(crate) fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<bool> {
     let tally = look(workspace, target, time)?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
@@ -53,12 +58,25 @@ fn look(workspace: &Path, target: Option<&str>, time: Duration) -> Result<Tally>
         }
     }
     fuzz.build()?;
-    let mut tally = Tally::default();
-    for name in targets {
-        let passed = fuzz.run(&name, time)?;
-        tally += Tally { passed: usize::from(passed), failed: usize::from(!passed) };
-    }
-    Ok(tally)
+    let queue = Mutex::new(targets.into_iter());
+    let worker = || -> Result<Tally> {
+        let mut tally = Tally::default();
+        loop {
+            let Some(name) = queue.lock().next() else { return Ok(tally) };
+            let passed = fuzz.run(&name, time)?;
+            tally += Tally { passed: usize::from(passed), failed: usize::from(!passed) };
+        }
+    };
+    // Most targets have one thread.
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        let mut tally = Tally::default();
+        for worker in workers {
+            tally += worker.join().map_err(|_| Error::new("a thread that ran fuzz targets panicked"))??;
+        }
+        Ok(tally)
+    })
 }
 
 /// The folder of the targets.
@@ -103,7 +121,7 @@ impl Fuzz {
     /// Builds all targets and writes their seeds.
     fn build(&self) -> Result<()> {
         let step = Step::begin("build", "the fuzz targets");
-        let built = self.cargo().args(["fuzz", "build", "--target-dir", "target"]).output().context("running cargo")?;
+        let built = self.cargo().args(["fuzz", "build"]).args(OPTIONS).output().context("running cargo")?;
         if !built.status.success() {
             eprint!("{}", String::from_utf8_lossy(&built.stderr));
             return Err(Error::new("cargo could not build the fuzz targets"));
@@ -117,36 +135,34 @@ impl Fuzz {
 
     /// Runs one target and prints the outcome. Returns true if it found nothing.
     fn run(&self, name: &str, time: Duration) -> Result<bool> {
-        let step = Step::begin("fuzz", name);
         let started = Instant::now();
         let mut command = self.cargo();
-        command.args(["fuzz", "run", "--target-dir", "target", name, "--"]);
+        command.args(["fuzz", "run"]).args(OPTIONS).args([name, "--"]);
         command.arg(format!("-max_total_time={}", time.as_secs().max(1)));
         command.args([format!("-max_len={MAX_LEN}"), format!("-timeout={LIMIT}"), "-print_final_stats=1".into()]);
         let output = command.stdout(Stdio::null()).output().context("running cargo")?;
         let text = String::from_utf8_lossy(&output.stderr);
         let executed = executed(&text).unwrap_or(0);
         let rate = executed as f64 / started.elapsed().as_secs_f64();
-        let done = format!("{name}: {executed} inputs, {rate:.0} a second");
-        if output.status.success() {
-            step.done_with(done);
-            return Ok(true);
-        }
-        step.done_with(format!("{done}: FAILED"));
-        let finding = Finding::of(&text);
-        for line in finding.what {
-            println!("          {line}");
-        }
-        match finding.file {
-            Some(file) => {
-                note(
-                    "again",
-                    format!("cd fuzz && cargo +{TOOLCHAIN} fuzz run {name} {}", relative(&self.folder, &file)),
-                );
+        let (passed, took) = (output.status.success(), seconds(started.elapsed()));
+        let failed = if passed { "" } else { ": FAILED" };
+        let mut report = format!("{name}: {executed} inputs, {rate:.0} a second{failed}  ({took})");
+        if !passed {
+            let finding = Finding::of(&text);
+            for line in finding.what {
+                report += &format!("\n          {line}");
             }
-            None => eprint!("{text}"),
+            match finding.file {
+                Some(file) => {
+                    let file = relative(&self.folder, &file);
+                    report += &format!("\n   again  cd fuzz && cargo +{TOOLCHAIN} fuzz run {name} {file}");
+                }
+                None => report += &format!("\n{text}"),
+            }
         }
-        Ok(false)
+        // Targets run side by side, so each prints its report at once.
+        note("fuzz", report);
+        Ok(passed)
     }
 }
 

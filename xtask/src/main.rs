@@ -128,7 +128,7 @@ enum Task {
     Dist,
     /// Runs the fuzz targets, and prints how to reproduce their findings
     Fuzz {
-        /// The target [default: each in turn]
+        /// The target [default: all of them]
         target: Option<String>,
         /// Seconds per target
         #[arg(long, default_value_t = 60)]

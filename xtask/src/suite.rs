@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::apt::output;
 use crate::error::{Error, Result};
 use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, IGB_KERNEL, IGB_KERNEL_6_1, Lab};
-use crate::nested::{Clock, Lost, Machine, Nics};
+use crate::nested::{Clock, FAST_KERNEL, Lost, Machine, Nics};
 use crate::place::{Place, Worker};
 use crate::progress::{note, seconds};
 use crate::{iommufd, newer_qemu};
@@ -276,6 +276,9 @@ impl Suite<'_> {
 
     fn command_line(&self, test: &Test) -> String {
         let mut line = environment(self.lab, self.vmm, Some(self.fixtures));
+        if self.place == Place::Nested {
+            line += &format!("CH_KERNEL_PARAMETERS={} ", quote(Path::new(FAST_KERNEL)));
+        }
         if self.bless {
             line += "CH_BLESS=1 ";
         }

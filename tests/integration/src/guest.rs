@@ -58,7 +58,7 @@ impl GuestSpec {
             topology: None,
             has_hyperv: false,
             memory: "size=256M".into(),
-            cmdline: CMDLINE.into(),
+            cmdline: [CMDLINE, &lab::kernel_parameters()].join(" ").trim_end().into(),
             userland: Userland::Plain,
             serial: "tty".into(),
             has_console: false,

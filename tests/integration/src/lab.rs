@@ -137,6 +137,11 @@ pub(crate) fn vmm_arguments() -> Vec<String> {
     arguments.split_whitespace().map(str::to_string).collect()
 }
 
+/// Further parameters of guests' kernels (`CH_KERNEL_PARAMETERS`), which shorten the tests in the nested lab.
+pub(crate) fn kernel_parameters() -> String {
+    env::var("CH_KERNEL_PARAMETERS").unwrap_or_default()
+}
+
 /// The lab's folder, which is in the checkout.
 pub(crate) fn folder() -> PathBuf {
     variable("CH_LAB")
