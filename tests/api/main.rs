@@ -23,7 +23,7 @@ mod faults;
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
 mod floods;
-#[path = "../../xtask/src/gpt.rs"]
+#[path = "../../xtask/src/lab/gpt.rs"]
 mod gpt;
 mod guides;
 mod hyperv;

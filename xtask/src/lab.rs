@@ -2,15 +2,23 @@
 //!
 //! Each part is fetched or built when its path is first requested, so a command only prepares what it uses.
 
+pub(crate) mod cpio;
+pub(crate) mod gpt;
+pub(crate) mod hypervisor_fw;
+pub(crate) mod images;
+pub(crate) mod kernel;
+pub(crate) mod programs;
+pub(crate) mod uefi;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-use crate::apt::{self, Apt, KERNEL};
 use crate::error::{Context, Error, Result};
-use crate::kernel::{Module, ModuleTree, vmlinux_of};
+use crate::fetch::apt::{self, Apt, KERNEL};
+use crate::lab::kernel::{Module, ModuleTree, vmlinux_of};
 use crate::progress::Step;
 
 /// A kernel of the lab, from a package.

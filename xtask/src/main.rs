@@ -3,47 +3,16 @@
 //! They fetch kernels and tools as packages, build programs, and run them on this machine's own KVM or, if it cannot
 //! run a stock kernel, in an emulated machine. This crate does not depend on the VMM's.
 
-mod apt;
-mod bench;
-mod boot_time;
 mod build;
-mod check;
-mod clients;
-mod cloud_image;
-mod contract;
-mod coverage;
-mod cpio;
-mod debian;
-mod demo;
-mod deny;
+mod checks;
 mod dist;
-mod emulator;
 mod error;
-mod fuzz;
-mod gpt;
-mod hotplug;
-mod hypervisor_fw;
-mod images;
-mod iommufd;
-mod kernel;
+mod fetch;
 mod lab;
 mod licenses;
-mod miri;
-mod nested;
-mod newer_qemu;
-mod nightly;
-mod out_of_tree;
-mod place;
-mod programs;
+mod machine;
 mod progress;
-mod python;
-mod rust_text;
-mod sources;
-mod splice;
-mod stress;
-mod suite;
-mod uefi;
-mod vp_vdpa;
+mod runs;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -51,11 +20,15 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 
+use checks::suite::{Suite, Tally};
+use checks::{check, clients, contract, coverage, fuzz, miri};
 use error::{Error, Result};
-use lab::Lab;
-use place::Place;
+use fetch::apt;
+use lab::{Lab, hypervisor_fw, uefi};
+use machine::nested;
+use machine::place::Place;
 use progress::{note, seconds};
-use suite::{Suite, Tally};
+use runs::{bench, boot_time, cloud_image, debian, demo, hotplug, stress, vp_vdpa};
 
 /// Time that a command of `cargo xtask lab run` may take.
 const RUN_LIMIT: Duration = Duration::from_secs(3600);

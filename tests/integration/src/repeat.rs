@@ -2,7 +2,7 @@
 
 use std::env;
 
-/// The number in the environment's `variable`, or else `default`. `xtask/src/suite.rs` lists the variables.
+/// The number in the environment's `variable`, or else `default`. `xtask/src/checks/suite.rs` lists the variables.
 pub fn repetitions(variable: &str, default: usize) -> usize {
     env::var(variable).map_or(default, |number| number.parse().unwrap_or_else(|_| panic!("{variable}: {number:?}")))
 }

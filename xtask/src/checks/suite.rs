@@ -1,0 +1,357 @@
+//! The integration tests. Each test is a process of its own; workers take tests from one queue.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, Result};
+use crate::fetch::apt::output;
+use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, IGB_KERNEL, IGB_KERNEL_6_1, Lab};
+use crate::machine::iommufd;
+use crate::machine::nested::{Clock, FAST_KERNEL, Lost, Machine, Nics};
+use crate::machine::newer_qemu;
+use crate::machine::place::{Place, Worker};
+use crate::progress::{note, seconds};
+
+/// Time that a test may take. The harness has shorter limits; this one applies if the harness hangs as well.
+const TEST_LIMIT: Duration = Duration::from_secs(300);
+/// The variables that set the repetitions of endurance tests. With one of them, a test may take [`LONG_LIMIT`].
+const ROUNDS: [&str; 6] =
+    ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_BOOTS", "CH_VFIO_ROUNDS"];
+/// Time that a test may take in a longer run.
+const LONG_LIMIT: Duration = Duration::from_secs(3600);
+/// Time that a test may take in a machine whose clock counts instructions, which is slower.
+const COUNTING_LIMIT: Duration = Duration::from_secs(1800);
+/// Time that a test may take if its guests start with hypervisor-fw, which reads a kernel for some 20 s each time.
+const HYPERVISOR_FW_LIMIT: Duration = Duration::from_secs(900);
+/// The files of these tests have this in their names.
+const HYPERVISOR_FW_TESTS: &str = "hypervisor_fw";
+/// Prefix of the files of tests whose guests start with UEFI firmware. QEMU's emulation of a nested guest aborts in
+/// firmware, with an assertion on its own lock, unless the machine's clock counts instructions.
+const FIRMWARE_TESTS: &str = "firmware";
+/// Prefix of the files of tests whose guests compare time with a device, which need such a clock as well. In real time,
+/// an exit in the nested lab takes longer than Linux allows for reading the device.
+const TIMER_TESTS: &str = "timers";
+/// Part of the names of tests that boot Debian's generic kernel, which has drivers that the cloud kernel lacks.
+const GENERIC_TESTS: &str = "generic";
+/// Prefix of the files of tests that pass devices of the first-level machine through to guests.
+const VFIO_TESTS: &str = "vfio";
+/// The VFIO test file that needs a kernel with iommufd.
+const IOMMUFD_TESTS: &str = "vfio_iommufd";
+/// Path of the modules that VFIO tests load, in the folder of that machine's kernel.
+const VFIO_MODULES: &str = "extra/vfio-pci";
+
+/// Numbers of tests that passed and failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Tests that passed.
+    pub passed: usize,
+    /// Tests that failed.
+    pub failed: usize,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+/// A run of the integration tests.
+pub(crate) struct Suite<'a> {
+    /// The lab.
+    pub lab: &'a Lab,
+    /// The root of the checkout.
+    pub workspace: &'a Path,
+    /// The command under test.
+    pub vmm: &'a Path,
+    /// The folder of the fixtures.
+    pub fixtures: &'a Path,
+    /// Each file of integration tests: its name, and the test binary.
+    pub tests: &'a [(String, PathBuf)],
+    /// Machine on which guests run.
+    pub place: Place,
+    /// Part of the names of the tests to run.
+    pub filter: &'a str,
+    /// True to run the longer tests as well, which the test harness ignores by default.
+    pub all: bool,
+    /// True to rewrite the expectations from the guests' output.
+    pub bless: bool,
+    /// True to show all output of a test while it runs.
+    pub verbose: bool,
+}
+
+/// A single test.
+#[derive(Clone)]
+struct Test {
+    file: String,
+    name: String,
+    binary: PathBuf,
+    retried: bool,
+}
+
+impl Test {
+    /// The machine in which the test runs, if that is emulated.
+    fn machine(&self) -> Machine {
+        match self.file.as_str() {
+            IOMMUFD_TESTS => Machine::IOMMUFD,
+            file if file.starts_with(VFIO_TESTS) => Machine::VFIO,
+            file if file.starts_with(FIRMWARE_TESTS) || file.starts_with(TIMER_TESTS) => {
+                Machine::plain(Clock::Instructions)
+            }
+            _ => Machine::plain(Clock::Real),
+        }
+    }
+
+    /// Time that the test may take.
+    fn limit(&self) -> Duration {
+        match self.machine().clock {
+            Clock::Real if ROUNDS.iter().any(|name| std::env::var_os(name).is_some()) => LONG_LIMIT,
+            Clock::Real if self.file.contains(HYPERVISOR_FW_TESTS) => HYPERVISOR_FW_LIMIT,
+            Clock::Real => TEST_LIMIT,
+            Clock::Instructions => COUNTING_LIMIT,
+        }
+    }
+}
+
+/// Result of a test.
+struct Report {
+    test: Test,
+    outcome: Outcome,
+    took: Duration,
+    output: String,
+}
+
+enum Outcome {
+    Passed,
+    Failed,
+    Lost(Lost),
+    NoWorker(Error),
+}
+
+impl Suite<'_> {
+    /// Runs the tests and prints a line for each, with the whole output of failed ones.
+    pub(crate) fn run(&self) -> Result<Tally> {
+        let queue = Mutex::new(self.tests()?);
+        let total = queue.lock().len();
+        if total == 0 {
+            let hint = if self.all { "" } else { "; --all adds the longer tests" };
+            return Err(Error::new(format!("no integration test has {:?} in its name{hint}", self.filter)));
+        }
+        if queue.lock().iter().any(|test| test.name.contains(BACKPORTS)) {
+            self.lab.prepare(BACKPORTS)?;
+        }
+        if queue.lock().iter().any(|test| test.name.contains(GENERIC_TESTS)) {
+            self.lab.prepare(IGB_KERNEL)?;
+        }
+        let workers = self.place.workers().min(total);
+        note("test", format!("{total} integration tests, {}", self.description(workers)));
+        if queue.lock().iter().any(|test| test.machine() == Machine::IOMMUFD) {
+            iommufd::prepare(self.lab)?;
+        }
+        if queue.lock().iter().any(|test| test.machine().nics == Nics::Vfio) {
+            self.lab.kernel(FIRST_LEVEL_KERNEL, VFIO_MODULES)?;
+            self.lab.prepare(IGB_KERNEL)?;
+            if self.all {
+                self.lab.prepare(IGB_KERNEL_6_1)?;
+            }
+            newer_qemu::fetch(self.lab)?;
+        }
+        let (sender, reports) = channel();
+        let mut tally = Tally::default();
+        thread::scope(|scope| {
+            for number in 0..workers {
+                let (queue, sender) = (&queue, sender.clone());
+                scope.spawn(move || self.work(number, queue, &sender));
+            }
+            drop(sender);
+            for report in reports {
+                let passed = matches!(report.outcome, Outcome::Passed);
+                tally += Tally { passed: usize::from(passed), failed: usize::from(!passed) };
+                print(&report);
+            }
+        });
+        // Tests that no worker ran did not pass.
+        let left = queue.lock().len();
+        if left > 0 {
+            note("FAILED", format!("{left} tests did not run: no machine is left for them"));
+        }
+        tally.failed += left;
+        Ok(tally)
+    }
+
+    fn description(&self, workers: usize) -> String {
+        match self.place {
+            Place::Host => "on this machine's own KVM".into(),
+            Place::Nested => format!("in {workers} first-level machines under emulation"),
+        }
+    }
+
+    fn tests(&self) -> Result<VecDeque<Test>> {
+        let mut tests = VecDeque::new();
+        for (file, binary) in self.tests {
+            let longer = if self.all { Vec::new() } else { names(binary, &["--ignored"])? };
+            for name in names(binary, &[])? {
+                if format!("{file}::{name}").contains(self.filter) && !longer.contains(&name) {
+                    let test = Test { file: file.clone(), name, binary: binary.clone(), retried: false };
+                    // The longest tests come first, so that other workers stay busy.
+                    match test.machine() == Machine::plain(Clock::Real) {
+                        false => tests.push_front(test),
+                        true => tests.push_back(test),
+                    }
+                }
+            }
+        }
+        Ok(tests)
+    }
+
+    fn work(&self, number: usize, queue: &Mutex<VecDeque<Test>>, reports: &Sender<Report>) {
+        let mut worker = None;
+        loop {
+            let Some(test) = queue.lock().pop_front() else { return };
+            let machine = test.machine();
+            // This machine's own devices are not used for tests: VFIO's are always emulated.
+            let place = if machine.nics == Nics::Vfio { Place::Nested } else { self.place };
+            let ready = match worker.take() {
+                Some((its_machine, ready)) if its_machine == machine || self.is_host(machine, its_machine) => Ok(ready),
+                _ => self.worker(place, number, &machine),
+            };
+            let report = match ready {
+                Ok(ready) => self.run_one(test, &mut worker.insert((machine, ready)).1),
+                Err(error) => Report::without_worker(test, error),
+            };
+            if let Outcome::Lost(lost) = &report.outcome {
+                // The test's machine is in an unknown state.
+                worker = None;
+                if !report.test.retried {
+                    let Test { file, name, .. } = &report.test;
+                    note("retry", format!("{file}::{name}: {}", lost.explain(report.test.limit())));
+                    queue.lock().push_back(Test { retried: true, ..report.test });
+                    continue;
+                }
+            }
+            let over = matches!(report.outcome, Outcome::NoWorker(_));
+            if reports.send(report).is_err() || over {
+                return;
+            }
+        }
+    }
+
+    /// A worker, whose start is retried once.
+    fn worker(&self, place: Place, number: usize, machine: &Machine) -> Result<Worker> {
+        let worker = || place.worker_in(self.lab, self.workspace, number, machine);
+        worker().or_else(|error| {
+            note("retry", error);
+            worker()
+        })
+    }
+
+    /// True if tests of both kinds run on this machine itself.
+    fn is_host(&self, one: Machine, other: Machine) -> bool {
+        self.place == Place::Host && [one, other].iter().all(|machine| machine.nics == Nics::None)
+    }
+
+    fn run_one(&self, test: Test, worker: &mut Worker) -> Report {
+        let started = Instant::now();
+        let mut text = String::new();
+        let result = worker.run(&self.command_line(&test), test.limit(), &mut |line| {
+            if self.verbose {
+                println!("          {} | {line}", test.name);
+            }
+            text.push_str(line);
+            text.push('\n');
+        });
+        let outcome = match result {
+            Ok(0) => Outcome::Passed,
+            // A broken kernel below the guest explains the failure.
+            Ok(_) => worker.complaint().map_or(Outcome::Failed, |how| Outcome::Lost(Lost::MachineBroken(how))),
+            Err(lost) => Outcome::Lost(lost),
+        };
+        Report { test, outcome, took: started.elapsed(), output: text }
+    }
+
+    fn command_line(&self, test: &Test) -> String {
+        let mut line = environment(self.lab, self.vmm, Some(self.fixtures));
+        if self.place == Place::Nested {
+            line += &format!("CH_KERNEL_PARAMETERS={} ", quote(Path::new(FAST_KERNEL)));
+        }
+        if self.bless {
+            line += "CH_BLESS=1 ";
+        }
+        if test.machine() == Machine::IOMMUFD {
+            line += &format!("CH_MACHINE={} ", iommufd::KERNEL);
+        }
+        // The repetitions of endurance tests.
+        for name in ROUNDS {
+            if let Some(rounds) = std::env::var_os(name) {
+                line += &format!("{name}={} ", quote(Path::new(&rounds)));
+            }
+        }
+        line += &format!(
+            "RUST_BACKTRACE=0 {} --exact {} --include-ignored --test-threads=1",
+            quote(&test.binary),
+            test.name
+        );
+        if self.verbose { line + " --nocapture" } else { line }
+    }
+}
+
+/// The names of the tests in a test binary: all of them, or those that these options select.
+fn names(binary: &Path, options: &[&str]) -> Result<Vec<String>> {
+    let list = output(Command::new(binary).args(["--list", "--format", "terse"]).args(options))?;
+    Ok(list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+/// The start of a shell command: the variables with the paths of the lab, the command under test and the fixtures, for
+/// the harness. The shell execs the rest, so that killing it leaves no process behind.
+pub(crate) fn environment(lab: &Lab, vmm: &Path, fixtures: Option<&Path>) -> String {
+    let fixtures = fixtures.map_or(String::new(), |folder| format!("CH_FIXTURES={} ", quote(folder)));
+    format!("exec env CH_LAB={} CH_BINARY={} {fixtures}", quote(lab.folder()), quote(vmm))
+}
+
+/// The caller's `CH_ARGUMENTS`, further arguments of the VMM, as a shell's assignment.
+pub(crate) fn vmm_arguments() -> String {
+    let arguments = std::env::var("CH_ARGUMENTS").unwrap_or_default();
+    format!("CH_ARGUMENTS={}", quote(Path::new(&arguments)))
+}
+
+/// A path as one word of a shell command.
+pub(crate) fn quote(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+impl Report {
+    fn without_worker(test: Test, error: Error) -> Report {
+        Report { test, outcome: Outcome::NoWorker(error), took: Duration::ZERO, output: String::new() }
+    }
+}
+
+fn print(report: &Report) {
+    let Test { file, name, retried, .. } = &report.test;
+    let took = seconds(report.took);
+    let again = if *retried { ", at the second attempt" } else { "" };
+    match &report.outcome {
+        Outcome::Passed => note("ok", format!("{file}::{name}  ({took}{again})")),
+        Outcome::Failed => note("FAILED", format!("{file}::{name}  ({took}{again})\n{}", report.output)),
+        Outcome::Lost(lost) => {
+            let why = lost.explain(report.test.limit());
+            note("FAILED", format!("{file}::{name}: {why} twice\n{}", report.output));
+        }
+        Outcome::NoWorker(error) => note("FAILED", format!("{file}::{name}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_one_word_whatever_is_in_it() {
+        assert_eq!(quote(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+    }
+}

@@ -1,0 +1,8 @@
+//! Machines that guests of the lab run on, and the emulators of the nested ones.
+
+pub(crate) mod emulator;
+pub(crate) mod iommufd;
+pub(crate) mod nested;
+pub(crate) mod newer_qemu;
+pub(crate) mod out_of_tree;
+pub(crate) mod place;
