@@ -8,7 +8,7 @@ use std::io::{self, Read};
 
 use virtio_devices::GuestMap;
 use vm_memory::{Bytes, GuestAddress};
-use vmm::migration::handover::receiver::{Action, Event, Receiver, Stage};
+use vmm::migration::handover::target::{Action, Event, Phase, TargetMachine};
 use vmm::migration::incoming::{Incoming, Item, ReadError};
 use vmm::migration::loader::Loader;
 use vmm::migration::wire::{
@@ -78,7 +78,7 @@ struct Target<'a> {
     /// The memory, a second time.
     expected: Vec<(u64, Vec<u8>)>,
     document: Document,
-    receiver: Receiver,
+    machine: TargetMachine,
     seen: Seen,
 }
 
@@ -86,8 +86,8 @@ impl<'a> Target<'a> {
     fn new(input: &'a [u8], read: &'a Cell<usize>) -> Self {
         let ranges = REGIONS.map(|(start, len)| (GuestAddress(start), len));
         let memory = GuestMap::from_ranges(&ranges).expect("memory for a guest");
-        let mut receiver = Receiver::new();
-        receiver.on(Event::Accepted);
+        let mut machine = TargetMachine::new();
+        machine.on(Event::Accepted);
         Self {
             input,
             read,
@@ -96,7 +96,7 @@ impl<'a> Target<'a> {
             memory,
             expected: REGIONS.map(|(start, len)| (start, vec![0; len])).into(),
             document: Document::default(),
-            receiver,
+            machine,
             seen: Seen::default(),
         }
     }
@@ -108,7 +108,7 @@ impl<'a> Target<'a> {
         if let Ok(version) = greeting.common_version() {
             assert!(version >= OLDEST && version <= VERSION && version >= greeting.oldest);
         }
-        self.receiver.on(Event::Greeted);
+        self.machine.on(Event::Greeted);
         self.seen.greeted = true;
         Ok(())
     }
@@ -129,7 +129,7 @@ impl<'a> Target<'a> {
     }
 
     fn frame(&mut self, frame: Frame) -> Result<(), ReadError> {
-        let stage = self.receiver.stage();
+        let phase = self.machine.phase();
         let event = match &frame {
             Frame::Offer(part) | Frame::State(part) => {
                 if !self.document.add(part)? {
@@ -142,19 +142,22 @@ impl<'a> Target<'a> {
             }
             Frame::Failed(line) => {
                 assert!(line.len() <= MAX_LINE && !line.contains(char::is_control));
-                Event::Heard(Kind::Failed)
+                Event::Frame(Kind::Failed)
             }
-            frame => Event::Heard(frame.kind()),
+            frame => Event::Frame(frame.kind()),
         };
-        let actions = self.receiver.on(event);
-        assert!(!actions.contains(&Action::Start), "the locks are taken before");
-        assert_eq!(actions.contains(&Action::TakeLocks), stage == Stage::Held && frame == Frame::Go);
+        let actions = self.machine.on(event);
+        assert!(!actions.contains(&Action::StartGuest), "the locks are taken before");
+        assert_eq!(actions.contains(&Action::TakeLocks), phase == Phase::Held && frame == Frame::Go);
         // This side's own work succeeds.
-        let work =
-            [(Action::Prepare, Event::Prepared), (Action::Load, Event::Loaded), (Action::TakeLocks, Event::Locked)];
+        let work = [
+            (Action::PrepareVm, Event::Prepared),
+            (Action::LoadState, Event::Loaded),
+            (Action::TakeLocks, Event::Locked),
+        ];
         for (action, event) in work {
             if actions.contains(&action) {
-                self.seen.started |= self.receiver.on(event).contains(&Action::Start);
+                self.seen.started |= self.machine.on(event).contains(&Action::StartGuest);
             }
         }
         Ok(())

@@ -96,10 +96,10 @@ fn a_migration_that_is_cancelled_is_told_of_with_who_ended_it() {
     wire.goes(Then::IsCut);
     let events = told(&source, "migration-failed");
     assert_eq!(names(&events), "migration-started migration-memory-iteration migration-failed");
-    assert_eq!(end(&events, "migration-failed"), ("cancelled", "it was ended (vm.cancel-migration)"));
+    assert_eq!(end(&events, "migration-failed"), ("cancelled", "cancelled (vm.cancel-migration)"));
     let events = told(&target, "migration-receive-failed");
     assert_eq!(names(&events), "migration-receive-ready migration-receive-started migration-receive-failed");
-    assert_eq!(end(&events, "migration-receive-failed"), ("cancelled", "it was ended at the source"));
+    assert_eq!(end(&events, "migration-receive-failed"), ("cancelled", "cancelled at the source"));
 }
 
 #[test]

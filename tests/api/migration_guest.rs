@@ -104,7 +104,7 @@ fn assert_waits_for_others(target: &Vmm, there: &mut Client) {
         last = progress(there);
         last["state"] != "active"
     });
-    assert_eq!((&last["state"], &last["error"]), (&json!("cancelled"), &json!("it was ended at the source")));
+    assert_eq!((&last["state"], &last["error"]), (&json!("cancelled"), &json!("cancelled at the source")));
     there.get("vm.info").expect(404);
     assert!(!target.files.path("migration").exists());
     receive(target, &url(target)).put("vm.cancel-migration").expect(204);

@@ -252,7 +252,7 @@ fn a_guest_returned_without_its_lock_resumes_once_disk_is_free() {
     target.go_on();
     let ended = wait_for_state(&mut client, "failed");
     let error = ended["error"].as_str().unwrap();
-    assert!(error.contains("the guest stays paused here, because its disks are not this program's"), "{error}");
+    assert!(error.contains("the guest stays paused: its disk locks could not be taken back"), "{error}");
     assert!(error.contains("--disk id=disk0: path=") && error.contains("in use by another program"), "{error}");
     assert_eq!(client.get("vm.info").expect(200)["state"], "Paused");
     // The guest cannot resume without its lock.

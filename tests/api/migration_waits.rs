@@ -45,7 +45,7 @@ fn a_receive_call_answers_with_the_reason_of_a_failure() {
     };
     let waiting = waits(&target, &mut there);
     there.put("vm.cancel-migration").expect(204);
-    says(waiting.join().unwrap(), 409, "it was ended (vm.cancel-migration)");
+    says(waiting.join().unwrap(), 409, "cancelled (vm.cancel-migration)");
     // The file for the guest's serial port cannot be created there.
     fs::create_dir(target.files.path("serial")).unwrap();
     let waiting = waits(&target, &mut there);

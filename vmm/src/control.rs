@@ -1,21 +1,22 @@
 //! The control loop, in the only thread that creates and changes the VM: handles actions of clients, events of the
 //! guest, and signals, one at a time.
 
+mod active_migration;
 mod connect;
 mod failure;
-mod fallback;
 mod info;
 pub(crate) mod instance;
-mod live;
+mod live_migration;
 mod metrics;
 mod migration;
-mod moving;
+mod migration_commands;
 mod opened;
 mod opening;
 pub(crate) mod queue;
 mod resize;
 mod set_vf;
 mod signals;
+mod unlogged_links;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -30,8 +31,8 @@ use virtio_devices::borrow_eventfd as borrow;
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
 use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, Reply, Resize, Server};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig};
+use crate::control::active_migration::ActiveMigration;
 use crate::control::instance::{Added, Instance, Turn};
-use crate::control::live::Live;
 use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{Acquired, Opening};
 use crate::control::queue::{ActionQueue, PendingAction};
@@ -193,7 +194,7 @@ struct ControlLoop {
     /// Files that the program needs with any VM.
     own_files: Vec<Rule>,
     /// Migration in progress, or with an unknown outcome.
-    live: Option<Live>,
+    live: Option<ActiveMigration>,
     /// Progress of the current or last migration.
     progress: Option<Progress>,
 }
@@ -246,7 +247,7 @@ impl ControlLoop {
                 self.signals.take_window();
                 self.follow_terminal();
             }
-            if ready.migration && self.migrate()? == Next::End {
+            if ready.migration && self.run_migration_commands()? == Next::End {
                 return Ok(());
             }
             if ready.guest && !self.leaves_guest() && self.guest()? == Next::End {
@@ -383,7 +384,7 @@ impl ControlLoop {
         // Guest events from before the pause are handled after the snapshot.
         let guest = vm.filter(|_| !self.leaves_guest()).map_or(client, |vm| vm.event());
         let opened = self.opening.as_ref().map_or(client, Opening::event);
-        let migration = self.live.as_ref().map_or(client, Live::event);
+        let migration = self.live.as_ref().map_or(client, ActiveMigration::event);
         let watch = self.instance.as_ref().and_then(Instance::vm).and_then(|vm| vm.devices().vfio().watch());
         let host = watch.as_ref().map_or_else(|| borrow(client), |watch| watch.as_fd());
         let ended = self.ending.as_ref().map_or(client, Opening::event);

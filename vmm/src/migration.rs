@@ -1,46 +1,45 @@
 //! Live migration: moves a running guest to another process.
 //!
+//! The order of a migration is in `source_thread/phases.rs` and `target_thread/phases.rs`.
+//!
 //! | file | what it is |
 //! |---|---|
-//! | `wire` | frames of a migration, as bytes |
-//! | `sending` | the source's thread, with `pages_out` |
-//! | `receiving` | the target's thread, with `listening`, `preparer` and `pages_in` |
-//! | `link` | control channel for frames and documents (`offer`), over `transport` and optionally `tls` |
-//! | `deadline` | waits for a peer with a deadline |
-//! | `conducting` | the control thread's handle to a migration thread |
-//! | `course` | code that both migration threads share |
-//! | `errands` | background threads of a migration thread |
-//! | `passed` | memory and taps that a local target receives as descriptors, with `passing` |
-//! | `orders` | messages between a migration thread and the control thread |
-//! | `incoming` | frames from a connection |
-//! | `loader` | guest memory that pages arrive for |
+//! | `source_thread` | the source's thread |
+//! | `target_thread` | the target's thread |
+//! | `handle` | handle of the control thread to a migration thread |
+//! | `commands` | commands of migration threads to the control thread, and its replies |
+//! | `event_loop` | loop from events to actions, and deadlines of phases |
+//! | `background_tasks` | background threads of a migration thread |
+//! | `report` | progress, downtime, and the reason of a failure |
 //! | `handover` | ownership of the guest: state machines of source and target |
 //! | `precopy` | decision when to stop the guest |
-//! | `progress` | progress of a migration |
+//! | `control_channel` | channel for frames and documents (`offer`), over `transport` and optionally `tls` |
+//! | `incoming` | frames from a connection |
+//! | `loader` | guest memory that pages arrive for |
+//! | `passed_memory` | memory and taps that a local target receives as descriptors, with `fd_passing` |
+//! | `progress` | progress of a migration for clients |
+//! | `wire` | frames of a migration, as bytes |
+//! | `deadline` | waits for a peer with a deadline |
 //! | `error` | errors of creating the target's VM |
 
-pub(crate) mod conducting;
-mod course;
+mod background_tasks;
+pub(crate) mod commands;
+mod control_channel;
 pub(crate) mod deadline;
-mod empty_files;
-mod errands;
 pub mod error;
+mod event_loop;
+mod fd_passing;
+mod handle;
 pub mod handover;
 pub mod incoming;
-mod link;
-pub(crate) mod listening;
 pub mod loader;
 pub(crate) mod offer;
-pub(crate) mod orders;
-mod pages_in;
-pub(crate) mod pages_out;
-pub(crate) mod passed;
-mod passing;
+pub(crate) mod passed_memory;
 pub mod precopy;
-pub(crate) mod preparer;
 pub mod progress;
-pub(crate) mod receiving;
-pub(crate) mod sending;
+mod report;
+pub(crate) mod source_thread;
+pub(crate) mod target_thread;
 pub(crate) mod tls;
 pub(crate) mod transport;
 pub mod wire;

@@ -80,6 +80,11 @@ pub(crate) fn start(kind: ThreadKind, thread: NewThread) -> io::Result<Thread> {
     start_new(kind, thread)
 }
 
+/// Returns the text for a thread that the host refused, for replies to clients.
+pub(crate) fn no_thread(error: &io::Error) -> String {
+    format!("the host cannot start a thread: {error}")
+}
+
 /// Starts threads of these kinds in advance, with workers' stacks, which wait for work of their kind or for
 /// [`end_spares`]. Threads that the host refuses are started on demand.
 pub(crate) fn keep_spares(kinds: impl IntoIterator<Item = ThreadKind>) {

@@ -18,7 +18,7 @@ use crate::snapshot::error::SnapshotError;
 use crate::snapshot::folder;
 use crate::snapshot::restorer::{Restored, Restorer};
 use crate::snapshot::saver::{Saver, Written};
-use crate::threads::ThreadKind;
+use crate::threads::{ThreadKind, no_thread};
 
 /// Error prefix of a failed snapshot.
 const NOT_SAVED: &str = "the VM cannot be saved";
@@ -44,7 +44,7 @@ impl ControlLoop {
     /// Prepares a snapshot of the paused VM.
     fn saver(&mut self, config: &SnapshotConfig) -> Result<Saver, Failure> {
         if self.ending.is_some() {
-            let what = "an earlier snapshot was not wanted any more, and still waits for its disk; try again later";
+            let what = "an earlier snapshot was cancelled, and still waits for its disk; try again later";
             return Err(Failure::new(ErrorKind::Conflict, what));
         }
         let folder = folder::path_of("destination_url", &config.destination_url).map_err(Error::from)?;
@@ -84,8 +84,7 @@ impl ControlLoop {
             Ok(opening) => self.opening = Some(opening),
             Err(refused) => {
                 let (pending, error) = *refused;
-                let what = format!("the host has no thread for it: {error}");
-                pending.serve(|_| Err(Failure::new(ErrorKind::Host, what)));
+                pending.serve(|_| Err(Failure::new(ErrorKind::Host, no_thread(&error))));
             }
         }
         Next::On

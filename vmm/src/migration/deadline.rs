@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use virtio_devices::Cancel;
 
 /// Interval at which a wait checks if it is cancelled.
-pub(crate) const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+pub(crate) const CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Deadline of a wait, which can also be cancelled.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ impl Deadline {
     /// Fails if the deadline has passed, or the wait was cancelled.
     pub(super) fn check(&self) -> io::Result<()> {
         if self.cancel.is_cancelled() {
-            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it is not wanted any more"));
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cancelled"));
         }
         if self.moment <= Instant::now() {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer took too long"));
@@ -46,7 +46,7 @@ impl Deadline {
     pub(crate) fn ready(&self, fd: impl AsFd, what: PollFlags) -> io::Result<()> {
         loop {
             self.check()?;
-            match rustix::event::poll(&mut [PollFd::new(&fd, what)], Some(&LOOK)) {
+            match rustix::event::poll(&mut [PollFd::new(&fd, what)], Some(&CHECK_INTERVAL)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Ok(_) => return Ok(()),
                 Err(error) => return Err(error.into()),
@@ -61,7 +61,7 @@ impl Deadline {
     /// As [`Self::check`].
     pub(super) fn pause(&self) -> io::Result<()> {
         // A signal cuts the sleep short, which is harmless.
-        let _ = rustix::event::poll(&mut [], Some(&LOOK));
+        let _ = rustix::event::poll(&mut [], Some(&CHECK_INTERVAL));
         self.check()
     }
 

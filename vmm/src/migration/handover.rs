@@ -23,13 +23,13 @@
 //!   reports that its owner is unknown ([`Outcome::Unknown`]). A user may check the target and force the source, which
 //!   still runs nothing without its locks.
 //!
-//! Stages that wait have a deadline ([`sender::Stage::deadline`], [`receiver::Stage::deadline`]); the migration threads
-//! report its end as `Late`.
+//! Phases that wait have a deadline ([`source::Phase::deadline`], [`target::Phase::deadline`]); the migration threads
+//! report its end as `TimedOut`.
 
 #[cfg(test)]
 mod model;
-pub mod receiver;
-pub mod sender;
+pub mod source;
+pub mod target;
 
 /// Outcome of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::MigrationError;
-use super::passed::{PassedState, TapState};
-use super::passing;
+use super::fd_passing;
+use super::passed_memory::{PassedState, TapState};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig, VmPlan};
 use crate::devices::passed_taps::PassedTaps;
 use crate::machine_state::MachineState;
@@ -43,7 +43,7 @@ pub(crate) struct Offer {
 /// State that follows the last page.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Rest {
+pub(crate) struct FinalState {
     /// Number of passes over the memory.
     pub passes: u32,
     /// State of the machine.
@@ -54,9 +54,8 @@ pub(crate) struct Rest {
 }
 
 fn read<T: for<'de> Deserialize<'de>>(what: &str, bytes: &[u8]) -> Result<T, MigrationError> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        MigrationError::Unsuitable(format!("the source's {what} is not as this program has it: {error}"))
-    })
+    serde_json::from_slice(bytes)
+        .map_err(|error| MigrationError::Unsuitable(format!("the source's {what} has an unknown form: {error}")))
 }
 
 impl Offer {
@@ -114,7 +113,7 @@ impl Offer {
     ) -> Result<Vec<OwnedFd>, MigrationError> {
         let (Some(passed), Some(stream)) = (&self.passed, passing) else { return Ok(Vec::new()) };
         let count = passed.count(plan, &config.memory).map_err(MigrationError::Unsuitable)?;
-        let received = passing::receive(stream, count);
+        let received = fd_passing::receive(stream, count);
         received.map_err(|error| MigrationError::Unsuitable(format!("the source's descriptors: {error}")))
     }
 }
@@ -131,7 +130,7 @@ pub(super) fn not_replaced(mut taps: PassedTaps, given: &RestoreConfig) -> Passe
     taps
 }
 
-impl Rest {
+impl FinalState {
     /// Serializes the state.
     ///
     /// # Errors

@@ -20,13 +20,13 @@ pub struct Goal {
 
 /// Next step after a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub enum Decision {
     /// Another pass.
-    Again,
+    CopyAgain,
     /// Stop the guest and send the remaining pages.
-    Stop,
+    StopGuest,
     /// End the migration: the timeout has passed.
-    GiveUp,
+    Fail,
 }
 
 /// Measurements of a pass.
@@ -132,7 +132,7 @@ impl Precopy {
     }
 
     /// Decides the next step after a pass.
-    pub fn after(&mut self, pass: Pass) -> Verdict {
+    pub fn after(&mut self, pass: Pass) -> Decision {
         let Pass { sent, took, rest, elapsed } = pass;
         self.passes += 1;
         self.measure(sent, took, rest);
@@ -142,12 +142,12 @@ impl Precopy {
         if self.estimate(rest) <= self.reachable() {
             self.within += 1;
             let is_worth_it = rest > SMALL && shrinks && self.within <= MOST_SHRINKING && elapsed < self.goal.timeout;
-            return if is_worth_it { Verdict::Again } else { Verdict::Stop };
+            return if is_worth_it { Decision::CopyAgain } else { Decision::StopGuest };
         }
         if elapsed >= self.goal.timeout {
             return match self.goal.strategy {
-                TimeoutStrategy::Cancel => Verdict::GiveUp,
-                TimeoutStrategy::Ignore => Verdict::Stop,
+                TimeoutStrategy::Cancel => Decision::Fail,
+                TimeoutStrategy::Ignore => Decision::StopGuest,
             };
         }
         self.futile = if shrinks { 0 } else { self.futile + 1 };
@@ -155,7 +155,7 @@ impl Precopy {
             self.futile = 0;
             self.throttle = self.throttle.saturating_add(STEP).min(MOST_THROTTLE);
         }
-        Verdict::Again
+        Decision::CopyAgain
     }
 
     /// Updates the rates. A pass with little data does not show the bandwidth.
@@ -184,12 +184,12 @@ mod tests {
     }
 
     /// Copies `size` bytes at `bandwidth`, while the guest dirties `rate` bytes per second within a `working_set`.
-    /// Returns the verdict, the policy, the remaining bytes, and the time taken.
+    /// Returns the decision, the policy, the remaining bytes, and the time taken.
     fn run(
         (size, bandwidth): (u64, u64),
         (rate, working_set): (u64, u64),
         goal: Goal,
-    ) -> (Verdict, Precopy, u64, Duration) {
+    ) -> (Decision, Precopy, u64, Duration) {
         let mut policy = Precopy::new(goal, Duration::from_micros(200));
         let (mut sent, mut elapsed) = (size, Duration::ZERO);
         loop {
@@ -197,9 +197,9 @@ mod tests {
             elapsed += took;
             let rate = rate * u64::from(100 - policy.throttle()) / 100;
             let rest = ((rate as f64 * took.as_secs_f64()) as u64).min(working_set) / 4096 * 4096;
-            let verdict = policy.after(Pass { sent, took, rest, elapsed });
-            if verdict != Verdict::Again {
-                return (verdict, policy, rest, elapsed);
+            let decision = policy.after(Pass { sent, took, rest, elapsed });
+            if decision != Decision::CopyAgain {
+                return (decision, policy, rest, elapsed);
             }
             assert!(policy.passes() < 100_000);
             sent = rest;
@@ -208,22 +208,22 @@ mod tests {
 
     #[test]
     fn an_idle_guest_is_stopped_with_next_to_nothing_left() {
-        let (verdict, policy, rest, _) = run((512 * MIB, 1024 * MIB), (MIB, MIB), goal(TimeoutStrategy::Cancel));
-        assert_eq!((verdict, policy.throttle()), (Verdict::Stop, 0));
+        let (decision, policy, rest, _) = run((512 * MIB, 1024 * MIB), (MIB, MIB), goal(TimeoutStrategy::Cancel));
+        assert_eq!((decision, policy.throttle()), (Decision::StopGuest, 0));
         assert!(rest <= MIB && policy.passes() <= 4, "{rest} {}", policy.passes());
     }
 
     #[test]
     fn passes_go_on_past_the_goal_while_they_shrink_the_rest() {
         // 250 MiB would meet the target after the first pass.
-        let (verdict, policy, rest, _) =
+        let (decision, policy, rest, _) =
             run((1024 * MIB, 1024 * MIB), (250 * MIB, 250 * MIB), goal(TimeoutStrategy::Cancel));
-        assert_eq!(verdict, Verdict::Stop);
+        assert_eq!(decision, Decision::StopGuest);
         assert!(policy.passes() > 2 && rest <= 4 * MIB, "{} {rest}", policy.passes());
         // Passes over pages that are always dirty gain nothing.
-        let (verdict, policy, ..) =
+        let (decision, policy, ..) =
             run((1024 * MIB, 1024 * MIB), (4096 * MIB, 200 * MIB), goal(TimeoutStrategy::Cancel));
-        assert_eq!((verdict, policy.passes() <= 3), (Verdict::Stop, true));
+        assert_eq!((decision, policy.passes() <= 3), (Decision::StopGuest, true));
     }
 
     #[test]
@@ -231,11 +231,11 @@ mod tests {
         let mut policy = Precopy::new(goal(TimeoutStrategy::Cancel), Duration::from_millis(100));
         let pass = |rest| Pass { sent: 100 * MIB, took: Duration::from_secs(1), rest, elapsed: Duration::from_secs(1) };
         // 10 ms, two round trips, and 90 ms for 9 MiB at 100 MiB/s.
-        assert_eq!(policy.after(pass(9 * MIB)), Verdict::Again);
+        assert_eq!(policy.after(pass(9 * MIB)), Decision::CopyAgain);
         assert_eq!(policy.estimate(9 * MIB), Duration::from_millis(300));
-        assert_eq!(policy.after(pass(9 * MIB + 4096)), Verdict::Again);
+        assert_eq!(policy.after(pass(9 * MIB + 4096)), Decision::CopyAgain);
         assert!(policy.estimate(9 * MIB + 4096) > Duration::from_millis(300));
-        assert_eq!(policy.after(pass(9 * MIB)), Verdict::Stop);
+        assert_eq!(policy.after(pass(9 * MIB)), Decision::StopGuest);
     }
 
     #[test]
@@ -251,9 +251,9 @@ mod tests {
 
     #[test]
     fn guest_that_outpaces_the_link_is_throttled_until_it_fits() {
-        let (verdict, policy, rest, _) =
+        let (decision, policy, rest, _) =
             run((1024 * MIB, 100 * MIB), (150 * MIB, 1024 * MIB), goal(TimeoutStrategy::Cancel));
-        assert_eq!(verdict, Verdict::Stop);
+        assert_eq!(decision, Decision::StopGuest);
         assert!((40..=99).contains(&policy.throttle()), "{}", policy.throttle());
         assert!(policy.estimate(rest) <= Duration::from_millis(300));
     }
@@ -261,8 +261,8 @@ mod tests {
     #[test]
     fn unreachable_downtime_goal_is_met_as_closely_as_possible() {
         let goal = Goal { downtime: Duration::from_millis(1), ..goal(TimeoutStrategy::Cancel) };
-        let (verdict, policy, rest, elapsed) = run((1024 * MIB, 1024 * MIB), (MIB / 2, MIB / 2), goal);
-        assert_eq!((verdict, policy.throttle()), (Verdict::Stop, 0));
+        let (decision, policy, rest, elapsed) = run((1024 * MIB, 1024 * MIB), (MIB / 2, MIB / 2), goal);
+        assert_eq!((decision, policy.throttle()), (Decision::StopGuest, 0));
         assert!(policy.estimate(rest) < Duration::from_millis(12) && elapsed < Duration::from_secs(2));
     }
 
@@ -270,16 +270,16 @@ mod tests {
     fn after_the_timeout_the_strategy_decides() {
         let short = |strategy| Goal { timeout: Duration::from_secs(30), ..goal(strategy) };
         for (strategy, expected) in
-            [(TimeoutStrategy::Cancel, Verdict::GiveUp), (TimeoutStrategy::Ignore, Verdict::Stop)]
+            [(TimeoutStrategy::Cancel, Decision::Fail), (TimeoutStrategy::Ignore, Decision::StopGuest)]
         {
-            let (verdict, policy, rest, elapsed) =
+            let (decision, policy, rest, elapsed) =
                 run((1024 * MIB, 100 * MIB), (400 * MIB, 1024 * MIB), short(strategy));
-            assert_eq!(verdict, expected);
+            assert_eq!(decision, expected);
             assert!(elapsed >= Duration::from_secs(30) && policy.estimate(rest) > Duration::from_millis(300));
         }
         // Once the target is met, the strategy does not matter.
-        let (verdict, ..) = run((8192 * MIB, 100 * MIB), (0, 0), short(TimeoutStrategy::Cancel));
-        assert_eq!(verdict, Verdict::Stop);
+        let (decision, ..) = run((8192 * MIB, 100 * MIB), (0, 0), short(TimeoutStrategy::Cancel));
+        assert_eq!(decision, Decision::StopGuest);
     }
 
     #[test]

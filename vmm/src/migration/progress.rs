@@ -65,7 +65,7 @@ impl Progress {
         self.0.lock().began.elapsed()
     }
 
-    /// Sets the current stage.
+    /// Sets the current phase.
     pub fn set_phase(&self, phase: &str) {
         self.0.lock().shown.phase = phase.to_string();
     }
@@ -95,7 +95,7 @@ impl Progress {
     }
 
     /// Adds `took` to a part of the downtime.
-    pub fn stood_still(&self, part: Part, took: Duration) {
+    pub fn add_downtime(&self, part: Part, took: Duration) {
         let shown = &mut self.0.lock().shown;
         let parts = shown.downtime.get_or_insert_with(DowntimeParts::default);
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn its_parts_add_up_and_the_clock_stops_at_the_end() {
         let progress = Progress::new(MigrationRole::Sender, "connecting");
-        progress.stood_still(Part::Send, Duration::from_millis(3));
-        progress.stood_still(Part::Send, Duration::from_millis(4));
+        progress.add_downtime(Part::Send, Duration::from_millis(3));
+        progress.add_downtime(Part::Send, Duration::from_millis(4));
         progress.set_downtime(Duration::from_millis(8));
         progress.end(Outcome::Finished, None);
         let (shown, parts) = (progress.shown(), progress.shown().downtime.unwrap());

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use super::Outcome;
-use super::receiver::{self, Receiver};
-use super::sender::{self, Sender};
-use crate::migration::precopy::Verdict;
+use super::source::{self, SourceMachine};
+use super::target::{self, TargetMachine};
+use crate::migration::precopy::Decision;
 use crate::migration::wire::Kind;
 
 /// Message between the two sides.
@@ -16,7 +16,7 @@ enum Message {
     /// A complete offer.
     Offer,
     /// The remaining pages and the complete state.
-    Rest,
+    FinalState,
     Frame(Kind),
 }
 
@@ -26,7 +26,7 @@ enum Work {
     Connect,
     Pass,
     Stop,
-    Rest,
+    FinalPass,
     Release,
     /// The locks are released, which is not reported yet.
     Released,
@@ -47,7 +47,7 @@ struct Side {
     /// Sorted, because any of it may finish next.
     work: Vec<Work>,
     /// True once the side has closed its end.
-    has_hung_up: bool,
+    has_closed: bool,
     /// True once the side has noticed the loss of the connection.
     knows_loss: bool,
     reports: Vec<Outcome>,
@@ -55,8 +55,8 @@ struct Side {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
-    sender: Sender,
-    receiver: Receiver,
+    source_machine: SourceMachine,
+    target_machine: TargetMachine,
     source: Side,
     target: Side,
     is_cut: bool,
@@ -81,10 +81,10 @@ impl World {
     fn new() -> Self {
         let side = Side { is_alive: true, ..Side::default() };
         let source = Side { runs: true, has_locks: true, work: vec![Work::Connect], ..side.clone() };
-        let (sender, receiver) = (Sender::new(), Receiver::new());
+        let (source_machine, target_machine) = (SourceMachine::new(), TargetMachine::new());
         Self {
-            sender,
-            receiver,
+            source_machine,
+            target_machine,
             source,
             target: side,
             is_cut: false,
@@ -98,44 +98,44 @@ impl World {
     }
 
     fn carries(&self) -> bool {
-        let open = |side: &Side| side.is_alive && !side.has_hung_up;
+        let open = |side: &Side| side.is_alive && !side.has_closed;
         !self.is_cut && open(&self.source) && open(&self.target)
     }
 
-    fn tell_target(&mut self, message: Message) {
+    fn send_to_target(&mut self, message: Message) {
         if self.carries() {
             self.target.inbox.push_back(message);
         }
     }
 
-    fn tell_source(&mut self, message: Message) {
+    fn send_to_source(&mut self, message: Message) {
         if self.carries() {
             self.source.inbox.push_back(message);
         }
     }
 
-    fn at_source(mut self, event: sender::Event) -> Self {
-        for action in self.sender.on(event) {
-            use sender::Action;
+    fn at_source(mut self, event: source::Event) -> Self {
+        for action in self.source_machine.on(event) {
+            use source::Action;
             match action {
-                Action::Greet => self.tell_target(Message::Greeting),
-                Action::Offer => self.tell_target(Message::Offer),
+                Action::SendGreeting => self.send_to_target(Message::Greeting),
+                Action::SendOffer => self.send_to_target(Message::Offer),
                 Action::StartLogs => self.logs = true,
                 Action::CopyPass => self.source.begin(Work::Pass),
                 Action::StopGuest => {
                     self.source.runs = false;
                     self.source.begin(Work::Stop);
                 }
-                Action::SendRest => self.source.begin(Work::Rest),
+                Action::SendFinalPass => self.source.begin(Work::FinalPass),
                 Action::ReleaseLocks => self.source.begin(Work::Release),
                 Action::SendGo => {
                     assert!(!self.go_sent, "Go is sent once");
                     self.go_sent = true;
-                    self.tell_target(Message::Frame(Kind::Go));
+                    self.send_to_target(Message::Frame(Kind::Go));
                 }
-                Action::Tell(kind) => self.tell_target(Message::Frame(kind)),
-                Action::HangUp => {
-                    self.source.has_hung_up = true;
+                Action::Send(kind) => self.send_to_target(Message::Frame(kind)),
+                Action::Close => {
+                    self.source.has_closed = true;
                     // Pending work at the disks continues.
                     self.source.work.retain(|work| matches!(work, Work::Release | Work::Released));
                     self.source.inbox.clear();
@@ -143,31 +143,31 @@ impl World {
                 Action::StopLogs => self.logs = false,
                 Action::TakeLocks => self.source.begin(Work::Lock),
                 Action::ResumeGuest => self.source.runs = !self.is_off,
-                Action::EndGuest => assert!(!self.source.runs),
+                Action::ReleaseGuest => assert!(!self.source.runs),
                 Action::Report(outcome) => self.source.reports.push(outcome),
             }
         }
         self
     }
 
-    fn at_target(mut self, event: receiver::Event) -> Self {
-        for action in self.receiver.on(event) {
-            use receiver::Action;
+    fn at_target(mut self, event: target::Event) -> Self {
+        for action in self.target_machine.on(event) {
+            use target::Action;
             match action {
                 Action::StopListening => {}
-                Action::Greet => self.tell_source(Message::Greeting),
-                Action::Prepare => self.target.begin(Work::Prepare),
-                Action::Load => self.target.begin(Work::Load),
+                Action::SendGreeting => self.send_to_source(Message::Greeting),
+                Action::PrepareVm => self.target.begin(Work::Prepare),
+                Action::LoadState => self.target.begin(Work::Load),
                 Action::TakeLocks => self.target.begin(Work::Lock),
-                Action::Start => self.target.begin(Work::Start),
-                Action::Tell(kind) => self.tell_source(Message::Frame(kind)),
-                Action::Discard => {
+                Action::StartGuest => self.target.begin(Work::Start),
+                Action::Send(kind) => self.send_to_source(Message::Frame(kind)),
+                Action::DiscardGuest => {
                     self.target.runs = false;
                     self.target.has_locks = false;
                     self.target.work.clear();
                 }
-                Action::HangUp => {
-                    self.target.has_hung_up = true;
+                Action::Close => {
+                    self.target.has_closed = true;
                     self.target.inbox.clear();
                 }
                 Action::Report(outcome) => self.target.reports.push(outcome),
@@ -177,27 +177,27 @@ impl World {
     }
 
     /// Returns the next states after the source handles a message, if any.
-    fn source_hears(&self) -> Option<Self> {
+    fn source_receives(&self) -> Option<Self> {
         let mut next = self.clone();
         let event = match next.source.inbox.pop_front()? {
-            Message::Greeting => sender::Event::Greeted,
-            Message::Frame(kind) => sender::Event::Heard(kind),
+            Message::Greeting => source::Event::Greeted,
+            Message::Frame(kind) => source::Event::Frame(kind),
             message => panic!("{message:?} is not the target's"),
         };
         Some(next.at_source(event))
     }
 
-    fn target_hears(&self) -> Option<Self> {
+    fn target_receives(&self) -> Option<Self> {
         let mut next = self.clone();
         let event = match next.target.inbox.pop_front()? {
             Message::Greeting => {
                 // The connection is accepted before its greeting arrives.
-                next = next.at_target(receiver::Event::Accepted);
-                receiver::Event::Greeted
+                next = next.at_target(target::Event::Accepted);
+                target::Event::Greeted
             }
-            Message::Offer => receiver::Event::Offered,
-            Message::Rest => receiver::Event::Received,
-            Message::Frame(kind) => receiver::Event::Heard(kind),
+            Message::Offer => target::Event::Offered,
+            Message::FinalState => target::Event::Received,
+            Message::Frame(kind) => target::Event::Frame(kind),
         };
         Some(next.at_target(event))
     }
@@ -208,20 +208,20 @@ impl World {
     }
 
     fn source_does(&self, index: usize) -> Vec<Self> {
-        use sender::Event;
+        use source::Event;
         let mut done = self.clone();
         let work = done.source.work.remove(index);
         let ends: &[Event] = match work {
-            Work::Connect => &[Event::Connected, Event::Lost],
+            Work::Connect => &[Event::Connected, Event::Disconnected],
             Work::Pass if self.passes == 0 => {
                 done.passes += 1;
-                &[Event::Copied(Verdict::Again), Event::Copied(Verdict::Stop), Event::Copied(Verdict::GiveUp)]
+                &[Event::Copied(Decision::CopyAgain), Event::Copied(Decision::StopGuest), Event::Copied(Decision::Fail)]
             }
-            Work::Pass => &[Event::Copied(Verdict::Stop)],
-            Work::Stop => &[Event::Stopped, Event::Broke],
-            Work::Rest => {
-                done.tell_target(Message::Rest);
-                &[Event::Sent, Event::Broke]
+            Work::Pass => &[Event::Copied(Decision::StopGuest)],
+            Work::Stop => &[Event::Stopped, Event::Failed],
+            Work::FinalPass => {
+                done.send_to_target(Message::FinalState);
+                &[Event::Sent, Event::Failed]
             }
             // Locks are released here, before the event.
             Work::Release => {
@@ -239,14 +239,14 @@ impl World {
         if work == Work::Released && !self.carries() {
             // The connection is known to be closed before Go: no byte is sent.
             let gone = done.at_source(Event::Released);
-            nexts.push(gone.at_source(Event::Unsent));
+            nexts.push(gone.at_source(Event::GoNotSent));
         }
         nexts
     }
 
     /// Returns the states after the source tries to take its locks, which the target or another program may hold.
     fn source_locks(self) -> Vec<Self> {
-        use sender::Event;
+        use source::Event;
         let (mut locked, mut refused) = (self.clone(), self);
         let can = !locked.target.has_locks;
         (locked.source.has_locks, locked.is_locked_out) = (true, false);
@@ -256,13 +256,13 @@ impl World {
     }
 
     fn target_works(&self) -> Vec<Self> {
-        use receiver::Event;
+        use target::Event;
         let mut done = self.clone();
         let Some(work) = done.target.work.pop() else { return Vec::new() };
         assert!(done.target.work.is_empty(), "the target does one thing at a time: {self:?}");
         let (event, failure) = match work {
-            Work::Prepare => (Event::Prepared, Event::Broke),
-            Work::Load => (Event::Loaded, Event::Broke),
+            Work::Prepare => (Event::Prepared, Event::Failed),
+            Work::Load => (Event::Loaded, Event::Failed),
             Work::Lock => (Event::Locked, Event::NotLocked),
             Work::Start => (Event::Started, Event::NotStarted),
             work => panic!("{work:?} is not the target's"),
@@ -283,18 +283,18 @@ impl World {
     /// first.
     fn losses(&self) -> Vec<Self> {
         let mut nexts = Vec::new();
-        let is_lost = |other: &Side| self.is_cut || other.has_hung_up || !other.is_alive;
-        let hears = |side: &Side| side.is_alive && !side.has_hung_up && !side.knows_loss && side.inbox.is_empty();
-        if hears(&self.source) && is_lost(&self.target) {
+        let is_lost = |other: &Side| self.is_cut || other.has_closed || !other.is_alive;
+        let receives = |side: &Side| side.is_alive && !side.has_closed && !side.knows_loss && side.inbox.is_empty();
+        if receives(&self.source) && is_lost(&self.target) {
             let mut next = self.clone();
             next.source.knows_loss = true;
-            nexts.push(next.at_source(sender::Event::Lost));
+            nexts.push(next.at_source(source::Event::Disconnected));
         }
-        let was_accepted = self.receiver.stage() > receiver::Stage::Listening;
-        if hears(&self.target) && is_lost(&self.source) && was_accepted {
+        let was_accepted = self.target_machine.phase() > target::Phase::Listening;
+        if receives(&self.target) && is_lost(&self.source) && was_accepted {
             let mut next = self.clone();
             next.target.knows_loss = true;
-            nexts.push(next.at_target(receiver::Event::Lost));
+            nexts.push(next.at_target(target::Event::Disconnected));
         }
         nexts
     }
@@ -303,11 +303,11 @@ impl World {
     fn accidents(&self) -> Vec<Self> {
         let mut nexts = Vec::new();
         if self.source.is_alive {
-            use sender::Event;
-            for event in [Event::Cancelled, Event::Late, Event::Broke] {
+            use source::Event;
+            for event in [Event::Cancelled, Event::TimedOut, Event::Failed] {
                 nexts.push(self.clone().at_source(event));
             }
-            if self.sender.stage() == sender::Stage::Unknown && !self.is_forced {
+            if self.source_machine.phase() == source::Phase::Unknown && !self.is_forced {
                 // The user has not checked the target: the locks keep the guest from running twice.
                 let mut forced = self.clone();
                 forced.is_forced = true;
@@ -323,8 +323,8 @@ impl World {
             nexts.push(dead);
         }
         if self.target.is_alive {
-            use receiver::Event;
-            for event in [Event::Cancelled, Event::Late, Event::Broke] {
+            use target::Event;
+            for event in [Event::Cancelled, Event::TimedOut, Event::Failed] {
                 nexts.push(self.clone().at_target(event));
             }
             let mut dead = self.clone();
@@ -349,11 +349,11 @@ impl World {
     fn nexts(&self) -> Vec<Self> {
         let mut nexts = Vec::new();
         if self.source.is_alive {
-            nexts.extend(self.source_hears());
+            nexts.extend(self.source_receives());
             nexts.extend(self.source_works());
         }
         if self.target.is_alive {
-            nexts.extend(self.target_hears());
+            nexts.extend(self.target_receives());
             nexts.extend(self.target_works());
         }
         nexts.extend(self.losses());
@@ -361,54 +361,54 @@ impl World {
         nexts
     }
 
-    /// True if no work is pending, and no stage has a deadline.
+    /// True if no work is pending, and no phase has a deadline.
     fn is_at_rest(&self) -> bool {
-        let source_rests = self.sender.is_over() || self.sender.stage() == sender::Stage::Unknown;
+        let source_rests = self.source_machine.is_over() || self.source_machine.phase() == source::Phase::Unknown;
         let is_still = |side: &Side| !side.is_alive || (side.inbox.is_empty() && side.work.is_empty());
         (source_rests || !self.source.is_alive)
-            && (self.receiver.is_over() || !self.target.is_alive)
+            && (self.target_machine.is_over() || !self.target.is_alive)
             && is_still(&self.source)
             && is_still(&self.target)
     }
 
     /// Checks the invariants of a state.
     fn check(&self) {
-        let Self { source, target, sender, receiver, .. } = self;
-        let stage = sender.stage();
+        let Self { source, target, source_machine, target_machine, .. } = self;
+        let phase = source_machine.phase();
         assert!(!(source.runs && target.runs), "two run: {self:?}");
         assert!(!(source.has_locks && target.has_locks), "two have the locks: {self:?}");
         assert!(!target.runs || (self.go_sent && target.has_locks), "it runs without Go or locks: {self:?}");
         assert!(!source.runs || source.has_locks, "the source runs without locks: {self:?}");
         assert!(!(source.runs && self.is_locked_out), "the source runs without locks: {self:?}");
-        let is_moving = (sender::Stage::Stopping..=sender::Stage::Locking).contains(&stage) || self.is_locked_out;
+        let is_moving = (source::Phase::Stopping..=source::Phase::Locking).contains(&phase) || self.is_locked_out;
         if source.is_alive && !self.is_off && !source.runs && !target.runs {
-            let target_died = stage == sender::Stage::Finished && !target.is_alive;
+            let target_died = phase == source::Phase::Finished && !target.is_alive;
             assert!(is_moving || target_died, "none runs: {self:?}");
         }
         if self.is_at_rest() && !self.is_off && source.is_alive && target.is_alive {
-            let is_told = source.reports.last() == Some(&Outcome::Unknown) || self.is_locked_out;
-            assert!(source.runs || target.runs || is_told, "none runs at the end: {self:?}");
-            assert_eq!(target.runs, receiver.stage() == receiver::Stage::Running, "{self:?}");
+            let is_reported = source.reports.last() == Some(&Outcome::Unknown) || self.is_locked_out;
+            assert!(source.runs || target.runs || is_reported, "none runs at the end: {self:?}");
+            assert_eq!(target.runs, target_machine.phase() == target::Phase::Running, "{self:?}");
         }
-        if source.is_alive && sender.is_over() {
+        if source.is_alive && source_machine.is_over() {
             assert!((1..=3).contains(&source.reports.len()), "{self:?}");
             let has_all = (source.has_locks || self.is_locked_out) && !self.logs;
-            assert!(stage == sender::Stage::Finished || has_all, "left over: {self:?}");
+            assert!(phase == source::Phase::Finished || has_all, "left over: {self:?}");
         }
         // A target that has discarded the guest never runs it.
-        assert!(!(source.is_alive && stage == sender::Stage::Ended && target.runs), "taken back: {self:?}");
+        assert!(!(source.is_alive && phase == source::Phase::Ended && target.runs), "taken back: {self:?}");
     }
 }
 
 #[test]
-fn whatever_happens_there_is_one_runner_or_a_named_window() {
+fn every_order_of_events_leaves_one_runner_or_a_named_window() {
     let first = World::new();
     let (mut seen, mut todo) = (HashSet::from([first.clone()]), vec![first]);
     let mut ends: BTreeMap<String, usize> = BTreeMap::new();
-    let (mut steps, mut stages) = (0_u64, HashSet::new());
+    let (mut steps, mut phases) = (0_u64, HashSet::new());
     while let Some(world) = todo.pop() {
         world.check();
-        stages.insert((world.sender.stage(), world.receiver.stage()));
+        phases.insert((world.source_machine.phase(), world.target_machine.phase()));
         if world.is_at_rest() {
             let runner = match (world.source.runs, world.target.runs) {
                 (true, _) => "source",
@@ -416,7 +416,7 @@ fn whatever_happens_there_is_one_runner_or_a_named_window() {
                 _ if world.is_off => "off",
                 _ if world.is_locked_out => "locked out",
                 _ if !world.source.is_alive => "killed with the source",
-                _ if world.sender.stage() == sender::Stage::Finished => "killed with the target",
+                _ if world.source_machine.phase() == source::Phase::Finished => "killed with the target",
                 _ => "unknown",
             };
             *ends.entry(runner.to_string()).or_default() += 1;
@@ -428,7 +428,7 @@ fn whatever_happens_there_is_one_runner_or_a_named_window() {
             }
         }
     }
-    println!("{} states, {steps} steps, {} pairs of stages, ends: {ends:?}", seen.len(), stages.len());
+    println!("{} states, {steps} steps, {} pairs of phases, ends: {ends:?}", seen.len(), phases.len());
     for runner in
         ["source", "target", "off", "unknown", "locked out", "killed with the source", "killed with the target"]
     {
@@ -439,7 +439,7 @@ fn whatever_happens_there_is_one_runner_or_a_named_window() {
 
 /// The owner is unknown only to a source that has sent Go.
 #[test]
-fn only_a_loss_after_go_leaves_it_unknown() {
+fn only_a_loss_after_go_leaves_the_owner_unknown() {
     let first = World::new();
     let (mut seen, mut todo) = (HashSet::from([first.clone()]), vec![first]);
     while let Some(world) = todo.pop() {
@@ -457,27 +457,27 @@ fn only_a_loss_after_go_leaves_it_unknown() {
 }
 
 #[test]
-fn a_source_that_is_forced_goes_on_with_locks_and_without_logs() {
+fn a_forced_source_resumes_with_locks_and_without_logs() {
     let mut world = World::new();
     for event in [
-        sender::Event::Connected,
-        sender::Event::Greeted,
-        sender::Event::Heard(Kind::Prepared),
-        sender::Event::Copied(Verdict::Stop),
-        sender::Event::Stopped,
-        sender::Event::Sent,
-        sender::Event::Heard(Kind::Ready),
-        sender::Event::Released,
-        sender::Event::Lost,
+        source::Event::Connected,
+        source::Event::Greeted,
+        source::Event::Frame(Kind::Prepared),
+        source::Event::Copied(Decision::StopGuest),
+        source::Event::Stopped,
+        source::Event::Sent,
+        source::Event::Frame(Kind::Ready),
+        source::Event::Released,
+        source::Event::Disconnected,
     ] {
         // The work is replaced by its event.
         world.source.work.clear();
-        world.source.has_locks &= event != sender::Event::Released;
+        world.source.has_locks &= event != source::Event::Released;
         world = world.at_source(event);
     }
     assert!(!world.source.runs && !world.source.has_locks);
     world.is_forced = true;
-    world = world.at_source(sender::Event::Forced);
+    world = world.at_source(source::Event::Forced);
     assert!(!world.source.runs);
     world = world.source_works().swap_remove(0);
     assert!(world.source.runs && world.source.has_locks && !world.logs);

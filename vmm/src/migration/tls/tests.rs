@@ -118,10 +118,10 @@ fn source_without_certificate_and_peer_without_tls_are_refused() {
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let nobody = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
     let session = Session::connect(TcpStream::connect(address).unwrap(), "localhost", &nobody, &until());
-    // In TLS 1.3 the client receives the verdict with its first read.
-    let verdict = session.and_then(|session| (&session).read(&mut [0; 1]));
-    let verdict = verdict.unwrap_err().to_string();
-    assert!(verdict.contains("CertificateRequired"), "{verdict}");
+    // In TLS 1.3 the client receives the decision with its first read.
+    let decision = session.and_then(|session| (&session).read(&mut [0; 1]));
+    let decision = decision.unwrap_err().to_string();
+    assert!(decision.contains("CertificateRequired"), "{decision}");
     (&TcpStream::connect(address).unwrap()).write_all(&[b's'; 40]).unwrap();
     let said: Vec<String> = accepts.join().unwrap();
     assert!(said[0].contains("peer sent no certificates"), "{said:?}");

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_at_which_nobody_listens_is_said_at_once() {
+    fn an_address_without_a_listener_fails_at_once() {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let cancel = Cancel::new().unwrap();
         for address in [Address::Unix("/nobody/here".into()), Address::Tcp("127.0.0.1".into(), free.port())] {
