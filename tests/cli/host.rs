@@ -258,7 +258,7 @@ impl Idle {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < patience, "the VM goes on after SIGTERM");
+            assert!(Instant::now() < patience, "the VM still runs after SIGTERM");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -345,7 +345,7 @@ mod tests {
             let waiting = scope.spawn(|| port.write(DATA, b'!'));
             let start = Instant::now();
             while port.output.try_lock().is_some() {
-                assert!(start.elapsed() < 12 * PATIENCE, "nobody waits");
+                assert!(start.elapsed() < 12 * PATIENCE, "no thread waits");
                 std::thread::yield_now();
             }
             port.write(SCRATCH, 0x5a);

@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn what_runs_still_cannot_come_again() {
         let mut vcpus = VcpuHotplug::new(2, 2);
-        assert!(write(&mut vcpus, EJECT, 1), "a guest may let go what it was not asked for");
+        assert!(write(&mut vcpus, EJECT, 1), "a guest may eject what it was not asked for");
         assert_eq!(vcpus.resize(2), Change::Unanswered(1));
         assert_eq!(vcpus.take_ejected().collect::<Vec<_>>(), [1]);
         assert_eq!(vcpus.resize(2), Change::Add(vec![1]));

@@ -199,11 +199,7 @@ impl Text {
         self.family(name, "gauge", "1 while a guest driver runs the function.");
         functions.iter().for_each(|function| self.sample(name, &function.labels, u8::from(function.driver_up)));
         let name = "cloud_hypervisor_needs_reset";
-        self.family(
-            name,
-            "gauge",
-            "1 while the function stands still until its driver resets it (DEVICE_NEEDS_RESET).",
-        );
+        self.family(name, "gauge", "1 while the function is stopped until its driver resets it (DEVICE_NEEDS_RESET).");
         functions.iter().for_each(|function| self.sample(name, &function.labels, u8::from(function.needs_reset)));
         let name = "cloud_hypervisor_link_up";
         self.family(name, "gauge", "1 while the link of the network function is up.");

@@ -44,7 +44,7 @@ impl ControlLoop {
     /// Prepares a snapshot of the paused VM.
     fn saver(&mut self, config: &SnapshotConfig) -> Result<Saver, Failure> {
         if self.ending.is_some() {
-            let what = "an earlier snapshot was not wanted any more, and still waits for its disk; try again later";
+            let what = "an earlier snapshot was cancelled, and still waits for its disk; try again later";
             return Err(Failure::new(ErrorKind::Conflict, what));
         }
         let folder = folder::path_of("destination_url", &config.destination_url).map_err(Error::from)?;

@@ -20,7 +20,7 @@ impl Still {
 
 impl DirtySource for Still {
     fn name(&self) -> &'static str {
-        "backends that should stand still write"
+        "stopped backends write"
     }
 
     fn start(&mut self) -> io::Result<()> {

@@ -274,7 +274,7 @@ mod tests {
         interrupts.ask_for_reset();
         let end = Instant::now() + Duration::from_secs(60);
         while !std::fs::read_to_string(&path).unwrap().contains("needs-reset") {
-            assert!(Instant::now() < end, "it is told");
+            assert!(Instant::now() < end, "an event reports it");
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(stream);

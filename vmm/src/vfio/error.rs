@@ -86,7 +86,7 @@ pub enum VfioError {
     /// A file was bound before, but not to this VM's iommufd.
     #[error(
         "the device's file has been given to another iommufd than that of --platform iommufd_fd=; pass the iommufd \
-         that it was given to, or open the device's file anew"
+         that it was given to, or open the device's file again"
     )]
     BoundElsewhere,
     /// Another program has the device.

@@ -50,7 +50,7 @@ impl Vm {
         }
         let at_large = self.devices.memory_users().at_large(Instant::now() + ENDING);
         if let Some(option) = at_large.into_iter().next() {
-            let why = "its backend did not stop when it was told to, and may still write to the guest's memory; try \
+            let why = "its backend did not stop when it was asked to, and may still write to the guest's memory; try \
                        again once it is back, or restart it";
             return Err(SaveError::Refused { option, why });
         }
@@ -153,7 +153,7 @@ impl Vm {
             [option, ..] if still.is_empty() => {
                 return Err(format!(
                     "{option}: what this backend writes to the guest's memory is not known, so that it cannot be \
-                     copied while the guest runs; have its link taken down meanwhile \
+                     copied while the guest runs; have its link taken down for that time \
                      (on_unlogged_backend=link-down), or pause the guest first (vm.pause)"
                 ));
             }
@@ -281,7 +281,7 @@ impl Vm {
         let added = added_regions(layout, &state.events.memory.regions, &earlier)?;
         let payload = |layout: &_| {
             Payload::open(&config.payload, layout).map(Some).or_else(|error| {
-                log::warn!("{error}: the guest goes on without it, and needs it when it restarts");
+                log::warn!("{error}: the guest runs without it, and needs it when it restarts");
                 Ok(None)
             })
         };

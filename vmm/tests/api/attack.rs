@@ -267,7 +267,7 @@ fn a_client_that_reads_no_answers_is_not_answered_any_more() {
     while sent < 100 && std::io::Write::write_all(&mut client.0, many.as_bytes()).is_ok() {
         sent += 1;
     }
-    assert!(sent < 100, "the server buffers answers that nobody reads");
+    assert!(sent < 100, "the server buffers answers that the client never reads");
     assert_serves(&server);
 }
 

@@ -242,7 +242,7 @@ fn a_broken_queue_is_given_up_and_the_others_go_on() {
     guest.kick(TRANSMIT);
     eventually("the end of the queue", || guest.count(Counter::BrokenRings) == 1);
     assert!(guest.interrupts.needs_reset());
-    assert_eq!(guest.interrupts.eventfd(3).unwrap().read().unwrap(), 1, "the driver is told, once");
+    assert_eq!(guest.interrupts.eventfd(3).unwrap().read().unwrap(), 1, "the driver is notified, once");
     guest.provide(RECEIVE, 1, 2048);
     send(&guest.peers[0], &with_header(&frame(MAC, 60)));
     eventually("reception", || guest.count(Counter::RxFrames) == 1);

@@ -180,7 +180,7 @@ fn firmware_ports_keep_their_values_and_the_timer_continues() {
     std::thread::sleep(Duration::from_millis(20));
     let before = timer(&machine);
     machine = machine.moved();
-    assert!(timer(&machine) > before, "it went on");
+    assert!(timer(&machine) > before, "it continued");
     assert_eq!(port(&machine, 0xcf8), 0x8000_0800_u32.to_le_bytes());
     assert_eq!(port(&machine, 0x71), [0x20], "the century");
 }
