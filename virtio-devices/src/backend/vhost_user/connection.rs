@@ -52,7 +52,7 @@ pub(crate) enum Fault {
     #[error("no answer within {} s", .0.as_secs())]
     NoAnswer(Duration),
     /// The answers together take too long.
-    #[error("it has taken {} s to get this far", .0.as_secs())]
+    #[error("the handshake is not finished after {} s", .0.as_secs())]
     Slow(Duration),
     /// The request was cancelled.
     #[error("the wait for it was ended")]
