@@ -129,7 +129,7 @@ pub(crate) struct Cli {
         hide_possible_values = true,
         long_help = "Action on a system call that the thread should not make. true, the default, ends the \
                      program with a line that names the thread and the call; errno has the call fail with EPERM; log \
-                     lets it be made and has the kernel's audit log tell of it; false runs without filters"
+                     lets it be made and writes it to the kernel's audit log; false runs without filters"
     )]
     seccomp: Option<Seccomp>,
 

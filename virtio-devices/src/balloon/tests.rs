@@ -236,7 +236,7 @@ fn a_reset_empties_the_balloon_and_keeps_the_hosts_request() {
     guest.balloon.reset();
     assert_eq!(guest.read_config(), (256, 0));
     guest.balloon.size.resize(0);
-    assert!(guest.interrupts.eventfd(CONFIG_VECTOR).unwrap().read().is_err(), "there is no driver to tell");
+    assert!(guest.interrupts.eventfd(CONFIG_VECTOR).unwrap().read().is_err(), "there is no driver to notify");
     guest.start();
     assert_eq!(guest.read_config(), (0, 0));
 }

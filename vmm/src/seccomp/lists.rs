@@ -396,10 +396,8 @@ const PAGES: Group = Group {
     rules: &[ioctl(ioctls::PAGES), any(SYS_pread64), any(SYS_lseek)],
 };
 
-const MAKE_USERFAULT: Group = Group {
-    why: "memory of a restored guest that is to be filled when it is used",
-    rules: &[ioctl(ioctls::MAKE_USERFAULT)],
-};
+const MAKE_USERFAULT: Group =
+    Group { why: "memory of a restored guest that is filled on first use", rules: &[ioctl(ioctls::MAKE_USERFAULT)] };
 
 const USERFAULT: Group = Group {
     why: "memory of a restored guest that is filled when it is used",

@@ -65,7 +65,7 @@ fn unfit(restore: &RestoreConfig, memory: &MemoryConfig, needs_shared: bool) -> 
         return Some("a memory zone has a file of its own");
     }
     if restore.prefault || memory.prefault || parts.iter().any(|part| part.prefault) {
-        return Some("all memory is to be there from the start (prefault=on)");
+        return Some("prefault=on asks for all memory from the start");
     }
     None
 }

@@ -156,7 +156,7 @@ impl Drop for Ioas {
     fn drop(&mut self) {
         // The sender of the iommufd still has it open, so closing it here does not destroy the address space.
         if let Err(error) = calls::destroy(&self.iommufd.file, self.id) {
-            log::warn!("an address space of devices of the host is not ended: {error}");
+            log::warn!("an IOMMU address space for devices of the host was not freed: {error}");
         }
     }
 }

@@ -398,7 +398,7 @@ fn set_status(kernel: &dyn Kernel, status: u8) -> io::Result<()> {
 
 /// The error of a device that did not drop a mapping on request.
 fn failed() -> RunnerError {
-    RunnerError { what: "start a device that may reach what its function is not to", source: broken() }
+    RunnerError { what: "start a device that may reach memory outside its mappings", source: broken() }
 }
 
 /// The error of a device that does not accept a queue's position. `virtio 1.4` has no register for it, so some devices

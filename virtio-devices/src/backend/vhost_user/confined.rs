@@ -135,7 +135,7 @@ impl DmaFollower for Bounds {
                 self.stopped.wait_while_for(&mut state, |state| state.runs, self.patience);
                 state.is_late = state.runs;
                 if state.is_late {
-                    error!("a vhost-user backend does not stop: it may reach memory that its function is not to");
+                    error!("a vhost-user backend does not stop: it may reach memory outside its mappings");
                 }
             }
             if state.runs {

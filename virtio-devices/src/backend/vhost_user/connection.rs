@@ -55,7 +55,7 @@ pub(crate) enum Fault {
     #[error("the handshake is not finished after {} s", .0.as_secs())]
     Slow(Duration),
     /// The request was cancelled.
-    #[error("the wait for it was ended")]
+    #[error("cancelled")]
     Cancelled,
     /// The peer has closed the connection.
     #[error("the peer closed the connection")]

@@ -337,7 +337,7 @@ fn a_change_of_the_link_is_told_once_and_outlives_a_reset() {
     guest.net.reset();
     assert_eq!(status(&guest), 0);
     guest.net.set_link(true).wait().unwrap();
-    assert!(told.read().is_err(), "no driver to tell");
+    assert!(told.read().is_err(), "no driver to notify");
 }
 
 #[test]

@@ -198,7 +198,7 @@ fn pin_yields_to_messages_and_returns_when_they_are_disabled() {
     assert_eq!(device.take_calls(), ["2: 1 of 0+1"]);
     config(&mut function, 0x40, 0);
     assert_eq!(device.take_calls(), ["2: off", PIN[0], PIN[1]]);
-    assert!(!Arc::ptr_eq(&function.pin().unwrap().trigger, &first.trigger), "no signal of before");
+    assert!(!Arc::ptr_eq(&function.pin().unwrap().trigger, &first.trigger), "no earlier signal");
     config(&mut function, 0x60, 0x0001_0000);
     assert_eq!(device.take_calls(), ["0: off", "1: 1 of 0+1"]);
     config(&mut function, 0x60, 0);
@@ -321,7 +321,7 @@ fn reset_leaves_a_device_without_interrupts_or_bus_mastering() {
         let writes = device.take_writes();
         assert!(writes.iter().all(|write| *write == (CONFIG, 4, vec![2, 4])), "{writes:?}");
         assert!(messages(&function).is_empty());
-        assert_eq!(Arc::strong_count(&eventfd), 1, "a signal of before is forgotten");
+        assert_eq!(Arc::strong_count(&eventfd), 1, "an earlier signal is dropped");
     }
     device.0.lock().fails = true;
     let _ = function.reset(ResetKind::Conventional);
