@@ -27,13 +27,13 @@ mod images;
 mod iommufd;
 mod kernel;
 mod lab;
+mod lab_kind;
 mod licenses;
 mod miri;
 mod nested;
 mod newer_qemu;
 mod nightly;
 mod out_of_tree;
-mod place;
 mod programs;
 mod progress;
 mod python;
@@ -53,7 +53,7 @@ use clap::{Parser, Subcommand};
 
 use error::{Error, Result};
 use lab::Lab;
-use place::Place;
+use lab_kind::LabKind;
 use progress::{note, seconds};
 use suite::{Suite, Tally};
 
@@ -81,7 +81,7 @@ enum Task {
         part: Option<demo::Part>,
         /// Machine on which guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
-        lab: Option<Place>,
+        lab: Option<LabKind>,
     },
     /// Runs all checks and tests: lint, unit, fuzz, contract, integration
     Test {
@@ -92,7 +92,7 @@ enum Task {
         filter: Option<String>,
         /// Machine on which guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
-        lab: Option<Place>,
+        lab: Option<LabKind>,
         /// Also runs the longer tests: a cloud image, and tests that the second kernel most likely repeats
         #[arg(long)]
         all: bool,
@@ -257,7 +257,7 @@ fn main() -> ExitCode {
 
 struct IntegrationOptions {
     filter: String,
-    lab: Option<Place>,
+    lab: Option<LabKind>,
     all: bool,
     bless: bool,
     verbose: bool,
@@ -315,7 +315,7 @@ fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> 
     let vmm = build::vmm(workspace)?;
     let fixtures = build::fixtures(workspace)?;
     let tests = build::tests(workspace)?;
-    let place = Place::decide(options.lab, &lab, &vmm)?;
+    let place = LabKind::decide(options.lab, &lab, &vmm)?;
     let suite = Suite {
         lab: &lab,
         workspace,
@@ -345,7 +345,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
         }
         LabTask::Run { command } => {
             lab.prepare_everything()?;
-            let mut worker = Place::Nested.worker(&lab, workspace, 0)?;
+            let mut worker = LabKind::Nested.worker(&lab, workspace, 0)?;
             let status = worker.run(command, RUN_LIMIT, &mut |line| println!("{line}"));
             let status =
                 status.map_err(|lost| Error::new(format!("the command did not end: {}", lost.explain(RUN_LIMIT))))?;
