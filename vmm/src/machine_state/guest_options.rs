@@ -7,7 +7,7 @@ use crate::machine_state::error::RestoreError;
 
 /// Returns the options that a guest sees, with their values. Its number of vCPUs is not among them, because it can
 /// change at run time.
-pub(crate) fn told(cpus: &CpusConfig, segments: usize) -> Vec<(&'static str, String)> {
+pub(crate) fn guest_options(cpus: &CpusConfig, segments: usize) -> Vec<(&'static str, String)> {
     let CpusConfig { max_vcpus, topology, max_phys_bits, features, nested, .. } = cpus;
     let topology = topology.map_or("none".to_string(), |shape| {
         let numbers = [shape.threads_per_core, shape.cores_per_die, shape.dies_per_package, shape.packages];
