@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reminder_loses_no_input_that_arrives_meanwhile() {
+    fn reminders_lose_no_input_that_arrives_at_the_same_time() {
         const ALL: usize = 2_000;
         let (port, _output) = port(PATIENCE);
         port.write(INTERRUPT_ENABLE, 1);

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_that_are_free_come_and_are_told_once() {
+    fn the_lowest_free_vcpus_are_added_and_reported_once() {
         let mut vcpus = VcpuHotplug::new(1, 12);
         assert_eq!(vcpus.resize(10), Change::Add((1..10).collect()));
         assert!(!vcpus.has_news(), "they are not there yet");

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_a_pf_and_its_vfs_are_told_apart_by_labels() {
+    fn counters_of_a_pf_and_its_vfs_differ_by_labels() {
         let mut text = Text::default();
         let counters = |n| [("rx_bytes", n), ("tx_filtered", 10 * n)];
         let known = [("control_commands", 5), ("rx_bytes", 2), ("tx_filtered", 20)];
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uplink_has_its_counters_beside_those_of_its_pf() {
+    fn an_uplink_has_its_counters_next_to_those_of_its_pf() {
         let mut text = Text::default();
         let uplink = |id, up, counters: &[_]| Uplink { labels: labels(id, None), up, counters: counters.to_vec() };
         let some = [("rx_bytes", 7), ("rx_unknown", 1)];

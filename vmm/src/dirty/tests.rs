@@ -294,7 +294,7 @@ proptest! {
 }
 
 #[test]
-fn chunks_come_one_after_the_other_and_go_on_where_they_stopped() {
+fn chunks_come_in_order_and_continue_where_they_stopped() {
     let map = GuestMap::from_ranges(&[(GuestAddress(0), (3 * CHUNK_PAGES as usize) << 12)]).unwrap();
     let (mut set, mut place) = (PageSet::all(&map), (0, 0));
     let starts: Vec<_> =

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_without_iommufd_is_told_what_to_do() {
+    fn a_host_without_iommufd_is_refused_with_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let error = Iommufd::at(&folder.path().join("iommu")).unwrap_err().to_string();
         assert!(

@@ -274,7 +274,7 @@ fn missing_host_interrupt_is_counted_and_requested_again() {
 
 /// Everything except the pages of the table and of the pending bits is mapped.
 #[test]
-fn bars_are_mapped_but_for_what_is_answered_here() {
+fn bars_are_mapped_except_for_registers_answered_here() {
     let (device, info) = device(true, false);
     let mut function = function(&device, &info);
     assert_eq!(device.0.lock().mapped, [(0, 0, 0x2000), (0, 0x4000, 0x4000)]);

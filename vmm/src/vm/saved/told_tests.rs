@@ -43,7 +43,7 @@ fn machine() -> (Machine, MachineState, tempfile::TempDir) {
 }
 
 #[test]
-fn an_edited_configuration_is_compared_with_what_was_told() {
+fn an_edited_configuration_is_compared_with_the_guests() {
     let (mut machine, state, folder) = machine();
     let own = machine.planned().config().clone();
     let mut sockets = 0..;
