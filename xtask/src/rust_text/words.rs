@@ -225,7 +225,7 @@ fn a<'a>(of: &'a str) { @("a", '@') }
     fn a_document_is_checked_outside_of_its_code() {
         let text = with_word("@'s\n```\n@\n```\n| `@` | @ |\n[a](#at-@-b_@)\n");
         assert_eq!(lines(in_document(&text)), [1, 5, 6]);
-        let advice = "nobody; say: the actor by its name, or `no` and its name";
+        let advice = with_word("@; say: the actor by its name, or `no` and its name");
         assert_eq!(in_document(&with_word("@"))[0].1, advice);
     }
 
