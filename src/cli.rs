@@ -127,9 +127,9 @@ pub(crate) struct Cli {
         value_name = "true|false|log|errno",
         help_heading = PROGRAM,
         hide_possible_values = true,
-        long_help = "What happens at a system call that the thread should not make. true, the default, ends the \
+        long_help = "Action on a system call that the thread should not make. true, the default, ends the \
                      program with a line that names the thread and the call; errno has the call fail with EPERM; log \
-                     lets it be made and has the kernel's audit log tell of it; false runs without filters"
+                     lets it be made and writes it to the kernel's audit log; false runs without filters"
     )]
     seccomp: Option<Seccomp>,
 

@@ -120,7 +120,7 @@ impl FromStr for Format {
                         return Err("a { has no }; write {{ for a brace".to_string());
                     }
                     let token = Token::named(&name).ok_or_else(|| {
-                        format!("{{{name}}} is no token; --help lists them, and {{{{ and }}}} are braces")
+                        format!("{{{name}}} is not a token; --help lists them, and {{{{ and }}}} are braces")
                     })?;
                     parts.push(Part::Text(std::mem::take(&mut literal)));
                     parts.push(Part::Token(token));
@@ -376,9 +376,9 @@ mod tests {
         assert_eq!(line("{{msg}} {msg}{{", "m"), "{msg} m{\n");
         assert_eq!(line("", "m"), "\n");
         for (wrong, said) in [
-            ("{colour}", "{colour} is no token"),
-            ("{localmsg}", "{localmsg} is no token"),
-            ("{}", "{} is no token"),
+            ("{colour}", "{colour} is not a token"),
+            ("{localmsg}", "{localmsg} is not a token"),
+            ("{}", "{} is not a token"),
             ("{msg", "a { has no }"),
             ("msg}", "a } has no {"),
         ] {

@@ -107,7 +107,7 @@ impl Balloon {
         assert_eq!(self.counted(), self.counts);
         assert_eq!(self.steps.take_interrupt(), interrupt);
         if step == Step::Doorbell {
-            assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
+            assert!(self.driver.wants_doorbell(&after, self.driver.taken), "the device would not be woken");
         }
         step != Step::Broken
     }

@@ -326,7 +326,7 @@ impl Guest {
             }
         }
         let record = self.record.lock();
-        let owner = |doorbell| wanted.get(doorbell).unwrap_or_else(|| panic!("nobody wants {doorbell:x?}"));
+        let owner = |doorbell| wanted.get(doorbell).unwrap_or_else(|| panic!("{doorbell:x?} is not wanted"));
         let wired: BTreeSet<_> = record.ioeventfds.iter().map(|doorbell| (doorbell.1, owner(doorbell))).collect();
         let wanted: BTreeSet<_> = wanted.iter().map(|((_, address), device)| (*address, device)).collect();
         assert_eq!(wired, wanted);

@@ -2,7 +2,7 @@
 //!
 //! The devices are plain memory, so a read must return the last written value. The result of each access, of any size
 //! and at any address, is predicted from the numbers alone: the device that reserves the function, and whether the
-//! access is a configuration request at all.
+//! access is a configuration request.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

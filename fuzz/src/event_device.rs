@@ -242,8 +242,8 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
             }
         }
         interrupts += usize::from(model.interrupt);
-        assert_eq!(device.interrupt().read().is_ok(), std::mem::take(&mut model.interrupt), "the guest is not told");
-        assert_eq!(machine.read().is_ok(), std::mem::take(&mut model.told), "the machine is not told");
+        assert_eq!(device.interrupt().read().is_ok(), std::mem::take(&mut model.interrupt), "no interrupt");
+        assert_eq!(machine.read().is_ok(), std::mem::take(&mut model.told), "the machine is not woken");
         let present = device.with_vcpus(|vcpus| vcpus.present());
         // Inspecting the vCPUs repeats the interrupt for unread events.
         let repeated = device.interrupt().read().is_ok();

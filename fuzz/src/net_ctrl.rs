@@ -198,7 +198,7 @@ impl Pair {
             }
             assert_eq!(self.steps.take_interrupt(), self.driver.wants_interrupt(&after, old));
             if step == Step::Doorbell {
-                assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
+                assert!(self.driver.wants_doorbell(&after, self.driver.taken), "the device would not be woken");
                 return true;
             }
         }

@@ -200,7 +200,7 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
         }
         interrupts += usize::from(rules.interrupt);
         assert_eq!(port.take_interrupt(), std::mem::take(&mut rules.interrupt), "an interrupt too many, or too few");
-        assert_eq!(port.take_wake(), std::mem::take(&mut rules.wake), "whoever reads input waits for ever, or not");
+        assert_eq!(port.take_wake(), std::mem::take(&mut rules.wake), "the reader of input waits for ever, or not");
     }
     let mut output = vec![0; rules.sent.len() + 1];
     let len = OUTPUT.with(|file| rustix::io::pread(file, &mut output, 0)).expect("a file");

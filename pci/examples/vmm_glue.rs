@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     write(sriov::VF_BAR0, 0x4000_0000);
     write(sriov::NUM_VFS_FDL, 300);
     write(sriov::CONTROL_STATUS, 9);
-    assert_eq!(slices(&[7]), [7, 0, 0xff], "VF 299's register, VF 0's, and nobody's");
+    assert_eq!(slices(&[7]), [7, 0, 0xff], "VF 299's register, VF 0's, and neither's");
     [0, 9].into_iter().for_each(|control| write(sriov::CONTROL_STATUS, control));
     assert_eq!(slices(&[]), [0, 0, 0xff], "VFs that are enabled again are new");
     let _outcome = slot.0.lock().reset(ResetKind::Conventional);

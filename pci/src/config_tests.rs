@@ -277,7 +277,7 @@ fn d3hot_keeps_the_vfs() {
 }
 
 #[test]
-fn messages_need_bus_master_and_d0_and_each_change_is_told() {
+fn messages_need_bus_master_and_d0_and_each_change_is_reported() {
     let mut pf = pf();
     let (_, power) = capabilities(&pf)[2];
     let told = Effects { messages: true, queues: true, ..Effects::NONE };

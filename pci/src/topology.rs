@@ -127,7 +127,7 @@ impl Placement {
                 let last = VfIndex(vfs.total_vfs.saturating_sub(1));
                 vfs.vf_rid(self.rid, VfIndex(0)).bus()..=vfs.vf_rid(self.rid, last).bus()
             }
-            #[expect(clippy::reversed_empty_ranges, reason = "no bus at all")]
+            #[expect(clippy::reversed_empty_ranges, reason = "no bus")]
             None => 1..=0,
         }
     }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_console_that_is_a_pseudo_terminal_is_told_with_its_path() {
+    fn a_console_that_is_a_pseudo_terminal_is_shown_with_its_path() {
         let shown = |json: serde_json::Value| console(&serde_json::from_value(json).unwrap());
         assert_eq!(shown(serde_json::json!({"mode": "Pty", "file": "/dev/pts/7"})), "pty /dev/pts/7");
         assert_eq!(shown(serde_json::json!({"mode": "Pty"})), "pty");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nic_is_told_by_its_address_or_by_the_device_that_has_one() {
+    fn a_nic_is_shown_with_its_address_or_the_device_that_has_one() {
         let told = serde_json::json!({
             "config": {
                 "net": [{"id": "a", "mac": "52:54:00:00:00:01"}, {"id": "b", "vdpa": "/dev/vhost-vdpa-0"}],

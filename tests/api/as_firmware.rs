@@ -233,7 +233,7 @@ fn a_firmware_like_guest_reads_each_disk_also_after_reboots() {
             client.put("vm.reboot").expect(204);
             wait_for_text(&vmm, &once.repeat(times));
         }
-        // The serial port's file begins anew.
+        // The serial port's file begins again.
         client.put("vm.shutdown").expect(204);
         client.put("vm.boot").expect(204);
         wait_for_text(&vmm, &once);
@@ -316,7 +316,7 @@ fn a_guest_whose_disk_shrank_stays_at_its_source() {
     send(&mut client, &url(&target));
     let failed = wait_for_state(&mut client, "failed");
     let error = failed["error"].as_str().unwrap();
-    assert!(error.contains("its driver was told capacity"), "{error}");
+    assert!(error.contains("its driver was given capacity"), "{error}");
     reads_on(&source, &mut client);
     there.get("vm.info").expect(404);
 }

@@ -226,7 +226,7 @@ fn a_guest_restart_waits_for_the_migration_to_end_either_way() {
     let target = Target::listen(&vmm.files.path("migration"), Ends::NeverPrepares);
     send(&mut client, &url(&vmm));
     let mut last = (starts(&vmm), Instant::now());
-    wait_for("the guest to stand still", || {
+    wait_for("the guest to stop", || {
         if starts(&vmm) != last.0 {
             last = (starts(&vmm), Instant::now());
         }

@@ -61,7 +61,7 @@ fn a_guest_that_moves_to_and_fro_leaves_nothing_behind() {
     let now = [&pair.source, &pair.target].map(usage);
     downtimes.sort_unstable();
     println!(
-        "{} moves in {:?}; stood still for {} to {} us, median {}; \
+        "{} moves in {:?}; was paused for {} to {} us, median {}; \
          files, threads, KiB: {settled:?}, at the end {now:?}",
         downtimes.len(),
         began.elapsed(),

@@ -152,7 +152,7 @@ fn a_guest_that_restarts_while_sent_restarts_once_where_it_ends() {
     let mut there = receive(&target, &url(&target));
     let wire = source.order(RESTART, &target);
     std::thread::sleep(std::time::Duration::from_millis(500));
-    assert_eq!(starts(&source.vmm), 1, "it stands still");
+    assert_eq!(starts(&source.vmm), 1, "it is stopped");
     source.client.put("vm.cancel-migration").expect(204);
     wait_for_state(&mut source.client, "cancelled");
     // The relay forwards the source's cancellation, and is disconnected after that.

@@ -1,5 +1,5 @@
-//! The memory on both sides of a live migration, at the moment of the handover: all pages are equal, whoever wrote
-//! them. To show that the comparison detects differences, each dirty log is left out in turn.
+//! The memory on both sides of a live migration, at the moment of the handover: all pages are equal, with
+//! any writer. To show that the comparison detects differences, each dirty log is left out in turn.
 
 use std::fs::File;
 use std::net::UdpSocket;

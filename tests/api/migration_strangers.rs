@@ -9,7 +9,7 @@ use crate::certificates::Authority;
 use crate::migration::{counts, receive_by, source, wait_for_state};
 use crate::vmm::Vmm;
 
-/// Moves a guest beside this many silent connections to the target, which stay open. Returns the time that it took, in
+/// Moves a guest while this many silent connections to the target stay open. Returns the time that it took, in
 /// milliseconds.
 fn moves_beside(strangers: usize, port: u32, tls_dir: &Value) -> u64 {
     let (_source, mut client) = source();
@@ -34,13 +34,13 @@ fn a_hundred_silent_connections_delay_a_migration_by_a_second() {
     for attempt in 0..10 {
         let alone = moves_beside(0, port + 2 * attempt, &Value::Null);
         let beside = moves_beside(100, port + 2 * attempt + 1, &Value::Null);
-        println!("{alone} ms alone, {beside} ms beside 100");
+        println!("{alone} ms alone, {beside} ms with 100");
         if beside <= alone + 1000 {
             return;
         }
         seen.push((alone, beside));
     }
-    panic!("alone and beside 100 connections, in ms: {seen:?}");
+    panic!("alone and with 100 connections, in ms: {seen:?}");
 }
 
 #[test]

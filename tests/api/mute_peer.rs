@@ -96,7 +96,7 @@ fn a_mute_backend_of_a_new_nic_delays_no_client_and_no_shutdown() {
     soon(&mut client, "PUT", "vm.pause").expect(204);
     soon(&mut client, "PUT", "vm.resume").expect(204);
     // Another change waits for its turn.
-    let later = ask(&vmm, "vm.remove-device", json!({"id": "nobody"}));
+    let later = ask(&vmm, "vm.remove-device", json!({"id": "unknown"}));
     std::thread::sleep(Duration::from_millis(200));
     assert!(!later.is_finished());
     soon(&mut client, "PUT", "vm.shutdown").expect(204);

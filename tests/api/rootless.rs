@@ -13,6 +13,7 @@ use crate::vmm::{BINARY, Kill, reasons, taps, wait_for};
 
 /// The group that may open /dev/kvm in the test.
 const GROUP: &str = "nogroup";
+const USER: &str = "nobody";
 
 #[test]
 fn a_vm_of_an_ordinary_user_has_what_it_is_passed_and_no_rights() {
@@ -25,7 +26,7 @@ fn a_vm_of_an_ordinary_user_has_what_it_is_passed_and_no_rights() {
     let kernel = files.idle_kernel();
     let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib/rootless/run-vm");
     let script = format!(
-        "set -e; mount --bind {node} /dev/kvm; exec {recipe} --user nobody --group {GROUP} --api-socket {socket} \
+        "set -e; mount --bind {node} /dev/kvm; exec {recipe} --user {USER} --group {GROUP} --api-socket {socket} \
          --tap apirl0 --tap apirl1 --vmm {vmm} -- --kernel {kernel} --memory size=64M --console off --landlock \
          --net id=a,fd=4 id=b,fd=5",
         node = at("kvm"),

@@ -92,7 +92,7 @@ fn an_unlogged_backend_needs_link_down_which_a_failure_undoes() {
     body["destination_url"] = json!(format!("unix:{}", between.display()));
     client.put_json("vm.send-migration", &body).expect(204);
     wait_for("the link to go down", || link(&mut client, 1) == "down");
-    assert_eq!(link(&mut client, 0), "up", "others go on");
+    assert_eq!(link(&mut client, 0), "up", "others continue");
     client.put("vm.cancel-migration").expect(204);
     end(&mut client);
     wire.goes(Then::IsCut);

@@ -286,7 +286,7 @@ fn a_log_file_that_cannot_be_written_is_refused() {
 #[test]
 fn a_log_format_of_unknown_tokens_is_refused() {
     let said = usage(&["--kernel", "k", "--log-format", "{level} {x}"]);
-    let expected = "invalid value '{level} {x}' for '--log-format <format>': {x} is no token; --help lists them";
+    let expected = "invalid value '{level} {x}' for '--log-format <format>': {x} is not a token; --help lists them";
     assert!(said.starts_with(expected), "{said}");
 }
 

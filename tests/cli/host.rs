@@ -119,7 +119,7 @@ fn a_backend_that_is_missing_is_refused() {
 }
 
 #[test]
-fn a_policy_that_nobody_would_enforce_ends_the_program() {
+fn a_policy_that_cannot_be_enforced_ends_the_program() {
     for (backend, key, carrier) in [
         ("vhost=on", "vhost", "vhost-net carries"),
         ("vhost_user=on,socket=/s", "vhost_user", "another process (vhost_user=on) carries"),
@@ -258,7 +258,7 @@ impl Idle {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < patience, "the VM goes on after SIGTERM");
+            assert!(Instant::now() < patience, "the VM still runs after SIGTERM");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -329,7 +329,7 @@ fn a_soft_limit_of_open_files_is_raised() {
 }
 
 #[test]
-fn triple_faults_are_told_of_less_and_less_often() {
+fn triple_faults_are_reported_less_and_less_often() {
     let files = Files::new();
     let mut command = StdCommand::new(BINARY);
     command.args(["--kernel", &files.faulting_kernel(), "--memory", "size=16M"]);
@@ -404,7 +404,7 @@ fn a_log_is_written_to_a_pipe_whose_reader_comes_later_or_never() {
 }
 
 #[test]
-fn a_process_that_may_have_no_thread_is_told_so() {
+fn a_process_that_may_have_no_thread_is_refused_with_the_cause() {
     root();
     let files = Files::new();
     let mut command = StdCommand::new("setpriv");

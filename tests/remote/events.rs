@@ -118,7 +118,7 @@ fn a_pipe_may_be_opened_before_the_vmm_starts_or_after() {
 }
 
 #[test]
-fn a_vmm_whose_events_nobody_reads_still_serves_and_exits() {
+fn a_vmm_whose_events_are_not_read_still_serves_and_exits() {
     let folder = tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();

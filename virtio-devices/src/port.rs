@@ -152,7 +152,7 @@ impl NewBackend {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ConnectError {
     /// The device is not a network function.
-    #[error("it is no network function")]
+    #[error("not a network function")]
     NoNic,
     /// The NIC's queues run.
     #[error("its queues run; please report this")]
@@ -169,7 +169,7 @@ pub enum ConnectError {
         missing: u64,
     },
     /// The driver has read another MTU.
-    #[error("{name} has an MTU of {has}, and its driver was told {told}; raise it to {told}")]
+    #[error("{name} has an MTU of {has}, and its driver was given {told}; raise it to {told}")]
     Mtu {
         /// The backend.
         name: String,
@@ -182,7 +182,7 @@ pub enum ConnectError {
     #[error("{0} has another MAC address than the function; give that to the device")]
     Mac(String),
     /// The backend runs the control queue, and lacks the state that the driver has set through it.
-    #[error("{0} runs the control queue, and does not know what the driver has set by it; unbind the driver first")]
+    #[error("{0} handles the control queue itself and cannot report its state; unbind the driver first")]
     ControlQueue(String),
 }
 

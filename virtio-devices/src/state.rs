@@ -36,7 +36,7 @@ pub enum StateError {
     #[error("saved state of a device with different {0}")]
     Shape(&'static str),
     /// The driver has read another value than it would read here.
-    #[error("its driver was told {what} {then}, and it is {now} here; give the device what it had")]
+    #[error("its driver was given {what} {then}, and it is {now} here; give the device what it had")]
     Told {
         /// The field of the device configuration, or the option.
         what: String,

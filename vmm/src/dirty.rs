@@ -11,7 +11,7 @@ mod kvm;
 mod own;
 mod page_set;
 mod source;
-mod still;
+mod stopped_backends;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +22,7 @@ pub use kvm::Vcpus;
 pub use own::OwnThreads;
 pub use page_set::{CHUNK_PAGES, Chunk, PageSet};
 pub use source::DirtySource;
-pub use still::Still;
+pub use stopped_backends::StoppedBackends;
 
 /// All dirty-page sources of a guest.
 pub struct DirtyLog {

@@ -502,7 +502,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// Fails if KVM cannot run the vCPU at all.
+    /// Fails if KVM cannot run the vCPU.
     pub fn run(&mut self) -> Result<Exit<'_>, KvmError> {
         let cause = match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => Cause::PioRead(port, NonNull::from(data)),

@@ -9,7 +9,7 @@
 //! | `clock` | KVM's clock and the time stamp counter |
 //! | `irqchip` | KVM's interrupt controllers |
 //! | `compatibility` | check of a host's CPU features against the guest's |
-//! | `told` | options that a guest sees in CPUID and in firmware tables |
+//! | `guest_options` | options that a guest sees in CPUID and in firmware tables |
 //! | `backend_state` | state of backends besides their queues |
 //! | `blob` | kernel structures as text |
 //! | `output` | unread console output |
@@ -21,9 +21,9 @@ pub mod blob;
 pub mod clock;
 pub mod compatibility;
 pub mod error;
+pub(crate) mod guest_options;
 pub mod irqchip;
 pub mod output;
-pub(crate) mod told;
 pub mod vcpu_state;
 pub mod version;
 

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_vm_needs_is_given_up_for_good_and_nothing_is_gained() {
+    fn rights_that_no_vm_needs_are_dropped_and_cannot_be_regained() {
         let before = capabilities(None).unwrap();
         let (after, in_bounds) = thread::spawn(|| {
             reduce().unwrap();

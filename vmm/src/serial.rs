@@ -345,7 +345,7 @@ mod tests {
             let waiting = scope.spawn(|| port.write(DATA, b'!'));
             let start = Instant::now();
             while port.output.try_lock().is_some() {
-                assert!(start.elapsed() < 12 * PATIENCE, "nobody waits");
+                assert!(start.elapsed() < 12 * PATIENCE, "no thread waits");
                 std::thread::yield_now();
             }
             port.write(SCRATCH, 0x5a);
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reminder_loses_no_input_that_arrives_meanwhile() {
+    fn reminders_lose_no_input_that_arrives_at_the_same_time() {
         const ALL: usize = 2_000;
         let (port, _output) = port(PATIENCE);
         port.write(INTERRUPT_ENABLE, 1);

@@ -95,7 +95,7 @@ fn a_kernel_that_is_not_linux_has_the_ports_of_firmware() {
 }
 
 #[test]
-fn the_ecam_has_the_host_bridge_and_nothing_beside_it() {
+fn the_ecam_has_the_host_bridge_and_nothing_else() {
     let code = Code::default()
         .load(0xe800_0000)
         .print_if_eax(0x0d57_8086, "bridge ")

@@ -2,7 +2,7 @@
 
 pub(crate) mod emulator;
 pub(crate) mod iommufd;
+pub(crate) mod lab_kind;
 pub(crate) mod nested;
 pub(crate) mod newer_qemu;
 pub(crate) mod out_of_tree;
-pub(crate) mod place;

@@ -25,8 +25,8 @@ use checks::{check, clients, contract, coverage, fuzz, miri};
 use error::{Error, Result};
 use fetch::apt;
 use lab::{Lab, hypervisor_fw, uefi};
+use machine::lab_kind::LabKind;
 use machine::nested;
-use machine::place::Place;
 use progress::{note, seconds};
 use runs::{bench, boot_time, cloud_image, debian, demo, hotplug, stress, vp_vdpa};
 
@@ -54,7 +54,7 @@ enum Task {
         part: Option<demo::Part>,
         /// Machine on which guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
-        lab: Option<Place>,
+        lab: Option<LabKind>,
     },
     /// Runs all checks and tests: lint, unit, fuzz, contract, integration
     Test {
@@ -65,7 +65,7 @@ enum Task {
         filter: Option<String>,
         /// Machine on which guests run [default: host if this machine's KVM boots a stock kernel within 8 s]
         #[arg(long, value_enum)]
-        lab: Option<Place>,
+        lab: Option<LabKind>,
         /// Also runs the longer tests: a cloud image, and tests that the second kernel most likely repeats
         #[arg(long)]
         all: bool,
@@ -230,7 +230,7 @@ fn main() -> ExitCode {
 
 struct IntegrationOptions {
     filter: String,
-    lab: Option<Place>,
+    lab: Option<LabKind>,
     all: bool,
     bless: bool,
     verbose: bool,
@@ -288,7 +288,7 @@ fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> 
     let vmm = build::vmm(workspace)?;
     let fixtures = build::fixtures(workspace)?;
     let tests = build::tests(workspace)?;
-    let place = Place::decide(options.lab, &lab, &vmm)?;
+    let place = LabKind::decide(options.lab, &lab, &vmm)?;
     let suite = Suite {
         lab: &lab,
         workspace,
@@ -318,7 +318,7 @@ fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {
         }
         LabTask::Run { command } => {
             lab.prepare_everything()?;
-            let mut worker = Place::Nested.worker(&lab, workspace, 0)?;
+            let mut worker = LabKind::Nested.worker(&lab, workspace, 0)?;
             let status = worker.run(command, RUN_LIMIT, &mut |line| println!("{line}"));
             let status =
                 status.map_err(|lost| Error::new(format!("the command did not end: {}", lost.explain(RUN_LIMIT))))?;

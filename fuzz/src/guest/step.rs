@@ -48,7 +48,7 @@ impl Driver {
         let free = [used.start..used.start + 4, used.end - 2..used.end];
         assert_eq!(after.differs_from(ram, &free), None, "the device wrote where it must not, or something else");
         assert_eq!(steps.take_interrupt(), interrupt);
-        assert!(!doorbell || self.wants_doorbell(&after, self.taken), "nobody would wake the device");
+        assert!(!doorbell || self.wants_doorbell(&after, self.taken), "the device would not be woken");
         Some(step)
     }
 }

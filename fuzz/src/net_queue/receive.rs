@@ -345,7 +345,7 @@ impl Receive {
         if step == Step::Doorbell && !failed {
             let left = self.driver.waiting(after).map_or(0, |chains| chains.len());
             let seen = self.driver.taken.wrapping_add(left as u16);
-            assert!(self.driver.wants_doorbell(after, seen), "nobody would wake the device");
+            assert!(self.driver.wants_doorbell(after, seen), "the device would not be woken");
         }
     }
 }

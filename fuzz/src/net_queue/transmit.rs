@@ -180,7 +180,7 @@ impl Transmit {
         }
         assert_eq!(self.file.metadata().expect("its length").len(), self.sent.len() as u64);
         assert_eq!(self.steps.take_interrupt(), self.driver.wants_interrupt(&after, old));
-        assert!(self.driver.wants_doorbell(&after, self.driver.taken), "nobody would wake the device");
+        assert!(self.driver.wants_doorbell(&after, self.driver.taken), "the device would not be woken");
     }
 
     /// Checks the contents of the file. Returns the number of frames sent and dropped.

@@ -373,7 +373,7 @@ fn vfs_that_exist_follow_their_pf_into_d3hot_and_back() {
     let outcome = set_power(&mut device, 3);
     assert_eq!((outcome.reach, outcome.stopping), (Reach::Device, vec![0, 1]));
     let _ = device.config_write(vf(1), COMMAND, DwordWrite::full(4));
-    assert_eq!(set_power(&mut device, 3).reach, Reach::Function(PF), "it is asleep already");
+    assert_eq!(set_power(&mut device, 3).reach, Reach::Function(PF), "it is in D3hot already");
     assert_eq!(set_power(&mut device, 0).reach, Reach::Device);
     assert_eq!(events(&device), [[ASLEEP, AWAKE].as_slice(), &[ASLEEP, ASLEEP, AWAKE], &[], &[]]);
     assert_eq!(device.config_read(vf(0), COMMAND), before);

@@ -46,7 +46,7 @@ fn page_sizes_that_do_not_exist_say_so() {
 }
 
 #[test]
-fn of_two_refused_writes_the_later_one_is_told() {
+fn of_two_refused_writes_the_later_one_is_reported() {
     let (first, second) = (Refused::NumVfs { written: 1 }, Refused::PowerState { written: 2 });
     let both = Effects::refused(first).and(Effects::WINDOWS).and(Effects::refused(second));
     assert_eq!((both.refused, both.windows, both.is_none()), (Some(second), true, false));

@@ -27,7 +27,7 @@ pub fn call(socket: &Path, port: u32) -> UnixStream {
         if line.starts_with(b"OK ") {
             return stream;
         }
-        assert!(Instant::now() < deadline, "nobody listens on port {port}");
+        assert!(Instant::now() < deadline, "no program listens on port {port}");
         thread::sleep(Duration::from_millis(50));
     }
 }

@@ -59,7 +59,7 @@ fn a_vf_reaches_what_is_mapped_for_it_and_nothing_else() {
         "from EP 256 at 0x60000000 [R]",
         "from EP 256 at 0x70000000 [R]",
     ] {
-        assert!(told.contains(fault), "{fault} is not told: {told}");
+        assert!(told.contains(fault), "{fault} is not reported: {told}");
     }
     third.ping_through(&mut guest, &taps, 2, Subnet(2));
 

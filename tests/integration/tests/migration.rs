@@ -100,9 +100,9 @@ fn memory_of(site: &Site) -> u64 {
 /// A guest with VFs over several kinds of backends under traffic moves to another VMM with other backends and back,
 /// repeatedly, without interruption.
 #[rstest]
-#[ignore = "a longer test: a second kernel, and links that are down meanwhile"]
+#[ignore = "a longer test: a second kernel, and links that are down in the meantime"]
 #[case::linux_6_1_with_vdpa(Kernel::V6_1, &ALL)]
-#[ignore = "a longer test: links that are down meanwhile"]
+#[ignore = "a longer test: links that are down in the meantime"]
 #[case::linux_6_12_with_vdpa(Kernel::V6_12, &ALL)]
 #[case::linux_6_12(Kernel::V6_12, &LOGGED)]
 fn a_guest_with_vfs_moves_to_another_vmm_and_back_under_traffic(#[case] kernel: Kernel, #[case] kinds: &[Backend]) {
@@ -273,7 +273,7 @@ fn vfs_carry_traffic_at_the_source_whatever_ends_a_migration() {
 
 /// Requests that the backend has accepted may complete after the memory was copied.
 #[test]
-#[ignore = "a longer test: a unit test shows what the backend is told"]
+#[ignore = "a longer test: a unit test shows what the backend receives"]
 fn a_guest_whose_backend_hangs_at_the_stop_stays_at_the_source() {
     const KINDS: [Backend; 1] = [Backend::VhostUser];
     let [here, there] = ["a", "b"].map(|name| Plan::new(name, &KINDS));

@@ -64,7 +64,7 @@ fn a_bond_uses_the_pf_while_a_vdpa_vf_moves_without_a_link() {
         // The first pages are held back: the guest runs here, its VF has no link.
         let wire = here.send_until(&there, Point::Frame(3, 0), &json!({"on_unlogged_backend": "link-down"}));
         await_active(&mut here.guest, "eth0");
-        stream.assert_alive(b"meanwhile\n");
+        stream.assert_alive(b"in between\n");
         wire.goes(Then::Passes);
         let sent = here.moved(&there);
         (here, there) = (there, here);

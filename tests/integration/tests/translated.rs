@@ -302,7 +302,7 @@ fn vhost_net_logs_writes_by_guest_address_behind_an_iommu() {
     pages.retain(|page| *page != machine.queues[TRANSMIT].used() / PAGE);
     assert_eq!(pages, [machine.queues[RECEIVE].used() / PAGE, BUFFERS / PAGE + 7]);
     machine.post(WRITABLE);
-    assert!(machine.settled(), "and goes on without a log");
+    assert!(machine.settled(), "and continues without a log");
     assert_eq!(machine.count(IommuCounter::Faults), 0);
 }
 

@@ -228,7 +228,7 @@ fn a_host_vf_behind_the_guests_iommu_reaches_only_its_mappings() {
     assert_eq!(api.get("vm.counters").body["nic"]["map_failures"], 0);
     let address = address(&mut guest, "eth0");
     guest.ok(&format!("echo {address} > /sys/bus/pci/drivers/igbvf/unbind"));
-    assert!(locked(&guest) < 1 << 10, "{} KiB are mapped for nobody", locked(&guest));
+    assert!(locked(&guest) < 1 << 10, "{} KiB are mapped without a device", locked(&guest));
     guest.ok(&format!("echo {address} > /sys/bus/pci/drivers/igbvf/bind"));
     vfs[0].join(&mut guest, "eth0");
     guest.reboot();

@@ -65,7 +65,7 @@ fn a_vf_by_fd_behind_the_guests_iommu_reaches_only_its_mappings() {
     assert_eq!(api.get("vm.counters").body["nic"]["map_failures"], 0);
     let address = guest.ok("basename $(readlink -f /sys/class/net/eth0/device)").trim().to_string();
     guest.ok(&format!("echo {address} > /sys/bus/pci/drivers/igbvf/unbind"));
-    assert!(pinned(&guest) < 1 << 10, "{} KiB are mapped for nobody", pinned(&guest));
+    assert!(pinned(&guest) < 1 << 10, "{} KiB are mapped without a device", pinned(&guest));
     guest.reboot();
     let once = MEMORY..2 * MEMORY;
     assert!(once.contains(&pinned(&guest)), "as at first");
@@ -110,7 +110,7 @@ fn come_and_go(rounds: usize) {
         assert!(!guest.vmm().has_bar_mapped());
         let now = (guest.vmm().held().0, guest.vmm().pinned());
         assert_eq!(first.get_or_insert(now), &now);
-        assert_eq!(now.1, 0, "nothing is pinned for nobody");
+        assert_eq!(now.1, 0, "nothing is pinned without a device");
     }
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));

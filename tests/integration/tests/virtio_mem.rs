@@ -185,7 +185,7 @@ fn unplugged_memory_that_the_guest_used_returns_to_the_host() {
 /// Kernel memory in plugged blocks: the VFs' buffers are there, so backends reach it; and the guest may be unable to
 /// unplug it, which the host sees.
 #[test]
-#[ignore = "a longer test: Linux takes minutes to try in vain"]
+#[ignore = "a longer test: Linux takes minutes to give up"]
 fn vfs_use_plugged_memory_and_a_reboot_takes_all_of_it_back() {
     let backends = Backends::start(&FOUR);
     let api = Api::new("virtio-mem-kernel");

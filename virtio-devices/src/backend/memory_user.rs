@@ -210,7 +210,7 @@ impl MemoryUser {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(RunnerError::of("tell the backend of the guest's memory")(std::io::Error::other(
+                    return Err(RunnerError::of("send the guest's memory to the backend")(std::io::Error::other(
                         "its worker has ended",
                     )));
                 }

@@ -278,9 +278,9 @@ impl QueueRunner for VhostNet {
             let _ = timer.reset(PULSE, None);
         }
         if self.tap.is_gone() {
-            return Err(RunnerError::of("go on")(io::Error::other(TapError::Gone(self.tap.name().into()))));
+            return Err(RunnerError::of("continue")(io::Error::other(TapError::Gone(self.tap.name().into()))));
         }
-        if self.answer().map_err(RunnerError::of("hear what vhost-net asks"))? {
+        if self.answer().map_err(RunnerError::of("read what vhost-net asks"))? {
             return Ok(Attention::Unreachable);
         }
         let broken = self.signals.as_ref().is_some_and(|signals| signals.broken.read().is_ok());
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(net.attend().unwrap(), Attention::Nothing);
         net.recover().unwrap();
         drop(far);
-        assert!(net.attend().unwrap_err().to_string().starts_with("cannot go on: sockets was deleted"));
+        assert!(net.attend().unwrap_err().to_string().starts_with("cannot continue: sockets was deleted"));
         assert!(net.recover().unwrap_err().to_string().starts_with("cannot open the tap again: sockets was deleted"));
     }
 }

@@ -424,7 +424,7 @@ impl QueueRunner for VhostUser {
     }
 
     fn set_memory(&mut self, memory: &GuestMap) -> Result<(), RunnerError> {
-        // A successor that is still mapping the old memory begins anew.
+        // A successor that is still mapping the old memory starts over.
         self.mapping = None;
         if let Some(peer) = &mut self.peer
             && let Err(error) = peer.remap(&self.memory, memory)
@@ -496,7 +496,7 @@ impl QueueRunner for VhostUser {
     }
 
     fn attend(&mut self) -> Result<Attention, RunnerError> {
-        let what = "go on";
+        let what = "continue";
         if let Some(failure) = self.translated.as_ref().and_then(Translated::failure) {
             self.hang_up(false);
             return Err(RunnerError { what, source: io::Error::other(failure) });
@@ -520,7 +520,7 @@ impl QueueRunner for VhostUser {
         // Checked even while the queues do not run: the peer would be started again, and could not report misses then.
         if heard == Heard::End && self.translates {
             self.hang_up(false);
-            return Err(RunnerError { what, source: io::Error::other("the backend cannot ask any more") });
+            return Err(RunnerError { what, source: io::Error::other("the backend can no longer ask") });
         }
         let link_up = self.peer.as_ref().is_some_and(Peer::link_up);
         match self.role {

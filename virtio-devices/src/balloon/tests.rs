@@ -188,7 +188,7 @@ fn an_invalid_ring_stops_its_queue_and_the_others_keep_running() {
     let mut guest = Guest::new();
     guest.queues[0].write(guest.queues[0].avail() + 2, 1000u16.to_le_bytes());
     guest.kick();
-    eventually("a wish for a reset", || guest.interrupts.needs_reset());
+    eventually("a request for a reset", || guest.interrupts.needs_reset());
     guest.report(&[(FIRST, 0x1000)]);
     assert_eq!(guest.gone(), [0]);
     eventually("a count", || guest.count(BalloonCounter::BrokenRings) == 1);
@@ -236,7 +236,7 @@ fn a_reset_empties_the_balloon_and_keeps_the_hosts_request() {
     guest.balloon.reset();
     assert_eq!(guest.read_config(), (256, 0));
     guest.balloon.size.resize(0);
-    assert!(guest.interrupts.eventfd(CONFIG_VECTOR).unwrap().read().is_err(), "there is no driver to tell");
+    assert!(guest.interrupts.eventfd(CONFIG_VECTOR).unwrap().read().is_err(), "there is no driver to notify");
     guest.start();
     assert_eq!(guest.read_config(), (0, 0));
 }

@@ -213,7 +213,7 @@ pub enum ResizeError {
     #[error("the host cannot change the size of the image: {0}")]
     Host(io::Error),
     /// The size has changed, but the host cannot restart the queues.
-    #[error("the size is changed, but the disk stands still: {0}; repeat this, or pause and resume the VM")]
+    #[error("the size is changed, but the disk is stopped: {0}; repeat this, or pause and resume the VM")]
     Stopped(io::Error),
 }
 

@@ -63,7 +63,7 @@ impl ImageFile {
 
 /// The size of the file that is open at `path`, in bytes.
 pub(super) fn size_of(path: &Path, fd: &OwnedFd) -> Result<u64, BlockError> {
-    let fail = |errno: Errno| BlockError::File { path: path.into(), action: "tell its size", source: errno.into() };
+    let fail = |errno: Errno| BlockError::File { path: path.into(), action: "find its size", source: errno.into() };
     rustix::fs::seek(fd, SeekFrom::End(0)).map_err(fail)
 }
 

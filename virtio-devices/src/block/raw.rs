@@ -47,7 +47,7 @@ impl RawFile {
         let mut block_size = MIN_BLOCK;
         let mut physical = u32::try_from(stat.st_blksize).unwrap_or(MIN_BLOCK);
         if block_device {
-            block_size = rustix::fs::ioctl_blksszget(&fd).map_err(fail("tell its block size"))?;
+            block_size = rustix::fs::ioctl_blksszget(&fd).map_err(fail("find its block size"))?;
             physical = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(block_size);
         }
         let range_unit = if block_device { block_size.into() } else { 1 };

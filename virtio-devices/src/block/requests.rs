@@ -156,8 +156,8 @@ impl<'r, 'm> Requests<'r, 'm> {
                 break;
             };
             if self.begin(tag, chain, tally) == Begun::No {
-                // Only the last request taken can be put back. If the driver resumes the queue, the request begins
-                // anew.
+                // Only the last request taken can be put back. If the driver resumes the queue, the request
+                // starts over.
                 ring.put_back(1);
             }
         }

@@ -56,7 +56,7 @@ fn open_at_once(spec: CharSpec) -> Result<CharDevice, CharError> {
     let opening = std::thread::spawn(move || CharDevice::open(&spec));
     let start = Instant::now();
     while !opening.is_finished() {
-        assert!(start.elapsed() < PATIENCE, "opening waits for somebody");
+        assert!(start.elapsed() < PATIENCE, "opening waits for the other end");
         std::thread::sleep(Duration::from_millis(1));
     }
     opening.join().unwrap()

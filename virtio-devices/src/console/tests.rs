@@ -202,7 +202,7 @@ fn a_ring_that_makes_no_sense_leaves_the_other_direction_alone() {
     let mut guest = Guest::new();
     guest.receive.write(guest.receive.avail() + 2, 1000u16.to_le_bytes());
     guest.kick();
-    eventually("a wish for a reset", || guest.interrupts.needs_reset());
+    eventually("a request for a reset", || guest.interrupts.needs_reset());
     guest.transmit.send(BUFFERS, b"x", &[]);
     guest.kick();
     let mut byte = [0];

@@ -29,7 +29,7 @@ fn a_refusal_names_field_then_and_now() {
         (config(7, b"other"), "tag other, and it is share here"),
         (config(7, b"\n"), "tag 0a:00:00:00:00:00:00:00:00:00:00:00, and it is share here"),
     ] {
-        assert_eq!(refusal(&then, &own), format!("its driver was told {what}; give the device what it had"));
+        assert_eq!(refusal(&then, &own), format!("its driver was given {what}; give the device what it had"));
     }
 }
 

@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(layout.capabilities()[1].body[14..], 0x1000_u32.to_le_bytes());
         assert_eq!([0, 1, 2].map(|queue| layout.doorbell(queue)), [0x1000, 0x2000, 0x3000]);
         assert_eq!(layout.locate(REGISTERS_BAR, 0x3000, 2), Some(Place::Doorbell(2)));
-        assert_eq!(layout.locate(REGISTERS_BAR, 0x3004, 2), Some(Place::Hole), "the rest of a page is nobody's");
+        assert_eq!(layout.locate(REGISTERS_BAR, 0x3004, 2), Some(Place::Hole), "the rest of a page has no owner");
     }
 
     #[test]

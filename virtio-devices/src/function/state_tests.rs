@@ -121,7 +121,7 @@ fn pending_signals_are_restored_as_pending_bits_isr_and_reset() {
     interrupts.ask_for_reset();
     let mut new = restored(&save(&mut old));
     let mut driver = driver(&mut new);
-    assert_eq!(driver.bar_read(4, 0x800, 4), 0b101, "queue 1's, though nothing is mapped to it any more, and config's");
+    assert_eq!(driver.bar_read(4, 0x800, 4), 0b101, "queue 1's, though nothing is mapped to it now, and config's");
     assert_eq!((driver.bar_read(2, 0x100, 1), driver.status()), (1 | 2, 15 | 64));
     new.resume();
     assert!(!new.is_running(), "its driver must reset it first");
@@ -154,7 +154,7 @@ fn queues_that_run_cannot_be_saved() {
     function.pause();
     join(&mut function);
     let held = queue.lock();
-    assert!(function.save().is_err(), "a worker that was told to stop has not ended yet");
+    assert!(function.save().is_err(), "a worker that was asked to stop has not ended yet");
     drop(held);
     assert!(function.save().is_ok());
 }
@@ -202,7 +202,7 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
         "its driver uses the virtio feature bits 3, 7, which are not offered here; give the device what it had";
     assert_eq!(features, expected);
     let told = refused(|state| state.function.told.as_mut().unwrap().config.0[0] = 0xff);
-    assert!(told.starts_with("its driver was told word "), "{told}");
+    assert!(told.starts_with("its driver was given word "), "{told}");
     assert_eq!(refused(|state| state.version = 2), "saved state of version 2; this is version 1");
     let table = refused(|state| state.function.config.msix.as_mut().unwrap().table.truncate(3));
     assert_eq!(table, "saved state of a function with different MSI-X vectors");

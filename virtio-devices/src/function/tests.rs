@@ -217,7 +217,7 @@ fn a_pause_keeps_the_queue_positions_and_a_reset_does_not() {
     driver(&mut function).init();
     for n in 1..=3 {
         let _ = driver(&mut function).notify(0);
-        wait("the worker hears its doorbell", || kicks(&function) >= n);
+        wait("the worker sees its doorbell", || kicks(&function) >= n);
     }
     let _ = driver(&mut function).set_bus_master(false);
     assert_eq!(join(&mut function), 1);
@@ -244,7 +244,7 @@ fn a_doorbell_by_memory_wakes_the_worker_of_its_queue() {
     wait("the worker is kicked when it starts", || kicks(&function) == 1);
     for (queue, heard) in [(0, 2), (2, 3)] {
         assert!(driver(&mut function).notify(queue).is_none());
-        wait("the worker hears its doorbell", || kicks(&function) == heard);
+        wait("the worker sees its doorbell", || kicks(&function) == heard);
     }
     let _ = driver(&mut function).bar_write(2, 0x1000 + 3 * 4, 2, 3);
     let _ = driver(&mut function).bar_write(2, 0x1001, 2, 0);
@@ -269,7 +269,7 @@ fn doorbells_are_those_of_the_queues_that_run() {
     assert_eq!(places, [(window, 0x1000), (window, 0x1004), (window, 0x1008)]);
     wait("the worker is kicked when it starts", || kicks(&function) == 1);
     running[1].eventfd.write(1).unwrap();
-    wait("the worker hears the eventfd", || kicks(&function) == 2);
+    wait("the worker sees the eventfd", || kicks(&function) == 2);
     let _ = driver(&mut function).set_bus_master(false);
     assert!(doorbells(&function).is_empty());
 }
@@ -349,7 +349,7 @@ fn a_start_that_fails_asks_for_a_reset_and_works_after_it() {
     assert!(!function.is_running());
     assert_eq!(function.start_failures(), 1);
     let signal = function.transport.interrupts().eventfd(0).unwrap().read();
-    assert_eq!(signal.unwrap(), 1, "the driver is told");
+    assert_eq!(signal.unwrap(), 1, "the driver is notified");
     let _ = driver(&mut function).set_bus_master(false);
     let _ = driver(&mut function).set_bus_master(true);
     assert_eq!(function.start_failures(), 1, "it is not tried again before a reset");

@@ -118,7 +118,7 @@ mod tests {
     fn faults_are_counted_all_and_kept_in_a_bounded_number() {
         let (faults, counters) = (Faults::default(), IommuCounters::new());
         faults.report(FAULT, &counters);
-        assert_eq!(faults.take(), None, "without a driver nobody is told");
+        assert_eq!(faults.take(), None, "without a driver there is no report");
         let wake = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
         faults.tell(Some(Arc::clone(&wake)));
         for _ in 0..3 * MOST {

@@ -37,7 +37,7 @@ pub enum DmaReach<'r> {
 /// Failure of a follower: the host has no memory for the mapping, or a limit is reached. The follower has logged the
 /// cause, rate-limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("whoever follows the IOMMU cannot")]
+#[error("a follower of the IOMMU failed")]
 pub struct NotFollowed;
 
 /// A copy of one function's mappings.

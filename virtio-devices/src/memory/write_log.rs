@@ -9,7 +9,7 @@ use super::map::GuestMap;
 
 /// Writes are collected already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("what devices write to guest memory is being collected already")]
+#[error("the dirty log is already on")]
 pub struct LogBusy;
 
 /// The dirty log of this process's threads: their writes to guest memory while it exists. A map has at most one.

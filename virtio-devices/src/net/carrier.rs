@@ -37,7 +37,7 @@ pub(crate) trait Carrier: Send + Sync {
     /// The MTU that its NICs should have, in bytes.
     fn mtu(&self) -> Option<u16>;
 
-    /// Attaches the NIC, also anew after a reset. Called on a vCPU.
+    /// Attaches the NIC, also again after a reset. Called on a vCPU.
     fn attach(&self, nic: CarriedNic);
 
     /// Detaches the NIC.

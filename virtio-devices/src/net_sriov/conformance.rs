@@ -147,7 +147,7 @@ fn a_vf_bar_that_moves_takes_all_vfs_with_it() {
             let offset = SRIOV + 0x24 + register;
             let changes = u64::from(pf(&mut nic).config_read(offset, 4) & !0xf) != half;
             let effects = pf(&mut nic).config_write(offset, 4, u32::try_from(half).unwrap());
-            assert_eq!(effects.windows, changes, "{to:#x}: the VMM is told");
+            assert_eq!(effects.windows, changes, "{to:#x}: the VMM is notified");
         }
         for index in 0..4u16 {
             let slice = u64::from(index) * 0x2000;

@@ -82,7 +82,7 @@ impl<D: VirtioDevice> Guest<D> {
     pub(crate) fn break_ring(&self) {
         self.queue.write(self.queue.avail() + 2, 1000u16.to_le_bytes());
         self.kick();
-        eventually("a wish for a reset", || self.interrupts.needs_reset());
+        eventually("a request for a reset", || self.interrupts.needs_reset());
     }
 }
 

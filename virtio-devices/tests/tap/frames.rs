@@ -68,7 +68,7 @@ impl Machine {
         self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
     }
 
-    /// Has the driver set up its queues anew, after a reset.
+    /// Has the driver set up its queues again, after a reset.
     pub(crate) fn renew(&mut self) {
         let memory = self.queues[0].memory.clone();
         self.queues[0].memory_write(0, &vec![0; BUFFERS as usize]);
@@ -247,7 +247,7 @@ fn only_the_pairs_that_the_driver_uses_have_a_queue_of_the_tap() {
     assert!(machine.received(0).len() >= 16, "all in the first pair");
     assert_eq!(machine.command(8, &[4, 0, 4, 0]), 0);
     machine.provide(0, 32, 2048);
-    // The other workers attach their queues when they hear of it.
+    // The other workers attach their queues when they are notified.
     eventually("frames of several flows in several pairs", || {
         (0..16).for_each(|flow| machine.wire.send(&flow_frame(flow)));
         (1..4).any(|pair| !machine.queues[2 * pair].take_used().is_empty())

@@ -54,7 +54,7 @@ impl Wire {
         // SAFETY: creates a descriptor.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, protocol.into()) };
         assert!(fd >= 0, "a packet socket: {}", std::io::Error::last_os_error());
-        // SAFETY: nobody else owns the descriptor.
+        // SAFETY: this is the only owner of the descriptor.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: the address is plain data, of which zero is a value.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -68,7 +68,7 @@ impl Wire {
         Self(fd)
     }
 
-    /// Sends a frame to whoever has the tap open.
+    /// Sends a frame to the program that has the tap open.
     pub(crate) fn send(&self, frame: &[u8]) {
         assert_eq!(rustix::io::write(&self.0, frame).unwrap(), frame.len());
     }

@@ -21,7 +21,7 @@ pub(crate) fn changes(machine: &Machine) -> Changes {
     changes
 }
 
-/// Waits until the NIC's tap is lost or back, and its driver has heard of it.
+/// Waits until the NIC's tap is lost or back, and its driver is notified.
 pub(crate) fn follow(machine: &Machine, changes: &Changes, expected: &[BackendChange]) {
     let pairs = machine.queues.len() as u16 / 2;
     let heard = || machine.interrupts.eventfd(2 * pairs + 1).is_some_and(|config| config.read().is_ok());
@@ -58,7 +58,7 @@ fn a_deleted_tap_is_lost_until_there_is_one_of_its_name() {
     exchange(&mut machine, 100);
     ip("link delete tap0");
     follow(&machine, &changes, &[LOST]);
-    // What the driver sends meanwhile is dropped as by any link that is down, and so is what it sent before.
+    // What the driver sends now is dropped as by any link that is down, and so is what it sent before.
     machine.transmit(&with_header(&frame(OTHER, 60)));
     assert_eq!(machine.count(Counter::TxLinkDown), 1);
     assert!(machine.count(Counter::TxBackendErrors) == 0 && machine.count(Counter::RxBackendErrors) < 10);

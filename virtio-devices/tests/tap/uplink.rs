@@ -77,7 +77,7 @@ fn an_uplink_that_takes_no_frames_is_reported_once() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&told);
     switch.observe_uplink(Box::new(move |change| seen.lock().push(change)));
-    // Its link stays up, so that it goes on to send.
+    // Its link stays up, so that it continues to send.
     switch.set_port(1, PortSettings { follows_uplink: false, ..PortSettings::default() }).wait().unwrap();
     let mut machine = Machine::of(nic(&switch, 1), "tap0");
     machine.start(machine.net.features());

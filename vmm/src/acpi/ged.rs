@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn each_event_is_told_once_and_interrupts() {
+    fn each_event_is_reported_once_and_interrupts() {
         let (device, _) = device();
         assert_eq!(device.take_events(), 0);
         device.plugged(3, 31);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_is_told_of_memory() {
+    fn the_guest_is_notified_of_memory() {
         let (device, _) = device();
         assert!(device.with_memory(|memory| memory.has_room()) && device.interrupt().read().is_err());
         device.with_memory(|memory| memory.add(1 << 32..2 << 32));

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn each_slot_is_a_memory_device_that_is_told_of_its_own_bit() {
+    fn each_slot_is_a_memory_device_notified_of_its_own_bit() {
         let bytes = aml();
         // Name(_HID, EisaId("PNP0C80")), Name(_UID, n)
         for slot in 0..SLOTS {

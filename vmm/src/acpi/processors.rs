@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn each_vcpu_is_told_of_its_own_bit() {
+    fn each_vcpu_is_notified_of_its_own_bit() {
         let bytes = aml(10);
         let scan = &bytes[find(&bytes, b"CSCN").unwrap()..];
         // Local0 = A001; if (Local0 & 2) Notify(C009, 1)

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_that_are_free_come_and_are_told_once() {
+    fn the_lowest_free_vcpus_are_added_and_reported_once() {
         let mut vcpus = VcpuHotplug::new(1, 12);
         assert_eq!(vcpus.resize(10), Change::Add((1..10).collect()));
         assert!(!vcpus.has_news(), "they are not there yet");
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn what_runs_still_cannot_come_again() {
         let mut vcpus = VcpuHotplug::new(2, 2);
-        assert!(write(&mut vcpus, EJECT, 1), "a guest may let go what it was not asked for");
+        assert!(write(&mut vcpus, EJECT, 1), "a guest may eject what it was not asked for");
         assert_eq!(vcpus.resize(2), Change::Unanswered(1));
         assert_eq!(vcpus.take_ejected().collect::<Vec<_>>(), [1]);
         assert_eq!(vcpus.resize(2), Change::Add(vec![1]));

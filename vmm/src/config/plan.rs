@@ -37,7 +37,7 @@ impl VmPlan {
     /// Checks everything that can be checked without opening anything, except for a missing kernel, and chooses the
     /// values that were left out.
     ///
-    /// MAC addresses that were left out are drawn anew by each call; [`PlannedVm`] keeps them.
+    /// MAC addresses that were left out are drawn again by each call; [`PlannedVm`] keeps them.
     ///
     /// # Errors
     ///

@@ -377,7 +377,7 @@ impl Instance {
             self.reboots.take_op(now);
             match std::mem::take(&mut self.untold) {
                 0 => log::info!("the guest reboots"),
-                untold => log::info!("the guest reboots, and has done so {untold} times without a word here"),
+                untold => log::info!("the guest rebooted ({untold} earlier reboots not logged)"),
             }
         } else {
             self.untold += 1;

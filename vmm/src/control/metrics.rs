@@ -199,11 +199,7 @@ impl Text {
         self.family(name, "gauge", "1 while a guest driver runs the function.");
         functions.iter().for_each(|function| self.sample(name, &function.labels, u8::from(function.driver_up)));
         let name = "cloud_hypervisor_needs_reset";
-        self.family(
-            name,
-            "gauge",
-            "1 while the function stands still until its driver resets it (DEVICE_NEEDS_RESET).",
-        );
+        self.family(name, "gauge", "1 while the function is stopped until its driver resets it (DEVICE_NEEDS_RESET).");
         functions.iter().for_each(|function| self.sample(name, &function.labels, u8::from(function.needs_reset)));
         let name = "cloud_hypervisor_link_up";
         self.family(name, "gauge", "1 while the link of the network function is up.");
@@ -314,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_a_pf_and_its_vfs_are_told_apart_by_labels() {
+    fn counters_of_a_pf_and_its_vfs_differ_by_labels() {
         let mut text = Text::default();
         let counters = |n| [("rx_bytes", n), ("tx_filtered", 10 * n)];
         let known = [("control_commands", 5), ("rx_bytes", 2), ("tx_filtered", 20)];
@@ -338,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uplink_has_its_counters_beside_those_of_its_pf() {
+    fn an_uplink_has_its_counters_next_to_those_of_its_pf() {
         let mut text = Text::default();
         let uplink = |id, up, counters: &[_]| Uplink { labels: labels(id, None), up, counters: counters.to_vec() };
         let some = [("rx_bytes", 7), ("rx_unknown", 1)];

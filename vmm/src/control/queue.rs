@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_waits_behind_another_is_told_of() {
+    fn a_request_that_waits_behind_another_is_signalled() {
         let (control, requests) = pair().unwrap();
         let (reply, _answer) = sync_channel(2);
         for _ in 0..2 {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_told_when_nobody_answers_any_more() {
+    fn a_client_gets_an_error_once_the_control_thread_has_ended() {
         let (control, requests) = pair().unwrap();
         drop(requests);
         assert_eq!(control.handle(Action::Ping).unwrap_err().kind, ErrorKind::Host);

@@ -114,7 +114,7 @@ pub enum DeviceError {
         error: io::Error,
     },
     /// Requests in flight that do not end.
-    #[error("{option}: what it has begun does not end in time; look at its disk or backend, and try again")]
+    #[error("{option}: requests in flight did not complete in time; check its disk or backend, and try again")]
     Late {
         /// The device.
         option: String,

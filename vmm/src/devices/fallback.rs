@@ -17,7 +17,7 @@ pub(crate) struct Held {
 pub(crate) type HeldBackends = (Vec<Held>, Vec<(String, MemoryUser)>);
 
 /// Reason for the link's state, in an event.
-const REASON: &str = "its backend cannot say what it writes to memory, and stands still while the VM is sent";
+const REASON: &str = "its backend has no dirty log, and is stopped while the VM is sent";
 
 impl Devices {
     /// Takes down the links of all network functions whose backends cannot log their writes to the guest's memory. The

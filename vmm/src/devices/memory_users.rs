@@ -41,7 +41,7 @@ impl MemoryUsers {
 
     /// The options of paused devices' backends that may still write to the guest's memory. Waits until `until` for
     /// those that are ending.
-    pub(crate) fn at_large(&self, until: Instant) -> Vec<String> {
+    pub(crate) fn unstopped(&self, until: Instant) -> Vec<String> {
         self.each(|plan, vf, user| user.may_still_write(until).then(|| function_option(plan, vf)))
     }
 

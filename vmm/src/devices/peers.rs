@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_any_longer_than_is_wanted() {
+    fn a_cancel_ends_the_wait_for_all_peers_and_leaves_no_socket() {
         let folder = tempfile::tempdir().unwrap();
         let plan = plan(folder.path(), "server", 3);
         let cancel = Cancel::new().unwrap();

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_take_the_slots_that_nobody_chose() {
+    fn devices_without_a_chosen_slot_take_the_free_ones() {
         let net = |pci_device_id| NetConfig { pci_device_id, ..NetConfig::default() };
         let mut config =
             VmConfig { net: vec![net(None), net(Some(1)), net(Some(3)), net(None)], ..VmConfig::default() };

@@ -69,7 +69,7 @@ impl DirtySource for Backends {
 
     fn stop(&mut self) {
         if let Err(error) = self.tell(None) {
-            log::warn!("a backend goes on logging what it writes: {error}");
+            log::warn!("a backend continues to log what it writes: {error}");
         }
         self.log = None;
     }

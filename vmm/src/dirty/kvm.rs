@@ -61,7 +61,7 @@ impl DirtySource for Vcpus {
     fn stop(&mut self) {
         if let Err(error) = self.vm.log_writes(false) {
             // The guest is slower until its next reset.
-            log::warn!("KVM goes on logging what the guest writes: {error}");
+            log::warn!("KVM continues to log what the guest writes: {error}");
         }
     }
 }

@@ -9,7 +9,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 const WORD: u64 = u64::BITS as u64;
 /// Words per chunk.
 const CHUNK_WORDS: usize = 16;
-/// Pages per chunk: 4 MiB of memory. Bounds how much is sent in vain if the guest writes to a chunk in flight.
+/// Pages per chunk: 4 MiB of memory. Bounds how much is sent for nothing if the guest writes to a chunk in flight.
 pub const CHUNK_PAGES: u64 = CHUNK_WORDS as u64 * WORD;
 
 /// A set of pages.

@@ -226,7 +226,7 @@ struct Failing(bool);
 
 impl DirtySource for Failing {
     fn name(&self) -> &'static str {
-        "nobody writes"
+        "a failing source writes"
     }
 
     fn start(&mut self) -> io::Result<()> {
@@ -244,11 +244,11 @@ impl DirtySource for Failing {
 fn failing_source_is_named_and_stops_the_sources_before_it() {
     let map = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
     let error = DirtyLog::start(vec![Box::new(OwnThreads::new(&map)), Box::new(Failing(true))]).err().unwrap();
-    assert_eq!(error.to_string(), "cannot log what nobody writes to guest memory: unsupported");
+    assert_eq!(error.to_string(), "cannot log what a failing source writes to guest memory: unsupported");
     // The failed log has released it.
     let mut log = DirtyLog::start(vec![Box::new(OwnThreads::new(&map)), Box::new(Failing(false))]).unwrap();
     let error = log.collect(&mut PageSet::none(&map)).unwrap_err().to_string();
-    assert_eq!(error, "cannot log what nobody writes to guest memory: broken pipe");
+    assert_eq!(error, "cannot log what a failing source writes to guest memory: broken pipe");
 }
 
 #[test]
@@ -294,7 +294,7 @@ proptest! {
 }
 
 #[test]
-fn chunks_come_one_after_the_other_and_go_on_where_they_stopped() {
+fn chunks_come_in_order_and_continue_where_they_stopped() {
     let map = GuestMap::from_ranges(&[(GuestAddress(0), (3 * CHUNK_PAGES as usize) << 12)]).unwrap();
     let (mut set, mut place) = (PageSet::all(&map), (0, 0));
     let starts: Vec<_> =

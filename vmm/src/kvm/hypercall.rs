@@ -38,7 +38,7 @@ mod tests {
     fn hypercalls_to_devices_of_the_host_are_denied() {
         assert_eq!(result_of(KVM_EXIT_HYPERV_HCALL), ACCESS_DENIED);
         for kind in [0, KVM_EXIT_HYPERV_SYNIC, 3, u32::MAX] {
-            assert_eq!(result_of(kind), 0x1234, "{kind}: nothing is to be answered");
+            assert_eq!(result_of(kind), 0x1234, "{kind}: it has no reply");
         }
     }
 }

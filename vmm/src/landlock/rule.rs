@@ -57,7 +57,7 @@ impl Rule {
         Self { missing: Missing::Skip, ..Self::new("", path, access) }
     }
 
-    /// The folder in which a socket is created anew each time, and removed. A rule for the socket would end with the
+    /// The folder in which a socket is created again each time, and removed. A rule for the socket would end with the
     /// socket.
     pub(super) fn of_socket(option: impl Into<String>, socket: &Path) -> Self {
         let folder = socket.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_is_told_apart_by_its_length_or_its_end() {
+    fn another_file_is_known_by_its_length_or_its_end() {
         let (file, memory) = (tempfile::tempfile().unwrap(), filled());
         let layout = ImageLayout::of_memory(&memory).unwrap();
         save(&memory, &layout, &file, &ID, &|| false).unwrap();

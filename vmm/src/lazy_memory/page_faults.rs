@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn each_page_is_as_it_was_saved_whoever_touches_it_first() {
+    fn each_page_is_as_it_was_saved_at_any_threads_first_access() {
         let (file, layout) = image();
         for _ in 0..3 {
             let memory = memory();

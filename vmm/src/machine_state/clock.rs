@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_goes_on_by_the_time_that_the_clock_went_on() {
+    fn the_counter_advances_by_the_time_that_the_clock_advanced() {
         let clock = clock(2_500_000);
         assert_eq!(clock.tsc_at(5_000_000_000), 100);
         assert_eq!(clock.tsc_at(5_000_000_004), 110);

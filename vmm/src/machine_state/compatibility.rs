@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_can_go_on_with_what_it_offers_itself() {
+    fn a_host_can_continue_with_its_own_features() {
         let all: Vec<_> = FEATURES.iter().map(|(function, subleaf, _)| leaf(*function, *subleaf, [!0; 4])).collect();
         assert_eq!(check(&all, &all), Ok(()));
         for (function, subleaf, masks) in FEATURES {

@@ -13,7 +13,7 @@ pub enum SaveError {
     /// The guest runs, or does not exist.
     #[error("the VM is not paused; pause it first (vm.pause)")]
     NotPaused,
-    /// The guest has stopped for good.
+    /// The guest has shut down.
     #[error("the guest has stopped and cannot continue; there is nothing to save")]
     Stopped,
     /// A part of the VM does not support saving.
@@ -85,7 +85,7 @@ pub enum RestoreError {
         saved: String,
     },
     /// The configuration has another value of an option that the guest has seen.
-    #[error("{option}: {now} in the configuration, and the guest was told {then}, which has to stay; give that")]
+    #[error("{option}: {now} in the configuration, and the guest was given {then}, which has to stay; give that")]
     Told {
         /// The option.
         option: &'static str,

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_each_kind_is_told_once() {
+    fn a_change_of_each_kind_is_reported_once() {
         let off = State::default();
         let up = state(true, &[]);
         let enabled = state(true, &[false, false]);
@@ -258,7 +258,7 @@ mod tests {
 
     /// A worker that finds a broken ring requests a reset without an access of the guest.
     #[test]
-    fn a_function_that_asks_for_a_reset_by_itself_is_told() {
+    fn a_function_that_asks_for_a_reset_by_itself_is_reported() {
         let placement = Topology::<()>::new(127).place(Some(3), 1).unwrap();
         let device = NetSriov::new(FakeDevice::new(&[64]), vec![FakeDevice::new(&[64])], placement, &memory()).unwrap();
         let mut device = Hosted::new(device);
@@ -274,7 +274,7 @@ mod tests {
         interrupts.ask_for_reset();
         let end = Instant::now() + Duration::from_secs(60);
         while !std::fs::read_to_string(&path).unwrap().contains("needs-reset") {
-            assert!(Instant::now() < end, "it is told");
+            assert!(Instant::now() < end, "an event reports it");
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(stream);
@@ -282,7 +282,7 @@ mod tests {
 
     /// The PF's VFs were enabled when the device was removed: the guest did not disable them before.
     #[test]
-    fn what_ends_with_a_device_that_is_taken_out_is_told() {
+    fn events_report_what_ends_with_an_unplugged_device() {
         let placement = Topology::<()>::new(127).place(Some(3), 2).unwrap();
         let vfs = (0..2).map(|_| FakeDevice::new(&[64])).collect();
         let device = NetSriov::new(FakeDevice::new(&[64]), vfs, placement, &memory()).unwrap();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn vfs_that_are_enabled_anew_have_no_driver_of_before() {
+    fn vfs_that_are_enabled_again_have_no_earlier_driver() {
         let changes = state(true, &[true, true]).changes(&state(true, &[true, false, false]));
         assert_eq!(changes, [Change::VfsDisabled(2), Change::VfsEnabled(3), Change::VfDriverOk(0)]);
     }

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_told_at_its_begin_and_its_end_alone() {
+    fn a_failure_is_reported_only_at_its_begin_and_its_end() {
         let watch = FailureWatch::new("pf0", OF_NIC, &Events::default());
         let mut told = Vec::new();
         let mut look = || {

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_notice_of_each_kind_and_function_is_told_once() {
+    fn the_last_notice_of_each_kind_and_function_is_reported_once() {
         let watch = PolicyWatch::new("pf0", &Events::default());
         let spoofed = |frames| PolicyNotice::Spoofed { frames };
         let mac = |last| PolicyNotice::AddressChanged { mac: [2, 0, 0, 0, 0, last] };

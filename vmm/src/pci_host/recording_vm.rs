@@ -57,7 +57,7 @@ impl RecordingVm {
         if record.refuse == Refuse::All {
             return Err(io::Error::other("refused"));
         }
-        assert!(tell(&mut record), "told twice, or to undo what was never done");
+        assert!(tell(&mut record), "sent twice, or to undo what was never done");
         Ok(())
     }
 

@@ -282,8 +282,8 @@ const VDPA_RESET: Group = Group {
 };
 
 const IOTLB: Group = Group {
-    why: "a vhost-user backend that is told what its function reaches when its virtual IOMMU says so, and hung up on \
-          if it does not answer",
+    why: "a vhost-user backend that gets the mappings of its virtual IOMMU, and whose connection is closed if it does \
+          not answer",
     rules: &[any(SYS_sendmsg), any(SYS_recvmsg), any(SYS_shutdown)],
 };
 
@@ -396,10 +396,8 @@ const PAGES: Group = Group {
     rules: &[ioctl(ioctls::PAGES), any(SYS_pread64), any(SYS_lseek)],
 };
 
-const MAKE_USERFAULT: Group = Group {
-    why: "memory of a restored guest that is to be filled when it is used",
-    rules: &[ioctl(ioctls::MAKE_USERFAULT)],
-};
+const MAKE_USERFAULT: Group =
+    Group { why: "memory of a restored guest that is filled on first use", rules: &[ioctl(ioctls::MAKE_USERFAULT)] };
 
 const USERFAULT: Group = Group {
     why: "memory of a restored guest that is filled when it is used",
@@ -426,7 +424,7 @@ const NETWORK: Group = Group {
 };
 
 const LOG_FILE: Group = Group {
-    why: "the log that backends in other processes share with this one, whose size nobody can change",
+    why: "the log that backends in other processes share with this one, whose size is sealed",
     rules: &[any(SYS_memfd_create), any(SYS_ftruncate), fcntl(&[F_ADD_SEALS as u64])],
 };
 
@@ -435,10 +433,8 @@ const PIPE: Group = Group {
     rules: &[any(SYS_pipe2)],
 };
 
-const REMOVE: Group = Group {
-    why: "the path of a socket that is not listened on any more",
-    rules: &[any(SYS_unlink), any(SYS_unlinkat)],
-};
+const REMOVE: Group =
+    Group { why: "the path of a socket that is no longer listened on", rules: &[any(SYS_unlink), any(SYS_unlinkat)] };
 
 const LISTEN: Group = Group {
     why: "sockets that are listened on",

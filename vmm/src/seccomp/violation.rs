@@ -67,7 +67,7 @@ fn line(thread: &[u8], call: c_long, arguments: [u64; 3]) -> Line {
         line.add(if number == 0 { b"0x" } else { b", 0x" });
         line.add_number(argument, 16);
     }
-    line.add(b"); please report this, unless somebody attacks the VM; --seccomp false allows all calls\n");
+    line.add(b"); please report this, unless the VM is under attack; --seccomp false allows all calls\n");
     line
 }
 
@@ -123,7 +123,7 @@ mod tests {
             |thread: &[u8], call, arguments| String::from_utf8(line(thread, call, arguments).text().into()).unwrap();
         let said = text(b"vcpu0", libc::SYS_ioctl, [12, 0xae80, u64::MAX]);
         let expected = "cloud-hypervisor: the thread vcpu0 is not allowed the system call ioctl (16, with 0xc, 0xae80, \
-                        0xffffffffffffffff); please report this, unless somebody attacks the VM; --seccomp false \
+                        0xffffffffffffffff); please report this, unless the VM is under attack; --seccomp false \
                         allows all calls\n";
         assert_eq!(said, expected);
         let said = text(b"", 9999, [0; 3]);

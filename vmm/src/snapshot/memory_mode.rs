@@ -29,10 +29,10 @@ pub(crate) fn choose(
         let name = mode.name();
         Err(format!("memory_restore_mode={name}: {why}; give copy, or auto"))
     };
-    let unfit = unfit(restore, memory, needs_shared);
+    let obstacle = obstacle(restore, memory, needs_shared);
     match mode {
         MemoryRestoreMode::Copy => Ok((MemoryMode::Copy, "asked for".to_string())),
-        MemoryRestoreMode::OnDemand | MemoryRestoreMode::Map => match (unfit, mode) {
+        MemoryRestoreMode::OnDemand | MemoryRestoreMode::Map => match (obstacle, mode) {
             (Some(why), _) => refuse(why),
             (None, MemoryRestoreMode::Map) => Ok((MemoryMode::Map, "asked for".to_string())),
             (None, _) => match page_faults::check() {
@@ -41,7 +41,7 @@ pub(crate) fn choose(
             },
         },
         // Mapping is safe wherever reading on demand is, and costs nothing.
-        MemoryRestoreMode::Auto => Ok(match unfit {
+        MemoryRestoreMode::Auto => Ok(match obstacle {
             Some(why) => (MemoryMode::Copy, why.to_string()),
             None => (MemoryMode::Map, "the memory is private, and nothing else maps it".to_string()),
         }),
@@ -49,7 +49,7 @@ pub(crate) fn choose(
 }
 
 /// Returns the reason why all memory must be read before the guest runs, if there is one.
-fn unfit(restore: &RestoreConfig, memory: &MemoryConfig, needs_shared: bool) -> Option<&'static str> {
+fn obstacle(restore: &RestoreConfig, memory: &MemoryConfig, needs_shared: bool) -> Option<&'static str> {
     let parts = memory.parts();
     if needs_shared {
         // Another process would read missing pages as zero, without a fault in this process.
@@ -65,7 +65,7 @@ fn unfit(restore: &RestoreConfig, memory: &MemoryConfig, needs_shared: bool) -> 
         return Some("a memory zone has a file of its own");
     }
     if restore.prefault || memory.prefault || parts.iter().any(|part| part.prefault) {
-        return Some("all memory is to be there from the start (prefault=on)");
+        return Some("prefault=on asks for all memory from the start");
     }
     None
 }

@@ -163,7 +163,7 @@ pub(crate) fn allow_missing(
         nic.missing = match restore.on_missing_backend {
             _ if is_down => MissingBackend::LeftOut("left out when the VM came here (link=down)".to_string()),
             OnMissingBackend::LinkDown if lacks => {
-                MissingBackend::LeftOut("nobody gave descriptors of its taps".to_string())
+                MissingBackend::LeftOut("no descriptors of its taps were given".to_string())
             }
             OnMissingBackend::LinkDown => MissingBackend::LinkDown,
             OnMissingBackend::Refuse => MissingBackend::Refused,

@@ -271,7 +271,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn another_programs_state_and_later_versions_are_told_apart() {
+    fn another_programs_state_and_later_versions_are_distinguished() {
         let said = |value: Value| SavedState::from_file(value.to_string().as_bytes()).unwrap_err();
         assert!(said(serde_json::json!({"snapshots": {}, "snapshot_data": {}})).contains("Cloud Hypervisor"));
         assert!(said(serde_json::json!({})).starts_with("not the state"));

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stood_at_the_gate_is_told_so_once() {
+    fn a_thread_held_at_the_gate_gets_that_answer_once() {
         let gate = Arc::new(Gate::default());
         gate.orders.fetch_or(HOLD, Ordering::SeqCst);
         let thread = {

@@ -111,7 +111,7 @@ mod tests {
     fn a_descriptor_of_something_else_is_refused() {
         for path in ["/dev/null", "/proc/self/status"] {
             let error = own_folder(&File::open(path).unwrap().into()).unwrap_err().to_string();
-            assert_eq!(error, "the descriptor is of no device of VFIO's; open one of /dev/vfio/devices and pass that");
+            assert_eq!(error, "not a VFIO device descriptor; open one of /dev/vfio/devices and pass that");
         }
     }
 }

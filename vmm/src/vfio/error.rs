@@ -72,7 +72,7 @@ pub enum VfioError {
         error: io::Error,
     },
     /// A descriptor is closed, or not an iommufd.
-    #[error("the descriptor of --platform iommufd_fd= is no open iommufd; open /dev/iommu and pass that")]
+    #[error("--platform iommufd_fd=: not an iommufd; open /dev/iommu and pass that")]
     NotIommufd,
     /// The kernel has no character devices for VFIO devices.
     #[error(
@@ -81,16 +81,16 @@ pub enum VfioError {
     )]
     NoCdev,
     /// A descriptor is not a VFIO device's.
-    #[error("the descriptor is of no device of VFIO's; open one of /dev/vfio/devices and pass that")]
+    #[error("not a VFIO device descriptor; open one of /dev/vfio/devices and pass that")]
     NotCdev,
     /// A file was bound before, but not to this VM's iommufd.
     #[error(
         "the device's file has been given to another iommufd than that of --platform iommufd_fd=; pass the iommufd \
-         that it was given to, or open the device's file anew"
+         that it was given to, or open the device's file again"
     )]
     BoundElsewhere,
     /// Another program has the device.
-    #[error("another program has the device, or one of its IOMMU group; end that, or give another device")]
+    #[error("in use, or a device of its IOMMU group is; stop the other program, or give another device")]
     InUse,
     /// The guest has memory out of an added device's reach.
     #[error(

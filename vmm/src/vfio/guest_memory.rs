@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn too_low_a_limit_is_told_with_a_number() {
+    fn too_low_a_limit_is_refused_with_a_number() {
         let locking = virtio_devices::Locking { needed: 512 << 20, limit: Some(8 << 20) };
         assert_eq!(
             VfioError::MemoryLock(locking).to_string(),

@@ -246,7 +246,7 @@ impl VfioHost {
             if let Err(error) = space.set_memory(memory) {
                 for (space, old) in &changed {
                     if let Err(error) = space.set_memory(old) {
-                        log::error!("a device of the host does not reach the guest's memory any more: {error}");
+                        log::error!("a device of the host no longer reaches the guest's memory: {error}");
                     }
                 }
                 return Err(error);

@@ -1,7 +1,7 @@
 //! VFIO's system calls (`linux/vfio.h`).
 //!
 //! The crate vfio-ioctls is not used: it hides why the kernel refuses an interrupt, a reset or a group; a container
-//! keeps the first KVM VM for good, while a reboot here creates another one; and it cannot set some of the interrupts.
+//! always keeps the first KVM VM, while a reboot here creates another one; and it cannot set some of the interrupts.
 //! The structures come from vfio-bindings.
 
 use std::ffi::CStr;

@@ -156,7 +156,7 @@ impl Drop for Ioas {
     fn drop(&mut self) {
         // The sender of the iommufd still has it open, so closing it here does not destroy the address space.
         if let Err(error) = calls::destroy(&self.iommufd.file, self.id) {
-            log::warn!("an address space of devices of the host is not ended: {error}");
+            log::warn!("an IOMMU address space for devices of the host was not freed: {error}");
         }
     }
 }
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_without_iommufd_is_told_what_to_do() {
+    fn a_host_without_iommufd_is_refused_with_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let error = Iommufd::at(&folder.path().join("iommu")).unwrap_err().to_string();
         assert!(
@@ -187,10 +187,7 @@ mod tests {
         let other = File::open("/dev/null").unwrap();
         let error = |fd| Iommufd::open(Some(fd)).and_then(|iommufd| Arc::new(iommufd).space()).err().unwrap();
         for fd in [other.as_raw_fd(), 1 << 20] {
-            assert_eq!(
-                error(fd).to_string(),
-                "the descriptor of --platform iommufd_fd= is no open iommufd; open /dev/iommu and pass that"
-            );
+            assert_eq!(error(fd).to_string(), "--platform iommufd_fd=: not an iommufd; open /dev/iommu and pass that");
         }
     }
 

@@ -75,6 +75,6 @@ impl KnownFiles {
 
 fn complain(told: Result<(), KvmError>) {
     if let Err(error) = told {
-        log::warn!("KVM does not know of a device of the host: {error}");
+        log::warn!("KVM does not take a device of the host: {error}");
     }
 }

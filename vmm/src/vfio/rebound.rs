@@ -132,7 +132,7 @@ fn check_bound(calls: &impl Calls) -> Result<(), VfioError> {
         calls.detach().map_err(VfioError::of("take the device's address space from it"))?;
     }
     if let Err(error) = destroyed.or_else(|_| calls.destroy(probe)) {
-        log::warn!("an address space of devices of the host is not ended: {error}");
+        log::warn!("an IOMMU address space for devices of the host was not freed: {error}");
     }
     match attached {
         Ok(()) if is_here => Ok(()),

@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(watch.take(), [], "once");
         drop(one);
         first.signal(VFIO_PCI_REQ_IRQ_INDEX, 0);
-        assert_eq!(watch.take(), [], "nobody asks any more");
+        assert_eq!(watch.take(), [], "there are no requests left");
         assert!(!second.has(VFIO_PCI_ERR_IRQ_INDEX), "it reports no errors");
     }
 }

@@ -426,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_that_is_told_nothing_finds_the_rsdp() {
+    fn a_kernel_without_a_start_info_finds_the_rsdp() {
         let payload = Payload {
             option: "--kernel",
             path: PathBuf::new(),

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_ends_where_there_is_more_work_and_goes_on_there() {
+    fn a_turn_ends_before_all_work_is_done_and_the_next_continues() {
         let mut reclaiming = Reclaiming::begin(3);
         let mut turn = |answers: &[usize]| {
             let (mut asked, mut answers) = (Vec::new(), answers.iter());

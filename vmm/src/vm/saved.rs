@@ -13,15 +13,15 @@ use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::topology::Topology;
 use crate::config::{VmConfig, VmPlan, bytes};
 use crate::devices::saved::places;
-use crate::dirty::{Backends, DirtySource, OwnThreads, Still, Vcpus as VcpuWrites};
+use crate::dirty::{Backends, DirtySource, OwnThreads, StoppedBackends, Vcpus as VcpuWrites};
 use crate::firmware::{FirmwarePorts, LegacyState};
 use crate::kvm::{self, KvmError, Vcpu};
 use crate::machine_state::clock::{ClockState, NoFrequency};
 use crate::machine_state::compatibility::{CpuidLeaf, Incompatible, MAX_LEAVES, check};
 use crate::machine_state::error::{RestoreError, SaveError};
+use crate::machine_state::guest_options;
 use crate::machine_state::irqchip::IrqchipState;
 use crate::machine_state::output::ConsolesState;
-use crate::machine_state::told;
 use crate::machine_state::vcpu_state::{Extent, VcpuState};
 use crate::machine_state::version::{MACHINE_STATE_VERSION, is_read};
 use crate::machine_state::{LayoutState, MachineState, StopState};
@@ -48,9 +48,9 @@ impl Vm {
             let why = "what the guest has stored in it is with swtpm, and cannot be saved; leave it out";
             return Err(SaveError::Refused { option: "--tpm".to_string(), why });
         }
-        let at_large = self.devices.memory_users().at_large(Instant::now() + ENDING);
-        if let Some(option) = at_large.into_iter().next() {
-            let why = "its backend did not stop when it was told to, and may still write to the guest's memory; try \
+        let unstopped = self.devices.memory_users().unstopped(Instant::now() + ENDING);
+        if let Some(option) = unstopped.into_iter().next() {
+            let why = "its backend did not stop when it was asked to, and may still write to the guest's memory; try \
                        again once it is back, or restart it";
             return Err(SaveError::Refused { option, why });
         }
@@ -136,24 +136,24 @@ impl Vm {
 
     /// The guest-visible options, with their values.
     fn told(&self) -> Vec<(String, String)> {
-        let told = told::told(&self.cpus, self.segments.len());
+        let told = guest_options::guest_options(&self.cpus, self.segments.len());
         told.into_iter().map(|(option, value)| (option.to_string(), value)).collect()
     }
 
-    /// The writers to the guest's memory while it runs, each with a dirty log. Backends in `still` have their links
+    /// The writers to the guest's memory while it runs, each with a dirty log. Backends in `stopped` have their links
     /// down, and are stopped.
     ///
     /// # Errors
     ///
     /// Fails with the name of a writer without a dirty log.
-    pub(crate) fn writers(&self, still: Vec<(String, MemoryUser)>) -> Result<Vec<Box<dyn DirtySource>>, String> {
+    pub(crate) fn writers(&self, stopped: Vec<(String, MemoryUser)>) -> Result<Vec<Box<dyn DirtySource>>, String> {
         let running = self.running.as_ref().ok_or("the guest shut down")?;
         let users = self.devices.memory_users().find();
         match &Backends::without_log(&users)[..] {
-            [option, ..] if still.is_empty() => {
+            [option, ..] if stopped.is_empty() => {
                 return Err(format!(
                     "{option}: what this backend writes to the guest's memory is not known, so that it cannot be \
-                     copied while the guest runs; have its link taken down meanwhile \
+                     copied while the guest runs; have its link taken down for that time \
                      (on_unlogged_backend=link-down), or pause the guest first (vm.pause)"
                 ));
             }
@@ -161,9 +161,9 @@ impl Vm {
         }
         let memory = self.ram.memory().memory();
         let mut writers: Vec<Box<dyn DirtySource>> = Vec::new();
-        if !still.is_empty() {
+        if !stopped.is_empty() {
             // First in the list: what these backends wrote until they stopped is in the first pass over the memory.
-            writers.push(Box::new(Still::new(still)));
+            writers.push(Box::new(StoppedBackends::new(stopped)));
         }
         writers.push(Box::new(VcpuWrites::new(Arc::clone(&running.powered.vm))));
         writers.push(Box::new(OwnThreads::new(&memory)));
@@ -268,8 +268,8 @@ impl Vm {
         if config_size != saved {
             return Err(RestoreError::MemorySize { config: bytes(config_size), saved: bytes(saved) });
         }
-        told::compare(&state.told, told::told(&config.cpus, plan.segments.len()))?;
-        told::compare_interface(&state.cpuid, &config.cpus)?;
+        guest_options::compare(&state.told, guest_options::guest_options(&config.cpus, plan.segments.len()))?;
+        guest_options::compare_interface(&state.cpuid, &config.cpus)?;
         let layout = &state.layout;
         let places = places(&plan.devices, &state.devices)?;
         let mut fitted = config.clone();
@@ -281,7 +281,7 @@ impl Vm {
         let added = added_regions(layout, &state.events.memory.regions, &earlier)?;
         let payload = |layout: &_| {
             Payload::open(&config.payload, layout).map(Some).or_else(|error| {
-                log::warn!("{error}: the guest goes on without it, and needs it when it restarts");
+                log::warn!("{error}: the guest runs without it, and needs it when it restarts");
                 Ok(None)
             })
         };

@@ -112,7 +112,7 @@ fn malformed_requests_are_refused() {
 }
 
 #[test]
-fn half_requests_delay_nobody() {
+fn half_requests_delay_no_other_client() {
     let server = serve(plain);
     let mut half: Vec<_> = (0..100).map(|_| server.client()).collect();
     for client in &mut half {
@@ -204,7 +204,7 @@ fn answered(server: &Fixture) -> Vec<Client> {
 }
 
 #[test]
-fn idle_clients_that_were_answered_lock_nobody_out() {
+fn idle_clients_that_were_answered_lock_no_client_out() {
     let server = serve(plain);
     let idle = answered(&server);
     for _ in 0..3 {
@@ -258,7 +258,7 @@ fn only_two_large_bodies_are_read_at_a_time() {
 }
 
 #[test]
-fn a_client_that_reads_no_answers_is_not_answered_any_more() {
+fn a_client_that_reads_no_answers_is_no_longer_answered() {
     let server = serve(plain);
     let mut client = server.client();
     client.0.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
@@ -267,7 +267,7 @@ fn a_client_that_reads_no_answers_is_not_answered_any_more() {
     while sent < 100 && std::io::Write::write_all(&mut client.0, many.as_bytes()).is_ok() {
         sent += 1;
     }
-    assert!(sent < 100, "the server buffers answers that nobody reads");
+    assert!(sent < 100, "the server buffers answers that the client never reads");
     assert_serves(&server);
 }
 

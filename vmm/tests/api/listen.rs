@@ -149,7 +149,7 @@ fn no_client_is_refused_once_the_socket_exists() {
 }
 
 #[test]
-fn a_path_too_long_for_a_temporary_name_beside_it_works_too() {
+fn a_path_too_long_for_a_temporary_name_next_to_it_works_too() {
     let directory = tempfile::tempdir().unwrap();
     let room = 107 - directory.path().as_os_str().len() - 1;
     let path = directory.path().join("x".repeat(room));

@@ -149,7 +149,7 @@ fn a_client_that_expects_100_continue_gets_it() {
 }
 
 #[test]
-fn a_client_that_asks_to_close_is_told_and_closed() {
+fn a_client_that_asks_to_close_gets_the_answer_and_is_closed() {
     let server = serve(plain);
     let mut client = server.client();
     client.send("GET /api/v1/vmm.ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");

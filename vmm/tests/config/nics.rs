@@ -352,7 +352,7 @@ fn a_backend_that_is_not_asked_for_may_be_given_as_off() {
 }
 
 #[test]
-fn a_tap_beside_another_backend_is_refused() {
+fn a_tap_with_another_backend_is_refused() {
     let vdpa = "--net-vf pf=pf0,index=3,vdpa=/d:";
     for (key, setting) in [
         ("tap", "tap=x"),

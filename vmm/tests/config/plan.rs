@@ -35,7 +35,7 @@ fn vfs_have_names_addresses_and_taps_that_follow_from_their_pf() {
 }
 
 #[test]
-fn a_vf_is_as_it_is_told_to_be() {
+fn a_vf_is_as_configured() {
     let vf = "pf=pf0,index=1,tap=u,mac=52:54:00:00:01:00,mtu=1400,queue_size=16,num_queues=4,offload_tso=off,\
               ip=10.0.0.1,mask=255.255.255.0,host_mac=52:54:00:00:02:00";
     let plan = plan(&["id=pf0,tap=t,sriov_vfs=2,offload_ufo=off"], &[vf]).unwrap();

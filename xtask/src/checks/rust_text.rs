@@ -1,4 +1,6 @@
-//! Rules for the text of Rust files that rustfmt and clippy do not check.
+//! Rules for the text of Rust files and documents that rustfmt and clippy do not check.
+
+mod words;
 
 use std::fs;
 use std::path::Path;
@@ -21,14 +23,15 @@ const NOT_FIRST: [&str; 15] = [
 /// A rule: its description, and the numbers of the lines of a file that break it.
 type Rule = (String, fn(&str) -> Vec<usize>);
 
-/// Checks each Rust file of the checkout by each rule. Returns, for each, true if no line breaks it.
+/// Checks each Rust file and document of the checkout by each rule. Returns, for each, true if no line breaks it.
 pub(crate) fn check(workspace: &Path) -> Result<Vec<bool>> {
-    let files = output(Command::new("git").args(["ls-files", "*.rs"]).current_dir(workspace))?;
-    let mut texts = Vec::new();
+    let files = output(Command::new("git").args(["ls-files", "*.rs", "*.md"]).current_dir(workspace))?;
+    let (mut texts, mut documents) = (Vec::new(), Vec::new());
     for file in files.lines() {
         let path = workspace.join(file);
         if path.exists() {
-            texts.push((file, fs::read_to_string(&path).context(path.display())?));
+            let list = if file.ends_with(".rs") { &mut texts } else { &mut documents };
+            list.push((file, fs::read_to_string(&path).context(path.display())?));
         }
     }
     let rules: [Rule; 3] = [
@@ -36,14 +39,32 @@ pub(crate) fn check(workspace: &Path) -> Result<Vec<bool>> {
         (format!("names of functions longer than {NAME_LIMIT} characters"), long_names),
         ("doc comments that do not begin with a noun phrase or a verb".to_owned(), wrong_first_words),
     ];
-    Ok(rules.iter().map(|rule| passes(rule, &texts)).collect())
+    let mut outcomes: Vec<_> = rules.iter().map(|rule| passes(rule, &texts)).collect();
+    outcomes.push(has_plain_words(&texts, &documents));
+    Ok(outcomes)
 }
 
 /// Prints each line that breaks the rule. Returns true if there is none.
 fn passes((what, find): &Rule, texts: &[(&str, String)]) -> bool {
-    let step = Step::begin("check", what);
     let of_file = |(file, text): &(&str, String)| find(text).into_iter().map(|line| format!("{file}:{line}")).collect();
-    let found: Vec<String> = texts.iter().flat_map(|text| -> Vec<String> { of_file(text) }).collect();
+    report(what, || texts.iter().flat_map(|text| -> Vec<String> { of_file(text) }).collect())
+}
+
+/// Prints each refused word of the texts. Returns true if there is none.
+fn has_plain_words(texts: &[(&str, String)], documents: &[(&str, String)]) -> bool {
+    let of_file = |find: fn(&str) -> Vec<words::Found>, (file, text): &(&str, String)| -> Vec<String> {
+        find(text).iter().map(|words::Found(line, advice)| format!("{file}:{line}: {advice}")).collect()
+    };
+    report("words that are not plain English", || {
+        let code = texts.iter().flat_map(|text| of_file(words::in_rust, text));
+        code.chain(documents.iter().flat_map(|text| of_file(words::in_document, text))).collect()
+    })
+}
+
+/// Prints each place that breaks a rule. Returns true if there is none.
+fn report(what: &str, find: impl FnOnce() -> Vec<String>) -> bool {
+    let step = Step::begin("check", what);
+    let found = find();
     found.iter().for_each(|line| note("text", line));
     let failed = if found.is_empty() { "" } else { ": FAILED" };
     step.done_with(format!("{what}: {}{failed}", found.len()));

@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 use crate::fetch::apt::output;
 use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, IGB_KERNEL, IGB_KERNEL_6_1, Lab};
 use crate::machine::iommufd;
+use crate::machine::lab_kind::{LabKind, Worker};
 use crate::machine::nested::{Clock, FAST_KERNEL, Lost, Machine, Nics};
 use crate::machine::newer_qemu;
-use crate::machine::place::{Place, Worker};
 use crate::progress::{note, seconds};
 
 /// Time that a test may take. The harness has shorter limits; this one applies if the harness hangs as well.
@@ -75,7 +75,7 @@ pub(crate) struct Suite<'a> {
     /// Each file of integration tests: its name, and the test binary.
     pub tests: &'a [(String, PathBuf)],
     /// Machine on which guests run.
-    pub place: Place,
+    pub place: LabKind,
     /// Part of the names of the tests to run.
     pub filter: &'a str,
     /// True to run the longer tests as well, which the test harness ignores by default.
@@ -187,8 +187,8 @@ impl Suite<'_> {
 
     fn description(&self, workers: usize) -> String {
         match self.place {
-            Place::Host => "on this machine's own KVM".into(),
-            Place::Nested => format!("in {workers} first-level machines under emulation"),
+            LabKind::Host => "on this machine's own KVM".into(),
+            LabKind::Nested => format!("in {workers} first-level machines under emulation"),
         }
     }
 
@@ -216,7 +216,7 @@ impl Suite<'_> {
             let Some(test) = queue.lock().pop_front() else { return };
             let machine = test.machine();
             // This machine's own devices are not used for tests: VFIO's are always emulated.
-            let place = if machine.nics == Nics::Vfio { Place::Nested } else { self.place };
+            let place = if machine.nics == Nics::Vfio { LabKind::Nested } else { self.place };
             let ready = match worker.take() {
                 Some((its_machine, ready)) if its_machine == machine || self.is_host(machine, its_machine) => Ok(ready),
                 _ => self.worker(place, number, &machine),
@@ -243,7 +243,7 @@ impl Suite<'_> {
     }
 
     /// A worker, whose start is retried once.
-    fn worker(&self, place: Place, number: usize, machine: &Machine) -> Result<Worker> {
+    fn worker(&self, place: LabKind, number: usize, machine: &Machine) -> Result<Worker> {
         let worker = || place.worker_in(self.lab, self.workspace, number, machine);
         worker().or_else(|error| {
             note("retry", error);
@@ -253,7 +253,7 @@ impl Suite<'_> {
 
     /// True if tests of both kinds run on this machine itself.
     fn is_host(&self, one: Machine, other: Machine) -> bool {
-        self.place == Place::Host && [one, other].iter().all(|machine| machine.nics == Nics::None)
+        self.place == LabKind::Host && [one, other].iter().all(|machine| machine.nics == Nics::None)
     }
 
     fn run_one(&self, test: Test, worker: &mut Worker) -> Report {
@@ -277,7 +277,7 @@ impl Suite<'_> {
 
     fn command_line(&self, test: &Test) -> String {
         let mut line = environment(self.lab, self.vmm, Some(self.fixtures));
-        if self.place == Place::Nested {
+        if self.place == LabKind::Nested {
             line += &format!("CH_KERNEL_PARAMETERS={} ", quote(Path::new(FAST_KERNEL)));
         }
         if self.bless {

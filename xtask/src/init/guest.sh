@@ -42,5 +42,5 @@ while read -r number command; do
     fi
     reply
 done
-# The console is gone: so is whoever wanted this guest.
+# The console is closed: the test that started this guest has ended.
 poweroff -f

@@ -18,7 +18,7 @@ pub(crate) fn copy(lab: &Lab, workspace: &Path, left_out: &str) -> Result<Option
     let copy = folder.join("hypervisor-fw");
     let Some(found) = find(workspace) else {
         let _ = fs::remove_file(&copy);
-        note("skip", format!("{left_out}: no {PLACE} beside the checkout; name the file by {VARIABLE}"));
+        note("skip", format!("{left_out}: no {PLACE} next to the checkout; name the file by {VARIABLE}"));
         return Ok(None);
     };
     fs::create_dir_all(&folder).context(folder.display())?;

@@ -13,7 +13,7 @@ use crate::fetch::apt;
 use crate::lab::images::Image;
 use crate::lab::{FIRST_LEVEL_KERNEL, Lab};
 use crate::machine::emulator;
-use crate::machine::place::{Place, is_root};
+use crate::machine::lab_kind::{LabKind, is_root};
 use crate::progress::{Step, note, seconds};
 
 /// Time that the demonstration may take once the lab is up.
@@ -51,18 +51,18 @@ impl Part {
 }
 
 /// Fetches and builds missing parts and runs the demonstration. Returns true if it passed.
-pub(crate) fn run(workspace: &Path, part: Part, asked: Option<Place>) -> Result<bool> {
+pub(crate) fn run(workspace: &Path, part: Part, asked: Option<LabKind>) -> Result<bool> {
     let started = Instant::now();
     let lab = Lab::open(workspace)?;
     announce(&lab, part, asked);
     lab.kernel(KERNEL, "vmlinux")?;
     lab.image(Image::GuestWithLspci, KERNEL)?;
     let (vmm, demo) = build::demonstration(workspace, part.program())?;
-    let place = Place::decide_without_taps(asked, &lab, &vmm)?;
+    let place = LabKind::decide_without_taps(asked, &lab, &vmm)?;
     let demo = environment(&lab, &vmm, None) + &quote(&demo);
     let needs_taps = part == Part::Sriov;
-    let command = if needs_taps && place == Place::Host && !is_root() { with_passt(&lab, &demo)? } else { demo };
-    let step = (place == Place::Nested).then(|| Step::begin("lab", "an emulated machine, in which the guest runs"));
+    let command = if needs_taps && place == LabKind::Host && !is_root() { with_passt(&lab, &demo)? } else { demo };
+    let step = (place == LabKind::Nested).then(|| Step::begin("lab", "an emulated machine, in which the guest runs"));
     let mut worker = place.worker(&lab, workspace, 0)?;
     if let Some(step) = step {
         step.done();
@@ -76,7 +76,7 @@ pub(crate) fn run(workspace: &Path, part: Part, asked: Option<Place>) -> Result<
 }
 
 /// Prints what this will fetch, and the time it takes, measured on two processors.
-fn announce(lab: &Lab, part: Part, asked: Option<Place>) {
+fn announce(lab: &Lab, part: Part, asked: Option<LabKind>) {
     note("demo", part.about());
     let missing = |needed: &[(&'static str, bool)]| {
         let missing: Vec<_> = needed.iter().filter(|(_, present)| !present).map(|(what, _)| *what).collect();
@@ -89,8 +89,8 @@ fn announce(lab: &Lab, part: Part, asked: Option<Place>) {
         ("busybox and lspci (7 MB)", lab.tool_path("package").exists()),
     ];
     note("demo", format!("fetches {}; builds cloud-hypervisor: about 1 min the first time", missing(&guest)));
-    let place = asked.or_else(|| Place::known(lab));
-    if place == Some(Place::Host) {
+    let place = asked.or_else(|| LabKind::known(lab));
+    if place == Some(LabKind::Host) {
         return;
     }
     let emulated = [

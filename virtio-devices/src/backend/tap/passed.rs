@@ -54,7 +54,7 @@ impl Tap {
     }
 
     /// Takes over the tap of another program. Changes nothing of it before its queues run. `spec` has the settings for
-    /// opening it again if it is deleted and created anew.
+    /// opening it again if it is deleted and created again.
     ///
     /// # Errors
     ///

@@ -233,7 +233,7 @@ impl Device {
         set_status(kernel, DRIVER).map_err(RunnerError::of("start the device"))?;
         kernel.set_features(features).map_err(RunnerError::of("choose the device's features"))?;
         set_status(kernel, DRIVER | FEATURES_OK).map_err(RunnerError::of("agree on features with the device"))?;
-        kernel.set_config_call(config_call).map_err(RunnerError::of("hear of the device's configuration"))?;
+        kernel.set_config_call(config_call).map_err(RunnerError::of("watch the device's configuration"))?;
         for queue in run.queues {
             kernel.set_queue_size(queue).map_err(RunnerError::of("set the size of a queue"))?;
             kernel.set_queue_rings(queue).map_err(RunnerError::of("set the rings of a queue"))?;
@@ -249,7 +249,7 @@ impl Device {
     /// Continues after a stop.
     fn go_on(&self, run: &QueueRun<'_>) -> Result<(), RunnerError> {
         run.queues.iter().try_for_each(|queue| connect(&*self.kernel, queue))?;
-        self.kernel.resume().map_err(RunnerError::of("have the device go on"))
+        self.kernel.resume().map_err(RunnerError::of("resume the device"))
     }
 
     /// Stops the device. Suspends it if possible, so that the driver's settings are kept.
@@ -335,7 +335,7 @@ impl Device {
     pub(crate) fn attend(&self) -> Result<Attention, RunnerError> {
         let status = self.kernel.status().map_err(RunnerError::of("read the device's status"))?;
         if status & DRIVER_OK == 0 {
-            return Err(RunnerError { what: "go on with the device", source: broken() });
+            return Err(RunnerError { what: "continue with the device", source: broken() });
         }
         if status & NEEDS_RESET != 0 {
             // The driver is asked to reset it. If it were reopened, it would continue with the same ring.
@@ -398,17 +398,17 @@ fn set_status(kernel: &dyn Kernel, status: u8) -> io::Result<()> {
 
 /// The error of a device that did not drop a mapping on request.
 fn failed() -> RunnerError {
-    RunnerError { what: "start a device that may reach what its function is not to", source: broken() }
+    RunnerError { what: "start a device that may reach memory outside its mappings", source: broken() }
 }
 
 /// The error of a device that does not accept a queue's position. `virtio 1.4` has no register for it, so some devices
 /// can only start at 0.
 fn unplaced(queue: &RunnerQueue, source: io::Error) -> StartError {
     if queue.position != 0 && source.raw_os_error() == Some(libc::EOPNOTSUPP) {
-        let what = "have the device go on where a queue stood before a pause or a loss; its driver has to reset it";
+        let what = "continue at the position of a queue before a pause or a loss; its driver has to reset it";
         return StartError::Refused(RunnerError { what, source });
     }
-    RunnerError { what: "have the device go on where a queue stood", source }.into()
+    RunnerError { what: "continue at the position of a queue", source }.into()
 }
 
 fn connect(kernel: &dyn Kernel, queue: &RunnerQueue) -> Result<(), RunnerError> {

@@ -36,7 +36,7 @@ impl Kernels {
         Arc::new(Self { devices, memory: ArcSwap::from_pointee(memory.clone()), failures: AtomicU64::new(0) })
     }
 
-    /// Sets the guest's memory; the kernel needs its translations anew.
+    /// Sets the guest's memory; the kernel needs its translations again.
     pub(super) fn set_memory(&self, memory: &GuestMap) {
         self.memory.store(Arc::new(memory.clone()));
     }

@@ -43,7 +43,7 @@ struct State {
     /// Addresses are guest physical ones.
     allowed: bool,
     runs: bool,
-    /// The wait for the queues was in vain, and they must still stop.
+    /// The queues did not stop in time, and must still stop.
     is_late: bool,
 }
 
@@ -135,7 +135,7 @@ impl DmaFollower for Bounds {
                 self.stopped.wait_while_for(&mut state, |state| state.runs, self.patience);
                 state.is_late = state.runs;
                 if state.is_late {
-                    error!("a vhost-user backend does not stop: it may reach memory that its function is not to");
+                    error!("a vhost-user backend does not stop: it may reach memory outside its mappings");
                 }
             }
             if state.runs {
@@ -172,7 +172,7 @@ mod tests {
         assert!(!peer.is_to_stop(), "bypass at boot");
         thread::scope(|scope| {
             let attach = scope.spawn(|| iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }));
-            crate::net::testing::eventually("a wish to stop", || peer.is_to_stop());
+            crate::net::testing::eventually("a request to stop", || peer.is_to_stop());
             assert!(!attach.is_finished());
             peer.end();
             attach.join().unwrap().unwrap();

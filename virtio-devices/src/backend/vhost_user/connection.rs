@@ -52,10 +52,10 @@ pub(crate) enum Fault {
     #[error("no answer within {} s", .0.as_secs())]
     NoAnswer(Duration),
     /// The answers together take too long.
-    #[error("it has taken {} s to get this far", .0.as_secs())]
+    #[error("the handshake is not finished after {} s", .0.as_secs())]
     Slow(Duration),
     /// The request was cancelled.
-    #[error("the wait for it was ended")]
+    #[error("cancelled")]
     Cancelled,
     /// The peer has closed the connection.
     #[error("the peer closed the connection")]

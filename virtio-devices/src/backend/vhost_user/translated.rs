@@ -100,7 +100,7 @@ impl Translated {
                 Heard::Miss(miss) => drop(self.answer(miss, until)?),
                 Heard::ConfigChange => {}
                 Heard::Nothing => break,
-                Heard::End => return Err(io::Error::other("the backend cannot ask any more")),
+                Heard::End => return Err(io::Error::other("the backend can no longer ask")),
             }
         }
         Ok(())
@@ -242,8 +242,8 @@ impl Told {
             && !self.is_suspect.swap(true, Ordering::Relaxed)
         {
             error!(
-                "{}: a vhost-user backend does not forget what its function has lost: {error}; it is hung up on, and \
-                 may still reach memory that its guest has taken from it",
+                "{}: a vhost-user backend does not forget what its function has lost: {error}; its connection is \
+                 closed, and it may still reach memory that its guest has taken from it",
                 self.name
             );
         }

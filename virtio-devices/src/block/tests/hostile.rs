@@ -87,7 +87,7 @@ fn a_disk_gives_up_an_invalid_ring_and_requests_a_reset() {
         let avail = guest.queues[0].avail();
         guest.queues[0].write(avail + 2, 1000u16.to_le_bytes());
         guest.kick(0);
-        eventually("a wish for a reset", || guest.interrupts.needs_reset());
+        eventually("a request for a reset", || guest.interrupts.needs_reset());
         guest.stop();
         assert_eq!(guest.count(BlockCounter::BrokenRings), 1);
     }

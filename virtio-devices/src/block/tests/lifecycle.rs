@@ -295,7 +295,7 @@ fn a_driver_hears_of_a_new_size_and_uses_it_at_once() {
         guest.stop();
         guest.block.reset();
         size.set(512).unwrap();
-        assert!(guest.interrupts.eventfd(1).unwrap().read().is_err(), "there is no driver to hear of it");
+        assert!(guest.interrupts.eventfd(1).unwrap().read().is_err(), "there is no driver to notify");
         assert_eq!((capacity(&guest), guest.file.as_file().metadata().unwrap().len()), (1, 512));
     }
 }

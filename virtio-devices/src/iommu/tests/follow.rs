@@ -172,7 +172,7 @@ fn follower_gets_current_mappings_first_and_none_once_removed() {
     assert_eq!(copied.at(1, Permissions::Write), Some(8));
     let copied = Copied::of(&behind);
     drop(behind);
-    assert_eq!(copied.at(1, Permissions::Write), None, "nothing was mapped, and bypass is not told");
+    assert_eq!(copied.at(1, Permissions::Write), None, "nothing was mapped, and bypass gets no mapping");
 }
 
 #[test]

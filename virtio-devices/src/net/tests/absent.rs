@@ -79,7 +79,7 @@ fn queues_go_on_over_the_new_backend_from_where_they_stood() {
         (guest.net.backend_kind(), guest.net.link_up(), guest.net.backend_missing()),
         (BackendKind::Tap, true, None)
     );
-    assert_ne!(guest.interrupts.take_isr() & 2, 0, "the driver is told of its link");
+    assert_ne!(guest.interrupts.take_isr() & 2, 0, "the driver is notified of its link");
     guest.start_at_once(features);
     guest.kick(1);
     eventually("the frame", || guest.queues[1].take_used().len() == 1);

@@ -242,7 +242,7 @@ fn a_broken_queue_is_given_up_and_the_others_go_on() {
     guest.kick(TRANSMIT);
     eventually("the end of the queue", || guest.count(Counter::BrokenRings) == 1);
     assert!(guest.interrupts.needs_reset());
-    assert_eq!(guest.interrupts.eventfd(3).unwrap().read().unwrap(), 1, "the driver is told, once");
+    assert_eq!(guest.interrupts.eventfd(3).unwrap().read().unwrap(), 1, "the driver is notified, once");
     guest.provide(RECEIVE, 1, 2048);
     send(&guest.peers[0], &with_header(&frame(MAC, 60)));
     eventually("reception", || guest.count(Counter::RxFrames) == 1);
@@ -337,7 +337,7 @@ fn a_change_of_the_link_is_told_once_and_outlives_a_reset() {
     guest.net.reset();
     assert_eq!(status(&guest), 0);
     guest.net.set_link(true).wait().unwrap();
-    assert!(told.read().is_err(), "no driver to tell");
+    assert!(told.read().is_err(), "no driver to notify");
 }
 
 #[test]

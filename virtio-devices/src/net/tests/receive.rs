@@ -102,7 +102,7 @@ fn a_long_frame_is_merged_from_as_many_buffers_as_it_needs() {
         }
         let expected = [delivered(&frame(MAC, len), buffers_needed as u8), delivered(&frame(MAC, 60), 1)].concat();
         assert!(data == expected, "{len}");
-        assert!(used[..buffers_needed - 1].iter().all(|(_, part)| *part == 1500), "{len}: full but for the last");
+        assert!(used[..buffers_needed - 1].iter().all(|(_, part)| *part == 1500), "{len}: full except the last");
     }
 }
 

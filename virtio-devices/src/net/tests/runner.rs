@@ -89,7 +89,7 @@ impl Scripted {
 }
 
 fn lost() -> RunnerError {
-    RunnerError { what: "go on", source: io::ErrorKind::BrokenPipe.into() }
+    RunnerError { what: "continue", source: io::ErrorKind::BrokenPipe.into() }
 }
 
 impl QueueRunner for Scripted {
@@ -357,7 +357,7 @@ fn invalid_driver_rings_need_a_reset_and_keep_the_backend() {
     guest.net.observe_backend(Box::new(|change| panic!("{change:?}")));
     backend.script.lock().refuses_rings = true;
     guest.start_at_once(FEATURES);
-    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    eventually("the reset request", || guest.interrupts.needs_reset());
     assert!(link_up(&guest.net) && !guest.net.backend_lost());
     // No attempt follows, whatever happens, until the driver resets the device.
     guest.net.set_link(false).wait().unwrap();
@@ -385,10 +385,10 @@ fn what_the_backend_says_of_its_link_the_driver_reads() {
     }
     for _ in 0..2 {
         backend.say(Ok(Attention::BrokenRing));
-        eventually("the wish for a reset", || guest.interrupts.needs_reset() && backend.script.lock().says.is_none());
+        eventually("the reset request", || guest.interrupts.needs_reset() && backend.script.lock().says.is_none());
     }
     guest.stop();
-    assert_eq!(guest.count(Counter::BrokenRings), 1, "told once");
+    assert_eq!(guest.count(Counter::BrokenRings), 1, "reported once");
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn a_queue_that_makes_no_sense_is_not_given_to_the_backend() {
     guest.queues[0].queue.lock().set_used_ring_address(Some(MEMORY as u32 - 8), None);
     guest.start_at_once(FEATURES);
     backend.await_asked("start [(1, 0)] pairs=1 fresh=true");
-    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    eventually("the reset request", || guest.interrupts.needs_reset());
     eventually("a count", || guest.count(Counter::BrokenRings) == 1);
 }
 
@@ -552,7 +552,7 @@ fn a_backend_is_told_of_new_memory_by_whoever_has_it() {
     assert!(guest.net.memory_user().unwrap().set(&memory()).is_err());
     backend.asked();
     guest.stop();
-    assert_eq!(backend.asked(), ["stop"], "it went on");
+    assert_eq!(backend.asked(), ["stop"], "it continued");
     backend.script.lock().refuses_memory = false;
     before.set(&memory()).unwrap();
     assert_eq!(backend.asked(), ["memory 1"], "the worker has ended");
@@ -577,7 +577,7 @@ fn a_backend_stands_still_while_its_link_is_held() {
     guest.net.hold_link(true);
     guest.net.memory_user().unwrap().stand().unwrap();
     assert_eq!(backend.asked().last().unwrap(), "stop");
-    assert_ne!(guest.interrupts.take_isr() & 2, 0, "the driver is told");
+    assert_ne!(guest.interrupts.take_isr() & 2, 0, "the driver is notified");
     guest.net.hold_link(false);
     backend.await_asked("start [(0, 3), (1, 5)] pairs=1 fresh=true");
     backend.script.lock().needs_reset_after_stop = true;

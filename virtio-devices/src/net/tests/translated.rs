@@ -117,7 +117,7 @@ fn a_ring_that_is_not_mapped_any_more_asks_for_a_reset() {
     let range = Range { first: 0, last: BUFFERS - 1 };
     rig.iommu.carry_out(Request::Unmap { domain: 1, range }).unwrap();
     rig.guest.kick(1);
-    eventually("a wish for a reset", || rig.guest.interrupts.needs_reset());
+    eventually("a request for a reset", || rig.guest.interrupts.needs_reset());
     assert!(rig.faults() > 0);
 }
 

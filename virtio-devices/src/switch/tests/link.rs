@@ -29,7 +29,7 @@ fn links_follow_an_uplink_that_is_gone_unless_they_are_to_be_up() {
 
     drop(lan.peer.take());
     eventually("the link to be down", || !lan.nics[1].net.link_up());
-    eventually("the driver to be told", || lan.nics[1].interrupts.take_isr() & 2 != 0);
+    eventually("the notification of the driver", || lan.nics[1].interrupts.take_isr() & 2 != 0);
     assert_ne!(lan.nics[1].net.config_generation(), generation);
     assert_eq!([0, 1, 2, 3].map(|port| status(&lan.nics[port])), [0, 0, 1, 1]);
     // Ports with the link up reach each other, and no others.

@@ -93,7 +93,7 @@ fn a_vlan_behind_a_priority_tag_is_the_frames_vlan() {
         let got: Vec<_> = lan.nics.iter_mut().map(Nic::received).collect();
         let in_vlan = tagged(&plain, 0x8100, 100);
         assert_eq!(got, [vec![in_vlan.clone()], vec![], vec![plain.clone()], vec![]]);
-        assert_eq!(lan.at_uplink(), [in_vlan], "nobody behind it has to look behind a priority");
+        assert_eq!(lan.at_uplink(), [in_vlan], "no later hop has to look behind a priority");
 
         let from_far = frame([2; 6], BROADCAST, 64);
         lan.send_from_uplink(&hide(&from_far));

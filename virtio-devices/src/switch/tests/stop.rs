@@ -129,7 +129,7 @@ fn a_ring_that_is_invalid_is_given_up_and_others_go_on() {
     assert_eq!(lan.nics[3].received().len(), 1);
     lan.nics[3].tx.write(lan.nics[3].tx.avail() + 2, 0x4000_u16.to_le_bytes());
     lan.nics[3].kick();
-    eventually("a wish for a reset", || lan.nics[3].interrupts.needs_reset());
+    eventually("a request for a reset", || lan.nics[3].interrupts.needs_reset());
     lan.nics[1].send(&frame(mac(1), mac(3), 64));
     assert_eq!(lan.nics[3].received().len(), 1, "it still receives");
 }

@@ -136,7 +136,7 @@ fn a_broadcast_waits_as_a_whole() {
     for _ in 0..20 {
         worker.step(Some(Duration::ZERO));
         at_uplink += lan.at_uplink().len();
-        assert_eq!(lan.nics[2].received().len(), std::mem::take(&mut at_uplink), "nobody has it before the others");
+        assert_eq!(lan.nics[2].received().len(), std::mem::take(&mut at_uplink), "no port has it before the others");
         clock.advance(Duration::from_millis(5));
     }
     assert_eq!((lan.count(1, Counter::TxFrames), lan.count(1, Counter::StormDropped)), (3, 0));

@@ -165,9 +165,9 @@ fn a_pause_keeps_connections_and_a_reset_ends_them() {
     let (mut client, ports) = guest.connected_client();
     guest.stop();
     assert_eq!(guest.vsock.save(), DeviceSpecific::PowerOn);
-    client.write_all(b"meanwhile").unwrap();
+    client.write_all(b"in between").unwrap();
     guest.start();
-    assert_eq!(guest.packet().data, b"meanwhile");
+    assert_eq!(guest.packet().data, b"in between");
     guest.send(ports, op::RW, b"x");
     client.read_exact(&mut [0]).unwrap();
     guest.stop();
@@ -210,7 +210,7 @@ fn broken_vsock_ring_is_abandoned_and_sets_device_needs_reset() {
     let mut guest = Guest::new();
     guest.queues[1].write(guest.queues[1].avail() + 2, 1000u16.to_le_bytes());
     guest.kick();
-    eventually("a wish for a reset", || guest.interrupts.needs_reset());
+    eventually("a request for a reset", || guest.interrupts.needs_reset());
     guest.stop();
     assert_eq!(guest.vsock.counters().get(VsockCounter::BrokenRings), 1);
 }

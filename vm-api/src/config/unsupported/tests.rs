@@ -75,7 +75,7 @@ fn a_field_that_asks_for_something_is_refused_with_its_path() {
 }
 
 #[test]
-fn what_nobody_knows_is_left_for_the_typed_configuration() {
+fn unknown_fields_are_left_for_the_typed_configuration() {
     let value = json!({"net": [{"sriov_vf": 1}], "colour": "red", "cpus": 3});
     assert_eq!(strip(value.clone()), Ok(value));
 }

@@ -163,7 +163,7 @@ impl Template {
     pub fn vcpu(&self, id: u32) -> Option<CpuId> {
         debug_assert!(u64::from(id) < self.topology.vcpus());
         let Topology { threads, dies, .. } = self.topology;
-        let (apic_id, place) = (self.apic_id(id), self.topology.place(id));
+        let (apic_id, position) = (self.apic_id(id), self.topology.position(id));
         // A core's number within its package: without the bits of its threads and of its package.
         let core = (apic_id & ((1 << self.topology.package_shift()) - 1)) >> self.topology.core_shift();
         let mut entries = self.entries.clone();
@@ -175,7 +175,7 @@ impl Template {
                     entry.eax = apic_id;
                     entry.ebx = field(entry.ebx, 0, 16, (threads - 1) << 8 | core & 0xff);
                     // A die is a node. The field has room for 8 in a package.
-                    entry.ecx = (dies.min(8) - 1) << 8 | place.die & 0xff;
+                    entry.ecx = (dies.min(8) - 1) << 8 | position.die & 0xff;
                 }
                 _ => {}
             }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_pvh_kernel_is_told_does_not_overlap() {
+    fn the_structures_for_a_pvh_kernel_do_not_overlap() {
         let map = Layout::new(5 << 30, 0, 46).unwrap().memory_map();
         let info = start_info(1, &map);
         assert!(PVH_START_INFO + info.len() as u64 <= PVH_MODULES);

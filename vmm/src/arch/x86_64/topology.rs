@@ -56,15 +56,15 @@ impl Topology {
     }
 
     /// The numbers of a vCPU's core, die and package, counted across the VM.
-    pub fn place(&self, vcpu: u32) -> Place {
+    pub fn position(&self, vcpu: u32) -> Position {
         let core = vcpu / self.threads.max(1);
         let die = core / self.cores.max(1);
-        Place { core, die, package: die / self.dies.max(1) }
+        Position { core, die, package: die / self.dies.max(1) }
     }
 
     /// The local APIC ID of vCPU `vcpu`, which is below [`Self::vcpus`].
     pub fn apic_id(&self, vcpu: u32) -> u32 {
-        let Place { core, die, package } = self.place(vcpu);
+        let Position { core, die, package } = self.position(vcpu);
         let levels = [
             (vcpu % self.threads.max(1), 0),
             (core % self.cores.max(1), self.core_shift()),
@@ -86,9 +86,9 @@ impl From<&CpuTopology> for Topology {
     }
 }
 
-/// Place of a vCPU; all numbers count across the VM.
+/// Position of a vCPU; all numbers count across the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// Core of the vCPU.
     pub core: u32,
     /// Die of the vCPU.
@@ -130,8 +130,8 @@ mod tests {
     #[test]
     fn a_place_counts_through_the_vm() {
         let topology = Topology { threads: 2, cores: 2, dies: 2, packages: 2 };
-        assert_eq!(topology.place(0), Place { core: 0, die: 0, package: 0 });
-        assert_eq!(topology.place(13), Place { core: 6, die: 3, package: 1 });
+        assert_eq!(topology.position(0), Position { core: 0, die: 0, package: 0 });
+        assert_eq!(topology.position(13), Position { core: 6, die: 3, package: 1 });
         assert_eq!((topology.core_shift(), topology.die_shift(), topology.package_shift()), (1, 2, 3));
     }
 

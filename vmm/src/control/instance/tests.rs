@@ -66,14 +66,14 @@ fn device_keeps_its_passed_descriptor_until_removal() {
     assert_eq!(instance.add_device(device(), vec![sent.into()]).unwrap(), None);
     assert_eq!(instance.config().devices[0].fd, Some(number));
     instance.remove_device("d").unwrap();
-    assert_eq!(end.read(&mut [0]).unwrap(), 0, "nobody has the other end");
+    assert_eq!(end.read(&mut [0]).unwrap(), 0, "the other end is closed");
 }
 
 #[test]
 fn what_is_not_there_or_in_every_vm_is_not_removed() {
     let mut instance = instance("{}");
     let kind = |instance: &mut Instance, id| instance.remove_device(id).unwrap_err().kind;
-    assert_eq!(kind(&mut instance, "nobody"), ErrorKind::NotFound);
+    assert_eq!(kind(&mut instance, "unknown"), ErrorKind::NotFound);
     assert_eq!(kind(&mut instance, "__rng"), ErrorKind::Invalid);
 }
 

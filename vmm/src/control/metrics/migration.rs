@@ -20,7 +20,7 @@ impl Text {
             ("bandwidth_bytes_per_second", "What the connections carry.", progress.bandwidth_bytes_per_s as f64),
             ("throttle_percent", "The share of their time that vCPUs are held.", progress.throttle_percent.into()),
             ("elapsed_seconds", "How long it takes or took.", progress.elapsed_ms as f64 / 1e3),
-            ("downtime_seconds", "How long the guest stood still; 0 before that.", micros(parts.total_us)),
+            ("downtime_seconds", "How long the guest was paused; 0 before that.", micros(parts.total_us)),
         ];
         for (name, help, value) in gauges {
             let name = format!("cloud_hypervisor_migration_{name}");

@@ -273,7 +273,7 @@ fn a_vm_that_cannot_show_pages_is_served_by_exits() {
 }
 
 #[test]
-fn a_vm_that_cannot_show_pages_any_more_shows_none() {
+fn a_vm_that_can_no_longer_show_pages_shows_none() {
     let rig = Rig::new(4, Vm::default());
     assert_eq!(rig.compared().unwrap().len(), 1);
     *rig.vm.refuses.lock() = true;

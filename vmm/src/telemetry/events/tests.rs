@@ -110,7 +110,7 @@ fn a_pipe_whose_reader_comes_last_gets_all_events() {
 }
 
 #[test]
-fn nobody_waits_for_a_reader_that_never_comes() {
+fn no_thread_waits_for_a_reader_that_never_comes() {
     let (_folder, path) = fifo();
     let (stream, events) = start(&path);
     let began = Instant::now();
@@ -150,7 +150,7 @@ fn a_slow_reader_loses_whole_events_and_they_are_counted() {
 }
 
 #[test]
-fn a_reader_that_goes_and_comes_again_hears_what_happens_then() {
+fn a_reader_that_reconnects_gets_the_events_from_then_on() {
     let (_folder, path) = fifo();
     let open = |path: &Path| {
         let path = path.to_owned();
@@ -177,7 +177,7 @@ fn a_reader_that_goes_and_comes_again_hears_what_happens_then() {
 }
 
 #[test]
-fn a_file_is_written_anew() {
+fn an_existing_file_is_truncated() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("events");
     std::fs::write(&path, "old").unwrap();
@@ -205,7 +205,7 @@ impl Watched for Restless {
 }
 
 #[test]
-fn what_a_guest_causes_is_told_at_a_limited_rate() {
+fn events_that_a_guest_causes_are_written_at_a_limited_rate() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("events");
     let (stream, events) = start(&path);

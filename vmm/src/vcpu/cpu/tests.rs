@@ -56,7 +56,7 @@ fn a_panic_of_a_vcpus_thread_ends_the_guest() {
 }
 
 #[test]
-fn a_paused_guest_stands_still_and_goes_on() {
+fn a_paused_guest_does_not_run_until_it_is_resumed() {
     // again: inc dword [0x2000]; jmp again
     let (ram, vcpu) = vcpu(&[0xff, 0x05, 0x00, 0x20, 0x00, 0x00, 0xeb, 0xf8]);
     let stop = Arc::new(StopSignal::new().unwrap());
@@ -83,7 +83,7 @@ fn a_paused_guest_stands_still_and_goes_on() {
 }
 
 #[test]
-fn a_vcpu_that_was_removed_stands_still_and_can_be_added_again() {
+fn a_vcpu_that_was_removed_does_not_run_and_can_be_added_again() {
     // again: inc dword [0x2000]; jmp again
     let (ram, vcpu) = vcpu(&[0xff, 0x05, 0x00, 0x20, 0x00, 0x00, 0xeb, 0xf8]);
     let stop = Arc::new(StopSignal::new().unwrap());

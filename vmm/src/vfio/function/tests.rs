@@ -198,7 +198,7 @@ fn pin_yields_to_messages_and_returns_when_they_are_disabled() {
     assert_eq!(device.take_calls(), ["2: 1 of 0+1"]);
     config(&mut function, 0x40, 0);
     assert_eq!(device.take_calls(), ["2: off", PIN[0], PIN[1]]);
-    assert!(!Arc::ptr_eq(&function.pin().unwrap().trigger, &first.trigger), "no signal of before");
+    assert!(!Arc::ptr_eq(&function.pin().unwrap().trigger, &first.trigger), "no earlier signal");
     config(&mut function, 0x60, 0x0001_0000);
     assert_eq!(device.take_calls(), ["0: off", "1: 1 of 0+1"]);
     config(&mut function, 0x60, 0);
@@ -274,7 +274,7 @@ fn missing_host_interrupt_is_counted_and_requested_again() {
 
 /// Everything except the pages of the table and of the pending bits is mapped.
 #[test]
-fn bars_are_mapped_but_for_what_is_answered_here() {
+fn bars_are_mapped_except_for_registers_answered_here() {
     let (device, info) = device(true, false);
     let mut function = function(&device, &info);
     assert_eq!(device.0.lock().mapped, [(0, 0, 0x2000), (0, 0x4000, 0x4000)]);
@@ -321,7 +321,7 @@ fn reset_leaves_a_device_without_interrupts_or_bus_mastering() {
         let writes = device.take_writes();
         assert!(writes.iter().all(|write| *write == (CONFIG, 4, vec![2, 4])), "{writes:?}");
         assert!(messages(&function).is_empty());
-        assert_eq!(Arc::strong_count(&eventfd), 1, "a signal of before is forgotten");
+        assert_eq!(Arc::strong_count(&eventfd), 1, "an earlier signal is dropped");
     }
     device.0.lock().fails = true;
     let _ = function.reset(ResetKind::Conventional);

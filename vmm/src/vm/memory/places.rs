@@ -10,7 +10,7 @@ use crate::vm::memory::backing::huge_page;
 
 /// The addresses of the memory device of a part of the memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct PartRange {
     /// The index of the part.
     pub part: usize,
     /// The addresses.
@@ -30,13 +30,13 @@ pub(crate) fn addresses(memory: &MemoryConfig) -> u64 {
 }
 
 /// Addresses of the devices' memory in `layout`, which has room for it.
-pub(crate) fn places(memory: &MemoryConfig, layout: &Layout) -> Vec<Place> {
+pub(crate) fn places(memory: &MemoryConfig, layout: &Layout) -> Vec<PartRange> {
     let mut start = layout.hotplug.start;
     let place = |(part, zone): (usize, MemoryZoneConfig)| {
         let first = start.next_multiple_of(alignment(&zone));
         let range = first..first.saturating_add(zone.room().unwrap_or(0));
         start = range.end;
-        Place { part, range, block: block(huge_page(&zone)) }
+        PartRange { part, range, block: block(huge_page(&zone)) }
     };
     growing(memory).map(place).collect()
 }
@@ -45,7 +45,7 @@ pub(crate) fn places(memory: &MemoryConfig, layout: &Layout) -> Vec<Place> {
 pub(crate) fn regions(memory: &MemoryConfig, layout: &Layout, slots: usize) -> MemRegions {
     let places = places(memory, layout);
     let part = slot_size(&places, slots);
-    let places = places.into_iter().map(|Place { part: n, range, block }| {
+    let places = places.into_iter().map(|PartRange { part: n, range, block }| {
         let per_slot = usize::try_from(part / block).unwrap_or(usize::MAX).max(1);
         (n, range, block, per_slot)
     });
@@ -54,10 +54,10 @@ pub(crate) fn regions(memory: &MemoryConfig, layout: &Layout, slots: usize) -> M
 
 /// The smallest power of two, in bytes, with which `slots` memory slots suffice for all of `places`; each slot has at
 /// least a block. There are few places, and at least one slot for each.
-fn slot_size(places: &[Place], slots: usize) -> u64 {
+fn slot_size(places: &[PartRange], slots: usize) -> u64 {
     let mut size: u64 = 1;
     loop {
-        let of = |place: &Place| (place.range.end - place.range.start).div_ceil(place.block.max(size));
+        let of = |place: &PartRange| (place.range.end - place.range.start).div_ceil(place.block.max(size));
         let needed = places.iter().map(of).fold(0, u64::saturating_add);
         match size.checked_mul(2) {
             Some(next) if needed > slots as u64 => size = next,
@@ -113,8 +113,8 @@ mod tests {
 
     #[test]
     fn a_slot_is_a_block_unless_there_are_too_many() {
-        let place = |len, block| Place { part: 0, range: GIB..GIB + len, block };
-        let size = |places: &[Place], slots| slot_size(places, slots).max(2 * MIB);
+        let place = |len, block| PartRange { part: 0, range: GIB..GIB + len, block };
+        let size = |places: &[PartRange], slots| slot_size(places, slots).max(2 * MIB);
         assert_eq!(size(&[place(GIB, 2 * MIB)], 512), 2 * MIB);
         assert_eq!(size(&[place(GIB + 2 * MIB, 2 * MIB)], 512), 4 * MIB);
         assert_eq!(size(&[place(1 << 45, 2 * MIB)], 512), 64 * GIB);

@@ -98,7 +98,7 @@ fn save_between_any_steps_of_vf_enabling_restores_exactly() {
 
 /// A frame from the PF to a VF: both drivers keep their rings, and the switch has both addresses.
 #[test]
-fn a_pf_and_its_vf_go_on_with_their_rings_on_their_switch() {
+fn a_pf_and_its_vf_continue_with_their_rings_on_their_switch() {
     let mut machine = Machine::boot(IDLE, &nic());
     let pf = machine.address("pf0").rid.to_bits();
     let sriov = machine.sriov(pf);
@@ -184,7 +184,7 @@ fn state_is_at_most_64_kib_with_8_vfs_and_1_mib_with_255() {
 }
 
 #[test]
-fn a_disk_goes_on_with_the_next_request() {
+fn a_disk_continues_with_the_next_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();

@@ -88,7 +88,7 @@ fn unread_serial_input_survives_a_move_and_interrupts_again() {
 
 /// A pseudo-terminal that no program has opened yet.
 #[test]
-fn output_that_nobody_has_taken_is_there_for_who_comes_later() {
+fn unread_output_is_kept_for_a_later_reader() {
     let json = r#"{"serial":{"mode":"Pty"},"console":{"mode":"Null"}}"#;
     let mut machine = Machine::boot(IDLE, json);
     machine.vm.read_input().unwrap();
@@ -106,7 +106,7 @@ fn output_that_nobody_has_taken_is_there_for_who_comes_later() {
 }
 
 #[test]
-fn events_that_the_guest_has_not_read_are_told_again() {
+fn events_that_the_guest_has_not_read_are_reported_again() {
     let json = r#"{"cpus":{"boot_vcpus":1,"max_vcpus":4},"serial":{"mode":"Null"},"console":{"mode":"Null"},
                    "memory":{"size":8388608,"hotplug_size":1073741824}}"#;
     let mut machine = Machine::boot(IDLE, json);
@@ -151,7 +151,7 @@ fn events_that_the_guest_has_not_read_are_told_again() {
 }
 
 #[test]
-fn what_the_guest_asked_for_is_done_where_it_goes_on() {
+fn requests_of_the_guest_are_done_where_it_continues() {
     // mov edx, 0x602; mov al, 1; out dx, al: a reset
     let code = [0xba, 0x02, 0x06, 0, 0, 0xb0, 1, 0xee, 0xeb, 0xfe];
     let mut machine = Machine::boot(&code, PLAIN);
@@ -180,7 +180,7 @@ fn firmware_ports_keep_their_values_and_the_timer_continues() {
     std::thread::sleep(Duration::from_millis(20));
     let before = timer(&machine);
     machine = machine.moved();
-    assert!(timer(&machine) > before, "it went on");
+    assert!(timer(&machine) > before, "it continued");
     assert_eq!(port(&machine, 0xcf8), 0x8000_0800_u32.to_le_bytes());
     assert_eq!(port(&machine, 0x71), [0x20], "the century");
 }
@@ -301,7 +301,7 @@ fn the_pics_are_masked_until_a_guest_programs_them() {
 }
 
 #[test]
-fn a_guest_goes_on_without_the_file_that_it_was_booted_from() {
+fn a_guest_continues_without_the_file_that_it_was_booted_from() {
     let mut machine = Machine::boot(IDLE, PLAIN);
     machine.vm.pause();
     let before = machine.save();
@@ -318,7 +318,7 @@ fn a_guest_goes_on_without_the_file_that_it_was_booted_from() {
 }
 
 #[test]
-fn the_guests_time_goes_on_by_the_time_that_went_by() {
+fn the_guests_time_advances_by_the_time_that_passed() {
     // again: rdtsc; mov [COUNT + 16], eax; mov [COUNT + 20], edx; inc dword [COUNT]; jmp again
     let at = |offset: u64| ((COUNT + offset) as u32).to_le_bytes();
     let code =

@@ -39,7 +39,7 @@ fn checking(body: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_guest_goes_on_counting_where_it_stood() {
+fn a_guest_continues_to_count_where_it_stopped() {
     let machine = Machine::boot(&counting(), PLAIN);
     machine.counts_beyond(1000);
     let mut machine = machine;
@@ -75,7 +75,7 @@ fn only_a_paused_machine_is_saved() {
 
 /// Writes the count to the scratch register of the serial port, and reads it back.
 #[test]
-fn a_guest_in_the_middle_of_a_port_access_goes_on() {
+fn a_guest_in_the_middle_of_a_port_access_continues() {
     // mov al, bl; mov edx, 0x3ff; out dx, al; xor eax, eax; in al, dx; cmp al, bl
     let body = [0x88, 0xd8, 0xba, 0xff, 0x03, 0, 0, 0xee, 0x31, 0xc0, 0xec, 0x38, 0xd8];
     let mut machine = Machine::boot(&checking(&body), PLAIN);
@@ -89,7 +89,7 @@ fn a_guest_in_the_middle_of_a_port_access_goes_on() {
 
 /// Writes the count to a register of configuration space, and reads it back by an exit: 8 bytes, in two accesses.
 #[test]
-fn a_guest_in_the_middle_of_an_access_to_a_device_goes_on() {
+fn a_guest_in_the_middle_of_an_access_to_a_device_continues() {
     // mov [0xe800800c], bl; movzx eax, byte [0xe800800c]; cmp al, bl
     let register = 0xe800_800c_u32.to_le_bytes();
     let body = [&[0x88, 0x1d][..], &register, &[0x0f, 0xb6, 0x05], &register, &[0x38, 0xd8]].concat();
@@ -104,7 +104,7 @@ fn a_guest_in_the_middle_of_an_access_to_a_device_goes_on() {
 
 /// Several exits belong to one instruction.
 #[test]
-fn a_guest_in_the_middle_of_a_string_of_accesses_goes_on() {
+fn a_guest_in_the_middle_of_a_string_of_accesses_continues() {
     // mov esi, buffer; mov ecx, 100; mov edx, 0x3ff; rep outsb; in al, dx; cmp al, [esi - 1]
     let buffer = 0x31_0000_u32.to_le_bytes();
     let body =

@@ -84,7 +84,7 @@ fn a_nic_over_it_has_the_pages_while_its_driver_is_up() {
     assert_eq!(given(guest.net.doorbell_pages().unwrap()), [false; 3]);
     guest.start_at_once(NEGOTIATED);
     eventually("the start", || given(guest.net.doorbell_pages().unwrap()) == [true, true, false]);
-    // A host that takes the link down stops a device that can go on after that.
+    // A host that takes the link down stops a device that can be resumed after that.
     guest.net.set_link(false).wait().unwrap();
     eventually("the stop", || given(guest.net.doorbell_pages().unwrap()) == [false; 3]);
     guest.net.set_link(true).wait().unwrap();

@@ -97,7 +97,7 @@ fn a_device_has_all_memory_in_bypass_and_mappings_in_a_domain() {
     let mut rig = Rig::new();
     assert_eq!(rig.reached(), MEMORY);
     rig.start().unwrap();
-    assert_eq!(rig.reached(), MEMORY, "and nothing was taken away meanwhile");
+    assert_eq!(rig.reached(), MEMORY, "and nothing was unmapped in between");
     rig.vdpa.stop();
     assert!(rig.attach(1, false));
     assert_eq!(rig.reached(), []);

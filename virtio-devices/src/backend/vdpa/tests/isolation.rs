@@ -82,7 +82,7 @@ fn a_device_gets_its_own_domains_mappings_and_no_neighbours() {
     other.kernel.asked();
     unmap(&iommu, 1, (0x7000_0000, 2));
     assert_eq!((one.reached(&memory), other.reached(&memory)), (of_one[1..].to_vec(), of_other.to_vec()));
-    assert_eq!(other.kernel.asked(), [""; 0], "its kernel does not hear of it");
+    assert_eq!(other.kernel.asked(), [""; 0], "its kernel is not asked");
 
     // A device that joins gets the same mappings, and one that leaves has none left.
     other.attach(&iommu, 1);

@@ -243,7 +243,7 @@ fn the_link_is_the_devices_and_a_change_of_it_is_heard() {
     let heard = vdpa.config_call.as_raw_fd();
     assert!(vdpa.watched().iter().any(|fd| fd.as_raw_fd() == heard));
     assert_eq!(vdpa.attend().unwrap(), Attention::Link(false));
-    assert!(vdpa.config_call.read().is_err(), "what was heard is not said again");
+    assert!(vdpa.config_call.read().is_err(), "a change is not reported twice");
     // A reset ends the notifications, so that each start requests them.
     vdpa.stop();
     start(&mut vdpa, [0, 0], true).unwrap();

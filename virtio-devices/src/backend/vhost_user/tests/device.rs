@@ -84,7 +84,7 @@ impl Driver {
         self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
     }
 
-    /// A reset by the driver, with rings that start anew.
+    /// A reset by the driver, with rings that start over.
     fn reset(&mut self, rig: &Rig) {
         self.device.reset();
         self.stop();
@@ -214,7 +214,7 @@ fn a_peer_that_ends_in_a_reboot_is_awaited_by_the_next_driver() {
     drop(peer);
     let begun = Instant::now();
     driver.reset(&rig);
-    assert!(begun.elapsed() < Duration::from_secs(5), "a reset waits for nobody");
+    assert!(begun.elapsed() < Duration::from_secs(5), "a reset does not wait");
     driver.start();
     driver.request();
     assert_eq!(driver.config(10), b"kataShared");

@@ -137,7 +137,7 @@ fn a_peer_that_does_not_confirm_its_state_in_time_is_lost() {
     let said = error(user.confirm_state(begun + SHORT));
     assert!(said.contains("CHECK_DEVICE_STATE: no answer within"), "{said}");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
-    // A late answer would be mistaken for another: the connection is made anew.
+    // A late answer would be mistaken for another: the connection is made again.
     guest.start_at_once(guest.net.features());
     rig.check_traffic(&mut guest, 61);
     assert_eq!(peer.connections(), 2);

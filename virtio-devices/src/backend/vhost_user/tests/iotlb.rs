@@ -86,10 +86,10 @@ impl Translate for Iotlb {
     }
 
     fn mapping(&self, _: u64, _: Permissions) -> Option<DmaMapping> {
-        panic!("nobody follows a peer")
+        panic!("a peer has no followers")
     }
 
     fn follow(&self, _: Option<std::sync::Arc<dyn DmaFollower>>) -> Result<(), NotFollowed> {
-        panic!("nobody follows a peer")
+        panic!("a peer has no followers")
     }
 }

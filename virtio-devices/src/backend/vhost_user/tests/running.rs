@@ -277,7 +277,7 @@ fn a_ring_that_the_peer_refuses_needs_a_reset_and_is_not_a_loss() {
     let rig = Rig::new();
     let script = Script { refused: vec![Request::SET_VRING_ADDR], ..Script::new(1) };
     let (peer, mut guest) = run(&rig, script);
-    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    eventually("the request for a reset", || guest.interrupts.needs_reset());
     assert!(!guest.net.backend_lost() && guest.net.link_up());
     guest.stop();
     let heard = peer.heard();
@@ -365,7 +365,7 @@ fn a_broken_ring_reported_by_the_peer_sets_needs_reset() {
     let (peer, guest) = run(&rig, Script::new(1));
     peer.await_heard("STATUS 15");
     peer.call_rings_broken();
-    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    eventually("the request for a reset", || guest.interrupts.needs_reset());
     assert!(!guest.net.backend_lost());
 }
 
@@ -409,7 +409,7 @@ fn a_peer_that_hangs_when_it_is_to_stop_is_given_up_in_time() {
     let may_still_write =
         |guest: &Guest| guest.net.memory_user().unwrap().may_still_write(Instant::now() + Duration::from_secs(1));
     assert!(may_still_write(&guest));
-    // The connection is made anew, without a notification: no driver was there.
+    // The connection is made again, without a notification: no driver was there.
     guest.start_at_once(guest.net.features());
     rig.check_traffic(&mut guest, 60);
     assert_eq!(peer.connections(), 2);

@@ -63,7 +63,7 @@ impl Machine {
         self.guest.workers = self.guest.net.start(start).unwrap();
     }
 
-    /// Lets the driver start anew after its device has given up.
+    /// Lets the driver start again after its device has given up.
     fn start_again(&mut self) {
         self.guest.stop();
         self.guest.net.reset();
@@ -126,7 +126,7 @@ impl Drop for Traffic {
 fn a_peer_gets_ring_mappings_first_and_changes_before_replies() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
-    let mut machine = Machine::new(rig, "told");
+    let mut machine = Machine::new(rig, "sent");
     machine.map((IOVA, PAGE), TARGET, Permissions::Write);
     peer.heard();
     machine.start();
@@ -188,7 +188,7 @@ fn an_unmapped_address_faults_and_stops_the_function() {
         machine.fill(0xc5);
         machine.post(address);
         send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
-        eventually("the wish for a reset", || machine.guest.interrupts.needs_reset());
+        eventually("the request for a reset", || machine.guest.interrupts.needs_reset());
         assert_eq!(machine.faults(), 1 + round as u64, "{address:#x}");
         assert!(machine.page().iter().all(|byte| *byte == 0xc5), "{address:#x}");
         assert!(!machine.guest.net.backend_lost());
@@ -241,7 +241,7 @@ fn a_peer_that_fails_to_unmap_is_lost_and_a_successor_remapped() {
     peer.await_heard("STATUS 15");
     peer.keep_translations();
     let begun = Instant::now();
-    assert_eq!(machine.try_unmap((IOVA, PAGE)), Err(Status::DeviceError), "the driver is told, too");
+    assert_eq!(machine.try_unmap((IOVA, PAGE)), Err(Status::DeviceError), "the driver gets an error, too");
     let waited = begun.elapsed();
     assert!((ANSWER..3 * ANSWER).contains(&waited), "{waited:?}");
     await_loss(&machine.guest, true);
@@ -294,7 +294,7 @@ fn unmapping_from_a_peer_that_missed_a_reply_warns_once() {
         let rig = Rig::new();
         let path = rig.path().display().to_string();
         let peer = rig.peer(Script::translating());
-        let mut machine = Machine::new(rig, "deaf");
+        let mut machine = Machine::new(rig, "silent");
         if is_attach {
             machine.ask(Request::Detach { domain: 1, endpoint: ENDPOINT });
         }

@@ -33,8 +33,8 @@ fn unreachable_address_stops_queues_until_the_driver_resets() {
     guest.queues[0].add(&[(BUFFERS, 64, WRITE)]);
     backend.say(Ok(Attention::Unreachable));
     backend.await_asked("stop");
-    eventually("the wish for a reset", || guest.interrupts.needs_reset());
-    assert_eq!(iommu.counters().get(IommuCounter::Faults), 0, "it was reported by whoever found it");
+    eventually("the request for a reset", || guest.interrupts.needs_reset());
+    assert_eq!(iommu.counters().get(IommuCounter::Faults), 0, "the finder reported it");
     guest.kick(0);
     guest.net.set_link(false).wait().unwrap();
     guest.net.set_link(true).wait().unwrap();
@@ -57,7 +57,7 @@ fn unexplained_broken_ring_is_reported_as_an_iommu_fault() {
     guest.queues[1].add(&[(0x8_2000, 64, 0)]);
     backend.say(Ok(Attention::BrokenRing));
     backend.await_asked("stop");
-    eventually("the wish for a reset", || guest.interrupts.needs_reset());
+    eventually("the request for a reset", || guest.interrupts.needs_reset());
     assert_eq!(iommu.counters().get(IommuCounter::Faults), 1);
     guest.stop();
     assert_eq!(guest.queues[0].queue.lock().next_avail(), 1, "looking up takes nothing");

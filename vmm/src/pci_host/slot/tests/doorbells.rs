@@ -64,7 +64,7 @@ fn doorbell_page_change_is_applied_to_its_function_alone() {
     assert_eq!(wants.lock().asked, (asked.0, asked.1 + 1), "only that VF is asked");
     wants.lock().doorbells[1].page = None;
     observer(VF);
-    assert_eq!((shown(&record), Arc::strong_count(&own)), (Vec::new(), 1), "nobody keeps the device open");
+    assert_eq!((shown(&record), Arc::strong_count(&own)), (Vec::new(), 1), "nothing keeps the device open");
     wants.lock().doorbells[0].page = Some(own);
     observer(PF);
     assert_eq!(shown(&record).len(), 1);

@@ -21,7 +21,7 @@ fn resume_fails_only_if_the_host_lacks_resources_for_long() {
     let began = Instant::now();
     let NotResumed { vf, error } = slot.resume().unwrap_err();
     assert_eq!((vf, error.raw_os_error()), (Some(VfIndex(3)), Some(libc::EMFILE)));
-    assert!(began.elapsed() >= Duration::from_secs(1), "other clients wait meanwhile, so not for much longer");
+    assert!(began.elapsed() >= Duration::from_secs(1), "other clients wait for it, so not for much longer");
     let tries = usize::MAX - wants.lock().refusals;
     assert_eq!(tries, 8);
     wants.lock().refusals = 0;

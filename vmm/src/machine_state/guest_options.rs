@@ -7,7 +7,7 @@ use crate::machine_state::error::RestoreError;
 
 /// Returns the options that a guest sees, with their values. Its number of vCPUs is not among them, because it can
 /// change at run time.
-pub(crate) fn told(cpus: &CpusConfig, segments: usize) -> Vec<(&'static str, String)> {
+pub(crate) fn guest_options(cpus: &CpusConfig, segments: usize) -> Vec<(&'static str, String)> {
     let CpusConfig { max_vcpus, topology, max_phys_bits, features, nested, .. } = cpus;
     let topology = topology.map_or("none".to_string(), |shape| {
         let numbers = [shape.threads_per_core, shape.cores_per_die, shape.dies_per_package, shape.packages];
@@ -67,12 +67,12 @@ mod tests {
         };
         for saved in [&of_kvm[..], &[leaf(1, 0x3123_7648)], &[]] {
             assert_eq!(told(saved, false), Ok(()));
-            let refused = "cpus.kvm_hyperv: true in the configuration, and the guest was told false, which has to \
+            let refused = "cpus.kvm_hyperv: true in the configuration, and the guest was given false, which has to \
                            stay; give that";
             assert_eq!(told(saved, true), Err(refused.to_string()));
         }
         assert_eq!(told(&of_hyperv, true), Ok(()));
-        let refused = "cpus.kvm_hyperv: false in the configuration, and the guest was told true, which has to stay; \
+        let refused = "cpus.kvm_hyperv: false in the configuration, and the guest was given true, which has to stay; \
                        give that";
         assert_eq!(told(&of_hyperv, false), Err(refused.to_string()));
     }

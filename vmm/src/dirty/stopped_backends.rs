@@ -9,18 +9,18 @@ use super::source::DirtySource;
 
 /// Backends whose links were taken down, and that write nothing from [`DirtySource::start`] until their links are up
 /// again.
-pub struct Still(Vec<(String, MemoryUser)>);
+pub struct StoppedBackends(Vec<(String, MemoryUser)>);
 
-impl Still {
+impl StoppedBackends {
     /// Takes these backends, with their options.
     pub fn new(users: Vec<(String, MemoryUser)>) -> Self {
         Self(users)
     }
 }
 
-impl DirtySource for Still {
+impl DirtySource for StoppedBackends {
     fn name(&self) -> &'static str {
-        "backends that should stand still write"
+        "stopped backends write"
     }
 
     fn start(&mut self) -> io::Result<()> {

@@ -24,35 +24,35 @@ const READY_MARK: &str = "@@ready";
 
 /// Machine on which guests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Place {
+pub(crate) enum LabKind {
     /// On this machine's own KVM
     Host,
     /// In a machine that QEMU emulates, whose KVM always works but is slower
     Nested,
 }
 
-impl Place {
-    /// The requested place, or else the one that a probe chooses. For commands that create taps, which needs root.
-    pub(crate) fn decide(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
+impl LabKind {
+    /// The requested kind, or else the one that a probe chooses. For commands that create taps, which needs root.
+    pub(crate) fn decide(asked: Option<LabKind>, lab: &Lab, vmm: &Path) -> Result<LabKind> {
         if asked.is_none() && !is_root() {
             note("probe", "without root no taps can be made on this machine: guests run in the nested lab");
-            return Ok(Place::Nested);
+            return Ok(LabKind::Nested);
         }
-        Place::decide_without_taps(asked, lab, vmm)
+        LabKind::decide_without_taps(asked, lab, vmm)
     }
 
-    /// As [`Place::decide`], for commands that need only `/dev/kvm`.
-    pub(crate) fn decide_without_taps(asked: Option<Place>, lab: &Lab, vmm: &Path) -> Result<Place> {
+    /// As [`LabKind::decide`], for commands that need only `/dev/kvm`.
+    pub(crate) fn decide_without_taps(asked: Option<LabKind>, lab: &Lab, vmm: &Path) -> Result<LabKind> {
         if let Some(place) = asked {
             return Ok(place);
         }
-        if let Some(place) = Place::known(lab) {
+        if let Some(place) = LabKind::known(lab) {
             note("probe", place.reason());
             return Ok(place);
         }
         let step = Step::begin("probe", "boots a stock kernel on this machine's own KVM");
         let probed = probe(lab, vmm);
-        let place = if probed.is_ok() { Place::Host } else { Place::Nested };
+        let place = if probed.is_ok() { LabKind::Host } else { LabKind::Nested };
         step.done_with(match probed {
             Ok(()) => place.reason().to_owned(),
             Err(why) => format!("{why}; {}", place.reason()),
@@ -62,39 +62,39 @@ impl Place {
     }
 
     /// The probe's result since the machine's start, if it ran.
-    pub(crate) fn known(lab: &Lab) -> Option<Place> {
+    pub(crate) fn known(lab: &Lab) -> Option<LabKind> {
         let known = fs::read_to_string(record(lab)).ok()?;
         let answer = known.strip_prefix(boot_id().as_str())?;
-        Some(if answer == Place::Host.word() { Place::Host } else { Place::Nested })
+        Some(if answer == LabKind::Host.word() { LabKind::Host } else { LabKind::Nested })
     }
 
     fn word(self) -> &'static str {
         match self {
-            Place::Host => "host",
-            Place::Nested => "nested",
+            LabKind::Host => "host",
+            LabKind::Nested => "nested",
         }
     }
 
     /// Consequence of the probe's result, and the way to override it.
     fn reason(self) -> &'static str {
         match self {
-            Place::Host => "guests run on this machine's own KVM (--lab nested emulates one instead)",
-            Place::Nested => {
+            LabKind::Host => "guests run on this machine's own KVM (--lab nested emulates one instead)",
+            LabKind::Nested => {
                 "guests run in an emulated machine, which is slower (--lab host uses this machine's own KVM anyway)"
             }
         }
     }
 
-    /// A worker in this place. `number` distinguishes concurrent workers.
+    /// A worker in this lab. `number` distinguishes concurrent workers.
     pub(crate) fn worker(self, lab: &Lab, workspace: &Path, number: usize) -> Result<Worker> {
         self.worker_in(lab, workspace, number, &Machine::plain(Clock::Real))
     }
 
-    /// As [`Place::worker`], in such a machine if the place is emulated.
+    /// As [`LabKind::worker`], in such a machine if the lab is emulated.
     pub(crate) fn worker_in(self, lab: &Lab, workspace: &Path, number: usize, machine: &Machine) -> Result<Worker> {
         match self {
-            Place::Host => Ok(Worker::Host),
-            Place::Nested => {
+            LabKind::Host => Ok(Worker::Host),
+            LabKind::Nested => {
                 apt::install_missing(&[("qemu-system-x86_64", "qemu-system-x86")])?;
                 let booted = FirstLevel::boot_as(lab, workspace, number, machine).or_else(|error| {
                     // An emulated boot can hang. It is retried once, with a message.
@@ -106,12 +106,12 @@ impl Place {
         }
     }
 
-    /// Number of workers that fit into this place.
+    /// Number of workers that fit into this lab.
     pub(crate) fn workers(self) -> usize {
         match self {
             // Tests use the same tap names.
-            Place::Host => 1,
-            Place::Nested => thread::available_parallelism().map_or(1, usize::from).min(4),
+            LabKind::Host => 1,
+            LabKind::Nested => thread::available_parallelism().map_or(1, usize::from).min(4),
         }
     }
 }
