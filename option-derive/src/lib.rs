@@ -34,6 +34,28 @@
 //! code that differs between structs; shared code is ordinary code in `vm-api/src/config/option.rs`. `Serialize` is
 //! serde's own.
 
+//!
+//! `#[derive(Schema)]` is for all types of the API's JSON, options or not: it describes them for `api/openapi.yaml`, with
+//! the doc comments as descriptions. It reads serde's attributes, those above, and its own:
+//!
+//! | `#[schema(...)]` of a type | meaning |
+//! |---|---|
+//! | `name = "<name>"` | the name of its schema, by default the type's |
+//! | `unsupported = <object>` | fields that are not supported yet, of this `unsupported::Object` |
+//! | `shows_default` | an enum's default is described |
+//!
+//! | of a field | meaning |
+//! |---|---|
+//! | `minimum = <number>`, `max_length = <number>` and so on | OpenAPI's keywords |
+//! | `items(...)` | the same for the elements of an array |
+//! | `limits = <name>` | a constant of `vm-api/src/schema.rs` with several of them |
+//! | `about = "<text>"` | a description, if the doc comment is about the command line |
+//! | `required` | a VM file may leave it out, but not a client |
+//! | `of = <type>` | the described type, if it is narrower than the field's |
+//! | `named = "<name>"` | a second schema of the field's type, described by the field's doc comment |
+
+mod schema;
+
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Code;
 use quote::quote;
@@ -46,6 +68,13 @@ use syn::{Attribute, Data, DeriveInput, Error, Expr, Field, Fields, Ident, Lit, 
 pub fn options(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     expand(&input).unwrap_or_else(|error| error.into_compile_error()).into()
+}
+
+/// Describes a type of the API's JSON; see the crate's documentation.
+#[proc_macro_derive(Schema, attributes(schema))]
+pub fn schema(input: TokenStream) -> TokenStream {
+    let input = syn::parse_macro_input!(input as DeriveInput);
+    schema::expand(&input).unwrap_or_else(|error| error.into_compile_error()).into()
 }
 
 /// Field of the struct.

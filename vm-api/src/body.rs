@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::RestoredBackend;
@@ -13,19 +14,23 @@ use crate::config::rate::RateLimiterConfig;
 use crate::config::switch::Mirror;
 
 /// The body of `vm.remove-device`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmRemoveDevice")]
 pub struct RemoveDevice {
     /// The device's id, as given or as in `vm.info`.
+    #[schema(limits = ID)]
     pub id: String,
 }
 
 /// The body of `vm.resize`. Omitted fields stay unchanged.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(name = "VmResize")]
 pub struct Resize {
     /// The number of vCPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 254)]
     pub desired_vcpus: Option<u32>,
     /// The amount of memory, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,8 +41,9 @@ pub struct Resize {
 }
 
 /// The body of `vm.resize-zone`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmResizeZone")]
 pub struct ResizeZone {
     /// The zone's name.
     pub id: String,
@@ -46,28 +52,33 @@ pub struct ResizeZone {
 }
 
 /// The body of `vm.resize-disk`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmResizeDisk")]
 pub struct ResizeDisk {
     /// The disk's id, as given or as in `vm.info`.
     pub id: String,
     /// New size in bytes, a multiple of 512.
+    #[schema(minimum = 512, multiple_of = 512)]
     pub desired_size: u64,
 }
 
 /// The body of `vm.snapshot`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmSnapshotConfig")]
 pub struct SnapshotConfig {
     /// The folder of the snapshot, which must exist, such as `file:///var/lib/vm/snapshot`.
     pub destination_url: String,
 }
 
 /// The body of `vm.set-vf`. Omitted fields stay unchanged.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmSetVf")]
 pub struct SetVf {
     /// The PF's id.
+    #[schema(limits = ID)]
     pub pf: String,
     /// The VF's index, from 0. Without an index, only a backend can be given, to the PF itself or to a NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,9 +92,11 @@ pub struct SetVf {
     pub mac: Option<MacChoice>,
     /// The VLAN of all its packets; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 4094)]
     pub vlan: Option<u16>,
     /// The priority of its VLAN's tag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 7)]
     pub vlan_qos: Option<u8>,
     /// The kind of its tags.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,6 +127,7 @@ pub struct SetVf {
     pub mirror: Option<Mirror>,
     /// On a switch, the weight of its share of the workers' time and of the uplink's rate under contention, 1 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
     pub weight: Option<u8>,
     /// The limits of its received and sent packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -218,7 +232,7 @@ fn set<T: Clone>(setting: &mut Option<T>, new: &Option<T>) -> bool {
 }
 
 /// Link state of a network function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
     /// Frames pass.

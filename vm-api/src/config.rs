@@ -39,6 +39,7 @@ pub mod zone_update;
 
 use std::path::PathBuf;
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::id::Ids;
@@ -76,14 +77,16 @@ pub use crate::config::vsock::VsockConfig;
 pub use crate::config::zone_update::ZoneUpdate;
 
 /// A virtual machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(unsupported = Vm)]
 pub struct VmConfig {
     /// The virtual CPUs.
     pub cpus: CpusConfig,
     /// The guest's memory.
     pub memory: MemoryConfig,
     /// Kernel or firmware that the guest boots.
+    #[schema(required)]
     pub payload: PayloadConfig,
     /// Limits that several disks share.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -128,6 +131,7 @@ pub struct VmConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpm: Option<TpmConfig>,
     /// The serial port: `--serial`.
+    #[schema(named = "SerialConfig")]
     pub serial: ConsoleConfig,
     /// The virtio console: `--console`.
     pub console: ConsoleConfig,
@@ -143,6 +147,7 @@ pub struct VmConfig {
     pub pci_segments: Vec<PciSegmentConfig>,
     /// The NUMA nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 64)]
     pub numa: Vec<NumaConfig>,
     /// True if Landlock confines this program to the files that this configuration names: `--landlock`.
     pub landlock_enable: bool,
@@ -254,8 +259,9 @@ impl<'a> Place<'a> {
 }
 
 /// Kernel or firmware that the guest boots: `--kernel`, `--initramfs`, `--cmdline`, `--firmware`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(unsupported = Payload)]
 pub struct PayloadConfig {
     /// A bzImage, or an ELF vmlinux with a PVH entry.
     #[serde(skip_serializing_if = "Option::is_none")]

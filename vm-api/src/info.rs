@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::body::Link;
@@ -12,7 +13,7 @@ use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::switch::{Mirror, SwitchMode};
 
 /// The reply to `vmm.ping`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct VmmPingResponse {
     /// The version, with details of the build.
     pub build_version: String,
@@ -25,7 +26,7 @@ pub struct VmmPingResponse {
 }
 
 /// The reply to `vm.info`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct VmInfo {
     /// The configuration, with later additions and removals.
     #[serde(with = "crate::config::json")]
@@ -46,7 +47,7 @@ pub struct VmInfo {
 }
 
 /// The state of a VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum VmState {
     /// Never booted.
     Created,
@@ -59,7 +60,7 @@ pub enum VmState {
 }
 
 /// A device, or its PCI function.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct DeviceNode {
     /// Name.
     pub id: String,
@@ -76,25 +77,29 @@ pub struct DeviceNode {
 }
 
 /// A part of the guest's address space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum Resource {
     /// A base address register.
-    PciBar {
-        /// Number of the BAR, 0 to 5.
-        index: u8,
-        /// Address, in bytes.
-        base: u64,
-        /// Size in bytes.
-        size: u64,
-        /// Address space.
-        type_: BarType,
-        /// True if reads have no side effect.
-        prefetchable: bool,
-    },
+    PciBar(PciBar),
+}
+
+/// A base address register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
+pub struct PciBar {
+    /// Number of the register, 0 to 5.
+    pub index: u8,
+    /// Guest address, in bytes.
+    pub base: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Address space.
+    pub type_: BarType,
+    /// True if reads have no side effect.
+    pub prefetchable: bool,
 }
 
 /// The kind of a base address register.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum BarType {
     /// I/O ports.
     Io,
@@ -105,7 +110,7 @@ pub enum BarType {
 }
 
 /// A NIC without VFs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct NicInfo {
     /// Name.
     pub id: String,
@@ -126,7 +131,7 @@ pub struct NicInfo {
 }
 
 /// A physical function with its VFs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct SriovInfo {
     /// The PF's name.
     pub id: String,
@@ -156,7 +161,7 @@ pub struct SriovInfo {
 }
 
 /// A virtual function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct VfInfo {
     /// Index of the VF of its PF, from 0.
     pub index: u16,
@@ -179,12 +184,14 @@ pub struct VfInfo {
 }
 
 /// Effective policy of a network function.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(default)]
 pub struct PolicyInfo {
     /// The VLAN of all its packets; 0 if there is none.
+    #[schema(maximum = 4094)]
     pub vlan: u16,
     /// The priority of its VLAN's tag.
+    #[schema(maximum = 7)]
     pub vlan_qos: u8,
     /// The kind of its tags.
     pub vlan_proto: VlanProto,
@@ -212,11 +219,12 @@ pub struct PolicyInfo {
     pub mirror: Mirror,
     /// Share of its switch's workers and of the uplink's rate beyond the guarantees. Omitted if it is not on a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
     pub weight: Option<u8>,
 }
 
 /// The switch of a PF.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct SwitchInfo {
     /// Forwarding rule.
     pub mode: SwitchMode,
@@ -224,6 +232,7 @@ pub struct SwitchInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
     /// Number of threads that carry its packets.
+    #[schema(minimum = 1, maximum = 64)]
     pub workers: u16,
     /// The limit of the bandwidth to the uplink, in Mbit/s. Omitted if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -239,7 +248,7 @@ fn is_all(trunk: &Vlans) -> bool {
 }
 
 /// Backend of a network function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct BackendInfo {
     /// The kind of the backend.
     pub kind: BackendKind,
@@ -255,7 +264,7 @@ pub struct BackendInfo {
 }
 
 /// The kind of a backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
     /// A tap that this program opened.
@@ -275,7 +284,7 @@ pub enum BackendKind {
 }
 
 /// The state of a VF.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum VfState {
     /// The guest has not enabled the VF.
     Reserved,
@@ -286,7 +295,7 @@ pub enum VfState {
 }
 
 /// The reply to `vm.add-*`, for a device that was added to a running VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct PciDeviceInfo {
     /// Name.
     pub id: String,

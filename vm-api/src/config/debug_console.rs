@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::console::ConsoleMode;
@@ -15,7 +16,7 @@ const PORT: u16 = 0xe9;
 
 /// An I/O port for log output of firmware and loaders: `off`, `null`, `tty`, `pty` or `file=<path>`, and
 /// `iobase=<port>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct DebugConsoleConfig {
     /// Destination of the output; mode `Socket` is refused.
@@ -25,6 +26,7 @@ pub struct DebugConsoleConfig {
     pub file: Option<PathBuf>,
     /// The I/O port.
     #[serde(default = "port")]
+    #[schema(maximum = 65_534)]
     pub iobase: u16,
 }
 

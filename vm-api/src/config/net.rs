@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::Serialize;
 
 use crate::config::error::{ConfigError, Problem};
@@ -17,18 +17,20 @@ use crate::config::switch::{Mirror, SwitchMode};
 use crate::config::vhost::{Vhost, VhostMode};
 
 /// A NIC. With sriov_vfs it is an SR-IOV physical function (PF).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--net")]
 pub struct NetConfig {
     /// Device name, unique in the VM. It must not start with two underscores. By default _netN, where
     /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = ID)]
     pub id: Option<String>,
     /// Tap interface on the host, at most 15 characters. If it does not exist, it is created, and removed when the
     /// VM ends.
     #[option("tap=<interface>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = INTERFACE)]
     pub tap: Option<String>,
     /// IP address of the tap on the host; needs mask. Kept without effect if the tap is not opened here: with fd,
     /// vhost_user and vdpa.
@@ -41,6 +43,7 @@ pub struct NetConfig {
     pub mask: Option<IpAddr>,
     /// MAC address in the guest. By default a random one at each start.
     #[option("mac=<address>")]
+    #[schema(of = MacAddress)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacChoice>,
     /// MAC address of the tap on the host. Kept without effect with vhost_user.
@@ -50,18 +53,22 @@ pub struct NetConfig {
     /// MTU of the link in bytes, 1280 to 65521.
     #[option("mtu=<bytes>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1280, maximum = 65_521)]
     pub mtu: Option<u16>,
     /// Number of queues: each pair has a receive and a transmit queue, at most one pair per vCPU. An odd number also
     /// counts the control queue, which every NIC has.
     #[option("num_queues=<number>", default = 2)]
+    #[schema(minimum = 2, maximum = 509)]
     pub num_queues: u16,
     /// Entries in each queue, a power of two from 2 to 32768. Below 128 the guest receives no packets larger than the
     /// MTU.
     #[option("queue_size=<number>", default = 256)]
+    #[schema(limits = QUEUE_SIZE)]
     pub queue_size: u16,
     /// File descriptors of open taps, one per queue pair and each above 2, instead of tap.
     #[option("fd=[<fd>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Descriptor numbers. The values are ignored: the descriptors are those passed with vm.add-net.")]
     pub fds: Vec<i32>,
     /// Let the guest send and receive TCP packets larger than the MTU, which are segmented outside the guest.
     #[option("offload_tso=on|off", default = true)]
@@ -83,6 +90,7 @@ pub struct NetConfig {
     /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SLOT)]
     pub pci_device_id: Option<u8>,
     /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
@@ -94,10 +102,12 @@ pub struct NetConfig {
     pub vhost: Vhost,
     /// Let another process carry the packets (vhost-user), instead of a tap; needs socket.
     #[option("vhost_user=on|off")]
+    #[schema(about = "Let another process carry the packets (vhost-user), instead of a tap; needs vhost_socket.")]
     pub vhost_user: bool,
     /// Unix socket of the vhost-user backend.
     #[option("socket=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SOCKET)]
     pub vhost_socket: Option<PathBuf>,
     /// This program's role on the socket. client: the backend listens; server: this program listens.
     #[option("vhost_mode=client|server", default = VhostMode::Client)]
@@ -115,10 +125,12 @@ pub struct NetConfig {
     /// untagged. With 802.1q, packets that the guest tags are dropped. 0 disables it.
     #[option("vlan=<id>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 4094)]
     pub vlan: Option<u16>,
     /// Priority in the tag of vlan, 0 to 7. By default 0.
     #[option("vlan_qos=<priority>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 7)]
     pub vlan_qos: Option<u8>,
     /// Tag protocol of vlan, or of trunk. By default 802.1q.
     #[option("vlan_proto=802.1q|802.1ad")]
@@ -167,6 +179,7 @@ pub struct NetConfig {
     /// 100. By default 10.
     #[option("weight=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
     pub weight: Option<u8>,
     /// Connect the PF and its VFs without a tap or other backend through a switch of this program: veb forwards itself,
     /// vepa through the switch behind the uplink. The uplink is the tap or fd given here; without one, the functions
@@ -177,6 +190,7 @@ pub struct NetConfig {
     /// Number of threads that carry the switch's packets, at most one per vCPU. By default 1.
     #[option("workers=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 64)]
     pub workers: Option<u16>,
     /// Limit of the bandwidth from all functions on the switch to its uplink, in Mbit/s; excess packets wait in their
     /// queues. Bandwidth beyond the min_tx_rate guarantees is shared by weight. 0 is none.
@@ -185,6 +199,7 @@ pub struct NetConfig {
     pub uplink_rate: Option<u32>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
     #[option("sriov_vfs=<number>")]
+    #[schema(maximum = 32_512)]
     pub sriov_vfs: u16,
     /// Per-VF overrides (--net-vf on the command line). A VF without any has its own tap, or is on the switch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -223,16 +238,18 @@ pub enum SwitchPort {
 }
 
 /// Per-VF overrides of the PF's defaults.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--net-vf", over = NetConfig)]
 pub struct VfConfig {
     /// Index of the VF, from 0 to the PF's sriov_vfs - 1.
     #[option("index=<number>", required, apart)]
+    #[schema(maximum = 32_511)]
     pub index: u16,
     /// Tap interface on the host. By default the name of the PF's tap, v and the index, such as pf0v3; with a switch,
     /// none.
     #[option("tap=<interface>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = INTERFACE)]
     pub tap: Option<String>,
     /// IP address of the tap on the host; needs mask. Kept without effect if the tap is not opened here: with fd,
     /// vhost_user and vdpa.
@@ -256,18 +273,23 @@ pub struct VfConfig {
     /// MTU of the link in bytes, 1280 to 65521. By default the PF's.
     #[option("mtu=<bytes>", inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1280, maximum = 65_521)]
     pub mtu: Option<u16>,
     /// Number of queues, as for --net. Given for one VF, it applies to all VFs of the PF. By default 2.
     #[option("num_queues=<number>", apart)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 2, maximum = 509)]
     pub num_queues: Option<u16>,
     /// Entries in each queue, a power of two from 2 to 32768. By default the PF's.
     #[option("queue_size=<number>", inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = QUEUE_SIZE)]
     pub queue_size: Option<u16>,
     /// File descriptors of open taps, one per queue pair and each above 2, instead of tap.
     #[option("fd=[<fd>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 0)]
+    #[schema(about = "Descriptors for VFs cannot be passed over the API.")]
     pub fds: Vec<i32>,
     /// As for --net. By default the PF's.
     #[option("offload_tso=on|off", inherited)]
@@ -287,10 +309,12 @@ pub struct VfConfig {
     pub vhost: Vhost,
     /// Let another process carry the packets (vhost-user), instead of a tap; needs socket.
     #[option("vhost_user=on|off")]
+    #[schema(about = "Let another process carry the packets (vhost-user), instead of a tap; needs vhost_socket.")]
     pub vhost_user: bool,
     /// Unix socket of the vhost-user backend.
     #[option("socket=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SOCKET)]
     pub vhost_socket: Option<PathBuf>,
     /// This program's role on the socket. client: the backend listens; server: this program listens.
     #[option("vhost_mode=client|server", default = VhostMode::Client)]
@@ -308,10 +332,12 @@ pub struct VfConfig {
     /// As for --net, but not inherited from the PF.
     #[option("vlan=<id>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 4094)]
     pub vlan: Option<u16>,
     /// As for --net, but not inherited from the PF.
     #[option("vlan_qos=<priority>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 7)]
     pub vlan_qos: Option<u8>,
     /// As for --net, but not inherited from the PF.
     #[option("vlan_proto=802.1q|802.1ad")]
@@ -356,6 +382,7 @@ pub struct VfConfig {
     /// As for --net, but not inherited from the PF.
     #[option("weight=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
     pub weight: Option<u8>,
 }
 

@@ -4,15 +4,18 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use option_derive::Schema;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::SerializeSeq as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::json;
 
 use crate::config::grammar::list;
 use crate::config::option::{Value, digits};
+use crate::schema::{Component, Components, Definition, Schema};
 
 /// The kind of a VLAN's tags.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum VlanProto {
     /// Type 0x8100, a customer's.
     #[default]
@@ -41,7 +44,7 @@ impl Value for VlanProto {
 }
 
 /// The link of a network function as set by the host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkPolicy {
     /// Up, unless its backend is lost, or the uplink of its switch is down.
@@ -133,6 +136,24 @@ impl FromStr for Vlans {
 impl fmt::Display for Vlans {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}]", self.0.iter().map(text).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl Component for Vlans {
+    const NAME: &'static str = "Vlans";
+
+    fn define(_: &mut Components) -> Definition {
+        let range = json!({"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"});
+        let values = json!([{"type": "integer", "minimum": 0, "maximum": 4094}, range]);
+        let about = "VLAN IDs, and ranges of them as strings such as \"100-199\". All of them if left out.";
+        let (kind, items) = ("array", json!({"oneOf": values}));
+        Definition::other(Self::NAME, json!({"type": kind, "description": about, "maxItems": MOST, "items": items}))
+    }
+}
+
+impl Schema for Vlans {
+    fn describe(components: &mut Components) -> serde_json::Value {
+        components.reference::<Self>()
     }
 }
 

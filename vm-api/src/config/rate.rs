@@ -1,5 +1,6 @@
 //! Rate limits of devices: six keys on the command line, one object in JSON.
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::error::{ConfigError, Problem};
@@ -7,7 +8,7 @@ use crate::config::grammar::Pair;
 use crate::config::option::{Key, Part, Value, digits, read};
 
 /// Limits of a device's bandwidth and operations.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 pub struct RateLimiterConfig {
     /// Bytes.
@@ -19,8 +20,9 @@ pub struct RateLimiterConfig {
 }
 
 /// A limit that refills.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "TokenBucket")]
 pub struct TokenBucketConfig {
     /// Bytes or operations that may pass before the limit applies. 0, together with a `refill_time` of 0, is no limit.
     pub size: u64,

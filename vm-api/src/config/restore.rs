@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::{list, pairs, quote, unquote};
@@ -10,7 +10,7 @@ use crate::config::option::Value;
 use crate::config::zone_update::ZoneUpdate;
 
 /// Source of a restored VM, and differences on this host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--restore")]
 pub struct RestoreConfig {
     /// Folder of the snapshot, such as file:///var/lib/vm/snapshot.
@@ -26,11 +26,13 @@ pub struct RestoreConfig {
     /// Descriptors of open taps, for each NIC that used descriptors: its id, or its id, a slash and the index of a VF.
     #[option("net_fds=[<id>@[<fd>,...],...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Taps of NICs and VFs that used descriptors.")]
     pub net_fds: Vec<RestoredNet>,
     /// Backends that replace those of the snapshot, each for the NIC with this id, or a VF of it: tap=<interface>,
     /// fd=[<fd>,...], socket=<path>, vdpa=<path>, or link=down for none until vm.set-vf gives one.
     #[option("backends=[<id>[/<VF>]@<key>=<value>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Backends that replace those of the snapshot.")]
     pub backends: Vec<RestoredBackend>,
     /// Memory zones whose memory comes from other NUMA nodes of this host than the saved ones.
     #[option("zone_updates=[<zone>@<node>,...]")]
@@ -46,7 +48,7 @@ pub struct RestoreConfig {
 }
 
 /// Method of restoring a guest's memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum MemoryRestoreMode {
     /// Read before the guest runs.
     #[default]
@@ -84,7 +86,7 @@ impl Value for MemoryRestoreMode {
 }
 
 /// Action if the backend of a VF cannot be opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnMissingBackend {
     /// Nothing is restored.
@@ -112,8 +114,9 @@ impl Value for OnMissingBackend {
 }
 
 /// Descriptors of taps for a NIC, or for a VF of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "RestoredNetConfig")]
 pub struct RestoredNet {
     /// The NIC's id.
     pub id: String,
@@ -124,12 +127,14 @@ pub struct RestoredNet {
     pub num_fds: usize,
     /// The descriptors: numbers on the command line; the API passes them with the request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Without effect: descriptors come with the request.")]
     pub fds: Vec<i32>,
 }
 
 /// A backend that replaces that of the snapshot. Exactly one kind is given.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "RestoredBackendConfig")]
 pub struct RestoredBackend {
     /// The NIC's id.
     pub id: String,
@@ -145,6 +150,7 @@ pub struct RestoredBackend {
     /// Descriptors of taps: numbers on the command line; the API passes them with the request, after those of
     /// `net_fds`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Without effect: descriptors come with the request, after those of net_fds.")]
     pub fds: Vec<i32>,
     /// The socket of a vhost-user backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -158,7 +164,7 @@ pub struct RestoredBackend {
 }
 
 /// The link of a VF without a backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum NoLink {
     /// Down.
