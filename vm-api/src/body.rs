@@ -13,7 +13,7 @@ use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::rate::RateLimiterConfig;
 use crate::config::switch::Mirror;
 
-/// The body of `vm.remove-device`.
+/// The body of `vm.remove-device`: the device to remove.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 #[schema(name = "VmRemoveDevice")]
@@ -23,35 +23,36 @@ pub struct RemoveDevice {
     pub id: String,
 }
 
-/// The body of `vm.resize`. Omitted fields stay unchanged.
+/// The body of `vm.resize`: new sizes of the VM. Omitted fields stay unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(name = "VmResize")]
 pub struct Resize {
-    /// The number of vCPUs.
+    /// Number of vCPUs, 1 to max_vcpus.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 254)]
     pub desired_vcpus: Option<u32>,
-    /// The amount of memory, in bytes.
+    /// Size of the memory, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_ram: Option<u64>,
-    /// The size of the balloon, in bytes.
+    /// Memory that the guest with a balloon returns to the host, in bytes, less than all of it. vm.info reports in
+    /// memory_actual_size how far it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_balloon: Option<u64>,
 }
 
-/// The body of `vm.resize-zone`.
+/// The body of `vm.resize-zone`: the new size of a memory zone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 #[schema(name = "VmResizeZone")]
 pub struct ResizeZone {
     /// The zone's name.
     pub id: String,
-    /// The requested amount of memory, in bytes.
+    /// New size in bytes: the one at boot, and up to hotplug_size more.
     pub desired_ram: u64,
 }
 
-/// The body of `vm.resize-disk`.
+/// The body of `vm.resize-disk`: the new size of a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 #[schema(name = "VmResizeDisk")]
@@ -63,7 +64,7 @@ pub struct ResizeDisk {
     pub desired_size: u64,
 }
 
-/// The body of `vm.snapshot`.
+/// The body of `vm.snapshot`: the destination of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 #[schema(name = "VmSnapshotConfig")]

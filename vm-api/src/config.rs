@@ -88,7 +88,7 @@ pub struct VmConfig {
     /// Kernel or firmware that the guest boots.
     #[schema(required)]
     pub payload: PayloadConfig,
-    /// Limits that several disks share.
+    /// Rate limits that several disks share.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rate_limit_groups: Vec<RateLimitGroupConfig>,
     /// The disks.
@@ -100,12 +100,12 @@ pub struct VmConfig {
     /// NICs that are vDPA devices of the host. Their slots follow those of the other NICs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub vdpa: Vec<VdpaConfig>,
-    /// The entropy device.
+    /// The entropy device. Every VM has one.
     pub rng: RngConfig,
     /// The balloon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balloon: Option<BalloonConfig>,
-    /// The socket device.
+    /// The device for connections between programs of the guest and of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
     /// The shared file systems.
@@ -117,41 +117,46 @@ pub struct VmConfig {
     /// Persistent memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pmem: Vec<PmemConfig>,
-    /// The devices of the host.
+    /// PCI devices of the host (VFIO).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceConfig>,
-    /// True if the VM has a watchdog, which resets a guest that stops pinging it.
+    /// True if the VM has a watchdog (virtio device type 35), which resets a guest that has pinged it and then stops for
+    /// more than 20 s.
     pub watchdog: bool,
-    /// True if the VM has a pvpanic device, which reports a panic of the guest.
+    /// True if the VM has a pvpanic device, which reports a panic of the guest as the event guest:panic.
     pub pvpanic: bool,
-    /// The clock: `--rtc`.
+    /// The clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtc: Option<RtcConfig>,
     /// The TPM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpm: Option<TpmConfig>,
-    /// The serial port: `--serial`.
+    /// The serial port. It has no id, PCI segment, device number or IOMMU.
     #[schema(named = "SerialConfig")]
     pub serial: ConsoleConfig,
-    /// The virtio console: `--console`.
+    /// The virtio console.
     pub console: ConsoleConfig,
-    /// The debug console: `--debug-console`.
+    /// The debug console.
     pub debug_console: DebugConsoleConfig,
-    /// True if the VM has a virtual IOMMU: also set if its platform or a device requires one.
+    /// True if the VM has a virtual IOMMU, behind which are all its VFs. Also set if its platform or a device requires
+    /// one.
     pub iommu: bool,
     /// The machine as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<PlatformConfig>,
-    /// The shares of PCI segments; omitted segments have those of a default [`PciSegmentConfig`].
+    /// Weight of each PCI segment's share of the address space for PCI memory, by default those of a default
+    /// [`PciSegmentConfig`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pci_segments: Vec<PciSegmentConfig>,
-    /// The NUMA nodes.
+    /// The NUMA nodes of the guest.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 64)]
     pub numa: Vec<NumaConfig>,
-    /// True if Landlock confines this program to the files that this configuration names: `--landlock`.
+    /// True if Landlock confines this program for good to the files that this configuration names, without TCP. The
+    /// files must exist.
     pub landlock_enable: bool,
-    /// Further files that it may use if confined: `--landlock-rules`.
+    /// Further files that the program may use, such as those of devices that are added later. Without landlock_enable,
+    /// they have no effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub landlock_rules: Vec<LandlockConfig>,
 }
@@ -258,7 +263,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Kernel or firmware that the guest boots: `--kernel`, `--initramfs`, `--cmdline`, `--firmware`.
+/// Kernel and its parameters, or firmware, that the guest boots.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(unsupported = Payload)]
@@ -266,7 +271,7 @@ pub struct PayloadConfig {
     /// A bzImage, or an ELF vmlinux with a PVH entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<PathBuf>,
-    /// Firmware that boots from a disk: an ELF file with a PVH entry. It excludes `kernel`, and gets neither an
+    /// Firmware that boots from a disk: an ELF file with a PVH entry. It excludes kernel, and gets neither an
     /// initramfs nor a command line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firmware: Option<PathBuf>,

@@ -12,20 +12,20 @@ use crate::config::mac::MacAddress;
 use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::switch::{Mirror, SwitchMode};
 
-/// The reply to `vmm.ping`.
+/// The reply to `vmm.ping`: version and process ID of the program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct VmmPingResponse {
-    /// The version, with details of the build.
+    /// Version of Cloud Hypervisor that the API follows, and the version of this program.
     pub build_version: String,
-    /// The version.
+    /// Version of Cloud Hypervisor that the API follows.
     pub version: String,
-    /// The process.
+    /// Process ID.
     pub pid: u32,
     /// Optional features that are built in.
     pub features: Vec<String>,
 }
 
-/// The reply to `vm.info`.
+/// The reply to `vm.info`: configuration and state of the VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct VmInfo {
     /// The configuration, with later additions and removals.
@@ -33,7 +33,7 @@ pub struct VmInfo {
     pub config: VmConfig,
     /// The VM's state.
     pub state: VmState,
-    /// The guest's memory, in bytes.
+    /// Size of the guest's memory without its balloon's, in bytes.
     pub memory_actual_size: u64,
     /// The devices by name. Empty, and omitted, until the VM is booted.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -62,7 +62,7 @@ pub enum VmState {
 /// A device, or its PCI function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct DeviceNode {
-    /// Name.
+    /// Name of the device.
     pub id: String,
     /// Resources in the guest's address space.
     pub resources: Vec<Resource>,
@@ -94,7 +94,7 @@ pub struct PciBar {
     pub size: u64,
     /// Address space.
     pub type_: BarType,
-    /// True if reads have no side effect.
+    /// True if the register is marked prefetchable.
     pub prefetchable: bool,
 }
 
@@ -112,7 +112,7 @@ pub enum BarType {
 /// A NIC without VFs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct NicInfo {
-    /// Name.
+    /// Name of the device.
     pub id: String,
     /// PCI address, such as `0000:00:04.0`.
     pub bdf: String,
@@ -154,7 +154,7 @@ pub struct SriovInfo {
     pub total_vfs: u16,
     /// The NumVFs register.
     pub num_vfs: u16,
-    /// True if the guest has enabled them.
+    /// True if the guest has enabled the VFs.
     pub enabled: bool,
     /// All reserved VFs, by index.
     pub vfs: Vec<VfInfo>,
@@ -294,10 +294,10 @@ pub enum VfState {
     Running,
 }
 
-/// The reply to `vm.add-*`, for a device that was added to a running VM.
+/// The reply to `vm.add-*`: a device that was added to a running VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct PciDeviceInfo {
-    /// Name.
+    /// Name of the device.
     pub id: String,
     /// PCI address, such as `0000:00:04.0`.
     pub bdf: String,

@@ -89,12 +89,12 @@ pub struct ReceiveMigration {
     pub on_missing_backend: OnMissingBackend,
 }
 
-/// The body of `vm.resume`, which is optional.
+/// The body of `vm.resume`, which is optional: options for resuming a paused VM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(name = "VmResume")]
 pub struct ResumeOptions {
-    /// Resume a guest whose migration ended as `unknown`. The caller asserts that the target is not running it.
+    /// Resume a guest whose migration ended as unknown. The caller asserts that the target is not running it.
     pub force: bool,
 }
 
@@ -108,13 +108,13 @@ pub enum TimeoutStrategy {
     Ignore,
 }
 
-/// Time at which memory is copied.
+/// Time at which memory is copied: before or after the guest moves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum MemoryMode {
-    /// Before the guest moves.
+    /// Before.
     #[default]
     Precopy,
-    /// After.
+    /// After, which is not supported.
     Postcopy,
 }
 
@@ -179,14 +179,14 @@ pub enum MigrationState {
 pub struct MigrationProgress {
     /// This VMM's side.
     pub role: MigrationRole,
-    /// `active`, `finished`, `failed`, `cancelled`, `guest-shut-down`, `unknown` or `forced`.
+    /// A [`MigrationState`].
     #[schema(of = MigrationState)]
     pub state: String,
     /// Current or last phase.
     pub phase: String,
     /// Number of complete passes over the memory.
     pub pass: u32,
-    /// The guest's memory, in bytes.
+    /// Size of the guest's memory, in bytes.
     pub memory_bytes: u64,
     /// Bytes sent or received.
     pub transferred_bytes: u64,

@@ -28,8 +28,7 @@ pub enum ConsoleMode {
     Null,
 }
 
-/// A console: `off`, `null`, `tty`, `pty`, `file=<path>` or `socket=<path>`. The virtio console also has the keys of a
-/// PCI device.
+/// The virtio console or the serial port. Only the virtio console has the settings of a PCI device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {

@@ -51,7 +51,7 @@ pub struct CpusConfig {
     pub core_scheduling: CoreScheduling,
 }
 
-/// The topology of the vCPUs: on the command line, the numbers in this order, separated by colons.
+/// The topology of the vCPUs. The product of the four numbers is max_vcpus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct CpuTopology {
@@ -91,7 +91,7 @@ impl Value for CpuTopology {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct CpuAffinity {
-    /// The vCPU, from 0.
+    /// The vCPU, from 0, below max_vcpus. It is listed once.
     #[schema(maximum = 253)]
     pub vcpu: u32,
     /// The CPUs of the host.
@@ -115,7 +115,8 @@ impl Value for Vec<CpuAffinity> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default, expecting = "an object")]
 pub struct CpuFeatures {
-    /// Matrix instructions, whose registers take 8 KiB of memory for each vCPU.
+    /// AMX, the matrix instructions, whose registers take 8 KiB of memory for each vCPU. A VM with AMX does not boot if
+    /// the host's CPU lacks it.
     pub amx: bool,
 }
 

@@ -14,8 +14,7 @@ use crate::config::grammar::{Pair, pairs, quote, unquote};
 /// Default port of the debug console.
 const PORT: u16 = 0xe9;
 
-/// An I/O port for log output of firmware and loaders: `off`, `null`, `tty`, `pty` or `file=<path>`, and
-/// `iobase=<port>`.
+/// The debug console, an I/O port for log output of firmware and loaders. Mode Socket is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct DebugConsoleConfig {
@@ -24,7 +23,7 @@ pub struct DebugConsoleConfig {
     /// The file, in mode `File`. In mode `Pty`, the path of the pseudo-terminal once the VM is booted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// The I/O port.
+    /// The I/O port. It must not be that of another device.
     #[serde(default = "port")]
     #[schema(maximum = 65_534)]
     pub iobase: u16,

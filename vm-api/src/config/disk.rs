@@ -101,7 +101,7 @@ pub struct DiskConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct VirtQueueAffinity {
-    /// The queue, from 0.
+    /// The queue, below num_queues. It is listed once.
     pub queue_index: u16,
     /// The CPUs of the host.
     #[schema(min_items = 1, items(maximum = 1023))]
@@ -120,7 +120,7 @@ impl Value for Vec<VirtQueueAffinity> {
     }
 }
 
-/// The limits of a group of disks.
+/// Rate limits that several disks share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--rate-limit-group")]
 pub struct RateLimitGroupConfig {
@@ -161,7 +161,7 @@ impl Value for LockGranularity {
     }
 }
 
-/// The format of an image.
+/// The format of an image. Raw and Qcow2 are supported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum ImageType {
     /// The disk's contents and nothing else.

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::config::grammar::list;
 use crate::config::option::{Value, digits};
 
-/// A NUMA node of the guest.
+/// A NUMA node of the guest. A vCPU, memory zone or PCI segment belongs to at most one node. Memory zones that no node
+/// names belong to node 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--numa")]
 pub struct NumaConfig {
@@ -44,10 +45,10 @@ pub struct NumaConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 pub struct NumaDistance {
-    /// The number of the other node.
+    /// Number of the other node.
     #[schema(maximum = 63)]
     pub destination: u32,
-    /// The distance; that of a node to itself is 10.
+    /// The distance: 10 from a node to itself, more to others.
     #[schema(minimum = 10)]
     pub distance: u8,
 }

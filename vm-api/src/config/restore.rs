@@ -85,14 +85,14 @@ impl Value for MemoryRestoreMode {
     }
 }
 
-/// Action if the backend of a VF cannot be opened.
+/// Action for a NIC, PF or VF whose backend cannot be opened, or cannot report its writes while the VM is sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnMissingBackend {
-    /// Nothing is restored.
+    /// An error.
     #[default]
     Refuse,
-    /// The VF is restored with its link down.
+    /// Its link is down.
     LinkDown,
 }
 
@@ -120,7 +120,7 @@ impl Value for OnMissingBackend {
 pub struct RestoredNet {
     /// The NIC's id.
     pub id: String,
-    /// The index of its VF; `None` for the NIC's own function.
+    /// Index of its VF; without one, the NIC's own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
     /// Number of descriptors passed, one for each pair of queues.
@@ -138,7 +138,7 @@ pub struct RestoredNet {
 pub struct RestoredBackend {
     /// The NIC's id.
     pub id: String,
-    /// The index of its VF; `None` for the NIC's own function.
+    /// Index of its VF; without one, the NIC's own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
     /// A tap of the host.
@@ -158,7 +158,7 @@ pub struct RestoredBackend {
     /// A vDPA device of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vdpa: Option<PathBuf>,
-    /// `down`: no backend for now.
+    /// No backend for now: the link is down until vm.set-vf gives one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<NoLink>,
 }

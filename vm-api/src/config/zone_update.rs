@@ -13,7 +13,7 @@ use crate::config::option::Value;
 pub struct ZoneUpdate {
     /// The zone's id.
     pub id: String,
-    /// The node of this host.
+    /// NUMA node of this host.
     #[schema(format = "int32", maximum = 1023)]
     pub host_numa_node: u32,
 }
