@@ -166,11 +166,11 @@ pub enum MigrationState {
     Failed,
     /// The source has the guest, as a client requested.
     Cancelled,
-    /// The guest powered off or reset itself in the meantime.
+    /// The guest powered off during the migration.
     GuestShutDown,
-    /// It is unknown which side has the guest.
+    /// It is unknown if the target has the guest, which is paused at the source.
     Unknown,
-    /// A client resumed the guest with force after unknown.
+    /// As unknown, until a client resumed the guest at the source with force.
     Forced,
 }
 

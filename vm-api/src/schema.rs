@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::config::unsupported::Object;
@@ -19,7 +20,7 @@ pub(crate) trait Schema {
 }
 
 /// A type with a schema of its own.
-pub(crate) trait Component: Schema {
+pub(crate) trait Component: Schema + DeserializeOwned {
     /// The schema's name.
     const NAME: &'static str;
 
@@ -215,6 +216,8 @@ impl Components {
             let place = self.0.len();
             self.0.push(Definition::object(T::NAME, ""));
             self.0[place] = T::define(self);
+            #[cfg(test)]
+            tests::compare::<T>(&self.0[place]);
         }
         reference(T::NAME)
     }
@@ -295,42 +298,4 @@ impl<T: Schema> Schema for BTreeMap<String, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn keywords(value: &Value) -> Vec<&str> {
-        value.as_object().into_iter().flatten().map(|(word, _)| word.as_str()).collect()
-    }
-
-    #[test]
-    fn each_component_is_there_once_and_described() {
-        let all = components();
-        assert!(all.len() > 60, "{}", all.len());
-        for (index, one) in all.iter().enumerate() {
-            assert!(all[..index].iter().all(|other| other.name != one.name), "{} is there twice", one.name);
-            assert_ne!(one.keywords["description"], "", "{}", one.name);
-            for (field, schema) in &one.properties {
-                assert!(schema.get("$ref").is_some() || schema.get("description").is_some(), "{}.{field}", one.name);
-            }
-        }
-    }
-
-    #[test]
-    fn a_required_field_is_never_null() {
-        for one in components() {
-            let required = one.keywords.get("required").and_then(Value::as_array);
-            for field in required.into_iter().flatten() {
-                let property = one.properties.iter().find(|(name, _)| *field == **name);
-                let schema = &property.unwrap_or_else(|| panic!("{}.{field} is missing", one.name)).1;
-                assert!(!keywords(schema).contains(&"nullable"), "{}.{field}", one.name);
-            }
-        }
-    }
-
-    #[test]
-    fn words_are_identifiers_of_their_own() {
-        for (text, expected) in [("802.1q", "8021q"), ("link-down", "LinkDown"), ("Off", "Off"), ("wr", "Wr")] {
-            assert_eq!(identifier(text), expected);
-        }
-    }
-}
+mod tests;
