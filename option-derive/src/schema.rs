@@ -5,7 +5,8 @@ use quote::quote;
 use syn::meta::ParseNestedMeta;
 use syn::{Attribute, Data, DeriveInput, Error, Expr, Field, Fields, Ident, LitStr, Result, Token, Type, Variant};
 
-use crate::{self as options, Kind, Setting, about};
+use crate::attribute::{self as options, Header, Kind, Use};
+use crate::setting::{Setting, about};
 
 /// Attributes of the type.
 #[derive(Default)]
@@ -21,8 +22,10 @@ struct Container {
     has_defaults: bool,
     /// True if clients send it. A field that may be left out may be null, too.
     is_request: bool,
-    /// True if it is an option of the command line.
+    /// True if it is an option of the command line, or has the same form.
     is_option: bool,
+    /// True if its fields are flattened into other structs, and it has no schema of its own.
+    is_part: bool,
 }
 
 /// Attributes of a field.
@@ -37,6 +40,8 @@ struct Property {
     is_required: bool,
     /// True if its fields are the struct's own.
     is_flat: bool,
+    /// An array of the flattened part that must be empty.
+    empty: Option<LitStr>,
     rename: Option<LitStr>,
     /// The value if it is left out: of the type, or of this function.
     default: Option<Option<LitStr>>,
@@ -97,7 +102,8 @@ impl Container {
             }
             Ok(true)
         })?;
-        if input.attrs.iter().any(|attribute| attribute.path().is_ident("options")) {
+        if let Some(attribute) = input.attrs.iter().find(|attribute| attribute.path().is_ident("options")) {
+            container.is_part = matches!(attribute.parse_args::<Header>()?.usage, Use::Part);
             container.has_defaults = true;
             container.is_request = true;
             container.is_option = true;
@@ -125,6 +131,7 @@ impl Property {
                 "of" => property.of = Some(meta.value()?.parse()?),
                 "named" => property.named = Some(meta.value()?.parse()?),
                 "required" => property.is_required = true,
+                "empty" => property.empty = Some(meta.value()?.parse()?),
                 "limits" => property.limits = Some(meta.value()?.parse()?),
                 "items" => meta.parse_nested_meta(|item| {
                     let word = item.path.require_ident()?.to_string();
@@ -159,8 +166,9 @@ fn field(field: &Field, container: &Container) -> Result<Code> {
     let setting = Setting::of(field)?;
     let property = Property::of(field)?;
     let (name, ty) = (&setting.name, property.of.as_ref().unwrap_or(&setting.ty));
-    if property.is_flat {
-        return Ok(quote!(definition.include(<#ty as Component>::define(components));));
+    if property.is_flat || matches!(setting.kind, Kind::Flatten) {
+        let empty = property.empty.iter().map(|field| quote!(definition.limit(#field, "maxItems", 0);));
+        return Ok(quote!(definition.include(<#ty as Component>::define(components)); #(#empty)*));
     }
     let written = property.rename.as_ref().map_or_else(|| name.to_string(), LitStr::value);
     let read = [container.is_option.then(|| name.to_string()), setting.alias.as_ref().map(LitStr::value)];
@@ -303,6 +311,15 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Code> {
     let ty = &input.ident;
     let name = container.name.as_ref().map_or_else(|| ty.to_string(), LitStr::value);
     let body = body(input, &container)?;
+    let schema = (!container.is_part).then(|| {
+        quote! {
+            impl Schema for #ty {
+                fn describe(components: &mut Components) -> Value {
+                    components.reference::<Self>()
+                }
+            }
+        }
+    });
     Ok(quote! {
         const _: () = {
             #[allow(unused_imports, reason = "an enum has no properties")]
@@ -310,11 +327,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Code> {
             #[allow(unused_imports, reason = "few properties have bounds")]
             use ::serde_json::Value;
 
-            impl Schema for #ty {
-                fn describe(components: &mut Components) -> Value {
-                    components.reference::<Self>()
-                }
-            }
+            #schema
 
             impl Component for #ty {
                 const NAME: &'static str = #name;

@@ -3,6 +3,7 @@
 //! The names are Cloud Hypervisor's.
 
 pub(crate) mod affinity;
+pub mod backend;
 pub mod balloon;
 pub mod console;
 pub mod cpus;
@@ -44,6 +45,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::id::Ids;
 
+pub use crate::config::backend::BackendConfig;
 pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
@@ -59,10 +61,10 @@ pub use crate::config::memory::{HotplugMethod, MemoryConfig};
 pub use crate::config::memory_zone::MemoryZoneConfig;
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::numa::{NumaConfig, NumaDistance};
-pub use crate::config::option::{Key, Options, bytes, help};
+pub use crate::config::option::{Argument, Form, Key, Options, bytes, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::pmem::PmemConfig;
-pub use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
+pub use crate::config::policy::{LinkPolicy, PolicyConfig, VlanProto, Vlans};
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::restore::{
     MemoryRestoreMode, NoLink, OnMissingBackend, RestoreConfig, RestoredBackend, RestoredNet,

@@ -19,8 +19,8 @@ pub(crate) trait Schema {
     fn describe(components: &mut Components) -> Value;
 }
 
-/// A type with a schema of its own.
-pub(crate) trait Component: Schema + DeserializeOwned {
+/// A type with a schema of its own, or with fields that are flattened into those of others.
+pub(crate) trait Component {
     /// The schema's name.
     const NAME: &'static str;
 
@@ -191,6 +191,13 @@ impl Definition {
         }
     }
 
+    /// Sets a keyword of a field.
+    pub(crate) fn limit(&mut self, field: &str, word: &str, bound: u32) {
+        for (_, schema) in self.properties.iter_mut().filter(|(name, _)| name == field) {
+            schema[word] = bound.into();
+        }
+    }
+
     /// Adds the fields of `object` that are not supported yet.
     pub(crate) fn add_unsupported(&mut self, object: Object) {
         self.properties.extend(object.schemas().map(|(field, schema)| (field.to_string(), schema)));
@@ -210,7 +217,7 @@ pub(crate) fn reference(name: &str) -> Value {
 
 impl Components {
     /// A reference to a component, which is added.
-    pub(crate) fn reference<T: Component>(&mut self) -> Value {
+    pub(crate) fn reference<T: Component + DeserializeOwned>(&mut self) -> Value {
         if self.0.iter().all(|known| known.name != T::NAME) {
             // Holds the place before those that the type refers to.
             let place = self.0.len();

@@ -41,12 +41,12 @@ pub(crate) mod vhost_user;
 pub(crate) mod vsock;
 
 pub use vm_api::config::{
-    BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
+    BackendConfig, BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
     CpusConfig, DebugConsoleConfig, DeviceConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig,
     HotplugMethod, ImageType, Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity, MacAddress, MacChoice,
     MemoryConfig, MemoryRestoreMode, MemoryZoneConfig, Mirror, NetConfig, NetVf, NoLink, NumaConfig, NumaDistance,
     OnMissingBackend, Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RestoreConfig, RestoredBackend, RestoredNet,
+    PmemConfig, PolicyConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RestoreConfig, RestoredBackend, RestoredNet,
     RngConfig, RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
     VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig, ZoneUpdate, bytes, grammar, help, json, unsupported,
 };

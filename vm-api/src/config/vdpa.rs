@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use option_derive::{Options, Schema};
 use serde::Serialize;
 
+use crate::config::backend::BackendConfig;
 use crate::config::net::NetConfig;
 
 /// A NIC that is a vDPA device of the host.
@@ -42,7 +43,7 @@ impl VdpaConfig {
     pub fn to_net(&self) -> NetConfig {
         NetConfig {
             id: self.id.clone(),
-            vdpa: Some(self.path.clone()),
+            backend: BackendConfig { vdpa: Some(self.path.clone()), ..BackendConfig::default() },
             num_queues: (self.num_queues & !1).max(2),
             pci_segment: self.pci_segment,
             pci_device_id: self.pci_device_id,

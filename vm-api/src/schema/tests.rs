@@ -3,7 +3,7 @@ use std::fmt;
 
 use option_derive::Schema;
 use serde::Deserialize;
-use serde::de::{self, Visitor};
+use serde::de::{self, DeserializeOwned, Visitor};
 
 use super::*;
 
@@ -61,7 +61,7 @@ impl<'de> de::Deserializer<'de> for Names<'_> {
 }
 
 /// Compares the definition of `T` with what serde reads: the derive reads serde's attributes on its own.
-pub(super) fn compare<T: Component>(definition: &Definition) {
+pub(super) fn compare<T: DeserializeOwned>(definition: &Definition) {
     let Definition { name, keywords, properties } = definition;
     if keywords.contains_key("oneOf") || keywords["type"] == "array" {
         return;

@@ -156,7 +156,7 @@ impl VmPlan {
                 net.mac = Some(MacAddress(plan.pf.spec.mac).into());
             }
             if let Some(tap) = plan.pf.backend.tap_name() {
-                net.tap = Some(tap.to_string());
+                net.backend.tap = Some(tap.to_string());
             }
         }
     }

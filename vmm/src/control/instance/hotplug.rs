@@ -34,7 +34,7 @@ impl Instance {
             let plugged = self.vm.as_ref().and_then(|vm| vm.devices().find(&id));
             return Ok(plugged.map(|plugged| Added { address: plugged.address(), id }));
         }
-        net.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        net.backend.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let (id, added) = self.add(|config| config.net.push(net))?;
         if !fds.is_empty() {
             self.fds.insert(id, fds);
