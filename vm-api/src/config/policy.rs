@@ -14,7 +14,7 @@ use crate::config::option::{Fields as _, Form, Value, digits};
 use crate::config::switch::Mirror;
 
 /// Policy of a NIC, PF or VF: keys of `--net`, `--net-vf` and `vm.set-vf`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Options)]
 #[options(part, changes)]
 pub struct PolicyConfig {
     /// Port VLAN, 1 to 4094, transparent to the guest: packets leave tagged, and only packets with that tag arrive,
