@@ -32,8 +32,7 @@
 //! `#[options(part)]` makes the struct one whose fields are flattened into those of options, and `#[options(body)]` the
 //! body of a request, which is only JSON. With `changes`, it also has what the fields' `change` is about. Fields and
 //! keys have the order of the struct, with flattened ones in their place. `order = <constant>` names those that come
-//! first instead; `Serialize` must then be derived with `#[serde(remote = "Self")]`, and a flattened field needs
-//! `#[serde(flatten)]`.
+//! first instead.
 //!
 //! `#[options("--net-vf", over = NetConfig)]` makes the struct one of overrides: `over_defaults(&self, base)` is a
 //! `NetConfig` with this struct's fields. An `inherited` field that is `None` has the base's value; an `apart` field is
@@ -41,7 +40,8 @@
 //!
 //! The derive implements `Default` and `Fields`, and for an option `Deserialize`, `FromStr`, `Display` and `Options`. It
 //! generates the code that differs between structs; shared code is ordinary code in `vm-api/src/config/option.rs`.
-//! `Serialize` is serde's own.
+//! `Serialize` is serde's own, except for parts and structs with a flattened field, whose `Serialize` knows only
+//! `#[serde(skip_serializing_if = "...")]`.
 //!
 //! `#[derive(Schema)]` is for all types of the API's JSON, options or not: it describes them for `api/openapi.yaml`, with
 //! the doc comments as descriptions. It reads serde's attributes, those above, and its own:
@@ -77,7 +77,7 @@ use attribute::{Header, Overriding, Use};
 use setting::Setting;
 
 /// Derives an option of the command line; see the crate's documentation.
-#[proc_macro_derive(Options, attributes(options, option))]
+#[proc_macro_derive(Options, attributes(options, option, serde))]
 pub fn options(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     expand(&input).unwrap_or_else(|error| error.into_compile_error()).into()
@@ -111,7 +111,8 @@ fn expand(input: &DeriveInput) -> Result<Code> {
     let types = settings.iter().map(|setting| &setting.ty);
     let defaults = settings.iter().map(Setting::default);
     let fields = of_fields(config, &header, &settings);
-    let json = header.order.as_ref().map(|_| ordered_json(config));
+    let is_part = matches!(header.usage, Use::Part);
+    let json = (is_part || settings.iter().any(Setting::is_flattened)).then(|| serialize(config, &settings));
     let changes = header.changes.then(|| changes(config, &settings));
     let usage = match header.usage {
         Use::Option(option, base) => {
@@ -126,7 +127,7 @@ fn expand(input: &DeriveInput) -> Result<Code> {
         const _: () = {
             use crate::config::error::ConfigError;
             use crate::config::grammar::Pair;
-            use crate::config::option::{self, Argument, Changes, Fields, Key, Options, Part, Value};
+            use crate::config::option::{self, Argument, Changes, Fields, Key, Options, Part, Value, Written};
 
             /// Values of the command line or JSON, before defaults.
             #[derive(Default)]
@@ -285,12 +286,25 @@ fn overrides(config: &Ident, base: &Ident, settings: &[Setting]) -> Code {
     }
 }
 
-/// The implementation of `Serialize` for fields in another order than that of the struct.
-fn ordered_json(config: &Ident) -> Code {
+/// The implementation of `Serialize` for a part, or a struct with one.
+fn serialize(config: &Ident, settings: &[Setting]) -> Code {
+    let (written, part_written) = (settings.iter().map(Setting::written), settings.iter().map(Setting::part_written));
     quote! {
+        impl Written for #config {
+            fn write_field<M: ::serde::ser::SerializeMap>(&self, field: &str, object: &mut M) -> Result<(), M::Error> {
+                match field {
+                    #(#written)*
+                    _ => {
+                        #(#part_written)*
+                    }
+                }
+                Ok(())
+            }
+        }
+
         impl ::serde::Serialize for #config {
             fn serialize<S: ::serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                option::serialize::<Self, S>(Self::serialize(self, ::serde_json::value::Serializer), serializer)
+                option::serialize(self, serializer)
             }
         }
     }

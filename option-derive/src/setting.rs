@@ -2,7 +2,7 @@
 
 use proc_macro2::TokenStream as Code;
 use quote::quote;
-use syn::{Attribute, Error, Expr, Field, Ident, Lit, LitStr, Meta, Result, Type};
+use syn::{Attribute, Error, Expr, ExprPath, Field, Ident, Lit, LitStr, Meta, Result, Type};
 
 use crate::attribute::{About, Arguments, Change, Default, Kind, Overriding};
 
@@ -17,6 +17,7 @@ pub(crate) struct Setting {
     pub alias: Option<LitStr>,
     change: Option<Change>,
     abouts: About,
+    attributes: Vec<Attribute>,
 }
 
 impl Setting {
@@ -28,8 +29,8 @@ impl Setting {
         if change.is_some() && !matches!(kind, Kind::Key(..)) {
             return Err(Error::new_spanned(field, "only a key can be an argument: give \"key=<syntax>\", too"));
         }
-        let about = about(&field.attrs);
-        Ok(Self { name, ty: field.ty.clone(), overriding, about, kind, default, alias, change, abouts })
+        let (ty, about, attributes) = (field.ty.clone(), about(&field.attrs), field.attrs.clone());
+        Ok(Self { name, ty, overriding, about, kind, default, alias, change, abouts, attributes })
     }
 
     /// True if its fields are also those of the struct.
@@ -201,6 +202,24 @@ impl Setting {
         }
     }
 
+    /// The match arm that adds it to a JSON object.
+    pub(crate) fn written(&self) -> Code {
+        let (name, field) = (&self.name, self.field());
+        let write = quote!(object.serialize_entry(#field, &self.#name)?);
+        match skipped(&self.attributes) {
+            _ if self.is_flattened() => quote!(),
+            Ok(Some(skipped)) => quote!(#field => if !#skipped(&self.#name) { #write },),
+            Ok(None) => quote!(#field => #write,),
+            Err(error) => error.into_compile_error(),
+        }
+    }
+
+    /// Adds `field` to a JSON object, if it is one of the flattened part.
+    pub(crate) fn part_written(&self) -> Code {
+        let name = &self.name;
+        if self.is_flattened() { quote!(Written::write_field(&self.#name, field, object)?;) } else { quote!() }
+    }
+
     /// The match arm with the argument that changes it.
     pub(crate) fn argument(&self) -> Code {
         let (ty, field) = (&self.ty, self.field());
@@ -260,6 +279,22 @@ impl Setting {
             None => quote!(_ = #name;),
         }
     }
+}
+
+/// The function that `#[serde(skip_serializing_if = "...")]` names, if there is one.
+fn skipped(attributes: &[Attribute]) -> Result<Option<ExprPath>> {
+    let mut skipped = None;
+    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("serde")) {
+        attribute.parse_nested_meta(|meta| {
+            if !meta.path.is_ident("skip_serializing_if") {
+                return Err(meta.error("a part, and a struct with one, know only skip_serializing_if"));
+            }
+            let name: LitStr = meta.value()?.parse()?;
+            skipped = Some(name.parse()?);
+            Ok(())
+        })?;
+    }
+    Ok(skipped)
 }
 
 /// The doc comment as one paragraph.

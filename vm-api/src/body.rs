@@ -77,9 +77,8 @@ pub struct SnapshotConfig {
 const FIRST: &[&str] = &["pf", "index", "link", "mac"];
 
 /// The body of `vm.set-vf`. Omitted fields stay unchanged.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
 #[options(body, changes, order = FIRST)]
-#[serde(remote = "Self")]
 #[schema(name = "VmSetVf")]
 pub struct SetVf {
     /// The PF's id.
@@ -91,7 +90,6 @@ pub struct SetVf {
     pub index: Option<u16>,
     /// The VF's policy. Its link is not part of the configuration.
     #[option(flatten)]
-    #[serde(flatten)]
     pub policy: PolicyConfig,
     /// The VF's MAC address. On a switch the guest cannot change it without trust; any is the derived one, which it may
     /// change.
@@ -191,4 +189,45 @@ pub enum Link {
     Up,
     /// Down: the guest sees no carrier, and no frame passes.
     Down,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::policy::Vlans;
+
+    #[test]
+    fn every_setting_of_a_policy_has_an_argument_that_sets_it() {
+        let arguments: Vec<_> = SetVf::arguments().map(|argument| argument.name).collect();
+        assert_eq!(arguments[..3], ["link", "mac", "vlan"]);
+        for field in PolicyConfig::FIELDS {
+            assert!(arguments.contains(field), "{field}");
+        }
+        let mut change = SetVf { pf: "pf0".to_string(), index: Some(3), ..SetVf::default() };
+        for (name, text) in [("storm", "9"), ("mac", "any"), ("link", "down"), ("socket", "/s"), ("trust", "off")] {
+            change.set_argument(name, text).unwrap();
+        }
+        let json = r#"{"pf":"pf0","index":3,"link":"down","mac":"any","trust":false,"storm":9,"vhost_socket":"/s"}"#;
+        assert_eq!(serde_json::to_string(&change).unwrap(), json);
+        assert_eq!(serde_json::from_str::<SetVf>(json).unwrap(), change);
+        assert!(change.set_argument("storm", "x").is_err() && change.set_argument("pf", "x").is_err());
+    }
+
+    #[test]
+    fn a_change_leaves_what_it_omits_and_never_the_link() {
+        let mut vf: VfConfig = "index=3,vlan=5,storm=1,link=up,mac=any".parse().unwrap();
+        let change = |json| serde_json::from_str::<SetVf>(json).unwrap();
+        assert!(!change(r#"{"pf": "p", "link": "down", "tap": "t"}"#).apply(&mut vf));
+        assert_eq!(vf, "index=3,vlan=5,storm=1,link=up,mac=any".parse().unwrap());
+        assert!(change(r#"{"pf": "p", "link": "down", "storm": 9, "trunk": []}"#).apply(&mut vf));
+        let policy = PolicyConfig { storm: Some(9), trunk: Some(Vlans::default()), ..vf.policy.clone() };
+        assert_eq!((vf.policy, vf.mac), (policy, Some(MacChoice::Any)));
+    }
+
+    #[test]
+    fn a_change_without_a_pf_is_refused() {
+        let refused = |text: &str| serde_json::from_str::<SetVf>(text).unwrap_err().to_string();
+        assert!(refused("{}").starts_with("missing field `pf`"));
+        assert!(refused(r#"{"pf": "p", "x": 1}"#).starts_with("unknown field `x`, expected one of `pf`, `index`, `link`"));
+    }
 }

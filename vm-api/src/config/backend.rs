@@ -4,13 +4,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use option_derive::{Options, Schema};
-use serde::Serialize;
 
 use crate::config::mac::MacAddress;
 use crate::config::vhost::{Vhost, VhostMode};
 
 /// Backend of a NIC, PF or VF: keys of `--net` and `--net-vf`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
 #[options(part)]
 pub struct BackendConfig {
     /// Tap interface on the host, at most 15 characters. If it does not exist, it is created, and removed when the

@@ -3,7 +3,6 @@
 use std::str::FromStr;
 
 use option_derive::{Options, Schema};
-use serde::Serialize;
 
 use crate::config::backend::BackendConfig;
 use crate::config::error::{ConfigError, Problem};
@@ -22,9 +21,8 @@ const ORDER: &[&str] = &[
 ];
 
 /// A NIC. With sriov_vfs it is an SR-IOV physical function (PF).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
 #[options("--net", order = ORDER)]
-#[serde(remote = "Self")]
 pub struct NetConfig {
     /// Device name, unique in the VM. It must not start with two underscores. By default _netN, where
     /// N counts all devices without a name.
@@ -34,7 +32,6 @@ pub struct NetConfig {
     pub id: Option<String>,
     /// Carrier of the packets on the host.
     #[option(flatten)]
-    #[serde(flatten)]
     pub backend: BackendConfig,
     /// MAC address in the guest. By default a random one at each start.
     #[option("mac=<address>")]
@@ -87,7 +84,6 @@ pub struct NetConfig {
     pub rate_limiter_config: Option<RateLimiterConfig>,
     /// Packets that the NIC may send and receive.
     #[option(flatten)]
-    #[serde(flatten)]
     pub policy: PolicyConfig,
     /// Connect the PF and its VFs without a tap or other backend through a switch of this program: veb forwards itself,
     /// vepa through the switch behind the uplink. The uplink is the tap or fd given here; without one, the functions
@@ -140,9 +136,8 @@ pub enum SwitchPort {
 }
 
 /// Per-VF overrides of the PF's defaults.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
 #[options("--net-vf", over = NetConfig, order = ORDER)]
-#[serde(remote = "Self")]
 pub struct VfConfig {
     /// Index of the VF, from 0 to the PF's sriov_vfs - 1.
     #[option("index=<number>", required, apart)]
@@ -158,7 +153,6 @@ pub struct VfConfig {
         )
     )]
     #[schema(empty = "fds")]
-    #[serde(flatten)]
     pub backend: BackendConfig,
     /// MAC address in the guest. By default derived from the PF's address and the index: the same at each start if
     /// the PF's mac is given. On a switch the guest cannot change it, given or derived, without trust=on; any is the
@@ -204,7 +198,6 @@ pub struct VfConfig {
     pub rate_limiter_config: Option<RateLimiterConfig>,
     /// Packets that the VF may send and receive.
     #[option(flatten, about = "As for --net, but not inherited from the PF.")]
-    #[serde(flatten)]
     pub policy: PolicyConfig,
 }
 
@@ -307,6 +300,35 @@ mod tests {
         let of_the_pf =
             ["id", "standby", "pci_segment", "pci_device_id", "iommu", "switch", "workers", "uplink_rate", "sriov_vfs"];
         assert_eq!(missing, of_the_pf);
+    }
+
+    #[test]
+    fn flattened_fields_have_their_place_in_json_and_help() {
+        let text = "mac=any,vhost=on,tap=t,fd=[7],mtu=1400,host_mac=02:00:00:00:00:02,storm=3,offload_tso=off";
+        let vf: VfConfig = format!("weight=9,vlan=5,index=1,ops_size=1,ops_refill_time=2,{text}").parse().unwrap();
+        let json = r#"{"index":1,"tap":"t","mac":"any","host_mac":"02:00:00:00:00:02","mtu":1400,"fds":[7],"#.to_string()
+            + r#""offload_tso":false,"vhost":true,"vhost_user":false,"vhost_mode":"Client","#
+            + r#""rate_limiter_config":{"ops":{"size":1,"refill_time":2}},"vlan":5,"storm":3,"weight":9}"#;
+        assert_eq!(serde_json::to_string(&vf).unwrap(), json);
+        assert_eq!(serde_json::from_str::<VfConfig>(&json).unwrap(), vf);
+        let printed = "index=1,tap=t,mac=any,host_mac=02:00:00:00:00:02,mtu=1400,fd=[7],offload_tso=off,vhost=on,\
+            vhost_user=off,vhost_mode=client,ops_size=1,ops_refill_time=2,vlan=5,storm=3,weight=9";
+        assert_eq!(vf.to_string(), printed);
+        let names: Vec<_> = NetConfig::keys().into_iter().map(|key| key.name).collect();
+        let ends = ["id", "tap", "ip", "mask", "mac", "host_mac", "mtu", "num_queues", "queue_size", "fd"];
+        assert_eq!(names[..10], ends);
+        assert_eq!(names[names.len() - 6..], ["mirror", "weight", "switch", "workers", "uplink_rate", "sriov_vfs"]);
+    }
+
+    #[test]
+    fn a_flattened_field_is_refused_as_any_other() {
+        let refused = |text: &str| serde_json::from_str::<NetConfig>(text).unwrap_err().to_string();
+        assert!(refused(r#"{"x": 1}"#).starts_with("unknown field `x`, expected one of `id`, `tap`, `ip`, `mask`, `mac`"));
+        assert!(refused(r#"{"storm": 1, "storm": 2}"#).starts_with("duplicate field `storm`"));
+        assert!(refused(r#"{"vhost_user": 1}"#).starts_with("invalid type: integer `1`, expected a boolean"));
+        let refused = |text: &str| text.parse::<NetConfig>().unwrap_err().to_string();
+        assert_eq!(refused("storm=x"), "--net storm=x: give a whole number from 0 to 4294967295");
+        assert_eq!(refused("fds=[3]"), "--net fds=[3]: unknown key; --help lists those of --net");
     }
 
     #[test]

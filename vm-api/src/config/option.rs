@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use serde::de::{Error as _, MapAccess, Visitor};
-use serde::ser::Error as _;
+use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::config::error::{ConfigError, Problem};
@@ -325,7 +325,7 @@ pub(crate) trait Fields: Sized {
     /// Fields before defaults: `None` for those that are not given.
     type Given: Default;
 
-    /// Reads the value of the field `name` of `object`; false if there is no such field.
+    /// Reads the value of the field `name` of `object`. False, without reading, if there is no such field.
     ///
     /// # Errors
     ///
@@ -358,6 +358,16 @@ pub(crate) trait Fields: Sized {
 
     /// Keys and values of the field `field` in their parsable form, without those that are unset.
     fn pairs_of(&self, field: &str) -> Vec<(&'static str, String)>;
+}
+
+/// Fields of a struct that is a part, or has one: as `#[derive(Options)]` serializes them.
+pub(crate) trait Written: Fields {
+    /// Adds the field `field` to `object`, unless it is left out.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the serializer.
+    fn write_field<M: SerializeMap>(&self, field: &str, object: &mut M) -> Result<(), M::Error>;
 }
 
 /// Fields that change those of a running VM, which `#[derive(Options)]` generates.
@@ -540,12 +550,34 @@ impl<'de, T: Fields> Visitor<'de> for Object<T> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<T::Given, A::Error> {
         let mut given = T::Given::default();
-        while let Some(name) = object.next_key::<String>()? {
-            if !T::read_field(&mut given, &name, &mut object)? {
-                return Err(A::Error::unknown_field(&name, T::FIELDS));
-            }
+        while let Some(name) = object.next_key_seed(Name(T::FIELDS))? {
+            T::read_field(&mut given, name, &mut object)?;
         }
         Ok(given)
+    }
+}
+
+/// Name of a field, which is one of these.
+struct Name(&'static [&'static str]);
+
+impl<'de> DeserializeSeed<'de> for Name {
+    type Value = &'static str;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<&'static str, D::Error> {
+        deserializer.deserialize_identifier(self)
+    }
+}
+
+impl Visitor<'_> for Name {
+    type Value = &'static str;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("field identifier")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<&'static str, E> {
+        let known = self.0.iter().find(|known| **known == name);
+        known.copied().ok_or_else(|| E::unknown_field(name, self.0))
     }
 }
 
@@ -566,14 +598,13 @@ pub(crate) fn read_field<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
     Ok(())
 }
 
-/// Serializes the fields of `object` in the order of `T`'s.
-pub(crate) fn serialize<T: Fields, S: Serializer>(
-    object: Result<serde_json::Value, serde_json::Error>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let object = object.map_err(S::Error::custom)?;
-    let fields = T::FIELDS.iter().filter_map(|field| Some((field, object.get(field)?)));
-    serializer.collect_map(fields)
+/// Serializes the fields of `config` as an object.
+pub(crate) fn serialize<T: Written, S: Serializer>(config: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut object = serializer.serialize_map(None)?;
+    for field in T::FIELDS {
+        config.write_field(field, &mut object)?;
+    }
+    object.end()
 }
 
 /// The help text of an option: a line for each key, with its description below.
@@ -583,4 +614,16 @@ pub fn help<T: Options>() -> String {
         format!("{}={}\n        {}{default}", key.name, key.syntax, key.about)
     };
     T::keys().into_iter().map(paragraph).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_come_first_are_followed_by_the_others() {
+        const GROUPS: &[&[&str]] = &[&["a", "bb"], &[], &["c", "b"]];
+        assert_eq!(in_order::<{ count(GROUPS) }>(GROUPS, &["c", "x", "a"]), ["c", "a", "bb", "b"]);
+        assert_eq!(in_order::<4>(GROUPS, &[]), ["a", "bb", "c", "b"]);
+    }
 }

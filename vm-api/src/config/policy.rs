@@ -16,7 +16,7 @@ use crate::config::switch::Mirror;
 use crate::schema::{Component, Components, Definition, Schema};
 
 /// Policy of a NIC, PF or VF: keys of `--net`, `--net-vf` and `vm.set-vf`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
 #[options(part, changes)]
 pub struct PolicyConfig {
     /// Port VLAN, 1 to 4094, transparent to the guest: packets leave tagged, and only packets with that tag arrive,
