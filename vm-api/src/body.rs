@@ -102,7 +102,8 @@ pub struct SetVf {
     /// The limits of its received and sent packets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
-    /// A tap of the host, for a function whose backend is missing.
+    /// A tap of the host, for a function whose backend is missing, or whose tap was deleted. A backend is given by a
+    /// request of its own.
     #[option(
         "tap=<interface>",
         change("interface", "Tap for a function whose backend is missing, or a tap that was deleted")
