@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use option_derive::Options;
 
 use crate::config::mac::MacAddress;
-use crate::config::vhost::{Vhost, VhostMode};
+use crate::config::net::vhost::{Vhost, VhostMode};
 
 /// Backend of a NIC, PF or VF: keys of `--net` and `--net-vf`.
 #[derive(Debug, Clone, PartialEq, Eq, Options)]
