@@ -14,6 +14,11 @@ mod log_format;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
 
+mod remote {
+    #[path = "../../src/remote/vf_change.rs"]
+    pub(crate) mod vf_change;
+}
+
 use std::env::args_os;
 use std::error::Error;
 use std::fs;

@@ -158,11 +158,9 @@ fn table() -> Vec<VmOption> {
             .keys::<VdpaConfig>(
                 "NICs that are vDPA devices of the host. --net with vdpa= has more keys. Repeat for more",
             ),
-        many(
-            MACHINE,
-            "Further files that the program may use with --landlock",
-            |vm, rule: LandlockConfig| vm.landlock_rules.push(rule),
-        )
+        many(MACHINE, "Further files that the program may use with --landlock", |vm, rule: LandlockConfig| {
+            vm.landlock_rules.push(rule)
+        })
         .keys::<LandlockConfig>(
             "Further files that the program may use with --landlock, such as those of devices that are added later. \
              Repeat for more",

@@ -159,7 +159,8 @@ fn of_fields(config: &Ident, header: &Header, settings: &[Setting]) -> Code {
     let (keys, part_keys) = (settings.iter().map(Setting::keys), settings.iter().map(Setting::part_keys));
     let (pairs, part_pairs) = (settings.iter().map(Setting::pairs), settings.iter().map(Setting::part_pairs));
     let (read, read_part) = (settings.iter().map(Setting::read_field), settings.iter().map(Setting::read_part_field));
-    let (read_key, read_part_key) = (settings.iter().map(Setting::read_key), settings.iter().map(Setting::read_part_key));
+    let (read_key, read_part_key) =
+        (settings.iter().map(Setting::read_key), settings.iter().map(Setting::read_part_key));
     let taken = settings.iter().map(Setting::taken);
     quote! {
         const GROUPS: &[&[&str]] = &[#(#groups,)*];
@@ -232,7 +233,8 @@ fn of_fields(config: &Ident, header: &Header, settings: &[Setting]) -> Code {
 /// The implementation of `Changes`.
 fn changes(config: &Ident, settings: &[Setting]) -> Code {
     let names = settings.iter().map(|setting| &setting.name);
-    let (arguments, part_arguments) = (settings.iter().map(Setting::argument), settings.iter().map(Setting::part_argument));
+    let (arguments, part_arguments) =
+        (settings.iter().map(Setting::argument), settings.iter().map(Setting::part_argument));
     let (set, set_part) = (settings.iter().map(Setting::set), settings.iter().map(Setting::set_part));
     let applied = settings.iter().map(Setting::applied);
     quote! {

@@ -242,7 +242,9 @@ fn word(variant: &Variant, container: &Container) -> Result<(Code, Option<String
         (None, None) => name,
         (None, Some("lowercase")) => name.to_lowercase(),
         (None, Some("kebab-case")) => kebab(&name),
-        (None, Some(_)) => return Err(Error::new_spanned(variant, "the description supports lowercase and kebab-case")),
+        (None, Some(_)) => {
+            return Err(Error::new_spanned(variant, "the description supports lowercase and kebab-case"));
+        }
     };
     let (about, alias) = (about(&variant.attrs), word.alias.as_ref().map(LitStr::value));
     let default = (word.is_default && container.shows_default).then(|| text.clone());
@@ -264,9 +266,10 @@ fn kebab(name: &str) -> String {
 /// The body of `define`.
 fn body(input: &DeriveInput, container: &Container) -> Result<Code> {
     let about = about(&input.attrs);
-    let unsupported = container.unsupported.iter().map(|object| {
-        quote!(definition.add_unsupported(crate::config::unsupported::Object::#object);)
-    });
+    let unsupported = container
+        .unsupported
+        .iter()
+        .map(|object| quote!(definition.add_unsupported(crate::config::unsupported::Object::#object);));
     match &input.data {
         Data::Struct(data) => {
             let Fields::Named(fields) = &data.fields else {

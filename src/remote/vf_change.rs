@@ -66,9 +66,9 @@ fn described(argument: Argument) -> Arg {
             let words = words.iter().map(|(word, about)| PossibleValue::new(word).help(about));
             arg.value_parser(words.collect::<Vec<_>>())
         }
-        Form::Text => arg.value_parser(move |text: &str| {
-            SetVf::default().set_argument(name, text).map(|()| text.to_string())
-        }),
+        Form::Text => {
+            arg.value_parser(move |text: &str| SetVf::default().set_argument(name, text).map(|()| text.to_string()))
+        }
     }
 }
 

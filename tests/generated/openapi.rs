@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 use vm_api::schema::{Definition, components};
 
 /// Line above the generated schemas, which end the file.
-const BEGIN: &str = "    # Generated from the types of vm-api by `cargo xtask generate`. Change their doc comments instead.\n";
+const BEGIN: &str =
+    "    # Generated from the types of vm-api by `cargo xtask generate`. Change their doc comments instead.\n";
 
 /// Order of keywords. Others come before the description.
 const ORDER: [&str; 12] = [
@@ -62,7 +63,8 @@ fn sorted(keywords: &Map<String, Value>) -> Vec<(&String, &Value)> {
 fn flow(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
-            let fields: Vec<_> = sorted(fields).into_iter().map(|(word, value)| format!("{word}: {}", flow(value))).collect();
+            let fields: Vec<_> =
+                sorted(fields).into_iter().map(|(word, value)| format!("{word}: {}", flow(value))).collect();
             format!("{{ {} }}", fields.join(", "))
         }
         Value::Array(elements) => format!("[{}]", elements.iter().map(flow).collect::<Vec<_>>().join(", ")),

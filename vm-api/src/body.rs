@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::config::RestoredBackend;
 use crate::config::mac::MacChoice;
 use crate::config::net::VfConfig;
+use crate::config::net::policy::PolicyConfig;
 use crate::config::option::{Argument, Changes, Fields, apply};
-use crate::config::policy::PolicyConfig;
 use crate::config::rate::RateLimiterConfig;
 
 /// The body of `vm.remove-device`: the device to remove.
@@ -195,7 +195,7 @@ pub enum Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::policy::Vlans;
+    use crate::config::net::policy::Vlans;
 
     #[test]
     fn every_setting_of_a_policy_has_an_argument_that_sets_it() {
@@ -229,6 +229,8 @@ mod tests {
     fn a_change_without_a_pf_is_refused() {
         let refused = |text: &str| serde_json::from_str::<SetVf>(text).unwrap_err().to_string();
         assert!(refused("{}").starts_with("missing field `pf`"));
-        assert!(refused(r#"{"pf": "p", "x": 1}"#).starts_with("unknown field `x`, expected one of `pf`, `index`, `link`"));
+        assert!(
+            refused(r#"{"pf": "p", "x": 1}"#).starts_with("unknown field `x`, expected one of `pf`, `index`, `link`")
+        );
     }
 }

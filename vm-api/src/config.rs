@@ -3,40 +3,29 @@
 //! The names are Cloud Hypervisor's.
 
 pub(crate) mod affinity;
-pub mod backend;
-pub mod balloon;
 pub mod console;
 pub mod cpus;
 pub mod debug_console;
 pub mod device;
 pub mod disk;
 pub mod error;
-pub mod fs;
-pub mod generic_vhost_user;
 pub mod grammar;
 pub mod id;
 pub mod json;
 pub mod landlock;
 pub mod mac;
 pub mod memory;
-pub mod memory_zone;
 pub mod net;
 pub mod numa;
 pub mod option;
 pub mod platform;
-pub mod pmem;
-pub mod policy;
 pub mod rate;
 pub mod restore;
-pub mod rng;
 pub mod rtc;
-pub mod switch;
 pub mod tpm;
 pub mod unsupported;
 pub mod vdpa;
-pub mod vhost;
-pub mod vsock;
-pub mod zone_update;
+pub mod virtio;
 
 use std::path::PathBuf;
 
@@ -45,38 +34,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::id::Ids;
 
-pub use crate::config::backend::BackendConfig;
-pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
 pub use crate::config::debug_console::DebugConsoleConfig;
 pub use crate::config::device::DeviceConfig;
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use crate::config::error::{ConfigError, Problem};
-pub use crate::config::fs::FsConfig;
-pub use crate::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
 pub use crate::config::landlock::{LandlockAccess, LandlockConfig};
 pub use crate::config::mac::{MacAddress, MacChoice, ParseMacError};
+pub use crate::config::memory::zone::MemoryZoneConfig;
+pub use crate::config::memory::zone_update::ZoneUpdate;
 pub use crate::config::memory::{HotplugMethod, MemoryConfig};
-pub use crate::config::memory_zone::MemoryZoneConfig;
+pub use crate::config::net::backend::BackendConfig;
+pub use crate::config::net::policy::{LinkPolicy, PolicyConfig, VlanProto, Vlans};
+pub use crate::config::net::switch::{Mirror, SwitchMode};
+pub use crate::config::net::vhost::{Vhost, VhostMode};
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::numa::{NumaConfig, NumaDistance};
 pub use crate::config::option::{Argument, Form, Key, Options, bytes, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
-pub use crate::config::pmem::PmemConfig;
-pub use crate::config::policy::{LinkPolicy, PolicyConfig, VlanProto, Vlans};
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::restore::{
     MemoryRestoreMode, NoLink, OnMissingBackend, RestoreConfig, RestoredBackend, RestoredNet,
 };
-pub use crate::config::rng::RngConfig;
 pub use crate::config::rtc::RtcConfig;
-pub use crate::config::switch::{Mirror, SwitchMode};
 pub use crate::config::tpm::TpmConfig;
 pub use crate::config::vdpa::VdpaConfig;
-pub use crate::config::vhost::{Vhost, VhostMode};
-pub use crate::config::vsock::VsockConfig;
-pub use crate::config::zone_update::ZoneUpdate;
+pub use crate::config::virtio::balloon::BalloonConfig;
+pub use crate::config::virtio::fs::FsConfig;
+pub use crate::config::virtio::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
+pub use crate::config::virtio::pmem::PmemConfig;
+pub use crate::config::virtio::rng::RngConfig;
+pub use crate::config::virtio::vsock::VsockConfig;
 
 /// A virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::body::Link;
 use crate::config::VmConfig;
 use crate::config::mac::MacAddress;
-use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
-use crate::config::switch::{Mirror, SwitchMode};
+use crate::config::net::policy::{LinkPolicy, VlanProto, Vlans};
+use crate::config::net::switch::{Mirror, SwitchMode};
 
 /// The reply to `vmm.ping`: version and process ID of the program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]

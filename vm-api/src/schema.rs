@@ -142,12 +142,7 @@ impl Definition {
     }
 
     /// A string that is one of `words`, each with its synonyms and its meaning.
-    pub(crate) fn words(
-        name: &str,
-        about: &str,
-        words: &[(&[&str], &str)],
-        default: Option<&str>,
-    ) -> Self {
+    pub(crate) fn words(name: &str, about: &str, words: &[(&[&str], &str)], default: Option<&str>) -> Self {
         let meanings = words.iter().filter_map(|(texts, about)| Some(format!("{}: {about}", texts.first()?)));
         let about = std::iter::once(about.to_string()).chain(meanings).collect::<Vec<_>>().join(" ");
         let mut definition = Self::new(name, &about, "string");

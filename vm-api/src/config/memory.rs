@@ -1,9 +1,12 @@
 //! The guest's memory: `--memory`.
 
+pub mod zone;
+pub mod zone_update;
+
 use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
-use crate::config::memory_zone::MemoryZoneConfig;
+use crate::config::memory::zone::MemoryZoneConfig;
 use crate::config::option::Value;
 
 /// The guest's memory.

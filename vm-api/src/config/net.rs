@@ -1,23 +1,48 @@
 //! NICs, PFs and VFs: `--net`, `--net-vf` and their JSON.
 
+pub mod backend;
+pub mod policy;
+pub mod switch;
+pub mod vhost;
+
 use std::str::FromStr;
 
 use option_derive::{Options, Schema};
 
-use crate::config::backend::BackendConfig;
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::pairs;
 use crate::config::mac::{MacAddress, MacChoice};
+use crate::config::net::backend::BackendConfig;
+use crate::config::net::policy::PolicyConfig;
+use crate::config::net::switch::SwitchMode;
 use crate::config::option::{Key, Options, from_pairs, read};
-use crate::config::policy::PolicyConfig;
 use crate::config::rate::RateLimiterConfig;
-use crate::config::switch::SwitchMode;
 
 /// Fields of a NIC or VF that come first, in the order of help and JSON: those of the backend are not together.
 const ORDER: &[&str] = &[
-    "id", "index", "tap", "ip", "mask", "mac", "host_mac", "mtu", "num_queues", "queue_size", "fds", "offload_tso",
-    "offload_ufo", "offload_csum", "standby", "pci_segment", "pci_device_id", "iommu", "vhost", "vhost_user",
-    "vhost_socket", "vhost_mode", "vdpa",
+    "id",
+    "index",
+    "tap",
+    "ip",
+    "mask",
+    "mac",
+    "host_mac",
+    "mtu",
+    "num_queues",
+    "queue_size",
+    "fds",
+    "offload_tso",
+    "offload_ufo",
+    "offload_csum",
+    "standby",
+    "pci_segment",
+    "pci_device_id",
+    "iommu",
+    "vhost",
+    "vhost_user",
+    "vhost_socket",
+    "vhost_mode",
+    "vdpa",
 ];
 
 /// A NIC. With sriov_vfs it is an SR-IOV physical function (PF).
@@ -306,7 +331,8 @@ mod tests {
     fn flattened_fields_have_their_place_in_json_and_help() {
         let text = "mac=any,vhost=on,tap=t,fd=[7],mtu=1400,host_mac=02:00:00:00:00:02,storm=3,offload_tso=off";
         let vf: VfConfig = format!("weight=9,vlan=5,index=1,ops_size=1,ops_refill_time=2,{text}").parse().unwrap();
-        let json = r#"{"index":1,"tap":"t","mac":"any","host_mac":"02:00:00:00:00:02","mtu":1400,"fds":[7],"#.to_string()
+        let json = r#"{"index":1,"tap":"t","mac":"any","host_mac":"02:00:00:00:00:02","mtu":1400,"fds":[7],"#
+            .to_string()
             + r#""offload_tso":false,"vhost":true,"vhost_user":false,"vhost_mode":"Client","#
             + r#""rate_limiter_config":{"ops":{"size":1,"refill_time":2}},"vlan":5,"storm":3,"weight":9}"#;
         assert_eq!(serde_json::to_string(&vf).unwrap(), json);
@@ -323,7 +349,9 @@ mod tests {
     #[test]
     fn a_flattened_field_is_refused_as_any_other() {
         let refused = |text: &str| serde_json::from_str::<NetConfig>(text).unwrap_err().to_string();
-        assert!(refused(r#"{"x": 1}"#).starts_with("unknown field `x`, expected one of `id`, `tap`, `ip`, `mask`, `mac`"));
+        assert!(
+            refused(r#"{"x": 1}"#).starts_with("unknown field `x`, expected one of `id`, `tap`, `ip`, `mask`, `mac`")
+        );
         assert!(refused(r#"{"storm": 1, "storm": 2}"#).starts_with("duplicate field `storm`"));
         assert!(refused(r#"{"vhost_user": 1}"#).starts_with("invalid type: integer `1`, expected a boolean"));
         let refused = |text: &str| text.parse::<NetConfig>().unwrap_err().to_string();

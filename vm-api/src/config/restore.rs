@@ -6,8 +6,8 @@ use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::{list, pairs, quote, unquote};
+use crate::config::memory::zone_update::ZoneUpdate;
 use crate::config::option::Value;
-use crate::config::zone_update::ZoneUpdate;
 
 /// Source of a restored VM, and differences on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use option_derive::{Options, Schema};
 use serde::Serialize;
 
-use crate::config::backend::BackendConfig;
 use crate::config::net::NetConfig;
+use crate::config::net::backend::BackendConfig;
 
 /// A NIC that is a vDPA device of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]

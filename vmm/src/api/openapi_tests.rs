@@ -64,14 +64,8 @@ fn each_value_of_an_enum_has_a_name_of_its_own_in_clients() {
 #[test]
 fn each_state_of_a_migration_is_described() {
     use crate::migration::handover::Outcome;
-    let outcomes = [
-        Outcome::Finished,
-        Outcome::Failed,
-        Outcome::Cancelled,
-        Outcome::GuestOff,
-        Outcome::Unknown,
-        Outcome::Forced,
-    ];
+    let outcomes =
+        [Outcome::Finished, Outcome::Failed, Outcome::Cancelled, Outcome::GuestOff, Outcome::Unknown, Outcome::Forced];
     let states: Set = outcomes.into_iter().map(|outcome| outcome.name().to_string()).chain(["active".into()]).collect();
     assert_eq!(words(&schema(&document(), "MigrationState")["enum"]), states);
 }

@@ -7,12 +7,12 @@ use std::hash::Hash;
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_devices::check_interface_name;
 
-use crate::config::pool::Pool;
-use vm_api::config::backend::BackendConfig;
+use crate::config::net::pool::Pool;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::check_id;
 use vm_api::config::mac::{MacAddress, MacChoice};
 use vm_api::config::net::NetConfig;
+use vm_api::config::net::backend::BackendConfig;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
 
@@ -265,7 +265,10 @@ fn check_paths<'a>(pools: &'a [Pool<'a>]) -> Result<(), ConfigError> {
     for pool in pools {
         let device = if pool.option == VdpaConfig::OPTION { "path" } else { "vdpa" };
         for (vf, config) in pool.functions() {
-            let paths = [("socket", &config.backend.vhost_socket, "this socket"), (device, &config.backend.vdpa, "this device")];
+            let paths = [
+                ("socket", &config.backend.vhost_socket, "this socket"),
+                (device, &config.backend.vdpa, "this device"),
+            ];
             for (key, path, what) in paths {
                 let Some(path) = path else { continue };
                 claims.claim(path.clone(), pool, vf).map_err(|user| {

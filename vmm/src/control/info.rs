@@ -7,8 +7,8 @@ use virtio_devices::{Port, Status, Switch, VirtioPci};
 
 use crate::api::Link;
 use crate::api::info::{
-    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PciBar, PolicyInfo, Resource, SriovInfo, SwitchInfo, VfInfo,
-    VfState, VmCounters, VmInfo,
+    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PciBar, PolicyInfo, Resource, SriovInfo, SwitchInfo,
+    VfInfo, VfState, VmCounters, VmInfo,
 };
 use crate::config::{BackendPlan, DeviceKind, MacAddress, NicPlan, SwitchMode};
 use crate::control::instance::Instance;

@@ -50,7 +50,11 @@ pub(super) const TABLE: &[Missing] = &[
     missing(
         "host data for confidential VMs is",
         // The second is Kata's, which always sends it as null.
-        &[Flag("--host-data"), Field(Payload, "host_data", Null("string")), Field(Payload, "mrconfigid", Null("string"))],
+        &[
+            Flag("--host-data"),
+            Field(Payload, "host_data", Null("string")),
+            Field(Payload, "mrconfigid", Null("string")),
+        ],
     ),
     missing(
         "confidential VMs are",

@@ -6,7 +6,7 @@ use virtio_devices::{BackendKind, tap_name};
 
 use super::{Added, Instance, no_device};
 use crate::api::Failure;
-use crate::config::shared_macs::SharedMac;
+use crate::config::net::shared_macs::SharedMac;
 use crate::config::{
     DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PlannedVm, PmemConfig, VdpaConfig, VmConfig,
     VsockConfig, iommu,
@@ -95,7 +95,7 @@ impl Instance {
     /// Fails without a change if there is one, or it cannot be added.
     pub(crate) fn add_vsock(&mut self, vsock: VsockConfig) -> Result<Option<Added>, Error> {
         if let Some(other) = &self.config().vsock {
-            return Err(crate::config::vsock::second(other.id.as_deref().unwrap_or_default()).into());
+            return Err(crate::config::virtio::vsock::second(other.id.as_deref().unwrap_or_default()).into());
         }
         Ok(self.add(|config| config.vsock = Some(vsock))?.1)
     }

@@ -8,7 +8,7 @@ use virtio_devices::{PortSettings, Replaced, Status};
 use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
 use crate::config::subject::Subject;
-use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, PolicyConfig, switch};
+use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, PolicyConfig, net::switch};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;

@@ -5,15 +5,15 @@ use std::num::NonZeroU32;
 use std::os::fd::RawFd;
 
 use virtio_devices::{MAX_PORTS, MAX_WORKERS, PortSettings, SwitchMode, TapSpec};
-use vm_api::config::backend::BackendConfig;
 use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::net::backend::BackendConfig;
+use vm_api::config::net::policy::{LinkPolicy, PolicyConfig};
+use vm_api::config::net::switch::{Mirror, SwitchMode as Mode};
+use vm_api::config::net::vhost::Vhost;
 use vm_api::config::net::{NetConfig, SwitchPort};
-use vm_api::config::policy::{LinkPolicy, PolicyConfig};
-use vm_api::config::switch::{Mirror, SwitchMode as Mode};
-use vm_api::config::vhost::Vhost;
 
+use crate::config::net::uplink_rate;
 use crate::config::subject::Subject;
-use crate::config::uplink_rate;
 
 /// The weight of a port without a given one, from 1 to [`MAX_WEIGHT`].
 pub(crate) const WEIGHT: u8 = 10;
@@ -224,7 +224,7 @@ pub(crate) fn check_port(config: &NetConfig, functions: &[&NetConfig], subject: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::policy::info_of;
+    use crate::config::net::policy::info_of;
     use crate::config::{BackendPlan, NetPlan, NetVf, PlannedVm, VmConfig, VmPlan};
     use virtio_devices::Policy;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use option_derive::{Options, Schema};
 
 use crate::config::mac::MacAddress;
-use crate::config::vhost::{Vhost, VhostMode};
+use crate::config::net::vhost::{Vhost, VhostMode};
 
 /// Backend of a NIC, PF or VF: keys of `--net` and `--net-vf`.
 #[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
@@ -34,8 +34,10 @@ pub struct BackendConfig {
     /// File descriptors of open taps, one per queue pair and each above 2, instead of tap.
     #[option("fd=[<fd>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(about = "Descriptor numbers. The values are ignored: the descriptors of a NIC or PF are those passed with \
-                      vm.add-net. Those of VFs cannot be passed over the API.")]
+    #[schema(
+        about = "Descriptor numbers. The values are ignored: the descriptors of a NIC or PF are those passed with \
+                      vm.add-net. Those of VFs cannot be passed over the API."
+    )]
     pub fds: Vec<i32>,
     /// Let the host's kernel carry the tap's packets (vhost-net). auto: if the kernel supports it and no rate limit is
     /// given.

@@ -11,8 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
 
 use crate::config::grammar::list;
+use crate::config::net::switch::Mirror;
 use crate::config::option::{Fields as _, Form, Value, digits};
-use crate::config::switch::Mirror;
 use crate::schema::{Component, Components, Definition, Schema};
 
 /// Policy of a NIC, PF or VF: keys of `--net`, `--net-vf` and `vm.set-vf`.
@@ -35,7 +35,10 @@ pub struct PolicyConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan_proto: Option<VlanProto>,
     /// VLANs that the guest may use with its own tags, instead of vlan; 0 is untagged packets. By default all.
-    #[option("trunk=[<id>,<id>-<id>,...]", change("list", "VLANs that the guest may use, such as [10,100-199]; [] for all"))]
+    #[option(
+        "trunk=[<id>,<id>-<id>,...]",
+        change("list", "VLANs that the guest may use, such as [10,100-199]; [] for all")
+    )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trunk: Option<Vlans>,
     /// Drop packets that the guest sends with a source MAC address other than its own. By default off, but on for VFs
@@ -57,7 +60,10 @@ pub struct PolicyConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_tx_rate: Option<u32>,
     /// Limit of broadcast and multicast packets that the guest sends per second; more are dropped. 0 is none.
-    #[option("storm=<number>", change("number", "Limit of broadcast and multicast packets that it sends per second, 0 for none"))]
+    #[option(
+        "storm=<number>",
+        change("number", "Limit of broadcast and multicast packets that it sends per second, 0 for none")
+    )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
     /// Link when the VM starts. auto: up, unless the backend is lost or the switch's uplink is down; up: also without
@@ -76,7 +82,10 @@ pub struct PolicyConfig {
     pub mirror: Option<Mirror>,
     /// On a switch, weight of the function's share of the workers' time and of the uplink's rate under contention, 1 to
     /// 100. By default 10.
-    #[option("weight=<number>", change("1-100", "Weight of its share of its switch's time and uplink under contention"))]
+    #[option(
+        "weight=<number>",
+        change("1-100", "Weight of its share of its switch's time and uplink under contention")
+    )]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 100)]
     pub weight: Option<u8>,

@@ -77,7 +77,8 @@ impl Component for Vhost {
     const NAME: &'static str = "Vhost";
 
     fn define(_: &mut Components) -> Definition {
-        let about = "Use of vhost-net for a tap's packets; auto uses it if the host has it. A VF does not inherit its PF's.";
+        let about =
+            "Use of vhost-net for a tap's packets; auto uses it if the host has it. A VF does not inherit its PF's.";
         let words = json!([{"type": "boolean"}, {"type": "string", "enum": ["auto"]}]);
         Definition::other(Self::NAME, json!({"description": about, "default": false, "oneOf": words}))
     }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use virtio_devices::{NetSpec, PortSettings, RateLimits, TapSpec, VdpaSpec};
 
-use crate::config::switch;
-use vm_api::config::backend::BackendConfig;
+use crate::config::net::switch;
 use vm_api::config::mac::MacChoice;
 use vm_api::config::net::NetConfig;
-use vm_api::config::vhost::{Vhost, VhostMode};
+use vm_api::config::net::backend::BackendConfig;
+use vm_api::config::net::vhost::{Vhost, VhostMode};
 
 /// Backend of a network function.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +59,8 @@ impl BackendPlan {
         if config.port().is_some() {
             return Self::Port(switch::settings_of(config));
         }
-        let BackendConfig { tap: name, ip, mask, host_mac, fds, vhost, vhost_socket, vhost_mode: mode, vdpa, .. } = &config.backend;
+        let BackendConfig { tap: name, ip, mask, host_mac, fds, vhost, vhost_socket, vhost_mode: mode, vdpa, .. } =
+            &config.backend;
         // Only this program limits and inspects packets.
         let limited = spec.limits != RateLimits::default() || !spec.policy.is_open();
         let vhost = if limited && *vhost == Vhost::Auto { Vhost::Off } else { *vhost };

@@ -4,16 +4,16 @@ use std::fmt::Display;
 use std::num::NonZeroU32;
 
 use virtio_devices::{BackendKind, MAX_VLAN, NetSpec, Policy, PortVlan, RateLimits, Trunk, VlanProtocol, VlanSet};
-use vm_api::config::backend::BackendConfig;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
+use vm_api::config::net::backend::BackendConfig;
+use vm_api::config::net::policy::{LinkPolicy, PolicyConfig, VlanProto};
+use vm_api::config::net::vhost::Vhost;
 use vm_api::config::net::{NetConfig, SwitchPort};
-use vm_api::config::policy::{LinkPolicy, PolicyConfig, VlanProto};
-use vm_api::config::vhost::Vhost;
 use vm_api::info::PolicyInfo;
 
+use crate::config::net::switch;
 use crate::config::subject::Subject;
-use crate::config::switch;
 
 /// The highest priority of a tag.
 const MAX_QOS: u8 = 7;

@@ -6,16 +6,16 @@ use std::ops::RangeInclusive;
 
 use virtio_devices::{check_interface_name, is_network_mask};
 
-use crate::config::policy::{self, Carrier};
+use crate::config::net::policy::{self, Carrier};
 use crate::config::rate;
 use crate::config::socket;
 use crate::config::subject::Subject;
-use vm_api::config::backend::BackendConfig;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacChoice;
+use vm_api::config::net::backend::BackendConfig;
+use vm_api::config::net::vhost::{Vhost, VhostMode};
 use vm_api::config::net::{NetConfig, SwitchPort};
 use vm_api::config::rate::{BANDWIDTH, OPS};
-use vm_api::config::vhost::{Vhost, VhostMode};
 
 /// MTUs of a NIC in bytes: from IPv6's minimum (`RFC 8200 §5`) to what Linux allows on a tap, 65535 less an Ethernet
 /// header.

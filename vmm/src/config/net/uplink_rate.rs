@@ -71,7 +71,7 @@ pub(crate) fn check_sum(functions: &[&NetConfig], subject: &Subject) -> Result<(
 mod tests {
     use std::num::NonZeroU32;
 
-    use crate::config::policy::info_of;
+    use crate::config::net::policy::info_of;
     use crate::config::{BackendPlan, NetPlan, NetVf, VmConfig, VmPlan};
 
     fn plan(net: &str, vfs: &[&str]) -> Result<NetPlan, String> {
