@@ -14,8 +14,8 @@ mod log_format;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
 
+#[path = "../src/remote"]
 mod remote {
-    #[path = "../../src/remote/vf_change.rs"]
     pub(crate) mod vf_change;
 }
 
