@@ -14,6 +14,11 @@ mod log_format;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
 
+#[path = "../src/remote"]
+mod remote {
+    pub(crate) mod vf_change;
+}
+
 use std::env::args_os;
 use std::error::Error;
 use std::fs;

@@ -1,13 +1,17 @@
 //! The options that describe a virtual machine, shared by cloud-hypervisor and ch-remote.
+//!
+//! [`table`] has one entry per option. Name, keys and help of most are those of the struct that it is parsed into.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use clap::{ArgAction, ArgGroup, Args};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use vm_api::config::{
     BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig,
-    LandlockConfig, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PayloadConfig,
-    PciSegmentConfig, PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, TpmConfig,
-    VdpaConfig, VmConfig, VsockConfig, help,
+    LandlockConfig, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PciSegmentConfig,
+    PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, TpmConfig, VdpaConfig, VmConfig,
+    VsockConfig, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -16,328 +20,289 @@ const BOOT: &str = "Boot";
 const MACHINE: &str = "Machine";
 const DEVICES: &str = "Devices";
 
-/// A virtual machine.
-#[derive(Debug, Default, Args)]
-#[group(id = "vm", multiple = true)]
-#[command(group = ArgGroup::new("payload").multiple(true))]
-pub(crate) struct VmOptions {
-    /// Balloon
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<BalloonConfig>("Balloon: returns guest memory to the host")
-    )]
-    balloon: Option<String>,
+/// Groups of options: those that describe a VM, and those of which one is required for a VM.
+const VM: &str = "vm";
+const PAYLOAD: &str = "payload";
 
-    /// Kernel command line
-    #[arg(long, value_name = "text", requires = "payload", help_heading = BOOT)]
-    cmdline: Option<String>,
+/// An option of the command line.
+struct VmOption {
+    /// Name, without hyphens in front.
+    name: &'static str,
+    heading: &'static str,
+    brief: &'static str,
+    /// Text of `--help`, if it is longer than `brief`.
+    long: Option<Box<dyn Fn() -> String>>,
+    /// Option or group without which this one has no effect.
+    requires: Option<&'static str>,
+    takes: Takes,
+}
 
-    /// Virtio console
-    #[arg(
-        long,
-        value_name = "mode",
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = format!(
+/// Value of an option, and its place in a VM.
+enum Takes {
+    /// No value.
+    Nothing(fn(&mut VmConfig)),
+    Path(fn(&mut VmConfig, PathBuf)),
+    Text(Text),
+}
+
+/// A textual value.
+struct Text {
+    syntax: &'static str,
+    times: Times,
+    set: Box<dyn Fn(&mut VmConfig, &str) -> Result<(), ConfigError>>,
+}
+
+/// Number of values.
+#[derive(Clone, Copy)]
+enum Times {
+    Once,
+    /// The value may be left out.
+    OnceOrEmpty,
+    Often,
+}
+
+/// All options. If several are wrong, the error is that of the first in this order.
+fn table() -> Vec<VmOption> {
+    vec![
+        path("kernel", "Kernel: a bzImage, or a vmlinux with a PVH entry", |vm, path| vm.payload.kernel = Some(path))
+            .alone(),
+        path(
+            "firmware",
+            "Firmware that boots from a disk, instead of a kernel: an ELF file with a PVH entry, such as CLOUDHV.fd \
+             or hypervisor-fw",
+            |vm, path| vm.payload.firmware = Some(path),
+        )
+        .alone(),
+        path("initramfs", "Initial RAM file system", |vm, path| vm.payload.initramfs = Some(path)),
+        text("cmdline", BOOT, "Kernel command line", "text", |vm, text| {
+            vm.payload.cmdline = Some(text.to_string());
+            Ok(())
+        }),
+        flag("watchdog", DEVICES, "Watchdog: resets the guest when it stops pinging", |vm| vm.watchdog = true),
+        flag("pvpanic", DEVICES, "pvpanic: reports guest panics as events", |vm| vm.pvpanic = true),
+        flag("landlock", MACHINE, "Confine the program to the files that the VM's options name", |vm| {
+            vm.landlock_enable = true;
+        })
+        .long(
+            "Have Landlock keep this program from all files of the host but those that the VM's options name, \
+             and from TCP. The files must exist",
+        ),
+        one(MACHINE, "Virtual CPUs", |vm, cpus: CpusConfig| vm.cpus = cpus),
+        one(MACHINE, "Guest memory", |vm, memory: MemoryConfig| vm.memory = memory),
+        many(MACHINE, "Parts of the guest memory with their own properties", |vm, zone: MemoryZoneConfig| {
+            vm.memory.zones.push(zone);
+        })
+        .keys::<MemoryZoneConfig>(
+            "Parts of the guest memory with properties of their own, with --memory size=0. Repeat for more",
+        ),
+        one(DEVICES, "Entropy device", |vm, rng: RngConfig| vm.rng = rng)
+            .keys::<RngConfig>("Entropy device. Every VM has one"),
+        one(DEVICES, "Clock with the host's time", |vm, rtc: RtcConfig| vm.rtc = Some(rtc))
+            .keys::<RtcConfig>("Virtio clock, which has the host's UTC. Without keys, one with their defaults")
+            .times(Times::OnceOrEmpty),
+        one(DEVICES, "Balloon", |vm, balloon: BalloonConfig| vm.balloon = Some(balloon))
+            .keys::<BalloonConfig>("Balloon: returns guest memory to the host"),
+        text("serial", DEVICES, "Serial port", "mode", |vm, mode| {
+            vm.serial = console("--serial", mode)?;
+            Ok(())
+        })
+        .long(format!("Serial port: {CONSOLE_MODES} [default: null]")),
+        text("console", DEVICES, "Virtio console", "mode", |vm, mode| {
+            vm.console = console("--console", mode)?;
+            Ok(())
+        })
+        .long(format!(
             "Virtio console (hvc0 in the guest): {CONSOLE_MODES} [default: tty]\n\nKeys of the device may follow: \
              id=<name> [default: __console], pci_segment=<number>, pci_device_id=<number>"
+        )),
+        text(
+            "debug-console",
+            DEVICES,
+            "Debug console: I/O port for firmware log output",
+            "mode[,iobase=<port>]",
+            |vm, text| {
+                vm.debug_console = text.parse()?;
+                Ok(())
+            },
         )
-    )]
-    console: Option<String>,
-
-    /// Virtual CPUs
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        requires = "payload",
-        help_heading = MACHINE,
-        long_help = keys::<CpusConfig>("Virtual CPUs")
-    )]
-    cpus: Option<String>,
-
-    /// Debug console: I/O port for firmware log output
-    #[arg(
-        long,
-        value_name = "mode[,iobase=<port>]",
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = "Debug console, an I/O port for firmware log output: off, null, tty, pty or \
-                     file=<path>, with or without iobase=<port> [default: off,iobase=0xe9]"
-    )]
-    debug_console: Option<String>,
-
-    /// Devices of the host
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<DeviceConfig>("PCI devices of the host that the guest has (VFIO). Repeat for more")
-    )]
-    device: Vec<String>,
-
-    /// Disks
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<DiskConfig>("Disks. Repeat for more")
-    )]
-    disk: Vec<String>,
-
-    /// Firmware that boots from a disk, instead of a kernel: an ELF file with a PVH entry, such as CLOUDHV.fd or
-    /// hypervisor-fw
-    #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
-    firmware: Option<PathBuf>,
-
-    /// Shared file systems
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<FsConfig>(
-            "Folders of the host that the guest mounts, over a vhost-user backend such as virtiofsd. Repeat for more"
-        )
-    )]
-    fs: Vec<String>,
-
-    /// vhost-user devices of any type
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<GenericVhostUserConfig>("vhost-user devices of any type. Repeat for more")
-    )]
-    generic_vhost_user: Vec<String>,
-
-    /// Initial RAM file system
-    #[arg(long, value_name = "path", requires = "payload", help_heading = BOOT)]
-    initramfs: Option<PathBuf>,
-
-    /// Kernel: a bzImage, or a vmlinux with a PVH entry
-    #[arg(long, value_name = "path", group = "payload", help_heading = BOOT)]
-    kernel: Option<PathBuf>,
-
-    /// Confine the program to the files that the VM's options name
-    #[arg(
-        long,
-        requires = "payload",
-        help_heading = MACHINE,
-        long_help = "Have Landlock keep this program from all files of the host but those that the VM's options name, \
-                     and from TCP. The files must exist"
-    )]
-    landlock: bool,
-
-    /// Further files that the program may use with --landlock
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "landlock",
-        help_heading = MACHINE,
-        long_help = keys::<LandlockConfig>(
+        .long(
+            "Debug console, an I/O port for firmware log output: off, null, tty, pty or \
+             file=<path>, with or without iobase=<port> [default: off,iobase=0xe9]",
+        ),
+        many(
+            MACHINE,
+            "Weight of each PCI segment's share of the address space for PCI memory",
+            |vm, segment: PciSegmentConfig| vm.pci_segments.push(segment),
+        ),
+        many(MACHINE, "NUMA nodes of the guest", |vm, node: NumaConfig| vm.numa.push(node)),
+        one(DEVICES, "TPM 2.0, backed by swtpm", |vm, tpm: TpmConfig| vm.tpm = Some(tpm)),
+        one(MACHINE, "The machine as a whole", |vm, platform: PlatformConfig| vm.platform = Some(platform)),
+        many(DEVICES, "Rate limits that several disks share", |vm, group: RateLimitGroupConfig| {
+            vm.rate_limit_groups.push(group);
+        }),
+        many(DEVICES, "Disks", |vm, disk: DiskConfig| vm.disks.push(disk)),
+        many(DEVICES, "Shared file systems", |vm, fs: FsConfig| vm.fs.push(fs)).keys::<FsConfig>(
+            "Folders of the host that the guest mounts, over a vhost-user backend such as virtiofsd. Repeat for more",
+        ),
+        many(DEVICES, "vhost-user devices of any type", |vm, device: GenericVhostUserConfig| {
+            vm.generic_vhost_user.push(device);
+        }),
+        many(DEVICES, "Devices of the host", |vm, device: DeviceConfig| vm.devices.push(device))
+            .keys::<DeviceConfig>("PCI devices of the host that the guest has (VFIO). Repeat for more"),
+        many(DEVICES, "Persistent memory", |vm, pmem: PmemConfig| vm.pmem.push(pmem))
+            .keys::<PmemConfig>("Files that the guest has as persistent memory. Repeat for more"),
+        many(DEVICES, "NICs. One with sriov_vfs is an SR-IOV physical function (PF)", |vm, net: NetConfig| {
+            vm.net.push(net);
+        }),
+        many(DEVICES, "NICs that are vDPA devices of the host", |vm, vdpa: VdpaConfig| vm.vdpa.push(vdpa))
+            .keys::<VdpaConfig>(
+                "NICs that are vDPA devices of the host. --net with vdpa= has more keys. Repeat for more",
+            ),
+        many(MACHINE, "Further files that the program may use with --landlock", |vm, rule: LandlockConfig| {
+            vm.landlock_rules.push(rule)
+        })
+        .keys::<LandlockConfig>(
             "Further files that the program may use with --landlock, such as those of devices that are added later. \
-             Repeat for more"
+             Repeat for more",
         )
-    )]
-    landlock_rules: Vec<String>,
+        .requires("landlock"),
+        one(
+            DEVICES,
+            "Socket device: connections between programs of the guest and of the host",
+            |vm, vsock: VsockConfig| vm.vsock = Some(vsock),
+        ),
+        // After the NICs.
+        text(name::<NetVf>(), DEVICES, "Per-VF overrides of the PF's defaults", KEYS, |vm, vf| {
+            let ids = vm.ids().net;
+            vf.parse::<NetVf>()?.add_to(&mut vm.net, &ids)
+        })
+        .keys::<NetVf>("Per-VF overrides of the PF's defaults. Repeat for more")
+        .times(Times::Often),
+    ]
+}
 
-    /// Guest memory
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        requires = "payload",
-        help_heading = MACHINE,
-        long_help = keys::<MemoryConfig>("Guest memory")
-    )]
-    memory: Option<String>,
+/// Form of a value that has keys.
+const KEYS: &str = "key=value,...";
 
-    /// Parts of the guest memory with their own properties
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = MACHINE,
-        long_help = keys::<MemoryZoneConfig>(
-            "Parts of the guest memory with properties of their own, with --memory size=0. Repeat for more"
-        )
-    )]
-    memory_zone: Vec<String>,
+fn name<T: Options>() -> &'static str {
+    T::OPTION.trim_start_matches('-')
+}
 
-    /// NICs. One with sriov_vfs is an SR-IOV physical function (PF)
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<NetConfig>("NICs. One with sriov_vfs is an SR-IOV physical function (PF). Repeat for more")
-    )]
-    net: Vec<String>,
+fn option(name: &'static str, heading: &'static str, brief: &'static str, takes: Takes) -> VmOption {
+    VmOption { name, heading, brief, long: None, requires: Some(PAYLOAD), takes }
+}
 
-    /// Per-VF overrides of the PF's defaults
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<NetVf>("Per-VF overrides of the PF's defaults. Repeat for more")
-    )]
-    net_vf: Vec<String>,
+fn flag(name: &'static str, heading: &'static str, brief: &'static str, set: fn(&mut VmConfig)) -> VmOption {
+    option(name, heading, brief, Takes::Nothing(set))
+}
 
-    /// NUMA nodes of the guest
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = MACHINE,
-        long_help = keys::<NumaConfig>("NUMA nodes of the guest. Repeat for more")
-    )]
-    numa: Vec<String>,
+/// The path of a file that the guest boots.
+fn path(name: &'static str, brief: &'static str, set: fn(&mut VmConfig, PathBuf)) -> VmOption {
+    option(name, BOOT, brief, Takes::Path(set))
+}
 
-    /// Weight of each PCI segment's share of the address space for PCI memory
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = MACHINE,
-        long_help = keys::<PciSegmentConfig>(
-            "Weight of each PCI segment's share of the address space for PCI memory. Repeat for more"
-        )
-    )]
-    pci_segment: Vec<String>,
+fn text(
+    name: &'static str,
+    heading: &'static str,
+    brief: &'static str,
+    syntax: &'static str,
+    set: impl Fn(&mut VmConfig, &str) -> Result<(), ConfigError> + 'static,
+) -> VmOption {
+    option(name, heading, brief, Takes::Text(Text { syntax, times: Times::Once, set: Box::new(set) }))
+}
 
-    /// The machine as a whole
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        requires = "payload",
-        help_heading = MACHINE,
-        long_help = keys::<PlatformConfig>("The machine as a whole")
-    )]
-    platform: Option<String>,
+/// An option that is parsed into a `T`.
+fn one<T: Options + FromStr<Err = ConfigError> + 'static>(
+    heading: &'static str,
+    brief: &'static str,
+    set: fn(&mut VmConfig, T),
+) -> VmOption {
+    text(name::<T>(), heading, brief, KEYS, move |vm, text| text.parse().map(|value| set(vm, value))).keys::<T>(brief)
+}
 
-    /// Persistent memory
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<PmemConfig>("Files that the guest has as persistent memory. Repeat for more")
-    )]
-    pmem: Vec<String>,
+/// As [`one`], for a list.
+fn many<T: Options + FromStr<Err = ConfigError> + 'static>(
+    heading: &'static str,
+    brief: &'static str,
+    push: fn(&mut VmConfig, T),
+) -> VmOption {
+    let long = move || keys::<T>(&format!("{brief}. Repeat for more"));
+    VmOption { long: Some(Box::new(long)), ..one(heading, brief, push) }.times(Times::Often)
+}
 
-    /// pvpanic: reports guest panics as events
-    #[arg(long, requires = "payload", help_heading = DEVICES)]
-    pvpanic: bool,
+impl VmOption {
+    fn long(self, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { long: Some(Box::new(move || text.clone())), ..self }
+    }
 
-    /// Rate limits that several disks share
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<RateLimitGroupConfig>("Rate limits that several disks share. Repeat for more")
-    )]
-    rate_limit_group: Vec<String>,
+    /// Sets `--help` to `about` and the keys of `T`.
+    fn keys<T: Options>(self, about: &'static str) -> Self {
+        Self { long: Some(Box::new(move || keys::<T>(about))), ..self }
+    }
 
-    /// Entropy device
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<RngConfig>("Entropy device. Every VM has one")
-    )]
-    rng: Option<String>,
+    fn times(mut self, number: Times) -> Self {
+        if let Takes::Text(text) = &mut self.takes {
+            text.times = number;
+        }
+        self
+    }
 
-    /// Clock with the host's time
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 0..=1,
-        default_missing_value = "",
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<RtcConfig>("Virtio clock, which has the host's UTC. Without keys, one with their defaults")
-    )]
-    rtc: Option<String>,
+    const fn requires(mut self, other: &'static str) -> Self {
+        self.requires = Some(other);
+        self
+    }
 
-    /// Serial port
-    #[arg(
-        long,
-        value_name = "mode",
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = format!("Serial port: {CONSOLE_MODES} [default: null]")
-    )]
-    serial: Option<String>,
+    /// Makes this one of the options without which there is no VM.
+    const fn alone(mut self) -> Self {
+        self.requires = None;
+        self
+    }
 
-    /// TPM 2.0, backed by swtpm
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<TpmConfig>("TPM 2.0, backed by swtpm")
-    )]
-    tpm: Option<String>,
+    fn arg(&self) -> Arg {
+        let arg = Arg::new(self.name).long(self.name).help_heading(self.heading).help(self.brief);
+        let arg = match &self.long {
+            Some(long) => arg.long_help(long()),
+            None => arg,
+        };
+        let arg = match self.requires {
+            Some(other) => arg.requires(other),
+            None => arg.group(PAYLOAD),
+        };
+        match &self.takes {
+            Takes::Nothing(_) => arg.action(ArgAction::SetTrue),
+            Takes::Path(_) => arg.value_name("path").value_parser(value_parser!(PathBuf)),
+            Takes::Text(Text { syntax, times, .. }) => {
+                let arg = arg.value_name(syntax);
+                match times {
+                    Times::Once => arg,
+                    Times::OnceOrEmpty => arg.num_args(0..=1).default_missing_value(""),
+                    Times::Often => arg.num_args(1..).action(ArgAction::Append),
+                }
+            }
+        }
+    }
 
-    /// NICs that are vDPA devices of the host
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        num_args = 1..,
-        action = ArgAction::Append,
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<VdpaConfig>(
-            "NICs that are vDPA devices of the host. --net with vdpa= has more keys. Repeat for more"
-        )
-    )]
-    vdpa: Vec<String>,
+    /// The values given for this option, if it is given.
+    fn given(&self, matches: &mut ArgMatches) -> Option<Given> {
+        match self.takes {
+            Takes::Nothing(_) => matches.get_flag(self.name).then_some(Given::Flag),
+            Takes::Path(_) => matches.remove_one(self.name).map(Given::Path),
+            Takes::Text(_) => Some(Given::Texts(matches.remove_many(self.name)?.collect())),
+        }
+    }
 
-    /// Socket device: connections between programs of the guest and of the host
-    #[arg(
-        long,
-        value_name = "key=value,...",
-        requires = "payload",
-        help_heading = DEVICES,
-        long_help = keys::<VsockConfig>("Socket device: connections between programs of the guest and of the host")
-    )]
-    vsock: Option<String>,
-
-    /// Watchdog: resets the guest when it stops pinging
-    #[arg(long, requires = "payload", help_heading = DEVICES)]
-    watchdog: bool,
+    fn apply(&self, vm: &mut VmConfig, given: Given) -> Result<(), ConfigError> {
+        match (&self.takes, given) {
+            (Takes::Nothing(set), Given::Flag) => set(vm),
+            (Takes::Path(set), Given::Path(path)) => set(vm, path),
+            (Takes::Text(text), Given::Texts(values)) => {
+                return values.iter().try_for_each(|value| (text.set)(vm, value));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
 /// The help of an option, generated from the struct that it is parsed into.
@@ -345,10 +310,29 @@ pub(crate) fn keys<T: Options>(about: &str) -> String {
     format!("{about}\n\n{}", help::<T>())
 }
 
+fn console(option: &str, mode: &str) -> Result<ConsoleConfig, ConfigError> {
+    mode.parse().map_err(|error: vm_api::config::ParseConsoleError| ConfigError {
+        subject: format!("{option} {mode}"),
+        problem: Problem::Syntax(error.to_string()),
+    })
+}
+
+/// The values of an option.
+#[derive(Debug, Clone)]
+enum Given {
+    Flag,
+    Path(PathBuf),
+    Texts(Vec<String>),
+}
+
+/// A virtual machine: the given options, by name.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct VmOptions(BTreeMap<&'static str, Given>);
+
 impl VmOptions {
     /// True if a virtual machine is described.
-    pub(crate) const fn is_given(&self) -> bool {
-        self.kernel.is_some() || self.firmware.is_some()
+    pub(crate) fn is_given(&self) -> bool {
+        self.0.contains_key("kernel") || self.0.contains_key("firmware")
     }
 
     /// The described virtual machine.
@@ -356,95 +340,44 @@ impl VmOptions {
     /// # Errors
     ///
     /// Fails with the first invalid value. Consistency of the values is not checked.
-    pub(crate) fn into_config(self) -> Result<VmConfig, ConfigError> {
-        let mut config = VmConfig {
-            payload: PayloadConfig {
-                kernel: self.kernel,
-                firmware: self.firmware,
-                initramfs: self.initramfs,
-                cmdline: self.cmdline,
-            },
-            watchdog: self.watchdog,
-            pvpanic: self.pvpanic,
-            landlock_enable: self.landlock,
-            ..VmConfig::default()
-        };
-        if let Some(cpus) = self.cpus {
-            config.cpus = cpus.parse()?;
+    pub(crate) fn into_config(mut self) -> Result<VmConfig, ConfigError> {
+        let mut vm = VmConfig::default();
+        for option in table() {
+            if let Some(given) = self.0.remove(option.name) {
+                option.apply(&mut vm, given)?;
+            }
         }
-        if let Some(memory) = self.memory {
-            config.memory = memory.parse()?;
-        }
-        for zone in self.memory_zone {
-            config.memory.zones.push(zone.parse()?);
-        }
-        if let Some(rng) = self.rng {
-            config.rng = rng.parse()?;
-        }
-        if let Some(rtc) = self.rtc {
-            config.rtc = Some(rtc.parse()?);
-        }
-        if let Some(balloon) = self.balloon {
-            config.balloon = Some(balloon.parse()?);
-        }
-        if let Some(mode) = self.serial {
-            config.serial = console("--serial", &mode)?;
-        }
-        if let Some(mode) = self.console {
-            config.console = console("--console", &mode)?;
-        }
-        if let Some(text) = self.debug_console {
-            config.debug_console = text.parse()?;
-        }
-        for segment in self.pci_segment {
-            config.pci_segments.push(segment.parse()?);
-        }
-        for node in self.numa {
-            config.numa.push(node.parse()?);
-        }
-        config.tpm = self.tpm.map(|text| text.parse()).transpose()?;
-        config.platform = self.platform.map(|text| text.parse()).transpose()?;
-        for group in self.rate_limit_group {
-            config.rate_limit_groups.push(group.parse()?);
-        }
-        for disk in self.disk {
-            config.disks.push(disk.parse()?);
-        }
-        for fs in self.fs {
-            config.fs.push(fs.parse()?);
-        }
-        for device in self.generic_vhost_user {
-            config.generic_vhost_user.push(device.parse()?);
-        }
-        for device in self.device {
-            config.devices.push(device.parse()?);
-        }
-        for pmem in self.pmem {
-            config.pmem.push(pmem.parse()?);
-        }
-        for net in self.net {
-            config.net.push(net.parse()?);
-        }
-        for vdpa in self.vdpa {
-            config.vdpa.push(vdpa.parse()?);
-        }
-        for rule in self.landlock_rules {
-            config.landlock_rules.push(rule.parse()?);
-        }
-        if let Some(vsock) = self.vsock {
-            config.vsock = Some(vsock.parse()?);
-        }
-        let ids = config.ids().net;
-        for vf in self.net_vf {
-            vf.parse::<NetVf>()?.add_to(&mut config.net, &ids)?;
-        }
-        Ok(config)
+        Ok(vm)
     }
 }
 
-fn console(option: &str, mode: &str) -> Result<ConsoleConfig, ConfigError> {
-    mode.parse().map_err(|error: vm_api::config::ParseConsoleError| ConfigError {
-        subject: format!("{option} {mode}"),
-        problem: Problem::Syntax(error.to_string()),
-    })
+impl FromArgMatches for VmOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Self::from_arg_matches_mut(&mut matches.clone())
+    }
+
+    fn from_arg_matches_mut(matches: &mut ArgMatches) -> Result<Self, clap::Error> {
+        let given = |option: VmOption| Some((option.name, option.given(matches)?));
+        Ok(Self(table().into_iter().filter_map(given).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.extend(Self::from_arg_matches(matches)?.0);
+        Ok(())
+    }
+}
+
+impl Args for VmOptions {
+    fn augment_args(command: Command) -> Command {
+        let mut options = table();
+        // The order of the help.
+        options.sort_by_key(|option| option.name);
+        let all = ArgGroup::new(VM).multiple(true).args(options.iter().map(|option| option.name));
+        let command = command.group(ArgGroup::new(PAYLOAD).multiple(true));
+        command.args(options.iter().map(VmOption::arg)).group(all)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
 }

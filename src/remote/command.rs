@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use vm_api::body::SetVf;
+use clap::{Args, Parser, Subcommand};
 use vm_api::config::{
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, MacChoice, MemoryConfig, Mirror, NetConfig,
-    PmemConfig, RestoreConfig, VdpaConfig, VfConfig, VlanProto, Vlans, VsockConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig, NetConfig, PmemConfig, RestoreConfig,
+    VdpaConfig, VfConfig, VsockConfig,
 };
 use vm_api::migration::{ReceiveMigration, SendMigration};
 
+use crate::remote::vf_change::VfChange;
 use crate::vm_options::{VmOptions, keys};
 
 const EXAMPLE: &str = "\
@@ -274,150 +274,6 @@ pub(crate) struct Unknown {
 pub(crate) struct Destination {
     /// Destination, such as file:///path
     pub url: String,
-}
-
-/// Changes of a VF.
-#[derive(Debug, Args)]
-#[group(required = true, multiple = true)]
-pub(crate) struct VfChange {
-    /// State of its link
-    #[arg(long)]
-    pub link: Option<LinkState>,
-    /// New MAC address; on a switch, any is the derived one, which the guest may change
-    #[arg(long, value_name = "address|any")]
-    pub mac: Option<MacChoice>,
-    /// VLAN of all its packets, 0 for none
-    #[arg(long, value_name = "id")]
-    pub vlan: Option<u16>,
-    /// Priority of the VLAN's tag, 0 to 7
-    #[arg(long, value_name = "priority")]
-    pub vlan_qos: Option<u8>,
-    /// Kind of its tags
-    #[arg(long)]
-    pub vlan_proto: Option<TagKind>,
-    /// VLANs that the guest may use, such as [10,100-199]; [] for all
-    #[arg(long, value_name = "list")]
-    pub trunk: Option<Vlans>,
-    /// Drop packets from MAC addresses other than its own
-    #[arg(long)]
-    pub spoofchk: Option<Switch>,
-    /// Let the guest change addresses and receive everything
-    #[arg(long)]
-    pub trust: Option<Switch>,
-    /// Transmit limit in Mbit/s, 0 for none
-    #[arg(long, value_name = "Mbit/s")]
-    pub max_tx_rate: Option<u32>,
-    /// Guaranteed uplink bandwidth in Mbit/s, 0 for none
-    #[arg(long, value_name = "Mbit/s")]
-    pub min_tx_rate: Option<u32>,
-    /// Limit of broadcast and multicast packets that it sends per second, 0 for none
-    #[arg(long, value_name = "number")]
-    pub storm: Option<u32>,
-    /// Let it reach only the uplink and the PF of its switch
-    #[arg(long)]
-    pub isolated: Option<Switch>,
-    /// Function that gets a copy of its sent packets on its switch
-    #[arg(long, value_name = "off|pf|VF")]
-    pub mirror: Option<Mirror>,
-    /// Weight of its share of its switch's time and uplink under contention
-    #[arg(long, value_name = "1-100")]
-    pub weight: Option<u8>,
-    /// Tap for a function whose backend is missing, or a tap that was deleted
-    #[arg(long, value_name = "interface")]
-    pub tap: Option<String>,
-    /// Socket of a vhost-user backend for it
-    #[arg(long, value_name = "path")]
-    pub socket: Option<PathBuf>,
-    /// vDPA device for it
-    #[arg(long, value_name = "path")]
-    pub vdpa: Option<PathBuf>,
-}
-
-impl VfChange {
-    /// The body of the request.
-    pub(crate) fn into_body(self, pf: String, index: Option<u16>) -> SetVf {
-        let Self {
-            link,
-            mac,
-            vlan,
-            vlan_qos,
-            vlan_proto,
-            trunk,
-            spoofchk,
-            trust,
-            max_tx_rate,
-            min_tx_rate,
-            storm,
-            isolated,
-            mirror,
-            weight,
-            tap,
-            socket,
-            vdpa,
-        } = self;
-        let is_on = |switch| switch == Switch::On;
-        SetVf {
-            pf,
-            index,
-            link: link.map(|link| match link {
-                LinkState::Auto => LinkPolicy::Auto,
-                LinkState::Up => LinkPolicy::Up,
-                LinkState::Down => LinkPolicy::Down,
-            }),
-            mac,
-            vlan,
-            vlan_qos,
-            vlan_proto: vlan_proto.map(|kind| match kind {
-                TagKind::Customer => VlanProto::Customer,
-                TagKind::Service => VlanProto::Service,
-            }),
-            trunk,
-            spoofchk: spoofchk.map(is_on),
-            trust: trust.map(is_on),
-            max_tx_rate,
-            min_tx_rate,
-            storm,
-            isolated: isolated.map(is_on),
-            mirror,
-            weight,
-            rate_limiter_config: None,
-            tap,
-            num_fds: None,
-            vhost_socket: socket,
-            vdpa,
-        }
-    }
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    /// On
-    On,
-    /// Off
-    Off,
-}
-
-/// The kind of a VLAN's tags.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TagKind {
-    /// A customer's
-    #[value(name = "802.1q")]
-    Customer,
-    /// A provider's
-    #[value(name = "802.1ad")]
-    Service,
-}
-
-/// A VF's link as set by the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LinkState {
-    /// Up, unless its backend is lost
-    Auto,
-    /// The link is up
-    Up,
-    /// The link is down
-    Down,
 }
 
 /// Parses a number of bytes by the grammar of the configuration.

@@ -4,4 +4,5 @@ pub(crate) mod client;
 pub(crate) mod command;
 pub(crate) mod request;
 pub(crate) mod show;
+pub(crate) mod vf_change;
 pub(crate) mod vfs;

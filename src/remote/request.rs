@@ -39,7 +39,7 @@ pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
         Command::Metrics => call.path = "/metrics".to_string(),
         Command::AddNet { net, vf } => {
             let mut net: NetConfig = net.parse()?;
-            fds = take(&mut net.fds).into_iter().map(duplicate).collect::<Result<_, _>>()?;
+            fds = take(&mut net.backend.fds).into_iter().map(duplicate).collect::<Result<_, _>>()?;
             for vf in vf {
                 net.vfs.push(vf.parse::<VfConfig>()?);
             }

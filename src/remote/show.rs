@@ -67,7 +67,7 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
         };
         // A vDPA device has an address of its own.
         let mac = net.mac.or(pool.map(|pool| pool.mac.into())).map(|mac| mac.to_string());
-        let device = net.vdpa.as_ref().map(|path| path.display().to_string());
+        let device = net.backend.vdpa.as_ref().map(|path| path.display().to_string());
         let about = mac.or(device).unwrap_or_default();
         rows.push(vec![id.clone(), bdf(&id), "net".to_string(), format!("{about}{vfs}")]);
     }

@@ -51,15 +51,7 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self {
-            address: None,
-            port_vlan: None,
-            trunk: None,
-            spoof_check: false,
-            trusted: true,
-            storm: None,
-            max_tx_rate: None,
-        }
+        Self::OPEN
     }
 }
 
@@ -67,6 +59,17 @@ impl Default for Policy {
 const MAX_UNTRUSTED: usize = 16;
 
 impl Policy {
+    /// No restriction.
+    pub(crate) const OPEN: Self = Self {
+        address: None,
+        port_vlan: None,
+        trunk: None,
+        spoof_check: false,
+        trusted: true,
+        storm: None,
+        max_tx_rate: None,
+    };
+
     /// The address that the driver cannot change.
     pub(crate) fn fixed_address(&self) -> Option<Mac> {
         self.address.filter(|_| !self.trusted)
@@ -89,10 +92,23 @@ impl Policy {
         self.port_vlan.is_some() || self.trunk.is_some()
     }
 
+    /// Settings of the rules that need the cooperation of the frames' carrier.
+    pub fn restrictions(&self) -> impl Iterator<Item = &'static str> {
+        let Self { address: _, port_vlan, trunk, spoof_check, trusted, storm, max_tx_rate } = self;
+        let rules = [
+            ("vlan", port_vlan.is_some()),
+            ("trunk", trunk.is_some()),
+            ("spoofchk", *spoof_check),
+            ("trust", !trusted),
+            ("max_tx_rate", max_tx_rate.is_some()),
+            ("storm", storm.is_some()),
+        ];
+        rules.into_iter().filter_map(|(setting, restricts)| restricts.then_some(setting))
+    }
+
     /// True if no rule needs the cooperation of the frames' carrier.
     pub fn is_open(&self) -> bool {
-        let Self { address: _, max_tx_rate, .. } = self;
-        !self.checks_sent() && !self.checks_received() && max_tx_rate.is_none()
+        self.restrictions().next().is_none()
     }
 
     /// Applies the rules to a frame that the function's driver sends. The function's address is `current`, and

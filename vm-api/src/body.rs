@@ -3,132 +3,123 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::RestoredBackend;
 use crate::config::mac::MacChoice;
 use crate::config::net::VfConfig;
-use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
+use crate::config::net::policy::PolicyConfig;
+use crate::config::option::{Argument, Changes, Fields, apply};
 use crate::config::rate::RateLimiterConfig;
-use crate::config::switch::Mirror;
 
-/// The body of `vm.remove-device`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The body of `vm.remove-device`: the device to remove.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmRemoveDevice")]
 pub struct RemoveDevice {
     /// The device's id, as given or as in `vm.info`.
+    #[schema(limits = ID)]
     pub id: String,
 }
 
-/// The body of `vm.resize`. Omitted fields stay unchanged.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The body of `vm.resize`: new sizes of the VM. Omitted fields stay unchanged.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(name = "VmResize")]
 pub struct Resize {
-    /// The number of vCPUs.
+    /// Number of vCPUs, 1 to max_vcpus.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 254)]
     pub desired_vcpus: Option<u32>,
-    /// The amount of memory, in bytes.
+    /// Size of the memory, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_ram: Option<u64>,
-    /// The size of the balloon, in bytes.
+    /// Memory that the guest with a balloon returns to the host, in bytes, less than all of it. vm.info reports in
+    /// memory_actual_size how far it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_balloon: Option<u64>,
 }
 
-/// The body of `vm.resize-zone`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The body of `vm.resize-zone`: the new size of a memory zone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmResizeZone")]
 pub struct ResizeZone {
     /// The zone's name.
     pub id: String,
-    /// The requested amount of memory, in bytes.
+    /// New size in bytes: the one at boot, and up to hotplug_size more.
     pub desired_ram: u64,
 }
 
-/// The body of `vm.resize-disk`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The body of `vm.resize-disk`: the new size of a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmResizeDisk")]
 pub struct ResizeDisk {
     /// The disk's id, as given or as in `vm.info`.
     pub id: String,
     /// New size in bytes, a multiple of 512.
+    #[schema(minimum = 512, multiple_of = 512)]
     pub desired_size: u64,
 }
 
-/// The body of `vm.snapshot`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The body of `vm.snapshot`: the destination of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "VmSnapshotConfig")]
 pub struct SnapshotConfig {
     /// The folder of the snapshot, which must exist, such as `file:///var/lib/vm/snapshot`.
     pub destination_url: String,
 }
 
+/// Fields of `vm.set-vf` that come first, in the order of arguments and JSON.
+const FIRST: &[&str] = &["pf", "index", "link", "mac"];
+
 /// The body of `vm.set-vf`. Omitted fields stay unchanged.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
+#[options(body, changes, order = FIRST)]
+#[schema(name = "VmSetVf")]
 pub struct SetVf {
     /// The PF's id.
+    #[option(required)]
+    #[schema(limits = ID)]
     pub pf: String,
     /// The VF's index, from 0. Without an index, only a backend can be given, to the PF itself or to a NIC.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<u16>,
-    /// The VF's link.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub link: Option<LinkPolicy>,
+    /// The VF's policy. Its link is not part of the configuration.
+    #[option(flatten)]
+    pub policy: PolicyConfig,
     /// The VF's MAC address. On a switch the guest cannot change it without trust; any is the derived one, which it may
     /// change.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[option(
+        "mac=<address>|any",
+        change("address|any", "New MAC address; on a switch, any is the derived one, which the guest may change")
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacChoice>,
-    /// The VLAN of all its packets; 0 for none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vlan: Option<u16>,
-    /// The priority of its VLAN's tag.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vlan_qos: Option<u8>,
-    /// The kind of its tags.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vlan_proto: Option<VlanProto>,
-    /// The VLANs that the guest may use; an empty list for all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trunk: Option<Vlans>,
-    /// True to drop packets with source addresses other than its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spoofchk: Option<bool>,
-    /// True to let the guest change addresses and receive everything.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trust: Option<bool>,
-    /// The transmit limit, in Mbit/s; 0 for none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_tx_rate: Option<u32>,
-    /// The guaranteed share of the switch's uplink rate, in Mbit/s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min_tx_rate: Option<u32>,
-    /// The limit of broadcast and multicast packets that it sends per second; 0 for none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub storm: Option<u32>,
-    /// On a switch, true to let it reach only the uplink and the PF.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub isolated: Option<bool>,
-    /// On a switch, the function that gets a copy of the packets that the VF sends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mirror: Option<Mirror>,
-    /// On a switch, the weight of its share of the workers' time and of the uplink's rate under contention, 1 to 100.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weight: Option<u8>,
     /// The limits of its received and sent packets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
-    /// A tap of the host, for a function whose backend is missing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// A tap of the host, for a function whose backend is missing, or whose tap was deleted. A backend is given by a
+    /// request of its own.
+    #[option(
+        "tap=<interface>",
+        change("interface", "Tap for a function whose backend is missing, or a tap that was deleted")
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
     /// Number of tap descriptors that come with the request, one for each pair of queues.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub num_fds: Option<usize>,
     /// The socket of a vhost-user backend for it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[option("socket=<path>", change("path", "Socket of a vhost-user backend for it"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub vhost_socket: Option<PathBuf>,
     /// A vDPA device of the host for it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[option("vdpa=<path>", change("path", "vDPA device for it"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub vdpa: Option<PathBuf>,
 }
 
@@ -167,62 +158,79 @@ impl SetVf {
     /// Applies everything except the link, which is not persisted, and the backend. Returns true if the policy may have
     /// changed.
     pub fn apply(&self, vf: &mut VfConfig) -> bool {
-        let Self {
-            pf: _,
-            index: _,
-            link: _,
-            mac,
-            vlan,
-            vlan_qos,
-            vlan_proto,
-            trunk,
-            spoofchk,
-            trust,
-            max_tx_rate,
-            min_tx_rate,
-            storm,
-            isolated,
-            mirror,
-            weight,
-            rate_limiter_config,
-            tap: _,
-            num_fds: _,
-            vhost_socket: _,
-            vdpa: _,
-        } = self;
+        let policy = PolicyConfig { link: None, ..self.policy.clone() };
         let changes = [
-            set(&mut vf.mac, mac),
-            set(&mut vf.vlan, vlan),
-            set(&mut vf.vlan_qos, vlan_qos),
-            set(&mut vf.vlan_proto, vlan_proto),
-            set(&mut vf.trunk, trunk),
-            set(&mut vf.spoofchk, spoofchk),
-            set(&mut vf.trust, trust),
-            set(&mut vf.max_tx_rate, max_tx_rate),
-            set(&mut vf.min_tx_rate, min_tx_rate),
-            set(&mut vf.storm, storm),
-            set(&mut vf.isolated, isolated),
-            set(&mut vf.mirror, mirror),
-            set(&mut vf.weight, weight),
-            set(&mut vf.rate_limiter_config, rate_limiter_config),
+            policy.apply(&mut vf.policy),
+            apply(&self.mac, &mut vf.mac),
+            apply(&self.rate_limiter_config, &mut vf.rate_limiter_config),
         ];
         changes.contains(&true)
     }
-}
 
-fn set<T: Clone>(setting: &mut Option<T>, new: &Option<T>) -> bool {
-    if new.is_some() {
-        setting.clone_from(new);
+    /// The arguments that change a VF, in the order of the help.
+    pub fn arguments() -> impl Iterator<Item = Argument> {
+        Self::FIELDS.iter().filter_map(|field| Self::argument(field))
     }
-    new.is_some()
+
+    /// Reads the value of the argument with this name.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the fault of the value, or if there is no such argument.
+    pub fn set_argument(&mut self, name: &str, text: &str) -> Result<(), String> {
+        self.set(name, text).unwrap_or_else(|| Err(format!("there is no argument {name}")))
+    }
 }
 
 /// Link state of a network function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
     /// Frames pass.
     Up,
     /// Down: the guest sees no carrier, and no frame passes.
     Down,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::net::policy::Vlans;
+
+    #[test]
+    fn every_setting_of_a_policy_has_an_argument_that_sets_it() {
+        let arguments: Vec<_> = SetVf::arguments().map(|argument| argument.name).collect();
+        assert_eq!(arguments[..3], ["link", "mac", "vlan"]);
+        for field in PolicyConfig::FIELDS {
+            assert!(arguments.contains(field), "{field}");
+        }
+        let mut change = SetVf { pf: "pf0".to_string(), index: Some(3), ..SetVf::default() };
+        for (name, text) in [("storm", "9"), ("mac", "any"), ("link", "down"), ("socket", "/s"), ("trust", "off")] {
+            change.set_argument(name, text).unwrap();
+        }
+        let json = r#"{"pf":"pf0","index":3,"link":"down","mac":"any","trust":false,"storm":9,"vhost_socket":"/s"}"#;
+        assert_eq!(serde_json::to_string(&change).unwrap(), json);
+        assert_eq!(serde_json::from_str::<SetVf>(json).unwrap(), change);
+        assert!(change.set_argument("storm", "x").is_err() && change.set_argument("pf", "x").is_err());
+    }
+
+    #[test]
+    fn a_change_leaves_what_it_omits_and_never_the_link() {
+        let mut vf: VfConfig = "index=3,vlan=5,storm=1,link=up,mac=any".parse().unwrap();
+        let change = |json| serde_json::from_str::<SetVf>(json).unwrap();
+        assert!(!change(r#"{"pf": "p", "link": "down", "tap": "t"}"#).apply(&mut vf));
+        assert_eq!(vf, "index=3,vlan=5,storm=1,link=up,mac=any".parse().unwrap());
+        assert!(change(r#"{"pf": "p", "link": "down", "storm": 9, "trunk": []}"#).apply(&mut vf));
+        let policy = PolicyConfig { storm: Some(9), trunk: Some(Vlans::default()), ..vf.policy.clone() };
+        assert_eq!((vf.policy, vf.mac), (policy, Some(MacChoice::Any)));
+    }
+
+    #[test]
+    fn a_change_without_a_pf_is_refused() {
+        let refused = |text: &str| serde_json::from_str::<SetVf>(text).unwrap_err().to_string();
+        assert!(refused("{}").starts_with("missing field `pf`"));
+        assert!(
+            refused(r#"{"pf": "p", "x": 1}"#).starts_with("unknown field `x`, expected one of `pf`, `index`, `link`")
+        );
+    }
 }

@@ -3,89 +3,83 @@
 //! The names are Cloud Hypervisor's.
 
 pub(crate) mod affinity;
-pub mod balloon;
 pub mod console;
 pub mod cpus;
 pub mod debug_console;
 pub mod device;
 pub mod disk;
 pub mod error;
-pub mod fs;
-pub mod generic_vhost_user;
 pub mod grammar;
 pub mod id;
 pub mod json;
 pub mod landlock;
 pub mod mac;
 pub mod memory;
-pub mod memory_zone;
 pub mod net;
 pub mod numa;
 pub mod option;
 pub mod platform;
-pub mod pmem;
-pub mod policy;
 pub mod rate;
 pub mod restore;
-pub mod rng;
 pub mod rtc;
-pub mod switch;
 pub mod tpm;
 pub mod unsupported;
 pub mod vdpa;
-pub mod vhost;
-pub mod vsock;
-pub mod zone_update;
+pub mod virtio;
 
 use std::path::PathBuf;
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::id::Ids;
 
-pub use crate::config::balloon::BalloonConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
 pub use crate::config::debug_console::DebugConsoleConfig;
 pub use crate::config::device::DeviceConfig;
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use crate::config::error::{ConfigError, Problem};
-pub use crate::config::fs::FsConfig;
-pub use crate::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
 pub use crate::config::landlock::{LandlockAccess, LandlockConfig};
 pub use crate::config::mac::{MacAddress, MacChoice, ParseMacError};
+pub use crate::config::memory::zone::MemoryZoneConfig;
+pub use crate::config::memory::zone_update::ZoneUpdate;
 pub use crate::config::memory::{HotplugMethod, MemoryConfig};
-pub use crate::config::memory_zone::MemoryZoneConfig;
+pub use crate::config::net::backend::BackendConfig;
+pub use crate::config::net::policy::{LinkPolicy, PolicyConfig, VlanProto, Vlans};
+pub use crate::config::net::switch::{Mirror, SwitchMode};
+pub use crate::config::net::vhost::{Vhost, VhostMode};
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::numa::{NumaConfig, NumaDistance};
-pub use crate::config::option::{Key, Options, bytes, help};
+pub use crate::config::option::{Argument, Form, Key, Options, bytes, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
-pub use crate::config::pmem::PmemConfig;
-pub use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::restore::{
     MemoryRestoreMode, NoLink, OnMissingBackend, RestoreConfig, RestoredBackend, RestoredNet,
 };
-pub use crate::config::rng::RngConfig;
 pub use crate::config::rtc::RtcConfig;
-pub use crate::config::switch::{Mirror, SwitchMode};
 pub use crate::config::tpm::TpmConfig;
 pub use crate::config::vdpa::VdpaConfig;
-pub use crate::config::vhost::{Vhost, VhostMode};
-pub use crate::config::vsock::VsockConfig;
-pub use crate::config::zone_update::ZoneUpdate;
+pub use crate::config::virtio::balloon::BalloonConfig;
+pub use crate::config::virtio::fs::FsConfig;
+pub use crate::config::virtio::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
+pub use crate::config::virtio::pmem::PmemConfig;
+pub use crate::config::virtio::rng::RngConfig;
+pub use crate::config::virtio::vsock::VsockConfig;
 
 /// A virtual machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(unsupported = Vm)]
 pub struct VmConfig {
     /// The virtual CPUs.
     pub cpus: CpusConfig,
     /// The guest's memory.
     pub memory: MemoryConfig,
     /// Kernel or firmware that the guest boots.
+    #[schema(required)]
     pub payload: PayloadConfig,
-    /// Limits that several disks share.
+    /// Rate limits that several disks share.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rate_limit_groups: Vec<RateLimitGroupConfig>,
     /// The disks.
@@ -97,12 +91,12 @@ pub struct VmConfig {
     /// NICs that are vDPA devices of the host. Their slots follow those of the other NICs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub vdpa: Vec<VdpaConfig>,
-    /// The entropy device.
+    /// The entropy device. Every VM has one.
     pub rng: RngConfig,
     /// The balloon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balloon: Option<BalloonConfig>,
-    /// The socket device.
+    /// The device for connections between programs of the guest and of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
     /// The shared file systems.
@@ -114,39 +108,46 @@ pub struct VmConfig {
     /// Persistent memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pmem: Vec<PmemConfig>,
-    /// The devices of the host.
+    /// PCI devices of the host (VFIO).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceConfig>,
-    /// True if the VM has a watchdog, which resets a guest that stops pinging it.
+    /// True if the VM has a watchdog (virtio device type 35), which resets a guest that has pinged it and then stops for
+    /// more than 20 s.
     pub watchdog: bool,
-    /// True if the VM has a pvpanic device, which reports a panic of the guest.
+    /// True if the VM has a pvpanic device, which reports a panic of the guest as the event guest:panic.
     pub pvpanic: bool,
-    /// The clock: `--rtc`.
+    /// The clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtc: Option<RtcConfig>,
     /// The TPM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpm: Option<TpmConfig>,
-    /// The serial port: `--serial`.
+    /// The serial port. It has no id, PCI segment, device number or IOMMU.
+    #[schema(named = "SerialConfig")]
     pub serial: ConsoleConfig,
-    /// The virtio console: `--console`.
+    /// The virtio console.
     pub console: ConsoleConfig,
-    /// The debug console: `--debug-console`.
+    /// The debug console.
     pub debug_console: DebugConsoleConfig,
-    /// True if the VM has a virtual IOMMU: also set if its platform or a device requires one.
+    /// True if the VM has a virtual IOMMU, behind which are all its VFs. Also set if its platform or a device requires
+    /// one.
     pub iommu: bool,
     /// The machine as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<PlatformConfig>,
-    /// The shares of PCI segments; omitted segments have those of a default [`PciSegmentConfig`].
+    /// Weight of each PCI segment's share of the address space for PCI memory, by default those of a default
+    /// [`PciSegmentConfig`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pci_segments: Vec<PciSegmentConfig>,
-    /// The NUMA nodes.
+    /// The NUMA nodes of the guest.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 64)]
     pub numa: Vec<NumaConfig>,
-    /// True if Landlock confines this program to the files that this configuration names: `--landlock`.
+    /// True if Landlock confines this program for good to the files that this configuration names, without TCP. The
+    /// files must exist.
     pub landlock_enable: bool,
-    /// Further files that it may use if confined: `--landlock-rules`.
+    /// Further files that the program may use, such as those of devices that are added later. Without landlock_enable,
+    /// they have no effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub landlock_rules: Vec<LandlockConfig>,
 }
@@ -253,14 +254,15 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Kernel or firmware that the guest boots: `--kernel`, `--initramfs`, `--cmdline`, `--firmware`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Kernel and its parameters, or firmware, that the guest boots.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(unsupported = Payload)]
 pub struct PayloadConfig {
     /// A bzImage, or an ELF vmlinux with a PVH entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<PathBuf>,
-    /// Firmware that boots from a disk: an ELF file with a PVH entry. It excludes `kernel`, and gets neither an
+    /// Firmware that boots from a disk: an ELF file with a PVH entry. It excludes kernel, and gets neither an
     /// initramfs nor a command line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firmware: Option<PathBuf>,

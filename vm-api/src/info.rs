@@ -3,36 +3,37 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::body::Link;
 use crate::config::VmConfig;
 use crate::config::mac::MacAddress;
-use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
-use crate::config::switch::{Mirror, SwitchMode};
+use crate::config::net::policy::{LinkPolicy, VlanProto, Vlans};
+use crate::config::net::switch::{Mirror, SwitchMode};
 
-/// The reply to `vmm.ping`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The reply to `vmm.ping`: version and process ID of the program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct VmmPingResponse {
-    /// The version, with details of the build.
+    /// Version of Cloud Hypervisor that the API follows, and the version of this program.
     pub build_version: String,
-    /// The version.
+    /// Version of Cloud Hypervisor that the API follows.
     pub version: String,
-    /// The process.
+    /// Process ID.
     pub pid: u32,
     /// Optional features that are built in.
     pub features: Vec<String>,
 }
 
-/// The reply to `vm.info`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The reply to `vm.info`: configuration and state of the VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct VmInfo {
     /// The configuration, with later additions and removals.
     #[serde(with = "crate::config::json")]
     pub config: VmConfig,
     /// The VM's state.
     pub state: VmState,
-    /// The guest's memory, in bytes.
+    /// Size of the guest's memory without its balloon's, in bytes.
     pub memory_actual_size: u64,
     /// The devices by name. Empty, and omitted, until the VM is booted.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -46,7 +47,7 @@ pub struct VmInfo {
 }
 
 /// The state of a VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum VmState {
     /// Never booted.
     Created,
@@ -59,9 +60,9 @@ pub enum VmState {
 }
 
 /// A device, or its PCI function.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct DeviceNode {
-    /// Name.
+    /// Name of the device.
     pub id: String,
     /// Resources in the guest's address space.
     pub resources: Vec<Resource>,
@@ -76,25 +77,29 @@ pub struct DeviceNode {
 }
 
 /// A part of the guest's address space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum Resource {
     /// A base address register.
-    PciBar {
-        /// Number of the BAR, 0 to 5.
-        index: u8,
-        /// Address, in bytes.
-        base: u64,
-        /// Size in bytes.
-        size: u64,
-        /// Address space.
-        type_: BarType,
-        /// True if reads have no side effect.
-        prefetchable: bool,
-    },
+    PciBar(PciBar),
+}
+
+/// A base address register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
+pub struct PciBar {
+    /// Number of the register, 0 to 5.
+    pub index: u8,
+    /// Guest address, in bytes.
+    pub base: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Address space.
+    pub type_: BarType,
+    /// True if the register is marked prefetchable.
+    pub prefetchable: bool,
 }
 
 /// The kind of a base address register.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum BarType {
     /// I/O ports.
     Io,
@@ -105,9 +110,9 @@ pub enum BarType {
 }
 
 /// A NIC without VFs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct NicInfo {
-    /// Name.
+    /// Name of the device.
     pub id: String,
     /// PCI address, such as `0000:00:04.0`.
     pub bdf: String,
@@ -126,7 +131,7 @@ pub struct NicInfo {
 }
 
 /// A physical function with its VFs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct SriovInfo {
     /// The PF's name.
     pub id: String,
@@ -149,14 +154,14 @@ pub struct SriovInfo {
     pub total_vfs: u16,
     /// The NumVFs register.
     pub num_vfs: u16,
-    /// True if the guest has enabled them.
+    /// True if the guest has enabled the VFs.
     pub enabled: bool,
     /// All reserved VFs, by index.
     pub vfs: Vec<VfInfo>,
 }
 
 /// A virtual function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct VfInfo {
     /// Index of the VF of its PF, from 0.
     pub index: u16,
@@ -179,12 +184,14 @@ pub struct VfInfo {
 }
 
 /// Effective policy of a network function.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(default)]
 pub struct PolicyInfo {
     /// The VLAN of all its packets; 0 if there is none.
+    #[schema(maximum = 4094)]
     pub vlan: u16,
     /// The priority of its VLAN's tag.
+    #[schema(maximum = 7)]
     pub vlan_qos: u8,
     /// The kind of its tags.
     pub vlan_proto: VlanProto,
@@ -212,11 +219,12 @@ pub struct PolicyInfo {
     pub mirror: Mirror,
     /// Share of its switch's workers and of the uplink's rate beyond the guarantees. Omitted if it is not on a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
     pub weight: Option<u8>,
 }
 
 /// The switch of a PF.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct SwitchInfo {
     /// Forwarding rule.
     pub mode: SwitchMode,
@@ -224,6 +232,7 @@ pub struct SwitchInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
     /// Number of threads that carry its packets.
+    #[schema(minimum = 1, maximum = 64)]
     pub workers: u16,
     /// The limit of the bandwidth to the uplink, in Mbit/s. Omitted if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -239,7 +248,7 @@ fn is_all(trunk: &Vlans) -> bool {
 }
 
 /// Backend of a network function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct BackendInfo {
     /// The kind of the backend.
     pub kind: BackendKind,
@@ -255,7 +264,7 @@ pub struct BackendInfo {
 }
 
 /// The kind of a backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
     /// A tap that this program opened.
@@ -275,7 +284,7 @@ pub enum BackendKind {
 }
 
 /// The state of a VF.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum VfState {
     /// The guest has not enabled the VF.
     Reserved,
@@ -285,10 +294,10 @@ pub enum VfState {
     Running,
 }
 
-/// The reply to `vm.add-*`, for a device that was added to a running VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The reply to `vm.add-*`: a device that was added to a running VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct PciDeviceInfo {
-    /// Name.
+    /// Name of the device.
     pub id: String,
     /// PCI address, such as `0000:00:04.0`.
     pub bdf: String,

@@ -1,7 +1,8 @@
 //! Requests and replies of the VMM's API.
 //!
 //! A VM's configuration has the same types on the command line and in JSON ([`config`]). [`body`] and [`migration`]
-//! have the other requests' bodies, [`info`] the replies; [`document`] parses JSON, and [`typed`] converts it to types.
+//! have the other requests' bodies, [`info`] the replies; [`document`] parses JSON, [`typed`]
+//! converts it to types, and [`schema`] describes it.
 //! Nothing here opens resources or uses KVM; the VMM checks the rules that concern the whole VM.
 
 pub mod body;
@@ -9,4 +10,5 @@ pub mod config;
 pub mod document;
 pub mod info;
 pub mod migration;
+pub mod schema;
 pub mod typed;

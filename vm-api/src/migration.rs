@@ -2,15 +2,16 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::option::Value;
 use crate::config::{OnMissingBackend, RestoredBackend, RestoredNet, ZoneUpdate};
 
 /// Target of a migration, and options: `vm.send-migration`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("send-migration")]
+#[schema(name = "SendMigrationData")]
 pub struct SendMigration {
     /// Address of the target: tcp:<host>:<port> or unix:<path>.
     #[option("destination_url=<url>", required)]
@@ -30,6 +31,7 @@ pub struct SendMigration {
     pub timeout_strategy: TimeoutStrategy,
     /// Number of connections that carry pages, at most 128. Several only with tcp.
     #[option("connections=<number>", default = 1)]
+    #[schema(minimum = 1, maximum = 128)]
     pub connections: u32,
     /// Folder with ca-cert.pem, client-cert.pem and client-key.pem. Only with tcp.
     #[option("tls_dir=<path>")]
@@ -46,8 +48,9 @@ pub struct SendMigration {
 }
 
 /// Address on which a VM is received, and differences on this host: `vm.receive-migration`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("receive-migration")]
+#[schema(name = "ReceiveMigrationData")]
 pub struct ReceiveMigration {
     /// Address to listen on: tcp:<host>:<port> or unix:<path>.
     #[option("receiver_url=<url>", required)]
@@ -68,11 +71,13 @@ pub struct ReceiveMigration {
     /// Descriptors of open taps, for each NIC that used descriptors: its id, or its id, a slash and the index of a VF.
     #[option("net_fds=[<id>@[<fd>,...],...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Taps of NICs and VFs that used descriptors.")]
     pub net_fds: Vec<RestoredNet>,
     /// Backends that replace those of the source, each for the NIC with this id, or a VF of it: tap=<interface>,
     /// fd=[<fd>,...], socket=<path>, vdpa=<path> or link=down.
     #[option("backends=[<id>[/<VF>]@<key>=<value>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Backends that replace those of the source.")]
     pub backends: Vec<RestoredBackend>,
     /// Memory zones whose memory comes from other NUMA nodes of this host than on the source.
     #[option("zone_updates=[<zone>@<node>,...]")]
@@ -84,16 +89,17 @@ pub struct ReceiveMigration {
     pub on_missing_backend: OnMissingBackend,
 }
 
-/// The body of `vm.resume`, which is optional.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The body of `vm.resume`, which is optional: options for resuming a paused VM.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(name = "VmResume")]
 pub struct ResumeOptions {
-    /// Resume a guest whose migration ended as `unknown`. The caller asserts that the target is not running it.
+    /// Resume a guest whose migration ended as unknown. The caller asserts that the target is not running it.
     pub force: bool,
 }
 
 /// Action if a guest writes faster than its memory can be copied, until the time is up.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum TimeoutStrategy {
     /// The migration ends, and the guest continues on the source.
     #[default]
@@ -102,13 +108,13 @@ pub enum TimeoutStrategy {
     Ignore,
 }
 
-/// Time at which memory is copied.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Time at which memory is copied: before or after the guest moves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum MemoryMode {
-    /// Before the guest moves.
+    /// Before.
     #[default]
     Precopy,
-    /// After.
+    /// After, which is not supported.
     Postcopy,
 }
 
@@ -138,7 +144,7 @@ impl Value for MemoryMode {
 }
 
 /// A VMM's side of a migration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum MigrationRole {
     /// The VMM sends its VM.
@@ -148,18 +154,39 @@ pub enum MigrationRole {
     Receiver,
 }
 
+/// State of a migration. All except active are final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Schema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigrationState {
+    /// In progress.
+    Active,
+    /// The target has the guest.
+    Finished,
+    /// The source has the guest, after an error.
+    Failed,
+    /// The source has the guest, as a client requested.
+    Cancelled,
+    /// The guest powered off during the migration.
+    GuestShutDown,
+    /// It is unknown if the target has the guest, which is paused at the source.
+    Unknown,
+    /// As unknown, until a client resumed the guest at the source with force.
+    Forced,
+}
+
 /// The reply to `vm.migration-progress`: the present migration, or the last.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct MigrationProgress {
     /// This VMM's side.
     pub role: MigrationRole,
-    /// `active`, `finished`, `failed`, `cancelled`, `guest-shut-down`, `unknown` or `forced`.
+    /// A [`MigrationState`].
+    #[schema(of = MigrationState)]
     pub state: String,
     /// Current or last phase.
     pub phase: String,
     /// Number of complete passes over the memory.
     pub pass: u32,
-    /// The guest's memory, in bytes.
+    /// Size of the guest's memory, in bytes.
     pub memory_bytes: u64,
     /// Bytes sent or received.
     pub transferred_bytes: u64,
@@ -174,6 +201,7 @@ pub struct MigrationProgress {
     /// Bandwidth of the connections, in bytes per second.
     pub bandwidth_bytes_per_s: u64,
     /// The share of time for which vCPUs are throttled.
+    #[schema(format = "int64", maximum = 99)]
     pub throttle_percent: u8,
     /// Elapsed time, in milliseconds.
     pub elapsed_ms: u64,
@@ -189,7 +217,7 @@ pub struct MigrationProgress {
 }
 
 /// The parts of the guest's downtime, in microseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct DowntimeParts {
     /// From the first vCPU's stop until the target's vCPUs run. The sum of the parts below.
     pub total_us: u64,

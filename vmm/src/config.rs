@@ -1,8 +1,6 @@
 //! Plans a VM from its configuration, whose types are in [`vm_api`]: chooses each value that was left out, and finds
 //! every mistake, before anything is opened.
 
-pub(crate) mod backend;
-pub(crate) mod balloon;
 pub(crate) mod capacity;
 pub(crate) mod common_keys;
 pub(crate) mod console;
@@ -13,49 +11,41 @@ pub(crate) mod disk;
 pub(crate) mod iommu;
 pub(crate) mod json_names;
 pub(crate) mod machine;
-pub(crate) mod mem;
 pub(crate) mod memory;
 pub(crate) mod names;
-pub(crate) mod nic;
+pub(crate) mod net;
 pub mod numa;
 pub(crate) mod on_off;
 pub(crate) mod plan;
-pub(crate) mod pmem;
-pub(crate) mod policy;
-pub(crate) mod pool;
 pub(crate) mod queue_affinity;
 pub(crate) mod rate;
-pub(crate) mod rng;
 pub(crate) mod rtc;
 pub(crate) mod segments;
-pub(crate) mod shared_macs;
 pub(crate) mod socket;
 // Users of the project know this path.
 #[path = "config_sriov.rs"]
 pub(crate) mod sriov;
 pub(crate) mod subject;
-pub(crate) mod switch;
-mod uplink_rate;
 pub(crate) mod vfio;
-pub(crate) mod vhost_user;
-pub(crate) mod vsock;
+pub(crate) mod virtio;
 
 pub use vm_api::config::{
-    BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology,
-    CpusConfig, DebugConsoleConfig, DeviceConfig, DeviceType, DiskConfig, FsConfig, GenericVhostUserConfig,
-    HotplugMethod, ImageType, Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity, MacAddress, MacChoice,
-    MemoryConfig, MemoryRestoreMode, MemoryZoneConfig, Mirror, NetConfig, NetVf, NoLink, NumaConfig, NumaDistance,
-    OnMissingBackend, Options, ParseConsoleError, ParseMacError, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RestoreConfig, RestoredBackend, RestoredNet,
-    RngConfig, RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig, Vhost, VhostMode,
-    VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig, ZoneUpdate, bytes, grammar, help, json, unsupported,
+    BackendConfig, BalloonConfig, ConfigError, ConsoleConfig, ConsoleMode, CoreScheduling, CpuAffinity, CpuFeatures,
+    CpuTopology, CpusConfig, DebugConsoleConfig, DeviceConfig, DeviceType, DiskConfig, FsConfig,
+    GenericVhostUserConfig, HotplugMethod, ImageType, Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity,
+    MacAddress, MacChoice, MemoryConfig, MemoryRestoreMode, MemoryZoneConfig, Mirror, NetConfig, NetVf, NoLink,
+    NumaConfig, NumaDistance, OnMissingBackend, Options, ParseConsoleError, ParseMacError, PayloadConfig,
+    PciSegmentConfig, PlatformConfig, PmemConfig, PolicyConfig, Problem, RateLimitGroupConfig, RateLimiterConfig,
+    RestoreConfig, RestoredBackend, RestoredNet, RngConfig, RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig,
+    VdpaConfig, VfConfig, Vhost, VhostMode, VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig, ZoneUpdate,
+    bytes, grammar, help, json, unsupported,
 };
 
-pub use crate::config::backend::{BackendPlan, MissingBackend};
 pub use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
+pub use crate::config::net::backend::{BackendPlan, MissingBackend};
+pub use crate::config::net::switch::{SwitchPlan, UplinkPlan};
 pub use crate::config::plan::{PlannedVm, VmPlan};
 pub use crate::config::sriov::{NetPlan, NicPlan};
-pub use crate::config::switch::{SwitchPlan, UplinkPlan};
 use crate::error_kind::ErrorKind;
 
 impl From<&Problem> for ErrorKind {

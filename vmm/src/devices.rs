@@ -30,7 +30,7 @@ use virtio_devices::{
 };
 
 use crate::acpi::viot::Viot;
-use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, NetPlan, NicPlan, switch};
+use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, NetPlan, NicPlan, net::switch};
 pub(crate) use crate::devices::announce::NetFunction;
 use crate::devices::backends::{OpenedBefore, Opener, absent};
 use crate::devices::counters::NicCounters;

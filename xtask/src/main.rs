@@ -99,6 +99,8 @@ enum Task {
     },
     /// Fills target/dist with static binaries, shell completions, man pages, unit files and licences
     Dist,
+    /// Rewrites the generated parts of checked-in files: the schemas of api/openapi.yaml, and tables of options in docs
+    Generate,
     /// Runs the fuzz targets, and prints how to reproduce their findings
     Fuzz {
         /// The target [default: all of them]
@@ -213,6 +215,7 @@ fn main() -> ExitCode {
             Lab::open(&workspace).and_then(|lab| bench::run(&lab, &workspace, &options)).map(|()| true)
         }
         Task::Dist => dist::run(&workspace).map(|()| true),
+        Task::Generate => check::generate(&workspace),
         Task::Fuzz { coverage: true, .. } => coverage::write(&workspace).map(|()| true),
         Task::Fuzz { target, time, .. } => fuzz::run(&workspace, target.as_deref(), Duration::from_secs(time)),
         Task::Miri => miri::run(&workspace),

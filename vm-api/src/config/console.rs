@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::error::write_line;
@@ -11,7 +12,7 @@ use crate::config::grammar::{Pair, pairs, quote, unquote};
 use crate::config::option::{self, Value};
 
 /// Destination of a console's output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum ConsoleMode {
     /// No such device.
     Off,
@@ -27,9 +28,8 @@ pub enum ConsoleMode {
     Null,
 }
 
-/// A console: `off`, `null`, `tty`, `pty`, `file=<path>` or `socket=<path>`. The virtio console also has the keys of a
-/// PCI device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The virtio console or the serial port. Only the virtio console has the settings of a PCI device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {
     /// Destination of the output.
@@ -42,12 +42,14 @@ pub struct ConsoleConfig {
     pub socket: Option<PathBuf>,
     /// Name of the virtio console, unique in the VM; by default `__console`. The serial port has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(limits = ID)]
     pub id: Option<String>,
     /// PCI segment of the virtio console.
     #[serde(default)]
     pub pci_segment: u16,
     /// Device number of the virtio console, 1 to 31, or 0 on another segment than 0; by default the lowest free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SLOT)]
     pub pci_device_id: Option<u8>,
     /// True if the virtio console is behind the virtual IOMMU. Adds one to the VM.
     #[serde(default)]

@@ -1,6 +1,6 @@
 //! The virtual CPUs: `--cpus`.
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::affinity;
@@ -8,25 +8,32 @@ use crate::config::grammar::list;
 use crate::config::option::Value;
 
 /// The virtual CPUs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--cpus")]
+#[schema(unsupported = Cpus)]
 pub struct CpusConfig {
     /// Number of vCPUs at boot.
     #[option("boot=<number>", default = 1)]
+    #[schema(minimum = 1, maximum = 254)]
     pub boot_vcpus: u32,
     /// Maximum number of vCPUs, which can be added and removed while the guest runs. By default the same as boot.
     #[option("max=<number>", default_from = boot_vcpus)]
+    #[schema(minimum = 1, maximum = 254)]
+    #[schema(about = "Maximum number of vCPUs, which can be added and removed while the guest runs. By default \
+                      boot_vcpus.")]
     pub max_vcpus: u32,
     /// Threads per core, cores per die, dies per package, and packages. Their product must be max. By default one
     /// package of single-threaded cores.
     #[option("topology=<threads>:<cores>:<dies>:<packages>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(about = "Shape of the vCPUs. By default one package of single-threaded cores.")]
     pub topology: Option<CpuTopology>,
     /// Show the guest Hyper-V's hypervisor interface, which Windows needs, instead of KVM's.
     #[option("kvm_hyperv=on|off", default = false)]
     pub kvm_hyperv: bool,
     /// Maximum width of guest physical addresses, in bits, 36 to 52. The host's CPU may have fewer.
     #[option("max_phys_bits=<number>", default = 46)]
+    #[schema(minimum = 36, maximum = 52)]
     pub max_phys_bits: u8,
     /// Host CPUs that vCPUs may run on. Other vCPUs run on any.
     #[option("affinity=[<vcpu>@[<cpu>,<cpu>-<cpu>,...],...]")]
@@ -44,17 +51,21 @@ pub struct CpusConfig {
     pub core_scheduling: CoreScheduling,
 }
 
-/// The topology of the vCPUs: on the command line, the numbers in this order, separated by colons.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The topology of the vCPUs. The product of the four numbers is max_vcpus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct CpuTopology {
     /// Threads of a core.
+    #[schema(minimum = 1, maximum = 2)]
     pub threads_per_core: u16,
     /// Cores of a die.
+    #[schema(minimum = 1, maximum = 254)]
     pub cores_per_die: u16,
     /// Dies of a package.
+    #[schema(minimum = 1, maximum = 254)]
     pub dies_per_package: u16,
     /// Packages, also called sockets.
+    #[schema(minimum = 1, maximum = 254)]
     pub packages: u16,
 }
 
@@ -77,12 +88,14 @@ impl Value for CpuTopology {
 }
 
 /// The host CPUs that a vCPU may run on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct CpuAffinity {
-    /// The vCPU, from 0.
+    /// The vCPU, from 0, below max_vcpus. It is listed once.
+    #[schema(maximum = 253)]
     pub vcpu: u32,
     /// The CPUs of the host.
+    #[schema(min_items = 1, items(maximum = 1023))]
     pub host_cpus: Vec<u32>,
 }
 
@@ -99,10 +112,11 @@ impl Value for Vec<CpuAffinity> {
 }
 
 /// Features of the host's CPU that guests have only if named.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, default, expecting = "an object")]
 pub struct CpuFeatures {
-    /// Matrix instructions, whose registers take 8 KiB of memory for each vCPU.
+    /// AMX, the matrix instructions, whose registers take 8 KiB of memory for each vCPU. A VM with AMX does not boot if
+    /// the host's CPU lacks it.
     pub amx: bool,
 }
 
@@ -124,7 +138,8 @@ impl Value for CpuFeatures {
 }
 
 /// Threads that may run on a core of the host together with a vCPU (Linux's core scheduling).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
+#[schema(name = "CoreSchedulingMode", shows_default)]
 pub enum CoreScheduling {
     /// vCPUs of the same VM.
     #[default]

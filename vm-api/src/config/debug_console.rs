@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::console::ConsoleMode;
@@ -13,9 +14,8 @@ use crate::config::grammar::{Pair, pairs, quote, unquote};
 /// Default port of the debug console.
 const PORT: u16 = 0xe9;
 
-/// An I/O port for log output of firmware and loaders: `off`, `null`, `tty`, `pty` or `file=<path>`, and
-/// `iobase=<port>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The debug console, an I/O port for log output of firmware and loaders. Mode Socket is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct DebugConsoleConfig {
     /// Destination of the output; mode `Socket` is refused.
@@ -23,8 +23,9 @@ pub struct DebugConsoleConfig {
     /// The file, in mode `File`. In mode `Pty`, the path of the pseudo-terminal once the VM is booted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// The I/O port.
+    /// The I/O port. It must not be that of another device.
     #[serde(default = "port")]
+    #[schema(maximum = 65_534)]
     pub iobase: u16,
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::affinity;
@@ -10,13 +10,14 @@ use crate::config::option::Value;
 use crate::config::rate::RateLimiterConfig;
 
 /// A disk: an image file, a block device of the host, or a vhost-user backend.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--disk")]
 pub struct DiskConfig {
     /// Device name, unique in the VM. It must not start with two underscores. By default _diskN, where
     /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = ID)]
     pub id: Option<String>,
     /// Image file or block device.
     #[option("path=<path>")]
@@ -30,9 +31,11 @@ pub struct DiskConfig {
     pub direct: bool,
     /// Number of queues, at most one per vCPU.
     #[option("num_queues=<number>", default = 1)]
+    #[schema(minimum = 1, maximum = 254)]
     pub num_queues: u16,
     /// Entries in each queue, a power of two from 2 to 32768.
     #[option("queue_size=<number>", default = 128)]
+    #[schema(limits = QUEUE_SIZE)]
     pub queue_size: u16,
     /// Image format. By default qcow2 if the image begins like one and names no other file, otherwise raw. Without
     /// image_type=raw, an image that begins with another format's signature is refused.
@@ -44,6 +47,7 @@ pub struct DiskConfig {
     /// Serial number that the guest reads, at most 20 bytes.
     #[option("serial=<text>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 20)]
     pub serial: Option<String>,
     /// PCI segment.
     #[option("pci_segment=<number>")]
@@ -51,16 +55,19 @@ pub struct DiskConfig {
     /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SLOT)]
     pub pci_device_id: Option<u8>,
     /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
     /// Use a disk of another process (vhost-user), instead of path; needs socket.
     #[option("vhost_user=on|off")]
+    #[schema(about = "Use a disk of another process (vhost-user), instead of path; needs vhost_socket.")]
     pub vhost_user: bool,
     /// Unix socket that the vhost-user backend listens on.
     #[option("socket=<path>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SOCKET)]
     pub vhost_socket: Option<PathBuf>,
     /// Limits of reads and writes of all queues together.
     #[option(part)]
@@ -69,6 +76,8 @@ pub struct DiskConfig {
     /// Id of a --rate-limit-group, whose limits the disk shares with others, instead of limits of its own.
     #[option("rate_limit_group=<id>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(about = "Id of one of rate_limit_groups, whose limits the disk shares with others, instead of limits \
+                      of its own.")]
     pub rate_limit_group: Option<String>,
     /// Let the guest return unused space. With off, all space of a raw image is allocated when the disk is opened.
     #[option("sparse=on|off", default = true)]
@@ -89,12 +98,13 @@ pub struct DiskConfig {
 }
 
 /// The host CPUs that a queue runs on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 pub struct VirtQueueAffinity {
-    /// The queue, from 0.
+    /// The queue, below num_queues. It is listed once.
     pub queue_index: u16,
     /// The CPUs of the host.
+    #[schema(min_items = 1, items(maximum = 1023))]
     pub host_cpus: Vec<u32>,
 }
 
@@ -110,8 +120,8 @@ impl Value for Vec<VirtQueueAffinity> {
     }
 }
 
-/// The limits of a group of disks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+/// Rate limits that several disks share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--rate-limit-group")]
 pub struct RateLimitGroupConfig {
     /// Name of the group, given to disks as rate_limit_group.
@@ -124,7 +134,7 @@ pub struct RateLimitGroupConfig {
 }
 
 /// Range of an image that is locked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum LockGranularity {
     /// The bytes of the image.
     #[default]
@@ -151,8 +161,8 @@ impl Value for LockGranularity {
     }
 }
 
-/// The format of an image.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The format of an image. Raw and Qcow2 are supported.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum ImageType {
     /// The disk's contents and nothing else.
     Raw,

@@ -2,17 +2,18 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::option::Value;
 
 /// A file, or a folder with its contents, that the program may use once it is confined.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--landlock-rules")]
 pub struct LandlockConfig {
     /// File, or folder with its contents. It must exist.
     #[option("path=<path>", required)]
+    #[schema(min_length = 1)]
     pub path: PathBuf,
     /// Allowed access: read (r), write (w), which includes creating and removing files and sockets in a folder, or both
     /// (rw).
@@ -21,7 +22,7 @@ pub struct LandlockConfig {
 }
 
 /// Access to a file or a folder.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum LandlockAccess {
     /// Read.
     #[default]

@@ -1,13 +1,16 @@
 //! The guest's memory: `--memory`.
 
-use option_derive::Options;
+pub mod zone;
+pub mod zone_update;
+
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
-use crate::config::memory_zone::MemoryZoneConfig;
+use crate::config::memory::zone::MemoryZoneConfig;
 use crate::config::option::Value;
 
 /// The guest's memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--memory")]
 pub struct MemoryConfig {
     /// Size of the guest's memory at boot. After vm.resize, the requested size.
@@ -54,6 +57,7 @@ pub struct MemoryConfig {
     /// The zones of the memory (--memory-zone on the command line). With zones, the size is 0, mergeable applies to all
     /// of them, and shared, hugepages, prefault and reserve are set per zone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 7)]
     pub zones: Vec<MemoryZoneConfig>,
 }
 
@@ -105,7 +109,8 @@ impl MemoryConfig {
 }
 
 /// Method of adding memory while the guest runs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
+#[schema(shows_default)]
 pub enum HotplugMethod {
     /// ACPI memory devices, which cannot be removed.
     #[default]

@@ -1,68 +1,83 @@
 //! NICs, PFs and VFs: `--net`, `--net-vf` and their JSON.
 
-use std::net::IpAddr;
-use std::path::PathBuf;
+pub mod backend;
+pub mod policy;
+pub mod switch;
+pub mod vhost;
+
 use std::str::FromStr;
 
-use option_derive::Options;
-use serde::Serialize;
+use option_derive::{Options, Schema};
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::pairs;
 use crate::config::mac::{MacAddress, MacChoice};
+use crate::config::net::backend::BackendConfig;
+use crate::config::net::policy::PolicyConfig;
+use crate::config::net::switch::SwitchMode;
 use crate::config::option::{Key, Options, from_pairs, read};
-use crate::config::policy::{LinkPolicy, VlanProto, Vlans};
 use crate::config::rate::RateLimiterConfig;
-use crate::config::switch::{Mirror, SwitchMode};
-use crate::config::vhost::{Vhost, VhostMode};
+
+/// Fields of a NIC or VF that come first, in the order of help and JSON: those of the backend are not together.
+const ORDER: &[&str] = &[
+    "id",
+    "index",
+    "tap",
+    "ip",
+    "mask",
+    "mac",
+    "host_mac",
+    "mtu",
+    "num_queues",
+    "queue_size",
+    "fds",
+    "offload_tso",
+    "offload_ufo",
+    "offload_csum",
+    "standby",
+    "pci_segment",
+    "pci_device_id",
+    "iommu",
+    "vhost",
+    "vhost_user",
+    "vhost_socket",
+    "vhost_mode",
+    "vdpa",
+];
 
 /// A NIC. With sriov_vfs it is an SR-IOV physical function (PF).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
-#[options("--net")]
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
+#[options("--net", order = ORDER)]
 pub struct NetConfig {
     /// Device name, unique in the VM. It must not start with two underscores. By default _netN, where
     /// N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = ID)]
     pub id: Option<String>,
-    /// Tap interface on the host, at most 15 characters. If it does not exist, it is created, and removed when the
-    /// VM ends.
-    #[option("tap=<interface>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tap: Option<String>,
-    /// IP address of the tap on the host; needs mask. Kept without effect if the tap is not opened here: with fd,
-    /// vhost_user and vdpa.
-    #[option("ip=<address>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ip: Option<IpAddr>,
-    /// Network mask of ip.
-    #[option("mask=<mask>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mask: Option<IpAddr>,
+    /// Carrier of the packets on the host.
+    #[option(flatten)]
+    pub backend: BackendConfig,
     /// MAC address in the guest. By default a random one at each start.
     #[option("mac=<address>")]
+    #[schema(of = MacAddress)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacChoice>,
-    /// MAC address of the tap on the host. Kept without effect with vhost_user.
-    #[option("host_mac=<address>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_mac: Option<MacAddress>,
     /// MTU of the link in bytes, 1280 to 65521.
     #[option("mtu=<bytes>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1280, maximum = 65_521)]
     pub mtu: Option<u16>,
     /// Number of queues: each pair has a receive and a transmit queue, at most one pair per vCPU. An odd number also
     /// counts the control queue, which every NIC has.
     #[option("num_queues=<number>", default = 2)]
+    #[schema(minimum = 2, maximum = 509)]
     pub num_queues: u16,
     /// Entries in each queue, a power of two from 2 to 32768. Below 128 the guest receives no packets larger than the
     /// MTU.
     #[option("queue_size=<number>", default = 256)]
+    #[schema(limits = QUEUE_SIZE)]
     pub queue_size: u16,
-    /// File descriptors of open taps, one per queue pair and each above 2, instead of tap.
-    #[option("fd=[<fd>,...]")]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub fds: Vec<i32>,
     /// Let the guest send and receive TCP packets larger than the MTU, which are segmented outside the guest.
     #[option("offload_tso=on|off", default = true)]
     pub offload_tso: bool,
@@ -83,91 +98,18 @@ pub struct NetConfig {
     /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SLOT)]
     pub pci_device_id: Option<u8>,
     /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
-    /// Let the host's kernel carry the tap's packets (vhost-net). auto: if the kernel supports it and no rate limit is
-    /// given.
-    #[option("vhost=on|off|auto")]
-    #[serde(skip_serializing_if = "Vhost::is_off")]
-    pub vhost: Vhost,
-    /// Let another process carry the packets (vhost-user), instead of a tap; needs socket.
-    #[option("vhost_user=on|off")]
-    pub vhost_user: bool,
-    /// Unix socket of the vhost-user backend.
-    #[option("socket=<path>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vhost_socket: Option<PathBuf>,
-    /// This program's role on the socket. client: the backend listens; server: this program listens.
-    #[option("vhost_mode=client|server", default = VhostMode::Client)]
-    pub vhost_mode: VhostMode,
-    /// vDPA device of the host, such as /dev/vhost-vdpa-0, instead of a tap. Without mac, the NIC has the device's
-    /// MAC address.
-    #[option("vdpa=<path>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vdpa: Option<PathBuf>,
     /// Limits of the NIC's received packets, and separately of its sent ones. An operation is a packet.
     #[option(part)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
-    /// Port VLAN, 1 to 4094, transparent to the guest: packets leave tagged, and only packets with that tag arrive,
-    /// untagged. With 802.1q, packets that the guest tags are dropped. 0 disables it.
-    #[option("vlan=<id>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan: Option<u16>,
-    /// Priority in the tag of vlan, 0 to 7. By default 0.
-    #[option("vlan_qos=<priority>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan_qos: Option<u8>,
-    /// Tag protocol of vlan, or of trunk. By default 802.1q.
-    #[option("vlan_proto=802.1q|802.1ad")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan_proto: Option<VlanProto>,
-    /// VLANs that the guest may use with its own tags, instead of vlan; 0 is untagged packets. By default all.
-    #[option("trunk=[<id>,<id>-<id>,...]")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trunk: Option<Vlans>,
-    /// Drop packets that the guest sends with a source MAC address other than its own. By default off, but on for VFs
-    /// on a switch.
-    #[option("spoofchk=on|off")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spoofchk: Option<bool>,
-    /// Let the guest change a given MAC address, send from further ones and to bridges (01:80:c2:00:00:00 to :0f), and
-    /// receive packets for others. By default on, but off with spoofchk=on and for VFs on a switch.
-    #[option("trust=on|off")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trust: Option<bool>,
-    /// Transmit limit of the guest, in Mbit/s; excess packets wait in its queues. 0 is none.
-    #[option("max_tx_rate=<Mbit/s>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_tx_rate: Option<u32>,
-    /// On a switch, guaranteed bandwidth from the guest to the uplink, in Mbit/s of its uplink_rate. By default 0.
-    #[option("min_tx_rate=<Mbit/s>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_tx_rate: Option<u32>,
-    /// Limit of broadcast and multicast packets that the guest sends per second; more are dropped. 0 is none.
-    #[option("storm=<number>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub storm: Option<u32>,
-    /// Link when the VM starts. auto: up, unless the backend is lost or the switch's uplink is down; up: also without
-    /// the uplink. By default auto.
-    #[option("link=auto|up|down")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub link: Option<LinkPolicy>,
-    /// On a switch: reach only the uplink and the PF. By default off.
-    #[option("isolated=on|off")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub isolated: Option<bool>,
-    /// On a switch, function that gets a copy of the packets that the guest sends. By default off.
-    #[option("mirror=off|pf|<VF>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mirror: Option<Mirror>,
-    /// On a switch, weight of the function's share of the workers' time and of the uplink's rate under contention, 1 to
-    /// 100. By default 10.
-    #[option("weight=<number>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight: Option<u8>,
+    /// Packets that the NIC may send and receive.
+    #[option(flatten)]
+    pub policy: PolicyConfig,
     /// Connect the PF and its VFs without a tap or other backend through a switch of this program: veb forwards itself,
     /// vepa through the switch behind the uplink. The uplink is the tap or fd given here; without one, the functions
     /// reach only each other.
@@ -177,6 +119,7 @@ pub struct NetConfig {
     /// Number of threads that carry the switch's packets, at most one per vCPU. By default 1.
     #[option("workers=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 64)]
     pub workers: Option<u16>,
     /// Limit of the bandwidth from all functions on the switch to its uplink, in Mbit/s; excess packets wait in their
     /// queues. Bandwidth beyond the min_tx_rate guarantees is shared by weight. 0 is none.
@@ -185,6 +128,7 @@ pub struct NetConfig {
     pub uplink_rate: Option<u32>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
     #[option("sriov_vfs=<number>")]
+    #[schema(maximum = 32_512)]
     pub sriov_vfs: u16,
     /// Per-VF overrides (--net-vf on the command line). A VF without any has its own tap, or is on the switch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -199,12 +143,6 @@ impl NetConfig {
             self.vfs.len() - 1
         });
         &mut self.vfs[position]
-    }
-
-    /// True if a tap or another backend is given: with a switch, that is the uplink.
-    pub fn names_backend(&self) -> bool {
-        let Self { tap, fds, vhost_user, vhost_socket, vdpa, .. } = self;
-        tap.is_some() || !fds.is_empty() || *vhost_user || vhost_socket.is_some() || vdpa.is_some()
     }
 
     /// The switch port with these settings, if there is one. Only a PF has VFs.
@@ -223,140 +161,69 @@ pub enum SwitchPort {
 }
 
 /// Per-VF overrides of the PF's defaults.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
-#[options("--net-vf", over = NetConfig)]
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
+#[options("--net-vf", over = NetConfig, order = ORDER)]
 pub struct VfConfig {
     /// Index of the VF, from 0 to the PF's sriov_vfs - 1.
     #[option("index=<number>", required, apart)]
+    #[schema(maximum = 32_511)]
     pub index: u16,
-    /// Tap interface on the host. By default the name of the PF's tap, v and the index, such as pf0v3; with a switch,
-    /// none.
-    #[option("tap=<interface>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tap: Option<String>,
-    /// IP address of the tap on the host; needs mask. Kept without effect if the tap is not opened here: with fd,
-    /// vhost_user and vdpa.
-    #[option("ip=<address>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ip: Option<IpAddr>,
-    /// Network mask of ip.
-    #[option("mask=<mask>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mask: Option<IpAddr>,
+    /// Carrier of the packets on the host.
+    #[option(
+        flatten,
+        about(
+            tap = "Tap interface on the host. By default the name of the PF's tap, v and the index, such as pf0v3; \
+                   with a switch, none.",
+            vhost = "As for --net, but not inherited from the PF."
+        )
+    )]
+    #[schema(empty = "fds")]
+    pub backend: BackendConfig,
     /// MAC address in the guest. By default derived from the PF's address and the index: the same at each start if
     /// the PF's mac is given. On a switch the guest cannot change it, given or derived, without trust=on; any is the
     /// derived one, which it may change.
     #[option("mac=<address>|any")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacChoice>,
-    /// MAC address of the tap on the host. Kept without effect with vhost_user.
-    #[option("host_mac=<address>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_mac: Option<MacAddress>,
     /// MTU of the link in bytes, 1280 to 65521. By default the PF's.
     #[option("mtu=<bytes>", inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1280, maximum = 65_521)]
     pub mtu: Option<u16>,
     /// Number of queues, as for --net. Given for one VF, it applies to all VFs of the PF. By default 2.
     #[option("num_queues=<number>", apart)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 2, maximum = 509)]
+    #[schema(about = "Number of queues. Given for one VF, it applies to all VFs of the PF. By default 2.")]
     pub num_queues: Option<u16>,
     /// Entries in each queue, a power of two from 2 to 32768. By default the PF's.
     #[option("queue_size=<number>", inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = QUEUE_SIZE)]
     pub queue_size: Option<u16>,
-    /// File descriptors of open taps, one per queue pair and each above 2, instead of tap.
-    #[option("fd=[<fd>,...]")]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub fds: Vec<i32>,
     /// As for --net. By default the PF's.
     #[option("offload_tso=on|off", inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(about = "Let the guest send and receive TCP packets larger than the MTU. By default as for the PF.")]
     pub offload_tso: Option<bool>,
     /// As for --net. By default the PF's.
     #[option("offload_ufo=on|off", inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(about = "The same for UDP packets. By default as for the PF.")]
     pub offload_ufo: Option<bool>,
     /// As for --net. By default the PF's.
     #[option("offload_csum=on|off", inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(about = "Let either side leave checksums to the other. By default as for the PF.")]
     pub offload_csum: Option<bool>,
-    /// As for --net, but not inherited from the PF.
-    #[option("vhost=on|off|auto")]
-    #[serde(skip_serializing_if = "Vhost::is_off")]
-    pub vhost: Vhost,
-    /// Let another process carry the packets (vhost-user), instead of a tap; needs socket.
-    #[option("vhost_user=on|off")]
-    pub vhost_user: bool,
-    /// Unix socket of the vhost-user backend.
-    #[option("socket=<path>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vhost_socket: Option<PathBuf>,
-    /// This program's role on the socket. client: the backend listens; server: this program listens.
-    #[option("vhost_mode=client|server", default = VhostMode::Client)]
-    pub vhost_mode: VhostMode,
-    /// vDPA device of the host, such as /dev/vhost-vdpa-0, instead of a tap. Without mac, the NIC has the device's
-    /// MAC address.
-    #[option("vdpa=<path>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vdpa: Option<PathBuf>,
     /// Limits of the VF's received packets, and separately of its sent ones. By default the PF's numbers. Not shared
     /// with other functions.
     #[option(part, inherited)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<RateLimiterConfig>,
-    /// As for --net, but not inherited from the PF.
-    #[option("vlan=<id>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan: Option<u16>,
-    /// As for --net, but not inherited from the PF.
-    #[option("vlan_qos=<priority>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan_qos: Option<u8>,
-    /// As for --net, but not inherited from the PF.
-    #[option("vlan_proto=802.1q|802.1ad")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan_proto: Option<VlanProto>,
-    /// As for --net, but not inherited from the PF.
-    #[option("trunk=[<id>,<id>-<id>,...]")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trunk: Option<Vlans>,
-    /// As for --net, but not inherited from the PF.
-    #[option("spoofchk=on|off")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spoofchk: Option<bool>,
-    /// As for --net, but not inherited from the PF.
-    #[option("trust=on|off")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trust: Option<bool>,
-    /// As for --net, but not inherited from the PF.
-    #[option("max_tx_rate=<Mbit/s>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_tx_rate: Option<u32>,
-    /// As for --net, but not inherited from the PF.
-    #[option("min_tx_rate=<Mbit/s>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_tx_rate: Option<u32>,
-    /// As for --net, but not inherited from the PF.
-    #[option("storm=<number>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub storm: Option<u32>,
-    /// As for --net, but not inherited from the PF.
-    #[option("link=auto|up|down")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub link: Option<LinkPolicy>,
-    /// As for --net, but not inherited from the PF.
-    #[option("isolated=on|off")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub isolated: Option<bool>,
-    /// As for --net, but not inherited from the PF.
-    #[option("mirror=off|pf|<VF>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mirror: Option<Mirror>,
-    /// As for --net, but not inherited from the PF.
-    #[option("weight=<number>")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight: Option<u8>,
+    /// Packets that the VF may send and receive.
+    #[option(flatten, about = "As for --net, but not inherited from the PF.")]
+    pub policy: PolicyConfig,
 }
 
 impl VfConfig {
@@ -364,7 +231,7 @@ impl VfConfig {
     /// queues. If the VF is on the PF's switch, so are the settings.
     pub fn over(&self, pf: &NetConfig, num_queues: u16) -> NetConfig {
         let own = NetConfig { num_queues, ..self.over_defaults(pf) };
-        NetConfig { switch: pf.switch.filter(|_| !own.names_backend()), ..own }
+        NetConfig { switch: pf.switch.filter(|_| !own.backend.is_given()), ..own }
     }
 }
 
@@ -458,6 +325,38 @@ mod tests {
         let of_the_pf =
             ["id", "standby", "pci_segment", "pci_device_id", "iommu", "switch", "workers", "uplink_rate", "sriov_vfs"];
         assert_eq!(missing, of_the_pf);
+    }
+
+    #[test]
+    fn flattened_fields_have_their_place_in_json_and_help() {
+        let text = "mac=any,vhost=on,tap=t,fd=[7],mtu=1400,host_mac=02:00:00:00:00:02,storm=3,offload_tso=off";
+        let vf: VfConfig = format!("weight=9,vlan=5,index=1,ops_size=1,ops_refill_time=2,{text}").parse().unwrap();
+        let json = r#"{"index":1,"tap":"t","mac":"any","host_mac":"02:00:00:00:00:02","mtu":1400,"fds":[7],"#
+            .to_string()
+            + r#""offload_tso":false,"vhost":true,"vhost_user":false,"vhost_mode":"Client","#
+            + r#""rate_limiter_config":{"ops":{"size":1,"refill_time":2}},"vlan":5,"storm":3,"weight":9}"#;
+        assert_eq!(serde_json::to_string(&vf).unwrap(), json);
+        assert_eq!(serde_json::from_str::<VfConfig>(&json).unwrap(), vf);
+        let printed = "index=1,tap=t,mac=any,host_mac=02:00:00:00:00:02,mtu=1400,fd=[7],offload_tso=off,vhost=on,\
+            vhost_user=off,vhost_mode=client,ops_size=1,ops_refill_time=2,vlan=5,storm=3,weight=9";
+        assert_eq!(vf.to_string(), printed);
+        let names: Vec<_> = NetConfig::keys().into_iter().map(|key| key.name).collect();
+        let ends = ["id", "tap", "ip", "mask", "mac", "host_mac", "mtu", "num_queues", "queue_size", "fd"];
+        assert_eq!(names[..10], ends);
+        assert_eq!(names[names.len() - 6..], ["mirror", "weight", "switch", "workers", "uplink_rate", "sriov_vfs"]);
+    }
+
+    #[test]
+    fn a_flattened_field_is_refused_as_any_other() {
+        let refused = |text: &str| serde_json::from_str::<NetConfig>(text).unwrap_err().to_string();
+        assert!(
+            refused(r#"{"x": 1}"#).starts_with("unknown field `x`, expected one of `id`, `tap`, `ip`, `mask`, `mac`")
+        );
+        assert!(refused(r#"{"storm": 1, "storm": 2}"#).starts_with("duplicate field `storm`"));
+        assert!(refused(r#"{"vhost_user": 1}"#).starts_with("invalid type: integer `1`, expected a boolean"));
+        let refused = |text: &str| text.parse::<NetConfig>().unwrap_err().to_string();
+        assert_eq!(refused("storm=x"), "--net storm=x: give a whole number from 0 to 4294967295");
+        assert_eq!(refused("fds=[3]"), "--net fds=[3]: unknown key; --help lists those of --net");
     }
 
     #[test]

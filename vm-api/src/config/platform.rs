@@ -3,15 +3,17 @@
 
 use std::os::fd::RawFd;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::Serialize;
 
 /// The machine as a whole.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--platform")]
+#[schema(unsupported = Platform)]
 pub struct PlatformConfig {
     /// Number of PCI segments, 1 to 96. Each after the first has one bus, with room for 31 devices and no VFs.
     #[option("num_pci_segments=<number>", default = 1)]
+    #[schema(minimum = 1, maximum = 96)]
     pub num_pci_segments: u16,
     /// Add a virtual IOMMU even if no device has iommu=on. All VFs of a VM with an IOMMU are behind it.
     #[option("iommu=on|off")]
@@ -25,11 +27,13 @@ pub struct PlatformConfig {
     /// Width of the addresses that the virtual IOMMU translates, in bits, 32 to 64.
     #[option("iommu_address_width=<bits>", default = 64, alias = "iommu_address_width_bits")]
     #[serde(rename = "iommu_address_width_bits")]
+    #[schema(minimum = 32, maximum = 64)]
     pub iommu_address_width: u8,
     /// Descriptor of an open /dev/iommu, through which devices of the host (--device) are mapped to guest memory.
     /// Implies iommufd=on.
     #[option("iommufd_fd=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 3, maximum = 2_147_483_647)]
     pub iommufd_fd: Option<RawFd>,
     /// Open devices of the host one by one, through iommufd, instead of by IOMMU group. By default off.
     #[option("iommufd=on|off", default_from = iommufd_fd.is_some())]
@@ -76,6 +80,7 @@ pub struct PlatformConfig {
     /// Strings for programs in the guest, such as credentials for systemd: at most 255.
     #[option("oem_strings=[<text>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 255, items(min_length = 1))]
     pub oem_strings: Vec<String>,
     /// Asset tag of the chassis.
     #[option("chassis_asset_tag=<text>")]
@@ -84,16 +89,19 @@ pub struct PlatformConfig {
 }
 
 /// Relative share of a PCI segment in the address space for PCI memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--pci-segment")]
 pub struct PciSegmentConfig {
     /// Number of the segment.
     #[option("pci_segment=<number>")]
+    #[schema(maximum = 95)]
     pub pci_segment: u16,
     /// Weight of its share of the addresses below 4 GiB, 1 or more.
     #[option("mmio32_aperture_weight=<number>", default = 1)]
+    #[schema(minimum = 1)]
     pub mmio32_aperture_weight: u32,
     /// Weight of its share of the addresses above 4 GiB, 1 or more.
     #[option("mmio64_aperture_weight=<number>", default = 1)]
+    #[schema(minimum = 1)]
     pub mmio64_aperture_weight: u32,
 }

@@ -1,5 +1,6 @@
 //! Rate limits of devices: six keys on the command line, one object in JSON.
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::error::{ConfigError, Problem};
@@ -7,22 +8,23 @@ use crate::config::grammar::Pair;
 use crate::config::option::{Key, Part, Value, digits, read};
 
 /// Limits of a device's bandwidth and operations.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
 pub struct RateLimiterConfig {
-    /// Bytes.
+    /// Limit of bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<TokenBucketConfig>,
-    /// Operations: packets of a NIC, requests of a disk.
+    /// Limit of operations: packets of a NIC, requests of a disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ops: Option<TokenBucketConfig>,
 }
 
-/// A limit that refills.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A token bucket. With size and `refill_time` 0 there is no limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "TokenBucket")]
 pub struct TokenBucketConfig {
-    /// Bytes or operations that may pass before the limit applies. 0, together with a `refill_time` of 0, is no limit.
+    /// Bytes or operations that may pass before the limit applies.
     pub size: u64,
     /// Additional bytes or operations that may pass once.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::{list, pairs, quote, unquote};
+use crate::config::memory::zone_update::ZoneUpdate;
 use crate::config::option::Value;
-use crate::config::zone_update::ZoneUpdate;
 
 /// Source of a restored VM, and differences on this host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--restore")]
 pub struct RestoreConfig {
     /// Folder of the snapshot, such as file:///var/lib/vm/snapshot.
@@ -26,11 +26,13 @@ pub struct RestoreConfig {
     /// Descriptors of open taps, for each NIC that used descriptors: its id, or its id, a slash and the index of a VF.
     #[option("net_fds=[<id>@[<fd>,...],...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Taps of NICs and VFs that used descriptors.")]
     pub net_fds: Vec<RestoredNet>,
     /// Backends that replace those of the snapshot, each for the NIC with this id, or a VF of it: tap=<interface>,
     /// fd=[<fd>,...], socket=<path>, vdpa=<path>, or link=down for none until vm.set-vf gives one.
     #[option("backends=[<id>[/<VF>]@<key>=<value>,...]")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Backends that replace those of the snapshot.")]
     pub backends: Vec<RestoredBackend>,
     /// Memory zones whose memory comes from other NUMA nodes of this host than the saved ones.
     #[option("zone_updates=[<zone>@<node>,...]")]
@@ -46,7 +48,7 @@ pub struct RestoreConfig {
 }
 
 /// Method of restoring a guest's memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum MemoryRestoreMode {
     /// Read before the guest runs.
     #[default]
@@ -83,14 +85,14 @@ impl Value for MemoryRestoreMode {
     }
 }
 
-/// Action if the backend of a VF cannot be opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Action for a NIC, PF or VF whose backend cannot be opened, or cannot report its writes while the VM is sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnMissingBackend {
-    /// Nothing is restored.
+    /// An error.
     #[default]
     Refuse,
-    /// The VF is restored with its link down.
+    /// Its link is down.
     LinkDown,
 }
 
@@ -112,28 +114,31 @@ impl Value for OnMissingBackend {
 }
 
 /// Descriptors of taps for a NIC, or for a VF of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "RestoredNetConfig")]
 pub struct RestoredNet {
     /// The NIC's id.
     pub id: String,
-    /// The index of its VF; `None` for the NIC's own function.
+    /// Index of its VF; without one, the NIC's own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
     /// Number of descriptors passed, one for each pair of queues.
     pub num_fds: usize,
     /// The descriptors: numbers on the command line; the API passes them with the request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Without effect: descriptors come with the request.")]
     pub fds: Vec<i32>,
 }
 
 /// A backend that replaces that of the snapshot. Exactly one kind is given.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "RestoredBackendConfig")]
 pub struct RestoredBackend {
     /// The NIC's id.
     pub id: String,
-    /// The index of its VF; `None` for the NIC's own function.
+    /// Index of its VF; without one, the NIC's own function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
     /// A tap of the host.
@@ -145,6 +150,7 @@ pub struct RestoredBackend {
     /// Descriptors of taps: numbers on the command line; the API passes them with the request, after those of
     /// `net_fds`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(about = "Without effect: descriptors come with the request, after those of net_fds.")]
     pub fds: Vec<i32>,
     /// The socket of a vhost-user backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -152,13 +158,13 @@ pub struct RestoredBackend {
     /// A vDPA device of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vdpa: Option<PathBuf>,
-    /// `down`: no backend for now.
+    /// No backend for now: the link is down until vm.set-vf gives one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<NoLink>,
 }
 
 /// The link of a VF without a backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum NoLink {
     /// Down.

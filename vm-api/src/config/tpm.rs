@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::Serialize;
 
 /// A TPM 2.0, backed by swtpm.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--tpm")]
 pub struct TpmConfig {
     /// Unix socket that swtpm listens on for control (--ctrl type=unixio).
     #[option("socket=<path>", required)]
+    #[schema(limits = SOCKET)]
     pub socket: PathBuf,
 }

@@ -61,6 +61,11 @@ impl Object {
         self.missing().map(|(_, field, _)| field)
     }
 
+    /// The unsupported fields of this object, with their schemas for the API's description.
+    pub(crate) fn schemas(self) -> impl Iterator<Item = (&'static str, Value)> {
+        self.missing().map(|(what, field, harmless)| (field, harmless.schema(what)))
+    }
+
     fn missing(self) -> impl Iterator<Item = (&'static str, &'static str, &'static Harmless)> {
         places().filter_map(move |(what, place)| match place {
             Setting(object, field, harmless) | Field(object, field, harmless) if *object == self => {
@@ -157,10 +162,10 @@ impl Harmless {
     fn check(&self, value: &Value, siblings: &Map<String, Value>, path: &str, what: &str) -> Result<(), ConfigError> {
         let harmless = match (self, value) {
             (_, Value::Null) => true,
-            (Self::Null, _) => false,
+            (Self::Null(_), _) => false,
             (Self::Word(word, option), value) => value.as_str().is_some_and(|text| [word, option].contains(&&text)),
-            (Self::Empty, Value::Array(elements)) => elements.is_empty(),
-            (Self::Empty, _) => false,
+            (Self::Empty(_), Value::Array(elements)) => elements.is_empty(),
+            (Self::Empty(_), _) => false,
             (Self::If(harmless), value) => harmless(value, siblings),
         };
         if harmless { Ok(()) } else { Err(not_yet(path, what)) }

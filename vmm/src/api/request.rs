@@ -206,7 +206,7 @@ fn create(body: Value) -> Result<Action, Failure> {
     let has_payload = body.get("payload").is_some_and(|payload| !payload.is_null());
     let config: crate::config::VmConfig = stripped(body, Object::Vm)?;
     for (index, net) in config.net.iter().enumerate() {
-        if !net.fds.is_empty() {
+        if !net.backend.fds.is_empty() {
             return Err(numbers_of_fds(
                 &format!("net[{index}].fds"),
                 "add the NIC with vm.add-net, and send its descriptors",
@@ -231,10 +231,10 @@ fn create(body: Value) -> Result<Action, Failure> {
 fn add_net(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
     let mut config: NetConfig = stripped(body, Object::Net)?;
     check_vf_fds(&config, "")?;
-    if !config.fds.is_empty() && fds.is_empty() {
+    if !config.backend.fds.is_empty() && fds.is_empty() {
         return Err(numbers_of_fds("fds", "send the descriptors with the request (SCM_RIGHTS)"));
     }
-    config.fds.clear();
+    config.backend.fds.clear();
     Ok(Action::AddNet(Box::new(config), fds))
 }
 
@@ -255,7 +255,7 @@ fn add_device(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
 }
 
 fn check_vf_fds(net: &NetConfig, path: &str) -> Result<(), Failure> {
-    match net.vfs.iter().position(|vf| !vf.fds.is_empty()) {
+    match net.vfs.iter().position(|vf| !vf.backend.fds.is_empty()) {
         Some(index) => Err(numbers_of_fds(&format!("{path}vfs[{index}].fds"), "name the VF's tap instead")),
         None => Ok(()),
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, RtcSpec, VhostUserDeviceSpec, VsockSpec};
 
-use crate::config::backend::MissingBackend;
+use crate::config::net::backend::MissingBackend;
 use crate::config::sriov::{NetPlan, NicPlan};
 use crate::vfio::VfioSpec;
 

@@ -10,7 +10,7 @@ use vm_api::config::unsupported::IMAGE_TYPE;
 
 use crate::config::common_keys::CommonKeys;
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::nic::QUEUE_SIZES;
+use crate::config::net::nic::QUEUE_SIZES;
 use crate::config::queue_affinity;
 use crate::config::rate;
 use crate::config::socket;

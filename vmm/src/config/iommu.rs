@@ -5,8 +5,8 @@ use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::option::Options as _;
 use vm_api::config::{PlatformConfig, VmConfig};
 
-use crate::config::backend::BackendPlan;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
+use crate::config::net::backend::BackendPlan;
 
 /// The id of the virtual IOMMU.
 const ID: &str = "__iommu";
@@ -114,7 +114,7 @@ fn by_itself(who: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vm_api::config::vhost::Vhost;
+    use vm_api::config::net::vhost::Vhost;
 
     use super::*;
     use crate::config::plan::VmPlan;

@@ -7,11 +7,12 @@ use std::hash::Hash;
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_devices::check_interface_name;
 
-use crate::config::pool::Pool;
+use crate::config::net::pool::Pool;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::check_id;
 use vm_api::config::mac::{MacAddress, MacChoice};
 use vm_api::config::net::NetConfig;
+use vm_api::config::net::backend::BackendConfig;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
 
@@ -175,7 +176,7 @@ fn taps<'a>(pools: &'a [Pool<'a>]) -> Result<Vec<Taps>, ConfigError> {
     let mut claims = Claims::new();
     for pool in pools {
         for (vf, config) in pool.functions() {
-            let Some(tap) = &config.tap else { continue };
+            let Some(tap) = &config.backend.tap else { continue };
             claims
                 .claim(tap.clone(), pool, vf)
                 .map_err(|user| in_use(pool.subject(vf).key("tap", tap), format!("tap {tap}"), user, EACH_ITS_OWN))?;
@@ -187,18 +188,19 @@ fn taps<'a>(pools: &'a [Pool<'a>]) -> Result<Vec<Taps>, ConfigError> {
 /// Names the taps of a NIC and of its VFs, once all names that are given have been claimed.
 fn pool_taps<'a>(pool: &'a Pool<'a>, nic: usize, claims: &mut Claims<'a, String>) -> Result<Taps, ConfigError> {
     if pool.vfs.is_empty() {
-        return Ok(Taps { pf: pool.pf.tap.clone(), vfs: Vec::new() });
+        return Ok(Taps { pf: pool.pf.backend.tap.clone(), vfs: Vec::new() });
     }
     if pool.pf.switch.is_some() {
         // A port of a switch has no tap, and other functions name theirs.
-        let vfs = pool.vfs.iter().map(|config| config.tap.clone()).collect();
-        return Ok(Taps { pf: pool.pf.tap.clone(), vfs });
+        let vfs = pool.vfs.iter().map(|config| config.backend.tap.clone()).collect();
+        return Ok(Taps { pf: pool.pf.backend.tap.clone(), vfs });
     }
-    let pf = pool.pf.tap.clone().unwrap_or_else(|| own_tap(pool, nic, claims));
+    let pf = pool.pf.backend.tap.clone().unwrap_or_else(|| own_tap(pool, nic, claims));
     let mut vfs = Vec::with_capacity(pool.vfs.len());
     for (index, config) in (0..).zip(&pool.vfs) {
-        let tap = match &config.tap {
-            _ if !config.fds.is_empty() || config.vhost_user || config.vdpa.is_some() => None,
+        let BackendConfig { tap, fds, vhost_user, vdpa, .. } = &config.backend;
+        let tap = match tap {
+            _ if !fds.is_empty() || *vhost_user || vdpa.is_some() => None,
             Some(tap) => Some(tap.clone()),
             None => {
                 let tap = vf_tap(pool, &pf, index)?;
@@ -245,7 +247,7 @@ fn check_fds<'a>(pools: &'a [Pool<'a>]) -> Result<(), ConfigError> {
     let mut claims = Claims::new();
     for pool in pools {
         for (vf, config) in pool.functions() {
-            for fd in &config.fds {
+            for fd in &config.backend.fds {
                 claims.claim(*fd, pool, vf).map_err(|user| {
                     let remedy = "open the tap once for each queue pair";
                     in_use(pool.subject(vf).key("fd", fd), "this descriptor".to_string(), user, remedy)
@@ -263,7 +265,10 @@ fn check_paths<'a>(pools: &'a [Pool<'a>]) -> Result<(), ConfigError> {
     for pool in pools {
         let device = if pool.option == VdpaConfig::OPTION { "path" } else { "vdpa" };
         for (vf, config) in pool.functions() {
-            let paths = [("socket", &config.vhost_socket, "this socket"), (device, &config.vdpa, "this device")];
+            let paths = [
+                ("socket", &config.backend.vhost_socket, "this socket"),
+                (device, &config.backend.vdpa, "this device"),
+            ];
             for (key, path, what) in paths {
                 let Some(path) = path else { continue };
                 claims.claim(path.clone(), pool, vf).map_err(|user| {

@@ -7,10 +7,8 @@ use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::numa::NumaNode;
 use crate::config::sriov::{self, NetPlan, NicPlan};
-use crate::config::{
-    balloon, console, disk, iommu, json_names, machine, mem, memory, numa, on_off, pmem, rng, rtc, segments, vfio,
-    vhost_user, vsock,
-};
+use crate::config::virtio::{balloon, mem, pmem, rng, vhost_user, vsock};
+use crate::config::{console, disk, iommu, json_names, machine, memory, numa, on_off, rtc, segments, vfio};
 use crate::pci_layout::Weights;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
@@ -156,7 +154,7 @@ impl VmPlan {
                 net.mac = Some(MacAddress(plan.pf.spec.mac).into());
             }
             if let Some(tap) = plan.pf.backend.tap_name() {
-                net.tap = Some(tap.to_string());
+                net.backend.tap = Some(tap.to_string());
             }
         }
     }

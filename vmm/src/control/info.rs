@@ -7,8 +7,8 @@ use virtio_devices::{Port, Status, Switch, VirtioPci};
 
 use crate::api::Link;
 use crate::api::info::{
-    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PolicyInfo, Resource, SriovInfo, SwitchInfo, VfInfo,
-    VfState, VmCounters, VmInfo,
+    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PciBar, PolicyInfo, Resource, SriovInfo, SwitchInfo,
+    VfInfo, VfState, VmCounters, VmInfo,
 };
 use crate::config::{BackendPlan, DeviceKind, MacAddress, NicPlan, SwitchMode};
 use crate::control::instance::Instance;
@@ -103,7 +103,7 @@ fn resources(plugged: &Plugged) -> Vec<Resource> {
             MemoryKind::Memory32 => (BarType::Mmio32, false),
             MemoryKind::Memory64 { prefetchable } => (BarType::Mmio64, prefetchable),
         };
-        Resource::PciBar { index, base, size, type_, prefetchable }
+        Resource::PciBar(PciBar { index, base, size, type_, prefetchable })
     })
     .collect()
 }

@@ -147,7 +147,8 @@ impl Instance {
     fn keep_descriptors(&mut self, fds: Vec<OwnedFd>) {
         for fd in fds {
             let has_it = |net: &&NetConfig| {
-                net.fds.contains(&fd.as_raw_fd()) || net.vfs.iter().any(|vf| vf.fds.contains(&fd.as_raw_fd()))
+                net.backend.fds.contains(&fd.as_raw_fd())
+                    || net.vfs.iter().any(|vf| vf.backend.fds.contains(&fd.as_raw_fd()))
             };
             let id = self.config().net.iter().find(has_it).and_then(|net| net.id.clone());
             self.fds.entry(id.unwrap_or_default()).or_default().push(fd);

@@ -4,7 +4,7 @@ use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
 
 use crate::api::{Failure, Resize, ResizeZone};
-use crate::config::{HotplugMethod, MemoryConfig, VmConfig, balloon, bytes as text};
+use crate::config::{HotplugMethod, MemoryConfig, VmConfig, bytes as text, virtio::balloon};
 use crate::error_kind::ErrorKind;
 
 /// Returns the requested number of vCPUs, 1 to the maximum of `config`; `None` for no change.

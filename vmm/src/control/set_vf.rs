@@ -4,7 +4,7 @@ use virtio_devices::{BackendKind, MacError, Port, Replaced};
 
 use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
-use crate::config::policy::{self, Carrier};
+use crate::config::net::policy::{self, Carrier};
 use crate::config::subject::Subject;
 use crate::config::{LinkPolicy, MacAddress, MacChoice, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VmConfig};
 use crate::error_kind::ErrorKind;

@@ -2,42 +2,19 @@
 //! configuration is planned and checked as usual.
 
 use std::collections::HashSet;
-use std::os::fd::RawFd;
-use std::path::PathBuf;
 
 use crate::config::{
-    BackendPlan, MissingBackend, NetConfig, NicPlan, OnMissingBackend, PlannedVm, RestoreConfig, RestoredBackend,
-    RestoredNet, VfConfig, Vhost, VmConfig, ZoneUpdate,
+    BackendConfig, BackendPlan, MissingBackend, NicPlan, OnMissingBackend, PlannedVm, RestoreConfig, RestoredBackend,
+    RestoredNet, Vhost, VmConfig, ZoneUpdate,
 };
 use crate::snapshot::state_file::SavedDescriptors;
 
-/// Backend options of a network function.
-struct Backend<'a> {
-    tap: &'a mut Option<String>,
-    fds: &'a mut Vec<RawFd>,
-    vhost: &'a mut Vhost,
-    vhost_user: &'a mut bool,
-    vhost_socket: &'a mut Option<PathBuf>,
-    vdpa: &'a mut Option<PathBuf>,
-}
-
-macro_rules! backend_of {
-    ($config:expr) => {{
-        let NetConfig { tap, fds, vhost, vhost_user, vhost_socket, vdpa, .. } = $config;
-        Backend { tap, fds, vhost, vhost_user, vhost_socket, vdpa }
-    }};
-    (vf $config:expr) => {{
-        let VfConfig { tap, fds, vhost, vhost_user, vhost_socket, vdpa, .. } = $config;
-        Backend { tap, fds, vhost, vhost_user, vhost_socket, vdpa }
-    }};
-}
-
 /// Returns the backend of the NIC `id`, or of its VF; `None` if there is no such function.
-fn backend<'a>(config: &'a mut VmConfig, id: &str, vf: Option<u16>) -> Option<Backend<'a>> {
+fn backend<'a>(config: &'a mut VmConfig, id: &str, vf: Option<u16>) -> Option<&'a mut BackendConfig> {
     let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(id))?;
     match vf {
-        None => Some(backend_of!(net)),
-        Some(index) if index < net.sriov_vfs => Some(backend_of!(vf net.vf_mut(index))),
+        None => Some(&mut net.backend),
+        Some(index) if index < net.sriov_vfs => Some(&mut net.vf_mut(index).backend),
         Some(_) => None,
     }
 }
@@ -47,8 +24,8 @@ pub(crate) fn take_descriptors(config: &mut VmConfig) -> Vec<SavedDescriptors> {
     let mut taken = Vec::new();
     for net in &mut config.net {
         let id = net.id.clone().unwrap_or_default();
-        let own = (None, std::mem::take(&mut net.fds));
-        let vfs = net.vfs.iter_mut().map(|vf| (Some(vf.index), std::mem::take(&mut vf.fds)));
+        let own = (None, std::mem::take(&mut net.backend.fds));
+        let vfs = net.vfs.iter_mut().map(|vf| (Some(vf.index), std::mem::take(&mut vf.backend.fds)));
         let all: Vec<_> = std::iter::once(own).chain(vfs).collect();
         let given = all.into_iter().filter(|(_, fds)| !fds.is_empty());
         taken.extend(given.map(|(vf, fds)| SavedDescriptors { id: id.clone(), vf, count: fds.len() }));
@@ -210,11 +187,11 @@ pub(crate) fn replace(config: &mut VmConfig, other: &RestoredBackend) -> Result<
     let is_tap = tap.is_some() || !fds.is_empty();
     backend.tap.clone_from(tap);
     backend.fds.clone_from(fds);
-    *backend.vhost_user = vhost_socket.is_some();
+    backend.vhost_user = vhost_socket.is_some();
     backend.vhost_socket.clone_from(vhost_socket);
     backend.vdpa.clone_from(vdpa);
     if !is_tap {
-        *backend.vhost = Vhost::Off;
+        backend.vhost = Vhost::Off;
     }
     Ok(())
 }
@@ -222,6 +199,7 @@ pub(crate) fn replace(config: &mut VmConfig, other: &RestoredBackend) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{NetConfig, VfConfig};
 
     fn config() -> VmConfig {
         let mut net: NetConfig = "id=pf0,fd=[7],sriov_vfs=4".parse().unwrap();
@@ -245,7 +223,7 @@ mod tests {
         assert_eq!(take_descriptors(&mut all), [count("pf0", None), count("pf0", Some(1))]);
         assert_eq!(take_descriptors(&mut all), []);
         let again = applied("net_fds=[pf0@[20],pf0/1@[21]]").unwrap();
-        assert_eq!((&again.net[0].fds[..], &again.net[0].vfs[1].fds[..]), (&[20][..], &[21][..]));
+        assert_eq!((&again.net[0].backend.fds[..], &again.net[0].vfs[1].backend.fds[..]), (&[20][..], &[21][..]));
         for (keys, said) in [
             ("", "net_fds: pf0 had 1 descriptors of taps; give it as many (net_fds=[pf0@[<fd>,...]])"),
             (
@@ -267,7 +245,7 @@ mod tests {
         let config = applied(keys).unwrap();
         let net = &config.net[0];
         let printed: Vec<_> = net.vfs.iter().map(VfConfig::to_string).collect();
-        assert_eq!(net.tap.as_deref(), Some("p"));
+        assert_eq!(net.backend.tap.as_deref(), Some("p"));
         for (vf, expected) in printed.iter().zip(["vdpa=/v", "vhost_user=on,socket=/n", "tap=t", "fd=[9]"]) {
             assert!(vf.contains(expected), "{vf}");
             assert_eq!(["tap=", "fd=", "vdpa=", "socket="].iter().filter(|key| vf.contains(**key)).count(), 1, "{vf}");

@@ -17,7 +17,7 @@ fn keeper() -> (Fixture, Taken) {
     let kept = taken.clone();
     let server = serve(move |action| {
         if let Action::AddNet(config, fds) = action {
-            assert!(config.fds.is_empty());
+            assert!(config.backend.fds.is_empty());
             kept.lock().push(fds);
             return plain(Action::Boot);
         }

@@ -67,7 +67,7 @@ fn a_body_becomes_its_endpoints_action() {
     };
     assert_eq!(config.net[0].sriov_vfs, 8);
     let Ok(Action::AddNet(net, fds)) = put("vm.add-net", &json!({"tap": "t", "vfs": [{"index": 1}]})) else { panic!() };
-    assert_eq!((net.tap.as_deref(), net.vfs[0].index, fds.len()), (Some("t"), 1, 0));
+    assert_eq!((net.backend.tap.as_deref(), net.vfs[0].index, fds.len()), (Some("t"), 1, 0));
     let Ok(Action::AddDisk(disk)) = put("vm.add-disk", &json!({"path": "/d", "image_type": "Raw"})) else { panic!() };
     assert_eq!(disk.path, Some("/d".into()));
     let Ok(Action::AddVdpa(vdpa)) = put("vm.add-vdpa", &json!({"path": "/dev/vhost-vdpa-0"})) else { panic!() };
@@ -77,7 +77,7 @@ fn a_body_becomes_its_endpoints_action() {
     let Ok(Action::SetVf(vf, _)) = put("vm.set-vf", &json!({"pf": "pf0", "index": 3, "link": "down"})) else {
         panic!()
     };
-    assert_eq!((&*vf.pf, vf.index, vf.link), ("pf0", Some(3), Some(LinkPolicy::Down)));
+    assert_eq!((&*vf.pf, vf.index, vf.policy.link), ("pf0", Some(3), Some(LinkPolicy::Down)));
 }
 
 #[test]

@@ -408,8 +408,8 @@ fn tap_address_is_kept_without_effect_on_other_backends() {
         };
         assert_eq!(vf(address), vf(without), "{backend}");
         let kept = PlannedVm::new(vm(&[&format!("{with},{address}")], &[]).unwrap()).unwrap();
-        assert_eq!(kept.config().net[0].ip, Some("192.168.249.1".parse().unwrap()));
-        assert_eq!(kept.config().net[0].mask, Some("255.255.255.0".parse().unwrap()));
+        assert_eq!(kept.config().net[0].backend.ip, Some("192.168.249.1".parse().unwrap()));
+        assert_eq!(kept.config().net[0].backend.mask, Some("255.255.255.0".parse().unwrap()));
     }
     assert_eq!(
         refusal(&["id=a,fd=7,ip=192.168.249.1"], &[]),

@@ -35,7 +35,7 @@ fn an_empty_value_leaves_a_key_unset() {
 
 #[test]
 fn the_last_of_a_key_counts() {
-    assert_eq!("tap=a,tap=b".parse::<NetConfig>().unwrap().tap.as_deref(), Some("b"));
+    assert_eq!("tap=a,tap=b".parse::<NetConfig>().unwrap().backend.tap.as_deref(), Some("b"));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn toggles_and_sizes_are_read_as_cloud_hypervisor_does() {
 
 #[test]
 fn lists_have_ascending_ranges() {
-    let fds = |text: &str| format!("fd={text}").parse::<NetConfig>().map(|net| net.fds);
+    let fds = |text: &str| format!("fd={text}").parse::<NetConfig>().map(|net| net.backend.fds);
     assert_eq!(fds("[3,5-7]").unwrap(), [3, 5, 6, 7]);
     assert_eq!(fds("4").unwrap(), [4]);
     assert_eq!(problem::<NetConfig>("fd=[5-5]"), "--net fd=[5-5]: a range must be ascending");
@@ -138,7 +138,7 @@ fn json_has_cloud_hypervisors_names() {
     let config: VmConfig = serde_json::from_str(json).unwrap();
     assert_eq!((config.cpus.boot_vcpus, config.memory.size, config.memory.shared), (2, 1 << 30, true));
     assert_eq!(config.net[0].mac, Some(MacAddress([0x52, 0x54, 0, 0, 0, 1]).into()));
-    assert_eq!((config.net[0].vfs[0].index, config.net[0].vfs[0].tap.as_deref()), (3, Some("u")));
+    assert_eq!((config.net[0].vfs[0].index, config.net[0].vfs[0].backend.tap.as_deref()), (3, Some("u")));
     assert_eq!(config.serial.mode, ConsoleMode::Tty);
     assert_eq!(VmPlan::of(&config).unwrap().nets().next().unwrap().vfs.len(), 8);
     assert_eq!(serde_json::from_str::<VmConfig>(&serde_json::to_string(&config).unwrap()).unwrap(), config);
@@ -213,7 +213,8 @@ prop_compose! {
     ) -> NetConfig {
         let [offload_tso, offload_ufo, offload_csum] = offloads;
         NetConfig {
-            id, tap, ip, mask, mac, host_mac, mtu, num_queues, queue_size, fds, offload_tso, offload_ufo, offload_csum,
+            id, backend: BackendConfig { tap, ip, mask, host_mac, fds, ..BackendConfig::default() },
+            mac, mtu, num_queues, queue_size, offload_tso, offload_ufo, offload_csum,
             pci_segment, sriov_vfs, ..NetConfig::default()
         }
     }
@@ -229,10 +230,11 @@ prop_compose! {
         offload_tso: Option<bool>, vhost in vhost(), vhost_user: bool, socket in option::of(text()),
         vdpa in option::of(text()),
     ) -> VfConfig {
-        VfConfig {
-            index, tap, mac, num_queues, offload_tso, vhost, vhost_user, vhost_mode: VhostMode::Server,
-            vhost_socket: socket.map(PathBuf::from), vdpa: vdpa.map(PathBuf::from), ..VfConfig::default()
-        }
+        let backend = BackendConfig {
+            tap, vhost, vhost_user, vhost_mode: VhostMode::Server, vhost_socket: socket.map(PathBuf::from),
+            vdpa: vdpa.map(PathBuf::from), ..BackendConfig::default()
+        };
+        VfConfig { index, backend, mac, num_queues, offload_tso, ..VfConfig::default() }
     }
 }
 
@@ -297,7 +299,7 @@ proptest! {
         for (index, net) in config.net.iter_mut().enumerate() {
             let mac = net.mac.and_then(MacChoice::given).map(|mac| MacAddress::local(mac.0).into());
             *net = NetConfig { sriov_vfs: net.sriov_vfs % 300, mac, ..NetConfig::default() };
-            net.tap = Some(format!("t{index}"));
+            net.backend.tap = Some(format!("t{index}"));
         }
         let plan = VmPlan::of(&config).unwrap();
         let functions: Vec<_> = plan.nets().flat_map(|device| std::iter::once(&device.pf).chain(&device.vfs)).collect();

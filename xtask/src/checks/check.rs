@@ -38,6 +38,14 @@ fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
     Ok(success)
 }
 
+/// Rewrites the generated parts of checked-in files, with the tests that compare them.
+pub(crate) fn generate(workspace: &Path) -> Result<bool> {
+    let mut command = cargo(workspace);
+    command.args(["test", "--quiet", "--package", "vm-api", "--test", "generated"]);
+    let status = command.env("REWRITE_GENERATED_FILES", "1").status().context("running cargo")?;
+    Ok(status.success())
+}
+
 /// Runs the tests of every crate except the integration tests, and the seeds of the fuzz targets.
 pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
     fuzz::install_compiler()?;

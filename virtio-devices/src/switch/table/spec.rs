@@ -34,15 +34,7 @@ pub(crate) struct PortSpec<'a> {
 }
 
 /// No restriction.
-static OPEN: Policy = Policy {
-    address: None,
-    port_vlan: None,
-    trunk: None,
-    spoof_check: false,
-    trusted: true,
-    storm: None,
-    max_tx_rate: None,
-};
+static OPEN: Policy = Policy::OPEN;
 
 impl PortSpec<'_> {
     /// The uplink.

@@ -1,6 +1,8 @@
 //! Places where an unsupported feature can be requested, and the values that request nothing.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+
+use crate::schema::reference;
 
 /// A feature that is not supported yet.
 #[derive(Debug)]
@@ -56,13 +58,13 @@ pub enum Object {
 /// `vm.info` and `--print-config` print those that are a single value: Cloud Hypervisor has them in every VM.
 #[derive(Debug)]
 pub enum Harmless {
-    /// Only null.
-    Null,
+    /// Only null. In Cloud Hypervisor the field has this JSON type.
+    Null(&'static str),
     /// This value, in JSON and on the command line.
     Word(&'static str, &'static str),
-    /// An empty array.
-    Empty,
-    /// Values that the function accepts, given also the object with the field. The command line has no object.
+    /// An empty array. In Cloud Hypervisor its elements have this JSON type, or this schema.
+    Empty(&'static str),
+    /// Booleans that the function accepts, given also the object with the field. The command line has no object.
     If(fn(&Value, &Map<String, Value>) -> bool),
 }
 
@@ -84,11 +86,29 @@ impl Object {
 }
 
 impl Harmless {
+    /// The schema of the field, for the API's description.
+    pub(super) fn schema(&self, what: &str) -> Value {
+        let subject = what.trim_end_matches(" are").trim_end_matches(" is");
+        let about = format!("Not yet: {subject}.");
+        match self {
+            Self::Null(ty) => json!({"type": ty, "nullable": true, "description": about}),
+            Self::Word(value, _) => json!({"type": "string", "nullable": true, "default": value, "description": about}),
+            Self::Empty(items) => {
+                let items = match *items {
+                    "object" => json!({"type": "object"}),
+                    schema => reference(schema),
+                };
+                json!({"type": "array", "nullable": true, "items": items, "description": about})
+            }
+            Self::If(_) => json!({"type": "boolean", "nullable": true, "default": false, "description": about}),
+        }
+    }
+
     /// The single value, as JSON.
     pub(super) fn value(&self) -> Option<Value> {
         match self {
             Self::Word(value, _) => Some((*value).into()),
-            Self::Null | Self::Empty | Self::If(_) => None,
+            Self::Null(_) | Self::Empty(_) | Self::If(_) => None,
         }
     }
 }

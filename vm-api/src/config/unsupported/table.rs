@@ -27,14 +27,14 @@ const fn missing(what: &'static str, places: &'static [Place]) -> Missing {
 /// All features that are not supported yet.
 pub(super) const TABLE: &[Missing] = &[
     // Devices.
-    missing("peer-to-peer cliques of GPUs are", &[Setting(Device, "x_nv_gpudirect_clique", Null)]),
+    missing("peer-to-peer cliques of GPUs are", &[Setting(Device, "x_nv_gpudirect_clique", Null("integer"))]),
     missing(
         "vfio-user devices are",
-        &[Flag("--user-device"), Field(Vm, "user_devices", Empty), Endpoint("vm.add-user-device")],
+        &[Flag("--user-device"), Field(Vm, "user_devices", Empty("UserDeviceConfig")), Endpoint("vm.add-user-device")],
     ),
-    missing("pvmemcontrol devices are", &[Flag("--pvmemcontrol"), Field(Vm, "pvmemcontrol", Null)]),
-    missing("ivshmem devices are", &[Flag("--ivshmem"), Field(Vm, "ivshmem", Null)]),
-    missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null)]),
+    missing("pvmemcontrol devices are", &[Flag("--pvmemcontrol"), Field(Vm, "pvmemcontrol", Null("object"))]),
+    missing("ivshmem devices are", &[Flag("--ivshmem"), Field(Vm, "ivshmem", Null("object"))]),
+    missing("fw_cfg devices are", &[Flag("--fw-cfg-config"), Field(Vm, "fw_cfg_config", Null("object"))]),
     // Disks and NICs.
     missing(IMAGE_TYPE, &[]),
     missing(
@@ -44,13 +44,17 @@ pub(super) const TABLE: &[Missing] = &[
     // vCPUs.
     missing("CPU profiles are", &[Setting(Cpus, "profile", Word("Host", "host"))]),
     // Memory.
-    missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty)]),
+    missing("SGX enclaves are", &[Field(Vm, "sgx_epc", Empty("object"))]),
     // Boot sources, and the platform.
-    missing("booting from an IGVM file is", &[Flag("--igvm"), Field(Payload, "igvm", Null)]),
+    missing("booting from an IGVM file is", &[Flag("--igvm"), Field(Payload, "igvm", Null("string"))]),
     missing(
         "host data for confidential VMs is",
         // The second is Kata's, which always sends it as null.
-        &[Flag("--host-data"), Field(Payload, "host_data", Null), Field(Payload, "mrconfigid", Null)],
+        &[
+            Flag("--host-data"),
+            Field(Payload, "host_data", Null("string")),
+            Field(Payload, "mrconfigid", Null("string")),
+        ],
     ),
     missing(
         "confidential VMs are",

@@ -105,8 +105,8 @@ fn values(harmless: &Harmless) -> (String, String) {
     let values = |harmless: &str, other: &str| (harmless.to_string(), other.to_string());
     match harmless {
         Harmless::Word(_, word) => values(word, "other"),
-        Harmless::Empty => values("[]", "[1]"),
-        Harmless::Null | Harmless::If(_) => values("", "x"),
+        Harmless::Empty(_) => values("[]", "[1]"),
+        Harmless::Null(_) | Harmless::If(_) => values("", "x"),
     }
 }
 

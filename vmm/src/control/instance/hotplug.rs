@@ -6,7 +6,7 @@ use virtio_devices::{BackendKind, tap_name};
 
 use super::{Added, Instance, no_device};
 use crate::api::Failure;
-use crate::config::shared_macs::SharedMac;
+use crate::config::net::shared_macs::SharedMac;
 use crate::config::{
     DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PlannedVm, PmemConfig, VdpaConfig, VmConfig,
     VsockConfig, iommu,
@@ -34,7 +34,7 @@ impl Instance {
             let plugged = self.vm.as_ref().and_then(|vm| vm.devices().find(&id));
             return Ok(plugged.map(|plugged| Added { address: plugged.address(), id }));
         }
-        net.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        net.backend.fds = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let (id, added) = self.add(|config| config.net.push(net))?;
         if !fds.is_empty() {
             self.fds.insert(id, fds);
@@ -95,7 +95,7 @@ impl Instance {
     /// Fails without a change if there is one, or it cannot be added.
     pub(crate) fn add_vsock(&mut self, vsock: VsockConfig) -> Result<Option<Added>, Error> {
         if let Some(other) = &self.config().vsock {
-            return Err(crate::config::vsock::second(other.id.as_deref().unwrap_or_default()).into());
+            return Err(crate::config::virtio::vsock::second(other.id.as_deref().unwrap_or_default()).into());
         }
         Ok(self.add(|config| config.vsock = Some(vsock))?.1)
     }

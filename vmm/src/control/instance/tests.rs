@@ -37,7 +37,7 @@ fn pf_without_tap_gets_an_unused_name_after_another_is_removed() {
     let mut instance = instance(r#"{"net":[{"id":"a","sriov_vfs":1},{"id":"b","sriov_vfs":1}]}"#);
     instance.remove_device("a").unwrap();
     instance.add_net(net("id=c,sriov_vfs=1"), Vec::new()).unwrap();
-    let taps: Vec<_> = instance.config().net.iter().map(|net| net.tap.clone().unwrap()).collect();
+    let taps: Vec<_> = instance.config().net.iter().map(|net| net.backend.tap.clone().unwrap()).collect();
     assert_ne!(taps[0], taps[1]);
 }
 

@@ -8,7 +8,7 @@ use virtio_devices::{PortSettings, Replaced, Status};
 use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
 use crate::config::subject::Subject;
-use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, switch};
+use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, PolicyConfig, net::switch};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;
@@ -28,7 +28,7 @@ impl Instance {
         if let Some(backend) = change.backend(&numbers) {
             return self.connect(change, &backend, fds);
         }
-        let SetVf { pf, index, link, mac, .. } = change;
+        let SetVf { pf, index, policy: PolicyConfig { link, .. }, mac, .. } = change;
         let Some(index) = index else {
             let what = "give the index of a VF; only a backend can be given to the NIC itself";
             return Err(Failure::new(ErrorKind::Invalid, format!("pf={pf}: {what}")));
@@ -112,8 +112,8 @@ impl Instance {
             return Ok(None);
         }
         let planned = PlannedVm::new(config).map_err(|error| {
-            let only_mac =
-                SetVf { pf: pf.clone(), index: Some(*index), link: change.link, mac: *mac, ..SetVf::default() };
+            let policy = PolicyConfig { link: change.policy.link, ..PolicyConfig::default() };
+            let only_mac = SetVf { pf: pf.clone(), index: Some(*index), policy, mac: *mac, ..SetVf::default() };
             let line = match mac {
                 Some(mac) if *change == only_mac => format!("pf={pf},index={index},mac={mac}: {}", error.problem),
                 // An API request has no options: name the VF as in other errors of the request.

@@ -6,13 +6,14 @@ use std::os::fd::RawFd;
 
 use virtio_devices::{MAX_PORTS, MAX_WORKERS, PortSettings, SwitchMode, TapSpec};
 use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::net::backend::BackendConfig;
+use vm_api::config::net::policy::{LinkPolicy, PolicyConfig};
+use vm_api::config::net::switch::{Mirror, SwitchMode as Mode};
+use vm_api::config::net::vhost::Vhost;
 use vm_api::config::net::{NetConfig, SwitchPort};
-use vm_api::config::policy::LinkPolicy;
-use vm_api::config::switch::{Mirror, SwitchMode as Mode};
-use vm_api::config::vhost::Vhost;
 
+use crate::config::net::uplink_rate;
 use crate::config::subject::Subject;
-use crate::config::uplink_rate;
 
 /// The weight of a port without a given one, from 1 to [`MAX_WEIGHT`].
 pub(crate) const WEIGHT: u8 = 10;
@@ -47,8 +48,9 @@ impl SwitchPlan {
             Mode::Veb => SwitchMode::Veb,
             Mode::Vepa => SwitchMode::Vepa,
         };
-        let (ip, mask, host_mac) = (config.ip, config.mask, config.host_mac.map(|mac| mac.0));
-        let uplink = match (&config.tap, config.fds.first()) {
+        let BackendConfig { tap, fds, ip, mask, host_mac, .. } = &config.backend;
+        let (ip, mask, host_mac) = (*ip, *mask, host_mac.map(|mac| mac.0));
+        let uplink = match (tap, fds.first()) {
             (_, Some(fd)) => Some(UplinkPlan::Fd(*fd)),
             (Some(name), None) => {
                 let name = Some(name.clone());
@@ -68,16 +70,17 @@ pub(crate) const fn port_of(index: u16) -> u16 {
 
 /// The host's settings for the port that `config` describes.
 pub(crate) fn settings_of(config: &NetConfig) -> PortSettings {
+    let PolicyConfig { isolated, mirror, weight, min_tx_rate, link, .. } = config.policy;
     PortSettings {
-        isolated: config.isolated.unwrap_or(false),
-        mirror: match config.mirror.unwrap_or_default() {
+        isolated: isolated.unwrap_or(false),
+        mirror: match mirror.unwrap_or_default() {
             Mirror::Off => None,
             Mirror::Pf => Some(0),
             Mirror::Vf(index) => Some(port_of(index)),
         },
-        weight: config.weight.unwrap_or(WEIGHT),
-        min_tx_rate: config.min_tx_rate.unwrap_or(0),
-        follows_uplink: config.link.unwrap_or_default() == LinkPolicy::Auto,
+        weight: weight.unwrap_or(WEIGHT),
+        min_tx_rate: min_tx_rate.unwrap_or(0),
+        follows_uplink: link.unwrap_or_default() == LinkPolicy::Auto,
     }
 }
 
@@ -114,20 +117,21 @@ pub(crate) fn check(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(),
         let what = format!("a switch has ports for {} VFs; reserve fewer", MAX_PORTS - 1);
         return wrong(subject, "sriov_vfs", pf.sriov_vfs, Problem::Limit(what));
     }
-    if pf.vdpa.is_some() {
+    let BackendConfig { vdpa, vhost, vhost_user, vhost_socket, .. } = &pf.backend;
+    if vdpa.is_some() {
         return conflict("vdpa", "give it tap= instead of vdpa");
     }
-    if pf.vhost_user || pf.vhost_socket.is_some() {
+    if *vhost_user || vhost_socket.is_some() {
         return conflict("vhost_user", "give it tap= instead of vhost_user");
     }
-    if pf.vhost == Vhost::On {
+    if *vhost == Vhost::On {
         return conflict("switch", "leave vhost out");
     }
-    if mode == Mode::Vepa && !pf.names_backend() {
+    if mode == Mode::Vepa && !pf.backend.is_given() {
         let what = "forwards by way of the uplink, and there is none; add tap=, or give switch=veb".to_string();
         return wrong(subject, "switch", value, Problem::Missing(what));
     }
-    if !pf.names_backend() {
+    if !pf.backend.is_given() {
         check_no_tap(pf, "the switch has no uplink", "add tap=", subject)?;
     }
     let workers = pf.workers.unwrap_or(1);
@@ -141,12 +145,12 @@ pub(crate) fn check(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(),
 
 /// Refuses the keys of a tap for a function without one.
 fn check_no_tap(config: &NetConfig, why: &str, remedy: &str, subject: &Subject) -> Result<(), ConfigError> {
-    let NetConfig { ip, mask, host_mac, .. } = config;
+    let BackendConfig { ip, mask, host_mac, vhost, .. } = &config.backend;
     let given = [
         ("ip", ip.map(|ip| ip.to_string())),
         ("mask", mask.map(|mask| mask.to_string())),
         ("host_mac", host_mac.map(|mac| mac.to_string())),
-        ("vhost", (config.vhost == Vhost::On).then(|| "on".to_string())),
+        ("vhost", (*vhost == Vhost::On).then(|| "on".to_string())),
     ];
     match given.into_iter().find_map(|(key, value)| Some((key, value?))) {
         Some((key, value)) => {
@@ -163,17 +167,18 @@ fn check_no_tap(config: &NetConfig, why: &str, remedy: &str, subject: &Subject) 
 ///
 /// Fails with a setting without a port, or that no port can have.
 pub(crate) fn check_port(config: &NetConfig, functions: &[&NetConfig], subject: &Subject) -> Result<(), ConfigError> {
-    let mirror = config.mirror.filter(|mirror| !mirror.is_off());
+    let PolicyConfig { isolated, mirror, weight, min_tx_rate, .. } = config.policy;
+    let mirror = mirror.filter(|mirror| !mirror.is_off());
     let mirror_text = match mirror {
         Some(Mirror::Vf(index)) => index.to_string(),
         _ => "pf".to_string(),
     };
     let Some(port) = config.port() else {
         let asked = [
-            ("isolated", config.isolated.filter(|isolated| *isolated).map(|_| "on".to_string())),
+            ("isolated", isolated.filter(|isolated| *isolated).map(|_| "on".to_string())),
             ("mirror", mirror.map(|_| mirror_text)),
-            ("weight", config.weight.map(|weight| weight.to_string())),
-            ("min_tx_rate", config.min_tx_rate.filter(|rate| *rate != 0).map(|rate| rate.to_string())),
+            ("weight", weight.map(|weight| weight.to_string())),
+            ("min_tx_rate", min_tx_rate.filter(|rate| *rate != 0).map(|rate| rate.to_string())),
         ];
         return match asked.into_iter().find_map(|(key, value)| Some((key, value?))) {
             Some((key, value)) => {
@@ -189,7 +194,7 @@ pub(crate) fn check_port(config: &NetConfig, functions: &[&NetConfig], subject: 
     if port == SwitchPort::Vf {
         check_no_tap(config, "this VF is on the PF's switch", "add tap= to keep it out of the switch", subject)?;
     }
-    if let Some(weight) = config.weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {
+    if let Some(weight) = weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {
         let what = format!("not a weight; give 1 to {MAX_WEIGHT}");
         return wrong(subject, "weight", weight, Problem::Value(what));
     }
@@ -219,7 +224,7 @@ pub(crate) fn check_port(config: &NetConfig, functions: &[&NetConfig], subject: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::policy::info_of;
+    use crate::config::net::policy::info_of;
     use crate::config::{BackendPlan, NetPlan, NetVf, PlannedVm, VmConfig, VmPlan};
     use virtio_devices::Policy;
 

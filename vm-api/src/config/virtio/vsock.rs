@@ -2,18 +2,20 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::Serialize;
 
 /// A device for connections between programs of the guest and of the host. A VM has at most one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--vsock")]
 pub struct VsockConfig {
     /// Context ID of the guest, from 3 to 4294967294.
     #[option("cid=<number>", required)]
+    #[schema(minimum = 3, maximum = 4_294_967_294_u32)]
     pub cid: u32,
     /// Unix socket that clients connect to. A connection of the guest to port P goes to <path>_P.
     #[option("socket=<path>", required)]
+    #[schema(limits = SOCKET)]
     pub socket: PathBuf,
     /// Device name, unique in the VM. It must not start with two underscores. By default _vsockN, where
     /// N counts all devices without a name.

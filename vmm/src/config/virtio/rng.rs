@@ -2,7 +2,7 @@
 
 use virtio_devices::RngSpec;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::rng::RngConfig;
+use vm_api::config::virtio::rng::RngConfig;
 
 use crate::config::common_keys::CommonKeys;
 use crate::config::device::{DeviceKind, DevicePlan};

@@ -3,7 +3,7 @@
 use virtio_devices::PmemSpec;
 use vm_api::config::bytes;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::pmem::PmemConfig;
+use vm_api::config::virtio::pmem::PmemConfig;
 
 use crate::config::common_keys::{CommonKeys, check_ids};
 use crate::config::device::{DeviceKind, DevicePlan};

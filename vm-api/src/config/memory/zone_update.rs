@@ -1,17 +1,20 @@
 //! Memory zones that a VM has on another node of its new host.
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::{list, quote, unquote};
 use crate::config::option::Value;
 
 /// A memory zone and the host NUMA node that its memory comes from, instead of the saved one.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(deny_unknown_fields)]
+#[schema(name = "ZoneUpdateConfig")]
 pub struct ZoneUpdate {
     /// The zone's id.
     pub id: String,
-    /// The node of this host.
+    /// NUMA node of this host.
+    #[schema(format = "int32", maximum = 1023)]
     pub host_numa_node: u32,
 }
 

@@ -1,9 +1,9 @@
 //! The rules for the balloon, and its plan.
 
 use virtio_devices::BalloonSpec;
-use vm_api::config::balloon::BalloonConfig;
 use vm_api::config::bytes;
 use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::virtio::balloon::BalloonConfig;
 
 use crate::config::common_keys::CommonKeys;
 use crate::config::device::{DeviceKind, DevicePlan};

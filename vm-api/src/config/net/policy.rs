@@ -1,18 +1,105 @@
-//! Packets that a network function may send and receive: the values of `vlan_proto`, `trunk` and `link`.
+//! The policy of a network function: packets that it may send and receive.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use option_derive::{Options, Schema};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::SerializeSeq as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::json;
 
 use crate::config::grammar::list;
-use crate::config::option::{Value, digits};
+use crate::config::net::switch::Mirror;
+use crate::config::option::{Fields as _, Form, Value, digits};
+use crate::schema::{Component, Components, Definition, Schema};
+
+/// Policy of a NIC, PF or VF: keys of `--net`, `--net-vf` and `vm.set-vf`.
+#[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
+#[options(part, changes)]
+pub struct PolicyConfig {
+    /// Port VLAN, 1 to 4094, transparent to the guest: packets leave tagged, and only packets with that tag arrive,
+    /// untagged. With 802.1q, packets that the guest tags are dropped. 0 disables it.
+    #[option("vlan=<id>", change("id", "VLAN of all its packets, 0 for none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 4094)]
+    pub vlan: Option<u16>,
+    /// Priority in the tag of vlan, 0 to 7. By default 0.
+    #[option("vlan_qos=<priority>", change("priority", "Priority of the VLAN's tag, 0 to 7"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 7)]
+    pub vlan_qos: Option<u8>,
+    /// Tag protocol of vlan, or of trunk. By default 802.1q.
+    #[option("vlan_proto=802.1q|802.1ad", change("Kind of its tags"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan_proto: Option<VlanProto>,
+    /// VLANs that the guest may use with its own tags, instead of vlan; 0 is untagged packets. By default all.
+    #[option(
+        "trunk=[<id>,<id>-<id>,...]",
+        change("list", "VLANs that the guest may use, such as [10,100-199]; [] for all")
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<Vlans>,
+    /// Drop packets that the guest sends with a source MAC address other than its own. By default off, but on for VFs
+    /// on a switch.
+    #[option("spoofchk=on|off", change("Drop packets from MAC addresses other than its own"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spoofchk: Option<bool>,
+    /// Let the guest change a given MAC address, send from further ones and to bridges (01:80:c2:00:00:00 to :0f), and
+    /// receive packets for others. By default on, but off with spoofchk=on and for VFs on a switch.
+    #[option("trust=on|off", change("Let the guest change addresses and receive everything"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust: Option<bool>,
+    /// Transmit limit of the guest, in Mbit/s; excess packets wait in its queues. 0 is none.
+    #[option("max_tx_rate=<Mbit/s>", change("Mbit/s", "Transmit limit in Mbit/s, 0 for none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tx_rate: Option<u32>,
+    /// On a switch, guaranteed bandwidth from the guest to the uplink, in Mbit/s of its uplink_rate. By default 0.
+    #[option("min_tx_rate=<Mbit/s>", change("Mbit/s", "Guaranteed uplink bandwidth in Mbit/s, 0 for none"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_tx_rate: Option<u32>,
+    /// Limit of broadcast and multicast packets that the guest sends per second; more are dropped. 0 is none.
+    #[option(
+        "storm=<number>",
+        change("number", "Limit of broadcast and multicast packets that it sends per second, 0 for none")
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storm: Option<u32>,
+    /// Link when the VM starts. auto: up, unless the backend is lost or the switch's uplink is down; up: also without
+    /// the uplink. By default auto.
+    #[option("link=auto|up|down", change("State of its link"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(about = "State of the link.")]
+    pub link: Option<LinkPolicy>,
+    /// On a switch: reach only the uplink and the PF. By default off.
+    #[option("isolated=on|off", change("Let it reach only the uplink and the PF of its switch"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolated: Option<bool>,
+    /// On a switch, function that gets a copy of the packets that the guest sends. By default off.
+    #[option("mirror=off|pf|<VF>", change("off|pf|VF", "Function that gets a copy of its sent packets on its switch"))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
+    /// On a switch, weight of the function's share of the workers' time and of the uplink's rate under contention, 1 to
+    /// 100. By default 10.
+    #[option(
+        "weight=<number>",
+        change("1-100", "Weight of its share of its switch's time and uplink under contention")
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
+    pub weight: Option<u8>,
+}
+
+impl PolicyConfig {
+    /// The value of the key `key` as on the command line, if it is given.
+    pub fn value_of(&self, key: &str) -> Option<String> {
+        self.pairs_of(key).into_iter().next().map(|(_, value)| value)
+    }
+}
 
 /// The kind of a VLAN's tags.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum VlanProto {
     /// Type 0x8100, a customer's.
     #[default]
@@ -24,6 +111,8 @@ pub enum VlanProto {
 }
 
 impl Value for VlanProto {
+    const FORM: Form = Form::Words(&[("802.1q", "A customer's"), ("802.1ad", "A provider's")]);
+
     fn parse(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().as_str() {
             "802.1q" => Ok(Self::Customer),
@@ -41,7 +130,7 @@ impl Value for VlanProto {
 }
 
 /// The link of a network function as set by the host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkPolicy {
     /// Up, unless its backend is lost, or the uplink of its switch is down.
@@ -54,6 +143,12 @@ pub enum LinkPolicy {
 }
 
 impl Value for LinkPolicy {
+    const FORM: Form = Form::Words(&[
+        ("auto", "Up, unless its backend is lost"),
+        ("up", "The link is up"),
+        ("down", "The link is down"),
+    ]);
+
     fn parse(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
@@ -133,6 +228,24 @@ impl FromStr for Vlans {
 impl fmt::Display for Vlans {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}]", self.0.iter().map(text).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl Component for Vlans {
+    const NAME: &'static str = "Vlans";
+
+    fn define(_: &mut Components) -> Definition {
+        let range = json!({"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"});
+        let values = json!([{"type": "integer", "minimum": 0, "maximum": 4094}, range]);
+        let about = "VLAN IDs, and ranges of them as strings such as \"100-199\". All of them if left out.";
+        let (kind, items) = ("array", json!({"oneOf": values}));
+        Definition::other(Self::NAME, json!({"type": kind, "description": about, "maxItems": MOST, "items": items}))
+    }
+}
+
+impl Schema for Vlans {
+    fn describe(components: &mut Components) -> serde_json::Value {
+        components.reference::<Self>()
     }
 }
 

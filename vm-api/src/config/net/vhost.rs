@@ -2,10 +2,13 @@
 
 use std::fmt;
 
+use option_derive::Schema;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::json;
 
 use crate::config::option::Value;
+use crate::schema::{Component, Components, Definition, Schema};
 
 /// Use of vhost-net for a tap's packets. In JSON `true`, `false` or `"auto"`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,6 +73,23 @@ impl<'de> Deserialize<'de> for Vhost {
     }
 }
 
+impl Component for Vhost {
+    const NAME: &'static str = "Vhost";
+
+    fn define(_: &mut Components) -> Definition {
+        let about =
+            "Use of vhost-net for a tap's packets; auto uses it if the host has it. A VF does not inherit its PF's.";
+        let words = json!([{"type": "boolean"}, {"type": "string", "enum": ["auto"]}]);
+        Definition::other(Self::NAME, json!({"description": about, "default": false, "oneOf": words}))
+    }
+}
+
+impl Schema for Vhost {
+    fn describe(components: &mut Components) -> serde_json::Value {
+        components.reference::<Self>()
+    }
+}
+
 struct BoolOrAuto;
 
 impl Visitor<'_> for BoolOrAuto {
@@ -92,7 +112,7 @@ impl Visitor<'_> for BoolOrAuto {
 }
 
 /// Side that listens on a vhost-user socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub enum VhostMode {
     /// The backend listens and this program connects.
     Client,

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use virtio_devices::{NetSpec, PortSettings, RateLimits, TapSpec, VdpaSpec};
 
-use crate::config::switch;
+use crate::config::net::switch;
 use vm_api::config::mac::MacChoice;
 use vm_api::config::net::NetConfig;
-use vm_api::config::vhost::{Vhost, VhostMode};
+use vm_api::config::net::backend::BackendConfig;
+use vm_api::config::net::vhost::{Vhost, VhostMode};
 
 /// Backend of a network function.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,22 +59,23 @@ impl BackendPlan {
         if config.port().is_some() {
             return Self::Port(switch::settings_of(config));
         }
-        let NetConfig { vhost_mode: mode, .. } = *config;
+        let BackendConfig { tap: name, ip, mask, host_mac, fds, vhost, vhost_socket, vhost_mode: mode, vdpa, .. } =
+            &config.backend;
         // Only this program limits and inspects packets.
         let limited = spec.limits != RateLimits::default() || !spec.policy.is_open();
-        let vhost = if limited && config.vhost == Vhost::Auto { Vhost::Off } else { config.vhost };
+        let vhost = if limited && *vhost == Vhost::Auto { Vhost::Off } else { *vhost };
         let queue_pairs = spec.queue_pairs;
-        match (&config.vdpa, &config.vhost_socket) {
+        match (vdpa, vhost_socket) {
             (Some(path), _) => Self::Vdpa(VdpaSpec {
                 path: path.clone(),
                 mac: config.mac.and_then(MacChoice::given).map(|mac| mac.0),
                 queue_pairs,
             }),
-            (None, Some(socket)) => Self::VhostUser { socket: socket.clone(), mode },
-            _ if !config.fds.is_empty() => Self::Fds { fds: config.fds.clone(), vhost },
+            (None, Some(socket)) => Self::VhostUser { socket: socket.clone(), mode: *mode },
+            _ if !fds.is_empty() => Self::Fds { fds: fds.clone(), vhost },
             _ => {
-                let name = config.tap.clone().or(tap);
-                let (ip, mask, host_mac) = (config.ip, config.mask, config.host_mac.map(|mac| mac.0));
+                let name = name.clone().or(tap);
+                let (ip, mask, host_mac) = (*ip, *mask, host_mac.map(|mac| mac.0));
                 Self::Tap { spec: TapSpec { name, ip, mask, host_mac, mtu: spec.mtu, queue_pairs }, vhost }
             }
         }

@@ -6,20 +6,36 @@ use std::num::NonZeroU32;
 use virtio_devices::{BackendKind, MAX_VLAN, NetSpec, Policy, PortVlan, RateLimits, Trunk, VlanProtocol, VlanSet};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
+use vm_api::config::net::backend::BackendConfig;
+use vm_api::config::net::policy::{LinkPolicy, PolicyConfig, VlanProto};
+use vm_api::config::net::vhost::Vhost;
 use vm_api::config::net::{NetConfig, SwitchPort};
-use vm_api::config::policy::{LinkPolicy, VlanProto, Vlans};
-use vm_api::config::vhost::Vhost;
 use vm_api::info::PolicyInfo;
 
+use crate::config::net::switch;
 use crate::config::subject::Subject;
-use crate::config::switch;
 
 /// The highest priority of a tag.
 const MAX_QOS: u8 = 7;
 
 /// The policy of the function that `config` describes, which was checked. `given` is its configured address.
 pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy {
-    let PolicyInfo { vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm, .. } = info_of(config);
+    let PolicyInfo {
+        vlan,
+        vlan_qos,
+        vlan_proto,
+        trunk,
+        spoofchk,
+        trust,
+        max_tx_rate,
+        storm,
+        // Those of a port of a switch, or of the link.
+        min_tx_rate: _,
+        link: _,
+        isolated: _,
+        mirror: _,
+        weight: _,
+    } = info_of(config);
     let protocol = match vlan_proto {
         VlanProto::Customer => VlanProtocol::Customer,
         VlanProto::Service => VlanProtocol::Service,
@@ -37,7 +53,22 @@ pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy
 
 /// The effective policy of the function that `config` describes.
 pub(crate) fn info_of(config: &NetConfig) -> PolicyInfo {
-    let NetConfig { vlan, vlan_qos, vlan_proto, trunk, spoofchk, trust, max_tx_rate, storm, link, .. } = config;
+    let PolicyConfig {
+        vlan,
+        vlan_qos,
+        vlan_proto,
+        trunk,
+        spoofchk,
+        trust,
+        max_tx_rate,
+        storm,
+        link,
+        mirror,
+        // These are in the port's settings.
+        min_tx_rate: _,
+        isolated: _,
+        weight: _,
+    } = config.policy.clone();
     // On a wire of its own, a function is not restricted by default; a spoof check would be useless, as the driver
     // could change its address. On a switch, as on hardware, VFs are restricted.
     let port = config.port();
@@ -47,7 +78,7 @@ pub(crate) fn info_of(config: &NetConfig) -> PolicyInfo {
         vlan: vlan.unwrap_or_default(),
         vlan_qos: vlan_qos.unwrap_or_default(),
         vlan_proto: vlan_proto.unwrap_or_default(),
-        trunk: trunk.clone().unwrap_or_default(),
+        trunk: trunk.unwrap_or_default(),
         spoofchk,
         trust: trust.unwrap_or(match port {
             Some(port) => port == SwitchPort::Pf,
@@ -58,14 +89,14 @@ pub(crate) fn info_of(config: &NetConfig) -> PolicyInfo {
         storm: storm.unwrap_or_default(),
         link: link.unwrap_or_default(),
         isolated: settings.isolated,
-        mirror: config.mirror.unwrap_or_default(),
+        mirror: mirror.unwrap_or_default(),
         weight: port.map(|_| settings.weight),
     }
 }
 
 /// True if the function's link should be up when it is plugged in.
 pub(crate) fn link_up(config: &NetConfig) -> bool {
-    config.link != Some(LinkPolicy::Down)
+    config.policy.link != Some(LinkPolicy::Down)
 }
 
 /// Carrier of a function's packets other than this program, which then cannot enforce a policy on them.
@@ -80,7 +111,8 @@ impl Carrier {
     /// Carrier of the packets of the function that `config` describes; `None` if this program carries them, or will if
     /// a policy has to be enforced.
     pub(crate) fn of(config: &NetConfig) -> Option<Self> {
-        match (&config.vdpa, config.vhost_user, config.vhost) {
+        let BackendConfig { vdpa, vhost_user, vhost, .. } = &config.backend;
+        match (vdpa, vhost_user, vhost) {
             (Some(_), ..) => Some(Self::Vdpa),
             (None, true, _) => Some(Self::VhostUser),
             (None, false, Vhost::On) => Some(Self::VhostNet),
@@ -144,8 +176,12 @@ pub(crate) fn check(config: &NetConfig, carrier: Option<Carrier>, subject: &Subj
         let what = "needs VLANs whose tags it is about; add vlan= or trunk=".to_string();
         return wrong("vlan_proto", &"802.1ad", Problem::Missing(what));
     }
-    match (carrier, first_restriction(&info)) {
-        (Some(carrier), Some((key, value))) => wrong(key, &value, Problem::Conflict(carrier.refusal())),
+    match (carrier, policy_of(config, None).restrictions().next()) {
+        (Some(carrier), Some(key)) => {
+            let (spoofchk, trust) = (Some(info.spoofchk), Some(info.trust));
+            let effective = PolicyConfig { spoofchk, trust, ..config.policy.clone() };
+            wrong(key, &effective.value_of(key).unwrap_or_default(), Problem::Conflict(carrier.refusal()))
+        }
         _ => Ok(()),
     }
 }
@@ -156,37 +192,14 @@ pub(crate) fn check(config: &NetConfig, carrier: Option<Carrier>, subject: &Subj
 ///
 /// Fails if it has.
 pub(crate) fn check_carried(spec: &NetSpec, carrier: Carrier, subject: &Subject) -> Result<(), ConfigError> {
-    let Policy { port_vlan, trunk, spoof_check, trusted, max_tx_rate, storm, .. } = &spec.policy;
-    let asked = [
-        (port_vlan.is_some(), "vlan"),
-        (trunk.is_some(), "trunk"),
-        (*spoof_check, "spoofchk"),
-        (!trusted, "trust"),
-        (max_tx_rate.is_some(), "max_tx_rate"),
-        (storm.is_some(), "storm"),
-        (spec.limits != RateLimits::default(), "rate_limiter_config"),
-    ];
-    match asked.iter().find(|(asked, _)| *asked) {
-        Some((_, key)) => {
+    let limits = (spec.limits != RateLimits::default()).then_some("rate_limiter_config");
+    match spec.policy.restrictions().chain(limits).next() {
+        Some(key) => {
             let subject = format!("{} {key}", subject.bare());
             Err(ConfigError::new(subject, Problem::Conflict(carrier.refusal())))
         }
         None => Ok(()),
     }
-}
-
-/// The first key that only the carrier of the packets could enforce, and its value.
-fn first_restriction(info: &PolicyInfo) -> Option<(&'static str, String)> {
-    let Vlans(trunk) = &info.trunk;
-    let restrictions = [
-        ("vlan", info.vlan.to_string(), info.vlan != 0),
-        ("trunk", info.trunk.to_string(), !trunk.is_empty()),
-        ("spoofchk", "on".to_string(), info.spoofchk),
-        ("trust", "off".to_string(), !info.trust),
-        ("max_tx_rate", info.max_tx_rate.to_string(), info.max_tx_rate != 0),
-        ("storm", info.storm.to_string(), info.storm != 0),
-    ];
-    restrictions.into_iter().find(|(_, _, asked)| *asked).map(|(key, value, _)| (key, value))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use virtio_devices::VsockSpec;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::vsock::VsockConfig;
+use vm_api::config::virtio::vsock::VsockConfig;
 
 use crate::config::common_keys::CommonKeys;
 use crate::config::device::{DeviceKind, DevicePlan};

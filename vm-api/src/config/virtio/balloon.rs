@@ -1,10 +1,10 @@
 //! The balloon: `--balloon`.
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::Serialize;
 
 /// A balloon, through which the guest returns memory to the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--balloon")]
 pub struct BalloonConfig {
     /// Memory that the guest should return, in whole pages of 4 KiB. Must be less than the guest's memory.
@@ -26,6 +26,7 @@ pub struct BalloonConfig {
     /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SLOT)]
     pub pci_device_id: Option<u8>,
     /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]

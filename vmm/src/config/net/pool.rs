@@ -1,9 +1,9 @@
 //! A NIC and its VFs, each with its effective settings.
 
-use crate::config::nic::Nic;
+use crate::config::net::nic::Nic;
+use crate::config::net::switch;
+use crate::config::net::uplink_rate;
 use crate::config::subject::Subject;
-use crate::config::switch;
-use crate::config::uplink_rate;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacChoice;
 use vm_api::config::net::{NetConfig, VfConfig};

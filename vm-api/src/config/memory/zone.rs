@@ -2,18 +2,20 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::Serialize;
 
 /// A part of the guest's memory with its own properties.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--memory-zone")]
 pub struct MemoryZoneConfig {
     /// Zone name, unique in the VM.
     #[option("id=<name>", required)]
+    #[schema(min_length = 1)]
     pub id: String,
     /// Size of the zone. Zones are contiguous in the given order.
     #[option("size=<bytes>[K|M|G]", required)]
+    #[schema(minimum = 4096)]
     pub size: u64,
     /// File with the zone's contents, or directory for an unnamed file of the zone.
     #[option("file=<path>")]
@@ -32,6 +34,7 @@ pub struct MemoryZoneConfig {
     /// Host NUMA node of the zone's pages. By default any.
     #[option("host_numa_node=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = "int32", maximum = 1023)]
     pub host_numa_node: Option<u32>,
     /// Memory that can be added to the zone while the guest runs, in steps of 2M or of a huge page. Only with --memory
     /// hotplug_method=virtio-mem. By default none.

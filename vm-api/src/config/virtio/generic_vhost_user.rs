@@ -2,33 +2,41 @@
 
 use std::path::PathBuf;
 
-use option_derive::Options;
+use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::option::{Value, digits};
+use crate::schema::{Components, Schema};
 
 /// A device of any type that another process runs over vhost-user.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]
 #[options("--generic-vhost-user")]
 pub struct GenericVhostUserConfig {
     /// Type of the device (virtio 1.3 section 5): a number, or a name such as gpu, i2c or sound.
     #[option("device_type=<number or name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 63)]
+    #[schema(about = "Type of the device (virtio 1.3 section 5). Required, unless virtio_id has it. Virtual IOMMUs \
+                      (23) and watchdogs (35) are refused.")]
     pub device_type: Option<DeviceType>,
     /// Older name of device_type.
     #[option("virtio_id=<number or name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 63)]
     pub virtio_id: Option<DeviceType>,
     /// Unix socket that the backend listens on.
     #[option("socket=<path>", required)]
+    #[schema(limits = SOCKET)]
     pub socket: PathBuf,
     /// Entries in each queue, such as [64,64], each a power of two from 2 to 32768.
     #[option("queue_sizes=[<number>,...]", required)]
+    #[schema(min_items = 1, max_items = 256, items(minimum = 2, maximum = 32_768))]
     pub queue_sizes: Vec<u16>,
     /// Device name, unique in the VM. It must not start with two underscores. By default
     /// _generic_vhost_userN, where N counts all devices without a name.
     #[option("id=<name>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = ID)]
     pub id: Option<String>,
     /// PCI segment.
     #[option("pci_segment=<number>")]
@@ -36,6 +44,7 @@ pub struct GenericVhostUserConfig {
     /// Device number on bus 0, 1 to 31, or 0 on another segment than 0. By default the lowest free one.
     #[option("pci_device_id=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(limits = SLOT)]
     pub pci_device_id: Option<u8>,
 }
 
@@ -43,6 +52,12 @@ pub struct GenericVhostUserConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DeviceType(pub u32);
+
+impl Schema for DeviceType {
+    fn describe(components: &mut Components) -> serde_json::Value {
+        u32::describe(components)
+    }
+}
 
 /// The types with names on the command line.
 const NAMES: &[(&str, u32)] = &[

@@ -6,15 +6,16 @@ use std::ops::RangeInclusive;
 
 use virtio_devices::{check_interface_name, is_network_mask};
 
-use crate::config::policy::{self, Carrier};
+use crate::config::net::policy::{self, Carrier};
 use crate::config::rate;
 use crate::config::socket;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacChoice;
+use vm_api::config::net::backend::BackendConfig;
+use vm_api::config::net::vhost::{Vhost, VhostMode};
 use vm_api::config::net::{NetConfig, SwitchPort};
 use vm_api::config::rate::{BANDWIDTH, OPS};
-use vm_api::config::vhost::{Vhost, VhostMode};
 
 /// MTUs of a NIC in bytes: from IPv6's minimum (`RFC 8200 §5`) to what Linux allows on a tap, 65535 less an Ethernet
 /// header.
@@ -48,7 +49,7 @@ impl Nic<'_> {
 
     /// Checks that there is one backend, fully described, and no option of another kind.
     fn check_backend(&self) -> Result<(), ConfigError> {
-        let NetConfig { vdpa, vhost_user, vhost_socket, vhost_mode, .. } = self.config;
+        let BackendConfig { vdpa, vhost_user, vhost_socket, vhost_mode, .. } = &self.config.backend;
         let conflict = |what: &str| Problem::Conflict(what.to_string());
         match (vdpa, vhost_user) {
             (Some(path), _) => self.check_no_tap("vdpa", &path.display(), "a vDPA device")?,
@@ -83,7 +84,7 @@ impl Nic<'_> {
     /// An address of the tap (`ip`, `mask`) is kept without effect, as in Cloud Hypervisor: clients such as Kata send
     /// one with every NIC. With a vhost-user backend, the tap's MAC address is kept as well.
     fn check_no_tap(&self, key: &str, value: &dyn Display, kind: &str) -> Result<(), ConfigError> {
-        let NetConfig { tap, fds, vhost, host_mac, vdpa, vhost_user, vhost_socket, .. } = self.config;
+        let BackendConfig { tap, fds, vhost, host_mac, vdpa, vhost_user, vhost_socket, .. } = &self.config.backend;
         let settings = [
             ("tap", tap.is_some()),
             ("fd", !fds.is_empty()),
@@ -125,7 +126,7 @@ impl Nic<'_> {
     }
 
     fn check_link(&self) -> Result<(), ConfigError> {
-        let NetConfig { mtu, mac, host_mac, offload_csum, offload_tso, offload_ufo, .. } = *self.config;
+        let NetConfig { mtu, mac, offload_csum, offload_tso, offload_ufo, .. } = *self.config;
         if let Some(mtu) = mtu.filter(|mtu| !MTUS.contains(mtu)) {
             let what = format!("not a valid MTU; give {} to {}", MTUS.start(), MTUS.end());
             return self.error("mtu", mtu, Problem::Value(what));
@@ -135,7 +136,7 @@ impl Nic<'_> {
                         leave mac out to have one chosen";
             return self.error("mac", "any", Problem::Value(what.to_string()));
         }
-        for (key, mac) in [("mac", mac.and_then(MacChoice::given)), ("host_mac", host_mac)] {
+        for (key, mac) in [("mac", mac.and_then(MacChoice::given)), ("host_mac", self.config.backend.host_mac)] {
             match mac {
                 Some(mac) if mac.is_multicast() => {
                     let what =
@@ -162,19 +163,18 @@ impl Nic<'_> {
 
     /// Checks the rate limits: only packets that this program moves are limited.
     fn check_limits(&self) -> Result<(), ConfigError> {
-        let NetConfig { vhost, vhost_user, vdpa, rate_limiter_config, .. } = self.config;
-        let Some(config) = rate_limiter_config else { return Ok(()) };
+        let Some(config) = &self.config.rate_limiter_config else { return Ok(()) };
         let limits = rate::plan(config, self.subject)?;
         let (names, limit) = match (limits.bandwidth, limits.ops) {
             (Some(limit), _) => (BANDWIDTH, limit),
             (None, Some(limit)) => (OPS, limit),
             (None, None) => return Ok(()),
         };
-        let (key, carrier) = match (vdpa, vhost_user, vhost) {
-            (Some(_), ..) => ("vdpa", "a vDPA device moves"),
-            (None, true, _) => ("vhost_user", "another process (vhost_user=on) moves"),
-            (None, false, Vhost::On) => ("vhost", "the host's kernel (vhost=on) moves"),
-            (None, false, Vhost::Off | Vhost::Auto) => return Ok(()),
+        let (key, carrier) = match Carrier::of(self.config) {
+            Some(Carrier::Vdpa) => ("vdpa", "a vDPA device moves"),
+            Some(Carrier::VhostUser) => ("vhost_user", "another process (vhost_user=on) moves"),
+            Some(Carrier::VhostNet) => ("vhost", "the host's kernel (vhost=on) moves"),
+            None => return Ok(()),
         };
         let what = format!(
             "{carrier} the packets, and not this program, which could limit them; leave {key} out, or lift the limit: \
@@ -185,7 +185,7 @@ impl Nic<'_> {
     }
 
     fn check_tap(&self) -> Result<(), ConfigError> {
-        let NetConfig { tap, ip, mask, .. } = self.config;
+        let BackendConfig { tap, ip, mask, .. } = &self.config.backend;
         if let Some(tap) = tap {
             check_interface_name(tap).or_else(|what| self.error("tap", tap, Problem::Value(what.to_string())))?;
         }
@@ -202,7 +202,8 @@ impl Nic<'_> {
     }
 
     fn check_fds(&self) -> Result<(), ConfigError> {
-        let NetConfig { fds, num_queues, tap, host_mac, .. } = self.config;
+        let BackendConfig { fds, tap, host_mac, .. } = &self.config.backend;
+        let num_queues = self.config.num_queues;
         if fds.is_empty() {
             return Ok(());
         }

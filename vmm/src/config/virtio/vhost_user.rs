@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use virtio_devices::{VhostUserDeviceSpec, VhostUserKind};
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::fs::FsConfig;
-use vm_api::config::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
+use vm_api::config::virtio::fs::FsConfig;
+use vm_api::config::virtio::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
 
 use crate::config::common_keys::{CommonKeys, check_ids};
 use crate::config::device::{DeviceKind, DevicePlan};
-use crate::config::nic::QUEUE_SIZES;
+use crate::config::net::nic::QUEUE_SIZES;
 use crate::config::socket;
 use crate::config::subject::Subject;
 

@@ -1,11 +1,17 @@
 //! The embedded switch of a PF: the values of `switch` and `mirror`.
 
+use option_derive::Schema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::config::option::{Value, digits};
+use crate::schema::{Component, Components, Definition, Schema};
+
+/// The last index of a VF on a switch.
+const MOST_INDEX: u16 = 4094;
 
 /// Forwarding rule of a switch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchMode {
     /// By the switch itself.
@@ -75,6 +81,24 @@ impl std::str::FromStr for Mirror {
 
     fn from_str(text: &str) -> Result<Self, String> {
         Value::parse(text)
+    }
+}
+
+impl Component for Mirror {
+    const NAME: &'static str = "Mirror";
+
+    fn define(components: &mut Components) -> Definition {
+        let about = "Function of a switch that gets copies of the packets that another sends. A VF is its index.";
+        let mut index = u16::describe(components);
+        index["maximum"] = MOST_INDEX.into();
+        let values = json!([{"type": "string", "enum": ["off", "pf"]}, index]);
+        Definition::other(Self::NAME, json!({"description": about, "oneOf": values}))
+    }
+}
+
+impl Schema for Mirror {
+    fn describe(components: &mut Components) -> serde_json::Value {
+        components.reference::<Self>()
     }
 }
 

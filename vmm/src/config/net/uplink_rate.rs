@@ -25,7 +25,7 @@ pub(crate) fn check_uplink(pf: &NetConfig, subject: &Subject) -> Result<(), Conf
     let Some(rate) = given(pf.uplink_rate) else { return Ok(()) };
     let what = match pf.switch {
         None => "only the uplink of a switch has a rate; add switch=veb,tap=, or leave uplink_rate out",
-        Some(_) if !pf.names_backend() => "the switch has no uplink; add tap=, or leave uplink_rate out",
+        Some(_) if !pf.backend.is_given() => "the switch has no uplink; add tap=, or leave uplink_rate out",
         Some(_) => return Ok(()),
     };
     conflict(subject, "uplink_rate", rate, what.to_string())
@@ -37,13 +37,13 @@ pub(crate) fn check_uplink(pf: &NetConfig, subject: &Subject) -> Result<(), Conf
 ///
 /// Fails if the uplink has no rate, or the port may never send as much.
 pub(crate) fn check_port(config: &NetConfig, pf: Option<&NetConfig>, subject: &Subject) -> Result<(), ConfigError> {
-    let Some(rate) = given(config.min_tx_rate) else { return Ok(()) };
+    let Some(rate) = given(config.policy.min_tx_rate) else { return Ok(()) };
     if pf.and_then(|pf| given(pf.uplink_rate)).is_none() {
         let what = "a part of the uplink's rate, which is not given; add uplink_rate= to the PF, or leave min_tx_rate \
                     out (docs/switch.md)";
         return conflict(subject, "min_tx_rate", rate, what.to_string());
     }
-    match given(config.max_tx_rate) {
+    match given(config.policy.max_tx_rate) {
         Some(most) if most < rate => {
             let what = format!("more than max_tx_rate={most}; give no more than that, or raise max_tx_rate");
             conflict(subject, "min_tx_rate", rate, what)
@@ -59,7 +59,7 @@ pub(crate) fn check_port(config: &NetConfig, pf: Option<&NetConfig>, subject: &S
 /// Fails if the sum exceeds the uplink's rate.
 pub(crate) fn check_sum(functions: &[&NetConfig], subject: &Subject) -> Result<(), ConfigError> {
     let Some(rate) = functions.first().and_then(|pf| given(pf.uplink_rate)) else { return Ok(()) };
-    let sum: u64 = functions.iter().filter_map(|config| config.min_tx_rate).map(u64::from).sum();
+    let sum: u64 = functions.iter().filter_map(|config| config.policy.min_tx_rate).map(u64::from).sum();
     if sum <= u64::from(rate) {
         return Ok(());
     }
@@ -71,7 +71,7 @@ pub(crate) fn check_sum(functions: &[&NetConfig], subject: &Subject) -> Result<(
 mod tests {
     use std::num::NonZeroU32;
 
-    use crate::config::policy::info_of;
+    use crate::config::net::policy::info_of;
     use crate::config::{BackendPlan, NetPlan, NetVf, VmConfig, VmPlan};
 
     fn plan(net: &str, vfs: &[&str]) -> Result<NetPlan, String> {

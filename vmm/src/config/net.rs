@@ -1,0 +1,9 @@
+//! NICs, PFs and VFs: rules and plans.
+
+pub(crate) mod backend;
+pub(crate) mod nic;
+pub(crate) mod policy;
+pub(crate) mod pool;
+pub(crate) mod shared_macs;
+pub(crate) mod switch;
+mod uplink_rate;
