@@ -4,7 +4,7 @@ use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::list;
-use crate::config::option::{Value, digits};
+use crate::config::value::{Value, digits};
 
 /// A NUMA node of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]

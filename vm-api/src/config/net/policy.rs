@@ -11,7 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::grammar::list;
 use crate::config::net::switch::Mirror;
-use crate::config::option::{Fields as _, Form, Value, digits};
+use crate::config::option::Fields as _;
+use crate::config::value::{Form, Value, digits};
 
 /// Policy of a NIC, PF or VF: keys of `--net`, `--net-vf` and `vm.set-vf`.
 #[derive(Debug, Clone, PartialEq, Eq, Options)]

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::config::option::Value;
+use crate::config::value::Value;
 
 /// Use of vhost-net for a tap's packets. In JSON `true`, `false` or `"auto"`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use option_derive::Options;
 use serde::{Deserialize, Serialize};
 
-use crate::config::option::{Value, digits};
+use crate::config::value::{Value, digits};
 
 /// A device of any type that another process runs over vhost-user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options)]
