@@ -38,10 +38,9 @@
 //! `NetConfig` with this struct's fields. An `inherited` field that is `None` has the base's value; an `apart` field is
 //! not in the base.
 //!
-//! The derive implements `Default` and `Fields`, and for an option `Deserialize`, `FromStr`, `Display` and `Options`. It
-//! generates the code that differs between structs; shared code is ordinary code in `vm-api/src/config/option.rs`.
-//! `Serialize` is
-//! serde's own, except for parts and structs with a flattened field, whose `Serialize` knows only
+//! The derive implements `Default` and `Fields`, and for an option `Deserialize`, `FromStr`, `Display` and `Options`.
+//! It generates the code that differs between structs; shared code is ordinary code in `vm-api/src/config/option.rs`.
+//! `Serialize` is serde's own, except for parts and structs with a flattened field: theirs knows only
 //! `#[serde(skip_serializing_if = "...")]`.
 
 mod attribute;
