@@ -11,6 +11,8 @@ mod command;
 mod error;
 #[path = "../src/log_format.rs"]
 mod log_format;
+#[path = "../src/remote/vf_change.rs"]
+mod vf_change;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
 

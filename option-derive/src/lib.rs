@@ -127,7 +127,8 @@ fn expand(input: &DeriveInput) -> Result<Code> {
         const _: () = {
             use crate::config::error::ConfigError;
             use crate::config::grammar::Pair;
-            use crate::config::option::{self, Argument, Changes, Fields, Key, Options, Part, Value, Written};
+            use crate::config::option::{self, Argument, Changes, Fields, Key, Options, Part, Written};
+            use crate::config::value::{self, Value};
 
             /// Values of the command line or JSON, before defaults.
             #[derive(Default)]
@@ -190,7 +191,7 @@ fn of_fields(config: &Ident, header: &Header, settings: &[Setting]) -> Code {
                 Ok(pairs)
             }
 
-            fn read_key(given: &mut Given, key: &str, value: &str) -> Option<Result<(), String>> {
+            fn read_key(given: &mut Given, key: &str, text: &str) -> Option<Result<(), String>> {
                 match key {
                     #(#read_key)*
                     _ => {

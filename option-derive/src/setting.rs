@@ -170,7 +170,7 @@ impl Setting {
         match &self.kind {
             Kind::Key(key, _) => {
                 let alias = self.alias.as_ref().map(|alias| quote!(| #alias));
-                quote!(#key #alias => Some(option::read(value).map(|value| given.#name = value)),)
+                quote!(#key #alias => Some(value::read(text).map(|value| given.#name = value)),)
             }
             Kind::Part | Kind::Flatten | Kind::JsonOnly => quote!(),
         }
@@ -183,7 +183,7 @@ impl Setting {
             return quote!();
         }
         quote! {
-            if let Some(read) = <#ty as Fields>::read_key(&mut given.#name, key, value) {
+            if let Some(read) = <#ty as Fields>::read_key(&mut given.#name, key, text) {
                 return Some(read);
             }
         }

@@ -9,7 +9,7 @@ use vm_api::config::{
 };
 use vm_api::migration::{ReceiveMigration, SendMigration};
 
-use crate::remote::vf_change::VfChange;
+use super::vf_change::VfChange;
 use crate::vm_options::{VmOptions, keys};
 
 const EXAMPLE: &str = "\

@@ -24,6 +24,7 @@ pub mod restore;
 pub mod rtc;
 pub mod tpm;
 pub mod unsupported;
+pub mod value;
 pub mod vdpa;
 pub mod virtio;
 
@@ -51,7 +52,7 @@ pub use crate::config::net::switch::{Mirror, SwitchMode};
 pub use crate::config::net::vhost::{Vhost, VhostMode};
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::numa::{NumaConfig, NumaDistance};
-pub use crate::config::option::{Argument, Form, Key, Options, bytes, help};
+pub use crate::config::option::{Argument, Key, Options, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::restore::{
@@ -59,6 +60,7 @@ pub use crate::config::restore::{
 };
 pub use crate::config::rtc::RtcConfig;
 pub use crate::config::tpm::TpmConfig;
+pub use crate::config::value::{Form, bytes};
 pub use crate::config::vdpa::VdpaConfig;
 pub use crate::config::virtio::balloon::BalloonConfig;
 pub use crate::config::virtio::fs::FsConfig;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
-use crate::config::option::Value;
+use crate::config::value::Value;
 use crate::config::{OnMissingBackend, RestoredBackend, RestoredNet, ZoneUpdate};
 
 /// Target of a migration, and options: `vm.send-migration`.

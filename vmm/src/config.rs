@@ -21,6 +21,7 @@ pub(crate) mod queue_affinity;
 pub(crate) mod rate;
 pub(crate) mod rtc;
 pub(crate) mod segments;
+pub(crate) mod shared_macs;
 pub(crate) mod socket;
 // Users of the project know this path.
 #[path = "config_sriov.rs"]

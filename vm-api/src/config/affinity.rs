@@ -1,7 +1,7 @@
 //! CPU affinity of numbered threads: `[0@[0-3],1@[2,5]]`.
 
 use crate::config::grammar::list;
-use crate::config::option::Value;
+use crate::config::value::Value;
 
 /// Parses a list: each number with its CPUs.
 ///

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::error::write_line;
 use crate::config::grammar::{Pair, pairs, quote, unquote};
-use crate::config::option::{self, Value};
+use crate::config::value::{self, Value};
 
 /// Destination of a console's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
@@ -89,7 +89,7 @@ impl ConsoleConfig {
     /// Sets a key that is not a mode.
     fn set(&mut self, key: &str, value: &str) -> Result<(), ParseConsoleError> {
         fn read<T: Value>(key: &str, value: &str) -> Result<Option<T>, ParseConsoleError> {
-            option::read(value).map_err(|what| ParseConsoleError(format!("{key}={value}: {what}")))
+            value::read(value).map_err(|what| ParseConsoleError(format!("{key}={value}: {what}")))
         }
         match key {
             "id" => self.id = read(key, value)?,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::affinity;
 use crate::config::grammar::list;
-use crate::config::option::Value;
+use crate::config::value::Value;
 
 /// The virtual CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]

@@ -6,8 +6,8 @@ use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::affinity;
-use crate::config::option::Value;
 use crate::config::rate::RateLimiterConfig;
+use crate::config::value::Value;
 
 /// A disk: an image file, a block device of the host, or a vhost-user backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
-use crate::config::option::Value;
+use crate::config::value::Value;
 
 /// A file, or a folder with its contents, that the program may use once it is confined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]

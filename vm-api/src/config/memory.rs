@@ -7,7 +7,7 @@ use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::memory::zone::MemoryZoneConfig;
-use crate::config::option::Value;
+use crate::config::value::Value;
 
 /// The guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]

@@ -15,8 +15,9 @@ use crate::config::mac::{MacAddress, MacChoice};
 use crate::config::net::backend::BackendConfig;
 use crate::config::net::policy::PolicyConfig;
 use crate::config::net::switch::SwitchMode;
-use crate::config::option::{Key, Options, from_pairs, read};
+use crate::config::option::{Key, Options, from_pairs};
 use crate::config::rate::RateLimiterConfig;
+use crate::config::value::read;
 
 /// Fields of a NIC or VF that come first, in the order of help and JSON: those of the backend are not together.
 const ORDER: &[&str] = &[

@@ -4,7 +4,7 @@ use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::list;
-use crate::config::option::{Value, digits};
+use crate::config::value::{Value, digits};
 
 /// A NUMA node of the guest. A vCPU, memory zone or PCI segment belongs to at most one node. Memory zones that no node
 /// names belong to node 0.

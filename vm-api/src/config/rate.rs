@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::Pair;
-use crate::config::option::{Key, Part, Value, digits, read};
+use crate::config::option::{Key, Part};
+use crate::config::value::{Value, digits, read};
 
 /// Limits of a device's bandwidth and operations.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::{list, pairs, quote, unquote};
 use crate::config::memory::zone_update::ZoneUpdate;
-use crate::config::option::Value;
+use crate::config::value::Value;
 
 /// Source of a restored VM, and differences on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Options, Schema)]

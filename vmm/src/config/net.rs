@@ -4,6 +4,5 @@ pub(crate) mod backend;
 pub(crate) mod nic;
 pub(crate) mod policy;
 pub(crate) mod pool;
-pub(crate) mod shared_macs;
 pub(crate) mod switch;
 mod uplink_rate;

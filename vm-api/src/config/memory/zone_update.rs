@@ -4,7 +4,7 @@ use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::grammar::{list, quote, unquote};
-use crate::config::option::Value;
+use crate::config::value::Value;
 
 /// A memory zone and the host NUMA node that its memory comes from, instead of the saved one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]

@@ -12,7 +12,8 @@ use serde_json::json;
 
 use crate::config::grammar::list;
 use crate::config::net::switch::Mirror;
-use crate::config::option::{Fields as _, Form, Value, digits};
+use crate::config::option::Fields as _;
+use crate::config::value::{Form, Value, digits};
 use crate::schema::{Component, Components, Definition, Schema};
 
 /// Policy of a NIC, PF or VF: keys of `--net`, `--net-vf` and `vm.set-vf`.

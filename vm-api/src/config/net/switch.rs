@@ -4,7 +4,7 @@ use option_derive::Schema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::config::option::{Value, digits};
+use crate::config::value::{Value, digits};
 use crate::schema::{Component, Components, Definition, Schema};
 
 /// The last index of a VF on a switch.

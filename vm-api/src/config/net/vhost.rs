@@ -7,7 +7,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
 
-use crate::config::option::Value;
+use crate::config::value::Value;
 use crate::schema::{Component, Components, Definition, Schema};
 
 /// Use of vhost-net for a tap's packets. In JSON `true`, `false` or `"auto"`.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
 
-use crate::config::option::{Value, digits};
+use crate::config::value::{Value, digits};
 use crate::schema::{Components, Schema};
 
 /// A device of any type that another process runs over vhost-user.

@@ -6,7 +6,7 @@ use virtio_devices::{BackendKind, tap_name};
 
 use super::{Added, Instance, no_device};
 use crate::api::Failure;
-use crate::config::net::shared_macs::SharedMac;
+use crate::config::shared_macs::SharedMac;
 use crate::config::{
     DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PlannedVm, PmemConfig, VdpaConfig, VmConfig,
     VsockConfig, iommu,
