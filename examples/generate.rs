@@ -3,10 +3,14 @@
 
 #![expect(dead_code, reason = "only the definitions of the command lines are needed")]
 
+#[path = "../src/remote/add.rs"]
+mod add;
 #[path = "../src/cli.rs"]
 mod cli;
 #[path = "../src/remote/command.rs"]
 mod command;
+#[path = "../src/remote/descriptor.rs"]
+mod descriptor;
 #[path = "../src/error.rs"]
 mod error;
 #[path = "../src/log_format.rs"]

@@ -1,6 +1,7 @@
 //! The control loop, in the only thread that creates and changes the VM: handles actions of clients, events of the
 //! guest, and signals, one at a time.
 
+mod addition;
 mod connect;
 mod failure;
 mod fallback;
@@ -28,7 +29,7 @@ use serde::Serialize;
 use virtio_devices::borrow_eventfd as borrow;
 
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
-use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, Reply, Resize, Server};
+use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, NewDevice, Reply, Resize, Server};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig};
 use crate::control::instance::{Added, Instance, Turn};
 use crate::control::live::Live;
@@ -363,7 +364,7 @@ impl ControlLoop {
         } else if let Some(pending) = self.opening.take().and_then(Opening::abandon) {
             let what = match pending.action() {
                 Action::Restore(..) => "the VM was ended before it was restored",
-                Action::AddDevice(..) => "the VM was ended before the device of the host was open",
+                Action::Add(NewDevice::Host(..)) => "the VM was ended before the device of the host was open",
                 _ => "the VM was ended before a vhost-user backend was ready",
             };
             pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what)));
@@ -488,9 +489,10 @@ impl ControlLoop {
             Action::MigrationProgress => self.migration_progress(),
             Action::PowerButton => self.guest_mut().map(|vm| vm.press_power_button()).map(|()| Reply::Done),
             Action::Nmi => self.guest_mut().map(|vm| vm.nmi()).map(|()| Reply::Done),
-            Action::AddNet(net, fds) => {
-                let added = self.created()?.add_net(*net, fds);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the NIC cannot be added"))
+            Action::Add(device) => {
+                let failed = format!("the {} cannot be added", device.noun());
+                let added = self.created()?.add(device);
+                added.map(reply).map_err(|error| Failure::from(error).in_context(failed))
             }
             Action::RemoveDevice(device) => self.created()?.remove_device(&device.id).map(|()| Reply::Done),
             Action::Resize(resize) => self.resize(&resize),
@@ -507,36 +509,6 @@ impl ControlLoop {
             Action::Info => Ok(json(&info::info(self.created()?))),
             Action::Counters => Ok(json(&info::counters(self.running()?))),
             Action::SetVf(change, fds) => self.created()?.set_vf(&change, fds).map(|()| Reply::Done),
-            Action::AddDisk(disk) => {
-                let added = self.created()?.add_disk(*disk);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the disk cannot be added"))
-            }
-            Action::AddFs(fs) => {
-                let added = self.created()?.add_fs(*fs);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the file system cannot be added"))
-            }
-            Action::AddGenericVhostUser(device) => {
-                let added = self.created()?.add_generic_vhost_user(*device);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
-            }
-            Action::AddDevice(device, fds) => {
-                let added = self.created()?.add_device(*device, fds);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
-            }
-            Action::AddPmem(pmem) => {
-                let added = self.created()?.add_pmem(*pmem);
-                added
-                    .map(reply)
-                    .map_err(|error| Failure::from(error).in_context("the persistent memory cannot be added"))
-            }
-            Action::AddVdpa(vdpa) => {
-                let added = self.created()?.add_vdpa(*vdpa);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the vDPA device cannot be added"))
-            }
-            Action::AddVsock(vsock) => {
-                let added = self.created()?.add_vsock(*vsock);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the vsock device cannot be added"))
-            }
             // Usually handled in other threads.
             Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
                 Err(Failure::new(ErrorKind::Conflict, "another action is under way; try again"))

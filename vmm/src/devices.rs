@@ -12,6 +12,7 @@ mod holds;
 pub(crate) mod mem_regions;
 mod memory_users;
 mod missing;
+pub(crate) mod opened_before;
 pub(crate) mod passed_taps;
 pub(crate) mod peers;
 pub(crate) mod places;
@@ -32,13 +33,14 @@ use virtio_devices::{
 use crate::acpi::viot::Viot;
 use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, NetPlan, NicPlan, switch};
 pub(crate) use crate::devices::announce::NetFunction;
-use crate::devices::backends::{OpenedBefore, Opener, absent};
+use crate::devices::backends::{Opener, absent};
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
 pub(crate) use crate::devices::disks::LimitGroups;
 pub(crate) use crate::devices::error::DeviceError;
 use crate::devices::mem_regions::MemRegions;
 use crate::devices::memory_users::MemoryUsers;
+use crate::devices::opened_before::OpenedBefore;
 use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
 use crate::devices::peers::{Peers, function_option};
 use crate::devices::places::Place;
@@ -409,8 +411,12 @@ impl Devices {
     /// Fails as [`Self::new`] does; everything of the device is closed then.
     pub(crate) fn add(&mut self, plan: &DevicePlan, opened: OpenedBefore) -> Result<Bdf, DeviceError> {
         let memory = self.host.memory.clone();
-        let peers = opened.peers.unwrap_or_else(|| Peers::connect(std::slice::from_ref(plan), &memory, None))?;
-        let mut opener = Opener::new(&memory, peers).with_host_device(opened.host_device);
+        let (peers, host_device) = match opened {
+            OpenedBefore::Nothing => (Peers::connect(std::slice::from_ref(plan), &memory, None)?, None),
+            OpenedBefore::Peers(peers) => (peers?, None),
+            OpenedBefore::HostDevice(device, _) => (Peers::default(), Some(*device)),
+        };
+        let mut opener = Opener::new(&memory, peers).with_host_device(host_device);
         let placement = self.open(plan, Place::Slot(plan.pci_device_id), &mut opener)?;
         Ok(placement.bdf(placement.rid))
     }

@@ -2,6 +2,7 @@
 //! `vhost_socket` or `vdpa`.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::Arc;
 
 use pci::VfIndex;
 use virtio_devices::{Cancel, Memory};
@@ -77,7 +78,7 @@ impl Instance {
         let Wanted { planned, device: _, nic, vf } = wanted;
         let vm = self.vm_mut().ok_or_else(not_booted)?;
         vm.give_backend((&given.id, vf), &nic, opened.backend).map_err(Error::from)?;
-        self.planned = planned;
+        self.planned = Arc::new(planned);
         if !fds.is_empty() {
             self.fds.entry(given.id.clone()).or_default().extend(fds);
         }

@@ -7,7 +7,7 @@ use virtio_devices::{
 
 use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _, UplinkPlan, VdpaConfig, Vhost};
 use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
-use crate::devices::peers::{PeerError, Peers};
+use crate::devices::peers::Peers;
 use crate::error_kind::ErrorKind;
 use crate::passed_fd;
 use crate::vfio::{OpenDevice, VfioError};
@@ -56,15 +56,6 @@ impl BackendError {
             Self::Vdpa { error, .. } => error.kind().into(),
         }
     }
-}
-
-/// Backends that were opened for a device, on another thread, before it is plugged in.
-#[derive(Default)]
-pub(crate) struct OpenedBefore {
-    /// vhost-user backends, or the reason why they cannot be used.
-    pub peers: Option<Result<Peers, PeerError>>,
-    /// The host device, or the reason why it cannot be opened.
-    pub host_device: Option<Result<OpenDevice, VfioError>>,
 }
 
 /// Opener of backends, for one start of a VM or for a device that is added later.
