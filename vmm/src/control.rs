@@ -37,6 +37,7 @@ use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{Acquired, Opening};
 use crate::control::queue::{ActionQueue, PendingAction};
 use crate::control::signals::{Signals, ignore_file_size_signal};
+use crate::devices::kind;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::heap;
@@ -116,7 +117,7 @@ fn serve(
 ) -> Result<(), Error> {
     let own_files: Vec<_> = options.api.iter().filter_map(ApiSocket::path).map(Rule::of_api_socket).collect();
     if let Some(planned) = &options.vm {
-        landlock::enter(planned, &own_files)?;
+        landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &own_files)?;
     }
     let mut instance = options.vm.map(|planned| Instance::new(planned, events.clone(), limits));
     if let Some(instance) = &mut instance {
@@ -530,7 +531,7 @@ impl ControlLoop {
             heap::give_back();
             Failure::from(error).in_context("the VM cannot be created")
         })?;
-        landlock::enter(&planned, &self.own_files)
+        landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &self.own_files)
             .map_err(|error| Failure::from(Error::from(error)).in_context("the VM cannot be created"))?;
         self.instance = Some(Instance::new(planned, self.events.clone(), self.limits));
         Ok(Reply::Done)

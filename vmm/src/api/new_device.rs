@@ -69,7 +69,7 @@ impl NewDevice {
         Ok(())
     }
 
-    /// Its descriptors, which stay open as long as the VM has the device.
+    /// The descriptors, which stay open as long as the VM has the device.
     pub fn into_fds(self) -> Vec<OwnedFd> {
         match self {
             Self::Net(_, fds) | Self::Host(_, fds) => fds,

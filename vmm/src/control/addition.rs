@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::api::NewDevice;
 use crate::config::{DevicePlan, PlannedVm, iommu};
+use crate::devices::kind;
 use crate::devices::opened_before::OpenedBefore;
 use crate::error::Error;
 use crate::landlock;
@@ -45,7 +46,7 @@ fn with_device(device: &NewDevice, before: &PlannedVm, is_booted: bool) -> Resul
     planned.keep_slots(before.plan());
     if is_booted && let Some(device) = planned.added_to(before.plan()) {
         iommu::check_added(before.plan().iommu(), device)?;
-        landlock::check_device(device)?;
+        landlock::check_device(|| kind::files(device))?;
     }
     Ok(planned)
 }

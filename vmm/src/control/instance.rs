@@ -22,6 +22,7 @@ use crate::control::opening::{Acquire, Acquired};
 use crate::control::set_vf;
 use crate::devices::Removed;
 use crate::devices::fallback::Held;
+use crate::devices::kind;
 use crate::devices::peers::Peers;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
@@ -237,7 +238,7 @@ impl Instance {
     /// Runs the checks that need no open resources, and reports that the VM boots.
     fn begin_boot(&self) -> Result<(), Error> {
         self.config().payload.check_present()?;
-        landlock::check_vm(&self.planned)?;
+        landlock::check_vm(self.config(), || kind::all_files(&self.planned.plan().devices))?;
         self.events.vm("booting");
         Ok(())
     }
