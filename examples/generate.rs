@@ -3,16 +3,18 @@
 
 #![expect(dead_code, reason = "only the definitions of the command lines are needed")]
 
+#[path = "../src/remote/add.rs"]
+mod add;
 #[path = "../src/cli.rs"]
 mod cli;
 #[path = "../src/remote/command.rs"]
 mod command;
+#[path = "../src/remote/descriptor.rs"]
+mod descriptor;
 #[path = "../src/error.rs"]
 mod error;
 #[path = "../src/log_format.rs"]
 mod log_format;
-#[path = "../src/remote/vf_change.rs"]
-mod vf_change;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
 

@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use vm_api::config::{
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig, NetConfig, PmemConfig, RestoreConfig,
-    VdpaConfig, VfConfig, VsockConfig,
-};
+use vm_api::config::{MemoryConfig, RestoreConfig};
 use vm_api::migration::{ReceiveMigration, SendMigration};
 
+use super::add::Add;
 use super::vf_change::VfChange;
 use crate::vm_options::{VmOptions, keys};
 
@@ -47,89 +45,8 @@ pub(crate) struct Cli {
 /// Command to carry out.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Add a device of the host (VFIO)
-    AddDevice {
-        /// The device
-        #[arg(
-            value_name = "key=value,...",
-            long_help = keys::<DeviceConfig>("The device, as for --device of cloud-hypervisor")
-        )]
-        device: String,
-    },
-    /// Add a disk
-    AddDisk {
-        /// The disk
-        #[arg(
-            value_name = "key=value,...",
-            long_help = keys::<DiskConfig>("The disk, as for --disk of cloud-hypervisor")
-        )]
-        disk: String,
-    },
-    /// Add a shared file system
-    AddFs {
-        /// The file system
-        #[arg(
-            value_name = "key=value,...",
-            long_help = keys::<FsConfig>("The file system, as for --fs of cloud-hypervisor")
-        )]
-        fs: String,
-    },
-    /// Add a vhost-user device of any type
-    AddGenericVhostUser {
-        /// The device
-        #[arg(
-            value_name = "key=value,...",
-            long_help = keys::<GenericVhostUserConfig>("The device, as for --generic-vhost-user of cloud-hypervisor")
-        )]
-        device: String,
-    },
-    /// Add a NIC with its VFs
-    AddNet {
-        /// The NIC
-        #[arg(
-            value_name = "key=value,...",
-            long_help = keys::<NetConfig>(
-                "The NIC, as for --net of cloud-hypervisor. Descriptors of fd= are sent to the VMM"
-            )
-        )]
-        net: String,
-        /// Overrides of the PF's defaults for one VF. Repeat for more
-        #[arg(
-            long,
-            value_name = "key=value,...",
-            long_help = keys::<VfConfig>("Overrides of the PF's defaults for one VF. Repeat for more")
-        )]
-        vf: Vec<String>,
-    },
-    /// Add persistent memory
-    AddPmem {
-        /// The memory
-        #[arg(
-            value_name = "key=value,...",
-            long_help = keys::<PmemConfig>("The memory, as for --pmem of cloud-hypervisor")
-        )]
-        pmem: String,
-    },
-    /// Add a vfio-user device (not supported yet)
-    AddUserDevice(Unknown),
-    /// Add a vDPA device
-    AddVdpa {
-        /// The device
-        #[arg(
-            value_name = "key=value,...",
-            long_help = keys::<VdpaConfig>("The device, as for --vdpa of cloud-hypervisor")
-        )]
-        vdpa: String,
-    },
-    /// Add a vsock device
-    AddVsock {
-        /// The device
-        #[arg(
-            value_name = "key=value,...",
-            long_help = keys::<VsockConfig>("The device, as for --vsock of cloud-hypervisor")
-        )]
-        vsock: String,
-    },
+    #[command(flatten)]
+    Add(Add),
     /// Boot the VM
     Boot,
     /// End the running migration
@@ -259,14 +176,6 @@ pub(crate) enum Command {
         #[arg(long, default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
         interval: u16,
     },
-}
-
-/// The arguments of a command that is not supported yet.
-#[derive(Debug, Args)]
-pub(crate) struct Unknown {
-    /// As for Cloud Hypervisor's ch-remote
-    #[arg(value_name = "key=value,...")]
-    pub config: String,
 }
 
 /// A destination.

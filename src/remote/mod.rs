@@ -1,7 +1,9 @@
 //! The client of the API: `ch-remote`.
 
+pub(crate) mod add;
 pub(crate) mod client;
 pub(crate) mod command;
+pub(crate) mod descriptor;
 pub(crate) mod request;
 pub(crate) mod show;
 pub(crate) mod vf_change;

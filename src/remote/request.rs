@@ -2,19 +2,17 @@
 
 use std::io::Read as _;
 use std::mem::take;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone};
-use vm_api::config::{
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, RestoreConfig, RestoredBackend,
-    RestoredNet, VdpaConfig, VfConfig, VsockConfig,
-};
+use vm_api::config::{RestoreConfig, RestoredBackend, RestoredNet};
 use vm_api::migration::{ReceiveMigration, ResumeOptions, SendMigration};
 
 use super::client::Call;
 use super::command::Command;
+use super::descriptor::duplicate;
 
 type Error = Box<dyn std::error::Error>;
 
@@ -37,19 +35,7 @@ pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
     let (mut call, mut fds) = (Call::new(method, endpoint), Vec::new());
     match command {
         Command::Metrics => call.path = "/metrics".to_string(),
-        Command::AddNet { net, vf } => {
-            let mut net: NetConfig = net.parse()?;
-            fds = take(&mut net.backend.fds).into_iter().map(duplicate).collect::<Result<_, _>>()?;
-            for vf in vf {
-                net.vfs.push(vf.parse::<VfConfig>()?);
-            }
-            call.body = Some(json(&net)?);
-        }
-        Command::AddDevice { device } => {
-            let mut device: DeviceConfig = device.parse()?;
-            fds = device.fd.take().into_iter().map(duplicate).collect::<Result<_, _>>()?;
-            call.body = Some(json(&device)?);
-        }
+        Command::Add(add) => (call.body, fds) = add.content()?,
         Command::Restore { restore } => {
             let mut restore: RestoreConfig = restore.parse()?;
             fds = descriptors(&mut restore.net_fds, &mut restore.backends)?;
@@ -72,7 +58,7 @@ pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
 fn descriptors(nets: &mut [RestoredNet], backends: &mut [RestoredBackend]) -> Result<Vec<OwnedFd>, Error> {
     let nets = nets.iter_mut().map(|net| &mut net.fds);
     let numbers = nets.chain(backends.iter_mut().map(|backend| &mut backend.fds)).flat_map(take);
-    numbers.map(duplicate).collect()
+    numbers.map(|fd| Ok(duplicate(fd)?)).collect()
 }
 
 /// The method and the name of a command's endpoint.
@@ -82,15 +68,7 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
         Command::Info | Command::Vfs { .. } => ("GET", "vm.info"),
         Command::Metrics => ("GET", "metrics"),
         Command::Ping => ("GET", "vmm.ping"),
-        Command::AddDevice { .. } => ("PUT", "vm.add-device"),
-        Command::AddDisk { .. } => ("PUT", "vm.add-disk"),
-        Command::AddFs { .. } => ("PUT", "vm.add-fs"),
-        Command::AddGenericVhostUser { .. } => ("PUT", "vm.add-generic-vhost-user"),
-        Command::AddNet { .. } => ("PUT", "vm.add-net"),
-        Command::AddPmem { .. } => ("PUT", "vm.add-pmem"),
-        Command::AddUserDevice(_) => ("PUT", "vm.add-user-device"),
-        Command::AddVdpa { .. } => ("PUT", "vm.add-vdpa"),
-        Command::AddVsock { .. } => ("PUT", "vm.add-vsock"),
+        Command::Add(add) => ("PUT", add.endpoint()),
         Command::Boot => ("PUT", "vm.boot"),
         Command::CancelMigration => ("PUT", "vm.cancel-migration"),
         Command::MigrationProgress => ("GET", "vm.migration-progress"),
@@ -119,12 +97,6 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
 /// The body of a command's call. An unsupported command has none, because the VMM always refuses it.
 fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
-        Command::AddDisk { disk } => json(&disk.parse::<DiskConfig>()?),
-        Command::AddFs { fs } => json(&fs.parse::<FsConfig>()?),
-        Command::AddGenericVhostUser { device } => json(&device.parse::<GenericVhostUserConfig>()?),
-        Command::AddPmem { pmem } => json(&pmem.parse::<PmemConfig>()?),
-        Command::AddVdpa { vdpa } => json(&vdpa.parse::<VdpaConfig>()?),
-        Command::AddVsock { vsock } => json(&vsock.parse::<VsockConfig>()?),
         Command::Create { file: None, vm } if vm.is_given() => json(&vm.into_config()?),
         Command::Create { file, .. } => read(&file.unwrap_or_else(|| PathBuf::from("-"))),
         Command::RemoveDevice { id } => json(&RemoveDevice { id }),
@@ -156,17 +128,6 @@ fn read(path: &Path) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Duplicates a descriptor that was passed to this program by number.
-fn duplicate(fd: i32) -> Result<OwnedFd, Error> {
-    if fd < 3 {
-        return Err(format!("fd={fd}: a standard stream, not a tap or a device; open that as 3 or above").into());
-    }
-    // SAFETY: the number is only used for this one call, which fails if it is not open.
-    let passed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let missing = || format!("fd={fd}: not an open file descriptor; open it before starting ch-remote");
-    passed.try_clone_to_owned().map_err(|_| missing().into())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -175,9 +136,13 @@ mod tests {
     use super::super::command::Cli;
     use super::*;
 
-    fn call(arguments: &[&str]) -> (String, Option<Value>) {
+    fn command(arguments: &[&str]) -> Result<Prepared, Error> {
         let cli = Cli::try_parse_from([&["ch-remote", "--api-socket", "s"], arguments].concat()).unwrap();
-        let Call { method, path, body } = prepare(cli.command).unwrap().call;
+        prepare(cli.command)
+    }
+
+    fn call(arguments: &[&str]) -> (String, Option<Value>) {
+        let Call { method, path, body } = command(arguments).unwrap().call;
         (format!("{method} {path}"), body.map(|body| serde_json::from_str(&body).unwrap()))
     }
 
@@ -253,7 +218,7 @@ mod tests {
         let (_, body) = call(&["add-net", "id=pf0,tap=t0,sriov_vfs=2", "--vf", "index=1,tap=t1"]);
         let body = body.unwrap();
         assert_eq!((&body["id"], &body["sriov_vfs"], &body["vfs"][0]["tap"]), (&json!("pf0"), &json!(2), &json!("t1")));
-        serde_json::from_value::<NetConfig>(body).unwrap();
+        serde_json::from_value::<vm_api::config::NetConfig>(body).unwrap();
     }
 
     #[test]
@@ -266,15 +231,15 @@ mod tests {
 
     #[test]
     fn descriptors_are_passed_and_not_named() {
-        let refused = prepare(Command::AddNet { net: "fd=[1]".to_string(), vf: Vec::new() }).unwrap_err().to_string();
+        let refused = command(&["add-net", "fd=[1]"]).unwrap_err().to_string();
         assert_eq!(refused, "fd=1: a standard stream, not a tap or a device; open that as 3 or above");
         let open = std::fs::File::open("/dev/null").unwrap();
         let net = format!("id=a,fd=[{}]", std::os::fd::AsRawFd::as_raw_fd(&open));
-        let prepared = prepare(Command::AddNet { net, vf: Vec::new() }).unwrap();
+        let prepared = command(&["add-net", &net]).unwrap();
         assert_eq!(prepared.fds.len(), 1);
         assert!(!prepared.call.body.unwrap().contains("fds"));
         let device = format!("id=d,fd={}", std::os::fd::AsRawFd::as_raw_fd(&open));
-        let prepared = prepare(Command::AddDevice { device }).unwrap();
+        let prepared = command(&["add-device", &device]).unwrap();
         assert_eq!(prepared.fds.len(), 1);
         let body: Value = serde_json::from_str(&prepared.call.body.unwrap()).unwrap();
         assert_eq!(body, json!({"id": "d", "pci_segment": 0, "iommu": false}));

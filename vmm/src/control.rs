@@ -2,6 +2,7 @@
 //! guest, and signals, one at a time.
 
 mod active_migration;
+mod addition;
 mod connect;
 mod failure;
 mod info;
@@ -29,7 +30,7 @@ use serde::Serialize;
 use virtio_devices::borrow_eventfd as borrow;
 
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
-use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, Reply, Resize, Server};
+use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, NewDevice, Reply, Resize, Server};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig};
 use crate::control::active_migration::ActiveMigration;
 use crate::control::instance::{Added, Instance, Turn};
@@ -37,6 +38,7 @@ use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{Acquired, Opening};
 use crate::control::queue::{ActionQueue, PendingAction};
 use crate::control::signals::{Signals, ignore_file_size_signal};
+use crate::devices::kind;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::heap;
@@ -116,7 +118,7 @@ fn serve(
 ) -> Result<(), Error> {
     let own_files: Vec<_> = options.api.iter().filter_map(ApiSocket::path).map(Rule::of_api_socket).collect();
     if let Some(planned) = &options.vm {
-        landlock::enter(planned, &own_files)?;
+        landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &own_files)?;
     }
     let mut instance = options.vm.map(|planned| Instance::new(planned, events.clone(), limits));
     if let Some(instance) = &mut instance {
@@ -364,7 +366,7 @@ impl ControlLoop {
         } else if let Some(pending) = self.opening.take().and_then(Opening::abandon) {
             let what = match pending.action() {
                 Action::Restore(..) => "the VM was ended before it was restored",
-                Action::AddDevice(..) => "the VM was ended before the device of the host was open",
+                Action::Add(NewDevice::Host(..)) => "the VM was ended before the device of the host was open",
                 _ => "the VM was ended before a vhost-user backend was ready",
             };
             pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what)));
@@ -489,9 +491,10 @@ impl ControlLoop {
             Action::MigrationProgress => self.migration_progress(),
             Action::PowerButton => self.guest_mut().map(|vm| vm.press_power_button()).map(|()| Reply::Done),
             Action::Nmi => self.guest_mut().map(|vm| vm.nmi()).map(|()| Reply::Done),
-            Action::AddNet(net, fds) => {
-                let added = self.created()?.add_net(*net, fds);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the NIC cannot be added"))
+            Action::Add(device) => {
+                let failed = format!("the {} cannot be added", device.noun());
+                let added = self.created()?.add(device);
+                added.map(reply).map_err(|error| Failure::from(error).in_context(failed))
             }
             Action::RemoveDevice(device) => self.created()?.remove_device(&device.id).map(|()| Reply::Done),
             Action::Resize(resize) => self.resize(&resize),
@@ -508,36 +511,6 @@ impl ControlLoop {
             Action::Info => Ok(json(&info::info(self.created()?))),
             Action::Counters => Ok(json(&info::counters(self.running()?))),
             Action::SetVf(change, fds) => self.created()?.set_vf(&change, fds).map(|()| Reply::Done),
-            Action::AddDisk(disk) => {
-                let added = self.created()?.add_disk(*disk);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the disk cannot be added"))
-            }
-            Action::AddFs(fs) => {
-                let added = self.created()?.add_fs(*fs);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the file system cannot be added"))
-            }
-            Action::AddGenericVhostUser(device) => {
-                let added = self.created()?.add_generic_vhost_user(*device);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
-            }
-            Action::AddDevice(device, fds) => {
-                let added = self.created()?.add_device(*device, fds);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the device cannot be added"))
-            }
-            Action::AddPmem(pmem) => {
-                let added = self.created()?.add_pmem(*pmem);
-                added
-                    .map(reply)
-                    .map_err(|error| Failure::from(error).in_context("the persistent memory cannot be added"))
-            }
-            Action::AddVdpa(vdpa) => {
-                let added = self.created()?.add_vdpa(*vdpa);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the vDPA device cannot be added"))
-            }
-            Action::AddVsock(vsock) => {
-                let added = self.created()?.add_vsock(*vsock);
-                added.map(reply).map_err(|error| Failure::from(error).in_context("the vsock device cannot be added"))
-            }
             // Usually handled in other threads.
             Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
                 Err(Failure::new(ErrorKind::Conflict, "another action is under way; try again"))
@@ -559,7 +532,7 @@ impl ControlLoop {
             heap::give_back();
             Failure::from(error).in_context("the VM cannot be created")
         })?;
-        landlock::enter(&planned, &self.own_files)
+        landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &self.own_files)
             .map_err(|error| Failure::from(Error::from(error)).in_context("the VM cannot be created"))?;
         self.instance = Some(Instance::new(planned, self.events.clone(), self.limits));
         Ok(Reply::Done)

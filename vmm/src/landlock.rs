@@ -27,12 +27,12 @@ use landlock::{
     RestrictionStatus, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _, RulesetStatus, Scope,
 };
 
-use crate::config::{DevicePlan, PlannedVm};
+use crate::config::VmConfig;
 use crate::threads;
 pub use error::LandlockError;
 use granted::Granted;
-use rule::Missing;
-pub(crate) use rule::Rule;
+pub(crate) use named::sysfs;
+pub(crate) use rule::{Missing, READ, Rule, WRITE};
 
 /// The first version that controls truncation: without that, a read-only file could be emptied.
 const LEAST: ABI = ABI::V3;
@@ -121,20 +121,20 @@ fn enforce(ruleset: RulesetCreated) -> Result<(), LandlockError> {
 }
 
 /// If the VM requires it, confines the calling thread, and those that it starts or that [`follow`], to the files that
-/// `vm` names and to `more`. The confinement is permanent, and every later VM must be within it.
+/// `vm` names, to those of its `devices`, and to `more`. The confinement is permanent, and every later VM must be within it.
 ///
 /// # Errors
 ///
 /// Fails if the kernel has no Landlock, a file is missing, or an access exceeds the present rules. Nothing has changed
 /// then.
-pub(crate) fn enter(vm: &PlannedVm, more: &[Rule]) -> Result<(), LandlockError> {
+pub(crate) fn enter(vm: &VmConfig, devices: impl FnOnce() -> Vec<Rule>, more: &[Rule]) -> Result<(), LandlockError> {
     if let Some(domain) = DOMAIN.get() {
         domain.granted.check(more)?;
     }
-    if DOMAIN.get().is_some() || !vm.config().landlock_enable {
-        return check_vm(vm);
+    if DOMAIN.get().is_some() || !vm.landlock_enable {
+        return check_vm(vm, devices);
     }
-    let domain = Domain::new(&[&named::by_vm(vm), more].concat())?;
+    let domain = Domain::new(&[&named::by_vm(vm), &devices()[..], more].concat())?;
     domain.enter()?;
     // Without effect until the domain is set, so no thread started at this moment is missed.
     threads::confine_by(|| follow().map_err(io::Error::other));
@@ -167,22 +167,23 @@ pub(crate) fn check_tls(folder: &Path) -> Result<(), LandlockError> {
     DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&[named::by_tls(folder)]))
 }
 
-/// Checks that a confined process may use the files that `vm` names.
+/// Checks that a confined process may use the files that `vm` names, and those of its `devices`. Finding these may open
+/// some, so that is left out without confinement.
 ///
 /// # Errors
 ///
 /// Fails with the first file that it may not use.
-pub(crate) fn check_vm(vm: &PlannedVm) -> Result<(), LandlockError> {
-    DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&named::by_vm(vm)))
+pub(crate) fn check_vm(vm: &VmConfig, devices: impl FnOnce() -> Vec<Rule>) -> Result<(), LandlockError> {
+    DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&[named::by_vm(vm), devices()].concat()))
 }
 
-/// Checks that a confined process may use the files that `device` names.
+/// Checks that a confined process may use the files of a device.
 ///
 /// # Errors
 ///
 /// Fails with the first file that it may not use.
-pub(crate) fn check_device(device: &DevicePlan) -> Result<(), LandlockError> {
-    DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&named::by_device(device)))
+pub(crate) fn check_device(device: impl FnOnce() -> Vec<Rule>) -> Result<(), LandlockError> {
+    DOMAIN.get().map_or(Ok(()), |domain| domain.granted.check(&device()))
 }
 
 /// Confines the calling thread, and those that it starts from now on, like the control thread. Without effect if the

@@ -66,6 +66,20 @@ impl Ids {
         });
         Self { disks, net, fs, generic_vhost_user, pmem, vsock, vdpa, devices }
     }
+
+    /// The kinds of which a VM may have several: the option, the field of the configuration, and the ids.
+    pub fn lists(self) -> [(&'static str, &'static str, Vec<String>); 7] {
+        let Self { disks, net, fs, generic_vhost_user, pmem, vsock: _, vdpa, devices } = self;
+        [
+            ("--disk", "disks", disks),
+            ("--net", "net", net),
+            ("--fs", "fs", fs),
+            ("--generic-vhost-user", "generic_vhost_user", generic_vhost_user),
+            ("--pmem", "pmem", pmem),
+            ("--vdpa", "vdpa", vdpa),
+            ("--device", "devices", devices),
+        ]
+    }
 }
 
 /// The number of an id of the form that this program chooses.

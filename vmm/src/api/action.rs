@@ -5,12 +5,10 @@
 use std::os::fd::OwnedFd;
 
 use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf, SnapshotConfig};
-use vm_api::config::{
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, PmemConfig, RestoreConfig, VdpaConfig,
-    VmConfig, VsockConfig,
-};
+use vm_api::config::{RestoreConfig, VmConfig};
 use vm_api::migration::{ReceiveMigration, ResumeOptions, SendMigration};
 
+use crate::api::new_device::NewDevice;
 use crate::error_kind::ErrorKind;
 
 /// A client's action.
@@ -42,22 +40,8 @@ pub enum Action {
     PowerButton,
     /// `vm.nmi`: sends each vCPU a non-maskable interrupt.
     Nmi,
-    /// `vm.add-net`, with the tap file descriptors from the request, one for each queue pair.
-    AddNet(Box<NetConfig>, Vec<OwnedFd>),
-    /// `vm.add-disk`.
-    AddDisk(Box<DiskConfig>),
-    /// `vm.add-fs`.
-    AddFs(Box<FsConfig>),
-    /// `vm.add-generic-vhost-user`.
-    AddGenericVhostUser(Box<GenericVhostUserConfig>),
-    /// `vm.add-device`.
-    AddDevice(Box<DeviceConfig>, Vec<OwnedFd>),
-    /// `vm.add-pmem`.
-    AddPmem(Box<PmemConfig>),
-    /// `vm.add-vdpa`.
-    AddVdpa(Box<VdpaConfig>),
-    /// `vm.add-vsock`.
-    AddVsock(Box<VsockConfig>),
+    /// `vm.add-*`.
+    Add(NewDevice),
     /// `vm.remove-device`.
     RemoveDevice(RemoveDevice),
     /// `vm.resize`.

@@ -6,6 +6,7 @@
 mod action;
 mod connection;
 mod exchange;
+mod new_device;
 #[cfg(test)]
 mod openapi_tests;
 mod request;
@@ -19,6 +20,7 @@ pub(crate) mod steps;
 pub use action::{Action, Failure, Handler, Reply};
 pub use connection::{MOST_HEAD, PATIENCE};
 pub use exchange::MOST_FDS;
+pub use new_device::NewDevice;
 pub use request::{ROUTES, Refusal, Request, Route};
 pub use server::{MOST_CONNECTIONS, MOST_FILES, MOST_WORKERS, Server};
 pub use service::MOST_BODY;

@@ -9,7 +9,7 @@ use vm_api::document::{self, DocumentError};
 use vm_api::migration::ReceiveMigration;
 use vm_api::typed;
 
-use crate::api::{Action, Failure};
+use crate::api::{Action, Failure, NewDevice};
 use crate::config::json::drop_nulls;
 use crate::config::unsupported::{self, Object};
 use crate::config::{DeviceConfig, NetConfig, RestoreConfig, RestoredBackend, RestoredNet};
@@ -103,15 +103,12 @@ pub const ROUTES: &[Route] = &[
     put("/api/v1/vm.nmi", Take::Bare(|| Action::Nmi)),
     put("/api/v1/vm.add-net", Take::Fds(add_net)),
     put("/api/v1/vm.add-disk", Take::Body(add_disk)),
-    put("/api/v1/vm.add-fs", Take::Body(|body| Ok(Action::AddFs(Box::new(typed(body)?))))),
-    put(
-        "/api/v1/vm.add-generic-vhost-user",
-        Take::Body(|body| Ok(Action::AddGenericVhostUser(Box::new(typed(body)?)))),
-    ),
+    put("/api/v1/vm.add-fs", Take::Body(|body| add(body, NewDevice::Fs))),
+    put("/api/v1/vm.add-generic-vhost-user", Take::Body(|body| add(body, NewDevice::GenericVhostUser))),
     put("/api/v1/vm.add-device", Take::Fds(add_device)),
-    put("/api/v1/vm.add-pmem", Take::Body(|body| Ok(Action::AddPmem(Box::new(typed(body)?))))),
-    put("/api/v1/vm.add-vdpa", Take::Body(|body| Ok(Action::AddVdpa(Box::new(typed(body)?))))),
-    put("/api/v1/vm.add-vsock", Take::Body(|body| Ok(Action::AddVsock(Box::new(typed(body)?))))),
+    put("/api/v1/vm.add-pmem", Take::Body(|body| add(body, NewDevice::Pmem))),
+    put("/api/v1/vm.add-vdpa", Take::Body(|body| add(body, NewDevice::Vdpa))),
+    put("/api/v1/vm.add-vsock", Take::Body(|body| add(body, NewDevice::Vsock))),
     put("/api/v1/vm.send-migration", Take::Body(|body| Ok(Action::SendMigration(Box::new(typed(body)?))))),
     put("/api/v1/vm.receive-migration", Take::Fds(receive_migration)),
     put("/api/v1/vm.cancel-migration", Take::Bare(|| Action::CancelMigration)),
@@ -226,6 +223,11 @@ fn create(body: Value) -> Result<Action, Failure> {
     Ok(Action::Create(Box::new(config)))
 }
 
+/// Adds a device that is described by its body alone.
+fn add<T: DeserializeOwned>(body: Value, device: fn(Box<T>) -> NewDevice) -> Result<Action, Failure> {
+    Ok(Action::Add(device(Box::new(typed(body)?))))
+}
+
 /// Descriptor numbers in the body are the client's, and mean nothing in this process. Only the received descriptors
 /// count.
 fn add_net(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
@@ -235,7 +237,7 @@ fn add_net(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
         return Err(numbers_of_fds("fds", "send the descriptors with the request (SCM_RIGHTS)"));
     }
     config.backend.fds.clear();
-    Ok(Action::AddNet(Box::new(config), fds))
+    Ok(Action::Add(NewDevice::Net(Box::new(config), fds)))
 }
 
 /// As [`add_net`], with the device's file, if the device is not named by its path. The configuration gets the number
@@ -248,7 +250,7 @@ fn add_device(body: Value, fds: Vec<OwnedFd>) -> Result<Action, Failure> {
     match fds.len() {
         0 | 1 => {
             config.fd = fds.first().map(AsRawFd::as_raw_fd);
-            Ok(Action::AddDevice(Box::new(config), fds))
+            Ok(Action::Add(NewDevice::Host(Box::new(config), fds)))
         }
         came => Err(bad(format!("{came} descriptors came with it (SCM_RIGHTS), and a device has one file; send one"))),
     }
@@ -316,7 +318,7 @@ fn resume(body: Value) -> Result<Action, Failure> {
 }
 
 fn add_disk(body: Value) -> Result<Action, Failure> {
-    Ok(Action::AddDisk(Box::new(stripped(body, Object::Disk)?)))
+    Ok(Action::Add(NewDevice::Disk(Box::new(stripped(body, Object::Disk)?))))
 }
 
 #[cfg(test)]

@@ -61,18 +61,11 @@ impl<'a> Named<'a> {
 
     /// The path below the last element of its list.
     fn in_last(&self, config: &VmConfig) -> Option<String> {
-        let last = match self.field {
-            "net" => config.net.len(),
-            "vdpa" => config.vdpa.len(),
-            "disks" => config.disks.len(),
-            "fs" => config.fs.len(),
-            "generic_vhost_user" => config.generic_vhost_user.len(),
-            "pmem" => config.pmem.len(),
-            "devices" => config.devices.len(),
-            "vsock" => return self.to_string().split_once('.').map(|(_, below)| below.to_string()),
-            _ => return None,
-        };
-        if self.index? + 1 != last {
+        if self.field == "vsock" {
+            return self.to_string().split_once('.').map(|(_, below)| below.to_string());
+        }
+        let (.., ids) = config.ids().lists().into_iter().find(|(_, field, _)| *field == self.field)?;
+        if self.index? + 1 != ids.len() {
             return None;
         }
         let whole = self.to_string();
@@ -111,16 +104,11 @@ fn has_more(value: &str) -> bool {
 
 /// The field of an option that may be given several times, and the key and value that identify each element.
 fn list(option: &str, config: &VmConfig) -> Option<(&'static str, Elements)> {
-    let chosen = config.ids();
     let by_id = |ids: Vec<String>| Elements { key: "id", ids };
+    if let Some((_, field, ids)) = config.ids().lists().into_iter().find(|(flag, ..)| *flag == option) {
+        return Some((field, by_id(ids)));
+    }
     Some(match option {
-        "--net" => ("net", by_id(chosen.net)),
-        "--vdpa" => ("vdpa", by_id(chosen.vdpa)),
-        "--disk" => ("disks", by_id(chosen.disks)),
-        "--fs" => ("fs", by_id(chosen.fs)),
-        "--generic-vhost-user" => ("generic_vhost_user", by_id(chosen.generic_vhost_user)),
-        "--pmem" => ("pmem", by_id(chosen.pmem)),
-        "--device" => ("devices", by_id(chosen.devices)),
         "--rate-limit-group" => {
             ("rate_limit_groups", by_id(config.rate_limit_groups.iter().map(|group| group.id.clone()).collect()))
         }

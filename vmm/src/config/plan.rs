@@ -214,6 +214,8 @@ impl PlannedVm {
         mut config: VmConfig,
         name: impl FnOnce(ConfigError, &VmConfig) -> ConfigError,
     ) -> Result<Self, ConfigError> {
+        #[cfg(test)]
+        tests::PLANS.set(tests::PLANS.get() + 1);
         let plan = VmPlan::of(&config).map_err(|error| name(error, &config))?;
         plan.fill_in(&mut config);
         Ok(Self { config, plan })
@@ -324,8 +326,15 @@ impl PlannedVm {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        /// Number of plans that this thread has made.
+        pub(crate) static PLANS: Cell<u32> = const { Cell::new(0) };
+    }
 
     #[test]
     fn what_is_kept_is_what_would_be_planned_again() {

@@ -2,6 +2,7 @@
 //! `vhost_socket` or `vdpa`.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::Arc;
 
 use pci::VfIndex;
 use virtio_devices::{Cancel, Memory};
@@ -13,8 +14,8 @@ use crate::control::instance::{Instance, no_device};
 use crate::control::opened::Opened;
 use crate::control::opening::{Acquire, Acquired};
 use crate::control::set_vf::kind_of;
-use crate::devices::connect;
 use crate::devices::peers::Peers;
+use crate::devices::{connect, kind};
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
@@ -38,7 +39,7 @@ impl Wanted {
         let peers = Peers::connect(std::slice::from_ref(&self.device), memory, cancel);
         let peers = peers.map_err(|error| VmError::from(crate::devices::DeviceError::from(error)))?;
         let backend =
-            connect::open(&self.device, self.vf, &self.nic, memory, (peers, self.planned.plan().iommu().is_some()));
+            connect::open(&self.device, self.vf, &self.nic, memory, peers, self.planned.plan().iommu().is_some());
         let backend = backend.map_err(VmError::from)?;
         Ok(Opened { backend, memory: map })
     }
@@ -77,7 +78,7 @@ impl Instance {
         let Wanted { planned, device: _, nic, vf } = wanted;
         let vm = self.vm_mut().ok_or_else(not_booted)?;
         vm.give_backend((&given.id, vf), &nic, opened.backend).map_err(Error::from)?;
-        self.planned = planned;
+        self.planned = Arc::new(planned);
         if !fds.is_empty() {
             self.fds.entry(given.id.clone()).or_default().extend(fds);
         }
@@ -119,7 +120,7 @@ impl Instance {
         let device = planned.plan().devices.iter().find(|device| device.id == *id).cloned();
         let (Some(nic), Some(device)) = (nic, device) else { return Err(no_device(id)) };
         let device = device.with_only(given.vf);
-        landlock::check_device(&device).map_err(Error::from)?;
+        landlock::check_device(|| kind::files(&device)).map_err(Error::from)?;
         if nic.backend.needs_shared_memory() && vm.shared_memory().is_none() {
             let what = "the backend must map the guest's memory, which is private in this VM; give it a tap";
             return Err(fail(ErrorKind::Invalid, what));

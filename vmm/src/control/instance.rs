@@ -11,21 +11,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pci::Bdf;
-use virtio_devices::{Cancel, Memory, RateLimit, RateLimiter};
+use virtio_devices::{Cancel, RateLimit, RateLimiter};
 use vm_api::config::error::shortened;
 use vm_api::config::id::LONGEST;
-use vm_memory::GuestAddressSpace as _;
 
 use crate::api::info::{PolicyInfo, VmState};
 use crate::api::{Action, Failure};
-use crate::config::{
-    DeviceConfig, DeviceKind, DevicePlan, DiskConfig, FsConfig, GenericVhostUserConfig, LinkPolicy, NetConfig,
-    PlannedVm, VmConfig, iommu,
-};
+use crate::config::{DeviceKind, DevicePlan, LinkPolicy, NetConfig, PlannedVm, VmConfig};
 use crate::control::opening::{Acquire, Acquired};
 use crate::control::set_vf;
 use crate::devices::Removed;
 use crate::devices::fallback::Held;
+use crate::devices::kind;
 use crate::devices::peers::Peers;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
@@ -46,8 +43,8 @@ const REBOOTS: RateLimit = RateLimit { size: 60, one_time_burst: 0, refill: Dura
 
 /// A VM from `vm.create` to `vm.delete`, booted or not.
 pub(crate) struct Instance {
-    /// Configuration of the client, with defaults filled in.
-    pub(super) planned: PlannedVm,
+    /// Configuration of the client, with defaults filled in. A planned addition of a device shares it.
+    pub(super) planned: Arc<PlannedVm>,
     /// Number of vCPUs now, or after the next start. The configuration keeps the original number, which device queues
     /// were planned for.
     vcpus: u32,
@@ -97,7 +94,7 @@ impl Instance {
         let vcpus = planned.config().cpus.boot_vcpus;
         let (fds, links, reboots) = (HashMap::new(), HashMap::new(), RateLimiter::of_ops(REBOOTS, Instant::now()));
         let new = Self {
-            planned,
+            planned: Arc::new(planned),
             vcpus,
             fds,
             links,
@@ -132,7 +129,7 @@ impl Instance {
         vm.read_input()?;
         let mut instance = Self::new(planned, events, limits);
         for plugged in vm.devices().iter() {
-            instance.planned.set_slot(&plugged.plan().id, plugged.placement().rid.device());
+            instance.planned_mut().set_slot(&plugged.plan().id, plugged.placement().rid.device());
         }
         instance.vcpus = machine.wanted_vcpus.into();
         instance.vm = Some(*vm);
@@ -187,8 +184,13 @@ impl Instance {
     }
 
     /// Configuration of the client, with defaults filled in.
-    pub(crate) const fn config(&self) -> &VmConfig {
+    pub(crate) fn config(&self) -> &VmConfig {
         self.planned.config()
+    }
+
+    /// The configuration and its plan, to change them. An addition that was planned for them before is stale then.
+    fn planned_mut(&mut self) -> &mut PlannedVm {
+        Arc::make_mut(&mut self.planned)
     }
 
     /// Number of vCPUs now, or after the next start.
@@ -226,7 +228,7 @@ impl Instance {
             }
         };
         for plugged in vm.devices().iter() {
-            self.planned.set_slot(&plugged.plan().id, plugged.placement().rid.device());
+            Arc::make_mut(&mut self.planned).set_slot(&plugged.plan().id, plugged.placement().rid.device());
         }
         self.vm = Some(vm);
         self.links.clear();
@@ -237,7 +239,7 @@ impl Instance {
     /// Runs the checks that need no open resources, and reports that the VM boots.
     fn begin_boot(&self) -> Result<(), Error> {
         self.config().payload.check_present()?;
-        landlock::check_vm(&self.planned)?;
+        landlock::check_vm(self.config(), || kind::all_files(&self.planned.plan().devices))?;
         self.events.vm("booting");
         Ok(())
     }
@@ -251,7 +253,7 @@ impl Instance {
     }
 
     /// Returns an opener, for any thread, of the vhost-user backends or host devices that `action` needs; `None` if
-    /// there are none, or the action will fail. A device that may pin guest memory counts as doing so until
+    /// there are none, or the action will fail. The action must be applied next then. A device that may pin guest memory counts as doing so until
     /// [`Self::end_pinning`], because the guest can reboot or return memory in the meantime.
     pub(crate) fn acquirer(&mut self, action: &Action) -> Option<Acquire> {
         if matches!(action, Action::Boot) {
@@ -263,49 +265,20 @@ impl Instance {
             let opener = self.opener();
             return Some(Box::new(|cancel: &Cancel| Acquired::Vm(opener(Some(cancel)).map(Box::new))));
         }
-        let vm = self.vm.as_ref()?;
-        let mut config = self.config().clone();
         match action {
-            Action::SetVf(change, fds) => return self.backend_opener(change, fds),
-            Action::AddNet(net, fds) if fds.is_empty() => config.net.push(NetConfig::clone(net)),
-            Action::AddDisk(disk) => config.disks.push(DiskConfig::clone(disk)),
-            Action::AddFs(fs) => config.fs.push(FsConfig::clone(fs)),
-            Action::AddGenericVhostUser(device) => {
-                config.generic_vhost_user.push(GenericVhostUserConfig::clone(device));
-            }
-            Action::AddDevice(device, _) => config.devices.push(DeviceConfig::clone(device)),
-            _ => return None,
+            Action::SetVf(change, fds) if self.vm.is_some() => self.backend_opener(change, fds),
+            Action::Add(device) => self.device_opener(device),
+            _ => None,
         }
-        let planned = PlannedVm::new(config).ok()?;
-        let plan = planned.added_to(self.planned.plan())?.clone();
-        landlock::check_device(&plan).ok()?;
-        if let DeviceKind::Vfio(spec) = plan.kind {
-            iommu::check_added(self.planned.plan().iommu(), planned.added_to(self.planned.plan())?).ok()?;
-            let (host, memory) = (Arc::clone(vm.devices().vfio()), vm.guest_memory().clone());
-            self.vm.as_mut()?.begin_pinning();
-            return Some(Box::new(move |_| {
-                let map = memory.memory().into_inner();
-                let device = host.open(&spec, &Memory::from(Arc::clone(&map)));
-                Acquired::HostDevice(Box::new(device), map)
-            }));
-        }
-        if !Peers::are_of(&plan) {
-            return None;
-        }
-        let memory = vm.shared_memory()?.clone();
-        Some(Box::new(move |cancel: &Cancel| Acquired::Peers(Peers::connect(&[plan], &memory, Some(cancel)))))
     }
 
     /// Stores the resources opened for the next action. Returns false if they are stale.
     pub(crate) fn keep(&mut self, acquired: Acquired) -> bool {
-        let memory = self.vm.as_ref().and_then(Vm::shared_memory);
-        let is_of_use = match (&acquired, memory) {
-            (Acquired::Peers(Ok(peers)), Some(memory)) => peers.have(memory),
+        let memory = self.vm.as_ref().map(Vm::guest_memory);
+        let is_of_use = match &acquired {
             // A reboot may have given the guest other memory.
-            (Acquired::HostDevice(device, map), _) if device.is_ok() => {
-                self.vm.as_ref().is_some_and(|vm| Arc::ptr_eq(map, &vm.guest_memory().memory().into_inner()))
-            }
-            (Acquired::Backend(Ok(opened)), _) => self.vm.as_ref().is_some_and(|vm| opened.has(vm.memory())),
+            Acquired::Device(addition) => memory.is_none_or(|memory| addition.opened.suits(memory)),
+            Acquired::Backend(Ok(opened)) => memory.is_some_and(|memory| opened.has(memory)),
             _ => true,
         };
         self.acquired = is_of_use.then_some(acquired);
@@ -446,7 +419,7 @@ impl Instance {
     }
 
     fn forget_device(&mut self, id: &str) {
-        self.planned.remove(id);
+        self.planned_mut().remove(id);
         self.fds.remove(id);
         self.links.retain(|(pf, _), _| pf != id);
     }

@@ -8,19 +8,18 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
-use virtio_devices::{Cancel, GuestMap, NewThread, Thread};
+use virtio_devices::{Cancel, NewThread, Thread};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::api::Action;
+use crate::control::addition::Addition;
 use crate::control::opened::Opened;
 use crate::control::queue::PendingAction;
-use crate::devices::peers::{PeerError, Peers};
 use crate::error::Error;
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::restorer::Restored;
 use crate::snapshot::saver::Written;
 use crate::threads::{self, ThreadKind};
-use crate::vfio::{OpenDevice, VfioError};
 use crate::vm::{Vm, VmError};
 
 /// Stack of the thread, in bytes: it opens all resources of a VM.
@@ -30,10 +29,8 @@ const STACK: usize = 2 << 20;
 pub(crate) enum Acquired {
     /// Host resources of a VM, for `vm.boot`.
     Vm(Result<Box<Vm>, VmError>),
-    /// Backends of a device, for `vm.add-*`.
-    Peers(Result<Peers, PeerError>),
-    /// Host device, for `vm.add-device`, and the guest memory it was opened for.
-    HostDevice(Box<Result<OpenDevice, VfioError>>, Arc<GuestMap>),
+    /// A planned device with its backends, for `vm.add-*`.
+    Device(Box<Addition>),
     /// Backend of a function without one, for `vm.set-vf`.
     Backend(Result<Box<Opened>, Error>),
     /// A complete snapshot, for `vm.snapshot`.

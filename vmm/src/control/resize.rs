@@ -113,6 +113,7 @@ fn below_boot(request: &str, size: u64, boot: u64) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::NewDevice;
     use crate::config::PlannedVm;
     use crate::control::instance::Instance;
     use crate::telemetry::events::Events;
@@ -254,7 +255,10 @@ mod tests {
     fn device_queues_are_planned_for_the_most_vcpus_the_vm_had() {
         let mut instance = instance(r#"{"cpus":{"boot_vcpus":2,"max_vcpus":4},"net":[{"num_queues":4}]}"#);
         let vcpus = |desired_vcpus| Resize { desired_vcpus: Some(desired_vcpus), ..Resize::default() };
-        let add = |instance: &mut Instance, net: &str| instance.add_net(net.parse().unwrap(), Vec::new()).is_ok();
+        let try_add = |instance: &mut Instance, net: &str| {
+            instance.add(NewDevice::Net(Box::new(net.parse().unwrap()), Vec::new())).map_err(|error| error.to_string())
+        };
+        let add = |instance: &mut Instance, net: &str| try_add(instance, net).is_ok();
         instance.resize(&vcpus(1)).unwrap();
         assert!(add(&mut instance, "id=a,num_queues=4") && !add(&mut instance, "id=b,num_queues=6"));
         instance.resize(&vcpus(3)).unwrap();
@@ -263,7 +267,7 @@ mod tests {
         // The present devices stay valid, and more of the same size can be added.
         instance.resize(&vcpus(1)).unwrap();
         assert!(add(&mut instance, "id=d,num_queues=6"));
-        let refused = instance.add_net("id=b,num_queues=8".parse().unwrap(), Vec::new()).unwrap_err().to_string();
+        let refused = try_add(&mut instance, "id=b,num_queues=8").unwrap_err();
         assert_eq!(
             refused,
             "num_queues=8: 4 queue pairs, but the VM was created with or resized to 3 vCPUs; give at \

@@ -7,7 +7,7 @@ use virtio_devices::{
 
 use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _, UplinkPlan, VdpaConfig, Vhost};
 use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
-use crate::devices::peers::{PeerError, Peers};
+use crate::devices::peers::Peers;
 use crate::error_kind::ErrorKind;
 use crate::passed_fd;
 use crate::vfio::{OpenDevice, VfioError};
@@ -58,13 +58,18 @@ impl BackendError {
     }
 }
 
-/// Backends that were opened for a device, on another thread, before it is plugged in.
-#[derive(Default)]
-pub(crate) struct OpenedBefore {
-    /// vhost-user backends, or the reason why they cannot be used.
-    pub peers: Option<Result<Peers, PeerError>>,
-    /// The host device, or the reason why it cannot be opened.
-    pub host_device: Option<Result<OpenDevice, VfioError>>,
+/// Files of a vhost-user backend: listener, connection, back-channel and inflight region, and at most two that arrive
+/// with an answer, or the far end of the back-channel, until they are closed; enough for a vDPA device as well.
+pub(super) const OF_SOCKET_OR_DEVICE: u64 = 6;
+
+/// The surroundings of a network function whose backend is opened.
+pub(crate) struct NicSite {
+    /// Owner of its tap, if it has one.
+    pub tap_of: TapOf,
+    /// Its port, if it is on a switch.
+    pub port: Option<PortHandle>,
+    /// True if its backend must follow the IOMMU.
+    pub behind_iommu: bool,
 }
 
 /// Opener of backends, for one start of a VM or for a device that is added later.
@@ -151,21 +156,14 @@ impl<'a> Opener<'a> {
         Ok(Some(switch))
     }
 
-    /// Opens the backend of `plan`, which `option` names. On a switch it is its `port`. If the function is
-    /// `behind_iommu`, the backend must follow the IOMMU.
+    /// Opens the backend of `plan`, which `option` names, at `site`.
     ///
     /// # Errors
     ///
     /// Fails if the backend does not exist, is in use, or cannot follow. Anything opened or created for it is then
     /// closed and removed.
-    pub(crate) fn open(
-        &mut self,
-        plan: &NicPlan,
-        (port, behind_iommu): (Option<PortHandle>, bool),
-        option: &str,
-        of: TapOf,
-    ) -> Result<Backend, BackendError> {
-        match (&plan.missing, self.open_present(plan, (port, behind_iommu), option, of)) {
+    pub(crate) fn open(&mut self, plan: &NicPlan, option: &str, site: NicSite) -> Result<Backend, BackendError> {
+        match (&plan.missing, self.open_present(plan, option, site)) {
             (MissingBackend::LinkDown, Err(error)) => {
                 log::warn!("{option}{error}; its link is down until it is given a backend (vm.set-vf)");
                 Ok(absent(plan, &error.to_string()).into())
@@ -174,24 +172,19 @@ impl<'a> Opener<'a> {
         }
     }
 
-    fn open_present(
-        &mut self,
-        plan: &NicPlan,
-        (port, behind_iommu): (Option<PortHandle>, bool),
-        option: &str,
-        of: TapOf,
-    ) -> Result<Backend, BackendError> {
+    fn open_present(&mut self, plan: &NicPlan, option: &str, site: NicSite) -> Result<Backend, BackendError> {
+        let NicSite { tap_of, port, behind_iommu } = site;
         if let MissingBackend::LeftOut(reason) = &plan.missing {
             return Ok(absent(plan, reason).into());
         }
         match &plan.backend {
             BackendPlan::Port(_) => Ok(port.ok_or(BackendError::NoPort)?.into()),
             BackendPlan::Tap { spec, vhost } => {
-                let tap = self.tap(spec, of)?;
+                let tap = self.tap(spec, tap_of)?;
                 self.carried(tap, *vhost, behind_iommu)
             }
             BackendPlan::Fds { fds, vhost } => {
-                let tap = self.tap_of_fds(fds, of)?;
+                let tap = self.tap_of_fds(fds, tap_of)?;
                 self.carried(tap, *vhost, behind_iommu)
             }
             BackendPlan::VhostUser { socket, .. } => {

@@ -3,12 +3,13 @@
 use pci::VfIndex;
 use virtio_devices::{ConnectError, Memory, NewBackend, NotResumed, new_backend};
 
-use super::backends::{BackendError, Opener};
+use super::Devices;
+use super::backends::{BackendError, NicSite, Opener};
 use super::error::DeviceError;
+use super::handle::Handle;
 use super::missing::tell;
 use super::passed_taps::{NicTaps, TapOf};
 use super::peers::{Peers, function_option};
-use super::{Counters, Devices};
 use crate::config::{DeviceKind, DevicePlan, NicPlan};
 use crate::pci_host::device_watch::backend_observer;
 
@@ -26,18 +27,19 @@ pub(crate) fn open(
     vf: Option<VfIndex>,
     nic: &NicPlan,
     memory: &Memory,
-    (peers, has_iommu): (Peers, bool),
+    peers: Peers,
+    has_iommu: bool,
 ) -> Result<Connecting, DeviceError> {
     let option = function_option(plan, vf);
     let mut opener = Opener::new(memory, peers);
     let behind_iommu = has_iommu && (vf.is_some() || plan.iommu);
     let tap_of = TapOf { id: plan.id.clone(), vf: vf.map(|vf| vf.0), uplink: false };
-    let backend = opener.open(nic, (None, behind_iommu), &option, tap_of);
+    let backend = opener.open(nic, &option, NicSite { tap_of, port: None, behind_iommu });
     let backend = backend.map_err(|error: BackendError| DeviceError::Backend { option: option.clone(), error })?;
     if let Some(error) = opener.take_without_vhost() {
         log::warn!("{option}: vhost=auto: this program moves the packets itself: {error}");
     }
-    let backend = new_backend(&nic.spec, backend).map_err(|error| DeviceError::Net { option, error })?;
+    let backend = new_backend(&nic.spec, backend).map_err(|error| DeviceError::open(option, error.kind(), error))?;
     Ok((backend, opener.take_taps()))
 }
 
@@ -74,12 +76,12 @@ impl Devices {
         let connected = connected.unwrap_or(Err(ConnectError::NoNic));
         connected.map_err(|error| DeviceError::Connect { option: option.clone(), error })?;
         let n = vf.map_or(0, |VfIndex(index)| usize::from(index) + 1);
-        if let Counters::Net(counters, _, all) = &mut plugged.counters {
-            if let Some(counters) = counters.get_mut(n) {
+        if let Handle::Net(net) = &mut plugged.handle {
+            if let Some(counters) = net.counters.get_mut(n) {
                 *counters = counters.with_backend(kind, &name, &nic.backend);
             }
-            all.retain(|(of, _)| taps.iter().all(|(other, _)| other != of));
-            all.extend(taps);
+            net.taps.retain(|(of, _)| taps.iter().all(|(other, _)| other != of));
+            net.taps.extend(taps);
         }
         if let DeviceKind::Net(net) = &mut plugged.plan.kind
             && let Some(function) = net.functions_mut().nth(n)

@@ -3,10 +3,7 @@
 use std::io;
 
 use pci::TopologyError;
-use virtio_devices::{
-    BlockError, ConnectError, FunctionError, HoldError, NetError, NetSriovError, PmemError, RngError, RunnerError,
-    VsockError,
-};
+use virtio_devices::{ConnectError, FunctionError, HoldError, NetSriovError, RunnerError};
 
 use crate::devices::backends::BackendError;
 use crate::devices::peers::PeerError;
@@ -34,21 +31,15 @@ pub enum DeviceError {
         /// Cause.
         error: ConnectError,
     },
-    /// The network function is impossible.
+    /// The device cannot be opened.
     #[error("{option}: {error}")]
-    Net {
-        /// The network function.
+    Open {
+        /// The device, or the network function.
         option: String,
-        /// Cause.
-        error: NetError,
-    },
-    /// The image of a disk cannot be used.
-    #[error("{option}: {error}")]
-    Disk {
-        /// The disk.
-        option: String,
-        /// Cause.
-        error: BlockError,
+        /// The kind of the cause.
+        kind: ErrorKind,
+        /// Cause, of the device's own type.
+        error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A device of a virtual IOMMU is planned in a VM without one.
     #[error("--platform iommu=on: the VM was opened without a virtual IOMMU")]
@@ -56,35 +47,11 @@ pub enum DeviceError {
     /// A virtio console is planned whose other end was not opened.
     #[error("--console: it is not open")]
     NoConsole,
-    /// The source of random bytes cannot be used.
-    #[error("{option}: {error}")]
-    Rng {
-        /// The entropy device.
-        option: String,
-        /// Cause.
-        error: RngError,
-    },
     /// A memory device is planned for memory that was not mapped.
     #[error("{option}: its memory is not mapped")]
     NoRegion {
         /// The memory device.
         option: String,
-    },
-    /// The socket cannot be listened on.
-    #[error("{option}: {error}")]
-    Vsock {
-        /// The socket device.
-        option: String,
-        /// Cause.
-        error: VsockError,
-    },
-    /// The file cannot be persistent memory.
-    #[error("{option}: {error}")]
-    Pmem {
-        /// The device.
-        option: String,
-        /// Cause.
-        error: PmemError,
     },
     /// The host device cannot be passed through.
     #[error("{option}: {error}")]
@@ -163,16 +130,20 @@ impl From<PeerError> for DeviceError {
 }
 
 impl DeviceError {
+    /// The error of a device that cannot be opened, which `option` names.
+    pub(crate) fn open<E>(option: impl Into<String>, kind: impl Into<ErrorKind>, error: E) -> Self
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        Self::Open { option: option.into(), kind: kind.into(), error: Box::new(error) }
+    }
+
     /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Backend { error, .. } => error.kind(),
-            Self::Net { error, .. } => error.kind().into(),
+            Self::Open { kind, .. } => *kind,
             Self::Connect { error, .. } => error.kind().into(),
-            Self::Disk { error, .. } => error.kind().into(),
-            Self::Rng { error, .. } => error.kind().into(),
-            Self::Vsock { error, .. } => error.kind().into(),
-            Self::Pmem { error, .. } => error.kind().into(),
             Self::Vfio { error, .. } => error.kind(),
             Self::Place { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
             Self::Function { .. }
@@ -198,6 +169,6 @@ const fn place_remedy(error: &TopologyError) -> &'static str {
 
 impl From<HoldError> for DeviceError {
     fn from(HoldError { option, error }: HoldError) -> Self {
-        Self::Disk { option, error }
+        Self::open(option, error.kind(), error)
     }
 }

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::config::{DeviceKind, DevicePlan};
+use crate::config::DevicePlan;
+use crate::devices::kind;
 use crate::devices::places::Place;
 use crate::devices::{Devices, Plugged};
 use crate::lazy_memory::discarded::Discarded;
@@ -23,7 +24,7 @@ impl Devices {
 
     /// Persistent memory whose writes are discarded and are in no file.
     pub(crate) fn discarded(&self) -> Discarded {
-        let discards = |plugged: &&Plugged| matches!(&plugged.plan.kind, DeviceKind::Pmem(spec) if spec.discard_writes);
+        let discards = |plugged: &&Plugged| kind::discards_writes(&plugged.plan);
         let areas = |plugged: &Plugged| {
             let mut areas = Vec::new();
             plugged.slot.with(|device| device.memory(&mut areas));
@@ -85,16 +86,7 @@ impl Plugged {
     /// Reason why the device cannot be saved, or moved to another host: a part of its state is neither in a file, nor
     /// in a register, nor in the guest's memory.
     pub(crate) fn lost(&self) -> Option<&'static str> {
-        match &self.plan.kind {
-            DeviceKind::Pmem(spec) if spec.file.is_dir() => {
-                Some("file= is a folder: its temporary file would be lost; remove the device, or give it a file")
-            }
-            DeviceKind::VhostUser(spec) if spec.kind.keeps_state() && self.is_driven() => Some(
-                "its backend keeps state of the guest that cannot be saved; unmount or unbind it in the guest, or \
-                      remove it",
-            ),
-            _ => None,
-        }
+        kind::unsaved(&self.plan, || self.is_driven())
     }
 
     /// True if its driver is up.

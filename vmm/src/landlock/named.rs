@@ -1,24 +1,18 @@
 //! The files that a VM's configuration names, and the access that each needs.
 
-use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use landlock::{AccessFs, BitFlags};
 use rustix::fs::{major, minor};
-use virtio_devices::{BlockSpec, backing_files};
 
 use super::rule::{Missing, READ, Rule, SOCKETS, WRITE};
-use crate::config::{
-    BackendPlan, ConsoleMode, DeviceKind, DevicePlan, LandlockAccess, LandlockConfig, MemoryConfig, MissingBackend,
-    NicPlan, Options, PayloadConfig, PlannedVm, UplinkPlan, Vhost, VhostMode, VmConfig,
-};
+use crate::config::{ConsoleMode, LandlockAccess, LandlockConfig, MemoryConfig, Options, PayloadConfig, VmConfig};
 use crate::lazy_memory::userfault;
-use crate::vfio::{VfioInterface, VfioSource, VfioSpec, cdev};
 
-/// Rules for a process with this VM: for files that its configuration names, and for host files that every VM needs.
-pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
-    let config = vm.config();
+/// Rules for a process with this VM: for files that its configuration names, except for those of devices, and for host
+/// files that every VM needs.
+pub(super) fn by_vm(config: &VmConfig) -> Vec<Rule> {
     let mut rules = of_host(config);
     if config.landlock_enable {
         rules.extend(config.landlock_rules.iter().map(of_user));
@@ -26,7 +20,6 @@ pub(super) fn by_vm(vm: &PlannedVm) -> Vec<Rule> {
     rules.extend(of_payload(&config.payload));
     rules.extend(of_zones(&config.memory));
     rules.extend(of_consoles(config));
-    rules.extend(vm.plan().devices.iter().flat_map(by_device));
     rules
 }
 
@@ -43,12 +36,6 @@ pub(super) fn by_destination(folder: &Path) -> Rule {
 /// Rule for the certificates in a folder.
 pub(super) fn by_tls(folder: &Path) -> Rule {
     Rule::new("tls_dir", folder, READ)
-}
-
-/// The rules without duplicates: thousands of VFs use one /dev/net/tun.
-fn distinct(rules: impl Iterator<Item = Rule>) -> Vec<Rule> {
-    let mut seen = HashSet::new();
-    rules.filter(|rule| seen.insert((rule.path.clone(), rule.access.bits(), rule.missing))).collect()
 }
 
 /// Rule that the user gave.
@@ -115,107 +102,8 @@ fn output(path: &Path) -> BitFlags<AccessFs> {
     if is_pipe { READ | WRITE } else { WRITE }
 }
 
-/// Rules for a device that will be plugged.
-pub(super) fn by_device(device: &DevicePlan) -> Vec<Rule> {
-    let option = || device.option();
-    let access = |read_only: bool| if read_only { READ } else { READ | WRITE };
-    match &device.kind {
-        DeviceKind::Net(net) => {
-            let option = option();
-            let uplink = net.switch.as_ref().and_then(|switch| switch.uplink.as_ref());
-            let uplink = uplink.filter(|uplink| matches!(uplink, UplinkPlan::Tap(_)));
-            let uplink = uplink.map(|_| Rule::new(option.clone(), "/dev/net/tun", READ | WRITE));
-            distinct(uplink.into_iter().chain(net.functions().flat_map(|nic| of_nic(nic, &option))))
-        }
-        DeviceKind::Disk(disk) => of_disk(disk, &option()),
-        DeviceKind::Rng(rng) => vec![Rule::new(option(), &rng.source, READ)],
-        DeviceKind::Vsock(vsock) => vec![Rule::of_socket(option(), &vsock.socket)],
-        DeviceKind::Pmem(pmem) => vec![Rule::new(option(), &pmem.file, access(pmem.discard_writes))],
-        DeviceKind::Vfio(spec) => of_host_device(spec, &option()),
-        // The kernel does not restrict connections to sockets with a path.
-        DeviceKind::VhostUser(_)
-        | DeviceKind::Console
-        | DeviceKind::Balloon(_)
-        | DeviceKind::Watchdog
-        | DeviceKind::Pvpanic
-        | DeviceKind::Mem { .. }
-        | DeviceKind::Rtc(_)
-        | DeviceKind::Iommu(_) => Vec::new(),
-    }
-}
-
-fn of_nic(nic: &NicPlan, option: &str) -> Vec<Rule> {
-    let device = |path: &str| Rule::new(option, path, READ | WRITE);
-    let of_kernel = |vhost| match vhost {
-        Vhost::On => Some(device("/dev/vhost-net")),
-        Vhost::Auto => Some(Rule { missing: Missing::Skip, ..device("/dev/vhost-net") }),
-        Vhost::Off => None,
-    };
-    let rules = match &nic.backend {
-        BackendPlan::Tap { vhost, .. } => [device("/dev/net/tun")].into_iter().chain(of_kernel(*vhost)).collect(),
-        BackendPlan::Fds { vhost, .. } => of_kernel(*vhost).into_iter().collect(),
-        BackendPlan::VhostUser { socket, mode: VhostMode::Server } => vec![Rule::of_socket(option, socket)],
-        BackendPlan::VhostUser { mode: VhostMode::Client, .. } | BackendPlan::Port(_) => Vec::new(),
-        BackendPlan::Vdpa(spec) => {
-            let time_out = sysfs("char", &spec.path).and_then(|device| {
-                let files = device.ancestors().map(|folder| folder.join("msg_timeout"));
-                files.into_iter().find(|file| file.exists())
-            });
-            let time_out = time_out.map(|file| Rule { missing: Missing::Skip, ..Rule::new(option, file, READ) });
-            [Rule::new(option, &spec.path, READ | WRITE)].into_iter().chain(time_out).collect()
-        }
-    };
-    match nic.missing {
-        MissingBackend::Refused => rules,
-        MissingBackend::LinkDown => rules.into_iter().map(Rule::if_present).collect(),
-        MissingBackend::LeftOut(_) => Vec::new(),
-    }
-}
-
-/// The files for a VFIO device: its folder in sysfs, that of its group, and the group's file.
-fn of_host_device(spec: &VfioSpec, option: &str) -> Vec<Rule> {
-    let mut rules = Vec::new();
-    let mut add = |path: &Path, access| rules.push(Rule::new(option, path, access));
-    match spec.interface {
-        VfioInterface::Groups => add(Path::new("/dev/vfio/vfio"), READ | WRITE),
-        VfioInterface::Iommufd(None) => add(Path::new("/dev/iommu"), READ | WRITE),
-        VfioInterface::Iommufd(Some(_)) => {}
-    }
-    if let VfioSource::Path(path) = &spec.source {
-        add(path, READ);
-    }
-    // Errors of the device are reported when it is opened.
-    if let Ok((device, _)) = spec.source.find() {
-        let neighbours = device.folder.join("iommu_group/devices");
-        let neighbours = std::fs::read_dir(neighbours).into_iter().flatten().flatten();
-        rules.extend(neighbours.filter_map(|entry| Some(Rule::new(option, entry.path().canonicalize().ok()?, READ))));
-        let group = device.folder.join("iommu_group").canonicalize();
-        rules.extend(group.ok().map(|group| Rule::new(option, group, READ)));
-        let file = match (spec.interface, &spec.source) {
-            (VfioInterface::Groups, _) => Some(device.group_file()),
-            (VfioInterface::Iommufd(_), VfioSource::Path(_)) => cdev::path(&device),
-            (VfioInterface::Iommufd(_), VfioSource::Fd(_)) => None,
-        };
-        let file = file.map(|file| Rule { missing: Missing::Skip, ..Rule::new(option, file, READ | WRITE) });
-        rules.extend(file);
-    }
-    rules
-}
-
-/// An image, its backing images, and the sysfs files of a block device.
-fn of_disk(disk: &BlockSpec, option: &str) -> Vec<Rule> {
-    let mut rules = vec![Rule::new(option, &disk.path, if disk.read_only { READ } else { READ | WRITE })];
-    rules.extend(backing_files(disk).into_iter().map(|path| Rule::new(option, path, READ)));
-    if let Some(device) = sysfs("block", &disk.path) {
-        // A partition has the queue limits of its disk.
-        let queues = [Some(device.as_path()), device.parent()].into_iter().flatten().map(|folder| folder.join("queue"));
-        rules.extend(queues.map(|path| Rule { missing: Missing::Skip, ..Rule::new(option, path, READ) }));
-    }
-    rules
-}
-
 /// The folder in sysfs of the `block` or `char` device at `path`, if it is one.
-fn sysfs(kind: &str, path: &Path) -> Option<PathBuf> {
+pub(crate) fn sysfs(kind: &str, path: &Path) -> Option<PathBuf> {
     let found = std::fs::metadata(path).ok()?;
     let is_one = match kind {
         "block" => found.file_type().is_block_device(),

@@ -11,9 +11,9 @@ use super::error::LandlockError;
 use super::host_file::HostFile;
 
 /// Reading a file or a folder, and querying devices.
-pub(super) const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev});
+pub(crate) const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev});
 /// Writing a file, and querying devices.
-pub(super) const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
+pub(crate) const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
 /// Creating sockets in a folder, and removing them.
 pub(super) const SOCKETS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeSock | RemoveFile});
 
@@ -43,12 +43,12 @@ pub(crate) enum Missing {
 
 impl Rule {
     /// A file that the option `option` names.
-    pub(super) fn new(option: impl Into<String>, path: impl Into<PathBuf>, access: BitFlags<AccessFs>) -> Self {
+    pub(crate) fn new(option: impl Into<String>, path: impl Into<PathBuf>, access: BitFlags<AccessFs>) -> Self {
         Self { option: option.into(), path: path.into(), access, missing: Missing::Refuse }
     }
 
     /// The rule, to be skipped if the file does not exist.
-    pub(super) fn if_present(self) -> Self {
+    pub(crate) fn if_present(self) -> Self {
         Self { missing: Missing::Skip, ..self }
     }
 
@@ -59,7 +59,7 @@ impl Rule {
 
     /// The folder in which a socket is created again each time, and removed. A rule for the socket would end with the
     /// socket.
-    pub(super) fn of_socket(option: impl Into<String>, socket: &Path) -> Self {
+    pub(crate) fn of_socket(option: impl Into<String>, socket: &Path) -> Self {
         let folder = socket.parent().filter(|folder| !folder.as_os_str().is_empty());
         Self::new(option, folder.unwrap_or(Path::new(".")), SOCKETS)
     }

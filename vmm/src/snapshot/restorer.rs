@@ -11,6 +11,7 @@ use super::overrides;
 use super::source::Source;
 use super::state_file::SavedLink;
 use crate::config::{PlannedVm, RestoreConfig};
+use crate::devices::kind;
 use crate::landlock::{self, Rule};
 use crate::lazy_memory::memory_image;
 use crate::lazy_memory::page_faults::PageFaults;
@@ -53,7 +54,7 @@ impl Restorer {
         let source = Source::open(&self.config.source_url)?;
         let planned = self.plan(&source)?;
         let rules = [&self.own_files[..], &landlock::rules_of_snapshot(source.folder())].concat();
-        landlock::enter(&planned, &rules)?;
+        landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &rules)?;
         let (mode, why) =
             memory_mode::choose(&self.config, &planned.config().memory, planned.plan().needs_shared_memory())
                 .map_err(SnapshotError::Unsuitable)?;

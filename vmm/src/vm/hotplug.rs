@@ -1,14 +1,18 @@
 //! Hot-plug of devices and vCPUs.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use pci::{Bdf, VfIndex};
+use virtio_devices::{Cancel, Memory};
+use vm_memory::GuestAddressSpace as _;
 
 use super::{Running, Vm, VmError};
 use crate::acpi::vcpu_hotplug::{Change, VcpuHotplug};
-use crate::config::{DevicePlan, NicPlan};
-use crate::devices::backends::OpenedBefore;
+use crate::config::{DeviceKind, DevicePlan, NicPlan};
 use crate::devices::connect::Connecting;
+use crate::devices::opened_before::{OpenBefore, OpenedBefore};
+use crate::devices::peers::Peers;
 use crate::devices::{Plugged, Removed};
 use crate::vm::announcing::Announcing;
 
@@ -32,6 +36,26 @@ impl Vm {
         let address = self.devices.add(plan, opened)?;
         self.ged.plugged(address.segment, address.rid.device());
         Ok(address)
+    }
+
+    /// Returns an opener, for any thread, of what the device of `plan` needs before it is added, if that may take time:
+    /// vhost-user backends and host devices. From now on, guest memory counts as pinned if the device may pin it, until
+    /// [`Self::end_pinning`].
+    pub(crate) fn opener(&mut self, plan: &DevicePlan) -> Option<OpenBefore> {
+        if let DeviceKind::Vfio(spec) = &plan.kind {
+            let (spec, host, memory) = (spec.clone(), Arc::clone(self.devices.vfio()), self.guest_memory().clone());
+            self.begin_pinning();
+            return Some(Box::new(move |_| {
+                let map = memory.memory().into_inner();
+                let device = host.open(&spec, &Memory::from(Arc::clone(&map)));
+                OpenedBefore::HostDevice(Box::new(device), map)
+            }));
+        }
+        if !Peers::are_of(plan) {
+            return None;
+        }
+        let (plan, memory) = (plan.clone(), self.shared_memory()?.clone());
+        Some(Box::new(move |cancel: &Cancel| OpenedBefore::Peers(Peers::connect(&[plan], &memory, Some(cancel)))))
     }
 
     /// Gives a network function without a backend the backend `new`, described by `nic`.

@@ -1,6 +1,7 @@
 //! The threads that a VM may need, and their memory mappings.
 
-use crate::config::{BackendPlan, DeviceKind, DevicePlan, NicPlan, Vhost};
+use crate::config::DevicePlan;
+use crate::devices::kind;
 use crate::vm::error::VmError;
 
 /// Threads other than those of devices and vCPUs: those of the API, of events and consoles, the control thread and its
@@ -32,7 +33,7 @@ pub(super) fn check<'a>(
     vcpus: u32,
     limits: &ThreadLimits,
 ) -> Result<(), VmError> {
-    let threads = OTHERS + u64::from(vcpus) + devices.into_iter().map(of_device).sum::<u64>();
+    let threads = OTHERS + u64::from(vcpus) + devices.into_iter().map(kind::threads).sum::<u64>();
     if let Some((limit, raise)) = limits.threads
         && limit < threads
     {
@@ -42,46 +43,6 @@ pub(super) fn check<'a>(
     match limits.mappings {
         Some(limit) if limit < needed => Err(VmError::Mappings { needed, limit }),
         _ => Ok(()),
-    }
-}
-
-fn of_device(plan: &DevicePlan) -> u64 {
-    match &plan.kind {
-        DeviceKind::Net(net) => {
-            let of_switch = net.switch.as_ref().map_or(0, |switch| switch.workers.into());
-            of_switch + net.functions().map(of_function).sum::<u64>()
-        }
-        DeviceKind::Disk(disk) => disk.queues.into(),
-        DeviceKind::Pvpanic | DeviceKind::Vfio(_) => 0,
-        // One for its queues, and one while a driver writes to its configuration.
-        DeviceKind::VhostUser(_) => 2,
-        DeviceKind::Console
-        | DeviceKind::Rng(_)
-        | DeviceKind::Balloon(_)
-        | DeviceKind::Vsock(_)
-        | DeviceKind::Pmem(_)
-        | DeviceKind::Watchdog
-        | DeviceKind::Mem { .. }
-        | DeviceKind::Rtc(_)
-        | DeviceKind::Iommu(_) => 1,
-    }
-}
-
-/// A thread for each queue pair whose frames this program carries. The kernel's workers for vhost-net count as threads
-/// of this process too.
-fn of_function(plan: &NicPlan) -> u64 {
-    let pairs = u64::from(plan.spec.queue_pairs);
-    match plan.backend {
-        BackendPlan::Tap { vhost, .. } | BackendPlan::Fds { vhost, .. } => {
-            if vhost == Vhost::Off {
-                pairs
-            } else {
-                pairs + 1
-            }
-        }
-        // The switch's threads carry its frames.
-        BackendPlan::Port(_) => 0,
-        BackendPlan::VhostUser { .. } | BackendPlan::Vdpa { .. } => 1,
     }
 }
 

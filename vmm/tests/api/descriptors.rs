@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::fs::fstat;
-use vmm::api::{Action, MOST_FDS};
+use vmm::api::{Action, MOST_FDS, NewDevice};
 
 use crate::client::{Fixture, Probe, plain, request, serve};
 
@@ -16,7 +16,7 @@ fn keeper() -> (Fixture, Taken) {
     let taken = Taken::default();
     let kept = taken.clone();
     let server = serve(move |action| {
-        if let Action::AddNet(config, fds) = action {
+        if let Action::Add(NewDevice::Net(config, fds)) = action {
             assert!(config.backend.fds.is_empty());
             kept.lock().push(fds);
             return plain(Action::Boot);

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use vmm::ErrorKind;
-use vmm::api::{Action, Failure, ROUTES, Refusal, Request};
+use vmm::api::{Action, Failure, NewDevice, ROUTES, Refusal, Request};
 use vmm::config::LinkPolicy;
 
 fn ask(method: &str, name: &str, body: &[u8]) -> Result<Action, Refusal> {
@@ -66,11 +66,14 @@ fn a_body_becomes_its_endpoints_action() {
         panic!()
     };
     assert_eq!(config.net[0].sriov_vfs, 8);
-    let Ok(Action::AddNet(net, fds)) = put("vm.add-net", &json!({"tap": "t", "vfs": [{"index": 1}]})) else { panic!() };
+    let net = put("vm.add-net", &json!({"tap": "t", "vfs": [{"index": 1}]}));
+    let Ok(Action::Add(NewDevice::Net(net, fds))) = net else { panic!() };
     assert_eq!((net.backend.tap.as_deref(), net.vfs[0].index, fds.len()), (Some("t"), 1, 0));
-    let Ok(Action::AddDisk(disk)) = put("vm.add-disk", &json!({"path": "/d", "image_type": "Raw"})) else { panic!() };
+    let disk = put("vm.add-disk", &json!({"path": "/d", "image_type": "Raw"}));
+    let Ok(Action::Add(NewDevice::Disk(disk))) = disk else { panic!() };
     assert_eq!(disk.path, Some("/d".into()));
-    let Ok(Action::AddVdpa(vdpa)) = put("vm.add-vdpa", &json!({"path": "/dev/vhost-vdpa-0"})) else { panic!() };
+    let vdpa = put("vm.add-vdpa", &json!({"path": "/dev/vhost-vdpa-0"}));
+    let Ok(Action::Add(NewDevice::Vdpa(vdpa))) = vdpa else { panic!() };
     assert_eq!(vdpa.num_queues, 1);
     let Ok(Action::Resize(resize)) = put("vm.resize", &json!({"desired_vcpus": 2})) else { panic!() };
     assert_eq!((resize.desired_vcpus, resize.desired_ram), (Some(2), None));
@@ -306,8 +309,8 @@ fn only_requests_that_give_taps_or_devices_accept_descriptors() {
         };
         let asked = Request { method: route.method, path: route.path, body, fds: fds() }.action();
         match (route.path, asked) {
-            ("/api/v1/vm.add-net", Ok(Action::AddNet(_, fds))) => assert_eq!(fds.len(), 1),
-            ("/api/v1/vm.add-device", Ok(Action::AddDevice(device, fds))) => {
+            ("/api/v1/vm.add-net", Ok(Action::Add(NewDevice::Net(_, fds)))) => assert_eq!(fds.len(), 1),
+            ("/api/v1/vm.add-device", Ok(Action::Add(NewDevice::Host(device, fds)))) => {
                 assert_eq!((fds.len(), device.path, device.fd), (1, None, Some(fds[0].as_raw_fd())));
             }
             ("/api/v1/vm.set-vf", Ok(Action::SetVf(change, fds))) => {
@@ -334,7 +337,7 @@ fn device_takes_one_sent_descriptor_and_refuses_client_numbers() {
         let (body, null) = (body.to_string(), || OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
         let fds = std::iter::repeat_with(null).take(count).collect();
         match (Request { method: "PUT", path: "/api/v1/vm.add-device", body: body.as_bytes(), fds }.action()) {
-            Ok(Action::AddDevice(device, fds)) => {
+            Ok(Action::Add(NewDevice::Host(device, fds))) => {
                 let own = fds.first().map(AsRawFd::as_raw_fd);
                 Ok((device.fd.is_some(), device.fd == own, fds.len()))
             }

@@ -103,12 +103,13 @@ fn vm_error_is_of_the_host_unless_the_request_is_impossible() {
 #[test]
 fn device_error_is_invalid_unless_it_is_for_lack_of_room() {
     let place = |error| devices::DeviceError::Place { option: s(), error };
-    let net = |error| devices::DeviceError::Net { option: s(), error };
-    let disk = |error| devices::DeviceError::Disk { option: s(), error };
+    let net = |error: NetError| devices::DeviceError::open(s(), error.kind(), error);
+    let disk = |error: BlockError| devices::DeviceError::open(s(), error.kind(), error);
+    let rng = |error: RngError| devices::DeviceError::open(s(), error.kind(), error);
     check_vm(INVALID, [NetError::Mac([1; 6]), NetError::Legacy(s())].map(net));
     check_vm(INVALID, [BlockError::Missing("d".into()), BlockError::NotWritable("d".into())].map(disk));
     check_vm(CONFLICT, [disk(BlockError::InUse("d".into()))]);
-    check_vm(INVALID, [devices::DeviceError::Rng { option: s(), error: RngError::NotADevice("r".into()) }]);
+    check_vm(INVALID, [rng(RngError::NotADevice("r".into()))]);
     check_vm(CONFLICT, [TopologyError::NoSuchSlot(32), TopologyError::SlotTaken(1), TopologyError::NoSlot].map(place));
     check_vm(CONFLICT, [devices::DeviceError::NoRoom(NoRoom)]);
     let function = || FunctionError::Queue(QueueError::Count(0));

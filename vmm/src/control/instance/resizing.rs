@@ -1,8 +1,10 @@
 //! Changing the amount of memory, the number of vCPUs, and disk sizes.
 
+use std::sync::Arc;
+
 use super::{Instance, no_device};
 use crate::api::{Failure, Resize, ResizeDisk, ResizeZone};
-use crate::config::{MemoryConfig, bytes};
+use crate::config::{MemoryConfig, PlannedVm, bytes};
 use crate::control::resize;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
@@ -28,10 +30,11 @@ impl Instance {
                 })?;
             }
             self.vcpus = vcpus.into();
-            self.planned.count_vcpus(self.vcpus);
+            let vcpus = self.vcpus;
+            self.planned_mut().count_vcpus(vcpus);
         }
         if let Some(bytes) = balloon {
-            self.planned.set_balloon_size(bytes);
+            self.planned_mut().set_balloon_size(bytes);
             self.vm.iter().for_each(|vm| vm.balloon().resize(bytes));
         }
         Ok(())
@@ -54,7 +57,7 @@ impl Instance {
 
     /// Sets the memory to `next`. `request` prefixes errors.
     fn set_memory(&mut self, next: MemoryConfig, request: &str) -> Result<(), Failure> {
-        let mut planned = self.planned.clone();
+        let mut planned = PlannedVm::clone(&self.planned);
         planned
             .set_memory(next.clone())
             .map_err(|error| Failure::new((&error.problem).into(), format!("{request}: {}", error.problem)))?;
@@ -65,7 +68,7 @@ impl Instance {
                     .in_context(format!("the VM cannot be resized to {} of memory", bytes(size)))
             })?;
         }
-        self.planned = planned;
+        self.planned = Arc::new(planned);
         Ok(())
     }
 

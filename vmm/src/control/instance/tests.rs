@@ -1,8 +1,10 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::api::SetVf;
+use crate::api::{NewDevice, SetVf};
+use crate::config::plan::tests::PLANS;
 use crate::config::{DeviceKind, MacAddress, MissingBackend};
+use crate::control::addition::Addition;
 
 fn instance(config: &str) -> Instance {
     Instance::new(
@@ -12,8 +14,8 @@ fn instance(config: &str) -> Instance {
     )
 }
 
-fn net(text: &str) -> NetConfig {
-    text.parse().unwrap()
+fn net(text: &str) -> NewDevice {
+    NewDevice::Net(Box::new(text.parse().unwrap()), Vec::new())
 }
 
 fn ids(instance: &Instance) -> Vec<&str> {
@@ -25,7 +27,7 @@ fn what_is_left_out_is_decided_once() {
     let mut instance = instance(r#"{"net":[{"sriov_vfs":2},{"id":"b"}]}"#);
     let before = instance.config().clone();
     assert!(before.net.iter().all(|net| net.mac.is_some()));
-    assert_eq!(instance.add_net(net("id=c"), Vec::new()).unwrap(), None);
+    assert_eq!(instance.add(net("id=c")).unwrap(), None);
     assert_eq!(instance.config().net[..2], before.net);
     assert_eq!(ids(&instance), ["_net0", "b", "c"]);
     instance.remove_device("_net0").unwrap();
@@ -36,7 +38,7 @@ fn what_is_left_out_is_decided_once() {
 fn pf_without_tap_gets_an_unused_name_after_another_is_removed() {
     let mut instance = instance(r#"{"net":[{"id":"a","sriov_vfs":1},{"id":"b","sriov_vfs":1}]}"#);
     instance.remove_device("a").unwrap();
-    instance.add_net(net("id=c,sriov_vfs=1"), Vec::new()).unwrap();
+    instance.add(net("id=c,sriov_vfs=1")).unwrap();
     let taps: Vec<_> = instance.config().net.iter().map(|net| net.backend.tap.clone().unwrap()).collect();
     assert_ne!(taps[0], taps[1]);
 }
@@ -46,9 +48,12 @@ fn a_device_that_cannot_be_leaves_no_trace() {
     let mut instance = instance(r#"{"net":[{"id":"a","tap":"a0"}]}"#);
     let before = instance.config().clone();
     for wrong in ["id=a", "tap=a0", "mtu=1", "pci_device_id=32", "id=__x", "num_queues=1", "sriov_vfs=65535"] {
-        assert!(instance.add_net(net(wrong), Vec::new()).is_err(), "{wrong}");
+        assert!(instance.add(net(wrong)).is_err(), "{wrong}");
     }
-    assert!(instance.add_disk("id=a,path=/x".parse().unwrap()).is_err(), "a name is one of all devices");
+    assert!(
+        instance.add(NewDevice::Disk(Box::new("id=a,path=/x".parse().unwrap()))).is_err(),
+        "a name is one of all devices"
+    );
     assert_eq!(instance.config(), &before);
 }
 
@@ -58,12 +63,13 @@ fn device_keeps_its_passed_descriptor_until_removal() {
 
     let (mut end, sent) = std::io::pipe().unwrap();
     let number = sent.as_raw_fd();
-    let device = || -> DeviceConfig { format!("id=d,fd={number}").parse().unwrap() };
+    let device =
+        |sent| NewDevice::Host(Box::new(format!("id=d,fd={number}").parse().unwrap()), vec![OwnedFd::from(sent)]);
     let mut without = instance("{}");
-    let error = without.add_device(device(), vec![sent.try_clone().unwrap().into()]).unwrap_err().to_string();
+    let error = without.add(device(sent.try_clone().unwrap())).unwrap_err().to_string();
     assert!(error.contains("add --platform iommufd_fd="), "{error}");
     let mut instance = instance(r#"{"platform":{"iommufd_fd":1000}}"#);
-    assert_eq!(instance.add_device(device(), vec![sent.into()]).unwrap(), None);
+    assert_eq!(instance.add(device(sent)).unwrap(), None);
     assert_eq!(instance.config().devices[0].fd, Some(number));
     instance.remove_device("d").unwrap();
     assert_eq!(end.read(&mut [0]).unwrap(), 0, "the other end is closed");
@@ -82,7 +88,7 @@ fn taps_that_were_passed_are_kept_as_long_as_their_nic() {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut instance = instance("{}");
     // The numbers in the request are not used.
-    instance.add_net(net("id=a,fd=[3]"), vec![ours.into()]).unwrap();
+    instance.add(NewDevice::Net(Box::new("id=a,fd=[3]".parse().unwrap()), vec![ours.into()])).unwrap();
     theirs.set_nonblocking(true).unwrap();
     let gone = || std::io::Read::read(&mut &theirs, &mut [0]).is_ok_and(|len| len == 0);
     assert!(!gone());
@@ -150,10 +156,10 @@ fn memory_is_pinned_from_the_opening_of_a_pinning_device() {
     let given = |text: &str| SetVf { pf: "pf".into(), ..serde_json::from_str(text).unwrap() };
     let set = |text| Action::SetVf(Box::new(given(text)), Vec::new());
     for (pins, action) in [
-        (true, Action::AddDevice(Box::new("path=/sys/bus/pci/devices/none".parse().unwrap()), Vec::new())),
+        (true, Action::Add(NewDevice::Host(Box::new("path=/sys/bus/pci/devices/none".parse().unwrap()), Vec::new()))),
         (true, set(r#"{"pf":"pf","vdpa":"/dev/vhost-vdpa-none"}"#)),
         (false, set(r#"{"pf":"pf","vhost_socket":"/nonexistent/other"}"#)),
-        (false, Action::AddFs(Box::new("tag=t,socket=/nonexistent/fs".parse().unwrap()))),
+        (false, Action::Add(NewDevice::Fs(Box::new("tag=t,socket=/nonexistent/fs".parse().unwrap())))),
     ] {
         let acquire = instance.acquirer(&action).unwrap();
         assert_eq!(instance.vm().unwrap().pins_memory(), pins);
@@ -164,4 +170,74 @@ fn memory_is_pinned_from_the_opening_of_a_pinning_device() {
         instance.end_pinning();
         assert!(!instance.vm().unwrap().pins_memory());
     }
+}
+
+/// A VM as by [`opened`] that has shared memory, and the number of plans made by this thread until now.
+fn opened_and_planned() -> (Instance, u32) {
+    let instance = opened(
+        r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"},"memory":{"size":16777216,"shared":true},
+            "net":[{"id":"pf","vhost_user":true,"vhost_socket":"/nonexistent/socket"}]}"#,
+    );
+    (instance, PLANS.get())
+}
+
+fn addition(instance: &Instance) -> &Addition {
+    match &instance.acquired {
+        Some(Acquired::Device(addition)) => addition,
+        _ => panic!("no device was planned"),
+    }
+}
+
+fn added(action: Action) -> NewDevice {
+    match action {
+        Action::Add(device) => device,
+        action => panic!("{action:?}"),
+    }
+}
+
+#[test]
+fn an_added_device_is_planned_once_and_keeps_its_macs() {
+    let (mut instance, before) = opened_and_planned();
+    let action = Action::Add(net("id=n,switch=veb,sriov_vfs=2"));
+    assert!(instance.acquirer(&action).is_none(), "nothing of it takes time");
+    let macs = |plan: &DevicePlan| plan.nics().map(|nic| nic.spec.mac).collect::<Vec<_>>();
+    let planned = macs(addition(&instance).device().unwrap());
+    let answer = instance.add(added(action)).unwrap().unwrap();
+    assert_eq!((&*answer.id, PLANS.get() - before), ("n", 1));
+    let opened = macs(instance.vm().unwrap().devices().find("n").unwrap().plan());
+    assert_eq!((opened, planned.len()), (planned.clone(), 3));
+    assert_eq!(instance.config().net[1].mac, Some(MacAddress(planned[0]).into()));
+}
+
+#[test]
+fn a_device_is_planned_once_if_its_backend_is_opened_before() {
+    let (mut instance, before) = opened_and_planned();
+    for (plans, action) in [
+        (1, Action::Add(NewDevice::Fs(Box::new("tag=t,socket=/nonexistent/fs".parse().unwrap())))),
+        (2, Action::Add(NewDevice::Host(Box::new("path=/sys/bus/pci/devices/none".parse().unwrap()), Vec::new()))),
+    ] {
+        let acquire = instance.acquirer(&action).unwrap();
+        assert!(instance.keep(acquire(&Cancel::new().unwrap())));
+        let line = instance.add(added(action)).unwrap_err().to_string();
+        assert!(line.contains("none"), "{line}");
+        instance.end_pinning();
+        assert_eq!(PLANS.get() - before, plans);
+    }
+    // A device that the VM cannot have is found out by its only plan.
+    let action = Action::Add(net("id=pf"));
+    assert!(instance.acquirer(&action).is_none());
+    instance.add(added(action)).unwrap_err();
+    assert_eq!(PLANS.get() - before, 3);
+}
+
+#[test]
+fn a_plan_is_made_anew_if_the_vm_has_changed_since() {
+    let (mut instance, before) = opened_and_planned();
+    let action = Action::Add(net("id=n,switch=veb,sriov_vfs=1"));
+    assert!(instance.acquirer(&action).is_none());
+    // As when the guest releases a device while a backend is opened.
+    instance.forget_device("pf");
+    assert!(!addition(&instance).is_of(&instance.planned));
+    instance.add(added(action)).unwrap();
+    assert_eq!((ids(&instance), PLANS.get() - before), (vec!["n"], 2));
 }

@@ -1,6 +1,7 @@
 //! Changing a VF's settings with `vm.set-vf`.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use pci::VfIndex;
 use virtio_devices::{PortSettings, Replaced, Status};
@@ -82,7 +83,7 @@ impl Instance {
         }
         if let Some(mut planned) = planned {
             planned.keep_slots(self.planned.plan());
-            self.planned = planned;
+            self.planned = Arc::new(planned);
             if mac.is_some() {
                 self.warn_of_macs(Some(pf));
             }

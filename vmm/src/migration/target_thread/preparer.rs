@@ -6,6 +6,7 @@ use virtio_devices::{Cancel, WorkerKind};
 
 use super::empty_files;
 use crate::config::{BackendPlan, NetPlan, NicPlan, PlannedVm, RestoreConfig, Vhost};
+use crate::devices::kind;
 use crate::landlock::{self, Rule};
 use crate::migration::error::MigrationError;
 use crate::migration::offer::{self, Offer};
@@ -73,7 +74,7 @@ impl Preparer {
         let offer = Offer::read(offer)?;
         let planned = offer.plan(&self.given)?;
         let fds = offer.receive(planned.plan(), planned.config(), passing)?;
-        landlock::enter(&planned, &self.own_files)?;
+        landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &self.own_files)?;
         if offer.passed.is_none() {
             empty_files::check(&planned.config().memory.zones).map_err(MigrationError::Unsuitable)?;
         }

@@ -5,7 +5,7 @@ use pci::VfIndex;
 use super::driver::Driver;
 use super::guest::{Machine, assert_same};
 use crate::config::{NetConfig, PlannedVm};
-use crate::devices::backends::OpenedBefore;
+use crate::devices::opened_before::OpenedBefore;
 
 /// `cli; hlt; jmp back to hlt`
 const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
@@ -230,7 +230,7 @@ fn restored_devices_keep_their_slots_after_plug_and_unplug() {
         config.net.push(serde_json::from_str::<NetConfig>(&json).unwrap());
         let planned = PlannedVm::new(config.clone()).unwrap();
         config = planned.config().clone();
-        machine.vm.add(planned.added_to(before.plan()).unwrap(), OpenedBefore::default()).unwrap();
+        machine.vm.add(planned.added_to(before.plan()).unwrap(), OpenedBefore::Nothing).unwrap();
     }
     machine.vm.unplug("b");
     machine.plan(config);

@@ -1,0 +1,52 @@
+//! The addition of a device, which is planned once: before its backends are opened.
+
+use std::sync::Arc;
+
+use crate::api::NewDevice;
+use crate::config::{DevicePlan, PlannedVm, iommu};
+use crate::devices::kind;
+use crate::devices::opened_before::OpenedBefore;
+use crate::error::Error;
+use crate::landlock;
+
+/// A planned addition of a device, and what was opened for the device.
+pub(crate) struct Addition {
+    /// The VM without the device. It is shared with the instance, so that any change of the VM replaces the instance's.
+    before: Arc<PlannedVm>,
+    /// The VM with the device, or the reason why it cannot have it.
+    pub planned: Result<PlannedVm, Error>,
+    /// Resources that were opened on another thread.
+    pub opened: OpenedBefore,
+}
+
+impl Addition {
+    /// Plans the addition of `device` to the VM `before`. The device of a booted VM is plugged in at once, so the
+    /// checks of a boot are made here.
+    pub(crate) fn plan(device: &NewDevice, before: &Arc<PlannedVm>, is_booted: bool) -> Self {
+        let planned = with_device(device, before, is_booted);
+        Self { before: Arc::clone(before), planned, opened: OpenedBefore::Nothing }
+    }
+
+    /// The plan of the device, if it can be added.
+    pub(crate) fn device(&self) -> Option<&DevicePlan> {
+        self.planned.as_ref().ok()?.added_to(self.before.plan())
+    }
+
+    /// True if the VM is `now` as it was planned for.
+    pub(crate) fn is_of(&self, now: &Arc<PlannedVm>) -> bool {
+        Arc::ptr_eq(&self.before, now)
+    }
+}
+
+/// Plans the VM `before` with one more device.
+fn with_device(device: &NewDevice, before: &PlannedVm, is_booted: bool) -> Result<PlannedVm, Error> {
+    let mut config = before.config().clone();
+    device.push(&mut config)?;
+    let mut planned = PlannedVm::with_device_of_document(config)?;
+    planned.keep_slots(before.plan());
+    if is_booted && let Some(device) = planned.added_to(before.plan()) {
+        iommu::check_added(before.plan().iommu(), device)?;
+        landlock::check_device(|| kind::files(device))?;
+    }
+    Ok(planned)
+}

@@ -1,0 +1,45 @@
+//! Resources that the machine gives to its devices.
+
+use std::sync::Arc;
+
+use pci::{Placement, Rid};
+use virtio_devices::{BalloonSize, Behind, CharDevice, ConsoleWindow, Expiry, Iommu, Memory};
+
+use crate::devices::disks::LimitGroups;
+use crate::devices::mem_regions::MemRegions;
+use crate::pci_layout::Apertures;
+use crate::telemetry::events::Events;
+use crate::vfio::VfioHost;
+
+/// Resources that the machine gives to devices.
+pub(crate) struct Host {
+    /// The guest's memory.
+    pub memory: Memory,
+    /// Apertures for BARs, of each segment.
+    pub apertures: Vec<Apertures>,
+    /// The other end of the virtio console, with its window if that is a terminal; `None` without a console.
+    pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
+    /// The size of the balloon; 0 without a balloon.
+    pub balloon: Arc<BalloonSize>,
+    /// Resets the guest, for its watchdog.
+    pub expiry: Arc<Expiry>,
+    /// The memory of memory devices.
+    pub mem_regions: MemRegions,
+    /// Destination of events about the guest's changes to devices.
+    pub events: Events,
+    /// The rate limits that disks share.
+    pub limit_groups: LimitGroups,
+    /// True if another program holds the locks of writable disks until [`Holds::take`](virtio_devices::Holds::take).
+    pub locks_later: bool,
+    /// The virtual IOMMU, if there is one.
+    pub iommu: Option<Arc<Iommu>>,
+    /// The host devices.
+    pub vfio: Arc<VfioHost>,
+}
+
+impl Host {
+    /// The place of the function at `rid` behind the IOMMU.
+    pub(super) fn behind(&self, placement: Placement, rid: Rid) -> Option<Behind> {
+        self.iommu.as_ref().map(|iommu| iommu.behind(placement.segment, rid))
+    }
+}

@@ -1,0 +1,30 @@
+//! Persistent memory.
+
+use virtio_devices::{Pmem, PmemSpec};
+
+use super::site::{Opened, Site};
+use crate::devices::error::DeviceError;
+use crate::devices::handle::Handle;
+use crate::landlock::{READ, Rule, WRITE};
+
+/// The file, a doorbell, and two MSI-X vectors.
+pub(super) const OPEN_FILES: u64 = 4;
+pub(super) const THREADS: u64 = 1;
+
+pub(super) fn open(spec: &PmemSpec, site: &Site<'_>) -> Result<Opened, DeviceError> {
+    let pmem = Pmem::open(spec.clone()).map_err(|error| site.failed(error.kind(), error))?;
+    let (counters, hold) = (pmem.counters(), pmem.hold());
+    let read = Box::new(move || counters.iter().collect());
+    Ok((site.function(pmem)?, Handle::Plain { kind: "pmem", read, hold }))
+}
+
+/// The file, or the folder of a temporary one.
+pub(super) fn files(spec: &PmemSpec, option: &str) -> Vec<Rule> {
+    vec![Rule::new(option, &spec.file, if spec.discard_writes { READ } else { READ | WRITE })]
+}
+
+/// Reason why its content cannot be saved, if so.
+pub(super) fn unsaved(spec: &PmemSpec) -> Option<&'static str> {
+    let what = "file= is a folder: its temporary file would be lost; remove the device, or give it a file";
+    spec.file.is_dir().then_some(what)
+}

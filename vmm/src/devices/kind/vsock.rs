@@ -1,0 +1,23 @@
+//! The socket device.
+
+use virtio_devices::{Vsock, VsockSpec};
+
+use super::site::{Opened, Site};
+use crate::devices::error::DeviceError;
+use crate::devices::handle::Handle;
+use crate::landlock::Rule;
+
+/// A socket, a poll set and a doorbell, and four MSI-X vectors. A connection without a free file is refused.
+pub(super) const OPEN_FILES: u64 = 7;
+pub(super) const THREADS: u64 = 1;
+
+pub(super) fn open(spec: &VsockSpec, site: &Site<'_>) -> Result<Opened, DeviceError> {
+    let vsock = Vsock::open(spec.clone()).map_err(|error| site.failed(error.kind(), error))?;
+    let counters = vsock.counters();
+    Ok((site.function(vsock)?, Handle::plain("vsock", move || counters.iter().collect())))
+}
+
+/// The folder of the socket.
+pub(super) fn files(spec: &VsockSpec, option: &str) -> Vec<Rule> {
+    vec![Rule::of_socket(option, &spec.socket)]
+}
