@@ -15,13 +15,10 @@ mod descriptor;
 mod error;
 #[path = "../src/log_format.rs"]
 mod log_format;
+#[path = "../src/remote/vf_change.rs"]
+mod vf_change;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
-
-#[path = "../src/remote"]
-mod remote {
-    pub(crate) mod vf_change;
-}
 
 use std::env::args_os;
 use std::error::Error;
