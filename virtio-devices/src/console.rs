@@ -21,11 +21,11 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::chardev::CharDevice;
-use crate::counters::{Losses, log_losses};
-use crate::device_config::{ConfigField, Rule};
-use crate::features::has;
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::device::config::{ConfigField, Rule};
+use crate::device::counters::{Losses, log_losses};
+use crate::device::worker::{WorkerKind, spawn, thread_name};
+use crate::os::chardev::CharDevice;
+use crate::transport::features::has;
 use crate::{Interrupts, Start, VirtioDevice, Worker};
 pub use counters::{ConsoleCounter, ConsoleCounters};
 use worker::{QueueWorker, RECEIVE, TRANSMIT};

@@ -1,5 +1,14 @@
 //! A virtio device without its transport, and the threads that run its queues.
 
+pub(crate) mod config;
+pub(crate) mod counters;
+pub(crate) mod failures;
+pub(crate) mod port;
+pub(crate) mod queue_worker;
+pub(crate) mod rate_limiter;
+pub(crate) mod runner;
+pub(crate) mod worker;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,12 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{DoorbellPages, MemoryUser};
-use crate::device_config::ConfigField;
-use crate::file_mapping::FileMapping;
-use crate::interrupt::Interrupts;
+use crate::device::config::ConfigField;
+use crate::device::port::Port;
 use crate::memory::SharedQueue;
-use crate::port::Port;
-use crate::thread::Thread;
+use crate::memory::file_mapping::FileMapping;
+use crate::os::thread::Thread;
+use crate::transport::interrupt::Interrupts;
 use crate::{ConnectError, DeviceSpecific, DmaSpace, NewBackend, StateError};
 
 /// A virtio device: its features, configuration and queues, without its transport.

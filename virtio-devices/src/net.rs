@@ -13,8 +13,6 @@ mod counters;
 mod enforced;
 mod engine;
 mod filter;
-mod limits;
-mod link;
 mod of_host;
 mod pass;
 pub(crate) mod rarp;
@@ -26,7 +24,6 @@ mod start;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
-mod tap_finder;
 mod tap_watch;
 mod transmit;
 mod wire;
@@ -48,12 +45,12 @@ use vmm_sys_util::eventfd::EventFd;
 #[cfg(test)]
 use crate::backend::Tap;
 use crate::backend::{BackendKind, DoorbellPages, Health, MemoryMailbox, MemoryUser};
-use crate::counters::{Losses, log_losses};
-use crate::device_config::ConfigField;
-use crate::failures::{FailureObserver, Failures};
-use crate::features::has;
-use crate::net_protocol::{MAX_QUEUE_SIZE, features};
-use crate::policy::Replaced;
+use crate::device::config::ConfigField;
+use crate::device::counters::{Losses, log_losses};
+use crate::device::failures::{FailureObserver, Failures};
+use crate::frames::net_protocol::{MAX_QUEUE_SIZE, features};
+use crate::frames::policy::Replaced;
+use crate::transport::features::has;
 use crate::{
     BucketsState, ConnectError, DeviceSpecific, Interrupts, NewBackend, NicState, Port, Start, StateError,
     VirtioDevice, Worker,

@@ -27,11 +27,11 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::block::Hold;
-use crate::counters::{Losses, log_losses};
-use crate::device_config::{ConfigField, Rule};
-use crate::file_mapping::FileMapping;
-use crate::queue_worker;
-use crate::worker::WorkerKind;
+use crate::device::config::{ConfigField, Rule};
+use crate::device::counters::{Losses, log_losses};
+use crate::device::queue_worker;
+use crate::device::worker::WorkerKind;
+use crate::memory::file_mapping::FileMapping;
 use crate::{Start, VirtioDevice, Worker};
 pub use counters::{PmemCounter, PmemCounters};
 pub use error::PmemError;

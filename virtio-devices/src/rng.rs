@@ -20,10 +20,10 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::counters::{Losses, log_losses};
-use crate::device_config::ConfigField;
-use crate::queue_worker;
-use crate::worker::WorkerKind;
+use crate::device::config::ConfigField;
+use crate::device::counters::{Losses, log_losses};
+use crate::device::queue_worker;
+use crate::device::worker::WorkerKind;
 use crate::{ErrorKind, Start, VirtioDevice, Worker};
 pub use counters::{RngCounter, RngCounters};
 use filler::Filler;

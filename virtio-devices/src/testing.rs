@@ -17,20 +17,20 @@ pub use self::hosted::Hosted;
 pub use self::nic::nic;
 pub use crate::backend::VhostUserSteps;
 pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
-pub use crate::block::qcow2::steps::Qcow2Steps;
+pub use crate::block::image::qcow2::steps::Qcow2Steps;
 pub use crate::block::steps::{BlockQueue, BlockSteps};
 pub use crate::console::steps::{ConsoleQueue, ConsoleSteps};
-use crate::device_config::{ConfigField, Rule};
+use crate::device::config::{ConfigField, Rule};
+pub use crate::device::queue_worker::steps::SteppedQueue;
+use crate::device::worker::own;
+pub use crate::frames::policy::steps::{PolicyStep, never_replaced, police_received, police_sent};
 pub use crate::iommu::steps::{IommuQueue, IommuSteps};
 pub use crate::mem::steps::MemSteps;
 pub use crate::net::steps::{NetSteps, Step, StepQueue, Stepped};
-pub use crate::policy::steps::{PolicyStep, never_replaced, police_received, police_sent};
-pub use crate::queue_worker::steps::SteppedQueue;
+use crate::os::thread::NewThread;
 pub use crate::rng::steps::RngSteps;
 pub use crate::switch::steps::{StepsError, SwitchSteps};
-use crate::thread::NewThread;
 pub use crate::vsock::steps::VsockSteps;
-use crate::worker::own;
 use crate::{
     DeviceSpecific, DoorbellPages, GuestMap, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker,
 };

@@ -38,9 +38,9 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::counters::{Losses, log_losses};
-use crate::device_config::{ConfigField, Rule};
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::device::config::{ConfigField, Rule};
+use crate::device::counters::{Losses, log_losses};
+use crate::device::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{VsockCounter, VsockCounters};
 pub use error::VsockError;

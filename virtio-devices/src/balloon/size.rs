@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::Interrupts;
-use crate::discard::PAGE;
+use crate::memory::discard::PAGE;
 
 /// The offset of `actual` in the device configuration.
 const ACTUAL: u64 = 4;

@@ -4,7 +4,7 @@ use virtio_bindings::virtio_blk::*;
 
 use super::geometry::Geometry;
 use super::operation::MAX_RANGE;
-use crate::device_config::{ConfigField, Rule};
+use crate::device::config::{ConfigField, Rule};
 
 /// Offset of the writable field: true if writes may stay in a cache.
 pub(crate) const WRITEBACK: u64 = 32;

@@ -14,9 +14,9 @@ use super::counters::IommuCounters;
 use super::events::EventWorker;
 use super::requests::RequestQueue;
 use super::unit::Iommu;
-use crate::counters::{Losses, log_losses};
-use crate::device_config::ConfigField;
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::device::config::ConfigField;
+use crate::device::counters::{Losses, log_losses};
+use crate::device::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, SharedQueue, Start, StateError, VirtioDevice, Worker};
 
 /// A base system peripheral, IOMMU.

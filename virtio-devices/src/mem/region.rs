@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::blocks::Blocks;
 use super::slots::MemSlots;
-use crate::discard::{self, discard};
+use crate::memory::discard::{self, discard};
 use crate::{GuestMap, Interrupts, Reach};
 
 /// The most blocks whose pages are freed before checking for a stop.

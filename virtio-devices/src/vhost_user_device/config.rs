@@ -13,8 +13,8 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_F_CONFIG_WCE;
 use super::kind::VhostUserKind;
 use crate::backend::MAX_CONFIG;
 use crate::block;
-use crate::device_config::{ConfigField, Rule};
-use crate::features::has;
+use crate::device::config::{ConfigField, Rule};
+use crate::transport::features::has;
 
 /// The most queued writes.
 const MAX_WRITES: usize = 64;

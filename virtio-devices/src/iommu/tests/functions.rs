@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::super::{Endpoint, Iommu, IommuDevice};
 use super::properties::{ENDPOINTS, Model, Op, carry_out, op, seen_by};
 use crate::VirtioDevice;
-use crate::net_sriov::NetSriov;
+use crate::function::net_sriov::NetSriov;
 use crate::testing::{Driver, FakeDevice, Hosted, memory};
 
 /// The PF, which is the first endpoint. Its VFs are the others.
