@@ -43,7 +43,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::device::config::ConfigField;
-use crate::device::counters::{Losses, log_losses};
+use crate::device::counters::Counted;
 use crate::device::failures::{FailureObserver, Failures};
 use crate::device::rate_limiter::{RateLimitGroup, RateLimits};
 use crate::device::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn_after, spawn_all, thread_name};
@@ -137,11 +137,10 @@ pub struct Block {
     serial: [u8; SERIAL],
     features: u64,
     queue_sizes: Vec<u16>,
-    counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
     failures: Arc<Failures>,
     size: Arc<BlockSize>,
-    losses: Losses,
+    counted: Counted<BlockCounters>,
     /// Value that the driver wrote into `writeback` since the reset: true if writes may stay in the host's cache until
     /// a flush (`virtio 1.4 §5.2.4`).
     chosen: Option<bool>,
@@ -212,10 +211,9 @@ impl Block {
             size: BlockSize::new(Arc::clone(&image)),
             image,
             serial,
-            counters: Arc::new(BlockCounters::new()),
+            counted: Counted::new(&spec.id),
             latencies: Arc::default(),
             failures: Arc::new(Failures::new(&spec.id, "image")),
-            losses: Losses::default(),
             chosen: None,
             negotiated: None,
             segments: spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
@@ -258,7 +256,7 @@ impl Block {
 
     /// Counters of the disk.
     pub fn counters(&self) -> Arc<BlockCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 
     /// Sets for the workers whether writes must be stable (`virtio 1.4 §5.2.6.2`): if the driver chose that, or if it
@@ -299,7 +297,7 @@ impl Block {
             stable: Arc::clone(&self.stable),
             memory: start.memory.clone(),
             features: start.features,
-            counters: Arc::clone(&self.counters),
+            counters: Arc::clone(self.counted.counters()),
             latencies: Arc::clone(&self.latencies),
             failures: Arc::clone(&self.failures),
             interrupts: Arc::clone(&start.interrupts),
@@ -418,8 +416,7 @@ impl VirtioDevice for Block {
     }
 
     fn reset(&mut self) {
-        let Self { spec, image: _, serial: _, features: _, queue_sizes: _, counters, losses, .. } = self;
-        log_losses(&spec.id, losses.doubled(&counters.losses()));
+        self.counted.was_reset();
         // Workers that are still ending keep their own setting.
         self.stable = Arc::new(AtomicBool::new(false));
         self.chosen = None;
@@ -457,11 +454,5 @@ impl VirtioDevice for Block {
         // meantime.
         self.negotiated = started;
         Ok(())
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
     }
 }

@@ -9,6 +9,13 @@ use crate::transport::features::has;
 #[cfg(test)]
 mod tests;
 
+/// Reads a device configuration of `bytes` at `offset`. Beyond its end it reads 0.
+pub(crate) fn read(bytes: &[u8], offset: u64, data: &mut [u8]) {
+    let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
+    data.fill(0);
+    data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+}
+
 /// The requirement on a field when a guest with a driver is restored with another device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {

@@ -1,5 +1,7 @@
 //! Counters of a device's workers, and the logging of its losses.
 
+use std::sync::Arc;
+
 /// Defines the counters of one kind of device: an enum of the counted events, the device's counts, and a worker's own.
 ///
 /// A device's counts start when it is plugged in. A worker adds its own to them after each batch, so that workers do
@@ -53,6 +55,16 @@ macro_rules! counters {
             pub(crate) fn losses(&self) -> Vec<(&'static str, u64)> {
                 let losses = $counter::ALL.iter().filter(|counter| counter.is_loss());
                 losses.map(|counter| (counter.name(), self.get(*counter))).filter(|(_, count)| *count != 0).collect()
+            }
+        }
+
+        impl crate::device::counters::Counts for $counters {
+            fn new() -> Self {
+                Self::new()
+            }
+
+            fn losses(&self) -> Vec<(&'static str, u64)> {
+                self.losses()
             }
         }
 
@@ -159,6 +171,15 @@ pub(crate) trait QueueTally: Send + 'static {
     fn flush(&mut self, counters: &Self::Counters);
 }
 
+/// The counters of a kind of device.
+pub(crate) trait Counts: Send + Sync + 'static {
+    /// All counters at 0.
+    fn new() -> Self;
+
+    /// Losses and refusals: names, and counts.
+    fn losses(&self) -> Vec<(&'static str, u64)>;
+}
+
 /// Number of a device's losses that have been reported.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
@@ -187,9 +208,51 @@ impl Losses {
     }
 }
 
-/// Logs the report of [`Losses`] about the device `id`.
-pub(crate) fn log_losses(id: &str, losses: Option<String>) {
-    if let Some(losses) = losses {
-        log::info!("{id}: lost or refused so far: {losses}");
+/// A device's id and counters. Logs its losses when its driver has reset it and they have doubled, and at its end.
+pub(crate) struct Counted<C: Counts> {
+    id: String,
+    counters: Arc<C>,
+    losses: Losses,
+}
+
+impl<C: Counts> Counted<C> {
+    /// Counters, at 0, of the device `id`.
+    pub(crate) fn new(id: &str) -> Self {
+        Self::with(id, Arc::new(C::new()))
+    }
+
+    /// The same with `counters`.
+    pub(crate) fn with(id: &str, counters: Arc<C>) -> Self {
+        Self { id: id.to_string(), counters, losses: Losses::default() }
+    }
+
+    /// Id of the device.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The counters.
+    pub(crate) fn counters(&self) -> &Arc<C> {
+        &self.counters
+    }
+
+    /// Logs the losses at a reset if they have doubled. Counts that exiting workers have not added yet are logged
+    /// another time.
+    pub(crate) fn was_reset(&mut self) {
+        let losses = self.losses.doubled(&self.counters.losses());
+        self.log(losses);
+    }
+
+    fn log(&self, losses: Option<String>) {
+        if let Some(losses) = losses {
+            log::info!("{}: lost or refused so far: {losses}", self.id);
+        }
+    }
+}
+
+impl<C: Counts> Drop for Counted<C> {
+    fn drop(&mut self) {
+        let losses = self.losses.untold(&self.counters.losses());
+        self.log(losses);
     }
 }

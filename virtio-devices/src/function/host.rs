@@ -23,17 +23,17 @@ pub trait VirtioPci: pci::Device<Stopping = Thread> + Signals + Inspect + Lifecy
 
 impl<D: pci::Device<Stopping = Thread> + Signals + Inspect + Lifecycle + ?Sized> VirtioPci for D {}
 
-/// The wires of a device: eventfds for the guest's writes, eventfds that send the guest messages, and memory.
+/// The wires of a device, by default one without virtqueues: eventfds for the guest's writes, eventfds that send the guest messages, and memory.
 pub trait Signals {
     /// Appends the doorbells of those queues of the functions in `reach` that run now.
-    fn doorbells(&self, reach: Reach, out: &mut Vec<Doorbell>);
+    fn doorbells(&self, _reach: Reach, _out: &mut Vec<Doorbell>) {}
 
     /// Appends the messages that the functions in `reach` may send now: MSI-X and Bus Master are enabled, and neither
     /// the vector nor its function is masked.
     ///
     /// A vector that is signalled while it is not in this list keeps the signal in its eventfd, which is its pending
     /// bit.
-    fn messages(&self, reach: Reach, out: &mut Vec<Message>);
+    fn messages(&self, _reach: Reach, _out: &mut Vec<Message>) {}
 
     /// The interrupt pin of the device's own function, if it has one and uses that now. VFs never have one.
     fn pin(&self) -> Option<Pin> {
@@ -45,25 +45,33 @@ pub trait Signals {
 
     /// Calls `observer` from now on for each function whose doorbells changed without an access. Only the first
     /// observer is kept. It is called on the device's own threads, which hold no lock that the other methods need.
-    fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>);
+    fn observe_doorbells(&self, _observer: &Arc<DoorbellObserver>) {}
 }
 
-/// The host's view of a device.
+/// The host's view of a device; by default of one without virtqueues, whose registers are all in configuration space.
 pub trait Inspect {
     /// True if configuration space of function `rid`, which exists, has registers only: they change only by writes to
     /// configuration space, and reading them has no effect. Virtio's window into the BARs is more than that while a
     /// driver uses it (`virtio 1.4 §4.1.4.9`).
-    fn config_is_static(&self, rid: Rid) -> bool;
+    fn config_is_static(&self, _rid: Rid) -> bool {
+        true
+    }
 
     /// The status of a function: the device's own for `None`, or a reserved VF. `None` if there is no such function, or
     /// no driver can have it.
-    fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus>;
+    fn function_status(&self, _vf: Option<VfIndex>) -> Option<FunctionStatus> {
+        None
+    }
 
     /// The VFs that exist; `None` for a device that is not a PF.
-    fn sriov_status(&self) -> Option<SriovStatus>;
+    fn sriov_status(&self) -> Option<SriovStatus> {
+        None
+    }
 
     /// The port of a function that has one.
-    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port>;
+    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+        None
+    }
 
     /// Calls `observer` from now on when a function asks its driver for a reset. Only the first observer is kept. It is
     /// called on any thread, even with the device's lock held.
@@ -71,18 +79,22 @@ pub trait Inspect {
 
     /// Appends the backends that access the guest's memory by themselves, with their functions. VFs that do not exist
     /// now are included.
-    fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>);
+    fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
 }
 
-/// The host's operations on a device while a guest has it.
+/// The host's operations on a device while a guest has it. By default there is nothing to pause.
 pub trait Lifecycle {
     /// Stops all queues, and keeps them stopped until [`Self::resume`], in every state of the registers. No register
     /// changes and no queue loses its position. Accesses still work, even resets. A second pause does nothing.
-    fn pause(&mut self) -> Outcome;
+    fn pause(&mut self) -> Outcome {
+        Outcome::none()
+    }
 
     /// Starts the queues that are enabled in the registers, from their positions. A function whose queues the host
     /// cannot start stays paused, and [`Self::take_not_resumed`] returns it; others resume.
-    fn resume(&mut self) -> Outcome;
+    fn resume(&mut self) -> Outcome {
+        Outcome::none()
+    }
 
     /// As [`Self::pause`], for one function: the device's own for `None`, or a VF. Does nothing if there is no such
     /// function.
@@ -135,43 +147,11 @@ pub(crate) fn queues_changed(reach: Reach, stopping: Vec<Thread>) -> Outcome {
 }
 
 /// A host bridge has no queues, and no registers to write.
-impl<S> Signals for HostBridge<S> {
-    fn doorbells(&self, _reach: Reach, _out: &mut Vec<Doorbell>) {}
+impl<S> Signals for HostBridge<S> {}
 
-    fn messages(&self, _reach: Reach, _out: &mut Vec<Message>) {}
-
-    fn observe_doorbells(&self, _observer: &Arc<DoorbellObserver>) {}
-}
-
-impl<S> Inspect for HostBridge<S> {
-    fn config_is_static(&self, _rid: Rid) -> bool {
-        true
-    }
-
-    fn function_status(&self, _vf: Option<VfIndex>) -> Option<FunctionStatus> {
-        None
-    }
-
-    fn sriov_status(&self) -> Option<SriovStatus> {
-        None
-    }
-
-    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
-        None
-    }
-
-    fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
-}
+impl<S> Inspect for HostBridge<S> {}
 
 impl<S> Lifecycle for HostBridge<S> {
-    fn pause(&mut self) -> Outcome {
-        Outcome::none()
-    }
-
-    fn resume(&mut self) -> Outcome {
-        Outcome::none()
-    }
-
     fn save(&self) -> Result<Option<DeviceState>, StateError> {
         Ok(None)
     }
