@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::balloon::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::devices::balloon::run(input));

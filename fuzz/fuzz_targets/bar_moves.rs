@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::bar_moves::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::functions::bar_moves::run(input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::config_space::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::functions::config_space::run(input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::console::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::devices::console::run(input));

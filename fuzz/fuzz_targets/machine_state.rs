@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::machine_state::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::vm::machine_state::run(input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::memory_ranges::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::vm::memory_ranges::run(input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::saved_state::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::functions::saved_state::run(input));

@@ -4,36 +4,11 @@
 //! are inputs that lead to the interesting states, as a real driver would. Targets use no threads and no timers, and
 //! sockets only if they own both ends, so the same input always has the same effect.
 
-pub mod api;
-pub mod balloon;
-pub mod bar_moves;
-pub mod block;
-pub mod config_space;
-pub mod console;
-pub mod ecam;
-pub mod event_device;
+pub mod devices;
+pub mod functions;
 pub mod guest;
 pub mod input;
-pub mod machine_state;
-pub mod mem;
-pub mod memory_ranges;
-pub mod migration_wire;
-pub mod msix;
-pub mod net_ctrl;
-pub mod net_queue;
-pub mod payload;
-pub mod policy;
-pub mod qcow2_open;
-pub mod rng;
-pub mod saved_state;
-pub mod serial;
-pub mod sriov;
-pub mod switch;
-pub mod transport;
-pub mod vhost_user;
-pub mod viommu;
-pub mod vm_config;
-pub mod vsock;
+pub mod vm;
 
 /// A fuzz target.
 pub struct Target {
@@ -47,34 +22,34 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
-    Target { name: "api", run: api::run, seeds: api::seeds },
-    Target { name: "balloon", run: balloon::run, seeds: balloon::seeds },
-    Target { name: "bar_moves", run: bar_moves::run, seeds: bar_moves::seeds },
-    Target { name: "block", run: block::run, seeds: block::seeds },
-    Target { name: "config_space", run: config_space::run, seeds: config_space::seeds },
-    Target { name: "console", run: console::run, seeds: console::seeds },
-    Target { name: "ecam", run: ecam::run, seeds: ecam::seeds },
-    Target { name: "event_device", run: event_device::run, seeds: event_device::seeds },
-    Target { name: "machine_state", run: machine_state::run, seeds: machine_state::seeds },
-    Target { name: "mem", run: mem::run, seeds: mem::seeds },
-    Target { name: "memory_ranges", run: memory_ranges::run, seeds: memory_ranges::seeds },
-    Target { name: "migration_wire", run: migration_wire::run, seeds: migration_wire::seeds },
-    Target { name: "msix", run: msix::run, seeds: msix::seeds },
-    Target { name: "net_ctrl", run: net_ctrl::run, seeds: net_ctrl::seeds },
-    Target { name: "net_queue", run: net_queue::run, seeds: net_queue::seeds },
-    Target { name: "payload", run: payload::run, seeds: payload::seeds },
-    Target { name: "policy", run: policy::run, seeds: policy::seeds },
-    Target { name: "qcow2_open", run: qcow2_open::run, seeds: qcow2_open::seeds },
-    Target { name: "rng", run: rng::run, seeds: rng::seeds },
-    Target { name: "saved_state", run: saved_state::run, seeds: saved_state::seeds },
-    Target { name: "serial", run: serial::run, seeds: serial::seeds },
-    Target { name: "sriov", run: sriov::run, seeds: sriov::seeds },
-    Target { name: "switch", run: switch::run, seeds: switch::seeds },
-    Target { name: "transport", run: transport::run, seeds: transport::seeds },
-    Target { name: "vhost_user", run: vhost_user::run, seeds: vhost_user::seeds },
-    Target { name: "viommu", run: viommu::run, seeds: viommu::seeds },
-    Target { name: "vm_config", run: vm_config::run, seeds: vm_config::seeds },
-    Target { name: "vsock", run: vsock::run, seeds: vsock::seeds },
+    Target { name: "api", run: vm::api::run, seeds: vm::api::seeds },
+    Target { name: "balloon", run: devices::balloon::run, seeds: devices::balloon::seeds },
+    Target { name: "bar_moves", run: functions::bar_moves::run, seeds: functions::bar_moves::seeds },
+    Target { name: "block", run: devices::block::run, seeds: devices::block::seeds },
+    Target { name: "config_space", run: functions::config_space::run, seeds: functions::config_space::seeds },
+    Target { name: "console", run: devices::console::run, seeds: devices::console::seeds },
+    Target { name: "ecam", run: functions::ecam::run, seeds: functions::ecam::seeds },
+    Target { name: "event_device", run: devices::event_device::run, seeds: devices::event_device::seeds },
+    Target { name: "machine_state", run: vm::machine_state::run, seeds: vm::machine_state::seeds },
+    Target { name: "mem", run: devices::mem::run, seeds: devices::mem::seeds },
+    Target { name: "memory_ranges", run: vm::memory_ranges::run, seeds: vm::memory_ranges::seeds },
+    Target { name: "migration_wire", run: vm::migration_wire::run, seeds: vm::migration_wire::seeds },
+    Target { name: "msix", run: functions::msix::run, seeds: functions::msix::seeds },
+    Target { name: "net_ctrl", run: devices::net_ctrl::run, seeds: devices::net_ctrl::seeds },
+    Target { name: "net_queue", run: devices::net_queue::run, seeds: devices::net_queue::seeds },
+    Target { name: "payload", run: vm::payload::run, seeds: vm::payload::seeds },
+    Target { name: "policy", run: devices::policy::run, seeds: devices::policy::seeds },
+    Target { name: "qcow2_open", run: devices::qcow2_open::run, seeds: devices::qcow2_open::seeds },
+    Target { name: "rng", run: devices::rng::run, seeds: devices::rng::seeds },
+    Target { name: "saved_state", run: functions::saved_state::run, seeds: functions::saved_state::seeds },
+    Target { name: "serial", run: vm::serial::run, seeds: vm::serial::seeds },
+    Target { name: "sriov", run: functions::sriov::run, seeds: functions::sriov::seeds },
+    Target { name: "switch", run: devices::switch::run, seeds: devices::switch::seeds },
+    Target { name: "transport", run: functions::transport::run, seeds: functions::transport::seeds },
+    Target { name: "vhost_user", run: devices::vhost_user::run, seeds: devices::vhost_user::seeds },
+    Target { name: "viommu", run: devices::viommu::run, seeds: devices::viommu::seeds },
+    Target { name: "vm_config", run: vm::vm_config::run, seeds: vm::vm_config::seeds },
+    Target { name: "vsock", run: devices::vsock::run, seeds: devices::vsock::seeds },
 ];
 
 #[cfg(test)]

@@ -19,14 +19,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::counters::{Losses, log_losses};
-use crate::device_config::{ConfigField, Rule};
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::device::RING_FEATURES;
+use crate::device::config::{ConfigField, Rule};
+use crate::device::counters::Counted;
+use crate::device::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{BalloonCounter, BalloonCounters};
 pub use size::BalloonSize;
@@ -35,8 +34,6 @@ use worker::QueueWorker;
 /// The device configuration (`virtio 1.4 §5.5.4`), without the fields of features that are not offered.
 pub(crate) const FIELDS: &[ConfigField] =
     &[ConfigField::new("num_pages", 0, 4, Rule::Announced), ConfigField::new("actual", 4, 4, Rule::Saved)];
-/// Unassigned class.
-const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The sizes of the inflate, deflate and reporting queues. Without the queues of features that are not offered, Linux
 /// uses index 2 for the reporting queue, as other devices do; the standard says 4.
 const QUEUE_SIZES: &[u16] = &[128, 128, 32];
@@ -62,15 +59,14 @@ pub struct BalloonSpec {
 pub struct Balloon {
     spec: BalloonSpec,
     size: Arc<BalloonSize>,
-    counters: Arc<BalloonCounters>,
-    losses: Losses,
+    counted: Counted<BalloonCounters>,
 }
 
 impl Balloon {
     /// Creates an empty balloon, whose driver reads the requested size from `size`: at first that of `spec`.
     pub fn new(spec: BalloonSpec, size: Arc<BalloonSize>) -> Self {
         size.resize(spec.size);
-        Self { spec, size, counters: Arc::new(BalloonCounters::new()), losses: Losses::default() }
+        Self { counted: Counted::new(&spec.id), spec, size }
     }
 
     /// Id of the balloon.
@@ -80,7 +76,7 @@ impl Balloon {
 
     /// Counters of the balloon.
     pub fn counters(&self) -> Arc<BalloonCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 }
 
@@ -89,14 +85,8 @@ impl VirtioDevice for Balloon {
         VIRTIO_ID_BALLOON as u16
     }
 
-    fn class(&self) -> [u8; 3] {
-        CLASS
-    }
-
     fn features(&self) -> u64 {
-        1 << VIRTIO_F_VERSION_1
-            | 1 << VIRTIO_RING_F_INDIRECT_DESC
-            | 1 << VIRTIO_RING_F_EVENT_IDX
+        RING_FEATURES
             | u64::from(self.spec.deflate_on_oom) << F_DEFLATE_ON_OOM
             | u64::from(self.spec.free_page_reporting) << F_PAGE_REPORTING
     }
@@ -133,7 +123,7 @@ impl VirtioDevice for Balloon {
             features: start.features,
             memory: start.memory,
             interrupts: Arc::clone(&start.interrupts),
-            counters: Arc::clone(&self.counters),
+            counters: Arc::clone(self.counted.counters()),
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
@@ -144,7 +134,7 @@ impl VirtioDevice for Balloon {
 
     /// After a reset, the balloon is empty.
     fn reset(&mut self) {
-        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
+        self.counted.was_reset();
         self.size.signal_to(None);
         self.size.set_actual_pages(0);
     }
@@ -169,11 +159,5 @@ impl VirtioDevice for Balloon {
         };
         self.size.set_actual_pages(actual);
         Ok(())
-    }
-}
-
-impl Drop for Balloon {
-    fn drop(&mut self) {
-        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
     }
 }

@@ -4,23 +4,17 @@
 //! kernel at once and completes each as its result arrives. A malformed request gets an error status or is dropped; it
 //! is counted and never logged.
 
-mod access;
-mod aligned_buffer;
 mod call;
 mod config;
 mod counters;
 mod engine;
 mod error;
-mod file;
 mod geometry;
 mod hold;
 mod holds;
-mod image;
+pub(crate) mod image;
 mod latency;
-mod lock;
 mod operation;
-pub(crate) mod qcow2;
-mod raw;
 mod request;
 mod requests;
 mod resize;
@@ -28,7 +22,6 @@ mod resize;
 pub(crate) mod steps;
 mod uring;
 mod worker;
-mod writes;
 mod zeroing;
 
 #[cfg(test)]
@@ -49,15 +42,13 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::counters::{Losses, log_losses};
-use crate::device_config::ConfigField;
-use crate::failures::{FailureObserver, Failures};
-use crate::features::has;
-use crate::rate_limiter::{RateLimitGroup, RateLimits};
-use crate::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn_after, spawn_all, thread_name};
+use crate::device::config::ConfigField;
+use crate::device::counters::Counted;
+use crate::device::failures::{FailureObserver, Failures};
+use crate::device::rate_limiter::{RateLimitGroup, RateLimits};
+use crate::device::worker::{WorkerKind, can_run_on, cpu_set, run_on, spawn_after, spawn_all, thread_name};
+use crate::transport::features::has;
 use crate::{BlockState, DeviceSpecific, Start, StateError, VirtioDevice, Worker};
-use access::Access;
-pub use access::{ImageFormat, LockGranularity};
 pub(crate) use config::FIELDS;
 use config::{BLK_SIZE, Config, PHYSICAL, SEG_MAX, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
@@ -66,6 +57,8 @@ pub use error::{BlockError, ResizeError};
 pub use hold::Hold;
 pub use holds::{HoldError, Holds};
 use image::Image;
+use image::access::Access;
+pub use image::access::{ImageFormat, LockGranularity};
 pub use latency::BlockLatencies;
 use operation::Abilities;
 pub use resize::BlockSize;
@@ -132,7 +125,7 @@ pub struct BlockSpec {
 /// file; opening reports the fault.
 pub fn backing_files(spec: &BlockSpec) -> Vec<PathBuf> {
     match spec.format {
-        ImageFormat::Qcow2 { backing_files: true } => qcow2::chain(&spec.path),
+        ImageFormat::Qcow2 { backing_files: true } => image::qcow2::chain(&spec.path),
         _ => Vec::new(),
     }
 }
@@ -144,11 +137,10 @@ pub struct Block {
     serial: [u8; SERIAL],
     features: u64,
     queue_sizes: Vec<u16>,
-    counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
     failures: Arc<Failures>,
     size: Arc<BlockSize>,
-    losses: Losses,
+    counted: Counted<BlockCounters>,
     /// Value that the driver wrote into `writeback` since the reset: true if writes may stay in the host's cache until
     /// a flush (`virtio 1.4 §5.2.4`).
     chosen: Option<bool>,
@@ -219,10 +211,9 @@ impl Block {
             size: BlockSize::new(Arc::clone(&image)),
             image,
             serial,
-            counters: Arc::new(BlockCounters::new()),
+            counted: Counted::new(&spec.id),
             latencies: Arc::default(),
             failures: Arc::new(Failures::new(&spec.id, "image")),
-            losses: Losses::default(),
             chosen: None,
             negotiated: None,
             segments: spec.queue_size.saturating_sub(2).clamp(1, MAX_SEGMENTS).into(),
@@ -265,7 +256,7 @@ impl Block {
 
     /// Counters of the disk.
     pub fn counters(&self) -> Arc<BlockCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 
     /// Sets for the workers whether writes must be stable (`virtio 1.4 §5.2.6.2`): if the driver chose that, or if it
@@ -306,7 +297,7 @@ impl Block {
             stable: Arc::clone(&self.stable),
             memory: start.memory.clone(),
             features: start.features,
-            counters: Arc::clone(&self.counters),
+            counters: Arc::clone(self.counted.counters()),
             latencies: Arc::clone(&self.latencies),
             failures: Arc::clone(&self.failures),
             interrupts: Arc::clone(&start.interrupts),
@@ -425,8 +416,7 @@ impl VirtioDevice for Block {
     }
 
     fn reset(&mut self) {
-        let Self { spec, image: _, serial: _, features: _, queue_sizes: _, counters, losses, .. } = self;
-        log_losses(&spec.id, losses.doubled(&counters.losses()));
+        self.counted.was_reset();
         // Workers that are still ending keep their own setting.
         self.stable = Arc::new(AtomicBool::new(false));
         self.chosen = None;
@@ -464,11 +454,5 @@ impl VirtioDevice for Block {
         // meantime.
         self.negotiated = started;
         Ok(())
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
     }
 }

@@ -1,6 +1,6 @@
 //! The fields of all devices, for their documentation and for tests that no byte is missing.
 
-use crate::device_config::ConfigField;
+use crate::device::config::ConfigField;
 use crate::{balloon, block, console, iommu, mem, net, pmem, vhost_user_device, vsock};
 
 #[cfg(test)]

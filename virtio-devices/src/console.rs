@@ -16,16 +16,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::chardev::CharDevice;
-use crate::counters::{Losses, log_losses};
-use crate::device_config::{ConfigField, Rule};
-use crate::features::has;
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::device::RING_FEATURES;
+use crate::device::config::{ConfigField, Rule, read};
+use crate::device::counters::Counted;
+use crate::device::worker::{WorkerKind, spawn, thread_name};
+use crate::os::chardev::CharDevice;
+use crate::transport::features::has;
 use crate::{Interrupts, Start, VirtioDevice, Worker};
 pub use counters::{ConsoleCounter, ConsoleCounters};
 use worker::{QueueWorker, RECEIVE, TRANSMIT};
@@ -88,28 +87,20 @@ impl ConsoleWindow {
 
 /// A virtio console. It outlives resets of the device and reboots of the guest.
 pub struct Console {
-    id: String,
     device: Arc<CharDevice>,
     window: Option<Arc<ConsoleWindow>>,
-    counters: Arc<ConsoleCounters>,
-    losses: Losses,
+    counted: Counted<ConsoleCounters>,
 }
 
 impl Console {
     /// Creates a console called `id` on `device`, in `window` if that is a terminal.
     pub fn new(id: &str, device: Arc<CharDevice>, window: Option<Arc<ConsoleWindow>>) -> Self {
-        Self {
-            id: id.to_string(),
-            device,
-            window,
-            counters: Arc::new(ConsoleCounters::new()),
-            losses: Losses::default(),
-        }
+        Self { device, window, counted: Counted::new(id) }
     }
 
     /// Id of the console.
     pub fn id(&self) -> &str {
-        &self.id
+        self.counted.id()
     }
 
     /// The console's character device.
@@ -119,7 +110,7 @@ impl Console {
 
     /// Counters of the console.
     pub fn counters(&self) -> Arc<ConsoleCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 
     /// Notifies the driver that there is a size to read, and signals changes to `interrupts` from now on, or to nothing
@@ -146,10 +137,7 @@ impl VirtioDevice for Console {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_F_VERSION_1
-            | 1 << VIRTIO_RING_F_INDIRECT_DESC
-            | 1 << VIRTIO_RING_F_EVENT_IDX
-            | u64::from(self.window.is_some()) << F_SIZE
+        RING_FEATURES | u64::from(self.window.is_some()) << F_SIZE
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -162,17 +150,11 @@ impl VirtioDevice for Console {
 
     /// Columns and rows (`virtio 1.4 §5.3.4`, `struct virtio_console_config`).
     fn config_read(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
         let size = self.window.as_ref().map(|window| window.0.lock().size);
         let ConsoleSize { columns, rows } = size.unwrap_or_default();
         let ([a, b], [c, d]) = (columns.to_le_bytes(), rows.to_le_bytes());
-        let bytes = [a, b, c, d];
-        let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
-        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+        read(&[a, b, c, d], offset, data);
     }
-
-    /// Ignores writes: the only writable field, the emergency character, is not offered.
-    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn config_generation(&self) -> u8 {
         self.window.as_ref().map_or(0, |window| window.0.lock().generation)
@@ -195,23 +177,17 @@ impl VirtioDevice for Console {
             features: start.features,
             memory: start.memory,
             interrupts: Arc::clone(&start.interrupts),
-            counters: Arc::clone(&self.counters),
+            counters: Arc::clone(self.counted.counters()),
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(WorkerKind::Console, thread_name(&self.id, "q", 0), move || worker.run())?;
+        let thread = spawn(WorkerKind::Console, thread_name(self.counted.id(), "q", 0), move || worker.run())?;
         self.signal_to(has(start.features, F_SIZE).then_some(start.interrupts));
         Ok(vec![Worker::new(queues, kick, stop, thread)])
     }
 
     fn reset(&mut self) {
-        log_losses(&self.id, self.losses.doubled(&self.counters.losses()));
+        self.counted.was_reset();
         self.signal_to(None);
-    }
-}
-
-impl Drop for Console {
-    fn drop(&mut self) {
-        log_losses(&self.id, self.losses.untold(&self.counters.losses()));
     }
 }

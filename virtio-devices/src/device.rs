@@ -1,19 +1,34 @@
 //! A virtio device without its transport, and the threads that run its queues.
 
+pub(crate) mod config;
+pub(crate) mod counters;
+pub(crate) mod failures;
+pub(crate) mod port;
+pub(crate) mod queue_worker;
+pub(crate) mod rate_limiter;
+pub(crate) mod runner;
+pub(crate) mod worker;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{DoorbellPages, MemoryUser};
-use crate::device_config::ConfigField;
-use crate::file_mapping::FileMapping;
-use crate::interrupt::Interrupts;
+use crate::device::config::ConfigField;
+use crate::device::port::Port;
 use crate::memory::SharedQueue;
-use crate::port::Port;
-use crate::thread::Thread;
+use crate::memory::file_mapping::FileMapping;
+use crate::os::thread::Thread;
+use crate::transport::interrupt::Interrupts;
 use crate::{ConnectError, DeviceSpecific, DmaSpace, NewBackend, StateError};
+
+/// Features of the rings that most devices offer.
+pub(crate) const RING_FEATURES: u64 =
+    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
 /// A virtio device: its features, configuration and queues, without its transport.
 ///
@@ -23,11 +38,15 @@ pub trait VirtioDevice: Send {
     /// The device type (`virtio 1.4 §5`): 1 for a network device.
     fn device_type(&self) -> u16;
 
-    /// The class code of its function: base class, sub-class, programming interface.
-    fn class(&self) -> [u8; 3];
+    /// The class code of its function: base class, sub-class, programming interface. Unassigned by default.
+    fn class(&self) -> [u8; 3] {
+        [0xff, 0x00, 0x00]
+    }
 
     /// The feature bits that the device offers. The transport adds its own, such as `VIRTIO_F_SR_IOV`.
-    fn features(&self) -> u64;
+    fn features(&self) -> u64 {
+        RING_FEATURES
+    }
 
     /// Pairs of feature bits: the first requires the second.
     fn feature_requirements(&self) -> &'static [(u32, u32)] {
@@ -37,8 +56,11 @@ pub trait VirtioDevice: Send {
     /// The largest size of each queue, a power of two, in the order of their indices.
     fn queue_sizes(&self) -> &[u16];
 
-    /// The fields of the device configuration, by ascending offsets and without gaps. Beyond them it reads 0.
-    fn config_fields(&self) -> &'static [ConfigField];
+    /// The fields of the device configuration, by ascending offsets and without gaps. Beyond them it reads 0. None by
+    /// default.
+    fn config_fields(&self) -> &'static [ConfigField] {
+        &[]
+    }
 
     /// Properties that a driver relies on and that are in neither its features nor its configuration, by the names of
     /// their options. A device that a restored driver uses must have the same.
@@ -56,7 +78,9 @@ pub trait VirtioDevice: Send {
     fn config_changed(&mut self) {}
 
     /// Reads device configuration at `offset`. Beyond its end it reads 0.
-    fn config_read(&self, offset: u64, data: &mut [u8]);
+    fn config_read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
 
     /// As [`Self::config_read`], for a device whose [memory](Self::memory) is at the guest address `start` now; 0 while
     /// it is not mapped.
@@ -64,8 +88,8 @@ pub trait VirtioDevice: Send {
         self.config_read(offset, data);
     }
 
-    /// Writes device configuration at `offset`. Writes to read-only fields are ignored.
-    fn config_write(&mut self, offset: u64, data: &[u8]);
+    /// Writes device configuration at `offset`. Writes to read-only fields are ignored, which all are by default.
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
 
     /// Called after each [`Self::config_write`]. Returns threads that are still applying the write; the access
     /// completes when they have ended.
@@ -74,7 +98,9 @@ pub trait VirtioDevice: Send {
     }
 
     /// Changes with each change of the device configuration (`virtio 1.4 §4.1.4.3`).
-    fn config_generation(&self) -> u8;
+    fn config_generation(&self) -> u8 {
+        0
+    }
 
     /// Starts the queues' workers: at DRIVER_OK, and again after a stop that was not a reset, with the same queues.
     ///

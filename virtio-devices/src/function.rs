@@ -1,6 +1,7 @@
 //! A virtio device as a PCI function: the same type for a plain device, a PF and a VF.
 
 mod config_access;
+pub(crate) mod host;
 mod layout;
 mod run;
 mod state;
@@ -19,8 +20,8 @@ use virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 use self::layout::Place;
 pub(crate) use self::layout::{Layout, MEMORY_BAR, REGISTERS_BAR, Spacing};
 use self::run::Run;
-use crate::host::queues_changed;
-use crate::thread::Thread;
+use crate::function::host::queues_changed;
+use crate::os::thread::Thread;
 use crate::transport::{Change, Transport};
 use crate::{
     Behind, ConnectError, DeviceState, DmaSpace, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle,

@@ -20,14 +20,13 @@ mod tests;
 use std::io;
 use std::sync::Arc;
 
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::counters::{Losses, log_losses};
-use crate::device_config::{ConfigField, Rule};
-use crate::queue_worker;
-use crate::worker::WorkerKind;
+use crate::device::RING_FEATURES;
+use crate::device::config::{ConfigField, Rule};
+use crate::device::counters::Counted;
+use crate::device::queue_worker;
+use crate::device::worker::WorkerKind;
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{MemCounter, MemCounters};
 pub use region::MemRegion;
@@ -45,8 +44,6 @@ pub(crate) const FIELDS: &[ConfigField] = &[
     ConfigField::new("plugged_size", 40, 8, Rule::Saved),
     ConfigField::new("requested_size", 48, 8, Rule::Announced),
 ];
-/// Unassigned class.
-const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The size of the only queue.
 const QUEUE_SIZES: &[u16] = &[128];
 /// The configuration has the proximity domain of the memory (`VIRTIO_MEM_F_ACPI_PXM`).
@@ -66,26 +63,25 @@ pub struct MemSpec {
 
 /// A virtio memory device.
 pub struct Mem {
-    spec: MemSpec,
+    node: Option<u16>,
     region: Arc<MemRegion>,
-    counters: Arc<MemCounters>,
-    losses: Losses,
+    counted: Counted<MemCounters>,
 }
 
 impl Mem {
     /// Creates a device with the memory `region`, which is part of guest memory.
-    pub fn new(spec: MemSpec, region: Arc<MemRegion>) -> Self {
-        Self { spec, region, counters: Arc::new(MemCounters::new()), losses: Losses::default() }
+    pub fn new(MemSpec { id, node }: MemSpec, region: Arc<MemRegion>) -> Self {
+        Self { node, region, counted: Counted::new(&id) }
     }
 
     /// Id of the device.
     pub fn id(&self) -> &str {
-        &self.spec.id
+        self.counted.id()
     }
 
     /// Counters of the device.
     pub fn counters(&self) -> Arc<MemCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 }
 
@@ -94,16 +90,8 @@ impl VirtioDevice for Mem {
         VIRTIO_ID_MEM as u16
     }
 
-    fn class(&self) -> [u8; 3] {
-        CLASS
-    }
-
     fn features(&self) -> u64 {
-        1 << VIRTIO_F_VERSION_1
-            | 1 << VIRTIO_RING_F_INDIRECT_DESC
-            | 1 << VIRTIO_RING_F_EVENT_IDX
-            | 1 << F_UNPLUGGED_INACCESSIBLE
-            | u64::from(self.spec.node.is_some()) << F_ACPI_PXM
+        RING_FEATURES | 1 << F_UNPLUGGED_INACCESSIBLE | u64::from(self.node.is_some()) << F_ACPI_PXM
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -115,11 +103,8 @@ impl VirtioDevice for Mem {
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {
-        self.region.read(self.spec.node.unwrap_or(0), offset, data);
+        self.region.read(self.node.unwrap_or(0), offset, data);
     }
-
-    /// All fields are read-only.
-    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn config_generation(&self) -> u8 {
         self.region.generation()
@@ -127,14 +112,15 @@ impl VirtioDevice for Mem {
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let (requests, interrupts) = (Requests(Arc::clone(&self.region)), Arc::clone(&start.interrupts));
-        let workers = queue_worker::start(requests, WorkerKind::Mem, &self.spec.id, start, &self.counters)?;
+        let workers =
+            queue_worker::start(requests, WorkerKind::Mem, self.counted.id(), start, self.counted.counters())?;
         self.region.signal_to((!workers.is_empty()).then_some(interrupts));
         Ok(workers)
     }
 
     /// Leaves plugged blocks as they are: only a reset of the machine unplugs them (`virtio 1.4 §5.15.5`).
     fn reset(&mut self) {
-        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
+        self.counted.was_reset();
         self.region.signal_to(None);
     }
 
@@ -154,11 +140,5 @@ impl VirtioDevice for Mem {
                 Err(StateError::Shape("kinds of device"))
             }
         }
-    }
-}
-
-impl Drop for Mem {
-    fn drop(&mut self) {
-        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
     }
 }

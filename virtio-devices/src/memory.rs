@@ -4,7 +4,10 @@
 //! map's [dirty bitmap](DirtyBitmap) while the dirty log is on.
 
 mod dirty;
+pub(crate) mod discard;
 mod dma;
+pub(crate) mod effort;
+pub(crate) mod file_mapping;
 mod follow;
 mod known;
 mod map;
@@ -12,6 +15,7 @@ mod reach;
 #[cfg(test)]
 mod tests;
 mod write_log;
+pub(crate) mod zeros;
 
 use std::sync::Arc;
 

@@ -13,8 +13,6 @@ mod counters;
 mod enforced;
 mod engine;
 mod filter;
-mod limits;
-mod link;
 mod of_host;
 mod pass;
 pub(crate) mod rarp;
@@ -26,7 +24,6 @@ mod start;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
-mod tap_finder;
 mod tap_watch;
 mod transmit;
 mod wire;
@@ -48,12 +45,12 @@ use vmm_sys_util::eventfd::EventFd;
 #[cfg(test)]
 use crate::backend::Tap;
 use crate::backend::{BackendKind, DoorbellPages, Health, MemoryMailbox, MemoryUser};
-use crate::counters::{Losses, log_losses};
-use crate::device_config::ConfigField;
-use crate::failures::{FailureObserver, Failures};
-use crate::features::has;
-use crate::net_protocol::{MAX_QUEUE_SIZE, features};
-use crate::policy::Replaced;
+use crate::device::config::ConfigField;
+use crate::device::counters::Counted;
+use crate::device::failures::{FailureObserver, Failures};
+use crate::frames::net_protocol::{MAX_QUEUE_SIZE, features};
+use crate::frames::policy::Replaced;
+use crate::transport::features::has;
 use crate::{
     BucketsState, ConnectError, DeviceSpecific, Interrupts, NewBackend, NicState, Port, Start, StateError,
     VirtioDevice, Worker,
@@ -95,8 +92,7 @@ pub struct Net {
     queue_sizes: Vec<u16>,
     /// The policy in force. A reset does not change it, and refills no bucket.
     policy: Arc<PolicyCell>,
-    counters: Arc<NetCounters>,
-    losses: Losses,
+    counted: Counted<NetCounters>,
     state: Arc<NetState>,
     /// The interrupts for changes of the configuration while the driver runs.
     interrupts: Option<Arc<Interrupts>>,
@@ -139,8 +135,7 @@ impl Net {
             features: features | u64::from(spec.standby) << VIRTIO_NET_F_STANDBY,
             queue_sizes,
             policy: Arc::new(PolicyCell::new(spec.policy.clone(), spec.limits)),
-            counters: Arc::new(NetCounters::new()),
-            losses: Losses::default(),
+            counted: Counted::new(&spec.id),
             health: Arc::default(),
             failures: Arc::new(Failures::new(&spec.id, "tap")),
             state: Arc::new(NetState::new(mac, spec.link_up, 0)),
@@ -194,7 +189,7 @@ impl Net {
             pairs: self.pairs(start.features),
             state: &self.state,
             policy: &self.policy,
-            counters: &self.counters,
+            counters: self.counted.counters(),
             health: &self.health,
             failures: &self.failures,
             mailbox: &self.mailbox,
@@ -215,7 +210,7 @@ impl Net {
     fn attach(&self) {
         if let Engine::Switch(port) = &self.engine {
             let (state, policy) = (Arc::clone(&self.state), Arc::clone(&self.policy));
-            port.carrier().attach(CarriedNic { state, policy, counters: Arc::clone(&self.counters) });
+            port.carrier().attach(CarriedNic { state, policy, counters: Arc::clone(self.counted.counters()) });
         }
     }
 
@@ -229,7 +224,7 @@ impl Net {
 
     /// The counters.
     pub fn counters(&self) -> Arc<NetCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 }
 
@@ -278,9 +273,6 @@ impl VirtioDevice for Net {
         };
         config.read(offset, data);
     }
-
-    /// All fields are read-only to a driver of version 1 (`virtio 1.4 §5.1.4`).
-    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn config_generation(&self) -> u8 {
         self.state.generation()
@@ -344,8 +336,7 @@ impl VirtioDevice for Net {
             features: _,
             queue_sizes: _,
             policy: _,
-            counters,
-            losses,
+            counted,
             state,
             interrupts,
             mailbox: _,
@@ -355,8 +346,7 @@ impl VirtioDevice for Net {
             moved,
             takes_mac: _,
         } = self;
-        // Counts that exiting workers have not added yet are logged another time.
-        log_losses(&spec.id, losses.doubled(&counters.losses()));
+        counted.was_reset();
         // Workers that are still exiting keep the old state. The link belongs to the host and stays as it is.
         let generation = state.generation().wrapping_add(1);
         *state = Arc::new(NetState::new(spec.mac, state.link_up(), generation).with_link(state.link()));
@@ -416,11 +406,5 @@ impl VirtioDevice for Net {
         self.hold_without_backend();
         self.attach();
         Ok(())
-    }
-}
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
     }
 }

@@ -12,9 +12,9 @@ use pci::{
     Window, WindowId,
 };
 
+use crate::function::host::queues_changed;
 use crate::function::{FunctionError, REGISTERS_BAR, Spacing, VirtioFunction, device_id};
-use crate::host::queues_changed;
-use crate::thread::Thread;
+use crate::os::thread::Thread;
 use crate::{
     Behind, ConnectError, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory,
     MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Port, Signals, SriovStatus, StateError,

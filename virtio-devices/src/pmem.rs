@@ -22,16 +22,14 @@ use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::process::{Resource, getrlimit};
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use crate::block::Hold;
-use crate::counters::{Losses, log_losses};
-use crate::device_config::{ConfigField, Rule};
-use crate::file_mapping::FileMapping;
-use crate::queue_worker;
-use crate::worker::WorkerKind;
+use crate::device::config::{ConfigField, Rule, read};
+use crate::device::counters::Counted;
+use crate::device::queue_worker;
+use crate::device::worker::WorkerKind;
+use crate::memory::file_mapping::FileMapping;
 use crate::{Start, VirtioDevice, Worker};
 pub use counters::{PmemCounter, PmemCounters};
 pub use error::PmemError;
@@ -41,21 +39,16 @@ pub use spec::PmemSpec;
 /// The device configuration (`virtio 1.4 §5.19.4`). `start` is derived from the saved BAR.
 pub(crate) const FIELDS: &[ConfigField] =
     &[ConfigField::new("start", 0, 8, Rule::Saved), ConfigField::new("size", 8, 8, Rule::Same)];
-/// Unassigned class.
-const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The size of the only queue.
 const QUEUE_SIZES: &[u16] = &[256];
-const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
 /// A virtio persistent memory device.
 pub struct Pmem {
-    id: String,
     path: PathBuf,
     memory: Arc<FileMapping>,
     /// File that a flush writes to the medium; `None` if there is nothing to flush.
     file: Option<Arc<OwnedFd>>,
-    counters: Arc<PmemCounters>,
-    losses: Losses,
+    counted: Counted<PmemCounters>,
 }
 
 impl Pmem {
@@ -76,18 +69,16 @@ impl Pmem {
             error,
         })?;
         Ok(Self {
-            id: spec.id,
+            counted: Counted::new(&spec.id),
             path: spec.file,
             memory: Arc::new(memory),
             file: (!spec.discard_writes).then(|| Arc::new(file)),
-            counters: Arc::new(PmemCounters::new()),
-            losses: Losses::default(),
         })
     }
 
     /// Id of the device.
     pub fn id(&self) -> &str {
-        &self.id
+        self.counted.id()
     }
 
     /// The file that the guest writes, if it does.
@@ -97,7 +88,7 @@ impl Pmem {
 
     /// Counters of the device.
     pub fn counters(&self) -> Arc<PmemCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 }
 
@@ -147,14 +138,6 @@ impl VirtioDevice for Pmem {
         VIRTIO_ID_PMEM as u16
     }
 
-    fn class(&self) -> [u8; 3] {
-        CLASS
-    }
-
-    fn features(&self) -> u64 {
-        FEATURES
-    }
-
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
     }
@@ -176,15 +159,7 @@ impl VirtioDevice for Pmem {
     /// `start` and `size` (`virtio 1.4 §5.19.4`).
     fn placed_config_read(&self, start: u64, offset: u64, data: &mut [u8]) {
         let config = [start, self.memory.len()].map(u64::to_le_bytes);
-        let bytes = config.as_flattened().iter().skip(usize::try_from(offset).unwrap_or(usize::MAX));
-        data.fill(0);
-        data.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-    }
-
-    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
-
-    fn config_generation(&self) -> u8 {
-        0
+        read(config.as_flattened(), offset, data);
     }
 
     fn memory(&self) -> Option<&Arc<FileMapping>> {
@@ -192,16 +167,16 @@ impl VirtioDevice for Pmem {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        queue_worker::start(Flushes(self.file.clone()), WorkerKind::Pmem, &self.id, start, &self.counters)
+        queue_worker::start(
+            Flushes(self.file.clone()),
+            WorkerKind::Pmem,
+            self.counted.id(),
+            start,
+            self.counted.counters(),
+        )
     }
 
     fn reset(&mut self) {
-        log_losses(&self.id, self.losses.doubled(&self.counters.losses()));
-    }
-}
-
-impl Drop for Pmem {
-    fn drop(&mut self) {
-        log_losses(&self.id, self.losses.untold(&self.counters.losses()));
+        self.counted.was_reset();
     }
 }

@@ -16,23 +16,17 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags};
 use thiserror::Error;
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::counters::{Losses, log_losses};
-use crate::device_config::ConfigField;
-use crate::queue_worker;
-use crate::worker::WorkerKind;
+use crate::device::counters::Counted;
+use crate::device::queue_worker;
+use crate::device::worker::WorkerKind;
 use crate::{ErrorKind, Start, VirtioDevice, Worker};
 pub use counters::{RngCounter, RngCounters};
 use filler::Filler;
 
-/// Unassigned class.
-const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// The size of the only queue.
 const QUEUE_SIZES: &[u16] = &[256];
-const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
 /// Description of an entropy device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,10 +68,8 @@ impl RngError {
 
 /// A virtio entropy device.
 pub struct Rng {
-    spec: RngSpec,
     source: Arc<Mutex<OwnedFd>>,
-    counters: Arc<RngCounters>,
-    losses: Losses,
+    counted: Counted<RngCounters>,
 }
 
 impl Rng {
@@ -99,18 +91,17 @@ impl Rng {
         if rustix::io::read(&source, &mut [0; 1]) == Ok(0) {
             return Err(RngError::Empty(spec.source));
         }
-        let counters = Arc::new(RngCounters::new());
-        Ok(Self { spec, source: Arc::new(Mutex::new(source)), counters, losses: Losses::default() })
+        Ok(Self { source: Arc::new(Mutex::new(source)), counted: Counted::new(&spec.id) })
     }
 
     /// Id of the device.
     pub fn id(&self) -> &str {
-        &self.spec.id
+        self.counted.id()
     }
 
     /// Counters of the device.
     pub fn counters(&self) -> Arc<RngCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 }
 
@@ -119,44 +110,16 @@ impl VirtioDevice for Rng {
         VIRTIO_ID_RNG as u16
     }
 
-    fn class(&self) -> [u8; 3] {
-        CLASS
-    }
-
-    fn features(&self) -> u64 {
-        FEATURES
-    }
-
     fn queue_sizes(&self) -> &[u16] {
         QUEUE_SIZES
-    }
-    fn config_fields(&self) -> &'static [ConfigField] {
-        &[]
-    }
-
-    /// There is no configuration (`virtio 1.4 §5.4.4`).
-    fn config_read(&self, _offset: u64, data: &mut [u8]) {
-        data.fill(0);
-    }
-
-    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
-
-    fn config_generation(&self) -> u8 {
-        0
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let filler = Filler(Arc::clone(&self.source));
-        queue_worker::start(filler, WorkerKind::Rng, &self.spec.id, start, &self.counters)
+        queue_worker::start(filler, WorkerKind::Rng, self.counted.id(), start, self.counted.counters())
     }
 
     fn reset(&mut self) {
-        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
-    }
-}
-
-impl Drop for Rng {
-    fn drop(&mut self) {
-        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
+        self.counted.was_reset();
     }
 }

@@ -7,12 +7,14 @@
 //!
 //! VFs that were enabled are enabled again, without the edge of VF Enable that would reset them.
 
+pub(crate) mod hex_bytes;
+
 use std::io;
 
 use pci::{ConfigState, VfIndex};
 use serde::{Deserialize, Serialize};
 
-use crate::hex_bytes::HexBytes;
+use crate::state::hex_bytes::HexBytes;
 
 /// The version of the states that this crate saves.
 pub const STATE_VERSION: u16 = 1;

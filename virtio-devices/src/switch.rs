@@ -6,16 +6,13 @@
 //! rebuilt on each change.
 
 mod account;
-mod body;
 mod control;
-mod debt;
 mod forward;
 mod frame;
 mod handle;
 mod hub;
 mod lane;
 mod mode;
-mod offload;
 mod pace;
 mod port;
 mod receiver;
@@ -32,7 +29,6 @@ mod tx_batch;
 mod uplink;
 mod uplink_rx;
 mod uplink_watch;
-mod waits;
 mod worker;
 
 #[cfg(test)]
@@ -41,9 +37,9 @@ mod tests;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::failures::FailureObserver;
+use crate::device::failures::FailureObserver;
+use crate::frames::policy::Replaced;
 use crate::net::{NetCounters, PortHandle};
-use crate::policy::Replaced;
 use handle::{SwitchPort, Threads};
 use hub::Hub;
 pub use hub::PortSettings;

@@ -17,20 +17,20 @@ pub use self::hosted::Hosted;
 pub use self::nic::nic;
 pub use crate::backend::VhostUserSteps;
 pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
-pub use crate::block::qcow2::steps::Qcow2Steps;
+pub use crate::block::image::qcow2::steps::Qcow2Steps;
 pub use crate::block::steps::{BlockQueue, BlockSteps};
 pub use crate::console::steps::{ConsoleQueue, ConsoleSteps};
-use crate::device_config::{ConfigField, Rule};
+use crate::device::config::{ConfigField, Rule, read};
+pub use crate::device::queue_worker::steps::SteppedQueue;
+use crate::device::worker::own;
+pub use crate::frames::policy::steps::{PolicyStep, never_replaced, police_received, police_sent};
 pub use crate::iommu::steps::{IommuQueue, IommuSteps};
 pub use crate::mem::steps::MemSteps;
 pub use crate::net::steps::{NetSteps, Step, StepQueue, Stepped};
-pub use crate::policy::steps::{PolicyStep, never_replaced, police_received, police_sent};
-pub use crate::queue_worker::steps::SteppedQueue;
+use crate::os::thread::NewThread;
 pub use crate::rng::steps::RngSteps;
 pub use crate::switch::steps::{StepsError, SwitchSteps};
-use crate::thread::NewThread;
 pub use crate::vsock::steps::VsockSteps;
-use crate::worker::own;
 use crate::{
     DeviceSpecific, DoorbellPages, GuestMap, Interrupts, Memory, SharedQueue, Start, StateError, VirtioDevice, Worker,
 };
@@ -159,18 +159,12 @@ impl VirtioDevice for FakeDevice {
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        data.iter_mut().zip(self.config.iter().skip(offset)).for_each(|(to, from)| *to = *from);
+        read(&self.config, offset, data);
     }
 
     fn config_write(&mut self, offset: u64, data: &[u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         self.config.iter_mut().skip(offset).zip(data).for_each(|(to, from)| *to = *from);
-    }
-
-    fn config_generation(&self) -> u8 {
-        0
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {

@@ -3,6 +3,8 @@
 //! A pure state machine: its registers are its only state. It starts no thread, touches no guest memory and does no
 //! I/O, except that a vector gets an eventfd when the driver first maps something to it.
 
+pub(crate) mod features;
+pub(crate) mod interrupt;
 mod register;
 mod state;
 
@@ -17,7 +19,7 @@ use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
-use crate::features::has;
+use crate::transport::features::has;
 use crate::{Interrupts, SharedQueue};
 pub(crate) use register::{Area, Half, Register};
 

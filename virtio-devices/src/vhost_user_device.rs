@@ -22,11 +22,11 @@ use crate::backend::{
     BackendKind, BackendObserver, Cancel, Health, MemoryMailbox, MemoryUser, QueueRunner, VhostUser, VhostUserError,
     VhostUserRole, VhostUserSocket, VhostUserSpec,
 };
-use crate::device_config::ConfigField;
-use crate::features::has;
-use crate::runner::{LentQueue, Progress, RunnerWorker, SharedRunner};
-use crate::thread::Thread;
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::device::config::ConfigField;
+use crate::device::runner::{LentQueue, Progress, RunnerWorker, SharedRunner};
+use crate::device::worker::{WorkerKind, spawn, thread_name};
+use crate::os::thread::Thread;
+use crate::transport::features::has;
 use crate::{DeviceSpecific, Memory, Start, StateError, VirtioDevice, Worker};
 use config::DeviceConfig;
 pub(crate) use config::{FILE_SYSTEM, OTHER};

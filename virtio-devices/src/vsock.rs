@@ -38,9 +38,9 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::counters::{Losses, log_losses};
-use crate::device_config::{ConfigField, Rule};
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::device::config::{ConfigField, Rule, read};
+use crate::device::counters::Counted;
+use crate::device::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{VsockCounter, VsockCounters};
 pub use error::VsockError;
@@ -51,8 +51,6 @@ use worker::{EVENTS, QueueWorker, RECEIVE, TRANSMIT};
 /// The device configuration (`virtio 1.4 §5.10.4`). The driver reads it again on the transport reset event (`virtio 1.4
 /// §5.10.6.7`).
 pub(crate) const FIELDS: &[ConfigField] = &[ConfigField::new("guest_cid", 0, 8, Rule::Announced)];
-/// Unassigned class.
-const CLASS: [u8; 3] = [0xff, 0x00, 0x00];
 /// Receive, transmit, events.
 const QUEUE_SIZES: &[u16] = &[256, 256, 256];
 const FEATURES: u64 =
@@ -78,8 +76,7 @@ pub struct Vsock {
     muxer: Option<Arc<Mutex<Muxer>>>,
     /// True if the driver must be notified that its connections are closed.
     owes_reset: Arc<AtomicBool>,
-    counters: Arc<VsockCounters>,
-    losses: Losses,
+    counted: Counted<VsockCounters>,
 }
 
 impl Vsock {
@@ -90,14 +87,7 @@ impl Vsock {
     /// Fails if another program listens on the path, or it cannot be used.
     pub fn open(spec: VsockSpec) -> Result<Self, VsockError> {
         let host = Arc::new(HostSocket::listen(&spec.socket)?);
-        Ok(Self {
-            spec,
-            host,
-            muxer: None,
-            owes_reset: Arc::default(),
-            counters: Arc::new(VsockCounters::new()),
-            losses: Losses::default(),
-        })
+        Ok(Self { counted: Counted::new(&spec.id), spec, host, muxer: None, owes_reset: Arc::default() })
     }
 
     /// Id of the device.
@@ -107,7 +97,7 @@ impl Vsock {
 
     /// Counters of the device.
     pub fn counters(&self) -> Arc<VsockCounters> {
-        Arc::clone(&self.counters)
+        Arc::clone(self.counted.counters())
     }
 
     /// The connections; creates an empty set after a reset.
@@ -132,10 +122,6 @@ impl VirtioDevice for Vsock {
         VIRTIO_ID_VSOCK as u16
     }
 
-    fn class(&self) -> [u8; 3] {
-        CLASS
-    }
-
     fn features(&self) -> u64 {
         FEATURES
     }
@@ -155,16 +141,7 @@ impl VirtioDevice for Vsock {
 
     /// The guest's context ID (`virtio 1.4 §5.10.4`).
     fn config_read(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        let cid = u64::from(self.spec.cid).to_le_bytes();
-        let rest = usize::try_from(offset).ok().and_then(|offset| cid.get(offset..)).unwrap_or_default();
-        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
-    }
-
-    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
-
-    fn config_generation(&self) -> u8 {
-        0
+        read(&u64::from(self.spec.cid).to_le_bytes(), offset, data);
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
@@ -183,7 +160,7 @@ impl VirtioDevice for Vsock {
             features: start.features,
             memory: start.memory,
             interrupts: start.interrupts,
-            counters: Arc::clone(&self.counters),
+            counters: Arc::clone(self.counted.counters()),
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
@@ -193,7 +170,7 @@ impl VirtioDevice for Vsock {
 
     /// The connections end when the stopping worker releases them.
     fn reset(&mut self) {
-        log_losses(&self.spec.id, self.losses.doubled(&self.counters.losses()));
+        self.counted.was_reset();
         self.muxer = None;
         // A worker that still runs keeps the old flag.
         self.owes_reset = Arc::default();
@@ -207,11 +184,5 @@ impl VirtioDevice for Vsock {
         self.muxer = None;
         self.owes_reset = Arc::new(AtomicBool::new(started.is_some()));
         Ok(())
-    }
-}
-
-impl Drop for Vsock {
-    fn drop(&mut self) {
-        log_losses(&self.spec.id, self.losses.untold(&self.counters.losses()));
     }
 }

@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{Ability, Attention, BackendKind, QueueRun, QueueRunner, RunnerError, StartError};
 use crate::GuestMap;
-use crate::net_protocol::{MAX_QUEUE_SIZE, Offloads};
+use crate::frames::net_protocol::{MAX_QUEUE_SIZE, Offloads};
 
 /// A backend that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]

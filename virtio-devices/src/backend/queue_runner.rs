@@ -11,7 +11,7 @@ use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{DoorbellPages, SharedLog};
-use crate::net_protocol::Offloads;
+use crate::frames::net_protocol::Offloads;
 use crate::{DmaSpace, GuestMap};
 
 /// A backend that runs a device's queues itself. The device handles its registers; a NIC also the link, and the control

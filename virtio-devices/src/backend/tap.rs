@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::net_protocol::Offloads;
+use crate::frames::net_protocol::Offloads;
 pub use error::TapError;
 use ioctl::Ifreq;
 use link::Link;

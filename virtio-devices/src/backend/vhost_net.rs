@@ -36,10 +36,10 @@ use super::{
     Ability, Attention, BackendKind, LOG, QueueRun, QueueRunner, RunnerError, SharedLog, StartError, Tap, TapError,
 };
 use crate::GuestMap;
-use crate::eventfd::borrow;
+use crate::frames::net_protocol::features::{offload_features, served_for_any};
+use crate::frames::net_protocol::{MAX_QUEUE_SIZE, Offloads};
 use crate::memory::{DmaFollower, Translate};
-use crate::net_protocol::features::{offload_features, served_for_any};
-use crate::net_protocol::{MAX_QUEUE_SIZE, Offloads};
+use crate::os::eventfd::borrow;
 pub use device::VhostKernel;
 use device::{Device, QUEUES_PER_DEVICE, regions};
 pub use error::VhostNetError;

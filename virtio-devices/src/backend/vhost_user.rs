@@ -41,9 +41,9 @@ use vm_memory::{GuestAddressSpace, GuestMemoryBackend};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{Ability, Attention, BackendKind, LOG, QueueRun, QueueRunner, RunnerError, SharedLog, StartError};
-use crate::eventfd::borrow;
-use crate::features::has;
-use crate::net_protocol::MAX_QUEUE_SIZE;
+use crate::frames::net_protocol::MAX_QUEUE_SIZE;
+use crate::os::eventfd::borrow;
+use crate::transport::features::has;
 use crate::{GuestMap, Memory};
 pub use cancel::Cancel;
 use channel::Heard;

@@ -1,6 +1,6 @@
 //! Counters of a balloon: pages that were returned to the host, and causes of failures.
 
-use crate::counters::counters;
+use crate::device::counters::counters;
 
 counters! {
     /// A counted event of a balloon.

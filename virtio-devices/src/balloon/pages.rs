@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::discard::PAGE;
+use crate::memory::discard::PAGE;
 
 /// The guest address ranges of the pages numbered `pages`, which are sorted first: adjacent pages make one range, and
 /// duplicates count once.

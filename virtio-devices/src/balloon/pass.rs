@@ -7,9 +7,9 @@ use vm_memory::Permissions;
 
 use super::counters::{BalloonCounter, Tally};
 use super::pages::ranges;
-use crate::discard::{Discarded, discard};
-use crate::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
-use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::memory::discard::{Discarded, discard};
+use crate::queue::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
+use crate::queue::ring::{BrokenRing, Chain, Ring, Used};
 use crate::{DmaView, Interrupts};
 
 /// The inflate queue: pages that the driver puts into the balloon (`virtio 1.4 §5.5.2`).

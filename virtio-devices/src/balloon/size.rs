@@ -5,7 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::Interrupts;
-use crate::discard::PAGE;
+use crate::device::config::read;
+use crate::memory::discard::PAGE;
 
 /// The offset of `actual` in the device configuration.
 const ACTUAL: u64 = 4;
@@ -74,12 +75,9 @@ impl BalloonSize {
 
     /// Reads the device configuration at `offset` (`virtio 1.4 §5.5.4`, `struct virtio_balloon_config`).
     pub(super) fn read(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
         let state = self.0.lock();
         let words = [state.num_pages.to_le_bytes(), state.actual.to_le_bytes()];
-        let rest = usize::try_from(offset).ok().and_then(|offset| words.as_flattened().get(offset..));
-        let rest = rest.unwrap_or_default();
-        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+        read(words.as_flattened(), offset, data);
     }
 
     /// Writes `data` at `offset` of the device configuration. Only `actual` is writable.

@@ -6,10 +6,10 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::counters::{BalloonCounter, BalloonCounters, Tally};
 use super::pass::Pass;
-use crate::features::has;
-use crate::iovecs::Storage;
 use crate::net::steps::Step;
-use crate::ring::Ring;
+use crate::queue::iovecs::Storage;
+use crate::queue::ring::Ring;
+use crate::transport::features::has;
 use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 
 /// A queue that is run step by step.

@@ -8,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::pass::{DEFLATE, INFLATE, MAX_PAGES, REPORT};
 use super::*;
 use crate::Interrupts;
-use crate::discard::PAGE;
+use crate::memory::discard::PAGE;
 use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
 
 /// The first page that tests return. Rings and page numbers are below.

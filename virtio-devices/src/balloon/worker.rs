@@ -9,11 +9,11 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::{BalloonCounter, BalloonCounters, Tally};
 use super::pass::Pass;
-use crate::eventfd::borrow;
-use crate::features::has;
-use crate::iovecs::Storage;
-use crate::ring::{BrokenRing, Ring};
-use crate::worker::own;
+use crate::device::worker::own;
+use crate::os::eventfd::borrow;
+use crate::queue::iovecs::Storage;
+use crate::queue::ring::{BrokenRing, Ring};
+use crate::transport::features::has;
 use crate::{DmaSpace, Interrupts, SharedQueue};
 
 /// The queues, and the worker's resources.

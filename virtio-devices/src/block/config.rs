@@ -4,7 +4,7 @@ use virtio_bindings::virtio_blk::*;
 
 use super::geometry::Geometry;
 use super::operation::MAX_RANGE;
-use crate::device_config::{ConfigField, Rule};
+use crate::device::config::{ConfigField, Rule, read};
 
 /// Offset of the writable field: true if writes may stay in a cache.
 pub(crate) const WRITEBACK: u64 = 32;
@@ -64,11 +64,7 @@ pub(crate) struct Config {
 impl Config {
     /// Reads at `offset`. Bytes beyond the fields read 0.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        let bytes = self.bytes();
-        let rest = bytes.get(offset..).unwrap_or_default();
-        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+        read(&self.bytes(), offset, data);
     }
 
     fn bytes(&self) -> [u8; LEN] {

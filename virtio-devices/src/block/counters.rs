@@ -1,6 +1,6 @@
 //! Counters of a disk: operations, and causes of refused requests.
 
-use crate::counters::counters;
+use crate::device::counters::counters;
 
 counters! {
     /// A counted event of a disk.

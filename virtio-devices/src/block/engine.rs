@@ -7,13 +7,13 @@ use std::sync::Arc;
 use log::debug;
 use rustix::io::Errno;
 
-use super::aligned_buffer::AlignedBuffer;
 use super::call::{Call, zeroing};
+use super::image::aligned_buffer::AlignedBuffer;
+use super::image::raw;
 use super::image::{Contents, Image};
 use super::operation::Range;
-use super::raw;
 use super::uring::Uring;
-use crate::iovecs::IoVecs;
+use crate::queue::iovecs::IoVecs;
 
 /// Size of the aligned buffer in bytes, a multiple of any block.
 const BOUNCE: usize = 256 << 10;

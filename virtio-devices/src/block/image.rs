@@ -1,19 +1,27 @@
 //! A disk's image, in any format.
 
+pub(super) mod access;
+pub(super) mod aligned_buffer;
+pub(super) mod file;
+pub(super) mod lock;
+pub(crate) mod qcow2;
+pub(super) mod raw;
+pub(super) mod writes;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use log::warn;
 use parking_lot::Mutex;
 
-use super::access::{Access, ImageFormat};
+use self::access::{Access, ImageFormat};
+use self::file::ImageFile;
+use self::qcow2::{Qcow2, stands_alone};
+use self::raw::RawFile;
+use self::writes::Writes;
 use super::error::{BlockError, ResizeError};
-use super::file::ImageFile;
 use super::geometry::{Geometry, MAX_BLOCK, SECTOR};
 use super::operation::Abilities;
-use super::qcow2::{Qcow2, stands_alone};
-use super::raw::RawFile;
-use super::writes::Writes;
 use super::zeroing::{Lacking, Zeroing};
 
 /// An open image. It is locked unless released ([`Self::release`]): a writer excludes all others.

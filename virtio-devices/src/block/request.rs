@@ -9,9 +9,9 @@ use super::counters::{BlockCounter, Tally};
 use super::latency::BlockLatencies;
 use super::operation::{Operation, Range};
 use super::zeroing::Zeroing;
-use crate::failures::{Asked, Failures};
-use crate::iovecs::Byte;
-use crate::ring::Used;
+use crate::device::failures::{Asked, Failures};
+use crate::queue::iovecs::Byte;
+use crate::queue::ring::Used;
 
 /// Success.
 pub(crate) const OK: u8 = VIRTIO_BLK_S_OK as u8;
@@ -170,8 +170,8 @@ mod tests {
 
     use super::*;
     use crate::block::operation::Range;
-    use crate::clock::testing::StoppedClock;
-    use crate::failures::FailureChange;
+    use crate::device::failures::FailureChange;
+    use crate::os::clock::testing::StoppedClock;
 
     #[test]
     fn a_full_disk_works_again_when_something_is_written() {

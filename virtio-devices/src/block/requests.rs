@@ -9,16 +9,16 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
 use super::call::Call;
 use super::counters::{BlockCounter, BlockCounters, Tally};
 use super::engine::Engine;
+use super::image::writes::Writes;
 use super::image::{Contents, Image};
 use super::latency::BlockLatencies;
 use super::operation::{HEADER, Operation, Range, Refusal, SEGMENT};
 use super::request::{IOERR, OK, Request, UNSUPP};
-use super::writes::Writes;
 use super::zeroing::{Lacking, Zeroing};
-use crate::failures::Failures;
-use crate::iovecs::{IoVecs, Storage, divide};
-use crate::rate_limiter::RateLimitGroup;
-use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::device::failures::Failures;
+use crate::device::rate_limiter::RateLimitGroup;
+use crate::queue::iovecs::{IoVecs, Storage, divide};
+use crate::queue::ring::{BrokenRing, Chain, Ring, Used};
 use crate::{DmaView, Interrupts};
 
 /// The most requests that are begun in one turn, before completions and a stop are handled.

@@ -8,17 +8,17 @@ use std::sync::atomic::AtomicBool;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::SERIAL;
-use super::access::{Access, ImageFormat, LockGranularity};
 use super::counters::{BlockCounter, BlockCounters, Tally};
 use super::engine::Engine;
 use super::error::BlockError;
 use super::image::Image;
+use super::image::access::{Access, ImageFormat, LockGranularity};
 use super::latency::BlockLatencies;
 use super::requests::{Disk, Next, Requests, Room};
-use crate::failures::Failures;
-use crate::features::has;
+use crate::device::failures::Failures;
 use crate::net::steps::{Step, Stepped};
-use crate::ring::{BrokenRing, Ring};
+use crate::queue::ring::{BrokenRing, Ring};
+use crate::transport::features::has;
 use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 
 /// The queue, which is run step by step.

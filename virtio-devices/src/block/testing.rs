@@ -8,9 +8,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::access::Access;
 use super::counters::BlockCounter;
 use super::image::Image;
+use super::image::access::Access;
 use super::{Block, BlockError, BlockSize, BlockSpec};
 pub(crate) use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
 use crate::{DmaSpace, Interrupts, Memory, RateLimits, Start, Translate, VirtioDevice, Worker};

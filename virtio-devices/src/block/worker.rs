@@ -15,12 +15,12 @@ use super::engine::Engine;
 use super::image::Image;
 use super::latency::BlockLatencies;
 use super::requests::{Disk, Next, Requests, Room};
-use crate::eventfd::borrow;
-use crate::failures::Failures;
-use crate::features::has;
-use crate::rate_limiter::RateLimitGroup;
-use crate::ring::{BrokenRing, Ring};
-use crate::worker::own;
+use crate::device::failures::Failures;
+use crate::device::rate_limiter::RateLimitGroup;
+use crate::device::worker::own;
+use crate::os::eventfd::borrow;
+use crate::queue::ring::{BrokenRing, Ring};
+use crate::transport::features::has;
 use crate::{DmaSpace, Interrupts, SharedQueue};
 
 /// The most requests of a queue that are in flight at a time.

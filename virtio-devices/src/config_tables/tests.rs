@@ -8,9 +8,10 @@ use std::sync::Arc;
 use pci::Rid;
 
 use super::*;
-use crate::device_config::{Rule, length};
+use crate::device::config::{Rule, length};
 use crate::net::testing::{MEMORY, memory};
 use crate::testing::{Driver, Hosted, nic};
+use crate::transport::features::has;
 use crate::*;
 
 const RID: Rid = Rid::from_bits(3 << 3);
@@ -85,7 +86,7 @@ pub(crate) fn check<D: VirtioDevice>(make: impl Fn() -> D) {
             let case = format!("{}: {then:?} then, {now:?} now", field.name);
             let result = restored(&state);
             let grows = as_number(&then) < as_number(now);
-            let offered = field.feature.is_none_or(|bit| features::has(features, bit));
+            let offered = field.feature.is_none_or(|bit| has(features, bit));
             let (is_taken, is_announced) = match field.rule {
                 _ if !offered => (true, false),
                 Rule::Announced => (true, true),

@@ -1,6 +1,6 @@
 //! Counters of a console: bytes, and causes of dropped input or output.
 
-use crate::counters::counters;
+use crate::device::counters::counters;
 
 counters! {
     /// A counted event of a console. Directions are the guest's: `Rx` is what it receives.

@@ -8,11 +8,11 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::counters::{ConsoleCounter, ConsoleCounters, Tally};
 use super::worker::{Next, QueueWorker, RECEIVE, Running, TRANSMIT};
-use crate::chardev::CharDevice;
-use crate::features::has;
-use crate::iovecs::Storage;
 use crate::net::steps::{Step, Stepped};
-use crate::ring::{BrokenRing, Ring};
+use crate::os::chardev::CharDevice;
+use crate::queue::iovecs::Storage;
+use crate::queue::ring::{BrokenRing, Ring};
+use crate::transport::features::has;
 use crate::{GuestMap, Interrupts, SharedQueue};
 
 /// A queue that is run step by step.

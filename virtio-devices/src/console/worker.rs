@@ -9,12 +9,12 @@ use vm_memory::Permissions;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::counters::{ConsoleCounter, ConsoleCounters, Tally};
-use crate::chardev::CharDevice;
-use crate::eventfd::borrow;
-use crate::features::has;
-use crate::iovecs::{IoVecs, Storage};
-use crate::ring::{BrokenRing, Ring, Used};
-use crate::worker::own;
+use crate::device::worker::own;
+use crate::os::chardev::CharDevice;
+use crate::os::eventfd::borrow;
+use crate::queue::iovecs::{IoVecs, Storage};
+use crate::queue::ring::{BrokenRing, Ring, Used};
+use crate::transport::features::has;
 use crate::{DmaSpace, DmaView, Interrupts, SharedQueue};
 
 /// The queue that the driver receives from (`virtio 1.4 §5.3.2`).

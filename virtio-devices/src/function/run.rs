@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::thread::Thread;
+use crate::os::thread::Thread;
 use crate::{SharedQueue, Start, VirtioDevice, Worker};
 
 /// Queues that outlive their workers: a stop without a reset keeps their positions.

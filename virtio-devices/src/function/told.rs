@@ -1,8 +1,8 @@
 //! The device configuration that a function's driver has read, for a restore with another device.
 
 use super::VirtioFunction;
-use crate::device_config::{compare, length};
-use crate::hex_bytes::HexBytes;
+use crate::device::config::{compare, length};
+use crate::state::hex_bytes::HexBytes;
 use crate::state::{StateError, ToldState};
 use crate::{Status, VirtioDevice};
 

@@ -1,7 +1,7 @@
 //! The device configuration (`virtio 1.4 §5.13.4`).
 
 use super::table::{LAST_DOMAIN, PAGE};
-use crate::device_config::{ConfigField, Rule};
+use crate::device::config::{ConfigField, Rule};
 
 /// Offset of the only writable field: bypass of endpoints in no domain.
 pub(super) const BYPASS: u64 = 36;

@@ -1,6 +1,6 @@
 //! Counters of an IOMMU.
 
-use crate::counters::counters;
+use crate::device::counters::counters;
 
 counters! {
     /// A counted event of an IOMMU.

@@ -14,9 +14,9 @@ use super::counters::IommuCounters;
 use super::events::EventWorker;
 use super::requests::RequestQueue;
 use super::unit::Iommu;
-use crate::counters::{Losses, log_losses};
-use crate::device_config::ConfigField;
-use crate::worker::{WorkerKind, spawn, thread_name};
+use crate::device::config::{ConfigField, read};
+use crate::device::counters::Counted;
+use crate::device::worker::{WorkerKind, spawn, thread_name};
 use crate::{DeviceSpecific, SharedQueue, Start, StateError, VirtioDevice, Worker};
 
 /// A base system peripheral, IOMMU.
@@ -45,21 +45,16 @@ const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
 
 /// The virtio device of an [`Iommu`].
 pub struct IommuDevice {
-    id: String,
     iommu: Arc<Iommu>,
     /// The request queue, from a start to the next reset.
     requests: Option<RequestQueue>,
-    losses: Losses,
+    counted: Counted<IommuCounters>,
 }
 
 impl IommuDevice {
     /// The device called `id` of `iommu`.
     pub fn new(id: &str, iommu: Arc<Iommu>) -> Self {
-        Self { id: id.to_string(), iommu, requests: None, losses: Losses::default() }
-    }
-
-    fn counters(&self) -> &IommuCounters {
-        &self.iommu.common.counters
+        Self { counted: Counted::with(id, iommu.counters()), iommu, requests: None }
     }
 
     /// Starts the event worker, if the driver enabled the event queue.
@@ -75,7 +70,7 @@ impl IommuDevice {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(WorkerKind::Iommu, thread_name(&self.id, "q", EVENTS), move || worker.run())?;
+        let thread = spawn(WorkerKind::Iommu, thread_name(self.counted.id(), "q", EVENTS), move || worker.run())?;
         self.iommu.common.faults.tell(Some(Arc::clone(&kick)));
         Ok(Worker::new([EVENTS], kick, stop, thread))
     }
@@ -103,10 +98,7 @@ impl VirtioDevice for IommuDevice {
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        let bytes = config::bytes(self.iommu.last_address(), self.iommu.bypass());
-        let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
-        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+        read(&config::bytes(self.iommu.last_address(), self.iommu.bypass()), offset, data);
     }
 
     fn config_write(&mut self, offset: u64, data: &[u8]) {
@@ -114,10 +106,6 @@ impl VirtioDevice for IommuDevice {
         if let (BYPASS, [bypass @ (0 | 1)]) = (offset, data) {
             self.iommu.set_bypass(*bypass == 1);
         }
-    }
-
-    fn config_generation(&self) -> u8 {
-        0
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
@@ -146,7 +134,7 @@ impl VirtioDevice for IommuDevice {
     }
 
     fn reset(&mut self) {
-        log_losses(&self.id, self.losses.doubled(&self.counters().losses()));
+        self.counted.was_reset();
         self.requests = None;
         self.iommu.common.faults.tell(None);
         self.iommu.reset();
@@ -167,12 +155,5 @@ impl VirtioDevice for IommuDevice {
                 Err(StateError::Shape("kinds of device"))
             }
         }
-    }
-}
-
-impl Drop for IommuDevice {
-    fn drop(&mut self) {
-        let untold = self.losses.untold(&self.iommu.common.counters.losses());
-        log_losses(&self.id, untold);
     }
 }

@@ -10,10 +10,10 @@ use vmm_sys_util::eventfd::EventFd;
 use super::counters::{IommuCounter, Tally};
 use super::endpoint::Common;
 use super::fault::{EVENT, Fault};
-use crate::eventfd::borrow;
-use crate::iovecs::{IoVecs, Storage};
-use crate::ring::{BrokenRing, Ring, Used};
-use crate::worker::own;
+use crate::device::worker::own;
+use crate::os::eventfd::borrow;
+use crate::queue::iovecs::{IoVecs, Storage};
+use crate::queue::ring::{BrokenRing, Ring, Used};
 use crate::{DmaSpace, Interrupts, SharedQueue};
 
 /// The queue, and the worker's resources.

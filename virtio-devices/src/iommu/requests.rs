@@ -7,8 +7,8 @@ use super::counters::{IommuCounter, Tally};
 use super::request::{LONGEST, Request, TAIL};
 use super::status::Status;
 use super::unit::Iommu;
-use crate::iovecs::{IoVecs, Storage, divide};
-use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::queue::iovecs::{IoVecs, Storage, divide};
+use crate::queue::ring::{BrokenRing, Chain, Ring, Used};
 use crate::{DmaSpace, DmaView, Interrupts, SharedQueue};
 
 /// The type of the request whose reply is more than a status.

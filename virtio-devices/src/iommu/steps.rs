@@ -11,7 +11,7 @@ use super::table::Table;
 use super::unit::{Behind, Iommu};
 use crate::memory::Translate;
 use crate::net::steps::{Step, Stepped};
-use crate::ring::Ring;
+use crate::queue::ring::Ring;
 use crate::{GuestMap, Interrupts, SharedQueue};
 
 /// An IOMMU with a request queue and some endpoints.

@@ -1,6 +1,6 @@
 //! Counters of a memory device: blocks that were plugged and unplugged, and requests that were refused.
 
-use crate::counters::queue_counters;
+use crate::device::counters::queue_counters;
 
 queue_counters! {
     /// A counted event of a memory device.

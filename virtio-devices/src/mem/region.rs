@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 
 use super::blocks::Blocks;
 use super::slots::MemSlots;
-use crate::discard::{self, discard};
+use crate::device::config::read;
+use crate::memory::discard::{self, discard};
 use crate::{GuestMap, Interrupts, Reach};
 
 /// The most blocks whose pages are freed before checking for a stop.
@@ -212,15 +213,13 @@ impl MemRegion {
 
     /// Reads the device configuration at `offset` (`virtio 1.4 §5.15.4`, `struct virtio_mem_config`).
     pub(super) fn read(&self, node: u16, offset: u64, data: &mut [u8]) {
-        data.fill(0);
         let state = self.state.lock();
         let (blocks, requested) = (&state.blocks, state.requested);
         // All of it is usable at any time.
         let words =
             [blocks.size(), node.into(), blocks.start(), blocks.len(), blocks.len(), blocks.plugged(), requested];
         let words = words.map(u64::to_le_bytes);
-        let rest = usize::try_from(offset).ok().and_then(|offset| words.as_flattened().get(offset..));
-        data.iter_mut().zip(rest.unwrap_or_default()).for_each(|(to, from)| *to = *from);
+        read(words.as_flattened(), offset, data);
     }
 
     /// A bit for each block; `None` if none is plugged.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::counters::{MemCounter, Tally};
 use super::region::{Answer, MemRegion, Work};
 use crate::GuestMap;
-use crate::iovecs::{IoVecs, divide};
-use crate::queue_worker::{Answered, Answerer, Turn};
-use crate::ring::Chain;
+use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::queue::iovecs::{IoVecs, divide};
+use crate::queue::ring::Chain;
 
 /// The length of a request (`virtio 1.4 §5.15.6`, `struct virtio_mem_req`).
 const REQUEST: usize = 24;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::counters::{MemCounter, MemCounters};
 use super::region::MemRegion;
 use super::requests::Requests;
+use crate::device::queue_worker::steps::{QueueSteps, SteppedQueue};
 use crate::net::steps::{Step, Stepped};
-use crate::queue_worker::steps::{QueueSteps, SteppedQueue};
 use crate::{GuestMap, SharedQueue};
 
 /// A memory device.

@@ -5,8 +5,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::GuestMap;
+use crate::device::queue_worker::testing::CONFIG_VECTOR;
 use crate::net::testing::{BUFFERS, MEMORY, WRITE, eventually};
-use crate::queue_worker::testing::CONFIG_VECTOR;
 
 /// The memory of the device: ten blocks.
 const BLOCK: u64 = 64 << 10;

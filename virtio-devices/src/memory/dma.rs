@@ -17,7 +17,7 @@ use super::dirty::{DirtyBitmap, DirtySlice};
 use super::follow::{DmaFollower, DmaMapping, NotFollowed};
 use super::known::Known;
 use super::map::{GuestMap, Memory};
-use crate::effort::{self, Span};
+use crate::memory::effort::{self, Span};
 
 /// Translation of a function's addresses by an IOMMU.
 pub trait Translate: Send + Sync {

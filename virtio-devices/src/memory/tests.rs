@@ -11,9 +11,9 @@ use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion, Permissions};
 
 use super::*;
-use crate::iovecs::{IoVecs, Storage};
 use crate::net::testing::{DriverQueue, WRITE};
-use crate::ring::{Ring, Used};
+use crate::queue::iovecs::{IoVecs, Storage};
+use crate::queue::ring::{Ring, Used};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -267,9 +267,9 @@ fn buffer_across_regions_is_two_segments_and_logs_each_page() {
 fn pages_that_are_given_back_to_the_host_are_noted() {
     let map = map();
     let log = WriteLog::new(&map).unwrap();
-    crate::discard::discard(&map, &(PAGE..3 * PAGE));
+    discard::discard(&map, &(PAGE..3 * PAGE));
     assert_eq!(take(&log), [1, 2]);
-    crate::discard::clear(&map, &(7 * PAGE..8 * PAGE));
+    discard::clear(&map, &(7 * PAGE..8 * PAGE));
     assert_eq!(take(&log), [7]);
 }
 

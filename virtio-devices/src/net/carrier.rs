@@ -8,8 +8,8 @@ use super::counters::NetCounters;
 use super::enforced::PolicyCell;
 use super::pass::Shared;
 use super::state::NetState;
-use crate::net_protocol::Offloads;
-use crate::policy::Replaced;
+use crate::frames::net_protocol::Offloads;
+use crate::frames::policy::Replaced;
 use crate::state::{BucketState, HeldAddress, StateError};
 use crate::{SharedQueue, Worker};
 

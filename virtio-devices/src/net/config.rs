@@ -3,7 +3,7 @@
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
 use super::filter::Mac;
-use crate::device_config::{ConfigField, Rule};
+use crate::device::config::{ConfigField, Rule};
 
 /// The length of the fields below; the driver reads zero beyond.
 const LEN: usize = 17;

@@ -10,8 +10,8 @@ use super::filter::is_multicast;
 use super::spec::{NetError, NetSpec};
 use super::wire::Backend;
 use crate::backend::{Ability, BackendKind, QueueRunner};
-use crate::features::has;
-use crate::net_protocol::features;
+use crate::frames::net_protocol::features;
+use crate::transport::features::has;
 use crate::{ConnectError, DeviceSpecific, NewBackend};
 
 /// A backend that was opened, and the features of a NIC over it.

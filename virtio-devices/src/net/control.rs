@@ -13,11 +13,11 @@ use super::pass::Pass;
 use super::state::NetState;
 use crate::DmaView;
 use crate::backend::{QueueRunner, TapQueue};
-use crate::features::has;
-use crate::iovecs::{IoVecs, Storage, divide};
-use crate::net_protocol::Offloads;
-use crate::net_protocol::features::{guest_offload_bits, guest_offloads};
-use crate::ring::{BrokenRing, Chain, Ring, Used};
+use crate::frames::net_protocol::Offloads;
+use crate::frames::net_protocol::features::{guest_offload_bits, guest_offloads};
+use crate::queue::iovecs::{IoVecs, Storage, divide};
+use crate::queue::ring::{BrokenRing, Chain, Ring, Used};
+use crate::transport::features::has;
 
 /// The most commands per call, so that frames do not wait for them.
 const BATCH: usize = 16;

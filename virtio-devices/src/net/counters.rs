@@ -1,6 +1,6 @@
 //! The counters of a NIC: frames, and dropped frames by reason.
 
-use crate::counters::counters;
+use crate::device::counters::counters;
 
 counters! {
     /// A counter. Directions are the guest's: frames that it receives are `Rx`.
@@ -125,7 +125,7 @@ impl Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counters::Losses;
+    use crate::device::counters::Losses;
 
     #[test]
     fn losses_are_logged_by_name_and_at_reset_only_once_doubled() {

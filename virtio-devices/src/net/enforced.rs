@@ -1,5 +1,7 @@
 //! The policy of a NIC in force: what its workers read for each batch of frames, and how the host replaces it.
 
+mod limits;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
+use self::limits::{Limit, of_frames, of_rate};
 use super::counters::Counter;
-use super::limits::{Limit, of_frames, of_rate};
 use crate::RateLimits;
-use crate::policy::{Cause, Holder, Policy, Replaced, Retired};
+use crate::frames::policy::{Cause, Holder, Policy, Replaced, Retired};
 use crate::state::{BucketsState, StateError};
 
 /// A policy, with its buckets.

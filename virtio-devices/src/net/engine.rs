@@ -11,9 +11,9 @@ use super::carrier::PortHandle;
 use super::spec::{NetError, NetSpec};
 use super::wire::Backend;
 use crate::backend::{Ability, BackendKind, DoorbellPages, QueueRunner, Tap};
-use crate::features::has;
-use crate::net_protocol::{MIN_MTU, Offloads, features};
+use crate::frames::net_protocol::{MIN_MTU, Offloads, features};
 use crate::state::{BucketState, HeldAddress, StateError};
+use crate::transport::features::has;
 
 /// The size of the control queue.
 const CONTROL_SIZE: u16 = 64;

@@ -1,7 +1,7 @@
 //! The receive filter: the frames that the driver accepts (`virtio 1.4 §5.1.6.5.1` to §5.1.6.5.3). No I/O, no locks.
 
-pub(crate) use crate::net_protocol::ethernet::{ETHERNET_HEADER, Mac, is_multicast};
-use crate::policy::{self, Policy, Tags, VlanProtocol};
+pub(crate) use crate::frames::net_protocol::ethernet::{ETHERNET_HEADER, Mac, is_multicast};
+use crate::frames::policy::{self, Policy, Tags, VlanProtocol};
 
 /// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from
 /// hardware with a full table.

@@ -6,8 +6,8 @@ use super::Net;
 use super::engine::Engine;
 use super::filter::is_multicast;
 use crate::backend::{BackendKind, BackendObserver};
-use crate::features::has;
-use crate::policy::{Policy, Replaced};
+use crate::frames::policy::{Policy, Replaced};
+use crate::transport::features::has;
 use crate::{MacError, Port, RateLimits};
 
 impl Port for Net {

@@ -9,8 +9,8 @@ use super::counters::{Counter, NetCounters, Tally};
 use super::enforced::PolicyCell;
 use super::state::NetState;
 use crate::backend::TapQueue;
-use crate::failures::Failures;
-use crate::ring::{BrokenRing, Ring};
+use crate::device::failures::Failures;
+use crate::queue::ring::{BrokenRing, Ring};
 use crate::{DmaSpace, DmaView, Interrupts};
 
 /// The most frames that are handled in one direction before the other direction and a stop get their turn.

@@ -2,8 +2,8 @@
 //! them at a new place: RARP requests (`RFC 903`), which get no answer.
 
 use super::filter::{Filter, Mac};
-use crate::net_protocol::header::HEADER;
-use crate::policy::{HEAD, Head, Policy};
+use crate::frames::net_protocol::header::HEADER;
+use crate::frames::policy::{HEAD, Head, Policy};
 
 /// The most frames of a NIC. The first are of its own address.
 const MOST: usize = 64;
@@ -55,7 +55,7 @@ fn frame(mac: Mac, tag: Option<[u8; 4]>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
+    use crate::frames::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
 
     const MAC: Mac = [0x52, 0x54, 0, 1, 2, 3];
 

@@ -19,14 +19,14 @@ use super::counters::{Counter, Tally};
 use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Filter, HEAD};
 use super::pass::{BATCH, Next, Pass};
-use crate::features::has;
-use crate::iovecs::{Bounds, Extent, IoVecs, Storage};
-use crate::net_protocol::MAX_READ;
-use crate::net_protocol::header::{self, FLAGS, HEADER, NUM_BUFFERS};
-use crate::policy::{self, Head, Policy};
-use crate::ring::{BrokenRing, Ring, Used};
-use crate::spill::Spill;
-use crate::walk;
+use crate::frames::net_protocol::MAX_READ;
+use crate::frames::net_protocol::header::{self, FLAGS, HEADER, NUM_BUFFERS};
+use crate::frames::policy::{self, Head, Policy};
+use crate::frames::spill::Spill;
+use crate::frames::walk;
+use crate::queue::iovecs::{Bounds, Extent, IoVecs, Storage};
+use crate::queue::ring::{BrokenRing, Ring, Used};
+use crate::transport::features::has;
 
 /// The fewest bytes that buffers are prepared for: a header and a usual frame.
 const MIN_PREPARED: usize = 2048;

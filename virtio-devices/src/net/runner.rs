@@ -11,10 +11,10 @@ use super::pass::{Pass, Shared, give_up};
 use super::rarp;
 use crate::SharedQueue;
 use crate::backend::{QueueRunner, RunnerError};
-use crate::features::has;
-use crate::net_protocol::Offloads;
-use crate::ring::Ring;
-use crate::runner::{Progress, RunnerDevice, RunnerWorker};
+use crate::device::runner::{Progress, RunnerDevice, RunnerWorker};
+use crate::frames::net_protocol::Offloads;
+use crate::queue::ring::Ring;
+use crate::transport::features::has;
 
 /// The state of the thread of a NIC whose backend runs the queues.
 pub(crate) struct NicWorker {

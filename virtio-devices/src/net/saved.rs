@@ -4,9 +4,9 @@ use virtio_bindings::virtio_net::*;
 
 use super::filter::{Addresses, Filter, Mac, Mode, is_multicast};
 use super::state::NetState;
-use crate::features::has;
-use crate::net_protocol::features::{guest_offload_bits, guest_offload_features, guest_offloads};
+use crate::frames::net_protocol::features::{guest_offload_bits, guest_offload_features, guest_offloads};
 use crate::state::{AddressesState, BucketsState, HeldAddress, NicState, StateError};
+use crate::transport::features::has;
 
 /// A number that no switch's tables ever reach.
 const MAX_SINCE: u64 = 1 << 62;

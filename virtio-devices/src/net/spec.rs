@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::policy::Policy;
+use crate::frames::policy::Policy;
 use crate::{ErrorKind, RateLimits};
 
 /// The parameters of a NIC.

@@ -17,10 +17,10 @@ use super::state::NetState;
 use super::tap_watch::TapEnd;
 use super::worker::Pair;
 use crate::backend::{Ability, BackendKind, Health, MemoryMailbox, Tap};
-use crate::failures::Failures;
-use crate::features::has;
-use crate::runner::{LentQueue, RunnerWorker, SharedRunner};
-use crate::worker::{WorkerKind, spawn, spawn_all, thread_name};
+use crate::device::failures::Failures;
+use crate::device::runner::{LentQueue, RunnerWorker, SharedRunner};
+use crate::device::worker::{WorkerKind, spawn, spawn_all, thread_name};
+use crate::transport::features::has;
 use crate::{Start, Worker};
 
 /// A driver's start of a NIC.

@@ -1,14 +1,16 @@
 //! The state that a NIC's workers share with each other and with the device.
 
+mod link;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 
+use self::link::Link;
 use super::filter::{Filter, Mac};
-use super::link::Link;
-use crate::net_protocol::Offloads;
-use crate::runner::Progress;
+use crate::device::runner::Progress;
+use crate::frames::net_protocol::Offloads;
 
 /// The state that the driver changes while the queues run. A reset of the device creates a new one: a worker that is
 /// still exiting changes one that is no longer used.

@@ -15,12 +15,12 @@ use super::receive::Receive;
 use super::state::NetState;
 use super::transmit::Transmit;
 use crate::backend::Tap;
-use crate::failures::Failures;
-use crate::features::has;
-use crate::net_protocol::MAX_READ;
-use crate::policy::Policy;
-use crate::ring::Ring;
-use crate::spill::Spill;
+use crate::device::failures::Failures;
+use crate::frames::net_protocol::MAX_READ;
+use crate::frames::policy::Policy;
+use crate::frames::spill::Spill;
+use crate::queue::ring::Ring;
+use crate::transport::features::has;
 use crate::{DmaView, GuestMap, Interrupts, RateLimits, SharedQueue};
 
 /// A queue that is run step by step.

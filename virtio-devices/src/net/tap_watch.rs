@@ -3,17 +3,19 @@
 //! The kernel reports the deletion of a tap by an error event of its descriptors, and that of a macvtap only on
 //! request. So the worker checks the tap on an event, and every two seconds.
 
+mod tap_finder;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{debug, info, warn};
 use vmm_sys_util::eventfd::EventFd;
 
+use self::tap_finder::TapFinder;
 use super::pass::Shared;
-use super::tap_finder::TapFinder;
 use crate::backend::{Health, Successor, TapError, TapQueue, TapSearch};
-use crate::clock;
-use crate::worker::thread_name;
+use crate::device::worker::thread_name;
+use crate::os::clock;
 
 /// The interval at which a tap is checked.
 const INTERVAL: Duration = Duration::from_secs(2);

@@ -18,11 +18,11 @@ use super::state::NetState;
 use super::wire::Backend;
 use super::{Net, NetSpec};
 use crate::backend::{Tap, TapQueue};
-use crate::failures::Failures;
-use crate::net_protocol::MAX_READ;
-use crate::policy::Policy;
-use crate::ring::Ring;
-use crate::spill::Spill;
+use crate::device::failures::Failures;
+use crate::frames::net_protocol::MAX_READ;
+use crate::frames::policy::Policy;
+use crate::frames::spill::Spill;
+use crate::queue::ring::Ring;
 use crate::{DmaView, GuestMap, Interrupts, Memory, RateLimits, SharedQueue, Start, VirtioDevice, Worker};
 
 pub(crate) use driver::*;

@@ -10,13 +10,14 @@ use super::enforced::Enforced;
 use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
 use super::state::NetState;
-use crate::failures::{Asked, Failures};
-use crate::iovecs::{IoVecs, Storage};
-use crate::net_protocol::MAX_FRAME;
-use crate::net_protocol::header::{self, HEADER, MAX_PACKETS};
-use crate::policy::{self, Head, NEW_HEAD};
-use crate::ring::{BrokenRing, Chain, Ring, Used};
-use crate::{DmaView, walk};
+use crate::DmaView;
+use crate::device::failures::{Asked, Failures};
+use crate::frames::net_protocol::MAX_FRAME;
+use crate::frames::net_protocol::header::{self, HEADER, MAX_PACKETS};
+use crate::frames::policy::{self, Head, NEW_HEAD};
+use crate::frames::walk;
+use crate::queue::iovecs::{IoVecs, Storage};
+use crate::queue::ring::{BrokenRing, Chain, Ring, Used};
 
 /// A transmit queue.
 pub(crate) struct Transmit<'q> {

@@ -18,11 +18,11 @@ use super::tap_watch::{TapEnd, TapWatch};
 use super::transmit::Transmit;
 use crate::SharedQueue;
 use crate::backend::{Successor, TapQueue};
-use crate::eventfd::borrow;
-use crate::features::has;
-use crate::net_protocol::Offloads;
-use crate::ring::{BrokenRing, Ring};
-use crate::worker::own;
+use crate::device::worker::own;
+use crate::frames::net_protocol::Offloads;
+use crate::os::eventfd::borrow;
+use crate::queue::ring::{BrokenRing, Ring};
+use crate::transport::features::has;
 
 /// A queue pair, and the control queue with the first.
 pub(crate) struct Pair {

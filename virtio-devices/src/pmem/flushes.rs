@@ -4,9 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::counters::{PmemCounter, Tally};
-use crate::iovecs::{IoVecs, divide};
-use crate::queue_worker::{Answered, Answerer, Turn};
-use crate::ring::Chain;
+use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::queue::iovecs::{IoVecs, divide};
+use crate::queue::ring::Chain;
 
 /// The type of a flush, `VIRTIO_PMEM_REQ_TYPE_FLUSH`.
 const FLUSH: u32 = 0;

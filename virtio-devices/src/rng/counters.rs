@@ -1,6 +1,6 @@
 //! Counters of an entropy device: bytes, and causes of unfilled buffers.
 
-use crate::counters::queue_counters;
+use crate::device::counters::queue_counters;
 
 queue_counters! {
     /// A counted event of an entropy device.

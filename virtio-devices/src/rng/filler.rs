@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use vm_memory::Permissions;
 
 use super::counters::{RngCounter, Tally};
-use crate::iovecs::IoVecs;
-use crate::queue_worker::{Answered, Answerer, Turn};
-use crate::ring::Chain;
+use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::queue::iovecs::IoVecs;
+use crate::queue::ring::Chain;
 
 /// The most bytes read into one buffer, which bounds its time. A driver accepts short reads (`virtio 1.4 §5.4.6.1`).
 const MAX_READ: usize = 64 << 10;

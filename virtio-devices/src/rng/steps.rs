@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use super::counters::{RngCounter, RngCounters};
 use super::filler::Filler;
+use crate::device::queue_worker::steps::{QueueSteps, SteppedQueue};
 use crate::net::steps::{Step, Stepped};
-use crate::queue_worker::steps::{QueueSteps, SteppedQueue};
 use crate::{GuestMap, SharedQueue};
 
 /// An entropy device.

@@ -4,9 +4,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::counters::{RtcCounter, Tally};
 use super::requests::{HEAD, LONGEST_REQUEST, answer};
-use crate::iovecs::{IoVecs, divide};
-use crate::queue_worker::{Answered, Answerer, Turn};
-use crate::ring::Chain;
+use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::queue::iovecs::{IoVecs, divide};
+use crate::queue::ring::Chain;
 
 /// Answers requests.
 pub(super) struct Clock;

@@ -1,6 +1,6 @@
 //! Counters of a clock: its readings, and causes of failed requests.
 
-use crate::counters::queue_counters;
+use crate::device::counters::queue_counters;
 
 queue_counters! {
     /// A counted event of a clock.

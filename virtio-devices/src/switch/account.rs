@@ -1,9 +1,12 @@
 //! The cost that a port has caused to others, which outlives its driver's resets.
 
+pub(super) mod debt;
+pub(super) mod waits;
+
 use parking_lot::Mutex;
 
-use super::debt::Debt;
-use super::waits::Waits;
+use self::debt::Debt;
+use self::waits::Waits;
 
 /// The account of a port.
 #[derive(Debug, Default)]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::sender::PortTx;
 use crate::DmaView;
+use crate::frames::net_protocol::Offloads;
 use crate::net::{Commanded, Control, Pass, Shared, give_up};
-use crate::net_protocol::Offloads;
-use crate::ring::BrokenRing;
+use crate::queue::ring::BrokenRing;
 
 /// The most commands per turn. One with many addresses takes as long as hundreds of frames.
 const COMMANDS: usize = 2;

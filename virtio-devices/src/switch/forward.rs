@@ -10,9 +10,9 @@ use super::rx_run::{Delivery, RxRun, RxScratch, Wish};
 use super::source::{End, Next, Source};
 use super::table::{Destinations, PortIndex, Route, Table};
 use super::tx_batch::FRAME_COST;
-use crate::failures::Asked;
+use crate::device::failures::Asked;
 use crate::net::Counter;
-use crate::ring::BrokenRing;
+use crate::queue::ring::BrokenRing;
 
 /// A worker's state for forwarding.
 pub(crate) struct Forwarder {

@@ -1,12 +1,15 @@
 //! A frame on its way through the switch.
 
+pub(super) mod body;
+pub(super) mod offload;
+
 use super::table::{PortIndex, Route};
+use crate::frames::net_protocol::header::{self, HEADER};
+use crate::frames::policy::{Head, NEW_HEAD, NewHead};
 use crate::net::Counter;
-use crate::net_protocol::header::{self, HEADER};
-use crate::policy::{Head, NEW_HEAD, NewHead};
 
 /// A frame: its header and first bytes as they were checked, and its route. The rest is its source's
-/// [`Body`](super::body::Body).
+/// [`Body`](body::Body).
 #[derive(Clone, Copy)]
 pub(crate) struct Frame<'t> {
     /// The virtio header, for a receiver behind no VLAN tag.

@@ -11,12 +11,12 @@ use super::port::OpenPort;
 use super::table::PortIndex;
 use super::uplink_rx::UplinkRx;
 use super::worker::SwitchWorker;
+use crate::device::worker::{WorkerKind, spawn, thread_name};
+use crate::frames::net_protocol::Offloads;
+use crate::frames::policy::Replaced;
 use crate::net::{CarriedNic, Carrier, Shared};
-use crate::net_protocol::Offloads;
-use crate::policy::Replaced;
+use crate::os::thread::Thread;
 use crate::state::{BucketState, HeldAddress, StateError};
-use crate::thread::Thread;
-use crate::worker::{WorkerKind, spawn, thread_name};
 use crate::{SharedQueue, Worker};
 
 /// A switch and its threads, which end when this is dropped.

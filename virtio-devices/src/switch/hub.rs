@@ -17,10 +17,10 @@ use super::spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
 use super::table::{Memory, PortIndex, PortSpec, Role, Table};
 use super::uplink::Uplink;
 
-use crate::effort::Span;
+use crate::frames::net_protocol::Offloads;
+use crate::frames::policy::{Holder, Replaced, Retired};
+use crate::memory::effort::Span;
 use crate::net::{CarriedNic, Counter, Enforced, Filter, Mode};
-use crate::net_protocol::Offloads;
-use crate::policy::{Holder, Replaced, Retired};
 
 /// The least time between two tables that guests cause.
 const INTERVAL: Duration = Duration::from_millis(1);

@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::port::OpenPort;
 use super::table::PortIndex;
-use crate::eventfd::borrow;
+use crate::os::eventfd::borrow;
 
 /// The most events that are taken at once.
 const EVENTS: usize = 64;

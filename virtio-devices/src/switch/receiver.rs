@@ -4,9 +4,9 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::rx_run::{Queue, Receiver, RxRun, RxScratch, Supply};
-use crate::features::has;
 use crate::net::{Counter, Shared, Tally, give_up};
-use crate::ring::{BrokenRing, ParkedRing};
+use crate::queue::ring::{BrokenRing, ParkedRing};
+use crate::transport::features::has;
 use crate::{DmaView, SharedQueue};
 
 /// A receive queue of a port.

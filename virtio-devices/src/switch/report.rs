@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::DmaView;
 
-use crate::ring::{BrokenRing, Ring};
+use crate::queue::ring::{BrokenRing, Ring};
 
 /// The delay of an interrupt: longer than most answers take, and as long as NICs moderate interrupts.
 const PUT_OFF: Duration = Duration::from_micros(250);

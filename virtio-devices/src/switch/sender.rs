@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-use super::debt::Debt;
+use super::account::debt::Debt;
 use super::pace::Pace;
 use super::report::Report;
 use super::tx_batch::{FRAME_COST, Progress, Queue, Sender, TxBatch, TxScratch};
-use crate::features::has;
 use crate::net::{Counter, Shared, Tally, give_up};
-use crate::ring::{BrokenRing, ParkedRing};
+use crate::queue::ring::{BrokenRing, ParkedRing};
+use crate::transport::features::has;
 use crate::{DmaView, SharedQueue};
 
 /// The part of its time that a port may spend on its receive rings: a quarter.

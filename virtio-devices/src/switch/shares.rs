@@ -8,8 +8,8 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use crate::clock;
-use crate::net_protocol::MAX_FRAME;
+use crate::frames::net_protocol::MAX_FRAME;
+use crate::os::clock;
 use crate::state::{BucketState, StateError};
 
 use super::table::PortIndex;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::body::Body;
 use super::frame::Frame;
+use super::frame::body::Body;
 use super::table::Table;
 use super::uplink::Uplink;
 use crate::net::Counter;
-use crate::ring::BrokenRing;
+use crate::queue::ring::BrokenRing;
 
 /// The reason why a batch has no further frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::spec::SwitchSpec;
 use super::worker::SwitchWorker;
 use super::{Switch, SwitchError};
 use crate::backend::Tap;
-use crate::clock::testing::StoppedClock;
+use crate::os::clock::testing::StoppedClock;
 use crate::{GuestMap, Interrupts, Net, NetError, NetSpec, SharedQueue, Start, VirtioDevice, Worker};
 
 /// The time of a turn of the worker.

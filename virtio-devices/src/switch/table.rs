@@ -23,8 +23,8 @@ use ports::Ports;
 pub(crate) use spec::PortSpec;
 
 use super::mode::SwitchMode;
-use crate::net_protocol::ethernet::{Mac, is_multicast};
-use crate::policy::{Head, is_reserved};
+use crate::frames::net_protocol::ethernet::{Mac, is_multicast};
+use crate::frames::policy::{Head, is_reserved};
 
 const BROADCAST: Mac = [0xff; 6];
 

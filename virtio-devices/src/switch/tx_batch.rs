@@ -8,21 +8,23 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use vm_memory::Permissions;
 
-use super::body::Body;
 use super::frame::Frame;
+use super::frame::body::Body;
 use super::report::Report;
 use super::shares::Shares;
 use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
 use super::uplink::Uplink;
-use crate::iovecs::{IoVecs, Storage};
+use crate::DmaView;
+use crate::frames::net_protocol::MAX_FRAME;
+use crate::frames::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
+use crate::frames::net_protocol::header::{self, HEADER, MAX_PACKETS};
+use crate::frames::policy::{self, Head, NEW_HEAD};
+use crate::frames::walk;
 use crate::net::{BATCH, Counter, Enforced, Shared, Tally, send_failure};
-use crate::net_protocol::MAX_FRAME;
-use crate::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
-use crate::net_protocol::header::{self, HEADER, MAX_PACKETS};
-use crate::policy::{self, Head, NEW_HEAD};
-use crate::ring::{BrokenRing, Chain, ParkedRing, Ring, Used};
-use crate::{DmaView, clock, walk};
+use crate::os::clock;
+use crate::queue::iovecs::{IoVecs, Storage};
+use crate::queue::ring::{BrokenRing, Chain, ParkedRing, Ring, Used};
 
 /// The cost of a frame besides its bytes, in bytes that are copied in the same time.
 pub(crate) const FRAME_COST: usize = 512;

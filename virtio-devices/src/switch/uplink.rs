@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::spec::SwitchError;
 use crate::backend::Tap;
-use crate::failures::Failures;
+use crate::device::failures::Failures;
+use crate::frames::net_protocol::Offloads;
 use crate::net::NetCounters;
-use crate::net_protocol::Offloads;
 
 /// The uplink of a switch. All workers send to it; one reads from it.
 pub(crate) struct Uplink {

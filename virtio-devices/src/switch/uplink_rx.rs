@@ -9,20 +9,20 @@ use std::time::Duration;
 use rustix::io::Errno;
 use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_NEEDS_CSUM};
 
-use super::body::Body;
 use super::frame::Frame;
+use super::frame::body::Body;
 use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
 use super::tx_batch::FRAME_COST;
 use super::uplink::Uplink;
+use crate::frames::net_protocol::MAX_READ;
+use crate::frames::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
+use crate::frames::net_protocol::header::{FLAGS, HEADER, MAX_PACKETS, NUM_BUFFERS, packets};
+use crate::frames::policy::{self, Head};
+use crate::frames::spill::Spill;
+use crate::frames::walk;
 use crate::net::{BATCH, Counter, Tally};
-use crate::net_protocol::MAX_READ;
-use crate::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
-use crate::net_protocol::header::{FLAGS, HEADER, MAX_PACKETS, NUM_BUFFERS, packets};
-use crate::policy::{self, Head};
-use crate::ring::BrokenRing;
-use crate::spill::Spill;
-use crate::walk;
+use crate::queue::ring::BrokenRing;
 
 /// The reader of an uplink.
 pub(crate) struct UplinkRx {

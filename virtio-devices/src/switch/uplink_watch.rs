@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::uplink::{Uplink, UplinkState};
-use crate::clock;
+use crate::os::clock;
 
 /// The time between two checks.
 const INTERVAL: Duration = Duration::from_secs(1);

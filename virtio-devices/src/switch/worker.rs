@@ -17,9 +17,9 @@ use super::table::PortIndex;
 use super::tx_batch::{Sender, TxScratch};
 use super::uplink_rx::UplinkRx;
 use super::uplink_watch::UplinkWatch;
-use crate::clock;
 use crate::net::{Counter, rarp};
-use crate::ring::BrokenRing;
+use crate::os::clock;
+use crate::queue::ring::BrokenRing;
 
 /// The bytes that a port of weight 1 may send in a round: ports of the usual weight, 10, have 160 KiB, which is more
 /// than a batch of usual frames costs. With less, a round's system calls would be for half a batch.
@@ -141,10 +141,10 @@ impl SwitchWorker {
             match message {
                 // If watching fails for lack of memory, the port gets no doorbells until its driver resets it.
                 Message::Opened(port) => {
-                    let _ = lane.watch(crate::eventfd::borrow(&port.kick), u64::from(port.index));
+                    let _ = lane.watch(crate::os::eventfd::borrow(&port.kick), u64::from(port.index));
                     self.activate(port.index);
                 }
-                Message::Closed(port) => lane.forget(crate::eventfd::borrow(&port.kick)),
+                Message::Closed(port) => lane.forget(crate::os::eventfd::borrow(&port.kick)),
                 Message::Owes(port) => self.activate(port),
             }
         }

@@ -13,8 +13,8 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_F_CONFIG_WCE;
 use super::kind::VhostUserKind;
 use crate::backend::MAX_CONFIG;
 use crate::block;
-use crate::device_config::{ConfigField, Rule};
-use crate::features::has;
+use crate::device::config::{ConfigField, Rule, read};
+use crate::transport::features::has;
 
 /// The most queued writes.
 const MAX_WRITES: usize = 64;
@@ -94,11 +94,7 @@ impl DeviceConfig {
 
     /// Reads at `offset`. Bytes beyond the end read 0.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        let state = self.state.lock();
-        let rest = state.bytes.get(offset..).unwrap_or_default();
-        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+        read(&self.state.lock().bytes, offset, data);
     }
 
     /// Writes at `offset` for the driver of the device `id`. Returns true if the write must be forwarded to the

@@ -11,7 +11,7 @@ use virtio_bindings::virtio_ids::{
 };
 
 use crate::backend::{DEVICE_FEATURES, MAX_CONFIG, RING_FEATURES};
-use crate::features::has;
+use crate::transport::features::has;
 
 /// Features that a disk can offer if its backend has them: all that its 60 bytes of configuration cover.
 const DISK_FEATURES: &[u32] = &[

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::config::DeviceConfig;
 use crate::backend::{QueueRunner, RunnerError};
-use crate::runner::{Progress, RunnerDevice, RunnerWorker};
+use crate::device::runner::{Progress, RunnerDevice, RunnerWorker};
 
 /// Context of the thread of a device over vhost-user.
 pub(crate) struct DeviceWorker {

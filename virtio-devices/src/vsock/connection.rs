@@ -16,7 +16,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 
 use super::credit::{FromGuest, ToGuest};
 use super::packet::{Header, Ports, STREAM, Shutdown, op};
-use crate::iovecs::IoVecs;
+use crate::queue::iovecs::IoVecs;
 
 /// Timeout for the guest's reply to a request or to the end of a connection, and for the host to read some of the data
 /// that is left at that end.

@@ -1,6 +1,6 @@
 //! Counters of a socket device: bytes, connections, and the causes of their refusal or end.
 
-use crate::counters::counters;
+use crate::device::counters::counters;
 
 counters! {
     /// A counted event of a socket device. Directions are the guest's: `Rx` is what it receives.

@@ -4,8 +4,8 @@ use vm_memory::Permissions;
 
 use super::counters::VsockCounter;
 use super::pass::{Next, Pass};
-use crate::iovecs::{IoVecs, Storage};
-use crate::ring::{BrokenRing, Ring, Used};
+use crate::queue::iovecs::{IoVecs, Storage};
+use crate::queue::ring::{BrokenRing, Ring, Used};
 
 /// The transport reset event: all connections are closed (`VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
 const TRANSPORT_RESET: u32 = 0;

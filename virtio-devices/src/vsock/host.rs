@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use super::error::VsockError;
-use crate::socket_path::{ListenError, OwnPath, connect, listen};
+use crate::os::socket_path::{ListenError, OwnPath, connect, listen};
 
 /// A listening socket, removed when this is dropped.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use super::connection::{Connection, End};
 use super::counters::{Tally, VsockCounter};
 use super::packet::{HOST_CID, Header, Ports, STREAM, op};
 use super::poller::{Event, Poller};
-use crate::iovecs::IoVecs;
+use crate::queue::iovecs::IoVecs;
 
 /// The most connections at a time, of both directions.
 pub(crate) const MAX_CONNECTIONS: usize = 1023;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::counters::{Tally, VsockCounter};
 use super::muxer::Muxer;
-use crate::ring::{BrokenRing, Ring};
+use crate::queue::ring::{BrokenRing, Ring};
 use crate::{DmaView, Interrupts};
 
 /// The event that a queue waits for.

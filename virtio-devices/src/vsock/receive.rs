@@ -9,8 +9,8 @@ use super::muxer::{Muxer, Output};
 use super::packet::{HEADER, Header, Ports};
 use super::pass::{Next, Pass};
 use crate::DmaView;
-use crate::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
-use crate::ring::{BrokenRing, Ring, Used};
+use crate::queue::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
+use crate::queue::ring::{BrokenRing, Ring, Used};
 
 /// The most turns of connections before checking other queues, or a stop.
 const BATCH: usize = 32;

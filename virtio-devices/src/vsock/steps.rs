@@ -14,9 +14,9 @@ use super::pass::{Next, Pass};
 use super::receive::Receive;
 use super::transmit::Transmit;
 use super::worker::{EVENTS, RECEIVE, TRANSMIT};
-use crate::features::has;
 use crate::net::steps::Step;
-use crate::ring::{BrokenRing, Ring};
+use crate::queue::ring::{BrokenRing, Ring};
+use crate::transport::features::has;
 use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
 
 /// A socket device in its power-on state.

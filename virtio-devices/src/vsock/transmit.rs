@@ -6,8 +6,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::counters::VsockCounter;
 use super::packet::Header;
 use super::pass::{Next, Pass};
-use crate::iovecs::{IoVecs, Storage};
-use crate::ring::{BrokenRing, Ring, Used};
+use crate::queue::iovecs::{IoVecs, Storage};
+use crate::queue::ring::{BrokenRing, Ring, Used};
 
 /// The most packets before checking other queues, or a stop.
 const BATCH: usize = 32;

@@ -17,10 +17,10 @@ use super::pass::{Next, Pass};
 use super::poller::Event;
 use super::receive::Receive;
 use super::transmit::Transmit;
-use crate::eventfd::borrow;
-use crate::features::has;
-use crate::ring::{BrokenRing, Ring};
-use crate::worker::own;
+use crate::device::worker::own;
+use crate::os::eventfd::borrow;
+use crate::queue::ring::{BrokenRing, Ring};
+use crate::transport::features::has;
 use crate::{DmaSpace, Interrupts, SharedQueue};
 
 /// The queue that the driver receives from (`virtio 1.4 §5.10.2`).

@@ -9,8 +9,8 @@ use vm_memory::{Bytes, GuestAddress};
 use super::clock::{Clock, Expiry, Times};
 use super::counters::{Tally, WatchdogCounter};
 use crate::DmaView;
-use crate::queue_worker::{Answered, Answerer, Turn};
-use crate::ring::Chain;
+use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::queue::ring::Chain;
 
 /// The byte that the device writes for a ping.
 const ANSWER: u8 = 1;

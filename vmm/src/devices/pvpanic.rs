@@ -8,13 +8,12 @@ use std::sync::{Arc, Weak};
 
 use pci::spec::ALL_ONES;
 use pci::{
-    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Identity, Reach, ResetKind, Rid, Role,
-    ShapeError, VfIndex, Window, WindowId,
+    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Identity, ResetKind, Rid, Role, ShapeError,
+    Window, WindowId,
 };
 use virtio_devices::{
-    DeviceSpecific, DeviceState, Doorbell, DoorbellObserver, FunctionState, FunctionStatus, Inspect, Lifecycle,
-    MemoryUser, Message, NO_VECTOR, Outcome, Port, STATE_VERSION, Signals, SriovStatus, StateError, Thread,
-    TransportState,
+    DeviceSpecific, DeviceState, FunctionState, Inspect, Lifecycle, NO_VECTOR, Outcome, STATE_VERSION, Signals,
+    StateError, Thread, TransportState,
 };
 
 use crate::telemetry::events::{Events, Source, Tell, Watched};
@@ -160,33 +159,9 @@ impl Device for Pvpanic {
 }
 
 /// The device has no queues and sends no messages.
-impl Signals for Pvpanic {
-    fn doorbells(&self, _reach: Reach, _out: &mut Vec<Doorbell>) {}
+impl Signals for Pvpanic {}
 
-    fn messages(&self, _reach: Reach, _out: &mut Vec<Message>) {}
-
-    fn observe_doorbells(&self, _observer: &Arc<DoorbellObserver>) {}
-}
-
-impl Inspect for Pvpanic {
-    fn config_is_static(&self, _rid: Rid) -> bool {
-        true
-    }
-
-    fn function_status(&self, _vf: Option<VfIndex>) -> Option<FunctionStatus> {
-        None
-    }
-
-    fn sriov_status(&self) -> Option<SriovStatus> {
-        None
-    }
-
-    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
-        None
-    }
-
-    fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
-}
+impl Inspect for Pvpanic {}
 
 impl Pvpanic {
     /// The state of such a device with this configuration space, which is all of its changing state.
@@ -215,14 +190,6 @@ impl Pvpanic {
 }
 
 impl Lifecycle for Pvpanic {
-    fn pause(&mut self) -> Outcome {
-        Outcome::none()
-    }
-
-    fn resume(&mut self) -> Outcome {
-        Outcome::none()
-    }
-
     fn save(&self) -> Result<Option<DeviceState>, StateError> {
         Ok(Some(self.state()))
     }

@@ -11,8 +11,8 @@ use pci::spec::{ALL_ONES, header};
 use pci::{BarIndex, Device, Dword, DwordWrite, Effects, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use virtio_devices::{
-    Behind, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, MemoryArea, MemoryPeers,
-    MemoryUser, Message, Outcome, Pin, Port, Signals, SriovStatus, StateError, Thread,
+    Behind, DeviceState, Inspect, Lifecycle, MemoryArea, MemoryPeers, MemoryUser, Message, Outcome, Pin, Signals,
+    StateError, Thread,
 };
 
 use crate::arch::x86_64::layout;
@@ -322,8 +322,6 @@ impl Device for VfioFunction {
 }
 
 impl Signals for VfioFunction {
-    fn doorbells(&self, _reach: Reach, _out: &mut Vec<Doorbell>) {}
-
     fn messages(&self, reach: Reach, out: &mut Vec<Message>) {
         if reach != Reach::Device && reach != Reach::Function(self.rid) {
             return;
@@ -343,8 +341,6 @@ impl Signals for VfioFunction {
     fn memory(&self, out: &mut Vec<MemoryArea>) {
         out.extend(self.areas.iter().cloned());
     }
-
-    fn observe_doorbells(&self, _observer: &Arc<DoorbellObserver>) {}
 }
 
 impl Inspect for VfioFunction {
@@ -353,32 +349,12 @@ impl Inspect for VfioFunction {
         false
     }
 
-    fn function_status(&self, _vf: Option<VfIndex>) -> Option<FunctionStatus> {
-        None
-    }
-
-    fn sriov_status(&self) -> Option<SriovStatus> {
-        None
-    }
-
-    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
-        None
-    }
-
     /// Adds nothing: the guest memory that it reaches belongs to its address space, which several devices share.
     fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
 }
 
 /// Hardware does not pause: a device that its guest has set up may access memory and signal while vCPUs are paused.
 impl Lifecycle for VfioFunction {
-    fn pause(&mut self) -> Outcome {
-        Outcome::none()
-    }
-
-    fn resume(&mut self) -> Outcome {
-        Outcome::none()
-    }
-
     fn save(&self) -> Result<Option<DeviceState>, StateError> {
         Err(StateError::OfHost)
     }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::queue::{TapQueue, interface};
 use super::{FLAGS, MULTI_QUEUE, Tap, TapError, TapSpec};
-use crate::net_protocol::Offloads;
+use crate::frames::net_protocol::Offloads;
 
 /// A handle to an open tap, from which another program can take it over. It does not keep the tap open.
 #[derive(Debug, Clone)]

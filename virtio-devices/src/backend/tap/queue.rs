@@ -8,9 +8,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, major};
 
 use super::ioctl::{self, Ifreq, IfreqIoctl};
-use crate::net_protocol::header::HEADER;
-use crate::net_protocol::{MAX_READ, Offloads};
-use crate::spill::Spill;
+use crate::frames::net_protocol::header::HEADER;
+use crate::frames::net_protocol::{MAX_READ, Offloads};
+use crate::frames::spill::Spill;
 
 /// The most frames that are dropped because they arrived before the driver was ready, or the link was down: a tap holds
 /// 1,000 by default.

@@ -21,7 +21,7 @@ use super::spec::VdpaSpec;
 use crate::GuestMap;
 use crate::backend::mapping::Mapping;
 use crate::backend::{Ability, Attention, DoorbellPage, QueueRun, RunnerError, RunnerQueue, StartError};
-use crate::features::has;
+use crate::transport::features::has;
 
 const DRIVER: u8 = (VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER) as u8;
 const FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK as u8;

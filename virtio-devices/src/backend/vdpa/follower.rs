@@ -24,8 +24,8 @@ use super::kernel::{BackendFeature, Kernel};
 use super::reach;
 use crate::GuestMap;
 use crate::backend::mapping::Mapping;
-use crate::eventfd::borrow;
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
+use crate::os::eventfd::borrow;
 
 /// The most mappings of a device: each costs memory of the host's kernel, and some devices get all of them at each
 /// change.

@@ -11,8 +11,8 @@ use super::error::VdpaFault;
 use super::kernel::Kernel;
 use super::spec::VdpaSpec;
 use crate::backend::{Ability, BackendKind};
-use crate::features::has;
-use crate::net_protocol::features::served_for_any;
+use crate::frames::net_protocol::features::served_for_any;
+use crate::transport::features::has;
 
 /// The start of `struct virtio_net_config`: address, status, pairs of queues, MTU (`virtio 1.4 §5.1.4`).
 const CONFIG: usize = 12;

@@ -14,7 +14,7 @@ use super::testing::*;
 use super::{Vdpa, VdpaSpec};
 use crate::DmaSpace;
 use crate::backend::{QueueRun, QueueRunner, RunnerQueue, StartError};
-use crate::net_protocol::Offloads;
+use crate::frames::net_protocol::Offloads;
 
 const NEGOTIATED: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_STATUS;
 

@@ -24,9 +24,9 @@ use super::iotlb::{self, Miss};
 use crate::GuestMap;
 use crate::backend::vhost_common::{VHOST_F_LOG_ALL, io_error, rings};
 use crate::backend::{QueueRun, RunnerError, RunnerQueue, SharedLog, StartError};
-use crate::features::has;
 use crate::memory::Translate;
-use crate::ring::areas;
+use crate::queue::ring::areas;
+use crate::transport::features::has;
 
 /// The kernel's own index of a pair's queue: receive, transmit.
 pub(super) const QUEUES_PER_DEVICE: u16 = 2;

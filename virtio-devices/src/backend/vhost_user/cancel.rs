@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::eventfd::borrow;
+use crate::os::eventfd::borrow;
 
 /// Ends the waits for backends that are being connected. Clones end the same waits.
 #[derive(Debug, Clone)]

@@ -15,8 +15,8 @@ use parking_lot::{Condvar, Mutex};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::RunnerError;
-use crate::eventfd::borrow;
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
+use crate::os::eventfd::borrow;
 
 /// The time that a driver waits for queues that do not stop: as long as a peer has for an answer, and a little for two
 /// queues.

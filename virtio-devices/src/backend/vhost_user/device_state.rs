@@ -13,7 +13,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use super::connection::{ANSWER, Fault, PeerError};
 use super::message::*;
 use super::peer::Peer;
-use crate::features::has;
+use crate::transport::features::has;
 
 /// The longest state of a peer, in bytes.
 pub const MAX_DEVICE_STATE: usize = 16 << 20;

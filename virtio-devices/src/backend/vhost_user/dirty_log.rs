@@ -10,7 +10,7 @@ use super::message::*;
 use super::peer::{Peer, RingPlace, Started};
 use crate::backend::SharedLog;
 use crate::backend::vhost_common::{VHOST_F_LOG_ALL, VRING_F_LOG};
-use crate::features::has;
+use crate::transport::features::has;
 
 /// The time limit for a peer to begin or end its log.
 const LOGGING: Duration = Duration::from_secs(5);

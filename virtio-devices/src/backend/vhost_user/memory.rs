@@ -11,7 +11,7 @@ use super::error::VhostUserError;
 use super::message::{MAX_FDS, NEED_REPLY, PROTOCOL_F_CONFIGURE_MEM_SLOTS, Request, longs, numbers};
 use super::peer::{Mapping, Peer};
 use crate::backend::vhost_common::{is_same, is_shared};
-use crate::features::has;
+use crate::transport::features::has;
 use crate::{GuestMap, GuestRegion};
 
 /// The time limit for a peer to map guest memory, besides [`MAPPING_A_GIB`].

@@ -3,7 +3,7 @@
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MAC, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP};
 
 use super::peer::Peer;
-use crate::features::has;
+use crate::transport::features::has;
 
 impl Peer {
     /// The peer's Ethernet address, if it has one.

@@ -13,7 +13,7 @@ use super::connection::{Answer, Connection, Fault, PeerError};
 use super::message::*;
 use super::role::VhostUserRole;
 use crate::GuestMap;
-use crate::features::has;
+use crate::transport::features::has;
 
 /// The time limit for the whole negotiation.
 const NEGOTIATION: Duration = Duration::from_secs(5);

@@ -16,8 +16,8 @@ use super::memory;
 use super::message::*;
 use super::peer::{Peer, RingPlace, Started};
 use crate::backend::{QueueRun, RunnerQueue, SharedLog};
-use crate::eventfd::borrow;
-use crate::features::has;
+use crate::os::eventfd::borrow;
+use crate::transport::features::has;
 
 /// The time limit for starting all rings.
 const START: Duration = Duration::from_secs(5);

@@ -4,9 +4,9 @@ use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_MQ, VIRTIO_NET_F_STATUS};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::features::has;
-use crate::net_protocol::Offloads;
-use crate::net_protocol::features::{offered_by, served_for_any};
+use crate::frames::net_protocol::Offloads;
+use crate::frames::net_protocol::features::{offered_by, served_for_any};
+use crate::transport::features::has;
 
 /// The feature bits about rings that a device over a peer can offer (`virtio 1.4 §6`). The others in the range of bits
 /// 24 to 49 are the transport's, or need more of this process than a doorbell and an interrupt for each queue.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::cancel::Cancel;
 use super::error::{PATIENCE, VhostUserError};
-use crate::socket_path::{self, ListenError, OwnPath, connect};
+use crate::os::socket_path::{self, ListenError, OwnPath, connect};
 
 /// The socket of a vhost-user backend, by path. A listening socket is removed when this is dropped.
 #[derive(Debug)]

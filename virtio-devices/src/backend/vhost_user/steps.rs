@@ -15,7 +15,7 @@ use super::rings::Inflight;
 use super::role::VhostUserRole;
 use crate::GuestMap;
 use crate::backend::{QueueRun, RunnerQueue};
-use crate::net_protocol::Offloads;
+use crate::frames::net_protocol::Offloads;
 
 /// A peer. Each call returns `None` if the peer failed; it is useless then.
 pub struct VhostUserSteps {

@@ -28,7 +28,7 @@ use crate::backend::RunnerQueue;
 use crate::backend::iotlb::{self, Miss};
 use crate::backend::mapping::Mapping;
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
-use crate::ring::areas;
+use crate::queue::ring::areas;
 
 /// The most mappings that are sent when there is a new set of them. The peer asks for the rest.
 const PRELOADED: usize = 1024;

@@ -8,10 +8,10 @@ use std::os::unix::net::UnixListener;
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 
-use super::super::access::LockGranularity;
-use super::super::lock::try_lock;
-use super::super::raw::exponent;
 use super::super::testing::open_image;
+use super::access::LockGranularity;
+use super::lock::try_lock;
+use super::raw::exponent;
 use super::*;
 
 const WRITE: Access = Access {

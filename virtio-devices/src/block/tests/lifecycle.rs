@@ -9,7 +9,7 @@ use virtio_bindings::virtio_blk::*;
 use super::super::counters::BlockCounter;
 use super::super::testing::*;
 use super::super::{Block, BlockError, BlockSpec};
-use crate::features::has;
+use crate::transport::features::has;
 use crate::{DeviceSpecific, GuestRegion, VirtioDevice};
 
 #[test]

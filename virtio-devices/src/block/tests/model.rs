@@ -5,7 +5,7 @@ use virtio_bindings::virtio_blk::*;
 
 use super::super::testing::*;
 use crate::VirtioDevice;
-use crate::features::has;
+use crate::transport::features::has;
 
 /// The sectors that requests use: few, so that they overlap.
 const SECTORS: u64 = 64;

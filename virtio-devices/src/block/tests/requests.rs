@@ -8,7 +8,7 @@ use super::super::counters::BlockCounter;
 use super::super::testing::*;
 use super::super::{Block, BlockError, BlockSpec};
 use crate::VirtioDevice;
-use crate::features::has;
+use crate::transport::features::has;
 
 #[test]
 fn what_is_written_is_in_the_image_and_is_read_back() {
@@ -266,7 +266,7 @@ fn pages_filled_by_reads_are_logged_and_sources_of_writes_not() {
 fn an_image_that_only_fails_is_reported_once_until_it_works() {
     use parking_lot::Mutex;
 
-    use crate::failures::FailureChange;
+    use crate::device::failures::FailureChange;
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         let told = Arc::new(Mutex::new(Vec::new()));

@@ -11,7 +11,7 @@ use super::super::testing::*;
 use super::super::zeroing::Zeroing;
 use super::super::{Block, BlockSpec, ImageFormat};
 use crate::VirtioDevice;
-use crate::features::has;
+use crate::transport::features::has;
 
 /// A disk whose image `change` has changed.
 fn guest(io_uring: bool, change: impl FnOnce(&mut Image)) -> Guest {

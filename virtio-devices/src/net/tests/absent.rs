@@ -7,7 +7,7 @@ use super::super::counters::Counter;
 use super::super::new_backend;
 use super::super::testing::*;
 use crate::backend::{Absent, Tap};
-use crate::features::has;
+use crate::transport::features::has;
 use crate::{BackendKind, ConnectError, DeviceSpecific, NewBackend, Port, VirtioDevice};
 
 fn absent() -> Absent {

@@ -11,8 +11,8 @@ use super::super::counters::Counter;
 use super::super::testing::*;
 use super::super::{Net, NetError};
 use crate::backend::Tap;
-use crate::net_protocol::MAX_FRAME;
-use crate::worker::spawn_all;
+use crate::device::worker::spawn_all;
+use crate::frames::net_protocol::MAX_FRAME;
 use crate::{VirtioDevice, Worker};
 
 const RECEIVE: u16 = 0;

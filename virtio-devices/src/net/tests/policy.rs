@@ -12,7 +12,7 @@ use super::super::counters::Counter;
 use super::super::receive::Receive;
 use super::super::testing::*;
 use super::super::transmit::Transmit;
-use crate::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
+use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::{MacError, NetSpec, Port, RateLimits, VirtioDevice};
 
 const FURTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];

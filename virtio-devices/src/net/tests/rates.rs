@@ -9,9 +9,10 @@ use super::super::enforced::PolicyCell;
 use super::super::pass::Next;
 use super::super::testing::*;
 use super::super::transmit::Transmit;
-use crate::clock::testing::StoppedClock;
-use crate::policy::Policy;
-use crate::{RateLimits, clock};
+use crate::RateLimits;
+use crate::frames::policy::Policy;
+use crate::os::clock;
+use crate::os::clock::testing::StoppedClock;
 
 /// The delay of a worker after a wait.
 const LATE: Duration = Duration::from_micros(60);

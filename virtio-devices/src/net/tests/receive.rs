@@ -7,8 +7,8 @@ use super::super::filter::Mode;
 use super::super::pass::{BATCH, Next};
 use super::super::receive::Receive;
 use super::super::testing::*;
-use crate::effort::counted::Effort;
-use crate::ring::BrokenRing;
+use crate::memory::effort::counted::Effort;
+use crate::queue::ring::BrokenRing;
 
 const MERGED: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 const PLAIN: u64 = 0;

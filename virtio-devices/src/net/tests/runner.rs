@@ -17,7 +17,7 @@ use super::super::counters::Counter;
 use super::super::testing::*;
 use super::super::{Net, NetError};
 use crate::backend::{Ability, Attention, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
-use crate::net_protocol::Offloads;
+use crate::frames::net_protocol::Offloads;
 use crate::{Backend, BackendChange, BackendKind, GuestMap, NO_VECTOR, Port, VirtioDevice};
 
 const CONTROL: u16 = 2;

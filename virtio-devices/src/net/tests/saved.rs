@@ -9,7 +9,7 @@ use super::super::counters::Counter;
 use super::super::filter::{Filter, MAX_ADDRESSES, Mode};
 use super::super::testing::*;
 use crate::backend::Tap;
-use crate::net_protocol::Offloads;
+use crate::frames::net_protocol::Offloads;
 use crate::testing::{Driver, Hosted};
 use crate::{
     BucketState, DeviceSpecific, GuestMap, Lifecycle as _, Memory, NetSpec, NetSriov, NicState, Policy, RateLimit,
@@ -261,7 +261,7 @@ fn limited() -> Net {
 
 #[test]
 fn what_is_left_of_limits_comes_back_running_or_not() {
-    let _clock = crate::clock::testing::StoppedClock::new();
+    let _clock = crate::os::clock::testing::StoppedClock::new();
     let old = limited();
     assert_eq!(old.save(), DeviceSpecific::PowerOn);
     old.use_up(1_000_000);

@@ -4,8 +4,8 @@ use super::super::counters::Counter;
 use super::super::pass::{BATCH, Next};
 use super::super::testing::*;
 use super::super::transmit::Transmit;
-use crate::effort::counted::Effort;
-use crate::ring::BrokenRing;
+use crate::memory::effort::counted::Effort;
+use crate::queue::ring::BrokenRing;
 
 const NO_FEATURES: u64 = 0;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::DmaView;
-use crate::ring::Ring;
+use crate::queue::ring::Ring;
 
 /// The number of buffers, or the queue's size if that is smaller, after which frames wait again for a receiver that had
 /// run out.

@@ -2,18 +2,18 @@
 
 use vm_memory::Permissions;
 
-use super::super::body::Body;
 use super::super::frame::Frame;
-use super::super::offload::{self, Segments, Work};
 use super::supply::is_enough;
 use super::{Copies, Delivery, Lack, RxRun, Shortage};
-use crate::iovecs::Bounds;
+use crate::frames::net_protocol::MAX_FRAME;
+use crate::frames::net_protocol::header::{self, HEADER, NUM_BUFFERS};
+use crate::frames::policy::{self, NEW_HEAD, NewHead};
+use crate::frames::walk;
 use crate::net::Counter;
-use crate::net_protocol::MAX_FRAME;
-use crate::net_protocol::header::{self, HEADER, NUM_BUFFERS};
-use crate::policy::{self, NEW_HEAD, NewHead};
-use crate::ring::{BrokenRing, Used};
-use crate::walk;
+use crate::queue::iovecs::Bounds;
+use crate::queue::ring::{BrokenRing, Used};
+use crate::switch::frame::body::Body;
+use crate::switch::frame::offload::{self, Segments, Work};
 
 /// The most unusable receive buffers that are returned for one frame.
 const MAX_BAD: usize = 16;

@@ -1,7 +1,7 @@
 //! Ports that compete for an uplink, in virtual time.
 
 use super::*;
-use crate::clock::testing::StoppedClock;
+use crate::os::clock::testing::StoppedClock;
 
 /// The delay of a worker after a wait.
 const LATE: Duration = Duration::from_micros(60);

@@ -4,7 +4,7 @@ use super::index::Key;
 use super::memory::Memory;
 use super::port::{Entry, PortIndex};
 use super::vlan::{Outer, vlan_code};
-use crate::net_protocol::ethernet::Mac;
+use crate::frames::net_protocol::ethernet::Mac;
 
 /// The origin of a port's address; the first variant wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use super::index::{Index, Key};
 use super::port::{PortIndex, Role};
 use super::ports::Ports;
 use super::vlan::{Outer, vlan_code};
-use crate::net_protocol::ethernet::Mac;
+use crate::frames::net_protocol::ethernet::Mac;
 
 /// Two indexes, each with ports that have many VLANs, and those whose port VLAN is the frame's.
 const SLICES: usize = 4;

@@ -1,7 +1,7 @@
 //! Ports by address and VLAN.
 
 use super::port::PortIndex;
-use crate::net_protocol::ethernet::Mac;
+use crate::frames::net_protocol::ethernet::Mac;
 
 /// An address and a VLAN, 48 and 16 bits. The VLAN is 0 for every port without a port VLAN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

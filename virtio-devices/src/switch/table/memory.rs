@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::port::PortIndex;
-use crate::net_protocol::ethernet::Mac;
+use crate::frames::net_protocol::ethernet::Mac;
 
 /// Addresses that drivers had set, and the number of the table that first had each.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! A port in a switch's table.
 
 use super::vlan::{Outer, outer, vlan_code};
-use crate::policy::{Head, Trunk};
+use crate::frames::policy::{Head, Trunk};
 
 /// The number of a port in its switch's table.
 pub(crate) type PortIndex = u16;

@@ -3,8 +3,8 @@
 use super::addresses::How;
 use super::port::{Entry, PortIndex, Role};
 use super::vlan::vlan_code;
-use crate::net_protocol::ethernet::Mac;
-use crate::policy::Policy;
+use crate::frames::net_protocol::ethernet::Mac;
+use crate::frames::policy::Policy;
 
 /// The input for a port of the table.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ mod properties;
 mod vlans;
 
 use super::*;
-use crate::policy::Policy;
+use crate::frames::policy::Policy;
 
 /// The ports of most tests.
 pub(super) const UPLINK: PortIndex = 0;

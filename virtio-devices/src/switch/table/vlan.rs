@@ -1,6 +1,6 @@
 //! VLANs as numbers: a customer's by its ID, a provider's above those, and 0 for none.
 
-use crate::policy::VlanProtocol;
+use crate::frames::policy::VlanProtocol;
 
 /// The tag that puts a frame into a VLAN, without its priority.
 pub(super) type Outer = Option<(VlanProtocol, u16)>;

@@ -2,8 +2,8 @@
 
 use super::rig::*;
 use crate::Port;
+use crate::frames::policy::{Policy, PortVlan, VlanProtocol};
 use crate::net::testing::eventually;
-use crate::policy::{Policy, PortVlan, VlanProtocol};
 
 #[test]
 fn port_is_announced_only_on_the_uplink_and_in_its_vlan() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::rig::*;
 use crate::Counter;
-use crate::clock::testing::StoppedClock;
 use crate::net::testing::nonzero;
+use crate::os::clock::testing::StoppedClock;
 use crate::switch::tx_batch::FRAME_COST;
 
 /// The length of every frame: that of usual frames.

@@ -7,10 +7,10 @@ use vm_memory::Permissions;
 
 use super::fairness::{LEN, provide, refill};
 use super::rig::*;
-use crate::clock::testing::StoppedClock;
-use crate::effort::counted::{Effort, take_longest};
 use crate::iommu::{Behind, Iommu, Range, Request};
+use crate::memory::effort::counted::{Effort, take_longest};
 use crate::net::testing::WRITE;
+use crate::os::clock::testing::StoppedClock;
 use crate::switch::tx_batch::FRAME_COST;
 use crate::{Counter, Interrupts};
 

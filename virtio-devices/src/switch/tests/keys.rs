@@ -7,7 +7,7 @@ use std::time::Duration;
 use virtio_bindings::virtio_net::{VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_SET};
 
 use super::rig::*;
-use crate::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
+use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::switch::PortSettings;
 use crate::{Counter, NetSpec, Port, RateLimit, RateLimits};
 

@@ -12,8 +12,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::rig::*;
 use crate::PortSettings;
+use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::net::testing::eventually;
-use crate::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::{Counter, Port, RateLimit, RateLimits};
 
 fn tagged(frame: &[u8], protocol: u16, vlan: u16) -> Vec<u8> {

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::rig::*;
-use crate::clock::testing::StoppedClock;
 use crate::net::testing::eventually;
+use crate::os::clock::testing::StoppedClock;
 use crate::switch::PortSettings;
 use crate::{Counter, Port};
 
@@ -162,14 +162,14 @@ fn a_flood_of_a_long_frame_is_divided_and_reaches_all_once() {
     let long = frame(mac(1), BROADCAST, 60_000);
     lan.nics[1].queue(&long);
     lan.nics[1].kick();
-    crate::effort::counted::take_longest();
+    crate::memory::effort::counted::take_longest();
     let mut steps = 0;
     while lan.nics[1].tx.take_used().is_empty() {
         worker.step(Some(Duration::ZERO));
         steps += 1;
         assert!(steps < 100);
     }
-    let longest = crate::effort::counted::take_longest();
+    let longest = crate::memory::effort::counted::take_longest();
     println!("{steps} steps, {longest} ns at most");
     assert!(steps > 2 && longest <= 200_000, "{steps} steps, {longest} ns");
     for port in (0..PORTS).filter(|port| *port != 1) {

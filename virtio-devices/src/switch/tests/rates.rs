@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
 
 use super::rig::*;
-use crate::clock::testing::StoppedClock;
+use crate::Counter;
+use crate::frames::policy::Policy;
 use crate::net::testing::nonzero;
-use crate::policy::Policy;
-use crate::{Counter, clock};
+use crate::os::clock;
+use crate::os::clock::testing::StoppedClock;
 
 /// The delay of a worker after a wait.
 const LATE: Duration = Duration::from_micros(60);

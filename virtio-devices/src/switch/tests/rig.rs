@@ -14,8 +14,8 @@ use virtio_bindings::virtio_net::{
 use vm_memory::GuestAddress;
 
 use crate::backend::Tap;
+use crate::frames::policy::Policy;
 use crate::net::testing::{DriverQueue, WRITE, eventually, sockets};
-use crate::policy::Policy;
 use crate::switch::worker::SwitchWorker;
 use crate::switch::{PortSettings, Switch, SwitchMode, SwitchSpec};
 use crate::{

@@ -7,7 +7,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::rig::*;
 use crate::Counter;
-use crate::clock::testing::StoppedClock;
+use crate::os::clock::testing::StoppedClock;
 use crate::switch::worker::SwitchWorker;
 
 /// The time in which a program sends a frame.

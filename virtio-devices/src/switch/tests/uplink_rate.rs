@@ -4,11 +4,12 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::rig::*;
-use crate::clock::testing::StoppedClock;
+use crate::frames::policy::Policy;
 use crate::net::testing::nonzero;
-use crate::policy::Policy;
+use crate::os::clock;
+use crate::os::clock::testing::StoppedClock;
 use crate::switch::PortSettings;
-use crate::{Counter, DeviceSpecific, VirtioDevice, clock};
+use crate::{Counter, DeviceSpecific, VirtioDevice};
 
 /// The delay of a worker after a wait.
 const LATE: Duration = Duration::from_micros(60);

@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
 
 use pci::VfIndex;
-use virtio_devices::{
-    DeviceState, Doorbell, FunctionStatus, Inspect, Lifecycle, MemoryArea, MemoryUser, Message, NewThread, Port,
-    Signals, SriovStatus, StateError,
-};
+use virtio_devices::{DeviceState, Doorbell, Inspect, Lifecycle, MemoryArea, Message, NewThread, Signals, StateError};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
@@ -99,25 +96,7 @@ fn is_in(rid: Rid, reach: Reach) -> bool {
     reach == Reach::Device || reach == Reach::Function(rid)
 }
 
-impl Inspect for Fake {
-    fn config_is_static(&self, _rid: Rid) -> bool {
-        true
-    }
-
-    fn function_status(&self, _vf: Option<VfIndex>) -> Option<FunctionStatus> {
-        None
-    }
-
-    fn sriov_status(&self) -> Option<SriovStatus> {
-        None
-    }
-
-    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
-        None
-    }
-
-    fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
-}
+impl Inspect for Fake {}
 
 impl Lifecycle for Fake {
     fn pause(&mut self) -> Outcome {

@@ -7,8 +7,8 @@ use virtio_bindings::virtio_net::*;
 use super::*;
 use crate::Backend;
 use crate::backend::{Attention, StartError};
-use crate::features::has;
 use crate::net::testing::{Guest, eventually};
+use crate::transport::features::has;
 use crate::{Port, VirtioDevice};
 
 const SUSPENDS: u64 = PLAIN | PERSIST | 1 << 4;

@@ -6,7 +6,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::message::*;
 use super::*;
-use crate::features::has;
+use crate::transport::features::has;
 use crate::{Interrupts, Start, VhostUserDevice, VhostUserDeviceSpec, VhostUserKind, VirtioDevice, Worker};
 
 use virtio_bindings::virtio_blk::*;

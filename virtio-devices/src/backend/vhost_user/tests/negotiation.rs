@@ -7,7 +7,7 @@ use virtio_bindings::virtio_net::*;
 
 use super::super::message::*;
 use super::*;
-use crate::features::has;
+use crate::transport::features::has;
 use crate::{GuestMap, GuestRegion, QueueRunner};
 
 #[test]

@@ -253,7 +253,7 @@ fn found(memory: &DmaView, address: u64) -> u64 {
 /// mapping has arrived.
 fn take(queue: &mut Queue, memory: &DmaView) -> Option<(u16, Vec<Descriptor>)> {
     let within = |(at, len): (u64, u64), access| memory.check_range(GuestAddress(at), len as usize, access);
-    let [descriptors, available, used] = crate::ring::areas(queue.size());
+    let [descriptors, available, used] = crate::queue::ring::areas(queue.size());
     if !within((queue.desc_table(), descriptors), Permissions::Read)
         || !within((queue.avail_ring(), available), Permissions::Read)
         || !within((queue.used_ring(), used), Permissions::Write)

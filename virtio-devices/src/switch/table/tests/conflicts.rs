@@ -1,7 +1,7 @@
 //! Two ports with one address.
 
 use super::*;
-use crate::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
+use crate::frames::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
 
 const SHARED: Mac = [0x52, 0x54, 0, 0, 9, 9];
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
+use crate::frames::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
 
 /// A port and the data that its description refers to.
 #[derive(Debug, Clone)]

@@ -1,7 +1,7 @@
 //! VLANs on the switch.
 
 use super::*;
-use crate::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
+use crate::frames::policy::{PortVlan, Trunk, VlanProtocol, VlanSet};
 
 fn port_vlan(id: u16, protocol: VlanProtocol) -> Policy {
     Policy { port_vlan: Some(PortVlan { id, priority: 0, protocol }), ..Policy::default() }

@@ -1,0 +1,190 @@
+//! The worker of a device with a single queue, run chain by chain. An [`Answerer`] handles the chains.
+
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod steps;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::device::counters::QueueTally;
+use crate::device::worker::{WorkerKind, own, spawn, thread_name};
+use crate::os::eventfd::borrow;
+use crate::queue::iovecs::Storage;
+use crate::queue::ring::{BrokenRing, Chain, Ring, Used};
+use crate::transport::features::has;
+use crate::{DmaSpace, DmaView, Interrupts, SharedQueue, Start, Worker};
+
+/// Handler of a queue's chains.
+pub(crate) trait Answerer: Send + 'static {
+    /// Counters of the worker.
+    type Tally: QueueTally;
+    /// The most chains that are handled before checking for a stop.
+    const BATCH: usize = 16;
+
+    /// Answers a chain.
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Self::Tally>) -> Answered;
+
+    /// Called after each check of the queue, and also after the queue was stopped for an invalid ring. Returns the time
+    /// after which to call it again, if not at a doorbell.
+    fn after_look(&mut self, _tally: &mut Self::Tally) -> Option<Duration> {
+        None
+    }
+}
+
+/// Context in which a chain is handled.
+pub(crate) struct Turn<'t, 'm, T> {
+    /// The guest's memory.
+    pub memory: &'m DmaView,
+    /// True if the worker should stop.
+    pub stop: &'t AtomicBool,
+    /// For the segments of a chain, by direction or as needed.
+    pub storage: &'t mut [Storage; 2],
+    /// The counts.
+    pub tally: &'t mut T,
+}
+
+/// Result of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// The chain is returned to the driver, with this number of bytes written.
+    Used(u32),
+    /// The chain and all behind it wait, and are retried after this time, or at a doorbell.
+    Later(Duration),
+}
+
+/// Result of a check of the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// There may be more chains.
+    More,
+    /// A doorbell will announce the next chain.
+    Doorbell,
+    /// A chain waits for this time, or for a doorbell.
+    Later(Duration),
+}
+
+/// Starts the worker of the device `id` for the first queue that its driver enabled. It adds its counts to `counters`.
+///
+/// # Errors
+///
+/// Fails if the host has no eventfd or thread left.
+pub(crate) fn start<A: Answerer>(
+    answerer: A,
+    kind: WorkerKind,
+    id: &str,
+    start: Start,
+    counters: &Arc<<A::Tally as QueueTally>::Counters>,
+) -> io::Result<Vec<Worker>> {
+    let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
+    let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+    let stop = Arc::new(AtomicBool::new(false));
+    let worker = QueueWorker {
+        index,
+        queue,
+        features: start.features,
+        memory: start.memory,
+        interrupts: start.interrupts,
+        answerer,
+        tally: A::Tally::new(),
+        counters: Arc::clone(counters),
+        kick: Arc::clone(&kick),
+        stop: Arc::clone(&stop),
+    };
+    let thread = spawn(kind, thread_name(id, "q", index), move || worker.run())?;
+    Ok(vec![Worker::new([index], kick, stop, thread)])
+}
+
+/// The queue, and the worker's resources.
+struct QueueWorker<A: Answerer> {
+    index: u16,
+    queue: SharedQueue,
+    features: u64,
+    memory: DmaSpace,
+    interrupts: Arc<Interrupts>,
+    answerer: A,
+    tally: A::Tally,
+    counters: Arc<<A::Tally as QueueTally>::Counters>,
+    kick: Arc<EventFd>,
+    stop: Arc<AtomicBool>,
+}
+
+impl<A: Answerer> QueueWorker<A> {
+    /// Runs the queue until stopped. First waits for the predecessor's end.
+    fn run(mut self) {
+        let queue = Arc::clone(&self.queue);
+        let Some(queue) = own(&queue, &self.stop) else { return };
+        let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
+        let mut ring = Ring::open(self.index, queue, event_idx, &self.memory.pass()).ok();
+        if ring.is_none() {
+            self.give_up();
+        }
+        let mut storage = Default::default();
+        while !self.stop.load(Ordering::Acquire) {
+            let looked = ring.as_mut().map_or(Ok(Next::Doorbell), |ring| self.look(ring, &mut storage));
+            let next = looked.unwrap_or_else(|BrokenRing| {
+                ring = None;
+                self.give_up();
+                Next::Doorbell
+            });
+            let timeout = self.answerer.after_look(&mut self.tally);
+            self.tally.flush(&self.counters);
+            match next {
+                Next::More => {}
+                Next::Doorbell => self.wait(timeout),
+                Next::Later(pause) => self.wait(Some(timeout.map_or(pause, |timeout| timeout.min(pause)))),
+            }
+        }
+        self.tally.flush(&self.counters);
+    }
+
+    /// Handles up to [`Answerer::BATCH`] chains.
+    fn look(&mut self, ring: &mut Ring<'_>, storage: &mut [Storage; 2]) -> Result<Next, BrokenRing> {
+        let memory = &*self.memory.pass();
+        ring.suppress_doorbells(memory)?;
+        for _ in 0..A::BATCH {
+            let Some(chain) = ring.next(memory)? else {
+                return Ok(if ring.expect_doorbell(memory)? { Next::More } else { Next::Doorbell });
+            };
+            let head = chain.head_index();
+            let turn = Turn { memory, stop: &self.stop, storage, tally: &mut self.tally };
+            match self.answerer.answer(chain, turn) {
+                Answered::Used(len) => ring.give_back(memory, &[Used { head, len }])?,
+                Answered::Later(pause) => {
+                    ring.put_back(1);
+                    ring.expect_doorbell(memory)?;
+                    return Ok(Next::Later(pause));
+                }
+            }
+            // The driver may wait for each.
+            if ring.wants_interrupt(memory)? {
+                self.interrupts.signal_queue(ring.index());
+                self.tally.count_interrupt();
+            }
+        }
+        Ok(Next::More)
+    }
+
+    /// Counts an invalid ring, and asks the driver for a reset.
+    fn give_up(&mut self) {
+        self.tally.count_broken_ring();
+        self.interrupts.ask_for_reset();
+    }
+
+    /// Waits for a doorbell, a stop, or the timeout.
+    fn wait(&mut self, timeout: Option<Duration>) {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        // If this fails (a signal, no memory), the queue is checked and the wait is repeated.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(borrow(&self.kick), PollFlags::IN)], timeout.as_ref());
+        if self.kick.read().is_ok() {
+            self.tally.count_kick();
+        }
+    }
+}
