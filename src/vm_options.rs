@@ -45,11 +45,14 @@ enum Takes {
     Text(Text),
 }
 
+/// Function that parses a value and puts it into a configuration.
+type Setter = dyn Fn(&mut VmConfig, &str) -> Result<(), ConfigError>;
+
 /// A textual value.
 struct Text {
     syntax: &'static str,
     times: Times,
-    set: Box<dyn Fn(&mut VmConfig, &str) -> Result<(), ConfigError>>,
+    set: Box<Setter>,
 }
 
 /// Number of values.

@@ -258,8 +258,8 @@ fn each_block_of_a_guide_is_run_or_names_what_shows_it() {
 #[test]
 fn the_evidence_for_a_block_is_above_it() {
     use Evidence::{From, Missing, Run, Test, Untested};
-    let text = "a\n\n```sh\nx\n```\nText, not tested:\n\n<!-- not tested -->\n```json\n{}\n```\n\n<!-- test: a_b -->\n```\ny\n\
-                z\n```\n<!-- from: c.rs -->\n```\n```\nb\n<!-- not tested -->\n```\n```\n```\nu\n```\n";
+    let text = "a\n\n```sh\nx\n```\nText, not tested:\n\n<!-- not tested -->\n```json\n{}\n```\n\n<!-- test: a_b -->\n\
+                ```\ny\nz\n```\n<!-- from: c.rs -->\n```\n```\nb\n<!-- not tested -->\n```\n```\n```\nu\n```\n";
     let found: Vec<_> = guide_blocks(text).into_iter().map(|(evidence, block)| (evidence, block.len())).collect();
     assert_eq!(found, [(Run, 1), (Untested, 1), (Test("a_b"), 2), (From("c.rs"), 0), (Missing, 0), (Missing, 1)]);
 }

@@ -99,9 +99,9 @@ pub(crate) struct Change {
 
 /// Help texts in place of those of the flattened part.
 pub(crate) enum About {
-    /// One for all keys.
+    /// A text for all keys.
     All(LitStr),
-    /// Those of some keys.
+    /// A text for each of some keys.
     Some(Vec<(Ident, LitStr)>),
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Those of a field without the attribute.
+    /// Arguments of a field without the attribute.
     pub(crate) fn none() -> Self {
         Self {
             kind: Kind::JsonOnly,

@@ -38,13 +38,13 @@
 //! `NetConfig` with this struct's fields. An `inherited` field that is `None` has the base's value; an `apart` field is
 //! not in the base.
 //!
-//! The derive implements `Default` and `Fields`, and for an option `Deserialize`, `FromStr`, `Display` and `Options`. It
-//! generates the code that differs between structs; shared code is ordinary code in `vm-api/src/config/option.rs`.
+//! The derive implements `Default` and `Fields`, and for an option `Deserialize`, `FromStr`, `Display` and `Options`.
+//! It generates the code that differs between structs; shared code is ordinary code in `vm-api/src/config/option.rs`.
 //! `Serialize` is serde's own, except for parts and structs with a flattened field, whose `Serialize` knows only
 //! `#[serde(skip_serializing_if = "...")]`.
 //!
-//! `#[derive(Schema)]` is for all types of the API's JSON, options or not: it describes them for `api/openapi.yaml`, with
-//! the doc comments as descriptions. It reads serde's attributes, those above, and its own:
+//! `#[derive(Schema)]` is for all types of the API's JSON, options or not: it describes them for `api/openapi.yaml`,
+//! with the doc comments as descriptions. It reads serde's attributes, those above, and its own:
 //!
 //! | `#[schema(...)]` of a type | meaning |
 //! |---|---|

@@ -2,10 +2,20 @@
 //!
 //! This crate handles guest memory, file descriptors and virtqueues. It has no KVM, HTTP or ACPI.
 //!
-//! Each kind of device is a module. Those below them: [`function`] is the PCI function around a device; [`device`] the
-//! device's interface, and the workers, counters and limits that devices share; [`backend`] moves frames or runs queues
-//! outside of this crate; [`frames`] is what NICs and switches share; [`transport`] the registers, features and
-//! interrupts; [`queue`] the rings; [`memory`] the guest's memory; [`state`] what is saved; [`os`] the host's resources.
+//! Each kind of device is a module, such as [`block`], [`net`] or [`vsock`], and so is a PF with its VFs
+//! ([`net_sriov`]). They are built on:
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`function`] | the PCI function around a device |
+//! | [`device`] | the interface of a device, and the workers, counters and limits that devices share |
+//! | [`backend`] | what moves frames or runs queues outside of this crate |
+//! | [`frames`] | what NICs and switches share |
+//! | [`transport`] | registers, features and interrupts |
+//! | [`queue`] | the rings |
+//! | [`memory`] | the guest's memory |
+//! | [`state`] | saved state |
+//! | [`os`] | the host's resources |
 
 mod backend;
 mod balloon;

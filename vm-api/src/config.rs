@@ -113,8 +113,8 @@ pub struct VmConfig {
     /// PCI devices of the host (VFIO).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceConfig>,
-    /// True if the VM has a watchdog (virtio device type 35), which resets a guest that has pinged it and then stops for
-    /// more than 20 s.
+    /// True if the VM has a watchdog (virtio device type 35), which resets a guest that has pinged it and then stops
+    /// for more than 20 s.
     pub watchdog: bool,
     /// True if the VM has a pvpanic device, which reports a panic of the guest as the event guest:panic.
     pub pvpanic: bool,
@@ -145,7 +145,7 @@ pub struct VmConfig {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 64)]
     pub numa: Vec<NumaConfig>,
-    /// True if Landlock confines this program for good to the files that this configuration names, without TCP. The
+    /// True if Landlock permanently confines this program to the files that this configuration names, without TCP. The
     /// files must exist.
     pub landlock_enable: bool,
     /// Further files that the program may use, such as those of devices that are added later. Without landlock_enable,

@@ -94,7 +94,7 @@ impl Property<'_> {
     fn schema(&self) -> Value {
         let about = (!self.about.is_empty()).then(|| ("description".to_string(), plain(self.about)));
         if self.schema.get("$ref").is_some() {
-            // Keywords beside a reference have no effect.
+            // Keywords next to a reference have no effect.
             return if self.is_nullable {
                 let mut nullable = Map::from_iter(about);
                 nullable.insert("nullable".to_string(), true.into());

@@ -121,7 +121,8 @@ fn enforce(ruleset: RulesetCreated) -> Result<(), LandlockError> {
 }
 
 /// If the VM requires it, confines the calling thread, and those that it starts or that [`follow`], to the files that
-/// `vm` names, to those of its `devices`, and to `more`. The confinement is permanent, and every later VM must be within it.
+/// `vm` names, to those of its `devices`, and to `more`. The confinement is permanent, and every later VM must be
+/// within it.
 ///
 /// # Errors
 ///

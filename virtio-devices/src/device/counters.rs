@@ -99,8 +99,8 @@ macro_rules! counters {
 
 pub(crate) use counters;
 
-/// As [`counters!`], for a device with a single queue that a [`queue_worker`](crate::device::queue_worker) runs; includes that
-/// worker's counters.
+/// As [`counters!`], for a device with a single queue that a [`queue_worker`](crate::device::queue_worker) runs;
+/// includes that worker's counters.
 macro_rules! queue_counters {
     (
         $(#[$enum_doc:meta])* pub enum $counter:ident;

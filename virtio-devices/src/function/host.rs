@@ -23,7 +23,8 @@ pub trait VirtioPci: pci::Device<Stopping = Thread> + Signals + Inspect + Lifecy
 
 impl<D: pci::Device<Stopping = Thread> + Signals + Inspect + Lifecycle + ?Sized> VirtioPci for D {}
 
-/// The wires of a device, by default one without virtqueues: eventfds for the guest's writes, eventfds that send the guest messages, and memory.
+/// The wires of a device, by default one without virtqueues: eventfds for the guest's writes, eventfds that send the
+/// guest messages, and memory.
 pub trait Signals {
     /// Appends the doorbells of those queues of the functions in `reach` that run now.
     fn doorbells(&self, _reach: Reach, _out: &mut Vec<Doorbell>) {}

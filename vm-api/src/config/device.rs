@@ -20,7 +20,7 @@ pub struct DeviceConfig {
     /// Instead of path, descriptor of the device's own file, one of /dev/vfio/devices. Needs --platform iommufd_fd.
     #[option("fd=<number>")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(about = "In requests: no effect beside a descriptor that is sent (SCM_RIGHTS), and refused without \
+    #[schema(about = "In requests: no effect with a descriptor that is sent (SCM_RIGHTS), and refused without \
                       one. In replies: the descriptor of the device that the VMM has.")]
     pub fd: Option<RawFd>,
     /// Device name, unique in the VM. It must not start with two underscores. By default _vfioN, where

@@ -92,7 +92,7 @@ pub enum OnMissingBackend {
     /// An error.
     #[default]
     Refuse,
-    /// Its link is down.
+    /// Set the link down.
     LinkDown,
 }
 

@@ -15,7 +15,7 @@ pub enum Form {
     Path,
     /// A whole number up to this one.
     Number(i64),
-    /// One of these words, each with its meaning.
+    /// A choice of these words, each with its meaning.
     Words(&'static [(&'static str, &'static str)]),
 }
 

@@ -253,8 +253,9 @@ impl Instance {
     }
 
     /// Returns an opener, for any thread, of the vhost-user backends or host devices that `action` needs; `None` if
-    /// there are none, or the action will fail. The action must be applied next then. A device that may pin guest memory counts as doing so until
-    /// [`Self::end_pinning`], because the guest can reboot or return memory in the meantime.
+    /// there are none, or the action will fail. The action must be applied next then. A device that may pin guest
+    /// memory counts as doing so until [`Self::end_pinning`], because the guest can reboot or return memory in the
+    /// meantime.
     pub(crate) fn acquirer(&mut self, action: &Action) -> Option<Acquire> {
         if matches!(action, Action::Boot) {
             let takes_time = |plan: &DevicePlan| Peers::are_of(plan) || matches!(plan.kind, DeviceKind::Vfio(_));

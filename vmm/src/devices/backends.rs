@@ -66,7 +66,7 @@ pub(super) const OF_SOCKET_OR_DEVICE: u64 = 6;
 pub(crate) struct NicSite {
     /// Owner of its tap, if it has one.
     pub tap_of: TapOf,
-    /// Its port, if it is on a switch.
+    /// Switch port, if it is on a switch.
     pub port: Option<PortHandle>,
     /// True if its backend must follow the IOMMU.
     pub behind_iommu: bool,

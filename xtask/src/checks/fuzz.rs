@@ -30,7 +30,8 @@ const OPTIONS: [&str; 4] = ["--target-dir", "target", "--codegen-units", "16"];
 /// Time that each target runs as a part of `cargo xtask test`.
 const SMOKE: Duration = Duration::from_secs(5);
 
-/// Runs `target`, or all of them, each for `time`, as many at once as there are processors. Returns true if none failed.
+/// Runs `target`, or all of them, each for `time`, as many at once as there are processors. Returns true if none
+/// failed.
 pub(crate) fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<bool> {
     let tally = look(workspace, target, time)?;
     println!("{} passed, {} failed", tally.passed, tally.failed);

@@ -234,8 +234,8 @@ pub(crate) fn shell(lab: &Lab, workspace: &Path) -> Result<()> {
 const CPU: &str = "EPYC,check=off,+svm,-cx16,-xsave,-avx,-avx2,-fma,-f16c";
 
 /// Kernel parameters that leave out what protects a kernel and costs much under emulation: retpolines, and the clearing
-/// of each page that is allocated. With them here and in guests, the tests named `sriov::a_` take 58 s of processor time
-/// instead of 75. Measurements do without, as they have a clock that counts instructions.
+/// of each page that is allocated. With them here and in guests, the tests named `sriov::a_` take 58 s of processor
+/// time instead of 75. Measurements do without, as they have a clock that counts instructions.
 pub(crate) const FAST_KERNEL: &str = "mitigations=off init_on_alloc=0";
 
 /// Adds NICs, with the host at 10.N.0.1 of the network of NIC N. Returns additional kernel parameters.

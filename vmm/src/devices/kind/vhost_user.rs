@@ -23,8 +23,8 @@ pub(super) fn open(
     Ok((site.function(device)?, Handle::plain("vhost_user", Vec::new)))
 }
 
-/// The files of the backend; for each queue a doorbell and a vector; the vector of configuration changes; and the worker's
-/// kick, its stand-in for interrupts and one for errors.
+/// The files of the backend; for each queue a doorbell and a vector; the vector of configuration changes; and the
+/// worker's kick, its stand-in for interrupts and one for errors.
 pub(super) fn open_files(spec: &VhostUserDeviceSpec) -> u64 {
     OF_SOCKET_OR_DEVICE + 2 * spec.queue_sizes.len() as u64 + 4
 }

@@ -419,7 +419,7 @@ mod tests {
             let expected = [Action::ResumeGuest, Action::StopLogs, Action::Send(Kind::Cancel), Action::Close];
             assert_eq!(actions, [&expected[..], &[Action::Report(Outcome::Cancelled)]].concat(), "{phase:?}");
         }
-        // A running guest has nothing to wait for; hanging up first keeps pages from being sent in vain.
+        // A running guest has nothing to wait for; hanging up first keeps pages from being sent without need.
         let actions = at(Phase::Copying).on(Event::Cancelled);
         assert_eq!(actions[..2], [Action::Send(Kind::Cancel), Action::Close]);
     }
