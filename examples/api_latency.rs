@@ -5,7 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failure ends the program")]
 
-#[path = "../tests/api/client.rs"]
+#[path = "../tests/api/rig/client.rs"]
 #[expect(dead_code, reason = "this client always reads whole answers")]
 mod client;
 #[path = "../tests/cli/files.rs"]

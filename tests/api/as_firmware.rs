@@ -9,11 +9,11 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::client::Client;
-use crate::code::Code;
 use crate::migration::{receive, send, url, wait_for_state};
+use crate::rig::client::Client;
+use crate::rig::code::Code;
+use crate::rig::vmm::{BINARY, Vmm, wait_for};
 use crate::snapshot::{folder, redirect, snapshot};
-use crate::vmm::{BINARY, Vmm, wait_for};
 
 /// The rings and buffers of the first disk, and the distance to those of the next.
 const RINGS: u32 = 0x100_0000;

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::vmm::{Vmm, reasons};
+use crate::rig::vmm::{Vmm, reasons};
 
 #[test]
 fn a_disk_resizes_live_or_keeps_its_size_with_a_reason() {

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::driven::slot;
-use crate::vmm::{Vmm, reasons, wait_for};
+use crate::rig::driven::slot;
+use crate::rig::vmm::{Vmm, reasons, wait_for};
 
 /// The configuration of a VM without NICs and with these further fields.
 fn config(vmm: &Vmm, fields: &Value) -> Value {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use libc::{EMFILE, ENFILE, ENOMEM, ENOSPC, c_int};
 use serde_json::{Value, json};
 
-use crate::client::Client;
-use crate::vmm::{Vmm, taps, wait_for};
+use crate::rig::client::Client;
+use crate::rig::vmm::{Vmm, taps, wait_for};
 use injector::{Fault, Injector, Report};
 
 const ERRORS: [(c_int, &str); 4] = [(EMFILE, "EMFILE"), (ENFILE, "ENFILE"), (ENOMEM, "ENOMEM"), (ENOSPC, "ENOSPC")];

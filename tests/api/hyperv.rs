@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd as _;
 
 use serde_json::json;
 
-use crate::vmm::{Vmm, reasons};
+use crate::rig::vmm::{Vmm, reasons};
 
 /// `KVM_CHECK_EXTENSION`, and `KVM_CAP_HYPERV_SYNIC` (`linux/kvm.h`).
 const CHECK: (libc::c_ulong, libc::c_ulong) = (0xae03, 123);

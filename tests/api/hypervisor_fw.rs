@@ -7,9 +7,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::fat32::{self, Node};
 use crate::files::Files;
-use crate::vmm::{BINARY, Kill, Vmm, reasons, wait_for};
+use crate::rig::fat32::{self, Node};
+use crate::rig::vmm::{BINARY, Kill, Vmm, reasons, wait_for};
 
 /// The default path of the file, next to the workspace; overridden by this variable.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/firmware/hypervisor-fw");

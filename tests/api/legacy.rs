@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
+use crate::rig::vmm::Vmm;
 use crate::tiny::Code;
-use crate::vmm::Vmm;
 
 /// A guest that prints which of that hardware it finds, and if both PICs are masked.
 fn guest() -> Code {
@@ -51,7 +51,7 @@ fn printed(command_line: &str, platform: &Value) -> String {
     let (mut client, serial) = (vmm.client(), vmm.files.path("serial"));
     client.put_json("vm.create", &config).expect(204);
     client.put("vm.boot").expect(204);
-    crate::vmm::wait_for("the guest's end", || {
+    crate::rig::vmm::wait_for("the guest's end", || {
         fs::read_to_string(&serial).unwrap_or_default().ends_with("masked masked")
     });
     fs::read_to_string(serial).unwrap()

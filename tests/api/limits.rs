@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::client::{Client, MOST_FDS};
-use crate::driven::Driven;
-use crate::vmm::{BINARY, Vmm, reasons, wait_for};
+use crate::rig::client::{Client, MOST_FDS};
+use crate::rig::driven::Driven;
+use crate::rig::vmm::{BINARY, Vmm, reasons, wait_for};
 
 /// Descriptors per function: a tap, a doorbell and 4 interrupts.
 const OF_FUNCTION: usize = 6;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::vmm::Vmm;
+use crate::rig::vmm::Vmm;
 
 /// The length of large bodies here: the largest has 4 MiB.
 const LARGE: usize = 3_600_000;

@@ -1,5 +1,22 @@
 //! Live migration of tiny guests between two VMMs on this machine, and with failing peers.
 
+pub(crate) mod answers;
+pub(crate) mod backends;
+pub(crate) mod chaos;
+pub(crate) mod endurance;
+pub(crate) mod events;
+pub(crate) mod fds;
+pub(crate) mod guest;
+pub(crate) mod hostile;
+pub(crate) mod late;
+pub(crate) mod local;
+pub(crate) mod pages;
+pub(crate) mod peer;
+pub(crate) mod storage;
+pub(crate) mod strangers;
+pub(crate) mod tls;
+pub(crate) mod waits;
+
 use std::fs;
 use std::process::Command;
 use std::thread;
@@ -7,10 +24,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::Client;
-use crate::migration_peer::{Ends, Target};
+use crate::migration::peer::{Ends, Target};
+use crate::rig::client::Client;
+use crate::rig::vmm::{BINARY, Vmm, wait_for};
 use crate::snapshot::counting;
-use crate::vmm::{BINARY, Vmm, wait_for};
 
 /// A VM with a guest that counts, and shows that on its serial port. Each VMM has its own file of that name.
 pub(crate) fn config(vmm: &Vmm) -> Value {
@@ -434,14 +451,14 @@ fn an_invalid_or_dying_source_leaves_no_vm_at_the_target() {
     thread::sleep(Duration::from_millis(300));
     assert_eq!(progress(&mut there)["phase"], "listening");
     // A source whose offer has no known field.
-    crate::migration_peer::offer(&path, b"{\"program\": 1}");
+    peer::offer(&path, b"{\"program\": 1}");
     let ended = wait_for_state(&mut there, "failed");
     assert!(ended["error"].as_str().unwrap().contains("the source's offer"), "{ended}");
     there.get("vm.info").expect(404);
     assert!(!path.exists());
     // A source that dies in the middle of a frame.
     let mut there = receive(&target, &url(&target));
-    crate::migration_peer::half_a_frame(&path);
+    peer::half_a_frame(&path);
     wait_for_state(&mut there, "failed");
     there.get("vm.info").expect(404);
     there.put_json("vm.create", &target.config(json!([]))).expect(204);

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::vmm::{Vmm, reasons};
+use crate::rig::vmm::{Vmm, reasons};
 
 #[test]
 fn watchdog_and_pvpanic_exist_if_configured_and_stay() {

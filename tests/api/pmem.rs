@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::vmm::{Vmm, reasons};
+use crate::rig::vmm::{Vmm, reasons};
 
 const UNIT: u64 = 2 << 20;
 

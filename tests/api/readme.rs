@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use crate::files::Files;
-use crate::vmm::{Kill, wait_for};
+use crate::rig::vmm::{Kill, wait_for};
 
 /// The documents whose examples are tested.
 const DOCUMENTS: [&str; 2] = ["README.md", "docs/usage.md"];
@@ -66,7 +66,7 @@ fn the_examples_of_readme_and_usage_run_as_they_are_written() {
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(done.status.success(), "{request}{said}{}", String::from_utf8_lossy(&done.stdout));
     }
-    let mut client = crate::client::Client::connect(&files.path("vm.sock"));
+    let mut client = crate::rig::client::Client::connect(&files.path("vm.sock"));
     let info = client.get("vm.info").expect(200);
     let of = |pf: usize, vf: usize, key: &str| info["sriov"][pf]["vfs"][vf][key].clone();
     assert_eq!((&info["state"], info["sriov"].as_array().unwrap().len()), (&json!("Running"), 3));

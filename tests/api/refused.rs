@@ -9,9 +9,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client};
-use crate::tap::{self, Kept, Queues};
-use crate::vmm::{BINARY, Vmm, reasons, taps};
+use crate::net::tap::{self, Kept, Queues};
+use crate::rig::client::{Answer, Client};
+use crate::rig::vmm::{BINARY, Vmm, reasons, taps};
 
 const TIMES: usize = 20;
 

@@ -12,7 +12,7 @@ use cloud_hypervisor_client::models::{
 use cloud_hypervisor_client::{SocketBasedApiClient, socket_based_api_client};
 use serde_json::json;
 
-use crate::vmm::{Vmm, taps};
+use crate::rig::vmm::{Vmm, taps};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()

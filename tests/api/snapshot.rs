@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client};
-use crate::code::Code;
-use crate::driven::{drive_in, slot, tasks};
-use crate::tap::{self, Queues};
+use crate::net::tap::{self, Queues};
+use crate::rig::client::{Answer, Client};
+use crate::rig::code::Code;
+use crate::rig::driven::{drive_in, slot, tasks};
+use crate::rig::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 use crate::templates::edit;
-use crate::vmm::{BINARY, Vmm, reasons, taps, wait_for};
 
 /// Address of the guest's counter.
 const COUNTER: u32 = 0x20_0000;

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::rig::vmm::{Vmm, wait_for};
 use crate::snapshot::{config, dots, folder, names, paused, redirect, restore, said, snapshot};
-use crate::vmm::{Vmm, wait_for};
 
 /// Changes the saved configuration, as an orchestrator does.
 pub(crate) fn edit(folder: &Path, change: impl FnOnce(&mut Value)) {

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixListener;
 
 use serde_json::json;
 
-use crate::vmm::{Vmm, reasons};
+use crate::rig::vmm::{Vmm, reasons};
 
 #[test]
 fn a_vm_with_a_tpm_needs_its_swtpm_to_boot() {

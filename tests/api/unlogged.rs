@@ -9,11 +9,11 @@ use std::thread::spawn;
 
 use serde_json::{Value, json};
 
-use crate::client::Client;
+use crate::migration::peer::{Ends, Target};
 use crate::migration::{begin_to_receive, receive_by};
-use crate::migration_peer::{Ends, Target};
 use crate::migration_wire::{Point, Then, Wire};
-use crate::vmm::{BINARY, Vmm, wait_for};
+use crate::rig::client::Client;
+use crate::rig::vmm::{BINARY, Vmm, wait_for};
 
 const GET_FEATURES: u32 = 1;
 /// VIRTIO_F_VERSION_1, and no protocol features: no dirty log.

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use fixtures::vhost_user::Backend;
 use serde_json::{Value, json};
 
-use crate::client::Client;
-use crate::code::Code;
-use crate::driven::{drive_in, slot};
+use crate::migration::pages::peer;
 use crate::migration::{receive, receive_by, send, url, wait_for_state};
-use crate::migration_pages::peer;
-use crate::vmm::{BINARY, Vmm, wait_for};
+use crate::rig::client::Client;
+use crate::rig::code::Code;
+use crate::rig::driven::{drive_in, slot};
+use crate::rig::vmm::{BINARY, Vmm, wait_for};
 
 const MIB: u64 = 1 << 20;
 const BOOT: u64 = 64 * MIB;

@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use serde_json::json;
 
-use crate::vmm::{Vmm, reasons, wait_for};
+use crate::rig::vmm::{Vmm, reasons, wait_for};
 
 #[test]
 fn a_vm_has_one_vsock_device_which_can_be_added_and_removed() {

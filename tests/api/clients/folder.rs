@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use crate::vmm::wait_for;
+use crate::rig::vmm::wait_for;
 
 /// Requests of the vhost-user protocol.
 const GET_FEATURES: u32 = 1;

@@ -13,7 +13,7 @@ use cloud_hypervisor_client::models::{
 use cloud_hypervisor_client::{SocketBasedApiClient, socket_based_api_client};
 
 use super::folder::Folder;
-use crate::vmm::Vmm;
+use crate::rig::vmm::Vmm;
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use super::folder::Folder;
 use super::{assert_kept, slot_of};
-use crate::client::Client;
-use crate::tap::{self, Kept, Queues};
-use crate::vmm::{BINARY, Vmm};
+use crate::net::tap::{self, Kept, Queues};
+use crate::rig::client::Client;
+use crate::rig::vmm::{BINARY, Vmm};
 
 /// The head of every reply without a body.
 const NO_CONTENT: &str = "HTTP/1.1 204 \r\nServer: Cloud Hypervisor API\r\nConnection: keep-alive";

@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use super::folder::Folder;
 use super::{assert_kept, slot_of};
-use crate::client::Client;
-use crate::tap::{self, Kept, Queues};
-use crate::vmm::{BINARY, Vmm};
+use crate::net::tap::{self, Kept, Queues};
+use crate::rig::client::Client;
+use crate::rig::vmm::{BINARY, Vmm};
 
 /// The body of `vm.create`, which alone is printed over several lines. Upper-case words stand for paths.
 const CREATE: &str = r#"{

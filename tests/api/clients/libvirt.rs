@@ -13,11 +13,11 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use serde_json::{Value, json};
 
 use super::assert_kept;
-use crate::client::{Answer, Client};
 use crate::files::Files;
 use crate::hypervisor_fw;
-use crate::tap::{self, Kept, Queues};
-use crate::vmm::{BINARY, Kill, wait_for};
+use crate::net::tap::{self, Kept, Queues};
+use crate::rig::client::{Answer, Client};
+use crate::rig::vmm::{BINARY, Kill, wait_for};
 
 /// The longest reply to `vm.add-net` that it reads, in bytes: with one call.
 const ONE_RECV: usize = 1023;

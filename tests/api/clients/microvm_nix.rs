@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 
 use super::folder::Folder;
-use crate::client::Client;
 use crate::files::Files;
-use crate::vmm::{BINARY, Kill, taps, wait_for};
+use crate::rig::client::Client;
+use crate::rig::vmm::{BINARY, Kill, taps, wait_for};
 
 /// The command line of a machine: a balloon, a volume, a share over virtiofs, a tap, a vsock and a control socket.
 fn arguments(files: &Files, vcpus: u32, tap: &str) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! A guest that enables the VFs of a NIC and drives the first one, at the host's command.
 
-use crate::code::{Code, drive};
+use crate::rig::code::{Code, drive};
 
 /// Address in guest memory of the host's command; the guest clears it when done.
 pub(super) const COMMAND: u32 = 0x30_0000;

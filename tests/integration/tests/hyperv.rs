@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
-#[path = "../../api/code.rs"]
+#[path = "../../api/rig/code.rs"]
 #[expect(dead_code, reason = "other tests drive devices")]
 mod code;
 #[path = "../../cli/files.rs"]
