@@ -10,26 +10,24 @@ mod pass;
 mod size;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
-mod worker;
 
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::device::RING_FEATURES;
 use crate::device::config::{ConfigField, Rule};
 use crate::device::counters::Counted;
-use crate::device::worker::{WorkerKind, spawn, thread_name};
+use crate::device::queue_worker;
+use crate::device::worker::WorkerKind;
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{BalloonCounter, BalloonCounters};
+use pass::Pages;
 pub use size::BalloonSize;
-use worker::QueueWorker;
 
 /// The device configuration (`virtio 1.4 §5.5.4`), without the fields of features that are not offered.
 pub(crate) const FIELDS: &[ConfigField] =
@@ -112,24 +110,12 @@ impl VirtioDevice for Balloon {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        if start.queues.is_empty() {
-            return Ok(Vec::new());
+        let interrupts = Arc::clone(&start.interrupts);
+        let workers = queue_worker::start(Pages, WorkerKind::Balloon, &self.spec.id, start, self.counted.counters())?;
+        if !workers.is_empty() {
+            self.size.signal_to(Some(interrupts));
         }
-        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let indices: Vec<_> = start.queues.iter().map(|(index, _)| *index).collect();
-        let worker = QueueWorker {
-            queues: start.queues,
-            features: start.features,
-            memory: start.memory,
-            interrupts: Arc::clone(&start.interrupts),
-            counters: Arc::clone(self.counted.counters()),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let thread = spawn(WorkerKind::Balloon, thread_name(&self.spec.id, "q", 0), move || worker.run())?;
-        self.size.signal_to(Some(start.interrupts));
-        Ok(vec![Worker::new(indices, kick, stop, thread)])
+        Ok(workers)
     }
 
     /// After a reset, the balloon is empty.

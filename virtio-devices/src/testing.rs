@@ -16,7 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::hosted::Hosted;
 pub use self::nic::nic;
 pub use crate::backend::VhostUserSteps;
-pub use crate::balloon::steps::{BalloonQueue, BalloonSteps};
+pub use crate::balloon::steps::BalloonSteps;
 pub use crate::block::image::qcow2::steps::Qcow2Steps;
 pub use crate::block::steps::{BlockQueue, BlockSteps};
 pub use crate::console::steps::{ConsoleQueue, ConsoleSteps};

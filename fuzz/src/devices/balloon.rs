@@ -42,7 +42,7 @@ fn run_to_end(input: &[u8]) -> (u64, u64) {
     let (queue, features) = (u16::from(input.u8() % 3), u64::from(input.u8() & 1) << EVENT_IDX);
     let driver = Driver::new(&mut input, features != 0);
     driver.fill_buffers();
-    let steps = BalloonSteps::new(Driver::memory(), features);
+    let steps = BalloonSteps::new(Driver::memory(), features).expect("an eventfd");
     let mut balloon = Balloon { driver, steps, queue, counts: Counts::default() };
     while !input.is_empty() {
         match input.u8() % KINDS {

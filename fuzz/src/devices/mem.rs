@@ -47,7 +47,7 @@ fn run_to_end(input: &[u8]) -> (u64, u64, u64) {
     let features = u64::from(input.u8() & 1) << EVENT_IDX;
     let driver = Driver::new(&mut input, features != 0);
     driver.fill_buffers();
-    let steps = MemSteps::new(Driver::memory(), (&REGION, BLOCK), &driver.queue, features).expect("an eventfd");
+    let steps = MemSteps::new(Driver::memory(), (&REGION, BLOCK), features).expect("an eventfd");
     let mut mem = Mem { driver, steps, plugged: [false; BLOCKS], requested: 0, counts: Counts::default() };
     while !input.is_empty() {
         match input.u8() % KINDS {

@@ -49,7 +49,7 @@ fn run_to_end(input: &[u8]) -> [u64; 4] {
         rustix::fs::seek(file, SeekFrom::Start(0)).expect("a file");
         file.try_clone().expect("a descriptor is left")
     });
-    let steps = RngSteps::new(Driver::memory(), source, &driver.queue, features).expect("an eventfd");
+    let steps = RngSteps::new(Driver::memory(), source, features).expect("an eventfd");
     let mut rng = Rng { driver, steps, counts: [0; 4] };
     while !input.is_empty() {
         match input.u8() % KINDS {

@@ -1,6 +1,6 @@
 //! Counters of a balloon: pages that were returned to the host, and causes of failures.
 
-use crate::device::counters::counters;
+use crate::device::counters::{counters, queue_tally};
 
 counters! {
     /// A counted event of a balloon.
@@ -31,6 +31,8 @@ counters! {
     /// Queues stopped because their rings are invalid.
     BrokenRings = "broken_rings",
 }
+
+queue_tally!(BalloonCounter, BalloonCounters);
 
 impl BalloonCounter {
     /// True for a counter of requests that failed.

@@ -1,4 +1,4 @@
-//! Handles the pages that a queue's chains name.
+//! The pages that the chains of a balloon's queues name.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,10 +7,11 @@ use vm_memory::Permissions;
 
 use super::counters::{BalloonCounter, Tally};
 use super::pages::ranges;
+use crate::DmaView;
+use crate::device::queue_worker::{Answered, Answerer, Turn};
 use crate::memory::discard::{Discarded, discard};
 use crate::queue::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
-use crate::queue::ring::{BrokenRing, Chain, Ring, Used};
-use crate::{DmaView, Interrupts};
+use crate::queue::ring::Chain;
 
 /// The inflate queue: pages that the driver puts into the balloon (`virtio 1.4 §5.5.2`).
 pub(super) const INFLATE: u16 = 0;
@@ -24,93 +25,71 @@ const PART: usize = 256;
 pub(super) const MAX_PAGES: usize = 4096;
 /// A page number in bytes.
 const PAGE_NUMBER: usize = size_of::<u32>();
-/// The most chains of one queue that are handled before the other queues.
-const BATCH: usize = 16;
+/// The result of a chain: nothing is written to it.
+const DONE: Answered = Answered::Used(0);
 
-/// Progress of a chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Work {
-    /// The chain was handled.
-    Done,
-    /// The worker must stop: the chain is left for the next worker.
-    Stopped,
+/// Handles the pages that drivers name.
+pub(super) struct Pages;
+
+impl Answerer for Pages {
+    type Tally = Tally;
+
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+        let Turn { queue, memory, stop, storage: [storage, _], tally } = turn;
+        let mut pass = Pass { memory, stop, storage, tally };
+        match queue {
+            INFLATE => pass.page_numbers(chain, |pages, tally| {
+                tally.add(BalloonCounter::InflatedPages, pages.len() as u64);
+                ranges(pages).for_each(|range| give_back(memory, &range, tally));
+            }),
+            // The driver may be using the pages already: it does not wait for a reply.
+            DEFLATE => pass.page_numbers(chain, |pages, tally| {
+                tally.add(BalloonCounter::DeflatedPages, pages.len() as u64);
+            }),
+            REPORT => pass.reported(chain),
+            // No other queue exists.
+            _ => DONE,
+        }
+    }
 }
 
-/// A turn of the worker's loop.
-pub(super) struct Pass<'p> {
-    /// The guest's memory.
-    pub memory: &'p DmaView,
+/// A chain's pass.
+struct Pass<'p> {
+    memory: &'p DmaView,
     /// Stops the worker.
-    pub stop: &'p AtomicBool,
-    /// Interrupts of the device.
-    pub interrupts: &'p Interrupts,
-    /// For the segments of a chain.
-    pub storage: &'p mut Storage,
-    /// The counters.
-    pub tally: &'p mut Tally,
+    stop: &'p AtomicBool,
+    /// For the segments of the chain.
+    storage: &'p mut Storage,
+    tally: &'p mut Tally,
 }
 
 impl Pass<'_> {
-    /// Handles up to [`BATCH`] chains. Returns true if the queue is empty and a doorbell will announce the next chain.
-    pub(super) fn serve(&mut self, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
-        let memory = self.memory;
-        ring.suppress_doorbells(memory)?;
-        for _ in 0..BATCH {
-            let Some(chain) = ring.next(memory)? else { return Ok(!ring.expect_doorbell(memory)?) };
-            let head = chain.head_index();
-            let work = match ring.index() {
-                INFLATE => self.page_numbers(chain, |pages, tally| {
-                    tally.add(BalloonCounter::InflatedPages, pages.len() as u64);
-                    ranges(pages).for_each(|range| give_back(memory, &range, tally));
-                }),
-                // The driver may be using the pages already: it does not wait for a reply.
-                DEFLATE => self.page_numbers(chain, |pages, tally| {
-                    tally.add(BalloonCounter::DeflatedPages, pages.len() as u64);
-                }),
-                REPORT => self.reported(chain),
-                // No other queue exists.
-                _ => Work::Done,
-            };
-            if work == Work::Stopped {
-                ring.put_back(1);
-                break;
-            }
-            ring.give_back(memory, &[Used { head, len: 0 }])?;
-            // The driver waits for each.
-            if ring.wants_interrupt(memory)? {
-                self.interrupts.signal_queue(ring.index());
-                self.tally.count(BalloonCounter::Interrupts);
-            }
-        }
-        Ok(false)
-    }
-
     /// Calls `each` with the page numbers in `chain`, a part at a time.
-    fn page_numbers(&mut self, chain: Chain<'_>, each: impl Fn(&mut [u32], &mut Tally)) -> Work {
+    fn page_numbers(&mut self, chain: Chain<'_>, each: impl Fn(&mut [u32], &mut Tally)) -> Answered {
         let mut iovecs = IoVecs::new(self.storage);
         let bytes = iovecs.append(self.memory, chain, Permissions::Read).map_or(0, |extent| extent.bytes);
         if bytes == 0 || !bytes.is_multiple_of(PAGE_NUMBER) || bytes > MAX_PAGES * PAGE_NUMBER {
             self.tally.count(BalloonCounter::BadChains);
-            return Work::Done;
+            return DONE;
         }
         let mut part = [[0; PAGE_NUMBER]; PART];
         for done in (0..bytes).step_by(part.as_flattened().len()) {
             if self.stop.load(Ordering::Acquire) {
-                return Work::Stopped;
+                return Answered::Stopped;
             }
             let len = iovecs.read_at(done, part.as_flattened_mut());
             let mut pages = part.map(u32::from_le_bytes);
             each(&mut pages[..len / PAGE_NUMBER], self.tally);
         }
-        Work::Done
+        DONE
     }
 
     /// Frees the ranges that the driver reports as free in `chain`: its descriptors are the ranges themselves.
-    fn reported(&mut self, chain: Chain<'_>) -> Work {
+    fn reported(&mut self, chain: Chain<'_>) -> Answered {
         let mut complete = false;
         for descriptor in chain.take(MAX_SEGMENTS) {
             if self.stop.load(Ordering::Acquire) {
-                return Work::Stopped;
+                return Answered::Stopped;
             }
             complete = descriptor.is_write_only() && !descriptor.has_next();
             if !descriptor.is_write_only() {
@@ -121,7 +100,7 @@ impl Pass<'_> {
             give_back(self.memory, &(start..start.saturating_add(len)), self.tally);
         }
         self.tally.add(BalloonCounter::BadChains, (!complete).into());
-        Work::Done
+        DONE
     }
 }
 

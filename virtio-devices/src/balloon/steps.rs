@@ -1,60 +1,40 @@
 //! Runs a balloon's queues step by step on the caller's thread, without waiting. For fuzz targets.
 
-use std::sync::atomic::AtomicBool;
+use std::io;
+use std::sync::Arc;
 
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-
-use super::counters::{BalloonCounter, BalloonCounters, Tally};
-use super::pass::Pass;
+use super::counters::{BalloonCounter, BalloonCounters};
+use super::pass::Pages;
+use crate::device::queue_worker::steps::{QueueSteps, SteppedQueue};
 use crate::net::steps::Step;
-use crate::queue::iovecs::Storage;
-use crate::queue::ring::Ring;
-use crate::transport::features::has;
-use crate::{DmaView, GuestMap, Interrupts, SharedQueue};
-
-/// A queue that is run step by step.
-pub struct BalloonQueue<'q>(Ring<'q>);
+use crate::{GuestMap, SharedQueue};
 
 /// State that the queues of a balloon share.
 pub struct BalloonSteps {
-    memory: DmaView,
-    storage: Storage,
-    tally: Tally,
-    counters: BalloonCounters,
-    interrupts: Interrupts,
-    features: u64,
+    steps: QueueSteps<Pages>,
+    counters: Arc<BalloonCounters>,
 }
 
 impl BalloonSteps {
-    /// A balloon whose driver negotiated `features`.
-    pub fn new(memory: GuestMap, features: u64) -> Self {
-        Self {
-            memory: DmaView::identity(&memory),
-            storage: Storage::default(),
-            tally: Tally::new(),
-            counters: BalloonCounters::new(),
-            interrupts: Interrupts::new(3, 0),
-            features,
-        }
+    /// Creates a balloon whose driver negotiated `features`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the host has no descriptor left.
+    pub fn new(memory: GuestMap, features: u64) -> io::Result<Self> {
+        let counters = Arc::new(BalloonCounters::new());
+        Ok(Self { steps: QueueSteps::new(Pages, memory, features, &counters)?, counters })
     }
 
     /// Opens the queue `index`: 0 inflates, 1 deflates, 2 reports. It stays locked until dropped; `None` if its rings
     /// do not lie in guest memory.
-    pub fn queue<'q>(&self, index: u16, queue: &'q SharedQueue) -> Option<BalloonQueue<'q>> {
-        let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
-        Ring::open(index, queue.lock(), event_idx, &self.memory).ok().map(BalloonQueue)
+    pub fn queue<'q>(&self, index: u16, queue: &'q SharedQueue) -> Option<SteppedQueue<'q>> {
+        self.steps.queue(index, queue)
     }
 
     /// Runs one turn of a worker's loop.
-    pub fn step(&mut self, BalloonQueue(ring): &mut BalloonQueue<'_>) -> Step {
-        let Self { memory, storage, tally, counters, interrupts, features: _ } = self;
-        let step = match (Pass { memory, stop: &AtomicBool::new(false), interrupts, storage, tally }).serve(ring) {
-            Ok(true) => Step::Doorbell,
-            Ok(false) => Step::More,
-            Err(_) => Step::Broken,
-        };
-        tally.flush(counters);
-        step
+    pub fn step(&mut self, queue: &mut SteppedQueue<'_>) -> Step {
+        self.steps.step(queue)
     }
 
     /// The value of a counter.
@@ -64,6 +44,6 @@ impl BalloonSteps {
 
     /// True if the driver was interrupted since the last call.
     pub fn take_interrupt(&self) -> bool {
-        self.interrupts.take_isr() != 0
+        self.steps.take_interrupt()
     }
 }

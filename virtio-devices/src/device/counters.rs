@@ -122,6 +122,15 @@ macro_rules! queue_counters {
             BrokenRings = "broken_rings",
         }
 
+        crate::device::counters::queue_tally!($counter, $counters);
+    };
+}
+
+pub(crate) use queue_counters;
+
+/// Makes a device's [`counters!`] those of a [`queue_worker`](crate::device::queue_worker).
+macro_rules! queue_tally {
+    ($counter:ident, $counters:ident) => {
         impl crate::device::counters::QueueTally for Tally {
             type Counters = $counters;
 
@@ -148,7 +157,7 @@ macro_rules! queue_counters {
     };
 }
 
-pub(crate) use queue_counters;
+pub(crate) use queue_tally;
 
 /// The counters of any kind of device that a [`queue_worker`](crate::device::queue_worker) updates.
 pub(crate) trait QueueTally: Send + 'static {

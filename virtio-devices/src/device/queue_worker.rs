@@ -1,4 +1,4 @@
-//! The worker of a device with a single queue, run chain by chain. An [`Answerer`] handles the chains.
+//! The worker of all queues of a device, run chain by chain. An [`Answerer`] handles the chains.
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
@@ -22,17 +22,17 @@ use crate::queue::ring::{BrokenRing, Chain, Ring, Used};
 use crate::transport::features::has;
 use crate::{DmaSpace, DmaView, Interrupts, SharedQueue, Start, Worker};
 
-/// Handler of a queue's chains.
+/// Handler of the chains of a device's queues.
 pub(crate) trait Answerer: Send + 'static {
     /// Counters of the worker.
     type Tally: QueueTally;
-    /// The most chains that are handled before checking for a stop.
+    /// The most chains of one queue that are handled before the other queues, and before checking for a stop.
     const BATCH: usize = 16;
 
     /// Answers a chain.
     fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Self::Tally>) -> Answered;
 
-    /// Called after each check of the queue, and also after the queue was stopped for an invalid ring. Returns the time
+    /// Called after each check of the queues, and also after queues were stopped for invalid rings. Returns the time
     /// after which to call it again, if not at a doorbell.
     fn after_look(&mut self, _tally: &mut Self::Tally) -> Option<Duration> {
         None
@@ -41,6 +41,8 @@ pub(crate) trait Answerer: Send + 'static {
 
 /// Context in which a chain is handled.
 pub(crate) struct Turn<'t, 'm, T> {
+    /// Index of the queue.
+    pub queue: u16,
     /// The guest's memory.
     pub memory: &'m DmaView,
     /// True if the worker should stop.
@@ -58,20 +60,22 @@ pub(crate) enum Answered {
     Used(u32),
     /// The chain and all behind it wait, and are retried after this time, or at a doorbell.
     Later(Duration),
+    /// The worker must stop: the chain is left for the next worker.
+    Stopped,
 }
 
-/// Result of a check of the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Result of a check of a queue, by urgency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Next {
     /// There may be more chains.
     More,
-    /// A doorbell will announce the next chain.
-    Doorbell,
     /// A chain waits for this time, or for a doorbell.
     Later(Duration),
+    /// A doorbell will announce the next chain.
+    Doorbell,
 }
 
-/// Starts the worker of the device `id` for the first queue that its driver enabled. It adds its counts to `counters`.
+/// Starts the worker of the device `id` for the queues that its driver enabled, if any. It adds its counts to `counters`.
 ///
 /// # Errors
 ///
@@ -83,12 +87,13 @@ pub(crate) fn start<A: Answerer>(
     start: Start,
     counters: &Arc<<A::Tally as QueueTally>::Counters>,
 ) -> io::Result<Vec<Worker>> {
-    let Some((index, queue)) = start.queues.into_iter().next() else { return Ok(Vec::new()) };
+    let indices: Vec<_> = start.queues.iter().map(|(index, _)| *index).collect();
+    let Some(first) = indices.first() else { return Ok(Vec::new()) };
+    let name = thread_name(id, "q", *first);
     let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
     let stop = Arc::new(AtomicBool::new(false));
     let worker = QueueWorker {
-        index,
-        queue,
+        queues: start.queues,
         features: start.features,
         memory: start.memory,
         interrupts: start.interrupts,
@@ -98,14 +103,13 @@ pub(crate) fn start<A: Answerer>(
         kick: Arc::clone(&kick),
         stop: Arc::clone(&stop),
     };
-    let thread = spawn(kind, thread_name(id, "q", index), move || worker.run())?;
-    Ok(vec![Worker::new([index], kick, stop, thread)])
+    let thread = spawn(kind, name, move || worker.run())?;
+    Ok(vec![Worker::new(indices, kick, stop, thread)])
 }
 
-/// The queue, and the worker's resources.
+/// The queues, and the worker's resources.
 struct QueueWorker<A: Answerer> {
-    index: u16,
-    queue: SharedQueue,
+    queues: Vec<(u16, SharedQueue)>,
     features: u64,
     memory: DmaSpace,
     interrupts: Arc<Interrupts>,
@@ -117,22 +121,22 @@ struct QueueWorker<A: Answerer> {
 }
 
 impl<A: Answerer> QueueWorker<A> {
-    /// Runs the queue until stopped. First waits for the predecessor's end.
+    /// Runs the queues until stopped. First waits for the predecessor's end.
     fn run(mut self) {
-        let queue = Arc::clone(&self.queue);
-        let Some(queue) = own(&queue, &self.stop) else { return };
-        let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
-        let mut ring = Ring::open(self.index, queue, event_idx, &self.memory.pass()).ok();
-        if ring.is_none() {
-            self.give_up();
-        }
+        let queues = std::mem::take(&mut self.queues);
+        let mut rings: Vec<_> = queues.iter().filter_map(|(index, queue)| self.open(*index, queue)).collect();
         let mut storage = Default::default();
         while !self.stop.load(Ordering::Acquire) {
-            let looked = ring.as_mut().map_or(Ok(Next::Doorbell), |ring| self.look(ring, &mut storage));
-            let next = looked.unwrap_or_else(|BrokenRing| {
-                ring = None;
-                self.give_up();
-                Next::Doorbell
+            let mut next = Next::Doorbell;
+            rings.retain_mut(|ring| match self.look(ring, &mut storage) {
+                Ok(found) => {
+                    next = next.min(found);
+                    true
+                }
+                Err(BrokenRing) => {
+                    self.give_up();
+                    false
+                }
             });
             let timeout = self.answerer.after_look(&mut self.tally);
             self.tally.flush(&self.counters);
@@ -145,7 +149,14 @@ impl<A: Answerer> QueueWorker<A> {
         self.tally.flush(&self.counters);
     }
 
-    /// Handles up to [`Answerer::BATCH`] chains.
+    /// Opens a queue. Counts an invalid ring. `None` also if the worker must stop before the predecessor's end.
+    fn open<'q>(&mut self, index: u16, queue: &'q SharedQueue) -> Option<Ring<'q>> {
+        let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
+        let ring = Ring::open(index, own(queue, &self.stop)?, event_idx, &self.memory.pass());
+        ring.inspect_err(|BrokenRing| self.give_up()).ok()
+    }
+
+    /// Handles up to [`Answerer::BATCH`] chains of a queue.
     fn look(&mut self, ring: &mut Ring<'_>, storage: &mut [Storage; 2]) -> Result<Next, BrokenRing> {
         let memory = &*self.memory.pass();
         ring.suppress_doorbells(memory)?;
@@ -154,13 +165,17 @@ impl<A: Answerer> QueueWorker<A> {
                 return Ok(if ring.expect_doorbell(memory)? { Next::More } else { Next::Doorbell });
             };
             let head = chain.head_index();
-            let turn = Turn { memory, stop: &self.stop, storage, tally: &mut self.tally };
+            let turn = Turn { queue: ring.index(), memory, stop: &self.stop, storage, tally: &mut self.tally };
             match self.answerer.answer(chain, turn) {
                 Answered::Used(len) => ring.give_back(memory, &[Used { head, len }])?,
                 Answered::Later(pause) => {
                     ring.put_back(1);
                     ring.expect_doorbell(memory)?;
                     return Ok(Next::Later(pause));
+                }
+                Answered::Stopped => {
+                    ring.put_back(1);
+                    return Ok(Next::More);
                 }
             }
             // The driver may wait for each.
@@ -181,7 +196,7 @@ impl<A: Answerer> QueueWorker<A> {
     /// Waits for a doorbell, a stop, or the timeout.
     fn wait(&mut self, timeout: Option<Duration>) {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        // If this fails (a signal, no memory), the queue is checked and the wait is repeated.
+        // If this fails (a signal, no memory), the queues are checked and the wait is repeated.
         let _ = poll(&mut [PollFd::from_borrowed_fd(borrow(&self.kick), PollFlags::IN)], timeout.as_ref());
         if self.kick.read().is_ok() {
             self.tally.count_kick();

@@ -24,7 +24,7 @@ impl Answerer for Requests {
 
     /// Executes the request in `chain`, unless the worker must stop in the meantime.
     fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
-        let Turn { memory, stop, storage: [readable, writable], tally } = turn;
+        let Turn { memory, stop, storage: [readable, writable], tally, .. } = turn;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
         let divided = divide(memory, chain, &mut readable, &mut writable);
         let mut request = [0; REQUEST];

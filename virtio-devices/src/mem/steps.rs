@@ -19,21 +19,16 @@ pub struct MemSteps {
 }
 
 impl MemSteps {
-    /// Creates a device with the memory at `region` in blocks of `block` bytes and with this queue, whose driver
-    /// negotiated `features`.
+    /// Creates a device with the memory at `region` in blocks of `block` bytes, whose driver negotiated
+    /// `features`.
     ///
     /// # Errors
     ///
     /// Fails if the host has no descriptor left.
-    pub fn new(
-        memory: GuestMap,
-        (region, block): (&Range<u64>, u64),
-        queue: &SharedQueue,
-        features: u64,
-    ) -> io::Result<Self> {
+    pub fn new(memory: GuestMap, (region, block): (&Range<u64>, u64), features: u64) -> io::Result<Self> {
         let (region, counters) = (Arc::new(MemRegion::new(region, block, 1)), Arc::new(MemCounters::new()));
         let requests = Requests(Arc::clone(&region));
-        Ok(Self { steps: QueueSteps::new(requests, memory, queue, features, &counters)?, region, counters })
+        Ok(Self { steps: QueueSteps::new(requests, memory, features, &counters)?, region, counters })
     }
 
     /// The memory of the device.
@@ -51,7 +46,7 @@ impl Stepped for MemSteps {
     type Queue<'q> = SteppedQueue<'q>;
 
     fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<SteppedQueue<'q>> {
-        self.steps.queue(queue)
+        self.steps.queue(0, queue)
     }
 
     fn step(&mut self, queue: &mut SteppedQueue<'_>) -> Step {

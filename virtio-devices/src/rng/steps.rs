@@ -19,14 +19,14 @@ pub struct RngSteps {
 }
 
 impl RngSteps {
-    /// Creates a device that reads `source`, with this queue, whose driver negotiated `features`.
+    /// Creates a device that reads `source`, whose driver negotiated `features`.
     ///
     /// # Errors
     ///
     /// Fails if the host has no descriptor left.
-    pub fn new(memory: GuestMap, source: OwnedFd, queue: &SharedQueue, features: u64) -> io::Result<Self> {
+    pub fn new(memory: GuestMap, source: OwnedFd, features: u64) -> io::Result<Self> {
         let (filler, counters) = (Filler(Arc::new(Mutex::new(source))), Arc::new(RngCounters::new()));
-        Ok(Self { steps: QueueSteps::new(filler, memory, queue, features, &counters)?, counters })
+        Ok(Self { steps: QueueSteps::new(filler, memory, features, &counters)?, counters })
     }
 
     /// The value of a counter.
@@ -39,7 +39,7 @@ impl Stepped for RngSteps {
     type Queue<'q> = SteppedQueue<'q>;
 
     fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<SteppedQueue<'q>> {
-        self.steps.queue(queue)
+        self.steps.queue(0, queue)
     }
 
     /// Returns [`Step::Frame`] if the source has no data.

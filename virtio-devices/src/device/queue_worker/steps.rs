@@ -1,4 +1,4 @@
-//! Runs a queue step by step on the caller's thread, without waiting. For fuzz targets.
+//! Runs queues step by step on the caller's thread, without waiting. For fuzz targets.
 
 use std::io;
 use std::sync::Arc;
@@ -15,8 +15,11 @@ use crate::queue::ring::{BrokenRing, Ring};
 use crate::transport::features::has;
 use crate::{GuestMap, Interrupts, SharedQueue};
 
-/// The queue, which is run step by step.
+/// A queue that is run step by step.
 pub struct SteppedQueue<'q>(Ring<'q>);
+
+/// The most queues of a device with such a worker.
+const QUEUES: u16 = 3;
 
 /// A worker that is not a thread.
 pub(crate) struct QueueSteps<A: Answerer> {
@@ -25,7 +28,7 @@ pub(crate) struct QueueSteps<A: Answerer> {
 }
 
 impl<A: Answerer> QueueSteps<A> {
-    /// Creates a worker of `queue`, whose driver negotiated `features`. It adds its counts to `counters`.
+    /// Creates a worker of queues, whose driver negotiated `features`. It adds its counts to `counters`.
     ///
     /// # Errors
     ///
@@ -33,16 +36,14 @@ impl<A: Answerer> QueueSteps<A> {
     pub(crate) fn new(
         answerer: A,
         memory: GuestMap,
-        queue: &SharedQueue,
         features: u64,
         counters: &Arc<<A::Tally as QueueTally>::Counters>,
     ) -> io::Result<Self> {
         let worker = QueueWorker {
-            index: 0,
-            queue: Arc::clone(queue),
+            queues: Vec::new(),
             features,
             memory: memory.into(),
-            interrupts: Arc::new(Interrupts::new(1, 0)),
+            interrupts: Arc::new(Interrupts::new(QUEUES, 0)),
             answerer,
             tally: A::Tally::new(),
             counters: Arc::clone(counters),
@@ -52,10 +53,10 @@ impl<A: Answerer> QueueSteps<A> {
         Ok(Self { worker, storage: Default::default() })
     }
 
-    /// Opens the queue, which stays locked until dropped; `None` if its rings do not lie in guest memory.
-    pub(crate) fn queue<'q>(&self, queue: &'q SharedQueue) -> Option<SteppedQueue<'q>> {
+    /// Opens the queue `index`, which stays locked until dropped; `None` if its rings do not lie in guest memory.
+    pub(crate) fn queue<'q>(&self, index: u16, queue: &'q SharedQueue) -> Option<SteppedQueue<'q>> {
         let event_idx = has(self.worker.features, VIRTIO_RING_F_EVENT_IDX);
-        Ring::open(0, queue.lock(), event_idx, &self.worker.memory.pass()).ok().map(SteppedQueue)
+        Ring::open(index, queue.lock(), event_idx, &self.worker.memory.pass()).ok().map(SteppedQueue)
     }
 
     /// Runs one turn of the worker's loop. Returns [`Step::Frame`] for a waiting chain.
