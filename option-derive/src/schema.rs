@@ -269,7 +269,7 @@ fn body(input: &DeriveInput, container: &Container) -> Result<Code> {
     let unsupported = container
         .unsupported
         .iter()
-        .map(|object| quote!(definition.add_unsupported(crate::config::unsupported::Object::#object);));
+        .map(|object| quote!(definition.add_unsupported(crate::config::unsupported::Object::#object.schemas());));
     match &input.data {
         Data::Struct(data) => {
             let Fields::Named(fields) = &data.fields else {

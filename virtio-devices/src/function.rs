@@ -194,6 +194,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         let mut outcome = change(self);
         if outcome.effects.reset.take().is_some() {
             self.transport.reset();
+            // No driver is left that relies on the generation from before a restore.
+            self.generation = 0;
             outcome.stopping.extend(self.reset_device());
         }
         if outcome.effects.queues {

@@ -2,7 +2,7 @@
 //!
 //! A VM's configuration has the same types on the command line and in JSON ([`config`]). [`body`] and [`migration`]
 //! have the other requests' bodies, [`info`] the replies; [`document`] parses JSON, [`typed`]
-//! converts it to types, and [`schema`] describes it.
+//! converts it to types. [`schema`] describes a type for the API's description, and [`openapi`] all of them.
 //! Nothing here opens resources or uses KVM; the VMM checks the rules that concern the whole VM.
 
 pub mod body;
@@ -10,5 +10,6 @@ pub mod config;
 pub mod document;
 pub mod info;
 pub mod migration;
+pub mod openapi;
 pub mod schema;
 pub mod typed;

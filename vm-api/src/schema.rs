@@ -10,9 +10,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::config::unsupported::Object;
-use crate::{body, config, info, migration};
-
 /// A type that a field of JSON can have.
 pub(crate) trait Schema {
     /// The schema: that of a primitive type in full, a reference to a component otherwise.
@@ -193,9 +190,9 @@ impl Definition {
         }
     }
 
-    /// Adds the fields of `object` that are not supported yet.
-    pub(crate) fn add_unsupported(&mut self, object: Object) {
-        self.properties.extend(object.schemas().map(|(field, schema)| (field.to_string(), schema)));
+    /// Adds fields that are not supported yet.
+    pub(crate) fn add_unsupported(&mut self, fields: impl Iterator<Item = (&'static str, Value)>) {
+        self.properties.extend(fields.map(|(field, schema)| (field.to_string(), schema)));
     }
 }
 
@@ -211,6 +208,11 @@ pub(crate) fn reference(name: &str) -> Value {
 }
 
 impl Components {
+    /// The components, in the order in which they were first referred to.
+    pub(crate) fn into_definitions(self) -> Vec<Definition> {
+        self.0
+    }
+
     /// A reference to a component, which is added.
     pub(crate) fn reference<T: Component + DeserializeOwned>(&mut self) -> Value {
         if self.0.iter().all(|known| known.name != T::NAME) {
@@ -232,27 +234,6 @@ impl Components {
         self.0.push(definition);
         reference(name)
     }
-}
-
-/// The schemas of all requests and replies.
-pub fn components() -> Vec<Definition> {
-    let mut components = Components::default();
-    let all = &mut components;
-    all.reference::<info::VmmPingResponse>();
-    all.reference::<info::VmInfo>();
-    all.reference::<info::PciDeviceInfo>();
-    all.reference::<body::SetVf>();
-    all.reference::<body::RemoveDevice>();
-    all.reference::<body::Resize>();
-    all.reference::<body::ResizeZone>();
-    all.reference::<body::ResizeDisk>();
-    all.reference::<body::SnapshotConfig>();
-    all.reference::<config::RestoreConfig>();
-    all.reference::<migration::SendMigration>();
-    all.reference::<migration::ReceiveMigration>();
-    all.reference::<migration::ResumeOptions>();
-    all.reference::<migration::MigrationProgress>();
-    components.0
 }
 
 /// Implements [`Schema`] for types that have no name in the description.
@@ -277,8 +258,6 @@ primitive! {
     u64 => {"type": "integer", "format": "int64", "minimum": 0},
     usize => {"type": "integer", "format": "int32", "minimum": 0},
     i32 => {"type": "integer", "format": "int32"},
-    config::MacAddress => {"type": "string", "pattern": "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"},
-    config::MacChoice => {"type": "string", "pattern": "^([0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}|[Aa][Nn][Yy])$"},
 }
 
 impl<T: Schema> Schema for Option<T> {

@@ -5,6 +5,9 @@ use std::str::FromStr;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Value, json};
+
+use crate::schema::{Components, Schema};
 
 /// An Ethernet address, written `52:54:00:12:34:56` on the command line and in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,6 +143,18 @@ impl<'de> Deserialize<'de> for MacAddress {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(|error| D::Error::custom(format_args!("{text:?}: {error}")))
+    }
+}
+
+impl Schema for MacAddress {
+    fn describe(_: &mut Components) -> Value {
+        json!({"type": "string", "pattern": "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"})
+    }
+}
+
+impl Schema for MacChoice {
+    fn describe(_: &mut Components) -> Value {
+        json!({"type": "string", "pattern": "^([0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}|[Aa][Nn][Yy])$"})
     }
 }
 

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeOwned, Visitor};
 
 use super::*;
+use crate::openapi::components;
 
 /// The names under which serde reads a struct's fields or an enum's variants.
 struct Names<'a>(&'a mut Vec<&'static str>);

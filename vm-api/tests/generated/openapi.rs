@@ -1,7 +1,8 @@
 //! The schemas of `api/openapi.yaml`, which are those of the types in `vm-api`.
 
 use serde_json::{Map, Value};
-use vm_api::schema::{Definition, components};
+use vm_api::openapi::components;
+use vm_api::schema::Definition;
 
 /// Line above the generated schemas, which end the file.
 const BEGIN: &str =

@@ -24,8 +24,9 @@ const DOCUMENT: &str = "docs/coverage.md";
 /// Text of the document above its tables.
 const HEAD: &str = "# Coverage
 
-`cargo xtask fuzz --coverage` rewrites this file. Only lines that are compiled into the measured programs count, so a
-file has fewer lines here than in an editor. Files without a line that is run are left out, and so is code for tests.
+`cargo xtask fuzz --coverage` rewrites this file. Only lines that are compiled into the measured
+programs count, so a file has fewer lines here than in an editor. Files without a line that is run
+are left out, and so is code for tests.
 ";
 /// Text above the table of the fuzz targets.
 const FUZZ: &str = "
