@@ -1,4 +1,4 @@
-//! What the VMM and an attacker in it may still do.
+//! Limits of the VMM, and of an attacker in it.
 
 pub(crate) mod confined;
 pub(crate) mod landlock;

@@ -75,7 +75,8 @@ enum Next {
     Doorbell,
 }
 
-/// Starts the worker of the device `id` for the queues that its driver enabled, if any. It adds its counts to `counters`.
+/// Starts the worker of the device `id` for the queues that its driver enabled, if any. It adds its counts to
+/// `counters`.
 ///
 /// # Errors
 ///

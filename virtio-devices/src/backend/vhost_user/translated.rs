@@ -242,8 +242,8 @@ impl Told {
             && !self.is_suspect.swap(true, Ordering::Relaxed)
         {
             error!(
-                "{}: a vhost-user backend does not forget what its function has lost: {error}; it was disconnected, and \
-                 may still reach memory that its guest has taken from it",
+                "{}: a vhost-user backend does not forget what its function has lost: {error}; it was disconnected, \
+                 and may still reach memory that its guest has taken from it",
                 self.name
             );
         }
