@@ -83,13 +83,14 @@ impl Policy {
 
     /// True if [`Self::ingress`] may do more than pass a frame unchanged.
     pub(crate) fn checks_sent(&self) -> bool {
-        let Self { port_vlan, trunk, spoof_check, trusted, storm, .. } = self;
+        let Self { address: _, port_vlan, trunk, spoof_check, trusted, storm, max_tx_rate: _ } = self;
         port_vlan.is_some() || trunk.is_some() || *spoof_check || !trusted || storm.is_some()
     }
 
     /// True if [`Self::egress`] may do more than pass a frame unchanged.
     pub(crate) fn checks_received(&self) -> bool {
-        self.port_vlan.is_some() || self.trunk.is_some()
+        let Self { address: _, port_vlan, trunk, spoof_check: _, trusted: _, storm: _, max_tx_rate: _ } = self;
+        port_vlan.is_some() || trunk.is_some()
     }
 
     /// Settings of the rules that need the cooperation of the frames' carrier.

@@ -53,12 +53,31 @@ fn each_value_of_an_enum_has_a_name_of_its_own_in_clients() {
     let schemas = document["components"]["schemas"].as_object().unwrap();
     let mut all = Set::new();
     for (schema, described) in schemas {
-        for name in words(&described["x-enum-varnames"]) {
-            assert!(!schemas.contains_key(&name), "{name}");
-            assert!(all.insert(name.clone()), "{schema}: {name} is there twice");
+        for (field, property) in described["properties"].as_object().into_iter().flatten() {
+            assert!(property["enum"].is_null(), "{schema}.{field}: give the enum a schema of its own");
+        }
+        let names = words(&described["x-enum-varnames"]);
+        assert_eq!(names.len(), described["enum"].as_array().map_or(0, Vec::len), "{schema}");
+        for name in names {
+            assert!(name.starts_with(schema) && !schemas.contains_key(&name), "{name}");
+            assert!(all.insert(name.clone()), "{name} is there twice");
         }
     }
     assert!(all.len() > 50, "{all:?}");
+}
+
+#[test]
+fn no_schema_refuses_fields_that_ask_for_nothing() {
+    fn refuses(value: &Value) -> bool {
+        match value {
+            Value::Object(fields) => {
+                fields.get("additionalProperties") == Some(&false.into()) || fields.values().any(refuses)
+            }
+            Value::Array(elements) => elements.iter().any(refuses),
+            _ => false,
+        }
+    }
+    assert!(!refuses(&document()));
 }
 
 #[test]

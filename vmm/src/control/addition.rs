@@ -13,6 +13,8 @@ use crate::landlock;
 pub(crate) struct Addition {
     /// The VM without the device. It is shared with the instance, so that any change of the VM replaces the instance's.
     before: Arc<PlannedVm>,
+    /// True if the VM was booted, so that the checks of a boot were made.
+    was_booted: bool,
     /// The VM with the device, or the reason why it cannot have it.
     pub planned: Result<PlannedVm, Error>,
     /// Resources that were opened on another thread.
@@ -24,7 +26,7 @@ impl Addition {
     /// checks of a boot are made here.
     pub(crate) fn plan(device: &NewDevice, before: &Arc<PlannedVm>, is_booted: bool) -> Self {
         let planned = with_device(device, before, is_booted);
-        Self { before: Arc::clone(before), planned, opened: OpenedBefore::Nothing }
+        Self { before: Arc::clone(before), was_booted: is_booted, planned, opened: OpenedBefore::Nothing }
     }
 
     /// The plan of the device, if it can be added.
@@ -32,9 +34,9 @@ impl Addition {
         self.planned.as_ref().ok()?.added_to(self.before.plan())
     }
 
-    /// True if the VM is `now` as it was planned for.
-    pub(crate) fn is_of(&self, now: &Arc<PlannedVm>) -> bool {
-        Arc::ptr_eq(&self.before, now)
+    /// True if the VM is `now` as it was planned for, and booted if it was then.
+    pub(crate) fn is_of(&self, now: &Arc<PlannedVm>, is_booted: bool) -> bool {
+        Arc::ptr_eq(&self.before, now) && self.was_booted == is_booted
     }
 }
 

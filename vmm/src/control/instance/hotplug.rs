@@ -75,7 +75,7 @@ impl Instance {
     /// Takes the plan that [`Self::device_opener`] made. Plans again if the VM has changed since.
     fn take_addition(&mut self, new: &NewDevice) -> Addition {
         let opened = match self.acquired.take() {
-            Some(Acquired::Device(addition)) if addition.is_of(&self.planned) => return *addition,
+            Some(Acquired::Device(addition)) if addition.is_of(&self.planned, self.vm.is_some()) => return *addition,
             Some(Acquired::Device(stale)) => stale.opened,
             _ => OpenedBefore::Nothing,
         };

@@ -237,7 +237,18 @@ fn a_plan_is_made_anew_if_the_vm_has_changed_since() {
     assert!(instance.acquirer(&action).is_none());
     // As when the guest releases a device while a backend is opened.
     instance.forget_device("pf");
-    assert!(!addition(&instance).is_of(&instance.planned));
+    assert!(!addition(&instance).is_of(&instance.planned, true));
     instance.add(added(action)).unwrap();
     assert_eq!((ids(&instance), PLANS.get() - before), (vec!["n"], 2));
+}
+
+#[test]
+fn a_plan_for_a_booted_vm_is_not_used_once_it_is_off() {
+    let (mut instance, before) = opened_and_planned();
+    let action = Action::Add(net("id=n,switch=veb,sriov_vfs=1"));
+    assert!(instance.acquirer(&action).is_none());
+    // As when the guest powers off while a backend is opened.
+    instance.vm = None;
+    assert_eq!(instance.add(added(action)).unwrap(), None);
+    assert_eq!((ids(&instance), PLANS.get() - before), (vec!["pf", "n"], 2));
 }
