@@ -10,8 +10,6 @@ mod counters;
 mod engine;
 mod error;
 mod geometry;
-mod hold;
-mod holds;
 pub(crate) mod image;
 mod latency;
 mod operation;
@@ -20,6 +18,8 @@ mod requests;
 mod resize;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
+mod storage_lock;
+mod storage_locks;
 mod uring;
 mod worker;
 mod zeroing;
@@ -54,14 +54,14 @@ use config::{BLK_SIZE, Config, PHYSICAL, SEG_MAX, WRITEBACK};
 pub use counters::{BlockCounter, BlockCounters};
 use engine::Engine;
 pub use error::{BlockError, ResizeError};
-pub use hold::Hold;
-pub use holds::{HoldError, Holds};
 use image::Image;
 use image::access::Access;
 pub use image::access::{ImageFormat, LockGranularity};
 pub use latency::BlockLatencies;
 use operation::Abilities;
 pub use resize::BlockSize;
+pub use storage_lock::StorageLock;
+pub use storage_locks::{StorageLockError, StorageLocks};
 use worker::{MAX_DEPTH, QueueWorker, Shared};
 
 /// Mass storage controller, other: the class that no other driver binds to.
@@ -164,7 +164,7 @@ impl Block {
         Self::with(spec, Image::open)
     }
 
-    /// Opens an image that another program writes. [`Hold::take`] locks it later; the device must not be started
+    /// Opens an image that another program writes. [`StorageLock::take`] locks it later; the device must not be started
     /// before.
     ///
     /// # Errors
@@ -235,8 +235,8 @@ impl Block {
     }
 
     /// Image and its lock.
-    pub fn hold(&self) -> Hold {
-        Hold::of_image(Arc::clone(&self.image))
+    pub fn hold(&self) -> StorageLock {
+        StorageLock::of_image(Arc::clone(&self.image))
     }
 
     /// Handle to the size, which the host can change.

@@ -3,7 +3,7 @@
 pub(crate) mod config;
 pub(crate) mod counters;
 pub(crate) mod failures;
-pub(crate) mod port;
+pub(crate) mod host_nic;
 pub(crate) mod queue_worker;
 pub(crate) mod rate_limiter;
 pub(crate) mod runner;
@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{DoorbellPages, MemoryUser};
 use crate::device::config::ConfigField;
-use crate::device::port::Port;
+use crate::device::host_nic::HostNic;
 use crate::memory::SharedQueue;
 use crate::memory::file_mapping::FileMapping;
 use crate::os::thread::Thread;
@@ -112,7 +112,7 @@ pub trait VirtioDevice: Send {
     /// Called when the driver rings the doorbell of a running queue that has no worker. Returns true if the device
     /// serves its driver itself, before the access completes; it must not wait for anything that its driver does in the
     /// meantime.
-    fn rung(&mut self, _queue: u16) -> bool {
+    fn doorbell_rung(&mut self, _queue: u16) -> bool {
         false
     }
 
@@ -121,7 +121,7 @@ pub trait VirtioDevice: Send {
     fn hold_frames(&self, _held: bool) {}
 
     /// The port of a network device.
-    fn port(&mut self) -> Option<&mut dyn Port> {
+    fn port(&mut self) -> Option<&mut dyn HostNic> {
         None
     }
 

@@ -24,9 +24,9 @@ use crate::function::host::queues_changed;
 use crate::os::thread::Thread;
 use crate::transport::{Change, Transport};
 use crate::{
-    Behind, ConnectError, DeviceState, DmaSpace, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle,
-    MemoryArea, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Port, QueueError, Signals,
-    SriovStatus, Start, StateError, Status, VirtioDevice,
+    ConnectError, DeviceState, DmaSpace, Doorbell, DoorbellObserver, FunctionStatus, HostNic, Inspect, IommuAttachment,
+    Lifecycle, MemoryArea, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, QueueError,
+    Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -64,7 +64,7 @@ pub struct VirtioFunction<D> {
     device: D,
     memory: DmaSpace,
     /// The function's IOMMU endpoint, if it is behind an IOMMU.
-    behind: Option<Behind>,
+    behind: Option<IommuAttachment>,
     /// The queues, from their first start until a reset.
     run: Option<Run>,
     /// The offset of config_generation, as the driver reads it, from the device's: a restored driver continues from the
@@ -144,14 +144,14 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// The function behind an IOMMU.
     #[must_use]
-    pub fn behind(mut self, behind: Behind) -> Self {
-        self.set_behind(behind);
+    pub fn behind(mut self, behind: IommuAttachment) -> Self {
+        self.attach_iommu(behind);
         self
     }
 
     /// Puts the function behind an IOMMU: a driver must use I/O addresses, even while they are not translated (`virtio
     /// 1.4 §6.1`, VIRTIO_F_ACCESS_PLATFORM). Must be called before any access.
-    pub(crate) fn set_behind(&mut self, behind: Behind) {
+    pub(crate) fn attach_iommu(&mut self, behind: IommuAttachment) {
         self.transport.require(VIRTIO_F_ACCESS_PLATFORM);
         let endpoint = Arc::clone(behind.endpoint());
         self.memory = DmaSpace::translated(self.memory.memory().clone(), endpoint);
@@ -278,7 +278,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             // Usually an ioeventfd takes the write; one that comes before the ioeventfd is registered must not be lost.
             Some(Place::Doorbell(queue)) if !data.is_empty() => {
                 if let Some(run) = self.run.as_ref().filter(|run| run.is_running())
-                    && !self.device.rung(queue)
+                    && !self.device.doorbell_rung(queue)
                 {
                     run.ring(queue);
                 }
@@ -539,7 +539,7 @@ impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
         None
     }
 
-    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
         if vf.is_none() { self.device.port() } else { None }
     }
 

@@ -36,4 +36,4 @@ pub(crate) use mappings::Range;
 pub(crate) use request::Request;
 #[cfg(test)]
 pub(crate) use status::Status;
-pub use unit::{ADDRESS_WIDTHS, Behind, Iommu};
+pub use unit::{ADDRESS_WIDTHS, Iommu, IommuAttachment};

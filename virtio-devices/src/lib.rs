@@ -53,14 +53,14 @@ pub use backend::{
 };
 pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
 pub use block::{
-    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, Hold, HoldError, Holds,
-    ImageFormat, LockGranularity, ResizeError, backing_files,
+    Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, ImageFormat, LockGranularity,
+    ResizeError, StorageLock, StorageLockError, StorageLocks, backing_files,
 };
 pub use config_tables::{ConfigTable, config_tables};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::config::{ConfigField, Rule};
 pub use device::failures::{FailureChange, FailureObserver};
-pub use device::port::{ConnectError, FunctionStatus, MacError, NewBackend, Port, SriovStatus};
+pub use device::host_nic::{ConnectError, FunctionStatus, HostNic, MacError, NewBackend, SriovStatus};
 pub use device::rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use device::worker::{StartWorker, WORKER_STACK, WorkerKind, start_workers_with};
 pub use device::{Start, VirtioDevice, Worker};
@@ -71,7 +71,7 @@ pub use function::host::{
     Signals, VirtioPci,
 };
 pub use function::{FunctionError, VirtioFunction};
-pub use iommu::{ADDRESS_WIDTHS, Behind, Endpoint, Iommu, IommuCounter, IommuCounters, IommuDevice};
+pub use iommu::{ADDRESS_WIDTHS, Endpoint, Iommu, IommuAttachment, IommuCounter, IommuCounters, IommuDevice};
 pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSlots, MemSpec};
 pub use memory::file_mapping::FileMapping;
 pub use memory::zeros::fill_with_zeros;

@@ -52,7 +52,7 @@ use crate::frames::net_protocol::{MAX_QUEUE_SIZE, features};
 use crate::frames::policy::Replaced;
 use crate::transport::features::has;
 use crate::{
-    BucketsState, ConnectError, DeviceSpecific, Interrupts, NewBackend, NicState, Port, Start, StateError,
+    BucketsState, ConnectError, DeviceSpecific, HostNic, Interrupts, NewBackend, NicState, Start, StateError,
     VirtioDevice, Worker,
 };
 pub use carrier::PortHandle;
@@ -307,7 +307,7 @@ impl VirtioDevice for Net {
         }
     }
 
-    fn port(&mut self) -> Option<&mut dyn Port> {
+    fn port(&mut self) -> Option<&mut dyn HostNic> {
         Some(self)
     }
 

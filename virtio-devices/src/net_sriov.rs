@@ -16,9 +16,9 @@ use crate::function::host::queues_changed;
 use crate::function::{FunctionError, REGISTERS_BAR, Spacing, VirtioFunction, device_id};
 use crate::os::thread::Thread;
 use crate::{
-    Behind, ConnectError, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, Memory,
-    MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Port, Signals, SriovStatus, StateError,
-    VirtioDevice,
+    ConnectError, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, HostNic, Inspect, IommuAttachment,
+    Lifecycle, Memory, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Signals, SriovStatus,
+    StateError, VirtioDevice,
 };
 
 /// Reason why devices cannot form a PF and its VFs.
@@ -115,12 +115,12 @@ impl<D: VirtioDevice> NetSriov<D> {
         Ok(Some(first))
     }
 
-    /// Puts each function behind the IOMMU for which `place` returns a [`Behind`], if any. Must be called before any
+    /// Puts each function behind the IOMMU for which `place` returns a [`IommuAttachment`], if any. Must be called before any
     /// access.
-    pub fn set_behind(&mut self, mut place: impl FnMut(Rid) -> Option<Behind>) {
+    pub fn attach_iommu(&mut self, mut place: impl FnMut(Rid) -> Option<IommuAttachment>) {
         for function in self.functions.functions_mut() {
             if let Some(behind) = place(function.rid()) {
-                function.set_behind(behind);
+                function.attach_iommu(behind);
             }
         }
     }
@@ -245,7 +245,7 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
         self.sriov().map(|sriov| SriovStatus { num_vfs: sriov.num_vfs(), vf_enable: sriov.vf_enable() })
     }
 
-    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
         self.function_mut(vf)?.device_mut().port()
     }
 

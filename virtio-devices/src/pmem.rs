@@ -24,7 +24,7 @@ use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::process::{Resource, getrlimit};
 use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
 
-use crate::block::Hold;
+use crate::block::StorageLock;
 use crate::device::config::{ConfigField, Rule, read};
 use crate::device::counters::Counted;
 use crate::device::queue_worker;
@@ -82,8 +82,8 @@ impl Pmem {
     }
 
     /// The file that the guest writes, if it does.
-    pub fn hold(&self) -> Option<Hold> {
-        self.file.as_ref().map(|file| Hold::of_memory(Arc::clone(file), self.path.clone()))
+    pub fn hold(&self) -> Option<StorageLock> {
+        self.file.as_ref().map(|file| StorageLock::of_memory(Arc::clone(file), self.path.clone()))
     }
 
     /// Counters of the device.

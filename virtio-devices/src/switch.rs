@@ -10,10 +10,9 @@ mod control;
 mod forward;
 mod frame;
 mod handle;
-mod hub;
-mod lane;
+mod mailbox;
 mod mode;
-mod pace;
+mod polling;
 mod port;
 mod receiver;
 mod report;
@@ -24,6 +23,7 @@ mod source;
 mod spec;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
+mod switch_core;
 mod table;
 mod tx_batch;
 mod uplink;
@@ -41,8 +41,8 @@ use crate::device::failures::FailureObserver;
 use crate::frames::policy::Replaced;
 use crate::net::{NetCounters, PortHandle};
 use handle::{SwitchPort, Threads};
-use hub::Hub;
-pub use hub::PortSettings;
+pub use switch_core::PortSettings;
+use switch_core::SwitchCore;
 
 pub use mode::SwitchMode;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
@@ -58,76 +58,76 @@ impl Switch {
     ///
     /// [`SwitchError`].
     pub fn new(spec: SwitchSpec) -> Result<Self, SwitchError> {
-        Ok(Self(Arc::new(Threads::new(Hub::new(spec)?))))
+        Ok(Self(Arc::new(Threads::new(SwitchCore::new(spec)?))))
     }
 
     /// Creates a switch without threads: the caller does the work of its one worker, step by step.
     #[cfg(any(test, feature = "testing"))]
     fn stepped(spec: SwitchSpec) -> Result<(Self, worker::SwitchWorker), SwitchError> {
-        let hub = Hub::new(SwitchSpec { workers: 1, ..spec })?;
-        let threads = Threads::stepped(hub);
-        let worker = worker::SwitchWorker::new(Arc::clone(threads.hub()), 0, None);
+        let core = SwitchCore::new(SwitchSpec { workers: 1, ..spec })?;
+        let threads = Threads::stepped(core);
+        let worker = worker::SwitchWorker::new(Arc::clone(threads.core()), 0, None);
         Ok((Self(Arc::new(threads)), worker))
     }
 
     /// The port with this number, for a NIC: 0 is the PF's, 1 that of its first VF. `None` if there is none. A port has
     /// one NIC at a time.
     pub fn port(&self, index: u16) -> Option<PortHandle> {
-        (index < self.0.hub().ports()).then(|| PortHandle::new(SwitchPort::new(Arc::clone(&self.0), index)))
+        (index < self.0.core().ports()).then(|| PortHandle::new(SwitchPort::new(Arc::clone(&self.0), index)))
     }
 
     /// Changes the host's settings for a port beyond its NIC's policy. They apply to all frames once the caller has
     /// waited for the returned handle. Ignores a port that does not exist.
     pub fn set_port(&self, index: u16, settings: PortSettings) -> Replaced {
-        self.0.hub().set_port(index, settings)
+        self.0.core().set_port(index, settings)
     }
 
     /// As [`Self::set_port`], for several at once.
     pub fn set_ports(&self, ports: impl IntoIterator<Item = (u16, PortSettings)>) -> Replaced {
-        self.0.hub().set_ports(ports)
+        self.0.core().set_ports(ports)
     }
 
     /// The forwarding mode.
     pub fn mode(&self) -> SwitchMode {
-        self.0.hub().mode()
+        self.0.core().mode()
     }
 
     /// The most threads that carry its frames.
     pub fn workers(&self) -> u16 {
-        self.0.hub().lanes().len() as u16
+        self.0.core().mailboxes().len() as u16
     }
 
     /// The interface of its uplink, if it has one.
     pub fn uplink_name(&self) -> Option<&str> {
-        self.0.hub().uplink().map(uplink::Uplink::name)
+        self.0.core().uplink().map(uplink::Uplink::name)
     }
 
     /// The limit of all ports' traffic to the uplink together, in Mbit/s, if there is one.
     pub fn uplink_rate(&self) -> Option<NonZeroU32> {
-        self.0.hub().uplink_rate()
+        self.0.core().uplink_rate()
     }
 
     /// True if the uplink was deleted; false without one.
     pub fn uplink_gone(&self) -> bool {
-        self.0.hub().uplink().is_some_and(uplink::Uplink::is_gone)
+        self.0.core().uplink().is_some_and(uplink::Uplink::is_gone)
     }
 
     /// True if the uplink is up; `None` without one. It is checked while a driver runs.
     pub fn uplink_up(&self) -> Option<bool> {
-        let hub = self.0.hub();
-        hub.uplink().map(|_| hub.uplink_up())
+        let core = self.0.core();
+        core.uplink().map(|_| core.uplink_up())
     }
 
     /// Calls `observer` when the uplink starts to fail, and when it works again. It is checked while a driver runs.
     pub fn observe_uplink(&self, observer: FailureObserver) {
-        if let Some(uplink) = self.0.hub().uplink() {
+        if let Some(uplink) = self.0.core().uplink() {
             uplink.failures().observe(observer);
         }
     }
 
     /// The traffic from the uplink, `rx`, and to it, `tx`; `None` without one.
     pub fn uplink_counters(&self) -> Option<Arc<NetCounters>> {
-        self.0.hub().uplink().map(uplink::Uplink::counters)
+        self.0.core().uplink().map(uplink::Uplink::counters)
     }
 }
 

@@ -20,6 +20,7 @@ mod signals;
 mod unlogged_links;
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,9 +34,9 @@ use crate::api::info::{PciDeviceInfo, VmmPingResponse};
 use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, NewDevice, Reply, Resize, Server};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig};
 use crate::control::active_migration::ActiveMigration;
-use crate::control::instance::{Added, Instance, Turn};
+use crate::control::instance::{Added, GuestOutcome, Instance};
 use crate::control::metrics::{Process, metrics};
-use crate::control::opening::{Acquired, Opening};
+use crate::control::opening::{OpenedResources, PendingOpen};
 use crate::control::queue::{ActionQueue, PendingAction};
 use crate::control::signals::{Signals, ignore_file_size_signal};
 use crate::devices::kind;
@@ -169,13 +170,6 @@ fn serve(
     ended
 }
 
-/// Continuation of the control loop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    On,
-    End,
-}
-
 /// State of the control thread.
 struct ControlLoop {
     // Drop order: the terminal is restored before the signals' previous actions.
@@ -188,9 +182,9 @@ struct ControlLoop {
     /// Limits of open files and other resources.
     limits: HostLimits,
     /// Action whose resources are being opened.
-    opening: Option<Opening>,
+    opening: Option<PendingOpen>,
     /// Cancelled snapshot, whose thread may still wait for the disk.
-    ending: Option<Opening>,
+    ending: Option<PendingOpen>,
     /// Actions to handle after the one that is opening, in order.
     deferred: VecDeque<PendingAction>,
     /// Files that the program needs with any VM.
@@ -249,10 +243,10 @@ impl ControlLoop {
                 self.signals.take_window();
                 self.follow_terminal();
             }
-            if ready.migration && self.run_migration_commands()? == Next::End {
+            if ready.migration && self.run_migration_commands()? == ControlFlow::Break(()) {
                 return Ok(());
             }
-            if ready.guest && !self.leaves_guest() && self.guest()? == Next::End {
+            if ready.guest && !self.leaves_guest() && self.guest()? == ControlFlow::Break(()) {
                 return Ok(());
             }
             if ready.opened {
@@ -270,7 +264,7 @@ impl ControlLoop {
             let deferred = if self.opening.is_none() { self.deferred.pop_front() } else { None };
             let pending = deferred.or_else(|| if ready.client { self.actions.take() } else { None });
             if let Some(pending) = pending
-                && self.handle(pending) == Next::End
+                && self.handle(pending) == ControlFlow::Break(())
             {
                 return Ok(());
             }
@@ -279,10 +273,10 @@ impl ControlLoop {
 
     /// Applies a client's action, or starts opening its resources. While another action does that, this one is queued
     /// unless it changes no device; one that ends the VM also cancels the other.
-    fn handle(&mut self, pending: PendingAction) -> Next {
+    fn handle(&mut self, pending: PendingAction) -> ControlFlow<()> {
         if let Some(failure) = self.refuse_in_migration(pending.action()) {
             pending.serve(|_| Err(failure));
-            return Next::On;
+            return ControlFlow::Continue(());
         }
         if self.opening.is_some() {
             match pending.action() {
@@ -291,12 +285,12 @@ impl ControlLoop {
                 _ if self.is_saving() => {
                     let what = "a snapshot of the VM is being written; try again when it is complete";
                     pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what)));
-                    return Next::On;
+                    return ControlFlow::Continue(());
                 }
                 Action::Pause | Action::Resume(_) | Action::PowerButton | Action::Nmi => {}
                 _ => {
                     self.deferred.push_back(pending);
-                    return Next::On;
+                    return ControlFlow::Continue(());
                 }
             }
         }
@@ -308,7 +302,7 @@ impl ControlLoop {
         }
         let acquirer = self.instance.as_mut().and_then(|instance| instance.acquirer(pending.action()));
         let Some(acquirer) = acquirer else { return self.perform(pending) };
-        match Opening::begin(ThreadKind::Open, pending, acquirer) {
+        match PendingOpen::begin(ThreadKind::Open, pending, acquirer) {
             Ok(opening) => self.opening = Some(opening),
             Err(refused) => {
                 let (pending, error) = *refused;
@@ -317,14 +311,15 @@ impl ControlLoop {
                 pending.serve(|_| Err(Failure::new(ErrorKind::Host, what)));
             }
         }
-        Next::On
+        ControlFlow::Continue(())
     }
 
     /// Applies an action now.
-    fn perform(&mut self, pending: PendingAction) -> Next {
-        let mut next = Next::On;
+    fn perform(&mut self, pending: PendingAction) -> ControlFlow<()> {
+        let mut next = ControlFlow::Continue(());
         pending.serve(|action| {
-            next = if matches!(action, Action::ShutdownVmm) { Next::End } else { Next::On };
+            next =
+                if matches!(action, Action::ShutdownVmm) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
             self.apply(action)
         });
         if let Some(instance) = &mut self.instance {
@@ -335,21 +330,23 @@ impl ControlLoop {
 
     /// Applies the action whose resources are open.
     fn opened(&mut self) {
-        let Some((pending, acquired)) = self.opening.take().and_then(Opening::finish) else { return };
+        let Some((pending, acquired)) = self.opening.take().and_then(PendingOpen::finish) else { return };
         let acquired = match acquired {
-            Acquired::Saved(saved) => return self.saved(pending, saved),
-            Acquired::Restored(restored) => return self.restored(pending, *restored),
+            OpenedResources::Saved(saved) => return self.saved(pending, saved),
+            OpenedResources::Restored(restored) => return self.restored(pending, *restored),
             acquired => acquired,
         };
         let is_of_use = self.instance.as_mut().is_none_or(|instance| instance.keep(acquired));
-        if is_of_use {
-            self.perform(pending);
+        // An action that opens resources does not end the loop.
+        let _ = if is_of_use {
+            let next = self.perform(pending);
             self.end_pinning();
+            next
         } else {
             // The guest's memory has changed since then: retry.
             self.end_pinning();
-            self.handle(pending);
-        }
+            self.handle(pending)
+        };
     }
 
     /// Ends the pinning of devices that were opened: they are plugged in or closed by now.
@@ -363,7 +360,7 @@ impl ControlLoop {
     fn abandon(&mut self) {
         if self.is_saving() {
             self.abandon_snapshot();
-        } else if let Some(pending) = self.opening.take().and_then(Opening::abandon) {
+        } else if let Some(pending) = self.opening.take().and_then(PendingOpen::abandon) {
             let what = match pending.action() {
                 Action::Restore(..) => "the VM was ended before it was restored",
                 Action::Add(NewDevice::Host(..)) => "the VM was ended before the device of the host was open",
@@ -385,11 +382,11 @@ impl ControlLoop {
         let vm = self.instance.as_ref().and_then(Instance::vm);
         // Guest events from before the pause are handled after the snapshot.
         let guest = vm.filter(|_| !self.leaves_guest()).map_or(client, |vm| vm.event());
-        let opened = self.opening.as_ref().map_or(client, Opening::event);
+        let opened = self.opening.as_ref().map_or(client, PendingOpen::event);
         let migration = self.live.as_ref().map_or(client, ActiveMigration::event);
         let watch = self.instance.as_ref().and_then(Instance::vm).and_then(|vm| vm.devices().vfio().watch());
         let host = watch.as_ref().map_or_else(|| borrow(client), |watch| watch.as_fd());
-        let ended = self.ending.as_ref().map_or(client, Opening::event);
+        let ended = self.ending.as_ref().map_or(client, PendingOpen::event);
         let [client, guest, opened, migration, ended] = [client, guest, opened, migration, ended].map(borrow);
         let mut fds = [self.signals.fd(), self.signals.window(), client, guest, opened, host, migration, ended]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -428,28 +425,28 @@ impl ControlLoop {
 
     /// True while a snapshot is being written.
     fn is_saving(&self) -> bool {
-        self.opening.as_ref().and_then(Opening::action).is_some_and(|action| matches!(action, Action::Snapshot(_)))
+        self.opening.as_ref().and_then(PendingOpen::action).is_some_and(|action| matches!(action, Action::Snapshot(_)))
     }
 
     /// Handles events of the guest.
-    fn guest(&mut self) -> Result<Next, Error> {
-        let Some(instance) = &mut self.instance else { return Ok(Next::On) };
+    fn guest(&mut self) -> Result<ControlFlow<()>, Error> {
+        let Some(instance) = &mut self.instance else { return Ok(ControlFlow::Continue(())) };
         let devices = |instance: &Instance| instance.vm().map_or(0, |vm| vm.devices().iter().count());
         let before = devices(instance);
         let turn = instance.turn()?;
         let is_other = devices(instance) != before;
         match turn {
-            Turn::Off => {
+            GuestOutcome::Off => {
                 self.end_sending();
                 if !self.no_shutdown {
-                    return Ok(Next::End);
+                    return Ok(ControlFlow::Break(()));
                 }
                 log::info!("the guest powered off");
             }
-            Turn::On if is_other => self.changed_while_sending("the guest released a device"),
-            Turn::On => {}
+            GuestOutcome::On if is_other => self.changed_while_sending("the guest released a device"),
+            GuestOutcome::On => {}
         }
-        Ok(Next::On)
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Applies a client's action.

@@ -17,33 +17,33 @@ mod memory_users;
 mod missing;
 pub(crate) mod opened_before;
 pub(crate) mod passed_taps;
-pub(crate) mod peers;
 pub(crate) mod places;
 pub(crate) mod pvpanic;
 pub(crate) mod saved;
 mod stateful;
+pub(crate) mod vhost_user_backends;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use pci::{Bdf, HostBridge, Placement};
-use virtio_devices::{Cancel, GuestMap, Hold, NotResumed, ResizeError, Switch, TapHandle, Thread, VirtioPci};
+use virtio_devices::{Cancel, GuestMap, NotResumed, ResizeError, StorageLock, Switch, TapHandle, Thread, VirtioPci};
 
 use crate::acpi::viot::Viot;
 use crate::config::{DeviceKind, DevicePlan};
 pub(crate) use crate::devices::announce::NetFunction;
-use crate::devices::backends::Opener;
+use crate::devices::backends::BackendOpener;
 use crate::devices::disks::Disk;
 pub(crate) use crate::devices::disks::LimitGroups;
 pub(crate) use crate::devices::error::DeviceError;
 use crate::devices::handle::Handle;
-pub(crate) use crate::devices::host::Host;
+pub(crate) use crate::devices::host::HostResources;
 use crate::devices::kind::site::Site;
 use crate::devices::memory_users::MemoryUsers;
 use crate::devices::opened_before::OpenedBefore;
 use crate::devices::passed_taps::{PassedTaps, TapOf};
-use crate::devices::peers::{Peers, function_option};
 use crate::devices::places::Place;
+use crate::devices::vhost_user_backends::{VhostUserBackends, function_option};
 use crate::kvm::Vm;
 use crate::pci_host::bus::Bus;
 use crate::pci_host::device_watch::DeviceWatch;
@@ -57,7 +57,7 @@ const HOST_BRIDGE: HostBridge<Thread> = HostBridge::new(0x8086, 0x0d57);
 /// The devices of a machine. They outlive the KVM VMs that a guest's reboots make of it.
 pub struct Devices {
     bus: Arc<Bus>,
-    host: Host,
+    host: HostResources,
     plugged: Vec<Plugged>,
 }
 
@@ -114,7 +114,7 @@ impl Plugged {
     }
 
     /// Host storage that the device writes, if any.
-    fn hold(&self) -> Option<Hold> {
+    fn hold(&self) -> Option<StorageLock> {
         self.handle.hold()
     }
 
@@ -169,7 +169,7 @@ impl Devices {
     pub(crate) fn new(
         plans: &[DevicePlan],
         places: &[Place],
-        host: Host,
+        host: HostResources,
         passed: &PassedTaps,
         cancel: Option<&Cancel>,
     ) -> Result<Self, DeviceError> {
@@ -180,7 +180,8 @@ impl Devices {
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
         let memory = devices.host.memory.clone();
-        let mut opener = Opener::new(&memory, Peers::connect(plans, &memory, cancel)?).with_taps(passed);
+        let mut opener =
+            BackendOpener::new(&memory, VhostUserBackends::connect(plans, &memory, cancel)?).with_taps(passed);
         // In the order of the configuration, so that the buses of VFs do not depend on which slots are given.
         for (plan, place) in plans.iter().zip(places) {
             devices.open(plan, *place, &mut opener)?;
@@ -341,11 +342,11 @@ impl Devices {
     pub(crate) fn add(&mut self, plan: &DevicePlan, opened: OpenedBefore) -> Result<Bdf, DeviceError> {
         let memory = self.host.memory.clone();
         let (peers, host_device) = match opened {
-            OpenedBefore::Nothing => (Peers::connect(std::slice::from_ref(plan), &memory, None)?, None),
-            OpenedBefore::Peers(peers) => (peers?, None),
-            OpenedBefore::HostDevice(device, _) => (Peers::default(), Some(*device)),
+            OpenedBefore::Nothing => (VhostUserBackends::connect(std::slice::from_ref(plan), &memory, None)?, None),
+            OpenedBefore::VhostUserBackends(peers) => (peers?, None),
+            OpenedBefore::HostDevice(device, _) => (VhostUserBackends::default(), Some(*device)),
         };
-        let mut opener = Opener::new(&memory, peers).with_host_device(host_device);
+        let mut opener = BackendOpener::new(&memory, peers).with_host_device(host_device);
         let placement = self.open(plan, Place::Slot(plan.pci_device_id), &mut opener)?;
         Ok(placement.bdf(placement.rid))
     }
@@ -373,7 +374,12 @@ impl Devices {
         going.into_iter().filter_map(|address| self.remove(address.segment, address.rid.device())).collect()
     }
 
-    fn open(&mut self, plan: &DevicePlan, place: Place, opener: &mut Opener<'_>) -> Result<Placement, DeviceError> {
+    fn open(
+        &mut self,
+        plan: &DevicePlan,
+        place: Place,
+        opener: &mut BackendOpener<'_>,
+    ) -> Result<Placement, DeviceError> {
         let option = plan.option();
         let placement = self.place(plan.pci_segment, place, plan.total_vfs(), &option)?;
         let (device, handle) = kind::open(&Site { plan, placement, host: &self.host }, opener)?;

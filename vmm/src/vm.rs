@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use virtio_devices::{BalloonSize, Cancel, Holds, Iommu, Memory};
+use virtio_devices::{BalloonSize, Cancel, Iommu, Memory, StorageLocks};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -205,7 +205,7 @@ impl Vm {
         let balloon = Arc::<BalloonSize>::default();
         let slots = plugged(kvm.memory_slots()).len();
         let mem_regions = memory::places::regions(&config.memory, &layout, slots);
-        let host = devices::Host {
+        let host = devices::HostResources {
             memory: ram.memory().clone(),
             apertures: apertures(&layout, &plan.segments),
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
@@ -435,7 +435,7 @@ impl Vm {
     }
 
     /// Locks on the host storage that the devices write.
-    pub(crate) fn holds(&self) -> Holds {
+    pub(crate) fn holds(&self) -> StorageLocks {
         self.devices.holds()
     }
 

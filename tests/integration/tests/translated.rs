@@ -16,8 +16,8 @@ use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
 use fixtures::process::Process;
 use integration::{ArpTraffic, HostTap, Subnet};
 use virtio_devices::{
-    Backend, Behind, DmaSpace, GuestMap, Interrupts, Iommu, IommuCounter, IommuDevice, Memory, Net, NetSpec, Policy,
-    RateLimits, SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VhostUser,
+    Backend, DmaSpace, GuestMap, Interrupts, Iommu, IommuAttachment, IommuCounter, IommuDevice, Memory, Net, NetSpec,
+    Policy, RateLimits, SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VhostUser,
     VhostUserRole, VhostUserSocket, VhostUserSpec, VirtioDevice, Worker,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend};
@@ -61,7 +61,7 @@ struct Machine {
     control: IommuDevice,
     requests: DriverQueue,
     events: Vec<Worker>,
-    _behind: Vec<Behind>,
+    _behind: Vec<IommuAttachment>,
 }
 
 fn shared_memory() -> GuestMap {
@@ -141,7 +141,7 @@ impl Machine {
     fn ask(&mut self, request: &[u8]) -> u8 {
         self.requests.memory_write(REQUEST, request);
         self.requests.add(&[(REQUEST, request.len() as u32, 0), (ANSWER, 4, WRITE)]);
-        assert!(self.control.rung(0));
+        assert!(self.control.doorbell_rung(0));
         assert_eq!(self.requests.take_used().len(), 1);
         self.requests.bytes(ANSWER, 1)[0]
     }

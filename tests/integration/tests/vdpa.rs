@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
 use fixtures::process::Process;
 use virtio_devices::{
-    BackendChange, GuestMap, Interrupts, Memory, Net, NetSpec, Policy, Port, RateLimits, Start, Vdpa, VdpaError,
+    BackendChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, Policy, RateLimits, Start, Vdpa, VdpaError,
     VdpaSpec, VirtioDevice, Worker,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestAddressSpace};
@@ -175,7 +175,7 @@ fn arp_request() -> Vec<u8> {
 fn frames_pass_after_each_start_without_any_iotlb_update() {
     let mut fixture = Process::vduse_net(&[&device("own")]);
     let mut machine = Machine::over(&fixture.node("own"));
-    assert_eq!(Port::mac(&machine.net), MAC, "the NIC has the device's address");
+    assert_eq!(HostNic::mac(&machine.net), MAC, "the NIC has the device's address");
     let mut mtu = [0; 2];
     machine.net.config_read(10, &mut mtu);
     assert_eq!(u16::from_le_bytes(mtu), 1400);

@@ -102,11 +102,11 @@ pub struct VhostUser {
     started: Vec<u16>,
     /// The connection was closed before the peer's queues had stopped, and no peer has replaced it: it may still be at
     /// work.
-    at_large: bool,
+    unstopped: bool,
     /// The link as last reported.
     told_link: Option<bool>,
     /// The number of peers that lacked abilities.
-    unfit: u64,
+    rejected: u64,
     /// Set from the first start of a function behind an IOMMU whose peer has IOTLB messages: its successors need them,
     /// too.
     translates: bool,
@@ -115,7 +115,7 @@ pub struct VhostUser {
     /// Set from the first start of a function behind an IOMMU whose peer has no IOTLB messages.
     confined: Option<Confined>,
     /// The last successor was refused or could not be accepted, so others keep waiting.
-    discouraged: bool,
+    backing_off: bool,
 }
 
 impl VhostUser {
@@ -175,13 +175,13 @@ impl VhostUser {
             inflight: None,
             broken,
             started: Vec::new(),
-            at_large: false,
+            unstopped: false,
             told_link: None,
-            unfit: 0,
+            rejected: 0,
             translates: false,
             translated: None,
             confined: None,
-            discouraged: false,
+            backing_off: false,
         })
     }
 
@@ -219,10 +219,10 @@ impl VhostUser {
         let failed = |error| RunnerError { what, source: io::Error::other(error) };
         let (lacks, mut peer) = negotiated.map_err(failed)?;
         if let Some(lacks) = lacks {
-            self.unfit += 1;
+            self.rejected += 1;
             // Logged at powers of two, so that a peer cannot fill the log.
-            if self.unfit.is_power_of_two() {
-                let (path, times) = (self.socket.name(), self.unfit);
+            if self.rejected.is_power_of_two() {
+                let (path, times) = (self.socket.name(), self.rejected);
                 warn!("{path}: the backend that came back is refused ({times} times so far): it lacks {lacks}");
             }
             return Err(RunnerError { what, source: io::Error::other(format!("it lacks {lacks}")) });
@@ -239,7 +239,7 @@ impl VhostUser {
         let failed = |error| RunnerError { what, source: io::Error::other(error) };
         if peer.has_mapped(time).map_err(failed)? {
             self.peer = Some(peer);
-            (self.discouraged, self.at_large) = (false, false);
+            (self.backing_off, self.unstopped) = (false, false);
             return Ok(());
         }
         if Instant::now() >= until {
@@ -283,7 +283,7 @@ impl VhostUser {
                 return Err(StartError::Refused(error));
             }
             // Some queues may run.
-            (self.peer, self.at_large) = (None, !is_closed);
+            (self.peer, self.unstopped) = (None, !is_closed);
             return Err(error.into());
         }
         self.started = run.queues.iter().map(|queue| queue.index).collect();
@@ -356,7 +356,7 @@ impl VhostUser {
     fn hang_up(&mut self, is_closed: bool) {
         self.peer = None;
         // A peer without queues does no work.
-        self.at_large |= !is_closed && !self.started.is_empty();
+        self.unstopped |= !is_closed && !self.started.is_empty();
     }
 }
 
@@ -398,7 +398,7 @@ impl QueueRunner for VhostUser {
     }
 
     fn may_still_write(&self) -> bool {
-        self.at_large
+        self.unstopped
     }
 
     fn set_call(&mut self, queue: u16, call: &EventFd) -> Result<(), RunnerError> {
@@ -489,7 +489,7 @@ impl QueueRunner for VhostUser {
             return vec![peer.connection.as_fd()];
         }
         let Some(peer) = &self.peer else {
-            return self.socket.listener().filter(|_| !self.discouraged).into_iter().collect();
+            return self.socket.listener().filter(|_| !self.backing_off).into_iter().collect();
         };
         let own = [borrow(&self.broken)].into_iter().chain(self.confined.as_ref().map(Confined::watched));
         peer.watched().chain(own).collect()
@@ -550,9 +550,9 @@ impl QueueRunner for VhostUser {
             return self.take_mapped(Duration::ZERO);
         }
         // A peer that reconnects repeatedly keeps no thread busy.
-        self.discouraged = true;
+        self.backing_off = true;
         let stream = self.socket.connect().inspect_err(|error| {
-            self.discouraged = error.kind() != io::ErrorKind::WouldBlock;
+            self.backing_off = error.kind() != io::ErrorKind::WouldBlock;
         });
         let peer = self.successor(stream.map_err(RunnerError::of("connect to the backend"))?)?;
         self.mapping = Some((peer, Instant::now() + memory::patience(&self.memory)));

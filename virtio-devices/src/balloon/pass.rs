@@ -8,7 +8,7 @@ use vm_memory::Permissions;
 use super::counters::{BalloonCounter, Tally};
 use super::pages::ranges;
 use crate::DmaView;
-use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
 use crate::memory::discard::{Discarded, discard};
 use crate::queue::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
 use crate::queue::ring::Chain;
@@ -26,15 +26,15 @@ pub(super) const MAX_PAGES: usize = 4096;
 /// A page number in bytes.
 const PAGE_NUMBER: usize = size_of::<u32>();
 /// The result of a chain: nothing is written to it.
-const DONE: Answered = Answered::Used(0);
+const DONE: ChainResult = ChainResult::Used(0);
 
 /// Handles the pages that drivers name.
 pub(super) struct Pages;
 
-impl Answerer for Pages {
+impl QueueHandler for Pages {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
         let Turn { queue, memory, stop, storage: [storage, _], tally } = turn;
         let mut pass = Pass { memory, stop, storage, tally };
         match queue {
@@ -65,7 +65,7 @@ struct Pass<'p> {
 
 impl Pass<'_> {
     /// Calls `each` with the page numbers in `chain`, a part at a time.
-    fn page_numbers(&mut self, chain: Chain<'_>, each: impl Fn(&mut [u32], &mut Tally)) -> Answered {
+    fn page_numbers(&mut self, chain: Chain<'_>, each: impl Fn(&mut [u32], &mut Tally)) -> ChainResult {
         let mut iovecs = IoVecs::new(self.storage);
         let bytes = iovecs.append(self.memory, chain, Permissions::Read).map_or(0, |extent| extent.bytes);
         if bytes == 0 || !bytes.is_multiple_of(PAGE_NUMBER) || bytes > MAX_PAGES * PAGE_NUMBER {
@@ -75,7 +75,7 @@ impl Pass<'_> {
         let mut part = [[0; PAGE_NUMBER]; PART];
         for done in (0..bytes).step_by(part.as_flattened().len()) {
             if self.stop.load(Ordering::Acquire) {
-                return Answered::Stopped;
+                return ChainResult::Stopped;
             }
             let len = iovecs.read_at(done, part.as_flattened_mut());
             let mut pages = part.map(u32::from_le_bytes);
@@ -85,11 +85,11 @@ impl Pass<'_> {
     }
 
     /// Frees the ranges that the driver reports as free in `chain`: its descriptors are the ranges themselves.
-    fn reported(&mut self, chain: Chain<'_>) -> Answered {
+    fn reported(&mut self, chain: Chain<'_>) -> ChainResult {
         let mut complete = false;
         for descriptor in chain.take(MAX_SEGMENTS) {
             if self.stop.load(Ordering::Acquire) {
-                return Answered::Stopped;
+                return ChainResult::Stopped;
             }
             complete = descriptor.is_write_only() && !descriptor.has_next();
             if !descriptor.is_write_only() {

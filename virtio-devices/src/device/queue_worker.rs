@@ -1,4 +1,4 @@
-//! The worker of all queues of a device, run chain by chain. An [`Answerer`] handles the chains.
+//! The worker of all queues of a device, run chain by chain. An [`QueueHandler`] handles the chains.
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
@@ -23,14 +23,14 @@ use crate::transport::features::has;
 use crate::{DmaSpace, DmaView, Interrupts, SharedQueue, Start, Worker};
 
 /// Handler of the chains of a device's queues.
-pub(crate) trait Answerer: Send + 'static {
+pub(crate) trait QueueHandler: Send + 'static {
     /// Counters of the worker.
     type Tally: QueueTally;
     /// The most chains of one queue that are handled before the other queues, and before checking for a stop.
     const BATCH: usize = 16;
 
     /// Answers a chain.
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Self::Tally>) -> Answered;
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Self::Tally>) -> ChainResult;
 
     /// Called after each check of the queues, and also after queues were stopped for invalid rings. Returns the time
     /// after which to call it again, if not at a doorbell.
@@ -55,7 +55,7 @@ pub(crate) struct Turn<'t, 'm, T> {
 
 /// Result of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answered {
+pub(crate) enum ChainResult {
     /// The chain is returned to the driver, with this number of bytes written.
     Used(u32),
     /// The chain and all behind it wait, and are retried after this time, or at a doorbell.
@@ -81,7 +81,7 @@ enum Next {
 /// # Errors
 ///
 /// Fails if the host has no eventfd or thread left.
-pub(crate) fn start<A: Answerer>(
+pub(crate) fn start<A: QueueHandler>(
     answerer: A,
     kind: WorkerKind,
     id: &str,
@@ -109,7 +109,7 @@ pub(crate) fn start<A: Answerer>(
 }
 
 /// The queues, and the worker's resources.
-struct QueueWorker<A: Answerer> {
+struct QueueWorker<A: QueueHandler> {
     queues: Vec<(u16, SharedQueue)>,
     features: u64,
     memory: DmaSpace,
@@ -121,7 +121,7 @@ struct QueueWorker<A: Answerer> {
     stop: Arc<AtomicBool>,
 }
 
-impl<A: Answerer> QueueWorker<A> {
+impl<A: QueueHandler> QueueWorker<A> {
     /// Runs the queues until stopped. First waits for the predecessor's end.
     fn run(mut self) {
         let queues = std::mem::take(&mut self.queues);
@@ -157,7 +157,7 @@ impl<A: Answerer> QueueWorker<A> {
         ring.inspect_err(|BrokenRing| self.give_up()).ok()
     }
 
-    /// Handles up to [`Answerer::BATCH`] chains of a queue.
+    /// Handles up to [`QueueHandler::BATCH`] chains of a queue.
     fn look(&mut self, ring: &mut Ring<'_>, storage: &mut [Storage; 2]) -> Result<Next, BrokenRing> {
         let memory = &*self.memory.pass();
         ring.suppress_doorbells(memory)?;
@@ -168,13 +168,13 @@ impl<A: Answerer> QueueWorker<A> {
             let head = chain.head_index();
             let turn = Turn { queue: ring.index(), memory, stop: &self.stop, storage, tally: &mut self.tally };
             match self.answerer.answer(chain, turn) {
-                Answered::Used(len) => ring.give_back(memory, &[Used { head, len }])?,
-                Answered::Later(pause) => {
+                ChainResult::Used(len) => ring.give_back(memory, &[Used { head, len }])?,
+                ChainResult::Later(pause) => {
                     ring.put_back(1);
                     ring.expect_doorbell(memory)?;
                     return Ok(Next::Later(pause));
                 }
-                Answered::Stopped => {
+                ChainResult::Stopped => {
                     ring.put_back(1);
                     return Ok(Next::More);
                 }

@@ -87,7 +87,7 @@ struct Session<'q, D> {
     service: Service,
     /// The backend was lost and may have returned buffers since, so positions must be read from the rings before the
     /// next start.
-    adrift: bool,
+    recovering: bool,
     /// The driver has been asked to reset the device.
     broken: bool,
 }
@@ -162,10 +162,10 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         let unmapped = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
         let unmapped = Arc::new(unmapped.inspect_err(|_| worker.interrupts.ask_for_reset()).ok()?);
         // A backend that was lost before this driver started is tried at once.
-        let adrift = worker.health.is_lost();
-        let service = if adrift { Service::Lost(Instant::now()) } else { Service::Idle };
+        let recovering = worker.health.is_lost();
+        let service = if recovering { Service::Lost(Instant::now()) } else { Service::Idle };
         let (started, active_pairs, broken) = (Vec::new(), 0, false);
-        Some(Self { worker, device, backend, queues, started, unmapped, active_pairs, service, adrift, broken })
+        Some(Self { worker, device, backend, queues, started, unmapped, active_pairs, service, recovering, broken })
     }
 
     /// True if the queues should run. They also run while the link is down if the backend could not continue after a
@@ -199,7 +199,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
 
     fn start(&mut self) {
         let touched = self.device.progress().is_touched();
-        if std::mem::take(&mut self.adrift) && touched {
+        if std::mem::take(&mut self.recovering) && touched {
             let memory = self.worker.memory.pass();
             self.queues.iter_mut().for_each(|(_, queue)| settle_position(queue, None, &memory));
         }
@@ -265,7 +265,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
     /// Handles the loss of the backend: nothing runs until it is back.
     fn lose(&mut self, error: &RunnerError) {
         self.stop();
-        (self.service, self.adrift) = (Service::Lost(Instant::now() + PATIENCE), true);
+        (self.service, self.recovering) = (Service::Lost(Instant::now() + PATIENCE), true);
         if self.worker.health.set_lost(true) {
             let losses = self.worker.health.losses();
             // Logged at powers of two, so that a flapping backend cannot fill the log.

@@ -11,8 +11,8 @@ use pci::{Effects, HostBridge, Reach, Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    ConnectError, DeviceState, DoorbellPage, FileMapping, FunctionStatus, MemoryUser, NeedsResetObserver, NewBackend,
-    Port, SriovStatus, StateError, Thread,
+    ConnectError, DeviceState, DoorbellPage, FileMapping, FunctionStatus, HostNic, MemoryUser, NeedsResetObserver,
+    NewBackend, SriovStatus, StateError, Thread,
 };
 
 /// The effect of an access to a device, with the queue workers that it stopped.
@@ -70,7 +70,7 @@ pub trait Inspect {
     }
 
     /// The port of a function that has one.
-    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
         None
     }
 

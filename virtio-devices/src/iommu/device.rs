@@ -119,11 +119,11 @@ impl VirtioDevice for IommuDevice {
             iommu: Arc::clone(&self.iommu),
         });
         // Requests made while the queue did not run have rung their doorbell already.
-        self.rung(REQUESTS);
+        self.doorbell_rung(REQUESTS);
         Ok(events.into_iter().collect())
     }
 
-    fn rung(&mut self, queue: u16) -> bool {
+    fn doorbell_rung(&mut self, queue: u16) -> bool {
         match &self.requests {
             Some(requests) if queue == REQUESTS => {
                 requests.answer_all();

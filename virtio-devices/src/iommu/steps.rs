@@ -8,7 +8,7 @@ use vm_memory::Permissions;
 use super::counters::IommuCounter;
 use super::requests::RequestQueue;
 use super::table::Table;
-use super::unit::{Behind, Iommu};
+use super::unit::{Iommu, IommuAttachment};
 use crate::memory::Translate;
 use crate::net::steps::{Step, Stepped};
 use crate::queue::ring::Ring;
@@ -17,7 +17,7 @@ use crate::{GuestMap, Interrupts, SharedQueue};
 /// An IOMMU with a request queue and some endpoints.
 pub struct IommuSteps {
     iommu: Arc<Iommu>,
-    endpoints: Vec<Behind>,
+    endpoints: Vec<IommuAttachment>,
     requests: Mutex<RequestQueue>,
 }
 

@@ -35,11 +35,11 @@ impl Iommu {
     }
 
     /// Adds the function at `rid` of `segment`, in no domain. It is an endpoint until the returned value is dropped.
-    pub fn behind(self: &Arc<Self>, segment: u16, rid: pci::Rid) -> Behind {
+    pub fn behind(self: &Arc<Self>, segment: u16, rid: pci::Rid) -> IommuAttachment {
         let id = u32::from(segment) << 16 | u32::from(rid.to_bits());
         let endpoint = Arc::new(Endpoint::new(id, Arc::clone(&self.common)));
         self.take_away(|table| table.add(Arc::clone(&endpoint)));
-        Behind { iommu: Arc::clone(self), endpoint }
+        IommuAttachment { iommu: Arc::clone(self), endpoint }
     }
 
     /// Counters of the unit.
@@ -133,12 +133,12 @@ impl std::fmt::Debug for Iommu {
 
 /// Registration of a function behind an IOMMU, which ends when this is dropped.
 #[derive(Debug)]
-pub struct Behind {
+pub struct IommuAttachment {
     iommu: Arc<Iommu>,
     endpoint: Arc<Endpoint>,
 }
 
-impl Behind {
+impl IommuAttachment {
     /// Endpoint that translates the function's addresses.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
@@ -155,7 +155,7 @@ impl Behind {
     }
 }
 
-impl Drop for Behind {
+impl Drop for IommuAttachment {
     fn drop(&mut self) {
         self.iommu.take_away(|table| {
             // Another function may have been added at the same address since.

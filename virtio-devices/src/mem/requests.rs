@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::counters::{MemCounter, Tally};
 use super::region::{Answer, MemRegion, Work};
 use crate::GuestMap;
-use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
 use crate::queue::iovecs::{IoVecs, divide};
 use crate::queue::ring::Chain;
 
@@ -19,21 +19,21 @@ const ANSWER: usize = 10;
 /// Handles requests for this memory.
 pub(super) struct Requests(pub(super) Arc<MemRegion>);
 
-impl Answerer for Requests {
+impl QueueHandler for Requests {
     type Tally = Tally;
 
     /// Executes the request in `chain`, unless the worker must stop in the meantime.
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
         let Turn { memory, stop, storage: [readable, writable], tally, .. } = turn;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
         let divided = divide(memory, chain, &mut readable, &mut writable);
         let mut request = [0; REQUEST];
         if divided.is_err() || readable.read_at(0, &mut request) < REQUEST || writable.bytes() < ANSWER {
             tally.count(MemCounter::BadChains);
-            return Answered::Used(0);
+            return ChainResult::Used(0);
         }
         let Work::Done(answer) = perform(&request, (memory.map(), &self.0), stop, tally) else {
-            return Answered::Later(Duration::ZERO);
+            return ChainResult::Later(Duration::ZERO);
         };
         tally.count(MemCounter::Requests);
         let (kind, state) = match answer {
@@ -49,7 +49,7 @@ impl Answerer for Requests {
         bytes[..2].copy_from_slice(&u16::to_le_bytes(kind));
         bytes[8..].copy_from_slice(&u16::to_le_bytes(state));
         // There is room for ANSWER bytes.
-        Answered::Used(writable.write_at(0, &bytes) as u32)
+        ChainResult::Used(writable.write_at(0, &bytes) as u32)
     }
 }
 

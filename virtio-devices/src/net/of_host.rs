@@ -8,9 +8,9 @@ use super::filter::is_multicast;
 use crate::backend::{BackendKind, BackendObserver};
 use crate::frames::policy::{Policy, Replaced};
 use crate::transport::features::has;
-use crate::{MacError, Port, RateLimits};
+use crate::{HostNic, MacError, RateLimits};
 
-impl Port for Net {
+impl HostNic for Net {
     fn backend_kind(&self) -> BackendKind {
         self.engine.kind()
     }

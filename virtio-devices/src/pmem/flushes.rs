@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::counters::{PmemCounter, Tally};
-use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
 use crate::queue::iovecs::{IoVecs, divide};
 use crate::queue::ring::Chain;
 
@@ -20,21 +20,21 @@ const ANSWER: usize = 4;
 /// Handles requests: flushes everything that the guest wrote to the medium of this file, if there is one.
 pub(super) struct Flushes(pub(super) Option<Arc<OwnedFd>>);
 
-impl Answerer for Flushes {
+impl QueueHandler for Flushes {
     type Tally = Tally;
 
     /// A flush takes as long as the medium does.
     const BATCH: usize = 1;
 
     /// Handles a request (`virtio 1.4 §5.19.6`).
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
         let Turn { memory, storage: [readable, writable], tally, .. } = turn;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
         let divided = divide(memory, chain, &mut readable, &mut writable);
         let mut request = [0; 4];
         if divided.is_err() || !readable.take_front(&mut request) || writable.bytes() < ANSWER {
             tally.count(PmemCounter::BadChains);
-            return Answered::Used(0);
+            return ChainResult::Used(0);
         }
         let (answer, counter) = match u32::from_le_bytes(request) {
             FLUSH if self.flush() => (OK, PmemCounter::Flushes),
@@ -43,7 +43,7 @@ impl Answerer for Flushes {
         };
         tally.count(counter);
         // At most the reply's length.
-        Answered::Used(writable.write_at(0, &answer.to_le_bytes()) as u32)
+        ChainResult::Used(writable.write_at(0, &answer.to_le_bytes()) as u32)
     }
 }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use vm_memory::Permissions;
 
 use super::counters::{RngCounter, Tally};
-use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
 use crate::queue::iovecs::IoVecs;
 use crate::queue::ring::Chain;
 
@@ -22,16 +22,16 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Fills buffers from a source.
 pub(super) struct Filler(pub(super) Arc<Mutex<OwnedFd>>);
 
-impl Answerer for Filler {
+impl QueueHandler for Filler {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
         let Turn { memory, storage: [storage, _], tally, .. } = turn;
         let mut iovecs = IoVecs::new(storage);
         let extent = iovecs.append(memory, chain, Permissions::Write);
         if !extent.is_ok_and(|extent| extent.bytes > 0) {
             tally.count(RngCounter::BadChains);
-            return Answered::Used(0);
+            return ChainResult::Used(0);
         }
         iovecs.truncate(MAX_READ);
         match iovecs.receive(self.0.lock().as_fd(), &mut []) {
@@ -39,13 +39,13 @@ impl Answerer for Filler {
                 tally.count(RngCounter::Requests);
                 tally.add(RngCounter::Bytes, len as u64);
                 // At most MAX_READ.
-                Answered::Used(len as u32)
+                ChainResult::Used(len as u32)
             }
             result => {
                 // A buffer is never returned empty (`virtio 1.4 §5.4.6.2`): it waits.
                 let waits = result.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)));
                 tally.add(RngCounter::BackendErrors, (!waits).into());
-                Answered::Later(if waits { PAUSE } else { RETRY })
+                ChainResult::Later(if waits { PAUSE } else { RETRY })
             }
         }
     }

@@ -4,30 +4,30 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::counters::{RtcCounter, Tally};
 use super::requests::{HEAD, LONGEST_REQUEST, answer};
-use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
 use crate::queue::iovecs::{IoVecs, divide};
 use crate::queue::ring::Chain;
 
 /// Answers requests.
 pub(super) struct Clock;
 
-impl Answerer for Clock {
+impl QueueHandler for Clock {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
         let Turn { memory, storage: [readable, writable], tally, .. } = turn;
         let (mut asked, mut reply) = (IoVecs::new(readable), IoVecs::new(writable));
         let room = divide(memory, chain, &mut asked, &mut reply).map_or(0, |()| reply.bytes());
         if room < HEAD {
             tally.count(RtcCounter::BadChains);
-            return Answered::Used(0);
+            return ChainResult::Used(0);
         }
         let mut request = [0; LONGEST_REQUEST];
         let len = asked.read_at(0, &mut request);
         let answer = answer(&request[..len], room, now());
         tally.count(answer.counter);
         // At most a reply's length.
-        Answered::Used(reply.write_at(0, answer.bytes()) as u32)
+        ChainResult::Used(reply.write_at(0, answer.bytes()) as u32)
     }
 }
 

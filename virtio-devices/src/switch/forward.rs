@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::frame::Frame;
-use super::hub::Hub;
-use super::lane::Message;
+use super::mailbox::Message;
 use super::port::OpenPort;
-use super::rx_run::{Delivery, RxRun, RxScratch, Wish};
+use super::rx_run::{Delivery, DeliveryReason, RxRun, RxScratch};
 use super::source::{End, Next, Source};
+use super::switch_core::SwitchCore;
 use super::table::{Destinations, PortIndex, Route, Table};
 use super::tx_batch::FRAME_COST;
 use crate::device::failures::Asked;
@@ -16,7 +16,7 @@ use crate::queue::ring::BrokenRing;
 
 /// A worker's state for forwarding.
 pub(crate) struct Forwarder {
-    hub: Arc<Hub>,
+    core: Arc<SwitchCore>,
     /// The worker's number.
     worker: usize,
     /// The receive queues that got frames in this batch, and whose drivers are not interrupted yet.
@@ -26,8 +26,8 @@ pub(crate) struct Forwarder {
 
 impl Forwarder {
     /// A forwarder for the worker with this number.
-    pub(crate) fn new(hub: Arc<Hub>, worker: usize) -> Self {
-        Self { hub, worker, touched: Vec::new(), scratch: RxScratch::default() }
+    pub(crate) fn new(core: Arc<SwitchCore>, worker: usize) -> Self {
+        Self { core, worker, touched: Vec::new(), scratch: RxScratch::default() }
     }
 
     /// Forwards a batch of frames.
@@ -47,7 +47,7 @@ impl Forwarder {
                 Next::End(end) => return Ok(end),
             };
             if let Some(to) = frame.mirror {
-                self.copy(to, &frame, source, Wish::Mirror);
+                self.copy(to, &frame, source, DeliveryReason::Mirror);
                 source.mirrored(&frame);
                 if source.is_spent() {
                     source.put_back(&frame, 0);
@@ -56,7 +56,7 @@ impl Forwarder {
             }
             match frame.route {
                 Err(reason) => source.dropped(reason),
-                Ok(Route::One(port)) if port == self.hub.uplink_index() => {
+                Ok(Route::One(port)) if port == self.core.uplink_index() => {
                     let sent = self.send(&frame, source);
                     conclude(&frame, source, sent, 1);
                 }
@@ -88,10 +88,10 @@ impl Forwarder {
                 return Some(End::More);
             }
             receivers += 1;
-            if port == self.hub.uplink_index() {
+            if port == self.core.uplink_index() {
                 sent = self.send(frame, source);
             } else {
-                self.copy(port, frame, source, Wish::Sender);
+                self.copy(port, frame, source, DeliveryReason::Sender);
             }
         }
         // A frame that any receiver got is not lost.
@@ -101,7 +101,7 @@ impl Forwarder {
     }
 
     fn send(&self, frame: &Frame<'_>, source: &mut impl Source) -> Result<(), Counter> {
-        let uplink = self.hub.uplink().ok_or(Counter::TxUnknown)?;
+        let uplink = self.core.uplink().ok_or(Counter::TxUnknown)?;
         let sent = source.send(frame, uplink);
         let counters = uplink.counters();
         match sent {
@@ -116,12 +116,12 @@ impl Forwarder {
     }
 
     /// Delivers a frame to one of several receivers. It never waits.
-    fn copy(&mut self, port: PortIndex, frame: &Frame<'_>, source: &mut impl Source, wish: Wish) {
-        let Some(open) = self.hub.open_port(port) else { return self.hub.count_closed(port) };
+    fn copy(&mut self, port: PortIndex, frame: &Frame<'_>, source: &mut impl Source, reason: DeliveryReason) {
+        let Some(open) = self.core.open_port(port) else { return self.core.count_closed(port) };
         let queue = open.queue_of(source.flow(frame));
         let spent = self.run(&open, queue, |run| {
-            match run.deliver(frame, &source.body(), wish) {
-                Delivery::NoBuffers if wish == Wish::Mirror => run.lose_mirrored(),
+            match run.deliver(frame, &source.body(), reason) {
+                Delivery::NoBuffers if reason == DeliveryReason::Mirror => run.lose_mirrored(),
                 Delivery::NoBuffers => run.drop_for_lack(false),
                 Delivery::Done | Delivery::Dropped => {}
             }
@@ -139,14 +139,14 @@ impl Forwarder {
         source: &mut impl Source,
         table: &'t Table,
     ) -> Result<Next<'t>, BrokenRing> {
-        let open = self.hub.open_port(port);
+        let open = self.core.open_port(port);
         let worker = self.worker;
         let ran = open.and_then(|open| {
             let queue = open.queue_of(source.flow(&frame));
             open.set_heard();
             self.run(&open, queue, |run| {
                 loop {
-                    let delivery = run.deliver(&frame, &source.body(), Wish::Sender);
+                    let delivery = run.deliver(&frame, &source.body(), DeliveryReason::Sender);
                     source.spend(run.take_unspent());
                     if delivery == Delivery::NoBuffers {
                         match run.patience(source.patience(), source.stop()) {
@@ -175,7 +175,7 @@ impl Forwarder {
             })
         });
         ran.unwrap_or_else(|| {
-            self.hub.count_closed(port);
+            self.core.count_closed(port);
             source.done(&frame, 1);
             Ok(Next::End(End::More))
         })
@@ -203,7 +203,7 @@ impl Forwarder {
         // The receiver pays for the cost that its sender is not charged for.
         let price = std::mem::take(&mut self.scratch.price);
         if price != 0 && open.account.debt.add(price) {
-            self.hub.tell(open.index, Message::Owes(open.index));
+            self.core.tell(open.index, Message::Owes(open.index));
         }
         ran
     }

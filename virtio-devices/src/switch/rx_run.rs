@@ -63,7 +63,7 @@ pub(crate) enum Delivery {
 
 /// The reason for a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum DeliveryReason {
     /// The frame's sender: the receiver's policy and filter decide.
     Sender,
     /// The host: a copy of a frame that another port sends, to which policy and filter do not apply.
@@ -177,16 +177,16 @@ impl<'r, 'm> RxRun<'r, 'm> {
     }
 
     /// Delivers a frame to the driver, if policy and filter admit it.
-    pub(crate) fn deliver(&mut self, frame: &Frame<'_>, body: &Body<'_, '_, '_>, wish: Wish) -> Delivery {
+    pub(crate) fn deliver(&mut self, frame: &Frame<'_>, body: &Body<'_, '_, '_>, reason: DeliveryReason) -> Delivery {
         if self.broken || self.port.is_stopped() {
             return self.drop_as(Counter::RxStale);
         }
-        let (header, new) = match self.admit(frame, body, wish) {
+        let (header, new) = match self.admit(frame, body, reason) {
             Ok(admitted) => admitted,
             Err(reason) => return self.drop_as(reason),
         };
         if self.port.owes {
-            let lost = if wish == Wish::Mirror { Counter::MirrorDropped } else { Counter::RxCongested };
+            let lost = if reason == DeliveryReason::Mirror { Counter::MirrorDropped } else { Counter::RxCongested };
             return self.drop_as(lost);
         }
         let made = *self.segments;
@@ -217,17 +217,17 @@ impl<'r, 'm> RxRun<'r, 'm> {
         &self,
         frame: &Frame<'_>,
         body: &Body<'_, '_, '_>,
-        wish: Wish,
+        reason: DeliveryReason,
     ) -> Result<([u8; HEADER], NewHead), Counter> {
         if !self.port.shared.state.link_up() {
             return Err(Counter::RxLinkDown);
         }
         let policy = &self.policy.policy;
-        let new = match wish {
-            Wish::Sender => policy.egress(&frame.head)?,
-            Wish::Mirror => frame.head.unchanged(),
+        let new = match reason {
+            DeliveryReason::Sender => policy.egress(&frame.head)?,
+            DeliveryReason::Mirror => frame.head.unchanged(),
         };
-        if wish == Wish::Sender {
+        if reason == DeliveryReason::Sender {
             let mut head = [0; FILTER_HEAD];
             let known = new.bytes().len().min(FILTER_HEAD);
             head[..known].copy_from_slice(&new.bytes()[..known]);

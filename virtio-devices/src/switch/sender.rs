@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::account::debt::Debt;
-use super::pace::Pace;
+use super::polling::Polling;
 use super::report::Report;
 use super::tx_batch::{FRAME_COST, Progress, Queue, Sender, TxBatch, TxScratch};
 use crate::net::{Counter, Shared, Tally, give_up};
@@ -26,7 +26,7 @@ pub(crate) struct PortTx {
     /// The bytes that the port may still send in this round; negative if it has sent too many.
     credit: i64,
     /// The schedule of its queues.
-    pub pace: Pace,
+    pub polling: Polling,
     pub tally: Tally,
 }
 
@@ -59,7 +59,7 @@ impl PortTx {
             control: control.map(parked),
             turn: 0,
             credit: 0,
-            pace: Pace::new(),
+            polling: Polling::new(),
             tally: Tally::new(),
         }
     }

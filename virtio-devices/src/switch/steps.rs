@@ -74,7 +74,7 @@ impl SwitchSteps {
 
     /// Rings all doorbells, and does the work of one turn of a worker. The forwarding table is up to date.
     pub fn step(&mut self) {
-        drop(self.switch.0.hub().follow_now());
+        drop(self.switch.0.core().follow_now());
         self.ports.iter().flat_map(|(_, workers, _)| workers).for_each(Worker::wake);
         self.worker.step(Some(Duration::ZERO));
         self.clock.advance(TURN);

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::control::{Served, serve};
 use super::forward::Forwarder;
-use super::hub::Hub;
-use super::lane::{Lane, Message};
-use super::pace::After;
+use super::mailbox::{Message, WorkerMailbox};
+use super::polling::After;
 use super::port::OpenPort;
 use super::sender::PortTx;
 use super::source::End;
+use super::switch_core::SwitchCore;
 use super::table::PortIndex;
 use super::tx_batch::{Sender, TxScratch};
 use super::uplink_rx::UplinkRx;
@@ -31,7 +31,7 @@ const MAX_BATCHES: usize = 8;
 
 /// A worker.
 pub(crate) struct SwitchWorker {
-    hub: Arc<Hub>,
+    core: Arc<SwitchCore>,
     /// The worker's number.
     index: usize,
     forwarder: Forwarder,
@@ -69,13 +69,13 @@ enum Turn {
 
 impl SwitchWorker {
     /// The worker with this number, which reads `uplink`.
-    pub(crate) fn new(hub: Arc<Hub>, index: usize, uplink: Option<UplinkRx>) -> Self {
-        let is_active = vec![false; usize::from(hub.ports())];
-        let forwarder = Forwarder::new(Arc::clone(&hub), index);
+    pub(crate) fn new(core: Arc<SwitchCore>, index: usize, uplink: Option<UplinkRx>) -> Self {
+        let is_active = vec![false; usize::from(core.ports())];
+        let forwarder = Forwarder::new(Arc::clone(&core), index);
         let (active, waiting, scratch, tokens) = (VecDeque::new(), Vec::new(), TxScratch::default(), Vec::new());
         let (patience, watch) = (PATIENCE, uplink.as_ref().map(|_| UplinkWatch::new()));
         let reports = Vec::new();
-        Self { hub, index, forwarder, active, is_active, waiting, reports, scratch, patience, tokens, uplink, watch }
+        Self { core, index, forwarder, active, is_active, waiting, reports, scratch, patience, tokens, uplink, watch }
     }
 
     /// Disables waiting for receive buffers (tests).
@@ -87,44 +87,46 @@ impl SwitchWorker {
     /// Runs until the switch ends.
     pub(crate) fn run(mut self) {
         self.begin();
-        while !self.hub.end.load(Ordering::Acquire) {
+        while !self.core.end.load(Ordering::Acquire) {
             self.step(None);
         }
     }
 
     /// Watches the uplink, if this worker reads it.
     pub(crate) fn begin(&mut self) {
-        let (hub, index) = (&self.hub, u64::from(self.hub.uplink_index()));
-        if let (Some(rx), Some(uplink), Some(lane)) = (&mut self.uplink, hub.uplink(), hub.lanes().get(self.index)) {
-            rx.begin(uplink, |fd| lane.watch(fd, index));
+        let (core, index) = (&self.core, u64::from(self.core.uplink_index()));
+        if let (Some(rx), Some(uplink), Some(mailbox)) =
+            (&mut self.uplink, core.uplink(), core.mailboxes().get(self.index))
+        {
+            rx.begin(uplink, |fd| mailbox.watch(fd, index));
         }
     }
 
     /// Waits for something to do, at most for `limit`, and does it.
     pub(crate) fn step(&mut self, limit: Option<Duration>) {
-        let hub = Arc::clone(&self.hub);
-        let Some(lane) = hub.lanes().get(self.index) else { return };
-        let table = if self.index == 0 { hub.follow() } else { None };
+        let core = Arc::clone(&self.core);
+        let Some(mailbox) = core.mailboxes().get(self.index) else { return };
+        let table = if self.index == 0 { core.follow() } else { None };
         let mut tokens = std::mem::take(&mut self.tokens);
-        if lane.wait([self.timeout(table), limit].into_iter().flatten().min(), &mut tokens) {
-            self.woken(lane);
+        if mailbox.wait([self.timeout(table), limit].into_iter().flatten().min(), &mut tokens) {
+            self.woken(mailbox);
         }
         for token in tokens.drain(..) {
             self.rung(token);
         }
         self.tokens = tokens;
-        if let (Some(watch), Some(uplink)) = (&mut self.watch, hub.uplink())
+        if let (Some(watch), Some(uplink)) = (&mut self.watch, core.uplink())
             && let Some(up) = watch.look(uplink)
         {
-            hub.set_uplink_up(up);
+            core.set_uplink_up(up);
         }
         self.expire();
-        self.round(&hub);
+        self.round(&core);
     }
 
     /// The time to wait for something to do; `None` is forever.
     pub(super) fn timeout(&self, table: Option<Duration>) -> Option<Duration> {
-        let is_held = self.hub.round().is_none();
+        let is_held = self.core.round().is_none();
         if !is_held && (!self.active.is_empty() || self.uplink.as_ref().is_some_and(UplinkRx::is_ready)) {
             return Some(Duration::ZERO);
         }
@@ -136,15 +138,15 @@ impl SwitchWorker {
     }
 
     /// Reads messages, and retries ports that wait for buffers.
-    fn woken(&mut self, lane: &Lane) {
-        for message in lane.take_mail() {
+    fn woken(&mut self, mailbox: &WorkerMailbox) {
+        for message in mailbox.take_mail() {
             match message {
                 // If watching fails for lack of memory, the port gets no doorbells until its driver resets it.
                 Message::Opened(port) => {
-                    let _ = lane.watch(crate::os::eventfd::borrow(&port.kick), u64::from(port.index));
+                    let _ = mailbox.watch(crate::os::eventfd::borrow(&port.kick), u64::from(port.index));
                     self.activate(port.index);
                 }
-                Message::Closed(port) => lane.forget(crate::os::eventfd::borrow(&port.kick)),
+                Message::Closed(port) => mailbox.forget(crate::os::eventfd::borrow(&port.kick)),
                 Message::Owes(port) => self.activate(port),
             }
         }
@@ -154,17 +156,17 @@ impl SwitchWorker {
     /// Handles a doorbell, or a frame from the uplink.
     fn rung(&mut self, token: u64) {
         let Ok(port) = PortIndex::try_from(token) else { return };
-        if port == self.hub.uplink_index() {
+        if port == self.core.uplink_index() {
             if let Some(uplink) = &mut self.uplink {
                 uplink.set_ready();
             }
             return;
         }
-        let Some(open) = self.hub.open_port(port) else { return };
+        let Some(open) = self.core.open_port(port) else { return };
         let waiters = open.take_waiters();
-        for (index, lane) in self.hub.lanes().iter().enumerate() {
+        for (index, mailbox) in self.core.mailboxes().iter().enumerate() {
             if waiters & 1 << index != 0 && index != self.index {
-                lane.wake();
+                mailbox.wake();
             }
         }
         if waiters & 1 << self.index != 0 {
@@ -207,12 +209,12 @@ impl SwitchWorker {
 
     /// Sends the transmit interrupts that are due at the time `now`.
     fn report(&mut self, now: Instant) {
-        let hub = &self.hub;
+        let core = &self.core;
         self.reports.retain_mut(|(port, due)| {
             if *due > now {
                 return true;
             }
-            let Some(open) = hub.open_port(*port) else { return false };
+            let Some(open) = core.open_port(*port) else { return false };
             let mut tx = open.tx.lock();
             if open.is_stopped() {
                 return false;
@@ -238,14 +240,14 @@ impl SwitchWorker {
     }
 
     /// Gives a turn to each port that may have something to send, and to the uplink; to none while frames are held.
-    fn round(&mut self, hub: &Hub) {
+    fn round(&mut self, core: &SwitchCore) {
         for _ in 0..self.active.len() {
             let Some(port) = self.active.pop_front() else { break };
             if let Some(active) = self.is_active.get_mut(usize::from(port)) {
                 *active = false;
             }
-            let Some(open) = hub.open_port(port) else { continue };
-            match self.turn(hub, &open) {
+            let Some(open) = core.open_port(port) else { continue };
+            match self.turn(core, &open) {
                 Turn::Idle => {}
                 Turn::More => self.activate(port),
                 Turn::Wait { time, blocked } => {
@@ -254,12 +256,12 @@ impl SwitchWorker {
                 }
             }
         }
-        if let (Some(rx), Some(uplink)) = (&mut self.uplink, hub.uplink())
+        if let (Some(rx), Some(uplink)) = (&mut self.uplink, core.uplink())
             && rx.is_ready()
-            && let Some(_round) = hub.round()
+            && let Some(_round) = core.round()
         {
-            let table = hub.table();
-            rx.batch(uplink, &hub.end, |batch| self.forwarder.forward(batch, &table));
+            let table = core.table();
+            rx.batch(uplink, &core.end, |batch| self.forwarder.forward(batch, &table));
             drop(table);
             // They count in the batch's cost, and belong to no port.
             _ = self.forwarder.take_segments();
@@ -269,16 +271,16 @@ impl SwitchWorker {
 
     /// A port's turn: its debt, its commands, and the frames that its credit allows. Locks are held for a part of it at
     /// a time: for the commands, and for each batch.
-    fn turn(&mut self, hub: &Hub, open: &OpenPort) -> Turn {
-        let Some(more) = self.begin_turn(hub, open) else { return Turn::Idle };
-        let turn = self.send(hub, open);
+    fn turn(&mut self, core: &SwitchCore, open: &OpenPort) -> Turn {
+        let Some(more) = self.begin_turn(core, open) else { return Turn::Idle };
+        let turn = self.send(core, open);
         let mut tx = open.tx.lock();
         tx.tally.flush(&open.shared.counters);
         self.note_report(open.index, tx.report_due());
         match turn {
             // This includes ports with waiting packets: their commands and debt do not wait.
             _ if more => Turn::More,
-            Turn::Idle => match tx.pace.drained(open.take_heard(), clock::now()) {
+            Turn::Idle => match tx.polling.drained(open.take_heard(), clock::now()) {
                 After::Bell => Turn::Idle,
                 After::Again => Turn::More,
                 After::Wait(time) => Turn::Wait { time, blocked: false },
@@ -288,14 +290,14 @@ impl SwitchWorker {
     }
 
     /// Begins a port's turn. Returns true if there is more to do than to send; `None` if the port is stopped.
-    fn begin_turn(&self, hub: &Hub, open: &OpenPort) -> Option<bool> {
-        let Some(_round) = hub.round() else { return Some(true) };
+    fn begin_turn(&self, core: &SwitchCore, open: &OpenPort) -> Option<bool> {
+        let Some(_round) = core.round() else { return Some(true) };
         let mut tx = open.tx.lock();
         if open.is_stopped() {
             return None;
         }
         self.announce(open);
-        let granted = QUANTUM * i64::from(hub.settings(open.index).weight.max(1));
+        let granted = QUANTUM * i64::from(core.settings(open.index).weight.max(1));
         tx.grant(granted);
         tx.pay(&open.account.debt, granted);
         Some(self.serve(open, &mut tx).more || open.account.debt.is_due())
@@ -306,7 +308,7 @@ impl SwitchWorker {
         let shared = &open.shared;
         if shared.state.take_rarp()
             && shared.state.link_up()
-            && let Some(uplink) = self.hub.uplink()
+            && let Some(uplink) = self.core.uplink()
         {
             uplink.announce(&rarp::frames(&shared.state.filter(), &shared.policy.load().policy));
         }
@@ -325,15 +327,15 @@ impl SwitchWorker {
         let served = serve(tx, &open.shared, &memory);
         tx.charge_time(clock::now().saturating_duration_since(began));
         if served.filter_changed {
-            self.hub.outdate();
+            self.core.outdate();
         }
         served
     }
 
-    fn send(&mut self, hub: &Hub, open: &OpenPort) -> Turn {
+    fn send(&mut self, core: &SwitchCore, open: &OpenPort) -> Turn {
         let (mut idle, mut batches) = (0, 0);
         loop {
-            let Some(_round) = hub.round() else { return Turn::More };
+            let Some(_round) = core.round() else { return Turn::More };
             let mut guard = open.tx.lock();
             let tx = &mut *guard;
             // A stopped port has none left.
@@ -363,12 +365,12 @@ impl SwitchWorker {
     fn batch(&mut self, open: &OpenPort, tx: &mut PortTx, queue: usize) -> End {
         let shared = &open.shared;
         // All of these stay valid for the whole batch, and a thread that changes them waits for its end.
-        let (table, link) = (self.hub.table(), shared.state.link().batch());
+        let (table, link) = (self.core.table(), shared.state.link().batch());
         let memory = shared.memory.pass();
-        let (stop, end, patience) = (&open.stop, &self.hub.end, self.patience);
-        let gathers = tx.pace.gathers();
-        let (hub, index) = (&self.hub, open.index);
-        let uplink = hub.shares().map(|shares| (hub.uplink_index(), shares));
+        let (stop, end, patience) = (&open.stop, &self.core.end, self.patience);
+        let gathers = tx.polling.gathers();
+        let (core, index) = (&self.core, open.index);
+        let uplink = core.shares().map(|shares| (core.uplink_index(), shares));
         let port = Sender { index, shared, stop, end, patience, gathers, uplink };
         let mut frames = 0;
         let end = match tx.start(queue, port, &memory, &mut self.scratch) {
@@ -381,7 +383,7 @@ impl SwitchWorker {
             Err(broken) => Err(broken),
         };
         drop((table, link));
-        tx.pace.took(frames);
+        tx.polling.took(frames);
         tx.charge_frames(self.forwarder.take_segments());
         self.forwarder.signal();
         end.unwrap_or_else(|BrokenRing| {

@@ -19,7 +19,7 @@ pub(crate) struct Caller {
 
 /// Request of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum ConnectRequest {
     /// The line is not complete.
     Unknown,
     /// To connect to this port of the guest.
@@ -34,13 +34,13 @@ impl Caller {
     }
 
     /// Reads the line as far as it has arrived, and nothing after it: that belongs to the guest.
-    pub(crate) fn read(&mut self) -> Wish {
+    pub(crate) fn read(&mut self) -> ConnectRequest {
         while let Some(rest @ [_, ..]) = self.line.get_mut(self.len..) {
             let seen = match recv(&self.stream, &mut *rest, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
                 Ok((seen @ 1.., _)) => seen,
-                Err(Errno::AGAIN) => return Wish::Unknown,
+                Err(Errno::AGAIN) => return ConnectRequest::Unknown,
                 Err(Errno::INTR) => continue,
-                _ => return Wish::Nothing,
+                _ => return ConnectRequest::Nothing,
             };
             let seen = rest.iter().take(seen);
             let end = seen.clone().position(|byte| *byte == b'\n');
@@ -49,13 +49,14 @@ impl Caller {
             match recv(&self.stream, rest.get_mut(..wanted).unwrap_or_default(), RecvFlags::DONTWAIT) {
                 Ok((taken, _)) if taken == wanted => self.len += taken,
                 Err(Errno::INTR) => continue,
-                _ => return Wish::Nothing,
+                _ => return ConnectRequest::Nothing,
             }
             if end.is_some() {
-                return port(self.line.get(..self.len).unwrap_or_default()).map_or(Wish::Nothing, Wish::Port);
+                return port(self.line.get(..self.len).unwrap_or_default())
+                    .map_or(ConnectRequest::Nothing, ConnectRequest::Port);
             }
         }
-        Wish::Nothing
+        ConnectRequest::Nothing
     }
 }
 
@@ -84,10 +85,10 @@ mod tests {
         let (mut caller, mut client) = caller();
         for byte in b"CONNECT 1024" {
             client.write_all(&[*byte]).unwrap();
-            assert_eq!(caller.read(), Wish::Unknown);
+            assert_eq!(caller.read(), ConnectRequest::Unknown);
         }
         client.write_all(b"\nhello\n").unwrap();
-        assert_eq!(caller.read(), Wish::Port(1024));
+        assert_eq!(caller.read(), ConnectRequest::Port(1024));
         let mut rest = [0; 6];
         caller.stream.read_exact(&mut rest).unwrap();
         assert_eq!(&rest, b"hello\n");
@@ -101,21 +102,21 @@ mod tests {
             let (mut caller, mut client) = caller();
             client.write_all(line.as_bytes()).unwrap();
             drop(client);
-            assert_eq!(caller.read(), Wish::Nothing, "{line:?}");
+            assert_eq!(caller.read(), ConnectRequest::Nothing, "{line:?}");
         }
         for line in ["CONNECT 1 2\n", "GET / HTTP/1.1\r\n", "\u{fc}\n", "CONNECT 1                        \n"] {
             let (mut caller, mut client) = caller();
             client.write_all(line.as_bytes()).unwrap();
-            assert_eq!(caller.read(), Wish::Nothing, "{line:?}");
+            assert_eq!(caller.read(), ConnectRequest::Nothing, "{line:?}");
         }
     }
 
     #[test]
     fn a_line_has_32_bytes_at_most() {
-        for (spaces, wish) in [(22, Wish::Port(9)), (23, Wish::Nothing)] {
+        for (spaces, request) in [(22, ConnectRequest::Port(9)), (23, ConnectRequest::Nothing)] {
             let (mut caller, mut client) = caller();
             client.write_all(format!("connect {}9\n", " ".repeat(spaces)).as_bytes()).unwrap();
-            assert_eq!(caller.read(), wish);
+            assert_eq!(caller.read(), request);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use super::caller::{Caller, Wish};
+use super::caller::{Caller, ConnectRequest};
 use super::connection::{Connection, End};
 use super::counters::{Tally, VsockCounter};
 use super::packet::{HOST_CID, Header, Ports, STREAM, op};
@@ -122,9 +122,9 @@ impl Muxer {
     fn hear_caller(&mut self, number: u32, now: Instant, tally: &mut Tally) {
         let Some(caller) = self.callers.get_mut(&number) else { return };
         let port = match caller.read() {
-            Wish::Unknown => return,
-            Wish::Nothing | Wish::Port(NO_PORT) => None,
-            Wish::Port(port) => Some(port),
+            ConnectRequest::Unknown => return,
+            ConnectRequest::Nothing | ConnectRequest::Port(NO_PORT) => None,
+            ConnectRequest::Port(port) => Some(port),
         };
         let Some(Caller { stream, .. }) = self.callers.remove(&number) else { return };
         let ports = port.filter(|_| self.connections.len() < MAX_CONNECTIONS).and_then(|guest| self.free_port(guest));

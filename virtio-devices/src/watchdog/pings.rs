@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::clock::{Clock, Expiry, Times};
 use super::counters::{Tally, WatchdogCounter};
 use crate::DmaView;
-use crate::device::queue_worker::{Answered, Answerer, Turn};
+use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
 use crate::queue::ring::Chain;
 
 /// The byte that the device writes for a ping.
@@ -35,14 +35,14 @@ impl Pings {
     }
 }
 
-impl Answerer for Pings {
+impl QueueHandler for Pings {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> Answered {
+    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
         let is_ping = write_answer(turn.memory, chain);
         self.pinged |= is_ping;
         turn.tally.count(if is_ping { WatchdogCounter::Pings } else { WatchdogCounter::BadChains });
-        Answered::Used(is_ping.into())
+        ChainResult::Used(is_ping.into())
     }
 
     /// Checks if the pings have ended. The clock runs on without a valid ring: a guest that breaks its ring should be

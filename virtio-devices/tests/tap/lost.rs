@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
-use virtio_devices::{BackendChange, ConnectError, Counter, FailureChange, Port, Tap, VirtioDevice, new_backend};
+use virtio_devices::{BackendChange, ConnectError, Counter, FailureChange, HostNic, Tap, VirtioDevice, new_backend};
 
 use crate::driver::*;
 use crate::frames::*;

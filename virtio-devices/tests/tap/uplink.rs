@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use virtio_devices::{
-    FailureChange, GuestMap, Interrupts, Memory, Net, NetSpec, Policy, Port, PortSettings, RateLimits, Start, Switch,
-    SwitchMode, SwitchSpec, Tap, VirtioDevice,
+    FailureChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, Policy, PortSettings, RateLimits, Start,
+    Switch, SwitchMode, SwitchSpec, Tap, VirtioDevice,
 };
 use vm_memory::GuestAddress;
 
@@ -36,7 +36,7 @@ fn nic(switch: &Switch, port: u16) -> Net {
 /// Waits until the links of both ports are as expected.
 fn wait(nics: &[Net; 2], expected: [bool; 2]) {
     let began = Instant::now();
-    while nics.each_ref().map(Port::link_up) != expected {
+    while nics.each_ref().map(HostNic::link_up) != expected {
         assert!(began.elapsed() < Duration::from_secs(20), "{expected:?} did not come about");
         sleep(Duration::from_millis(20));
     }

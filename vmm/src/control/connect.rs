@@ -12,9 +12,9 @@ use crate::api::{Failure, SetVf};
 use crate::config::{DevicePlan, MissingBackend, NicPlan, PlannedVm, RestoredBackend};
 use crate::control::instance::{Instance, no_device};
 use crate::control::opened::Opened;
-use crate::control::opening::{Acquire, Acquired};
+use crate::control::opening::{Acquire, OpenedResources};
 use crate::control::set_vf::kind_of;
-use crate::devices::peers::Peers;
+use crate::devices::vhost_user_backends::VhostUserBackends;
 use crate::devices::{connect, kind};
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
@@ -36,7 +36,7 @@ impl Wanted {
         // The VM's Landlock rules must allow what is opened here.
         landlock::follow()?;
         let map = memory.memory().into_inner();
-        let peers = Peers::connect(std::slice::from_ref(&self.device), memory, cancel);
+        let peers = VhostUserBackends::connect(std::slice::from_ref(&self.device), memory, cancel);
         let peers = peers.map_err(|error| VmError::from(crate::devices::DeviceError::from(error)))?;
         let backend =
             connect::open(&self.device, self.vf, &self.nic, memory, peers, self.planned.plan().iommu().is_some());
@@ -55,7 +55,9 @@ impl Instance {
         if wanted.nic.backend.pins_memory() {
             self.vm_mut()?.begin_pinning();
         }
-        Some(Box::new(move |cancel: &Cancel| Acquired::Backend(wanted.open(&memory, Some(cancel)).map(Box::new))))
+        Some(Box::new(move |cancel: &Cancel| {
+            OpenedResources::Backend(wanted.open(&memory, Some(cancel)).map(Box::new))
+        }))
     }
 
     /// Connects a backend, opened before, to a function whose backend is missing or is a deleted tap.
@@ -72,7 +74,7 @@ impl Instance {
     ) -> Result<(), Failure> {
         let wanted = self.with_backend(change, given)?;
         let opened = match self.acquired.take() {
-            Some(Acquired::Backend(opened)) => *opened?,
+            Some(OpenedResources::Backend(opened)) => *opened?,
             _ => return Err(Failure::new(ErrorKind::Host, "the backend was not opened; try again")),
         };
         let Wanted { planned, device: _, nic, vf } = wanted;

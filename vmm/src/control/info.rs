@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pci::{Bdf, MemoryKind, VfIndex, Window, WindowId};
-use virtio_devices::{Port, Status, Switch, VirtioPci};
+use virtio_devices::{HostNic, Status, Switch, VirtioPci};
 
 use crate::api::Link;
 use crate::api::info::{
@@ -135,7 +135,7 @@ fn needs_reset(device: &dyn VirtioPci, vf: Option<VfIndex>) -> bool {
     device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DEVICE_NEEDS_RESET))
 }
 
-fn link(port: &dyn Port) -> Link {
+fn link(port: &dyn HostNic) -> Link {
     if port.link_up() { Link::Up } else { Link::Down }
 }
 
@@ -202,7 +202,7 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo
     })?
 }
 
-fn backend(plan: &NicPlan, port: &dyn Port) -> BackendInfo {
+fn backend(plan: &NicPlan, port: &dyn HostNic) -> BackendInfo {
     let was_passed = matches!(plan.backend, BackendPlan::Fds { .. });
     let kind = match port.backend_kind() {
         virtio_devices::BackendKind::Tap if was_passed => BackendKind::Fd,

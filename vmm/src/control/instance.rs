@@ -18,12 +18,12 @@ use vm_api::config::id::LONGEST;
 use crate::api::info::{PolicyInfo, VmState};
 use crate::api::{Action, Failure};
 use crate::config::{DeviceKind, DevicePlan, LinkPolicy, NetConfig, PlannedVm, VmConfig};
-use crate::control::opening::{Acquire, Acquired};
+use crate::control::opening::{Acquire, OpenedResources};
 use crate::control::set_vf;
 use crate::devices::Removed;
 use crate::devices::fallback::Held;
 use crate::devices::kind;
-use crate::devices::peers::Peers;
+use crate::devices::vhost_user_backends::VhostUserBackends;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
@@ -62,7 +62,7 @@ pub(crate) struct Instance {
     /// Resource limits of this process.
     limits: HostLimits,
     /// Resources opened for the action to apply next.
-    pub(super) acquired: Option<Acquired>,
+    pub(super) acquired: Option<OpenedResources>,
     /// Rate limiter of reboot reports.
     reboots: RateLimiter,
     /// Number of reboots since the last report.
@@ -79,7 +79,7 @@ pub(crate) struct Added {
 }
 
 /// State of the guest after its events.
-pub(crate) enum Turn {
+pub(crate) enum GuestOutcome {
     /// The guest runs.
     On,
     /// The guest powered off.
@@ -221,7 +221,7 @@ impl Instance {
     /// Fails without a change if a resource is missing.
     pub(crate) fn open(&mut self) -> Result<(), Error> {
         let vm = match self.acquired.take() {
-            Some(Acquired::Vm(vm)) => *vm?,
+            Some(OpenedResources::Vm(vm)) => *vm?,
             _ => {
                 self.begin_boot()?;
                 self.opener()(None)?
@@ -258,13 +258,14 @@ impl Instance {
     /// meantime.
     pub(crate) fn acquirer(&mut self, action: &Action) -> Option<Acquire> {
         if matches!(action, Action::Boot) {
-            let takes_time = |plan: &DevicePlan| Peers::are_of(plan) || matches!(plan.kind, DeviceKind::Vfio(_));
+            let takes_time =
+                |plan: &DevicePlan| VhostUserBackends::are_of(plan) || matches!(plan.kind, DeviceKind::Vfio(_));
             if self.vm.is_some() || !self.planned.plan().devices.iter().any(takes_time) {
                 return None;
             }
             self.begin_boot().ok()?;
             let opener = self.opener();
-            return Some(Box::new(|cancel: &Cancel| Acquired::Vm(opener(Some(cancel)).map(Box::new))));
+            return Some(Box::new(|cancel: &Cancel| OpenedResources::Vm(opener(Some(cancel)).map(Box::new))));
         }
         match action {
             Action::SetVf(change, fds) if self.vm.is_some() => self.backend_opener(change, fds),
@@ -274,12 +275,12 @@ impl Instance {
     }
 
     /// Stores the resources opened for the next action. Returns false if they are stale.
-    pub(crate) fn keep(&mut self, acquired: Acquired) -> bool {
+    pub(crate) fn keep(&mut self, acquired: OpenedResources) -> bool {
         let memory = self.vm.as_ref().map(Vm::guest_memory);
         let is_of_use = match &acquired {
             // A reboot may have given the guest other memory.
-            Acquired::Device(addition) => memory.is_none_or(|memory| addition.opened.suits(memory)),
-            Acquired::Backend(Ok(opened)) => memory.is_some_and(|memory| opened.has(memory)),
+            OpenedResources::Device(addition) => memory.is_none_or(|memory| addition.opened.suits(memory)),
+            OpenedResources::Backend(Ok(opened)) => memory.is_some_and(|memory| opened.has(memory)),
             _ => true,
         };
         self.acquired = is_of_use.then_some(acquired);
@@ -345,7 +346,7 @@ impl Instance {
     }
 
     /// Reboots a guest that has reset itself.
-    fn reset_by_guest(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), VmError>) -> Result<Turn, Error> {
+    fn reset_by_guest(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), VmError>) -> Result<GuestOutcome, Error> {
         let now = Instant::now();
         let is_told = self.reboots.wait(now).is_zero();
         if is_told {
@@ -357,7 +358,7 @@ impl Instance {
         } else {
             self.untold += 1;
         }
-        self.reset_by(reset, is_told).map(|()| Turn::On)
+        self.reset_by(reset, is_told).map(|()| GuestOutcome::On)
     }
 
     fn reset_by(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), VmError>, is_told: bool) -> Result<(), Error> {
@@ -391,12 +392,12 @@ impl Instance {
     /// # Errors
     ///
     /// Fails if the guest cannot continue. The VM is shut down then.
-    pub(crate) fn turn(&mut self) -> Result<Turn, Error> {
-        let Some(vm) = &mut self.vm else { return Ok(Turn::On) };
+    pub(crate) fn turn(&mut self) -> Result<GuestOutcome, Error> {
+        let Some(vm) = &mut self.vm else { return Ok(GuestOutcome::On) };
         match vm.take_stop() {
             Some(Stop::PowerOff) => {
                 self.shutdown();
-                Ok(Turn::Off)
+                Ok(GuestOutcome::Off)
             }
             Some(Stop::Reset) => self.reset_by_guest(Vm::reset),
             Some(Stop::TripleFault) => self.reset_by_guest(Vm::reset_after_triple_fault),
@@ -407,7 +408,7 @@ impl Instance {
             None => {
                 let removed = vm.take_ejected();
                 self.forget(&removed);
-                Ok(Turn::On)
+                Ok(GuestOutcome::On)
             }
         }
     }

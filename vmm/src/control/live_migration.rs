@@ -8,7 +8,7 @@ use crate::control::active_migration::{
 };
 use crate::control::instance::Instance;
 use crate::control::queue::PendingAction;
-use crate::control::{ControlLoop, Next, json};
+use crate::control::{ControlLoop, json};
 use crate::error_kind::ErrorKind;
 use crate::migration;
 use crate::migration::commands::{self, SourceReply, TargetReply};
@@ -19,6 +19,7 @@ use crate::migration::target_thread::listening;
 use crate::migration::target_thread::preparer::Preparer;
 use crate::migration::target_thread::{TargetHandle, TargetParams};
 use crate::migration::transport::Address;
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use vm_api::migration::{MigrationRole, ReceiveMigration, SendMigration};
@@ -98,20 +99,20 @@ impl ControlLoop {
     }
 
     /// Starts waiting for a VM. Replies to the client once the guest has arrived or failed to; or now, with `detach`.
-    pub(super) fn begin_receive(&mut self, pending: PendingAction) -> Next {
+    pub(super) fn begin_receive(&mut self, pending: PendingAction) -> ControlFlow<()> {
         let (action, waiting) = pending.split();
-        let Action::ReceiveMigration(config, fds) = action else { return Next::On };
+        let Action::ReceiveMigration(config, fds) = action else { return ControlFlow::Continue(()) };
         let detach = config.detach;
         if let Err(failure) = self.begin_receiving(*config, fds) {
             waiting.answer(Err(failure.in_context(NOT_RECEIVED)));
-            return Next::On;
+            return ControlFlow::Continue(());
         }
         self.events.vm("migration-receive-ready");
         match &mut self.live {
             Some(ActiveMigration::Incoming(received)) if !detach => received.client = Some(waiting),
             _ => waiting.answer(Ok(Reply::Done)),
         }
-        Next::On
+        ControlFlow::Continue(())
     }
 
     fn begin_receiving(&mut self, config: ReceiveMigration, fds: Vec<OwnedFd>) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! Saving and restoring a VM: the control thread's part, before and after a background thread works.
 
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 
 use virtio_devices::Cancel;
@@ -7,10 +8,10 @@ use vm_api::body::SnapshotConfig;
 
 use crate::api::{Action, Failure, Reply};
 use crate::config::RestoreConfig;
+use crate::control::ControlLoop;
 use crate::control::instance::Instance;
-use crate::control::opening::{Acquired, Opening};
+use crate::control::opening::{OpenedResources, PendingOpen};
 use crate::control::queue::PendingAction;
-use crate::control::{ControlLoop, Next};
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
@@ -27,17 +28,17 @@ const NOT_RESTORED: &str = "the VM cannot be restored";
 
 impl ControlLoop {
     /// Starts writing a snapshot.
-    pub(super) fn begin_snapshot(&mut self, pending: PendingAction) -> Next {
-        let Action::Snapshot(config) = pending.action() else { return Next::On };
+    pub(super) fn begin_snapshot(&mut self, pending: PendingAction) -> ControlFlow<()> {
+        let Action::Snapshot(config) = pending.action() else { return ControlFlow::Continue(()) };
         let saver = match self.saver(config) {
             Ok(saver) => saver,
             Err(failure) => {
                 pending.serve(|_| Err(failure.in_context(NOT_SAVED)));
-                return Next::On;
+                return ControlFlow::Continue(());
             }
         };
         self.events.vm("snapshotting");
-        let work = move |cancel: &Cancel| Acquired::Saved(save(saver, cancel));
+        let work = move |cancel: &Cancel| OpenedResources::Saved(save(saver, cancel));
         self.begin(ThreadKind::Snapshot, pending, work)
     }
 
@@ -58,15 +59,15 @@ impl ControlLoop {
     }
 
     /// Starts restoring a VM.
-    pub(super) fn begin_restore(&mut self, pending: PendingAction) -> Next {
-        let Action::Restore(config, _) = pending.action() else { return Next::On };
+    pub(super) fn begin_restore(&mut self, pending: PendingAction) -> ControlFlow<()> {
+        let Action::Restore(config, _) = pending.action() else { return ControlFlow::Continue(()) };
         if self.instance.is_some() {
             let what = "there is already a VM; delete it first (vm.delete)";
             pending.serve(|_| Err(Failure::new(ErrorKind::Conflict, what).in_context(NOT_RESTORED)));
-            return Next::On;
+            return ControlFlow::Continue(());
         }
         let restorer = self.restorer(RestoreConfig::clone(config));
-        let work = move |cancel: &Cancel| Acquired::Restored(Box::new(restorer.restore(Some(cancel))));
+        let work = move |cancel: &Cancel| OpenedResources::Restored(Box::new(restorer.restore(Some(cancel))));
         self.begin(ThreadKind::Open, pending, work)
     }
 
@@ -78,16 +79,16 @@ impl ControlLoop {
         &mut self,
         kind: ThreadKind,
         pending: PendingAction,
-        work: impl FnOnce(&Cancel) -> Acquired + Send + 'static,
-    ) -> Next {
-        match Opening::begin(kind, pending, work) {
+        work: impl FnOnce(&Cancel) -> OpenedResources + Send + 'static,
+    ) -> ControlFlow<()> {
+        match PendingOpen::begin(kind, pending, work) {
             Ok(opening) => self.opening = Some(opening),
             Err(refused) => {
                 let (pending, error) = *refused;
                 pending.serve(|_| Err(Failure::new(ErrorKind::Host, no_thread(&error))));
             }
         }
-        Next::On
+        ControlFlow::Continue(())
     }
 
     /// Replies to the client of a completed or failed snapshot.
@@ -114,7 +115,7 @@ impl ControlLoop {
     /// Waits for the thread of a cancelled snapshot, if any, and replies to its client. The snapshot is complete if it
     /// was already on the disk.
     pub(super) fn snapshot_ended(&mut self) {
-        if let Some((pending, Acquired::Saved(saved))) = self.ending.take().and_then(Opening::finish) {
+        if let Some((pending, OpenedResources::Saved(saved))) = self.ending.take().and_then(PendingOpen::finish) {
             self.saved(pending, saved);
         }
     }

@@ -1,12 +1,13 @@
 //! Commands of a migration thread to the control thread, which stops, saves, restores and starts the guest for it.
 
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use crate::api::{Failure, Reply};
+use crate::control::ControlLoop;
 use crate::control::active_migration::{ActiveMigration, IncomingMigration, NOT_RECEIVED, OutgoingMigration, conflict};
 use crate::control::instance::Instance;
-use crate::control::{ControlLoop, Next};
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
@@ -19,18 +20,18 @@ use crate::vm::Vm;
 
 impl ControlLoop {
     /// Performs the commands of the migration thread.
-    pub(super) fn run_migration_commands(&mut self) -> Result<Next, Error> {
+    pub(super) fn run_migration_commands(&mut self) -> Result<ControlFlow<()>, Error> {
         match self.live.take() {
             Some(ActiveMigration::Outgoing(sent)) => self.run_source_commands(sent),
             Some(ActiveMigration::Incoming(received)) => {
                 self.run_target_commands(received);
-                Ok(Next::On)
+                Ok(ControlFlow::Continue(()))
             }
-            None => Ok(Next::On),
+            None => Ok(ControlFlow::Continue(())),
         }
     }
 
-    fn run_source_commands(&mut self, mut sent: OutgoingMigration) -> Result<Next, Error> {
+    fn run_source_commands(&mut self, mut sent: OutgoingMigration) -> Result<ControlFlow<()>, Error> {
         while let Some(command) = sent.commands.take() {
             match command {
                 SourceCommand::FindWriters => {
@@ -65,11 +66,16 @@ impl ControlLoop {
             }
         }
         self.live = Some(ActiveMigration::Outgoing(sent));
-        Ok(Next::On)
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Handles the end of an outgoing migration. If the target runs the guest, exits.
-    fn end_outgoing(&mut self, sent: OutgoingMigration, outcome: Outcome, why: Option<String>) -> Result<Next, Error> {
+    fn end_outgoing(
+        &mut self,
+        sent: OutgoingMigration,
+        outcome: Outcome,
+        why: Option<String>,
+    ) -> Result<ControlFlow<()>, Error> {
         let OutgoingMigration { thread, progress, stays_paused, .. } = sent;
         let why = [why, stays_paused].into_iter().flatten().reduce(|why, more| format!("{why}; {more}"));
         if outcome != Outcome::Finished {
@@ -85,17 +91,17 @@ impl ControlLoop {
     }
 
     /// Releases a guest that the target runs, and exits.
-    fn release(&mut self, outcome: Outcome) -> Result<Next, Error> {
+    fn release(&mut self, outcome: Outcome) -> Result<ControlFlow<()>, Error> {
         if outcome != Outcome::Finished {
-            return Ok(Next::On);
+            return Ok(ControlFlow::Continue(()));
         }
         // The VM was handed over and is closed.
         self.events.vm("shutdown");
         if self.no_shutdown {
             self.instance = None;
-            return Ok(Next::On);
+            return Ok(ControlFlow::Continue(()));
         }
-        Ok(Next::End)
+        Ok(ControlFlow::Break(()))
     }
 
     fn stop_guest(&mut self) -> Result<StoppedGuest, String> {

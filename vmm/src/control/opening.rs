@@ -26,7 +26,7 @@ use crate::vm::{Vm, VmError};
 const STACK: usize = 2 << 20;
 
 /// Resources that were opened for an action.
-pub(crate) enum Acquired {
+pub(crate) enum OpenedResources {
     /// Host resources of a VM, for `vm.boot`.
     Vm(Result<Box<Vm>, VmError>),
     /// A planned device with its backends, for `vm.add-*`.
@@ -40,18 +40,18 @@ pub(crate) enum Acquired {
 }
 
 /// Opener of resources on any thread, with cancellation.
-pub(crate) type Acquire = Box<dyn FnOnce(&Cancel) -> Acquired + Send>;
+pub(crate) type Acquire = Box<dyn FnOnce(&Cancel) -> OpenedResources + Send>;
 
 /// An action whose resources are being opened. Dropping this cancels it and waits for the thread.
-pub(crate) struct Opening {
+pub(crate) struct PendingOpen {
     action: Option<PendingAction>,
     cancel: Cancel,
     thread: Option<Thread>,
-    acquired: Receiver<Acquired>,
+    acquired: Receiver<OpenedResources>,
     done: Arc<EventFd>,
 }
 
-impl Opening {
+impl PendingOpen {
     /// Starts opening the resources of `action` in a thread of this kind.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Opening {
     pub(crate) fn begin(
         kind: ThreadKind,
         action: PendingAction,
-        acquire: impl FnOnce(&Cancel) -> Acquired + Send + 'static,
+        acquire: impl FnOnce(&Cancel) -> OpenedResources + Send + 'static,
     ) -> Result<Self, Box<(PendingAction, io::Error)>> {
         let start = || {
             let (cancel, done) = (Cancel::new()?, Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?));
@@ -93,7 +93,7 @@ impl Opening {
     }
 
     /// Returns the action and its resources, once [`Self::event`] is readable. `None` if the thread panicked.
-    pub(crate) fn finish(mut self) -> Option<(PendingAction, Acquired)> {
+    pub(crate) fn finish(mut self) -> Option<(PendingAction, OpenedResources)> {
         self.thread.take()?.join().ok()?;
         Some((self.action.take()?, self.acquired.try_recv().ok()?))
     }
@@ -109,7 +109,7 @@ impl Opening {
     }
 }
 
-impl Drop for Opening {
+impl Drop for PendingOpen {
     fn drop(&mut self) {
         self.cancel.cancel();
         if let Some(thread) = self.thread.take() {

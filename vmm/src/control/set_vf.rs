@@ -1,6 +1,6 @@
 //! Checks and settings of `vm.set-vf`.
 
-use virtio_devices::{BackendKind, MacError, Port, Replaced};
+use virtio_devices::{BackendKind, HostNic, MacError, Replaced};
 
 use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
@@ -47,7 +47,7 @@ pub(super) fn check_enforced(plan: &NicPlan, kind: BackendKind, subject: &Subjec
 
 /// Sets a VF's planned MAC address, unless any address is allowed and the VF has it already.
 pub(super) fn set_mac(
-    port: &mut dyn Port,
+    port: &mut dyn HostNic,
     change: &SetVf,
     (now, planned): (&NicPlan, &NicPlan),
     driven: bool,

@@ -1,7 +1,7 @@
 //! Announcements of functions at a new place in the network.
 
 use pci::VfIndex;
-use virtio_devices::Port;
+use virtio_devices::HostNic;
 
 use super::Devices;
 
@@ -9,7 +9,7 @@ use super::Devices;
 pub(crate) type NetFunction = (String, Option<VfIndex>);
 
 /// Announces a function: through its driver, or with frames of this program if the driver cannot.
-fn announce(port: &mut dyn Port) {
+fn announce(port: &mut dyn HostNic) {
     if !port.announce() {
         port.announce_here();
     }
@@ -47,11 +47,11 @@ impl Devices {
         self.with_port(id, *vf, |port| port.link_up())
     }
 
-    fn with_port<T>(&self, id: &str, vf: Option<VfIndex>, visit: impl FnOnce(&mut dyn Port) -> T) -> Option<T> {
+    fn with_port<T>(&self, id: &str, vf: Option<VfIndex>, visit: impl FnOnce(&mut dyn HostNic) -> T) -> Option<T> {
         self.find(id)?.slot.with(|device| device.port(vf).map(visit))?
     }
 
-    fn each_function(&self, mut visit: impl FnMut(&str, Option<VfIndex>, &mut dyn Port)) {
+    fn each_function(&self, mut visit: impl FnMut(&str, Option<VfIndex>, &mut dyn HostNic)) {
         for plugged in &self.plugged {
             for n in 0..plugged.plan.nics().count() {
                 let vf = n.checked_sub(1).and_then(|vf| u16::try_from(vf).ok()).map(VfIndex);

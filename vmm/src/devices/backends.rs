@@ -7,7 +7,7 @@ use virtio_devices::{
 
 use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _, UplinkPlan, VdpaConfig, Vhost};
 use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
-use crate::devices::peers::Peers;
+use crate::devices::vhost_user_backends::VhostUserBackends;
 use crate::error_kind::ErrorKind;
 use crate::passed_fd;
 use crate::vfio::{OpenDevice, VfioError};
@@ -73,11 +73,11 @@ pub(crate) struct NicSite {
 }
 
 /// Opener of backends, for one start of a VM or for a device that is added later.
-pub(crate) struct Opener<'a> {
+pub(crate) struct BackendOpener<'a> {
     /// The guest's memory.
     memory: &'a Memory,
     /// The vhost-user backends, which are connected already.
-    peers: Peers,
+    peers: VhostUserBackends,
     /// Taps that come from another program.
     passed: Option<&'a PassedTaps>,
     /// The taps that were opened since [`Self::take_taps`].
@@ -88,9 +88,9 @@ pub(crate) struct Opener<'a> {
     without_vhost: Option<VhostNetError>,
 }
 
-impl<'a> Opener<'a> {
+impl<'a> BackendOpener<'a> {
     /// Opens backends for a guest with this memory.
-    pub(crate) const fn new(memory: &'a Memory, peers: Peers) -> Self {
+    pub(crate) const fn new(memory: &'a Memory, peers: VhostUserBackends) -> Self {
         Self { memory, peers, passed: None, taps: Vec::new(), host_device: None, without_vhost: None }
     }
 

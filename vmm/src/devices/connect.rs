@@ -4,12 +4,12 @@ use pci::VfIndex;
 use virtio_devices::{ConnectError, Memory, NewBackend, NotResumed, new_backend};
 
 use super::Devices;
-use super::backends::{BackendError, NicSite, Opener};
+use super::backends::{BackendError, BackendOpener, NicSite};
 use super::error::DeviceError;
 use super::handle::Handle;
 use super::missing::tell;
 use super::passed_taps::{NicTaps, TapOf};
-use super::peers::{Peers, function_option};
+use super::vhost_user_backends::{VhostUserBackends, function_option};
 use crate::config::{DeviceKind, DevicePlan, NicPlan};
 use crate::pci_host::device_watch::backend_observer;
 
@@ -27,11 +27,11 @@ pub(crate) fn open(
     vf: Option<VfIndex>,
     nic: &NicPlan,
     memory: &Memory,
-    peers: Peers,
+    peers: VhostUserBackends,
     has_iommu: bool,
 ) -> Result<Connecting, DeviceError> {
     let option = function_option(plan, vf);
-    let mut opener = Opener::new(memory, peers);
+    let mut opener = BackendOpener::new(memory, peers);
     let behind_iommu = has_iommu && (vf.is_some() || plan.iommu);
     let tap_of = TapOf { id: plan.id.clone(), vf: vf.map(|vf| vf.0), uplink: false };
     let backend = opener.open(nic, &option, NicSite { tap_of, port: None, behind_iommu });

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
 
-use virtio_devices::{BackendKind, Counter, Net, NetCounters, Port};
+use virtio_devices::{BackendKind, Counter, HostNic, Net, NetCounters};
 
 use crate::config::BackendPlan;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use virtio_devices::{
-    Block, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, Hold, RateLimitGroup, RateLimits,
-    ResizeError,
+    Block, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, RateLimitGroup, RateLimits, ResizeError,
+    StorageLock,
 };
 
 use crate::pci_host::slot::Slot;
@@ -30,7 +30,7 @@ pub(super) struct Disk {
     counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
     size: Arc<BlockSize>,
-    hold: Hold,
+    hold: StorageLock,
 }
 
 impl Disk {
@@ -52,7 +52,7 @@ impl Disk {
     }
 
     /// Image, and its lock.
-    pub(super) fn hold(&self) -> Hold {
+    pub(super) fn hold(&self) -> StorageLock {
         self.hold.clone()
     }
 

@@ -3,10 +3,10 @@
 use std::io;
 
 use pci::TopologyError;
-use virtio_devices::{ConnectError, FunctionError, HoldError, NetSriovError, RunnerError};
+use virtio_devices::{ConnectError, FunctionError, NetSriovError, RunnerError, StorageLockError};
 
 use crate::devices::backends::BackendError;
-use crate::devices::peers::PeerError;
+use crate::devices::vhost_user_backends::PeerError;
 use crate::error_kind::ErrorKind;
 use crate::pci_host::assign_bars::NoRoom;
 use crate::vfio::VfioError;
@@ -167,8 +167,8 @@ const fn place_remedy(error: &TopologyError) -> &'static str {
     }
 }
 
-impl From<HoldError> for DeviceError {
-    fn from(HoldError { option, error }: HoldError) -> Self {
+impl From<StorageLockError> for DeviceError {
+    fn from(StorageLockError { option, error }: StorageLockError) -> Self {
         Self::open(option, error.kind(), error)
     }
 }

@@ -4,7 +4,7 @@ use pci::VfIndex;
 use virtio_devices::MemoryUser;
 
 use super::missing::tell;
-use super::peers::function_option;
+use super::vhost_user_backends::function_option;
 use super::{Devices, Plugged};
 
 /// A function that is or will be stopped.

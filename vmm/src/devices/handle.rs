@@ -1,6 +1,6 @@
 //! The parts of an open device that the host uses while the guest may be using the device.
 
-use virtio_devices::{Hold, Switch};
+use virtio_devices::{StorageLock, Switch};
 
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
@@ -22,7 +22,7 @@ pub(super) enum Handle {
         /// Reader of the counters.
         read: Box<dyn Fn() -> Counts + Send>,
         /// Host storage that its guest writes, if any.
-        hold: Option<Hold>,
+        hold: Option<StorageLock>,
     },
 }
 
@@ -60,7 +60,7 @@ impl Handle {
     }
 
     /// Host storage that the device writes, if any.
-    pub(super) fn hold(&self) -> Option<Hold> {
+    pub(super) fn hold(&self) -> Option<StorageLock> {
         match self {
             Self::Disk(disk) => Some(disk.hold()),
             Self::Plain { hold, .. } => hold.clone(),

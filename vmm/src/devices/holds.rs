@@ -1,13 +1,13 @@
 //! Host storage that devices write, and hand over when their guest moves to another program.
 
-use virtio_devices::Holds;
+use virtio_devices::StorageLocks;
 
 use super::{Devices, Plugged};
 
 impl Devices {
     /// Storage that the devices write.
-    pub(crate) fn holds(&self) -> Holds {
+    pub(crate) fn holds(&self) -> StorageLocks {
         let of = |plugged: &Plugged| Some((plugged.plan.option(), plugged.hold()?));
-        Holds(self.plugged.iter().filter_map(of).collect())
+        StorageLocks(self.plugged.iter().filter_map(of).collect())
     }
 }

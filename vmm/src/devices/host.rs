@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pci::{Placement, Rid};
-use virtio_devices::{BalloonSize, Behind, CharDevice, ConsoleWindow, Expiry, Iommu, Memory};
+use virtio_devices::{BalloonSize, CharDevice, ConsoleWindow, Expiry, Iommu, IommuAttachment, Memory};
 
 use crate::devices::disks::LimitGroups;
 use crate::devices::mem_regions::MemRegions;
@@ -12,7 +12,7 @@ use crate::telemetry::events::Events;
 use crate::vfio::VfioHost;
 
 /// Resources that the machine gives to devices.
-pub(crate) struct Host {
+pub(crate) struct HostResources {
     /// The guest's memory.
     pub memory: Memory,
     /// Apertures for BARs, of each segment.
@@ -29,7 +29,7 @@ pub(crate) struct Host {
     pub events: Events,
     /// The rate limits that disks share.
     pub limit_groups: LimitGroups,
-    /// True if another program holds the locks of writable disks until [`Holds::take`](virtio_devices::Holds::take).
+    /// True if another program holds the locks of writable disks until [`StorageLocks::take`](virtio_devices::StorageLocks::take).
     pub locks_later: bool,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<Arc<Iommu>>,
@@ -37,9 +37,9 @@ pub(crate) struct Host {
     pub vfio: Arc<VfioHost>,
 }
 
-impl Host {
+impl HostResources {
     /// The place of the function at `rid` behind the IOMMU.
-    pub(super) fn behind(&self, placement: Placement, rid: Rid) -> Option<Behind> {
+    pub(super) fn behind(&self, placement: Placement, rid: Rid) -> Option<IommuAttachment> {
         self.iommu.as_ref().map(|iommu| iommu.behind(placement.segment, rid))
     }
 }

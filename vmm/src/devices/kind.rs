@@ -30,7 +30,7 @@ mod vsock;
 mod watchdog;
 
 use crate::config::{DeviceKind, DevicePlan};
-use crate::devices::backends::Opener;
+use crate::devices::backends::BackendOpener;
 use crate::devices::error::DeviceError;
 use crate::devices::kind::site::{Opened, Site};
 use crate::landlock::Rule;
@@ -41,7 +41,7 @@ use crate::landlock::Rule;
 ///
 /// Fails if something that it needs cannot be opened, or the device is not possible. All that was opened is closed
 /// then.
-pub(super) fn open(site: &Site<'_>, opener: &mut Opener<'_>) -> Result<Opened, DeviceError> {
+pub(super) fn open(site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     match &site.plan.kind {
         DeviceKind::Console => console::open(site),
         DeviceKind::Net(net) => net::open(net, site, opener),

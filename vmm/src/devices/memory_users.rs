@@ -6,7 +6,7 @@ use std::time::Instant;
 use pci::VfIndex;
 use virtio_devices::MemoryUser;
 
-use super::peers::function_option;
+use super::vhost_user_backends::function_option;
 use crate::config::DevicePlan;
 use crate::machine_state::backend_state::{BackendOf, StatefulBackend};
 use crate::pci_host::slot::Slot;

@@ -1,7 +1,7 @@
 //! Reports of functions whose backend is missing, and of their recovery.
 
 use pci::VfIndex;
-use virtio_devices::{Net, Port as _};
+use virtio_devices::{HostNic as _, Net};
 
 use crate::telemetry::events::{Events, Source};
 

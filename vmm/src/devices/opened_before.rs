@@ -5,7 +5,7 @@ use std::sync::Arc;
 use virtio_devices::{Cancel, GuestMap, Memory};
 use vm_memory::GuestAddressSpace as _;
 
-use crate::devices::peers::{PeerError, Peers};
+use crate::devices::vhost_user_backends::{PeerError, VhostUserBackends};
 use crate::vfio::{OpenDevice, VfioError};
 
 /// Resources that were opened for a device, or the reason why they could not be.
@@ -15,7 +15,7 @@ pub(crate) enum OpenedBefore {
     #[default]
     Nothing,
     /// vhost-user backends.
-    Peers(Result<Peers, PeerError>),
+    VhostUserBackends(Result<VhostUserBackends, PeerError>),
     /// The host device, and the guest memory that it was opened for.
     HostDevice(Box<Result<OpenDevice, VfioError>>, Arc<GuestMap>),
 }
@@ -28,9 +28,9 @@ impl OpenedBefore {
     /// they were opened.
     pub(crate) fn suits(&self, memory: &Memory) -> bool {
         match self {
-            Self::Peers(Ok(peers)) => peers.have(memory),
+            Self::VhostUserBackends(Ok(peers)) => peers.have(memory),
             Self::HostDevice(device, map) if device.is_ok() => Arc::ptr_eq(map, &memory.memory().into_inner()),
-            Self::Nothing | Self::Peers(_) | Self::HostDevice(..) => true,
+            Self::Nothing | Self::VhostUserBackends(_) | Self::HostDevice(..) => true,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use pci::VfIndex;
 
-use super::peers::function_option;
+use super::vhost_user_backends::function_option;
 use super::{Devices, Plugged};
 use crate::machine_state::backend_state::BackendOf;
 

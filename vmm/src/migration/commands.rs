@@ -14,7 +14,7 @@ use crate::machine_state::MachineState;
 use crate::machine_state::backend_state::StatefulBackend;
 use crate::snapshot::restorer::Restored;
 use crate::vm::Vm;
-use virtio_devices::Holds;
+use virtio_devices::StorageLocks;
 
 /// Reply or request of the control thread to a migration thread, on either side.
 pub(crate) trait ControlReply: Send + 'static {
@@ -57,7 +57,7 @@ pub(crate) enum SourceCommand {
 pub(crate) enum SourceReply {
     /// Dirty-page sources, or the reason why writes cannot be tracked; none if the guest is paused. Also the host
     /// storage that the guest writes, and the number of functions that its drivers use.
-    Writers(Result<Vec<Box<dyn DirtySource>>, String>, Holds, u32),
+    Writers(Result<Vec<Box<dyn DirtySource>>, String>, StorageLocks, u32),
     /// The guest is stopped, or could not be.
     Stopped(Result<StoppedGuest, String>),
     /// VM of the guest, to be closed by the migration thread.
@@ -79,7 +79,7 @@ pub(crate) struct StoppedGuest {
     /// State of the machine.
     pub machine: Box<MachineState>,
     /// Host storage that the guest writes.
-    pub holds: Holds,
+    pub holds: StorageLocks,
     /// Stopped backends that have state of their own.
     pub stateful: Vec<StatefulBackend>,
     /// Time that stopping took.
@@ -112,7 +112,7 @@ pub(crate) enum TargetCommand {
 /// Reply or request of the control thread to the target's thread.
 pub(crate) enum TargetReply {
     /// The machine is restored: host storage that the guest writes, without locks; or the reason of a failure.
-    Loaded(Result<Holds, String>),
+    Loaded(Result<StorageLocks, String>),
     /// The guest runs; or the reason of a failure, after which the guest and its locks are gone.
     Started(Result<(), String>),
     /// A user cancels the migration.

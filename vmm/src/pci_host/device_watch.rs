@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pci::{Effects, VfIndex};
 use virtio_devices::{
-    BackendChange, BackendObserver, NeedsResetObserver, Net, Port as _, SriovStatus, Status, VirtioPci,
+    BackendChange, BackendObserver, HostNic as _, NeedsResetObserver, Net, SriovStatus, Status, VirtioPci,
 };
 
 use crate::pci_host::slot::{Slot, Watch};

@@ -11,8 +11,8 @@ use pci::spec::{ALL_ONES, header};
 use pci::{BarIndex, Device, Dword, DwordWrite, Effects, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use virtio_devices::{
-    Behind, DeviceState, Inspect, Lifecycle, MemoryArea, MemoryPeers, MemoryUser, Message, Outcome, Pin, Signals,
-    StateError, Thread,
+    DeviceState, Inspect, IommuAttachment, Lifecycle, MemoryArea, MemoryPeers, MemoryUser, Message, Outcome, Pin,
+    Signals, StateError, Thread,
 };
 
 use crate::arch::x86_64::layout;
@@ -60,7 +60,7 @@ impl VfioCounters {
 pub(super) struct Kept {
     // Drop order: the function is detached from the virtual IOMMU first.
     /// Endpoint behind the guest's virtual IOMMU.
-    pub _behind: Option<Behind>,
+    pub _behind: Option<IommuAttachment>,
     /// Registration of its watcher.
     pub _watched: Watched,
     /// Mark that the device is open.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pci::Rid;
-use virtio_devices::{Behind, MemoryPeers};
+use virtio_devices::{IommuAttachment, MemoryPeers};
 
 use crate::vfio::error::VfioError;
 use crate::vfio::follower::Follower;
@@ -34,7 +34,7 @@ impl OpenDevice {
     /// # Errors
     ///
     /// Fails if the shape of the function is impossible, or the device cannot reach what the virtual IOMMU maps.
-    pub(crate) fn into_function(self, rid: Rid, behind: Option<Behind>) -> Result<VfioFunction, VfioError> {
+    pub(crate) fn into_function(self, rid: Rid, behind: Option<IommuAttachment>) -> Result<VfioFunction, VfioError> {
         let Self { unmapped_bars, watched, mark, host, info, follower, peers } = self;
         if let (Some(behind), Some(follower)) = (&behind, &follower) {
             behind.follow(Arc::clone(follower) as _).map_err(|_| VfioError::NotFollowed)?;

@@ -12,7 +12,7 @@ use crate::acpi::vcpu_hotplug::{Change, VcpuHotplug};
 use crate::config::{DeviceKind, DevicePlan, NicPlan};
 use crate::devices::connect::Connecting;
 use crate::devices::opened_before::{OpenBefore, OpenedBefore};
-use crate::devices::peers::Peers;
+use crate::devices::vhost_user_backends::VhostUserBackends;
 use crate::devices::{Plugged, Removed};
 use crate::vm::announcing::Announcing;
 
@@ -51,11 +51,13 @@ impl Vm {
                 OpenedBefore::HostDevice(Box::new(device), map)
             }));
         }
-        if !Peers::are_of(plan) {
+        if !VhostUserBackends::are_of(plan) {
             return None;
         }
         let (plan, memory) = (plan.clone(), self.shared_memory()?.clone());
-        Some(Box::new(move |cancel: &Cancel| OpenedBefore::Peers(Peers::connect(&[plan], &memory, Some(cancel)))))
+        Some(Box::new(move |cancel: &Cancel| {
+            OpenedBefore::VhostUserBackends(VhostUserBackends::connect(&[plan], &memory, Some(cancel)))
+        }))
     }
 
     /// Gives a network function without a backend the backend `new`, described by `nic`.

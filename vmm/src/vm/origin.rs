@@ -9,7 +9,7 @@ pub(crate) enum Origin<'o> {
     /// No other program uses them. With an image, memory is a mapping of that.
     Snapshot(Option<&'o Image>),
     /// Another program runs the guest. Its disks must not be written before
-    /// [`Holds::take`](virtio_devices::Holds::take), nor its memory, if that is passed.
+    /// [`StorageLocks::take`](virtio_devices::StorageLocks::take), nor its memory, if that is passed.
     Running(Option<(&'o Image, &'o PassedTaps)>),
 }
 

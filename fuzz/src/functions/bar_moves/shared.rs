@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::Mutex;
 use pci::{BarIndex, Device, Dword, DwordWrite, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
 use virtio_devices::{
-    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, Inspect, Lifecycle, MemoryUser, Message, Outcome, Port,
+    DeviceState, Doorbell, DoorbellObserver, FunctionStatus, HostNic, Inspect, Lifecycle, MemoryUser, Message, Outcome,
     Signals, SriovStatus, StateError, Thread, VirtioPci,
 };
 use vmm_sys_util::eventfd::EventFd;
@@ -134,7 +134,7 @@ impl Inspect for Shared {
         self.device.lock().sriov_status()
     }
 
-    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn Port> {
+    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
         None
     }
 

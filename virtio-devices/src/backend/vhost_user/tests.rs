@@ -26,7 +26,7 @@ use vm_memory::{FileOffset, GuestAddress};
 
 use super::{Cancel, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket, VhostUserSpec};
 use crate::net::testing::*;
-use crate::{GuestMap, GuestRegion, Memory, Port};
+use crate::{GuestMap, GuestRegion, HostNic, Memory};
 use peer::{Script, TestPeer};
 
 /// The time limit for a peer to connect.

@@ -7,14 +7,14 @@ use vm_memory::Permissions;
 
 use super::super::counters::BlockCounter;
 use super::super::testing::*;
-use crate::iommu::{Behind, Iommu, Range, Request};
+use crate::iommu::{Iommu, IommuAttachment, Range, Request};
 
 const ENDPOINT: u32 = 0x28;
 /// I/O addresses are the guest's plus this.
 const SHIFT: u64 = 1 << 40;
 
 /// A disk whose rings and buffers are at different I/O addresses, in pages.
-fn disk(io_uring: bool) -> (Guest, Arc<Iommu>, Behind) {
+fn disk(io_uring: bool) -> (Guest, Arc<Iommu>, IommuAttachment) {
     let iommu = Iommu::new(48);
     let behind = iommu.behind(0, pci::Rid::from_bits(ENDPOINT as u16));
     let mut guest = Guest::new(io_uring);

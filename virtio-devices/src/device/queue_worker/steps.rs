@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{Answerer, Next, QueueWorker};
+use super::{Next, QueueHandler, QueueWorker};
 use crate::device::counters::QueueTally;
 use crate::net::steps::Step;
 use crate::queue::iovecs::Storage;
@@ -22,12 +22,12 @@ pub struct SteppedQueue<'q>(Ring<'q>);
 const QUEUES: u16 = 3;
 
 /// A worker that is not a thread.
-pub(crate) struct QueueSteps<A: Answerer> {
+pub(crate) struct QueueSteps<A: QueueHandler> {
     worker: QueueWorker<A>,
     storage: [Storage; 2],
 }
 
-impl<A: Answerer> QueueSteps<A> {
+impl<A: QueueHandler> QueueSteps<A> {
     /// Creates a worker of queues, whose driver negotiated `features`. It adds its counts to `counters`.
     ///
     /// # Errors

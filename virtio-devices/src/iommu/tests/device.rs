@@ -6,7 +6,7 @@ use vm_memory::{Bytes, GuestAddress, Permissions};
 
 use super::super::mappings::Range;
 use super::super::request::{Request, encode};
-use super::super::{Behind, Iommu, IommuCounter, IommuDevice};
+use super::super::{Iommu, IommuAttachment, IommuCounter, IommuDevice};
 use crate::memory::Translate;
 use crate::net::testing::{BUFFERS, DriverQueue, NEXT, WRITE, eventually, memory};
 use crate::{Interrupts, Start, VirtioDevice, Worker};
@@ -17,7 +17,7 @@ const REPLY: u64 = BUFFERS + 0x1000;
 struct Rig {
     device: IommuDevice,
     iommu: Arc<Iommu>,
-    behind: Behind,
+    behind: IommuAttachment,
     requests: DriverQueue,
     events: DriverQueue,
     interrupts: Arc<Interrupts>,
@@ -73,7 +73,7 @@ impl Rig {
     /// Sends a request, and returns the status, which is written when the doorbell's write has returned.
     fn ask(&mut self, request: Request) -> u8 {
         self.offer(&encode(request), 4);
-        assert!(self.device.rung(0));
+        assert!(self.device.doorbell_rung(0));
         assert_eq!(self.requests.take_used().len(), 1);
         self.reply(1)[0]
     }
@@ -109,14 +109,14 @@ fn requests_are_answered_when_the_doorbells_write_returns() {
 fn an_endpoint_is_told_where_its_interrupts_go() {
     let mut rig = Rig::new();
     rig.offer(&encode(Request::Probe { endpoint: ENDPOINT }), 516);
-    rig.device.rung(0);
+    rig.device.doorbell_rung(0);
     assert_eq!(rig.requests.take_used(), [(0, 516)]);
     let reply = rig.reply(520);
     assert_eq!(reply[..8], [1, 0, 20, 0, 1, 0, 0, 0]);
     assert_eq!(reply[8..24], [0, 0, 0xe0, 0xfe, 0, 0, 0, 0, 0xff, 0xff, 0xef, 0xfe, 0, 0, 0, 0]);
     assert!(reply[24..516].iter().all(|byte| *byte == 0) && reply[516] == 0xaa);
     rig.offer(&encode(Request::Probe { endpoint: 0x200 }), 516);
-    rig.device.rung(0);
+    rig.device.doorbell_rung(0);
     let reply = rig.reply(516);
     assert!(reply[512] == 6 && reply[..512].iter().all(|byte| *byte == 0));
 }
@@ -128,7 +128,7 @@ fn a_chain_without_room_for_an_answer_is_given_back_and_counted() {
         [(Request::Probe { endpoint: ENDPOINT }, 515), (Request::Detach { domain: 0, endpoint: 0 }, 3)]
     {
         rig.offer(&encode(request), room);
-        rig.device.rung(0);
+        rig.device.doorbell_rung(0);
         assert_eq!(rig.requests.take_used().len(), 1);
     }
     assert_eq!(rig.count(IommuCounter::BadChains), 2);
@@ -169,7 +169,7 @@ fn the_bypass_setting_survives_a_device_reset_not_a_power_on() {
     rig.stop();
     rig.device.reset();
     assert_eq!(at(&rig), None);
-    assert!(!rig.device.rung(0), "nothing runs");
+    assert!(!rig.device.doorbell_rung(0), "nothing runs");
     rig.iommu.power_on();
     assert_eq!(at(&rig), Some((0x1234, 4)));
 }
@@ -187,8 +187,8 @@ fn a_request_queued_while_stopped_is_answered_at_the_start() {
 fn a_ring_that_cannot_be_asks_for_a_reset_once() {
     let mut rig = Rig::new();
     rig.requests.write(rig.requests.avail() + 2, 1000u16.to_le_bytes());
-    rig.device.rung(0);
-    rig.device.rung(0);
+    rig.device.doorbell_rung(0);
+    rig.device.doorbell_rung(0);
     assert!(rig.interrupts.needs_reset());
     assert_eq!(rig.count(IommuCounter::BrokenRings), 1);
 }

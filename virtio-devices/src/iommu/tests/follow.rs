@@ -12,7 +12,7 @@ use vm_memory::Permissions;
 use super::super::mappings::Range;
 use super::super::request::Request;
 use super::super::status::Status;
-use super::super::{Behind, Iommu};
+use super::super::{Iommu, IommuAttachment};
 use super::properties::{PAGE, PAGES, carry_out, iommu, op, seen};
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
 use crate::net::testing::eventually;
@@ -31,7 +31,7 @@ struct Copied {
 }
 
 impl Copied {
-    fn of(behind: &Behind) -> Arc<Self> {
+    fn of(behind: &IommuAttachment) -> Arc<Self> {
         let known = Mutex::new(Known::Mapped(BTreeMap::new()));
         let copied = Arc::new(Self { known, refuses: AtomicBool::new(false), removals: Mutex::default() });
         behind.follow(Arc::clone(&copied) as Arc<dyn DmaFollower>).unwrap();
@@ -118,7 +118,7 @@ const RANGE: Range = Range { first: 0x1000, last: 0x1fff };
 const MAP: Request = Request::Map { domain: 1, range: RANGE, target: 0x8000, access: Permissions::ReadWrite };
 const ATTACH: Request = Request::Attach { domain: 1, endpoint: 0x100, bypass: false };
 
-fn one() -> (Arc<Iommu>, Behind) {
+fn one() -> (Arc<Iommu>, IommuAttachment) {
     let iommu = Iommu::new(48);
     let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
     (iommu, behind)

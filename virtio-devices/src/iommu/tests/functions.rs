@@ -63,7 +63,7 @@ impl Rig {
         let nic = || FakeDevice::new(&[256, 256]);
         let mut functions = NetSriov::new(nic(), (0..VFS).map(|_| nic()).collect(), placement, &memory()).unwrap();
         let (iommu, mut endpoints) = (Iommu::new(64), Vec::new());
-        functions.set_behind(|rid| {
+        functions.attach_iommu(|rid| {
             let behind = iommu.behind(0, rid);
             endpoints.push(Arc::clone(behind.endpoint()));
             Some(behind)

@@ -9,14 +9,14 @@ use vm_memory::Permissions;
 
 use super::super::mappings::Range;
 use super::super::request::Request;
-use super::super::{Behind, Iommu};
+use super::super::{Iommu, IommuAttachment};
 use crate::memory::Translate;
 
 const RANGE: Range = Range { first: 0x1000, last: 0x1fff };
 const MAP: Request = Request::Map { domain: 1, range: RANGE, target: 0x8000, access: Permissions::ReadWrite };
 const UNMAP: Request = Request::Unmap { domain: 1, range: RANGE };
 
-fn attached() -> (Arc<Iommu>, Behind) {
+fn attached() -> (Arc<Iommu>, IommuAttachment) {
     let iommu = Iommu::new(48);
     let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
     iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();

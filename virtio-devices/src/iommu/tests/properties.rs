@@ -9,7 +9,7 @@ use vm_memory::Permissions;
 use super::super::mappings::Range;
 use super::super::request::Request;
 use super::super::status::Status;
-use super::super::{Behind, Endpoint, Iommu, IommuDevice};
+use super::super::{Endpoint, Iommu, IommuAttachment, IommuDevice};
 use crate::memory::Translate;
 use crate::{DeviceSpecific, VirtioDevice};
 
@@ -144,7 +144,7 @@ fn endpoint(index: usize) -> u32 {
     0x100 + index as u32
 }
 
-pub(super) fn iommu() -> (Arc<Iommu>, Vec<Behind>) {
+pub(super) fn iommu() -> (Arc<Iommu>, Vec<IommuAttachment>) {
     let iommu = Iommu::new(64);
     let behind = (0..ENDPOINTS).map(|n| iommu.behind(0, pci::Rid::from_bits(0x100 + n as u16))).collect();
     iommu.set_bypass(false);
@@ -174,8 +174,8 @@ pub(super) fn carry_out(iommu: &Iommu, op: Op) -> Status {
 }
 
 /// Result of each endpoint at each page: of a read, and of a write.
-pub(super) fn seen(behind: &[Behind]) -> Vec<Option<u64>> {
-    seen_by(behind.iter().map(Behind::endpoint))
+pub(super) fn seen(behind: &[IommuAttachment]) -> Vec<Option<u64>> {
+    seen_by(behind.iter().map(IommuAttachment::endpoint))
 }
 
 pub(super) fn seen_by<'e>(endpoints: impl IntoIterator<Item = &'e Arc<Endpoint>>) -> Vec<Option<u64>> {

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 #[derive(Debug)]
 pub(crate) struct Link {
     /// The conditions for the link.
-    wish: Mutex<Wish>,
+    state: Mutex<LinkState>,
     /// The resulting state.
     up: AtomicBool,
     changes: AtomicU64,
@@ -19,7 +19,7 @@ pub(crate) struct Link {
 
 /// The conditions that a link depends on.
 #[derive(Debug, Clone, Copy)]
-struct Wish {
+struct LinkState {
     /// The host has set it up.
     up: bool,
     /// It is down in the meantime, because that of a switch's uplink is.
@@ -31,8 +31,8 @@ struct Wish {
 impl Link {
     /// A link that is up or down, and has never changed.
     pub(crate) fn new(up: bool) -> Self {
-        let wish = Mutex::new(Wish { up, held: false, lost: false });
-        Self { wish, up: AtomicBool::new(up), changes: AtomicU64::new(0), batches: RwLock::new(()) }
+        let state = Mutex::new(LinkState { up, held: false, lost: false });
+        Self { state, up: AtomicBool::new(up), changes: AtomicU64::new(0), batches: RwLock::new(()) }
     }
 
     /// True if the link is up.
@@ -42,7 +42,7 @@ impl Link {
 
     /// True if the host has set the link up.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wish.lock().up
+        self.state.lock().up
     }
 
     /// The number of changes. Frames that the backend got before the last change are not delivered.
@@ -59,23 +59,23 @@ impl Link {
     /// Sets the link up or down. Returns true if that is a change. Once it is down, all frames that found it up have
     /// passed: this waits for batches in progress, which wait for nothing.
     pub(crate) fn set(&self, up: bool) -> bool {
-        self.change(|wish| wish.up = up)
+        self.change(|state| state.up = up)
     }
 
     /// Keeps the link down, or no longer, independently of the host's setting; otherwise as [`Self::set`].
     pub(crate) fn hold(&self, held: bool) -> bool {
-        self.change(|wish| wish.held = held)
+        self.change(|state| state.held = held)
     }
 
     /// Keeps the link down while its tap is lost, or no longer; otherwise as [`Self::set`].
     pub(crate) fn set_lost(&self, lost: bool) -> bool {
-        self.change(|wish| wish.lost = lost)
+        self.change(|state| state.lost = lost)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Wish)) -> bool {
-        let mut wish = self.wish.lock();
-        change(&mut wish);
-        let up = wish.up && !wish.held && !wish.lost;
+    fn change(&self, change: impl FnOnce(&mut LinkState)) -> bool {
+        let mut state = self.state.lock();
+        change(&mut state);
+        let up = state.up && !state.held && !state.lost;
         // Locked before the change, so that no batch finds the link up and reads a later frame.
         let batches = (!up).then(|| self.batches.write());
         let changed = self.up.swap(up, Ordering::AcqRel) != up;

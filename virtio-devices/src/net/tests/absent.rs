@@ -8,7 +8,7 @@ use super::super::new_backend;
 use super::super::testing::*;
 use crate::backend::{Absent, Tap};
 use crate::transport::features::has;
-use crate::{BackendKind, ConnectError, DeviceSpecific, NewBackend, Port, VirtioDevice};
+use crate::{BackendKind, ConnectError, DeviceSpecific, HostNic, NewBackend, VirtioDevice};
 
 fn absent() -> Absent {
     Absent { reason: "t: there is no such tap".into(), queue_pairs: 1, of_kernel: true, has_own_mac: false }

@@ -3,7 +3,7 @@
 use virtio_bindings::virtio_net::*;
 
 use super::super::testing::*;
-use crate::{DeviceSpecific, Port, VirtioDevice};
+use crate::{DeviceSpecific, HostNic, VirtioDevice};
 
 /// The configuration's status: bit 0 is the link, bit 1 the announcement.
 fn status(guest: &Guest) -> u16 {

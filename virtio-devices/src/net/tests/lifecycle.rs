@@ -1,4 +1,4 @@
-use crate::Port;
+use crate::HostNic;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -13,7 +13,7 @@ use super::super::receive::Receive;
 use super::super::testing::*;
 use super::super::transmit::Transmit;
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
-use crate::{MacError, NetSpec, Port, RateLimits, VirtioDevice};
+use crate::{HostNic, MacError, NetSpec, RateLimits, VirtioDevice};
 
 const FURTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
 const PORT_VLAN: PortVlan = PortVlan { id: 100, priority: 3, protocol: VlanProtocol::Customer };

@@ -18,7 +18,7 @@ use super::super::testing::*;
 use super::super::{Net, NetError};
 use crate::backend::{Ability, Attention, QueueRun, QueueRunner, RunnerError, RunnerQueue, StartError};
 use crate::frames::net_protocol::Offloads;
-use crate::{Backend, BackendChange, BackendKind, GuestMap, NO_VECTOR, Port, VirtioDevice};
+use crate::{Backend, BackendChange, BackendKind, GuestMap, HostNic, NO_VECTOR, VirtioDevice};
 
 const CONTROL: u16 = 2;
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_NET_F_CTRL_VQ;
@@ -470,7 +470,7 @@ fn an_address_of_the_backend_counts_only_if_that_is_a_device() {
         let mut backend = Scripted::new(1);
         (backend.ability.kind, backend.ability.mac) = (kind, Some(own));
         let net = Net::new(spec(1, 16), Backend::Runner(Box::new(backend))).unwrap();
-        assert_eq!(Port::mac(&net), expected);
+        assert_eq!(HostNic::mac(&net), expected);
     }
 }
 

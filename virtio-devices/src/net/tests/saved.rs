@@ -1,6 +1,6 @@
 use std::os::fd::OwnedFd;
 
-use crate::Port;
+use crate::HostNic;
 use pci::{Placement, Rid, VfIndex, VfPlacement};
 use virtio_bindings::virtio_net::*;
 

@@ -8,7 +8,7 @@ use vm_memory::Permissions;
 
 use super::super::counters::Counter;
 use super::super::testing::*;
-use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
+use crate::iommu::{Iommu, IommuAttachment, IommuCounter, Range, Request};
 use crate::{DmaSpace, VirtioDevice};
 
 const OWN: u32 = 0x100;
@@ -26,7 +26,7 @@ struct Rig {
     guest: Guest,
     iommu: Arc<Iommu>,
     /// The attachment of the NIC, and its neighbour's.
-    _behind: [Behind; 2],
+    _behind: [IommuAttachment; 2],
 }
 
 impl Rig {

@@ -1,7 +1,7 @@
 //! Ports that the host announces behind the uplink.
 
 use super::rig::*;
-use crate::Port;
+use crate::HostNic;
 use crate::frames::policy::{Policy, PortVlan, VlanProtocol};
 use crate::net::testing::eventually;
 

@@ -7,7 +7,7 @@ use vm_memory::Permissions;
 
 use super::fairness::{LEN, provide, refill};
 use super::rig::*;
-use crate::iommu::{Behind, Iommu, Range, Request};
+use crate::iommu::{Iommu, IommuAttachment, Range, Request};
 use crate::memory::effort::counted::{Effort, take_longest};
 use crate::net::testing::WRITE;
 use crate::os::clock::testing::StoppedClock;
@@ -196,7 +196,7 @@ fn hostile_rings_leave_others_80_percent_and_hold_no_lock_long() {
 }
 
 /// Puts the ports of both pairs behind an IOMMU, with mappings of `step` bytes.
-fn put_behind(lan: &mut Lan, step: u64) -> (Arc<Iommu>, Vec<Behind>) {
+fn put_behind(lan: &mut Lan, step: u64) -> (Arc<Iommu>, Vec<IommuAttachment>) {
     let (iommu, mut behind) = (Iommu::new(48), Vec::new());
     for port in [1, 2, SENDER, TAKER] {
         let endpoint = u32::from(0x100 | port);

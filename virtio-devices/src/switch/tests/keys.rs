@@ -9,7 +9,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_CTRL_MAC, VIRTIO_NET_CTRL_MAC_ADDR_
 use super::rig::*;
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::switch::PortSettings;
-use crate::{Counter, NetSpec, Port, RateLimit, RateLimits};
+use crate::{Counter, HostNic, NetSpec, RateLimit, RateLimits};
 
 /// An address behind the uplink.
 const WORLD: [u8; 6] = [0x52, 0x54, 0, 0, 0x99, 1];
@@ -109,7 +109,7 @@ const KEYS: [Key; 14] = [
     Key {
         name: "weight",
         set: |_, settings| settings.weight = 1,
-        is_in_force: |lan| lan.switch.0.hub().settings(1).weight == 1,
+        is_in_force: |lan| lan.switch.0.core().settings(1).weight == 1,
     },
 ];
 

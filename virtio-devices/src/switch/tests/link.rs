@@ -3,7 +3,7 @@
 use super::rig::*;
 use crate::net::testing::eventually;
 use crate::switch::PortSettings;
-use crate::{Counter, Port, VirtioDevice};
+use crate::{Counter, HostNic, VirtioDevice};
 
 /// Reads the link status from the configuration as a driver does.
 fn status(nic: &Nic) -> u8 {

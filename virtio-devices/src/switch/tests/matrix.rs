@@ -2,7 +2,7 @@
 
 use super::rig::*;
 use crate::switch::{PortSettings, SwitchMode};
-use crate::{Counter, Port};
+use crate::{Counter, HostNic};
 
 const JOINED: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 const NOT_JOINED: [u8; 6] = [0x33, 0x33, 0, 0, 0, 2];

@@ -14,7 +14,7 @@ use super::rig::*;
 use crate::PortSettings;
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::net::testing::eventually;
-use crate::{Counter, Port, RateLimit, RateLimits};
+use crate::{Counter, HostNic, RateLimit, RateLimits};
 
 fn tagged(frame: &[u8], protocol: u16, vlan: u16) -> Vec<u8> {
     let tag = [protocol.to_be_bytes(), vlan.to_be_bytes()].concat();

@@ -6,7 +6,7 @@ use super::rig::*;
 use crate::net::testing::eventually;
 use crate::os::clock::testing::StoppedClock;
 use crate::switch::PortSettings;
-use crate::{Counter, Port};
+use crate::{Counter, HostNic};
 
 #[test]
 fn a_frame_waits_for_buffers_that_come_soon() {

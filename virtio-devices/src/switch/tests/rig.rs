@@ -19,7 +19,7 @@ use crate::net::testing::{DriverQueue, WRITE, eventually, sockets};
 use crate::switch::worker::SwitchWorker;
 use crate::switch::{PortSettings, Switch, SwitchMode, SwitchSpec};
 use crate::{
-    Counter, DmaSpace, GuestMap, Interrupts, Memory, Net, NetSpec, Port, RateLimits, Start, Translate, VirtioDevice,
+    Counter, DmaSpace, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, RateLimits, Start, Translate, VirtioDevice,
     Worker,
 };
 
@@ -187,7 +187,7 @@ impl Lan {
         // A worker returns frames, and then adds its counts for their sender and receivers. A test may hold the lock of
         // a port itself.
         for sender in 0..self.nics.len() as u16 {
-            if let Some(open) = self.switch.0.hub().open_port(sender) {
+            if let Some(open) = self.switch.0.core().open_port(sender) {
                 drop(open.tx.try_lock_for(Duration::from_secs(1)));
             }
         }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use vm_memory::Permissions;
 
 use super::rig::*;
-use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
+use crate::iommu::{Iommu, IommuAttachment, IommuCounter, Range, Request};
 use crate::net::testing::{WRITE, soon};
 
 /// The ports behind the IOMMU, in a domain each.
 const PORTS: [u16; 2] = [1, 2];
 
-fn lan() -> (Lan, Arc<Iommu>, Vec<Behind>) {
+fn lan() -> (Lan, Arc<Iommu>, Vec<IommuAttachment>) {
     let (mut lan, iommu) = (Lan::new(&Config::closed(3)), Iommu::new(48));
     let behind: Vec<_> = PORTS.iter().map(|port| iommu.behind(0, pci::Rid::from_bits(0x100 | port))).collect();
     for (port, behind) in PORTS.iter().zip(&behind) {

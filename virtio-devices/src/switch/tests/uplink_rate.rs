@@ -72,7 +72,7 @@ fn sent(
 /// Three VFs on an uplink of `rate` Mbit/s, which have used up the initial content of the buckets.
 fn lan(rate: u32) -> (Lan, crate::switch::worker::SwitchWorker) {
     let (lan, worker) = Lan::stepped_at(4, NonZeroU32::new(rate));
-    let shares = lan.switch.0.hub().shares().unwrap();
+    let shares = lan.switch.0.core().shares().unwrap();
     while shares.lock().limited_for(3).is_none() {
         shares.lock().take(3, 1000);
     }

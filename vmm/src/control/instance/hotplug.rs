@@ -10,7 +10,7 @@ use crate::api::{Failure, NewDevice};
 use crate::config::NetConfig;
 use crate::config::shared_macs::SharedMac;
 use crate::control::addition::Addition;
-use crate::control::opening::{Acquire, Acquired};
+use crate::control::opening::{Acquire, OpenedResources};
 use crate::devices::opened_before::OpenedBefore;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
@@ -63,20 +63,22 @@ impl Instance {
         let mut addition = self.plan_addition(new);
         let opener = self.vm.as_mut().zip(addition.device()).and_then(|(vm, plan)| vm.opener(plan));
         let Some(open) = opener else {
-            self.acquired = Some(Acquired::Device(Box::new(addition)));
+            self.acquired = Some(OpenedResources::Device(Box::new(addition)));
             return None;
         };
         Some(Box::new(move |cancel: &Cancel| {
             addition.opened = open(cancel);
-            Acquired::Device(Box::new(addition))
+            OpenedResources::Device(Box::new(addition))
         }))
     }
 
     /// Takes the plan that [`Self::device_opener`] made. Plans again if the VM has changed since.
     fn take_addition(&mut self, new: &NewDevice) -> Addition {
         let opened = match self.acquired.take() {
-            Some(Acquired::Device(addition)) if addition.is_of(&self.planned, self.vm.is_some()) => return *addition,
-            Some(Acquired::Device(stale)) => stale.opened,
+            Some(OpenedResources::Device(addition)) if addition.is_of(&self.planned, self.vm.is_some()) => {
+                return *addition;
+            }
+            Some(OpenedResources::Device(stale)) => stale.opened,
             _ => OpenedBefore::Nothing,
         };
         let mut addition = self.plan_addition(new);

@@ -183,7 +183,7 @@ fn opened_and_planned() -> (Instance, u32) {
 
 fn addition(instance: &Instance) -> &Addition {
     match &instance.acquired {
-        Some(Acquired::Device(addition)) => addition,
+        Some(OpenedResources::Device(addition)) => addition,
         _ => panic!("no device was planned"),
     }
 }

@@ -8,13 +8,13 @@ use virtio_devices::{Net, NetSriov, Switch};
 
 use super::site::{Opened, Site};
 use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, UplinkPlan, Vhost, VhostMode, net::switch};
-use crate::devices::backends::{NicSite, OF_SOCKET_OR_DEVICE, Opener, absent};
+use crate::devices::backends::{BackendOpener, NicSite, OF_SOCKET_OR_DEVICE, absent};
 use crate::devices::counters::NicCounters;
 use crate::devices::error::DeviceError;
 use crate::devices::handle::{Handle, NetHandle};
 use crate::devices::missing;
 use crate::devices::passed_taps::TapOf;
-use crate::devices::peers::function_option;
+use crate::devices::vhost_user_backends::function_option;
 use crate::landlock::{Missing, READ, Rule, WRITE, sysfs};
 use crate::pci_host::device_watch::tell_backend;
 use crate::pci_host::failure_watch::FailureWatch;
@@ -27,7 +27,7 @@ const OF_SWITCH_WORKER: u64 = 2;
 /// For the uplink of a switch: the tap, a passed descriptor, and its watch.
 const OF_UPLINK: u64 = 3;
 
-pub(super) fn open(net: &NetPlan, site: &Site<'_>, opener: &mut Opener<'_>) -> Result<Opened, DeviceError> {
+pub(super) fn open(net: &NetPlan, site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     let Site { plan, placement, host } = *site;
     let failure_watch = FailureWatch::of_nic(net.id(), &host.events);
     let switch = opener.switch(net).map_err(|error| DeviceError::Backend { option: site.option(), error })?;
@@ -53,7 +53,7 @@ pub(super) fn open(net: &NetPlan, site: &Site<'_>, opener: &mut Opener<'_>) -> R
     }
     let device = NetSriov::new(pf, vfs, placement, &host.memory);
     let mut device = device.map_err(|error| DeviceError::Sriov { option: site.option(), error })?;
-    device.set_behind(|rid| {
+    device.attach_iommu(|rid| {
         let behind = rid != placement.rid || plan.iommu;
         if behind { host.behind(placement, rid) } else { None }
     });
@@ -71,7 +71,7 @@ struct Functions<'a> {
 
 impl Functions<'_> {
     /// Opens VF `vf`, or the NIC's own function.
-    fn open(&self, vf: Option<VfIndex>, of: &NicPlan, opener: &mut Opener<'_>) -> Result<Net, DeviceError> {
+    fn open(&self, vf: Option<VfIndex>, of: &NicPlan, opener: &mut BackendOpener<'_>) -> Result<Net, DeviceError> {
         let Site { plan, host, .. } = *self.site;
         let id = self.net.id();
         let port = self.switch.filter(|_| matches!(of.backend, BackendPlan::Port(_)));
@@ -87,7 +87,7 @@ impl Functions<'_> {
     }
 }
 
-fn nic(plan: &NicPlan, option: &str, site: NicSite, opener: &mut Opener<'_>) -> Result<Net, DeviceError> {
+fn nic(plan: &NicPlan, option: &str, site: NicSite, opener: &mut BackendOpener<'_>) -> Result<Net, DeviceError> {
     let backend = opener.open(plan, option, site);
     let backend = backend.map_err(|error| DeviceError::Backend { option: option.to_string(), error })?;
     match Net::new(plan.spec.clone(), backend) {

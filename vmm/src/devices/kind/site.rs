@@ -6,7 +6,7 @@ use virtio_devices::{VirtioDevice, VirtioFunction, VirtioPci};
 use crate::config::DevicePlan;
 use crate::devices::error::DeviceError;
 use crate::devices::handle::Handle;
-use crate::devices::host::Host;
+use crate::devices::host::HostResources;
 use crate::error_kind::ErrorKind;
 
 /// An open device, and the host's handle of it.
@@ -16,7 +16,7 @@ pub(crate) type Opened = (Box<dyn VirtioPci>, Handle);
 pub(crate) struct Site<'a> {
     pub plan: &'a DevicePlan,
     pub placement: Placement,
-    pub host: &'a Host,
+    pub host: &'a HostResources,
 }
 
 impl Site<'_> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::site::{Opened, Site};
-use crate::devices::backends::Opener;
+use crate::devices::backends::BackendOpener;
 use crate::devices::error::DeviceError;
 use crate::devices::handle::Handle;
 use crate::landlock::{Missing, READ, Rule, WRITE};
@@ -15,7 +15,7 @@ use crate::vfio::{VfioInterface, VfioSource, VfioSpec, cdev};
 pub(super) const OPEN_FILES: u64 = 8 + 64;
 pub(super) const THREADS: u64 = 0;
 
-pub(super) fn open(spec: &VfioSpec, site: &Site<'_>, opener: &mut Opener<'_>) -> Result<Opened, DeviceError> {
+pub(super) fn open(spec: &VfioSpec, site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     let Site { plan, placement, host } = *site;
     let behind = host.behind(placement, placement.rid).filter(|_| plan.iommu);
     let device = opener.host_device().unwrap_or_else(|| host.vfio.open(spec, &host.memory));

@@ -3,7 +3,7 @@
 use virtio_devices::VhostUserDeviceSpec;
 
 use super::site::{Opened, Site};
-use crate::devices::backends::{OF_SOCKET_OR_DEVICE, Opener};
+use crate::devices::backends::{BackendOpener, OF_SOCKET_OR_DEVICE};
 use crate::devices::error::DeviceError;
 use crate::devices::handle::Handle;
 use crate::pci_host::device_watch::backend_observer;
@@ -14,7 +14,7 @@ pub(super) const THREADS: u64 = 2;
 pub(super) fn open(
     spec: &VhostUserDeviceSpec,
     site: &Site<'_>,
-    opener: &mut Opener<'_>,
+    opener: &mut BackendOpener<'_>,
 ) -> Result<Opened, DeviceError> {
     let device = opener.device(spec);
     let device = device.map_err(|error| DeviceError::Backend { option: site.option(), error })?;

@@ -1,6 +1,6 @@
 //! Handover of the guest: its description, its state, and the locks of its disks.
 
-use virtio_devices::{HoldError, Holds};
+use virtio_devices::{StorageLockError, StorageLocks};
 
 use super::message::{SourceMessage, Tasks};
 use crate::machine_state::MachineState;
@@ -17,7 +17,7 @@ pub(super) struct GuestHandover {
     /// State of backends besides their queues.
     backends: Vec<BackendState>,
     /// Host storage that the guest writes.
-    holds: Holds,
+    holds: StorageLocks,
     /// True if the disks were flushed, or are being flushed, while the guest runs.
     is_flushed: bool,
 }
@@ -25,7 +25,7 @@ pub(super) struct GuestHandover {
 impl GuestHandover {
     /// Prepares the handover of the guest in `offer`.
     pub(super) fn new(offer: Vec<u8>) -> Self {
-        Self { offer, machine: None, backends: Vec::new(), holds: Holds::default(), is_flushed: false }
+        Self { offer, machine: None, backends: Vec::new(), holds: StorageLocks::default(), is_flushed: false }
     }
 
     /// Takes the serialized offer.
@@ -34,7 +34,7 @@ impl GuestHandover {
     }
 
     /// Sets the host storage that the guest writes.
-    pub(super) fn set_storage(&mut self, holds: Holds) {
+    pub(super) fn set_storage(&mut self, holds: StorageLocks) {
         self.holds = holds;
     }
 
@@ -66,14 +66,14 @@ impl GuestHandover {
             return false;
         }
         self.is_flushed = true;
-        self.with_disks(Holds::flush, SourceMessage::DisksFlushed, tasks);
+        self.with_disks(StorageLocks::flush, SourceMessage::DisksFlushed, tasks);
         true
     }
 
     /// Works on the guest's disks or their locks in a thread, because disks may block, and queues the result.
     pub(super) fn with_disks(
         &self,
-        work: impl FnOnce(&Holds) -> Result<(), HoldError> + Send + 'static,
+        work: impl FnOnce(&StorageLocks) -> Result<(), StorageLockError> + Send + 'static,
         message: fn(Result<(), String>) -> SourceMessage,
         tasks: &mut Tasks,
     ) {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use virtio_devices::Holds;
+use virtio_devices::StorageLocks;
 
 use super::MigrationSource;
 use super::message::SourceMessage;
@@ -78,7 +78,7 @@ impl MigrationSource {
 
     pub(super) fn release_locks(&mut self) -> Option<Event> {
         self.report.end_part(Part::Load, None);
-        let release = if self.config.local { Holds::pass } else { Holds::release };
+        let release = if self.config.local { StorageLocks::pass } else { StorageLocks::release };
         self.handover.with_disks(release, SourceMessage::LocksReleased, &mut self.tasks);
         None
     }
@@ -126,7 +126,7 @@ impl MigrationSource {
     }
 
     pub(super) fn take_locks(&mut self) -> Option<Event> {
-        self.handover.with_disks(Holds::take, SourceMessage::LocksTaken, &mut self.tasks);
+        self.handover.with_disks(StorageLocks::take, SourceMessage::LocksTaken, &mut self.tasks);
         None
     }
 

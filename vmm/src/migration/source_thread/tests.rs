@@ -16,7 +16,7 @@ use crate::migration::handover::Outcome;
 use crate::migration::incoming::{Incoming, Item};
 use crate::migration::wire::{Frame, Kind};
 use std::time::Instant;
-use virtio_devices::Holds;
+use virtio_devices::StorageLocks;
 
 /// Guest memory in bytes.
 const MEMORY: usize = 8 << 20;
@@ -118,14 +118,14 @@ fn control(source: &SourceHandle, commands: &CommandReceiver<SourceCommand>, is_
         match commands.take() {
             Some(SourceCommand::FindWriters) => {
                 let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
-                source.send(SourceReply::Writers(Ok(writers), Holds::default(), 1));
+                source.send(SourceReply::Writers(Ok(writers), StorageLocks::default(), 1));
             }
             Some(SourceCommand::StopGuest) => {
                 commanded.stopped = true;
                 is_slow.store(true, Ordering::SeqCst);
                 let machine = include_str!("../../vm/saved/golden/machine_state-1.json");
                 let machine = Box::new(serde_json::from_str(machine).unwrap());
-                let (holds, stateful, stop) = (Holds::default(), Vec::new(), Duration::ZERO);
+                let (holds, stateful, stop) = (StorageLocks::default(), Vec::new(), Duration::ZERO);
                 source.send(SourceReply::Stopped(Ok(StoppedGuest { machine, holds, stateful, stop })));
             }
             Some(SourceCommand::ResumeGuest) => commanded.resumed = true,
@@ -240,7 +240,7 @@ fn the_estimate_includes_the_time_of_the_greeting() {
             match commands.take() {
                 Some(SourceCommand::FindWriters) => {
                     let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
-                    source.send(SourceReply::Writers(Ok(writers), Holds::default(), 5));
+                    source.send(SourceReply::Writers(Ok(writers), StorageLocks::default(), 5));
                 }
                 Some(SourceCommand::StopGuest) => break,
                 Some(SourceCommand::Report(outcome, why)) => panic!("{outcome:?}: {why:?}"),
@@ -304,7 +304,7 @@ fn cancel_while_backends_start_logging_waits_for_their_logs() {
         thread::sleep(Duration::from_millis(2));
     }
     let writer = Hesitates { resumes, stopped: Arc::clone(&stopped) };
-    source.send(SourceReply::Writers(Ok(vec![Box::new(writer)]), Holds::default(), 1));
+    source.send(SourceReply::Writers(Ok(vec![Box::new(writer)]), StorageLocks::default(), 1));
     source.send(SourceReply::Cancel);
     until(|frame| matches!(frame, Frame::Cancel));
     thread::sleep(Duration::from_millis(100));
@@ -332,7 +332,7 @@ fn a_guest_that_writes_what_is_discarded_stays_at_the_source() {
             match commands.take() {
                 Some(SourceCommand::FindWriters) => {
                     let writers: Vec<Box<dyn DirtySource>> = vec![Box::new(Writes { collected: 0 })];
-                    source.send(SourceReply::Writers(Ok(writers), Holds::default(), 1));
+                    source.send(SourceReply::Writers(Ok(writers), StorageLocks::default(), 1));
                 }
                 Some(SourceCommand::StopGuest) => break,
                 Some(SourceCommand::Report(outcome, why)) => panic!("{outcome:?}: {why:?}"),
@@ -343,7 +343,7 @@ fn a_guest_that_writes_what_is_discarded_stays_at_the_source() {
         unsafe { mapping.address().write_volatile(0) };
         let machine = include_str!("../../vm/saved/golden/machine_state-1.json");
         let machine = Box::new(serde_json::from_str(machine).unwrap());
-        let (holds, stateful, stop) = (Holds::default(), Vec::new(), Duration::ZERO);
+        let (holds, stateful, stop) = (StorageLocks::default(), Vec::new(), Duration::ZERO);
         source.send(SourceReply::Stopped(Ok(StoppedGuest { machine, holds, stateful, stop })));
         let commanded = control(&source, &commands, &AtomicBool::new(false));
         let (outcome, why) = commanded.end.unwrap();

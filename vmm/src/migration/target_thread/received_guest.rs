@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use virtio_devices::{Cancel, Holds};
+use virtio_devices::{Cancel, StorageLocks};
 
 use super::message::{TargetMessage, Tasks};
 use super::preparer::{PreparedVm, Preparer};
@@ -25,7 +25,7 @@ pub(super) struct ReceivedGuest {
     vm: Option<Box<PreparedVm>>,
     state: Option<FinalState>,
     /// Host storage that the guest writes, from loading the machine until its locks are taken.
-    holds: Holds,
+    holds: StorageLocks,
     /// Arrival time of Go.
     go: Option<Instant>,
 }
@@ -33,7 +33,7 @@ pub(super) struct ReceivedGuest {
 impl ReceivedGuest {
     /// Starts without a guest. `fds` came with the client's request.
     pub(super) fn new(preparer: Preparer, fds: Vec<OwnedFd>) -> Self {
-        Self { preparer, fds, offer: None, vm: None, state: None, holds: Holds::default(), go: None }
+        Self { preparer, fds, offer: None, vm: None, state: None, holds: StorageLocks::default(), go: None }
     }
 
     /// Keeps the offer.
@@ -103,7 +103,7 @@ impl ReceivedGuest {
     }
 
     /// Keeps the host storage that the guest writes.
-    pub(super) fn set_storage(&mut self, holds: Holds) {
+    pub(super) fn set_storage(&mut self, holds: StorageLocks) {
         self.holds = holds;
     }
 

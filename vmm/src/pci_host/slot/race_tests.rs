@@ -177,7 +177,7 @@ enum Op {
     Pf(PfOp),
     Vf(u16, VfOp),
     /// The host pauses the queues and resumes them.
-    Hold,
+    StorageLock,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -207,7 +207,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => pf.prop_map(Op::Pf),
         16 => (0..TOTAL, vf).prop_map(|(vf, op)| Op::Vf(vf, op)),
-        1 => Just(Op::Hold),
+        1 => Just(Op::StorageLock),
     ]
 }
 
@@ -248,7 +248,7 @@ impl Rig {
                 let mut vcpu = Vcpu { slot: &self.slot, vf, writes: 0 };
                 apply_to_vf(&mut Driver::of_vf(&mut vcpu, self.vf_rid(vf), 0), op);
             }
-            Op::Hold => {
+            Op::StorageLock => {
                 self.slot.pause();
                 self.slot.resume().unwrap();
             }

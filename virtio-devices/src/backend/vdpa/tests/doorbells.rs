@@ -8,7 +8,7 @@ use super::*;
 use crate::Backend;
 use crate::backend::DoorbellPages;
 use crate::net::testing::{Guest, eventually};
-use crate::{Port, VirtioDevice};
+use crate::{HostNic, VirtioDevice};
 
 fn with_pages() -> Scripted {
     let kernel = Scripted::new(|script| {

@@ -8,7 +8,7 @@ use vm_memory::Permissions;
 
 use super::*;
 use crate::backend::Attention;
-use crate::iommu::{Behind, Iommu, Range, Request};
+use crate::iommu::{Iommu, IommuAttachment, Range, Request};
 use crate::memory::Translate;
 
 const ENDPOINT: u32 = 0x100;
@@ -18,7 +18,7 @@ const MEMORY: [(u64, u64); 2] = [(0, 0x10_0000), (1 << 32, 0x20_0000)];
 
 struct Rig {
     iommu: Arc<Iommu>,
-    behind: Behind,
+    behind: IommuAttachment,
     kernel: Scripted,
     vdpa: Vdpa,
     dma: DmaSpace,

@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, Gues
 
 use super::*;
 use crate::Memory;
-use crate::iommu::{Behind, Iommu, Range, Request};
+use crate::iommu::{Iommu, IommuAttachment, Range, Request};
 use crate::memory::Translate;
 
 const PAGE: u64 = 4096;
@@ -19,7 +19,7 @@ struct Member {
     endpoint: u32,
     kernel: Scripted,
     _vdpa: Vdpa,
-    _behind: Behind,
+    _behind: IommuAttachment,
 }
 
 impl Member {

@@ -9,7 +9,7 @@ use crate::Backend;
 use crate::backend::{Attention, StartError};
 use crate::net::testing::{Guest, eventually};
 use crate::transport::features::has;
-use crate::{Port, VirtioDevice};
+use crate::{HostNic, VirtioDevice};
 
 const SUSPENDS: u64 = PLAIN | PERSIST | 1 << 4;
 const RESUMES: u64 = SUSPENDS | 1 << 5;
@@ -405,7 +405,7 @@ fn a_vdpa_nic_adds_announcements_and_no_filters_to_its_device() {
     assert!(has(features, VIRTIO_NET_F_CTRL_VQ) && has(features, VIRTIO_NET_F_GUEST_ANNOUNCE));
     let filters = [VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CSUM];
     assert!(filters.iter().all(|filter| !has(features, *filter)));
-    assert_eq!(Port::mac(&guest.net), OWN_MAC);
+    assert_eq!(HostNic::mac(&guest.net), OWN_MAC);
     kernel.asked();
     for _ in 0..5 {
         guest.start_at_once(NEGOTIATED);

@@ -7,7 +7,7 @@ use vm_memory::Permissions;
 use super::super::connection::ANSWER;
 use super::super::message::PROTOCOL_F_REPLY_ACK;
 use super::*;
-use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request, Status};
+use crate::iommu::{Iommu, IommuAttachment, IommuCounter, Range, Request, Status};
 use crate::memory::Translate;
 use crate::{DmaSpace, NetSpec, SharedLog, VirtioDevice};
 
@@ -23,7 +23,7 @@ const RINGS: &str = "UPDATE 0x0+0x30000=0x0 ReadWrite";
 struct Machine {
     rig: Rig,
     iommu: Arc<Iommu>,
-    behind: Behind,
+    behind: IommuAttachment,
     guest: Guest,
 }
 

@@ -4,13 +4,13 @@ use vm_memory::Permissions;
 
 use super::*;
 use crate::DmaSpace;
-use crate::iommu::{Behind, Iommu, IommuCounter, Range, Request};
+use crate::iommu::{Iommu, IommuAttachment, IommuCounter, Range, Request};
 use crate::memory::Translate;
 
 const START: &str = "start [(0, 0), (1, 0)] pairs=1 fresh=true";
 
 /// A running NIC, in a domain where its rings are mapped.
-fn started(backend: &Scripted) -> (Guest, Arc<Iommu>, Behind) {
+fn started(backend: &Scripted) -> (Guest, Arc<Iommu>, IommuAttachment) {
     let iommu = Iommu::new(48);
     let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
     iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();

@@ -18,7 +18,7 @@ use crate::config::{BackendPlan, DeviceKind, DevicePlan, MissingBackend, VhostMo
 
 /// Connected backends, in the order of their devices, with the paths of their sockets.
 #[derive(Default)]
-pub(crate) struct Peers {
+pub(crate) struct VhostUserBackends {
     connected: Vec<(PathBuf, Connected)>,
     /// Backends that are missing, and may be.
     missing: Vec<(PathBuf, VhostUserError)>,
@@ -56,7 +56,7 @@ enum What<'a> {
     Device(&'a VhostUserDeviceSpec),
 }
 
-impl Peers {
+impl VhostUserBackends {
     /// True if the device of `plan` has such backends.
     pub(crate) fn are_of(plan: &DevicePlan) -> bool {
         !wanted(plan).is_empty()
@@ -231,7 +231,7 @@ mod tests {
     }
 
     fn refusal(plan: DevicePlan) -> String {
-        let error = Peers::connect(&[plan], &memory(), None).map(|_| ()).unwrap_err();
+        let error = VhostUserBackends::connect(&[plan], &memory(), None).map(|_| ()).unwrap_err();
         format!("{},{}", error.option, error.error)
     }
 
@@ -270,7 +270,8 @@ mod tests {
         let plan = plan(folder.path(), "server", 3);
         let cancel = Cancel::new().unwrap();
         let (ends, last) = (cancel.clone(), folder.path().join("vf2.sock"));
-        let connecting = std::thread::spawn(move || Peers::connect(&[plan], &memory(), Some(&cancel)).is_err());
+        let connecting =
+            std::thread::spawn(move || VhostUserBackends::connect(&[plan], &memory(), Some(&cancel)).is_err());
         while !last.exists() {
             std::thread::sleep(Duration::from_millis(1));
         }

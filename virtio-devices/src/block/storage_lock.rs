@@ -9,7 +9,7 @@ use super::image::Image;
 
 /// A disk's image with its lock, or a file that is the guest's memory.
 #[derive(Clone)]
-pub struct Hold(Kind);
+pub struct StorageLock(Kind);
 
 #[derive(Clone)]
 enum Kind {
@@ -17,7 +17,7 @@ enum Kind {
     Memory(Arc<OwnedFd>, PathBuf),
 }
 
-impl Hold {
+impl StorageLock {
     pub(super) const fn of_image(image: Arc<Image>) -> Self {
         Self(Kind::Image(image))
     }

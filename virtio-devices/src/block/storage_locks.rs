@@ -1,12 +1,12 @@
 //! Host storage that devices write to, and its locks; handed over when the guest migrates.
 
 use super::error::BlockError;
-use super::hold::Hold;
+use super::storage_lock::StorageLock;
 
 /// Failure to flush, release or lock the storage of a device.
 #[derive(Debug, thiserror::Error)]
 #[error("{option}: {error}")]
-pub struct HoldError {
+pub struct StorageLockError {
     /// The option that names the device.
     pub option: String,
     /// The cause.
@@ -15,9 +15,9 @@ pub struct HoldError {
 
 /// All storage of a VM, each with the option that names its device. Usable by any thread.
 #[derive(Clone, Default)]
-pub struct Holds(pub Vec<(String, Hold)>);
+pub struct StorageLocks(pub Vec<(String, StorageLock)>);
 
-impl Holds {
+impl StorageLocks {
     /// True if there is none.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -28,8 +28,8 @@ impl Holds {
     /// # Errors
     ///
     /// A medium cannot be flushed.
-    pub fn flush(&self) -> Result<(), HoldError> {
-        self.each(Hold::flush)
+    pub fn flush(&self) -> Result<(), StorageLockError> {
+        self.each(StorageLock::flush)
     }
 
     /// Flushes everything to its medium and releases the locks. The storage must not be used until [`Self::take`].
@@ -38,9 +38,9 @@ impl Holds {
     /// # Errors
     ///
     /// A medium cannot be flushed. Locks already released stay so.
-    pub fn release(&self) -> Result<(), HoldError> {
+    pub fn release(&self) -> Result<(), StorageLockError> {
         self.flush()?;
-        self.each(Hold::release)
+        self.each(StorageLock::release)
     }
 
     /// The same, for another program of this host, which needs no flush.
@@ -48,8 +48,8 @@ impl Holds {
     /// # Errors
     ///
     /// Cached data cannot be written.
-    pub fn pass(&self) -> Result<(), HoldError> {
-        self.each(Hold::release)
+    pub fn pass(&self) -> Result<(), StorageLockError> {
+        self.each(StorageLock::release)
     }
 
     /// Takes the locks that are not held.
@@ -57,14 +57,14 @@ impl Holds {
     /// # Errors
     ///
     /// Another program has a lock, or an image has changed. Locks already taken stay so.
-    pub fn take(&self) -> Result<(), HoldError> {
-        self.each(Hold::take)
+    pub fn take(&self) -> Result<(), StorageLockError> {
+        self.each(StorageLock::take)
     }
 
-    fn each(&self, act: impl Fn(&Hold) -> Result<(), BlockError>) -> Result<(), HoldError> {
+    fn each(&self, act: impl Fn(&StorageLock) -> Result<(), BlockError>) -> Result<(), StorageLockError> {
         let failed = |option: &String| {
             let option = option.clone();
-            |error| HoldError { option, error }
+            |error| StorageLockError { option, error }
         };
         self.0.iter().try_for_each(|(option, hold)| act(hold).map_err(failed(option)))
     }

@@ -24,7 +24,7 @@ const WORTHWHILE: u32 = 2;
 
 /// The recent behaviour of a port's driver.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct Polling {
     mode: Mode,
     /// The number of quick doorbells in a row.
     streak: u32,
@@ -57,7 +57,7 @@ pub(crate) enum After {
     Wait(Duration),
 }
 
-impl Pace {
+impl Polling {
     /// The state before the first doorbell.
     pub(crate) fn new() -> Self {
         Self { mode: Mode::Bell, streak: 0, needed: STREAM, last: None, frames: 0 }
@@ -129,55 +129,55 @@ mod tests {
     const US: Duration = Duration::from_micros(1);
 
     /// Turns at which a frame was taken, `apart` from each other, until doorbells are suppressed.
-    fn rings(pace: &mut Pace, now: &mut Instant, apart: Duration, heard: bool) -> Option<u32> {
+    fn rings(polling: &mut Polling, now: &mut Instant, apart: Duration, heard: bool) -> Option<u32> {
         (1..1000).find(|_| {
             *now += apart;
-            pace.took(1);
-            pace.drained(heard, *now) == After::Again
+            polling.took(1);
+            polling.drained(heard, *now) == After::Again
         })
     }
 
     #[test]
     fn only_quick_unanswered_frames_count_as_a_stream() {
         let mut now = Instant::now();
-        assert_eq!(rings(&mut Pace::new(), &mut now, 101 * US, false), None);
-        assert_eq!(rings(&mut Pace::new(), &mut now, 50 * US, true), None);
-        let mut pace = Pace::new();
-        assert_eq!(rings(&mut pace, &mut now, 50 * US, false), Some(STREAM + 1));
-        assert!(pace.gathers());
-        assert_eq!(pace.drained(false, now), After::Wait(LONGEST));
-        assert!(pace.gathers());
+        assert_eq!(rings(&mut Polling::new(), &mut now, 101 * US, false), None);
+        assert_eq!(rings(&mut Polling::new(), &mut now, 50 * US, true), None);
+        let mut polling = Polling::new();
+        assert_eq!(rings(&mut polling, &mut now, 50 * US, false), Some(STREAM + 1));
+        assert!(polling.gathers());
+        assert_eq!(polling.drained(false, now), After::Wait(LONGEST));
+        assert!(polling.gathers());
     }
 
     #[test]
     fn gathering_lasts_while_frames_arrive_and_shortens_under_load() {
         let mut now = Instant::now();
-        let mut pace = Pace::new();
-        rings(&mut pace, &mut now, 50 * US, false);
-        pace.drained(false, now);
+        let mut polling = Polling::new();
+        rings(&mut polling, &mut now, 50 * US, false);
+        polling.drained(false, now);
         for (frames, wait) in [(2, 100), (16, 100), (32, 50), (32, 25), (4, 100), (400, 10), (17, 10)] {
             // Another event has woken the worker.
-            assert!(matches!(pace.drained(false, now), After::Wait(left) if left <= LONGEST));
+            assert!(matches!(polling.drained(false, now), After::Wait(left) if left <= LONGEST));
             now += LONGEST;
-            pace.took(frames);
-            assert!(matches!(pace.drained(false, now), After::Wait(time) if time.as_micros() == wait), "{frames}");
+            polling.took(frames);
+            assert!(matches!(polling.drained(false, now), After::Wait(time) if time.as_micros() == wait), "{frames}");
         }
         now += LONGEST;
-        pace.took(2);
-        assert_eq!((pace.drained(true, now), pace.gathers()), (After::Again, false), "an answer");
-        assert_eq!(rings(&mut pace, &mut now, 50 * US, false), Some(STREAM));
+        polling.took(2);
+        assert_eq!((polling.drained(true, now), polling.gathers()), (After::Again, false), "an answer");
+        assert_eq!(rings(&mut polling, &mut now, 50 * US, false), Some(STREAM));
     }
 
     #[test]
     fn where_nothing_gathers_it_is_tried_ever_more_rarely() {
-        let (mut pace, mut now) = (Pace::new(), Instant::now());
+        let (mut polling, mut now) = (Polling::new(), Instant::now());
         let mut tries = Vec::new();
         for _ in 0..9 {
-            tries.extend(rings(&mut pace, &mut now, 50 * US, false));
-            pace.drained(false, now);
+            tries.extend(rings(&mut polling, &mut now, 50 * US, false));
+            polling.drained(false, now);
             now += LONGEST;
-            pace.took(1);
-            assert_eq!((pace.drained(false, now), pace.gathers()), (After::Again, false));
+            polling.took(1);
+            assert_eq!((polling.drained(false, now), polling.gathers()), (After::Again, false));
         }
         assert_eq!(tries, [5, 8, 16, 32, 64, 128, 256, 256, 256]);
     }

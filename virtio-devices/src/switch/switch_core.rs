@@ -9,7 +9,7 @@ use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::account::Account;
-use super::lane::{Lane, Message};
+use super::mailbox::{Message, WorkerMailbox};
 use super::mode::SwitchMode;
 use super::port::OpenPort;
 use super::shares::Shares;
@@ -76,7 +76,7 @@ struct View {
 }
 
 /// A switch.
-pub(crate) struct Hub {
+pub(crate) struct SwitchCore {
     id: String,
     mode: SwitchMode,
     slots: Box<[Slot]>,
@@ -84,7 +84,7 @@ pub(crate) struct Hub {
     uplink_rate: Option<NonZeroU32>,
     /// The ports' shares of the uplink's rate, if that is limited.
     shares: Option<Mutex<Shares>>,
-    lanes: Box<[Lane]>,
+    mailboxes: Box<[WorkerMailbox]>,
     table: ArcSwap<Table>,
     /// Earlier tables that a batch may still use.
     retired: Retired,
@@ -104,7 +104,7 @@ pub(crate) struct Hub {
     pub end: AtomicBool,
 }
 
-impl Hub {
+impl SwitchCore {
     /// # Errors
     ///
     /// [`SwitchError`].
@@ -118,15 +118,16 @@ impl Hub {
         }
         let uplink = uplink.map(|tap| Uplink::new(tap, &id)).transpose()?;
         let shares = uplink_rate.map(|rate| Mutex::new(Shares::new(rate, ports, PortSettings::default().weight)));
-        let lanes = (0..workers).map(|_| Lane::new()).collect::<Result<_, _>>().map_err(SwitchError::Host)?;
-        let hub = Self {
+        let mailboxes =
+            (0..workers).map(|_| WorkerMailbox::new()).collect::<Result<_, _>>().map_err(SwitchError::Host)?;
+        let core = Self {
             id,
             mode,
             slots: (0..ports).map(|_| Slot::default()).collect(),
             uplink,
             uplink_rate,
             shares,
-            lanes,
+            mailboxes,
             table: ArcSwap::from_pointee(Table::new(mode, &[], None)),
             retired: Retired::new(Holder::Switch),
             stale: AtomicBool::new(false),
@@ -137,8 +138,8 @@ impl Hub {
             held: RwLock::new(false),
             end: AtomicBool::new(false),
         };
-        drop(hub.make_table());
-        Ok(hub)
+        drop(core.make_table());
+        Ok(core)
     }
 
     /// The id that its threads are named after.
@@ -177,13 +178,13 @@ impl Hub {
     }
 
     /// The mailboxes of the workers.
-    pub(crate) fn lanes(&self) -> &[Lane] {
-        &self.lanes
+    pub(crate) fn mailboxes(&self) -> &[WorkerMailbox] {
+        &self.mailboxes
     }
 
     /// The mailbox of the worker that takes a port's frames.
-    pub(crate) fn lane_of(&self, port: PortIndex) -> Option<&Lane> {
-        self.lanes.get(usize::from(port) % self.lanes.len().max(1))
+    pub(crate) fn lane_of(&self, port: PortIndex) -> Option<&WorkerMailbox> {
+        self.mailboxes.get(usize::from(port) % self.mailboxes.len().max(1))
     }
 
     /// The offloaded frames that the switch carries. UDP fragmentation offload is obsolete.
@@ -306,8 +307,8 @@ impl Hub {
 
     /// Sends the port's worker a message.
     pub(crate) fn tell(&self, port: PortIndex, message: Message) {
-        if let Some(lane) = self.lane_of(port) {
-            lane.tell(message);
+        if let Some(mailbox) = self.lane_of(port) {
+            mailbox.tell(message);
         }
     }
 
@@ -329,7 +330,7 @@ impl Hub {
             *self.memory.lock() = None;
         }
         *self.held.write() = held;
-        self.lanes.iter().for_each(Lane::wake);
+        self.mailboxes.iter().for_each(WorkerMailbox::wake);
     }
 
     /// The addresses that a port's driver has set, with a number for each: the lower, the longer the port has had it.
@@ -359,9 +360,9 @@ impl Hub {
     /// Marks the table stale; a worker rebuilds it soon.
     pub(crate) fn outdate(&self) {
         if !self.stale.swap(true, Ordering::AcqRel)
-            && let Some(lane) = self.lanes.first()
+            && let Some(mailbox) = self.mailboxes.first()
         {
-            lane.wake();
+            mailbox.wake();
         }
     }
 

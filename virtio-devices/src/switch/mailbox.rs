@@ -36,13 +36,13 @@ pub(crate) enum Message {
 
 /// A worker's messages, and the descriptors that it waits for. All are watched edge-triggered, so that no doorbell has
 /// to be read.
-pub(crate) struct Lane {
+pub(crate) struct WorkerMailbox {
     epoll: OwnedFd,
     wake: EventFd,
     mail: Mutex<Vec<Message>>,
 }
 
-impl Lane {
+impl WorkerMailbox {
     /// The mailbox of a worker that has no thread yet.
     ///
     /// # Errors
@@ -161,22 +161,22 @@ mod tests {
 
     #[test]
     fn short_wait_is_under_a_millisecond_and_ends_on_a_signal() {
-        let lane = Lane::new().unwrap();
+        let mailbox = WorkerMailbox::new().unwrap();
         let mut tokens = Vec::new();
         let mut least = Duration::MAX;
         for _ in 0..50 {
             let began = Instant::now();
-            assert!(!lane.wait(Some(Duration::from_micros(25)), &mut tokens));
+            assert!(!mailbox.wait(Some(Duration::from_micros(25)), &mut tokens));
             least = least.min(began.elapsed());
         }
         assert!(least >= Duration::from_micros(25) && least < Duration::from_millis(1), "{least:?}");
         let doorbell = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
-        lane.watch(borrow(&doorbell), 7).unwrap();
+        mailbox.watch(borrow(&doorbell), 7).unwrap();
         for limit in [Duration::from_secs(10), Duration::from_secs(100)] {
             doorbell.write(1).unwrap();
-            lane.wake();
+            mailbox.wake();
             let began = Instant::now();
-            assert!(lane.wait(Some(limit), &mut tokens));
+            assert!(mailbox.wait(Some(limit), &mut tokens));
             assert!(began.elapsed() < limit);
             assert_eq!(std::mem::take(&mut tokens), [7]);
         }

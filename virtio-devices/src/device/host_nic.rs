@@ -8,7 +8,7 @@ use crate::transport::features::has;
 use crate::{BackendKind, BackendObserver, ErrorKind, Policy, RateLimits, Replaced, Status};
 
 /// The host's interface to a network function.
-pub trait Port {
+pub trait HostNic {
     /// The kind of the backend.
     fn backend_kind(&self) -> BackendKind;
 
