@@ -225,7 +225,7 @@ fn a_refused_snapshot_gives_one_line_and_leaves_nothing() {
     assert!(names(&path).is_empty());
     snapshot(&mut client, &url).expect(204);
     let again = snapshot(&mut client, &url);
-    assert_eq!((again.status, said(&again).contains("there is one already")), (409, true), "{again:?}");
+    assert_eq!((again.status, said(&again).contains("already has a snapshot")), (409, true), "{again:?}");
     let taken = restore(&mut client, &url, "Copy");
     assert_eq!((taken.status, said(&taken).contains("already a VM")), (409, true), "{taken:?}");
     client.put("vm.resume").expect(204);

@@ -198,11 +198,10 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
         assert_eq!(refused(change), format!("saved state of a device with different {what}"));
     }
     let features = refused(|state| state.function.transport.driver_features[0] |= 1 << 3 | 1 << 7);
-    let expected =
-        "its driver uses the virtio feature bits 3, 7, which are not offered here; give the device what it had";
+    let expected = "its driver uses the virtio feature bits 3, 7, which are not offered here; configure it as it was";
     assert_eq!(features, expected);
     let told = refused(|state| state.function.told.as_mut().unwrap().config.0[0] = 0xff);
-    assert!(told.starts_with("its driver was given word "), "{told}");
+    assert!(told.starts_with("its driver has read word "), "{told}");
     assert_eq!(refused(|state| state.version = 2), "saved state of version 2; this is version 1");
     let table = refused(|state| state.function.config.msix.as_mut().unwrap().table.truncate(3));
     assert_eq!(table, "saved state of a function with different MSI-X vectors");
