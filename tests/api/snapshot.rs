@@ -95,7 +95,7 @@ pub(crate) fn redirect(folder: &Path, vmm: &Vmm) {
 }
 
 #[test]
-fn a_guest_goes_on_where_it_was_in_each_mode() {
+fn a_guest_resumes_where_it_was_in_each_mode() {
     let source = Vmm::start();
     let mut client = paused(&source, &config(&source));
     let (path, url) = folder(&source, "saved");
@@ -422,7 +422,7 @@ fn many_restores_leak_no_descriptor_thread_or_memory() {
 }
 
 #[test]
-fn vfs_come_back_over_other_backends_and_two_clones_run_at_once() {
+fn vfs_are_restored_over_other_backends_in_two_clones_at_once() {
     let source = Vmm::start();
     let mut config = config(&source);
     config["net"] = json!([{"id": "pf0", "tap": "snapv", "mac": "52:54:00:00:00:09", "sriov_vfs": 3,

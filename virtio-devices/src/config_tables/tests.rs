@@ -251,7 +251,7 @@ fn a_smaller_disk_is_refused_and_a_larger_one_is_reported() {
 }
 
 #[test]
-fn a_disk_goes_on_with_the_blocks_that_its_driver_knows() {
+fn a_disk_keeps_the_block_sizes_that_its_driver_has_read() {
     let file = image(8 << 20);
     let (mut state, gone) = saved(disk(&file));
     drop(gone);
