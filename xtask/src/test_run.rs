@@ -91,8 +91,8 @@ fn counted(part: &str, outcome: Result<Tally>) -> Tally {
     })
 }
 
-/// Starts the builds of later parts that share no target folder with those of earlier ones: the optimised programs, most
-/// of whose time is one thread, and then the fuzz targets.
+/// Starts the builds of later parts that share no target folder with those of earlier ones: the optimised programs,
+/// most of whose time is one thread, and then the fuzz targets.
 fn build_ahead(workspace: &Path) -> Ahead {
     let mut builds = vec![build::command_for_vmm_and_fixtures(workspace)];
     // The part that runs fuzz targets prints what it cannot install.
