@@ -318,8 +318,8 @@ impl Aml for SoftOff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acpi::viot::MOST_SINGLE_DEVICES;
     use crate::arch::x86_64::layout::Layout;
-    use crate::config::iommu::MOST_SINGLE_DEVICES;
     use crate::pci_layout::Weights;
 
     const BASE: u64 = layout::ACPI;
