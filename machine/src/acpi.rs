@@ -12,4 +12,5 @@ mod pins;
 mod processors;
 pub mod tables;
 pub mod vcpu_hotplug;
+mod vcpus;
 pub mod viot;
