@@ -7,9 +7,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use serde_json::Value;
 use machine::acpi::event_state::{EventDeviceState, MemoryHotplugState, SlotsState, VcpuHotplugState};
 use machine::acpi::ged::GenericEventDevice;
+use serde_json::Value;
 use vmm::config::{ConsoleConfig, ConsoleMode};
 use vmm::machine_state::blob::Blob;
 use vmm::machine_state::clock::ClockState;
