@@ -115,8 +115,8 @@ impl<D: VirtioDevice> NetSriov<D> {
         Ok(Some(first))
     }
 
-    /// Puts each function behind the IOMMU for which `place` returns a [`IommuAttachment`], if any. Must be called before any
-    /// access.
+    /// Puts each function behind the IOMMU for which `place` returns an [`IommuAttachment`], if any. Must be called
+    /// before any access.
     pub fn attach_iommu(&mut self, mut place: impl FnMut(Rid) -> Option<IommuAttachment>) {
         for function in self.functions.functions_mut() {
             if let Some(behind) = place(function.rid()) {

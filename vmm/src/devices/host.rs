@@ -29,7 +29,8 @@ pub(crate) struct HostResources {
     pub events: Events,
     /// The rate limits that disks share.
     pub limit_groups: LimitGroups,
-    /// True if another program holds the locks of writable disks until [`StorageLocks::take`](virtio_devices::StorageLocks::take).
+    /// True if another program holds the locks of writable disks until
+    /// [`StorageLocks::take`](virtio_devices::StorageLocks::take).
     pub locks_later: bool,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<Arc<Iommu>>,

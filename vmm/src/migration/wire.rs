@@ -3,7 +3,7 @@
 //! A connection starts with a [`Greeting`]; frames follow, each a [`Header`] and a body. The first connection carries
 //! messages and state; the others carry pages. All numbers are little-endian.
 //!
-//! VhostUserBackends are not trusted: each kind of frame has a size limit, so that no number of a peer sizes an allocation.
+//! Peers are not trusted: each kind of frame has a size limit, so that no number of a peer sizes an allocation.
 //! Documents, which are longer, arrive in parts and grow only by bytes that have arrived.
 
 mod bounds;
