@@ -29,7 +29,7 @@ fn generated() -> TempDir {
     folder
 }
 
-/// What bash offers for a line of `command`, whose cursor is at its end.
+/// Completions that bash offers for a line of `command`, whose cursor is at its end.
 fn completed(folder: &Path, command: &str, line: &str) -> Vec<String> {
     let script = folder.join(format!("completions/{command}.bash"));
     // As readline: a word of its own is what is behind the last blank, equals sign or colon.

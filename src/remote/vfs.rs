@@ -77,7 +77,7 @@ pub(crate) struct VfNumbers {
 pub(crate) enum VlanLimit {
     /// All packets are in this one.
     Port(u16),
-    /// Those that the guest may use.
+    /// The VLANs that the guest may use.
     Trunk(Vlans),
 }
 
