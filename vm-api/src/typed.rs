@@ -55,14 +55,15 @@ impl<'de> Deserializer<'de> for Tree {
     type Error = serde_json::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-        match self.0 {
+        let read = match self.0 {
             Value::Array(elements) => visitor.visit_seq(SeqDeserializer::new(elements.into_iter().map(Tree))),
             Value::Object(fields) => {
                 let fields = fields.into_iter().map(|(name, value)| (name, Tree(value)));
                 visitor.visit_map(MapDeserializer::new(fields))
             }
-            other => other.deserialize_any(visitor).map_err(plain),
-        }
+            other => other.deserialize_any(visitor),
+        };
+        read.map_err(plain)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(

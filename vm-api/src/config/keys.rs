@@ -131,7 +131,7 @@ mod tests {
         {
             assert_eq!(tip(wrong).as_deref(), Some(right));
         }
-        for wrong in ["x", "colour", &"long".repeat(100_000)] {
+        for wrong in ["x", "colour", &"long".repeat(10)] {
             assert_eq!(tip(wrong), None);
         }
     }

@@ -34,8 +34,8 @@ fn an_empty_value_leaves_a_key_unset() {
 }
 
 #[test]
-fn the_last_of_a_key_counts() {
-    assert_eq!("tap=a,tap=b".parse::<NetConfig>().unwrap().backend.tap.as_deref(), Some("b"));
+fn a_key_given_twice_is_refused() {
+    assert_eq!(problem::<NetConfig>("tap=a,tap=b"), "--net tap=b: the key is given twice; give it once");
 }
 
 #[test]

@@ -153,7 +153,7 @@ mod tests {
         );
         assert_eq!(
             refused("sriov_vfs=8", &["index=2-3,vlan=5000"]),
-            said("2,vlan=5000: not a VLAN ID; give 1 to 4094, or 0 for none")
+            said("2,vlan=5000: not a VLAN; give 1 to 4094, or 0 for none")
         );
         assert!(refused("sriov_vfs=65535", &["index=*"]).contains("buses for 32512 VFs"));
         let many = vec!["index=*"; MOST_RANGES + 1];
