@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(line(&[]), None);
         assert_eq!(
             line(&["--serial", "tty"]).unwrap(),
-            "the following required arguments were not provided: <--firmware <path>|--kernel <path>>; see --help"
+            "the following required arguments were not provided: <--kernel <path>|--firmware <path>>; see --help"
         );
         assert_eq!(
             line(&["--kernel", "k", "--nett", "x"]).unwrap(),
