@@ -37,6 +37,9 @@ pub(crate) fn mended(page: &str, command: &Command) -> String {
             lines.extend([".ad l".to_string(), synopsis(command), ".ad b".to_string()]);
         }
     }
+    if is_list {
+        lines.push(".RE".to_string());
+    }
     lines.join("\n") + "\n"
 }
 
