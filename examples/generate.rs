@@ -5,6 +5,8 @@
 
 #[path = "../src/remote/add.rs"]
 mod add;
+#[path = "generate/bash.rs"]
+mod bash;
 #[path = "../src/cli.rs"]
 mod cli;
 #[path = "../src/remote/command.rs"]
@@ -15,6 +17,10 @@ mod descriptor;
 mod error;
 #[path = "../src/log_format.rs"]
 mod log_format;
+#[path = "generate/man.rs"]
+mod man;
+#[path = "../src/usage.rs"]
+mod usage;
 #[path = "../src/remote/vf_change.rs"]
 mod vf_change;
 #[path = "../src/vm_options.rs"]
@@ -42,11 +48,31 @@ fn generate(mut command: clap::Command, folder: &Path) -> Result<(), Box<dyn Err
     let (completions, pages) = (folder.join("completions"), folder.join("man"));
     fs::create_dir_all(&completions)?;
     fs::create_dir_all(&pages)?;
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+    for shell in [Shell::Zsh, Shell::Fish] {
         generate_to(shell, &mut command, &name, &completions)?;
     }
-    clap_mangen::generate_to(with_short_version(command), &pages)?;
+    command.build();
+    fs::write(completions.join(format!("{name}.bash")), bash::script(&command))?;
+    let mut command = with_short_version(command);
+    command.build();
+    page(&command, &name, &pages)?;
+    for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+        page(subcommand, &format!("{name}-{}", subcommand.get_name()), &pages)?;
+    }
     Ok(())
+}
+
+/// Writes the page of a command with this name.
+fn page(command: &clap::Command, name: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command.clone()).title(name).render(&mut text)?;
+    fs::write(folder.join(format!("{name}.1")), man::mended(&String::from_utf8(text)?, command))?;
+    Ok(())
+}
+
+/// True if `text` is the name of a key of an option.
+fn is_key(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
 /// Reduces the version to its first line without `v`: the title of a page is one line, and clap_mangen adds the `v`.

@@ -9,6 +9,7 @@ use vmm::config::{ConfigError, PlannedVm, RestoreConfig, VmConfig, unsupported};
 
 use crate::error::CommandError;
 use crate::log_format::Format;
+use crate::usage;
 use crate::vm_options::{VmOptions, keys};
 
 /// Starts with the compatible version of Cloud Hypervisor, which management programs parse.
@@ -21,8 +22,8 @@ const VERSION: &str = concat!(
 const EXAMPLE: &str = "\
 Example: a guest with a NIC that has 8 virtual functions (VFs), the first of them on the tap tenant-a
 
-  cloud-hypervisor --kernel vmlinuz --initramfs initrd --cmdline console=ttyS0 --serial tty --console off \\
-    --cpus boot=2 --memory size=1G \\
+  cloud-hypervisor --kernel vmlinuz --initramfs initrd --cmdline console=ttyS0 \\
+    --serial tty --console off --cpus boot=2 --memory size=1G \\
     --net id=pf0,tap=pf0,sriov_vfs=8 --net-vf pf=pf0,index=0,tap=tenant-a
 
 Exit code:
@@ -207,28 +208,16 @@ fn read_to_end(mut input: impl std::io::Read) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The error of an invalid command line, in one line; `None` if it requests help or the version.
-pub(crate) fn report(error: &clap::Error) -> Option<String> {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            return None;
-        }
-        ErrorKind::UnknownArgument => {
-            let argument = error.get(ContextKind::InvalidArg);
-            if let Some(ContextValue::String(option)) = argument
-                && let Some(what) = unsupported::flag(option)
-            {
-                return Some(format!("{option}: {what} not supported yet; leave it out"));
-            }
-        }
-        _ => {}
+/// The error of an invalid command line, in one line; `None` if it requests help or the version. `given` are the
+/// arguments of the command line.
+pub(crate) fn report(error: &clap::Error, given: &[String]) -> Option<String> {
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
+        && let Some(what) = unsupported::flag(option)
+    {
+        return Some(format!("{option}: {what} not supported yet; leave it out"));
     }
-    // clap's paragraphs: the error, an optional tip, and the usage, which --help shows better.
-    let text = error.render().to_string();
-    let text = text.split("\n\n").take_while(|paragraph| !paragraph.trim_start().starts_with("Usage:"));
-    let paragraphs = text.map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
-    let line = paragraphs.filter(|line| !line.starts_with("For more information")).collect::<Vec<_>>().join("; ");
-    Some(format!("{}; see --help", line.trim_start_matches("error: ")))
+    usage::line(error, given)
 }
 
 #[cfg(test)]
@@ -238,13 +227,15 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+    use crate::vm_options::FIRST;
 
     fn line(arguments: &[&str]) -> Option<String> {
-        report(&Cli::try_parse_from([&["cloud-hypervisor"], arguments].concat()).unwrap_err())
+        let given: Vec<_> = arguments.iter().map(ToString::to_string).collect();
+        report(&Cli::try_parse_from([&["cloud-hypervisor"], arguments].concat()).unwrap_err(), &given)
     }
 
     #[test]
-    fn the_options_are_consistent_and_each_topic_is_sorted() {
+    fn each_topic_has_the_most_used_options_first_and_others_sorted() {
         Cli::command().debug_assert();
         let command = Cli::command();
         let mut topics = BTreeMap::<_, Vec<_>>::new();
@@ -253,7 +244,35 @@ mod tests {
             assert!(topic.is_some() || ["help", "version"].contains(&argument.get_id().as_str()), "{argument}");
             topics.entry(topic).or_default().extend(argument.get_long());
         }
-        assert!(topics.values().all(|options| options.is_sorted()), "{topics:?}");
+        let mut used = Vec::new();
+        for options in topics.values_mut() {
+            used.extend(options.extract_if(.., |option| FIRST.contains(option)));
+            assert!(options.is_sorted(), "{options:?}");
+        }
+        used.sort_by_key(|option| FIRST.iter().position(|first| first == option));
+        assert_eq!(used, FIRST);
+        let help = Cli::command().render_long_help().to_string();
+        let lines: Vec<_> = help.lines().map(str::trim_start).collect();
+        let place = |start: &str| lines.iter().position(|line| line.starts_with(start)).unwrap();
+        let order = ["--kernel <", "--cmdline <", "--cpus <", "--memory <", "--disk <", "--net <", "--balloon <"];
+        assert!(order.map(place).is_sorted(), "{help}");
+        let net = place("--net <");
+        let keys = ["id=", "tap=", "mac=", "sriov_vfs=", "switch=", "ip="];
+        let place = |key: &str| net + lines[net..].iter().position(|line| line.starts_with(key)).unwrap();
+        assert!(keys.map(place).is_sorted(), "{help}");
+    }
+
+    /// The example is copied to a shell: each line but the last ends with a backslash, and none is wrapped.
+    #[test]
+    fn the_example_of_the_help_can_be_copied() {
+        let help = Cli::command().term_width(80).render_long_help().to_string();
+        let lines = help.lines().skip_while(|line| !line.starts_with("  cloud-hypervisor --kernel"));
+        let example: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+        assert_eq!(example.len(), 3, "{example:?}");
+        assert!(example[..2].iter().all(|line| line.ends_with('\\')) && !example[2].ends_with('\\'), "{example:?}");
+        let words = example.join(" ").replace('\\', " ");
+        let cli = Cli::try_parse_from(words.split_whitespace()).unwrap();
+        assert_eq!(cli.vm.into_config().unwrap().net[0].vfs.len(), 1);
     }
 
     #[test]
@@ -278,7 +297,7 @@ mod tests {
         assert_eq!(line(&[]), None);
         assert_eq!(
             line(&["--serial", "tty"]).unwrap(),
-            "the following required arguments were not provided: <--firmware <path>|--kernel <path>>; see --help"
+            "the following required arguments were not provided: <--kernel <path>|--firmware <path>>; see --help"
         );
         assert_eq!(
             line(&["--kernel", "k", "--nett", "x"]).unwrap(),
@@ -288,6 +307,19 @@ mod tests {
             line(&["--kernel", "k", "--kernel", "l"]).unwrap(),
             "the argument '--kernel <path>' cannot be used multiple times; see --help"
         );
+    }
+
+    #[test]
+    fn only_given_options_are_named_as_a_conflict() {
+        let conflict = |arguments: &[&str], both: [&str; 2]| {
+            let line = line(arguments).unwrap();
+            let [one, other] = both;
+            let said = |one, other| format!("{one} cannot be combined with {other}; leave one of them out; see --help");
+            assert!(line == said(one, other) || line == said(other, one), "{line}");
+        };
+        conflict(&["--restore", "x", "--kernel", "y"], ["--restore", "--kernel"]);
+        conflict(&["--config", "x", "--kernel", "k", "--net=y"], ["--config", "--kernel, --net"]);
+        conflict(&["--config", "x", "--restore", "y"], ["--config", "--restore"]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod cli;
 mod error;
 mod log_format;
+mod usage;
 mod vm_options;
 
 use std::error::Error;
@@ -70,7 +71,8 @@ fn print(vm: &VmConfig) -> Result<(), CommandError> {
 
 /// Handles a command line that is invalid, or that requests help or the version.
 fn refuse(error: &clap::Error) -> ExitCode {
-    match cli::report(error) {
+    let given: Vec<_> = std::env::args_os().skip(1).map(|given| given.to_string_lossy().into_owned()).collect();
+    match cli::report(error, &given) {
         Some(line) => {
             say(&line);
             ErrorKind::Syntax.exit_code().into()

@@ -20,6 +20,10 @@ const BOOT: &str = "Boot";
 const MACHINE: &str = "Machine";
 const DEVICES: &str = "Devices";
 
+/// The most used options, which the help has first.
+pub(crate) const FIRST: [&str; 11] =
+    ["kernel", "firmware", "initramfs", "cmdline", "cpus", "memory", "disk", "net", "net-vf", "serial", "console"];
+
 /// Groups of options: those that describe a VM, and those of which one is required for a VM.
 const VM: &str = "vm";
 const PAYLOAD: &str = "payload";
@@ -373,8 +377,9 @@ impl FromArgMatches for VmOptions {
 impl Args for VmOptions {
     fn augment_args(command: Command) -> Command {
         let mut options = table();
-        // The order of the help.
-        options.sort_by_key(|option| option.name);
+        // The order of the help: the most used, then the others by name.
+        let place = |name| FIRST.iter().position(|first| *first == name).unwrap_or(FIRST.len());
+        options.sort_by_key(|option| (place(option.name), option.name));
         let all = ArgGroup::new(VM).multiple(true).args(options.iter().map(|option| option.name));
         let command = command.group(ArgGroup::new(PAYLOAD).multiple(true));
         command.args(options.iter().map(VmOption::arg)).group(all)

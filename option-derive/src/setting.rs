@@ -18,6 +18,8 @@ pub(crate) struct Setting {
     change: Option<Change>,
     abouts: About,
     attributes: Vec<Attribute>,
+    /// The least and the highest value, by the attribute of `Schema`.
+    bounds: [Option<u64>; 2],
 }
 
 impl Setting {
@@ -30,7 +32,8 @@ impl Setting {
             return Err(Error::new_spanned(field, "only a key can be an argument: give \"key=<syntax>\", too"));
         }
         let (ty, about, attributes) = (field.ty.clone(), about(&field.attrs), field.attrs.clone());
-        Ok(Self { name, ty, overriding, about, kind, default, alias, change, abouts, attributes })
+        let bounds = bounds(&attributes)?;
+        Ok(Self { name, ty, overriding, about, kind, default, alias, change, abouts, attributes, bounds })
     }
 
     /// True if its fields are also those of the struct.
@@ -164,13 +167,27 @@ impl Setting {
         if self.is_flattened() { quote!(pairs.extend(Fields::pairs_of(&self.#name, field));) } else { quote!() }
     }
 
+    /// Bounds of the number that it may be, and its unit.
+    fn bounds(&self) -> Code {
+        let Kind::Key(_, syntax) = &self.kind else { return quote!() };
+        let bound = |bound: Option<u64>| match bound {
+            Some(bound) => quote!(Some(#bound)),
+            None => quote!(None),
+        };
+        let [minimum, maximum] = self.bounds.map(bound);
+        quote!(value::Bounds { minimum: #minimum, maximum: #maximum, syntax: #syntax })
+    }
+
     /// The match arm that reads the value of its key.
     pub(crate) fn read_key(&self) -> Code {
         let name = &self.name;
         match &self.kind {
             Kind::Key(key, _) => {
                 let alias = self.alias.as_ref().map(|alias| quote!(| #alias));
-                quote!(#key #alias => Some(value::read(text).map(|value| given.#name = value)),)
+                let bounds = self.bounds();
+                quote!(#key #alias => Some(
+                    value::read(text).map(|value| given.#name = value).map_err(|what| #bounds.explain(what))
+                ),)
             }
             Kind::Part | Kind::Flatten | Kind::JsonOnly => quote!(),
         }
@@ -252,7 +269,12 @@ impl Setting {
     pub(crate) fn set(&self) -> Code {
         let name = &self.name;
         match (&self.kind, &self.change) {
-            (Kind::Key(key, _), Some(_)) => quote!(#key => Some(Value::parse(text).map(|value| self.#name = value)),),
+            (Kind::Key(key, _), Some(_)) => {
+                let bounds = self.bounds();
+                quote!(#key => Some(
+                    Value::parse(text).map(|value| self.#name = value).map_err(|what| #bounds.explain(what))
+                ),)
+            }
             _ => quote!(),
         }
     }
@@ -279,6 +301,31 @@ impl Setting {
             None => quote!(_ = #name;),
         }
     }
+}
+
+/// The `minimum` and `maximum` of `#[schema(...)]`.
+fn bounds(attributes: &[Attribute]) -> Result<[Option<u64>; 2]> {
+    let mut bounds = [None, None];
+    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("schema")) {
+        attribute.parse_nested_meta(|meta| {
+            if meta.input.peek(syn::token::Paren) {
+                let inner;
+                syn::parenthesized!(inner in meta.input);
+                return inner.parse::<Code>().map(drop);
+            }
+            if !meta.input.peek(syn::Token![=]) {
+                return Ok(());
+            }
+            let Expr::Lit(syn::ExprLit { lit: Lit::Int(value), .. }) = meta.value()?.parse()? else { return Ok(()) };
+            for (name, bound) in ["minimum", "maximum"].into_iter().zip(&mut bounds) {
+                if meta.path.is_ident(name) {
+                    *bound = Some(value.base10_parse::<u64>()?);
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(bounds)
 }
 
 /// The function that `#[serde(skip_serializing_if = "...")]` names, if there is one.

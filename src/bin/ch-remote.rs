@@ -2,39 +2,87 @@
 
 #[path = "../remote/mod.rs"]
 mod remote;
+#[path = "../usage.rs"]
+mod usage;
 #[path = "../vm_options.rs"]
 mod vm_options;
 
 use std::error::Error;
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use serde::de::DeserializeOwned;
+use vm_api::config::{ConfigError, Problem};
 use vm_api::info::{VmCounters, VmInfo};
+use vm_api::migration::MigrationProgress;
 
-use crate::remote::client::{Answer, Call, Client};
-use crate::remote::command::{Cli, Command};
+use crate::remote::client::{Answer, Call, Client, ClientError, Patience};
+use crate::remote::command::{Cli, Command, socket_of_environment};
 use crate::remote::vfs::{Readings, rows};
 use crate::remote::{request, show, vfs};
 
 /// The exit code if the VMM refuses, or cannot be reached.
 const FAILURE: u8 = 1;
+/// The exit code if the command line is malformed.
+const USAGE: u8 = 2;
+
+/// Time between two looks at a migration.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Clears the terminal, and moves the cursor to its upper left corner.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
+/// An error in one line, or in JSON, and the exit code.
+#[derive(Debug)]
+struct Failed {
+    text: String,
+    code: u8,
+}
+
+impl Failed {
+    /// An error of this program itself.
+    fn new(error: impl std::fmt::Display) -> Self {
+        Self { text: format!("ch-remote: {error}"), code: FAILURE }
+    }
+
+    /// An error of a command's arguments. Text that does not parse is one of usage.
+    fn of_arguments(error: &(dyn Error + 'static)) -> Self {
+        let is_usage =
+            error.downcast_ref().is_some_and(|error: &ConfigError| matches!(error.problem, Problem::Syntax(_)));
+        Self { code: if is_usage { USAGE } else { FAILURE }, ..Self::new(error) }
+    }
+
+    /// An error of the command line.
+    fn of_usage(line: &str) -> Self {
+        let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        Self { code: USAGE, ..Self::new(line) }
+    }
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match run(cli) {
+    let given: Vec<_> = std::env::args_os().skip(1).map(|given| given.to_string_lossy().into_owned()).collect();
+    let done = match Cli::try_parse() {
+        Ok(cli) => run(cli),
+        Err(error) => match usage::line(&error, &given) {
+            Some(line) => Err(Failed::of_usage(&line)),
+            None => {
+                // Help or version. If printing fails, nothing is left to do.
+                let _ = error.print();
+                return if error.use_stderr() { USAGE.into() } else { ExitCode::SUCCESS };
+            }
+        },
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+        Err(Failed { text, code }) => {
             // Standard error may be closed.
-            let _ = writeln!(stderr(), "{error}");
-            ExitCode::from(FAILURE)
+            let _ = writeln!(stderr(), "{text}");
+            code.into()
         }
     }
 }
@@ -48,18 +96,45 @@ struct Format {
     json: bool,
 }
 
-fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
+fn run(cli: Cli) -> Result<(), Failed> {
     let format = Format { text: cli.text || (!cli.json && stdout().is_terminal()), json: cli.json };
-    let mut remote = Remote { client: Client::connect(&cli.api_socket).map_err(named)?, format };
+    let socket = match cli.api_socket {
+        Some(socket) => Some(socket),
+        None => socket_of_environment().map_err(|line| Failed::of_usage(&line))?,
+    };
+    let missing = || Failed::of_usage("no API socket is named; give --api-socket, or set CH_API_SOCKET");
+    let socket = socket.ok_or_else(missing)?;
+    // Before the connection: a malformed command line is an error without a VMM, too.
+    let prepared = |command| request::prepare(command).map_err(|error| Failed::of_arguments(&*error));
+    let connect = || Client::connect(&socket, Patience::new(cli.timeout)).map_err(Failed::new);
     match cli.command {
-        Command::Vfs { watch, interval } => remote.vfs(watch, Duration::from_secs(interval.into())),
-        command => remote.once(command),
+        Command::Vfs { watch, interval } => {
+            Remote { client: connect()?, format }.vfs(watch, Duration::from_secs(interval.into()))
+        }
+        command => {
+            let shown = shown(&command);
+            let waits = matches!(command, Command::SendMigration { wait: true, .. });
+            let prepared = prepared(command)?;
+            let mut remote = Remote { client: connect()?, format };
+            remote.once(prepared, shown)?;
+            if waits { remote.wait_for_migration(&socket) } else { Ok(()) }
+        }
     }
 }
 
-/// An error of this program itself.
-fn named(error: impl Into<Box<dyn Error>>) -> Box<dyn Error> {
-    format!("ch-remote: {}", error.into()).into()
+/// A function that formats an answer for people, if it has that form.
+type Shown = fn(&str) -> Option<String>;
+
+/// The format of the answer to a command.
+fn shown(command: &Command) -> Shown {
+    match command {
+        Command::Info => |body| parse(body).map(|document| show::info(&document)),
+        Command::Counters => |body| parse(body).map(|document| show::counters(&document)),
+        Command::Add(_) | Command::Ping | Command::MigrationProgress => {
+            |body| parse(body).map(|document| show::fields(&document))
+        }
+        _ => |_| None,
+    }
 }
 
 /// The VMM, and the output format of its replies.
@@ -69,15 +144,10 @@ struct Remote {
 }
 
 impl Remote {
-    fn once(&mut self, command: Command) -> Result<(), Box<dyn Error>> {
-        let shown: fn(&str) -> Option<String> = match command {
-            Command::Info => |body| parse(body).map(|document| show::info(&document)),
-            Command::Counters => |body| parse(body).map(|document| show::counters(&document)),
-            _ => |_| None,
-        };
-        let request::Prepared { call, fds } = request::prepare(command).map_err(named)?;
+    fn once(&mut self, prepared: request::Prepared, shown: Shown) -> Result<(), Failed> {
+        let request::Prepared { call, fds } = prepared;
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        let answer = self.client.call(&call, &fds).map_err(named)?;
+        let answer = self.client.call(&call, &fds).map_err(Failed::new)?;
         let body = self.succeeded(&call, answer)?;
         match shown(&body).filter(|_| self.format.text) {
             Some(text) => print(&text),
@@ -86,8 +156,33 @@ impl Remote {
         }
     }
 
+    /// Waits for the end of a migration that this VMM sends. The VMM ends, and removes its socket, once the target has
+    /// the guest.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the target does not get the guest.
+    fn wait_for_migration(&mut self, socket: &Path) -> Result<(), Failed> {
+        let call = Call::new("GET", "vm.migration-progress");
+        loop {
+            let answer = match self.client.call(&call, &[]) {
+                Err(ClientError::Lost(_)) if !socket.exists() => return Ok(()),
+                answer => answer.map_err(Failed::new)?,
+            };
+            let progress: MigrationProgress = self.read(&call, answer)?;
+            match progress.state.as_str() {
+                "active" => sleep(LOOK),
+                "finished" => return Ok(()),
+                state => {
+                    let why = progress.error.map(|error| format!(": {error}")).unwrap_or_default();
+                    return Err(Failed::new(format!("send-migration: {state}{why}")));
+                }
+            }
+        }
+    }
+
     /// Shows the PFs and VFs with the rates between two readings; with `watch`, repeatedly.
-    fn vfs(&mut self, watch: bool, interval: Duration) -> Result<(), Box<dyn Error>> {
+    fn vfs(&mut self, watch: bool, interval: Duration) -> Result<(), Failed> {
         let (mut before, mut at) = (self.counters()?, Instant::now());
         loop {
             // Without a running VM there are no rates to wait for.
@@ -102,7 +197,7 @@ impl Remote {
             let clear = if watch && stdout().is_terminal() { CLEAR } else { "" };
             match self.format.text {
                 true => print(&format!("{clear}{}", vfs::text(&rows)))?,
-                false => print(&format!("{}\n", serde_json::to_string(&rows)?))?,
+                false => print(&format!("{}\n", serde_json::to_string(&rows).map_err(Failed::new)?))?,
             }
             if !watch {
                 return Ok(());
@@ -112,31 +207,37 @@ impl Remote {
     }
 
     /// The counters, if the VM runs.
-    fn counters(&mut self) -> Result<Option<VmCounters>, Box<dyn Error>> {
-        let answer = self.client.call(&Call::new("GET", "vm.counters"), &[]).map_err(named)?;
+    fn counters(&mut self) -> Result<Option<VmCounters>, Failed> {
+        let answer = self.client.call(&Call::new("GET", "vm.counters"), &[]).map_err(Failed::new)?;
         Ok(if answer.is_success() { parse(&answer.body) } else { None })
     }
 
-    fn get<T: DeserializeOwned>(&mut self, endpoint: &str) -> Result<T, Box<dyn Error>> {
+    fn get<T: DeserializeOwned>(&mut self, endpoint: &str) -> Result<T, Failed> {
         let call = Call::new("GET", endpoint);
-        let answer = self.client.call(&call, &[]).map_err(named)?;
-        let body = self.succeeded(&call, answer)?;
-        serde_json::from_str(&body)
-            .map_err(|error| named(format!("{endpoint}: unexpected answer: {error}; is the VMM of the same version?")))
+        let answer = self.client.call(&call, &[]).map_err(Failed::new)?;
+        self.read(&call, answer)
+    }
+
+    /// Parses the body of a successful reply.
+    fn read<T: DeserializeOwned>(&self, call: &Call, answer: Answer) -> Result<T, Failed> {
+        let body = self.succeeded(call, answer)?;
+        let unexpected =
+            |error| format!("{}: unexpected answer: {error}; is the VMM of the same version?", call.endpoint());
+        serde_json::from_str(&body).map_err(|error| Failed::new(unexpected(error)))
     }
 
     /// The body of a successful reply.
-    fn succeeded(&self, call: &Call, answer: Answer) -> Result<String, Box<dyn Error>> {
+    fn succeeded(&self, call: &Call, answer: Answer) -> Result<String, Failed> {
         if answer.is_success() {
             return Ok(answer.body);
         }
         if self.format.json && !answer.body.is_empty() {
-            return Err(answer.body.into());
+            return Err(Failed { text: answer.body, code: FAILURE });
         }
-        let endpoint = call.path.rsplit('/').next().unwrap_or_default();
+        let endpoint = call.endpoint();
         let chain = parse::<Vec<String>>(&answer.body).unwrap_or_else(|| vec![answer.body.clone()]);
         let chain: Vec<_> = chain.iter().map(|line| line.trim_start_matches(&format!("{endpoint}: "))).collect();
-        Err(named(format!("{endpoint}: {} (status {})", chain.join(": "), answer.status)))
+        Err(Failed::new(format!("{endpoint}: {} (status {})", chain.join(": "), answer.status)))
     }
 }
 
@@ -145,7 +246,7 @@ fn parse<T: DeserializeOwned>(body: &str) -> Option<T> {
     serde_json::from_str(body).ok()
 }
 
-fn print(text: &str) -> Result<(), Box<dyn Error>> {
+fn print(text: &str) -> Result<(), Failed> {
     let mut output = stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(named)
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Failed::new)
 }

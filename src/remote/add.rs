@@ -9,7 +9,7 @@ use std::str::FromStr;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use vm_api::config::{
-    ConfigError, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, Options, PmemConfig,
+    ConfigError, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, NetConfig, Options, PmemConfig, Problem,
     VdpaConfig, VfConfig, VsockConfig,
 };
 
@@ -174,7 +174,7 @@ impl Add {
             Self::GenericVhostUser(new) => new.content(),
             Self::Net { net, vf } => net.content_with(|net| {
                 for vf in vf {
-                    net.vfs.push(vf.parse()?);
+                    net.vfs.push(vf.parse().map_err(of_argument)?);
                 }
                 Ok(())
             }),
@@ -184,6 +184,16 @@ impl Add {
             Self::Vsock(new) => new.content(),
         }
     }
+}
+
+/// An error of `--vf`, which has the keys of the VMM's `--net-vf`.
+fn of_argument(error: ConfigError) -> ConfigError {
+    let named = |text: String| text.replace(VfConfig::OPTION, "--vf");
+    let problem = match error.problem {
+        Problem::Syntax(what) => Problem::Syntax(named(what)),
+        problem => problem,
+    };
+    ConfigError { subject: named(error.subject), problem }
 }
 
 impl<D: Device> New<D> {

@@ -5,13 +5,19 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sendmsg, socket_with,
+};
 
 /// The maximum length of the status line and headers of a reply, in bytes.
 const MOST_HEAD: usize = 64 << 10;
 /// The maximum length of a reply's body, in bytes, far above that of `/metrics` of a VM with the most VFs.
 const MOST_BODY: usize = 256 << 20;
+/// Time until a VMM that has not answered is checked.
+const CHECK: Duration = Duration::from_secs(20);
 /// The most descriptors in one message (`SCM_MAX_FD`).
 const MOST_FDS: usize = 253;
 
@@ -26,6 +32,13 @@ pub(crate) enum ClientError {
         /// Cause.
         error: io::Error,
     },
+    /// The VMM does not answer.
+    #[error(
+        "the VMM did not answer within {} s; see if its process is stopped or busy, or wait longer (--timeout 0: without \
+         limit)",
+        .0.as_secs()
+    )]
+    TimedOut(Duration),
     /// The connection was lost.
     #[error("the connection to the VMM was lost: {0}")]
     Lost(#[from] io::Error),
@@ -38,7 +51,42 @@ pub(crate) enum ClientError {
 }
 
 /// A connection to the API.
-pub(crate) struct Client(UnixStream);
+pub(crate) struct Client {
+    stream: UnixStream,
+    /// Path of the socket.
+    path: PathBuf,
+    patience: Patience,
+}
+
+/// Limit of the wait for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// This long.
+    Limited(Duration),
+    /// While the VMM accepts other requests, which is checked after each such time.
+    WhileAlive(Duration),
+    /// None.
+    Endless,
+}
+
+impl Patience {
+    /// By the number of seconds that a user gives, if any.
+    pub(crate) fn new(seconds: Option<u32>) -> Self {
+        match seconds {
+            None => Self::WhileAlive(CHECK),
+            Some(0) => Self::Endless,
+            Some(seconds) => Self::Limited(Duration::from_secs(seconds.into())),
+        }
+    }
+
+    /// Time after which a system call returns.
+    const fn limit(self) -> Option<Duration> {
+        match self {
+            Self::Limited(limit) | Self::WhileAlive(limit) => Some(limit),
+            Self::Endless => None,
+        }
+    }
+}
 
 /// A call of the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +103,11 @@ impl Call {
     /// A call without a body to an endpoint, such as `vm.info`.
     pub(crate) fn new(method: &'static str, endpoint: &str) -> Self {
         Self { method, path: format!("/api/v1/{endpoint}"), body: None }
+    }
+
+    /// Name of its endpoint.
+    pub(crate) fn endpoint(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
     }
 }
 
@@ -79,9 +132,14 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Fails if no program listens there.
-    pub(crate) fn connect(path: &Path) -> Result<Self, ClientError> {
-        UnixStream::connect(path).map(Self).map_err(|error| ClientError::Connect { path: path.to_owned(), error })
+    /// Fails if no program listens there, or it accepts no connection in time.
+    pub(crate) fn connect(path: &Path, patience: Patience) -> Result<Self, ClientError> {
+        let stream =
+            connected(path, patience.limit()).map_err(|error| match (is_timeout(&error), patience.limit()) {
+                (true, Some(limit)) => ClientError::TimedOut(limit),
+                _ => ClientError::Connect { path: path.to_owned(), error },
+            })?;
+        Ok(Self { stream, path: path.to_owned(), patience })
     }
 
     /// Sends a call with these descriptors, and waits for the reply.
@@ -98,8 +156,35 @@ impl Client {
             request += "\r\n";
         }
         let sent = self.send(request.as_bytes(), fds)?;
-        self.0.write_all(request.as_bytes().get(sent..).unwrap_or_default())?;
+        let rest = request.as_bytes().get(sent..).unwrap_or_default();
+        self.stream.write_all(rest).map_err(|error| self.failed(error))?;
         self.receive()
+    }
+
+    /// The error of a system call on the connection.
+    fn failed(&self, error: io::Error) -> ClientError {
+        match self.patience.limit() {
+            Some(limit) if is_timeout(&error) => ClientError::TimedOut(limit),
+            _ => error.into(),
+        }
+    }
+
+    /// Reads from the connection, as long as the wait may last.
+    fn read(&mut self, bytes: &mut [u8], until: Option<Instant>) -> Result<usize, ClientError> {
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+            self.stream.set_read_timeout(left.or(self.patience.limit()))?;
+            let limit = match (self.stream.read(bytes), self.patience) {
+                (Ok(count), _) => return Ok(count),
+                (Err(error), _) if error.kind() == io::ErrorKind::Interrupted => continue,
+                (Err(error), Patience::WhileAlive(limit) | Patience::Limited(limit)) if is_timeout(&error) => limit,
+                (Err(error), _) => return Err(error.into()),
+            };
+            let may_wait = matches!(self.patience, Patience::WhileAlive(_)) && is_alive(&self.path, limit);
+            if !may_wait {
+                return Err(ClientError::TimedOut(limit));
+            }
+        }
     }
 
     /// Sends as many of `bytes` as the socket accepts, with all descriptors.
@@ -109,11 +194,15 @@ impl Client {
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(ClientError::Fds(fds.len()));
         }
-        let sent = sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
-        Ok(sent.map_err(io::Error::from)?)
+        let sent = sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+        sent.map_err(|error| self.failed(error.into()))
     }
 
     fn receive(&mut self) -> Result<Answer, ClientError> {
+        let until = match self.patience {
+            Patience::Limited(limit) => Instant::now().checked_add(limit),
+            Patience::WhileAlive(_) | Patience::Endless => None,
+        };
         let mut received = Vec::new();
         let head = loop {
             if let Some(head) = Head::parse(&received)? {
@@ -128,21 +217,47 @@ impl Client {
                 return Err(ClientError::Answer(format!("its headers have more than {MOST_HEAD} bytes")));
             }
             let mut bytes = [0; 4096];
-            match self.0.read(&mut bytes)? {
+            match self.read(&mut bytes, until)? {
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 count => received.extend_from_slice(bytes.get(..count).unwrap_or_default()),
             }
         };
         let mut body = received.split_off(head.len);
-        let missing = head.body.saturating_sub(body.len());
-        io::Read::by_ref(&mut self.0).take(missing as u64).read_to_end(&mut body)?;
-        if body.len() < head.body {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        while body.len() < head.body {
+            let mut bytes = [0; 4096];
+            match self.read(&mut bytes, until)? {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                count => body.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+            }
         }
         body.truncate(head.body);
         let body = String::from_utf8(body).map_err(|_| ClientError::Answer("it is not UTF-8".to_string()))?;
         Ok(Answer { status: head.status, body })
     }
+}
+
+/// True if a system call has waited as long as it may.
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Connects to the socket at `path`. With `limit`, a system call waits no longer than that.
+fn connected(path: &Path, limit: Option<Duration>) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
+    stream.set_write_timeout(limit)?;
+    stream.set_read_timeout(limit)?;
+    rustix::net::connect(&stream, &address)?;
+    Ok(stream)
+}
+
+/// True if the VMM answers a request for a path that it does not have. It does so in any state of its VM.
+fn is_alive(path: &Path, limit: Duration) -> bool {
+    let answered = |mut stream: UnixStream| {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+        stream.read(&mut [0; 64])
+    };
+    connected(path, Some(limit)).and_then(answered).is_ok_and(|count| count > 0)
 }
 
 /// A reply's status line and headers.
@@ -200,7 +315,8 @@ mod tests {
             String::from_utf8_lossy(&asked[..count]).into_owned()
         });
         let call = Call { body: Some("{}".to_string()), ..Call::new("PUT", "vm.resize") };
-        let answer = Client(client).call(&call, &[]);
+        let mut client = Client { stream: client, path: PathBuf::new(), patience: Patience::Endless };
+        let answer = client.call(&call, &[]);
         (answer, serving.join().unwrap())
     }
 
@@ -218,6 +334,38 @@ mod tests {
     fn an_answer_without_a_body_has_none() {
         let (answer, _) = ask("HTTP/1.1 204 No Content\r\n\r\n", 1000);
         assert_eq!(answer.unwrap(), Answer { status: 204, body: String::new() });
+    }
+
+    /// A program that accepts connections and answers none.
+    #[test]
+    fn a_vmm_that_does_not_answer_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        for patience in [Patience::Limited, Patience::WhileAlive] {
+            let mut client = Client::connect(&path, patience(Duration::from_millis(50))).unwrap();
+            let answer = client.call(&Call::new("GET", "vmm.ping"), &[]);
+            assert!(matches!(answer, Err(ClientError::TimedOut(_))), "{answer:?}");
+        }
+        assert_eq!(Patience::new(Some(0)).limit(), None);
+        assert_eq!(Patience::new(Some(3)), Patience::Limited(Duration::from_secs(3)));
+    }
+
+    /// The first request is answered once another one has shown that the VMM is alive.
+    #[test]
+    fn a_vmm_that_answers_others_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let serving = thread::spawn(move || {
+            let (mut slow, _) = listener.accept().unwrap();
+            let (mut check, _) = listener.accept().unwrap();
+            check.write_all(b"HTTP/1.1 404 \r\n\r\n").unwrap();
+            slow.write_all(b"HTTP/1.1 204 \r\n\r\n").unwrap();
+        });
+        let mut client = Client::connect(&path, Patience::WhileAlive(Duration::from_secs(1))).unwrap();
+        assert_eq!(client.call(&Call::new("PUT", "vm.snapshot"), &[]).unwrap().status, 204);
+        serving.join().unwrap();
     }
 
     #[test]

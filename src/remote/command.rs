@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
-use vm_api::config::{MemoryConfig, RestoreConfig};
+use clap::{ArgGroup, Args, Parser, Subcommand};
+use vm_api::config::grammar::{self, PathOrFd};
+use vm_api::config::{MemoryConfig, RestoreConfig, VfRange};
 use vm_api::migration::{ReceiveMigration, SendMigration};
 
 use super::add::Add;
@@ -13,22 +14,30 @@ use crate::vm_options::{VmOptions, keys};
 const EXAMPLE: &str = "\
 Examples:
 
-  ch-remote --api-socket /run/vm.sock create vm.json
-  ch-remote --api-socket /run/vm.sock add-net id=pf0,tap=pf0,sriov_vfs=8 --vf index=0,tap=tenant-a
-  ch-remote --api-socket /run/vm.sock vfs --watch
+  export CH_API_SOCKET=/run/vm.sock
+  ch-remote create vm.json
+  ch-remote add-net id=pf0,tap=pf0,sriov_vfs=8 --vf index=0,tap=tenant-a
+  ch-remote set-vf pf0 0-7 --spoofchk on
+  ch-remote vfs --watch
 
 Exit code:
   0  success
   1  the VMM refused, or cannot be reached
-  2  the command line is malformed";
+  2  the command line is malformed: an unknown option or key, or a malformed value";
+
+const VFS: &str = "\
+Show PFs and VFs: address, state, MAC address, backend, link and rates.
+
+RATE is the transmit limit in Mbit/s (500M), with a bandwidth that the uplink of a switch guarantees before it: \
+40M-500M, or 40M- without a limit. RX and TX are what the guest receives and sends per second, between two readings.";
 
 /// Control a running cloud-hypervisor through its API.
 #[derive(Debug, Parser)]
 #[command(name = "ch-remote", version, after_help = EXAMPLE, arg_required_else_help = true)]
 pub(crate) struct Cli {
-    /// The API's Unix socket
-    #[arg(long, value_name = "path")]
-    pub api_socket: PathBuf,
+    /// The API's Unix socket: a path, or path=<path>. By default that of the environment variable CH_API_SOCKET
+    #[arg(long, global = true, value_name = "path", value_parser = socket)]
+    pub api_socket: Option<PathBuf>,
 
     /// Print JSON. This is the default unless standard output is a terminal
     #[arg(long, global = true, conflicts_with = "text")]
@@ -37,6 +46,11 @@ pub(crate) struct Cli {
     /// Print text for people, even if standard output is not a terminal
     #[arg(long, global = true)]
     pub text: bool,
+
+    /// Fail if an answer takes longer than this many seconds; 0 waits without limit. By default it waits while the VMM
+    /// accepts other requests, which is checked every 20 seconds
+    #[arg(long, global = true, value_name = "seconds", value_parser = number)]
+    pub timeout: Option<u32>,
 
     #[command(subcommand)]
     pub command: Command,
@@ -98,9 +112,10 @@ pub(crate) enum Command {
         id: String,
     },
     /// Change the number of vCPUs, the memory, or the size of the balloon
+    #[command(group = ArgGroup::new("sizes").args(["cpus", "memory", "balloon"]).required(true).multiple(true))]
     Resize {
         /// Number of vCPUs
-        #[arg(long)]
+        #[arg(long, value_name = "number", value_parser = number)]
         cpus: Option<u32>,
         /// Size of the memory in bytes, or with a unit K, M or G
         #[arg(long, value_parser = bytes)]
@@ -148,15 +163,22 @@ pub(crate) enum Command {
     /// Send the VM to another host
     SendMigration {
         /// Address of the target, and options
-        #[arg(value_name = "key=value,...", long_help = keys::<SendMigration>("Address of the target, and options"))]
+        #[arg(
+            value_name = "url|key=value,...",
+            long_help = keys::<SendMigration>("Address of the target: a URL, or keys")
+        )]
         config: String,
+        /// Wait until the target has the guest, and fail if it does not get it
+        #[arg(long)]
+        wait: bool,
     },
     /// Change a VF of a running VM
     SetVf {
         /// Id of the PF
         pf: String,
-        /// Index of the VF, from 0. Without one, only a backend can be given, to the PF or NIC itself
-        index: Option<u16>,
+        /// Index of the VF, from 0, or several: a range such as 0-63, or '*' for all. Without one, only a backend can
+        /// be given, to the PF or NIC itself
+        index: Option<VfRange>,
         /// Settings to change
         #[command(flatten)]
         change: Box<VfChange>,
@@ -168,12 +190,13 @@ pub(crate) enum Command {
     /// Save the paused VM to a folder, as a snapshot
     Snapshot(Destination),
     /// Show PFs and VFs: address, state, MAC address, backend, link and rates
+    #[command(long_about = VFS)]
     Vfs {
         /// Repeat until interrupted
         #[arg(long)]
         watch: bool,
         /// Seconds over which rates are measured
-        #[arg(long, default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
+        #[arg(long, value_name = "seconds", default_value = "1", value_parser = interval)]
         interval: u16,
     },
 }
@@ -183,6 +206,42 @@ pub(crate) enum Command {
 pub(crate) struct Destination {
     /// Destination, such as file:///path
     pub url: String,
+}
+
+/// Parses the path of the API's socket, in the forms that cloud-hypervisor takes.
+fn socket(text: &str) -> Result<PathBuf, String> {
+    let is_path = text.split_once('=').map_or(!text.is_empty(), |(key, _)| key.contains('/'));
+    match grammar::path_or_fd(text) {
+        _ if is_path => Ok(text.into()),
+        Some(PathOrFd::Path(path)) => Ok(path),
+        _ => Err("give a path, or path=<path>".to_string()),
+    }
+}
+
+/// The path in the environment variable `CH_API_SOCKET`, if it is set.
+///
+/// # Errors
+///
+/// Fails with the fault of its value.
+pub(crate) fn socket_of_environment() -> Result<Option<PathBuf>, String> {
+    let Some(value) = std::env::var_os("CH_API_SOCKET").filter(|value| !value.is_empty()) else { return Ok(None) };
+    match value.to_str() {
+        Some(text) => socket(text).map(Some).map_err(|what| format!("CH_API_SOCKET={text}: {what}")),
+        None => Ok(Some(value.into())),
+    }
+}
+
+/// Parses a whole number.
+fn number(text: &str) -> Result<u32, String> {
+    let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let number = digits.and_then(|digits| digits.parse().ok());
+    number.ok_or_else(|| format!("give a whole number from 0 to {}", u32::MAX))
+}
+
+/// Parses a number of seconds between readings.
+fn interval(text: &str) -> Result<u16, String> {
+    let seconds = number(text).ok().and_then(|number| u16::try_from(number).ok()).filter(|seconds| *seconds > 0);
+    seconds.ok_or_else(|| format!("give a whole number from 1 to {}", u16::MAX))
 }
 
 /// Parses a number of bytes by the grammar of the configuration.
@@ -218,6 +277,20 @@ mod tests {
         });
         let later: BTreeSet<_> = later.map(|command| format!("vm.{}", command.get_name())).collect();
         assert_eq!(later, unsupported::endpoints().map(str::to_string).collect());
+    }
+
+    #[test]
+    fn a_socket_is_named_as_for_the_vmm_on_either_side_of_the_command() {
+        for text in ["/run/vm=1.sock", "vm.sock", "path=/run/vm.sock"] {
+            let expected = text.trim_start_matches("path=");
+            for arguments in [["--api-socket", text, "ping"], ["ping", "--api-socket", text]] {
+                let cli = Cli::try_parse_from([&["ch-remote"], &arguments[..]].concat()).unwrap();
+                assert_eq!(cli.api_socket, Some(PathBuf::from(expected)));
+            }
+        }
+        for wrong in ["", "path=", "fd=7", "port=80"] {
+            assert_eq!(socket(wrong), Err("give a path, or path=<path>".to_string()), "{wrong}");
+        }
     }
 
     #[test]

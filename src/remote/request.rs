@@ -42,15 +42,19 @@ pub(crate) fn prepare(command: Command) -> Result<Prepared, Error> {
             call.body = Some(json(&restore)?);
         }
         Command::ReceiveMigration { config } => {
-            let is_url = ["tcp:", "unix:"].iter().any(|scheme| config.starts_with(scheme));
-            let config = if is_url { format!("receiver_url={config}") } else { config };
-            let mut config: ReceiveMigration = config.parse()?;
+            let mut config: ReceiveMigration = with_key("receiver_url", config).parse()?;
             fds = descriptors(&mut config.net_fds, &mut config.backends)?;
             call.body = Some(json(&config)?);
         }
         command => call.body = body(command)?,
     }
     Ok(Prepared { call, fds })
+}
+
+/// Adds the key of a URL that is given without one.
+fn with_key(key: &str, text: String) -> String {
+    let is_url = ["tcp:", "unix:"].iter().any(|scheme| text.starts_with(scheme));
+    if is_url { format!("{key}={text}") } else { text }
 }
 
 /// Duplicates the descriptors of these functions, in the order in which the VMM reads them. Removes their numbers from
@@ -106,7 +110,7 @@ fn body(command: Command) -> Result<Option<String>, Error> {
         Command::ResizeDisk { disk, size } => json(&ResizeDisk { id: disk, desired_size: size }),
         Command::ResizeZone { id, size } => json(&ResizeZone { id, desired_ram: size }),
         Command::Resume { force: true } => json(&ResumeOptions { force: true }),
-        Command::SendMigration { config } => json(&config.parse::<SendMigration>()?),
+        Command::SendMigration { config, .. } => json(&with_key("destination_url", config).parse::<SendMigration>()?),
         Command::SetVf { pf, index, change } => json(&change.into_body(pf, index)),
         Command::Snapshot(to) | Command::Coredump(to) => json(&serde_json::json!({"destination_url": to.url})),
         _ => return Ok(None),
@@ -172,6 +176,10 @@ mod tests {
             call(&["set-vf", "pf0", "3", "--link", "down"]).1,
             Some(json!({"pf": "pf0", "index": 3, "link": "down"}))
         );
+        for (index, body) in [("0-63", json!("0-63")), ("*", json!("*"))] {
+            let body = json!({"pf": "pf0", "index": body, "spoofchk": true});
+            assert_eq!(call(&["set-vf", "pf0", index, "--spoofchk", "on"]).1, Some(body));
+        }
         let policy =
             ["--vlan", "100", "--vlan-qos", "3", "--vlan-proto", "802.1ad", "--spoofchk", "on", "--trust", "off"];
         let rest = ["--max-tx-rate", "500", "--min-tx-rate", "9", "--storm", "0", "--trunk", "[7,10-19]"];
@@ -206,6 +214,10 @@ mod tests {
         }));
         assert_eq!(call(&["receive-migration", "unix:/s"]).1, url);
         assert_eq!(call(&["receive-migration", "receiver_url=unix:/s"]).1, url);
+        assert_eq!(
+            call(&["send-migration", "unix:/s"]),
+            call(&["send-migration", "destination_url=unix:/s", "--wait"])
+        );
         let (_, body) = call(&["send-migration", "destination_url=tcp:h:1,connections=4,timeout_strategy=ignore"]);
         let body = body.unwrap();
         assert_eq!((&body["connections"], &body["timeout_strategy"]), (&json!(4), &json!("Ignore")));

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use serde_json::{Map, Value};
 use vm_api::config::{ConsoleConfig, ConsoleMode};
 use vm_api::info::{VmCounters, VmInfo};
 
@@ -45,7 +46,31 @@ pub(crate) fn info(info: &VmInfo) -> String {
 fn console(config: &ConsoleConfig) -> String {
     match (config.mode, &config.file) {
         (ConsoleMode::Pty, Some(path)) => format!("pty {}", path.display()),
-        _ => config.to_string(),
+        // The name that a virtio console has by default.
+        _ => config.to_string().replace(",id=__console", ""),
+    }
+}
+
+/// The fields of a JSON object, one per line.
+pub(crate) fn fields(object: &Map<String, Value>) -> String {
+    let mut rows = Vec::new();
+    for (name, value) in object {
+        match value {
+            Value::Object(parts) => {
+                rows.extend(parts.iter().map(|(part, value)| vec![format!("{name}.{part}"), plain(value)]));
+            }
+            value => rows.push(vec![name.clone(), plain(value)]),
+        }
+    }
+    table(&rows)
+}
+
+/// A value as a word.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(elements) => elements.iter().map(plain).collect::<Vec<_>>().join(" "),
+        value => value.to_string(),
     }
 }
 
@@ -110,7 +135,7 @@ pub(crate) fn counters(counters: &VmCounters) -> String {
         let counted = counters.iter().filter(|(_, value)| **value > 0);
         rows.extend(counted.map(|(name, value)| vec![device.clone(), name.clone(), value.to_string()]));
     }
-    table(&rows)
+    if rows.len() == 1 { "nothing has been counted yet\n".to_string() } else { table(&rows) }
 }
 
 #[cfg(test)]
@@ -128,13 +153,25 @@ mod tests {
         let text = r#"{"pf0": {"rx_frames": 3, "tx_frames": 0}, "pf0v0": {"kicks": 0}}"#;
         let shown = counters(&serde_json::from_str(text).unwrap());
         assert_eq!(shown, "DEVICE  COUNTER    VALUE\npf0     rx_frames  3\n");
+        assert_eq!(counters(&VmCounters::new()), "nothing has been counted yet\n");
+    }
+
+    #[test]
+    fn an_object_is_shown_with_a_line_for_each_field() {
+        let object = serde_json::json!({"id": "pf0", "pid": 7, "features": ["a", "b"], "downtime": {"total_us": 5}});
+        let shown = fields(object.as_object().unwrap());
+        assert_eq!(
+            shown,
+            "downtime.total_us  5\nfeatures           a b\nid                 pf0\npid                7\n"
+        );
     }
 
     #[test]
     fn a_console_that_is_a_pseudo_terminal_is_shown_with_its_path() {
-        let shown = |json: serde_json::Value| console(&serde_json::from_value(json).unwrap());
+        let shown = |json: Value| console(&serde_json::from_value(json).unwrap());
         assert_eq!(shown(serde_json::json!({"mode": "Pty", "file": "/dev/pts/7"})), "pty /dev/pts/7");
         assert_eq!(shown(serde_json::json!({"mode": "Pty"})), "pty");
+        assert_eq!(shown(serde_json::json!({"mode": "Tty", "id": "__console"})), "tty");
         assert_eq!(shown(serde_json::json!({"mode": "File", "file": "/tmp/log"})), "file=/tmp/log");
     }
 

@@ -6,7 +6,7 @@ use clap::builder::PossibleValue;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, Id};
 use vm_api::body::SetVf;
-use vm_api::config::{Argument, Form};
+use vm_api::config::{Argument, Form, VfRange};
 
 /// Name of the group of all arguments, of which at least one is required.
 const GROUP: &str = "VfChange";
@@ -17,7 +17,7 @@ pub(crate) struct VfChange(SetVf);
 
 impl VfChange {
     /// The body of the request.
-    pub(crate) fn into_body(self, pf: String, index: Option<u16>) -> SetVf {
+    pub(crate) fn into_body(self, pf: String, index: Option<VfRange>) -> SetVf {
         SetVf { pf, index, ..self.0 }
     }
 }
@@ -61,12 +61,11 @@ fn described(argument: Argument) -> Arg {
     let arg = Arg::new(name).long(long).value_name(value_name).help(about);
     match form {
         Form::Path => arg.value_parser(clap::value_parser!(PathBuf)),
-        Form::Number(most) => arg.value_parser(clap::value_parser!(i64).range(0..=most)),
         Form::Words(words) => {
             let words = words.iter().map(|(word, about)| PossibleValue::new(word).help(about));
             arg.value_parser(words.collect::<Vec<_>>())
         }
-        Form::Text => {
+        Form::Number(_) | Form::Text => {
             arg.value_parser(move |text: &str| SetVf::default().set_argument(name, text).map(|()| text.to_string()))
         }
     }
@@ -77,7 +76,6 @@ fn given(argument: &Argument, matches: &ArgMatches) -> Option<Option<String>> {
     let name = argument.name;
     match argument.form {
         Form::Path => matches.get_one::<PathBuf>(name).map(|path| path.to_str().map(str::to_string)),
-        Form::Number(_) => matches.get_one::<i64>(name).map(|number| Some(number.to_string())),
-        Form::Words(_) | Form::Text => matches.get_one::<String>(name).cloned().map(Some),
+        Form::Words(_) | Form::Number(_) | Form::Text => matches.get_one::<String>(name).cloned().map(Some),
     }
 }

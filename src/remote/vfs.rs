@@ -1,11 +1,12 @@
 //! The table of PFs and VFs, and the rates of their traffic.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 use vm_api::body::Link;
-use vm_api::config::Mirror;
+use vm_api::config::{Mirror, Vlans};
 use vm_api::info::{BackendInfo, BackendKind, PolicyInfo, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
 
 use super::show::table;
@@ -20,9 +21,14 @@ pub(crate) struct Row {
     pub index: Option<u16>,
     /// PCI address, such as `0000:01:00.0`.
     pub bdf: String,
-    /// State: `reserved`, `enabled` or `running`; for a PF the number of enabled VFs. Ends in `(needs reset)` while the
-    /// function waits for its driver to reset it.
-    pub state: String,
+    /// State: `reserved`, `enabled` or `running`; for a PF, `enabled` or `disabled`, as its VFs are.
+    pub state: &'static str,
+    /// Number of enabled and of reserved VFs of a PF.
+    #[serde(flatten)]
+    pub vfs: Option<VfNumbers>,
+    /// True while the function waits for its driver to reset it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub needs_reset: bool,
     /// MAC address.
     pub mac: String,
     /// Backend that its packets go to.
@@ -32,7 +38,7 @@ pub(crate) struct Row {
     pub link: Option<&'static str>,
     /// The VLAN of all its packets, or the list of those that it may use; `None` if there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan: Option<String>,
+    pub vlan: Option<VlanLimit>,
     /// True if packets with source addresses other than its own are dropped.
     pub spoofchk: bool,
     /// True if the guest may change addresses and receive everything.
@@ -54,6 +60,34 @@ pub(crate) struct Row {
     /// Traffic between two readings; `None` if the VM does not run, or the backend has no counters.
     #[serde(flatten)]
     pub rates: Option<Rates>,
+}
+
+/// The VFs of a PF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct VfNumbers {
+    /// Number of enabled VFs.
+    pub num_vfs: u16,
+    /// Number of reserved VFs.
+    pub total_vfs: u16,
+}
+
+/// The VLANs that a function is limited to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum VlanLimit {
+    /// All packets are in this one.
+    Port(u16),
+    /// The VLANs that the guest may use.
+    Trunk(Vlans),
+}
+
+impl fmt::Display for VlanLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port(vlan) => write!(f, "{vlan}"),
+            Self::Trunk(vlans) => write!(f, "{vlans}"),
+        }
+    }
 }
 
 /// Traffic of a function per second, in the guest's directions.
@@ -119,7 +153,9 @@ fn of_pf(pf: &SriovInfo) -> Row {
         pf: pf.id.clone(),
         index: None,
         bdf: pf.bdf.clone(),
-        state: state(&format!("{enabled} of {} enabled", pf.total_vfs), pf.needs_reset),
+        state: if pf.enabled { "enabled" } else { "disabled" },
+        vfs: Some(VfNumbers { num_vfs: enabled, total_vfs: pf.total_vfs }),
+        needs_reset: pf.needs_reset,
         mac: pf.mac.to_string(),
         backend: backend(&pf.backend, &pf.policy),
         link: None,
@@ -140,14 +176,13 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
         pf: pf.id.clone(),
         index: Some(vf.index),
         bdf: vf.bdf.clone(),
-        state: state(
-            match vf.state {
-                VfState::Reserved => "reserved",
-                VfState::Enabled => "enabled",
-                VfState::Running => "running",
-            },
-            vf.needs_reset,
-        ),
+        state: match vf.state {
+            VfState::Reserved => "reserved",
+            VfState::Enabled => "enabled",
+            VfState::Running => "running",
+        },
+        vfs: None,
+        needs_reset: vf.needs_reset,
         mac: vf.mac.to_string(),
         backend: backend(&vf.backend, &vf.policy),
         link: Some(if vf.link == Link::Up { "up" } else { "down" }),
@@ -163,16 +198,20 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
     }
 }
 
-/// A state, with a note if the function waits for its driver to reset it.
-fn state(state: &str, needs_reset: bool) -> String {
-    if needs_reset { format!("{state} (needs reset)") } else { state.to_string() }
+/// State of a function as text, with a note if the function waits for its driver to reset it.
+fn state(row: &Row) -> String {
+    let state = match row.vfs {
+        Some(VfNumbers { num_vfs, total_vfs }) => format!("{num_vfs} of {total_vfs} enabled"),
+        None => row.state.to_string(),
+    };
+    if row.needs_reset { format!("{state} (needs reset)") } else { state }
 }
 
-fn vlan(policy: &PolicyInfo) -> Option<String> {
+fn vlan(policy: &PolicyInfo) -> Option<VlanLimit> {
     match (policy.vlan, &policy.trunk) {
         (0, trunk) if trunk.0.is_empty() => None,
-        (0, trunk) => Some(trunk.to_string()),
-        (vlan, _) => Some(vlan.to_string()),
+        (0, trunk) => Some(VlanLimit::Trunk(trunk.clone())),
+        (vlan, _) => Some(VlanLimit::Port(vlan)),
     }
 }
 
@@ -220,11 +259,11 @@ pub(crate) fn text(rows: &[Row]) -> String {
             row.pf.clone(),
             or_dash(row.index.map(|index| index.to_string())),
             row.bdf.clone(),
-            row.state.clone(),
+            state(row),
             row.mac.clone(),
             row.backend.clone(),
             or_dash(row.link.map(str::to_string)),
-            or_dash(row.vlan.clone()),
+            or_dash(row.vlan.as_ref().map(VlanLimit::to_string)),
             on_off(row.spoofchk),
             on_off(row.trust),
             or_dash(rate(row)),
@@ -284,6 +323,18 @@ mod tests {
                 "pf0 2 0000:01:00.2 running 52:54:00:00:01:02 switch pf0 (isolated) up - on off 100M- - -",
             ]
         );
+    }
+
+    #[test]
+    fn numbers_are_numbers_in_json() {
+        let rows = serde_json::to_value(rows(&info(), None)).unwrap();
+        assert_eq!(
+            (&rows[0]["state"], &rows[0]["num_vfs"], &rows[0]["total_vfs"]),
+            (&"enabled".into(), &2.into(), &2.into())
+        );
+        assert_eq!((&rows[1]["state"], &rows[1]["needs_reset"]), (&"running".into(), &true.into()));
+        assert_eq!((&rows[1]["vlan"], &rows[2]["vlan"]), (&100.into(), &serde_json::json!([7, "10-19"])));
+        assert_eq!((rows[2].get("num_vfs"), rows[0].get("vlan")), (None, None));
     }
 
     #[test]

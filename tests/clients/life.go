@@ -28,7 +28,7 @@ func pointer[T any](value T) *T {
 }
 
 func config() api.VmConfig {
-	vf := api.NewVfConfig(1)
+	vf := api.NewVfConfig(api.Int32AsVfRange(api.PtrInt32(1)))
 	vf.SetTap("tenant")
 	pf := api.NetConfig{Vfs: []api.VfConfig{*vf}}
 	pf.SetId("pf0")
@@ -72,7 +72,7 @@ func main() {
 	added, _, err := vmm.VmAddNetPut(context).NetConfig(*nic).Execute()
 	check(err == nil && added.Id == "n", "vm.add-net", err)
 	change := api.NewVmSetVf("pf0")
-	change.SetIndex(1)
+	change.SetIndex(api.Int32AsVfRange(api.PtrInt32(1)))
 	change.SetLink(api.LinkPolicyDown)
 	done(vmm.VmSetVfPut(context).VmSetVf(*change).Execute())
 	check(info().Sriov[0].Vfs[1].Link == api.LinkDown, "the link", info().Sriov[0].Vfs[1].Link)

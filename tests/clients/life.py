@@ -22,7 +22,7 @@ vmm.create_vm(
         payload=api.PayloadConfig(kernel="kernel"),
         cpus=api.CpusConfig(boot_vcpus=2),
         memory=api.MemoryConfig(size=64 << 20, hotplug_method=api.HotplugMethod.HotplugMethodVirtioMem),
-        net=[api.NetConfig(id="pf0", tap="pf0", sriov_vfs=4, vfs=[api.VfConfig(index=1, tap="tenant")])],
+        net=[api.NetConfig(id="pf0", tap="pf0", sriov_vfs=4, vfs=[api.VfConfig(index=api.VfRange(1), tap="tenant")])],
         console=api.ConsoleConfig(mode="Off"),
     )
 )
@@ -33,7 +33,7 @@ assert info.state.value == "Running" and info.config.memory.hotplug_method.value
 assert info.sriov[0].total_vfs == 4
 
 assert vmm.vm_add_net_put(api.NetConfig(id="n", tap="n")).id == "n"
-vmm.vm_set_vf_put(api.VmSetVf(pf="pf0", index=1, link="down"))
+vmm.vm_set_vf_put(api.VmSetVf(pf="pf0", index=api.VfRange(1), link="down"))
 assert vmm.vm_info_get().sriov[0].vfs[1].link.value == "down"
 vmm.pause_vm()
 vmm.resume_vm()

@@ -7,7 +7,7 @@ use openapi::apis::default_api::*;
 use openapi::models::*;
 
 fn config() -> VmConfig {
-    let vfs = Some(Some(vec![VfConfig { tap: some("tenant"), ..VfConfig::new(1) }]));
+    let vfs = Some(Some(vec![VfConfig { tap: some("tenant"), ..VfConfig::new(VfRange::Integer(1)) }]));
     let pf = NetConfig { id: some("pf0"), tap: some("pf0"), sriov_vfs: Some(Some(4)), vfs, ..NetConfig::new() };
     VmConfig {
         cpus: Some(Some(Box::new(CpusConfig { boot_vcpus: Some(Some(2)), ..CpusConfig::new() }))),
@@ -49,7 +49,8 @@ async fn main() {
     let nic = NetConfig { id: some("n"), tap: some("n"), ..NetConfig::new() };
     assert_eq!(vm_add_net_put(vmm, nic).await.unwrap().id, "n");
     let link = Some(Some(LinkPolicy::LinkPolicyDown));
-    vm_set_vf_put(vmm, VmSetVf { index: Some(Some(1)), link, ..VmSetVf::new("pf0".to_string()) }).await.unwrap();
+    let index = Some(Some(Box::new(VfRange::Integer(1))));
+    vm_set_vf_put(vmm, VmSetVf { index, link, ..VmSetVf::new("pf0".to_string()) }).await.unwrap();
     assert_eq!(vm_info_get(vmm).await.unwrap().sriov.unwrap()[0].vfs[1].link, Link::LinkDown);
     pause_vm(vmm).await.unwrap();
     resume_vm(vmm, None).await.unwrap();

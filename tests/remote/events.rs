@@ -41,8 +41,8 @@ fn the_life_of_a_vm_is_reported() {
     let file = folder.path().join("events");
     let (vmm, _files) = boot_idle(&file);
     vmm.done(&["add-net", "id=n0,tap=rme0,pci_device_id=9"]);
-    for command in ["pause", "resume", "resize", "reboot", "shutdown", "delete", "shutdown-vmm"] {
-        vmm.done(&[command]);
+    for command in ["pause", "resume", "resize --cpus 1", "reboot", "shutdown", "delete", "shutdown-vmm"] {
+        vmm.done(&command.split(' ').collect::<Vec<_>>());
     }
     assert_eq!(vmm.end(), Some(0));
     let told = events(&fs::read_to_string(&file).unwrap());

@@ -63,8 +63,8 @@ fn a_refusal_by_the_vmm_is_shown_with_its_reasons() {
     assert!(said.contains("one pair of queues or more"), "{said}");
     // ch-remote has the VMM's grammar and need not send the request.
     assert_eq!(
-        vmm.refused(&["add-net", "tapp=x"]),
-        "ch-remote: --net tapp=x: unknown key; --help lists those of --net"
+        vmm.misused(&["add-net", "tapp=x"]),
+        "ch-remote: --net tapp=x: unknown key; did you mean tap? --help lists those of --net"
     );
 }
 
@@ -83,8 +83,11 @@ fn a_vm_is_saved_and_restored() {
     let said = vmm.refused(&["snapshot", "file:///nonexistent"]);
     assert!(said.contains("there is no VM") && said.ends_with("(status 404)"), "{said}");
     let said = vmm.refused(&["restore", "source_url=file:///nonexistent"]);
-    assert!(said.contains("/nonexistent/state.json: cannot be read") && said.ends_with("(status 404)"), "{said}");
-    let said = vmm.refused(&["restore", "source_url=x,colour=red"]);
+    assert!(
+        said.contains("source_url: /nonexistent: there is no snapshot;") && said.ends_with("(status 404)"),
+        "{said}"
+    );
+    let said = vmm.misused(&["restore", "source_url=x,colour=red"]);
     assert_eq!(said, "ch-remote: --restore colour=red: unknown key; --help lists those of --restore");
 }
 
@@ -99,11 +102,75 @@ fn a_vmm_that_cannot_be_reached_is_named() {
 #[test]
 fn an_invalid_command_line_has_its_own_exit_status() {
     let vmm = Vmm::start(&[]);
-    for wrong in
-        [&["no-such"][..], &["resize", "--memory", "1T"], &["set-vf", "pf0", "0"], &["create", "f", "--kernel", "k"]]
-    {
-        assert_eq!(vmm.remote(wrong).status.code(), Some(2), "{wrong:?}");
+    for (wrong, said) in [
+        (&["no-such"][..], "unrecognized subcommand 'no-such'"),
+        (&["resize"], "the following required arguments were not provided: <--cpus <number>|--memory <MEMORY>|"),
+        (&["resize", "--memory", "1T"], "invalid value '1T' for '--memory <MEMORY>': give a number of bytes"),
+        (&["resize", "--cpus", "x"], "invalid value 'x' for '--cpus <number>': give a whole number from 0 to"),
+        (&["set-vf", "pf0", "0"], "the following required arguments were not provided"),
+        (&["set-vf", "pf0", "x", "--link", "up"], "invalid value 'x' for '[INDEX]': give the index of a VF, an"),
+        (
+            &["set-vf", "pf0", "0", "--vlan", "abc"],
+            "invalid value 'abc' for '--vlan <id>': give a whole number from 0 to 4094",
+        ),
+        (&["create", "f", "--kernel", "k"], "[FILE] cannot be combined with --kernel"),
+        (&["add-net", "id=a", "--vf", "tap=x"], "--vf: index is required; add it"),
+        (
+            &["add-net", "id=a", "--vf", "index=0,tapp=x"],
+            "--vf tapp=x: unknown key; did you mean tap? --help lists those of --vf",
+        ),
+        (&["send-migration", "local=on"], "send-migration: destination_url is required; add it"),
+    ] {
+        let line = vmm.misused(wrong);
+        assert!(line.starts_with(&format!("ch-remote: {said}")), "{line}");
     }
+    let mut nowhere = Command::new(REMOTE);
+    let output = nowhere.arg("ping").env_remove("CH_API_SOCKET").output().unwrap();
+    let said = "ch-remote: no API socket is named; give --api-socket, or set CH_API_SOCKET\n";
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(2), said));
+}
+
+#[test]
+fn the_socket_is_also_named_by_the_environment() {
+    let vmm = Vmm::start(&[]);
+    let remote = |value: &str| {
+        let output = Command::new(REMOTE).args(["ping", "--text"]).env("CH_API_SOCKET", value).output().unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let path = vmm.path("socket").display().to_string();
+    for value in [path.clone(), format!("path={path}")] {
+        let (code, text) = remote(&value);
+        assert_eq!(code, Some(0), "{text}");
+        assert!(
+            text.lines().any(|line| line.starts_with("pid ") && line.ends_with(&vmm.process.id().to_string())),
+            "{text}"
+        );
+    }
+    let (code, said) = remote("fd=3");
+    assert_eq!((code, said.as_str()), (Some(2), "ch-remote: CH_API_SOCKET=fd=3: give a path, or path=<path>\n"));
+}
+
+#[test]
+fn a_stopped_vmm_is_given_up() {
+    let vmm = Vmm::start(&[]);
+    let pid = rustix::process::Pid::from_child(&vmm.process);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let said = vmm.refused(&["ping", "--timeout", "1"]);
+    assert!(said.contains("did not answer within 1 s"), "{said}");
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    vmm.done(&["ping", "--timeout", "0"]);
+}
+
+#[test]
+fn a_migration_that_fails_is_an_error_for_who_waits() {
+    let (vmm, files) = (Vmm::start(&[]), Files::new());
+    vmm.done(&["create", "--kernel", &files.idle_kernel(), "--memory", "size=64M", "--console", "off"]);
+    vmm.done(&["boot"]);
+    let nowhere = format!("unix:{}", vmm.path("nowhere").display());
+    let said = vmm.refused(&["send-migration", &nowhere, "--wait"]);
+    assert!(said.starts_with("ch-remote: send-migration: failed: "), "{said}");
+    let shown = vmm.done(&["migration-progress", "--text"]);
+    assert!(shown.lines().any(|line| line.starts_with("state ") && line.ends_with(" failed")), "{shown}");
 }
 
 #[test]
@@ -143,7 +210,7 @@ fn the_vfs_of_a_running_vm_are_shown_and_changed() {
     assert!(shown.lines().nth(3).unwrap().contains("down  100   on     off    500M"), "{shown}");
     vmm.done(&["set-vf", "pf0", "1", "--vlan", "0", "--vlan-qos", "0", "--trunk", "[5,10-19]", "--link", "auto"]);
     let rows = json_of(&vmm.done(&["vfs"]));
-    assert_eq!((&rows[2]["vlan"], &rows[2]["spoofchk"]), (&json!("[5,10-19]"), &json!(true)));
+    assert_eq!((&rows[2]["vlan"], &rows[2]["spoofchk"]), (&json!([5, "10-19"]), &json!(true)));
     assert!(vmm.refused(&["set-vf", "pf0", "1", "--vlan", "5"]).contains("trunk=[5,10-19]: the guest has no VLANs"));
     assert!(vmm.refused(&["set-vf", "pf0", "7", "--link", "down"]).contains("reserves 2 VFs"));
     let added = json_of(&vmm.done(&["add-net", "id=pf1,tap=rmv1,sriov_vfs=1"]));

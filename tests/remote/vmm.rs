@@ -61,9 +61,18 @@ impl Vmm {
 
     /// Runs `ch-remote`, which must fail, and returns its error line.
     pub(crate) fn refused(&self, arguments: &[&str]) -> String {
+        self.failed(arguments, 1)
+    }
+
+    /// As [`Self::refused`], for a malformed command line.
+    pub(crate) fn misused(&self, arguments: &[&str]) -> String {
+        self.failed(arguments, 2)
+    }
+
+    fn failed(&self, arguments: &[&str], code: i32) -> String {
         let output = self.remote(arguments);
         let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{arguments:?}: {said}");
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(code), 0), "{arguments:?}: {said}");
         assert_eq!(said.lines().count(), 1, "{said}");
         said.trim_end().to_string()
     }

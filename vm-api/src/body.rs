@@ -10,6 +10,7 @@ use crate::config::RestoredBackend;
 use crate::config::mac::MacChoice;
 use crate::config::net::VfConfig;
 use crate::config::net::policy::PolicyConfig;
+use crate::config::net::vf_range::VfRange;
 use crate::config::option::{Argument, Changes, Fields, apply};
 use crate::config::rate::RateLimiterConfig;
 
@@ -85,9 +86,11 @@ pub struct SetVf {
     #[option(required)]
     #[schema(limits = ID)]
     pub pf: String,
-    /// The VF's index, from 0. Without an index, only a backend can be given, to the PF itself or to a NIC.
+    /// The VF's index, from 0, or several: a range such as "0-63", or "*" for all. All of them change, or none. A MAC
+    /// address or a backend can be given to one VF. Without an index, only a backend can be given, to the PF itself or
+    /// to a NIC.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub index: Option<u16>,
+    pub index: Option<VfRange>,
     /// The VF's policy. Its link is not part of the configuration.
     #[option(flatten)]
     pub policy: PolicyConfig,
@@ -129,7 +132,7 @@ impl SetVf {
         let Self { pf, index, tap, num_fds, vhost_socket, vdpa, .. } = self;
         let backend = RestoredBackend {
             id: pf.clone(),
-            vf: *index,
+            vf: index.and_then(VfRange::one),
             tap: tap.clone(),
             num_fds: *num_fds,
             fds: fds.to_vec(),
@@ -204,7 +207,7 @@ mod tests {
         for field in PolicyConfig::FIELDS {
             assert!(arguments.contains(field), "{field}");
         }
-        let mut change = SetVf { pf: "pf0".to_string(), index: Some(3), ..SetVf::default() };
+        let mut change = SetVf { pf: "pf0".to_string(), index: Some(3.into()), ..SetVf::default() };
         for (name, text) in [("storm", "9"), ("mac", "any"), ("link", "down"), ("socket", "/s"), ("trust", "off")] {
             change.set_argument(name, text).unwrap();
         }

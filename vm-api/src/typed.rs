@@ -29,6 +29,25 @@ fn asks_for_nothing(value: &Value) -> bool {
     }
 }
 
+/// An error with words of JSON in place of Rust's types.
+fn plain(error: serde_json::Error) -> serde_json::Error {
+    let line = error.to_string();
+    let Some((said, expected)) = line.rsplit_once(", expected ") else { return error };
+    let expected = match expected {
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number from 0",
+        "i32" | "i64" => "a whole number",
+        "f64" => "a number",
+        "path string" => "a path",
+        "a sequence" => "an array",
+        "a map" => "an object",
+        _ => return error,
+    };
+    serde_json::Error::custom(format!("{said}, expected {expected}"))
+}
+
 /// A tree being deserialized.
 struct Tree(Value);
 
@@ -36,14 +55,15 @@ impl<'de> Deserializer<'de> for Tree {
     type Error = serde_json::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-        match self.0 {
+        let read = match self.0 {
             Value::Array(elements) => visitor.visit_seq(SeqDeserializer::new(elements.into_iter().map(Tree))),
             Value::Object(fields) => {
                 let fields = fields.into_iter().map(|(name, value)| (name, Tree(value)));
                 visitor.visit_map(MapDeserializer::new(fields))
             }
             other => other.deserialize_any(visitor),
-        }
+        };
+        read.map_err(plain)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -126,6 +146,22 @@ mod tests {
             let deep = json!({"net": [{}, {"vfs": [{"index": 0, "x": something}]}]});
             assert!(refused(deep).starts_with("net[1].vfs[0]"), "{something}");
         }
+    }
+
+    #[test]
+    fn a_wrong_type_is_named_in_the_words_of_json() {
+        let refused = |net: Value| typed::<VmConfig>(json!({"net": [net]})).unwrap_err().to_string();
+        let number = "expected a whole number from 0 to";
+        assert_eq!(
+            refused(json!({"sriov_vfs": "3"})),
+            format!("net[0].sriov_vfs: invalid type: string \"3\", {number} 65535")
+        );
+        assert_eq!(
+            refused(json!({"storm": -1})),
+            format!("net[0].storm: invalid value: integer `-1`, {number} 4294967295")
+        );
+        assert_eq!(refused(json!({"vfs": 1})), "net[0].vfs: invalid type: integer `1`, expected an array");
+        assert_eq!(refused(json!({"vdpa": 1})), "net[0].vdpa: invalid type: integer `1`, expected a path");
     }
 
     #[test]

@@ -38,8 +38,8 @@ pub use vm_api::config::{
     NumaConfig, NumaDistance, OnMissingBackend, Options, ParseConsoleError, ParseMacError, PayloadConfig,
     PciSegmentConfig, PlatformConfig, PmemConfig, PolicyConfig, Problem, RateLimitGroupConfig, RateLimiterConfig,
     RestoreConfig, RestoredBackend, RestoredNet, RngConfig, RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig,
-    VdpaConfig, VfConfig, Vhost, VhostMode, VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig, ZoneUpdate,
-    bytes, grammar, help, json, unsupported,
+    VdpaConfig, VfConfig, VfRange, Vhost, VhostMode, VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig,
+    ZoneUpdate, bytes, grammar, help, json, unsupported,
 };
 
 pub use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};

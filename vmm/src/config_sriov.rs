@@ -13,9 +13,11 @@ use crate::config::net::backend::{BackendPlan, MissingBackend};
 use crate::config::net::policy;
 use crate::config::net::pool::Pool;
 use crate::config::net::switch::SwitchPlan;
+use crate::config::net::vf_ranges;
 use crate::config::rate;
 use crate::config::segments;
 use crate::config::subject::Subject;
+use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::Ids;
 use vm_api::config::mac::MacAddress;
@@ -109,6 +111,16 @@ impl NicPlan {
         };
         Self { backend: BackendPlan::of(config, &spec, name.tap), spec, missing: MissingBackend::Refused }
     }
+}
+
+/// The configuration with settings for each VF in place of those for ranges of VFs; `None` if there are no ranges.
+pub(crate) fn expanded(config: &VmConfig) -> Result<Option<VmConfig>, ConfigError> {
+    if !vf_ranges::has_any(config) {
+        return Ok(None);
+    }
+    // A client can ask for any number of PFs and VFs.
+    check_buses(&config.net)?;
+    vf_ranges::expanded(config).map(Some)
 }
 
 /// Plans the network devices of a VM with `vcpus` vCPUs and `segments` PCI segments: first those of `nets`, then those

@@ -57,7 +57,7 @@ fn a_vf_has_its_configured_policy_until_a_client_changes_it() {
     let wrong = json!({"pf": "pf0", "index": 1, "storm": 5, "link": "down", "vlan": 5});
     let answer = client.put_json("vm.set-vf", &wrong);
     assert_eq!(answer.status, 409, "{answer:?}");
-    let what = "pf=pf0,index=1,trunk=[7,10-19]: cannot be combined with vlan=5; leave one of them out";
+    let what = "pf=pf0,index=1,trunk=[7,10-19]: cannot be combined with vlan=5; give vlan=0 or trunk=[]";
     assert_eq!(reasons(&answer).last(), Some(&what));
     assert_eq!((&vf(&mut client, 1)["policy"], &vf(&mut client, 1)["link"]), (&expected, &json!("up")));
     let none = json!({"pf": "pf0", "index": 1, "trunk": [], "vlan_proto": "802.1q"});
@@ -76,6 +76,49 @@ fn a_vf_has_its_configured_policy_until_a_client_changes_it() {
     assert_eq!(vf(&mut client, 1)["policy"], expected);
     let config = client.get("vm.info").expect(200)["config"]["net"][0]["vfs"][0].clone();
     assert_eq!((&config["rate_limiter_config"], &config["storm"]), (&limits, &json!(1000)));
+}
+
+#[test]
+fn several_vfs_change_together_or_not_at_all() {
+    let vmm = Vmm::start();
+    let mut client = vmm.boot(json!([{
+        "id": "pf0", "tap": "asv0", "sriov_vfs": 4,
+        "vfs": [{"index": "*", "spoofchk": true}, {"index": "1-2", "vlan": 5}, {"index": 3, "vhost": "auto"}],
+    }]));
+    let policies = |client: &mut Client| (0..4).map(|index| vf(client, index)["policy"].clone()).collect::<Vec<_>>();
+    let before = policies(&mut client);
+    assert_eq!(before.iter().map(|policy| policy["vlan"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 5, 5, 0]);
+    assert!(before.iter().all(|policy| policy["spoofchk"] == true), "{before:?}");
+    let configured = client.get("vm.info").expect(200)["config"]["net"][0]["vfs"].clone();
+    let shown: Vec<_> = configured.as_array().unwrap().iter().map(|vf| vf["index"].clone()).collect();
+    assert_eq!(shown, [0, 1, 2, 3]);
+
+    // The list of VLANs excludes the VLAN that VFs 1 and 2 have.
+    let answer = client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": "*", "trunk": [7], "link": "down"}));
+    assert_eq!(answer.status, 409, "{answer:?}");
+    for (index, status, said) in [
+        ("2-5", 404, "pf=pf0,index=2-5: VFs 4-5 are out of range: pf0 reserves 4 VFs"),
+        ("0", 400, "give a single index as a number: 0"),
+    ] {
+        let answer = client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": index, "link": "down"}));
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert!(reasons(&answer).last().unwrap().contains(said), "{answer:?}");
+    }
+    for (key, value) in [("mac", "02:00:00:00:00:09"), ("tap", "asv9")] {
+        let answer = client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": "0-1", key: value}));
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert!(reasons(&answer).last().unwrap().contains("belongs to one VF"), "{answer:?}");
+    }
+    assert_eq!(policies(&mut client), before);
+    assert!((0..4).all(|index| vf(&mut client, index)["link"] == "up"));
+
+    client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": "1-3", "storm": 9, "link": "down"})).expect(204);
+    client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": "*", "vlan": 6})).expect(204);
+    let after: Vec<_> = (0..4).map(|index| vf(&mut client, index)).collect();
+    assert!(after.iter().all(|vf| vf["policy"]["vlan"] == 6), "{after:?}");
+    let storms: Vec<_> = after.iter().map(|vf| (vf["policy"]["storm"].clone(), vf["link"].clone())).collect();
+    let changed = (json!(9), json!("down"));
+    assert_eq!(storms, [(json!(0), json!("up")), changed.clone(), changed.clone(), changed]);
 }
 
 #[test]

@@ -17,6 +17,9 @@ pub fn check_id(id: &str) -> Result<(), Problem> {
         let what = "not a device name; use printable characters, and do not start with two underscores".to_string();
         return Err(Problem::Value(what));
     }
+    if id.chars().any(char::is_whitespace) {
+        return Err(Problem::Value("a device name has no blanks; leave them out, or write - or _".to_string()));
+    }
     let length = id.chars().count();
     if length > LONGEST {
         let what = format!("a name of {length} characters; give at most {LONGEST}");

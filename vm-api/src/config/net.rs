@@ -3,19 +3,25 @@
 pub mod backend;
 pub mod policy;
 pub mod switch;
+pub mod vf_range;
 pub mod vhost;
 
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use option_derive::{Options, Schema};
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::pairs;
+use crate::config::keys;
 use crate::config::mac::{MacAddress, MacChoice};
 use crate::config::net::backend::BackendConfig;
 use crate::config::net::policy::PolicyConfig;
 use crate::config::net::switch::SwitchMode;
-use crate::config::option::{Key, Options, from_pairs};
+use crate::config::net::vf_range::VfRange;
+use crate::config::net::vhost::VhostMode;
+use crate::config::option::{Changes as _, Key, Options, apply, from_pairs};
 use crate::config::rate::RateLimiterConfig;
 use crate::config::value::read;
 
@@ -137,13 +143,33 @@ pub struct NetConfig {
 }
 
 impl NetConfig {
+    /// The overrides of VF `index`, if there are any. Those of a range do not count: planning expands it.
+    pub fn vf(&self, index: u16) -> Option<&VfConfig> {
+        self.position(index).and_then(|position| self.vfs.get(position))
+    }
+
     /// The overrides of VF `index`, added if missing.
     pub fn vf_mut(&mut self, index: u16) -> &mut VfConfig {
-        let position = self.vfs.iter().position(|vf| vf.index == index).unwrap_or_else(|| {
-            self.vfs.push(VfConfig { index, ..VfConfig::default() });
+        let position = self.position(index).unwrap_or_else(|| {
+            self.vfs.push(VfConfig { index: index.into(), ..VfConfig::default() });
             self.vfs.len() - 1
         });
         &mut self.vfs[position]
+    }
+
+    /// The overrides of the VFs `indices`, added if missing.
+    pub fn vfs_mut(&mut self, indices: RangeInclusive<u16>) -> impl Iterator<Item = &mut VfConfig> {
+        let known: HashSet<_> = self.vfs.iter().filter_map(|vf| vf.index.one()).collect();
+        let missing = indices.clone().filter(|index| !known.contains(index));
+        self.vfs.extend(missing.map(|index| VfConfig { index: index.into(), ..VfConfig::default() }));
+        self.vfs.iter_mut().filter(move |vf| vf.index.one().is_some_and(|index| indices.contains(&index)))
+    }
+
+    /// The position of the overrides of VF `index`: its index if all VFs have some in order, as for a range of all.
+    fn position(&self, index: u16) -> Option<usize> {
+        let place = usize::from(index);
+        let is_there = self.vfs.get(place).is_some_and(|vf| vf.index == index);
+        if is_there { Some(place) } else { self.vfs.iter().position(|vf| vf.index == index) }
     }
 
     /// The switch port with these settings, if there is one. Only a PF has VFs.
@@ -165,10 +191,11 @@ pub enum SwitchPort {
 #[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
 #[options("--net-vf", over = NetConfig, order = ORDER)]
 pub struct VfConfig {
-    /// Index of the VF, from 0 to the PF's sriov_vfs - 1.
-    #[option("index=<number>", required, apart)]
-    #[schema(maximum = 32_511)]
-    pub index: u16,
+    /// Index of the VF, from 0 to the PF's sriov_vfs - 1; or several: a range such as 0-63, or * for all. Keys of
+    /// later entries override those of earlier ones. A backend and a MAC address belong to one VF; of them, several
+    /// VFs may be given vhost and mac=any.
+    #[option("index=<number>|<first>-<last>|*", required, apart)]
+    pub index: VfRange,
     /// Carrier of the packets on the host.
     #[option(
         flatten,
@@ -234,6 +261,56 @@ impl VfConfig {
         let own = NetConfig { num_queues, ..self.over_defaults(pf) };
         NetConfig { switch: pf.switch.filter(|_| !own.backend.is_given()), ..own }
     }
+
+    /// Overrides these settings with those that `later` gives. The backend of one VF replaces the whole of this one.
+    pub fn override_with(&mut self, later: &Self) {
+        let Self {
+            index,
+            backend,
+            mac,
+            mtu,
+            num_queues,
+            queue_size,
+            offload_tso,
+            offload_ufo,
+            offload_csum,
+            rate_limiter_config,
+            policy,
+        } = later;
+        let vhost = backend.vhost.or(self.backend.vhost);
+        if index.one().is_some() {
+            self.backend = backend.clone();
+        }
+        self.backend.vhost = vhost;
+        apply(mac, &mut self.mac);
+        apply(mtu, &mut self.mtu);
+        apply(num_queues, &mut self.num_queues);
+        apply(queue_size, &mut self.queue_size);
+        apply(offload_tso, &mut self.offload_tso);
+        apply(offload_ufo, &mut self.offload_ufo);
+        apply(offload_csum, &mut self.offload_csum);
+        apply(rate_limiter_config, &mut self.rate_limiter_config);
+        policy.apply(&mut self.policy);
+    }
+
+    /// The key that only one VF can have, if this is for several and gives one.
+    pub fn key_of_one(&self) -> Option<&'static str> {
+        let BackendConfig { tap, ip, mask, host_mac, fds, vhost: _, vhost_user, vhost_socket, vhost_mode, vdpa } =
+            &self.backend;
+        let keys = [
+            ("tap", tap.is_some()),
+            ("ip", ip.is_some()),
+            ("mask", mask.is_some()),
+            ("host_mac", host_mac.is_some()),
+            ("fd", !fds.is_empty()),
+            ("vhost_user", *vhost_user),
+            ("socket", vhost_socket.is_some()),
+            ("vhost_mode", *vhost_mode == VhostMode::Server),
+            ("vdpa", vdpa.is_some()),
+            ("mac", self.mac.and_then(MacChoice::given).is_some()),
+        ];
+        keys.into_iter().find(|(_, is_given)| *is_given && self.index.one().is_none()).map(|(key, _)| key)
+    }
 }
 
 /// A VF on the command line, with the name of its PF.
@@ -283,6 +360,7 @@ impl FromStr for NetVf {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let wrong = |what| ConfigError::new(format!("{} {text}", Self::OPTION), Problem::Syntax(what));
         let pairs = pairs(text).map_err(wrong)?;
+        keys::check_once(&pairs, Self::OPTION)?;
         let (pf, rest): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.key == "pf");
         let pf = match pf.into_iter().last().and_then(|pair| pair.value) {
             Some(raw) => read(&raw).map_err(wrong)?,
@@ -357,7 +435,7 @@ mod tests {
         assert!(refused(r#"{"vhost_user": 1}"#).starts_with("invalid type: integer `1`, expected a boolean"));
         let refused = |text: &str| text.parse::<NetConfig>().unwrap_err().to_string();
         assert_eq!(refused("storm=x"), "--net storm=x: give a whole number from 0 to 4294967295");
-        assert_eq!(refused("fds=[3]"), "--net fds=[3]: unknown key; --help lists those of --net");
+        assert_eq!(refused("fds=[3]"), "--net fds=[3]: unknown key; did you mean fd? --help lists those of --net");
     }
 
     #[test]

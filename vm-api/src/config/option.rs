@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::{Pair, list, pairs};
+use crate::config::keys;
 use crate::config::unsupported::{self, Harmless};
 use crate::config::value::{Form, read};
 
@@ -237,18 +238,18 @@ pub(crate) fn parse<T: Options + Fields>(text: &str) -> Result<T, ConfigError> {
 /// As [`parse`].
 pub(crate) fn from_pairs<T: Options + Fields>(pairs: Vec<Pair>) -> Result<T, ConfigError> {
     let option = T::OPTION;
+    keys::check_once(&pairs, option)?;
     let mut given = T::Given::default();
     for Pair { key, value } in T::take_parts(&mut given, pairs, option)? {
         let Some(value) = value else {
-            let what = "the key has no value; write key=value".to_string();
-            return Err(ConfigError::new(format!("{option} {key}"), Problem::Syntax(what)));
+            return Err(ConfigError::new(format!("{option} {key}"), keys::without_value::<T>(&key)));
         };
         let error = |problem| ConfigError::new(format!("{option} {key}={value}"), problem);
         match (T::read_key(&mut given, &key, &value), unsupported::key(option, &key)) {
             (Some(Ok(())), _) => {}
             (Some(Err(what)), _) => return Err(error(Problem::Syntax(what))),
             (None, Some((what, harmless))) => check_harmless(harmless, &value, what, &key).map_err(error)?,
-            (None, None) => return Err(error(Problem::Syntax(format!("unknown key; --help lists those of {option}")))),
+            (None, None) => return Err(error(keys::unknown::<T>(&key))),
         }
     }
     T::resolve(given).map_err(missing::<T>)
@@ -375,13 +376,21 @@ pub(crate) fn serialize<T: Written, S: Serializer>(config: &T, serializer: S) ->
     object.end()
 }
 
+/// The most used keys of an option, which its help has first.
+const FIRST_IN_HELP: (&str, &[&str]) = ("--net", &["id", "tap", "mac", "sriov_vfs", "switch"]);
+
 /// The help text of an option: a line for each key, with its description below.
 pub fn help<T: Options>() -> String {
     let paragraph = |key: Key| {
         let default = key.default.map(|value| format!(" [default: {value}]")).unwrap_or_default();
         format!("{}={}\n        {}{default}", key.name, key.syntax, key.about)
     };
-    T::keys().into_iter().map(paragraph).collect::<Vec<_>>().join("\n")
+    let (option, first) = FIRST_IN_HELP;
+    let mut keys = T::keys();
+    if T::OPTION == option {
+        keys.sort_by_key(|key| first.iter().position(|name| *name == key.name).unwrap_or(first.len()));
+    }
+    keys.into_iter().map(paragraph).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

@@ -229,6 +229,33 @@ impl Value for IpAddr {
     }
 }
 
+/// Bounds of a key whose type has wider ones, and its unit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// The least value, if it is not 0.
+    pub minimum: Option<u64>,
+    /// The highest value, if it is not the type's.
+    pub maximum: Option<u64>,
+    /// Form of the value in the help: `<Mbit/s>`.
+    pub syntax: &'static str,
+}
+
+impl Bounds {
+    /// The error of a value that is not a number, with these bounds in place of the type's.
+    pub(crate) fn explain(self, error: String) -> String {
+        let Some(most) = error.strip_prefix("give a whole number from 0 to ") else { return error };
+        let unit = match self.syntax {
+            "<Mbit/s>" => " of Mbit/s",
+            "<bytes>" => " of bytes",
+            "<milliseconds>" => " of milliseconds",
+            "<seconds>" => " of seconds",
+            _ => "",
+        };
+        let (minimum, maximum) = (self.minimum.unwrap_or_default(), self.maximum.map(|most| most.to_string()));
+        format!("give a whole number{unit} from {minimum} to {}", maximum.as_deref().unwrap_or(most))
+    }
+}
+
 /// Parses a raw value; `None` for an empty one, which leaves its key unset.
 pub(crate) fn read<T: Value>(raw: &str) -> Result<Option<T>, String> {
     // A list is split before its quotes are removed.

@@ -21,7 +21,7 @@ pub struct VdpaConfig {
     /// Device of the host, such as /dev/vhost-vdpa-0.
     #[option("path=<path>", required)]
     pub path: PathBuf,
-    /// Number of queues: two per pair, at least one pair. The control queue may be counted or not.
+    /// Number of queues: two per pair, at least one pair, also with 1. The control queue may be counted or not.
     #[option("num_queues=<number>", default = 1)]
     #[schema(minimum = 1)]
     pub num_queues: u16,

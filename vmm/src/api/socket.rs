@@ -40,6 +40,12 @@ pub enum SocketError {
     /// The path is another kind of file.
     #[error("--api-socket path={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NoSocket(PathBuf),
+    /// The folder of the path does not exist.
+    #[error(
+        "--api-socket path={}: the folder {} does not exist; make it (mkdir -p), or give another path",
+        .0.display(), folder_of(.0).display()
+    )]
+    NoFolder(PathBuf),
     /// The socket cannot be created.
     #[error("--api-socket path={}: cannot {action}: {error}", path.display())]
     Path {
@@ -55,12 +61,17 @@ pub enum SocketError {
     Fd(RawFd),
 }
 
+/// The folder of a socket, as in messages.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 impl SocketError {
     /// The kind of this error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Syntax(_) => ErrorKind::Syntax,
-            Self::InUse(_) | Self::NoSocket(_) | Self::Path { .. } | Self::Fd(_) => ErrorKind::Host,
+            Self::InUse(_) | Self::NoSocket(_) | Self::NoFolder(_) | Self::Path { .. } | Self::Fd(_) => ErrorKind::Host,
         }
     }
 }
@@ -172,8 +183,10 @@ fn lock(path: &Path) -> Result<File, SocketError> {
     let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
     let mut options = OpenOptions::new();
     options.create(true).write(true).truncate(false).mode(0o600).custom_flags(flags);
-    let lock = options.open(lock_path);
-    let lock = lock.map_err(fail(path, "open its lock file"))?;
+    let lock = options.open(lock_path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound if !folder_of(path).exists() => SocketError::NoFolder(path.to_owned()),
+        _ => fail(path, "open its lock file")(error),
+    })?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
         locked => locked.map(|()| lock).map_err(|error| fail(path, "lock its lock file")(error.into())),

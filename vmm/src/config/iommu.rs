@@ -174,7 +174,7 @@ mod tests {
                 vm.memory.shared = true;
                 vm.net.push("id=pf,sriov_vfs=2".parse().unwrap());
                 let mut vf: vm_api::config::NetVf = format!("pf=pf,index=1,{backend}").parse().unwrap();
-                vf.vf.index = 1;
+                vf.vf.index = 1.into();
                 vm.net[0].vfs.push(vf.vf);
             })
         };

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use vm_api::config::VmConfig;
 use vm_api::config::error::ConfigError;
+use vm_api::config::{VfConfig, VfRange, VmConfig};
 
 /// The error with its subject as a path in the document that `config` was read from, if the subject is found there.
 pub(crate) fn in_document(error: ConfigError, config: &VmConfig) -> ConfigError {
@@ -55,7 +55,10 @@ impl<'a> Named<'a> {
         let (pf, rest) = rest.strip_prefix("pf=")?.split_once(",index=")?;
         let (index, rest) = rest.split_once(',').unwrap_or((rest, ""));
         let place = config.ids().net.iter().rposition(|id| id == pf)?;
-        let vf = config.net.get(place)?.vfs.iter().position(|vf| index.parse() == Ok(vf.index));
+        // Of several entries for the VF, the last overrides the others.
+        let range = index.parse::<VfRange>().ok()?;
+        let is_it = |vf: &VfConfig| vf.index == range || range.one().is_some_and(|index| vf.index.covers(index));
+        let vf = config.net.get(place)?.vfs.iter().rposition(is_it);
         Some(Self { field: "net", index: Some(place), vf, found: None, rest })
     }
 

@@ -33,7 +33,19 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
 pub(crate) fn warnings(vm: &VmConfig) -> Vec<String> {
     let unused = vm.landlock_rules.iter().filter(|_| !vm.landlock_enable);
     let line = |rule| format!("{} {rule}: has no effect without --landlock (landlock_enable)", LandlockConfig::OPTION);
-    unused.map(line).collect()
+    unused.map(line).chain(lost_output(vm)).collect()
+}
+
+/// The warning about a kernel that writes to a serial port with no output. Nothing of it would be seen.
+fn lost_output(vm: &VmConfig) -> Option<String> {
+    let has_no_output = matches!(vm.serial.mode, ConsoleMode::Null | ConsoleMode::Off);
+    let is_serial = |word: &str| word == "console=ttyS0" || word.starts_with("console=ttyS0,");
+    let is_lost =
+        has_no_output && vm.payload.cmdline.as_ref().is_some_and(|text| text.split_whitespace().any(is_serial));
+    let serial = if vm.serial.mode == ConsoleMode::Off { "off" } else { "null" };
+    is_lost.then(|| {
+        format!("--cmdline console=ttyS0: the output is lost with --serial {serial}; give --serial tty --console off")
+    })
 }
 
 fn check_landlock(vm: &VmConfig) -> Result<(), ConfigError> {

@@ -136,9 +136,12 @@ fn macs<'a>(pools: &'a [Pool<'a>]) -> Result<Vec<MacAddress>, ConfigError> {
         };
         for index in pool.vfs_without_mac() {
             let mac = pf.vf(index);
-            own.claim(mac, pool, Some(index)).map_err(|user| {
-                let what = format!("MAC address {mac} of VF {index}");
-                in_use(pool.subject(None).key("mac", pf), what, user, GIVE_BY_NET_VF)
+            // The fault is the given address: the other one follows from the PF's.
+            let given_to = own.0.get(&mac).map(|(_, vf)| *vf);
+            own.claim(mac, pool, Some(index)).map_err(|_| {
+                let user = format!("VF {index} of {}, whose address follows from its PF's", pool.id);
+                let subject = pool.subject(given_to.flatten()).key("mac", mac);
+                in_use(subject, format!("MAC address {mac}"), user, EACH_ITS_OWN)
             })?;
         }
         claims.0.extend(own.0);

@@ -6,3 +6,4 @@ pub(crate) mod policy;
 pub(crate) mod pool;
 pub(crate) mod switch;
 mod uplink_rate;
+pub(crate) mod vf_ranges;

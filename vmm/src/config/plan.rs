@@ -41,6 +41,11 @@ impl VmPlan {
     ///
     /// Fails with the first mistake.
     pub fn of(config: &VmConfig) -> Result<Self, ConfigError> {
+        Self::of_expanded(sriov::expanded(config)?.as_ref().unwrap_or(config))
+    }
+
+    /// As [`Self::of`], for a configuration without ranges of VFs.
+    fn of_expanded(config: &VmConfig) -> Result<Self, ConfigError> {
         machine::check(config)?;
         let mut warnings = machine::warnings(config);
         let segments = segments::plan(config)?;
@@ -210,13 +215,15 @@ impl PlannedVm {
         Self::named(config, json_names::in_device)
     }
 
-    fn named(
-        mut config: VmConfig,
-        name: impl FnOnce(ConfigError, &VmConfig) -> ConfigError,
-    ) -> Result<Self, ConfigError> {
+    fn named(given: VmConfig, name: impl FnOnce(ConfigError, &VmConfig) -> ConfigError) -> Result<Self, ConfigError> {
         #[cfg(test)]
         tests::PLANS.set(tests::PLANS.get() + 1);
-        let plan = VmPlan::of(&config).map_err(|error| name(error, &config))?;
+        let expanded = sriov::expanded(&given).and_then(|config| {
+            let plan = VmPlan::of_expanded(config.as_ref().unwrap_or(&given))?;
+            Ok((config, plan))
+        });
+        let (config, plan) = expanded.map_err(|error| name(error, &given))?;
+        let mut config = config.unwrap_or(given);
         plan.fill_in(&mut config);
         Ok(Self { config, plan })
     }

@@ -157,7 +157,7 @@ mod tests {
                 "--disk ops_refill_time=0: needs a time; give 1 or more, or 0 for ops_size too",
             ),
             ("ops_size=1k", "--disk ops_size=1k: give a whole number from 0 to 18446744073709551615"),
-            ("bw_size", "--disk bw_size: the key has no value; write key=value"),
+            ("bw_size", "--disk bw_size: the key has no value; write bw_size=<number>"),
         ] {
             assert_eq!(limits(disk), Err(expected.to_string()));
         }

@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use vm_api::config::VfRange;
+
 /// The start of an option as the user would write it, up to where the next key goes.
 #[derive(Debug, Clone)]
 pub(crate) struct Subject(String);
@@ -17,8 +19,8 @@ impl Subject {
     }
 
     /// VF `index` of the PF called `pf`.
-    pub(crate) fn vf(pf: &str, index: u16) -> Self {
-        Self(format!("--net-vf pf={pf},index={index},"))
+    pub(crate) fn vf(pf: &str, index: impl Into<VfRange>) -> Self {
+        Self(format!("--net-vf pf={pf},index={},", index.into()))
     }
 
     /// VF `index` of the PF called `pf`, as a request names both (`vm.set-vf`).

@@ -91,6 +91,10 @@ impl Instance {
     fn with_backend(&self, change: &SetVf, given: &RestoredBackend) -> Result<Wanted, Failure> {
         let (id, vf) = (&given.id, given.vf.map(VfIndex));
         let fail = |kind, what: &str| Failure::new(kind, format!("{}: {what}", name(given)));
+        if change.index.is_some_and(|index| index.one().is_none()) {
+            let what = "a backend belongs to one VF, and this index is several; give the index of one";
+            return Err(Failure::new(ErrorKind::Invalid, format!("pf={id}: {what}")));
+        }
         if change.changes_more() {
             return Err(fail(ErrorKind::Invalid, "give a backend by a request of its own, and the rest by another"));
         }

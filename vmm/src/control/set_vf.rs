@@ -6,7 +6,9 @@ use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
 use crate::config::net::policy::{self, Carrier};
 use crate::config::subject::Subject;
-use crate::config::{LinkPolicy, MacAddress, MacChoice, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VmConfig};
+use crate::config::{
+    LinkPolicy, MacAddress, MacChoice, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VfRange, VmConfig,
+};
 use crate::error_kind::ErrorKind;
 
 /// Returns the policy of VF `vf` of the NIC `id`, or of the NIC itself. `link` overrides its link.
@@ -17,7 +19,7 @@ pub(super) fn policy_of(config: &VmConfig, id: &str, vf: Option<u16>, link: Opti
         None => policy::info_of(net),
         Some(index) => {
             let unsaid = VfConfig::default();
-            let own = net.vfs.iter().find(|vf| vf.index == index).unwrap_or(&unsaid);
+            let own = net.vf(index).unwrap_or(&unsaid);
             policy::info_of(&own.over(net, net.num_queues))
         }
     };
@@ -48,11 +50,11 @@ pub(super) fn check_enforced(plan: &NicPlan, kind: BackendKind, subject: &Subjec
 /// Sets a VF's planned MAC address, unless any address is allowed and the VF has it already.
 pub(super) fn set_mac(
     port: &mut dyn HostNic,
-    change: &SetVf,
+    (change, index): (&SetVf, u16),
     (now, planned): (&NicPlan, &NicPlan),
     driven: bool,
 ) -> Result<Replaced, Failure> {
-    let (pf, index) = (&change.pf, change.index.unwrap_or_default());
+    let pf = &change.pf;
     let mac = MacAddress(planned.spec.mac);
     if change.mac == Some(MacChoice::Any) && now.spec.mac == planned.spec.mac {
         return Ok(Replaced::default());
@@ -79,7 +81,7 @@ pub(super) fn set_mac(
 /// # Errors
 ///
 /// Fails if a worker still uses them after 5 s.
-pub(super) fn settle(replaced: Replaced, pf: &str, index: u16) -> Result<(), Failure> {
+pub(super) fn settle(replaced: Replaced, pf: &str, index: VfRange) -> Result<(), Failure> {
     replaced.wait().map_err(|error| Failure::new(ErrorKind::Host, format!("pf={pf},index={index}: {error}")))
 }
 
@@ -89,8 +91,8 @@ mod tests {
 
     #[test]
     fn a_change_that_a_worker_has_not_taken_is_no_success() {
-        settle(Replaced::default(), "pf0", 3).unwrap();
-        let failure = settle(virtio_devices::testing::never_replaced(), "pf0", 3).unwrap_err();
+        settle(Replaced::default(), "pf0", VfRange::One(3)).unwrap();
+        let failure = settle(virtio_devices::testing::never_replaced(), "pf0", VfRange::One(3)).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::Host);
         let [line] = &failure.chain[..] else { panic!("{failure:?}") };
         let expected = "pf=pf0,index=3: the change is stored, but a worker of this function has been busy with packets";

@@ -53,6 +53,9 @@ pub enum SnapshotError {
     /// The memory does not fit into a file.
     #[error("the guest's memory does not fit into a file")]
     TooLarge,
+    /// There is no snapshot in the folder.
+    #[error("source_url: {}: there is no snapshot; give the folder of a vm.snapshot that succeeded", .0.display())]
+    Absent(PathBuf),
     /// A file of the snapshot cannot be read.
     #[error("{}: cannot be read: {error}", path.display())]
     Read {
@@ -93,6 +96,7 @@ impl SnapshotError {
             Self::Landlock(error) => error.kind(),
             Self::Url { .. } | Self::Damaged { .. } | Self::Unsuitable(_) | Self::TooLarge => ErrorKind::Invalid,
             Self::Machine(_, kind) => *kind,
+            Self::Absent(_) => ErrorKind::NotFound,
             Self::Exists(_) | Self::Abandoned => ErrorKind::Conflict,
             Self::Folder { error, .. } | Self::Read { error, .. } if error.kind() == io::ErrorKind::NotFound => {
                 ErrorKind::NotFound

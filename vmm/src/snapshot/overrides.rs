@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use crate::config::{
     BackendConfig, BackendPlan, MissingBackend, NicPlan, OnMissingBackend, PlannedVm, RestoreConfig, RestoredBackend,
-    RestoredNet, Vhost, VmConfig, ZoneUpdate,
+    RestoredNet, VmConfig, ZoneUpdate,
 };
 use crate::snapshot::state_file::SavedDescriptors;
 
@@ -25,7 +25,7 @@ pub(crate) fn take_descriptors(config: &mut VmConfig) -> Vec<SavedDescriptors> {
     for net in &mut config.net {
         let id = net.id.clone().unwrap_or_default();
         let own = (None, std::mem::take(&mut net.backend.fds));
-        let vfs = net.vfs.iter_mut().map(|vf| (Some(vf.index), std::mem::take(&mut vf.backend.fds)));
+        let vfs = net.vfs.iter_mut().map(|vf| (vf.index.one(), std::mem::take(&mut vf.backend.fds)));
         let all: Vec<_> = std::iter::once(own).chain(vfs).collect();
         let given = all.into_iter().filter(|(_, fds)| !fds.is_empty());
         taken.extend(given.map(|(vf, fds)| SavedDescriptors { id: id.clone(), vf, count: fds.len() }));
@@ -191,7 +191,7 @@ pub(crate) fn replace(config: &mut VmConfig, other: &RestoredBackend) -> Result<
     backend.vhost_socket.clone_from(vhost_socket);
     backend.vdpa.clone_from(vdpa);
     if !is_tap {
-        backend.vhost = Vhost::Off;
+        backend.vhost = None;
     }
     Ok(())
 }

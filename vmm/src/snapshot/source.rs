@@ -44,7 +44,8 @@ impl Source {
     pub(crate) fn open(url: &str) -> Result<Self, SnapshotError> {
         let folder = path_of("source_url", url)?;
         let path = folder.join(STATE);
-        let state = SavedState::from_file(&read(&path)?).map_err(|what| SnapshotError::Damaged { path, what })?;
+        let state = SavedState::from_file(&read_state(&path, &folder)?)
+            .map_err(|what| SnapshotError::Damaged { path, what })?;
         let path = folder.join(CONFIG);
         let config = VmConfig::from_json(&read(&path)?)
             .map_err(|error| SnapshotError::Damaged { path, what: error.to_string() })?;
@@ -120,6 +121,16 @@ impl Source {
 /// Opens a file of any type. O_NONBLOCK keeps a pipe from blocking the open; it has no effect on regular files.
 fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+/// Reads the file that marks the snapshot in `folder` as complete.
+fn read_state(path: &Path, folder: &Path) -> Result<Vec<u8>, SnapshotError> {
+    read(path).map_err(|error| match error {
+        SnapshotError::Read { error, .. } if error.kind() == io::ErrorKind::NotFound => {
+            SnapshotError::Absent(folder.to_owned())
+        }
+        error => error,
+    })
 }
 
 /// Reads a file of any type. Its true length bounds the allocation.

@@ -93,34 +93,45 @@ pub enum VmError {
     /// The limit of open files is too low.
     #[error(
         "this VM needs up to {needed} open files, and the limit is {limit}; raise it (ulimit -n {needed}, or \
-         LimitNOFILE={needed} in a systemd unit), or reserve fewer VFs"
+         LimitNOFILE={needed} in a systemd unit){}",
+        or_fewer_vfs(*has_vfs)
     )]
     OpenFiles {
         /// Open files that the VM may need, including those open already.
         needed: u64,
         /// The limit of this process.
         limit: u64,
+        /// True if the VM has VFs.
+        has_vfs: bool,
     },
     /// The limit of threads is too low.
-    #[error("this VM needs up to {needed} threads, and the limit is {limit}; raise it ({raise}), or reserve fewer VFs")]
+    #[error(
+        "this VM needs up to {needed} threads, and the limit is {limit}; raise it ({raise}){}",
+        or_fewer_vfs(*has_vfs)
+    )]
     Threads {
         /// Threads that the VM may need.
         needed: u64,
         /// The limit of this process.
         limit: u64,
+        /// True if the VM has VFs.
+        has_vfs: bool,
         /// Command that raises it.
         raise: &'static str,
     },
     /// The limit of memory mappings is too low.
     #[error(
         "this VM needs up to {needed} memory mappings, and the limit is {limit}; raise it \
-         (sysctl vm.max_map_count={needed}), or reserve fewer VFs"
+         (sysctl vm.max_map_count={needed}){}",
+        or_fewer_vfs(*has_vfs)
     )]
     Mappings {
         /// Mappings that the VM may need.
         needed: u64,
         /// The limit of a process.
         limit: u64,
+        /// True if the VM has VFs.
+        has_vfs: bool,
     },
     /// The number of vCPUs cannot change before the guest has answered an earlier request to remove one.
     #[error(
@@ -151,6 +162,11 @@ pub enum VmError {
         /// Cause.
         error: io::Error,
     },
+}
+
+/// The other remedy of a VM that exceeds a limit of the process.
+const fn or_fewer_vfs(has_vfs: bool) -> &'static str {
+    if has_vfs { ", or reserve fewer VFs" } else { "" }
 }
 
 impl VmError {

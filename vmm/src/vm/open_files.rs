@@ -27,9 +27,11 @@ pub(super) fn reserve<'a>(
     let given = getrlimit(Resource::Nofile);
     // If this fails, the current limit may still be enough.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: given.maximum, maximum: given.maximum });
+    let devices: Vec<_> = devices.into_iter().collect();
+    let has_vfs = devices.iter().any(|device| device.total_vfs() > 0);
     let needed = needed(devices, vcpus, others);
     match getrlimit(Resource::Nofile).current {
-        Some(limit) if limit < needed => Err(VmError::OpenFiles { needed, limit }),
+        Some(limit) if limit < needed => Err(VmError::OpenFiles { needed, limit, has_vfs }),
         _ => Ok(()),
     }
 }

@@ -33,15 +33,17 @@ pub(super) fn check<'a>(
     vcpus: u32,
     limits: &ThreadLimits,
 ) -> Result<(), VmError> {
-    let threads = OTHERS + u64::from(vcpus) + devices.into_iter().map(kind::threads).sum::<u64>();
+    let devices: Vec<_> = devices.into_iter().collect();
+    let has_vfs = devices.iter().any(|device| device.total_vfs() > 0);
+    let threads = OTHERS + u64::from(vcpus) + devices.iter().copied().map(kind::threads).sum::<u64>();
     if let Some((limit, raise)) = limits.threads
         && limit < threads
     {
-        return Err(VmError::Threads { needed: threads, limit, raise });
+        return Err(VmError::Threads { needed: threads, limit, has_vfs, raise });
     }
     let needed = OF_PROGRAM + threads * OF_THREAD;
     match limits.mappings {
-        Some(limit) if limit < needed => Err(VmError::Mappings { needed, limit }),
+        Some(limit) if limit < needed => Err(VmError::Mappings { needed, limit, has_vfs }),
         _ => Ok(()),
     }
 }
@@ -82,6 +84,8 @@ mod tests {
         let refused = check_with(&nets, with(None, Some(OF_PROGRAM + 3 * threads - 1))).unwrap_err();
         assert!(refused.contains("up to 1330 memory mappings, and the limit is 1329"), "{refused}");
         assert!(refused.contains("sysctl vm.max_map_count=1330"), "{refused}");
+        let refused = check_with(&[], with(Some((8, raise)), None)).unwrap_err();
+        assert!(refused.ends_with("and the limit is 8; raise it (ulimit -u)"), "{refused}");
         // Each pair has a thread if this program moves the frames, or else a kernel worker.
         let exact = |pairs| with(Some((OTHERS + 4 + 2 + pairs, raise)), None);
         for (net, needed) in [("num_queues=8", 4), ("num_queues=8,vhost=on", 5), ("vhost_user=on,socket=/s", 1)] {

@@ -88,7 +88,8 @@ fn a_directory_that_does_not_exist_is_named() {
     let error = ApiSocket::Path("/nonexistent/api.sock".into()).listen().unwrap_err().to_string();
     assert_eq!(
         error,
-        "--api-socket path=/nonexistent/api.sock: cannot open its lock file: No such file or directory (os error 2)"
+        "--api-socket path=/nonexistent/api.sock: the folder /nonexistent does not exist; make it (mkdir -p), or give \
+         another path"
     );
 }
 

@@ -68,7 +68,7 @@ fn a_body_becomes_its_endpoints_action() {
     assert_eq!(config.net[0].sriov_vfs, 8);
     let net = put("vm.add-net", &json!({"tap": "t", "vfs": [{"index": 1}]}));
     let Ok(Action::Add(NewDevice::Net(net, fds))) = net else { panic!() };
-    assert_eq!((net.backend.tap.as_deref(), net.vfs[0].index, fds.len()), (Some("t"), 1, 0));
+    assert_eq!((net.backend.tap.as_deref(), net.vfs[0].index.one(), fds.len()), (Some("t"), Some(1), 0));
     let disk = put("vm.add-disk", &json!({"path": "/d", "image_type": "Raw"}));
     let Ok(Action::Add(NewDevice::Disk(disk))) = disk else { panic!() };
     assert_eq!(disk.path, Some("/d".into()));
@@ -80,7 +80,10 @@ fn a_body_becomes_its_endpoints_action() {
     let Ok(Action::SetVf(vf, _)) = put("vm.set-vf", &json!({"pf": "pf0", "index": 3, "link": "down"})) else {
         panic!()
     };
-    assert_eq!((&*vf.pf, vf.index, vf.policy.link), ("pf0", Some(3), Some(LinkPolicy::Down)));
+    assert_eq!(
+        (&*vf.pf, vf.index.and_then(vmm::config::VfRange::one), vf.policy.link),
+        ("pf0", Some(3), Some(LinkPolicy::Down))
+    );
 }
 
 #[test]
@@ -158,13 +161,17 @@ fn an_invalid_value_is_named_with_its_path() {
             "net[0].mac: \"x\": not a MAC address; write it as 52:54:00:12:34:56",
         ),
         ("vm.create", json!({"cpus": 3}), "cpus: invalid type: integer `3`, expected an object"),
-        ("vm.create", json!({"net": {}}), "net: invalid type: map, expected a sequence"),
+        ("vm.create", json!({"net": {}}), "net: invalid type: map, expected an array"),
         (
             "vm.create",
             json!({"cpus": {"boot_vcpus": -1}}),
-            "cpus.boot_vcpus: invalid value: integer `-1`, expected u32",
+            "cpus.boot_vcpus: invalid value: integer `-1`, expected a whole number from 0 to 4294967295",
         ),
-        ("vm.add-net", json!({"num_queues": 70_000}), "num_queues: invalid value: integer `70000`, expected u16"),
+        (
+            "vm.add-net",
+            json!({"num_queues": 70_000}),
+            "num_queues: invalid value: integer `70000`, expected a whole number from 0 to 65535",
+        ),
         ("vm.remove-device", json!({}), "missing field `id`"),
         (
             "vm.set-vf",

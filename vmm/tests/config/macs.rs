@@ -34,8 +34,8 @@ fn two_nics_may_have_one_mac() {
 fn vf_mac_derived_from_the_pf_that_collides_is_refused() {
     assert_eq!(
         refusal(&["id=a,sriov_vfs=4,mac=52:54:00:00:00:01"], &["pf=a,index=0,mac=06:00:00:01:00:03"]),
-        "--net id=a,mac=52:54:00:00:00:01: MAC address 06:00:00:01:00:03 of VF 3 is already in use by VF 0 of a; \
-         give the VF another by --net-vf"
+        "--net-vf pf=a,index=0,mac=06:00:00:01:00:03: MAC address 06:00:00:01:00:03 is already in use by VF 3 of a, \
+         whose address follows from its PF's; give each NIC and each VF its own"
     );
 }
 

@@ -304,7 +304,7 @@ fn an_mtu_out_of_range_is_refused() {
         assert_eq!(pf(&format!("mtu={mtu}")), format!("--net id=pf0,mtu={mtu}: not a valid MTU; give 1280 to 65521"));
     }
     assert!(plan(&["mtu=1280", "mtu=65521"], &[]).is_ok());
-    assert_eq!(vf("mtu=65536"), "--net-vf mtu=65536: give a whole number from 0 to 65535");
+    assert_eq!(vf("mtu=65536"), "--net-vf mtu=65536: give a whole number of bytes from 1280 to 65521");
 }
 
 #[test]
@@ -331,7 +331,8 @@ fn segmentation_without_checksums_is_refused() {
 
 #[test]
 fn descriptors_that_cannot_be_taps_are_refused() {
-    assert_eq!(pf("fd=[2],tap="), "--net id=pf0,fd=[2]: 2 is a standard stream, not a tap; open the tap as 3 or above");
+    let said = "--net id=pf0,fd=[2]: 2 is a standard stream, not a tap; open the tap as 3 or above";
+    assert_eq!(refusal(&["id=pf0,fd=[2]"], &[]), said);
     assert_eq!(
         vf("fd=[5-7]"),
         "--net-vf pf=pf0,index=3,num_queues=2: each queue pair needs a file descriptor (fd=); pass 1 \

@@ -98,6 +98,12 @@ pub enum ElfError {
     /// Headers that contradict each other.
     #[error("an ELF file with malformed headers; the file may be incomplete")]
     Malformed,
+    /// A segment is below 1 MiB, as in programs of an operating system.
+    #[error(
+        "an ELF file, but not a kernel: it loads to addresses below 1 MiB; give a bzImage, or a vmlinux with a PVH \
+         entry"
+    )]
+    NotAKernel,
     /// The file has no PVH entry.
     #[error("an ELF file without a PVH entry; give a bzImage, or a vmlinux built with CONFIG_PVH")]
     NoEntry,
@@ -159,7 +165,10 @@ impl Elf {
             let [offset, address, len, memory] = class.segment.map(|at| (class.read)(header, at));
             match u32_at(header, 0) {
                 PT_LOAD if memory > 0 => {
-                    if address < HIGH_MEMORY || len > memory {
+                    if address < HIGH_MEMORY {
+                        return Err(ElfError::NotAKernel);
+                    }
+                    if len > memory {
                         return Err(ElfError::Malformed);
                     }
                     end = end.max(address.checked_add(memory).ok_or(ElfError::Malformed)?);
@@ -385,10 +394,11 @@ mod tests {
         for (at, byte) in [(4, 0), (4, 3), (5, 2), (18, 0xb7)] {
             assert!(matches!(with(at, &[byte]), Err(ElfError::Machine)), "{at}");
         }
-        // Headers of another length; a segment below 1 MiB; one with more bytes in the file than in memory.
-        for (at, bytes) in [(42, [56, 0, 2, 0]), (52 + 12, [0; 4]), (52 + 20, [3, 0, 0, 0])] {
+        // Headers of another length; a segment with more bytes in the file than in memory.
+        for (at, bytes) in [(42, [56, 0, 2, 0]), (52 + 20, [3, 0, 0, 0])] {
             assert!(matches!(with(at, &bytes), Err(ElfError::Malformed)), "{at}");
         }
+        assert!(matches!(with(52 + 12, &[0; 4]), Err(ElfError::NotAKernel)), "a segment below 1 MiB");
         // The 4 GiB that its numbers can address.
         assert_eq!(with(52 + 20, &[0xff; 4]).unwrap().unwrap().end, 0x1_001f_ffff);
     }
@@ -450,7 +460,9 @@ mod tests {
         for address in [0u64, u64::MAX - 0x10] {
             let mut wrong = whole.clone();
             wrong[HEADER_LEN + 24..HEADER_LEN + 32].copy_from_slice(&address.to_le_bytes());
-            assert!(matches!(parse(&wrong), Err(ElfError::Malformed)), "{address:#x}");
+            let refused = parse(&wrong).unwrap_err();
+            let is_expected = matches!((address, refused), (0, ElfError::NotAKernel) | (1.., ElfError::Malformed));
+            assert!(is_expected, "{address:#x}");
         }
     }
 }

@@ -40,10 +40,10 @@ pub struct BackendConfig {
     )]
     pub fds: Vec<i32>,
     /// Let the host's kernel carry the tap's packets (vhost-net). auto: if the kernel supports it and no rate limit is
-    /// given.
+    /// given. By default off.
     #[option("vhost=on|off|auto")]
-    #[serde(skip_serializing_if = "Vhost::is_off")]
-    pub vhost: Vhost,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vhost: Option<Vhost>,
     /// Let another process carry the packets (vhost-user), instead of a tap; needs socket.
     #[option("vhost_user=on|off")]
     #[schema(about = "Let another process carry the packets (vhost-user), instead of a tap; needs vhost_socket.")]
@@ -64,6 +64,11 @@ pub struct BackendConfig {
 }
 
 impl BackendConfig {
+    /// Use of vhost-net for the tap's packets.
+    pub fn vhost(&self) -> Vhost {
+        self.vhost.unwrap_or_default()
+    }
+
     /// True if a tap or another backend is given: with a switch, that is the uplink.
     pub fn is_given(&self) -> bool {
         let Self { tap, fds, vhost_user, vhost_socket, vdpa, .. } = self;

@@ -59,11 +59,12 @@ impl BackendPlan {
         if config.port().is_some() {
             return Self::Port(switch::settings_of(config));
         }
-        let BackendConfig { tap: name, ip, mask, host_mac, fds, vhost, vhost_socket, vhost_mode: mode, vdpa, .. } =
+        let BackendConfig { tap: name, ip, mask, host_mac, fds, vhost_socket, vhost_mode: mode, vdpa, .. } =
             &config.backend;
         // Only this program limits and inspects packets.
         let limited = spec.limits != RateLimits::default() || !spec.policy.is_open();
-        let vhost = if limited && *vhost == Vhost::Auto { Vhost::Off } else { *vhost };
+        let vhost = config.backend.vhost();
+        let vhost = if limited && vhost == Vhost::Auto { Vhost::Off } else { vhost };
         let queue_pairs = spec.queue_pairs;
         match (vdpa, vhost_socket) {
             (Some(path), _) => Self::Vdpa(VdpaSpec {

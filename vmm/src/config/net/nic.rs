@@ -84,11 +84,11 @@ impl Nic<'_> {
     /// An address of the tap (`ip`, `mask`) is kept without effect, as in Cloud Hypervisor: clients such as Kata send
     /// one with every NIC. With a vhost-user backend, the tap's MAC address is kept as well.
     fn check_no_tap(&self, key: &str, value: &dyn Display, kind: &str) -> Result<(), ConfigError> {
-        let BackendConfig { tap, fds, vhost, host_mac, vdpa, vhost_user, vhost_socket, .. } = &self.config.backend;
+        let BackendConfig { tap, fds, host_mac, vdpa, vhost_user, vhost_socket, .. } = &self.config.backend;
         let settings = [
             ("tap", tap.is_some()),
             ("fd", !fds.is_empty()),
-            ("vhost", *vhost != Vhost::Off),
+            ("vhost", self.config.backend.vhost() != Vhost::Off),
             ("host_mac", vdpa.is_some() && host_mac.is_some()),
             ("vhost_user", vdpa.is_some() && (*vhost_user || vhost_socket.is_some())),
         ];

@@ -111,8 +111,8 @@ impl Carrier {
     /// Carrier of the packets of the function that `config` describes; `None` if this program carries them, or will if
     /// a policy has to be enforced.
     pub(crate) fn of(config: &NetConfig) -> Option<Self> {
-        let BackendConfig { vdpa, vhost_user, vhost, .. } = &config.backend;
-        match (vdpa, vhost_user, vhost) {
+        let BackendConfig { vdpa, vhost_user, .. } = &config.backend;
+        match (vdpa, vhost_user, config.backend.vhost()) {
             (Some(_), ..) => Some(Self::Vdpa),
             (None, true, _) => Some(Self::VhostUser),
             (None, false, Vhost::On) => Some(Self::VhostNet),
@@ -165,7 +165,7 @@ pub(crate) fn check(config: &NetConfig, carrier: Option<Carrier>, subject: &Subj
     }
     let has_trunk = !info.trunk.0.is_empty();
     if has_trunk && info.vlan != 0 {
-        let what = format!("cannot be combined with vlan={}; leave one of them out", info.vlan);
+        let what = format!("cannot be combined with vlan={}; give vlan=0 or trunk=[]", info.vlan);
         return wrong("trunk", &info.trunk, Problem::Conflict(what));
     }
     if info.vlan_qos != 0 && info.vlan == 0 {
@@ -261,7 +261,7 @@ mod tests {
             ("vlan_qos=1", "vlan_qos=1: has no effect without a VLAN; add vlan="),
             ("vlan_proto=802.1ad", "vlan_proto=802.1ad: has no effect without a VLAN; add vlan= or trunk="),
             ("trunk=[1,5000]", "trunk=[1,5000]: 5000 is not a VLAN; give 1 to 4094, and 0 for packets without a tag"),
-            ("trunk=[1],vlan=2", "trunk=[1]: cannot be combined with vlan=2; leave one of them out"),
+            ("trunk=[1],vlan=2", "trunk=[1]: cannot be combined with vlan=2; give vlan=0 or trunk=[]"),
         ] {
             let expected = format!("--net-vf pf=pf0,index=0,{expected}");
             assert_eq!(policies("id=pf0,sriov_vfs=1", vf), Err(expected));

@@ -3,6 +3,7 @@
 use crate::config::net::nic::Nic;
 use crate::config::net::switch;
 use crate::config::net::uplink_rate;
+use crate::config::net::vf_ranges;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacChoice;
@@ -37,21 +38,12 @@ impl<'a> Pool<'a> {
     ) -> Result<Self, ConfigError> {
         let mut given = vec![None; usize::from(pf.sriov_vfs)];
         for vf in &pf.vfs {
-            let problem = match (given.get_mut(usize::from(vf.index)), pf.sriov_vfs) {
-                (Some(slot @ None), _) => {
-                    *slot = Some(vf);
-                    continue;
-                }
-                (Some(Some(_)), _) => {
-                    Problem::Conflict(format!("VF {} of {id} is given twice; put all its keys into one", vf.index))
-                }
-                (None, 0) => Problem::Value(format!("{id} reserves no VFs; add sriov_vfs= to its --net")),
-                (None, count) => Problem::Value(format!(
-                    "{id} reserves {count} VFs (sriov_vfs={count}); index must be 0 to {}",
-                    count - 1
-                )),
-            };
-            return Err(ConfigError::new(Subject::vf(&id, vf.index).bare(), problem));
+            let fail = |problem| ConfigError::new(Subject::vf(&id, vf.index).bare(), problem);
+            // Ranges have been expanded.
+            for index in vf.index.among(&id, pf.sriov_vfs).map_err(|what| fail(Problem::Value(what)))? {
+                let slot = given.get_mut(usize::from(index)).filter(|slot| slot.is_none());
+                *slot.ok_or_else(|| fail(Problem::Conflict(vf_ranges::given_twice(&id, index))))? = Some(vf);
+            }
         }
         let queues = vf_queues(pf, &id)?;
         let unsaid = VfConfig::default();
@@ -90,8 +82,9 @@ impl<'a> Pool<'a> {
         let pf_vcpus = if self.option == VdpaConfig::OPTION { u32::MAX } else { vcpus };
         Nic { subject: &self.subject, config: self.pf }.check(pf_vcpus)?;
         for vf in &self.pf.vfs {
-            let Some(config) = self.vfs.get(usize::from(vf.index)) else { continue };
-            let subject = self.subject(Some(vf.index));
+            let of_vf = vf.index.one().and_then(|index| Some((index, self.vfs.get(usize::from(index))?)));
+            let Some((index, config)) = of_vf else { continue };
+            let subject = self.subject(Some(index));
             switch::check_port(config, &functions, &subject)?;
             Nic { subject: &subject, config }.check(vcpus)?;
         }

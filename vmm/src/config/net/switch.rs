@@ -117,14 +117,14 @@ pub(crate) fn check(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(),
         let what = format!("a switch has ports for {} VFs; reserve fewer", MAX_PORTS - 1);
         return wrong(subject, "sriov_vfs", pf.sriov_vfs, Problem::Limit(what));
     }
-    let BackendConfig { vdpa, vhost, vhost_user, vhost_socket, .. } = &pf.backend;
+    let BackendConfig { vdpa, vhost_user, vhost_socket, .. } = &pf.backend;
     if vdpa.is_some() {
         return conflict("vdpa", "give it tap= instead of vdpa");
     }
     if *vhost_user || vhost_socket.is_some() {
         return conflict("vhost_user", "give it tap= instead of vhost_user");
     }
-    if *vhost == Vhost::On {
+    if pf.backend.vhost() == Vhost::On {
         return conflict("switch", "leave vhost out");
     }
     if mode == Mode::Vepa && !pf.backend.is_given() {
@@ -145,12 +145,12 @@ pub(crate) fn check(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(),
 
 /// Refuses the keys of a tap for a function without one.
 fn check_no_tap(config: &NetConfig, why: &str, remedy: &str, subject: &Subject) -> Result<(), ConfigError> {
-    let BackendConfig { ip, mask, host_mac, vhost, .. } = &config.backend;
+    let BackendConfig { ip, mask, host_mac, .. } = &config.backend;
     let given = [
         ("ip", ip.map(|ip| ip.to_string())),
         ("mask", mask.map(|mask| mask.to_string())),
         ("host_mac", host_mac.map(|mac| mac.to_string())),
-        ("vhost", (*vhost == Vhost::On).then(|| "on".to_string())),
+        ("vhost", (config.backend.vhost() == Vhost::On).then(|| "on".to_string())),
     ];
     match given.into_iter().find_map(|(key, value)| Some((key, value?))) {
         Some((key, value)) => {

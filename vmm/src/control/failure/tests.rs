@@ -81,9 +81,9 @@ fn vm_error_is_of_the_host_unless_the_request_is_impossible() {
     check_vm(
         HOST,
         [
-            VmError::OpenFiles { needed: 2, limit: 1 },
-            VmError::Mappings { needed: 2, limit: 1 },
-            VmError::Threads { needed: 2, limit: 1, raise: "" },
+            VmError::OpenFiles { needed: 2, limit: 1, has_vfs: true },
+            VmError::Mappings { needed: 2, limit: 1, has_vfs: true },
+            VmError::Threads { needed: 2, limit: 1, has_vfs: false, raise: "" },
             VmError::Host { action: "", error: io() },
         ],
     );

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::api::{NewDevice, SetVf};
 use crate::config::plan::tests::PLANS;
-use crate::config::{DeviceKind, MacAddress, MissingBackend};
+use crate::config::{DeviceKind, MacAddress, MissingBackend, VfRange};
 use crate::control::addition::Addition;
 
 fn instance(config: &str) -> Instance {
@@ -109,7 +109,7 @@ fn mac_set_on_a_vf_becomes_its_own_in_the_config() {
     );
     let given = |index, mac: &str| {
         let mac = Some(mac.parse().unwrap());
-        let change = SetVf { pf: "a".to_string(), index: Some(index), mac, ..SetVf::default() };
+        let change = SetVf { pf: "a".to_string(), index: Some(VfRange::One(index)), mac, ..SetVf::default() };
         instance.planned_with_vf(&change).map(Option::unwrap)
     };
     for index in 0..3 {

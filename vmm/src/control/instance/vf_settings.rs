@@ -8,16 +8,17 @@ use virtio_devices::{PortSettings, Replaced, Status};
 
 use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
+use crate::config::net::{switch, vf_ranges};
 use crate::config::subject::Subject;
-use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, PolicyConfig, net::switch};
+use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, PolicyConfig, VfRange};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;
 use crate::telemetry::events::Source;
 
 impl Instance {
-    /// Changes a VF's link, MAC address and policy, and its configuration except for the link. Restrictions are in
-    /// effect on success.
+    /// Changes a VF's link, MAC address and policy, or the link and policy of several VFs, and their configuration
+    /// except for the link. Restrictions are in effect on success.
     ///
     /// # Errors
     ///
@@ -30,7 +31,7 @@ impl Instance {
             return self.connect(change, &backend, fds);
         }
         let SetVf { pf, index, policy: PolicyConfig { link, .. }, mac, .. } = change;
-        let Some(index) = index else {
+        let Some(index) = *index else {
             let what = "give the index of a VF; only a backend can be given to the NIC itself";
             return Err(Failure::new(ErrorKind::Invalid, format!("pf={pf}: {what}")));
         };
@@ -38,48 +39,24 @@ impl Instance {
             Failure::new(ErrorKind::Conflict, "the VM is not booted; give the VF's settings in vm.create or vm.add-net")
         })?;
         let plugged = vm.devices().find(pf).ok_or_else(|| no_device(pf))?;
-        let reserved = plugged.plan().total_vfs();
-        let no_vf = || {
-            let line = match reserved.checked_sub(1) {
-                Some(last) => format!("pf={pf},index={index}: {pf} reserves {reserved} VFs; index must be 0 to {last}"),
-                None => format!("pf={pf},index={index}: {pf} reserves no VFs; name a NIC with sriov_vfs"),
-            };
-            Failure::new(ErrorKind::NotFound, line)
-        };
-        if *index >= reserved {
-            return Err(no_vf());
-        }
+        let no_vf = |what| Failure::new(ErrorKind::NotFound, format!("pf={pf},index={index}: {what}"));
+        let indices = index.among(pf, plugged.plan().total_vfs()).map_err(no_vf)?;
         let planned = self.planned_with_vf(change)?;
-        let plan =
-            planned.as_ref().map(|planned| set_vf::plan_of(planned, pf, *index).ok_or_else(no_vf)).transpose()?;
-        let now = set_vf::plan_of(&self.planned, pf, *index);
-        let set = plugged.slot().with(|device| {
-            let vf = Some(VfIndex(*index));
-            let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
-            let port = device.port(vf).ok_or_else(no_vf)?;
+        let plans = VfPlans { change, now: &self.planned, planned: planned.as_ref() };
+        for index in indices.clone() {
+            plans.check(plugged, index)?;
+        }
+        let mut replaced = Replaced::default();
+        for index in indices.clone() {
+            let plan = plans.of(index);
+            replaced = replaced.and(plans.apply(plugged, index)?);
             if let Some(plan) = plan {
-                set_vf::check_enforced(plan, port.backend_kind(), &Subject::requested_vf(pf, *index))?;
+                let link = link.unwrap_or_else(|| self.policy(pf, Some(index)).link);
+                replaced = replaced.and(set_port(plugged, index, plan, link));
             }
-            let mut replaced = Vec::new();
-            if mac.is_some()
-                && let Some(plans) = now.zip(plan)
-            {
-                replaced.push(set_vf::set_mac(port, change, plans, driven)?);
-            }
-            if let Some(link) = link {
-                replaced.push(port.set_link(*link != LinkPolicy::Down));
-            }
-            replaced.extend(plan.map(|plan| port.set_policy(plan.spec.policy.clone(), plan.spec.limits)));
-            Ok(replaced)
-        });
-        // Without the device's lock, which vCPUs take.
-        let mut replaced = set.unwrap_or_else(|| Err(no_vf()))?.into_iter().fold(Replaced::default(), Replaced::and);
-        if let Some(plan) = plan.or(now) {
-            let link = link.unwrap_or_else(|| self.policy(pf, Some(*index)).link);
-            replaced = replaced.and(set_port(plugged, *index, plan, link));
         }
         if let Some(link) = link {
-            self.links.insert((pf.clone(), *index), *link);
+            self.links.extend(indices.clone().map(|index| ((pf.clone(), index), *link)));
         }
         if let Some(mut planned) = planned {
             planned.keep_slots(self.planned.plan());
@@ -88,8 +65,12 @@ impl Instance {
                 self.warn_of_macs(Some(pf));
             }
         }
-        self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &index.to_string()), ("by", "host")]);
-        set_vf::settle(replaced, pf, *index)
+        let changed = match index {
+            VfRange::All => VfRange::Range(*indices.start(), *indices.end()),
+            index => index,
+        };
+        self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &changed.to_string()), ("by", "host")]);
+        set_vf::settle(replaced, pf, index)
     }
 
     /// Restores the VF links that clients set before the VM was saved, for ports of a switch.
@@ -106,15 +87,28 @@ impl Instance {
     /// Plans the VM after `change`; `None` if the configuration does not change.
     pub(super) fn planned_with_vf(&self, change: &SetVf) -> Result<Option<PlannedVm>, Failure> {
         let SetVf { pf, index, mac, .. } = change;
-        let Some(index) = index else { return Ok(None) };
+        let Some(index) = *index else { return Ok(None) };
         let mut config = self.config().clone();
         let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(pf)).ok_or_else(|| no_device(pf))?;
-        if !change.apply(net.vf_mut(*index)) {
+        let fail = |kind, what: String| Failure::new(kind, format!("pf={pf},index={index}: {what}"));
+        let indices = index.among(pf, net.sriov_vfs).map_err(|what| fail(ErrorKind::NotFound, what))?;
+        if index.one().is_none() {
+            if mac.is_some() {
+                let what = "mac belongs to one VF, and this index is several; give mac with the index of one";
+                return Err(fail(ErrorKind::Invalid, what.to_string()));
+            }
+            vf_ranges::check_trunk(&change.policy, indices.len()).map_err(|what| fail(ErrorKind::Invalid, what))?;
+        }
+        let mut is_changed = false;
+        for vf in net.vfs_mut(indices) {
+            is_changed |= change.apply(vf);
+        }
+        if !is_changed {
             return Ok(None);
         }
         let planned = PlannedVm::new(config).map_err(|error| {
             let policy = PolicyConfig { link: change.policy.link, ..PolicyConfig::default() };
-            let only_mac = SetVf { pf: pf.clone(), index: Some(*index), policy, mac: *mac, ..SetVf::default() };
+            let only_mac = SetVf { pf: pf.clone(), index: Some(index), policy, mac: *mac, ..SetVf::default() };
             let line = match mac {
                 Some(mac) if *change == only_mac => format!("pf={pf},index={index},mac={mac}: {}", error.problem),
                 // An API request has no options: name the VF as in other errors of the request.
@@ -123,6 +117,62 @@ impl Instance {
             Failure::new(set_vf::kind_of(&error.problem), line)
         })?;
         Ok(Some(planned))
+    }
+}
+
+/// A change of VFs of a PF, with their plans before and after it. Each call takes the device's lock, which vCPUs take,
+/// for one VF alone.
+struct VfPlans<'a> {
+    change: &'a SetVf,
+    now: &'a PlannedVm,
+    /// `None` if the configuration does not change.
+    planned: Option<&'a PlannedVm>,
+}
+
+impl VfPlans<'_> {
+    /// The plan of VF `index` after the change.
+    fn of(&self, index: u16) -> Option<&NicPlan> {
+        set_vf::plan_of(self.planned.unwrap_or(self.now), &self.change.pf, index)
+    }
+
+    fn no_vf(&self, index: u16) -> Failure {
+        let what = "there is no such VF; vm.info lists them";
+        Failure::new(ErrorKind::NotFound, format!("pf={},index={index}: {what}", self.change.pf))
+    }
+
+    /// Checks that the open backend of VF `index` can enforce the change.
+    fn check(&self, plugged: &Plugged, index: u16) -> Result<(), Failure> {
+        let kind = plugged.slot().with(|device| Some(device.port(Some(VfIndex(index)))?.backend_kind()));
+        let kind = kind.flatten().ok_or_else(|| self.no_vf(index))?;
+        let Some(planned) = self.planned else { return Ok(()) };
+        let plan = set_vf::plan_of(planned, &self.change.pf, index).ok_or_else(|| self.no_vf(index))?;
+        set_vf::check_enforced(plan, kind, &Subject::requested_vf(&self.change.pf, index))
+    }
+
+    /// Changes VF `index`. Only a MAC address, which one VF alone is given, can be refused.
+    fn apply(&self, plugged: &Plugged, index: u16) -> Result<Replaced, Failure> {
+        let SetVf { pf, mac, policy: PolicyConfig { link, .. }, .. } = self.change;
+        let plan = self.planned.and_then(|planned| set_vf::plan_of(planned, pf, index));
+        let now = set_vf::plan_of(self.now, pf, index);
+        let set = plugged.slot().with(|device| {
+            let vf = Some(VfIndex(index));
+            let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
+            let port = device.port(vf).ok_or_else(|| self.no_vf(index))?;
+            let mut replaced = Replaced::default();
+            if mac.is_some()
+                && let Some(plans) = now.zip(plan)
+            {
+                replaced = replaced.and(set_vf::set_mac(port, (self.change, index), plans, driven)?);
+            }
+            if let Some(link) = link {
+                replaced = replaced.and(port.set_link(*link != LinkPolicy::Down));
+            }
+            if let Some(plan) = plan {
+                replaced = replaced.and(port.set_policy(plan.spec.policy.clone(), plan.spec.limits));
+            }
+            Ok(replaced)
+        });
+        set.unwrap_or_else(|| Err(self.no_vf(index)))
     }
 }
 

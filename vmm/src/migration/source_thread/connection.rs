@@ -51,6 +51,22 @@ pub(super) struct TargetConnection {
     passing: Option<Stream>,
 }
 
+/// The error of a first connection to `address`, with what to do.
+fn not_connected(address: &Address, error: &io::Error) -> String {
+    let address = match address {
+        Address::Tcp(host, port) => format!("tcp:{host}:{port}"),
+        Address::Unix(path) => format!("unix:{}", path.display()),
+    };
+    let what = match (error.kind(), address.starts_with("tcp:")) {
+        (io::ErrorKind::ConnectionRefused, _) | (io::ErrorKind::NotFound, false) => {
+            "; start vm.receive-migration there first"
+        }
+        (io::ErrorKind::PermissionDenied, true) => "; --landlock keeps this program from TCP: use unix:<path>",
+        _ => "",
+    };
+    format!("cannot connect to {address}: {error}{what}")
+}
+
 impl TargetConnection {
     /// Prepares connections to `address`.
     pub(super) fn new(
@@ -88,12 +104,13 @@ impl TargetConnection {
     /// Connects to the target in a thread.
     pub(super) fn connect(&self, tasks: &mut Tasks) {
         let (address, tls, cancel) = (self.address.clone(), self.tls.clone(), self.cancel.clone());
+        let named = address.clone();
         let work = move || {
             let connected = Route::find(address, tls).and_then(|route| {
                 let stream = route.connect(&cancel)?;
                 Ok((route, stream))
             });
-            connected.map_err(|error| error.to_string())
+            connected.map_err(|error| not_connected(&named, &error))
         };
         tasks.spawn_or_fail(ThreadKind::Migration, work, SourceMessage::Connected);
     }
@@ -267,5 +284,24 @@ impl TargetConnection {
     pub(super) fn close(&mut self) {
         self.cancel.cancel();
         (self.channel, self.passing) = (None, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_that_cannot_be_reached_is_named_with_a_remedy() {
+        let tcp = Address::Tcp("host".to_string(), 7000);
+        let said = |address: &Address, kind: io::ErrorKind| not_connected(address, &kind.into());
+        let refused = said(&tcp, io::ErrorKind::ConnectionRefused);
+        assert_eq!(
+            refused,
+            "cannot connect to tcp:host:7000: connection refused; start vm.receive-migration there first"
+        );
+        assert!(said(&tcp, io::ErrorKind::PermissionDenied).contains("--landlock keeps this program from TCP"));
+        let absent = said(&Address::Unix("/run/x".into()), io::ErrorKind::NotFound);
+        assert!(absent.starts_with("cannot connect to unix:/run/x: ") && absent.ends_with("there first"), "{absent}");
     }
 }

@@ -1,0 +1,152 @@
+//! Keys of an option as the user wrote them: given once, with a value, and known.
+
+use crate::config::error::{ConfigError, Problem};
+use crate::config::grammar::Pair;
+use crate::config::option::{Key, Options};
+
+/// Checks that each key is given once.
+///
+/// # Errors
+///
+/// Fails with the second of two pairs with one key.
+pub(crate) fn check_once(pairs: &[Pair], option: &str) -> Result<(), ConfigError> {
+    for (at, Pair { key, value }) in pairs.iter().enumerate() {
+        if pairs[..at].iter().any(|before| before.key == *key) {
+            let value = value.as_ref().map(|value| format!("={value}")).unwrap_or_default();
+            let what = "the key is given twice; give it once".to_string();
+            return Err(ConfigError::new(format!("{option} {key}{value}"), Problem::Syntax(what)));
+        }
+    }
+    Ok(())
+}
+
+/// The key that a text without one is most likely the value of, such as `size` in `--memory 512M`.
+fn of_bare_text(option: &str) -> Option<&'static str> {
+    Some(match option {
+        "--balloon" | "--memory" => "size",
+        "--cpus" => "boot",
+        "--device" | "--disk" | "--landlock-rules" | "--vdpa" => "path",
+        "--fs" | "--tpm" => "socket",
+        "--memory-zone" | "--rate-limit-group" => "id",
+        "--net" => "tap",
+        "--net-vf" => "index",
+        "--pmem" => "file",
+        "--restore" => "source_url",
+        "--rng" => "src",
+        "--vsock" => "cid",
+        _ => return None,
+    })
+}
+
+/// The problem of `text`, which has no `=`.
+pub(crate) fn without_value<T: Options>(text: &str) -> Problem {
+    let keys = T::keys();
+    if let Some(key) = keys.iter().find(|key| key.name == text) {
+        return Problem::Syntax(format!("the key has no value; write {text}={}", key.syntax));
+    }
+    Problem::Syntax(match of_bare_text(T::OPTION) {
+        Some(key) => format!("a value without its key; write {key}={text}"),
+        None => "a value without its key; write key=value".to_string(),
+    })
+}
+
+/// The problem of the unknown key `name`.
+pub(crate) fn unknown<T: Options>(name: &str) -> Problem {
+    let keys = T::keys();
+    let tip = similar(name, &keys).map(|key| format!("did you mean {key}? ")).unwrap_or_default();
+    Problem::Syntax(format!("unknown key; {tip}--help lists those of {}", T::OPTION))
+}
+
+/// The key that `name` is most likely a misspelling of.
+fn similar(name: &str, keys: &[Key]) -> Option<&'static str> {
+    /// The longest name that is compared; no key is as long.
+    const LONGEST: usize = 32;
+    if name.len() > LONGEST {
+        return None;
+    }
+    let edits = keys.iter().map(|key| (edits(name.as_bytes(), key.name.as_bytes()), key.name));
+    let (edits, key) = edits.min_by_key(|(edits, _)| *edits)?;
+    // Of a short name, little would be left.
+    (edits <= 2 && 3 * edits <= key.len().max(name.len())).then_some(key)
+}
+
+/// The number of bytes to insert, remove, replace or swap with the next, to get from `a` to `b`.
+fn edits(a: &[u8], b: &[u8]) -> usize {
+    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
+    for (i, byte) in a.iter().enumerate() {
+        let above = &rows[i];
+        let mut row = vec![i + 1];
+        for (j, other) in b.iter().enumerate() {
+            let replaced = above[j] + usize::from(byte != other);
+            let mut least = replaced.min(above[j + 1] + 1).min(row[j] + 1);
+            let is_swapped = i > 0 && j > 0 && a[i - 1] == *other && b[j - 1] == *byte;
+            if is_swapped {
+                least = least.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, RestoreConfig};
+
+    fn refused<T: std::str::FromStr<Err = ConfigError> + std::fmt::Debug>(text: &str) -> String {
+        text.parse::<T>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_key_given_twice_is_refused() {
+        assert_eq!(refused::<NetConfig>("tap=a,tap=b"), "--net tap=b: the key is given twice; give it once");
+        assert_eq!(
+            refused::<NetConfig>("bw_size=1,vlan=5,bw_size=2"),
+            "--net bw_size=2: the key is given twice; give it once"
+        );
+        assert_eq!(refused::<NetVf>("pf=a,index=1,pf=b"), "--net-vf pf=b: the key is given twice; give it once");
+    }
+
+    #[test]
+    fn a_value_without_its_key_is_named_with_it() {
+        let without = "a value without its key; write";
+        assert_eq!(refused::<MemoryConfig>("512M"), format!("--memory 512M: {without} size=512M"));
+        assert_eq!(refused::<CpusConfig>("4"), format!("--cpus 4: {without} boot=4"));
+        assert_eq!(refused::<DiskConfig>("a.raw"), format!("--disk a.raw: {without} path=a.raw"));
+        assert_eq!(refused::<RestoreConfig>("/s"), format!("--restore /s: {without} source_url=/s"));
+        assert_eq!(refused::<NetConfig>("vlan"), "--net vlan: the key has no value; write vlan=<id>");
+    }
+
+    #[test]
+    fn a_misspelled_key_is_answered_with_the_right_one() {
+        let tip = |key: &str| {
+            let said = refused::<NetConfig>(&format!("{key}=8"));
+            assert!(said.starts_with(&format!("--net {key}=8: unknown key; ")), "{said}");
+            said.split_once("did you mean ").map(|(_, tip)| tip.split('?').next().unwrap_or_default().to_string())
+        };
+        for (wrong, right) in
+            [("sriov_vf", "sriov_vfs"), ("taap", "tap"), ("valn", "vlan"), ("num-queues", "num_queues")]
+        {
+            assert_eq!(tip(wrong).as_deref(), Some(right));
+        }
+        for wrong in ["x", "colour", &"long".repeat(10)] {
+            assert_eq!(tip(wrong), None);
+        }
+    }
+
+    #[test]
+    fn a_number_is_refused_with_its_own_bounds() {
+        assert_eq!(
+            refused::<NetConfig>("sriov_vfs=eight"),
+            "--net sriov_vfs=eight: give a whole number from 0 to 32512"
+        );
+        assert_eq!(
+            refused::<NetConfig>("max_tx_rate=10G"),
+            "--net max_tx_rate=10G: give a whole number of Mbit/s from 0 to 4294967295"
+        );
+        assert_eq!(refused::<NetConfig>("vlan=x"), "--net vlan=x: give a whole number from 0 to 4094");
+        assert_eq!(refused::<NetConfig>("weight=x"), "--net weight=x: give a whole number from 1 to 100");
+    }
+}
