@@ -84,6 +84,7 @@ pub use net::{
 };
 pub use net_sriov::{NetSriov, NetSriovError};
 pub use os::chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
+pub use os::socket_path::{PassedSockets, SocketHandle};
 pub use os::error_kind::ErrorKind;
 pub use os::eventfd::borrow as borrow_eventfd;
 pub use os::new_file::create_file;

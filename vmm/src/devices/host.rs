@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pci::{Placement, Rid};
-use virtio_devices::{BalloonSize, Behind, CharDevice, ConsoleWindow, Expiry, Iommu, Memory};
+use virtio_devices::{BalloonSize, Behind, CharDevice, ConsoleWindow, Expiry, Iommu, Memory, PassedSockets};
 
 use crate::devices::disks::LimitGroups;
 use crate::devices::mem_regions::MemRegions;
@@ -31,6 +31,8 @@ pub(crate) struct Host {
     pub limit_groups: LimitGroups,
     /// True if another program holds the locks of writable disks until [`Holds::take`](virtio_devices::Holds::take).
     pub locks_later: bool,
+    /// The listening sockets that another program passed, until all devices are open.
+    pub sockets: Arc<PassedSockets>,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<Arc<Iommu>>,
     /// The host devices.
