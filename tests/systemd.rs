@@ -1,7 +1,9 @@
-//! The unit in contrib is as confined as the documents say.
+//! The units in contrib are as confined as the documents say, and only an operator starts a VM. The script in contrib
+//! gives a bridge its VLANs.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -12,14 +14,36 @@ fn read(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
 }
 
+/// The units of a VM that starts here, and of one that arrives.
+const UNITS: [&str; 2] = ["cloud-hypervisor", "cloud-hypervisor-receive"];
+
+/// The lines of a unit without comments.
+fn settings(unit: &str) -> Vec<String> {
+    let text = read(&format!("contrib/systemd/{unit}@.service"));
+    text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+/// All values of `key` in `settings`.
+fn values<'s>(settings: &'s [String], key: &str) -> Vec<&'s str> {
+    settings
+        .iter()
+        .filter_map(|line| line.split_once('=').filter(|(name, _)| *name == key))
+        .map(|(_, value)| value)
+        .collect()
+}
+
 /// A figure such as `1.8`, in tenths.
 fn tenths(figure: &str) -> u32 {
     figure.replace('.', "").parse().unwrap()
 }
 
 #[test]
-fn the_exposure_of_the_unit_is_what_the_documents_say() {
-    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib/systemd/cloud-hypervisor@.service");
+fn the_exposure_of_each_unit_is_what_the_documents_say() {
+    UNITS.iter().for_each(|unit| check_exposure(unit));
+}
+
+fn check_exposure(unit: &str) {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("contrib/systemd/{unit}@.service"));
     let output = Command::new("systemd-analyze")
         .args(["security", "--offline=true", "--no-pager"])
         .arg(&unit)
@@ -45,4 +69,106 @@ fn the_unit_lets_the_program_confine_itself() {
             "{call}"
         );
     }
+}
+
+/// A client or a failure that started a VM again could run a guest twice: it may have moved.
+#[test]
+fn only_an_operator_starts_a_vm_again() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib/systemd");
+    for file in fs::read_dir(folder).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        assert!(name.ends_with("@.service"), "{name} could start a service");
+    }
+    for unit in UNITS {
+        let settings = settings(unit);
+        assert_eq!(values(&settings, "Restart"), ["no"], "{unit}");
+        for key in ["Sockets", "RestartForceExitStatus", "OnFailure", "OnSuccess", "Upholds", "Alias", "Also"] {
+            assert!(values(&settings, key).is_empty(), "{unit}: {key}");
+        }
+        // The API's socket is in the folder that systemd removes with the service.
+        assert_eq!(values(&settings, "RuntimeDirectory"), [format!("{unit}/%i")]);
+        assert!(values(&settings, "RuntimeDirectoryPreserve").is_empty(), "{unit}");
+        let socket = format!("%t/{unit}/%i/api.sock");
+        assert!(values(&settings, "ExecStart")[0].contains(&format!(" --api-socket path={socket}")), "{unit}");
+        assert!(values(&settings, "ExecStop")[0].contains(&format!(" --api-socket {socket} power-button")), "{unit}");
+    }
+    // A received VM does not come back with the host.
+    assert!(values(&settings(UNITS[1]), "WantedBy").is_empty());
+}
+
+#[test]
+fn a_received_vm_is_confined_and_owned_as_one_that_starts() {
+    let differs =
+        ["Description", "LoadCredential", "RuntimeDirectory", "ExecStart", "ExecStop", "WantedBy", "[Install]"];
+    let same = |unit: &str| {
+        let kept = |line: &String| !differs.contains(&line.split('=').next().unwrap());
+        settings(unit).into_iter().filter(kept).collect::<Vec<_>>()
+    };
+    let of_both = same(UNITS[0]);
+    assert_eq!(of_both, same(UNITS[1]));
+    // The same images, which systemd gives to the same user.
+    assert_eq!(values(&of_both, "User"), ["vm-%i"]);
+    assert_eq!(values(&of_both, "StateDirectory"), ["cloud-hypervisor/%i"]);
+}
+
+/// Runs `contrib/network/bridge-with-vlans` with commands that only write down their arguments.
+#[test]
+fn the_bridge_gets_a_trunk_and_one_vlan_for_each_vf() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bridge-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let log = folder.join("log");
+    for name in ["ip", "bridge"] {
+        let command = folder.join(name);
+        fs::write(&command, format!("#!/bin/sh\necho {name} \"$@\" >> '{}'\n", log.display())).unwrap();
+        fs::set_permissions(&command, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib/network/bridge-with-vlans");
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let run = |arguments: &[&str]| Command::new(&script).args(arguments).env("PATH", &path).output().unwrap();
+    // The interface `lo` exists, so it is not made.
+    let done = run(&["nobridge0", "lo", "notap0", "100", "200"]);
+    assert!(done.status.success(), "{done:?}");
+    let calls = fs::read_to_string(&log).unwrap();
+    let expected = "ip link add nobridge0 type bridge vlan_filtering 1 vlan_default_pvid 0
+ip link set nobridge0 up
+ip link set lo master nobridge0 up
+bridge vlan add dev lo vid 100
+bridge vlan add dev lo vid 200
+ip tuntap add notap0 mode tap vnet_hdr
+ip link set notap0 master nobridge0 up
+bridge vlan add dev notap0 vid 100
+bridge vlan add dev notap0 vid 200
+ip tuntap add notap0v0 mode tap vnet_hdr
+ip link set notap0v0 master nobridge0 up
+bridge vlan add dev notap0v0 vid 100 pvid untagged
+ip tuntap add notap0v1 mode tap vnet_hdr
+ip link set notap0v1 master nobridge0 up
+bridge vlan add dev notap0v1 vid 200 pvid untagged
+";
+    assert_eq!(calls, expected);
+    assert_eq!(run(&["br0"]).status.code(), Some(2));
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Checks copies, whose commands exist on any host.
+#[test]
+fn systemd_knows_every_setting_of_the_units() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("units-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for unit in UNITS {
+        let text = read(&format!("contrib/systemd/{unit}@.service"));
+        let copy = folder.join(format!("{unit}@a.service"));
+        fs::write(
+            &copy,
+            text.replace("/usr/bin/cloud-hypervisor", "/bin/true").replace("/usr/bin/ch-remote", "/bin/true"),
+        )
+        .unwrap();
+        let verified = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output().unwrap();
+        let said = String::from_utf8_lossy(&verified.stderr);
+        // Units of the host may have faults of their own, and names of system calls depend on the version.
+        let is_fault = |line: &&str| line.contains(&format!("{unit}@")) && line.contains("Unknown");
+        assert_eq!(said.lines().find(is_fault), None, "{said}");
+        assert!(verified.status.success(), "{said}");
+    }
+    fs::remove_dir_all(&folder).unwrap();
 }

@@ -87,6 +87,7 @@ pub use os::chardev::{CharDevice, CharError, CharSpec, PATIENCE, Woken};
 pub use os::error_kind::ErrorKind;
 pub use os::eventfd::borrow as borrow_eventfd;
 pub use os::new_file::create_file;
+pub use os::socket_path::{PassedSockets, SocketHandle};
 pub use os::thread::{NewThread, Panicked, Thread};
 pub use pmem::{Pmem, PmemCounter, PmemCounters, PmemError, PmemSpec};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};

@@ -41,6 +41,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::device::config::{ConfigField, Rule, read};
 use crate::device::counters::Counted;
 use crate::device::worker::{WorkerKind, spawn, thread_name};
+use crate::os::socket_path::{PassedSockets, SocketHandle};
 use crate::{DeviceSpecific, Start, StateError, VirtioDevice, Worker};
 pub use counters::{VsockCounter, VsockCounters};
 pub use error::VsockError;
@@ -86,13 +87,27 @@ impl Vsock {
     ///
     /// Fails if another program listens on the path, or it cannot be used.
     pub fn open(spec: VsockSpec) -> Result<Self, VsockError> {
-        let host = Arc::new(HostSocket::listen(&spec.socket)?);
+        Self::open_with(spec, &PassedSockets::default())
+    }
+
+    /// As [`Self::open`], with the listener in `passed` if that has one.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::open`] does, or if the listener does not belong to the path.
+    pub fn open_with(spec: VsockSpec, passed: &PassedSockets) -> Result<Self, VsockError> {
+        let host = Arc::new(HostSocket::listen(&spec.socket, passed)?);
         Ok(Self { counted: Counted::new(&spec.id), spec, host, muxer: None, owes_reset: Arc::default() })
     }
 
     /// Id of the device.
     pub fn id(&self) -> &str {
         &self.spec.id
+    }
+
+    /// The handle by which the socket is passed to another program.
+    pub fn socket(&self) -> SocketHandle {
+        self.host.handle()
     }
 
     /// Counters of the device.

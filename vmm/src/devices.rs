@@ -27,7 +27,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pci::{Bdf, HostBridge, Placement};
-use virtio_devices::{Cancel, GuestMap, NotResumed, ResizeError, StorageLock, Switch, TapHandle, Thread, VirtioPci};
+use virtio_devices::{
+    Cancel, GuestMap, NotResumed, ResizeError, SocketHandle, StorageLock, Switch, TapHandle, Thread, VirtioPci,
+};
 
 use crate::acpi::viot::Viot;
 use crate::config::{DeviceKind, DevicePlan};
@@ -160,6 +162,11 @@ impl Devices {
         self.plugged.iter().flat_map(Plugged::taps)
     }
 
+    /// The listening sockets of devices.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = SocketHandle> {
+        self.plugged.iter().filter_map(|plugged| plugged.handle.socket())
+    }
+
     /// Opens the devices of the plans, each in its place. Uses the taps in `passed` instead of opening them. `cancel`
     /// ends the wait for vhost-user backends.
     ///
@@ -188,6 +195,7 @@ impl Devices {
         }
         // Disks added to a running guest are locked at once.
         devices.host.locks_later = false;
+        devices.host.sockets = Arc::default();
         Ok(devices)
     }
 

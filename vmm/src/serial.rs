@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use virtio_devices::{CharDevice, NewThread, Thread};
+use virtio_devices::{CharDevice, NewThread, PassedSockets, Thread};
 use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -173,7 +173,16 @@ impl SerialConsole {
     ///
     /// Fails if the host side cannot be opened.
     pub fn open(config: &ConsoleConfig) -> Result<Option<Self>, ConsoleError> {
-        let Some(end) = ConsoleEnd::open("--serial", config, true)? else { return Ok(None) };
+        Self::open_with(config, &PassedSockets::default())
+    }
+
+    /// As [`Self::open`], with the listener in `passed` if that has one.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::open`] does.
+    pub fn open_with(config: &ConsoleConfig, passed: &PassedSockets) -> Result<Option<Self>, ConsoleError> {
+        let Some(end) = ConsoleEnd::open_with("--serial", config, true, passed)? else { return Ok(None) };
         let port = SerialPort::new(Arc::clone(end.device())).map_err(|error| ConsoleError::host("--serial", error))?;
         Ok(Some(Self { port: Arc::new(port), reader: None, end }))
     }

@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use virtio_devices::{BalloonSize, Cancel, Iommu, Memory, StorageLocks};
+use virtio_devices::{BalloonSize, Cancel, Iommu, Memory, SocketHandle, StorageLocks};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -69,7 +69,7 @@ use crate::vm::boot::Payload;
 pub use crate::vm::error::VmError;
 use crate::vm::host_limits::HostLimits;
 use crate::vm::memory::GuestRam;
-pub(crate) use crate::vm::origin::Origin;
+pub(crate) use crate::vm::origin::{Origin, Passed};
 use crate::vm::powered::Powered;
 use crate::vm::reclaiming::Reclaiming;
 #[cfg(test)]
@@ -201,7 +201,8 @@ impl Vm {
                  --console off or --serial off, or another mode"
             );
         }
-        let console = ConsoleEnd::open("--console", &config.console, !shared)?;
+        let sockets = parts.origin.sockets();
+        let console = ConsoleEnd::open_with("--console", &config.console, !shared, &sockets)?;
         let balloon = Arc::<BalloonSize>::default();
         let slots = plugged(kvm.memory_slots()).len();
         let mem_regions = memory::places::regions(&config.memory, &layout, slots);
@@ -215,11 +216,12 @@ impl Vm {
             events,
             limit_groups: devices::LimitGroups::default(),
             locks_later: parts.origin.is_running(),
+            sockets: Arc::clone(&sockets),
             iommu: plan.iommu().map(|spec| Iommu::new(spec.address_width)),
             vfio: Arc::new(VfioHost::new(config.platform.as_ref().is_none_or(|platform| platform.vfio_p2p_dma))),
         };
         let devices = Devices::new(&plan.devices, parts.places, host, parts.origin.taps(), cancel)?;
-        let serial = SerialConsole::open(&config.serial)?;
+        let serial = SerialConsole::open_with(&config.serial, &sockets)?;
         let debug_console = DebugConsole::open(&config.debug_console)?;
         let tpm = config.tpm.as_ref().map(|tpm| Tpm::open(&tpm.socket)).transpose()?;
         let running = None;
@@ -518,6 +520,12 @@ impl Vm {
     }
 
     /// The host sides of the serial port, the virtio console and the debug console, in this order.
+    /// The listening sockets of vsock and consoles.
+    pub(crate) fn sockets(&self) -> Vec<SocketHandle> {
+        let ends = self.ends().into_iter().flatten().filter_map(|end| end.device().socket());
+        ends.chain(self.devices.sockets()).collect()
+    }
+
     fn ends(&self) -> [Option<&ConsoleEnd>; 3] {
         let serial = self.serial.as_ref().map(SerialConsole::end);
         [serial, self.console.as_ref(), self.debug_console.as_ref().map(DebugConsole::end)]

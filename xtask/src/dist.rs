@@ -28,10 +28,12 @@ pub(crate) fn run(workspace: &Path) -> Result<()> {
         return Err(Error::new("cannot generate completions and man pages"));
     }
     step.done();
-    let units = folder.join("systemd");
-    fs::create_dir_all(&units).context("making target/dist/systemd")?;
-    for unit in fs::read_dir(workspace.join("contrib/systemd")).context("reading contrib/systemd")? {
-        copy(&unit.context("reading contrib/systemd")?.path(), &units)?;
+    for part in ["systemd", "network"] {
+        let (from, to) = (workspace.join("contrib").join(part), folder.join(part));
+        fs::create_dir_all(&to).context(format!("making {}", to.display()))?;
+        for file in fs::read_dir(&from).context(format!("reading {}", from.display()))? {
+            copy(&file.context(format!("reading {}", from.display()))?.path(), &to)?;
+        }
     }
     let step = Step::begin("write", "licences of third parties");
     copy(&workspace.join("LICENSE"), &folder)?;

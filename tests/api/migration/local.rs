@@ -1,7 +1,12 @@
 //! Live migration between two VMMs on one host, which passes the guest's memory.
 
 use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -141,4 +146,55 @@ fn taps_go_over_as_they_are_and_carry_frames_before_and_after() {
     assert_eq!(there.get("vm.info").expect(200)["config"]["net"][0]["tap"], "apilocal");
     drop(target);
     wait_for("the end of the taps", || numbers() == [0; 4]);
+}
+
+/// True if a client at `path` receives the marks of the guest that counts.
+fn serves(path: &Path) -> bool {
+    let mut client = UnixStream::connect(path).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut marks = [0; 4];
+    client.read_exact(&mut marks).is_ok() && !marks.contains(&b'!')
+}
+
+/// Each program ends by itself once its guest has gone, and must leave the sockets to the next one.
+#[test]
+fn vsock_and_console_sockets_keep_their_paths_over_two_upgrades() {
+    let first = Vmm::start();
+    let names = ["serial.sock", "console.sock", "vsock.sock"];
+    let paths: Vec<PathBuf> = names.iter().map(|name| first.files.path(name)).collect();
+    let mut config = config(&first);
+    config["memory"]["shared"] = json!(true);
+    config["serial"] = json!({"mode": "Socket", "socket": paths[0]});
+    config["console"] = json!({"mode": "Socket", "socket": paths[1]});
+    config["vsock"] = json!({"cid": 3, "socket": paths[2]});
+    let mut client = first.boot_config(&config);
+    let inodes = || paths.iter().map(|path| fs::symlink_metadata(path).map(|file| file.ino()).ok()).collect::<Vec<_>>();
+    let before = inodes();
+    assert!(before.iter().all(Option::is_some) && serves(&paths[0]), "{before:?}");
+    // A target that fails leaves them where they were.
+    let target = Target::listen(&first.files.path("migration"), Ends::FailsAfterGo);
+    send(&mut client, &url(&first));
+    wait_for_state(&mut client, "failed");
+    drop(target);
+    assert!(inodes() == before && serves(&paths[0]));
+    let mut vmms = vec![first];
+    for turn in 0..2 {
+        let next = Vmm::start();
+        let mut there = receive(&next, &url(&next));
+        send(&mut client, &url(&next));
+        wait_for_state(&mut there, "finished");
+        let last = vmms.last_mut().unwrap();
+        assert!(last.ended().success(), "turn {turn}");
+        assert_eq!(inodes(), before, "turn {turn}");
+        assert!(serves(&paths[0]), "turn {turn}");
+        for path in &paths {
+            drop(UnixStream::connect(path).unwrap());
+        }
+        vmms.push(next);
+        client = there;
+    }
+    client.put("vm.reboot").expect(204);
+    assert!(inodes() == before && serves(&paths[0]));
+    client.put("vm.delete").expect(204);
+    assert_eq!(inodes(), [None; 3]);
 }

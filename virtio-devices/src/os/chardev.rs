@@ -30,6 +30,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::os::eventfd::borrow;
 use crate::os::new_file::create_file;
+use crate::os::socket_path::{PassedSockets, SocketHandle};
 use backlog::Backlog;
 pub use error::CharError;
 use pty::Pty;
@@ -120,6 +121,15 @@ impl CharDevice {
     ///
     /// Fails with one line that contains the remedy; see [`CharError`].
     pub fn open(spec: &CharSpec) -> Result<Self, CharError> {
+        Self::open_with(spec, &PassedSockets::default())
+    }
+
+    /// As [`Self::open`], with the listener in `passed` if that has one.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::open`] does, or if the listener does not belong to the path.
+    pub fn open_with(spec: &CharSpec, passed: &PassedSockets) -> Result<Self, CharError> {
         let kind = match spec {
             CharSpec::Null => Kind::Null,
             CharSpec::File(path) => {
@@ -127,7 +137,7 @@ impl CharDevice {
                 return Self::over(None, create(path).map_err(fail)?.into()).map_err(fail);
             }
             CharSpec::Pty => Kind::Pty(Pty::open().map_err(CharError::Pty)?),
-            CharSpec::Socket(path) => Kind::Socket(Socket::listen(path)?),
+            CharSpec::Socket(path) => Kind::Socket(Socket::listen(path, passed)?),
         };
         let kept = match spec {
             CharSpec::Null | CharSpec::File(_) => None,
@@ -168,6 +178,14 @@ impl CharDevice {
     pub fn pty(&self) -> Option<&Path> {
         match &self.kind {
             Kind::Pty(pty) => Some(pty.path()),
+            _ => None,
+        }
+    }
+
+    /// The handle by which a listening socket is passed to another program.
+    pub fn socket(&self) -> Option<SocketHandle> {
+        match &self.kind {
+            Kind::Socket(socket) => Some(socket.handle()),
             _ => None,
         }
     }

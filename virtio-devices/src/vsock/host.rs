@@ -5,33 +5,39 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::VsockError;
-use crate::os::socket_path::{ListenError, OwnPath, connect, listen};
+use crate::os::socket_path::{ListenError, OwnPath, PassedSockets, SocketHandle, connect, listen_or_take};
 
 /// A listening socket, removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct HostSocket {
     path: PathBuf,
-    listener: UnixListener,
-    _own: OwnPath,
+    listener: Arc<UnixListener>,
+    own: OwnPath,
 }
 
 impl HostSocket {
-    /// Listens at `path`. Removes a socket that an ended program left there.
+    /// Listens at `path`, or uses the listener in `passed`. Removes a socket that an ended program left there.
     ///
     /// # Errors
     ///
     /// Fails if another program is listening there, or the path cannot be used.
-    pub(crate) fn listen(path: &Path) -> Result<Self, VsockError> {
-        let (listener, own) = listen(path).map_err(|error| match error {
+    pub(crate) fn listen(path: &Path, passed: &PassedSockets) -> Result<Self, VsockError> {
+        let (listener, own) = listen_or_take(path, passed).map_err(|error| match error {
             ListenError::InUse => VsockError::InUse(path.to_owned()),
             ListenError::NotASocket => VsockError::NotASocket(path.to_owned()),
             ListenError::Denied(error) | ListenError::Failed(error) => {
                 VsockError::Listen { path: path.to_owned(), error }
             }
         })?;
-        Ok(Self { path: path.to_owned(), listener, _own: own })
+        Ok(Self { path: path.to_owned(), listener, own })
+    }
+
+    /// The handle by which the socket is passed.
+    pub(crate) fn handle(&self) -> SocketHandle {
+        self.own.handle(&self.listener)
     }
 
     /// Accepts a waiting client, without blocking.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use virtio_devices::SocketHandle;
 use vm_api::migration::{MemoryMode, SendMigration};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -33,6 +34,8 @@ pub(super) struct OutgoingMigration {
     pub progress: Progress,
     /// True if the guest runs, or ran until the migration stopped it.
     pub runs: bool,
+    /// Listening sockets that are passed to the target; empty unless it is on this host.
+    pub sockets: Vec<SocketHandle>,
     /// True if the migration has stopped the guest.
     pub is_stopped: bool,
     /// True if the owner of the guest is unknown.

@@ -66,10 +66,11 @@ impl ControlLoop {
         let instance = self.running()?;
         let mut offer = instance.offer()?;
         let runs = offer.runs;
-        let mut passed = None;
+        let (mut passed, mut sockets) = (None, Vec::new());
         if config.local {
             let vm = instance.vm().ok_or_else(|| conflict("the VM is not booted"))?;
-            let (state, fds) = of_vm(vm).map_err(conflict)?;
+            sockets = vm.sockets();
+            let (state, fds) = of_vm(vm, &sockets).map_err(conflict)?;
             (offer.passed, passed) = (Some(state), Some(fds));
         }
         instance.leaves_links = config.on_unlogged_backend == OnMissingBackend::LinkDown;
@@ -93,7 +94,8 @@ impl ControlLoop {
         let thread = SourceHandle::start(params).map_err(host)?;
         self.progress = Some(progress.clone());
         let (is_stopped, is_unknown, stays_paused) = (false, false, None);
-        let sent = OutgoingMigration { thread, commands, progress, runs, is_stopped, is_unknown, stays_paused };
+        let sent =
+            OutgoingMigration { thread, commands, progress, runs, sockets, is_stopped, is_unknown, stays_paused };
         self.live = Some(ActiveMigration::Outgoing(sent));
         Ok(())
     }

@@ -44,10 +44,13 @@ impl ControlLoop {
                 }
                 SourceCommand::StopGuest => {
                     sent.is_stopped = true;
+                    // From here on only the side that has the guest removes them.
+                    sent.sockets.iter().for_each(|socket| socket.own(false));
                     sent.thread.send(SourceReply::Stopped(self.stop_guest()));
                 }
                 SourceCommand::ResumeGuest => {
                     sent.is_stopped = false;
+                    sent.sockets.iter().for_each(|socket| socket.own(true));
                     sent.stays_paused = self.resume_guest(sent.runs).err();
                 }
                 SourceCommand::ReleaseGuest => {
@@ -194,6 +197,9 @@ impl ControlLoop {
             error: std::io::Error::other("no guest was received"),
         })?;
         let resumed = instance.vm_mut().filter(|_| runs).map_or(Ok(()), Vm::resume);
+        if resumed.is_ok() || is_local {
+            instance.vm().into_iter().flat_map(Vm::sockets).for_each(|socket| socket.own(true));
+        }
         let mut stays_paused = None;
         match resumed {
             Err(error) if is_local => {

@@ -1,6 +1,6 @@
 //! The parts of an open device that the host uses while the guest may be using the device.
 
-use virtio_devices::{StorageLock, Switch};
+use virtio_devices::{SocketHandle, StorageLock, Switch};
 
 use crate::devices::counters::NicCounters;
 use crate::devices::disks::Disk;
@@ -23,6 +23,8 @@ pub(super) enum Handle {
         read: Box<dyn Fn() -> Counts + Send>,
         /// Host storage that its guest writes, if any.
         hold: Option<StorageLock>,
+        /// The listening socket, if it has one.
+        socket: Option<SocketHandle>,
     },
 }
 
@@ -39,7 +41,7 @@ pub(super) struct NetHandle {
 impl Handle {
     /// The handle of a device of `kind`, whose counters `read` reads.
     pub(super) fn plain(kind: &'static str, read: impl Fn() -> Counts + Send + 'static) -> Self {
-        Self::Plain { kind, read: Box::new(read), hold: None }
+        Self::Plain { kind, read: Box::new(read), hold: None, socket: None }
     }
 
     /// The kind of device, as in names of metrics, and the counters of each function until now.
@@ -56,6 +58,14 @@ impl Handle {
         match self {
             Self::Disk(disk) => Some(disk),
             _ => None,
+        }
+    }
+
+    /// The listening socket of the device, if it has one.
+    pub(super) fn socket(&self) -> Option<SocketHandle> {
+        match self {
+            Self::Plain { socket, .. } => socket.clone(),
+            Self::Net(_) | Self::Disk(_) => None,
         }
     }
 

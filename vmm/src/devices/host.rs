@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pci::{Placement, Rid};
-use virtio_devices::{BalloonSize, CharDevice, ConsoleWindow, Expiry, Iommu, IommuAttachment, Memory};
+use virtio_devices::{BalloonSize, CharDevice, ConsoleWindow, Expiry, Iommu, IommuAttachment, Memory, PassedSockets};
 
 use crate::devices::disks::LimitGroups;
 use crate::devices::mem_regions::MemRegions;
@@ -32,6 +32,8 @@ pub(crate) struct HostResources {
     /// True if another program holds the locks of writable disks until
     /// [`StorageLocks::take`](virtio_devices::StorageLocks::take).
     pub locks_later: bool,
+    /// The listening sockets that another program passed, until all devices are open.
+    pub sockets: Arc<PassedSockets>,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<Arc<Iommu>>,
     /// The host devices.

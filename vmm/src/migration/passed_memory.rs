@@ -1,16 +1,18 @@
-//! Descriptors for a target on the same host: guest memory, and taps, which two programs cannot open by name at once.
+//! Descriptors for a target on the same host: guest memory, and what two programs cannot open by name at once, which
+//! are taps and listening sockets.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::SealFlags;
 use serde::{Deserialize, Serialize};
-use virtio_devices::PassedTap;
+use virtio_devices::{PassedSockets, PassedTap, SocketHandle};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
-use crate::config::{MemoryConfig, VmPlan};
+use crate::config::{MemoryConfig, VmConfig, VmPlan};
 use crate::devices::passed_taps::{PassedTaps, TapOf};
 use crate::vm::Vm;
 use crate::vm::memory::PassedRegion;
@@ -26,6 +28,9 @@ pub(crate) struct PassedState {
     pub memory: Vec<RegionState>,
     /// Taps, with one descriptor per queue.
     pub taps: Vec<TapState>,
+    /// Paths of listening sockets of vsock and consoles, with one descriptor each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sockets: Vec<PathBuf>,
 }
 
 /// A passed tap.
@@ -58,12 +63,12 @@ pub(crate) struct RegionState {
 /// Descriptors that a source passes, and their descriptions.
 pub(crate) type Passing = (PassedState, Vec<OwnedFd>);
 
-/// Collects the memory and taps of `vm`.
+/// Collects the memory, taps and `sockets` of `vm`.
 ///
 /// # Errors
 ///
 /// Fails if the memory is private, or the host has no descriptor left.
-pub(crate) fn of_vm(vm: &Vm) -> Result<Passing, String> {
+pub(crate) fn of_vm(vm: &Vm, sockets: &[SocketHandle]) -> Result<Passing, String> {
     let (mut state, mut fds) = (PassedState::default(), Vec::new());
     if vm.shared_memory().is_none() {
         let what = "the guest's memory is private to this program; start it with --memory shared=on";
@@ -85,17 +90,22 @@ pub(crate) fn of_vm(vm: &Vm) -> Result<Passing, String> {
         state.taps.push(TapState { of, queues: count, mtu, offloads });
         fds.extend(queues);
     }
+    for socket in sockets {
+        let fd = socket.pass().map_err(|error| format!("local=true: the host has no descriptor left: {error}"))?;
+        fds.push(fd);
+        state.sockets.push(socket.path().to_owned());
+    }
     Ok((state, fds))
 }
 
 impl PassedState {
-    /// Counts the descriptors, and checks that a VM of `plan` with this `memory` has all of them.
+    /// Counts the descriptors, and checks that a VM of `plan` and `config` has all of them.
     ///
     /// # Errors
     ///
     /// Fails if there are more.
-    pub(crate) fn count(&self, plan: &VmPlan, memory: &MemoryConfig) -> Result<usize, String> {
-        let added = memory.room().unwrap_or(0) / MemoryConfig::STEP;
+    pub(crate) fn count(&self, plan: &VmPlan, config: &VmConfig) -> Result<usize, String> {
+        let added = config.memory.room().unwrap_or(0) / MemoryConfig::STEP;
         let most = MOST_REGIONS.saturating_add(usize::try_from(added).unwrap_or(usize::MAX));
         if self.memory.len() > most {
             return Err(format!("the source passes {} parts of memory; a guest has at most {most}", self.memory.len()));
@@ -107,7 +117,15 @@ impl PassedState {
             let own = functions.map(|(nic, vf)| ((net.id(), vf, false), nic.spec.queue_pairs));
             room.extend(own.chain(net.switch.iter().map(|_| ((net.id(), None, true), 1))));
         }
-        let mut count = self.memory.len();
+        let ends = [&config.serial, &config.console].into_iter().filter_map(|end| end.socket.as_ref());
+        let mut paths: Vec<_> = ends.chain(config.vsock.as_ref().map(|vsock| &vsock.socket)).collect();
+        for socket in &self.sockets {
+            let Some(at) = paths.iter().position(|path| *path == socket) else {
+                return Err(format!("the source passes a socket that this VM does not have: {}", socket.display()));
+            };
+            paths.swap_remove(at);
+        }
+        let mut count = self.memory.len() + self.sockets.len();
         for TapState { of: TapOf { id, vf, uplink }, queues, .. } in &self.taps {
             match room.remove(&(id.as_str(), *vf, *uplink)) {
                 Some(most) if *queues <= most => count += usize::from(*queues),
@@ -117,24 +135,26 @@ impl PassedState {
         Ok(count)
     }
 
-    /// Sorts `fds` into memory and taps.
+    /// Sorts `fds` into memory, taps and sockets.
     ///
     /// # Errors
     ///
     /// Fails if they do not match the description.
-    pub(crate) fn open(&self, fds: Vec<OwnedFd>) -> Result<(Vec<PassedRegion>, PassedTaps), String> {
+    pub(crate) fn open(&self, fds: Vec<OwnedFd>) -> Result<(Vec<PassedRegion>, PassedTaps, PassedSockets), String> {
         let mut fds = fds;
         let queues = self.taps.iter().map(|tap| usize::from(tap.queues)).sum::<usize>();
-        if fds.len() != self.memory.len() + queues {
+        if fds.len() != self.memory.len() + queues + self.sockets.len() {
             return Err("the source passes other descriptors than it describes".to_string());
         }
+        let sockets = fds.split_off(self.memory.len() + queues);
+        let sockets = PassedSockets(self.sockets.iter().cloned().zip(sockets).collect());
         let mut queues = fds.split_off(self.memory.len()).into_iter();
         let mut tap = |TapState { of, queues: count, mtu, offloads }: &TapState| {
             let queues = queues.by_ref().take(usize::from(*count)).collect();
             (of.clone(), PassedTap { mtu: *mtu, offloads: *offloads, queues })
         };
         let taps = PassedTaps(self.taps.iter().map(&mut tap).collect());
-        Ok((self.regions(fds)?, taps))
+        Ok((self.regions(fds)?, taps, sockets))
     }
 
     fn regions(&self, fds: Vec<OwnedFd>) -> Result<Vec<PassedRegion>, String> {

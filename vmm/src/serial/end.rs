@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use thiserror::Error;
-use virtio_devices::{CharDevice, CharError, CharSpec, ConsoleSize, ConsoleWindow};
+use virtio_devices::{CharDevice, CharError, CharSpec, ConsoleSize, ConsoleWindow, PassedSockets};
 
 use crate::config::{ConsoleConfig, ConsoleMode};
 use crate::serial::terminal::{RawTerminal, is_background};
@@ -57,6 +57,20 @@ impl ConsoleEnd {
     ///
     /// Fails if it cannot be opened.
     pub fn open(option: &'static str, config: &ConsoleConfig, reads: bool) -> Result<Option<Self>, ConsoleError> {
+        Self::open_with(option, config, reads, &PassedSockets::default())
+    }
+
+    /// As [`Self::open`], with the listener in `passed` if that has one.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::open`] does.
+    pub fn open_with(
+        option: &'static str,
+        config: &ConsoleConfig,
+        reads: bool,
+        passed: &PassedSockets,
+    ) -> Result<Option<Self>, ConsoleError> {
         let device = match (config.mode, &config.file, &config.socket) {
             (ConsoleMode::Off, ..) => return Ok(None),
             (ConsoleMode::Tty, ..) => streams(reads).map_err(|error| ConsoleError::host(option, error))?,
@@ -68,7 +82,7 @@ impl ConsoleEnd {
                     // The plan refuses a file or socket without a path.
                     _ => CharSpec::Null,
                 };
-                CharDevice::open(&spec).map_err(|error| ConsoleError::End { option, error })?
+                CharDevice::open_with(&spec, passed).map_err(|error| ConsoleError::End { option, error })?
             }
         };
         let size = if config.mode == ConsoleMode::Tty { terminal_size() } else { None };

@@ -8,6 +8,17 @@ use crate::error_kind::ErrorKind;
 use crate::landlock::LandlockError;
 use crate::machine_state::error::{RestoreError, SaveError};
 
+/// Remedy for a folder that this program may not write to; empty for other errors.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "; give a folder that may be written: a unit of systemd names it by StateDirectory= or ReadWritePaths="
+        }
+        io::ErrorKind::PermissionDenied => "; give the folder to the user of this program (chown), or name another",
+        _ => "",
+    }
+}
+
 /// Failure to save or restore a VM, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
@@ -40,7 +51,7 @@ pub enum SnapshotError {
     #[error("destination_url: {}: already has a snapshot; give an empty folder", .0.display())]
     Exists(PathBuf),
     /// A file of the snapshot cannot be written.
-    #[error("{}: cannot be written: {error}; the files of this snapshot were removed", path.display())]
+    #[error("{}: cannot be written: {error}{}; the files of this snapshot were removed", path.display(), remedy(error))]
     Write {
         /// The file.
         path: PathBuf,
@@ -116,5 +127,22 @@ impl From<SaveError> for SnapshotError {
 impl From<RestoreError> for SnapshotError {
     fn from(error: RestoreError) -> Self {
         Self::Machine(error.to_string(), error.kind())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_may_not_be_written_comes_with_the_remedy() {
+        let line = |errno: rustix::io::Errno| {
+            let error = io::Error::from_raw_os_error(errno.raw_os_error());
+            SnapshotError::Write { path: "/snap/config.json".into(), error }.to_string()
+        };
+        assert!(line(rustix::io::Errno::ROFS).contains("StateDirectory= or ReadWritePaths="));
+        assert!(line(rustix::io::Errno::ACCESS).contains("give the folder to the user of this program (chown)"));
+        let full = line(rustix::io::Errno::NOSPC);
+        assert!(full.ends_with("(os error 28); nothing is left of this snapshot"), "{full}");
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,7 +19,7 @@ use crate::os::socket_path::{self, ListenError, OwnPath, connect};
 #[derive(Debug)]
 pub struct VhostUserSocket {
     path: PathBuf,
-    listener: Option<UnixListener>,
+    listener: Option<Arc<UnixListener>>,
     _own: Option<OwnPath>,
 }
 
@@ -53,7 +54,7 @@ impl VhostUserSocket {
 
     /// The descriptor that becomes readable when a peer connects.
     pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
-        self.listener.as_ref().map(AsFd::as_fd)
+        self.listener.as_ref().map(|listener| listener.as_fd())
     }
 
     /// Connects to a peer, or accepts one that is waiting.

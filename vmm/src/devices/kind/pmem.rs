@@ -15,7 +15,7 @@ pub(super) fn open(spec: &PmemSpec, site: &Site<'_>) -> Result<Opened, DeviceErr
     let pmem = Pmem::open(spec.clone()).map_err(|error| site.failed(error.kind(), error))?;
     let (counters, hold) = (pmem.counters(), pmem.hold());
     let read = Box::new(move || counters.iter().collect());
-    Ok((site.function(pmem)?, Handle::Plain { kind: "pmem", read, hold }))
+    Ok((site.function(pmem)?, Handle::Plain { kind: "pmem", read, hold, socket: None }))
 }
 
 /// The file, or the folder of a temporary one.

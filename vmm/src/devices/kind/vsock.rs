@@ -12,9 +12,10 @@ pub(super) const OPEN_FILES: u64 = 7;
 pub(super) const THREADS: u64 = 1;
 
 pub(super) fn open(spec: &VsockSpec, site: &Site<'_>) -> Result<Opened, DeviceError> {
-    let vsock = Vsock::open(spec.clone()).map_err(|error| site.failed(error.kind(), error))?;
-    let counters = vsock.counters();
-    Ok((site.function(vsock)?, Handle::plain("vsock", move || counters.iter().collect())))
+    let vsock = Vsock::open_with(spec.clone(), &site.host.sockets).map_err(|error| site.failed(error.kind(), error))?;
+    let (counters, socket) = (vsock.counters(), Some(vsock.socket()));
+    let read = Box::new(move || counters.iter().collect());
+    Ok((site.function(vsock)?, Handle::Plain { kind: "vsock", read, hold: None, socket }))
 }
 
 /// The folder of the socket.

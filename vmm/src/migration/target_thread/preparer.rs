@@ -1,6 +1,7 @@
 //! Creation of the target's VM in a thread: all is read, checked and opened before pages arrive.
 
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use virtio_devices::{Cancel, WorkerKind};
 
@@ -16,7 +17,7 @@ use crate::telemetry::events::Events;
 use crate::threads::{self, ThreadKind};
 use crate::vm::host_limits::HostLimits;
 use crate::vm::memory::Image;
-use crate::vm::{Origin, Vm};
+use crate::vm::{Origin, Passed, Vm};
 
 /// Creates the VM of an arriving guest.
 #[derive(Clone)]
@@ -82,15 +83,16 @@ impl Preparer {
         config.cpus.boot_vcpus = offer.outline.wanted_vcpus.into();
         let hosts = (self.events.clone(), self.limits);
         let passed = offer.passed.as_ref().map(|passed| passed.open(fds)).transpose();
-        let passed = passed.map_err(MigrationError::Unsuitable)?.map(|(memory, taps)| {
+        let passed = passed.map_err(MigrationError::Unsuitable)?.map(|(memory, taps, sockets)| {
             let image = Image::Passed(memory.clone().into());
-            (memory, image, offer::not_replaced(taps, &self.given))
+            let taps = offer::not_replaced(taps, &self.given);
+            (memory, Passed { image, taps, sockets: Arc::new(sockets) })
         });
-        let origin = Origin::Running(passed.as_ref().map(|(_, image, taps)| (image, taps)));
+        let origin = Origin::Running(passed.as_ref().map(|(_, passed)| passed));
         let vm = Vm::for_restore_from(&config, planned.plan(), &offer.outline, origin, hosts, Some(cancel))
             .map_err(MigrationError::from)?;
         vm.check_cpuid(&offer.outline.cpuid).map_err(MigrationError::from)?;
-        let is_all = passed.iter().try_for_each(|(memory, ..)| passed_memory::check(&vm, memory));
+        let is_all = passed.iter().try_for_each(|(memory, _)| passed_memory::check(&vm, memory));
         is_all.map_err(MigrationError::Unsuitable)?;
         vm.devices().check_stateful(&offer.stateful).map_err(MigrationError::Unsuitable)?;
         // Started now, to keep them out of the downtime. The drivers that are up are not known yet.
