@@ -4,12 +4,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use pci::VfIndex;
+use serde_json::{Map, Value};
 use virtio_devices::{PortSettings, Replaced, Status};
 
 use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
 use crate::config::subject::Subject;
-use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, PolicyConfig, net::switch};
+use crate::config::{BackendPlan, LinkPolicy, MacAddress, NicPlan, PlannedVm, PolicyConfig, net::switch};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;
@@ -53,6 +54,7 @@ impl Instance {
         let plan =
             planned.as_ref().map(|planned| set_vf::plan_of(planned, pf, *index).ok_or_else(no_vf)).transpose()?;
         let now = set_vf::plan_of(&self.planned, pf, *index);
+        let before = self.settings(pf, *index);
         let set = plugged.slot().with(|device| {
             let vf = Some(VfIndex(*index));
             let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
@@ -88,8 +90,27 @@ impl Instance {
                 self.warn_of_macs(Some(pf));
             }
         }
-        self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &index.to_string()), ("by", "host")]);
+        let changed = set_vf::changes(&before, &self.settings(pf, *index));
+        let properties = [("id", pf.as_str()), ("index", &index.to_string()), ("by", "host"), ("changed", &changed)];
+        self.events.tell(Source::Sriov, "vf-policy", &properties);
         set_vf::settle(replaced, pf, *index)
+    }
+
+    /// Effective settings of VF `index` of `pf`, as JSON.
+    fn settings(&self, pf: &str, index: u16) -> Map<String, Value> {
+        let mut settings = match serde_json::to_value(self.policy(pf, Some(index))) {
+            Ok(Value::Object(policy)) => policy,
+            _ => Map::new(),
+        };
+        if let Some(plan) = set_vf::plan_of(&self.planned, pf, index) {
+            settings.insert("mac".to_string(), Value::from(MacAddress(plan.spec.mac).to_string()));
+        }
+        let net = self.config().net.iter().find(|net| net.id.as_deref() == Some(pf));
+        let vf = net.and_then(|net| net.vfs.iter().find(|vf| vf.index == index));
+        if let Some(Ok(limits)) = vf.and_then(|vf| vf.rate_limiter_config.as_ref()).map(serde_json::to_value) {
+            settings.insert("rate_limiter_config".to_string(), limits);
+        }
+        settings
     }
 
     /// Restores the VF links that clients set before the VM was saved, for ports of a switch.
