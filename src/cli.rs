@@ -67,13 +67,19 @@ pub(crate) struct Cli {
         long,
         value_name = "path=<path>|fd=<number>",
         help_heading = API,
-        long_help = "Write events as JSON objects to path=<path>, a file (which is truncated) or a named pipe \
+        long_help = "Write events as JSON objects to path=<path>, a file (which is appended to) or a named pipe \
                      (whose reader may come later), or to fd=<number>, an open file descriptor"
     )]
     event_monitor: Option<String>,
 
-    /// Write the log to this file instead of standard error
-    #[arg(long, value_name = "path", help_heading = PROGRAM)]
+    /// Append the log to this file instead of standard error
+    #[arg(
+        long,
+        value_name = "path",
+        help_heading = PROGRAM,
+        long_help = "Append the log to this file instead of standard error. SIGHUP opens it again, and the file of \
+                     --event-monitor, after logrotate has renamed them"
+    )]
     pub log_file: Option<PathBuf>,
 
     /// Format of the log's lines
@@ -134,8 +140,15 @@ pub(crate) struct Cli {
     )]
     seccomp: Option<Seccomp>,
 
-    /// Log more: -v events, -vv details, -vvv everything
-    #[arg(short, action = ArgAction::Count, help_heading = PROGRAM)]
+    /// Log more: -v changes and events, -vv refused writes and details, -vvv everything
+    #[arg(
+        short,
+        action = ArgAction::Count,
+        help_heading = PROGRAM,
+        long_help = "Log more. -v: requests that change something with their outcome, the VM's life, VFs enabled, \
+                     disabled and reset, migrations. -vv: also writes of drivers that were refused, with the reason, \
+                     and details. -vvv: everything"
+    )]
     pub verbose: u8,
 }
 
@@ -186,7 +199,7 @@ impl Cli {
         };
         let vm = vm.transpose().map_err(vmm::Error::from)?;
         let seccomp = self.seccomp.unwrap_or(Seccomp::True).into();
-        Ok(Options { vm, restore, api, event_monitor, no_shutdown: self.no_shutdown, seccomp })
+        Ok(Options { vm, restore, api, event_monitor, no_shutdown: self.no_shutdown, seccomp, log: None })
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::io::Write;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use log::{LevelFilter, Log, Metadata, Record, SetLoggerError};
+use vmm::LogOutput;
 
 /// Format of a log line: text, and tokens such as `{msg}`. `{{` and `}}` are braces.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -242,16 +244,13 @@ fn thread_name() -> String {
 }
 
 /// A log in this format.
-struct Logger<W> {
+struct Logger {
     format: Format,
     start: Instant,
-    to: W,
+    to: Arc<LogOutput>,
 }
 
-impl<W: Send + Sync> Log for Logger<W>
-where
-    for<'w> &'w W: Write,
-{
+impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= log::max_level()
     }
@@ -261,7 +260,7 @@ where
             let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let moment = Moment { uptime: self.start.elapsed(), clock };
             // In one call, so that lines of several threads do not mix. Never waits for a log that accepts no output.
-            let _ = (&self.to).write_all(self.format.line(record, moment).as_bytes());
+            let _ = self.to.as_ref().write_all(self.format.line(record, moment).as_bytes());
         }
     }
 
@@ -273,11 +272,12 @@ where
 /// # Errors
 ///
 /// They are sent elsewhere already.
-pub(crate) fn start<W>(format: Format, level: LevelFilter, start: Instant, to: W) -> Result<(), SetLoggerError>
-where
-    W: Send + Sync + 'static,
-    for<'w> &'w W: Write,
-{
+pub(crate) fn start(
+    format: Format,
+    level: LevelFilter,
+    start: Instant,
+    to: Arc<LogOutput>,
+) -> Result<(), SetLoggerError> {
     // The C library reads the time zone's file once, which a confined thread could not do.
     let _ = Moment { uptime: Duration::ZERO, clock: Duration::ZERO }.in_zone(Zone::Local);
     log::set_logger(Box::leak(Box::new(Logger { format, start, to })))?;

@@ -7,18 +7,17 @@ mod usage;
 mod vm_options;
 
 use std::error::Error;
-use std::fs::File;
 use std::io::{IsTerminal, Write};
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 use tracing_subscriber::filter::LevelFilter;
-use vmm::ErrorKind;
 use vmm::config::{VmConfig, json};
+use vmm::{ErrorKind, LogOutput};
 
 use crate::cli::Cli;
 use crate::error::CommandError;
@@ -45,14 +44,16 @@ fn run(cli: Cli) -> Result<(), CommandError> {
     let start = Instant::now();
     let (verbose, log_file, print_config) = (cli.verbose, cli.log_file.clone(), cli.print_config);
     let log_format = cli.log_format.clone();
-    let options = cli.into_options()?;
+    let mut options = cli.into_options()?;
     if let (true, Some(vm)) = (print_config, &options.vm) {
         return print(vm.config());
     }
+    let output = Arc::new(log_output(log_file.as_deref())?);
     match log_format {
-        Some(format) => log_as(format, start, log_file.as_deref(), verbose)?,
-        None => log_to(log_file.as_deref(), verbose)?,
+        Some(format) => log_as(format, start, Arc::clone(&output), verbose)?,
+        None => log_to(Arc::clone(&output), log_file.is_none() && std::io::stderr().is_terminal(), verbose)?,
     }
+    options.log = Some(output);
     vmm::run(options)?;
     Ok(())
 }
@@ -106,32 +107,25 @@ fn chain(error: &dyn Error) -> String {
     line
 }
 
-/// Creates or truncates the log file, or opens a named pipe, which need not have a reader yet.
-fn create(path: &Path) -> Result<File, CommandError> {
-    // A pipe opened for reading, too, needs no other reader. Output that does not fit is dropped, so that no thread
-    // waits.
-    let is_pipe = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
-    let flags = if is_pipe { OFlags::NONBLOCK } else { OFlags::empty() };
-    vmm::create_file(path, is_pipe, flags).map_err(|error| CommandError::LogFile { path: path.to_owned(), error })
+/// The output of the log: a file, or standard error.
+fn log_output(file: Option<&Path>) -> Result<LogOutput, CommandError> {
+    let fail = |path: &Path, error| CommandError::LogFile { path: path.to_owned(), error };
+    file.map_or_else(|| Ok(LogOutput::stderr()), |path| LogOutput::file(path).map_err(|error| fail(path, error)))
 }
 
-/// Sends the log to a file or to standard error, in this format.
-fn log_as(format: Format, start: Instant, file: Option<&Path>, verbose: u8) -> Result<(), CommandError> {
+/// Sends the log to `output` in this format.
+fn log_as(format: Format, start: Instant, output: Arc<LogOutput>, verbose: u8) -> Result<(), CommandError> {
     let level = match verbose {
         0 => log::LevelFilter::Warn,
         1 => log::LevelFilter::Info,
         2 => log::LevelFilter::Debug,
         _ => log::LevelFilter::Trace,
     };
-    let started = match file {
-        Some(path) => log_format::start(format, level, start, create(path)?),
-        None => log_format::start(format, level, start, std::io::stderr()),
-    };
-    started.map_err(|error| CommandError::Log(Box::new(error)))
+    log_format::start(format, level, start, output).map_err(|error| CommandError::Log(Box::new(error)))
 }
 
-/// Sends the log to a file or to standard error.
-fn log_to(file: Option<&Path>, verbose: u8) -> Result<(), CommandError> {
+/// Sends the log to `output`.
+fn log_to(output: Arc<LogOutput>, is_terminal: bool, verbose: u8) -> Result<(), CommandError> {
     let level = match verbose {
         0 => LevelFilter::WARN,
         1 => LevelFilter::INFO,
@@ -140,9 +134,5 @@ fn log_to(file: Option<&Path>, verbose: u8) -> Result<(), CommandError> {
     };
     // Reporting its own write errors on a closed standard error would panic, and end the guest.
     let log = tracing_subscriber::fmt().with_max_level(level).log_internal_errors(false);
-    let started = match file {
-        Some(path) => log.with_ansi(false).with_writer(create(path)?).try_init(),
-        None => log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).try_init(),
-    };
-    started.map_err(CommandError::Log)
+    log.with_ansi(is_terminal).with_writer(output).try_init().map_err(CommandError::Log)
 }

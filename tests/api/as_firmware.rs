@@ -233,10 +233,9 @@ fn a_firmware_like_guest_reads_each_disk_also_after_reboots() {
             client.put("vm.reboot").expect(204);
             wait_for_text(&vmm, &once.repeat(times));
         }
-        // The serial port's file begins again.
         client.put("vm.shutdown").expect(204);
         client.put("vm.boot").expect(204);
-        wait_for_text(&vmm, &once);
+        wait_for_text(&vmm, &once.repeat(4));
     }
 }
 

@@ -36,6 +36,7 @@ mod readme;
 mod refused;
 mod registry_client;
 mod rig;
+mod rotation;
 mod snapshot;
 mod templates;
 #[path = "../../vmm/tests/common/mod.rs"]

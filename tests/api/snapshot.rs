@@ -55,8 +55,9 @@ pub(crate) fn config(vmm: &Vmm) -> Value {
 
 /// A paused VM with such a guest, which has run for a while.
 pub(crate) fn paused(vmm: &Vmm, config: &Value) -> Client {
+    let before = dots(vmm);
     let mut client = vmm.boot_config(config);
-    wait_for("the guest", || dots(vmm) > 0);
+    wait_for("the guest", || dots(vmm) > before);
     client.put("vm.pause").expect(204);
     client
 }

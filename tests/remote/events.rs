@@ -54,6 +54,9 @@ fn the_life_of_a_vm_is_reported() {
     let at =
         |event: &Value| (event["timestamp"]["secs"].as_u64().unwrap(), event["timestamp"]["nanos"].as_u64().unwrap());
     assert!(told.is_sorted_by_key(at));
+    // In one format and in UTC, texts are in the order of their times.
+    let time = |event: &Value| event["time"].as_str().unwrap().to_string();
+    assert!(told.iter().all(|event| time(event).len() == 27 && time(event).ends_with('Z')), "{told:?}");
 }
 
 #[test]
@@ -71,7 +74,10 @@ fn a_change_of_a_vfs_policy_is_reported_with_who_made_it() {
     assert_eq!(told.len(), 1, "{told:?}");
     assert_eq!(
         (&told[0]["source"], &told[0]["properties"]),
-        (&json!("sriov"), &json!({"id": "pf0", "index": "1", "by": "host"}))
+        (
+            &json!("sriov"),
+            &json!({"id": "pf0", "index": "1", "by": "host", "changed": "spoofchk false -> true, trust true -> false"})
+        )
     );
 }
 

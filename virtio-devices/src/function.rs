@@ -3,6 +3,7 @@
 mod config_access;
 pub(crate) mod host;
 mod layout;
+mod resets;
 mod run;
 mod state;
 mod told;
@@ -26,7 +27,7 @@ use crate::transport::{Change, Transport};
 use crate::{
     ConnectError, DeviceState, DmaSpace, Doorbell, DoorbellObserver, FunctionStatus, HostNic, Inspect, IommuAttachment,
     Lifecycle, MemoryArea, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, QueueError,
-    Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
+    ResetBy, Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -73,6 +74,8 @@ pub struct VirtioFunction<D> {
     /// The host keeps the queues stopped.
     paused: bool,
     start_failures: u64,
+    /// The cause of the last reset while a driver used the function.
+    reset_by: ResetBy,
     /// Error of the host's last attempt to resume the function.
     not_resumed: Option<io::Error>,
 }
@@ -132,6 +135,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             generation,
             paused,
             start_failures,
+            reset_by: ResetBy::default(),
             not_resumed,
         })
     }
@@ -192,7 +196,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     fn change(&mut self, powered: bool, change: impl FnOnce(&mut Self) -> Outcome) -> Outcome {
         let had_queues = self.run.is_some();
         let mut outcome = change(self);
-        if outcome.effects.reset.take().is_some() {
+        if let Some(kind) = outcome.effects.reset.take() {
+            self.note_reset(kind);
             self.transport.reset();
             // No driver is left that relies on the generation from before a restore.
             self.generation = 0;
@@ -259,7 +264,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     /// Writes `data` at `offset` of `bar`.
     fn bar_store(&mut self, bar: BarIndex, offset: u64, data: &[u8]) -> Outcome {
         match self.layout.locate(bar, offset, data.len()) {
-            Some(Place::Common(offset)) => match self.transport.write(offset, data) {
+            Some(Place::Common(offset)) => match self.common_write(offset, data) {
                 Change::None => Outcome::none(),
                 Change::Vectors => {
                     self.run.iter().for_each(Run::wake);
@@ -536,7 +541,7 @@ impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
     }
 
     fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
-        vf.is_none().then(|| FunctionStatus { exists: true, driver: self.status() })
+        vf.is_none().then(|| FunctionStatus { exists: true, driver: self.status(), reset_by: self.reset_by })
     }
 
     fn sriov_status(&self) -> Option<SriovStatus> {

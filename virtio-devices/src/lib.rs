@@ -60,7 +60,7 @@ pub use config_tables::{ConfigTable, config_tables};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::config::{ConfigField, Rule};
 pub use device::failures::{FailureChange, FailureObserver};
-pub use device::host_nic::{ConnectError, FunctionStatus, HostNic, MacError, NewBackend, SriovStatus};
+pub use device::host_nic::{ConnectError, FunctionStatus, HostNic, MacError, NewBackend, ResetBy, SriovStatus};
 pub use device::rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use device::worker::{StartWorker, WORKER_STACK, WorkerKind, start_workers_with};
 pub use device::{Start, VirtioDevice, Worker};

@@ -242,7 +242,8 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
     fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
         let Some(index) = vf else { return self.pf().function_status(None) };
         let exists = index.0 < self.functions.num_visible();
-        Some(FunctionStatus { exists, driver: self.vf(index)?.status() })
+        let vf = self.vf(index)?;
+        Some(FunctionStatus { exists, driver: vf.status(), reset_by: vf.reset_by() })
     }
 
     fn sriov_status(&self) -> Option<SriovStatus> {

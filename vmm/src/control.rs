@@ -1,6 +1,7 @@
 //! The control loop, in the only thread that creates and changes the VM: handles actions of clients, events of the
 //! guest, and signals, one at a time.
 
+mod action_log;
 mod active_migration;
 mod addition;
 mod connect;
@@ -49,7 +50,8 @@ use crate::privileges;
 use crate::seccomp::{self, Seccomp};
 use crate::snapshot::restorer::Restorer;
 use crate::telemetry::events::{EventStream, Events};
-use crate::telemetry::monitor::EventMonitor;
+use crate::telemetry::log_output::LogOutput;
+use crate::telemetry::monitor::{EventMonitor, Output};
 use crate::threads::ThreadKind;
 use crate::vm::Vm;
 use crate::vm::host_limits::HostLimits;
@@ -74,13 +76,16 @@ pub struct Options {
     pub no_shutdown: bool,
     /// Action on a disallowed system call.
     pub seccomp: Seccomp,
+    /// Output of the log.
+    pub log: Option<Arc<LogOutput>>,
 }
 
 /// Failed action if the process has reached its thread limit.
 const NO_THREAD: &str = "start a thread (raise the limit: prlimit --nproc, or pids.max of its control group)";
 
-/// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM, SIGHUP or SIGQUIT arrives. These
-/// signals keep their previous action until the VM of `options` has its memory, devices and console.
+/// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM or SIGQUIT arrives. SIGHUP opens the
+/// files of the log and of events again. These signals keep their previous action until the VM of `options` has its
+/// memory, devices and console.
 ///
 /// # Errors
 ///
@@ -98,10 +103,11 @@ pub fn run(options: Options) -> Result<(), Error> {
         Some(libc::EAGAIN | libc::ENOMEM) => host(NO_THREAD)(error),
         _ => host("filter system calls, without which --seccomp false runs")(error),
     })?;
-    // First: the event file of another VMM that has the socket must not be truncated.
+    // First: the event file of another VMM that has the socket must not get events of two programs.
     let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
-    let stream = output.map(|output| EventStream::start(output, began)).transpose();
+    let for_log = log::log_enabled!(log::Level::Info).then_some(Output::LogAlone);
+    let stream = output.or(for_log).map(|output| EventStream::start(output, began)).transpose();
     let (_stream, events) = stream.map_err(host("start the thread that writes events"))?.unzip();
     let events = events.unwrap_or_default();
     events.vmm("starting");
@@ -150,6 +156,7 @@ fn serve(
         deferred: VecDeque::new(),
         live: None,
         progress: None,
+        log: options.log,
     };
     if let Some(instance) = &mut vmm.instance {
         instance.start()?;
@@ -193,12 +200,15 @@ struct ControlLoop {
     live: Option<ActiveMigration>,
     /// Progress of the current or last migration.
     progress: Option<Progress>,
+    /// Output of the log.
+    log: Option<Arc<LogOutput>>,
 }
 
 /// Events that woke the control thread.
 #[derive(Debug, Clone, Copy)]
 struct Ready {
     signal: bool,
+    hangup: bool,
     window: bool,
     guest: bool,
     client: bool,
@@ -239,6 +249,9 @@ impl ControlLoop {
                 log::info!("stopped by a signal");
                 return Ok(());
             }
+            if ready.hangup && self.hang_up() == ControlFlow::Break(()) {
+                return Ok(());
+            }
             if ready.window {
                 self.signals.take_window();
                 self.follow_terminal();
@@ -269,6 +282,23 @@ impl ControlLoop {
                 return Ok(());
             }
         }
+    }
+
+    /// Handles SIGHUP: opens the files of the log and of events again, which logrotate may have renamed. Ends the
+    /// program if the user's terminal was closed.
+    fn hang_up(&self) -> ControlFlow<()> {
+        if self.signals.take_hangup() {
+            log::info!("stopped because its terminal was closed");
+            return ControlFlow::Break(());
+        }
+        let log = self.log.as_ref().map_or(Ok(()), |log| log.reopen());
+        let files = [("--log-file", log), ("--event-monitor path=", self.events.reopen())];
+        for (option, reopened) in files {
+            if let Err(error) = reopened {
+                log::warn!("{option} {error}");
+            }
+        }
+        ControlFlow::Continue(())
     }
 
     /// Applies a client's action, or starts opening its resources. While another action does that, this one is queued
@@ -388,7 +418,8 @@ impl ControlLoop {
         let host = watch.as_ref().map_or_else(|| borrow(client), |watch| watch.as_fd());
         let ended = self.ending.as_ref().map_or(client, PendingOpen::event);
         let [client, guest, opened, migration, ended] = [client, guest, opened, migration, ended].map(borrow);
-        let mut fds = [self.signals.fd(), self.signals.window(), client, guest, opened, host, migration, ended]
+        let [end, window, hangup] = [self.signals.fd(), self.signals.window(), self.signals.hangup()];
+        let mut fds = [end, window, client, guest, opened, host, migration, ended, hangup]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let unread = self.instance.as_ref().and_then(Instance::vm).is_some_and(|vm| vm.remind_guest());
         let timeout = match self.opening {
@@ -415,6 +446,7 @@ impl ControlLoop {
             host: watch.is_some() && ready(5),
             migration: self.live.is_some() && ready(6),
             ended: self.ending.is_some() && ready(7),
+            hangup: ready(8),
         })
     }
 
@@ -513,7 +545,10 @@ impl ControlLoop {
                 Err(Failure::new(ErrorKind::Conflict, "another action is in progress; try again"))
             }
             Action::Metrics => {
-                let process = Process::this(self.began.elapsed(), self.events.dropped());
+                let process = Process {
+                    log_lines_lost: self.log.as_ref().map_or(0, |log| log.lost()),
+                    ..Process::this(self.began.elapsed(), self.events.dropped())
+                };
                 let migration = self.progress.as_ref().map(Progress::shown);
                 Ok(Reply::Metrics(metrics(&process, self.instance.as_ref(), migration.as_ref())))
             }

@@ -200,6 +200,11 @@ pub(crate) fn follow() -> Result<(), LandlockError> {
     }
 }
 
+/// True if the process may use only the files of its rules.
+pub(crate) fn is_entered() -> bool {
+    DOMAIN.get().is_some()
+}
+
 /// Start function of a thread that uses only files passed to it open, and writes to the file `but`, if given: if the
 /// kernel can, it denies the thread all others.
 pub(crate) fn isolation(but: Option<PathBuf>) -> impl FnOnce() {

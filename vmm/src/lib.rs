@@ -63,8 +63,8 @@ pub use machine::error_kind::ErrorKind;
 pub use migration::error::MigrationError;
 pub use seccomp::{Allowance, Seccomp, allowances, call_name};
 pub use snapshot::error::SnapshotError;
+pub use telemetry::log_output::LogOutput;
 pub use telemetry::monitor::{EventMonitor, MonitorError};
-pub use virtio_devices::create_file;
 pub use vm::VmError;
 
 /// Parts of the modules, for fuzz targets.

@@ -1,5 +1,9 @@
-//! Events of the VM and its VFs, and the file or descriptor that they are written to.
+//! Events of the VM and its VFs, the log, and the files or descriptors that they are written to.
 
 pub(crate) mod events;
+pub(crate) mod log_line;
+pub(crate) mod log_output;
 pub(crate) mod monitor;
+mod rotated;
+mod wall_clock;
 mod writer;

@@ -56,7 +56,7 @@ fn what_a_guest_does_with_its_vfs_is_reported(#[case] kernel: Kernel) {
     pf.set_num_vfs(&mut guest, 2);
     wait_for(&events.0, "sriov:vf-driver-ok id=pf0 index=1");
     guest.unbind(&predicted_vf_address(1));
-    wait_for(&events.0, "sriov:vf-reset id=pf0 index=1");
+    wait_for(&events.0, "sriov:vf-reset by=driver id=pf0 index=1");
     guest.bind(&predicted_vf_address(1));
     wait_for(&events.0, "sriov:vf-driver-ok id=pf0 index=1");
     pf.set_num_vfs(&mut guest, 0);

@@ -99,6 +99,20 @@ pub struct FunctionStatus {
     pub exists: bool,
     /// The device status, as the driver reads it (`virtio 1.4 §2.1`).
     pub driver: Status,
+    /// The cause of its last reset while a driver used it.
+    pub reset_by: ResetBy,
+}
+
+/// The cause of a function's reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ResetBy {
+    /// Its driver: 0 as the device status.
+    Driver,
+    /// A function level reset.
+    Flr,
+    /// A conventional reset: of the whole device, or of a VF that was disabled.
+    #[default]
+    Conventional,
 }
 
 /// The registers of a PF's SR-IOV capability that define the existing VFs (`PCIe 6.2 §9.3.3`).

@@ -49,7 +49,7 @@ const PIPE_PART: usize = 4096;
 pub enum CharSpec {
     /// Output is dropped, and there is no input.
     Null,
-    /// Output goes to this file, which is truncated. It may be a FIFO without a reader, or a terminal.
+    /// Output is appended to this file. It may be a FIFO without a reader, or a terminal.
     File(PathBuf),
     /// A pseudo-terminal of its own.
     Pty,
@@ -366,7 +366,7 @@ impl CharDevice {
     }
 }
 
-/// Creates or truncates the file at `path`, without blocking.
+/// Opens or creates the file at `path`, without blocking.
 fn create(path: &Path) -> io::Result<File> {
     // Opening a FIFO without a reader for writing fails, so it is opened for reading, too, and never read.
     let is_fifo = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo());

@@ -11,13 +11,14 @@ use rustix::fs::OFlags;
 /// links there.
 const DESCRIPTORS: [&str; 3] = ["/dev", "/dev/fd", "/proc/self/fd"];
 
-/// Opens the file at `path` for writing, and also for reading if `read`; a regular file is created, or truncated. It
-/// does not become the controlling terminal.
+/// Opens the file at `path` for writing, and also for reading if `read`; a missing one is created. It does not become
+/// the controlling terminal.
 ///
-/// Each write appends to the file (`O_APPEND`): a tool that copies a log and truncates it leaves no hole.
+/// Each write appends to the file (`O_APPEND`), and what it contains stays: an earlier start may have written it, and
+/// the source of a migration may still do so. A tool that copies a log and truncates it leaves no hole.
 ///
 /// A symbolic link at the end of `path` is not followed, because a user with write access to the directory could make
-/// this program truncate any file of its user. Links in `/dev` are followed.
+/// this program write to any file of its user. Links in `/dev` are followed.
 ///
 /// # Errors
 ///
@@ -27,7 +28,7 @@ pub fn create_file(path: &Path, read: bool, flags: OFlags) -> io::Result<File> {
     let no_follow = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = i32::try_from((flags | no_follow | OFlags::NOCTTY | OFlags::APPEND).bits()).unwrap_or_default();
     let mut options = OpenOptions::new();
-    options.read(read).write(true).create(true).truncate(true).mode(0o600).custom_flags(flags);
+    options.read(read).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
     options.open(path).map_err(|error| match error.raw_os_error() {
         Some(libc::ELOOP) => io::Error::other("it is a symbolic link, and links are not followed; name the file"),
         _ => error,
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_is_created_or_truncated_but_symlinks_are_refused() {
+    fn file_is_created_or_kept_but_symlinks_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let [file, link, dangling] = ["file", "link", "dangling"].map(|name| folder.path().join(name));
         create_file(&file, false, OFlags::empty()).unwrap();
@@ -54,8 +55,8 @@ mod tests {
         }
         assert_eq!(std::fs::read(&file).unwrap(), b"old");
         assert!(!folder.path().join("new").exists());
-        create_file(&file, false, OFlags::empty()).unwrap();
-        assert_eq!(std::fs::read(&file).unwrap(), b"");
+        create_file(&file, false, OFlags::empty()).unwrap().write_all(b" new").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"old new");
     }
 
     #[test]

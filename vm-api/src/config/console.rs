@@ -20,7 +20,7 @@ pub enum ConsoleMode {
     Pty,
     /// The terminal of this program.
     Tty,
-    /// A file, which is truncated. A FIFO need not have a reader yet.
+    /// A file, which is appended to. A FIFO need not have a reader yet.
     File,
     /// A Unix socket that this program listens on.
     Socket,

@@ -28,6 +28,8 @@ pub(super) struct Process {
     pub uptime: Duration,
     /// Events that could not be written.
     pub events_dropped: u64,
+    /// Lines of the log that could not be written.
+    pub log_lines_lost: u64,
     /// Open file descriptors; `None` without /proc.
     pub open_fds: Option<u64>,
     /// Threads; `None` without /proc.
@@ -43,6 +45,7 @@ impl Process {
         Self {
             uptime,
             events_dropped,
+            log_lines_lost: 0,
             // Reading the folder opens one descriptor itself.
             open_fds: entries("/proc/self/fd").map(|count| count.saturating_sub(1)),
             threads: entries("/proc/self/task"),
@@ -156,7 +159,7 @@ struct Text(String);
 
 impl Text {
     fn process(&mut self, process: &Process) {
-        let Process { uptime, events_dropped, open_fds, threads, resident } = *process;
+        let Process { uptime, events_dropped, log_lines_lost, open_fds, threads, resident } = *process;
         self.one(
             "cloud_hypervisor_uptime_seconds",
             "gauge",
@@ -165,6 +168,8 @@ impl Text {
         );
         let help = "Events dropped because the reader of --event-monitor is too slow, or gone.";
         self.one("cloud_hypervisor_events_dropped_total", "counter", help, events_dropped);
+        let help = "Lines of the log that were not written: the disk is full, or the pipe of --log-file is not read.";
+        self.one("cloud_hypervisor_log_lines_lost_total", "counter", help, log_lines_lost);
         let gauges = [
             ("process_open_fds", "Open file descriptors.", open_fds),
             ("process_threads", "Threads.", threads),
@@ -363,9 +368,14 @@ mod tests {
 
     #[test]
     fn a_program_without_a_vm_has_metrics() {
-        let samples = parse(&metrics(&Process::this(Duration::from_millis(1500), 7), None, None));
+        let samples = parse(&metrics(
+            &Process { log_lines_lost: 3, ..Process::this(Duration::from_millis(1500), 7) },
+            None,
+            None,
+        ));
         assert_eq!(samples["cloud_hypervisor_uptime_seconds"], 1.5);
         assert_eq!(samples["cloud_hypervisor_events_dropped_total"], 7.0);
+        assert_eq!(samples["cloud_hypervisor_log_lines_lost_total"], 3.0);
         assert_eq!(samples[r#"cloud_hypervisor_vm_state{state="Running"}"#], 0.0);
         for some in ["process_open_fds", "process_threads", "process_resident_memory_bytes"] {
             assert!(samples[some] >= 1.0, "{some}");

@@ -13,6 +13,7 @@ use crate::error_kind::ErrorKind;
 use crate::landlock;
 use crate::migration::commands::{SourceCommand, SourceReply, StoppedGuest, TargetCommand, TargetReply};
 use crate::migration::handover::Outcome;
+use crate::migration::progress::Progress;
 use crate::snapshot::restorer::Restored;
 use crate::telemetry::events::Source;
 use crate::threads;
@@ -84,8 +85,10 @@ impl ControlLoop {
         if outcome != Outcome::Finished {
             self.restore_links();
         }
-        let event = if outcome == Outcome::Finished { "migration-finished" } else { "migration-failed" };
-        self.report(outcome, why.as_deref(), event);
+        match outcome {
+            Outcome::Finished => self.report_sent(&progress),
+            outcome => self.report(outcome, why.as_deref(), "migration-failed"),
+        }
         drop(thread);
         let next = self.release(outcome);
         // Set last: a client that sees the end also sees its effects.
@@ -212,6 +215,15 @@ impl ControlLoop {
         }
         self.instance = Some(instance);
         Ok(stays_paused)
+    }
+
+    /// Reports a migration whose target runs the guest.
+    fn report_sent(&self, progress: &Progress) {
+        let shown = progress.shown();
+        let downtime_us = shown.downtime.map(|parts| parts.total_us.to_string()).unwrap_or_default();
+        let [passes, bytes] = [shown.pass.into(), shown.transferred_bytes].map(|number: u64| number.to_string());
+        let properties = [("downtime_us", downtime_us.as_str()), ("passes", &passes), ("bytes", &bytes)];
+        self.events.tell(Source::Vm, "migration-finished", &properties);
     }
 
     fn report(&self, outcome: Outcome, why: Option<&str>, event: &'static str) {

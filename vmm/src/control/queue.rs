@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::api::{Action, Failure, Handler, Reply};
+use crate::control::action_log;
 use crate::error_kind::ErrorKind;
 
 /// An action, and the channel for its reply.
@@ -66,6 +67,15 @@ pub(crate) fn pair() -> io::Result<(ActionSender, ActionQueue)> {
 
 impl Handler for ActionSender {
     fn handle(&self, action: Action) -> Result<Reply, Failure> {
+        let change = action_log::begin(&action);
+        let outcome = self.perform(action);
+        action_log::end(change.as_deref(), &outcome);
+        outcome
+    }
+}
+
+impl ActionSender {
+    fn perform(&self, action: Action) -> Result<Reply, Failure> {
         let (reply, answer) = sync_channel(1);
         let gone = || Failure::new(ErrorKind::Host, "the VMM is shutting down");
         self.actions.send(PendingAction { action, reply }).map_err(|_| gone())?;

@@ -1,5 +1,8 @@
 //! Checks and settings of `vm.set-vf`.
 
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
 use virtio_devices::{BackendKind, HostNic, MacError, Replaced};
 
 use crate::api::info::PolicyInfo;
@@ -24,6 +27,19 @@ pub(super) fn policy_of(config: &VmConfig, id: &str, vf: Option<u16>, link: Opti
         }
     };
     PolicyInfo { link: link.unwrap_or(policy.link), ..policy }
+}
+
+/// Differences between the settings of a VF `before` and `after` a change: `vlan 0 -> 100, trust true -> false`.
+pub(super) fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -> String {
+    let keys: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    let text = |settings: &Map<String, Value>, key: &String| match settings.get(key) {
+        None => "none".to_string(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+    };
+    let differs = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
+    let lines: Vec<_> = differs.map(|key| format!("{key} {} -> {}", text(before, key), text(after, key))).collect();
+    if lines.is_empty() { "nothing".to_string() } else { lines.join(", ") }
 }
 
 /// Kind of a problem with the resulting VM. A conflict with another part of the VM is not a fault of the request.
@@ -88,6 +104,16 @@ pub(super) fn settle(replaced: Replaced, pf: &str, index: VfRange) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changes_are_named_with_their_values_before_and_after() {
+        let settings = |text: &str| serde_json::from_str::<Map<String, Value>>(text).unwrap();
+        let before = settings(r#"{"link": "auto", "storm": 0, "vlan": 0}"#);
+        let after = settings(r#"{"link": "down", "storm": 0, "trunk": [5], "vlan": 100}"#);
+        assert_eq!(changes(&before, &after), "link auto -> down, trunk none -> [5], vlan 0 -> 100");
+        assert_eq!(changes(&after, &before), "link down -> auto, trunk [5] -> none, vlan 100 -> 0");
+        assert_eq!(changes(&after, &after), "nothing");
+    }
 
     #[test]
     fn a_change_that_a_worker_has_not_taken_is_no_success() {

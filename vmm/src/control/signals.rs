@@ -1,9 +1,10 @@
-//! Signals as file descriptors: those that end the program, and SIGWINCH. SIGXFSZ is ignored.
+//! Signals as file descriptors: those that end the program, SIGHUP, and SIGWINCH. SIGXFSZ is ignored.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::io::Errno;
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 
@@ -14,9 +15,10 @@ pub(super) fn ignore_file_size_signal() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT, and separately SIGWINCH. Dropping this restores their previous actions.
+/// SIGINT, SIGTERM and SIGQUIT, and separately SIGHUP and SIGWINCH. Dropping this restores their previous actions.
 pub(super) struct Signals {
     end: UnixStream,
+    hangup: UnixStream,
     window: UnixStream,
     caught: Vec<SigId>,
 }
@@ -29,11 +31,14 @@ impl Signals {
     /// Fails if no file descriptor is left.
     pub(super) fn catch() -> io::Result<Self> {
         let (end, end_sender) = UnixStream::pair()?;
+        let (hangup, hangup_sender) = UnixStream::pair()?;
         let (window, window_sender) = UnixStream::pair()?;
+        hangup.set_nonblocking(true)?;
         window.set_nonblocking(true)?;
-        let mut signals = Self { end, window, caught: Vec::new() };
-        let ends = [SIGINT, SIGTERM, SIGHUP, SIGQUIT].map(|signal| (signal, &end_sender));
-        for (signal, sender) in ends.into_iter().chain([(SIGWINCH, &window_sender)]) {
+        let mut signals = Self { end, hangup, window, caught: Vec::new() };
+        let ends = [SIGINT, SIGTERM, SIGQUIT].map(|signal| (signal, &end_sender));
+        let others = [(SIGHUP, &hangup_sender), (SIGWINCH, &window_sender)];
+        for (signal, sender) in ends.into_iter().chain(others) {
             // nohup, for example, starts programs with a signal ignored; it stays ignored.
             if !is_ignored(signal) {
                 signals.caught.push(signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?);
@@ -54,9 +59,24 @@ impl Signals {
 
     /// Consumes all pending SIGWINCHs.
     pub(super) fn take_window(&self) {
-        let mut bytes = [0; 64];
-        while matches!((&self.window).read(&mut bytes), Ok(1..)) {}
+        drain(&self.window);
     }
+
+    /// Returns a descriptor that is readable while a SIGHUP is pending.
+    pub(super) fn hangup(&self) -> BorrowedFd<'_> {
+        self.hangup.as_fd()
+    }
+
+    /// Consumes all pending SIGHUPs. Returns true if they came because the user's terminal was closed.
+    pub(super) fn take_hangup(&self) -> bool {
+        drain(&self.hangup);
+        rustix::termios::tcgetattr(rustix::stdio::stdin()).is_err_and(|error| error == Errno::IO)
+    }
+}
+
+fn drain(mut signals: &UnixStream) {
+    let mut bytes = [0; 64];
+    while matches!(signals.read(&mut bytes), Ok(1..)) {}
 }
 
 fn is_ignored(signal: i32) -> bool {
@@ -99,5 +119,14 @@ mod tests {
             signals.take_window();
         }
         assert!(!is_readable(signals.fd()));
+    }
+
+    #[test]
+    fn hangup_ends_nothing_and_is_reported_until_taken() {
+        let signals = Signals::catch().unwrap();
+        signal_hook::low_level::raise(SIGHUP).unwrap();
+        assert!(is_readable(signals.hangup()));
+        signals.take_hangup();
+        assert!(!is_readable(signals.hangup()) && !is_readable(signals.fd()));
     }
 }

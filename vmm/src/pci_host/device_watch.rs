@@ -3,19 +3,22 @@
 //! A guest can change a device again and again. So an access only marks the device as changed. The thread that writes
 //! events compares the device's state with the last reported one when it runs, and reports the difference. A change
 //! that is undone in between is not reported; the last state always is.
+//!
+//! Writes that a register refused are logged at once, with `-vv`.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use pci::{Effects, VfIndex};
+use pci::{Effects, Placement, Reach, Refused, VfIndex};
 use virtio_devices::{
-    BackendChange, BackendObserver, HostNic as _, NeedsResetObserver, Net, SriovStatus, Status, VirtioPci,
+    BackendChange, BackendObserver, HostNic as _, NeedsResetObserver, Net, ResetBy, SriovStatus, Status, VirtioPci,
 };
 
 use crate::pci_host::slot::{Slot, Watch};
 use crate::telemetry::events::{Events, Source, Tell, Watched};
+use crate::telemetry::log_line;
 
 /// A device whose changes become events.
 pub(crate) struct DeviceWatch {
@@ -27,6 +30,9 @@ pub(crate) struct DeviceWatch {
     /// True once the host removes the device: changes are no longer reported.
     ended: AtomicBool,
     told: Mutex<State>,
+    placement: Placement,
+    /// Numbers of refused writes: to the device's own function, and to each VF. Empty without `-vv`.
+    refused: Box<[AtomicU64]>,
 }
 
 /// The state of a device that events report.
@@ -38,6 +44,9 @@ struct State {
     enabled: u16,
     /// True for each VF whose driver is up.
     running: Vec<bool>,
+    /// Causes of the last reset of its own function, and of each VF that exists.
+    reset_by: ResetBy,
+    vfs_reset_by: Vec<ResetBy>,
     /// True while its own function requests a reset from its driver.
     needs_reset: bool,
     /// The VFs that request a reset.
@@ -48,11 +57,11 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Activated,
-    Reset,
+    Reset(ResetBy),
     VfsEnabled(u16),
     VfsDisabled(u16),
     VfDriverOk(u16),
-    VfReset(u16),
+    VfReset(u16, ResetBy),
     NeedsReset,
     VfNeedsReset(u16),
 }
@@ -62,22 +71,55 @@ impl DeviceWatch {
     pub(crate) fn begin(id: &str, slot: &Arc<Slot>, events: &Events) {
         let (id, slot_of, events_of) = (id.to_string(), Arc::downgrade(slot), events.clone());
         let ([changed, ended], told) = ([(); 2].map(|()| AtomicBool::new(false)), Mutex::default());
-        let watch = Arc::new(Self { id, slot: slot_of, events: events_of, changed, ended, told });
+        let placement = slot.placement();
+        let functions = 1 + placement.vfs.map_or(0, |vfs| usize::from(vfs.total_vfs));
+        let functions = if log::log_enabled!(log::Level::Debug) { functions } else { 0 };
+        let refused = (0..functions).map(|_| AtomicU64::new(0)).collect();
+        let watch = Arc::new(Self { id, slot: slot_of, events: events_of, changed, ended, told, placement, refused });
         let watched: Arc<dyn Watched> = watch.clone();
         events.watch(Arc::downgrade(&watched));
         let noted = Arc::downgrade(&watch);
         let observer: Arc<NeedsResetObserver> =
-            Arc::new(move || noted.upgrade().iter().for_each(|watch| watch.note(Effects::QUEUES)));
+            Arc::new(move || noted.upgrade().iter().for_each(|watch| watch.note_effects(Effects::QUEUES)));
         slot.with(|device| device.observe_needs_reset(&observer));
         slot.set_watch(watch);
     }
-}
 
-impl Watch for DeviceWatch {
-    fn note(&self, effects: Effects) {
+    fn note_effects(&self, effects: Effects) {
         let may_differ = effects.queues || effects.vfs.is_some() || effects.reset.is_some();
         if may_differ && !self.changed.swap(true, Ordering::Relaxed) {
             self.events.look();
+        }
+    }
+
+    /// Logs a write that was refused. A guest can repeat it, so the 1st, 2nd, 4th, 8th... of each function is logged.
+    fn note_refused(&self, reach: Reach, refused: Refused) {
+        let vf = self.vf_in(reach);
+        let Some(count) = self.refused.get(vf.map_or(0, |vf| 1 + usize::from(vf.0))) else { return };
+        let times = count.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if times.is_power_of_two() {
+            let index = vf.map(|vf| vf.to_string());
+            log::debug!("{}: {}", log_line::subject(&self.id, index.as_deref()), refusal(refused, times));
+        }
+    }
+
+    /// The VF in `reach`; `None` for the device's own function.
+    fn vf_in(&self, reach: Reach) -> Option<VfIndex> {
+        let (Reach::Function(rid), Some(vfs)) = (reach, self.placement.vfs) else { return None };
+        (0..vfs.total_vfs).map(VfIndex).find(|vf| vfs.vf_rid(self.placement.rid, *vf) == rid)
+    }
+}
+
+/// Text about a refused write, the `times`th of its function.
+fn refusal(refused: Refused, times: u64) -> String {
+    format!("refused a write ({times} times so far): {refused}")
+}
+
+impl Watch for DeviceWatch {
+    fn note(&self, reach: Reach, effects: Effects) {
+        self.note_effects(effects);
+        if let Some(refused) = effects.refused {
+            self.note_refused(reach, refused);
         }
     }
 }
@@ -120,10 +162,11 @@ impl Watched for DeviceWatch {
         }
         let mut told = self.told.lock();
         for change in told.changes(&now) {
-            let (source, event, property) = change.event();
-            let value = property.map(|(name, number)| (name, number.to_string()));
-            let second = value.as_ref().map(|(name, text)| (*name, text.as_str()));
-            let properties: Vec<_> = [("id", self.id.as_str())].into_iter().chain(second).collect();
+            let (source, event, number, by) = change.event();
+            let number = number.map(|(name, number)| (name, number.to_string()));
+            let number = number.as_ref().map(|(name, text)| (*name, text.as_str()));
+            let by = by.map(|by| ("by", by));
+            let properties: Vec<_> = [("id", self.id.as_str())].into_iter().chain(number).chain(by).collect();
             tell(source, event, &properties);
         }
         *told = now;
@@ -138,11 +181,14 @@ impl State {
     fn of(device: &dyn VirtioPci) -> Self {
         let is = |vf, bit| device.function_status(vf).is_some_and(|status| status.driver.contains(bit));
         let vf_is = |index, bit| is(Some(VfIndex(index)), bit);
+        let by = |vf| device.function_status(vf).map_or(ResetBy::default(), |status| status.reset_by);
         let enabled = device.sriov_status().map_or(0, SriovStatus::num_visible);
         Self {
             driver: is(None, Status::DRIVER_OK),
             enabled,
             running: (0..enabled).map(|index| vf_is(index, Status::DRIVER_OK)).collect(),
+            reset_by: by(None),
+            vfs_reset_by: (0..enabled).map(|index| by(Some(VfIndex(index)))).collect(),
             needs_reset: is(None, Status::DEVICE_NEEDS_RESET),
             need_reset: (0..enabled).filter(|index| vf_is(*index, Status::DEVICE_NEEDS_RESET)).collect(),
         }
@@ -156,7 +202,7 @@ impl State {
             changes.push(Change::VfsDisabled(self.enabled));
         }
         if self.driver != now.driver {
-            changes.push(if now.driver { Change::Activated } else { Change::Reset });
+            changes.push(if now.driver { Change::Activated } else { Change::Reset(now.reset_by) });
         }
         if now.needs_reset && !self.needs_reset {
             changes.push(Change::NeedsReset);
@@ -168,7 +214,10 @@ impl State {
             let was_up = stays && self.running.get(usize::from(index)) == Some(&true);
             match (was_up, *up) {
                 (false, true) => changes.push(Change::VfDriverOk(index)),
-                (true, false) => changes.push(Change::VfReset(index)),
+                (true, false) => {
+                    let by = now.vfs_reset_by.get(usize::from(index)).copied();
+                    changes.push(Change::VfReset(index, by.unwrap_or_default()));
+                }
                 _ => {}
             }
             if now.need_reset.contains(&index) && !(stays && self.need_reset.contains(&index)) {
@@ -180,18 +229,29 @@ impl State {
 }
 
 impl Change {
-    /// Source and name of the event, and its property besides the device.
-    const fn event(self) -> (Source, &'static str, Option<(&'static str, u16)>) {
+    /// Source and name of the event, its number, and the cause of a reset.
+    const fn event(self) -> (Source, &'static str, Option<(&'static str, u16)>, Option<&'static str>) {
         match self {
-            Self::Activated => (Source::VirtioDevice, "activated", None),
-            Self::Reset => (Source::VirtioDevice, "reset", None),
-            Self::VfsEnabled(count) => (Source::Sriov, "vfs-enabled", Some(("num_vfs", count))),
-            Self::VfsDisabled(count) => (Source::Sriov, "vfs-disabled", Some(("num_vfs", count))),
-            Self::VfDriverOk(index) => (Source::Sriov, "vf-driver-ok", Some(("index", index))),
-            Self::VfReset(index) => (Source::Sriov, "vf-reset", Some(("index", index))),
-            Self::NeedsReset => (Source::VirtioDevice, "needs-reset", None),
-            Self::VfNeedsReset(index) => (Source::Sriov, "vf-needs-reset", Some(("index", index))),
+            Self::Activated => (Source::VirtioDevice, "activated", None, None),
+            Self::Reset(by) => (Source::VirtioDevice, "reset", None, Some(cause(by, "host"))),
+            Self::VfsEnabled(count) => (Source::Sriov, "vfs-enabled", Some(("num_vfs", count)), None),
+            Self::VfsDisabled(count) => (Source::Sriov, "vfs-disabled", Some(("num_vfs", count)), None),
+            Self::VfDriverOk(index) => (Source::Sriov, "vf-driver-ok", Some(("index", index)), None),
+            Self::VfReset(index, by) => {
+                (Source::Sriov, "vf-reset", Some(("index", index)), Some(cause(by, "vf-disable")))
+            }
+            Self::NeedsReset => (Source::VirtioDevice, "needs-reset", None, None),
+            Self::VfNeedsReset(index) => (Source::Sriov, "vf-needs-reset", Some(("index", index)), None),
         }
+    }
+}
+
+/// The cause of a reset, as events name it. `other` caused the conventional reset of this kind of function.
+const fn cause(by: ResetBy, other: &'static str) -> &'static str {
+    match by {
+        ResetBy::Driver => "driver",
+        ResetBy::Flr => "flr",
+        ResetBy::Conventional => other,
     }
 }
 
@@ -223,13 +283,56 @@ mod tests {
         assert_eq!(off.changes(&up), [Change::Activated]);
         assert_eq!(up.changes(&enabled), [Change::VfsEnabled(2)]);
         assert_eq!(enabled.changes(&running), [Change::VfDriverOk(1)]);
-        assert_eq!(running.changes(&enabled), [Change::VfReset(1)]);
+        assert_eq!(running.changes(&enabled), [Change::VfReset(1, ResetBy::Conventional)]);
         assert_eq!(running.changes(&up), [Change::VfsDisabled(2)]);
-        assert_eq!(running.changes(&off), [Change::VfsDisabled(2), Change::Reset]);
+        assert_eq!(running.changes(&off), [Change::VfsDisabled(2), Change::Reset(ResetBy::Conventional)]);
         assert_eq!(running.changes(&running), []);
         let stuck = State { needs_reset: true, need_reset: BTreeSet::from([1]), ..running.clone() };
         assert_eq!(running.changes(&stuck), [Change::NeedsReset, Change::VfNeedsReset(1)]);
         assert_eq!((stuck.changes(&stuck), stuck.changes(&running)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_reset_names_the_driver_a_flr_or_the_disabling_of_vfs() {
+        let by = |change: Change| change.event().3.unwrap();
+        let causes = [ResetBy::Driver, ResetBy::Flr, ResetBy::Conventional];
+        assert_eq!(causes.map(|cause| by(Change::VfReset(1, cause))), ["driver", "flr", "vf-disable"]);
+        assert_eq!(causes.map(|cause| by(Change::Reset(cause))), ["driver", "flr", "host"]);
+        let running = State { vfs_reset_by: vec![ResetBy::Driver, ResetBy::Flr], ..state(true, &[true, true]) };
+        let reset = State { running: vec![true, false], ..running.clone() };
+        assert_eq!(running.changes(&reset), [Change::VfReset(1, ResetBy::Flr)]);
+    }
+
+    #[test]
+    fn a_refused_write_names_its_function_and_reason() {
+        let placement = Topology::<()>::new(127).place(Some(3), 2).unwrap();
+        let vfs = (0..2).map(|_| FakeDevice::new(&[64])).collect();
+        let device = NetSriov::new(FakeDevice::new(&[64]), vfs, placement, &memory()).unwrap();
+        let slot = Slot::new(Box::new(device), placement, Arc::default()).unwrap();
+        let noted = Arc::new(Noted::default());
+        slot.set_watch(noted.clone());
+        let write = |offset, value| {
+            let access = Access::decode(u64::from(header::FIRST_EXTENDED_CAPABILITY + offset), 2).unwrap();
+            slot.config_write(placement.rid, access.dword(), access.write(&u16::to_le_bytes(value)));
+        };
+        write(sriov::NUM_VFS_FDL, 3);
+        write(sriov::CONTROL_STATUS, sriov::VF_ENABLE);
+        let (reach, refused) = noted.0.lock().unwrap();
+        assert_eq!(reach, Reach::Function(placement.rid));
+        let expected = "refused a write (4 times so far): VF Enable stays clear: NumVFs is 3, TotalVFs is 2";
+        assert_eq!(refusal(refused, 4), expected);
+    }
+
+    /// The last refused write.
+    #[derive(Default)]
+    struct Noted(Mutex<Option<(Reach, Refused)>>);
+
+    impl Watch for Noted {
+        fn note(&self, reach: Reach, effects: Effects) {
+            if let Some(refused) = effects.refused {
+                *self.0.lock() = Some((reach, refused));
+            }
+        }
     }
 
     #[test]

@@ -60,8 +60,8 @@ impl PciHost {
 
 /// Observer of each access to a device, called without the device's lock.
 pub trait Watch: Send + Sync {
-    /// Called after an access with `effects`.
-    fn note(&self, effects: Effects);
+    /// Called after an access to the functions in `reach`, with its `effects`.
+    fn note(&self, reach: Reach, effects: Effects);
 }
 
 /// A device and its configuration space as pages, which change together.
@@ -116,6 +116,11 @@ impl Slot {
                 this: this.clone(),
             }
         }))
+    }
+
+    /// The device's place on the bus.
+    pub const fn placement(&self) -> Placement {
+        self.placement
     }
 
     /// Sets the observer of accesses from now on. The first one stays.
@@ -289,7 +294,7 @@ impl Slot {
             self.reconcile_in(reach);
         }
         if let Some(watch) = self.watch.get() {
-            watch.note(effects);
+            watch.note(reach, effects);
         }
     }
 

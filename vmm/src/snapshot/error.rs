@@ -143,6 +143,6 @@ mod tests {
         assert!(line(rustix::io::Errno::ROFS).contains("StateDirectory= or ReadWritePaths="));
         assert!(line(rustix::io::Errno::ACCESS).contains("give the folder to the user of this program (chown)"));
         let full = line(rustix::io::Errno::NOSPC);
-        assert!(full.ends_with("(os error 28); nothing is left of this snapshot"), "{full}");
+        assert!(full.ends_with("(os error 28); the files of this snapshot were removed"), "{full}");
     }
 }

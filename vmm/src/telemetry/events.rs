@@ -5,7 +5,8 @@
 //! braces.
 //!
 //! A separate thread writes, so that reporting an event never blocks. While the reader is slow, or not there yet,
-//! events are queued; when the queue is full, they are dropped and counted. Events that a guest can cause at will are
+//! events are queued; when the queue is full, they are dropped and counted. With `-v`, each event is also a line of the
+//! log, and the thread runs without `--event-monitor`, too. Events that a guest can cause at will are
 //! not queued: the guest's action only marks that something changed, and the thread compares states later, at a limited
 //! rate, so that no guest can fill the host's disk.
 
@@ -22,7 +23,10 @@ use serde::Serialize;
 use virtio_devices::{NewThread, RateLimit, RateLimiter};
 
 use crate::landlock;
+use crate::telemetry::log_line::log_event;
 use crate::telemetry::monitor::Output;
+use crate::telemetry::rotated::Rotated;
+use crate::telemetry::wall_clock;
 use crate::telemetry::writer::Writer;
 use crate::threads::{self, ThreadKind};
 
@@ -35,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 10 } else { 1 });
 /// Limit on a property's text, in characters. An escaped character takes up to 12 bytes.
 const LONGEST_TEXT: usize = 256;
 /// Limit on the texts of all properties of an event, in bytes. With the rest, the event fits into 4 KiB.
-const LONGEST_PROPERTIES: usize = 3600;
+const LONGEST_PROPERTIES: usize = 3540;
 /// Pause after a check, per event that it reported.
 const PACE: Duration = Duration::from_millis(10);
 /// Rate limit of events that a guest can cause: enough for thousands of VFs and several reboots, then one per second.
@@ -81,16 +85,22 @@ pub struct Events(Option<Arc<Shared>>);
 struct Shared {
     /// Start of the events' timestamps.
     origin: Instant,
+    /// False if events go to the log alone.
+    is_written: bool,
     state: Mutex<State>,
     /// Signalled for a new event, a check, and the end.
     woken: Condvar,
     /// Signalled when the thread has ended.
     done: Condvar,
     dropped: AtomicU64,
+    /// The file, if it can be opened again. Only the control thread locks this.
+    rotated: Mutex<Option<Rotated>>,
 }
 
 #[derive(Default)]
 struct State {
+    /// The file that takes further events.
+    reopened: Option<File>,
     waiting: VecDeque<Waiting>,
     watched: Vec<Weak<dyn Watched>>,
     /// True if one of `watched` may have changed.
@@ -112,8 +122,9 @@ enum Waiting {
 impl Events {
     /// Reports an event.
     pub fn tell(&self, source: Source, event: &'static str, properties: Properties<'_>) {
-        let Some(shared) = &self.0 else { return };
-        let text = text(shared.origin.elapsed(), source, event, properties);
+        log_event(source == Source::Vmm, event, properties);
+        let Some(shared) = self.0.as_ref().filter(|shared| shared.is_written) else { return };
+        let text = text(shared.now(), source, event, properties);
         let mut state = shared.state.lock();
         if state.waiting.len() >= MOST_WAITING {
             drop(state);
@@ -166,6 +177,21 @@ impl Events {
         shared.woken.notify_one();
     }
 
+    /// Opens the file of the events at its path again, if another file or none is there now.
+    ///
+    /// # Errors
+    ///
+    /// Fails with one line. Events are written to the former file.
+    pub(crate) fn reopen(&self) -> Result<(), String> {
+        let Some(shared) = &self.0 else { return Ok(()) };
+        let Some(rotated) = &mut *shared.rotated.lock() else { return Ok(()) };
+        if let Some(file) = rotated.reopen()? {
+            shared.state.lock().reopened = Some(file);
+            shared.woken.notify_one();
+        }
+        Ok(())
+    }
+
     /// Number of dropped events: the queue was full, or the reader has closed.
     pub fn dropped(&self) -> u64 {
         self.0.as_ref().map_or(0, |shared| shared.dropped.load(Ordering::Relaxed))
@@ -178,11 +204,18 @@ enum Job {
     Tell(String),
     /// Check these states.
     Look(Vec<Arc<dyn Watched>>),
+    /// Continue in this file.
+    Continue(File),
     /// End.
     End,
 }
 
 impl Shared {
+    /// The present time: since the start, and in UTC.
+    fn now(&self) -> (Duration, String) {
+        (self.origin.elapsed(), wall_clock::now())
+    }
+
     /// Counts a dropped event. Logs the 1st, 2nd, 4th, 8th...
     fn drop_one(&self) {
         let dropped = self.dropped.fetch_add(1, Ordering::Relaxed) + 1;
@@ -195,6 +228,9 @@ impl Shared {
     fn next(&self, look_at: Instant) -> Job {
         let mut state = self.state.lock();
         loop {
+            if let Some(file) = state.reopened.take() {
+                return Job::Continue(file);
+            }
             let watched = |state: &State| state.watched.iter().filter_map(Weak::upgrade).collect();
             match state.waiting.pop_front() {
                 Some(Waiting::Text(text)) => return Job::Tell(text),
@@ -221,29 +257,37 @@ impl Shared {
                 return;
             }
         };
-        let mut output = Writer::new(output);
+        let mut output = output.map(Writer::new);
         let mut look_at = Instant::now();
         let mut of_guest = RateLimiter::of_ops(of_guest, look_at);
         loop {
             match self.next(look_at) {
-                Job::Tell(text) => self.write(&mut output, &text),
+                Job::Tell(text) => self.write(output.as_mut(), &text),
                 Job::Look(watched) => {
                     let (mut told, now) = (0, Instant::now());
                     let mut tell = |source, event, properties: Properties<'_>| {
                         told += 1;
                         of_guest.take_op(now);
-                        self.write(&mut output, &text(self.origin.elapsed(), source, event, properties));
+                        log_event(source == Source::Vmm, event, properties);
+                        if let Some(output) = &mut output {
+                            self.write(Some(output), &text(self.now(), source, event, properties));
+                        }
                     };
                     watched.iter().for_each(|watched| watched.look(&mut tell));
                     look_at = Instant::now() + (PACE * told).max(of_guest.wait(now));
                 }
-                Job::End => return output.end(),
+                Job::Continue(file) => {
+                    if !output.as_mut().is_none_or(|output| output.replace(file)) {
+                        self.drop_one();
+                    }
+                }
+                Job::End => return output.into_iter().for_each(Writer::end),
             }
         }
     }
 
-    fn write(&self, output: &mut Writer<File>, text: &str) {
-        if let Err(error) = output.write(text) {
+    fn write(&self, output: Option<&mut Writer<File>>, text: &str) {
+        if let Some(Err(error)) = output.map(|output| output.write(text)) {
             log::debug!("an event cannot be written: {error}");
             self.drop_one();
         }
@@ -264,17 +308,19 @@ impl EventStream {
     }
 
     /// As [`Self::start`], with another limit on events that a guest can cause.
-    fn limited(output: Output, origin: Instant, of_guest: RateLimit) -> io::Result<(Self, Events)> {
+    fn limited(mut output: Output, origin: Instant, of_guest: RateLimit) -> io::Result<(Self, Events)> {
         let shared = Arc::new(Shared {
             origin,
+            is_written: !matches!(output, Output::LogAlone),
             state: Mutex::default(),
             woken: Condvar::new(),
             done: Condvar::new(),
             dropped: AtomicU64::new(0),
+            rotated: Mutex::new(output.take_rotated()),
         });
         let writer = Arc::clone(&shared);
         let pipe = match &output {
-            Output::Open(_) => None,
+            Output::Open(..) | Output::LogAlone => None,
             Output::NoReader(path) => Some(path.clone()),
         };
         let run = move || {
@@ -303,6 +349,8 @@ impl Drop for EventStream {
 #[derive(Serialize)]
 struct Event<'a> {
     timestamp: Timestamp,
+    /// Date and time in UTC (RFC 3339).
+    time: String,
     source: Source,
     event: &'static str,
     #[serde(serialize_with = "properties")]
@@ -341,9 +389,9 @@ fn escaped_len(c: char) -> usize {
     }
 }
 
-fn text(since: Duration, source: Source, event: &'static str, properties: Properties<'_>) -> String {
+fn text((since, time): (Duration, String), source: Source, event: &'static str, properties: Properties<'_>) -> String {
     let timestamp = Timestamp { secs: since.as_secs(), nanos: since.subsec_nanos() };
-    let event = Event { timestamp, source, event, properties };
+    let event = Event { timestamp, time, source, event, properties };
     // Serialization cannot fail: all map keys are strings.
     let mut text = plain(&serde_json::to_string_pretty(&event).unwrap_or_default());
     text.push_str("\n\n");

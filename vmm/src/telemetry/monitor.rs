@@ -14,11 +14,12 @@ use virtio_devices::create_file;
 use crate::config::grammar::{PathOrFd, path_or_fd};
 use crate::error_kind::ErrorKind;
 use crate::passed_fd;
+use crate::telemetry::rotated::Rotated;
 
 /// Output of events: `path=<path>` or `fd=<number>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventMonitor {
-    /// A file, which is created or truncated, or a named pipe, possibly without a reader.
+    /// A file, which is created or appended to, or a named pipe, possibly without a reader.
     Path(PathBuf),
     /// An open descriptor of this process, above 2.
     Fd(RawFd),
@@ -67,11 +68,13 @@ impl FromStr for EventMonitor {
 
 /// The opened output.
 #[derive(Debug)]
-pub enum Output {
-    /// An open file.
-    Open(File),
+pub(crate) enum Output {
+    /// An open file. One that was opened by its path can be opened again.
+    Open(File, Option<Rotated>),
     /// A named pipe without a reader.
     NoReader(PathBuf),
+    /// None: events go to the log alone.
+    LogAlone,
 }
 
 impl EventMonitor {
@@ -80,35 +83,47 @@ impl EventMonitor {
     /// # Errors
     ///
     /// Fails if the output can never be written.
-    pub fn open(&self) -> Result<Output, MonitorError> {
+    pub(crate) fn open(&self) -> Result<Output, MonitorError> {
         match self {
             Self::Path(path) => open(path).map_err(|error| MonitorError::Path { path: path.clone(), error }),
-            Self::Fd(fd) => duplicate(*fd).map(Output::Open).ok_or(MonitorError::Fd(*fd)),
+            Self::Fd(fd) => duplicate(*fd).map(|file| Output::Open(file, None)).ok_or(MonitorError::Fd(*fd)),
         }
     }
 }
 
 impl Output {
-    /// Returns the open file, after waiting for a pipe's reader.
+    /// Takes the file that can be opened again.
+    pub(super) fn take_rotated(&mut self) -> Option<Rotated> {
+        match self {
+            Self::Open(_, rotated) => rotated.take(),
+            Self::NoReader(_) | Self::LogAlone => None,
+        }
+    }
+
+    /// Returns the open file, if there is one, after waiting for a pipe's reader.
     ///
     /// # Errors
     ///
     /// Fails if the pipe is gone.
-    pub fn wait(self) -> io::Result<File> {
+    pub(crate) fn wait(self) -> io::Result<Option<File>> {
         let path = match self {
-            Self::Open(file) => return Ok(file),
+            Self::Open(file, _) => return Ok(Some(file)),
+            Self::LogAlone => return Ok(None),
             Self::NoReader(path) => path,
         };
         let file = OpenOptions::new().append(true).open(path)?;
         fcntl_setfl(&file, fcntl_getfl(&file)? | OFlags::NONBLOCK)?;
-        Ok(file)
+        Ok(Some(file))
     }
 }
 
 /// Opens `path` for writing. With O_NONBLOCK, opening a pipe without a reader fails with ENXIO.
 fn open(path: &Path) -> io::Result<Output> {
     match create_file(path, false, OFlags::NONBLOCK) {
-        Ok(file) => Ok(Output::Open(file)),
+        Ok(file) => {
+            let rotated = Rotated::new(path, &file);
+            Ok(Output::Open(file, rotated))
+        }
         Err(error) => {
             let is_pipe = || fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_fifo());
             let has_no_reader = error.raw_os_error() == Some(libc::ENXIO) && is_pipe();

@@ -43,6 +43,16 @@ impl<W: Room> Writer<W> {
         }
     }
 
+    /// Continues with `output`, after the rest of the last text. Returns false if that was lost: there was no room.
+    pub(crate) fn replace(&mut self, output: W) -> bool {
+        let is_complete = self.write_rest().is_ok();
+        if !is_complete {
+            self.output.take_back(self.taken);
+        }
+        (self.output, self.rest, self.taken) = (output, Vec::new(), 0);
+        is_complete
+    }
+
     /// Writes the rest of a text, or removes the part already written if there is still no room.
     pub(crate) fn end(mut self) {
         if self.write_rest().is_err() {
@@ -146,6 +156,23 @@ mod tests {
         writer.write("{fourth }\n").unwrap();
         writer.end();
         assert_eq!(String::from_utf8(disk.written).unwrap(), "{first  }\n{second }\n{third  }\n{fourth }\n");
+    }
+
+    #[test]
+    fn a_new_file_begins_with_a_whole_text() {
+        for (room, is_complete) in [(10, true), (3, false)] {
+            let [mut full, mut new] = [15, 100].map(|room| Disk { written: Vec::new(), room });
+            let mut writer = Writer::new(&mut full);
+            writer.write("{first  }\n").unwrap();
+            writer.write("{second }\n").unwrap();
+            writer.output.room = room;
+            assert_eq!(writer.replace(&mut new), is_complete);
+            writer.write("{third  }\n").unwrap();
+            writer.end();
+            let old = if is_complete { "{first  }\n{second }\n" } else { "{first  }\n" };
+            assert_eq!(String::from_utf8(full.written).unwrap(), old);
+            assert_eq!(new.written, b"{third  }\n");
+        }
     }
 
     #[test]

@@ -39,14 +39,14 @@ fn nowhere_takes_everything_and_gives_nothing() {
 }
 
 #[test]
-fn a_file_is_written_from_its_beginning() {
+fn output_is_appended_to_a_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
-    std::fs::write(&path, "what was there before").unwrap();
+    std::fs::write(&path, "of an earlier start\n").unwrap();
     let device = CharDevice::open(&CharSpec::File(path.clone())).unwrap();
     device.write(b"hello ");
     device.write(b"world");
-    assert_eq!(std::fs::read(&path).unwrap(), b"hello world");
+    assert_eq!(std::fs::read(&path).unwrap(), b"of an earlier start\nhello world");
     let error = CharDevice::open(&CharSpec::File(path.join("below a file"))).unwrap_err().to_string();
     assert!(error.starts_with("file=") && !error.contains('\n'), "{error}");
 }

@@ -4,13 +4,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use pci::VfIndex;
+use serde_json::{Map, Value};
 use virtio_devices::{PortSettings, Replaced, Status};
 
 use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
 use crate::config::net::{switch, vf_ranges};
 use crate::config::subject::Subject;
-use crate::config::{BackendPlan, LinkPolicy, NicPlan, PlannedVm, PolicyConfig, VfRange};
+use crate::config::{BackendPlan, LinkPolicy, MacAddress, NicPlan, PlannedVm, PolicyConfig, VfRange};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;
@@ -42,6 +43,7 @@ impl Instance {
         let no_vf = |what| Failure::new(ErrorKind::NotFound, format!("pf={pf},index={index}: {what}"));
         let indices = index.among(pf, plugged.plan().total_vfs()).map_err(no_vf)?;
         let planned = self.planned_with_vf(change)?;
+        let before = self.settings(pf, *indices.start());
         let plans = VfPlans { change, now: &self.planned, planned: planned.as_ref() };
         for index in indices.clone() {
             plans.check(plugged, index)?;
@@ -65,12 +67,31 @@ impl Instance {
                 self.warn_of_macs(Some(pf));
             }
         }
-        let changed = match index {
+        let of = match index {
             VfRange::All => VfRange::Range(*indices.start(), *indices.end()),
             index => index,
         };
-        self.events.tell(Source::Sriov, "vf-policy", &[("id", pf), ("index", &changed.to_string()), ("by", "host")]);
+        let changed = set_vf::changes(&before, &self.settings(pf, *indices.start()));
+        let properties = [("id", pf.as_str()), ("index", &of.to_string()), ("by", "host"), ("changed", &changed)];
+        self.events.tell(Source::Sriov, "vf-policy", &properties);
         set_vf::settle(replaced, pf, index)
+    }
+
+    /// Effective settings of VF `index` of `pf`, as JSON.
+    fn settings(&self, pf: &str, index: u16) -> Map<String, Value> {
+        let mut settings = match serde_json::to_value(self.policy(pf, Some(index))) {
+            Ok(Value::Object(policy)) => policy,
+            _ => Map::new(),
+        };
+        if let Some(plan) = set_vf::plan_of(&self.planned, pf, index) {
+            settings.insert("mac".to_string(), Value::from(MacAddress(plan.spec.mac).to_string()));
+        }
+        let net = self.config().net.iter().find(|net| net.id.as_deref() == Some(pf));
+        let vf = net.and_then(|net| net.vf(index));
+        if let Some(Ok(limits)) = vf.and_then(|vf| vf.rate_limiter_config.as_ref()).map(serde_json::to_value) {
+            settings.insert("rate_limiter_config".to_string(), limits);
+        }
+        settings
     }
 
     /// Restores the VF links that clients set before the VM was saved, for ports of a switch.

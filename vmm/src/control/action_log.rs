@@ -1,0 +1,92 @@
+//! Lines of the log about clients' requests: `pf0v3: vm.set-vf: ok`.
+
+use std::borrow::Cow;
+
+use crate::api::{Action, Failure, NewDevice, Reply, SetVf};
+use crate::telemetry::log_line;
+
+/// Limit on an id in a line, in characters. The id of a request may be any text.
+const LONGEST_ID: usize = 64;
+
+/// A change that a client asks for, as its line begins. `None` for requests that change nothing, and without `-v`.
+pub(super) fn begin(action: &Action) -> Option<String> {
+    if !log::log_enabled!(log::Level::Info) {
+        return None;
+    }
+    let (id, name) = change(action)?;
+    let id: String = id.chars().filter(|c| !c.is_control()).take(LONGEST_ID).collect();
+    Some(format!("{id}: {name}"))
+}
+
+/// Logs the outcome of such a change.
+pub(super) fn end(change: Option<&str>, outcome: &Result<Reply, Failure>) {
+    match (change, outcome) {
+        (None, _) => {}
+        (Some(change), Ok(_)) => log::info!("{change}: ok"),
+        (Some(change), Err(failure)) => log::info!("{change}: refused: {}", failure.chain.join(": ")),
+    }
+}
+
+/// The subject of a change, and its endpoint.
+fn change(action: &Action) -> Option<(Cow<'_, str>, &'static str)> {
+    let of_vm = |name| Some((Cow::from("vm"), name));
+    match action {
+        Action::Ping | Action::Info | Action::Counters | Action::MigrationProgress | Action::Metrics => None,
+        Action::ShutdownVmm => Some((Cow::from("vmm"), "vmm.shutdown")),
+        Action::Create(_) => of_vm("vm.create"),
+        Action::Boot => of_vm("vm.boot"),
+        Action::Delete => of_vm("vm.delete"),
+        Action::Pause => of_vm("vm.pause"),
+        Action::Resume(_) => of_vm("vm.resume"),
+        Action::Shutdown => of_vm("vm.shutdown"),
+        Action::Reboot => of_vm("vm.reboot"),
+        Action::PowerButton => of_vm("vm.power-button"),
+        Action::Nmi => of_vm("vm.nmi"),
+        Action::Resize(_) => of_vm("vm.resize"),
+        Action::ResizeZone(_) => of_vm("vm.resize-zone"),
+        Action::Snapshot(_) => of_vm("vm.snapshot"),
+        Action::Restore(..) => of_vm("vm.restore"),
+        Action::SendMigration(_) => of_vm("vm.send-migration"),
+        Action::ReceiveMigration(..) => of_vm("vm.receive-migration"),
+        Action::CancelMigration => of_vm("vm.cancel-migration"),
+        Action::ResizeDisk(resize) => Some((Cow::from(&resize.id), "vm.resize-disk")),
+        Action::RemoveDevice(device) => Some((Cow::from(&device.id), "vm.remove-device")),
+        Action::SetVf(change, _) => {
+            let SetVf { pf, index, .. } = &**change;
+            let index = index.map(|index| index.to_string());
+            Some((Cow::from(log_line::subject(pf, index.as_deref())), "vm.set-vf"))
+        }
+        Action::Add(device) => {
+            let (id, name) = added(device);
+            Some((Cow::from(id.as_deref().unwrap_or("vm")), name))
+        }
+    }
+}
+
+fn added(device: &NewDevice) -> (&Option<String>, &'static str) {
+    match device {
+        NewDevice::Net(device, _) => (&device.id, "vm.add-net"),
+        NewDevice::Disk(device) => (&device.id, "vm.add-disk"),
+        NewDevice::Fs(device) => (&device.id, "vm.add-fs"),
+        NewDevice::GenericVhostUser(device) => (&device.id, "vm.add-generic-vhost-user"),
+        NewDevice::Host(device, _) => (&device.id, "vm.add-device"),
+        NewDevice::Pmem(device) => (&device.id, "vm.add-pmem"),
+        NewDevice::Vdpa(device) => (&device.id, "vm.add-vdpa"),
+        NewDevice::Vsock(device) => (&device.id, "vm.add-vsock"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_named_with_the_function_that_they_change() {
+        let vf =
+            |index| Action::SetVf(Box::new(SetVf { pf: "pf0".to_string(), index, ..SetVf::default() }), Vec::new());
+        assert_eq!(change(&vf(Some(3))), Some((Cow::from("pf0v3"), "vm.set-vf")));
+        assert_eq!(change(&vf(None)), Some((Cow::from("pf0"), "vm.set-vf")));
+        assert_eq!(change(&Action::Pause), Some((Cow::from("vm"), "vm.pause")));
+        assert_eq!(change(&Action::Metrics), None);
+    }
+}

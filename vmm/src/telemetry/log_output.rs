@@ -1,0 +1,131 @@
+//! Output of the log: standard error, or the file of `--log-file`.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rustix::fs::OFlags;
+use virtio_devices::create_file;
+
+use crate::telemetry::rotated::Rotated;
+
+/// Output of the log. All threads write to it, without a lock: each line is one write.
+#[derive(Debug)]
+pub struct LogOutput {
+    to: Destination,
+    /// The file, if it can be opened again. Only the control thread locks this.
+    rotated: Mutex<Option<Rotated>>,
+    /// Number of lines that were not written, or only in part.
+    lost: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Destination {
+    Stderr,
+    File(ArcSwap<File>),
+}
+
+impl LogOutput {
+    /// Sends the log to standard error.
+    pub const fn stderr() -> Self {
+        Self { to: Destination::Stderr, rotated: Mutex::new(None), lost: AtomicU64::new(0) }
+    }
+
+    /// Appends the log to the file at `path`, or sends it to a named pipe, which need not have a reader yet.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be written.
+    pub fn file(path: &Path) -> io::Result<Self> {
+        // A pipe opened for reading, too, needs no other reader. Output that does not fit is dropped, so that no
+        // thread waits.
+        let is_pipe = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
+        let flags = if is_pipe { OFlags::NONBLOCK } else { OFlags::empty() };
+        let file = create_file(path, is_pipe, flags)?;
+        let rotated = Mutex::new(Rotated::new(path, &file));
+        Ok(Self { to: Destination::File(ArcSwap::from_pointee(file)), rotated, lost: AtomicU64::new(0) })
+    }
+
+    /// Opens the file at its path again, if another file or none is there now.
+    ///
+    /// # Errors
+    ///
+    /// Fails with one line. The log continues in the former file.
+    pub(crate) fn reopen(&self) -> Result<(), String> {
+        let (Destination::File(file), Some(rotated)) = (&self.to, &mut *self.rotated.lock()) else { return Ok(()) };
+        if let Some(new) = rotated.reopen()? {
+            file.store(Arc::new(new));
+        }
+        Ok(())
+    }
+
+    /// Number of lines that were not written, or only in part.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Write for &LogOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &self.to {
+            Destination::Stderr => io::stderr().write(bytes),
+            Destination::File(file) => file.load().as_ref().write(bytes),
+        }
+    }
+
+    /// Writes a line. It is counted if that fails.
+    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        let written = match &self.to {
+            Destination::Stderr => io::stderr().write_all(line),
+            Destination::File(file) => file.load().as_ref().write_all(line),
+        };
+        if written.is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn log_continues_in_a_new_file_after_a_rename() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, old] = ["log", "log.1"].map(|name| folder.path().join(name));
+        fs::write(&path, "of an earlier start\n").unwrap();
+        let log = LogOutput::file(&path).unwrap();
+        (&log).write_all(b"first\n").unwrap();
+        fs::rename(&path, &old).unwrap();
+        (&log).write_all(b"second\n").unwrap();
+        log.reopen().unwrap();
+        (&log).write_all(b"third\n").unwrap();
+        log.reopen().unwrap();
+        (&log).write_all(b"fourth\n").unwrap();
+        assert_eq!(fs::read_to_string(old).unwrap(), "of an earlier start\nfirst\nsecond\n");
+        assert_eq!(fs::read_to_string(path).unwrap(), "third\nfourth\n");
+        assert_eq!(log.lost(), 0);
+    }
+
+    #[test]
+    fn lines_that_do_not_fit_are_counted() {
+        let log = LogOutput::file(Path::new("/dev/full")).unwrap();
+        for _ in 0..3 {
+            (&log).write_all(b"line\n").unwrap_err();
+        }
+        assert_eq!(log.lost(), 3);
+        log.reopen().unwrap();
+    }
+}
