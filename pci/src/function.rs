@@ -57,8 +57,8 @@ pub trait Function: Send {
     /// Handles `effects` of the registers: resets the state behind them if they were reset, and stops or starts work.
     fn changed(&mut self, effects: Effects, powered: bool) -> Outcome<Self::Stopping>;
 
-    /// Reads `data.len()` bytes at `offset` of a BAR. Offsets outside of it read all-ones. The MSI-X structures are read
-    /// by [`ConfigSpace::msix_read`].
+    /// Reads `data.len()` bytes at `offset` of a BAR. Offsets outside of it read all-ones. The MSI-X structures are
+    /// read by [`ConfigSpace::msix_read`].
     fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]);
 
     /// Writes `data` at `offset` of a BAR. Does not change configuration space. The MSI-X structures are written by
