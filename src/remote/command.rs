@@ -8,6 +8,7 @@ use vm_api::migration::{ReceiveMigration, SendMigration};
 
 use super::add::Add;
 use super::vf_change::VfChange;
+use super::vf_table::{COLUMNS, Indices};
 use crate::vm_options::{VmOptions, keys};
 
 const EXAMPLE: &str = "\
@@ -53,8 +54,12 @@ pub(crate) enum Command {
     CancelMigration,
     /// Write the guest's memory to a file (not supported yet)
     Coredump(Destination),
-    /// Show the counters of the devices
-    Counters,
+    /// Show the counters of the devices that are not 0, and explain them
+    Counters {
+        /// Explain the counter of this name, or all counters, instead of showing values
+        #[arg(long, value_name = "counter", num_args = 0..=1, default_missing_value = "")]
+        explain: Option<String>,
+    },
     /// Create the VM
     Create {
         /// The VM as JSON, or - for standard input, the default if no option describes the VM
@@ -167,8 +172,13 @@ pub(crate) enum Command {
     ShutdownVmm,
     /// Save the paused VM to a folder, as a snapshot
     Snapshot(Destination),
-    /// Show PFs and VFs: address, state, MAC address, backend, link and rates
+    /// Show PFs and VFs: address, state, MAC address, backend, link, rates and dropped frames
+    #[command(after_help = COLUMNS)]
     Vfs {
+        /// Id of the PF; all PFs if left out
+        pf: Option<String>,
+        /// Indices of its VFs, such as 3 or 0-7,12; all, and the PF itself, if left out
+        indices: Option<Indices>,
         /// Repeat until interrupted
         #[arg(long)]
         watch: bool,

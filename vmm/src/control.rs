@@ -4,6 +4,7 @@
 mod active_migration;
 mod addition;
 mod connect;
+mod counter_texts;
 mod failure;
 mod info;
 pub(crate) mod instance;
