@@ -116,7 +116,7 @@ pub(crate) struct Cli {
         conflicts_with_all = ["vm", "config"],
         help_heading = PROGRAM,
         long_help = keys::<RestoreConfig>(
-            "Restore the VM from a snapshot (vm.snapshot). It is paused until vm.resume, without resume=on"
+            "Restore the VM from a snapshot (vm.snapshot). It stays paused until vm.resume, unless resume=on is given"
         )
     )]
     restore: Option<String>,

@@ -81,7 +81,7 @@ fn table() -> Vec<VmOption> {
             vm.payload.cmdline = Some(text.to_string());
             Ok(())
         }),
-        flag("watchdog", DEVICES, "Watchdog: resets the guest when it stops pinging", |vm| vm.watchdog = true),
+        flag("watchdog", DEVICES, "Watchdog: resets the guest if it stops pinging the device", |vm| vm.watchdog = true),
         flag("pvpanic", DEVICES, "pvpanic: reports guest panics as events", |vm| vm.pvpanic = true),
         flag("landlock", MACHINE, "Confine the program to the files that the VM's options name", |vm| {
             vm.landlock_enable = true;
@@ -101,7 +101,7 @@ fn table() -> Vec<VmOption> {
         one(DEVICES, "Entropy device", |vm, rng: RngConfig| vm.rng = rng)
             .keys::<RngConfig>("Entropy device. Every VM has one"),
         one(DEVICES, "Clock with the host's time", |vm, rtc: RtcConfig| vm.rtc = Some(rtc))
-            .keys::<RtcConfig>("Virtio clock, which has the host's UTC. Without keys, one with their defaults")
+            .keys::<RtcConfig>("Virtio clock, which shows the host's UTC. Keys are optional")
             .times(Times::OnceOrEmpty),
         one(DEVICES, "Balloon", |vm, balloon: BalloonConfig| vm.balloon = Some(balloon))
             .keys::<BalloonConfig>("Balloon: returns guest memory to the host"),
@@ -151,7 +151,7 @@ fn table() -> Vec<VmOption> {
             vm.generic_vhost_user.push(device);
         }),
         many(DEVICES, "Devices of the host", |vm, device: DeviceConfig| vm.devices.push(device))
-            .keys::<DeviceConfig>("PCI devices of the host that the guest has (VFIO). Repeat for more"),
+            .keys::<DeviceConfig>("PCI devices of the host, passed through to the guest (VFIO). Repeat for more"),
         many(DEVICES, "Persistent memory", |vm, pmem: PmemConfig| vm.pmem.push(pmem))
             .keys::<PmemConfig>("Files that the guest has as persistent memory. Repeat for more"),
         many(DEVICES, "NICs. One with sriov_vfs is an SR-IOV physical function (PF)", |vm, net: NetConfig| {

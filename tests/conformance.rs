@@ -14,7 +14,7 @@ const CHECKS: RangeInclusive<u8> = 1..=64;
 /// Mistakes of other implementations.
 const PITFALLS: RangeInclusive<u8> = 1..=24;
 /// Folders with tests.
-const FOLDERS: [&str; 5] = ["pci", "src", "tests", "virtio-devices", "vmm"];
+const FOLDERS: [&str; 6] = ["machine", "pci", "src", "tests", "virtio-devices", "vmm"];
 /// The document with the tables of counts.
 const COUNTED: &str = "docs/conformance.md";
 /// The section that says why some checks have no test.

@@ -70,6 +70,13 @@ fn headings(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| anchor(line.trim_start_matches('#').trim()))
 }
 
+/// A package carries its license, so a crate that is a package of its own has a copy.
+#[test]
+fn the_license_of_pci_sriov_is_that_of_the_project() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    assert_eq!(read("pci/LICENSE"), read("LICENSE"));
+}
+
 #[test]
 fn every_link_leads_to_a_file_and_a_heading_of_it() {
     for (document, text) in with_extension(&files(), "md") {

@@ -88,7 +88,7 @@ impl Access {
     pub fn decode(offset: u64, len: usize) -> Option<Self> {
         let offset = u16::try_from(offset).ok().filter(|offset| *offset < 0x1000)?;
         let len = u8::try_from(len).ok().filter(|len| matches!(len, 1 | 2 | 4))?;
-        if !offset.is_multiple_of(u16::from(len)) {
+        if offset % u16::from(len) != 0 {
             return None;
         }
         let [first, _] = (offset & 3).to_le_bytes();

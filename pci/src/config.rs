@@ -207,6 +207,24 @@ impl ConfigSpace {
         self.msix.as_mut()
     }
 
+    /// The address and data of `vector`, if the function can send its message: it has Bus Master Enable, is in D0, and
+    /// neither MSI-X nor the vector is off or masked. For a VF, the caller must also check the power state of its PF.
+    pub fn message(&self, vector: u16) -> Option<(u64, u32)> {
+        self.msix().filter(|_| self.bus_master())?.message(vector)
+    }
+
+    /// Reads the MSI-X structure at `offset` of `bar`, as [`Msix::bar_read`]. Returns false if there is none; `data` is
+    /// unchanged then. `raised` is [`PendingBits::contains`](crate::PendingBits::contains), or the like.
+    pub fn msix_read(&self, bar: BarIndex, offset: u64, data: &mut [u8], raised: impl Fn(u16) -> bool) -> bool {
+        self.msix().is_some_and(|msix| msix.bar_read(bar, offset, data, self.bus_master(), raised))
+    }
+
+    /// Writes the MSI-X structure at `offset` of `bar`; `None` if there is none. The effects are for
+    /// [`Function::changed`](crate::Function::changed).
+    pub fn msix_write(&mut self, bar: BarIndex, offset: u64, data: &[u8]) -> Option<Effects> {
+        self.msix_mut()?.bar_write(bar, offset, data)
+    }
+
     /// The SR-IOV capability of a PF.
     pub fn sriov(&self) -> Option<&Sriov> {
         self.sriov.as_ref()
@@ -228,7 +246,8 @@ impl ConfigSpace {
         self.chain.offset(Kind::Pcie).unwrap_or(0)
     }
 
-    pub(crate) fn msix_offset(&self) -> Option<u16> {
+    /// The offset of the MSI-X capability, if the function has it.
+    pub fn msix_offset(&self) -> Option<u16> {
         self.chain.offset(Kind::Msix)
     }
 

@@ -46,9 +46,8 @@ fn read<D: ConfigTarget>(topology: &Topology<D>, request: Option<(Rid, Access)>,
 }
 
 fn write<D: ConfigTarget>(topology: &Topology<D>, request: Option<(Rid, Access)>, data: &[u8]) {
-    if let Some((rid, access)) = request
-        && let Some(device) = topology.lookup(rid)
-    {
+    let device = request.and_then(|(rid, access)| Some((topology.lookup(rid)?, rid, access)));
+    if let Some((device, rid, access)) = device {
         device.config_write(rid, access.dword(), access.write(data));
     }
 }

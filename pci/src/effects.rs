@@ -44,7 +44,7 @@ pub enum VfChange {
 #[non_exhaustive]
 #[must_use]
 pub struct Effects {
-    /// True if the result of [`Device::windows`] may have changed.
+    /// True if the result of [`Device::windows`](crate::Device::windows) may have changed.
     pub windows: bool,
     /// True if a message's address, data or mask may have changed, or the ability to send messages.
     pub messages: bool,

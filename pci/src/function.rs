@@ -26,6 +26,10 @@ pub trait Device: Send {
     /// Writes `data` at `offset` of a memory window. Does not change configuration space.
     fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Outcome<Self::Stopping>;
 
+    /// True if function `rid` may send requests now, such as messages: it exists, its Bus Master Enable is set, and it
+    /// and its PF are in D0 (`PCIe 6.2 §7.5.1.1.3`, `§9.3.4.1.3`, `§9.6`).
+    fn may_send(&self, rid: Rid) -> bool;
+
     /// Appends the memory windows that the device decodes now: a pure function of its registers.
     fn windows(&self, out: &mut Vec<Window>);
 
@@ -53,10 +57,12 @@ pub trait Function: Send {
     /// Handles `effects` of the registers: resets the state behind them if they were reset, and stops or starts work.
     fn changed(&mut self, effects: Effects, powered: bool) -> Outcome<Self::Stopping>;
 
-    /// Reads `data.len()` bytes at `offset` of a BAR. Offsets outside of it read all-ones.
+    /// Reads `data.len()` bytes at `offset` of a BAR. Offsets outside of it read all-ones. The MSI-X structures are read
+    /// by [`ConfigSpace::msix_read`].
     fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]);
 
-    /// Writes `data` at `offset` of a BAR. Does not change configuration space.
+    /// Writes `data` at `offset` of a BAR. Does not change configuration space. The MSI-X structures are written by
+    /// [`ConfigSpace::msix_write`].
     fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8], powered: bool) -> Outcome<Self::Stopping>;
 
     /// Reads a dword of configuration space.

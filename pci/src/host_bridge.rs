@@ -44,6 +44,10 @@ impl<S> Device for HostBridge<S> {
         Outcome::none()
     }
 
+    fn may_send(&self, _rid: Rid) -> bool {
+        false
+    }
+
     fn windows(&self, _out: &mut Vec<Window>) {}
 
     fn reset(&mut self, _kind: ResetKind) -> Outcome<S> {

@@ -27,7 +27,7 @@ pub enum IdError {
 /// assert_eq!(pf.to_string(), "00:03.0");
 /// assert_eq!(pf.wrapping_add(0x100 - 0x18).to_string(), "01:00.0");
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rid(u16);
 
 impl Rid {
@@ -93,6 +93,13 @@ impl Rid {
     }
 }
 
+/// As [`fmt::Display`]: `00:03.0`.
+impl fmt::Debug for Rid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for Rid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:02x}:{:02x}.{}", self.bus(), self.device(), self.function())
@@ -147,7 +154,7 @@ impl fmt::Display for VfIndex {
 }
 
 /// The number of a base address register, 0 to 5.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BarIndex(u8);
 
 impl BarIndex {
@@ -162,6 +169,13 @@ impl BarIndex {
     /// The number, 0 to 5.
     pub const fn get(self) -> u8 {
         self.0
+    }
+}
+
+/// `BAR 4`.
+impl fmt::Debug for BarIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BAR {}", self.0)
     }
 }
 
@@ -195,6 +209,12 @@ mod tests {
     fn a_vf_and_a_bar_are_written_as_their_numbers() {
         assert_eq!(format!("VF {}, BAR {}", VfIndex(256), BarIndex::ALL[4]), "VF 256, BAR 4");
         assert_eq!(BarIndex::new(6).map_err(|error| error.to_string()), Err("BAR number 6 is above 5".to_string()));
+    }
+
+    #[test]
+    fn debug_output_has_addresses_not_bits() {
+        let reach = crate::Reach::Function(Rid::from_bits(0x105));
+        assert_eq!(format!("{reach:?} {:?}", (BarIndex::ALL[4], 0)), "Function(01:00.5) (BAR 4, 0)");
     }
 
     #[test]

@@ -1,127 +1,10 @@
 //! MSI-X: the capability, its table and its pending bits (`PCIe 6.2 §7.7.2`).
 
-use std::fmt;
+mod shape;
 
+pub use self::shape::{MsixError, MsixShape, MsixStructure};
 use crate::spec::{capability_id, msix};
 use crate::{Access, BarIndex, BarSet, Dword, DwordWrite, Effects, Refused};
-
-/// Layout of MSI-X in a function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MsixShape {
-    /// The number of vectors, 1 to 2048.
-    pub vectors: u16,
-    /// The BAR that holds the table, and the table's offset in it, a multiple of 8.
-    pub table: (BarIndex, u32),
-    /// The BAR that holds the pending bits, and their offset in it, a multiple of 8.
-    pub pba: (BarIndex, u32),
-}
-
-impl MsixShape {
-    /// Bytes of the table.
-    pub fn table_len(&self) -> u64 {
-        u64::from(self.vectors) * msix::ENTRY_LEN
-    }
-
-    /// Bytes of the pending bits: a multiple of 8.
-    pub fn pba_len(&self) -> u64 {
-        u64::from(self.vectors).div_ceil(64) * 8
-    }
-}
-
-/// The two structures of MSI-X in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MsixStructure {
-    /// The table.
-    Table,
-    /// The pending bits (PBA).
-    PendingBits,
-}
-
-impl fmt::Display for MsixStructure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Table => "MSI-X table",
-            Self::PendingBits => "MSI-X PBA",
-        })
-    }
-}
-
-/// Reason why MSI-X is impossible in a function.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum MsixError {
-    /// The number of vectors is 0, or above 2048.
-    #[error("{0} MSI-X vectors; there must be 1 to 2048")]
-    Vectors(u16),
-    /// A structure is in a BAR that does not exist.
-    #[error("{structure}: there is no BAR {bar}")]
-    NoBar {
-        /// The structure.
-        structure: MsixStructure,
-        /// The BAR of the structure.
-        bar: BarIndex,
-    },
-    /// The offset of a structure is not a multiple of 8.
-    #[error("{structure}: offset {offset:#x} is not a multiple of 8")]
-    Unaligned {
-        /// The structure.
-        structure: MsixStructure,
-        /// Offset in the BAR, in bytes.
-        offset: u32,
-    },
-    /// A structure passes the end of its BAR.
-    #[error("{structure}: {len:#x} bytes at offset {offset:#x} pass the end of BAR {bar}, {size:#x} bytes")]
-    PastEnd {
-        /// The structure.
-        structure: MsixStructure,
-        /// BAR that the structure is in.
-        bar: BarIndex,
-        /// Offset in the BAR, in bytes.
-        offset: u32,
-        /// Length in bytes.
-        len: u64,
-        /// The size of the BAR in bytes.
-        size: u64,
-    },
-    /// Table and pending bits overlap.
-    #[error("MSI-X table and PBA overlap in BAR {bar}")]
-    Overlap {
-        /// Their BAR.
-        bar: BarIndex,
-    },
-}
-
-impl MsixShape {
-    /// Checks that it fits a function with these BARs, or a VF with these VF BARs.
-    pub(crate) fn check(&self, bars: &BarSet) -> Result<(), MsixError> {
-        if self.vectors == 0 || self.vectors > msix::MAX_VECTORS {
-            return Err(MsixError::Vectors(self.vectors));
-        }
-        let (table, pba) = (self.table_len(), self.pba_len());
-        check_place(bars, MsixStructure::Table, self.table, table)?;
-        check_place(bars, MsixStructure::PendingBits, self.pba, pba)?;
-        let (table_at, pba_at) = (u64::from(self.table.1), u64::from(self.pba.1));
-        if self.table.0 == self.pba.0 && table_at < pba_at + pba && pba_at < table_at + table {
-            return Err(MsixError::Overlap { bar: self.table.0 });
-        }
-        Ok(())
-    }
-}
-
-fn check_place(
-    bars: &BarSet,
-    structure: MsixStructure,
-    (bar, offset): (BarIndex, u32),
-    len: u64,
-) -> Result<(), MsixError> {
-    let size = bars.kind(bar).ok_or(MsixError::NoBar { structure, bar })?.size();
-    if !offset.is_multiple_of(8) {
-        return Err(MsixError::Unaligned { structure, offset });
-    }
-    if u64::from(offset) + len > size {
-        return Err(MsixError::PastEnd { structure, bar, offset, len, size });
-    }
-    Ok(())
-}
 
 /// Table entry: Message Address, Message Upper Address, Message Data, Vector Control.
 type Entry = [u32; 4];
@@ -134,8 +17,8 @@ const ENTRY_WRITABLE: Entry = [!0b11, u32::MAX, u32::MAX, msix::VECTOR_MASK];
 
 /// The registers of the capability, and its table.
 ///
-/// Pending bits are not state of this crate. The device tracks which masked vectors it tried to signal, and passes that
-/// to [`Self::pba_read`].
+/// Pending bits are not among them. A function stores its interrupts that wait in [`PendingBits`](crate::PendingBits),
+/// or where its sender has them, such as in eventfds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Msix {
     shape: MsixShape,
@@ -186,7 +69,9 @@ impl Msix {
 
     /// Reads the dword at `reg` from the start of the capability. The next pointer is 0.
     pub fn read(&self, reg: Dword) -> u32 {
-        let place = |(bar, offset): (BarIndex, u32)| offset & !0b111 | u32::from(bar.get());
+        // The shape was checked: an offset fits 32 bits.
+        let place =
+            |(bar, offset): (BarIndex, u64)| u32::try_from(offset).unwrap_or(u32::MAX) & !0b111 | u32::from(bar.get());
         match reg.offset() {
             msix::CONTROL => {
                 let control = self.control | self.shape.vectors.saturating_sub(1);
@@ -225,7 +110,7 @@ impl Msix {
     /// Writes `data` to the table at `offset`. Software must write aligned dwords or qwords (`§7.7.2`). As in hardware,
     /// a qword is two dwords, at any multiple of 4; other widths and offsets are refused.
     pub fn table_write(&mut self, offset: u64, data: &[u8]) -> Effects {
-        if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
+        if !matches!(data.len(), 4 | 8) || offset % 4 != 0 {
             return Effects::refused(Refused::MsixTable { offset, len: data.len() });
         }
         let mut changed = false;
@@ -256,6 +141,40 @@ impl Msix {
         });
     }
 
+    /// Reads `data.len()` bytes at `offset` of `bar`, if the table or the pending bits are there. Returns false if they
+    /// are not; `data` is unchanged then.
+    ///
+    /// `raised` returns true for a vector whose interrupt was raised and possibly not sent. Such a vector reads as
+    /// pending unless its message can be sent now: it is sent, or about to be. `may_send` is true if the function may
+    /// send messages ([`Device::may_send`](crate::Device::may_send)).
+    pub fn bar_read(
+        &self,
+        bar: BarIndex,
+        offset: u64,
+        data: &mut [u8],
+        may_send: bool,
+        raised: impl Fn(u16) -> bool,
+    ) -> bool {
+        match self.shape.locate(bar, offset) {
+            Some((MsixStructure::Table, offset)) => self.table_read(offset, data),
+            Some((MsixStructure::PendingBits, offset)) => {
+                let sent = |vector| may_send && self.message(vector).is_some();
+                self.pba_read(offset, data, |vector| raised(vector) && !sent(vector));
+            }
+            None => return false,
+        }
+        true
+    }
+
+    /// Writes `data` at `offset` of `bar`, if the table or the pending bits are there; `None` if they are not. Pending
+    /// bits are read-only.
+    pub fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8]) -> Option<Effects> {
+        Some(match self.shape.locate(bar, offset)? {
+            (MsixStructure::Table, offset) => self.table_write(offset, data),
+            (MsixStructure::PendingBits, _) => Effects::NONE,
+        })
+    }
+
     /// Returns to the power-on state.
     pub fn reset(&mut self) {
         let Self { shape: _, control, table } = self;
@@ -266,7 +185,7 @@ impl Msix {
 
 /// Reads bytes of an array of dwords, within one dword or as whole dwords; other reads return all-ones.
 fn read_dwords(offset: u64, data: &mut [u8], dword: impl Fn(u64) -> u32) {
-    if offset.is_multiple_of(4) && data.len().is_multiple_of(4) {
+    if offset % 4 == 0 && data.len() % 4 == 0 {
         for (n, data) in (0..).zip(data.chunks_exact_mut(4)) {
             data.copy_from_slice(&dword(offset.saturating_add(4 * n)).to_le_bytes());
         }
@@ -295,54 +214,6 @@ mod tests {
 
     fn msix() -> Msix {
         Msix::new(SHAPE, &bars()).unwrap()
-    }
-
-    fn refused(shape: MsixShape) -> String {
-        Msix::new(shape, &bars()).unwrap_err().to_string()
-    }
-
-    /// B20: impossible numbers of vectors are an error when configured.
-    #[test]
-    fn numbers_of_vectors_that_msi_x_cannot_have_are_refused() {
-        assert_eq!(refused(MsixShape { vectors: 0, ..SHAPE }), "0 MSI-X vectors; there must be 1 to 2048");
-        assert_eq!(refused(MsixShape { vectors: 2049, ..SHAPE }), "2049 MSI-X vectors; there must be 1 to 2048");
-    }
-
-    /// G35, B20: table and pending bits lie within existing BARs.
-    #[test]
-    fn structures_outside_of_the_bars_are_refused() {
-        // The upper half of BAR 4 is no BAR.
-        for bar in [BarIndex::ALL[1], BarIndex::ALL[5]] {
-            assert_eq!(refused(MsixShape { table: (bar, 0), ..SHAPE }), format!("MSI-X table: there is no BAR {bar}"));
-            assert_eq!(refused(MsixShape { pba: (bar, 0), ..SHAPE }), format!("MSI-X PBA: there is no BAR {bar}"));
-        }
-        let table = MsixShape { table: (BAR, 0xfd8), ..SHAPE };
-        assert_eq!(refused(table), "MSI-X table: 0x30 bytes at offset 0xfd8 pass the end of BAR 4, 0x1000 bytes");
-        assert!(Msix::new(MsixShape { table: (BAR, 0xfd0), ..SHAPE }, &bars()).is_ok());
-        let pba = MsixShape { pba: (BarIndex::ALL[0], 128), ..SHAPE };
-        assert_eq!(refused(pba), "MSI-X PBA: 0x8 bytes at offset 0x80 pass the end of BAR 0, 0x80 bytes");
-        assert!(Msix::new(MsixShape { pba: (BarIndex::ALL[0], 120), ..SHAPE }, &bars()).is_ok());
-        assert!(refused(MsixShape { pba: (BAR, !7), ..SHAPE }).contains("pass the end"));
-    }
-
-    #[test]
-    fn structures_at_odd_offsets_are_refused() {
-        for offset in [1, 4, 0x7fc] {
-            let error = refused(MsixShape { table: (BAR, offset), ..SHAPE });
-            assert_eq!(error, format!("MSI-X table: offset {offset:#x} is not a multiple of 8"));
-            assert!(refused(MsixShape { pba: (BAR, offset), ..SHAPE }).starts_with("MSI-X PBA: offset"));
-        }
-    }
-
-    #[test]
-    fn a_table_that_overlaps_its_pending_bits_is_refused() {
-        let at = |table, pba| Msix::new(MsixShape { vectors: 3, table: (BAR, table), pba: (BAR, pba) }, &bars());
-        assert_eq!(at(0, 0x28).unwrap_err().to_string(), "MSI-X table and PBA overlap in BAR 4");
-        assert_eq!(at(0, 0).unwrap_err(), MsixError::Overlap { bar: BAR });
-        assert_eq!(at(0x100, 0x100).unwrap_err(), MsixError::Overlap { bar: BAR });
-        assert!(at(0, 0x30).is_ok() && at(8, 0).is_ok(), "next to each other");
-        let apart = MsixShape { table: (BAR, 0), pba: (BarIndex::ALL[0], 0), ..SHAPE };
-        assert!(Msix::new(apart, &bars()).is_ok(), "in two BARs");
     }
 
     fn enable(msix: &mut Msix, control: u16) -> Effects {
@@ -382,16 +253,6 @@ mod tests {
         let _ = enable(&mut msix, 0xc000);
         assert!(msix.table_write(0, &[1; 8]).is_none());
         assert!(enable(&mut msix, 0xc000).is_none());
-    }
-
-    #[test]
-    fn msix_tables_take_16_bytes_a_vector_and_pbas_8_per_64_vectors() {
-        let bar = BarIndex::ALL[4];
-        let lens = |vectors| {
-            let shape = MsixShape { vectors, table: (bar, 0), pba: (bar, 0x8000) };
-            (shape.table_len(), shape.pba_len())
-        };
-        assert_eq!([1, 64, 65, 2048].map(lens), [(16, 8), (0x400, 8), (0x410, 16), (0x8000, 0x100)]);
     }
 
     #[test]
@@ -444,5 +305,37 @@ mod tests {
         let mut byte = [0];
         msix().pba_read(0, &mut byte, |_| true);
         assert_eq!(byte, [0b111]);
+    }
+
+    #[test]
+    fn a_bar_access_reaches_the_table_the_pba_or_neither() {
+        let (mut msix, mut data) = (msix(), [0; 8]);
+        assert_eq!(msix.bar_write(BAR, 24, &[9, 0, 0, 0, 0, 0, 0, 0]), Some(Effects::NONE));
+        assert!(msix.bar_read(BAR, 24, &mut data, true, |_| false));
+        assert_eq!(data, [9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(msix.bar_write(BAR, 0x800, &[0xff; 8]), Some(Effects::NONE));
+        assert!(msix.bar_read(BAR, 0x800, &mut data, true, |vector| vector == 2));
+        assert_eq!(data, [0b100, 0, 0, 0, 0, 0, 0, 0]);
+        for (bar, offset) in [(BAR, 0x30), (BAR, 0x808), (BarIndex::ALL[0], 0)] {
+            assert_eq!(msix.bar_write(bar, offset, &[0xff; 4]), None);
+            assert!(!msix.bar_read(bar, offset, &mut data, true, |_| true));
+            assert_eq!(data, [0b100, 0, 0, 0, 0, 0, 0, 0], "unchanged");
+        }
+    }
+
+    #[test]
+    fn a_vector_that_can_be_sent_does_not_read_as_pending() {
+        let mut msix = msix();
+        let pending = |msix: &Msix, may_send| {
+            let mut byte = [0];
+            assert!(msix.bar_read(BAR, 0x800, &mut byte, may_send, |vector| vector < 2));
+            byte[0]
+        };
+        let _ = enable(&mut msix, 0x8000);
+        assert_eq!(pending(&msix, true), 0b11);
+        let _ = msix.table_write(28, &[0; 4]);
+        assert_eq!((pending(&msix, true), pending(&msix, false)), (0b01, 0b11));
+        let _ = enable(&mut msix, 0xc000);
+        assert_eq!(pending(&msix, true), 0b11, "Function Mask");
     }
 }

@@ -22,10 +22,10 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PfError {
     /// The intended PF has no SR-IOV capability.
-    #[error("the PF has no SR-IOV capability")]
+    #[error("the PF has no SR-IOV capability; build its configuration space with Role::Pf")]
     NotPf,
     /// The number of VFs is not TotalVFs.
-    #[error("{vfs} VFs, and an SR-IOV capability with TotalVFs {total_vfs}")]
+    #[error("{vfs} VFs for an SR-IOV capability with TotalVFs {total_vfs}; give as many VFs as TotalVFs")]
     Count {
         /// Number of VFs passed.
         vfs: usize,
@@ -33,19 +33,19 @@ pub enum PfError {
         total_vfs: u16,
     },
     /// A VF was not built as one ([`Role::Vf`](crate::Role::Vf)).
-    #[error("VF {0} has the configuration space of a different kind of function")]
+    #[error("VF {0} has the configuration space of a different kind of function; build it with Role::Vf")]
     NotVf(VfIndex),
     /// A VF has another class than its PF (`PCIe 6.2 §9.3.4.1.6`).
-    #[error("VF {0} has a different class code than its PF")]
+    #[error("VF {0} has a different class code than its PF; give both the same Identity::class")]
     Class(VfIndex),
     /// A VF has another Subsystem Vendor ID than its PF (`PCIe 6.2 §9.3.4.1`).
-    #[error("VF {0} has another Subsystem Vendor ID than its PF")]
+    #[error("VF {0} has another Subsystem Vendor ID than its PF; give both the same Identity::subsystem_vendor")]
     SubsystemVendor(VfIndex),
     /// A VF has another Device/Port Type or link than its PF, or only one of them has ARI.
     #[error("VF {0} is attached in another way than its PF; give both the same PortType")]
     Port(VfIndex),
     /// The MSI-X table or PBA of a VF does not fit the VF BARs.
-    #[error("VF {index} does not fit the VF BARs of its PF: {error}")]
+    #[error("VF {index} does not fit the VF BARs of its PF: {error}; give its ConfigShape the bars of SriovShape")]
     Msix {
         /// The VF.
         index: VfIndex,
@@ -206,13 +206,6 @@ impl<F: Function> PfWithVfs<F> {
         self.pf.config().is_d0()
     }
 
-    /// True if the VF `index` may send its messages: it exists, its Bus Master Enable is set, and the PF is in D0
-    /// (`§9.3.4.1.3`, `§9.6`).
-    pub fn may_send(&self, index: VfIndex) -> bool {
-        let enabled = self.vf(index).is_some_and(|vf| vf.config().bus_master());
-        enabled && index.0 < self.num_visible() && self.is_powered()
-    }
-
     /// The offset of the slice of VF `index` in the window of VF BAR `bar`, with the present System Page Size.
     pub fn slice(&self, bar: BarIndex, index: VfIndex) -> u64 {
         self.sriov().map_or(0, |sriov| sriov.aperture(bar)).saturating_mul(index.0.into())
@@ -320,6 +313,10 @@ impl<F: Function> Device for PfWithVfs<F> {
                 None => Outcome::none(),
             },
         }
+    }
+
+    fn may_send(&self, rid: Rid) -> bool {
+        self.is_powered() && self.function(rid).is_some_and(|function| function.config().bus_master())
     }
 
     fn windows(&self, out: &mut Vec<Window>) {

@@ -39,10 +39,13 @@ pub struct SriovShape {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SriovError {
     /// TotalVFs is 0.
-    #[error("an SR-IOV capability needs at least one VF")]
+    #[error("an SR-IOV capability needs at least one VF; give it one, or build a function with Role::Plain")]
     NoVfs,
     /// First VF Offset is 0, or VF Stride is 0 with more than one VF, so that two functions would share a routing ID.
-    #[error("First VF Offset {first_vf_offset} and VF Stride {vf_stride} give two functions one routing ID")]
+    #[error(
+        "First VF Offset {first_vf_offset} and VF Stride {vf_stride} give two functions one routing ID; both must be 1 \
+         or more"
+    )]
     Overlap {
         /// First VF Offset.
         first_vf_offset: u16,
@@ -50,7 +53,9 @@ pub enum SriovError {
         vf_stride: u16,
     },
     /// The last VF's routing ID is beyond `FF:1f.7`, for any PF, or for the PF at its address.
-    #[error("{total_vfs} VFs do not fit the routing IDs of a segment")]
+    #[error(
+        "{total_vfs} VFs do not fit the routing IDs of a segment; give fewer, or the place that Topology::place returns"
+    )]
     RoutingIds {
         /// TotalVFs.
         total_vfs: u16,
@@ -59,7 +64,9 @@ pub enum SriovError {
     #[error("VF {0}")]
     Bar(#[from] BarError),
     /// All VFs together need more memory than the VF BAR can address.
-    #[error("VF BAR {index}: {total_vfs} VFs of {size:#x} bytes do not fit its address space")]
+    #[error(
+        "VF BAR {index}: {total_vfs} VFs of {size:#x} bytes do not fit its address space; give fewer or a 64-bit BAR"
+    )]
     AddressSpace {
         /// The VF BAR.
         index: BarIndex,
@@ -72,7 +79,7 @@ pub enum SriovError {
     #[error("an Endpoint with SR-IOV needs the ARI capability; give its PortType one, and the same to its VFs")]
     NoAri,
     /// Function Dependency Link names a function that cannot exist.
-    #[error("Function Dependency Link {0}: without ARI, functions are 0 to 7")]
+    #[error("Function Dependency Link {0}: without ARI, functions are 0 to 7; give the PF's function number")]
     FunctionDependencyLink(u8),
     /// The port above an Endpoint forwards only to functions 0 to 7 of the Endpoint's own bus until ARI Forwarding is
     /// enabled.

@@ -262,7 +262,7 @@ fn vf_bars_that_pass_the_address_space_are_refused() {
     let with = |kind, total_vfs| Sriov::new(SriovShape { bars: vec![(bar(0), kind)], ..shape(total_vfs) }, &RC);
     assert!(with(BarKind::Memory32 { size: 1 << 29 }, 8).is_ok(), "4 GiB in all");
     let error = with(BarKind::Memory32 { size: 1 << 29 }, 9).unwrap_err();
-    assert_eq!(error.to_string(), "VF BAR 0: 9 VFs of 0x20000000 bytes do not fit its address space");
+    assert!(error.to_string().starts_with("VF BAR 0: 9 VFs of 0x20000000 bytes do not fit its address space; "));
     assert!(with(BarKind::Memory64 { size: 1 << 60, prefetchable: true }, 16).is_ok());
     assert!(with(BarKind::Memory64 { size: 1 << 60, prefetchable: true }, 17).is_err());
 }

@@ -86,7 +86,7 @@ fn used() -> ConfigSpace {
 }
 
 #[test]
-fn what_was_saved_comes_back_with_its_vfs_enabled() {
+fn a_saved_pf_is_restored_with_its_vfs_enabled() {
     let mut restored = pf();
     restored.restore(&used().save()).unwrap();
     assert_eq!(restored, used());
@@ -115,7 +115,7 @@ fn num_vfs_is_locked_again_after_a_restore_with_vf_enable() {
 }
 
 #[test]
-fn a_function_in_d3hot_comes_back_in_d3hot() {
+fn a_function_in_d3hot_is_restored_in_d3hot() {
     let mut pf = used();
     let power = pf.power_offset().unwrap();
     let _ = write(&mut pf, power + 4, 3);
@@ -177,7 +177,7 @@ fn endpoint() -> ConfigSpace {
 }
 
 #[test]
-fn an_endpoint_comes_back_with_its_link_and_ari() {
+fn an_endpoint_is_restored_with_its_link_and_ari() {
     let mut used = endpoint();
     for (offset, value) in [(0x50, 0x43), (0x68, 0x10), (0x70, 0x81), (0x110, 3), (0x108, 0x19)] {
         let _ = write(&mut used, offset, value);
@@ -204,7 +204,7 @@ fn an_endpoint_comes_back_with_its_link_and_ari() {
 
 /// B1: NumVFs above TotalVFs, in a state.
 #[test]
-fn more_vfs_than_there_are_do_not_come_back_enabled() {
+fn a_state_with_more_enabled_vfs_than_exist_is_not_restored() {
     let changes: [fn(&mut SriovState); 5] = [
         |state| state.num_vfs = 9,
         |state| state.control = 0x19,
@@ -244,7 +244,7 @@ proptest! {
 
     /// B22: all state is saved.
     #[test]
-    fn any_state_that_software_reaches_comes_back(writes in prop::collection::vec((0u16..0x50, any::<u32>()), 0..60)) {
+    fn any_state_that_software_reaches_is_restored(writes in prop::collection::vec((0u16..0x50, any::<u32>()), 0..60)) {
         let mut pf = pf();
         for (dword, value) in writes {
             let _ = write(&mut pf, dword * 4, value);

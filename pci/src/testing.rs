@@ -320,7 +320,7 @@ impl<D: Device> Observed<D> {
                     && aperture * u64::from(decoding) == window.len
                     && aperture.is_power_of_two()
                     && aperture >= page_size
-                    && base.is_multiple_of(aperture)
+                    && base % aperture == 0
                     && base.checked_add(window.len).is_some();
                 if sound { Ok(()) } else { Err(format!("VF BAR {index} decodes {window:x?} with {decoding} VFs")) }
             }

@@ -225,6 +225,10 @@ impl pci_sriov::Device for Liar<'_> {
         Outcome::none()
     }
 
+    fn may_send(&self, rid: Rid) -> bool {
+        self.honest.may_send(rid)
+    }
+
     fn windows(&self, out: &mut Vec<pci_sriov::Window>) {
         self.honest.windows(out);
     }

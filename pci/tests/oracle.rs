@@ -67,6 +67,10 @@ impl Device for Liar {
         self.honest.mmio_write(window, offset, data)
     }
 
+    fn may_send(&self, rid: Rid) -> bool {
+        self.honest.may_send(rid)
+    }
+
     fn windows(&self, out: &mut Vec<Window>) {
         self.honest.windows(out);
         let id = |n: usize| WindowId::VfBar(BarIndex::ALL[n]);

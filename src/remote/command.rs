@@ -92,7 +92,7 @@ pub(crate) enum Command {
         #[arg(
             value_name = "url|key=value,...",
             long_help = keys::<ReceiveMigration>(
-                "Where it is waited for: a URL, or keys. Descriptors of net_fds= and backends= are sent to the VMM"
+                "Address to listen on: a URL, or keys. Descriptors of net_fds= and backends= are sent to the VMM"
             )
         )]
         config: String,

@@ -316,7 +316,7 @@ fn a_guest_whose_disk_shrank_stays_at_its_source() {
     send(&mut client, &url(&target));
     let failed = wait_for_state(&mut client, "failed");
     let error = failed["error"].as_str().unwrap();
-    assert!(error.contains("its driver was given capacity"), "{error}");
+    assert!(error.contains("its driver has read capacity"), "{error}");
     reads_on(&source, &mut client);
     there.get("vm.info").expect(404);
 }

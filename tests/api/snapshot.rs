@@ -95,7 +95,7 @@ pub(crate) fn redirect(folder: &Path, vmm: &Vmm) {
 }
 
 #[test]
-fn a_guest_goes_on_where_it_was_in_each_mode() {
+fn a_guest_resumes_where_it_was_in_each_mode() {
     let source = Vmm::start();
     let mut client = paused(&source, &config(&source));
     let (path, url) = folder(&source, "saved");
@@ -225,7 +225,7 @@ fn a_refused_snapshot_gives_one_line_and_leaves_nothing() {
     assert!(names(&path).is_empty());
     snapshot(&mut client, &url).expect(204);
     let again = snapshot(&mut client, &url);
-    assert_eq!((again.status, said(&again).contains("there is one already")), (409, true), "{again:?}");
+    assert_eq!((again.status, said(&again).contains("already has a snapshot")), (409, true), "{again:?}");
     let taken = restore(&mut client, &url, "Copy");
     assert_eq!((taken.status, said(&taken).contains("already a VM")), (409, true), "{taken:?}");
     client.put("vm.resume").expect(204);
@@ -422,7 +422,7 @@ fn many_restores_leak_no_descriptor_thread_or_memory() {
 }
 
 #[test]
-fn vfs_come_back_over_other_backends_and_two_clones_run_at_once() {
+fn vfs_are_restored_over_other_backends_in_two_clones_at_once() {
     let source = Vmm::start();
     let mut config = config(&source);
     config["net"] = json!([{"id": "pf0", "tap": "snapv", "mac": "52:54:00:00:00:09", "sriov_vfs": 3,

@@ -17,8 +17,8 @@ pub(crate) struct Crate(BTreeMap<Module, File>);
 struct File {
     /// The text without `use`.
     code: String,
-    /// Path of each name that `use` brings into scope.
-    names: BTreeMap<String, Vec<String>>,
+    /// Path of each name that `use` brings into scope. `None` for another crate's.
+    names: BTreeMap<String, Option<Vec<String>>>,
     /// Paths of imports: of private `use`, of re-exports that the file itself uses, and of the code.
     paths: Vec<Vec<String>>,
 }
@@ -53,7 +53,8 @@ impl Crate {
         let (module, rest) = path.split_at(len);
         let passed_on = rest.first().and_then(|name| self.0[module].names.get(name));
         match passed_on {
-            Some(target) if depth < 8 => {
+            Some(None) => None,
+            Some(Some(target)) if depth < 8 => {
                 let target = target.iter().chain(&rest[1..]).cloned().collect();
                 self.definition(target, depth + 1)
             }
@@ -106,7 +107,7 @@ fn read(path: &Path, folder: &Path, module: Module, files: &mut BTreeMap<Module,
             if !public {
                 file.paths.push(path.clone());
             }
-            file.names.insert(name, path);
+            file.names.insert(name, Some(path));
         }
     }
     files.insert(module, file);
@@ -197,9 +198,9 @@ impl File {
         // A re-export that the file itself uses is an import, too.
         let words: BTreeSet<_> = self.code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
         let needed = self.names.iter().filter(|(name, _)| words.contains(name.as_str()));
-        self.paths.extend(needed.map(|(_, path)| path.clone()));
+        self.paths.extend(needed.filter_map(|(_, path)| path.clone()));
         self.paths = self.paths.iter().filter_map(|path| absolute(path)).collect();
-        let names = self.names.iter().filter_map(|(name, path)| Some((name.clone(), absolute(path)?)));
+        let names = self.names.iter().map(|(name, path)| (name.clone(), path.as_deref().and_then(absolute)));
         self.names = names.collect();
     }
 }

@@ -223,12 +223,12 @@ impl<D: VirtioDevice> VirtioFunction<D> {
                 }
             }
             Place::DeviceConfig(offset) => self.device_config_read(offset, data),
-            Place::Table(offset) => self.config.msix().into_iter().for_each(|msix| msix.table_read(offset, data)),
-            Place::Pba(offset) => {
-                let interrupts = self.transport.interrupts();
-                // A message that may be sent now is not pending; its eventfd may still hold a signal that was sent.
-                let pending = |vector| self.message(vector).is_none() && interrupts.is_signalled(vector);
-                self.config.msix().into_iter().for_each(|msix| msix.pba_read(offset, data, pending));
+            Place::Msix(offset) => {
+                // An eventfd may still hold a signal that was sent.
+                let raised = |vector| self.transport.interrupts().is_signalled(vector);
+                if let Some(msix) = self.config.msix() {
+                    msix.bar_read(bar, offset, data, self.may_signal(), raised);
+                }
             }
             Place::Doorbell(_) | Place::Hole => {}
         }
@@ -284,9 +284,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
                 }
                 Outcome::none()
             }
-            Some(Place::Table(offset)) => {
-                self.config.msix_mut().map_or(Effects::NONE, |msix| msix.table_write(offset, data)).into()
-            }
+            Some(Place::Msix(offset)) => self.config.msix_write(bar, offset, data).unwrap_or(Effects::NONE).into(),
             _ => Outcome::none(),
         }
     }
@@ -410,12 +408,14 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// The address and data of `vector`, if the function may send its message now.
     fn message(&self, vector: u16) -> Option<(u64, u32)> {
+        self.config.message(vector).filter(|_| self.may_signal())
+    }
+
+    /// True if the function may send messages, as far as its own registers say.
+    fn may_signal(&self) -> bool {
         // Before its queues first run, a device sends nothing. So all its vectors are wired at once at that time, not
         // one by one while the driver sets them up.
-        if self.run.is_none() || !self.config.bus_master() {
-            return None;
-        }
-        self.config.msix()?.message(vector)
+        self.run.is_some() && self.config.bus_master()
     }
 }
 
@@ -478,6 +478,10 @@ impl<D: VirtioDevice> Device for VirtioFunction<D> {
             WindowId::Bar(bar) => self.bar_write(bar, offset, data, true),
             WindowId::VfBar(_) => Outcome::none(),
         }
+    }
+
+    fn may_send(&self, rid: Rid) -> bool {
+        rid == self.rid && self.config.bus_master()
     }
 
     fn windows(&self, out: &mut Vec<Window>) {

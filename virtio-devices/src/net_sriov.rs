@@ -155,9 +155,9 @@ impl<D: VirtioDevice> NetSriov<D> {
         vf.doorbells_at(WindowId::VfBar(REGISTERS_BAR), self.functions.slice(REGISTERS_BAR, index), out);
     }
 
-    /// Appends the messages that the VF `index` may send.
-    fn vf_messages(&self, index: VfIndex, vf: &VirtioFunction<D>, out: &mut Vec<Message>) {
-        if self.functions.may_send(index) {
+    /// Appends the messages that the VF `vf` may send.
+    fn vf_messages(&self, vf: &VirtioFunction<D>, out: &mut Vec<Message>) {
+        if self.may_send(vf.rid()) {
             vf.sendable(out);
         }
     }
@@ -197,6 +197,10 @@ impl<D: VirtioDevice> Device for NetSriov<D> {
         self.functions.mmio_write(window, offset, data)
     }
 
+    fn may_send(&self, rid: Rid) -> bool {
+        self.functions.may_send(rid)
+    }
+
     fn windows(&self, out: &mut Vec<Window>) {
         self.functions.windows(out);
     }
@@ -219,8 +223,8 @@ impl<D: VirtioDevice> Signals for NetSriov<D> {
     fn messages(&self, reach: Reach, out: &mut Vec<Message>) {
         self.pf().messages(reach, out);
         match reach {
-            Reach::Device => self.functions.visible().for_each(|(index, vf)| self.vf_messages(index, vf, out)),
-            Reach::Function(rid) => self.vf_at(rid).iter().for_each(|(index, vf)| self.vf_messages(*index, vf, out)),
+            Reach::Device => self.functions.visible().for_each(|(_, vf)| self.vf_messages(vf, out)),
+            Reach::Function(rid) => self.vf_at(rid).iter().for_each(|(_, vf)| self.vf_messages(vf, out)),
             Reach::Nothing => {}
         }
     }

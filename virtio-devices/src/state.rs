@@ -38,7 +38,7 @@ pub enum StateError {
     #[error("saved state of a device with different {0}")]
     Shape(&'static str),
     /// The driver has read another value than it would read here.
-    #[error("its driver was given {what} {then}, and it is {now} here; give the device what it had")]
+    #[error("its driver has read {what} {then}, but the device here has {now}; configure it as it was")]
     Told {
         /// The field of the device configuration, or the option.
         what: String,
@@ -49,7 +49,7 @@ pub enum StateError {
     },
     /// The driver uses features that the device does not offer.
     #[error(
-        "its driver uses the virtio feature bits {}, which are not offered here; give the device what it had",
+        "its driver uses the virtio feature bits {}, which are not offered here; configure it as it was",
         bits(*.0)
     )]
     Features(u64),

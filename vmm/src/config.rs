@@ -47,20 +47,3 @@ pub use crate::config::net::backend::{BackendPlan, MissingBackend};
 pub use crate::config::net::switch::{SwitchPlan, UplinkPlan};
 pub use crate::config::plan::{PlannedVm, VmPlan};
 pub use crate::config::sriov::{NetPlan, NicPlan};
-use crate::error_kind::ErrorKind;
-
-impl From<&Problem> for ErrorKind {
-    fn from(problem: &Problem) -> Self {
-        match problem {
-            Problem::Syntax(_) => Self::Syntax,
-            Problem::InUse { .. } => Self::Conflict,
-            Problem::Host(_) => Self::Host,
-            // A value that a later version may support is status 400 here, as one that no version supports.
-            Problem::Value(_)
-            | Problem::Missing(_)
-            | Problem::Conflict(_)
-            | Problem::Limit(_)
-            | Problem::NotYet { .. } => Self::Invalid,
-        }
-    }
-}

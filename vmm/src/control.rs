@@ -511,7 +511,7 @@ impl ControlLoop {
             Action::SetVf(change, fds) => self.created()?.set_vf(&change, fds).map(|()| Reply::Done),
             // Usually handled in other threads.
             Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
-                Err(Failure::new(ErrorKind::Conflict, "another action is under way; try again"))
+                Err(Failure::new(ErrorKind::Conflict, "another action is in progress; try again"))
             }
             Action::Metrics => {
                 let process = Process::this(self.began.elapsed(), self.events.dropped());

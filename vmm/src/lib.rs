@@ -1,4 +1,5 @@
-//! The VMM: configuration, lifecycle, KVM, ACPI and the REST API. Devices come from `virtio-devices`.
+//! The VMM: configuration, lifecycle, vCPUs and the REST API. Devices come from `virtio-devices`, and KVM, boot
+//! protocols and ACPI tables from `machine`, whose modules have their names here, too.
 //!
 //! The modules of this crate, from the top down. Each may use the modules below it, never those above, which
 //! `tests/layering.rs` checks:
@@ -20,7 +21,6 @@
 //! | `serial` | the 16550A; the host side of both consoles; the terminal | the VM |
 //! | `tpm` | a TPM 2.0, backed by swtpm | the VM |
 //! | `landlock` | the files that this process may use | users of files |
-//! | `acpi` | tables, the generic event device, vCPU hot-plug registers | threads, KVM |
 //! | `config` | the configuration and its plan | everything that runs |
 //! | `vfio` | host devices: their registers, interrupts and memory | the bus; the configuration |
 //! | `seccomp` | the system calls that each kind of thread may make | their use |
@@ -28,34 +28,21 @@
 //! | `lazy_memory` | the guest's memory in a file, as a whole or page by page | the VM; snapshots |
 //! | `dirty` | dirty logs of the guest's memory | copying pages |
 //! | `threads` | the one thread that starts all others | their work |
-//! | `exits` | the handlers of exits: ports, and addresses that are not memory | vCPUs; devices at addresses |
-//! | `pci_layout` | the addresses of BARs, divided among PCI segments | BARs; the configuration |
-//! | `kvm` | KVM's system calls; no other module calls KVM | guests and devices |
-//! | `arch` | addresses, CPUID, registers, boot protocols | the rest of the crate |
-//! | `error_kind` | [`ErrorKind`]: exit code and HTTP status | the errors |
 //! | `heap` | memory that the allocator returns to the host | users of memory |
-//! | `passed_fd` | descriptors passed to this process, by number | their use |
 
-pub mod acpi;
 pub mod api;
-pub mod arch;
 pub mod config;
 mod control;
 mod devices;
 pub mod dirty;
 mod error;
-mod error_kind;
-mod exits;
 mod firmware;
 mod heap;
-pub mod kvm;
 mod landlock;
 mod lazy_memory;
 pub mod machine_state;
 pub mod migration;
-mod passed_fd;
 mod pci_host;
-mod pci_layout;
 mod privileges;
 mod seccomp;
 pub mod serial;
@@ -67,10 +54,12 @@ pub mod vcpu;
 mod vfio;
 pub mod vm;
 
+use machine::{acpi, arch, error_kind, exits, kvm, passed_fd, pci_layout};
+
 pub use crate::landlock::LandlockError;
 pub use control::{Options, run};
 pub use error::Error;
-pub use error_kind::ErrorKind;
+pub use machine::error_kind::ErrorKind;
 pub use migration::error::MigrationError;
 pub use seccomp::{Allowance, Seccomp, allowances, call_name};
 pub use snapshot::error::SnapshotError;

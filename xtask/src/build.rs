@@ -22,6 +22,33 @@ pub(crate) fn commands(workspace: &Path) -> Result<Vec<PathBuf>> {
     Ok(built.into_iter().map(|executable| executable.path).collect())
 }
 
+/// Programs of the lab that are optimised: the command under test and the fixtures, which take part in measurements.
+/// One command of cargo builds all of them, so that the last steps of several share the processors, and so that they
+/// have their dependencies in common.
+const OPTIMISED: &[&str] = &[
+    "build",
+    "--release",
+    "--bin",
+    "cloud-hypervisor",
+    "--bin",
+    "vhost-user-net",
+    "--bin",
+    "vduse-net",
+    "--bin",
+    "vdpa-dev",
+];
+
+/// Builds the command under test and the fixtures, optimised. Returns the command and the folder of the fixtures.
+pub(crate) fn vmm_and_fixtures(workspace: &Path) -> Result<(PathBuf, PathBuf)> {
+    let built = build(workspace, "cloud-hypervisor and the fixtures, optimised", OPTIMISED)?;
+    Ok((only(&built, "cloud-hypervisor")?, folder_of_fixtures(&built)?))
+}
+
+/// The command that [`vmm_and_fixtures`] runs.
+pub(crate) fn command_for_vmm_and_fixtures(workspace: &Path) -> Command {
+    for_the_lab(workspace, OPTIMISED)
+}
+
 /// Builds the command under test, optimised.
 pub(crate) fn vmm(workspace: &Path) -> Result<PathBuf> {
     let built = build(workspace, "cloud-hypervisor, optimised", &["build", "--release", "--bin", "cloud-hypervisor"])?;
@@ -49,12 +76,27 @@ pub(crate) fn measuring_program(workspace: &Path, name: &str) -> Result<PathBuf>
     only(&build(workspace, &format!("{name}, optimised"), &arguments)?, name)
 }
 
-/// Builds the fixtures, which are backends of guests' NICs, and returns their folder. They are optimised, because they
-/// take part in measurements.
+/// Builds the fixtures, which are backends of guests' NICs, optimised, and returns their folder.
 pub(crate) fn fixtures(workspace: &Path) -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--package", "fixtures", "--bins"];
-    let built = build(workspace, "the fixtures, optimised", &arguments)?;
-    Ok(only(&built, "vhost-user-net")?.parent().map(Path::to_owned).unwrap_or_default())
+    let arguments = ["build", "--release", "--bin", "vhost-user-net", "--bin", "vduse-net", "--bin", "vdpa-dev"];
+    folder_of_fixtures(&build(workspace, "the fixtures, optimised", &arguments)?)
+}
+
+fn folder_of_fixtures(built: &[Executable]) -> Result<PathBuf> {
+    Ok(only(built, "vhost-user-net")?.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+/// Builds the command with assertions, as for development. If all unit tests are built already, this is the command
+/// that they have used; building it alone has other features of dependencies, and takes a minute.
+pub(crate) fn checked_vmm(workspace: &Path, tests_are_built: bool) -> Result<PathBuf> {
+    let built = |arguments: [&str; 2]| {
+        let mut command = cargo(workspace);
+        command.args(arguments);
+        only(&run(command, "the command, with its assertions")?, "cloud-hypervisor")
+    };
+    let alone = || built(["build", "--bin=cloud-hypervisor"]);
+    // A test that does not build must not keep the command from being tested.
+    if tests_are_built { built(["test", "--no-run"]).or_else(|_| alone()) } else { alone() }
 }
 
 /// Builds the integration tests. Returns the name and the binary of each file of tests.
@@ -70,16 +112,27 @@ pub(crate) fn tests(workspace: &Path) -> Result<Vec<(String, PathBuf)>> {
 struct Executable {
     name: String,
     kind: String,
+    /// True for a harness of tests, such as that of a program's unit tests, which has the program's name and kind.
+    has_tests: bool,
     path: PathBuf,
 }
 
 fn build(workspace: &Path, what: &str, arguments: &[&str]) -> Result<Vec<Executable>> {
-    let step = Step::begin("build", what);
+    run(for_the_lab(workspace, arguments), what)
+}
+
+/// A command of cargo with the settings of programs that run in the lab.
+fn for_the_lab(workspace: &Path, arguments: &[&str]) -> Command {
     let mut command = cargo(workspace);
     // Naming the target keeps the flags from build scripts and macros, which are then the same as those of a plain
     // `cargo build`.
-    command.args(arguments).args(["--target", TARGET, "--message-format", "json-render-diagnostics", "--quiet"]);
-    command.env("RUSTFLAGS", "-C target-feature=+crt-static").stderr(Stdio::inherit());
+    command.args(arguments).args(["--target", TARGET]).env("RUSTFLAGS", "-C target-feature=+crt-static");
+    command
+}
+
+fn run(mut command: Command, what: &str) -> Result<Vec<Executable>> {
+    let step = Step::begin("build", what);
+    command.args(["--message-format", "json-render-diagnostics", "--quiet"]).stderr(Stdio::inherit());
     let built = command.output().context("running cargo")?;
     if !built.status.success() {
         return Err(Error::new(format!("cargo could not build {what}")));
@@ -88,9 +141,10 @@ fn build(workspace: &Path, what: &str, arguments: &[&str]) -> Result<Vec<Executa
     Ok(String::from_utf8_lossy(&built.stdout).lines().filter_map(executable).collect())
 }
 
-/// The executable called `name`.
+/// The program called `name`.
 fn only(built: &[Executable], name: &str) -> Result<PathBuf> {
-    let found = built.iter().find(|executable| executable.name == name);
+    let is_it = |one: &&Executable| one.name == name && one.kind == "bin" && !one.has_tests;
+    let found = built.iter().find(is_it);
     found.map(|executable| executable.path.clone()).ok_or_else(|| Error::new(format!("cargo built no {name}")))
 }
 
@@ -101,6 +155,7 @@ fn executable(message: &str) -> Option<Executable> {
     Some(Executable {
         name: target.get("name")?.as_str()?.to_owned(),
         kind: target.get("kind")?.get(0)?.as_str()?.to_owned(),
+        has_tests: message.pointer("/profile/test").and_then(Value::as_bool).unwrap_or(false),
         path: message.get("executable")?.as_str()?.into(),
     })
 }
@@ -128,5 +183,16 @@ mod tests {
         let library = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"pci"},"executable":null}"#;
         assert!(executable(library).is_none());
         assert!(executable("not json").is_none());
+    }
+
+    #[test]
+    fn a_program_is_not_mistaken_for_its_unit_tests() {
+        let message = |is_test: bool, path: &str| {
+            let target = r#""target":{"kind":["bin"],"name":"cloud-hypervisor"}"#;
+            executable(&format!(r#"{{{target},"profile":{{"test":{is_test}}},"executable":"{path}"}}"#)).unwrap()
+        };
+        let built = [message(true, "/t/deps/cloud_hypervisor-1"), message(false, "/t/cloud-hypervisor")];
+        assert_eq!(only(&built, "cloud-hypervisor").unwrap(), Path::new("/t/cloud-hypervisor"));
+        assert!(only(&built[..1], "cloud-hypervisor").is_err());
     }
 }

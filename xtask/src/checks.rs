@@ -1,5 +1,6 @@
 //! The parts of `cargo xtask test`, and the checks that take too long for it.
 
+pub(crate) mod ahead;
 pub(crate) mod check;
 pub(crate) mod clients;
 pub(crate) mod contract;

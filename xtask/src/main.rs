@@ -13,27 +13,26 @@ mod licenses;
 mod machine;
 mod progress;
 mod runs;
+mod stages;
+mod test_run;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use checks::suite::{Suite, Tally};
-use checks::{check, clients, contract, coverage, fuzz, miri};
+use checks::{check, coverage, fuzz, miri};
 use error::{Error, Result};
 use fetch::apt;
-use lab::{Lab, hypervisor_fw, uefi};
+use lab::Lab;
 use machine::lab_kind::LabKind;
 use machine::nested;
-use progress::{note, seconds};
 use runs::{bench, boot_time, cloud_image, debian, demo, hotplug, stress, vp_vdpa};
+use test_run::{Options, Part};
 
 /// Time that a command of `cargo xtask lab run` may take.
 const RUN_LIMIT: Duration = Duration::from_secs(3600);
-/// Number of random requests that the contract tests send, beyond those that follow from the API's description.
-const QUESTIONS: usize = 320;
 
 #[derive(Parser)]
 #[command(
@@ -56,7 +55,7 @@ enum Task {
         #[arg(long, value_enum)]
         lab: Option<LabKind>,
     },
-    /// Runs all checks and tests: lint, unit, fuzz, contract, integration
+    /// Runs all checks and tests: lint, unit, contract, integration, fuzz
     Test {
         /// Runs only this part
         #[arg(value_enum)]
@@ -119,20 +118,6 @@ enum Task {
         #[command(subcommand)]
         what: LabTask,
     },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
-    /// Format, lints, length of lines, and the rules for dependencies in deny.toml
-    Lint,
-    /// Unit and property tests
-    Unit,
-    /// Each fuzz target, for a few seconds
-    Fuzz,
-    /// The REST API against api/openapi.yaml
-    Contract,
-    /// Linux guests under the real binary
-    Integration,
 }
 
 #[derive(Subcommand)]
@@ -208,7 +193,7 @@ fn main() -> ExitCode {
         Task::Demo { part, lab } => demo::run(&workspace, part.unwrap_or_default(), lab),
         Task::Test { part, filter, lab, all, bless, verbose } => {
             let filter = filter.unwrap_or_default();
-            test(&workspace, part, &IntegrationOptions { filter, lab, all, bless, verbose })
+            test_run::run(&workspace, part, &Options { filter, lab, all, bless, verbose })
         }
         Task::Bench { backend, seconds, runs, only, qemu, vmm } => {
             let options = bench::Options { backend, seconds, runs, only, qemu, vmm };
@@ -229,82 +214,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-struct IntegrationOptions {
-    filter: String,
-    lab: Option<LabKind>,
-    all: bool,
-    bless: bool,
-    verbose: bool,
-}
-
-/// Runs the requested parts. The last line of the output counts all tests.
-fn test(workspace: &Path, part: Option<Part>, options: &IntegrationOptions) -> Result<bool> {
-    let started = Instant::now();
-    let wanted = |this: Part| part.is_none_or(|only| only == this);
-    let mut tally = Tally::default();
-    if wanted(Part::Lint) {
-        tally += check::lints(workspace)?;
-    }
-    if wanted(Part::Unit) {
-        tally += check::unit_tests(workspace)?;
-    }
-    if wanted(Part::Fuzz) {
-        tally += counted("fuzz targets", fuzz::smoke(workspace));
-    }
-    if wanted(Part::Contract) {
-        tally += counted("contract tests", contract::run(workspace, QUESTIONS));
-        tally += counted("generated clients", clients::run(workspace));
-    }
-    if wanted(Part::Integration) {
-        tally += counted("integration tests", integration(workspace, options));
-    }
-    if options.all && wanted(Part::Integration) && options.filter.is_empty() {
-        use cloud_image::{Firmware, Form};
-        for (form, firmware) in
-            [(Form::Raw, Firmware::Edk2), (Form::Qcow2, Firmware::Edk2), (Form::Raw, Firmware::HypervisorFw)]
-        {
-            let cloud_image = Lab::open(workspace).and_then(|lab| cloud_image::run(&lab, workspace, form, firmware));
-            tally += counted("the cloud image", cloud_image.map(|ran| Tally { passed: usize::from(ran), failed: 0 }));
-        }
-    }
-    note("done", seconds(started.elapsed()));
-    println!("{} passed, {} failed", tally.passed, tally.failed);
-    Ok(tally.failed == 0)
-}
-
-/// A part that could not run counts as a failed test. The others still run.
-fn counted(part: &str, outcome: Result<Tally>) -> Tally {
-    outcome.unwrap_or_else(|error| {
-        note("FAILED", format!("{part}: {error}"));
-        Tally { passed: 0, failed: 1 }
-    })
-}
-
-fn integration(workspace: &Path, options: &IntegrationOptions) -> Result<Tally> {
-    let lab = Lab::open(workspace)?;
-    lab.prepare_everything()?;
-    uefi::firmware(&lab)?;
-    uefi::guest_disk(&lab)?;
-    hypervisor_fw::copy(&lab, workspace, "tests of hypervisor-fw")?;
-    let vmm = build::vmm(workspace)?;
-    let fixtures = build::fixtures(workspace)?;
-    let tests = build::tests(workspace)?;
-    let place = LabKind::decide(options.lab, &lab, &vmm)?;
-    let suite = Suite {
-        lab: &lab,
-        workspace,
-        vmm: &vmm,
-        fixtures: &fixtures,
-        tests: &tests,
-        place,
-        filter: &options.filter,
-        all: options.all,
-        bless: options.bless,
-        verbose: options.verbose,
-    };
-    suite.run()
 }
 
 fn lab_task(workspace: &Path, what: &LabTask) -> Result<bool> {

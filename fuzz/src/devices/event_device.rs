@@ -7,12 +7,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use vmm::acpi::ged::{
+use machine::acpi::ged::{
     ALL_SLOT_PORTS, EJECT, GenericEventDevice, MEMORY_EVENT, PCI_EVENT, PLUGGED, POWER_BUTTON_EVENT, SLOT_PORTS,
     UNPLUGGED, VCPU_EVENT,
 };
-use vmm::acpi::memory_hotplug::{self, BANK};
-use vmm::acpi::vcpu_hotplug::{self, Change, VcpuHotplug};
+use machine::acpi::memory_hotplug::{self, BANK};
+use machine::acpi::vcpu_hotplug::{self, Change, VcpuHotplug};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::input::{Input, Seed};

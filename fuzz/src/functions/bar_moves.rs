@@ -14,12 +14,12 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, LazyLock};
 
+use machine::arch::x86_64::layout;
 use parking_lot::Mutex;
 use pci::{BarIndex, HostBridge, Placement, Rid, Topology, WindowId, ecam_read, ecam_write};
 use virtio_devices::testing::{FakeDevice, memory};
 use virtio_devices::{DeviceState, Lifecycle, Memory, NetSriov, VirtioFunction, VirtioPci};
 use vm_memory::Bytes;
-use vmm::arch::x86_64::layout;
 use vmm::testing::{Apertures, PAGE, PciHost, Record, RecordingVm, Refuse, Shown, Slot, place_bars};
 
 use crate::input::Input;

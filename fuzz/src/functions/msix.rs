@@ -8,7 +8,7 @@ use pci::{BarIndex, BarKind, BarSet, Dword, DwordWrite, Msix, MsixShape};
 use crate::input::{Input, Seed};
 
 const VECTORS: [u16; 8] = [1, 2, 4, 5, 33, 64, 65, 2048];
-const PBA: u32 = 0x8000;
+const PBA: u64 = 0x8000;
 
 // The kinds of operation.
 const CONFIG: u8 = 0;
@@ -16,7 +16,8 @@ const TABLE_WRITE: u8 = 1;
 const TABLE_READ: u8 = 2;
 const PBA_READ: u8 = 3;
 const RESET: u8 = 4;
-const KINDS: u8 = 5;
+const BAR_ACCESS: u8 = 5;
+const KINDS: u8 = 6;
 
 const ENABLE: u16 = 0x8000;
 const FUNCTION_MASK: u16 = 0x4000;
@@ -134,6 +135,7 @@ fn apply(msix: &mut Msix, table: &mut Table, input: &mut Input<'_>) {
             let bytes: Vec<u8> = (0..table.vectors()).step_by(8).map(bits).collect();
             assert_eq!(data[..len], expected_read(&bytes, offset, len), "{len} bytes at {offset:#x}");
         }
+        BAR_ACCESS => bar_access(msix, table, input),
         RESET => {
             msix.reset();
             *table = Table::new(table.vectors());
@@ -143,12 +145,40 @@ fn apply(msix: &mut Msix, table: &mut Table, input: &mut Input<'_>) {
     }
 }
 
+/// Reads and writes by a BAR: the table, the pending bits without those that can be sent, or neither.
+fn bar_access(msix: &mut Msix, table: &mut Table, input: &mut Input<'_>) {
+    let ([choice, len, key], offset) = (input.array(), u64::from(input.u16()));
+    let (bar, may_send, len) = (BarIndex::ALL[usize::from(choice % 6)], choice & 0x80 != 0, usize::from(len % 17));
+    let raised = |vector: u16| (vector as u8).wrapping_mul(37).wrapping_add(key) & 4 != 0;
+    let bits = |first: u16| {
+        let pending = |vector| raised(vector) && !(may_send && table.message(vector).is_some());
+        (0..8).filter(|n| first + n < table.vectors() && pending(first + n)).fold(0, |bits, n| bits | 1 << n)
+    };
+    let mut pba: Vec<u8> = (0..table.vectors()).step_by(8).map(bits).collect();
+    pba.resize(pba.len().next_multiple_of(8), 0);
+    let expected = match offset.checked_sub(PBA) {
+        _ if bar != BarIndex::ALL[4] => None,
+        Some(inner) if inner < pba.len() as u64 => Some(expected_read(&pba, inner, len)),
+        None if offset < table.bytes.len() as u64 => Some(expected_read(&table.bytes, offset, len)),
+        _ => None,
+    };
+    let mut data = [0x5a; 16];
+    assert_eq!(msix.bar_read(bar, offset, &mut data[..len], may_send, raised), expected.is_some());
+    assert_eq!(data[..len], expected.clone().unwrap_or_else(|| vec![0x5a; len]), "{len} bytes at {offset:#x}");
+    data = [key; 16];
+    assert_eq!(msix.bar_write(bar, offset, &data[..len]).is_some(), expected.is_some());
+    if expected.is_some() && offset < PBA {
+        table.write(offset, &data[..len]);
+    }
+    compare(msix, table, offset);
+}
+
 fn compare(msix: &Msix, table: &Table, touched: u64) {
     for vector in table.sample(touched) {
         assert_eq!(msix.message(vector), table.message(vector), "vector {vector}, control {:#x}", table.control);
     }
     let control = u32::from(table.control | (table.vectors() - 1));
-    for (offset, expected) in [(0, control << 16 | 0x11), (4, 4), (8, PBA | 4), (12, 0)] {
+    for (offset, expected) in [(0, control << 16 | 0x11), (4, 4), (8, PBA as u32 | 4), (12, 0)] {
         assert_eq!(msix.read(Dword::containing(offset)), expected);
     }
     assert_eq!(msix.enabled(), table.control & ENABLE != 0);
@@ -163,7 +193,7 @@ fn run_to_end(input: &[u8]) -> Msix {
     let mut input = Input::new(input);
     let vectors = VECTORS[usize::from(input.u8()) % VECTORS.len()];
     let bar = BarIndex::ALL[4];
-    let bars = BarSet::new(&[(bar, BarKind::Memory64 { size: 2 * u64::from(PBA), prefetchable: true })]).unwrap();
+    let bars = BarSet::new(&[(bar, BarKind::Memory64 { size: 2 * PBA, prefetchable: true })]).unwrap();
     let mut msix = Msix::new(MsixShape { vectors, table: (bar, 0), pba: (bar, PBA) }, &bars).unwrap();
     let mut table = Table::new(vectors);
     compare(&msix, &table, 0);
@@ -201,8 +231,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let masked = entry(entry(linux(2, 4), 1, 12, 1, 4), 1, 12, 0, 4);
     let wide = entry(entry(control(Seed::new().with([4]), ENABLE), 32, 0, 0xfee0_1000, 8), 32, 8, 0x41, 8);
     let pending = Seed::new().with([6, PBA_READ, 8, 0, 4, 0x55, PBA_READ, 0, 0, 1, 0xaa]);
+    // The pending bits of a function that may send and of one that may not; the table; another BAR.
+    let by_bar = linux(2, 4).with([BAR_ACCESS, 0x82, 8, 4, 0, 0x80, BAR_ACCESS, 4, 8, 4, 0, 0x80]);
+    let by_bar = by_bar.with([BAR_ACCESS, 4, 4, 1, 12, 0, BAR_ACCESS, 0, 4, 0, 0, 0]);
     let far = Seed::new().with([0, TABLE_READ, 0xff, 0xff]).with(u32::MAX.to_le_bytes()).with([4]);
-    vec![linux(0, 1).done(), masked.done(), wide.done(), pending.done(), far.done(), linux(7, 16).with([RESET]).done()]
+    let reset = linux(7, 16).with([RESET]);
+    [linux(0, 1), masked, wide, pending, far, reset, by_bar].map(Seed::done).into()
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use machine::acpi::event_state::{EventDeviceState, MemoryHotplugState, SlotsState, VcpuHotplugState};
+use machine::acpi::ged::GenericEventDevice;
 use serde_json::Value;
-use vmm::acpi::event_state::{EventDeviceState, MemoryHotplugState, SlotsState, VcpuHotplugState};
-use vmm::acpi::ged::GenericEventDevice;
 use vmm::config::{ConsoleConfig, ConsoleMode};
 use vmm::machine_state::blob::Blob;
 use vmm::machine_state::clock::ClockState;

@@ -9,12 +9,12 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
+use machine::arch::x86_64::elf::Elf;
+use machine::arch::x86_64::layout::{ACPI, CMDLINE, Layout, PVH_MODULES, RSDP_COPY, SMBIOS, ZERO_PAGE};
+use machine::arch::x86_64::regs::Entry;
 use rustix::fs::{MemfdFlags, memfd_create};
 use virtio_devices::GuestMap;
 use vm_memory::{Bytes, GuestAddress};
-use vmm::arch::x86_64::elf::Elf;
-use vmm::arch::x86_64::layout::{ACPI, CMDLINE, Layout, PVH_MODULES, RSDP_COPY, SMBIOS, ZERO_PAGE};
-use vmm::arch::x86_64::regs::Entry;
 use vmm::config::{PayloadConfig, PlatformConfig, VmConfig, VmPlan};
 use vmm::vm::boot::{Payload, Tables};
 

@@ -208,7 +208,8 @@ fn vfs_that_wrap_or_that_the_port_above_hides_are_refused() {
     assert_eq!(new(0xfeff, 0xff, root), Ok(()), "VF 1 is ff:1f.7");
     let error = SriovError::RoutingIds { total_vfs: 2 };
     let wraps = PfError::RoutingIds { rid: Rid::from_bits(0xff00), error };
-    assert_eq!(wraps.to_string(), "PF at ff:00.0: 2 VFs do not fit the routing IDs of a segment");
+    let text = wraps.to_string();
+    assert!(text.starts_with("PF at ff:00.0: 2 VFs do not fit the routing IDs of a segment; "), "{text}");
     assert_eq!(new(0xff00, 0xff, root), Err(wraps));
     // Functions 6 and 7, or 7 and 8.
     let port = endpoint(LinkWidth::X1, Some(Ari::default()));
@@ -317,19 +318,41 @@ fn the_slice_of_a_vf_is_where_its_registers_are() {
     assert_eq!(device.slice(BarIndex::ALL[0], VfIndex(2)), 0, "no such VF BAR");
 }
 
-/// G18, G43: conditions for a VF's messages.
+/// G18, G43: conditions for the messages of each function.
 #[test]
-fn an_enabled_vf_sends_by_its_bus_master_while_the_pf_is_in_d0() {
+fn a_function_sends_by_its_bus_master_while_the_pf_is_in_d0() {
     let mut device = enabled(2);
-    assert!(!device.may_send(VfIndex(0)));
+    let senders = |device: &PfWithVfs<Fake>| [PF, vf(0), vf(1), vf(2), vf(9)].map(|rid| device.may_send(rid));
+    assert_eq!(senders(&device), [false; 5]);
     let _ = device.config_write(vf(0), COMMAND, DwordWrite::full(4));
-    assert!(device.may_send(VfIndex(0)) && !device.may_send(VfIndex(1)) && !device.may_send(VfIndex(9)));
+    assert_eq!(senders(&device), [false, true, false, false, false]);
+    let _ = device.config_write(PF, COMMAND, DwordWrite::full(4));
     let _ = set_power(&mut device, 3);
-    assert!(!device.may_send(VfIndex(0)));
+    assert_eq!(senders(&device), [false; 5]);
     let _ = set_power(&mut device, 0);
-    assert!(device.may_send(VfIndex(0)));
+    assert_eq!(senders(&device), [true, true, false, false, false]);
     let _ = device.config_write(PF, CONTROL, DwordWrite::full(0));
-    assert!(!device.may_send(VfIndex(0)));
+    assert_eq!(senders(&device), [true, false, false, false, false]);
+}
+
+/// Each refusal names the way out.
+#[test]
+fn a_refused_pf_or_vf_says_how_to_build_it() {
+    let index = VfIndex(3);
+    let errors = [
+        (PfError::NotPf, "Role::Pf"),
+        (PfError::Count { vfs: 1, total_vfs: TOTAL }, "give as many VFs as TotalVFs"),
+        (PfError::NotVf(index), "Role::Vf"),
+        (PfError::Class(index), "Identity::class"),
+        (PfError::SubsystemVendor(index), "Identity::subsystem_vendor"),
+        (PfError::Port(index), "the same PortType"),
+        (PfError::Msix { index, error: MsixError::Vectors(0) }, "the bars of SriovShape"),
+        (PfError::RoutingIds { rid: PF, error: SriovError::RoutingIds { total_vfs: TOTAL } }, "Topology::place"),
+    ];
+    for (error, way_out) in errors {
+        let text = error.to_string();
+        assert!(text.rsplit_once("; ").is_some_and(|(_, advice)| advice.contains(way_out)), "{text}");
+    }
 }
 
 /// G38, G39: resets of the PF by the machine and by its own register.

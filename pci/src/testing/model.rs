@@ -278,9 +278,7 @@ impl Model {
             }
         }
         // The power states are D0 and D3hot.
-        if let Some(power) = self.pf.power
-            && matches!(get16(&self.pf.bytes, power + 4) & 3, 1 | 2)
-        {
+        if let Some(power) = self.pf.power.filter(|power| matches!(get16(&self.pf.bytes, power + 4) & 3, 1 | 2)) {
             put(&mut self.pf.bytes, power + 4, &get16(old, power + 4).to_le_bytes());
         }
         if initiates_flr(&self.pf, offset, data) {
@@ -343,10 +341,10 @@ impl Model {
     ///
     /// The first difference.
     pub fn compare_after(&self, op: Op, device: &impl Device, pf: Rid) -> Result<(), String> {
-        if let Op::ConfigRead { target, offset, .. } | Op::ConfigWrite { target, offset, .. } = op
-            && let Some(function) = self.function(target, pf)
-        {
-            function.compare_dword(device, usize::from(offset) & !3)?;
+        if let Op::ConfigRead { target, offset, .. } | Op::ConfigWrite { target, offset, .. } = op {
+            if let Some(function) = self.function(target, pf) {
+                function.compare_dword(device, usize::from(offset) & !3)?;
+            }
         }
         self.compare_windows(device)
     }

@@ -102,14 +102,12 @@ impl Function for Bare {
     }
 
     fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-        if bar.get() == 4 {
-            self.0.msix().unwrap().table_read(offset, data);
+        if !self.0.msix_read(bar, offset, data, |_| false) {
+            data.fill(0xff);
         }
     }
 
     fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8], _powered: bool) -> Outcome<Infallible> {
-        let writes = bar.get() == 4;
-        if writes { self.0.msix_mut().unwrap().table_write(offset, data).into() } else { Outcome::none() }
+        self.0.msix_write(bar, offset, data).map_or(Outcome::none(), Outcome::from)
     }
 }

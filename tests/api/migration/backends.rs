@@ -216,7 +216,7 @@ fn a_backend_that_cannot_load_state_is_refused_before_any_page() {
 }
 
 #[test]
-fn whatever_fails_before_go_the_source_goes_on_with_its_backend() {
+fn a_failure_before_go_leaves_the_source_with_its_backend() {
     let target = Vmm::start();
     let other = Backend::listen(&target.files.path("backend"), LOG_SHMFD | DEVICE_STATE, 0, false);
     let (_refusing, mut client, backend) = source(1, false);

@@ -24,7 +24,7 @@ fn cancel(client: &mut Client) -> Duration {
 }
 
 #[test]
-fn a_cancel_ends_a_migration_that_nobody_answers() {
+fn a_cancel_ends_a_migration_without_a_receiver() {
     let (vmm, mut client) = source();
     let path = vmm.files.path("migration");
     for (phase, room) in [("connecting", 0), ("greeting", 16)] {

@@ -57,8 +57,7 @@ fn a_vf_has_its_configured_policy_until_a_client_changes_it() {
     let wrong = json!({"pf": "pf0", "index": 1, "storm": 5, "link": "down", "vlan": 5});
     let answer = client.put_json("vm.set-vf", &wrong);
     assert_eq!(answer.status, 409, "{answer:?}");
-    let what = "pf=pf0,index=1,trunk=[7,10-19]: the guest has no VLANs of its own with vlan=5; leave one of \
-                them out";
+    let what = "pf=pf0,index=1,trunk=[7,10-19]: cannot be combined with vlan=5; leave one of them out";
     assert_eq!(reasons(&answer).last(), Some(&what));
     assert_eq!((&vf(&mut client, 1)["policy"], &vf(&mut client, 1)["link"]), (&expected, &json!("up")));
     let none = json!({"pf": "pf0", "index": 1, "trunk": [], "vlan_proto": "802.1q"});

@@ -150,7 +150,7 @@ fn dpdk_echoes_over_every_backend_while_the_kernel_has_a_vf() {
 /// DPDK's mappings for its VFs exist again in a restored VM, in which DPDK continues without interruption.
 #[test]
 #[ignore = "a longer test: a guest that is restored"]
-fn dpdk_goes_on_from_a_snapshot() {
+fn dpdk_resumes_from_a_snapshot() {
     let api = Api::new("dpdk-saved");
     let mut guest = Guest::boot(spec(&api));
     let (pf, vfs, testpmd) = start(&mut guest);

@@ -326,7 +326,7 @@ fn ping(guest: &mut Guest, vfs: &[Vf]) {
 
 /// Linux finds neither hypervisor, and has no clock of one: the test gives it the frequency of its counter.
 #[test]
-fn linux_with_hyperv_has_vfs_and_goes_on_from_a_snapshot() {
+fn linux_with_hyperv_has_vfs_and_resumes_from_a_snapshot() {
     let api = Api::new("linux");
     let spec = spec_with_vfs(Kernel::V6_12, 2).hyperv().memory("size=512M");
     let spec = spec.kernel_argument(&format!("tsc_early_khz={} tsc=reliable", tsc_khz()));

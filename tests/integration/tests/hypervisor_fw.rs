@@ -193,7 +193,7 @@ fn move_by_snapshot(guest: Guest, api: &Api, folder: &Path, name: &str) -> (Gues
 
 /// The firmware is saved while it reads the kernel. Later, Linux is saved with its VFs.
 #[test]
-fn hypervisor_fw_and_linux_go_on_from_snapshots() {
+fn hypervisor_fw_and_linux_resume_from_snapshots() {
     let Some(firmware) = hypervisor_fw() else { return };
     let mut disks = Disks::new();
     let api = Api::new("first");

@@ -265,7 +265,7 @@ fn a_process_that_takes_the_device_over_in_time_goes_unnoticed() {
 }
 
 #[test]
-fn a_reset_while_nobody_answers_ends_at_the_kernels_limit() {
+fn a_reset_without_a_reply_ends_at_the_kernels_limit() {
     let fixture = Process::vduse_net(&[&device("mute")]);
     let mut machine = Machine::over(&fixture.node("mute"));
     machine.start();

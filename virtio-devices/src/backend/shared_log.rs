@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_who_has_its_file_can_change_its_length() {
+    fn the_length_of_a_shared_memory_file_is_sealed() {
         let map = GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let log = SharedLog::new(&map).unwrap();
         assert!(log.file.set_len(0).is_err() && log.file.set_len(1 << 20).is_err());

@@ -206,7 +206,8 @@ fn each_field_of_persistent_memory_does_as_its_rule_says() {
         let (state, _) = saved(Pmem::open(spec(then)).unwrap());
         let said = function(Pmem::open(spec(now)).unwrap()).restore(&state).unwrap_err().to_string();
         let word = |is| if is { "on" } else { "off" };
-        let expected = format!("its driver was given discard_writes {}, and it is {} here; ", word(then), word(now));
+        let expected =
+            format!("its driver has read discard_writes {}, but the device here has {}; ", word(then), word(now));
         assert!(said.starts_with(&expected), "{said}");
     }
 }
@@ -239,7 +240,8 @@ fn a_smaller_disk_is_refused_and_a_larger_one_is_reported() {
     let said = function(disk(&file)).restore(&state).unwrap_err().to_string();
     assert_eq!(
         said,
-        "its driver was given capacity (sectors of 512 bytes) 16384, and it is 8192 here; give the device what it had"
+        "its driver has read capacity (sectors of 512 bytes) 16384, but the device here has 8192; configure it as it \
+         was"
     );
     file.as_file().set_len(16 << 20).unwrap();
     let mut larger = function(disk(&file));
@@ -249,7 +251,7 @@ fn a_smaller_disk_is_refused_and_a_larger_one_is_reported() {
 }
 
 #[test]
-fn a_disk_goes_on_with_the_blocks_that_its_driver_knows() {
+fn a_disk_keeps_the_block_sizes_that_its_driver_has_read() {
     let file = image(8 << 20);
     let (mut state, gone) = saved(disk(&file));
     drop(gone);
@@ -278,7 +280,7 @@ fn a_disk_that_became_readonly_or_has_a_new_serial_is_refused() {
         function(Block::open(spec).unwrap()).restore(&state).unwrap_err().to_string()
     };
     let said = refusal(BlockSpec { serial: Some("x".into()), ..spec() });
-    assert!(said.starts_with("its driver was given serial serial-1, and it is x here"), "{said}");
+    assert!(said.starts_with("its driver has read serial serial-1, but the device here has x"), "{said}");
     // It also lacks features: those for changing it.
     let said = refusal(BlockSpec { read_only: true, ..spec() });
     assert!(said.starts_with("its driver uses the virtio feature bits 1"), "{said}");

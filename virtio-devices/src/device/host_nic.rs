@@ -169,7 +169,7 @@ pub enum ConnectError {
         missing: u64,
     },
     /// The driver has read another MTU.
-    #[error("{name} has an MTU of {has}, and its driver was given {told}; raise it to {told}")]
+    #[error("{name} has an MTU of {has}, but its driver has read {told}; raise it to {told}")]
     Mtu {
         /// The backend.
         name: String,

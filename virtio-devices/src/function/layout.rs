@@ -55,10 +55,8 @@ pub(crate) enum Place {
     DeviceConfig(u64),
     /// The doorbell of a queue.
     Doorbell(u16),
-    /// The MSI-X table, from its start.
-    Table(u64),
-    /// The MSI-X pending bits, from their start.
-    Pba(u64),
+    /// The BAR of the MSI-X structures, from its start.
+    Msix(u64),
     /// No structure.
     Hole,
 }
@@ -103,7 +101,7 @@ impl Layout {
     pub(crate) fn new(queues: u16, spacing: Spacing) -> Self {
         let vectors = queues.saturating_add(1).min(VECTORS_MAX);
         let table = MsixShape { vectors, table: (MSIX_BAR, 0), pba: (MSIX_BAR, 0) };
-        let pba = u32::try_from(table.table_len().max(PBA_MIN)).unwrap_or(u32::MAX);
+        let pba = table.table_len().max(PBA_MIN);
         Self { queues, spacing, msix: MsixShape { pba: (MSIX_BAR, pba), ..table }, memory: 0 }
     }
 
@@ -128,7 +126,7 @@ impl Layout {
     fn bar_len(&self, bar: BarIndex) -> u64 {
         let used = match bar {
             REGISTERS_BAR => NOTIFY + self.notify_len(),
-            MSIX_BAR => u64::from(self.msix.pba.1) + self.msix.pba_len(),
+            MSIX_BAR => self.msix.pba.1 + self.msix.pba_len(),
             _ => return 0,
         };
         used.next_power_of_two().max(BAR_MIN)
@@ -151,13 +149,9 @@ impl Layout {
         if offset >= self.bar_len(bar) || end > self.bar_len(bar) {
             return None;
         }
-        let (pba, multiplier) = (u64::from(self.msix.pba.1), self.spacing.multiplier());
+        let multiplier = self.spacing.multiplier();
         Some(if bar == MSIX_BAR {
-            match offset {
-                offset if offset < self.msix.table_len() => Place::Table(offset),
-                offset if offset >= pba && offset - pba < self.msix.pba_len() => Place::Pba(offset - pba),
-                _ => Place::Hole,
-            }
+            Place::Msix(offset)
         } else {
             match offset {
                 0..Register::SPACE => Place::Common(offset),
@@ -232,8 +226,8 @@ mod tests {
             let layout = Layout::new(queues, spacing);
             let msix = layout.msix();
             assert_eq!(msix.vectors, (queues.saturating_add(1)).min(2048));
-            assert!(msix.table_len() <= msix.pba.1.into());
-            assert!(u64::from(msix.pba.1) + msix.pba_len() <= layout.bar_len(MSIX_BAR));
+            assert!(msix.table_len() <= msix.pba.1);
+            assert!(msix.pba.1 + msix.pba_len() <= layout.bar_len(MSIX_BAR));
             assert_ne!(REGISTERS_BAR, MSIX_BAR);
             for cap in layout.capabilities().iter().take(CONFIG_ACCESS) {
                 let word = |at: usize| u32::from_le_bytes(cap.body[at..at + 4].try_into().unwrap());

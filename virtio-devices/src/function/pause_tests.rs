@@ -87,7 +87,7 @@ fn queues_that_the_host_cannot_restart_stay_paused_until_it_can() {
 }
 
 #[test]
-fn an_observer_hears_each_time_that_a_reset_is_asked_for() {
+fn an_observer_is_notified_of_each_request_for_a_reset() {
     let heard = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let observer: Arc<NeedsResetObserver> = Arc::new({
         let heard = Arc::clone(&heard);

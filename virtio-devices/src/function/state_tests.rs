@@ -70,7 +70,7 @@ fn a_restored_function_matches_the_saved_one_and_continues() {
 }
 
 #[test]
-fn a_worker_goes_on_from_the_position_that_was_saved() {
+fn a_worker_resumes_at_the_position_that_was_saved() {
     let mut function = threaded();
     driver(&mut function).init();
     wait("the worker is kicked when it starts", || kicks(&function) == 1);
@@ -128,7 +128,7 @@ fn pending_signals_are_restored_as_pending_bits_isr_and_reset() {
 }
 
 #[test]
-fn a_function_in_d3hot_and_one_without_bus_master_come_back_so() {
+fn d3hot_and_a_clear_bus_master_enable_are_restored() {
     for (capability, offset, value, undo) in [(0x01, 4, 3, 0), (0x10, 4 - 0x40, 2, 6)] {
         let mut old = used();
         let at = u64::try_from(driver(&mut old).capability(capability, |_| true).unwrap() as i64 + offset).unwrap();
@@ -198,11 +198,10 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
         assert_eq!(refused(change), format!("saved state of a device with different {what}"));
     }
     let features = refused(|state| state.function.transport.driver_features[0] |= 1 << 3 | 1 << 7);
-    let expected =
-        "its driver uses the virtio feature bits 3, 7, which are not offered here; give the device what it had";
+    let expected = "its driver uses the virtio feature bits 3, 7, which are not offered here; configure it as it was";
     assert_eq!(features, expected);
     let told = refused(|state| state.function.told.as_mut().unwrap().config.0[0] = 0xff);
-    assert!(told.starts_with("its driver was given word "), "{told}");
+    assert!(told.starts_with("its driver has read word "), "{told}");
     assert_eq!(refused(|state| state.version = 2), "saved state of version 2; this is version 1");
     let table = refused(|state| state.function.config.msix.as_mut().unwrap().table.truncate(3));
     assert_eq!(table, "saved state of a function with different MSI-X vectors");

@@ -190,7 +190,7 @@ fn queues_need_driver_ok_and_bus_master() {
 
 /// G43: queues in D3hot and back.
 #[test]
-fn queues_stand_still_in_d3hot_and_go_on_in_d0() {
+fn queues_stop_in_d3hot_and_continue_in_d0() {
     let mut function = idle();
     let mut driver = driver(&mut function);
     driver.init();

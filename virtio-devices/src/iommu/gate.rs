@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passes_that_overlap_without_end_keep_nobody_waiting() {
+    fn passes_that_overlap_without_end_block_no_waiter() {
         let (gate, stop) = (Gate::default(), AtomicBool::new(false));
         thread::scope(|scope| {
             let mut passes = Vec::new();

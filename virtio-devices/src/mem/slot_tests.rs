@@ -190,7 +190,7 @@ fn later() -> Instant {
 
 /// A step is one call, for any pages that a backend has written, and only one step runs after the deadline.
 #[test]
-fn reclaiming_stops_in_a_gap_and_goes_on_there() {
+fn reclaiming_stops_in_a_gap_and_continues_there() {
     const SIZE: u64 = 16 << 20;
     let file = File::from(rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(16 * SIZE).unwrap();

@@ -23,7 +23,7 @@ fn a_pause_holds_for_vfs_that_are_enabled_during_it() {
 }
 
 #[test]
-fn vfs_of_a_pf_in_d3hot_stand_still_after_a_pause() {
+fn vfs_of_a_pf_in_d3hot_stay_stopped_after_a_pause() {
     let mut device = idle();
     let _ = enable(&mut device, 1);
     vf(&mut device, 0).init();

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_gathers_it_is_tried_ever_more_rarely() {
+    fn gathering_that_fails_is_tried_less_and_less_often() {
         let (mut polling, mut now) = (Polling::new(), Instant::now());
         let mut tries = Vec::new();
         for _ in 0..9 {

@@ -86,6 +86,10 @@ impl<D: Device<Stopping = Thread>> Device for Hosted<D> {
         self.keep(outcome)
     }
 
+    fn may_send(&self, rid: Rid) -> bool {
+        self.device.may_send(rid)
+    }
+
     fn windows(&self, out: &mut Vec<Window>) {
         self.device.windows(out);
     }

@@ -82,7 +82,7 @@ fn what_cannot_be_written_to_is_no_ping() {
 }
 
 #[test]
-fn a_clock_that_ran_goes_on_after_a_pause_and_not_after_a_reset() {
+fn a_running_clock_continues_after_a_pause_but_not_a_reset() {
     let (mut guest, expiries) = guest(LONG);
     guest.ping();
     guest.stop();

@@ -82,7 +82,7 @@ fn a_tap_is_missed_by_a_driver_that_provides_no_buffers() {
 }
 
 #[test]
-fn a_tap_of_several_queues_comes_back_with_all_of_them() {
+fn a_tap_of_several_queues_is_reopened_with_all_of_them() {
     let mut machine = Machine::new(4);
     let changes = changes(&machine);
     assert!(machine.net.features() & 1 << VIRTIO_NET_F_MQ != 0);

@@ -92,7 +92,7 @@ pub struct DiskConfig {
     /// Do not use io_uring: each queue then has one request at a time.
     #[option("_disable_io_uring=on|off")]
     pub disable_io_uring: bool,
-    /// Do not use Linux AIO, which is never used.
+    /// No effect: Linux AIO is never used.
     #[option("_disable_aio=on|off")]
     pub disable_aio: bool,
 }

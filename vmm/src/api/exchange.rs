@@ -102,7 +102,7 @@ impl From<Lost> for Failure {
         let (kind, why) = match lost {
             Lost::TooMany => (ErrorKind::Invalid, format!("a request has at most {MOST_FDS}; pass fewer")),
             Lost::Busy => {
-                (ErrorKind::Busy, format!("requests under way hold {MOST_FDS}, which is the limit; try again"))
+                (ErrorKind::Busy, format!("requests in progress hold {MOST_FDS}, which is the limit; try again"))
             }
             Lost::Limit => (ErrorKind::Host, "the limit of open files is reached; raise it (ulimit -n)".to_string()),
         };

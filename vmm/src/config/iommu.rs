@@ -5,13 +5,12 @@ use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::option::Options as _;
 use vm_api::config::{PlatformConfig, VmConfig};
 
+use crate::acpi::viot::MOST_SINGLE_DEVICES;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::net::backend::BackendPlan;
 
 /// The id of the virtual IOMMU.
 const ID: &str = "__iommu";
-/// Most endpoints listed one by one; the table has no room for more. A segment takes one range entry.
-pub(crate) const MOST_SINGLE_DEVICES: u16 = 512;
 /// The number of bits of addresses if none is given.
 const ADDRESS_WIDTH: u8 = 64;
 

@@ -156,6 +156,10 @@ impl Device for Pvpanic {
         Outcome::none()
     }
 
+    fn may_send(&self, rid: Rid) -> bool {
+        rid == self.rid && self.config.bus_master()
+    }
+
     fn windows(&self, out: &mut Vec<Window>) {
         self.config.windows(out);
     }

@@ -75,9 +75,7 @@ pub enum RestoreError {
         config: String,
     },
     /// The configuration has another memory size.
-    #[error(
-        "memory.size: {config} in the configuration, and the VM was saved with {saved}, which has to stay; give that"
-    )]
+    #[error("memory.size: {config} in the configuration, but the VM was saved with {saved}; give {saved}")]
     MemorySize {
         /// Value in the configuration.
         config: String,
@@ -85,7 +83,7 @@ pub enum RestoreError {
         saved: String,
     },
     /// The configuration has another value of an option that the guest has seen.
-    #[error("{option}: {now} in the configuration, and the guest was given {then}, which has to stay; give that")]
+    #[error("{option}: {now} in the configuration, but the guest was started with {then}; give {then}")]
     Told {
         /// The option.
         option: &'static str,

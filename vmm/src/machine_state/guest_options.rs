@@ -67,13 +67,12 @@ mod tests {
         };
         for saved in [&of_kvm[..], &[leaf(1, 0x3123_7648)], &[]] {
             assert_eq!(told(saved, false), Ok(()));
-            let refused = "cpus.kvm_hyperv: true in the configuration, and the guest was given false, which has to \
-                           stay; give that";
+            let refused =
+                "cpus.kvm_hyperv: true in the configuration, but the guest was started with false; give false";
             assert_eq!(told(saved, true), Err(refused.to_string()));
         }
         assert_eq!(told(&of_hyperv, true), Ok(()));
-        let refused = "cpus.kvm_hyperv: false in the configuration, and the guest was given true, which has to stay; \
-                       give that";
+        let refused = "cpus.kvm_hyperv: false in the configuration, but the guest was started with true; give true";
         assert_eq!(told(&of_hyperv, false), Err(refused.to_string()));
     }
 }

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_go_on_past_the_goal_while_they_shrink_the_rest() {
+    fn passes_continue_past_the_goal_while_they_shrink_the_rest() {
         // 250 MiB would meet the target after the first pass.
         let (decision, policy, rest, _) =
             run((1024 * MIB, 1024 * MIB), (250 * MIB, 250 * MIB), goal(TimeoutStrategy::Cancel));

@@ -37,10 +37,10 @@ pub enum SnapshotError {
         error: io::Error,
     },
     /// The folder already has a snapshot.
-    #[error("destination_url: {}: there is one already; give an empty folder", .0.display())]
+    #[error("destination_url: {}: already has a snapshot; give an empty folder", .0.display())]
     Exists(PathBuf),
     /// A file of the snapshot cannot be written.
-    #[error("{}: cannot be written: {error}; nothing is left of this snapshot", path.display())]
+    #[error("{}: cannot be written: {error}; the files of this snapshot were removed", path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -48,7 +48,7 @@ pub enum SnapshotError {
         error: io::Error,
     },
     /// The snapshot was cancelled.
-    #[error("the VM was ended before its snapshot was complete; nothing is left of it")]
+    #[error("the VM ended before its snapshot was complete; the snapshot's files were removed")]
     Abandoned,
     /// The memory does not fit into a file.
     #[error("the guest's memory does not fit into a file")]

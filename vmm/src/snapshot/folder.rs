@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_missing_or_goes_away_is_an_error() {
+    fn a_folder_that_is_missing_or_removed_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_path_buf();
         let mut snapshot = NewSnapshot::begin(&path, &[1; 16]).unwrap();

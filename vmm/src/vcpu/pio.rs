@@ -163,7 +163,7 @@ mod tests {
     /// Linux takes all-ones for a PCI bus error, and an NMI without such a cause for a request to panic
     /// (`kernel.unknown_nmi_panic`).
     #[test]
-    fn an_nmi_is_nobodys_error() {
+    fn an_nmi_is_not_an_error() {
         let ports = ports(None);
         for written in [0, 0xff] {
             assert_eq!(ports.write(0x61, &[written]), None);

@@ -386,7 +386,8 @@ fn msix_shape(offset: u16, dword: impl Fn(u16) -> u32) -> MsixShape {
         let value = dword(offset + at);
         let bar = BarIndex::ALL.get((value & 0b111) as usize).copied();
         // BARs 6 and 7 do not exist; the last BAR without room for a table stands for them.
-        (bar.unwrap_or(BarIndex::ALL[5]), if bar.is_some() { value & !0b111 } else { !0b111 })
+        let offset = if bar.is_some() { value & !0b111 } else { !0b111 };
+        (bar.unwrap_or(BarIndex::ALL[5]), u64::from(offset))
     };
     let [.., low, high] = dword(offset + msix::CONTROL).to_le_bytes();
     let vectors = (u16::from_le_bytes([low, high]) & (msix::MAX_VECTORS - 1)) + 1;

@@ -54,8 +54,8 @@ pub enum VfioError {
     Taken,
     /// The host's IOMMU does not remap interrupts.
     #[error(
-        "the host's IOMMU does not remap interrupts, so a guest could raise any of the host's; turn that on in the \
-         firmware, or trust the guest ({0}.allow_unsafe_interrupts=1)"
+        "the host's IOMMU does not remap interrupts, so a guest could raise any interrupt of the host; turn interrupt \
+         remapping on in the firmware, or trust the guest ({0}.allow_unsafe_interrupts=1)"
     )]
     NoRemapping(&'static str),
     /// The kernel lacks the type 1 IOMMU.
@@ -111,7 +111,7 @@ pub enum VfioError {
     },
     /// The IOMMU supports fewer mappings.
     #[error(
-        "a device can have {0} mappings, and the guest wants more; give the guest larger pages, or without iommufd \
+        "a device can have {0} mappings, and the guest needs more; give the guest larger pages, or without iommufd \
          raise vfio_iommu_type1.dma_entry_limit"
     )]
     TooManyMappings(usize),

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use pci::spec::{ALL_ONES, header};
-use pci::{BarIndex, Device, Dword, DwordWrite, Effects, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
+use pci::{
+    BarIndex, Device, Dword, DwordWrite, Effects, MsixStructure, Reach, ResetKind, Rid, VfIndex, Window, WindowId,
+};
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use virtio_devices::{
     CounterText, DeviceState, Inspect, IommuAttachment, Lifecycle, MemoryArea, MemoryPeers, MemoryUser, Message,
@@ -200,23 +202,12 @@ impl VfioFunction {
         let msix = self.config.msix().filter(|msix| msix.enabled());
         let msi = self.config.msi().filter(|_| msix.is_none());
         let message = msix.map_or_else(|| msi?.message(vector), |msix| msix.message(vector));
-        message.filter(|_| self.config.bus_master())
+        message.filter(|_| self.may_send(self.rid))
     }
 
     /// True if `vector` is pending.
     fn is_pending(&self, vector: u16) -> bool {
         self.message(vector).is_none() && self.interrupts.is_signalled(vector)
-    }
-
-    /// The part of MSI-X at `offset` of `bar`: true for the table, and the offset in it.
-    fn msix_at(&self, bar: BarIndex, offset: u64) -> Option<(bool, u64)> {
-        let shape = self.config.msix()?.shape();
-        let within = |(in_bar, start): (BarIndex, u32), len: u64| {
-            let inner = offset.checked_sub(start.into())?;
-            (in_bar == bar && inner < len).then_some(inner)
-        };
-        let table = within(shape.table, shape.table_len()).map(|inner| (true, inner));
-        table.or_else(|| within(shape.pba, shape.pba_len()).map(|inner| (false, inner)))
     }
 }
 
@@ -237,11 +228,8 @@ fn map(
             .msix()
             .into_iter()
             .flat_map(|msix| {
-                let shape = msix.shape();
-                let range = |(bar, start): (BarIndex, u32), len: u64| {
-                    (bar == index).then(|| u64::from(start)..u64::from(start).saturating_add(len))
-                };
-                range(shape.table, shape.table_len()).into_iter().chain(range(shape.pba, shape.pba_len()))
+                let ranges = MsixStructure::ALL.map(|structure| msix.shape().range(structure));
+                ranges.into_iter().filter_map(|(bar, range)| (bar == index).then_some(range))
             })
             .collect();
         for area in areas(region, &kept) {
@@ -294,27 +282,27 @@ impl Device for VfioFunction {
     fn mmio_read(&mut self, window: WindowId, offset: u64, data: &mut [u8]) {
         let WindowId::Bar(bar) = window else { return data.fill(0xff) };
         self.counters.exits.fetch_add(1, Ordering::Relaxed);
-        match (self.msix_at(bar, offset), self.config.msix()) {
-            (Some((true, inner)), Some(msix)) => msix.table_read(inner, data),
-            (Some((false, inner)), Some(msix)) => msix.pba_read(inner, data, |vector| self.is_pending(vector)),
-            _ => self.host.read(bar.get().into(), offset, data),
+        let raised = |vector| self.interrupts.is_signalled(vector);
+        let may_send = self.may_send(self.rid);
+        if !self.config.msix().is_some_and(|msix| msix.bar_read(bar, offset, data, may_send, raised)) {
+            self.host.read(bar.get().into(), offset, data);
         }
     }
 
     fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Outcome {
         let WindowId::Bar(bar) = window else { return Outcome::none() };
         self.counters.exits.fetch_add(1, Ordering::Relaxed);
-        match self.msix_at(bar, offset) {
-            Some((true, inner)) => {
-                let effects = self.config.msix_mut().map_or(Effects::NONE, |msix| msix.table_write(inner, data));
-                self.follow(effects)
-            }
-            Some((false, _)) => Outcome::none(),
+        match self.config.msix_mut().and_then(|msix| msix.bar_write(bar, offset, data)) {
+            Some(effects) => self.follow(effects),
             None => {
                 self.host.write(bar.get().into(), offset, data);
                 Outcome::none()
             }
         }
+    }
+
+    fn may_send(&self, rid: Rid) -> bool {
+        rid == self.rid && self.config.bus_master()
     }
 
     fn windows(&self, out: &mut Vec<Window>) {

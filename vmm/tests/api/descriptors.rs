@@ -196,7 +196,7 @@ fn another_clients_unfinished_request_makes_a_client_try_again() {
     assert_eq!(answer.status, 429);
     assert_eq!(
         answer.chain(),
-        ["file descriptors of the request were lost: requests under way hold 256, which is the limit; try again"]
+        ["file descriptors of the request were lost: requests in progress hold 256, which is the limit; try again"]
     );
     drop(holder);
     assert!(probe.closes_everywhere());

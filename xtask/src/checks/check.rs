@@ -13,6 +13,7 @@ use crate::checks::suite::Tally;
 use crate::error::{Context, Result};
 use crate::fetch::apt;
 use crate::progress::{Step, note};
+use crate::stages::Stages;
 
 /// Checks format, lints and crates of the workspace and of the fuzz workspace. Each check counts as a test.
 pub(crate) fn lints(workspace: &Path) -> Result<Tally> {
@@ -22,6 +23,7 @@ pub(crate) fn lints(workspace: &Path) -> Result<Tally> {
     let mut outcomes = vec![
         check(workspace, "format", &["fmt", "--all", "--check"])?,
         check(workspace, "lints", &clippy)?,
+        documentation(workspace)?,
         check(&fuzz, "format of the fuzz targets", &["fmt", "--check"])?,
         check(&fuzz, "lints of the fuzz targets", &clippy)?,
         deny::check(workspace)?,
@@ -34,6 +36,18 @@ pub(crate) fn lints(workspace: &Path) -> Result<Tally> {
 fn check(workspace: &Path, what: &str, arguments: &[&str]) -> Result<bool> {
     let step = Step::begin("check", what);
     let success = cargo(workspace).args(arguments).status().context("running cargo")?.success();
+    step.done_with(if success { what.to_owned() } else { format!("{what}: FAILED") });
+    Ok(success)
+}
+
+/// Builds the documentation of the crate for other VMMs, where a link that leads nowhere is a failure. Doc comments of
+/// `vm-api` are texts of the help, which are not links.
+fn documentation(workspace: &Path) -> Result<bool> {
+    let what = "documentation of pci-sriov";
+    let step = Step::begin("check", what);
+    let mut command = cargo(workspace);
+    command.args(["doc", "--quiet", "--package", "pci-sriov", "--lib", "--no-deps", "--all-features"]);
+    let success = command.env("RUSTDOCFLAGS", "-D warnings").status().context("running cargo")?.success();
     step.done_with(if success { what.to_owned() } else { format!("{what}: FAILED") });
     Ok(success)
 }
@@ -53,7 +67,7 @@ pub(crate) fn generate(workspace: &Path) -> Result<bool> {
 }
 
 /// Runs the tests of every crate except the integration tests, and the seeds of the fuzz targets.
-pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
+pub(crate) fn unit_tests(workspace: &Path, stages: &mut Stages) -> Result<Tally> {
     fuzz::install_compiler()?;
     // The first creates the qcow2 images of the unit tests, and checks them afterwards; the second is the guests' TPM.
     // The third checks the unit in contrib, and the fourth creates a file system that a test freezes.
@@ -63,11 +77,26 @@ pub(crate) fn unit_tests(workspace: &Path) -> Result<Tally> {
         ("systemd-analyze", "systemd"),
         ("mkfs.ext4", "e2fsprogs"),
     ])?;
-    let before = interfaces();
-    let mut tally = tests(workspace, "unit and property tests")?;
-    tally += none_left(&before, &interfaces());
-    tally += tests(&workspace.join("fuzz"), "seeds of the fuzz targets")?;
+    let mut tally = Tally::default();
+    let what = "unit and property tests";
+    if stages.measure("build of unit tests", || build_tests(workspace, what))? {
+        let before = interfaces();
+        tally += stages.measure("unit tests", || tests(workspace, what))?;
+        tally += none_left(&before, &interfaces());
+    } else {
+        note("FAILED", format!("{what}: did not build"));
+        tally.failed += 1;
+    }
+    tally += stages.measure("seeds of fuzz targets", || tests(&workspace.join("fuzz"), "seeds of the fuzz targets"))?;
     Ok(tally)
+}
+
+/// Builds the tests of the workspace. Returns false if that fails, after cargo has printed why.
+fn build_tests(workspace: &Path, what: &str) -> Result<bool> {
+    let step = Step::begin("build", what);
+    let built = cargo(workspace).args(["test", "--quiet", "--no-run"]).status().context("running cargo")?;
+    step.done_with(if built.success() { what.to_owned() } else { format!("{what}: FAILED") });
+    Ok(built.success())
 }
 
 /// The network interfaces of this machine.

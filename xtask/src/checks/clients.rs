@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::build::cargo;
-use crate::checks::contract::{self, Vmm};
+use crate::checks::contract::Vmm;
 use crate::checks::splice::Splice;
 use crate::checks::suite::Tally;
 use crate::error::{Context, Error, Result};
@@ -26,17 +26,16 @@ const GO: &str = "-go=1.18";
 const MANIFEST: &str =
     "\n[dev-dependencies]\ntokio = { version = \"1\", features = [\"rt\", \"macros\"] }\n\n[workspace]\n";
 
-/// Makes, compiles and runs each client. Each counts as a test.
-pub(crate) fn run(workspace: &Path) -> Result<Tally> {
+/// Makes and compiles each client, and runs it against `program`. Each counts as a test.
+pub(crate) fn run(workspace: &Path, program: &Path) -> Result<Tally> {
     let folder = workspace.join("target/lab/clients");
     fs::create_dir_all(&folder).context(folder.display())?;
     let generator = python::tool_with(workspace, GENERATOR, PYTHON, "openapi-generator-cli")?;
-    let program = contract::program(workspace)?;
     let clients = Clients { workspace: workspace.into(), folder, generator };
     let mut tally = Tally::default();
     for (language, make) in [("Go", Clients::go as Make), ("Python", Clients::python), ("Rust", Clients::rust)] {
         let step = Step::begin("clients", format!("a generated client in {language}"));
-        match make(&clients).and_then(|client| clients.drive(&program, client)) {
+        match make(&clients).and_then(|client| clients.drive(program, client)) {
             Ok(()) => {
                 tally.passed += 1;
                 step.done();

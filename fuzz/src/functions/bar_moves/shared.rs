@@ -84,6 +84,10 @@ impl Device for Shared {
         self.device.lock().mmio_write(window, offset, data)
     }
 
+    fn may_send(&self, rid: Rid) -> bool {
+        self.device.lock().may_send(rid)
+    }
+
     fn windows(&self, out: &mut Vec<Window>) {
         self.device.lock().windows(out);
     }

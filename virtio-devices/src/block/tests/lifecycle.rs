@@ -272,7 +272,7 @@ fn a_driver_sets_the_cache_as_negotiated_right_after_a_restore() {
 }
 
 #[test]
-fn a_driver_hears_of_a_new_size_and_uses_it_at_once() {
+fn a_driver_is_notified_of_a_new_size_and_uses_it() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         let capacity = |guest: &Guest| {

@@ -24,12 +24,12 @@ fn a_refusal_names_field_then_and_now() {
     let mut mac = own.clone();
     mac[5] = 0x1a;
     for (then, what) in [
-        (mac, "mac 02:00:00:00:00:1a, and it is 02:00:00:00:00:09 here"),
-        (config(0x108, b"share"), "size 264, and it is 7 here"),
-        (config(7, b"other"), "tag other, and it is share here"),
-        (config(7, b"\n"), "tag 0a:00:00:00:00:00:00:00:00:00:00:00, and it is share here"),
+        (mac, "mac 02:00:00:00:00:1a, but the device here has 02:00:00:00:00:09"),
+        (config(0x108, b"share"), "size 264, but the device here has 7"),
+        (config(7, b"other"), "tag other, but the device here has share"),
+        (config(7, b"\n"), "tag 0a:00:00:00:00:00:00:00:00:00:00:00, but the device here has share"),
     ] {
-        assert_eq!(refusal(&then, &own), format!("its driver was given {what}; give the device what it had"));
+        assert_eq!(refusal(&then, &own), format!("its driver has read {what}; configure it as it was"));
     }
 }
 

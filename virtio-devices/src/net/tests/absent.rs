@@ -60,7 +60,7 @@ fn absent_backend_offers_the_features_of_its_kind() {
 }
 
 #[test]
-fn queues_go_on_over_the_new_backend_from_where_they_stood() {
+fn queues_continue_over_the_new_backend_from_their_position() {
     let mut before = Guest::new(1, 16);
     let features = before.net.features();
     before.start(features);

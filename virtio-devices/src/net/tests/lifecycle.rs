@@ -85,7 +85,7 @@ fn receive_tso_is_offered_only_for_queues_that_hold_a_segment() {
 }
 
 #[test]
-fn frames_pass_both_ways_and_go_on_after_a_stop_without_a_reset() {
+fn frames_pass_both_ways_and_after_a_stop_without_a_reset() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
     for round in 0..20 {
@@ -233,7 +233,7 @@ fn a_worker_stops_soon_however_busy_it_is() {
 }
 
 #[test]
-fn a_broken_queue_is_given_up_and_the_others_go_on() {
+fn a_broken_queue_ends_and_the_others_continue() {
     let mut guest = Guest::new(1, 16);
     let features = features(&guest);
     guest.start(features);

@@ -118,7 +118,7 @@ fn a_frame_of_more_than_512_packets_is_refused_under_a_limit() {
 }
 
 #[test]
-fn what_waits_goes_on_as_the_buckets_refill() {
+fn waiting_frames_continue_as_the_buckets_refill() {
     let began = Instant::now();
     // 60 bytes in 20 ms, beyond the first.
     let mut guest = guest(1, RateLimits { bandwidth: limit(60, Duration::from_millis(20)), ops: None });

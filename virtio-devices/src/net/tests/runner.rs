@@ -269,7 +269,7 @@ fn the_host_s_link_stops_the_queues_and_starts_them_again() {
 }
 
 /// A guest over `backend` whose link the host has taken down.
-fn cut_one_that_could_not_go_on(backend: &Scripted) -> Guest {
+fn cut_one_that_could_not_continue(backend: &Scripted) -> Guest {
     backend.script.lock().needs_reset_after_stop = true;
     let mut guest = backend.guest(1);
     guest.start_at_once(FEATURES);
@@ -281,7 +281,7 @@ fn cut_one_that_could_not_go_on(backend: &Scripted) -> Guest {
 #[test]
 fn backend_that_cannot_resume_keeps_running_while_link_is_down() {
     let backend = Scripted::new(1);
-    let mut guest = cut_one_that_could_not_go_on(&backend);
+    let mut guest = cut_one_that_could_not_continue(&backend);
     // The worker has handled the link once it has seen a later change.
     guest.interrupts.set_queue_vector(1, NO_VECTOR);
     guest.workers[0].wake();
@@ -301,7 +301,7 @@ fn backend_that_cannot_resume_keeps_running_while_link_is_down() {
 #[test]
 fn lost_backend_that_cannot_resume_recovers_while_link_is_down() {
     let backend = Scripted::new(1);
-    let guest = cut_one_that_could_not_go_on(&backend);
+    let guest = cut_one_that_could_not_continue(&backend);
     backend.say(Err(()));
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=false");
     eventually("the return", || !guest.net.backend_lost());
@@ -538,7 +538,7 @@ fn an_mtu_above_the_backend_s_is_refused() {
 }
 
 #[test]
-fn a_backend_is_told_of_new_memory_by_whoever_has_it() {
+fn new_memory_reaches_a_backend_through_its_current_owner() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.net.memory_user().unwrap().set(&memory()).unwrap();
@@ -560,7 +560,7 @@ fn a_backend_is_told_of_new_memory_by_whoever_has_it() {
 
 /// A backend without a dirty log stops while its link is held, and continues from its position.
 #[test]
-fn a_backend_stands_still_while_its_link_is_held() {
+fn a_backend_is_stopped_while_its_link_is_held() {
     let backend = Scripted::new(1);
     backend.script.lock().positions = vec![Some(3), Some(5)];
     let mut guest = backend.guest(1);

@@ -63,7 +63,7 @@ fn error(state: NicState, started: Option<u64>) -> Option<String> {
 }
 
 #[test]
-fn what_a_driver_commanded_comes_back() {
+fn the_commands_of_a_driver_are_restored() {
     let (old, mut new) = (commanded(), nic());
     let features = old.features();
     new.restore(&DeviceSpecific::Net(state(&old)), Some(features)).unwrap();
@@ -260,7 +260,7 @@ fn limited() -> Net {
 }
 
 #[test]
-fn what_is_left_of_limits_comes_back_running_or_not() {
+fn rests_of_rate_limits_are_restored_running_or_not() {
     let _clock = crate::os::clock::testing::StoppedClock::new();
     let old = limited();
     assert_eq!(old.save(), DeviceSpecific::PowerOn);

@@ -112,7 +112,7 @@ fn nic_reaches_only_memory_mapped_for_it_and_keeps_running() {
 }
 
 #[test]
-fn a_ring_that_is_not_mapped_any_more_asks_for_a_reset() {
+fn a_ring_that_was_unmapped_needs_a_reset() {
     let rig = Rig::new();
     let range = Range { first: 0, last: BUFFERS - 1 };
     rig.iommu.carry_out(Request::Unmap { domain: 1, range }).unwrap();

@@ -183,7 +183,7 @@ fn ring_not_set_up_or_with_an_index_beyond_its_size_is_broken() {
 }
 
 #[test]
-fn a_ring_a_part_of_which_is_not_mapped_any_more_is_broken() {
+fn a_ring_that_is_partly_unmapped_is_broken() {
     let map = map();
     let driver = DriverQueue::new(&map, RINGS, SIZE);
     // The flags and the index are at the end of a page, the heads on the next.

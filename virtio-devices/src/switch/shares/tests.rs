@@ -140,7 +140,7 @@ fn many_ports_share_without_any_being_forgotten() {
 }
 
 #[test]
-fn what_a_port_owes_comes_back_from_a_saved_state() {
+fn the_debt_of_a_port_is_restored() {
     let clock = StoppedClock::new();
     let senders = [greedy(100, 10, 1514), greedy(0, 10, 1514)];
     let mut old = shares(1000, &senders);

@@ -140,7 +140,7 @@ proptest! {
     /// Two hostile ports and two honest ones. Whatever the hostile ones do, nothing panics, a frame that arrives at an
     /// honest port has a source of one of the others, and the honest ports reach each other.
     #[test]
-    fn whatever_drivers_write_others_get_no_spoofed_frame_and_go_on(
+    fn hostile_drivers_neither_spoof_frames_nor_stop_others(
         features in prop_oneof![Just(FEATURES), Just(FEATURES | 1 << 29), Just(FEATURES | 0x7f << 7 | 3)],
         writes in prop::collection::vec(prop::collection::vec(write(), 1..12), 1..12),
     ) {

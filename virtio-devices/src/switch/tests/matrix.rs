@@ -43,7 +43,7 @@ fn arrives(kind: Kind, from: u16, at: u16, to: [u8; 6]) -> bool {
 }
 
 #[test]
-fn each_frame_reaches_whom_the_mode_says_and_nobody_else() {
+fn each_frame_reaches_the_ports_of_its_mode_and_no_other() {
     for kind in [Kind::Veb, Kind::Vepa, Kind::Isolated] {
         let mode = if kind == Kind::Vepa { SwitchMode::Vepa } else { SwitchMode::Veb };
         let mut lan = Lan::running(&Config { mode, ..Config::open(PORTS) });

@@ -26,7 +26,7 @@ fn port_vlan(id: u16, protocol: VlanProtocol) -> Policy {
 }
 
 #[test]
-fn a_spoofed_frame_reaches_nobody_and_is_counted() {
+fn a_spoofed_frame_is_dropped_and_counted() {
     let mut lan = Lan::running(&Config::open(3));
     let mut group = mac(1);
     group[0] |= 1;
@@ -240,7 +240,7 @@ fn limits_of_packets_count_the_segments_at_both_ends() {
 }
 
 #[test]
-fn frames_for_the_world_are_no_storm_also_if_the_pf_hears_them() {
+fn frames_for_the_uplink_are_no_storm_if_the_pf_gets_them() {
     let mut lan = Lan::running(&Config::open(3));
     lan.nics[1].set_policy(Policy { storm: NonZeroU32::new(1), ..untrusted() });
     lan.nics[0].set_promiscuous(true);

@@ -195,7 +195,7 @@ fn a_flood_from_the_uplink_is_divided_and_reaches_all_once() {
 }
 
 #[test]
-fn what_goes_to_many_waits_for_nobody() {
+fn a_frame_to_many_ports_waits_for_none() {
     let mut lan = Lan::running(&Config::closed(4));
     lan.nics[3].reset();
     lan.nics[3].start(FEATURES);

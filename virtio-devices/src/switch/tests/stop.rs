@@ -58,7 +58,7 @@ fn stopped_port_is_not_written_to_by_any_sender() {
 }
 
 #[test]
-fn a_port_goes_on_where_it_was_after_a_stop_that_is_no_reset() {
+fn a_port_resumes_where_it_was_after_a_stop_without_reset() {
     let mut lan = Lan::running(&Config::closed(3));
     for round in 0..20 {
         lan.nics[1].send(&frame(mac(1), mac(2), 64 + round));
@@ -118,7 +118,7 @@ fn idle_ports_cost_no_thread_and_open_ones_none_but_the_workers() {
 }
 
 #[test]
-fn a_ring_that_is_invalid_is_given_up_and_others_go_on() {
+fn an_invalid_ring_ends_and_the_others_continue() {
     let mut lan = Lan::running(&Config::closed(4));
     // More chains than the queue has.
     lan.nics[2].rx.write(lan.nics[2].rx.avail() + 2, 0x4000_u16.to_le_bytes());

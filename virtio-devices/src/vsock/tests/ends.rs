@@ -194,7 +194,7 @@ fn a_guest_that_does_not_answer_a_client_loses_it() {
 }
 
 #[test]
-fn a_guest_without_buffers_never_hears_of_a_client_that_gave_up() {
+fn a_guest_without_buffers_never_sees_a_client_that_gave_up() {
     let mut rig = Rig::new();
     let client = rig.client("CONNECT 52\n");
     rig.assert_quiet();

@@ -32,7 +32,7 @@ pub struct PolicyConfig {
     #[schema(maximum = 7)]
     pub vlan_qos: Option<u8>,
     /// Tag protocol of vlan, or of trunk. By default 802.1q.
-    #[option("vlan_proto=802.1q|802.1ad", change("Kind of its tags"))]
+    #[option("vlan_proto=802.1q|802.1ad", change("Tag protocol of its VLANs"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan_proto: Option<VlanProto>,
     /// VLANs that the guest may use with its own tags, instead of vlan; 0 is untagged packets. By default all.
@@ -112,7 +112,7 @@ pub enum VlanProto {
 }
 
 impl Value for VlanProto {
-    const FORM: Form = Form::Words(&[("802.1q", "A customer's"), ("802.1ad", "A provider's")]);
+    const FORM: Form = Form::Words(&[("802.1q", "Customer tags"), ("802.1ad", "Provider tags")]);
 
     fn parse(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().as_str() {

@@ -165,15 +165,15 @@ pub(crate) fn check(config: &NetConfig, carrier: Option<Carrier>, subject: &Subj
     }
     let has_trunk = !info.trunk.0.is_empty();
     if has_trunk && info.vlan != 0 {
-        let what = format!("the guest has no VLANs of its own with vlan={}; leave one of them out", info.vlan);
+        let what = format!("cannot be combined with vlan={}; leave one of them out", info.vlan);
         return wrong("trunk", &info.trunk, Problem::Conflict(what));
     }
     if info.vlan_qos != 0 && info.vlan == 0 {
-        let what = "needs a VLAN whose tag has the priority; add vlan=".to_string();
+        let what = "has no effect without a VLAN; add vlan=".to_string();
         return wrong("vlan_qos", &info.vlan_qos, Problem::Missing(what));
     }
     if info.vlan_proto == VlanProto::Service && info.vlan == 0 && !has_trunk {
-        let what = "needs VLANs whose tags it is about; add vlan= or trunk=".to_string();
+        let what = "has no effect without a VLAN; add vlan= or trunk=".to_string();
         return wrong("vlan_proto", &"802.1ad", Problem::Missing(what));
     }
     match (carrier, policy_of(config, None).restrictions().next()) {
@@ -258,10 +258,10 @@ mod tests {
         for (vf, expected) in [
             ("vlan=4095", "vlan=4095: not a VLAN; give 1 to 4094, or 0 for none"),
             ("vlan=1,vlan_qos=8", "vlan_qos=8: not a priority; give 0 to 7"),
-            ("vlan_qos=1", "vlan_qos=1: needs a VLAN whose tag has the priority; add vlan="),
-            ("vlan_proto=802.1ad", "vlan_proto=802.1ad: needs VLANs whose tags it is about; add vlan= or trunk="),
+            ("vlan_qos=1", "vlan_qos=1: has no effect without a VLAN; add vlan="),
+            ("vlan_proto=802.1ad", "vlan_proto=802.1ad: has no effect without a VLAN; add vlan= or trunk="),
             ("trunk=[1,5000]", "trunk=[1,5000]: 5000 is not a VLAN; give 1 to 4094, and 0 for packets without a tag"),
-            ("trunk=[1],vlan=2", "trunk=[1]: the guest has no VLANs of its own with vlan=2; leave one of them out"),
+            ("trunk=[1],vlan=2", "trunk=[1]: cannot be combined with vlan=2; leave one of them out"),
         ] {
             let expected = format!("--net-vf pf=pf0,index=0,{expected}");
             assert_eq!(policies("id=pf0,sriov_vfs=1", vf), Err(expected));

@@ -12,7 +12,7 @@ impl Text {
         let parts = progress.downtime.unwrap_or_default();
         let micros = |time: u64| time as f64 / 1e6;
         let gauges = [
-            ("active", "1 while a migration is under way.", f64::from(u8::from(progress.state == "active"))),
+            ("active", "1 while a migration is in progress.", f64::from(u8::from(progress.state == "active"))),
             ("pass", "Passes over the memory that are complete.", progress.pass.into()),
             ("memory_bytes", "The guest's memory.", progress.memory_bytes as f64),
             ("remaining_bytes", "What is still to be sent.", progress.remaining_bytes as f64),

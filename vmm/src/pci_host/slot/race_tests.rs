@@ -136,6 +136,10 @@ impl Device for Vcpu<'_> {
         pci::Outcome::none()
     }
 
+    fn may_send(&self, _rid: Rid) -> bool {
+        false
+    }
+
     fn windows(&self, _out: &mut Vec<Window>) {}
 
     fn reset(&mut self, _kind: ResetKind) -> pci::Outcome<Infallible> {

@@ -60,6 +60,10 @@ impl pci::Device for Fake {
         Outcome { stopping: stopping.into_iter().collect(), ..Outcome::from(EFFECTS).within(reach) }
     }
 
+    fn may_send(&self, _rid: Rid) -> bool {
+        true
+    }
+
     fn windows(&self, out: &mut Vec<Window>) {
         out.extend(&self.0.lock().windows);
     }

@@ -125,7 +125,7 @@ fn a_vcpu_that_was_removed_does_not_run_and_can_be_added_again() {
 }
 
 #[test]
-fn the_first_to_stop_is_heard_once() {
+fn the_first_stop_is_reported_once() {
     let signal = StopSignal::new().unwrap();
     assert!(signal.take().is_none());
     signal.send(Stop::PowerOff);

@@ -57,29 +57,29 @@ fn an_edited_configuration_is_compared_with_the_guests() {
         machine.try_restored(&state).map_err(|error| error.to_string())
     };
     let mut refusal = |edit: &dyn Fn(&mut VmConfig)| outcome(edit).map(drop).unwrap_err();
-    let told = "--net id=nic: its driver was given mtu 1400, and it is 1300 here; give the device what it had";
+    let told = "--net id=nic: its driver has read mtu 1400, but the device here has 1300; configure it as it was";
     assert_eq!(refusal(&|config| config.net[0].mtu = Some(1300)), told);
     let told =
-        "--pmem id=pmem: its driver was given discard_writes off, and it is on here; give the device what it had";
+        "--pmem id=pmem: its driver has read discard_writes off, but the device here has on; configure it as it was";
     assert_eq!(refusal(&|config| config.pmem[0].discard_writes = true), told);
     let told = refusal(&|config| config.disks[0].serial = Some("other".to_string()));
     assert_eq!(
         told,
-        "--disk id=disk: its driver was given serial disk, and it is other here; give the device what it had"
+        "--disk id=disk: its driver has read serial disk, but the device here has other; configure it as it was"
     );
-    let told = "cpus.max_vcpus: 8 in the configuration, and the guest was given 4, which has to stay; give that";
+    let told = "cpus.max_vcpus: 8 in the configuration, but the guest was started with 4; give 4";
     assert_eq!(refusal(&|config| config.cpus.max_vcpus = 8), told);
-    let told = "cpus.max_phys_bits: 40 in the configuration, and the guest was given 46, which has to stay; give that";
+    let told = "cpus.max_phys_bits: 40 in the configuration, but the guest was started with 46; give 46";
     assert_eq!(refusal(&|config| config.cpus.max_phys_bits = 40), told);
-    let told = "cpus.nested: false in the configuration, and the guest was given true, which has to stay; give that";
+    let told = "cpus.nested: false in the configuration, but the guest was started with true; give true";
     assert_eq!(refusal(&|config| config.cpus.nested = false), told);
-    let told =
-        "cpus.kvm_hyperv: true in the configuration, and the guest was given false, which has to stay; give that";
+    let told = "cpus.kvm_hyperv: true in the configuration, but the guest was started with false; give false";
     assert_eq!(refusal(&|config| config.cpus.kvm_hyperv = true), told);
     let disk = File::options().write(true).open(folder.path().join("disk")).unwrap();
     disk.set_len(4 << 20).unwrap();
     let told = refusal(&|_| ());
-    let then = "--disk id=disk: its driver was given capacity (sectors of 512 bytes) 16384, and it is 8192 here; ";
+    let then =
+        "--disk id=disk: its driver has read capacity (sectors of 512 bytes) 16384, but the device here has 8192; ";
     assert!(told.starts_with(then), "{told}");
     disk.set_len(8 << 20).unwrap();
     // Nothing has to be done, or the driver is notified.
@@ -106,8 +106,7 @@ fn a_saved_guest_of_hyperv_needs_a_host_that_has_it() {
     let mut state = machine.vm.save_machine().unwrap();
     let leaf = state.cpuid.iter_mut().find(|leaf| leaf.leaf == 0x4000_0001).unwrap();
     leaf.registers[0] = u32::from_le_bytes(*b"Hv#1");
-    let told =
-        "cpus.kvm_hyperv: false in the configuration, and the guest was given true, which has to stay; give that";
+    let told = "cpus.kvm_hyperv: false in the configuration, but the guest was started with true; give true";
     assert_eq!(machine.try_restored(&state).map(drop).unwrap_err().to_string(), told);
     let mut config = machine.planned().config().clone();
     config.cpus.kvm_hyperv = true;

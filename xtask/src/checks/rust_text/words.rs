@@ -2,7 +2,7 @@
 
 /// The words, in lower case and joined by `_`, and the advice for each. A word is on this list only if it is always
 /// wrong, since there are no exceptions. Words in backquotes and strings of one word are names, and are not checked.
-const REFUSED: [(&str, &str); 46] = [
+static REFUSED: [(&str, &str); 46] = [
     ("adrift", "disconnected, recovering"),
     ("albeit", "although"),
     ("anew", "again"),
@@ -96,6 +96,15 @@ pub(super) fn in_document(text: &str) -> Vec<Found> {
     words.refused(text)
 }
 
+/// The phrases that begin with the letter of `word`. There are half a million words: each is compared with few phrases.
+fn beginning_as(word: &str) -> &'static [(&'static str, &'static str)] {
+    let Some(letter) = word.bytes().next().map(|letter| letter.to_ascii_lowercase()) else { return &[] };
+    let first = |phrase: &str| phrase.bytes().next().unwrap_or_default();
+    let from = REFUSED.partition_point(|(phrase, _)| first(phrase) < letter);
+    let len = REFUSED[from..].partition_point(|(phrase, _)| first(phrase) == letter);
+    &REFUSED[from..from + len]
+}
+
 /// The comment of one line that `code` begins with. Its marks are as white space.
 fn comment(code: &str) -> Option<&str> {
     code.split('\n').next().filter(|line| line.starts_with("//"))
@@ -169,8 +178,9 @@ impl<'a> Words<'a> {
     /// The refused words, in their order.
     fn refused(&self, text: &str) -> Vec<Found> {
         let mut found = Vec::new();
-        for (index, (at, _)) in self.0.iter().enumerate() {
-            for (phrase, advice) in REFUSED.iter().filter(|(phrase, _)| self.has(index, phrase)) {
+        for (index, (at, word)) in self.0.iter().enumerate() {
+            let phrases = beginning_as(word).iter();
+            for (phrase, advice) in phrases.filter(|(phrase, _)| self.has(index, phrase)) {
                 let line = text[..*at].matches('\n').count() + 1;
                 found.push(Found(line, format!("{}; say: {advice}", phrase.replace('_', " "))));
             }

@@ -234,7 +234,7 @@ fn a_device_without_commands_continues_by_resume_or_positions() {
 }
 
 #[test]
-fn the_link_is_the_devices_and_a_change_of_it_is_heard() {
+fn the_link_follows_the_device_and_a_change_is_reported() {
     let kernel = Scripted::default();
     let mut vdpa = kernel.open().unwrap();
     start(&mut vdpa, [0, 0], true).unwrap();
@@ -362,7 +362,7 @@ fn a_device_that_cannot_be_stopped_is_closed() {
 }
 
 #[test]
-fn a_device_that_comes_back_as_another_one_is_not_taken() {
+fn a_device_that_returns_with_another_identity_is_refused() {
     type Change = fn(&mut Script);
     let changes: [Change; 4] = [
         |script| script.config[5] ^= 1,

@@ -184,7 +184,7 @@ fn a_peer_with_too_few_queues_or_without_version_1_is_refused() {
 }
 
 #[test]
-fn requests_wait_for_a_peer_that_comes_back_and_are_made_again() {
+fn requests_wait_for_a_peer_to_reconnect_and_are_repeated() {
     record_log();
     let rig = Rig::new();
     let no_record = script(2, &[]).without(&[PROTOCOL_F_INFLIGHT_SHMFD]);

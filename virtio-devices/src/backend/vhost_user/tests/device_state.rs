@@ -75,7 +75,7 @@ fn the_queues_of_a_peer_whose_state_is_taken_do_not_run() {
 }
 
 #[test]
-fn a_peer_that_cannot_save_goes_on_afterwards() {
+fn a_peer_that_cannot_save_continues_afterwards() {
     let script = Script::new(1);
     let huge = vec![1; MAX_DEVICE_STATE + 1];
     for (script, expected) in [

@@ -18,7 +18,7 @@ fn many(map: &GuestMap, count: u64) -> GuestMap {
 }
 
 #[test]
-fn a_running_peer_is_given_new_memory_and_its_rings_go_on() {
+fn a_running_peer_gets_new_memory_and_its_rings_continue() {
     for (without, expected) in [
         (&[][..], &["ADD_MEM_REG 0x100000000 fds=1"][..]),
         (&[PROTOCOL_F_CONFIGURE_MEM_SLOTS], &["SET_MEM_TABLE 2 fds=2"]),
@@ -64,7 +64,7 @@ fn other_memory_replaces_what_a_stopped_peer_has() {
 }
 
 #[test]
-fn a_peer_that_refuses_new_memory_keeps_the_old_and_goes_on() {
+fn a_peer_that_refuses_new_memory_continues_with_the_old() {
     let refuses_slot = Script { refused: vec![Request::ADD_MEM_REG], ..Script::new(1) };
     let too_few = Script { memory_slots: 4, ..Script::new(1) };
     for (script, count) in

@@ -60,7 +60,7 @@ fn without_acknowledgements_a_last_request_confirms_the_setup() {
 }
 
 #[test]
-fn frames_pass_both_ways_and_go_on_after_a_stop_without_a_reset() {
+fn frames_pass_both_ways_and_after_a_stop_without_a_reset() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
     for round in 0..20 {
@@ -174,7 +174,7 @@ fn a_successor_with_fewer_features_is_refused_until_one_fits() {
 }
 
 #[test]
-fn what_no_driver_was_offered_need_not_come_back() {
+fn a_property_that_no_driver_has_read_may_change() {
     let rig = Rig::new();
     let first = rig.peer(Script::new(1));
     let backend = rig.connect(1).unwrap();
@@ -194,7 +194,7 @@ fn what_no_driver_was_offered_need_not_come_back() {
 }
 
 #[test]
-fn features_pairs_and_mtu_have_to_come_back() {
+fn features_pairs_and_mtu_must_be_equal_after_a_restore() {
     let rig = Rig::new();
     let first = rig.peer(Script::new(2));
     let mut backend = rig.connect(2).unwrap();

@@ -14,7 +14,7 @@ fn server(rig: &Rig) -> Result<VhostUserSocket, String> {
 }
 
 #[test]
-fn a_path_at_which_nobody_is_is_refused_with_the_way_out() {
+fn a_path_without_a_listener_is_refused_with_the_way_out() {
     let rig = Rig::new();
     assert_eq!(rig.refusal(), "socket=PATH: no such file; start the backend first, or give the path of its socket");
     drop(UnixListener::bind(rig.path()).unwrap());

@@ -319,7 +319,7 @@ fn unmapping_from_a_peer_that_missed_a_reply_warns_once() {
 }
 
 #[test]
-fn a_peer_that_asks_without_end_holds_up_nobody() {
+fn a_peer_that_asks_without_end_delays_no_other_work() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
     let mut machine = Machine::new(rig, "flood");

@@ -66,7 +66,7 @@ fn a_checksum_that_is_not_the_packets_is_malformed() {
 }
 
 #[test]
-fn nobody_keeps_the_switch_busy_with_tiny_segments() {
+fn tiny_segments_do_not_keep_the_switch_busy() {
     let made = Made::of(false, true, 512);
     assert_eq!(Segments::new(&made.header(1), &made.frame()).unwrap().left(), 512);
     let more = Made::of(false, true, 513);

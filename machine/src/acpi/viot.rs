@@ -7,6 +7,8 @@ use pci::Bdf;
 use crate::acpi::oem::{OEM_ID, OEM_REVISION, OEM_TABLE};
 use crate::arch::x86_64::layout::last_bus;
 
+/// Most functions of [`Viot::devices`]: the tables have no room for more.
+pub const MOST_SINGLE_DEVICES: u16 = 512;
 /// The length of the table without nodes, and so the offset of the first.
 const HEADER: u16 = 48;
 /// The kinds of nodes: functions in a range of routing IDs, and an IOMMU that is a virtio function.

@@ -35,7 +35,7 @@ pub use crate::kvm::ram_slot::RamSlot;
 use crate::kvm::ram_slot::RamSlots;
 pub use crate::kvm::routes::{IOAPIC_PINS, MsiRoute};
 pub use crate::kvm::state::{Abilities, RefusedMsr};
-pub(crate) use crate::kvm::vfio_files::VfioFiles;
+pub use crate::kvm::vfio_files::VfioFiles;
 
 /// Required capabilities. Linux 5.4 has all of them.
 const CAPABILITIES: [(u32, &str); 8] = [
@@ -179,7 +179,7 @@ impl Vm {
     /// # Errors
     ///
     /// Fails if KVM was built without VFIO, or no file descriptor is left.
-    pub(crate) fn vfio_files(&self) -> Result<VfioFiles, KvmError> {
+    pub fn vfio_files(&self) -> Result<VfioFiles, KvmError> {
         let mut device = VfioFiles::device();
         let fd = self.fd.create_device(&mut device).map_err(failed("make KVM's VFIO device"))?;
         Ok(VfioFiles::new(Box::new(move |attribute| fd.set_device_attr(attribute).map_err(Into::into))))

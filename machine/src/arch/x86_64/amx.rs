@@ -13,7 +13,7 @@ const TILE_DATA: libc::c_long = 18;
 /// # Errors
 ///
 /// Fails if the CPU or the kernel lacks AMX, or the process has run a VM without it.
-pub(crate) fn allow() -> io::Result<()> {
+pub fn allow() -> io::Result<()> {
     // SAFETY: the call passes two numbers, and only changes the features that later vCPUs may have.
     match unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_GUEST_PERM, TILE_DATA) } {
         0 => Ok(()),

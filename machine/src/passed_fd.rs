@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 /// Duplicates the descriptor `fd`, which stays open. `None` if it is not open.
-pub(crate) fn duplicate(fd: RawFd) -> Option<OwnedFd> {
+pub fn duplicate(fd: RawFd) -> Option<OwnedFd> {
     // The configuration allows nothing below 3.
     if fd < 0 {
         return None;

@@ -14,7 +14,7 @@ use crate::kvm::error::KvmError;
 type SetAttribute = Box<dyn Fn(&kvm_device_attr) -> io::Result<()> + Send + Sync>;
 
 /// KVM's list of VFIO files.
-pub(crate) struct VfioFiles(SetAttribute);
+pub struct VfioFiles(SetAttribute);
 
 impl VfioFiles {
     /// The arguments that create the device.
@@ -31,7 +31,7 @@ impl VfioFiles {
     /// # Errors
     ///
     /// Fails if it is neither, or was added already.
-    pub(crate) fn add(&self, file: RawFd) -> Result<(), KvmError> {
+    pub fn add(&self, file: RawFd) -> Result<(), KvmError> {
         self.set(KVM_DEV_VFIO_FILE_ADD, file)
     }
 
@@ -40,7 +40,7 @@ impl VfioFiles {
     /// # Errors
     ///
     /// Fails if it was not added.
-    pub(crate) fn remove(&self, file: RawFd) -> Result<(), KvmError> {
+    pub fn remove(&self, file: RawFd) -> Result<(), KvmError> {
         self.set(KVM_DEV_VFIO_FILE_DEL, file)
     }
 

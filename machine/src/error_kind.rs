@@ -1,5 +1,7 @@
 //! The kind of an error, which determines the command's exit code and an HTTP response's status.
 
+use vm_api::config::error::Problem;
+
 /// The kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -48,6 +50,22 @@ impl From<virtio_devices::ErrorKind> for ErrorKind {
             Device::Invalid | Device::Missing | Device::Unsuitable => Self::Invalid,
             Device::Busy => Self::Conflict,
             Device::Denied | Device::Peer | Device::Host => Self::Host,
+        }
+    }
+}
+
+impl From<&Problem> for ErrorKind {
+    fn from(problem: &Problem) -> Self {
+        match problem {
+            Problem::Syntax(_) => Self::Syntax,
+            Problem::InUse { .. } => Self::Conflict,
+            Problem::Host(_) => Self::Host,
+            // A value that a later version may support is status 400 here, as one that no version supports.
+            Problem::Value(_)
+            | Problem::Missing(_)
+            | Problem::Conflict(_)
+            | Problem::Limit(_)
+            | Problem::NotYet { .. } => Self::Invalid,
         }
     }
 }

@@ -50,17 +50,17 @@ const MSRS: [RangeInclusive<u32>; 14] = [
 ];
 
 /// The model-specific registers that belong to a vCPU's state, in the order in which they are set.
-pub(crate) fn msrs() -> impl Iterator<Item = u32> {
+pub fn msrs() -> impl Iterator<Item = u32> {
     MSRS.into_iter().flatten()
 }
 
 /// The position of a register in this interface. `None` if it is not one of its registers.
-pub(crate) fn place(index: u32) -> Option<usize> {
+pub fn place(index: u32) -> Option<usize> {
     msrs().position(|own| own == index)
 }
 
 /// Replaces KVM's own interface by this one.
-pub(crate) fn show(entries: &mut Vec<kvm_cpuid_entry2>) {
+pub fn show(entries: &mut Vec<kvm_cpuid_entry2>) {
     let [ebx, ecx, edx] = [*b"Linu", *b"x KV", *b"M Hv"].map(u32::from_le_bytes);
     let [build, version] = IDENTITY;
     let registers = |function| match function {
@@ -79,7 +79,7 @@ pub(crate) fn show(entries: &mut Vec<kvm_cpuid_entry2>) {
 }
 
 /// True if a guest that reads `eax` in `leaf` finds this interface.
-pub(crate) const fn is_found(leaf: u32, eax: u32) -> bool {
+pub const fn is_found(leaf: u32, eax: u32) -> bool {
     leaf == INTERFACE_LEAF && eax == INTERFACE
 }
 

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_lets_go_reaches_the_machine_once() {
+    fn memory_that_the_guest_releases_reaches_the_machine_once() {
         let (device, machine) = device();
         device.write_slots(EJECT, 0);
         assert!(machine.read().is_err());

@@ -38,7 +38,7 @@ const NO_SECURITY: u8 = 3;
 /// # Errors
 ///
 /// Fails with a string that the tables cannot hold.
-pub(crate) fn tables(platform: &PlatformConfig, warnings: &mut Vec<String>) -> Result<Vec<u8>, ConfigError> {
+pub fn tables(platform: &PlatformConfig, warnings: &mut Vec<String>) -> Result<Vec<u8>, ConfigError> {
     let mut table = Table::default();
     table.add(kind::BIOS_INFORMATION, |bios| {
         bios.string("cloud-hypervisor");
