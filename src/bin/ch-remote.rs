@@ -16,15 +16,17 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use rustix::termios::tcgetwinsize;
 use serde::de::DeserializeOwned;
 use vm_api::config::{ConfigError, Problem};
 use vm_api::info::{VmCounters, VmInfo};
 use vm_api::migration::MigrationProgress;
 
 use crate::remote::client::{Answer, Call, Client, ClientError, Patience};
-use crate::remote::command::{Cli, Command, socket_of_environment};
-use crate::remote::vfs::{Readings, rows};
-use crate::remote::{request, show, vfs};
+use crate::remote::command::{Cli, Command};
+use crate::remote::vf_table::{self, Choice};
+use crate::remote::vfs::{Readings, Row, rows};
+use crate::remote::{counters, request, show, socket_of_environment};
 
 /// The exit code if the VMM refuses, or cannot be reached.
 const FAILURE: u8 = 1;
@@ -98,6 +100,9 @@ struct Format {
 
 fn run(cli: Cli) -> Result<(), Failed> {
     let format = Format { text: cli.text || (!cli.json && stdout().is_terminal()), json: cli.json };
+    if let Command::Counters { explain: Some(name) } = &cli.command {
+        return print(&counters::explain(name).map_err(Failed::new)?);
+    }
     let socket = match cli.api_socket {
         Some(socket) => Some(socket),
         None => socket_of_environment().map_err(|line| Failed::of_usage(&line))?,
@@ -108,8 +113,9 @@ fn run(cli: Cli) -> Result<(), Failed> {
     let prepared = |command| request::prepare(command).map_err(|error| Failed::of_arguments(&*error));
     let connect = || Client::connect(&socket, Patience::new(cli.timeout)).map_err(Failed::new);
     match cli.command {
-        Command::Vfs { watch, interval } => {
-            Remote { client: connect()?, format }.vfs(watch, Duration::from_secs(interval.into()))
+        Command::Vfs { pf, indices, watch, interval } => {
+            let mut remote = Remote { client: connect()?, format };
+            remote.vfs(&Choice { pf, indices }, watch, Duration::from_secs(interval.into()))
         }
         command => {
             let shown = shown(&command);
@@ -129,7 +135,7 @@ type Shown = fn(&str) -> Option<String>;
 fn shown(command: &Command) -> Shown {
     match command {
         Command::Info => |body| parse(body).map(|document| show::info(&document)),
-        Command::Counters => |body| parse(body).map(|document| show::counters(&document)),
+        Command::Counters { .. } => |body| parse(body).map(|document| counters::values(&document)),
         Command::Add(_) | Command::Ping | Command::MigrationProgress => {
             |body| parse(body).map(|document| show::fields(&document))
         }
@@ -182,7 +188,7 @@ impl Remote {
     }
 
     /// Shows the PFs and VFs with the rates between two readings; with `watch`, repeatedly.
-    fn vfs(&mut self, watch: bool, interval: Duration) -> Result<(), Failed> {
+    fn vfs(&mut self, choice: &Choice, watch: bool, interval: Duration) -> Result<(), Failed> {
         let (mut before, mut at) = (self.counters()?, Instant::now());
         loop {
             // Without a running VM there are no rates to wait for.
@@ -193,10 +199,14 @@ impl Remote {
             let info: VmInfo = self.get("vm.info")?;
             let readings = before.zip(after.clone());
             let readings = readings.map(|(before, after)| Readings { before, after, between: now - at });
-            let rows = rows(&info, readings.as_ref());
-            let clear = if watch && stdout().is_terminal() { CLEAR } else { "" };
+            let all = rows(&info, readings.as_ref());
+            if choice.pf.is_some() && !all.iter().any(|row| choice.has(row)) {
+                return Err(Failed::new("vfs: there is no such PF or VF; vfs without arguments shows all"));
+            }
+            let rows: Vec<_> = all.into_iter().filter(|row| choice.has(row)).collect();
             match self.format.text {
-                true => print(&format!("{clear}{}", vfs::text(&rows)))?,
+                true if watch && stdout().is_terminal() => print(&format!("{CLEAR}{}", for_terminal(&rows)))?,
+                true => print(&vf_table::text(&rows))?,
                 false => print(&format!("{}\n", serde_json::to_string(&rows).map_err(Failed::new)?))?,
             }
             if !watch {
@@ -244,6 +254,15 @@ impl Remote {
 /// Parses a document; `None` if it is another VMM's, in an unknown format.
 fn parse<T: DeserializeOwned>(body: &str) -> Option<T> {
     serde_json::from_str(body).ok()
+}
+
+/// The table of PFs and VFs, cut to the size of the terminal.
+fn for_terminal(rows: &[Row]) -> String {
+    let text = vf_table::text(rows);
+    match tcgetwinsize(stdout()) {
+        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => vf_table::fit(&text, size.ws_row.into(), size.ws_col.into()),
+        _ => text,
+    }
 }
 
 fn print(text: &str) -> Result<(), Failed> {

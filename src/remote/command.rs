@@ -9,6 +9,7 @@ use vm_api::migration::{ReceiveMigration, SendMigration};
 
 use super::add::Add;
 use super::vf_change::VfChange;
+use super::vf_table::{COLUMNS, Indices};
 use crate::vm_options::{VmOptions, keys};
 
 const EXAMPLE: &str = "\
@@ -24,12 +25,6 @@ Exit code:
   0  success
   1  the VMM refused, or cannot be reached
   2  the command line is malformed: an unknown option or key, or a malformed value";
-
-const VFS: &str = "\
-Show PFs and VFs: address, state, MAC address, backend, link and rates.
-
-RATE is the transmit limit in Mbit/s (500M), with a bandwidth that the uplink of a switch guarantees before it: \
-40M-500M, or 40M- without a limit. RX and TX are what the guest receives and sends per second, between two readings.";
 
 /// Control a running cloud-hypervisor through its API.
 #[derive(Debug, Parser)]
@@ -67,8 +62,12 @@ pub(crate) enum Command {
     CancelMigration,
     /// Write the guest's memory to a file (not supported yet)
     Coredump(Destination),
-    /// Show the counters of the devices
-    Counters,
+    /// Show the counters of the devices that are not 0, and explain them
+    Counters {
+        /// Explain the counter of this name, or all counters, instead of showing values
+        #[arg(long, value_name = "counter", num_args = 0..=1, default_missing_value = "")]
+        explain: Option<String>,
+    },
     /// Create the VM
     Create {
         /// The VM as JSON, or - for standard input, the default if no option describes the VM
@@ -189,9 +188,13 @@ pub(crate) enum Command {
     ShutdownVmm,
     /// Save the paused VM to a folder, as a snapshot
     Snapshot(Destination),
-    /// Show PFs and VFs: address, state, MAC address, backend, link and rates
-    #[command(long_about = VFS)]
+    /// Show PFs and VFs: address, state, MAC address, backend, link, rates and dropped frames
+    #[command(after_help = COLUMNS)]
     Vfs {
+        /// Id of the PF; all PFs if left out
+        pf: Option<String>,
+        /// Indices of its VFs, such as 3 or 0-7,12; all, and the PF itself, if left out
+        indices: Option<Indices>,
         /// Repeat until interrupted
         #[arg(long)]
         watch: bool,

@@ -3,8 +3,10 @@
 pub(crate) mod add;
 pub(crate) mod client;
 pub(crate) mod command;
+pub(crate) mod counters;
 pub(crate) mod descriptor;
 pub(crate) mod request;
 pub(crate) mod show;
 pub(crate) mod vf_change;
+pub(crate) mod vf_table;
 pub(crate) mod vfs;

@@ -68,7 +68,7 @@ fn descriptors(nets: &mut [RestoredNet], backends: &mut [RestoredBackend]) -> Re
 /// The method and the name of a command's endpoint.
 const fn endpoint(command: &Command) -> (&'static str, &'static str) {
     match command {
-        Command::Counters => ("GET", "vm.counters"),
+        Command::Counters { .. } => ("GET", "vm.counters"),
         Command::Info | Command::Vfs { .. } => ("GET", "vm.info"),
         Command::Metrics => ("GET", "metrics"),
         Command::Ping => ("GET", "vmm.ping"),

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 use vm_api::config::{ConsoleConfig, ConsoleMode};
-use vm_api::info::{VmCounters, VmInfo};
+use vm_api::info::VmInfo;
 
 /// A table with columns as wide as their widest cell. The first row is the header.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
@@ -128,16 +128,6 @@ fn devices(info: &VmInfo) -> Vec<Vec<String>> {
     rows
 }
 
-/// Formats the counters of each device that are not 0.
-pub(crate) fn counters(counters: &VmCounters) -> String {
-    let mut rows = vec![["DEVICE", "COUNTER", "VALUE"].map(str::to_string).to_vec()];
-    for (device, counters) in counters {
-        let counted = counters.iter().filter(|(_, value)| **value > 0);
-        rows.extend(counted.map(|(name, value)| vec![device.clone(), name.clone(), value.to_string()]));
-    }
-    if rows.len() == 1 { "nothing has been counted yet\n".to_string() } else { table(&rows) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,14 +136,6 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [["A", "LONG"], ["value", "b"]].map(|row| row.map(str::to_string).to_vec());
         assert_eq!(table(&rows), "A      LONG\nvalue  b\n");
-    }
-
-    #[test]
-    fn only_what_was_counted_is_shown() {
-        let text = r#"{"pf0": {"rx_frames": 3, "tx_frames": 0}, "pf0v0": {"kicks": 0}}"#;
-        let shown = counters(&serde_json::from_str(text).unwrap());
-        assert_eq!(shown, "DEVICE  COUNTER    VALUE\npf0     rx_frames  3\n");
-        assert_eq!(counters(&VmCounters::new()), "nothing has been counted yet\n");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The table of PFs and VFs, and the rates of their traffic.
+//! The PFs and VFs, the rates of their traffic, and the frames that they lost.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,9 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 use vm_api::body::Link;
 use vm_api::config::{Mirror, Vlans};
+use vm_api::counters::drop_counters;
 use vm_api::info::{BackendInfo, BackendKind, PolicyInfo, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
-
-use super::show::table;
 
 /// A PF or a VF.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -57,9 +56,19 @@ pub(crate) struct Row {
     /// Share of the time of its switch's workers; `None` without a switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
+    /// Dropped frames by counter, those that are not 0; `None` if the VM does not run, or the backend has no counters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drops: Option<BTreeMap<&'static str, u64>>,
     /// Traffic between two readings; `None` if the VM does not run, or the backend has no counters.
     #[serde(flatten)]
     pub rates: Option<Rates>,
+}
+
+impl Row {
+    /// Name of the function in `vm.counters`.
+    pub(crate) fn function(&self) -> String {
+        self.index.map_or_else(|| self.pf.clone(), |index| format!("{}v{index}", self.pf))
+    }
 }
 
 /// The VFs of a PF.
@@ -115,6 +124,13 @@ pub(crate) struct Readings {
 }
 
 impl Readings {
+    /// Dropped frames of a function since it was plugged in.
+    fn drops(&self, function: &str) -> Option<BTreeMap<&'static str, u64>> {
+        let counters = self.after.get(function).filter(|counters| counters.contains_key("rx_bytes"))?;
+        let drops = drop_counters().filter_map(|name| Some((name, *counters.get(name)?)));
+        Some(drops.filter(|(_, count)| *count != 0).collect())
+    }
+
     fn rates(&self, function: &str) -> Option<Rates> {
         let empty = BTreeMap::new();
         let after = self.after.get(function)?;
@@ -137,14 +153,13 @@ impl Readings {
 
 /// All PFs, each followed by its VFs.
 pub(crate) fn rows(info: &VmInfo, readings: Option<&Readings>) -> Vec<Row> {
-    let rates = |function: &str| readings.and_then(|readings| readings.rates(function));
-    let mut rows = Vec::new();
-    for pf in &info.sriov {
-        rows.push(Row { rates: rates(&pf.id), ..of_pf(pf) });
-        let vf = |vf: &VfInfo| Row { rates: rates(&format!("{}v{}", pf.id, vf.index)), ..of_vf(pf, vf) };
-        rows.extend(pf.vfs.iter().map(vf));
-    }
-    rows
+    let counted = |row: Row| {
+        let name = row.function();
+        let rates = readings.and_then(|readings| readings.rates(&name));
+        Row { rates, drops: readings.and_then(|readings| readings.drops(&name)), ..row }
+    };
+    let of = |pf| std::iter::once(of_pf(pf)).chain(pf.vfs.iter().map(move |vf| of_vf(pf, vf)));
+    info.sriov.iter().flat_map(of).map(counted).collect()
 }
 
 fn of_pf(pf: &SriovInfo) -> Row {
@@ -167,6 +182,7 @@ fn of_pf(pf: &SriovInfo) -> Row {
         isolated: pf.policy.weight.map(|_| pf.policy.isolated),
         mirror: pf.policy.mirror,
         weight: pf.policy.weight,
+        drops: None,
         rates: None,
     }
 }
@@ -194,17 +210,9 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
         isolated: vf.policy.weight.map(|_| vf.policy.isolated),
         mirror: vf.policy.mirror,
         weight: vf.policy.weight,
+        drops: None,
         rates: None,
     }
-}
-
-/// State of a function as text, with a note if the function waits for its driver to reset it.
-fn state(row: &Row) -> String {
-    let state = match row.vfs {
-        Some(VfNumbers { num_vfs, total_vfs }) => format!("{num_vfs} of {total_vfs} enabled"),
-        None => row.state.to_string(),
-    };
-    if row.needs_reset { format!("{state} (needs reset)") } else { state }
 }
 
 fn vlan(policy: &PolicyInfo) -> Option<VlanLimit> {
@@ -212,15 +220,6 @@ fn vlan(policy: &PolicyInfo) -> Option<VlanLimit> {
         (0, trunk) if trunk.0.is_empty() => None,
         (0, trunk) => Some(VlanLimit::Trunk(trunk.clone())),
         (vlan, _) => Some(VlanLimit::Port(vlan)),
-    }
-}
-
-/// Guaranteed and highest rate: `100M-500M`, `100M-`, `500M`.
-fn rate(row: &Row) -> Option<String> {
-    let mbits = |rate: u32| (rate != 0).then(|| format!("{rate}M"));
-    match (row.min_tx_rate.and_then(mbits), mbits(row.max_tx_rate)) {
-        (Some(least), most) => Some(format!("{least}-{}", most.unwrap_or_default())),
-        (None, most) => most,
     }
 }
 
@@ -244,52 +243,11 @@ fn backend(backend: &BackendInfo, policy: &PolicyInfo) -> String {
         .join(" ")
 }
 
-/// The rows for people.
-pub(crate) fn text(rows: &[Row]) -> String {
-    if rows.is_empty() {
-        return "there are no PFs; boot a VM with a NIC that has sriov_vfs=\n".to_string();
-    }
-    let head = ["PF", "VF", "ADDRESS", "STATE", "MAC", "BACKEND", "LINK", "VLAN", "SPOOF", "TRUST", "RATE", "RX", "TX"];
-    let head = head.map(str::to_string).to_vec();
-    let on_off = |on: bool| if on { "on" } else { "off" }.to_string();
-    let cells = |row: &Row| {
-        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
-        let traffic = |bits: f64, frames: f64| format!("{}b/s {}f/s", scaled(bits), scaled(frames));
-        vec![
-            row.pf.clone(),
-            or_dash(row.index.map(|index| index.to_string())),
-            row.bdf.clone(),
-            state(row),
-            row.mac.clone(),
-            row.backend.clone(),
-            or_dash(row.link.map(str::to_string)),
-            or_dash(row.vlan.as_ref().map(VlanLimit::to_string)),
-            on_off(row.spoofchk),
-            on_off(row.trust),
-            or_dash(rate(row)),
-            or_dash(row.rates.map(|rates| traffic(rates.rx_bits_per_second, rates.rx_frames_per_second))),
-            or_dash(row.rates.map(|rates| traffic(rates.tx_bits_per_second, rates.tx_frames_per_second))),
-        ]
-    };
-    table(&[head].into_iter().chain(rows.iter().map(cells)).collect::<Vec<_>>())
-}
-
-/// A number with a prefix of its unit, such as 1.5M.
-fn scaled(number: f64) -> String {
-    let (scaled, prefix) = match number {
-        ..1e3 => return format!("{number:.0} "),
-        ..1e6 => (number / 1e3, 'k'),
-        ..1e9 => (number / 1e6, 'M'),
-        _ => (number / 1e9, 'G'),
-    };
-    format!("{scaled:.1} {prefix}")
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn info() -> VmInfo {
+    pub(crate) fn info() -> VmInfo {
         serde_json::from_value(serde_json::json!({
             "config": {"net": [{"id": "pf0", "tap": "t0", "mac": "52:54:00:00:00:01", "sriov_vfs": 2}]},
             "state": "Running", "memory_actual_size": 1 << 29,
@@ -307,22 +265,6 @@ mod tests {
             ]}],
         }))
         .unwrap()
-    }
-
-    #[test]
-    fn each_pf_and_each_of_its_vfs_has_a_line() {
-        let shown = text(&rows(&info(), None));
-        let lines: Vec<_> = shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-        assert_eq!(
-            lines,
-            [
-                "PF VF ADDRESS STATE MAC BACKEND LINK VLAN SPOOF TRUST RATE RX TX",
-                "pf0 - 0000:00:01.0 2 of 2 enabled 52:54:00:00:00:01 vhost-user /run/s (lost) - - off off - - -",
-                "pf0 0 0000:01:00.0 running (needs reset) 52:54:00:00:01:00 tap t0v0 up 100 on off 500M - -",
-                "pf0 1 0000:01:00.1 enabled 52:54:00:00:01:01 fd down [7,10-19] off on - - -",
-                "pf0 2 0000:01:00.2 running 52:54:00:00:01:02 switch pf0 (isolated) up - on off 100M- - -",
-            ]
-        );
     }
 
     #[test]
@@ -345,11 +287,6 @@ mod tests {
         assert_eq!(rows[1].rates.unwrap().rx_bits_per_second, 1_000_000.0);
         assert_eq!((rows[0].rates, rows[2].rates), (None, None));
         assert_eq!((rows[3].isolated, rows[3].mirror, rows[3].weight), (Some(true), Mirror::Vf(0), Some(10)));
-        assert!(text(&rows).contains("1.0 Mb/s 0 f/s"));
-    }
-
-    #[test]
-    fn a_number_is_scaled_to_its_unit() {
-        assert_eq!([0.0, 999.4, 1500.0, 2.5e6, 3e12].map(scaled), ["0 ", "999 ", "1.5 k", "2.5 M", "3000.0 G"]);
+        assert_eq!((&rows[0].drops, rows[1].drops.as_ref().map(BTreeMap::len)), (&None, Some(0)));
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod lost;
 pub(crate) mod missing;
 pub(crate) mod mute_peer;
 pub(crate) mod nics;
+pub(crate) mod no_traffic;
 pub(crate) mod policy;
 pub(crate) mod switch;
 pub(crate) mod tap;

@@ -207,7 +207,7 @@ fn the_vfs_of_a_running_vm_are_shown_and_changed() {
     let policy = ["--vlan", "100", "--vlan-qos", "3", "--vlan-proto", "802.1q", "--spoofchk", "on", "--trust", "off"];
     vmm.done(&[&["set-vf", "pf0", "1", "--max-tx-rate", "500", "--storm", "7"][..], &policy].concat());
     let shown = vmm.done(&["vfs", "--text"]);
-    assert!(shown.lines().nth(3).unwrap().contains("down  100   on     off    500M"), "{shown}");
+    assert!(shown.lines().nth(3).unwrap().contains("down  100   S      500M"), "{shown}");
     vmm.done(&["set-vf", "pf0", "1", "--vlan", "0", "--vlan-qos", "0", "--trunk", "[5,10-19]", "--link", "auto"]);
     let rows = json_of(&vmm.done(&["vfs"]));
     assert_eq!((&rows[2]["vlan"], &rows[2]["spoofchk"]), (&json!([5, "10-19"]), &json!(true)));

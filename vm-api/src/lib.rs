@@ -7,6 +7,7 @@
 
 pub mod body;
 pub mod config;
+pub mod counters;
 pub mod document;
 pub mod info;
 pub mod migration;

@@ -5,6 +5,7 @@ mod action_log;
 mod active_migration;
 mod addition;
 mod connect;
+mod counter_texts;
 mod failure;
 mod info;
 pub(crate) mod instance;

@@ -27,6 +27,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::config::ConsoleConfig;
 use crate::serial::end::{ConsoleEnd, ConsoleError};
 pub use crate::serial::state::SerialState;
+pub(crate) use crate::serial::state::TEXTS as COUNTER_TEXTS;
 use crate::threads::{self, ThreadKind};
 
 /// Guest side of the serial port.

@@ -57,6 +57,7 @@ mod sysfs;
 mod watch;
 
 pub(crate) use error::VfioError;
+pub(crate) use function::TEXTS as COUNTER_TEXTS;
 pub(crate) use host::VfioHost;
 pub(crate) use opened::OpenDevice;
 pub(crate) use spec::{VfioInterface, VfioSource, VfioSpec};

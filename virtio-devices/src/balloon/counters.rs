@@ -9,34 +9,34 @@ counters! {
     pub struct BalloonCounters;
 
     /// Pages of 4 KiB that the driver put into the balloon.
-    InflatedPages = "inflated_pages",
+    InflatedPages: pages = "inflated_pages",
     /// Pages of 4 KiB that the driver took out of the balloon.
-    DeflatedPages = "deflated_pages",
+    DeflatedPages: pages = "deflated_pages",
     /// Bytes of free memory that the driver reported.
-    ReportedBytes = "reported_bytes",
+    ReportedBytes: bytes = "reported_bytes",
     /// Bytes returned to the host: pages in the balloon, and reported pages.
-    DiscardedBytes = "discarded_bytes",
+    DiscardedBytes: bytes = "discarded_bytes",
     /// Bytes not returned to the host because they are only a part of a huge page of the host.
-    KeptBytes = "kept_bytes",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
-    /// Ignored: the chain's descriptors are invalid.
-    BadChains = "bad_chains",
-    /// Ranges that are not entirely guest memory.
-    BadRanges = "bad_ranges",
+    KeptBytes: bytes = "kept_bytes",
+    /// Wake-ups of a worker by a doorbell of the driver.
+    Kicks: doorbells = "kicks",
+    /// Interrupts that the device sent to the guest.
+    Interrupts: interrupts = "interrupts",
+    /// Buffers ignored because the descriptors of the chain are invalid.
+    BadChains: buffers = "bad_chains",
+    /// Ranges of the driver that are not entirely guest memory.
+    BadRanges: ranges = "bad_ranges",
     /// Ranges that the host failed to free.
-    BackendErrors = "backend_errors",
-    /// Queues stopped because their rings are invalid.
-    BrokenRings = "broken_rings",
+    BackendErrors: ranges = "backend_errors",
+    /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
+    BrokenRings: queues = "broken_rings",
 }
 
 queue_tally!(BalloonCounter, BalloonCounters);
 
 impl BalloonCounter {
     /// True for a counter of requests that failed.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BadRanges | Self::BackendErrors | Self::BrokenRings)
     }
 }

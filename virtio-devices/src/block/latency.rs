@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::device::counters::CounterText;
+
 /// The latencies of one disk since it was plugged in.
 #[derive(Debug, Default)]
 pub struct BlockLatencies {
@@ -46,14 +48,28 @@ impl Latency {
 }
 
 impl BlockLatencies {
+    /// Descriptions of its values: those of reads, then those of writes; each least, most and mean.
+    pub const TEXTS: &'static [CounterText; 6] = &[
+        text("read_latency_min", "Shortest time of a read, from taking it off the queue to its end."),
+        text("read_latency_max", "Longest time of a read, from taking it off the queue to its end."),
+        text("read_latency_avg", "Mean time of all reads, from taking them off the queue to their end."),
+        text("write_latency_min", "Shortest time of a write, from taking it off the queue to its end."),
+        text("write_latency_max", "Longest time of a write, from taking it off the queue to its end."),
+        text("write_latency_avg", "Mean time of all writes, from taking them off the queue to their end."),
+    ];
+
     /// The names and values in microseconds. Kinds of request that the driver never made are left out.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let read = ["read_latency_min", "read_latency_max", "read_latency_avg"];
-        let write = ["write_latency_min", "write_latency_max", "write_latency_avg"];
-        let named =
-            |names: [&'static str; 3], latency: &Latency| latency.micros().map(|values| names.into_iter().zip(values));
+        let (read, write) = Self::TEXTS.split_at(3);
+        let named = |texts: &'static [CounterText], latency: &Latency| {
+            latency.micros().map(|values| texts.iter().map(|text| text.name).zip(values))
+        };
         [named(read, &self.read), named(write, &self.write)].into_iter().flatten().flatten()
     }
+}
+
+const fn text(name: &'static str, text: &'static str) -> CounterText {
+    CounterText { name, unit: "microseconds", is_loss: false, text }
 }
 
 #[cfg(test)]

@@ -9,26 +9,26 @@ counters! {
     pub struct ConsoleCounters;
 
     /// Bytes that the driver received.
-    RxBytes = "rx_bytes",
+    RxBytes: bytes = "rx_bytes",
     /// Bytes that the driver transmitted, written or not.
-    TxBytes = "tx_bytes",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
-    /// Receive buffers without room.
-    RxBadChains = "rx_bad_chains",
-    /// Dropped: the chain's descriptors are invalid.
-    TxBadChains = "tx_bad_chains",
-    /// Dropped in part: a chain longer than any driver transmits.
-    TxTooLong = "tx_too_long",
-    /// Queues stopped because their rings are invalid.
-    BrokenRings = "broken_rings",
+    TxBytes: bytes = "tx_bytes",
+    /// Wake-ups of a worker by a doorbell of the driver.
+    Kicks: doorbells = "kicks",
+    /// Interrupts that the device sent to the guest.
+    Interrupts: interrupts = "interrupts",
+    /// Receive buffers of the driver without room for a byte.
+    RxBadChains: buffers = "rx_bad_chains",
+    /// Buffers dropped because the descriptors of the chain are invalid.
+    TxBadChains: buffers = "tx_bad_chains",
+    /// Buffers of which a part was dropped, because they are longer than a driver transmits.
+    TxTooLong: buffers = "tx_too_long",
+    /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
+    BrokenRings: queues = "broken_rings",
 }
 
 impl ConsoleCounter {
     /// True for a counter of bytes or requests that were dropped.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(self, Self::RxBadChains | Self::TxBadChains | Self::TxTooLong | Self::BrokenRings)
     }
 }

@@ -2,7 +2,21 @@
 
 use std::sync::Arc;
 
+/// Description of a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CounterText {
+    /// Name in `vm.counters` and metrics: lower case, words joined by `_`.
+    pub name: &'static str,
+    /// Unit of the count, as a plural.
+    pub unit: &'static str,
+    /// True for a counter of losses and refusals.
+    pub is_loss: bool,
+    /// Sentence that explains the count to an operator.
+    pub text: &'static str,
+}
+
 /// Defines the counters of one kind of device: an enum of the counted events, the device's counts, and a worker's own.
+/// The doc comment of a counter is its text in documents, metrics and `ch-remote counters`.
 ///
 /// A device's counts start when it is plugged in. A worker adds its own to them after each batch, so that workers do
 /// not share a cache line for each buffer.
@@ -10,12 +24,12 @@ macro_rules! counters {
     (
         $(#[$enum_doc:meta])* pub enum $counter:ident;
         $(#[$counts_doc:meta])* pub struct $counters:ident;
-        $($(#[$doc:meta])* $name:ident = $text:literal,)*
+        $($(#[doc = $doc:literal])+ $name:ident: $unit:ident = $text:literal,)+
     ) => {
         $(#[$enum_doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum $counter {
-            $($(#[$doc])* $name,)*
+            $($(#[doc = $doc])+ $name,)+
         }
 
         impl $counter {
@@ -23,6 +37,15 @@ macro_rules! counters {
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
             /// Number of counters.
             pub const COUNT: usize = Self::ALL.len();
+            /// Descriptions, in the same order.
+            pub const TEXTS: &'static [$crate::CounterText] = &[
+                $($crate::CounterText {
+                    name: $text,
+                    unit: stringify!($unit),
+                    is_loss: Self::$name.is_loss(),
+                    text: concat!($($doc),+).trim_ascii(),
+                },)+
+            ];
 
             /// Name in metrics: lower case, words joined by `_`.
             pub fn name(self) -> &'static str {
@@ -105,7 +128,7 @@ macro_rules! queue_counters {
     (
         $(#[$enum_doc:meta])* pub enum $counter:ident;
         $(#[$counts_doc:meta])* pub struct $counters:ident;
-        $($(#[$doc:meta])* $name:ident = $text:literal,)*
+        $($(#[doc = $doc:literal])+ $name:ident: $unit:ident = $text:literal,)+
     ) => {
         crate::device::counters::counters! {
             $(#[$enum_doc])*
@@ -113,13 +136,13 @@ macro_rules! queue_counters {
             $(#[$counts_doc])*
             pub struct $counters;
 
-            $($(#[$doc])* $name = $text,)*
-            /// Wake-ups by the driver's doorbells.
-            Kicks = "kicks",
-            /// Interrupts that were signalled.
-            Interrupts = "interrupts",
-            /// Queues stopped because their rings are invalid.
-            BrokenRings = "broken_rings",
+            $($(#[doc = $doc])+ $name: $unit = $text,)+
+            /// Wake-ups of a worker by a doorbell of the driver.
+            Kicks: doorbells = "kicks",
+            /// Interrupts that the device sent to the guest.
+            Interrupts: interrupts = "interrupts",
+            /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
+            BrokenRings: queues = "broken_rings",
         }
 
         crate::device::counters::queue_tally!($counter, $counters);

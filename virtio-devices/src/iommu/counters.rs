@@ -8,35 +8,35 @@ counters! {
     /// The counters of an IOMMU since the VM was booted.
     pub struct IommuCounters;
 
-    /// Endpoints attached to a domain.
-    Attaches = "attaches",
-    /// Endpoints detached from a domain.
-    Detaches = "detaches",
-    /// Mapped ranges.
-    Maps = "maps",
-    /// Requests to remove mappings.
-    Unmaps = "unmaps",
-    /// Probed endpoints.
-    Probes = "probes",
-    /// Refused requests.
-    Refused = "refused",
-    /// Accesses that a domain does not allow.
-    Faults = "faults",
-    /// Events about them.
-    Events = "events",
-    /// Faults that were not reported to the driver: too many, or it had no buffer for them.
-    EventsDropped = "events_dropped",
+    /// Requests that attached an endpoint to a domain.
+    Attaches: requests = "attaches",
+    /// Requests that detached an endpoint from a domain.
+    Detaches: requests = "detaches",
+    /// Requests that mapped a range.
+    Maps: requests = "maps",
+    /// Requests that removed mappings.
+    Unmaps: requests = "unmaps",
+    /// Requests for the properties of an endpoint.
+    Probes: requests = "probes",
+    /// Requests of the driver that were invalid or not allowed.
+    Refused: requests = "refused",
+    /// Accesses of a device that its domain does not allow.
+    Faults: accesses = "faults",
+    /// Events about such accesses that the driver received.
+    Events: events = "events",
+    /// Events that the driver did not receive: too many, or it had no buffer for them.
+    EventsDropped: events = "events_dropped",
     /// Chains without a complete request, or without room for its reply.
-    BadChains = "bad_chains",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
-    /// Queues stopped because their rings are invalid.
-    BrokenRings = "broken_rings",
+    BadChains: requests = "bad_chains",
+    /// Interrupts that the device sent to the guest.
+    Interrupts: interrupts = "interrupts",
+    /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
+    BrokenRings: queues = "broken_rings",
 }
 
 impl IommuCounter {
     /// True for a counter of accesses or requests that failed.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(self, Self::Refused | Self::Faults | Self::EventsDropped | Self::BadChains | Self::BrokenRings)
     }
 }

@@ -8,23 +8,23 @@ queue_counters! {
     /// The counters of one memory device since it was plugged in.
     pub struct MemCounters;
 
-    /// Blocks that the driver plugged.
-    PluggedBlocks = "plugged_blocks",
-    /// Blocks that the driver unplugged.
-    UnpluggedBlocks = "unplugged_blocks",
-    /// Answered requests of any kind.
-    Requests = "requests",
+    /// Blocks of memory that the driver plugged.
+    PluggedBlocks: blocks = "plugged_blocks",
+    /// Blocks of memory that the driver unplugged.
+    UnpluggedBlocks: blocks = "unplugged_blocks",
+    /// Requests of any kind that the device answered.
+    Requests: requests = "requests",
     /// Requests to plug more than the requested size.
-    RefusedRequests = "refused_requests",
-    /// Invalid requests: of an unknown kind, or for blocks that do not exist or are in another state.
-    BadRequests = "bad_requests",
-    /// Dropped: the chain's descriptors are invalid or too short.
-    BadChains = "bad_chains",
+    RefusedRequests: requests = "refused_requests",
+    /// Requests of an unknown kind, or for blocks that do not exist or are in another state.
+    BadRequests: requests = "bad_requests",
+    /// Requests dropped because the descriptors of the chain are invalid or too short.
+    BadChains: requests = "bad_chains",
 }
 
 impl MemCounter {
     /// True for a counter of requests that failed.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(self, Self::BadRequests | Self::BadChains | Self::BrokenRings)
     }
 }

@@ -9,95 +9,96 @@ counters! {
     pub struct NetCounters;
 
     /// Frames that the driver received.
-    RxFrames = "rx_frames",
-    /// Their bytes, without the virtio header.
-    RxBytes = "rx_bytes",
-    /// Frames that the backend took.
-    TxFrames = "tx_frames",
-    /// Their bytes, without the virtio header.
-    TxBytes = "tx_bytes",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
-    /// Waits of a receive queue, because a rate limit was reached.
-    RxRateWaits = "rx_rate_waits",
-    /// Waits of a transmit queue with frames in it, because a rate limit was reached.
-    TxRateWaits = "tx_rate_waits",
-    /// Control commands that were carried out.
-    ControlCommands = "control_commands",
-    /// Control commands that were refused or malformed.
-    ControlRefused = "control_refused",
-    /// Queues that were given up because their rings are invalid.
-    BrokenRings = "broken_rings",
-    /// Receive buffers that no frame can be written to.
-    RxBadChains = "rx_bad_chains",
-    /// Dropped: the driver's receive filter does not accept it.
-    RxFiltered = "rx_filtered",
-    /// Dropped: longer than the buffers that the driver provides.
-    RxTooLong = "rx_too_long",
-    /// Dropped: not an Ethernet frame.
-    RxTooShort = "rx_too_short",
-    /// Dropped: it arrived before the driver was ready.
-    RxStale = "rx_stale",
-    /// Dropped: it was waiting for buffers when the queue stopped or the policy changed.
-    RxStopped = "rx_stopped",
-    /// Dropped: the link is down.
-    RxLinkDown = "rx_link_down",
-    /// Dropped: the backend could not deliver it, or was lost.
-    RxBackendErrors = "rx_backend_errors",
-    /// Dropped: the chain's descriptors are invalid.
-    TxBadChains = "tx_bad_chains",
-    /// Dropped: the header uses features that were not negotiated, or contradicts the frame.
-    TxBadHeaders = "tx_bad_headers",
-    /// Dropped: longer than any frame may be.
-    TxTooLong = "tx_too_long",
-    /// Dropped: not an Ethernet frame.
-    TxTooShort = "tx_too_short",
-    /// Dropped: the backend's buffer is full.
-    TxBackendFull = "tx_backend_full",
-    /// Dropped: the backend refuses the frame as invalid.
-    TxBackendRefused = "tx_backend_refused",
-    /// Dropped: the backend failed, or is down.
-    TxBackendErrors = "tx_backend_errors",
-    /// Dropped: the link is down.
-    TxLinkDown = "tx_link_down",
-    /// Dropped: its source is not an address of the function.
-    TxSpoofedMac = "tx_spoofed_mac",
-    /// Dropped: its VLAN tags are not what the function may send.
-    TxBadVlan = "tx_bad_vlan",
-    /// Dropped: it is for a group that bridges keep for themselves.
-    TxReservedGroup = "tx_reserved_group",
-    /// Dropped: more frames to groups than the function may send.
-    StormDropped = "storm_dropped",
-    /// Dropped: not in a VLAN that the function may receive.
-    RxVlanFiltered = "rx_vlan_filtered",
-    /// Dropped by a switch: it is for the function that sent it.
-    TxOwnAddress = "tx_own_address",
-    /// Dropped by a switch: it is for a function that its sender may not reach, because one of the two is isolated.
-    TxIsolated = "tx_isolated",
+    RxFrames: frames = "rx_frames",
+    /// Bytes of the frames that the driver received, without the virtio header.
+    RxBytes: bytes = "rx_bytes",
+    /// Frames of the driver that the backend accepted.
+    TxFrames: frames = "tx_frames",
+    /// Bytes of the frames that the backend accepted, without the virtio header.
+    TxBytes: bytes = "tx_bytes",
+    /// Wake-ups of a worker by a doorbell of the driver.
+    Kicks: doorbells = "kicks",
+    /// Interrupts that the device sent to the guest.
+    Interrupts: interrupts = "interrupts",
+    /// Times that a receive queue waited because a rate limit was reached; no frame is dropped.
+    RxRateWaits: times = "rx_rate_waits",
+    /// Times that a transmit queue waited with frames in it because a rate limit was reached; no frame is dropped.
+    TxRateWaits: times = "tx_rate_waits",
+    /// Commands of the control queue that succeeded: receive modes, address filters, VLANs, queue pairs.
+    ControlCommands: commands = "control_commands",
+    /// Commands of the control queue that were malformed, or that the policy does not allow, such as a new MAC address.
+    ControlRefused: commands = "control_refused",
+    /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
+    BrokenRings: queues = "broken_rings",
+    /// Receive buffers of the driver to which no frame can be written.
+    RxBadChains: buffers = "rx_bad_chains",
+    /// Frames for other addresses, dropped by the receive filter of the driver; normal on every network.
+    RxFiltered: frames = "rx_filtered",
+    /// Frames dropped because they are longer than the buffers of the driver.
+    RxTooLong: frames = "rx_too_long",
+    /// Frames dropped because they are too short to have an Ethernet header.
+    RxTooShort: frames = "rx_too_short",
+    /// Frames that arrived before the driver was ready; normal for a function without a driver.
+    RxStale: frames = "rx_stale",
+    /// Frames dropped because they waited for buffers when the queue stopped or the policy changed.
+    RxStopped: frames = "rx_stopped",
+    /// Frames to the guest dropped because the link of the function is down.
+    RxLinkDown: frames = "rx_link_down",
+    /// Frames to the guest dropped because the backend could not deliver them, or was lost.
+    RxBackendErrors: frames = "rx_backend_errors",
+    /// Frames of the guest dropped because the descriptors of the chain are invalid.
+    TxBadChains: frames = "tx_bad_chains",
+    /// Frames of the guest dropped because their virtio header uses features that were not negotiated, or contradicts
+    /// the frame.
+    TxBadHeaders: frames = "tx_bad_headers",
+    /// Frames of the guest dropped because they are longer than any frame may be.
+    TxTooLong: frames = "tx_too_long",
+    /// Frames of the guest dropped because they are too short to have an Ethernet header.
+    TxTooShort: frames = "tx_too_short",
+    /// Frames of the guest dropped because the buffer of the backend is full.
+    TxBackendFull: frames = "tx_backend_full",
+    /// Frames of the guest dropped because the backend refused them as invalid.
+    TxBackendRefused: frames = "tx_backend_refused",
+    /// Frames of the guest dropped because the backend failed, or its tap is down or deleted.
+    TxBackendErrors: frames = "tx_backend_errors",
+    /// Frames of the guest dropped because the link of the function is down.
+    TxLinkDown: frames = "tx_link_down",
+    /// Frames of the guest dropped by the spoof check: their source is not an address of the function.
+    TxSpoofedMac: frames = "tx_spoofed_mac",
+    /// Frames of the guest dropped because their VLAN tags are not what the function may send.
+    TxBadVlan: frames = "tx_bad_vlan",
+    /// Frames to a group that bridges keep for themselves, dropped because the guest is not trusted.
+    TxReservedGroup: frames = "tx_reserved_group",
+    /// Frames to broadcast and multicast addresses dropped above the limit of `storm=`.
+    StormDropped: frames = "storm_dropped",
+    /// Frames to the guest dropped because their VLAN is not one of the function; compare the VLANs of both sides.
+    RxVlanFiltered: frames = "rx_vlan_filtered",
+    /// Frames dropped by a switch because they are for the function that sent them.
+    TxOwnAddress: frames = "tx_own_address",
+    /// Frames dropped by a switch because the sender or the receiver is isolated.
+    TxIsolated: frames = "tx_isolated",
     /// Frames that a switch sent to all ports that may have their address, because none is known to have it.
-    TxFlooded = "tx_flooded",
-    /// Dropped by a switch without an uplink: it is for an address that no port has.
-    TxUnknown = "tx_unknown",
-    /// Dropped by a switch, from its uplink: it is for an address that no port has.
-    RxUnknown = "rx_unknown",
-    /// Dropped by a switch: the driver has provided no buffers for it.
-    RxNoBuffers = "rx_no_buffers",
-    /// Dropped by a switch at once: the driver has provided no buffers for a while.
-    RxCongested = "rx_congested",
-    /// Dropped by a switch: a rate limit was reached.
-    RxRateDropped = "rx_rate_dropped",
-    /// Frames that a switch cut into segments, because the driver accepts none as long.
-    SwSegmented = "sw_segmented",
-    /// Frames whose checksum a switch computed, because the driver accepts none without.
-    SwChecksummed = "sw_checksummed",
-    /// Dropped by a switch: a segment or a checksum that the driver does not accept, and that cannot be converted.
-    RxBadOffloads = "rx_bad_offloads",
-    /// Copies of other ports' frames that a switch could not deliver.
-    MirrorDropped = "mirror_dropped",
-    /// Addresses of the function that a switch found in use by another.
-    MacConflicts = "mac_conflicts",
+    TxFlooded: frames = "tx_flooded",
+    /// Frames dropped by a switch without an uplink because no port has their address.
+    TxUnknown: frames = "tx_unknown",
+    /// Frames from the uplink dropped by a switch because no port has their address.
+    RxUnknown: frames = "rx_unknown",
+    /// Frames dropped by a switch because the driver of the receiver has provided no buffers.
+    RxNoBuffers: frames = "rx_no_buffers",
+    /// Frames dropped by a switch at once because the driver of the receiver has provided no buffers for a while.
+    RxCongested: frames = "rx_congested",
+    /// Frames dropped by a switch because a rate limit of the receiver was reached.
+    RxRateDropped: frames = "rx_rate_dropped",
+    /// Frames that a switch cut into segments because the receiver accepts none as long.
+    SwSegmented: frames = "sw_segmented",
+    /// Frames whose checksum a switch computed because the receiver accepts none without.
+    SwChecksummed: frames = "sw_checksummed",
+    /// Frames dropped by a switch because the receiver does not accept their offloads, and they cannot be converted.
+    RxBadOffloads: frames = "rx_bad_offloads",
+    /// Copies of frames of other ports that a switch could not deliver.
+    MirrorDropped: frames = "mirror_dropped",
+    /// Times that a switch found an address of the function in use by another function.
+    MacConflicts: times = "mac_conflicts",
 }
 
 impl NetCounters {
@@ -109,7 +110,7 @@ impl NetCounters {
 
 impl Counter {
     /// True if it counts frames that the driver wanted and that were lost or refused.
-    fn is_loss(self) -> bool {
+    const fn is_loss(self) -> bool {
         match self {
             Self::RxFrames | Self::RxBytes | Self::TxFrames | Self::TxBytes => false,
             Self::Kicks | Self::Interrupts | Self::ControlCommands => false,

@@ -8,19 +8,19 @@ queue_counters! {
     /// The counters of one persistent memory device since it was plugged in.
     pub struct PmemCounters;
 
-    /// Flushes that succeeded.
-    Flushes = "flushes",
-    /// Requests of an unknown type.
-    BadRequests = "bad_requests",
-    /// Dropped: the chain is not a request.
-    BadChains = "bad_chains",
-    /// Flushes that failed.
-    BackendErrors = "backend_errors",
+    /// Flush requests that succeeded.
+    Flushes: requests = "flushes",
+    /// Messages of the driver whose type the device does not know.
+    BadRequests: requests = "bad_requests",
+    /// Buffers dropped because their chain is not a request.
+    BadChains: requests = "bad_chains",
+    /// Flush requests that failed on the host.
+    BackendErrors: requests = "backend_errors",
 }
 
 impl PmemCounter {
     /// True for a counter of requests that failed.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(self, Self::BadRequests | Self::BadChains | Self::BackendErrors | Self::BrokenRings)
     }
 }

@@ -8,19 +8,19 @@ queue_counters! {
     /// The counters of one entropy device since it was plugged in.
     pub struct RngCounters;
 
-    /// Bytes that the driver received.
-    Bytes = "bytes",
-    /// Buffers that were filled.
-    Requests = "requests",
-    /// Dropped: the chain's descriptors are invalid.
-    BadChains = "bad_chains",
-    /// The source could not be read, or has ended.
-    BackendErrors = "backend_errors",
+    /// Random bytes that the driver received.
+    Bytes: bytes = "bytes",
+    /// Buffers of the driver that were filled.
+    Requests: requests = "requests",
+    /// Buffers dropped because the descriptors of the chain are invalid.
+    BadChains: requests = "bad_chains",
+    /// Times that the source could not be read, or had ended.
+    BackendErrors: times = "backend_errors",
 }
 
 impl RngCounter {
     /// True for a counter of requests that failed.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BackendErrors | Self::BrokenRings)
     }
 }

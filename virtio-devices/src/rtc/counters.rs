@@ -8,19 +8,19 @@ queue_counters! {
     /// The counters of one clock since it was plugged in.
     pub struct RtcCounters;
 
-    /// Readings of the clock.
-    Readings = "readings",
-    /// Other requests that succeeded.
-    Requests = "requests",
-    /// Requests that were refused: not supported, or malformed.
-    Refused = "refused",
-    /// Dropped: the chain's descriptors are invalid, or have no room for a reply.
-    BadChains = "bad_chains",
+    /// Requests that read the clock.
+    Readings: requests = "readings",
+    /// Requests other than readings that succeeded.
+    Requests: requests = "requests",
+    /// Requests that are not supported, or malformed.
+    Refused: requests = "refused",
+    /// Requests dropped because the descriptors of the chain are invalid, or have no room for a reply.
+    BadChains: requests = "bad_chains",
 }
 
 impl RtcCounter {
     /// True for a counter of requests that failed.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BrokenRings)
     }
 }

@@ -9,40 +9,40 @@ counters! {
     pub struct VsockCounters;
 
     /// Bytes of payload that the driver received.
-    RxBytes = "rx_bytes",
+    RxBytes: bytes = "rx_bytes",
     /// Bytes of payload that the driver transmitted.
-    TxBytes = "tx_bytes",
+    TxBytes: bytes = "tx_bytes",
     /// Packets that the driver received.
-    RxPackets = "rx_packets",
+    RxPackets: packets = "rx_packets",
     /// Packets that the driver transmitted.
-    TxPackets = "tx_packets",
-    /// Connections that were established.
-    Connections = "connections",
-    /// Wake-ups by the driver's doorbells.
-    Kicks = "kicks",
-    /// Interrupts that were signalled.
-    Interrupts = "interrupts",
-    /// Refused connections of the host's clients: there are too many, or no port was named.
-    RefusedClients = "refused_clients",
-    /// Refused connections of the guest: there are too many, or no program listens on the host.
-    RefusedGuests = "refused_guests",
+    TxPackets: packets = "tx_packets",
+    /// Connections that were established, by either side.
+    Connections: connections = "connections",
+    /// Wake-ups of a worker by a doorbell of the driver.
+    Kicks: doorbells = "kicks",
+    /// Interrupts that the device sent to the guest.
+    Interrupts: interrupts = "interrupts",
+    /// Connections of clients on the host that were refused: there are too many, or no port was named.
+    RefusedClients: connections = "refused_clients",
+    /// Connections of the guest that were refused: there are too many, or no program listens on the host.
+    RefusedGuests: connections = "refused_guests",
     /// Connections reset because the other side did not reply, or read the remaining data, in time.
-    TimedOut = "timed_out",
+    TimedOut: connections = "timed_out",
     /// Connections reset because the driver violated the protocol.
-    BrokenRules = "broken_rules",
+    BrokenRules: connections = "broken_rules",
     /// Receive buffers that are too small for a packet.
-    RxBadChains = "rx_bad_chains",
-    /// Dropped: the chain's descriptors are invalid.
-    TxBadChains = "tx_bad_chains",
-    /// Dropped: packets with wrong context IDs, or too short.
-    TxBadPackets = "tx_bad_packets",
-    /// Queues stopped because their rings are invalid.
-    BrokenRings = "broken_rings",
+    RxBadChains: buffers = "rx_bad_chains",
+    /// Packets dropped because the descriptors of the chain are invalid.
+    TxBadChains: packets = "tx_bad_chains",
+    /// Packets dropped because their context IDs are wrong, or because they are too short.
+    TxBadPackets: packets = "tx_bad_packets",
+    /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
+    BrokenRings: queues = "broken_rings",
 }
 
 impl VsockCounter {
     /// True for a counter of data or connections that were dropped, refused or abandoned.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(
             self,
             Self::TimedOut

@@ -8,17 +8,17 @@ queue_counters! {
     /// The counters of one watchdog since it was plugged in.
     pub struct WatchdogCounters;
 
-    /// Pings of the driver.
-    Pings = "pings",
-    /// Number of times that the pings ended, and the machine was reset.
-    Expiries = "expiries",
-    /// Buffers that are not pings: not writable by the device.
-    BadChains = "bad_chains",
+    /// Pings that the driver sent in time.
+    Pings: requests = "pings",
+    /// Times that the pings ended, and the machine was reset.
+    Expiries: times = "expiries",
+    /// Buffers that are no pings, because the device cannot write to them.
+    BadChains: requests = "bad_chains",
 }
 
 impl WatchdogCounter {
     /// True for a counter of requests that failed.
-    pub(crate) fn is_loss(self) -> bool {
+    pub(crate) const fn is_loss(self) -> bool {
         matches!(self, Self::BadChains | Self::BrokenRings)
     }
 }

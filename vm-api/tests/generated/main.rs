@@ -1,7 +1,8 @@
-//! Generated texts that are checked in: schemas of the API and tables of keys.
+//! Generated texts that are checked in: schemas of the API, and tables of keys and counters.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod counters;
 mod openapi;
 mod tables;
 

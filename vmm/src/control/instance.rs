@@ -65,6 +65,8 @@ pub(crate) struct Instance {
     pub(super) acquired: Option<OpenedResources>,
     /// Rate limiter of reboot reports.
     reboots: RateLimiter,
+    /// Number of reboots, by the guest or by a client.
+    reboot_count: u64,
     /// Number of reboots since the last report.
     untold: u64,
 }
@@ -106,6 +108,7 @@ impl Instance {
             limits,
             acquired: None,
             reboots,
+            reboot_count: 0,
             untold: 0,
         };
         new.warn_of_macs(None);
@@ -361,8 +364,14 @@ impl Instance {
         self.reset_by(reset, is_told).map(|()| GuestOutcome::On)
     }
 
+    /// Number of reboots since the VM was created, by the guest or by a client.
+    pub(crate) const fn reboot_count(&self) -> u64 {
+        self.reboot_count
+    }
+
     fn reset_by(&mut self, reset: impl FnOnce(&mut Vm) -> Result<(), VmError>, is_told: bool) -> Result<(), Error> {
         let Some(vm) = &mut self.vm else { return Ok(()) };
+        self.reboot_count += 1;
         if is_told {
             self.events.vm("rebooting");
         }

@@ -15,6 +15,7 @@ use virtio_devices::{BackendKind, Status, VirtioPci};
 use vm_api::migration::MigrationProgress;
 
 use crate::api::info::VmState;
+use crate::control::counter_texts::text_of;
 use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
 
@@ -68,6 +69,8 @@ pub(super) fn metrics(process: &Process, instance: Option<&Instance>, migration:
     let mut text = Text::default();
     text.process(process);
     text.state(instance.map(Instance::state));
+    let help = "Reboots since the VM was created, by its guest or by a client.";
+    text.one("cloud_hypervisor_vm_reboots_total", "counter", help, instance.map_or(0, Instance::reboot_count));
     migration.into_iter().for_each(|progress| text.migration(progress));
     text.pools(&devices().filter_map(pool).collect::<Vec<_>>());
     text.functions(&functions);
@@ -87,6 +90,9 @@ fn pool(plugged: &Plugged) -> Option<Pool> {
     let status = plugged.slot().with(|device| device.sriov_status())??;
     Some(Pool { labels: labels(&plugged.plan().id, None), reserved, enabled: status.num_visible() })
 }
+
+/// Kind of device whose counters an uplink has, too.
+const NET: &str = "net";
 
 /// Uplink of a PF's switch.
 struct Uplink {
@@ -220,7 +226,7 @@ impl Text {
             let counters = functions.iter().flat_map(|function| &function.counters).map(|(counter, _)| *counter);
             for counter in counters.collect::<BTreeSet<_>>() {
                 let name = format!("cloud_hypervisor_{kind}_{counter}_total");
-                self.family(&name, "counter", &format!("{counter} of vm.counters, since the device was added."));
+                self.family(&name, "counter", text_of(kind, counter));
                 for function in &functions {
                     if let Some((_, value)) = function.counters.iter().find(|(other, _)| *other == counter) {
                         self.sample(&name, &function.labels, value);
@@ -237,7 +243,7 @@ impl Text {
         let counters = uplinks.iter().flat_map(|uplink| &uplink.counters).map(|(counter, _)| *counter);
         for counter in counters.collect::<BTreeSet<_>>() {
             let name = format!("cloud_hypervisor_uplink_{counter}_total");
-            self.family(&name, "counter", &format!("{counter} of the uplink in vm.counters, since it was added."));
+            self.family(&name, "counter", text_of(NET, counter));
             for uplink in uplinks {
                 if let Some((_, value)) = uplink.counters.iter().find(|(other, _)| *other == counter) {
                     self.sample(&name, &uplink.labels, value);
@@ -317,13 +323,13 @@ mod tests {
     #[test]
     fn counters_of_a_pf_and_its_vfs_differ_by_labels() {
         let mut text = Text::default();
-        let counters = |n| [("rx_bytes", n), ("tx_filtered", 10 * n)];
-        let known = [("control_commands", 5), ("rx_bytes", 2), ("tx_filtered", 20)];
+        let counters = |n| [("rx_bytes", n), ("tx_bad_vlan", 10 * n)];
+        let known = [("control_commands", 5), ("rx_bytes", 2), ("tx_bad_vlan", 20)];
         text.functions(&[function(None, &counters(1)), function(Some(0), &[]), function(Some(3), &known)]);
         let samples = parse(&text.0);
         assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0"}"#], 1.0);
         assert_eq!(samples[r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="3"}"#], 2.0);
-        assert_eq!(samples[r#"cloud_hypervisor_net_tx_filtered_total{device="pf0",vf="3"}"#], 20.0);
+        assert_eq!(samples[r#"cloud_hypervisor_net_tx_bad_vlan_total{device="pf0",vf="3"}"#], 20.0);
         assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0"}"#], 1.0);
         assert_eq!(samples[r#"cloud_hypervisor_driver_up{device="pf0",vf="0"}"#], 0.0);
         assert_eq!(samples[r#"cloud_hypervisor_link_up{device="pf0",vf="0"}"#], 1.0);

@@ -12,8 +12,8 @@ use pci::{
     Window, WindowId,
 };
 use virtio_devices::{
-    DeviceSpecific, DeviceState, FunctionState, Inspect, Lifecycle, NO_VECTOR, Outcome, STATE_VERSION, Signals,
-    StateError, Thread, TransportState,
+    CounterText, DeviceSpecific, DeviceState, FunctionState, Inspect, Lifecycle, NO_VECTOR, Outcome, STATE_VERSION,
+    Signals, StateError, Thread, TransportState,
 };
 
 use crate::telemetry::events::{Events, Source, Tell, Watched};
@@ -29,8 +29,17 @@ const IDENTITY: Identity = Identity {
     subsystem_vendor: 0x1af4,
     subsystem: 0x1100,
 };
-/// Reports of a guest: the bit in the register, and the name in the event and in counters.
-const REPORTS: [(u8, &str, &str); 2] = [(1 << 0, "panic", "panics"), (1 << 1, "crash_loaded", "crashes_loaded")];
+/// Reports of a guest: the bit in the register, and the name in the event.
+const REPORTS: [(u8, &str); 2] = [(1 << 0, "panic"), (1 << 1, "crash_loaded")];
+/// Descriptions of the counters of the reports, in the same order.
+pub(crate) const TEXTS: [CounterText; REPORTS.len()] = [
+    text("panics", "Panics that the kernel of the guest reported."),
+    text("crashes_loaded", "Panics after which the guest started its crash kernel, as it reported."),
+];
+
+const fn text(name: &'static str, text: &'static str) -> CounterText {
+    CounterText { name, unit: "reports", is_loss: false, text }
+}
 
 /// Reports that the guest has made.
 ///
@@ -59,7 +68,7 @@ impl Reports {
 
     /// Records the reports in a write to the register.
     fn note(&self, written: u8) {
-        for ((bit, name, _), kind) in REPORTS.iter().zip(&self.kinds) {
+        for ((bit, name), kind) in REPORTS.iter().zip(&self.kinds) {
             if written & bit == 0 {
                 continue;
             }
@@ -75,15 +84,13 @@ impl Reports {
 
     /// Number of reports of each kind.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
-        let count =
-            |((_, _, name), kind): (&(u8, &str, &'static str), &Kind)| (*name, kind.count.load(Ordering::Relaxed));
-        REPORTS.iter().zip(&self.kinds).map(count).collect()
+        TEXTS.iter().zip(&self.kinds).map(|(text, kind)| (text.name, kind.count.load(Ordering::Relaxed))).collect()
     }
 }
 
 impl Watched for Reports {
     fn look(&self, tell: Tell<'_>) {
-        for ((_, name, _), kind) in REPORTS.iter().zip(&self.kinds) {
+        for ((_, name), kind) in REPORTS.iter().zip(&self.kinds) {
             if kind.untold.swap(false, Ordering::AcqRel) {
                 tell(Source::Guest, "panic", &[("event", name)]);
             }

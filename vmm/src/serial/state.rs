@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use virtio_devices::CounterText;
 use vm_superio::Serial;
 
 use super::{Interrupt, NONE_PENDING, Room, SerialPort, has_received_data};
@@ -31,6 +32,26 @@ pub struct SerialState {
     pub input: Vec<u8>,
 }
 
+/// Descriptions of what [`SerialPort::counters`] reads.
+pub(crate) const TEXTS: [CounterText; 4] = [
+    text(
+        "interrupt_enable",
+        "bits",
+        "Value of the register by which the driver enables interrupts (IER), as it is now.",
+    ),
+    text(
+        "interrupt_identification",
+        "bits",
+        "Value of the register that names the pending interrupt (IIR), as it is now.",
+    ),
+    text("line_status", "bits", "Value of the register that shows received data and room to send (LSR), as it is now."),
+    text("unread_bytes", "bytes", "Input that the guest has not read yet; a guest that hangs leaves it unread."),
+];
+
+const fn text(name: &'static str, unit: &'static str, text: &'static str) -> CounterText {
+    CounterText { name, unit, is_loss: false, text }
+}
+
 impl SerialPort {
     /// Returns the state to save. No vCPU may be in an access.
     pub fn save(&self) -> SerialState {
@@ -51,12 +72,13 @@ impl SerialPort {
     /// Returns registers that show why a guest's driver may wait, and the number of unread bytes, by name.
     pub fn counters(&self) -> [(&'static str, u64); 4] {
         let state = self.uart.lock().state();
-        [
-            ("interrupt_enable", state.interrupt_enable.into()),
-            ("interrupt_identification", state.interrupt_identification.into()),
-            ("line_status", state.line_status.into()),
-            ("unread_bytes", state.in_buffer.len() as u64),
-        ]
+        let values = [
+            state.interrupt_enable.into(),
+            state.interrupt_identification.into(),
+            state.line_status.into(),
+            state.in_buffer.len() as u64,
+        ];
+        std::array::from_fn(|n| (TEXTS[n].name, values[n]))
     }
 
     /// Restores `state`. [`Self::remind`] sends the pending interrupt. Returns false without a change if the input does

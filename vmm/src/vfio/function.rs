@@ -13,8 +13,8 @@ use pci::{
 };
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use virtio_devices::{
-    DeviceState, Inspect, IommuAttachment, Lifecycle, MemoryArea, MemoryPeers, MemoryUser, Message, Outcome, Pin,
-    Signals, StateError, Thread,
+    CounterText, DeviceState, Inspect, IommuAttachment, Lifecycle, MemoryArea, MemoryPeers, MemoryUser, Message,
+    Outcome, Pin, Signals, StateError, Thread,
 };
 
 use crate::arch::x86_64::layout;
@@ -32,6 +32,19 @@ const CONFIG: usize = VFIO_PCI_CONFIG_REGION_INDEX as usize;
 /// The most vectors that MSI can have.
 const MOST_MSI: u16 = 32;
 
+/// Descriptions of the counters of a host device. The last is that of its [follower](crate::vfio::follower).
+pub(crate) const TEXTS: [CounterText; 5] = [
+    text("exits", "accesses", false, "Accesses to BARs that left the guest, because the host cannot map them."),
+    text("resets", "resets", false, "Resets by the guest, by a reboot, and before the first use of the device."),
+    text("reset_failures", "resets", true, "Resets that the host refused or could not finish."),
+    text("interrupt_failures", "interrupts", true, "Interrupts that the host did not provide to the device."),
+    text("map_failures", "ranges", true, "Ranges of guest memory that the host did not map for the device."),
+];
+
+const fn text(name: &'static str, unit: &'static str, is_loss: bool, text: &'static str) -> CounterText {
+    CounterText { name, unit, is_loss, text }
+}
+
 /// Counters of a host device.
 #[derive(Debug, Default)]
 pub(crate) struct VfioCounters {
@@ -48,13 +61,8 @@ pub(crate) struct VfioCounters {
 impl VfioCounters {
     /// All of them, by name.
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let all = [
-            ("exits", &self.exits),
-            ("resets", &self.resets),
-            ("reset_failures", &self.reset_failures),
-            ("interrupt_failures", &self.interrupt_failures),
-        ];
-        all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
+        let all = [&self.exits, &self.resets, &self.reset_failures, &self.interrupt_failures];
+        TEXTS.iter().zip(all).map(|(text, counter)| (text.name, counter.load(Ordering::Relaxed))).collect()
     }
 }
 
@@ -131,8 +139,7 @@ impl VfioFunction {
         let (counters, kept) = (Arc::clone(&self.counters), self.kept.as_ref());
         let follower = kept.and_then(|kept| kept.follower.as_ref()).map(Arc::downgrade);
         move || {
-            let refused =
-                follower.as_ref().and_then(Weak::upgrade).map(|follower| ("map_failures", follower.refused()));
+            let refused = follower.as_ref().and_then(Weak::upgrade).map(|follower| (TEXTS[4].name, follower.refused()));
             counters.counters().into_iter().chain(refused).collect()
         }
     }
