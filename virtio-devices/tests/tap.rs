@@ -3,13 +3,15 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "what a test needs and lacks fails it")]
 
-#[path = "../src/net/testing/driver.rs"]
+#[path = "../src/testing/driver_queue.rs"]
 #[allow(dead_code, reason = "the tests of the crate use the rest")]
 mod driver;
 #[path = "tap/host.rs"]
 mod host;
 #[path = "../../tests/fixtures/src/namespace.rs"]
 mod namespace;
+#[path = "../src/net/testing/sample.rs"]
+mod sample;
 
 #[path = "tap/frames.rs"]
 mod frames;

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-#[path = "../../../virtio-devices/src/net/testing/driver.rs"]
+#[path = "../../../virtio-devices/src/testing/driver_queue.rs"]
 #[allow(dead_code, unreachable_pub, reason = "virtio-devices' own tests use the rest")]
 mod driver;
 

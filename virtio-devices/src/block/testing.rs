@@ -12,8 +12,9 @@ use super::counters::BlockCounter;
 use super::image::Image;
 use super::image::access::Access;
 use super::{Block, BlockError, BlockSize, BlockSpec};
-pub(crate) use crate::net::testing::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
-use crate::{DmaSpace, Interrupts, Memory, RateLimits, Start, Translate, VirtioDevice, Worker};
+pub(crate) use crate::testing::driver_queue::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually, memory};
+use crate::testing::guest;
+use crate::{DmaSpace, RateLimits, Translate, VirtioDevice};
 
 /// The size of the image in bytes.
 pub(crate) const SIZE: usize = 1 << 20;
@@ -37,14 +38,8 @@ pub(crate) fn open_image(path: &Path, access: Access) -> Result<Image, BlockErro
     Image::open(path, access)
 }
 
-pub(crate) struct Guest {
-    pub block: Block,
-    pub file: tempfile::NamedTempFile,
-    pub queues: Vec<DriverQueue>,
-    pub interrupts: Arc<Interrupts>,
-    pub workers: Vec<Worker>,
-    pub memory: Memory,
-}
+/// A disk, with the file of its image.
+pub(crate) type Guest = guest::Guest<Block, tempfile::NamedTempFile>;
 
 pub(crate) fn spec(io_uring: bool) -> BlockSpec {
     BlockSpec {
@@ -75,31 +70,15 @@ impl Guest {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(SIZE as u64).unwrap();
         let block = Block::open(BlockSpec { path: file.path().into(), ..spec }).unwrap();
-        let map = memory();
-        let count = block.queue_sizes().len() as u16;
-        let interrupts = Arc::new(Interrupts::new(count, count + 1));
-        (0..count).for_each(|queue| interrupts.set_queue_vector(queue, queue));
-        interrupts.set_config_vector(count);
-        let queues = block.queue_sizes().iter().enumerate();
-        let queues = queues.map(|(index, size)| DriverQueue::new(&map, index as u16, *size)).collect();
-        let mut guest = Self { block, file, queues, interrupts, workers: Vec::new(), memory: Memory::new(map) };
-        guest.start(guest.block.features());
+        let sizes = block.queue_sizes().to_vec();
+        let mut guest = Self::stopped(block, file, &memory(), &sizes);
+        guest.start();
         guest
-    }
-
-    pub(crate) fn start(&mut self, features: u64) {
-        self.start_in(self.memory.clone().into(), features);
     }
 
     /// Starts the stopped disk behind an IOMMU.
     pub(crate) fn start_behind(&mut self, iommu: Arc<dyn Translate>) {
-        self.start_in(DmaSpace::translated(self.memory.clone(), iommu), self.block.features());
-    }
-
-    fn start_in(&mut self, memory: DmaSpace, features: u64) {
-        let queues = self.queues.iter().enumerate().map(|(i, queue)| (i as u16, Arc::clone(&queue.queue))).collect();
-        let interrupts = Arc::clone(&self.interrupts);
-        self.workers = self.block.start(Start { memory, features, queues, interrupts }).unwrap();
+        self.start_in(DmaSpace::translated(self.memory.clone(), iommu), self.device.features());
     }
 
     /// Makes the stopped disk align its transfers as for direct I/O, which some file systems here do not support.
@@ -112,53 +91,21 @@ impl Guest {
         let other = tempfile::NamedTempFile::new().unwrap();
         other.as_file().set_len(512).unwrap();
         let other = Block::open(BlockSpec { path: other.path().into(), ..spec(false) }).unwrap();
-        self.block.size = other.size();
-        change(Arc::get_mut(&mut self.block.image).unwrap());
-        self.block.size = BlockSize::new(Arc::clone(&self.block.image));
-    }
-
-    pub(crate) fn stop(&mut self) {
-        for worker in self.workers.drain(..) {
-            worker.stop().join().unwrap();
-        }
-    }
-
-    pub(crate) fn kick(&self, queue: u16) {
-        let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
-        doorbells.find(|(index, _)| *index == queue).unwrap().1.write(1).unwrap();
+        self.device.size = other.size();
+        change(Arc::get_mut(&mut self.device.image).unwrap());
+        self.device.size = BlockSize::new(Arc::clone(&self.device.image));
     }
 
     pub(crate) fn count(&self, counter: BlockCounter) -> u64 {
-        self.block.counters().get(counter)
+        self.device.counters().get(counter)
     }
 
     pub(crate) fn image(&self) -> Vec<u8> {
-        read_all(self.file.as_file())
+        read_all(self.host.as_file())
     }
 
     pub(crate) fn put(&self, at: u64, data: &[u8]) {
         self.queues[0].memory.write_slice(data, GuestAddress(at)).unwrap();
-    }
-
-    /// Makes a chain available to queue 0, and returns its used length.
-    pub(crate) fn run(&mut self, buffers: &[(u64, u32, u16)]) -> u32 {
-        let head = self.queues[0].add(buffers);
-        self.kick(0);
-        self.wait_used(0, 1)
-            .iter()
-            .map(|(used, len)| (*used == u32::from(head)).then_some(*len))
-            .sum::<Option<u32>>()
-            .unwrap()
-    }
-
-    pub(crate) fn wait_used(&mut self, queue: usize, count: usize) -> Vec<(u32, u32)> {
-        let mut used = Vec::new();
-        let queue = &mut self.queues[queue];
-        eventually("completion", || {
-            used.extend(queue.take_used());
-            used.len() >= count
-        });
-        used
     }
 
     pub(crate) fn put_header(&self, kind: u32, sector: u64) {
@@ -170,7 +117,7 @@ impl Guest {
     pub(crate) fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, u32) {
         self.put_header(kind, sector);
         let chain = [&[(HEADER_AT, 16, 0)], data, &[(STATUS_AT, 1, WRITE)]].concat();
-        let len = self.run(&chain);
+        let len = self.send(&chain);
         (self.queues[0].bytes(STATUS_AT, 1)[0], len)
     }
 
@@ -185,12 +132,6 @@ impl Guest {
             assert_eq!(used as usize, len + 1);
         }
         (status, self.queues[0].bytes(BUFFERS, len))
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 

@@ -9,7 +9,7 @@ use pci::Rid;
 
 use super::*;
 use crate::device::config::{Rule, length};
-use crate::net::testing::{MEMORY, memory};
+use crate::testing::driver_queue::{MEMORY, memory};
 use crate::testing::{Driver, Hosted, nic};
 use crate::transport::features::has;
 use crate::*;

@@ -2,8 +2,6 @@
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
-#[cfg(test)]
-pub(crate) mod testing;
 
 use std::io;
 use std::sync::Arc;

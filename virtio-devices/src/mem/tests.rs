@@ -5,8 +5,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 use crate::GuestMap;
-use crate::device::queue_worker::testing::CONFIG_VECTOR;
-use crate::net::testing::{BUFFERS, MEMORY, WRITE, eventually};
+use crate::testing::driver_queue::{BUFFERS, MEMORY, WRITE, eventually};
 
 /// The memory of the device: ten blocks.
 const BLOCK: u64 = 64 << 10;
@@ -25,7 +24,10 @@ const ACK: u16 = 0;
 const NACK: u16 = 1;
 const ERROR: u16 = 3;
 
-type Guest = queue_worker::testing::Guest<Mem>;
+/// The vector of configuration changes.
+const CONFIG_VECTOR: u16 = 1;
+
+type Guest = crate::testing::guest::Guest<Mem>;
 
 fn region() -> Arc<MemRegion> {
     Arc::new(MemRegion::new(&(START..START + LEN), BLOCK, 1))
@@ -52,20 +54,20 @@ impl Guest {
         request[..2].copy_from_slice(&kind.to_le_bytes());
         request[8..16].copy_from_slice(&address.to_le_bytes());
         request[16..18].copy_from_slice(&blocks.to_le_bytes());
-        self.queue.memory_write(BUFFERS, &request);
-        self.queue.memory_write(ANSWER, &[0xff; 10]);
+        self.queues[0].memory_write(BUFFERS, &request);
+        self.queues[0].memory_write(ANSWER, &[0xff; 10]);
         assert_eq!(self.send(&[(BUFFERS, 24, 0), (ANSWER, 10, WRITE)]), 10);
-        let [a, b, padding @ .., c, d] = <[u8; 10]>::try_from(self.queue.bytes(ANSWER, 10)).unwrap();
+        let [a, b, padding @ .., c, d] = <[u8; 10]>::try_from(self.queues[0].bytes(ANSWER, 10)).unwrap();
         assert_eq!(padding, [0; 6]);
         (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
     }
 
     fn word(&self, block: u64) -> u64 {
-        self.queue.memory.read_obj(GuestAddress(at(block))).unwrap()
+        self.queues[0].memory.read_obj(GuestAddress(at(block))).unwrap()
     }
 
     fn write(&self, block: u64) {
-        self.queue.memory.write_obj(u64::MAX, GuestAddress(at(block))).unwrap();
+        self.queues[0].memory.write_obj(u64::MAX, GuestAddress(at(block))).unwrap();
     }
 
     /// The words of the device configuration.
@@ -101,7 +103,7 @@ fn the_host_asks_and_the_driver_plugs_as_much_but_no_more() {
     assert_eq!(guest.device.region.requested(), LEN);
     eventually("counts", || guest.count(MemCounter::RefusedRequests) == 3);
     assert_eq!(guest.count(MemCounter::PluggedBlocks), 3);
-    guest.await_interrupt();
+    guest.await_interrupt(0);
 }
 
 #[test]
@@ -177,7 +179,7 @@ fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
         assert_eq!(guest.send(chain), 0);
     }
     eventually("counts", || guest.count(MemCounter::BadChains) == chains.len() as u64);
-    guest.break_ring();
+    guest.break_ring(0);
 }
 
 #[test]

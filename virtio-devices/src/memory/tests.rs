@@ -11,9 +11,9 @@ use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion, Permissions};
 
 use super::*;
-use crate::net::testing::{DriverQueue, WRITE};
 use crate::queue::iovecs::{IoVecs, Storage};
 use crate::queue::ring::{Ring, Used};
+use crate::testing::driver_queue::{DriverQueue, WRITE};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 

@@ -1,8 +1,8 @@
 //! Devices and their parts, with a socket pair in place of a tap.
 
-mod driver;
 #[path = "../../../tests/fixtures/src/namespace.rs"]
 pub(crate) mod namespace;
+mod sample;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -23,9 +23,11 @@ use crate::frames::net_protocol::MAX_READ;
 use crate::frames::policy::Policy;
 use crate::frames::spill::Spill;
 use crate::queue::ring::Ring;
-use crate::{DmaView, GuestMap, Interrupts, Memory, RateLimits, SharedQueue, Start, VirtioDevice, Worker};
+use crate::{DmaView, GuestMap, Interrupts, RateLimits, SharedQueue, VirtioDevice};
 
-pub(crate) use driver::*;
+pub(crate) use self::sample::*;
+pub(crate) use crate::testing::driver_queue::*;
+pub(crate) use crate::testing::guest;
 
 pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None).unwrap()
@@ -154,15 +156,8 @@ pub(crate) fn send(peer: &impl AsFd, data: &[u8]) {
     assert_eq!(rustix::io::write(peer, data).unwrap(), data.len());
 }
 
-/// A device whose workers run, and its driver.
-pub(crate) struct Guest {
-    pub net: Net,
-    pub queues: Vec<DriverQueue>,
-    pub peers: Vec<OwnedFd>,
-    pub interrupts: Arc<Interrupts>,
-    pub workers: Vec<Worker>,
-    memory: Memory,
-}
+/// A NIC, with the other ends of its sockets.
+pub(crate) type Guest = guest::Guest<Net, Vec<OwnedFd>>;
 
 impl Guest {
     pub(crate) fn new(pairs: u16, size: u16) -> Self {
@@ -172,35 +167,30 @@ impl Guest {
     pub(crate) fn with(spec: NetSpec) -> Self {
         let (near, peers): (Vec<_>, Vec<_>) = (0..spec.queue_pairs).map(|_| sockets()).unzip();
         let mut guest = Self::over(spec, Tap::over_sockets(near));
-        guest.peers = peers;
+        guest.host = peers;
         guest
     }
 
     /// A NIC over `backend`, without peers on this side.
     pub(crate) fn over(spec: NetSpec, backend: impl Into<Backend>) -> Self {
-        Self::in_memory(spec, backend, memory())
+        Self::over_in(spec, backend, memory())
     }
 
     /// As [`Self::over`], with `map` for guest memory, of at least the size of [`memory`].
-    pub(crate) fn in_memory(spec: NetSpec, backend: impl Into<Backend>, map: GuestMap) -> Self {
-        let pairs = spec.queue_pairs;
+    pub(crate) fn over_in(spec: NetSpec, backend: impl Into<Backend>, map: GuestMap) -> Self {
         let net = Net::new(spec, backend).unwrap();
-        let interrupts = Arc::new(Interrupts::new(2 * pairs + 1, 2 * pairs + 2));
-        let queues = net.queue_sizes().iter().enumerate();
-        let queues: Vec<_> = queues.map(|(index, size)| DriverQueue::new(&map, index as u16, *size)).collect();
-        (0..2 * pairs + 1).for_each(|queue| interrupts.set_queue_vector(queue, queue));
-        interrupts.set_config_vector(2 * pairs + 1);
-        Self { net, queues, peers: Vec::new(), interrupts, workers: Vec::new(), memory: Memory::new(map) }
+        let sizes = net.queue_sizes().to_vec();
+        Self::stopped(net, Vec::new(), &map, &sizes)
     }
 
     /// Starts the queues, and waits until frames no longer count as stale.
-    pub(crate) fn start(&mut self, features: u64) {
+    pub(crate) fn start_fresh(&mut self, features: u64) {
         let stale = self.count(Counter::RxStale);
-        if self.net.fresh {
-            self.peers.iter().for_each(|peer| send(peer, &[0]));
+        if self.device.fresh {
+            self.host.iter().for_each(|peer| send(peer, &[0]));
         }
-        let fresh = self.net.fresh;
-        self.start_at_once(features);
+        let fresh = self.device.fresh;
+        self.start_with(features);
         let receiving = self.workers.iter().filter(|worker| worker.doorbells[0].0 % 2 == 0).count() as u64;
         eventually("the start", || !fresh || self.count(Counter::RxStale) == stale + receiving);
     }
@@ -208,43 +198,19 @@ impl Guest {
     /// True if the device has read all frames that it was sent.
     pub(crate) fn is_drained(&self, pair: usize) -> bool {
         let mut queued: libc::c_int = 0;
-        let fd = self.peers[pair].as_fd().as_raw_fd();
+        let fd = self.host[pair].as_fd().as_raw_fd();
         // SAFETY: the kernel writes an int.
         assert_eq!(unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut queued) }, 0);
         queued == 0
     }
 
-    /// Starts the queues.
-    pub(crate) fn start_at_once(&mut self, features: u64) {
-        let start = self.to_start(features);
-        self.workers = self.net.start(start).unwrap();
-    }
-
     /// The data that the workers of a start share.
     pub(crate) fn shared(&self) -> Arc<Shared> {
-        self.net.starting(&self.to_start(0)).shared()
-    }
-
-    /// The parameters of a start.
-    pub(crate) fn to_start(&self, features: u64) -> Start {
-        let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
-        Start { memory: self.memory.clone().into(), features, queues, interrupts: Arc::clone(&self.interrupts) }
-    }
-
-    pub(crate) fn stop(&mut self) {
-        for worker in self.workers.drain(..) {
-            worker.stop().join().unwrap();
-        }
-    }
-
-    /// Rings the doorbell of `queue`.
-    pub(crate) fn kick(&self, queue: u16) {
-        let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
-        doorbells.find(|(index, _)| *index == queue).unwrap().1.write(1).unwrap();
+        self.device.starting(&self.to_start(0)).shared()
     }
 
     pub(crate) fn count(&self, counter: Counter) -> u64 {
-        self.net.counters().get(counter)
+        self.device.counters().get(counter)
     }
 
     /// Makes `count` receive buffers of `len` bytes available.
@@ -270,12 +236,6 @@ impl Guest {
         let driver = &mut self.queues[usize::from(queue)];
         eventually("an answer", || !driver.take_used().is_empty());
         driver.bytes(at - 1, 1)[0]
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 

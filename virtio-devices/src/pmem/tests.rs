@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pci::Rid;
 
 use super::*;
-use crate::net::testing::{BUFFERS, MEMORY, WRITE, eventually, memory};
+use crate::testing::driver_queue::{BUFFERS, MEMORY, WRITE, eventually, memory};
 use crate::testing::{Driver, Hosted};
 use crate::{ErrorKind, Memory, VirtioFunction};
 
@@ -26,19 +26,19 @@ fn file(len: u64) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-type Guest = queue_worker::testing::Guest<Pmem>;
+type Guest = crate::testing::guest::Guest<Pmem>;
 
 impl Guest {
     /// Sends a chain, and returns its used length and the status word.
     fn ask(&mut self, chain: &[(u64, u32, u16)]) -> (u32, u32) {
-        self.queue.memory_write(ANSWER, &[0xee; 4]);
+        self.queues[0].memory_write(ANSWER, &[0xee; 4]);
         let len = self.send(chain);
-        (len, u32::from_le_bytes(self.queue.bytes(ANSWER, 4).try_into().unwrap()))
+        (len, u32::from_le_bytes(self.queues[0].bytes(ANSWER, 4).try_into().unwrap()))
     }
 
     /// A request of this type.
     fn request(&mut self, kind: u32) -> (u32, u32) {
-        self.queue.memory_write(BUFFERS, &kind.to_le_bytes());
+        self.queues[0].memory_write(BUFFERS, &kind.to_le_bytes());
         self.ask(&[(BUFFERS, 4, 0), (ANSWER, 4, WRITE)])
     }
 
@@ -60,9 +60,9 @@ fn a_flush_is_answered_when_it_is_done() {
     let mut guest = Guest::new(Pmem::open(spec(&path)).unwrap());
     assert_eq!(guest.workers[0].thread.name(), "_pmem0_q0");
     assert_eq!(guest.request(0), (4, 0));
-    guest.await_interrupt();
+    guest.await_interrupt(0);
     // In pieces, and with more room than the status needs.
-    guest.queue.memory_write(BUFFERS, &[0; 4]);
+    guest.queues[0].memory_write(BUFFERS, &[0; 4]);
     assert_eq!(guest.ask(&[(BUFFERS, 1, 0), (BUFFERS + 1, 3, 0), (ANSWER, 1, WRITE), (ANSWER + 1, 9, WRITE)]), (4, 0));
     guest.has_counts(&[(PmemCounter::Flushes, 2)]);
 }
@@ -97,7 +97,7 @@ fn what_is_no_request_is_given_back_and_counted() {
     }
     assert_eq!(guest.request(0), (4, 0));
     guest.has_counts(&[(PmemCounter::Flushes, 1), (PmemCounter::BadRequests, 1), (PmemCounter::BadChains, 7)]);
-    guest.break_ring();
+    guest.break_ring(0);
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
-use crate::net::testing::{BUFFERS, MEMORY, WRITE, eventually};
+use crate::testing::driver_queue::{BUFFERS, MEMORY, WRITE, eventually};
 
-type Guest = queue_worker::testing::Guest<Rtc>;
+type Guest = crate::testing::guest::Guest<Rtc>;
 
 fn rtc() -> Rtc {
     Rtc::new(RtcSpec { id: "__rtc".into() })
@@ -20,7 +20,7 @@ impl Guest {
     fn ask(&mut self, kind: u16, pieces: &[u32]) -> Vec<u8> {
         let mut request = [0; 16];
         request[..2].copy_from_slice(&kind.to_le_bytes());
-        self.queue.memory_write(BUFFERS, &request);
+        self.queues[0].memory_write(BUFFERS, &request);
         let mut chain = vec![(BUFFERS, 3, 0), (BUFFERS + 3, 13, 0)];
         let mut at = BUFFERS + 64;
         for len in pieces {
@@ -28,7 +28,7 @@ impl Guest {
             at += u64::from(*len);
         }
         let len = self.send(&chain);
-        self.queue.bytes(BUFFERS + 64, len as usize)
+        self.queues[0].bytes(BUFFERS + 64, len as usize)
     }
 }
 
@@ -48,7 +48,7 @@ fn the_clock_is_the_hosts() {
     let reading = u128::from(u64::from_le_bytes(answer[8..].try_into().unwrap()));
     assert!((before..=after).contains(&reading), "{before} {reading} {after}");
     eventually("counts", || guest.count(RtcCounter::Readings) == 1 && guest.count(RtcCounter::Requests) == 1);
-    guest.await_interrupt();
+    guest.await_interrupt(0);
     // A restarted worker continues.
     guest.stop();
     guest.start();
@@ -73,17 +73,17 @@ fn chains_that_make_no_sense_are_given_back_empty_and_counted() {
         vec![(MEMORY - 8, 16, 0), (BUFFERS + 64, 16, WRITE)],
         vec![(BUFFERS, 16, 0), (u64::MAX, u32::MAX, WRITE)],
     ] {
-        guest.queue.add(&chain);
+        guest.queues[0].add(&chain);
     }
-    guest.kick();
-    assert_eq!(guest.used(5), [0; 5]);
+    guest.kick(0);
+    assert_eq!(guest.used(0, 5), [0; 5]);
     eventually("counts", || guest.count(RtcCounter::BadChains) == 5);
 }
 
 #[test]
 fn broken_rtc_ring_is_abandoned_and_sets_device_needs_reset() {
     let mut guest = Guest::new(rtc());
-    guest.break_ring();
+    guest.break_ring(0);
     guest.stop();
     guest.device.reset();
     assert_eq!(guest.count(RtcCounter::BrokenRings), 1);

@@ -4,14 +4,14 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use super::*;
-use crate::net::testing::{BUFFERS, MEMORY, WRITE, eventually};
+use crate::testing::driver_queue::{BUFFERS, MEMORY, WRITE, eventually};
 
 /// Times that no test waits for.
 const LONG: Times = Times { interval: Duration::from_secs(3600), limit: Duration::from_secs(3600) };
 /// Times after which the pings have ended at once.
 const SHORT: Times = Times { interval: Duration::from_millis(5), limit: Duration::from_millis(20) };
 
-type Guest = queue_worker::testing::Guest<Watchdog>;
+type Guest = crate::testing::guest::Guest<Watchdog>;
 
 /// A guest, and the number of times that its pings have ended.
 fn guest(times: Times) -> (Guest, Arc<AtomicUsize>) {
@@ -41,10 +41,10 @@ fn now(expiries: &AtomicUsize) -> usize {
 fn a_ping_is_answered_with_a_one() {
     let (mut guest, _) = guest(LONG);
     assert_eq!(guest.workers[0].thread.name(), "__watchdog_q0");
-    guest.queue.memory_write(BUFFERS, &[0xee; 2]);
+    guest.queues[0].memory_write(BUFFERS, &[0xee; 2]);
     assert_eq!(guest.ping(), 1);
-    assert_eq!(guest.queue.bytes(BUFFERS, 2), [1, 0xee]);
-    guest.await_interrupt();
+    assert_eq!(guest.queues[0].bytes(BUFFERS, 2), [1, 0xee]);
+    guest.await_interrupt(0);
     eventually("a count", || guest.count(WatchdogCounter::Pings) == 1);
     assert_eq!(guest.device.device_type(), 35);
     assert_eq!(guest.device.queue_sizes(), [8]);
@@ -110,7 +110,7 @@ fn a_running_clock_continues_after_a_pause_but_not_a_reset() {
 fn broken_ring_is_abandoned_without_stopping_the_watchdog() {
     let (mut guest, expiries) = guest(SHORT);
     guest.ping();
-    guest.break_ring();
+    guest.break_ring(0);
     eventually("an expiry", || now(&expiries) >= 1);
     eventually("a count", || guest.count(WatchdogCounter::BrokenRings) == 1);
 }

@@ -10,6 +10,7 @@ use virtio_devices::{
 
 use crate::driver::*;
 use crate::host::*;
+use crate::sample::*;
 
 const SIZE: u16 = 128;
 

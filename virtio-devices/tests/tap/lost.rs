@@ -10,6 +10,7 @@ use crate::driver::*;
 use crate::frames::*;
 use crate::host::*;
 use crate::open::fds;
+use crate::sample::*;
 
 /// Reports of a NIC about its backend.
 type Changes = Arc<Mutex<Vec<BackendChange>>>;

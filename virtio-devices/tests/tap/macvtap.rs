@@ -10,6 +10,7 @@ use crate::driver::*;
 use crate::frames::*;
 use crate::host::*;
 use crate::lost::{changes, follow};
+use crate::sample::*;
 
 /// Makes the macvtap `tap0` on one end of a pair of interfaces, whose other end is `far`.
 fn make() {

@@ -11,9 +11,10 @@ use virtio_devices::{
 };
 use vm_memory::GuestAddress;
 
-use crate::driver::{OTHER, eventually, frame, with_header};
+use crate::driver::eventually;
 use crate::frames::Machine;
 use crate::host::*;
+use crate::sample::{OTHER, frame, with_header};
 
 fn nic(switch: &Switch, port: u16) -> Net {
     let spec = NetSpec {

@@ -172,7 +172,7 @@ mod tests {
         assert!(!peer.is_to_stop(), "bypass at boot");
         thread::scope(|scope| {
             let attach = scope.spawn(|| iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }));
-            crate::net::testing::eventually("a request to stop", || peer.is_to_stop());
+            crate::testing::driver_queue::eventually("a request to stop", || peer.is_to_stop());
             assert!(!attach.is_finished());
             peer.end();
             attach.join().unwrap().unwrap();

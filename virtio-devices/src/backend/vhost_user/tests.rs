@@ -83,7 +83,7 @@ impl Rig {
 
     /// A NIC over the peer, and its driver.
     fn guest(&self, backend: VhostUser, pairs: u16) -> Guest {
-        Guest::in_memory(spec(pairs, 16), backend, self.map.clone())
+        Guest::over_in(spec(pairs, 16), backend, self.map.clone())
     }
 
     /// Sends a frame each way through the first pair, and checks that it arrives and that the driver is interrupted.
@@ -129,5 +129,5 @@ fn grown(map: &GuestMap, at: u64, len: u64) -> GuestMap {
 }
 
 fn await_loss(guest: &Guest, lost: bool) {
-    eventually("a change of the backend", || guest.net.backend_lost() == lost);
+    eventually("a change of the backend", || guest.device.backend_lost() == lost);
 }

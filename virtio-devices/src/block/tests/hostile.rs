@@ -21,7 +21,7 @@ fn a_chain_without_a_place_for_a_status_is_dropped_and_counted() {
             &[(HEADER_AT, 16, 0), (BUFFERS, u32::MAX, WRITE), (STATUS_AT, 1, WRITE)],
         ];
         for chain in chains {
-            assert_eq!(guest.run(chain), 0, "{chain:?}");
+            assert_eq!(guest.send(chain), 0, "{chain:?}");
         }
         assert_eq!(guest.count(BlockCounter::BadChains), 6);
         assert!(guest.image() == [0; SIZE]);
@@ -50,7 +50,7 @@ fn what_does_not_fit_the_disk_has_a_status_and_changes_nothing() {
             assert_eq!(guest.request(kind, sector, &[data]), (status, 1), "{kind} {sector}");
         }
         guest.put_header(VIRTIO_BLK_T_FLUSH, 0);
-        assert_eq!(guest.run(&[(HEADER_AT, 15, 0), (STATUS_AT, 1, WRITE)]), 1);
+        assert_eq!(guest.send(&[(HEADER_AT, 15, 0), (STATUS_AT, 1, WRITE)]), 1);
         assert_eq!(guest.queues[0].bytes(STATUS_AT, 1), [IOERR]);
         assert!(guest.image() == [0; SIZE]);
     }
@@ -72,7 +72,7 @@ fn a_request_with_more_segments_than_a_call_takes_is_dropped() {
             let head = queue.build(&[(table, 16 * (u32::from(segments) + 2), 4)]);
             queue.offer(head);
             guest.kick(0);
-            guest.wait_used(0, 1)[0].1
+            guest.await_used(0, 1)[0].1
         };
         assert_eq!(read(1020, 512), 1020 * 512 + 1);
         assert_eq!(read(1021, 512), 0);
@@ -84,10 +84,7 @@ fn a_request_with_more_segments_than_a_call_takes_is_dropped() {
 fn a_disk_gives_up_an_invalid_ring_and_requests_a_reset() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
-        let avail = guest.queues[0].avail();
-        guest.queues[0].write(avail + 2, 1000u16.to_le_bytes());
-        guest.kick(0);
-        eventually("a request for a reset", || guest.interrupts.needs_reset());
+        guest.break_ring(0);
         guest.stop();
         assert_eq!(guest.count(BlockCounter::BrokenRings), 1);
     }
@@ -122,9 +119,9 @@ proptest! {
             given += usize::from(head < 64);
         }
         // The used ring cannot name heads beyond the ring.
-        guest.wait_used(0, given);
+        guest.await_used(0, given);
         guest.stop();
         prop_assert!(!guest.interrupts.needs_reset());
-        prop_assert_eq!(guest.file.as_file().metadata().unwrap().len(), SIZE as u64);
+        prop_assert_eq!(guest.host.as_file().metadata().unwrap().len(), SIZE as u64);
     }
 }

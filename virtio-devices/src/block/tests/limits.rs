@@ -38,17 +38,17 @@ fn no_more_is_begun_than_the_limit_of_operations_lets_through() {
         let ops = limit(4, 2, NEVER);
         let mut guest = limited(io_uring, 1, RateLimits { ops, bandwidth: None });
         guest.ask(0, 10);
-        assert_eq!(guest.wait_used(0, 6).len(), 6);
+        assert_eq!(guest.await_used(0, 6).len(), 6);
         eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
         // A waiting worker stops at once, and neither a new start nor a reset refills the bucket.
-        let features = guest.block.features();
+        let features = guest.device.features();
         for _ in 0..3 {
             let waits = guest.count(BlockCounter::RateWaits);
             let began = Instant::now();
             guest.stop();
             assert!(began.elapsed() < Duration::from_secs(60));
-            guest.block.reset();
-            guest.start(features);
+            guest.device.reset();
+            guest.start_with(features);
             guest.kick(0);
             eventually("wait", || guest.count(BlockCounter::RateWaits) > waits);
         }
@@ -65,7 +65,7 @@ fn what_waits_is_carried_out_as_the_bucket_refills() {
         let mut guest = limited(io_uring, 1, RateLimits { ops, bandwidth: None });
         guest.ask(0, 20);
         // One doorbell was rung, and no other is needed.
-        assert_eq!(guest.wait_used(0, 20).len(), 20);
+        assert_eq!(guest.await_used(0, 20).len(), 20);
         assert!(began.elapsed() >= Duration::from_millis(180), "two at once, and one in each 10 ms: {began:?}");
         assert!(guest.count(BlockCounter::RateWaits) > 0);
     }
@@ -101,9 +101,9 @@ fn all_queues_of_a_disk_share_its_limits() {
     let ops = limit(6, 0, NEVER);
     let mut guest = limited(true, 2, RateLimits { ops, bandwidth: None });
     guest.ask(0, 4);
-    assert_eq!(guest.wait_used(0, 4).len(), 4);
+    assert_eq!(guest.await_used(0, 4).len(), 4);
     guest.ask(1, 4);
-    assert_eq!(guest.wait_used(1, 2).len(), 2);
+    assert_eq!(guest.await_used(1, 2).len(), 2);
     eventually("wait", || guest.count(BlockCounter::RateWaits) > 0);
     assert_eq!(guest.count(BlockCounter::ReadOps), 6);
 }
@@ -117,14 +117,14 @@ fn disks_of_a_group_share_its_limits() {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(SIZE as u64).unwrap();
         let path = image.path().into();
-        guest.block = Block::open(BlockSpec { path, ..spec(true) }).unwrap().limited_by(group.clone());
-        guest.start(guest.block.features());
+        guest.device = Block::open(BlockSpec { path, ..spec(true) }).unwrap().limited_by(group.clone());
+        guest.start();
         guest
     });
     guests[0].ask(0, 4);
-    assert_eq!(guests[0].wait_used(0, 4).len(), 4);
+    assert_eq!(guests[0].await_used(0, 4).len(), 4);
     guests[1].ask(0, 4);
-    assert_eq!(guests[1].wait_used(0, 2).len(), 2);
+    assert_eq!(guests[1].await_used(0, 2).len(), 2);
     eventually("wait", || guests[1].count(BlockCounter::RateWaits) > 0);
     assert_eq!(guests[1].count(BlockCounter::ReadOps), 2);
 }
@@ -138,28 +138,28 @@ fn saved(block: &Block) -> DeviceSpecific {
 fn a_restored_disk_has_no_more_left_of_its_limits_than_it_had() {
     let limits = RateLimits { bandwidth: limit(4096, 0, NEVER), ops: limit(6, 1, NEVER) };
     let mut old = limited(true, 1, limits);
-    assert_eq!(old.block.save(), DeviceSpecific::PowerOn, "all are full");
+    assert_eq!(old.device.save(), DeviceSpecific::PowerOn, "all are full");
     old.ask(0, 4);
-    assert_eq!(old.wait_used(0, 4).len(), 4);
+    assert_eq!(old.await_used(0, 4).len(), 4);
     old.stop();
-    let state = saved(&old.block);
+    let state = saved(&old.device);
     let mut new = limited(true, 1, limits);
     new.stop();
-    let features = new.block.features();
-    new.block.restore(&state, Some(features)).unwrap();
-    let DeviceSpecific::Block(BlockState { writeback: None, limits: buckets }) = new.block.save() else { panic!() };
+    let features = new.device.features();
+    new.device.restore(&state, Some(features)).unwrap();
+    let DeviceSpecific::Block(BlockState { writeback: None, limits: buckets }) = new.device.save() else { panic!() };
     assert_eq!((buckets.len(), buckets[1].burst), (2, 0));
-    new.start(features);
+    new.start_with(features);
     new.ask(0, 4);
     // One of the burst and six of the bucket, four of which were used before.
-    assert_eq!(new.wait_used(0, 3).len(), 3);
+    assert_eq!(new.await_used(0, 3).len(), 3);
     eventually("wait", || new.count(BlockCounter::RateWaits) > 0);
     assert_eq!(new.count(BlockCounter::ReadOps), 3);
     // Neither a reset nor a driver that has not started yet changes that.
     new.stop();
-    new.block.reset();
-    let state = saved(&new.block);
-    new.block.restore(&state, None).unwrap();
+    new.device.reset();
+    let state = saved(&new.device);
+    new.device.restore(&state, None).unwrap();
 }
 
 #[test]
@@ -185,13 +185,13 @@ fn a_disk_is_not_restored_to_limits_that_it_does_not_have() {
     let state = |limits| DeviceSpecific::Block(BlockState { writeback: None, limits });
     let mut none = Guest::new(true);
     none.stop();
-    assert!(matches!(none.block.restore(&state(vec![bucket]), None), Err(StateError::Shape("rate limits"))));
+    assert!(matches!(none.device.restore(&state(vec![bucket]), None), Err(StateError::Shape("rate limits"))));
     let mut guest = limited(true, 1, RateLimits { ops: limit(6, 0, NEVER), bandwidth: None });
     guest.stop();
     for wrong in
         [vec![bucket; 2], vec![BucketState { burst: 1, ..bucket }], vec![BucketState { missing: u64::MAX, burst: 0 }]]
     {
-        assert!(guest.block.restore(&state(wrong), None).is_err());
+        assert!(guest.device.restore(&state(wrong), None).is_err());
     }
-    guest.block.restore(&state(vec![bucket]), None).unwrap();
+    guest.device.restore(&state(vec![bucket]), None).unwrap();
 }

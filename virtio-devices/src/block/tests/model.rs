@@ -51,11 +51,11 @@ proptest! {
         io_uring: bool, bounce: bool,
     ) {
         let mut guest = Guest::new(io_uring);
-        let features = guest.block.features();
+        let features = guest.device.features();
         if bounce {
             guest.stop();
             guest.align(512);
-            guest.start(features);
+            guest.start_with(features);
         }
         let mut model = vec![0; SIZE];
         for (op, cuts) in &ops {
@@ -86,7 +86,7 @@ proptest! {
                 Op::Flush => prop_assert_eq!(guest.request(VIRTIO_BLK_T_FLUSH, 0, &[]), (OK, 1)),
                 Op::Restart => {
                     guest.stop();
-                    guest.start(features);
+                    guest.start_with(features);
                 }
             }
         }

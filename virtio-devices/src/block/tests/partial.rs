@@ -14,7 +14,7 @@ fn guest(io_uring: bool, queues: u16, change: impl FnOnce(&mut Image)) -> Guest 
     let mut guest = Guest::with(BlockSpec { queues, ..spec(io_uring) });
     guest.stop();
     guest.change_image(change);
-    guest.start(guest.block.features());
+    guest.start();
     guest
 }
 
@@ -88,8 +88,8 @@ fn a_change_of_a_part_of_a_block_loses_no_write_beside_it() {
             }
             guest.kick(0);
             guest.kick(1);
-            guest.wait_used(0, 4);
-            guest.wait_used(1, 4);
+            guest.await_used(0, 4);
+            guest.await_used(1, 4);
             let image = guest.image();
             for (n, byte) in image[..4 * 4096].iter().enumerate() {
                 let is_shared = n / SECTOR % 8 == 2;
@@ -117,8 +117,8 @@ fn a_queue_of_whole_and_partial_blocks_ends() {
             }
             guest.kick(0);
             guest.kick(1);
-            guest.wait_used(0, 16);
-            guest.wait_used(1, 16);
+            guest.await_used(0, 16);
+            guest.await_used(1, 16);
             assert!(guest.image() == shadow, "{io_uring} {round}");
         }
     }
@@ -133,7 +133,7 @@ fn ranges_of_any_sectors_are_zeroed_on_larger_blocks() {
                 raw.range_unit = 4096;
             }
         });
-        if guest.block.features() & 1 << VIRTIO_BLK_F_DISCARD == 0 {
+        if guest.device.features() & 1 << VIRTIO_BLK_F_DISCARD == 0 {
             return;
         }
         let mut shadow = pattern(SIZE, 7);

@@ -43,7 +43,7 @@ fn a_header_and_data_in_many_pieces_are_one_request() {
             (BUFFERS + 101, 923, 0),
             (STATUS_AT, 1, WRITE),
         ];
-        assert_eq!(guest.run(&chain), 1);
+        assert_eq!(guest.send(&chain), 1);
         assert_eq!(guest.queues[0].bytes(STATUS_AT, 1), [OK]);
         assert_eq!(guest.image()[512..1536], data);
     }
@@ -55,7 +55,7 @@ fn the_status_is_the_last_writable_byte_wherever_it_lies() {
     assert_eq!(guest.write(0, &pattern(512, 1)), (OK, 1));
     guest.put_header(VIRTIO_BLK_T_IN, 0);
     guest.put(BUFFERS, &[0xee; 513]);
-    assert_eq!(guest.run(&[(HEADER_AT, 16, 0), (BUFFERS, 513, WRITE)]), 513);
+    assert_eq!(guest.send(&[(HEADER_AT, 16, 0), (BUFFERS, 513, WRITE)]), 513);
     assert_eq!(guest.queues[0].bytes(BUFFERS, 513), [&pattern(512, 1)[..], &[OK]].concat());
 }
 
@@ -92,7 +92,7 @@ fn flushes_and_requests_without_data_succeed() {
 fn ranges_are_zero_afterwards_and_nothing_else_is() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
-        if !has(guest.block.features(), VIRTIO_BLK_F_DISCARD) {
+        if !has(guest.device.features(), VIRTIO_BLK_F_DISCARD) {
             // The file system of the temporary directory has no holes: the disk must not do what it did not offer.
             guest.put(BUFFERS, &segment(8, 8, 0));
             let result = guest.request(VIRTIO_BLK_T_DISCARD, 0, &[(BUFFERS, 16, 0)]);
@@ -111,14 +111,14 @@ fn ranges_are_zero_afterwards_and_nothing_else_is() {
             expected[sector as usize * 512..(sector as usize + 9) * 512].fill(0);
         }
         assert!(guest.image() == expected);
-        assert_eq!(guest.file.as_file().metadata().unwrap().len(), SIZE as u64);
+        assert_eq!(guest.host.as_file().metadata().unwrap().len(), SIZE as u64);
     }
 }
 
 #[test]
 fn a_read_only_disk_says_so_and_stays_as_it_is() {
     let mut guest = Guest::with(BlockSpec { read_only: true, ..spec(true) });
-    let features = guest.block.features();
+    let features = guest.device.features();
     assert!(has(features, VIRTIO_BLK_F_RO) && !has(features, VIRTIO_BLK_F_DISCARD));
     assert_eq!(guest.write(0, &pattern(512, 1)), (IOERR, 1));
     assert_eq!(guest.read(0, 512), (OK, vec![0; 512]));
@@ -131,7 +131,7 @@ fn buffers_that_are_not_aligned_go_through_one_that_is() {
         let mut guest = Guest::new(io_uring);
         guest.stop();
         guest.align(512);
-        guest.start(guest.block.features());
+        guest.start();
         // Larger than the bounce buffer.
         let data = pattern(600 << 10, 5);
         guest.put(BUFFERS + 1, &data);
@@ -170,8 +170,8 @@ fn around_the_page_cache_any_buffer_works() {
         };
         let mut guest = Guest::new(io_uring);
         guest.stop();
-        guest.block = block;
-        guest.start(guest.block.features());
+        guest.device = block;
+        guest.start();
         let data = pattern(64 << 10, io_uring.into());
         for shift in [0, 1, 511] {
             guest.put(BUFFERS + shift, &data);
@@ -188,11 +188,11 @@ fn around_the_page_cache_any_buffer_works() {
 fn a_shrunk_image_fails_reads_past_its_end_and_does_not_grow() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
-        guest.file.as_file().set_len(1024).unwrap();
+        guest.host.as_file().set_len(1024).unwrap();
         assert_eq!(guest.read(1, 1024).0, IOERR);
         assert_eq!(guest.read(0, 1024).0, OK);
         assert_eq!(guest.count(BlockCounter::BackendErrors), 1);
-        assert_eq!(guest.file.as_file().metadata().unwrap().len(), 1024);
+        assert_eq!(guest.host.as_file().metadata().unwrap().len(), 1024);
     }
 }
 
@@ -203,7 +203,7 @@ fn a_write_is_stable_when_the_driver_does_not_flush_or_said_so() {
     const WCE: u64 = 1 << VIRTIO_BLK_F_CONFIG_WCE;
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
-        let version = guest.block.features() & !FLUSH & !WCE;
+        let version = guest.device.features() & !FLUSH & !WCE;
         for (features, writeback, stable) in [
             (FLUSH, None, false),
             (0, None, true),
@@ -213,14 +213,14 @@ fn a_write_is_stable_when_the_driver_does_not_flush_or_said_so() {
             (FLUSH | WCE, Some(1), false),
         ] {
             guest.stop();
-            guest.block.reset();
+            guest.device.reset();
             guest.queues = vec![DriverQueue::new(&memory(), 0, 64)];
             guest.memory = crate::Memory::new(guest.queues[0].memory.clone());
-            guest.start(version | features);
+            guest.start_with(version | features);
             if let Some(writeback) = writeback {
-                guest.block.config_write(32, &[writeback]);
+                guest.device.config_write(32, &[writeback]);
             }
-            assert_eq!(guest.block.stable.load(Ordering::Acquire), stable, "{features:#x} {writeback:?}");
+            assert_eq!(guest.device.stable.load(Ordering::Acquire), stable, "{features:#x} {writeback:?}");
             assert_eq!(guest.write(0, &pattern(512, 2)), (OK, 1));
             guest.put(BUFFERS, &segment(0, 8, 1));
             let (status, _) = guest.request(VIRTIO_BLK_T_WRITE_ZEROES, 0, &[(BUFFERS, 16, 0)]);
@@ -237,7 +237,7 @@ fn pages_filled_by_reads_are_logged_and_sources_of_writes_not() {
         let mut guest = Guest::new(io_uring);
         guest.stop();
         guest.align(alignment);
-        guest.start(guest.block.features());
+        guest.start();
         let map = guest.queues[0].memory.clone();
         let log = crate::WriteLog::new(&map).unwrap();
         let region = map.iter().next().unwrap();
@@ -257,7 +257,7 @@ fn pages_filled_by_reads_are_logged_and_sources_of_writes_not() {
         log.take(0, &mut [0; 64]);
         guest.queues[0].offer(head);
         guest.kick(0);
-        guest.wait_used(0, 1);
+        guest.await_used(0, 1);
         assert!(noted(STATUS_AT), "{io_uring} {alignment}");
     }
 }
@@ -271,9 +271,9 @@ fn an_image_that_only_fails_is_reported_once_until_it_works() {
         let mut guest = Guest::new(io_uring);
         let told = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&told);
-        guest.block.observe_failures(Box::new(move |change| seen.lock().push(change)));
+        guest.device.observe_failures(Box::new(move |change| seen.lock().push(change)));
         // The host's file has no data beyond that.
-        guest.file.as_file().set_len(1024).unwrap();
+        guest.host.as_file().set_len(1024).unwrap();
         for sector in [2, 3, 2] {
             assert_eq!(guest.read(sector, 512).0, IOERR);
         }
@@ -281,7 +281,7 @@ fn an_image_that_only_fails_is_reported_once_until_it_works() {
         assert_eq!(guest.read(1 << 40, 512).0, IOERR);
         let failing = FailureChange::Failing("it is shorter than the disk".into());
         assert_eq!(*told.lock(), std::slice::from_ref(&failing));
-        guest.file.as_file().set_len(SIZE as u64).unwrap();
+        guest.host.as_file().set_len(SIZE as u64).unwrap();
         assert_eq!(guest.read(2, 512).0, OK);
         eventually("the end of the failures", || *told.lock() == [failing.clone(), FailureChange::Recovered]);
     }

@@ -49,7 +49,7 @@ fn an_idle_disk_delays_no_attach_and_finds_what_is_mapped() {
         let read = |guest: &mut Guest, len: u32| {
             guest.put_header(0, 8);
             guest.put(BUFFERS, &[0; 3 * 4096]);
-            let used = guest.run(&[(HEADER_AT, 16, 0), (SHIFT, len, WRITE), (STATUS_AT, 1, WRITE)]);
+            let used = guest.send(&[(HEADER_AT, 16, 0), (SHIFT, len, WRITE), (STATUS_AT, 1, WRITE)]);
             (used, guest.queues[0].bytes(BUFFERS, 3 * 4096))
         };
         let (used, bytes) = read(&mut guest, 0x2000);

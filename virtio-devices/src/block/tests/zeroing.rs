@@ -18,7 +18,7 @@ fn guest(io_uring: bool, change: impl FnOnce(&mut Image)) -> Guest {
     let mut guest = Guest::new(io_uring);
     guest.stop();
     guest.change_image(change);
-    guest.start(guest.block.features());
+    guest.start();
     guest
 }
 
@@ -48,7 +48,7 @@ fn zeros_are_written_where_storage_refuses_to_zero() {
                     raw.range_unit = unit;
                 }
             });
-            assert!(has(guest.block.features(), VIRTIO_BLK_F_WRITE_ZEROES));
+            assert!(has(guest.device.features(), VIRTIO_BLK_F_WRITE_ZEROES));
             for flags in [0, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP] {
                 let mut expected = fill(&mut guest);
                 for (sector, count) in RANGES {
@@ -66,7 +66,7 @@ fn zeros_are_written_where_storage_refuses_to_zero() {
 fn a_discard_that_storage_refuses_changes_nothing() {
     for io_uring in ENGINES {
         let mut guest = guest(io_uring, |image| image.refused = vec![Zeroing::Hole]);
-        if !has(guest.block.features(), VIRTIO_BLK_F_DISCARD) {
+        if !has(guest.device.features(), VIRTIO_BLK_F_DISCARD) {
             return;
         }
         let expected = fill(&mut guest);
@@ -74,7 +74,7 @@ fn a_discard_that_storage_refuses_changes_nothing() {
         assert!(guest.image() == expected);
         // The refusal is remembered, and the call is not repeated.
         let range = Range { offset: 0, len: 512 };
-        assert_eq!(guest.block.image.lacking.way(Operation::Discard(range)), Zeroing::Nothing);
+        assert_eq!(guest.device.image.lacking.way(Operation::Discard(range)), Zeroing::Nothing);
     }
 }
 
@@ -87,8 +87,8 @@ fn tmpfs_zeroes_with_and_without_giving_space_back() {
         let mut guest = Guest::new(io_uring);
         guest.stop();
         let path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
-        guest.block = Block::open(BlockSpec { path, ..spec(io_uring) }).unwrap();
-        guest.start(guest.block.features());
+        guest.device = Block::open(BlockSpec { path, ..spec(io_uring) }).unwrap();
+        guest.start();
         let mut expected = fill(&mut guest);
         for (flags, (sector, count)) in [0, 1, 0, 1, 0].into_iter().zip(RANGES) {
             assert_eq!(zero(&mut guest, VIRTIO_BLK_T_WRITE_ZEROES, sector, count, flags), OK, "{io_uring} {sector}");

@@ -7,66 +7,41 @@ use vm_memory::{Bytes, GuestAddress, Permissions};
 use super::super::mappings::Range;
 use super::super::request::{Request, encode};
 use super::super::{Iommu, IommuAttachment, IommuCounter, IommuDevice};
+use crate::VirtioDevice;
 use crate::memory::Translate;
-use crate::net::testing::{BUFFERS, DriverQueue, NEXT, WRITE, eventually, memory};
-use crate::{Interrupts, Start, VirtioDevice, Worker};
+use crate::testing::driver_queue::{BUFFERS, NEXT, WRITE, eventually, memory};
 
 const ENDPOINT: u32 = 0x100;
 const REPLY: u64 = BUFFERS + 0x1000;
 
-struct Rig {
-    device: IommuDevice,
+/// The IOMMU, and the attachment of a function behind it.
+struct Host {
     iommu: Arc<Iommu>,
     behind: IommuAttachment,
-    requests: DriverQueue,
-    events: DriverQueue,
-    interrupts: Arc<Interrupts>,
-    workers: Vec<Worker>,
 }
 
-impl Rig {
+type Guest = crate::testing::guest::Guest<IommuDevice, Host>;
+
+impl Guest {
     fn new() -> Self {
         let iommu = Iommu::new(48);
         let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
-        let map = memory();
-        let mut rig = Self {
-            device: IommuDevice::new("iommu", Arc::clone(&iommu)),
-            iommu,
-            behind,
-            requests: DriverQueue::new(&map, 0, 16),
-            events: DriverQueue::new(&map, 1, 16),
-            interrupts: Arc::new(Interrupts::new(2, 3)),
-            workers: Vec::new(),
-        };
-        rig.interrupts.set_queue_vector(1, 1);
-        rig.start();
-        rig
-    }
-
-    fn start(&mut self) {
-        let start = Start {
-            memory: self.requests.memory.clone().into(),
-            features: self.device.features(),
-            queues: vec![(0, Arc::clone(&self.requests.queue)), (1, Arc::clone(&self.events.queue))],
-            interrupts: Arc::clone(&self.interrupts),
-        };
-        self.workers = self.device.start(start).unwrap();
-    }
-
-    fn stop(&mut self) {
-        self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
+        let device = IommuDevice::new("iommu", Arc::clone(&iommu));
+        let mut guest = Self::stopped(device, Host { iommu, behind }, &memory(), &[16, 16]);
+        guest.start();
+        guest
     }
 
     /// Makes a request available, with `room` device-writable bytes.
     fn offer(&mut self, bytes: &[u8], room: u32) {
-        self.requests.memory.write_slice(bytes, GuestAddress(BUFFERS)).unwrap();
-        self.requests.memory.write_slice(&[0xaa; 600], GuestAddress(REPLY)).unwrap();
-        self.requests.add(&[(BUFFERS, bytes.len() as u32, NEXT), (REPLY, room, WRITE)]);
+        self.queues[0].memory.write_slice(bytes, GuestAddress(BUFFERS)).unwrap();
+        self.queues[0].memory.write_slice(&[0xaa; 600], GuestAddress(REPLY)).unwrap();
+        self.queues[0].add(&[(BUFFERS, bytes.len() as u32, NEXT), (REPLY, room, WRITE)]);
     }
 
     fn reply(&self, len: usize) -> Vec<u8> {
         let mut reply = vec![0; len];
-        self.requests.memory.read_slice(&mut reply, GuestAddress(REPLY)).unwrap();
+        self.queues[0].memory.read_slice(&mut reply, GuestAddress(REPLY)).unwrap();
         reply
     }
 
@@ -74,121 +49,115 @@ impl Rig {
     fn ask(&mut self, request: Request) -> u8 {
         self.offer(&encode(request), 4);
         assert!(self.device.doorbell_rung(0));
-        assert_eq!(self.requests.take_used().len(), 1);
+        assert_eq!(self.queues[0].take_used().len(), 1);
         self.reply(1)[0]
     }
 
     fn count(&self, counter: IommuCounter) -> u64 {
-        self.iommu.counters().get(counter)
-    }
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        self.stop();
+        self.host.iommu.counters().get(counter)
     }
 }
 
 #[test]
 fn requests_are_answered_when_the_doorbells_write_returns() {
-    let mut rig = Rig::new();
-    assert_eq!(rig.workers.len(), 1, "of events alone");
-    assert!(rig.workers.iter().flat_map(|worker| &worker.doorbells).all(|(queue, _)| *queue == 1));
+    let mut guest = Guest::new();
+    assert_eq!(guest.workers.len(), 1, "of events alone");
+    assert!(guest.workers.iter().flat_map(|worker| &worker.doorbells).all(|(queue, _)| *queue == 1));
     let range = Range { first: 0x1000, last: 0x1fff };
-    assert_eq!(rig.ask(Request::Map { domain: 1, range, target: 0, access: Permissions::Read }), 6);
-    assert_eq!(rig.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }), 0);
-    assert_eq!(rig.ask(Request::Map { domain: 1, range, target: 0x2000, access: Permissions::Read }), 0);
-    assert_eq!(rig.behind.endpoint().translate(0x1010, 4, Permissions::Read), Some((0x2010, 4)));
-    assert_eq!(rig.ask(Request::Unmap { domain: 1, range }), 0);
-    assert_eq!(rig.ask(Request::Detach { domain: 1, endpoint: ENDPOINT }), 0);
+    assert_eq!(guest.ask(Request::Map { domain: 1, range, target: 0, access: Permissions::Read }), 6);
+    assert_eq!(guest.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }), 0);
+    assert_eq!(guest.ask(Request::Map { domain: 1, range, target: 0x2000, access: Permissions::Read }), 0);
+    assert_eq!(guest.host.behind.endpoint().translate(0x1010, 4, Permissions::Read), Some((0x2010, 4)));
+    assert_eq!(guest.ask(Request::Unmap { domain: 1, range }), 0);
+    assert_eq!(guest.ask(Request::Detach { domain: 1, endpoint: ENDPOINT }), 0);
     let counted = [IommuCounter::Attaches, IommuCounter::Maps, IommuCounter::Unmaps, IommuCounter::Refused];
-    assert_eq!(counted.map(|counter| rig.count(counter)), [1, 1, 1, 1]);
+    assert_eq!(counted.map(|counter| guest.count(counter)), [1, 1, 1, 1]);
 }
 
 #[test]
 fn an_endpoint_is_told_where_its_interrupts_go() {
-    let mut rig = Rig::new();
-    rig.offer(&encode(Request::Probe { endpoint: ENDPOINT }), 516);
-    rig.device.doorbell_rung(0);
-    assert_eq!(rig.requests.take_used(), [(0, 516)]);
-    let reply = rig.reply(520);
+    let mut guest = Guest::new();
+    guest.offer(&encode(Request::Probe { endpoint: ENDPOINT }), 516);
+    guest.device.doorbell_rung(0);
+    assert_eq!(guest.queues[0].take_used(), [(0, 516)]);
+    let reply = guest.reply(520);
     assert_eq!(reply[..8], [1, 0, 20, 0, 1, 0, 0, 0]);
     assert_eq!(reply[8..24], [0, 0, 0xe0, 0xfe, 0, 0, 0, 0, 0xff, 0xff, 0xef, 0xfe, 0, 0, 0, 0]);
     assert!(reply[24..516].iter().all(|byte| *byte == 0) && reply[516] == 0xaa);
-    rig.offer(&encode(Request::Probe { endpoint: 0x200 }), 516);
-    rig.device.doorbell_rung(0);
-    let reply = rig.reply(516);
+    guest.offer(&encode(Request::Probe { endpoint: 0x200 }), 516);
+    guest.device.doorbell_rung(0);
+    let reply = guest.reply(516);
     assert!(reply[512] == 6 && reply[..512].iter().all(|byte| *byte == 0));
 }
 
 #[test]
 fn a_chain_without_room_for_an_answer_is_given_back_and_counted() {
-    let mut rig = Rig::new();
+    let mut guest = Guest::new();
     for (request, room) in
         [(Request::Probe { endpoint: ENDPOINT }, 515), (Request::Detach { domain: 0, endpoint: 0 }, 3)]
     {
-        rig.offer(&encode(request), room);
-        rig.device.doorbell_rung(0);
-        assert_eq!(rig.requests.take_used().len(), 1);
+        guest.offer(&encode(request), room);
+        guest.device.doorbell_rung(0);
+        assert_eq!(guest.queues[0].take_used().len(), 1);
     }
-    assert_eq!(rig.count(IommuCounter::BadChains), 2);
+    assert_eq!(guest.count(IommuCounter::BadChains), 2);
 }
 
 #[test]
 fn faults_report_endpoint_and_address_while_buffers_last() {
-    let mut rig = Rig::new();
-    rig.events.add(&[(BUFFERS + 0x8000, 24, WRITE)]);
-    rig.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false });
-    assert_eq!(rig.behind.endpoint().translate(0x1234, 4, Permissions::Write), None);
-    eventually("an event", || rig.count(IommuCounter::Events) == 1);
+    let mut guest = Guest::new();
+    guest.queues[1].add(&[(BUFFERS + 0x8000, 24, WRITE)]);
+    guest.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false });
+    assert_eq!(guest.host.behind.endpoint().translate(0x1234, 4, Permissions::Write), None);
+    eventually("an event", || guest.count(IommuCounter::Events) == 1);
     let mut event = [0; 24];
-    rig.events.memory.read_slice(&mut event, GuestAddress(BUFFERS + 0x8000)).unwrap();
+    guest.queues[1].memory.read_slice(&mut event, GuestAddress(BUFFERS + 0x8000)).unwrap();
     assert_eq!(event, [2, 0, 0, 0, 2, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x34, 0x12, 0, 0, 0, 0, 0, 0]);
-    assert!(rig.interrupts.eventfd(1).unwrap().read().is_ok());
-    assert_eq!(rig.behind.endpoint().translate(0x1234, 4, Permissions::Read), None);
-    eventually("a drop", || rig.count(IommuCounter::EventsDropped) == 1);
-    assert_eq!(rig.count(IommuCounter::Faults), 2);
+    assert!(guest.interrupted(1));
+    assert_eq!(guest.host.behind.endpoint().translate(0x1234, 4, Permissions::Read), None);
+    eventually("a drop", || guest.count(IommuCounter::EventsDropped) == 1);
+    assert_eq!(guest.count(IommuCounter::Faults), 2);
 }
 
 #[test]
 fn the_bypass_setting_survives_a_device_reset_not_a_power_on() {
-    let mut rig = Rig::new();
-    let at = |rig: &Rig| rig.behind.endpoint().translate(0x1234, 4, Permissions::Write);
-    assert_eq!(at(&rig), Some((0x1234, 4)), "at boot");
-    rig.device.config_write(36, &[0]);
-    rig.device.config_write(36, &[2]);
+    let mut guest = Guest::new();
+    let at = |guest: &Guest| guest.host.behind.endpoint().translate(0x1234, 4, Permissions::Write);
+    assert_eq!(at(&guest), Some((0x1234, 4)), "at boot");
+    guest.device.config_write(36, &[0]);
+    guest.device.config_write(36, &[2]);
     let mut config = [0; 41];
-    rig.device.config_read(0, &mut config);
+    guest.device.config_read(0, &mut config);
     assert_eq!(config[..8], (0x20_1000u64).to_le_bytes());
     assert_eq!(
         (&config[16..24], &config[32..]),
         (&(u64::MAX >> 16).to_le_bytes()[..], &[0, 2, 0, 0, 0, 0, 0, 0, 0][..])
     );
-    rig.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: true });
-    assert_eq!(at(&rig), Some((0x1234, 4)));
-    rig.stop();
-    rig.device.reset();
-    assert_eq!(at(&rig), None);
-    assert!(!rig.device.doorbell_rung(0), "nothing runs");
-    rig.iommu.power_on();
-    assert_eq!(at(&rig), Some((0x1234, 4)));
+    guest.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: true });
+    assert_eq!(at(&guest), Some((0x1234, 4)));
+    guest.stop();
+    guest.device.reset();
+    assert_eq!(at(&guest), None);
+    assert!(!guest.device.doorbell_rung(0), "nothing runs");
+    guest.host.iommu.power_on();
+    assert_eq!(at(&guest), Some((0x1234, 4)));
 }
 
 #[test]
 fn a_request_queued_while_stopped_is_answered_at_the_start() {
-    let mut rig = Rig::new();
-    rig.stop();
-    rig.offer(&encode(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }), 4);
-    rig.start();
-    assert_eq!((rig.requests.take_used().len(), rig.reply(1)), (1, vec![0]));
+    let mut guest = Guest::new();
+    guest.stop();
+    guest.offer(&encode(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }), 4);
+    guest.start();
+    assert_eq!((guest.queues[0].take_used().len(), guest.reply(1)), (1, vec![0]));
 }
 
 #[test]
 fn a_ring_that_cannot_be_asks_for_a_reset_once() {
-    let mut rig = Rig::new();
-    rig.requests.write(rig.requests.avail() + 2, 1000u16.to_le_bytes());
-    rig.device.doorbell_rung(0);
-    rig.device.doorbell_rung(0);
-    assert!(rig.interrupts.needs_reset());
-    assert_eq!(rig.count(IommuCounter::BrokenRings), 1);
+    let mut guest = Guest::new();
+    guest.queues[0].set_avail_index(1000);
+    guest.device.doorbell_rung(0);
+    guest.device.doorbell_rung(0);
+    assert!(guest.interrupts.needs_reset());
+    assert_eq!(guest.count(IommuCounter::BrokenRings), 1);
 }

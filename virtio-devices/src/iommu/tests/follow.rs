@@ -15,7 +15,7 @@ use super::super::status::Status;
 use super::super::{Iommu, IommuAttachment};
 use super::properties::{PAGE, PAGES, carry_out, iommu, op, seen};
 use crate::memory::{DmaFollower, DmaMapping, DmaReach, NotFollowed, Translate};
-use crate::net::testing::eventually;
+use crate::testing::driver_queue::eventually;
 
 /// The mappings known to a follower.
 enum Known {

@@ -20,7 +20,7 @@ fn limit(size: u64, refill: Duration) -> Option<RateLimit> {
 
 fn guest(pairs: u16, limits: RateLimits) -> Guest {
     let mut guest = Guest::with(NetSpec { limits, ..spec(pairs, 64) });
-    guest.start(if pairs > 1 { 1 << VIRTIO_NET_F_MQ } else { 0 });
+    guest.start_fresh(if pairs > 1 { 1 << VIRTIO_NET_F_MQ } else { 0 });
     guest
 }
 
@@ -34,7 +34,7 @@ impl Guest {
     }
 
     fn sent(&self, pair: usize) -> usize {
-        std::iter::from_fn(|| receive(&self.peers[pair])).count()
+        std::iter::from_fn(|| receive(&self.host[pair])).count()
     }
 }
 
@@ -49,8 +49,8 @@ fn tx_rate_limit_keeps_excess_frames_in_the_ring() {
         let (waits, began) = (guest.count(Counter::TxRateWaits), Instant::now());
         guest.stop();
         assert!(began.elapsed() < Duration::from_secs(60));
-        guest.net.reset();
-        guest.start(0);
+        guest.device.reset();
+        guest.start_fresh(0);
         guest.kick(1);
         eventually("wait", || guest.count(Counter::TxRateWaits) > waits);
     }
@@ -64,7 +64,7 @@ fn rx_rate_limit_is_separate_and_keeps_excess_frames_in_the_tap() {
     guest.transmit(1, 4, 60);
     eventually("transmission", || guest.count(Counter::TxFrames) == 4);
     guest.provide(0, 16, 2048);
-    (0..10).for_each(|_| send(&guest.peers[0], &with_header(&frame(OTHER, 60))));
+    (0..10).for_each(|_| send(&guest.host[0], &with_header(&frame(OTHER, 60))));
     eventually("wait", || guest.count(Counter::RxRateWaits) > 0);
     assert_eq!((guest.queues[0].take_used().len(), guest.count(Counter::RxFrames)), (4, 4));
     assert!(!guest.is_drained(0), "the others wait in the tap");
@@ -83,7 +83,7 @@ fn a_segmented_frame_counts_as_its_packets_in_both_directions() {
     let mut guest =
         Guest::with(NetSpec { limits: RateLimits { ops: limit(10, NEVER), bandwidth: None }, ..spec(1, 64) });
     let of_segments = [VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4];
-    guest.start(of_segments.iter().fold(1 << VIRTIO_NET_F_MRG_RXBUF, |all, feature| all | 1 << feature));
+    guest.start_fresh(of_segments.iter().fold(1 << VIRTIO_NET_F_MRG_RXBUF, |all, feature| all | 1 << feature));
     for _ in 0..3 {
         guest.queues[1].send(BUFFERS, &segmented(8), &[]);
     }
@@ -91,7 +91,7 @@ fn a_segmented_frame_counts_as_its_packets_in_both_directions() {
     eventually("wait", || guest.count(Counter::TxRateWaits) > 0);
     assert_eq!(guest.count(Counter::TxFrames), 2, "16 of 10 packets");
     guest.provide(0, 32, 2048);
-    (0..3).for_each(|_| send(&guest.peers[0], &segmented(8)));
+    (0..3).for_each(|_| send(&guest.host[0], &segmented(8)));
     eventually("wait", || guest.count(Counter::RxRateWaits) > 0);
     assert_eq!(guest.count(Counter::RxFrames), 2);
     guest.stop();
@@ -104,7 +104,7 @@ fn a_frame_of_more_than_512_packets_is_refused_under_a_limit() {
         (RateLimits { ops: None, bandwidth: limit(1 << 20, NEVER) }, [2, 0]),
     ] {
         let mut guest = Guest::with(NetSpec { limits, ..spec(1, 64) });
-        guest.start(1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_HOST_TSO4);
+        guest.start_fresh(1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_HOST_TSO4);
         for size in [1, 2] {
             let mut bytes = segmented(6);
             bytes[4] = size;
@@ -123,7 +123,7 @@ fn waiting_frames_continue_as_the_buckets_refill() {
     // 60 bytes in 20 ms, beyond the first.
     let mut guest = guest(1, RateLimits { bandwidth: limit(60, Duration::from_millis(20)), ops: None });
     guest.provide(0, 16, 2048);
-    (0..8).for_each(|_| send(&guest.peers[0], &with_header(&frame(OTHER, 60))));
+    (0..8).for_each(|_| send(&guest.host[0], &with_header(&frame(OTHER, 60))));
     guest.transmit(1, 8, 60);
     // One doorbell was rung, and no other is needed.
     eventually("all frames", || guest.count(Counter::TxFrames) == 8 && guest.count(Counter::RxFrames) == 8);

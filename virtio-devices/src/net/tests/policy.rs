@@ -260,15 +260,15 @@ fn set_address(guest: &mut Guest, mac: [u8; 6]) -> u8 {
 fn host_given_mac_is_fixed_unless_the_driver_is_trusted() {
     let given = Policy { address: Some(MAC), trusted: false, ..Policy::default() };
     let mut guest = Guest::with(NetSpec { policy: given.clone(), ..spec(1, 64) });
-    guest.start(COMMANDS);
+    guest.start_fresh(COMMANDS);
     assert_eq!((set_address(&mut guest, OTHER), set_address(&mut guest, MAC)), (1, 0));
-    assert_eq!(guest.net.mac(), MAC);
+    assert_eq!(guest.device.mac(), MAC);
     // This applies as soon as the host trusts it.
-    guest.net.set_policy(Policy { trusted: true, ..given }, RateLimits::default()).wait().unwrap();
-    assert_eq!((set_address(&mut guest, OTHER), guest.net.mac()), (0, OTHER));
-    guest.net.set_policy(Policy { trusted: false, ..Policy::default() }, RateLimits::default()).wait().unwrap();
-    assert_eq!((set_address(&mut guest, FURTHER), guest.net.mac()), (0, FURTHER), "none was given");
-    assert_eq!(guest.net.set_mac(OTHER).err(), Some(MacError::InUse));
+    guest.device.set_policy(Policy { trusted: true, ..given }, RateLimits::default()).wait().unwrap();
+    assert_eq!((set_address(&mut guest, OTHER), guest.device.mac()), (0, OTHER));
+    guest.device.set_policy(Policy { trusted: false, ..Policy::default() }, RateLimits::default()).wait().unwrap();
+    assert_eq!((set_address(&mut guest, FURTHER), guest.device.mac()), (0, FURTHER), "none was given");
+    assert_eq!(guest.device.set_mac(OTHER).err(), Some(MacError::InUse));
     guest.stop();
 }
 
@@ -283,20 +283,20 @@ fn spoof_check_follows_the_drivers_mac_and_survives_its_reset() {
         guest.queues[1].send(BUFFERS, &with_header(&from(source, None)), &[]);
         guest.kick(1);
         eventually("a frame", || guest.count(Counter::TxFrames) + guest.count(Counter::TxSpoofedMac) > before);
-        receive(&guest.peers[0]).is_some()
+        receive(&guest.host[0]).is_some()
     };
-    guest.start(COMMANDS);
+    guest.start_fresh(COMMANDS);
     assert_eq!([MAC, OTHER].map(|source| send(&mut guest, source)), [true, false]);
     assert_eq!(set_address(&mut guest, OTHER), 0);
     assert_eq!([MAC, OTHER].map(|source| send(&mut guest, source)), [false, true]);
     guest.stop();
-    guest.net.reset();
-    guest.start(COMMANDS);
+    guest.device.reset();
+    guest.start_fresh(COMMANDS);
     assert_eq!([MAC, OTHER].map(|source| send(&mut guest, source)), [true, false]);
     // Live, in both directions.
-    guest.net.set_policy(Policy::default(), RateLimits::default()).wait().unwrap();
+    guest.device.set_policy(Policy::default(), RateLimits::default()).wait().unwrap();
     assert!(send(&mut guest, OTHER));
-    guest.net.set_policy(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default()).wait().unwrap();
+    guest.device.set_policy(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default()).wait().unwrap();
     assert!(!send(&mut guest, OTHER));
     guest.stop();
 }

@@ -50,7 +50,7 @@ fn apply(op: &Op, rig: &Rig, driver: &mut DriverQueue) -> bool {
     match *op {
         Op::Descriptor(index, descriptor) => driver.set_raw(index, descriptor),
         Op::Offer(head) => driver.offer(head),
-        Op::AvailIndex(index) => driver.write(driver.avail() + 2, index.to_le_bytes()),
+        Op::AvailIndex(index) => driver.set_avail_index(index),
         Op::UsedEvent(event) => driver.set_used_event(event),
         Op::Link(up) => _ = rig.state.set_link_up(up),
         Op::Filter(on) => rig.state.change_filter(|filter| filter.set_mode(Mode::Promiscuous, !on)),

@@ -180,7 +180,7 @@ fn link_up(net: &Net) -> bool {
 fn backend_gets_data_queues_and_worker_keeps_control_queue() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     assert_eq!(backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true").len(), 1);
     let started = backend.script.lock().queues.clone();
     let doorbells = &guest.workers[0].doorbells;
@@ -203,7 +203,7 @@ fn backend_gets_data_queues_and_worker_keeps_control_queue() {
 fn queue_resumes_at_the_backend_position_or_last_used_index() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     // The backend has returned five receive and three transmit buffers, and holds two receive buffers.
     guest.queues[0].write(guest.queues[0].used() + 2, 5u16.to_le_bytes());
@@ -218,7 +218,7 @@ fn queue_resumes_at_the_backend_position_or_last_used_index() {
         })
     };
     assert_eq!(positions(&guest), [(7, 5), (3, 3)]);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 7), (1, 3)] pairs=1 fresh=false");
 }
 
@@ -226,7 +226,7 @@ fn queue_resumes_at_the_backend_position_or_last_used_index() {
 fn a_position_that_no_backend_can_have_reached_is_not_believed() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     guest.queues[0].write(guest.queues[0].used() + 2, 5u16.to_le_bytes());
     guest.queues[1].write(guest.queues[1].used() + 2, 5u16.to_le_bytes());
@@ -242,7 +242,7 @@ fn queue_without_vector_sets_isr_until_it_gets_a_vector() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.interrupts.set_queue_vector(1, NO_VECTOR);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     backend.interrupt(1);
     eventually("the ISR status", || guest.interrupts.take_isr() == 1);
@@ -258,23 +258,23 @@ fn queue_without_vector_sets_isr_until_it_gets_a_vector() {
 fn the_host_s_link_stops_the_queues_and_starts_them_again() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
-    guest.net.set_link(false).wait().unwrap();
+    guest.device.set_link(false).wait().unwrap();
     backend.await_asked("stop");
-    assert!(!link_up(&guest.net) && config_interrupts(&guest) == 1);
-    guest.net.set_link(true).wait().unwrap();
+    assert!(!link_up(&guest.device) && config_interrupts(&guest) == 1);
+    guest.device.set_link(true).wait().unwrap();
     assert_eq!(backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true").len(), 1);
-    assert!(link_up(&guest.net));
+    assert!(link_up(&guest.device));
 }
 
 /// A guest over `backend` whose link the host has taken down.
 fn cut_one_that_could_not_continue(backend: &Scripted) -> Guest {
     backend.script.lock().needs_reset_after_stop = true;
     let mut guest = backend.guest(1);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
-    guest.net.set_link(false).wait().unwrap();
+    guest.device.set_link(false).wait().unwrap();
     guest
 }
 
@@ -286,15 +286,15 @@ fn backend_that_cannot_resume_keeps_running_while_link_is_down() {
     guest.interrupts.set_queue_vector(1, NO_VECTOR);
     guest.workers[0].wake();
     assert_eq!(backend.await_asked("call 1"), ["call 1"]);
-    assert!(!link_up(&guest.net) && config_interrupts(&guest) == 1);
-    guest.net.set_link(true).wait().unwrap();
-    assert!(link_up(&guest.net) && config_interrupts(&guest) == 1);
+    assert!(!link_up(&guest.device) && config_interrupts(&guest) == 1);
+    guest.device.set_link(true).wait().unwrap();
+    assert!(link_up(&guest.device) && config_interrupts(&guest) == 1);
     guest.stop();
     assert_eq!(backend.asked(), ["stop"], "as any other by a pause");
     // Otherwise a driver's first command to a device with the control queue would wait for the link.
-    guest.net.set_link(false).wait().unwrap();
-    guest.net.reset();
-    guest.start_at_once(FEATURES);
+    guest.device.set_link(false).wait().unwrap();
+    guest.device.reset();
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
 }
 
@@ -304,7 +304,7 @@ fn lost_backend_that_cannot_resume_recovers_while_link_is_down() {
     let guest = cut_one_that_could_not_continue(&backend);
     backend.say(Err(()));
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=false");
-    eventually("the return", || !guest.net.backend_lost());
+    eventually("the return", || !guest.device.backend_lost());
 }
 
 #[test]
@@ -313,28 +313,28 @@ fn lost_backend_takes_the_link_down_and_its_return_brings_it_up() {
     let mut guest = backend.guest(1);
     let changes = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&changes);
-    guest.net.observe_backend(Box::new(move |change| seen.lock().push(change)));
-    guest.start_at_once(FEATURES);
+    guest.device.observe_backend(Box::new(move |change| seen.lock().push(change)));
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     guest.queues[0].write(guest.queues[0].used() + 2, 5u16.to_le_bytes());
-    let generation = guest.net.config_generation();
+    let generation = guest.device.config_generation();
     backend.script.lock().stays_lost = true;
     backend.say(Err(()));
-    eventually("the loss", || guest.net.backend_lost());
+    eventually("the loss", || guest.device.backend_lost());
     eventually("its interrupt", || config_interrupts(&guest) > 0);
-    assert!(!link_up(&guest.net));
-    assert_ne!(guest.net.config_generation(), generation);
+    assert!(!link_up(&guest.device));
+    assert_ne!(guest.device.config_generation(), generation);
     // Another attempt follows when the backend signals.
     backend.say(Ok(Attention::Nothing));
     backend.await_asked("recover");
-    assert!(guest.net.backend_lost());
+    assert!(guest.device.backend_lost());
     let mut script = backend.script.lock();
     (script.stays_lost, script.says) = (false, None);
     drop(script);
     backend.speaks.write(1).unwrap();
     let asked = backend.await_asked("start [(0, 5), (1, 0)] pairs=1 fresh=false");
     assert_eq!(asked, ["recover", "start [(0, 5), (1, 0)] pairs=1 fresh=false"]);
-    eventually("the link", || link_up(&guest.net));
+    eventually("the link", || link_up(&guest.device));
     eventually("both changes", || *changes.lock() == [BackendChange::Lost, BackendChange::Restored]);
 }
 
@@ -343,10 +343,10 @@ fn a_backend_that_refuses_to_start_is_tried_again() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     backend.script.lock().refuses_start = true;
-    guest.start_at_once(FEATURES);
-    eventually("the loss", || guest.net.backend_lost());
+    guest.start_with(FEATURES);
+    eventually("the loss", || guest.device.backend_lost());
     backend.script.lock().refuses_start = false;
-    eventually("the return", || !guest.net.backend_lost());
+    eventually("the return", || !guest.device.backend_lost());
     assert!(backend.asked().contains(&"recover".to_owned()));
 }
 
@@ -354,21 +354,21 @@ fn a_backend_that_refuses_to_start_is_tried_again() {
 fn invalid_driver_rings_need_a_reset_and_keep_the_backend() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
-    guest.net.observe_backend(Box::new(|change| panic!("{change:?}")));
+    guest.device.observe_backend(Box::new(|change| panic!("{change:?}")));
     backend.script.lock().refuses_rings = true;
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     eventually("the reset request", || guest.interrupts.needs_reset());
-    assert!(link_up(&guest.net) && !guest.net.backend_lost());
+    assert!(link_up(&guest.device) && !guest.device.backend_lost());
     // No attempt follows, whatever happens, until the driver resets the device.
-    guest.net.set_link(false).wait().unwrap();
-    guest.net.set_link(true).wait().unwrap();
+    guest.device.set_link(false).wait().unwrap();
+    guest.device.set_link(true).wait().unwrap();
     assert_eq!(guest.command(CONTROL, &[0, 0, 1]), 1, "not negotiated, and answered");
     guest.stop();
     assert_eq!(guest.count(Counter::BrokenRings), 1);
     assert_eq!(backend.asked(), ["start [(0, 0), (1, 0)] pairs=1 fresh=true"]);
     backend.script.lock().refuses_rings = false;
-    guest.net.reset();
-    guest.start_at_once(FEATURES);
+    guest.device.reset();
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
 }
 
@@ -376,11 +376,11 @@ fn invalid_driver_rings_need_a_reset_and_keep_the_backend() {
 fn what_the_backend_says_of_its_link_the_driver_reads() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     for up in [false, true] {
         backend.say(Ok(Attention::Link(up)));
-        eventually("the link", || link_up(&guest.net) == up);
+        eventually("the link", || link_up(&guest.device) == up);
         eventually("its interrupt", || config_interrupts(&guest) == 1);
     }
     for _ in 0..2 {
@@ -395,8 +395,8 @@ fn what_the_backend_says_of_its_link_the_driver_reads() {
 fn backend_follows_pairs_and_offloads_commanded_by_the_driver() {
     let backend = Scripted::new(3);
     let mut guest = backend.guest(3);
-    let features = guest.net.features();
-    guest.start_at_once(features);
+    let features = guest.device.features();
+    guest.start_with(features);
     backend.await_asked("start [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)] pairs=1 fresh=true");
     assert_eq!(guest.command(6, &[4, 0, 3, 0]), 0);
     backend.await_asked("pairs 3");
@@ -409,7 +409,7 @@ fn a_queue_that_makes_no_sense_is_not_given_to_the_backend() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.queues[0].queue.lock().set_used_ring_address(Some(MEMORY as u32 - 8), None);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(1, 0)] pairs=1 fresh=true");
     eventually("the reset request", || guest.interrupts.needs_reset());
     eventually("a count", || guest.count(Counter::BrokenRings) == 1);
@@ -479,17 +479,17 @@ fn driver_is_fresh_to_the_backend_until_a_start_succeeds() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     backend.script.lock().refuses_start = true;
-    guest.start_at_once(FEATURES);
-    eventually("the loss", || guest.net.backend_lost());
+    guest.start_with(FEATURES);
+    eventually("the loss", || guest.device.backend_lost());
     guest.stop();
     backend.script.lock().refuses_start = false;
     backend.asked();
     // The same driver continues, after a pause.
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     let asked = backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     assert_eq!(asked, ["recover", "start [(0, 0), (1, 0)] pairs=1 fresh=true"]);
     guest.stop();
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=false");
 }
 
@@ -499,8 +499,8 @@ fn buffers_used_before_a_failed_start_are_not_used_twice() {
     let mut guest = backend.guest(1);
     backend.script.lock().refuses_start = true;
     backend.script.lock().stays_lost = true;
-    guest.start_at_once(FEATURES);
-    eventually("the loss", || guest.net.backend_lost());
+    guest.start_with(FEATURES);
+    eventually("the loss", || guest.device.backend_lost());
     guest.queues[0].write(guest.queues[0].used() + 2, 3u16.to_le_bytes());
     backend.asked();
     backend.script.lock().refuses_start = false;
@@ -513,11 +513,11 @@ fn buffers_used_before_a_failed_start_are_not_used_twice() {
 fn buffers_used_by_a_lost_backend_are_not_used_twice() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     backend.script.lock().stays_lost = true;
     backend.say(Err(()));
-    eventually("the loss", || guest.net.backend_lost());
+    eventually("the loss", || guest.device.backend_lost());
     // The backend's threads run on until they see that the connection has ended.
     guest.queues[0].write(guest.queues[0].used() + 2, 4u16.to_le_bytes());
     backend.script.lock().stays_lost = false;
@@ -541,15 +541,15 @@ fn an_mtu_above_the_backend_s_is_refused() {
 fn new_memory_reaches_a_backend_through_its_current_owner() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
-    guest.net.memory_user().unwrap().set(&memory()).unwrap();
+    guest.device.memory_user().unwrap().set(&memory()).unwrap();
     assert_eq!(backend.asked(), ["memory 1"]);
-    let before = guest.net.memory_user().unwrap();
-    guest.start_at_once(FEATURES);
+    let before = guest.device.memory_user().unwrap();
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
-    guest.net.memory_user().unwrap().set(&memory()).unwrap();
+    guest.device.memory_user().unwrap().set(&memory()).unwrap();
     assert_eq!(backend.asked(), ["memory 1"], "the worker has it, and wakes for it");
     backend.script.lock().refuses_memory = true;
-    assert!(guest.net.memory_user().unwrap().set(&memory()).is_err());
+    assert!(guest.device.memory_user().unwrap().set(&memory()).is_err());
     backend.asked();
     guest.stop();
     assert_eq!(backend.asked(), ["stop"], "it continued");
@@ -564,25 +564,25 @@ fn a_backend_is_stopped_while_its_link_is_held() {
     let backend = Scripted::new(1);
     backend.script.lock().positions = vec![Some(3), Some(5)];
     let mut guest = backend.guest(1);
-    let user = guest.net.memory_user().unwrap();
-    guest.net.hold_link(true);
+    let user = guest.device.memory_user().unwrap();
+    guest.device.hold_link(true);
     user.stand().unwrap();
-    guest.start_at_once(FEATURES);
+    guest.start_with(FEATURES);
     // A driver starts in the meantime.
-    guest.net.memory_user().unwrap().stand().unwrap();
-    assert!(backend.asked().is_empty() && !guest.net.link_up());
-    guest.net.hold_link(false);
+    guest.device.memory_user().unwrap().stand().unwrap();
+    assert!(backend.asked().is_empty() && !guest.device.link_up());
+    guest.device.hold_link(false);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
     guest.interrupts.take_isr();
-    guest.net.hold_link(true);
-    guest.net.memory_user().unwrap().stand().unwrap();
+    guest.device.hold_link(true);
+    guest.device.memory_user().unwrap().stand().unwrap();
     assert_eq!(backend.asked().last().unwrap(), "stop");
     assert_ne!(guest.interrupts.take_isr() & 2, 0, "the driver is notified");
-    guest.net.hold_link(false);
+    guest.device.hold_link(false);
     backend.await_asked("start [(0, 3), (1, 5)] pairs=1 fresh=true");
     backend.script.lock().needs_reset_after_stop = true;
-    guest.net.hold_link(true);
-    let error = guest.net.memory_user().unwrap().stand().unwrap_err();
+    guest.device.hold_link(true);
+    let error = guest.device.memory_user().unwrap().stand().unwrap_err();
     assert!(error.to_string().contains("without a reset"), "{error}");
 }
 
@@ -593,11 +593,11 @@ fn backend_that_cannot_resume_refuses_to_stop_even_when_idle() {
     let backend = Scripted::new(1);
     backend.script.lock().needs_reset_after_stop = true;
     let mut guest = backend.guest(1);
-    guest.net.hold_link(true);
-    let idle = guest.net.memory_user().unwrap().stand().unwrap_err();
-    guest.start_at_once(FEATURES);
+    guest.device.hold_link(true);
+    let idle = guest.device.memory_user().unwrap().stand().unwrap_err();
+    guest.start_with(FEATURES);
     backend.await_asked("start [(0, 0), (1, 0)] pairs=1 fresh=true");
-    let runs = guest.net.memory_user().unwrap().stand().unwrap_err();
+    let runs = guest.device.memory_user().unwrap().stand().unwrap_err();
     assert!(idle.to_string().contains("without a reset by the driver"), "{idle}");
     assert_eq!(idle.to_string(), runs.to_string());
 }

@@ -44,7 +44,7 @@ impl Rig {
         let mut start = guest.to_start(0);
         let endpoint = Arc::clone(behind[0].endpoint());
         start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
-        guest.workers = guest.net.start(start).unwrap();
+        guest.workers = guest.device.start(start).unwrap();
         Self { guest, iommu, _behind: behind }
     }
 
@@ -80,7 +80,7 @@ fn nic_reaches_only_memory_mapped_for_it_and_keeps_running() {
     for (n, address) in [READABLE, OF_NEIGHBOUR, NOWHERE, PAGES].into_iter().enumerate() {
         let faults = rig.faults();
         rig.post(address);
-        send(&rig.guest.peers[0], &with_header(&frame(MAC, 100)));
+        send(&rig.guest.host[0], &with_header(&frame(MAC, 100)));
         eventually("the buffer is given back", || {
             rig.guest.queues[0].outstanding() > 0 && { !rig.guest.queues[0].take_used().is_empty() }
         });
@@ -93,12 +93,12 @@ fn nic_reaches_only_memory_mapped_for_it_and_keeps_running() {
         rig.guest.kick(1);
         eventually("the buffer is given back", || !rig.guest.queues[1].take_used().is_empty());
     }
-    assert_eq!((rig.guest.count(Counter::TxFrames), receive(&rig.guest.peers[0])), (sent, None));
+    assert_eq!((rig.guest.count(Counter::TxFrames), receive(&rig.guest.host[0])), (sent, None));
 
     // Mapped memory is found, even if a buffer spans two mappings.
     rig.map(1, NOWHERE, PAGES + 0x3000, Permissions::ReadWrite);
     rig.post(WRITABLE);
-    send(&rig.guest.peers[0], &with_header(&frame(MAC, 100)));
+    send(&rig.guest.host[0], &with_header(&frame(MAC, 100)));
     eventually("a frame", || !rig.guest.queues[0].take_used().is_empty());
     assert_eq!(rig.guest.queues[0].bytes(PAGES + 12, 100), frame(MAC, 100));
     rig.map(1, NOWHERE + 0x1000, PAGES, Permissions::ReadWrite);
@@ -107,7 +107,7 @@ fn nic_reaches_only_memory_mapped_for_it_and_keeps_running() {
     rig.guest.queues[1].add(&[(NOWHERE + 0xfc0, 112, 0)]);
     rig.guest.kick(1);
     eventually("it is sent", || rig.guest.count(Counter::TxFrames) == sent + 1);
-    assert_eq!(receive(&rig.guest.peers[0]), Some(with_header(&frame(OTHER, 100))));
+    assert_eq!(receive(&rig.guest.host[0]), Some(with_header(&frame(OTHER, 100))));
     assert!(!rig.guest.interrupts.needs_reset());
 }
 
@@ -126,7 +126,7 @@ fn page_unmapped_under_traffic_is_not_written_afterwards() {
     const ROUNDS: usize = 10_000;
     let mut rig = Rig::new();
     let stop = Arc::new(AtomicBool::new(false));
-    let (peer, stopping) = (rig.guest.peers[0].try_clone().unwrap(), Arc::clone(&stop));
+    let (peer, stopping) = (rig.guest.host[0].try_clone().unwrap(), Arc::clone(&stop));
     let traffic = thread::spawn(move || {
         let data = with_header(&frame(MAC, 1000));
         while !stopping.load(Ordering::Acquire) {

@@ -162,7 +162,7 @@ fn a_head_beyond_the_ring_is_skipped() {
 #[test]
 fn a_ring_whose_index_jumps_by_more_than_its_size_is_broken() {
     let (mut rig, driver) = rig(16);
-    driver.write(driver.avail() + 2, 17u16.to_le_bytes());
+    driver.set_avail_index(17);
     assert_eq!(run(&mut rig, &driver, NO_FEATURES), Err(BrokenRing));
 }
 

@@ -3,7 +3,7 @@
 use super::rig::*;
 use crate::HostNic;
 use crate::frames::policy::{Policy, PortVlan, VlanProtocol};
-use crate::net::testing::eventually;
+use crate::testing::driver_queue::eventually;
 
 #[test]
 fn port_is_announced_only_on_the_uplink_and_in_its_vlan() {

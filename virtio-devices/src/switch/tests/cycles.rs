@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use super::rig::*;
-use crate::net::testing::eventually;
+use crate::testing::driver_queue::eventually;
 
 const CYCLES: u32 = 100;
 /// The offset of the cycle in which a frame was built.

@@ -8,8 +8,8 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::rig::{BROADCAST, FEATURES, frame, mac, untrusted};
-use crate::net::testing::{DriverQueue, WRITE};
 use crate::switch::steps::SwitchSteps;
+use crate::testing::driver_queue::{DriverQueue, WRITE};
 use crate::{GuestMap, NetSpec, Policy, RateLimits, SharedQueue};
 
 const SIZE: u16 = 16;

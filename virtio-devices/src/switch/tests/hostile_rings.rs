@@ -9,9 +9,9 @@ use super::fairness::{LEN, provide, refill};
 use super::rig::*;
 use crate::iommu::{Iommu, IommuAttachment, Range, Request};
 use crate::memory::effort::counted::{Effort, take_longest};
-use crate::net::testing::WRITE;
 use crate::os::clock::testing::StoppedClock;
 use crate::switch::tx_batch::FRAME_COST;
+use crate::testing::driver_queue::WRITE;
 use crate::{Counter, Interrupts};
 
 /// The longest time for which a lock may be held, in ns.

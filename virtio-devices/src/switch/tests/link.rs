@@ -1,8 +1,8 @@
 //! Ports whose links follow the uplink's.
 
 use super::rig::*;
-use crate::net::testing::eventually;
 use crate::switch::PortSettings;
+use crate::testing::driver_queue::eventually;
 use crate::{Counter, HostNic, VirtioDevice};
 
 /// Reads the link status from the configuration as a driver does.

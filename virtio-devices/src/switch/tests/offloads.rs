@@ -7,7 +7,7 @@ use virtio_bindings::virtio_net::{
 use super::rig::*;
 use crate::Counter;
 use crate::frames::policy::{Policy, PortVlan, VlanProtocol};
-use crate::net::testing::{WRITE, eventually};
+use crate::testing::driver_queue::{WRITE, eventually};
 
 const SENDS: u64 = FEATURES | 1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_HOST_TSO4;
 const TAKES: u64 = FEATURES | 1 << VIRTIO_NET_F_GUEST_CSUM | 1 << VIRTIO_NET_F_GUEST_TSO4;

@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::rig::*;
 use crate::PortSettings;
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
-use crate::net::testing::eventually;
+use crate::testing::driver_queue::eventually;
 use crate::{Counter, HostNic, RateLimit, RateLimits};
 
 fn tagged(frame: &[u8], protocol: u16, vlan: u16) -> Vec<u8> {

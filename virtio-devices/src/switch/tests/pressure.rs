@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::rig::*;
-use crate::net::testing::eventually;
 use crate::os::clock::testing::StoppedClock;
 use crate::switch::PortSettings;
+use crate::testing::driver_queue::eventually;
 use crate::{Counter, HostNic};
 
 #[test]

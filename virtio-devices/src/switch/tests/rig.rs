@@ -15,9 +15,10 @@ use vm_memory::GuestAddress;
 
 use crate::backend::Tap;
 use crate::frames::policy::Policy;
-use crate::net::testing::{DriverQueue, WRITE, eventually, sockets};
+use crate::net::testing::sockets;
 use crate::switch::worker::SwitchWorker;
 use crate::switch::{PortSettings, Switch, SwitchMode, SwitchSpec};
+use crate::testing::driver_queue::{DriverQueue, WRITE, eventually};
 use crate::{
     Counter, DmaSpace, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, RateLimits, Start, Translate, VirtioDevice,
     Worker,

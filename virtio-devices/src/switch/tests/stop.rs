@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use virtio_bindings::virtio_net::{VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET, VIRTIO_NET_F_MQ};
 
 use super::rig::*;
-use crate::net::testing::{WRITE, eventually};
+use crate::testing::driver_queue::{WRITE, eventually};
 use crate::{Counter, VirtioDevice};
 
 #[test]
@@ -121,13 +121,13 @@ fn idle_ports_cost_no_thread_and_open_ones_none_but_the_workers() {
 fn an_invalid_ring_ends_and_the_others_continue() {
     let mut lan = Lan::running(&Config::closed(4));
     // More chains than the queue has.
-    lan.nics[2].rx.write(lan.nics[2].rx.avail() + 2, 0x4000_u16.to_le_bytes());
+    lan.nics[2].rx.set_avail_index(0x4000);
     lan.nics[1].send(&frame(mac(1), mac(2), 64));
     assert!(lan.nics[2].interrupts.needs_reset());
     assert_eq!(lan.count(2, Counter::BrokenRings), 1);
     lan.nics[1].send(&frame(mac(1), mac(3), 64));
     assert_eq!(lan.nics[3].received().len(), 1);
-    lan.nics[3].tx.write(lan.nics[3].tx.avail() + 2, 0x4000_u16.to_le_bytes());
+    lan.nics[3].tx.set_avail_index(0x4000);
     lan.nics[3].kick();
     eventually("a request for a reset", || lan.nics[3].interrupts.needs_reset());
     lan.nics[1].send(&frame(mac(1), mac(3), 64));

@@ -7,7 +7,7 @@ use vm_memory::Permissions;
 
 use super::rig::*;
 use crate::iommu::{Iommu, IommuAttachment, IommuCounter, Range, Request};
-use crate::net::testing::{WRITE, soon};
+use crate::testing::driver_queue::{WRITE, soon};
 
 /// The ports behind the IOMMU, in a domain each.
 const PORTS: [u16; 2] = [1, 2];

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 
 use tempfile::TempDir;
 use zerocopy::{FromBytes, IntoBytes};
@@ -10,56 +9,32 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::packet::{Header, Ports, STREAM, op};
 use super::super::*;
 use super::rig::{Packet, pattern};
-use crate::net::testing::{BUFFERS, DriverQueue, WRITE, eventually, memory};
-use crate::{ErrorKind, Interrupts};
+use crate::ErrorKind;
+use crate::testing::driver_queue::{BUFFERS, WRITE, eventually, memory};
 
 const RECEIVE_BUFFERS: u64 = BUFFERS + (2 << 20);
 
-struct Guest {
-    folder: TempDir,
-    vsock: Vsock,
-    queues: Vec<DriverQueue>,
-    interrupts: Arc<Interrupts>,
-    workers: Vec<Worker>,
-    received: Vec<Packet>,
-}
+/// A guest with the folder of its host's sockets.
+type Guest = crate::testing::guest::Guest<Vsock, TempDir>;
 
 impl Guest {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let vsock = Vsock::open(spec(&folder)).unwrap();
-        let map = memory();
-        let queues = (0..3).map(|index| DriverQueue::new(&map, index, 64)).collect();
-        let interrupts = Arc::new(Interrupts::new(3, 4));
-        (0..3).for_each(|queue| interrupts.set_queue_vector(queue, queue));
-        let mut guest = Self { folder, vsock, queues, interrupts, workers: Vec::new(), received: Vec::new() };
+        let mut guest = Self::stopped(vsock, folder, &memory(), &[64; 3]);
         for n in 0..32u64 {
             guest.queues[0].add(&[(RECEIVE_BUFFERS + n * 4096, 4096, WRITE)]);
         }
-        guest.start();
+        guest.start_without_events();
         guest
     }
 
-    fn start(&mut self) {
-        let queues = self.queues.iter().zip(0..).map(|(queue, index)| (index, Arc::clone(&queue.queue)));
-        let start = Start {
-            memory: self.queues[0].memory.clone().into(),
-            features: FEATURES & !(1 << VIRTIO_RING_F_EVENT_IDX),
-            queues: queues.collect(),
-            interrupts: Arc::clone(&self.interrupts),
-        };
-        self.workers = self.vsock.start(start).unwrap();
+    /// Starts the queues without event indexes: each doorbell and each interrupt is sent.
+    fn start_without_events(&mut self) {
+        self.start_with(FEATURES & !(1 << VIRTIO_RING_F_EVENT_IDX));
     }
 
-    fn stop(&mut self) {
-        self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
-    }
-
-    fn kick(&self) {
-        self.workers[0].kick.write(1).unwrap();
-    }
-
-    fn send(&mut self, ports: Ports, op: u16, data: &[u8]) {
+    fn send_packet(&mut self, ports: Ports, op: u16, data: &[u8]) {
         let header = Header {
             src_cid: 3.into(),
             dst_cid: 2.into(),
@@ -72,27 +47,25 @@ impl Guest {
             ..Header::default()
         };
         self.queues[1].send(BUFFERS, &[header.as_bytes(), data].concat(), &[]);
-        self.kick();
-        let queue = &mut self.queues[1];
-        eventually("that the packet is taken", || !queue.take_used().is_empty());
+        self.kick(1);
+        self.await_used(1, 1);
     }
 
     /// The next packet that the driver receives.
     fn packet(&mut self) -> Packet {
-        let Self { queues, received, .. } = self;
+        let mut used = None;
         eventually("a packet", || {
-            for (head, len) in queues[0].take_used() {
-                let bytes = queues[0].bytes(RECEIVE_BUFFERS + u64::from(head) * 4096, len as usize);
-                let (header, data) = Header::read_from_prefix(&bytes).unwrap();
-                received.push(Packet { header, data: data.to_vec() });
-            }
-            !received.is_empty()
+            used = self.queues[0].take_one_used();
+            used.is_some()
         });
-        self.received.remove(0)
+        let (head, len) = used.unwrap();
+        let bytes = self.queues[0].bytes(RECEIVE_BUFFERS + u64::from(head) * 4096, len as usize);
+        let (header, data) = Header::read_from_prefix(&bytes).unwrap();
+        Packet { header, data: data.to_vec() }
     }
 
     fn client(&self) -> UnixStream {
-        let client = UnixStream::connect(self.folder.path().join("v")).unwrap();
+        let client = UnixStream::connect(self.host.path().join("v")).unwrap();
         client.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         client
     }
@@ -101,17 +74,11 @@ impl Guest {
         let mut client = self.client();
         client.write_all(b"CONNECT 52\n").unwrap();
         let ports = self.packet().ports();
-        self.send(ports, op::RESPONSE, &[]);
+        self.send_packet(ports, op::RESPONSE, &[]);
         let mut line = [0; 14];
         client.read_exact(&mut line).unwrap();
         assert!(line.starts_with(b"OK ") && line.ends_with(b"\n"));
         (client, ports)
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 
@@ -126,27 +93,27 @@ fn programs_of_guest_and_host_reach_each_other_by_sockets() {
     let (mut client, ports) = guest.connected_client();
     client.write_all(b"hello").unwrap();
     assert_eq!(guest.packet().data, b"hello");
-    guest.send(ports, op::RW, b"and back\n");
+    guest.send_packet(ports, op::RW, b"and back\n");
     let mut line = String::new();
     BufReader::new(&client).read_line(&mut line).unwrap();
     assert_eq!(line, "and back\n");
 
-    let listener = UnixListener::bind(guest.folder.path().join("v_7")).unwrap();
+    let listener = UnixListener::bind(guest.host.path().join("v_7")).unwrap();
     let ports = Ports { host: 7, guest: 1024 };
-    guest.send(ports, op::REQUEST, &[]);
+    guest.send_packet(ports, op::REQUEST, &[]);
     assert_eq!(guest.packet().op(), op::RESPONSE);
     let (mut program, _) = listener.accept().unwrap();
-    guest.send(ports, op::RW, &pattern(60_000));
+    guest.send_packet(ports, op::RW, &pattern(60_000));
     let mut data = vec![0; 60_000];
     program.read_exact(&mut data).unwrap();
     assert!(data == pattern(60_000));
-    guest.send(Ports { host: 8, guest: 1024 }, op::REQUEST, &[]);
+    guest.send_packet(Ports { host: 8, guest: 1024 }, op::REQUEST, &[]);
     let mut next = guest.packet();
     if next.op() == op::CREDIT_UPDATE {
         next = guest.packet();
     }
     assert_eq!(next.op(), op::RST);
-    eventually("an interrupt", || guest.interrupts.eventfd(0).unwrap().read().is_ok());
+    guest.await_interrupt(0);
 }
 
 #[test]
@@ -155,7 +122,7 @@ fn clients_that_came_before_the_driver_wait_for_it() {
     guest.stop();
     let mut client = guest.client();
     client.write_all(b"CONNECT 52\n").unwrap();
-    guest.start();
+    guest.start_without_events();
     assert_eq!(guest.packet().op(), op::REQUEST);
 }
 
@@ -164,17 +131,17 @@ fn a_pause_keeps_connections_and_a_reset_ends_them() {
     let mut guest = Guest::new();
     let (mut client, ports) = guest.connected_client();
     guest.stop();
-    assert_eq!(guest.vsock.save(), DeviceSpecific::PowerOn);
+    assert_eq!(guest.device.save(), DeviceSpecific::PowerOn);
     client.write_all(b"in between").unwrap();
-    guest.start();
+    guest.start_without_events();
     assert_eq!(guest.packet().data, b"in between");
-    guest.send(ports, op::RW, b"x");
+    guest.send_packet(ports, op::RW, b"x");
     client.read_exact(&mut [0]).unwrap();
     guest.stop();
-    guest.vsock.reset();
-    guest.start();
+    guest.device.reset();
+    guest.start_without_events();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
-    guest.send(ports, op::RW, b"x");
+    guest.send_packet(ports, op::RW, b"x");
     assert_eq!(guest.packet().op(), op::RST);
 }
 
@@ -183,45 +150,43 @@ fn a_restored_driver_is_told_that_its_connections_are_gone() {
     let mut guest = Guest::new();
     let (mut client, ports) = guest.connected_client();
     guest.stop();
-    guest.vsock.restore(&DeviceSpecific::PowerOn, Some(FEATURES)).unwrap();
+    guest.device.restore(&DeviceSpecific::PowerOn, Some(FEATURES)).unwrap();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
-    guest.start();
+    guest.start_without_events();
     // There is no buffer for the event yet, then one that is too short; another start does not lose the event.
     guest.queues[2].add(&[(BUFFERS + (1 << 20), 2, WRITE)]);
-    guest.kick();
+    guest.kick(2);
     let queue = &mut guest.queues[2];
     eventually("the buffer that is too short", || queue.take_used() == [(0, 0)]);
     guest.stop();
-    guest.start();
+    guest.start_without_events();
     guest.queues[2].memory_write(BUFFERS + (1 << 20), &[0xee; 8]);
     guest.queues[2].add(&[(BUFFERS + (1 << 20), 8, WRITE)]);
-    guest.kick();
+    guest.kick(2);
     let queue = &mut guest.queues[2];
     eventually("the event", || queue.take_used() == [(1, 4)]);
     assert_eq!(queue.bytes(BUFFERS + (1 << 20), 8), [0, 0, 0, 0, 0xee, 0xee, 0xee, 0xee]);
     let (_client, new) = guest.connected_client();
     assert_ne!(new, ports);
-    let no = guest.vsock.restore(&DeviceSpecific::Config(Vec::new()), None).unwrap_err();
+    let no = guest.device.restore(&DeviceSpecific::Config(Vec::new()), None).unwrap_err();
     assert!(matches!(no, StateError::Shape("kinds of device")));
 }
 
 #[test]
 fn broken_vsock_ring_is_abandoned_and_sets_device_needs_reset() {
     let mut guest = Guest::new();
-    guest.queues[1].write(guest.queues[1].avail() + 2, 1000u16.to_le_bytes());
-    guest.kick();
-    eventually("a request for a reset", || guest.interrupts.needs_reset());
+    guest.break_ring(1);
     guest.stop();
-    assert_eq!(guest.vsock.counters().get(VsockCounter::BrokenRings), 1);
+    assert_eq!(guest.device.counters().get(VsockCounter::BrokenRings), 1);
 }
 
 #[test]
 fn the_configuration_is_the_context_id() {
     let guest = Guest::new();
     let mut data = [0xee; 10];
-    guest.vsock.config_read(0, &mut data);
+    guest.device.config_read(0, &mut data);
     assert_eq!(data, [3, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    guest.vsock.config_read(u64::MAX, &mut data);
+    guest.device.config_read(u64::MAX, &mut data);
     assert_eq!(data, [0; 10]);
 }
 

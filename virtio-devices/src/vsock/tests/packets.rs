@@ -5,7 +5,7 @@ use super::super::packet::{Ports, op};
 use super::rig::*;
 use crate::VsockCounter;
 use crate::net::steps::Step;
-use crate::net::testing::{BUFFERS, MEMORY, WRITE};
+use crate::testing::driver_queue::{BUFFERS, MEMORY, WRITE};
 
 const NOBODYS: Ports = Ports { host: 7, guest: 1024 };
 

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::packet::{HEADER, Header, Ports, STREAM, op};
 use super::super::steps::VsockSteps;
 use crate::net::steps::Step;
-use crate::net::testing::{BUFFERS, DriverQueue, WRITE, memory};
+use crate::testing::driver_queue::{BUFFERS, DriverQueue, WRITE, memory};
 
 pub(crate) const CID: u32 = 3;
 /// The size of a receive buffer, Linux's.

@@ -7,7 +7,8 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use super::*;
 use crate::Backend;
 use crate::backend::DoorbellPages;
-use crate::net::testing::{Guest, eventually};
+use crate::net::testing::Guest;
+use crate::testing::driver_queue::eventually;
 use crate::{HostNic, VirtioDevice};
 
 fn with_pages() -> Scripted {
@@ -81,14 +82,14 @@ fn a_nic_over_it_has_the_pages_while_its_driver_is_up() {
     kernel.0.lock().features &= !(1 << VIRTIO_NET_F_CTRL_VQ);
     let nic = crate::net::testing::spec(1, 128);
     let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));
-    assert_eq!(given(guest.net.doorbell_pages().unwrap()), [false; 3]);
-    guest.start_at_once(NEGOTIATED);
-    eventually("the start", || given(guest.net.doorbell_pages().unwrap()) == [true, true, false]);
+    assert_eq!(given(guest.device.doorbell_pages().unwrap()), [false; 3]);
+    guest.start_with(NEGOTIATED);
+    eventually("the start", || given(guest.device.doorbell_pages().unwrap()) == [true, true, false]);
     // A host that takes the link down stops a device that can be resumed after that.
-    guest.net.set_link(false).wait().unwrap();
-    eventually("the stop", || given(guest.net.doorbell_pages().unwrap()) == [false; 3]);
-    guest.net.set_link(true).wait().unwrap();
-    eventually("the next start", || given(guest.net.doorbell_pages().unwrap()) == [true, true, false]);
+    guest.device.set_link(false).wait().unwrap();
+    eventually("the stop", || given(guest.device.doorbell_pages().unwrap()) == [false; 3]);
+    guest.device.set_link(true).wait().unwrap();
+    eventually("the next start", || given(guest.device.doorbell_pages().unwrap()) == [true, true, false]);
     guest.stop();
-    assert_eq!(given(guest.net.doorbell_pages().unwrap()), [false; 3]);
+    assert_eq!(given(guest.device.doorbell_pages().unwrap()), [false; 3]);
 }

@@ -7,7 +7,8 @@ use virtio_bindings::virtio_net::*;
 use super::*;
 use crate::Backend;
 use crate::backend::{Attention, StartError};
-use crate::net::testing::{Guest, eventually};
+use crate::net::testing::Guest;
+use crate::testing::driver_queue::eventually;
 use crate::transport::features::has;
 use crate::{HostNic, VirtioDevice};
 
@@ -400,19 +401,19 @@ fn a_vdpa_nic_adds_announcements_and_no_filters_to_its_device() {
     let kernel = Scripted::default();
     let nic = crate::net::testing::spec(1, 128);
     let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));
-    let features = guest.net.features();
+    let features = guest.device.features();
     assert!(has(features, VIRTIO_NET_F_MRG_RXBUF) && has(features, VIRTIO_NET_F_MTU));
     assert!(has(features, VIRTIO_NET_F_CTRL_VQ) && has(features, VIRTIO_NET_F_GUEST_ANNOUNCE));
     let filters = [VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CSUM];
     assert!(filters.iter().all(|filter| !has(features, *filter)));
-    assert_eq!(HostNic::mac(&guest.net), OWN_MAC);
+    assert_eq!(HostNic::mac(&guest.device), OWN_MAC);
     kernel.asked();
     for _ in 0..5 {
-        guest.start_at_once(NEGOTIATED);
+        guest.start_with(NEGOTIATED);
         eventually("the start", || kernel.0.lock().status == 15);
         guest.stop();
         assert_eq!(kernel.0.lock().status, 0);
-        guest.net.reset();
+        guest.device.reset();
     }
     let asked = kernel.asked();
     assert_eq!(asked.iter().filter(|asked| *asked == "status 15").count(), 5);
@@ -428,20 +429,20 @@ fn cut_and_mend(backend_features: u64, commanded: bool) -> [Vec<String>; 2] {
         (script.backend_features, script.queue_count) = (backend_features, 2 + u32::from(commanded));
     });
     let mut guest = Guest::over(crate::net::testing::spec(1, 128), Backend::from(kernel.open().unwrap()));
-    guest.start_at_once(NEGOTIATED | control);
+    guest.start_with(NEGOTIATED | control);
     eventually("the start", || kernel.0.lock().status == 15);
     if commanded {
         guest.queues[2].write(guest.queues[2].used() + 2, 1_u16.to_le_bytes());
     }
     kernel.asked();
     let asked = [false, true].map(|up| {
-        guest.net.set_link(up).wait().unwrap();
+        guest.device.set_link(up).wait().unwrap();
         // The worker has handled the link once it has seen a later change, or has made the requests about the link.
         guest.interrupts.set_queue_vector(1, if up { 1 } else { crate::NO_VECTOR });
         guest.workers[0].wake();
         let done = |asked: &String| ["call 1", "suspend", "status 0", "resume"].contains(&asked.as_str());
         eventually("the link", || kernel.0.lock().asked.iter().any(done));
-        assert_eq!(guest.net.link_up(), up);
+        assert_eq!(guest.device.link_up(), up);
         kernel.asked()
     });
     assert!(!guest.interrupts.needs_reset() && kernel.0.lock().status == 15);
@@ -467,7 +468,7 @@ fn a_nic_over_it_is_lost_and_restored_with_its_device() {
     let kernel = Scripted::default();
     let nic = crate::net::testing::spec(1, 128);
     let mut guest = Guest::over(nic, Backend::from(kernel.open().unwrap()));
-    guest.start_at_once(NEGOTIATED);
+    guest.start_with(NEGOTIATED);
     eventually("the start", || kernel.0.lock().status == 15);
     {
         let mut script = kernel.0.lock();
@@ -475,9 +476,9 @@ fn a_nic_over_it_is_lost_and_restored_with_its_device() {
         script.fails.push(("open", libc::EIO));
         script.config_call.as_ref().map(|call| call.write(1));
     }
-    eventually("the loss", || guest.net.backend_lost() && !guest.net.link_up());
+    eventually("the loss", || guest.device.backend_lost() && !guest.device.link_up());
     kernel.mend();
-    eventually("the return", || !guest.net.backend_lost() && guest.net.link_up());
+    eventually("the return", || !guest.device.backend_lost() && guest.device.link_up());
 }
 
 #[test]

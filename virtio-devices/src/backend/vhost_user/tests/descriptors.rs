@@ -59,7 +59,7 @@ fn no_descriptor_is_left_over_a_hundred_reconnections() {
     let mut peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
     for _ in 0..10 {
-        guest.start_at_once(guest.net.features());
+        guest.start_with(guest.device.features());
         rig.check_traffic(&mut guest, 60);
         guest.stop();
         drop(peer);

@@ -2,12 +2,11 @@
 //! its second queue over the wire, as a NIC's does.
 
 use vm_memory::Bytes;
-use vmm_sys_util::eventfd::EventFd;
 
 use super::super::message::*;
 use super::*;
 use crate::transport::features::has;
-use crate::{Interrupts, Start, VhostUserDevice, VhostUserDeviceSpec, VhostUserKind, VirtioDevice, Worker};
+use crate::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind, VirtioDevice};
 
 use virtio_bindings::virtio_blk::*;
 use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
@@ -53,35 +52,13 @@ impl Rig {
     }
 }
 
-/// A device and its driver.
-struct Driver {
-    device: VhostUserDevice,
-    queues: Vec<DriverQueue>,
-    interrupts: Arc<Interrupts>,
-    workers: Vec<Worker>,
-    memory: Memory,
-    next: u64,
-}
+/// A device and its driver, with the number of requests.
+type Driver = guest::Guest<VhostUserDevice, u64>;
 
 impl Driver {
     fn new(rig: &Rig, kind: VhostUserKind, queues: u16) -> Self {
         let device = rig.device(kind, queues.into()).unwrap();
-        let interrupts = Arc::new(Interrupts::new(queues, queues + 1));
-        (0..queues).for_each(|queue| interrupts.set_queue_vector(queue, queue));
-        interrupts.set_config_vector(queues);
-        let rings = (0..queues).map(|queue| DriverQueue::new(&rig.map, queue, 16)).collect();
-        Self { device, queues: rings, interrupts, workers: Vec::new(), memory: Memory::new(rig.map.clone()), next: 0 }
-    }
-
-    fn start(&mut self) {
-        let queues = self.queues.iter().enumerate().map(|(n, ring)| (n as u16, Arc::clone(&ring.queue))).collect();
-        let (memory, interrupts) = (self.memory.clone().into(), Arc::clone(&self.interrupts));
-        self.workers =
-            self.device.start(Start { memory, features: self.device.features(), queues, interrupts }).unwrap();
-    }
-
-    fn stop(&mut self) {
-        self.workers.drain(..).for_each(|worker| worker.stop().join().unwrap());
+        Self::stopped(device, 0, &rig.map, &vec![16; queues.into()])
     }
 
     /// A reset by the driver, with rings that start over.
@@ -108,10 +85,9 @@ impl Driver {
 
     /// Makes a request in the second queue.
     fn request(&mut self) {
-        self.next += 1;
-        self.queues[1].send(BUFFERS + 4096 * self.next, &self.next.to_le_bytes(), &[]);
-        let mut doorbells = self.workers.iter().flat_map(|worker| &worker.doorbells);
-        doorbells.find(|(index, _)| *index == 1).unwrap().1.write(1).unwrap();
+        self.host += 1;
+        self.queues[1].send(BUFFERS + 4096 * self.host, &self.host.to_le_bytes(), &[]);
+        self.kick(1);
     }
 
     /// Waits until the last request was carried out and the driver was notified.
@@ -119,25 +95,15 @@ impl Driver {
         let mut sent = Vec::new();
         eventually("the request", || {
             sent.extend(receive(&rig.wire));
-            sent.last().is_some_and(|request| *request == self.next.to_le_bytes())
+            sent.last().is_some_and(|request| *request == self.host.to_le_bytes())
         });
         eventually("its return", || !self.queues[1].take_used().is_empty());
-        eventually("its interrupt", || self.vector(1).read().is_ok());
+        eventually("its interrupt", || self.interrupted(1));
     }
 
     fn await_lost(&self, losses: u64) {
         let heard = || logged(ID).iter().filter(|line| line.contains("is lost")).count() as u64;
         eventually("a loss", || heard() >= losses);
-    }
-
-    fn vector(&self, vector: u16) -> Arc<EventFd> {
-        self.interrupts.eventfd(vector).unwrap()
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 
@@ -301,7 +267,7 @@ fn a_change_of_the_peers_configuration_interrupts_the_driver() {
     let mut larger = disk_config();
     larger[..2].copy_from_slice(&2000u16.to_le_bytes());
     peer.set_config(&larger);
-    eventually("the interrupt", || driver.vector(2).read().is_ok());
+    eventually("the interrupt", || driver.config_changed());
     assert_eq!(driver.config(2), 2000u16.to_le_bytes());
     assert_ne!(driver.device.config_generation(), generation);
     driver.request();

@@ -14,11 +14,11 @@ const SHORT: Duration = Duration::from_secs(3);
 fn stopped(rig: &Rig, script: Script) -> (TestPeer, Guest, MemoryUser) {
     let peer = rig.peer(script);
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 60);
     guest.stop();
     peer.heard();
-    let user = guest.net.memory_user().unwrap();
+    let user = guest.device.memory_user().unwrap();
     (peer, guest, user)
 }
 
@@ -32,7 +32,7 @@ fn error<T: std::fmt::Debug>(result: Result<T, RunnerError>) -> String {
 
 /// Checks that the peer's rings continue over the same connection.
 fn goes_on(rig: &Rig, (peer, guest): (&TestPeer, &mut Guest)) {
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(guest, 61);
     assert_eq!(peer.connections(), 1);
 }
@@ -54,7 +54,7 @@ fn a_stopped_peers_state_is_loaded_before_anothers_rings_run() {
     let target = there.peer(Script::new(1));
     let mut guest = there.guest(there.connect(1).unwrap(), 1);
     target.heard();
-    guest.net.memory_user().unwrap().load_state(&state, Instant::now() + LONG).unwrap();
+    guest.device.memory_user().unwrap().load_state(&state, Instant::now() + LONG).unwrap();
     assert_eq!((target.heard(), target.loaded()), (vec!["STATE load".into(), "CHECK".into()], Some(state)));
     goes_on(&there, (&target, &mut guest));
 }
@@ -64,11 +64,11 @@ fn the_queues_of_a_peer_whose_state_is_taken_do_not_run() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     peer.await_heard("STATUS 15");
     rig.check_traffic(&mut guest, 60);
     peer.heard();
-    let said = error(save(&guest.net.memory_user().unwrap(), SHORT));
+    let said = error(save(&guest.device.memory_user().unwrap(), SHORT));
     assert_eq!(said, "cannot reach the backend's own state: its queues run");
     assert!(peer.heard().is_empty());
     rig.check_traffic(&mut guest, 61);
@@ -138,7 +138,7 @@ fn a_peer_that_does_not_confirm_its_state_in_time_is_lost() {
     assert!(said.contains("CHECK_DEVICE_STATE: no answer within"), "{said}");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     // A late answer would be mistaken for another: the connection is made again.
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 61);
     assert_eq!(peer.connections(), 2);
 }
@@ -155,7 +155,7 @@ fn a_peer_that_does_not_load_a_state_says_so() {
         let rig = Rig::new();
         let peer = rig.peer(script);
         let guest = rig.guest(rig.connect(1).unwrap(), 1);
-        let user = guest.net.memory_user().unwrap();
+        let user = guest.device.memory_user().unwrap();
         let said = error(user.load_state(b"a state", Instant::now() + LONG));
         assert!(said.starts_with("cannot load the backend's own state: ") && said.contains(expected), "{said}");
         assert_eq!(peer.connections(), 1);

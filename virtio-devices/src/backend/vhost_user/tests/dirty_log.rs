@@ -21,10 +21,10 @@ fn a_peers_writes_are_logged_only_while_the_log_is_on() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     peer.await_heard("STATUS 15");
     rig.check_traffic(&mut guest, 60);
-    let (user, log) = (guest.net.memory_user().unwrap(), Arc::new(SharedLog::new(&rig.map).unwrap()));
+    let (user, log) = (guest.device.memory_user().unwrap(), Arc::new(SharedLog::new(&rig.map).unwrap()));
     assert!(user.logs_writes());
     peer.heard();
     user.set_log(Some(&log)).unwrap();
@@ -40,7 +40,7 @@ fn a_peers_writes_are_logged_only_while_the_log_is_on() {
     assert_eq!(peer.heard(), ["ADDR 0", "ADDR 1", "SET_FEATURES 0x140018029"]);
     rig.check_traffic(&mut guest, 62);
     assert!(taken(&log).is_empty());
-    assert!(!guest.net.backend_lost());
+    assert!(!guest.device.backend_lost());
 }
 
 #[test]
@@ -49,9 +49,9 @@ fn a_driver_started_while_the_log_is_on_is_logged_at_once() {
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
     let log = Arc::new(SharedLog::new(&rig.map).unwrap());
-    guest.net.memory_user().unwrap().set_log(Some(&log)).unwrap();
+    guest.device.memory_user().unwrap().set_log(Some(&log)).unwrap();
     peer.heard();
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     let heard = peer.await_heard("STATUS 15");
     assert_eq!(heard[..2], ["LOG_BASE fds=1", "SET_FEATURES 0x144018029"]);
     assert!(heard.contains(&"ADDR 0 log=0xa000".to_owned()), "{heard:?}");
@@ -70,15 +70,15 @@ fn a_successor_logs_too_and_one_that_cannot_is_refused() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     let log = Arc::new(SharedLog::new(&rig.map).unwrap());
-    guest.net.memory_user().unwrap().set_log(Some(&log)).unwrap();
+    guest.device.memory_user().unwrap().set_log(Some(&log)).unwrap();
     drop(peer);
     await_loss(&guest, true);
     let unfit = rig.peer(Script::new(1).without(&[PROTOCOL_F_LOG_SHMFD]));
     eventually("a visit", || unfit.connections() > 0);
     drop(unfit);
-    assert!(guest.net.backend_lost());
+    assert!(guest.device.backend_lost());
     let _peer = rig.peer(Script::new(1));
     await_loss(&guest, false);
     taken(&log);
@@ -95,11 +95,11 @@ fn a_peer_without_a_dirty_log_says_so_before_anything_is_asked() {
         let rig = Rig::new();
         let peer = rig.peer(script);
         let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-        guest.start_at_once(guest.net.features());
+        guest.start_with(guest.device.features());
         peer.await_heard("STATUS 15");
         rig.check_traffic(&mut guest, 60);
         peer.heard();
-        let (user, log) = (guest.net.memory_user().unwrap(), Arc::new(SharedLog::new(&rig.map).unwrap()));
+        let (user, log) = (guest.device.memory_user().unwrap(), Arc::new(SharedLog::new(&rig.map).unwrap()));
         assert!(!user.logs_writes());
         let error = user.set_log(Some(&log)).unwrap_err().to_string();
         assert_eq!(error, "cannot log what the backend writes: the peer has no dirty log");
@@ -112,5 +112,5 @@ fn a_peer_without_a_dirty_log_says_so_before_anything_is_asked() {
 fn drivers_are_not_offered_the_log() {
     let rig = Rig::new();
     let _peer = rig.peer(Script::new(1));
-    assert_eq!(rig.guest(rig.connect(1).unwrap(), 1).net.features() & 1 << 26, 0);
+    assert_eq!(rig.guest(rig.connect(1).unwrap(), 1).device.features() & 1 << 26, 0);
 }

@@ -27,16 +27,16 @@ fn a_running_peer_gets_new_memory_and_its_rings_continue() {
         let rig = Rig::new();
         let peer = rig.peer(Script::new(1).without(without));
         let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-        guest.start_at_once(guest.net.features());
+        guest.start_with(guest.device.features());
         rig.check_traffic(&mut guest, 60);
         peer.heard();
-        guest.net.memory_user().unwrap().set(&many(&rig.map, 1)).unwrap();
+        guest.device.memory_user().unwrap().set(&many(&rig.map, 1)).unwrap();
         // The status of the start is not confirmed, and may arrive late.
         let heard = peer.heard().into_iter().filter(|message| !message.starts_with("STATUS "));
         assert_eq!(heard.collect::<Vec<_>>(), expected);
         assert_eq!(peer.regions(), regions(1));
         rig.check_traffic(&mut guest, 61);
-        assert!(!guest.net.backend_lost());
+        assert!(!guest.device.backend_lost());
     }
 }
 
@@ -45,9 +45,9 @@ fn a_peer_whose_driver_is_not_up_is_told_without_a_worker() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-    guest.net.memory_user().unwrap().set(&many(&rig.map, 2)).unwrap();
+    guest.device.memory_user().unwrap().set(&many(&rig.map, 2)).unwrap();
     assert_eq!(peer.regions(), regions(2));
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 60);
 }
 
@@ -56,9 +56,9 @@ fn other_memory_replaces_what_a_stopped_peer_has() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let guest = rig.guest(rig.connect(1).unwrap(), 1);
-    guest.net.memory_user().unwrap().set(&many(&rig.map, 3)).unwrap();
+    guest.device.memory_user().unwrap().set(&many(&rig.map, 3)).unwrap();
     peer.heard();
-    guest.net.memory_user().unwrap().set(&rig.map).unwrap();
+    guest.device.memory_user().unwrap().set(&rig.map).unwrap();
     assert_eq!(peer.heard(), ["SET_MEM_TABLE 1 fds=1"]);
     assert_eq!(peer.regions(), regions(0));
 }
@@ -73,13 +73,13 @@ fn a_peer_that_refuses_new_memory_continues_with_the_old() {
         let rig = Rig::new();
         let peer = rig.peer(script);
         let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-        guest.start_at_once(guest.net.features());
-        let error = guest.net.memory_user().unwrap().set(&many(&rig.map, count)).unwrap_err().to_string();
+        guest.start_with(guest.device.features());
+        let error = guest.device.memory_user().unwrap().set(&many(&rig.map, count)).unwrap_err().to_string();
         assert!(error.starts_with("cannot have the backend map the guest's new memory: "), "{error}");
         assert!(error.ends_with("the peer refuses it"), "{error}");
         assert_eq!(peer.regions(), regions(0));
         rig.check_traffic(&mut guest, 60);
-        assert!(!guest.net.backend_lost());
+        assert!(!guest.device.backend_lost());
     }
 }
 
@@ -88,11 +88,11 @@ fn a_successor_maps_current_memory_even_beyond_a_memory_table() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 60);
     drop(peer);
     await_loss(&guest, true);
-    guest.net.memory_user().unwrap().set(&many(&rig.map, 9)).unwrap();
+    guest.device.memory_user().unwrap().set(&many(&rig.map, 9)).unwrap();
     let peer = rig.peer(Script::new(1));
     await_loss(&guest, false);
     assert_eq!(peer.regions(), regions(9));

@@ -23,7 +23,7 @@ use super::iotlb::Iotlb;
 use super::rings::Rings;
 use crate::backend::iotlb::Miss;
 use crate::backend::vhost_common::VHOST_F_LOG_ALL;
-use crate::net::testing::eventually;
+use crate::testing::driver_queue::eventually;
 
 /// The interval at which a thread checks if it must end.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };

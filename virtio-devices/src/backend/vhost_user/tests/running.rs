@@ -22,7 +22,7 @@ fn run(rig: &Rig, script: Script) -> (TestPeer, Guest) {
     let peer = rig.peer(script);
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);
     peer.heard();
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     (peer, guest)
 }
 
@@ -68,10 +68,10 @@ fn frames_pass_both_ways_and_after_a_stop_without_a_reset() {
         guest.stop();
         assert_eq!(positions(&guest), [(round + 1, round + 1); 2]);
         peer.heard();
-        guest.start_at_once(guest.net.features());
+        guest.start_with(guest.device.features());
         assert!(peer.await_heard("STATUS 15").contains(&format!("BASE 1={}", round + 1)));
     }
-    guest.net.reset();
+    guest.device.reset();
     assert_eq!(peer.connections(), 1);
 }
 
@@ -94,10 +94,10 @@ fn a_dead_peer_takes_the_link_down_until_a_successor_takes_over() {
         rig.check_traffic(&mut guest, 60);
         drop(peer);
         await_loss(&guest, true);
-        assert!(!guest.net.link_up());
+        assert!(!guest.device.link_up());
         peer = rig.peer(Script::new(1));
         await_loss(&guest, false);
-        assert!(guest.net.link_up());
+        assert!(guest.device.link_up());
         rig.check_traffic(&mut guest, 1000);
         assert!(peer.heard().contains(&format!("BASE 0={}", 2 * round - 1)));
     }
@@ -142,9 +142,9 @@ fn memory_for_what_is_in_flight_is_new_for_a_new_driver() {
     drop(peer);
     await_loss(&guest, true);
     guest.stop();
-    guest.net.reset();
+    guest.device.reset();
     let successor = rig.peer(Script::new(1));
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     let heard = successor.await_heard("STATUS 15");
     assert!(heard.contains(&"GET_INFLIGHT queues=2 of 16".to_owned()), "{heard:?}");
 }
@@ -166,7 +166,7 @@ fn a_successor_with_fewer_features_is_refused_until_one_fits() {
         format!("{path}: the backend that came back is refused ({times} times so far): it lacks the feature bits 0, 15")
     };
     assert_eq!(logged(&path)[..2], [lacks(1), lacks(2)]);
-    assert!(guest.net.backend_lost());
+    assert!(guest.device.backend_lost());
     drop(peer);
     let _peer = rig.peer(Script::new(1));
     await_loss(&guest, false);
@@ -180,8 +180,8 @@ fn a_property_that_no_driver_has_read_may_change() {
     let backend = rig.connect(1).unwrap();
     let spec =
         crate::NetSpec { offload_csum: false, offload_tso: false, offload_ufo: false, mtu: Some(1300), ..spec(1, 16) };
-    let mut guest = Guest::in_memory(spec, backend, rig.map.clone());
-    guest.start_at_once(guest.net.features());
+    let mut guest = Guest::over_in(spec, backend, rig.map.clone());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 60);
     drop(first);
     await_loss(&guest, true);
@@ -228,7 +228,7 @@ fn guest_memory_is_mapped_when_a_peer_connects_not_at_a_start() {
         });
         let mut guest = rig.guest(backend, 1);
         for _ in 0..2 {
-            guest.start_at_once(guest.net.features());
+            guest.start_with(guest.device.features());
             rig.check_traffic(&mut guest, 60);
             guest.stop();
         }
@@ -248,9 +248,9 @@ fn a_successor_slow_to_map_memory_delays_no_command_or_stop() {
     // It is awaited for a moment; then the worker serves other events before it waits again.
     for _ in 0..3 {
         assert_eq!(guest.command(2, &[0, 0, 1]), 0);
-        assert!(guest.net.backend_lost());
+        assert!(guest.device.backend_lost());
         guest.stop();
-        guest.start_at_once(guest.net.features());
+        guest.start_with(guest.device.features());
     }
     assert_eq!(successor.connections(), 1);
     successor.let_map(true);
@@ -278,7 +278,7 @@ fn a_ring_that_the_peer_refuses_needs_a_reset_and_is_not_a_loss() {
     let script = Script { refused: vec![Request::SET_VRING_ADDR], ..Script::new(1) };
     let (peer, mut guest) = run(&rig, script);
     eventually("the request for a reset", || guest.interrupts.needs_reset());
-    assert!(!guest.net.backend_lost() && guest.net.link_up());
+    assert!(!guest.device.backend_lost() && guest.device.link_up());
     guest.stop();
     let heard = peer.heard();
     assert!(!heard.iter().any(|heard| heard.starts_with("KICK")), "{heard:?}");
@@ -292,7 +292,7 @@ fn a_server_keeps_its_socket_for_peers_that_come_later() {
     let mut peer = call();
     let spec = rig.server_spec();
     let mut guest = rig.guest(VhostUser::connect(spec, &Memory::new(rig.map.clone())).unwrap(), 1);
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     let mut fastest = Duration::MAX;
     for _ in 0..5 {
         rig.check_traffic(&mut guest, 60);
@@ -318,7 +318,7 @@ fn an_unfit_peer_that_keeps_connecting_is_tried_once_a_second() {
     let peer = call(Script::new(1));
     let spec = rig.server_spec();
     let mut guest = rig.guest(VhostUser::connect(spec, &Memory::new(rig.map.clone())).unwrap(), 1);
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 60);
     drop(peer);
     await_loss(&guest, true);
@@ -342,20 +342,20 @@ fn a_peer_s_link_is_the_driver_s() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
     peer.await_heard("STATUS 15");
-    assert!(guest.net.link_up());
+    assert!(guest.device.link_up());
     let told = |guest: &Guest| guest.interrupts.eventfd(guest.interrupts.config_vector()).unwrap().read().is_ok();
     peer.set_config(&link_down());
-    eventually("the link", || !guest.net.link_up());
+    eventually("the link", || !guest.device.link_up());
     eventually("its interrupt", || told(&guest));
     peer.set_config(&CONFIG);
-    eventually("the link", || guest.net.link_up());
+    eventually("the link", || guest.device.link_up());
     drop(peer);
     await_loss(&guest, true);
     let peer = rig.peer(Script { config: link_down().to_vec(), ..Script::new(1) });
     await_loss(&guest, false);
-    eventually("the link", || !guest.net.link_up());
+    eventually("the link", || !guest.device.link_up());
     peer.set_config(&CONFIG);
-    eventually("the link", || guest.net.link_up());
+    eventually("the link", || guest.device.link_up());
     rig.check_traffic(&mut guest, 60);
 }
 
@@ -366,7 +366,7 @@ fn a_broken_ring_reported_by_the_peer_sets_needs_reset() {
     peer.await_heard("STATUS 15");
     peer.call_rings_broken();
     eventually("the request for a reset", || guest.interrupts.needs_reset());
-    assert!(!guest.net.backend_lost());
+    assert!(!guest.device.backend_lost());
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn pairs_that_the_driver_does_not_use_are_disabled() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(2));
     let mut guest = rig.guest(rig.connect(2).unwrap(), 2);
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     let heard = peer.await_heard("STATUS 15");
     assert_eq!(heard[heard.len() - 5..], ["ENABLE 0=1", "ENABLE 1=1", "ENABLE 2=0", "ENABLE 3=0", "STATUS 15"]);
     assert_eq!(guest.command(4, &[4, 0, 2, 0]), 0);
@@ -407,10 +407,10 @@ fn a_peer_that_hangs_when_it_is_to_stop_is_given_up_in_time() {
     assert!(start.elapsed() < Duration::from_millis(3900), "{:?}", start.elapsed());
     assert_eq!(positions(&guest), [(1, 1); 2]);
     let may_still_write =
-        |guest: &Guest| guest.net.memory_user().unwrap().may_still_write(Instant::now() + Duration::from_secs(1));
+        |guest: &Guest| guest.device.memory_user().unwrap().may_still_write(Instant::now() + Duration::from_secs(1));
     assert!(may_still_write(&guest));
     // The connection is made again, without a notification: no driver was there.
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 60);
     assert_eq!(peer.connections(), 2);
     // Another comes after it.
@@ -427,11 +427,11 @@ fn a_peer_that_hangs_when_it_is_to_stop_is_given_up_in_time() {
 fn a_peer_that_stops_or_is_gone_writes_no_more() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
-    let user = guest.net.memory_user().unwrap();
+    let user = guest.device.memory_user().unwrap();
     let may_still_write = || user.may_still_write(Instant::now() + Duration::from_secs(1));
     guest.stop();
     assert!(!may_still_write());
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 60);
     drop(peer);
     await_loss(&guest, true);
@@ -444,11 +444,11 @@ fn a_peer_that_was_replaced_while_no_driver_ran_is_no_loss() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
     rig.check_traffic(&mut guest, 60);
-    guest.net.observe_backend(Box::new(|change| panic!("{change:?}")));
+    guest.device.observe_backend(Box::new(|change| panic!("{change:?}")));
     guest.stop();
     drop(peer);
     let _successor = rig.peer(Script::new(1));
-    guest.start_at_once(guest.net.features());
+    guest.start_with(guest.device.features());
     rig.check_traffic(&mut guest, 60);
     guest.stop();
 }
@@ -458,15 +458,15 @@ fn a_peer_that_dies_while_the_host_has_the_link_down_is_noticed() {
     let rig = Rig::new();
     let (peer, mut guest) = run(&rig, Script::new(1));
     peer.await_heard("STATUS 15");
-    guest.net.set_link(false).wait().unwrap();
+    guest.device.set_link(false).wait().unwrap();
     peer.await_heard("STATUS 0");
     drop(peer);
     await_loss(&guest, true);
     let successor = rig.peer(Script::new(1));
     await_loss(&guest, false);
-    assert!(!guest.net.link_up());
+    assert!(!guest.device.link_up());
     assert!(!successor.heard().iter().any(|heard| heard.starts_with("KICK")));
-    guest.net.set_link(true).wait().unwrap();
+    guest.device.set_link(true).wait().unwrap();
     rig.check_traffic(&mut guest, 60);
 }
 

@@ -33,7 +33,7 @@ impl Machine {
         let iommu = Iommu::new(48);
         let behind = iommu.behind(0, pci::Rid::from_bits(ENDPOINT as u16));
         let spec = NetSpec { id: id.into(), ..spec(1, 16) };
-        let guest = Guest::in_memory(spec, rig.connect(1).unwrap(), rig.map.clone());
+        let guest = Guest::over_in(spec, rig.connect(1).unwrap(), rig.map.clone());
         let machine = Self { rig, iommu, behind, guest };
         machine.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false });
         machine.map((0, 0x3_0000), 0, Permissions::ReadWrite);
@@ -57,16 +57,16 @@ impl Machine {
     }
 
     fn start(&mut self) {
-        let mut start = self.guest.to_start(self.guest.net.features());
+        let mut start = self.guest.to_start(self.guest.device.features());
         let endpoint = Arc::clone(self.behind.endpoint()) as Arc<dyn Translate>;
         start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
-        self.guest.workers = self.guest.net.start(start).unwrap();
+        self.guest.workers = self.guest.device.start(start).unwrap();
     }
 
     /// Lets the driver start again after its device has given up.
     fn start_again(&mut self) {
         self.guest.stop();
-        self.guest.net.reset();
+        self.guest.device.reset();
         self.guest.queues = (0..3).map(|index| DriverQueue::new(&self.rig.map, index, 16)).collect();
         self.guest.queues[0].memory_write(0, &[0; 0x3_0000]);
         self.guest.interrupts = Arc::new(crate::Interrupts::new(3, 4));
@@ -154,7 +154,7 @@ fn a_peer_gets_ring_mappings_first_and_changes_before_replies() {
     send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
     machine.await_frame();
     assert_eq!(machine.page()[..72], with_header(&frame(MAC, 60)));
-    assert_eq!((machine.faults(), peer.asked(), machine.guest.net.link_up()), (0, 0, true));
+    assert_eq!((machine.faults(), peer.asked(), machine.guest.device.link_up()), (0, 0, true));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn an_unmapped_address_faults_and_stops_the_function() {
         eventually("the request for a reset", || machine.guest.interrupts.needs_reset());
         assert_eq!(machine.faults(), 1 + round as u64, "{address:#x}");
         assert!(machine.page().iter().all(|byte| *byte == 0xc5), "{address:#x}");
-        assert!(!machine.guest.net.backend_lost());
+        assert!(!machine.guest.device.backend_lost());
     }
 }
 
@@ -227,7 +227,7 @@ fn a_page_unmapped_under_traffic_is_not_written_after_the_reply() {
     }
     println!("{ROUNDS} rounds: {frames} frames, {faults} faults");
     assert!(frames > 0 && faults > 0);
-    assert_eq!((peer.connections(), machine.guest.net.backend_lost()), (1, false));
+    assert_eq!((peer.connections(), machine.guest.device.backend_lost()), (1, false));
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_peer_that_fails_to_unmap_is_lost_and_a_successor_remapped() {
     let waited = begun.elapsed();
     assert!((ANSWER..3 * ANSWER).contains(&waited), "{waited:?}");
     await_loss(&machine.guest, true);
-    assert!(!machine.guest.net.link_up());
+    assert!(!machine.guest.device.link_up());
     let lines = logged("unforgetting").join("\n");
     for part in ["is lost", "IOTLB_MSG: no answer within 2 s", "its link is down"] {
         assert!(lines.contains(part), "{lines}");
@@ -341,7 +341,7 @@ fn a_peer_that_asks_without_end_delays_no_other_work() {
     peer.flood(0x1000);
     machine.guest.stop();
     assert!(begun.elapsed() < 3 * ANSWER);
-    assert_eq!((machine.faults(), machine.guest.net.backend_lost()), (0, false));
+    assert_eq!((machine.faults(), machine.guest.device.backend_lost()), (0, false));
 }
 
 #[test]
@@ -360,7 +360,7 @@ fn a_lost_peer_is_replaced_only_by_one_that_translates() {
 
     let unfit = machine.rig.peer(Script::translating().without(&[PROTOCOL_F_REPLY_ACK]));
     eventually("a visit", || unfit.connections() > 0);
-    assert!(machine.guest.net.backend_lost());
+    assert!(machine.guest.device.backend_lost());
     drop(unfit);
     let peer = machine.rig.peer(Script::translating());
     await_loss(&machine.guest, false);
@@ -378,12 +378,12 @@ fn a_peer_that_closes_its_channel_while_stopped_is_replaced() {
     machine.map((IOVA, PAGE), TARGET, Permissions::ReadWrite);
     machine.start();
     peer.await_heard("STATUS 15");
-    machine.guest.net.set_link(false).wait().unwrap();
+    machine.guest.device.set_link(false).wait().unwrap();
     peer.await_heard("STATUS 0");
     peer.close_channel();
     eventually("another connection", || peer.connections() == 2);
     await_loss(&machine.guest, false);
-    machine.guest.net.set_link(true).wait().unwrap();
+    machine.guest.device.set_link(true).wait().unwrap();
     peer.await_heard("STATUS 15");
     machine.post(IOVA);
     send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
@@ -426,7 +426,7 @@ fn a_peers_writes_are_logged_by_guest_address_behind_an_iommu() {
     machine.start();
     peer.await_heard("STATUS 15");
     let log = Arc::new(SharedLog::new(&machine.rig.map).unwrap());
-    let user = machine.guest.net.memory_user().unwrap();
+    let user = machine.guest.device.memory_user().unwrap();
     user.set_log(Some(&log)).unwrap();
     assert!(peer.heard().contains(&"SET_FEATURES 0x344018029".to_owned()));
     machine.post(IOVA);
@@ -440,7 +440,7 @@ fn a_peers_writes_are_logged_by_guest_address_behind_an_iommu() {
     machine.post(IOVA);
     send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
     machine.await_frame();
-    assert_eq!((machine.faults(), machine.guest.net.backend_lost()), (0, false));
+    assert_eq!((machine.faults(), machine.guest.device.backend_lost()), (0, false));
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn stale_misses_from_before_a_stop_do_not_stop_a_restart() {
     machine.post(IOVA + 2 * PAGE);
     send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
     machine.await_frame();
-    assert!(!machine.guest.interrupts.needs_reset() && !machine.guest.net.backend_lost());
+    assert!(!machine.guest.interrupts.needs_reset() && !machine.guest.device.backend_lost());
 }
 
 #[test]
@@ -472,7 +472,7 @@ fn memory_that_is_added_is_told_once_the_peer_has_mapped_it() {
     let heard = peer.await_heard("STATUS 15");
     assert!(!heard.iter().any(|heard| heard.starts_with("UPDATE 0x4000000000")), "there is no memory: {heard:?}");
     let map = grown(&machine.rig.map, 1 << 32, 1 << 20);
-    machine.guest.net.memory_user().unwrap().set(&map).unwrap();
+    machine.guest.device.memory_user().unwrap().set(&map).unwrap();
     let heard = peer.await_heard("STATUS 15");
     let at = |what: &str| heard.iter().position(|heard| heard.starts_with(what));
     assert!(at("ADD_MEM_REG").unwrap() < at("UPDATE 0x4000000000+0x1000").unwrap(), "{heard:?}");
@@ -493,7 +493,7 @@ fn a_driver_gets_replies_while_a_peer_maps_added_memory() {
     }
     peer.await_heard("STATUS 15");
     peer.let_map(false);
-    let (map, user) = (grown(&machine.rig.map, 1 << 32, 1 << 20), machine.guest.net.memory_user().unwrap());
+    let (map, user) = (grown(&machine.rig.map, 1 << 32, 1 << 20), machine.guest.device.memory_user().unwrap());
     thread::scope(|scope| {
         let added = scope.spawn(|| user.set(&map));
         peer.await_heard("STATUS 0");
@@ -511,5 +511,5 @@ fn a_driver_gets_replies_while_a_peer_maps_added_memory() {
     send(&machine.rig.wire, &with_header(&frame(MAC, 60)));
     machine.await_frame();
     assert_eq!((machine.faults(), machine.guest.interrupts.needs_reset()), (0, false));
-    assert_eq!((peer.connections(), machine.guest.net.backend_lost()), (1, false));
+    assert_eq!((peer.connections(), machine.guest.device.backend_lost()), (1, false));
 }

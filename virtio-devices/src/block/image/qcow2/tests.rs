@@ -380,9 +380,9 @@ fn guest(path: &Path, spec: BlockSpec) -> Guest {
     guest.stop();
     {
         let _spawning = SPAWNING.lock();
-        guest.block = Block::open(BlockSpec { path: path.into(), format: READ_WRITE.format, ..spec }).unwrap();
+        guest.device = Block::open(BlockSpec { path: path.into(), format: READ_WRITE.format, ..spec }).unwrap();
     }
-    guest.start(guest.block.features());
+    guest.start();
     guest
 }
 
@@ -392,9 +392,9 @@ fn a_driver_sees_a_disk_like_any_other() {
     let path = folder.create("a", &[]);
     {
         let mut guest = guest(&path, spec(true));
-        let features = guest.block.features();
+        let features = guest.device.features();
         assert!(has(features, VIRTIO_BLK_F_DISCARD) && has(features, VIRTIO_BLK_F_WRITE_ZEROES));
-        assert_eq!(guest.block.size().get(), LEN as u64);
+        assert_eq!(guest.device.size().get(), LEN as u64);
         let data = pattern(600 << 10, 5);
         guest.put(BUFFERS + 1, &data);
         let pieces = [(BUFFERS + 1, 1000, 0), (BUFFERS + 1001, (600 << 10) - 1000, 0)];
@@ -421,7 +421,7 @@ fn a_readonly_or_version_2_image_offers_only_what_it_can_do() {
     let path = folder.create("a", &["-o", "compat=0.10"]);
     let offered = |spec: BlockSpec| {
         let guest = guest(&path, spec);
-        let features = guest.block.features();
+        let features = guest.device.features();
         [VIRTIO_BLK_F_RO, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES].map(|bit| has(features, bit))
     };
     assert_eq!(offered(spec(true)), [false, false, true]);

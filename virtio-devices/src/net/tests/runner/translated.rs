@@ -20,7 +20,7 @@ fn started(backend: &Scripted) -> (Guest, Arc<Iommu>, IommuAttachment) {
     let mut start = guest.to_start(FEATURES);
     let endpoint = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
     start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
-    guest.workers = guest.net.start(start).unwrap();
+    guest.workers = guest.device.start(start).unwrap();
     backend.await_asked(START);
     (guest, iommu, behind)
 }
@@ -36,13 +36,13 @@ fn unreachable_address_stops_queues_until_the_driver_resets() {
     eventually("the request for a reset", || guest.interrupts.needs_reset());
     assert_eq!(iommu.counters().get(IommuCounter::Faults), 0, "the finder reported it");
     guest.kick(0);
-    guest.net.set_link(false).wait().unwrap();
-    guest.net.set_link(true).wait().unwrap();
+    guest.device.set_link(false).wait().unwrap();
+    guest.device.set_link(true).wait().unwrap();
     guest.stop();
-    assert!(link_up(&guest.net) && backend.asked().is_empty());
+    assert!(link_up(&guest.device) && backend.asked().is_empty());
     assert_eq!(guest.count(Counter::BrokenRings), 1);
-    guest.net.reset();
-    guest.start_at_once(FEATURES);
+    guest.device.reset();
+    guest.start_with(FEATURES);
     backend.await_asked(START);
 }
 
@@ -70,5 +70,5 @@ fn a_backend_whose_reach_is_another_is_stopped_and_started() {
     backend.say(Ok(Attention::Restart));
     let again = "start [(0, 0), (1, 0)] pairs=1 fresh=false";
     assert_eq!(backend.await_asked(again), ["stop", again]);
-    assert!(!guest.interrupts.needs_reset() && !guest.net.backend_lost());
+    assert!(!guest.interrupts.needs_reset() && !guest.device.backend_lost());
 }

@@ -148,12 +148,12 @@ fn a_driver_sees_its_qcow2_disk_grow() {
     let path = folder.create("a", &[]);
     let mut guest = guest(&path, spec(true));
     assert_eq!(guest.write(0, &[1; 512]).0, OK);
-    let generation = guest.block.config_generation();
-    let size = guest.block.size();
+    let generation = guest.device.config_generation();
+    let size = guest.device.size();
     size.set(8 << 20).unwrap();
-    assert_ne!(guest.block.config_generation(), generation);
+    assert_ne!(guest.device.config_generation(), generation);
     let mut sectors = [0; 8];
-    guest.block.config_read(0, &mut sectors);
+    guest.device.config_read(0, &mut sectors);
     assert_eq!(u64::from_le_bytes(sectors), (8 << 20) / 512);
     assert_eq!(guest.write(((8 << 20) - 512) / 512, &[2; 512]).0, OK);
     drop((guest, size));

@@ -1,4 +1,4 @@
-//! A driver's side of a queue, for tests of the crate and from outside it.
+//! A driver's side of a split virtqueue (`virtio 1.4 §2.7`), for tests of the crate and from outside it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,10 +8,6 @@ use parking_lot::Mutex;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-/// The length of a frame's header.
-const HEADER: usize = 12;
-pub(crate) const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
-pub(crate) const OTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 /// Guest memory: rings below 1 MiB, buffers above, a hole at the end of its first part.
 pub(crate) const MEMORY: u64 = 4 << 20;
 pub(crate) const BUFFERS: u64 = 1 << 20;
@@ -23,19 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn memory() -> GuestMap {
     GuestMap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap()
-}
-
-/// A frame of `len` bytes to `to`, with a payload of varying bytes.
-pub(crate) fn frame(to: [u8; 6], len: usize) -> Vec<u8> {
-    let mut frame: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-    frame[..6].copy_from_slice(&to);
-    frame[12..14].copy_from_slice(&[8, 0]);
-    frame
-}
-
-/// Puts a header without offloads before `frame`.
-pub(crate) fn with_header(frame: &[u8]) -> Vec<u8> {
-    [&[0; HEADER], frame].concat()
 }
 
 /// Repeats `condition` until it holds.
@@ -60,7 +43,8 @@ fn wait(what: &str, mut condition: impl FnMut() -> bool, rest: impl Fn()) {
 pub(crate) struct DriverQueue {
     pub memory: GuestMap,
     pub queue: Arc<Mutex<Queue>>,
-    base: u64,
+    /// The addresses of the descriptor table, the available ring and the used ring.
+    parts: [u64; 3],
     size: u16,
     next_descriptor: u16,
     available: u16,
@@ -68,23 +52,30 @@ pub(crate) struct DriverQueue {
 }
 
 impl DriverQueue {
+    /// A queue in the 64 KiB with this index.
     pub(crate) fn new(memory: &GuestMap, index: u16, size: u16) -> Self {
         let base = u64::from(index) << 16;
+        Self::at(memory, [base, base + 0x8000, base + 0xa000], size)
+    }
+
+    /// A queue whose descriptor table, available ring and used ring have these addresses.
+    pub(crate) fn at(memory: &GuestMap, parts: [u64; 3], size: u16) -> Self {
         let mut queue = Queue::new(size).unwrap();
-        queue.set_desc_table_address(Some(base as u32), None);
-        queue.set_avail_ring_address(Some(base as u32 + 0x8000), None);
-        queue.set_used_ring_address(Some(base as u32 + 0xa000), None);
+        let [table, avail, used] = parts.map(|at| (Some(at as u32), Some((at >> 32) as u32)));
+        queue.set_desc_table_address(table.0, table.1);
+        queue.set_avail_ring_address(avail.0, avail.1);
+        queue.set_used_ring_address(used.0, used.1);
         queue.set_ready(true);
         let queue = Arc::new(Mutex::new(queue));
-        Self { memory: memory.clone(), queue, base, size, next_descriptor: 0, available: 0, used_seen: 0 }
+        Self { memory: memory.clone(), queue, parts, size, next_descriptor: 0, available: 0, used_seen: 0 }
     }
 
     pub(crate) fn avail(&self) -> u64 {
-        self.base + 0x8000
+        self.parts[1]
     }
 
     pub(crate) fn used(&self) -> u64 {
-        self.base + 0xa000
+        self.parts[2]
     }
 
     pub(crate) fn write<const N: usize>(&self, address: u64, value: [u8; N]) {
@@ -112,7 +103,7 @@ impl DriverQueue {
         let index = |offset: usize| (self.next_descriptor + offset as u16) % self.size;
         for (offset, &(address, len, flags)) in buffers.iter().enumerate() {
             let next = if offset + 1 < buffers.len() { NEXT } else { 0 };
-            self.set_descriptor(self.base, index(offset), (address, len, flags | next, index(offset + 1)));
+            self.set_descriptor(self.parts[0], index(offset), (address, len, flags | next, index(offset + 1)));
         }
         let head = index(0);
         self.next_descriptor = index(buffers.len());
@@ -120,13 +111,18 @@ impl DriverQueue {
     }
 
     pub(crate) fn set_raw(&mut self, index: u16, descriptor: (u64, u32, u16, u16)) {
-        self.set_descriptor(self.base, index, descriptor);
+        self.set_descriptor(self.parts[0], index, descriptor);
     }
 
     pub(crate) fn offer(&mut self, head: u16) {
         self.write(self.avail() + 4 + 2 * u64::from(self.available % self.size), head.to_le_bytes());
         self.available = self.available.wrapping_add(1);
-        self.write(self.avail() + 2, self.available.to_le_bytes());
+        self.set_avail_index(self.available);
+    }
+
+    /// Writes an available index, which may be invalid.
+    pub(crate) fn set_avail_index(&self, index: u16) {
+        self.set_avail_index(index);
     }
 
     pub(crate) fn add(&mut self, buffers: &[(u64, u32, u16)]) -> u16 {
@@ -161,14 +157,20 @@ impl DriverQueue {
         let end = self.read_u16(self.used() + 2);
         let mut taken = Vec::new();
         while self.used_seen != end {
-            let at = self.used() + 4 + 8 * u64::from(self.used_seen % self.size);
-            taken.push((
-                self.memory.read_obj(GuestAddress(at)).unwrap(),
-                self.memory.read_obj(GuestAddress(at + 4)).unwrap(),
-            ));
-            self.used_seen = self.used_seen.wrapping_add(1);
+            taken.extend(self.take_one_used());
         }
         taken
+    }
+
+    /// The next chain that the device has returned.
+    pub(crate) fn take_one_used(&mut self) -> Option<(u32, u32)> {
+        if self.read_u16(self.used() + 2) == self.used_seen {
+            return None;
+        }
+        let at = self.used() + 4 + 8 * u64::from(self.used_seen % self.size);
+        self.used_seen = self.used_seen.wrapping_add(1);
+        let read = |at| self.memory.read_obj(GuestAddress(at)).unwrap();
+        Some((read(at), read(at + 4)))
     }
 
     /// The number of chains that the device has, or that were not taken back.
