@@ -317,7 +317,7 @@ fn a_vm_ends_although_the_disk_of_its_snapshot_does_not_answer() {
     assert!(!saving.is_finished());
     disk.freeze("-u");
     let answer = saving.join().unwrap();
-    assert_eq!((answer.status, said(&answer).contains("was ended before")), (409, true), "{answer:?}");
+    assert_eq!((answer.status, said(&answer).contains("ended before its snapshot")), (409, true), "{answer:?}");
     assert_eq!(names(&path), ["lost+found"]);
     wait_for("the thread's end", || !vmm.threads().contains(&"snapshot\n".to_string()));
     snapshot(&mut client, &other_url).expect(204);
@@ -550,7 +550,7 @@ fn another_size_of_memory_is_refused_and_not_ignored() {
         edit(&path, |config| config["memory"]["size"] = json!(size));
         for mode in MODES {
             let refused = restore(&mut client, &url, mode);
-            let sizes = format!("memory.size: {}M in the configuration, and the VM was saved with 64M", size >> 20);
+            let sizes = format!("memory.size: {}M in the configuration, but the VM was saved with 64M", size >> 20);
             assert_eq!((refused.status, said(&refused).contains(&sizes)), (400, true), "{mode}: {refused:?}");
             assert!(!said(&refused).contains('\n'));
         }

@@ -12,7 +12,7 @@ use crate::frames::net_protocol::header::{
 };
 
 /// The most segments of a frame. This many take less than 200 us.
-const MAX_SEGMENTS: usize = MAX_PACKETS as usize;
+pub(super) const MAX_SEGMENTS: usize = MAX_PACKETS as usize;
 
 /// Offsets in an IPv4 header.
 const IPV4_LEN: usize = 2;
