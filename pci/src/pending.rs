@@ -103,13 +103,11 @@ impl PendingBits {
     ///
     /// Fails if the function does not have such a vector. Nothing is changed then.
     pub fn restore(&mut self, saved: &[u16]) -> Result<(), RestoreError> {
-        if saved.iter().any(|vector| usize::from(*vector) >= self.waiting.len()) {
-            return Err(RestoreError::Value("pending bits"));
+        let mut waiting = vec![false; self.waiting.len()];
+        for vector in saved {
+            *waiting.get_mut(usize::from(*vector)).ok_or(RestoreError::Value("pending bits"))? = true;
         }
-        self.clear();
-        for (vector, waiting) in (0..).zip(&mut self.waiting) {
-            *waiting = saved.contains(&vector);
-        }
+        self.waiting = waiting.into();
         Ok(())
     }
 }

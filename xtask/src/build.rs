@@ -22,31 +22,24 @@ pub(crate) fn commands(workspace: &Path) -> Result<Vec<PathBuf>> {
     Ok(built.into_iter().map(|executable| executable.path).collect())
 }
 
-/// Programs of the lab that are optimised: the command under test and the fixtures, which take part in measurements.
-/// One command of cargo builds all of them, so that the last steps of several share the processors, and so that they
-/// have their dependencies in common.
-const OPTIMISED: &[&str] = &[
-    "build",
-    "--release",
-    "--bin",
-    "cloud-hypervisor",
-    "--bin",
-    "vhost-user-net",
-    "--bin",
-    "vduse-net",
-    "--bin",
-    "vdpa-dev",
-];
+/// Arguments that build the fixtures, optimised because they take part in measurements.
+const FIXTURES: &[&str] = &["build", "--release", "--bin", "vhost-user-net", "--bin", "vduse-net", "--bin", "vdpa-dev"];
+
+/// Arguments that build the command under test and the fixtures, optimised. A single build shares their dependencies,
+/// and overlaps their last steps, each of which has one thread.
+fn optimised() -> Vec<&'static str> {
+    [FIXTURES, &["--bin", "cloud-hypervisor"]].concat()
+}
 
 /// Builds the command under test and the fixtures, optimised. Returns the command and the folder of the fixtures.
 pub(crate) fn vmm_and_fixtures(workspace: &Path) -> Result<(PathBuf, PathBuf)> {
-    let built = build(workspace, "cloud-hypervisor and the fixtures, optimised", OPTIMISED)?;
+    let built = build(workspace, "cloud-hypervisor and the fixtures, optimised", &optimised())?;
     Ok((only(&built, "cloud-hypervisor")?, folder_of_fixtures(&built)?))
 }
 
 /// The command that [`vmm_and_fixtures`] runs.
 pub(crate) fn command_for_vmm_and_fixtures(workspace: &Path) -> Command {
-    for_the_lab(workspace, OPTIMISED)
+    for_the_lab(workspace, &optimised())
 }
 
 /// Builds the command under test, optimised.
@@ -78,8 +71,7 @@ pub(crate) fn measuring_program(workspace: &Path, name: &str) -> Result<PathBuf>
 
 /// Builds the fixtures, which are backends of guests' NICs, optimised, and returns their folder.
 pub(crate) fn fixtures(workspace: &Path) -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--bin", "vhost-user-net", "--bin", "vduse-net", "--bin", "vdpa-dev"];
-    folder_of_fixtures(&build(workspace, "the fixtures, optimised", &arguments)?)
+    folder_of_fixtures(&build(workspace, "the fixtures, optimised", FIXTURES)?)
 }
 
 fn folder_of_fixtures(built: &[Executable]) -> Result<PathBuf> {

@@ -1,4 +1,4 @@
-//! The worker of all queues of a device, run chain by chain. An [`QueueHandler`] handles the chains.
+//! The worker of all queues of a device, run chain by chain. A [`QueueHandler`] handles the chains.
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
