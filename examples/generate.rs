@@ -15,6 +15,8 @@ mod command;
 mod descriptor;
 #[path = "../src/error.rs"]
 mod error;
+#[path = "../src/remote/indices.rs"]
+mod indices;
 #[path = "../src/log_format.rs"]
 mod log_format;
 #[path = "generate/man.rs"]

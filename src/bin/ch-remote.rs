@@ -23,10 +23,10 @@ use vm_api::info::{VmCounters, VmInfo};
 use vm_api::migration::MigrationProgress;
 
 use crate::remote::client::{Answer, Call, Client, ClientError, Patience};
-use crate::remote::command::{Cli, Command};
+use crate::remote::command::{Cli, Command, socket_of_environment};
 use crate::remote::vf_table::{self, Choice};
 use crate::remote::vfs::{Readings, Row, rows};
-use crate::remote::{counters, request, show, socket_of_environment};
+use crate::remote::{counters, request, show};
 
 /// The exit code if the VMM refuses, or cannot be reached.
 const FAILURE: u8 = 1;

@@ -8,8 +8,8 @@ use vm_api::config::{MemoryConfig, RestoreConfig, VfRange};
 use vm_api::migration::{ReceiveMigration, SendMigration};
 
 use super::add::Add;
+use super::indices::Indices;
 use super::vf_change::VfChange;
-use super::vf_table::{COLUMNS, Indices};
 use crate::vm_options::{VmOptions, keys};
 
 const EXAMPLE: &str = "\
@@ -25,6 +25,14 @@ Exit code:
   0  success
   1  the VMM refused, or cannot be reached
   2  the command line is malformed: an unknown option or key, or a malformed value";
+
+/// Explanation of the columns, for help.
+const COLUMNS: &str = "\
+Columns:
+  FLAGS  S spoof check, T trusted, I isolated from other VFs, M mirrored to another function
+  RATE   guaranteed and highest rate in Mbit/s: 100-500M, 100M- without a limit, 500M without a guarantee
+  RX TX  bits per second in the guest's directions; --json has frames, too
+  DROPS  frames lost since the function was plugged in; the causes are below the table, the main one first";
 
 /// Control a running cloud-hypervisor through its API.
 #[derive(Debug, Parser)]

@@ -5,6 +5,7 @@ pub(crate) mod client;
 pub(crate) mod command;
 pub(crate) mod counters;
 pub(crate) mod descriptor;
+pub(crate) mod indices;
 pub(crate) mod request;
 pub(crate) mod show;
 pub(crate) mod vf_change;

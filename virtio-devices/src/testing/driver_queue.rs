@@ -122,7 +122,7 @@ impl DriverQueue {
 
     /// Writes an available index, which may be invalid.
     pub(crate) fn set_avail_index(&self, index: u16) {
-        self.set_avail_index(index);
+        self.write(self.avail() + 2, index.to_le_bytes());
     }
 
     pub(crate) fn add(&mut self, buffers: &[(u64, u32, u16)]) -> u16 {

@@ -78,12 +78,16 @@ fn added(device: &NewDevice) -> (&Option<String>, &'static str) {
 
 #[cfg(test)]
 mod tests {
+    use vm_api::config::VfRange;
+
     use super::*;
 
     #[test]
     fn changes_are_named_with_the_function_that_they_change() {
-        let vf =
-            |index| Action::SetVf(Box::new(SetVf { pf: "pf0".to_string(), index, ..SetVf::default() }), Vec::new());
+        let vf = |index: Option<u16>| {
+            let index = index.map(VfRange::from);
+            Action::SetVf(Box::new(SetVf { pf: "pf0".to_string(), index, ..SetVf::default() }), Vec::new())
+        };
         assert_eq!(change(&vf(Some(3))), Some((Cow::from("pf0v3"), "vm.set-vf")));
         assert_eq!(change(&vf(None)), Some((Cow::from("pf0"), "vm.set-vf")));
         assert_eq!(change(&Action::Pause), Some((Cow::from("vm"), "vm.pause")));
