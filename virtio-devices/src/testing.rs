@@ -1,7 +1,6 @@
 //! A device without a backend and a driver without a guest, for tests, property tests and fuzz targets.
 
-#[cfg(test)]
-pub(crate) mod driver_queue;
+pub mod driver_queue;
 #[cfg(test)]
 pub(crate) mod guest;
 mod hosted;
