@@ -217,6 +217,7 @@ fn the_vfs_of_a_running_vm_are_shown_and_changed() {
     let added = json_of(&vmm.done(&["add-net", "id=pf1,tap=rmv1,sriov_vfs=1"]));
     assert_eq!(added["id"], json!("pf1"));
     assert!(json_of(&vmm.done(&["counters"]))["pf1"]["rx_frames"].is_u64());
+    assert!(vmm.done(&["counters", "--explain", "rx_frames"]).contains("rx_frames"));
     vmm.done(&["pause"]);
     assert_eq!(json_of(&vmm.done(&["info"]))["state"], json!("Paused"));
     vmm.done(&["resume"]);

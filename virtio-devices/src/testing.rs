@@ -1,5 +1,6 @@
 //! A device without a backend and a driver without a guest, for tests, property tests and fuzz targets.
 
+#[allow(clippy::unwrap_used, reason = "a driver that a test has set up wrongly fails the test")]
 pub mod driver_queue;
 #[cfg(test)]
 pub(crate) mod guest;

@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 
 use virtio_devices::testing::SwitchSteps;
 use virtio_devices::testing::driver_queue::{DriverQueue, WRITE};
-use virtio_devices::{GuestMap, NetSpec, Policy, RateLimits};
+use virtio_devices::{GuestMap, NetSpec, Policy};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::input::{Input, Seed};
@@ -83,18 +83,9 @@ fn queues<const N: usize>(ram: &GuestMap, port: u8) -> [DriverQueue; N] {
 
 fn spec(port: u8) -> NetSpec {
     NetSpec {
-        id: format!("v{port}"),
-        mac: mac(port),
-        mtu: None,
-        queue_pairs: 1,
         queue_size: SIZE,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
         policy: Policy { address: Some(mac(port)), spoof_check: true, trusted: false, ..Policy::default() },
-        link_up: true,
+        ..NetSpec::new(&format!("v{port}"), mac(port))
     }
 }
 

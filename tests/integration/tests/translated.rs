@@ -17,8 +17,8 @@ use fixtures::process::Process;
 use integration::{ArpTraffic, HostTap, Subnet};
 use virtio_devices::{
     Backend, DmaSpace, GuestMap, Interrupts, Iommu, IommuAttachment, IommuCounter, IommuDevice, Memory, Net, NetSpec,
-    Policy, RateLimits, SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VhostUser,
-    VhostUserRole, VhostUserSocket, VhostUserSpec, VirtioDevice, Worker,
+    SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VhostUser, VhostUserRole,
+    VhostUserSocket, VhostUserSpec, VirtioDevice, Worker,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend};
 
@@ -76,20 +76,7 @@ impl Machine {
     fn over(open: impl FnOnce(&Memory) -> Backend) -> Self {
         let map = shared_memory();
         let memory = Memory::new(map.clone());
-        let net = NetSpec {
-            id: "_net0".into(),
-            mac: MAC,
-            mtu: None,
-            queue_pairs: 1,
-            queue_size: SIZE,
-            offload_tso: true,
-            offload_ufo: true,
-            offload_csum: true,
-            standby: false,
-            limits: RateLimits::default(),
-            policy: Policy::default(),
-            link_up: true,
-        };
+        let net = NetSpec { queue_size: SIZE, ..NetSpec::new("_net0", MAC) };
         let net = Net::new(net, open(&memory)).unwrap();
         let iommu = Iommu::new(48);
         let behind: Vec<_> = DOMAINS.map(|(_, rid)| iommu.behind(0, pci::Rid::from_bits(rid))).into();

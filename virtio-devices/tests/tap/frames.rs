@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use virtio_bindings::virtio_net::*;
-use virtio_devices::{
-    Counter, Interrupts, Memory, Net, NetSpec, Policy, RateLimits, Start, Tap, TapSpec, VirtioDevice, Worker,
-};
+use virtio_devices::{Counter, Interrupts, Memory, Net, NetSpec, Start, Tap, TapSpec, VirtioDevice, Worker};
 
 use crate::driver::*;
 use crate::host::*;
@@ -128,20 +126,7 @@ impl Machine {
 
 /// The NIC of a [`Machine`].
 pub(crate) fn nic(pairs: u16) -> NetSpec {
-    NetSpec {
-        id: "_net0".into(),
-        mac: MAC,
-        mtu: None,
-        queue_pairs: pairs,
-        queue_size: SIZE,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
-        policy: Policy::default(),
-        link_up: true,
-    }
+    NetSpec { queue_pairs: pairs, queue_size: SIZE, ..NetSpec::new("_net0", MAC) }
 }
 
 impl Drop for Machine {

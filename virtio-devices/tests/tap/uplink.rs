@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use virtio_devices::{
-    FailureChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, Policy, PortSettings, RateLimits, Start,
-    Switch, SwitchMode, SwitchSpec, Tap, VirtioDevice,
+    FailureChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, PortSettings, Start, Switch, SwitchMode,
+    SwitchSpec, Tap, VirtioDevice,
 };
 use vm_memory::GuestAddress;
 
@@ -17,20 +17,7 @@ use crate::host::*;
 use crate::sample::{OTHER, frame, with_header};
 
 fn nic(switch: &Switch, port: u16) -> Net {
-    let spec = NetSpec {
-        id: format!("pf0v{port}"),
-        mac: [2, 0, 0, 0, 0, port as u8],
-        mtu: None,
-        queue_pairs: 1,
-        queue_size: 256,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
-        policy: Policy::default(),
-        link_up: true,
-    };
+    let spec = NetSpec::new(&format!("pf0v{port}"), [2, 0, 0, 0, 0, port as u8]);
     Net::new(spec, switch.port(port).unwrap()).unwrap()
 }
 
