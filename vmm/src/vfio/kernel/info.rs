@@ -16,7 +16,7 @@ const MOST: usize = 4096;
 
 /// A region of a device: a BAR, or configuration space.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct RegionInfo {
+pub(crate) struct RegionInfo {
     /// `VFIO_REGION_INFO_FLAG_*`.
     pub flags: u32,
     /// Bytes; 0 if there is no such region.
@@ -31,7 +31,7 @@ pub(super) struct RegionInfo {
 
 /// A kind of interrupt of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct IrqInfo {
+pub(crate) struct IrqInfo {
     /// `VFIO_IRQ_INFO_*`.
     pub flags: u32,
     /// The number of interrupts.
@@ -40,7 +40,7 @@ pub(super) struct IrqInfo {
 
 /// Properties of an open device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct DeviceInfo {
+pub(crate) struct DeviceInfo {
     /// True if it can be reset.
     pub resets: bool,
     /// The BARs, the ROM and configuration space, by VFIO's numbers.
@@ -53,7 +53,7 @@ fn u16_at(bytes: &[u8], offset: usize) -> u16 {
     bytes.get(offset..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u16::from_ne_bytes(*bytes))
 }
 
-pub(super) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     bytes.get(offset..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
@@ -76,7 +76,7 @@ fn capabilities(info: &[u8], first: u32) -> Vec<(u32, &[u8])> {
 }
 
 /// Parses the reply of `VFIO_DEVICE_GET_REGION_INFO`.
-pub(super) fn region(info: &[u8]) -> RegionInfo {
+pub(crate) fn region(info: &[u8]) -> RegionInfo {
     let capabilities = capabilities(info, u32_at(info, offset_of!(vfio_region_info, cap_offset)));
     let with = |id: u32| capabilities.iter().find(|(found, _)| *found == id).map(|(_, bytes)| *bytes);
     let areas = |bytes: &[u8]| {
@@ -99,7 +99,7 @@ pub(super) fn region(info: &[u8]) -> RegionInfo {
 
 /// The addresses that devices of a container can reach, from the reply of `VFIO_IOMMU_GET_INFO`. `None` with a kernel
 /// before 5.4, which does not report them.
-pub(super) fn reachable(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
+pub(crate) fn reachable(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
     let capabilities = capabilities(info, u32_at(info, offset_of!(vfio_iommu_type1_info, cap_offset)));
     let (_, bytes) = capabilities.into_iter().find(|(id, _)| *id == VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE)?;
     let count = u32_at(bytes, offset_of!(vfio_iommu_type1_info_cap_iova_range, nr_iovas)) as usize;
@@ -112,7 +112,7 @@ pub(super) fn reachable(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
 
 /// Number of mappings that a container has room for, from the reply of `VFIO_IOMMU_GET_INFO`. `None` with a kernel
 /// before 5.10, which does not report it.
-pub(super) fn mappings_left(info: &[u8]) -> Option<u32> {
+pub(crate) fn mappings_left(info: &[u8]) -> Option<u32> {
     let capabilities = capabilities(info, u32_at(info, offset_of!(vfio_iommu_type1_info, cap_offset)));
     let (_, bytes) = capabilities.into_iter().find(|(id, _)| *id == VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL)?;
     Some(u32_at(bytes, offset_of!(vfio_iommu_type1_info_dma_avail, avail)))

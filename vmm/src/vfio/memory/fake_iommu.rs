@@ -10,11 +10,11 @@ use virtio_devices::GuestMap;
 use vm_memory::{GuestAddress, Permissions};
 
 use crate::vfio::error::VfioError;
-use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::memory::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 
 /// Mappings, and the number of calls that succeed.
-pub(super) struct FakeIommu {
+pub(crate) struct FakeIommu {
     /// Mappings.
     pub mapped: Mutex<Vec<Piece>>,
     /// Calls that succeed before one fails.
@@ -31,12 +31,12 @@ pub(super) struct FakeIommu {
 
 impl FakeIommu {
     /// An IOMMU whose devices reach these addresses.
-    pub(super) fn new(reach: Vec<RangeInclusive<u64>>) -> Arc<Self> {
+    pub(crate) fn new(reach: Vec<RangeInclusive<u64>>) -> Arc<Self> {
         Self::with_most(reach, 65_535)
     }
 
     /// As [`Self::new`], with room for `most` mappings.
-    pub(super) fn with_most(reach: Vec<RangeInclusive<u64>>, most: usize) -> Arc<Self> {
+    pub(crate) fn with_most(reach: Vec<RangeInclusive<u64>>, most: usize) -> Arc<Self> {
         Arc::new(Self {
             mapped: Mutex::default(),
             left: Mutex::new(usize::MAX),
@@ -57,14 +57,14 @@ impl FakeIommu {
     }
 
     /// The addresses and sizes of the mappings, in order.
-    pub(super) fn sorted(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn sorted(&self) -> Vec<(u64, u64)> {
         let mut mapped: Vec<_> = self.mapped.lock().iter().map(|piece| (piece.iova, piece.size)).collect();
         mapped.sort_unstable();
         mapped
     }
 
     /// The address in this process that a device reaches at `iova`, and its permissions there.
-    pub(super) fn at(&self, iova: u64) -> Option<(u64, Permissions)> {
+    pub(crate) fn at(&self, iova: u64) -> Option<(u64, Permissions)> {
         let mapped = self.mapped.lock();
         let piece = mapped.iter().find(|piece| iova >= piece.iova && iova - piece.iova < piece.size)?;
         Some((piece.host + (iova - piece.iova), piece.access))
@@ -130,7 +130,7 @@ fn is_mapped(address: u64) -> bool {
 }
 
 /// A guest's memory: addresses and sizes.
-pub(super) fn memory(ranges: &[(u64, usize)]) -> GuestMap {
+pub(crate) fn memory(ranges: &[(u64, usize)]) -> GuestMap {
     let ranges: Vec<_> = ranges.iter().map(|(start, size)| (GuestAddress(*start), *size)).collect();
     GuestMap::from_ranges(&ranges).unwrap()
 }

@@ -49,7 +49,7 @@ impl SysfsDevice {
     }
 
     /// Reason why VFIO has no file for its group: the driver that has the device.
-    pub(super) fn driver_error(&self) -> Option<VfioError> {
+    pub(crate) fn driver_error(&self) -> Option<VfioError> {
         match target(&self.folder, "driver") {
             None => Some(VfioError::NoDriver),
             Some(driver) if driver.contains("vfio") => None,
@@ -58,7 +58,7 @@ impl SysfsDevice {
     }
 
     /// The devices of its group with a driver other than VFIO's: addresses with drivers.
-    pub(super) fn others_in_use(&self) -> Vec<String> {
+    pub(crate) fn others_in_use(&self) -> Vec<String> {
         let devices = fs::read_dir(self.folder.join("iommu_group/devices"));
         let in_use = |folder: PathBuf| {
             let driver = target(&folder, "driver")?;

@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 use virtio_devices::{GuestMap, GuestRegion};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, Permissions};
 
-use crate::vfio::address_space::{AddressSpace, pinning};
-use crate::vfio::bar_memory::BarMemory;
 use crate::vfio::error::VfioError;
-use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::memory::address_space::{AddressSpace, pinning};
+use crate::vfio::memory::bar_memory::BarMemory;
+use crate::vfio::memory::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 
 /// The guest's memory in an address space of devices. Its pages are pinned until this is dropped.
-pub(super) struct GuestMemory {
+pub(crate) struct GuestMemory {
     iommu: Arc<dyn HostIommu>,
     mapped: Mutex<Mapped>,
 }
@@ -29,7 +29,7 @@ struct Mapped {
 }
 
 /// All of `memory`, at its own addresses.
-pub(super) fn identity(memory: &GuestMap) -> Vec<Piece> {
+pub(crate) fn identity(memory: &GuestMap) -> Vec<Piece> {
     let piece = |region: &GuestRegion| Piece {
         iova: region.start_addr().raw_value(),
         size: region.len(),
@@ -40,7 +40,7 @@ pub(super) fn identity(memory: &GuestMap) -> Vec<Piece> {
 }
 
 /// The bytes of `memory` that are not in `old`.
-pub(super) fn added(memory: &GuestMap, old: &GuestMap) -> u64 {
+pub(crate) fn added(memory: &GuestMap, old: &GuestMap) -> u64 {
     let before = identity(old);
     identity(memory).iter().filter(|piece| !before.contains(piece)).map(|piece| piece.size).sum()
 }
@@ -51,7 +51,7 @@ impl GuestMemory {
     /// # Errors
     ///
     /// Fails if the devices cannot reach it. None of it is mapped then.
-    pub(super) fn new(iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
+    pub(crate) fn new(iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
         let space = AddressSpace::new(Arc::clone(&iommu));
         let this = Self { iommu, mapped: Mutex::new(Mapped { space, memory: GuestMap::new(), bars: Vec::new() }) };
         this.set(memory)?;
@@ -63,7 +63,7 @@ impl GuestMemory {
     /// # Errors
     ///
     /// Fails if the devices cannot reach the memory.
-    pub(super) fn attach(&self, file: BorrowedFd<'_>) -> Result<(), VfioError> {
+    pub(crate) fn attach(&self, file: BorrowedFd<'_>) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         let size = added(&mapped.memory, &GuestMap::new());
         // Nothing is pinned before the first device is attached.
@@ -73,7 +73,7 @@ impl GuestMemory {
     }
 
     /// The address space.
-    pub(super) fn iommu(&self) -> &Arc<dyn HostIommu> {
+    pub(crate) fn iommu(&self) -> &Arc<dyn HostIommu> {
         &self.iommu
     }
 
@@ -82,7 +82,7 @@ impl GuestMemory {
     /// # Errors
     ///
     /// Fails if the devices cannot reach it. The former memory stays mapped then.
-    pub(super) fn set(&self, memory: &GuestMap) -> Result<(), VfioError> {
+    pub(crate) fn set(&self, memory: &GuestMap) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         let size = added(memory, &mapped.memory);
         // Memory comes last, so it replaces a BAR at the same address.
@@ -99,7 +99,7 @@ impl GuestMemory {
     /// # Errors
     ///
     /// Fails if the devices cannot reach it.
-    pub(super) fn map_bar(&self, bar: &BarMemory) -> Result<(), VfioError> {
+    pub(crate) fn map_bar(&self, bar: &BarMemory) -> Result<(), VfioError> {
         let mut mapped = self.mapped.lock();
         // SAFETY: nothing in this process has a reference to a device's memory. It stays in `mapped.bars` until it is
         // unmapped.
@@ -113,7 +113,7 @@ impl GuestMemory {
     /// # Errors
     ///
     /// Fails if the kernel refuses. `bar` then stays mapped in this process.
-    pub(super) fn unmap_bar(&self, bar: &BarMemory) -> io::Result<()> {
+    pub(crate) fn unmap_bar(&self, bar: &BarMemory) -> io::Result<()> {
         let Mapped { space, bars, .. } = &mut *self.mapped.lock();
         let Some(at) = bars.iter().position(|other| other.piece() == bar.piece()) else { return Ok(()) };
         space.take(&bar.piece())?;
@@ -122,7 +122,7 @@ impl GuestMemory {
     }
 
     /// Memory that the devices reach.
-    pub(super) fn memory(&self) -> GuestMap {
+    pub(crate) fn memory(&self) -> GuestMap {
         self.mapped.lock().memory.clone()
     }
 }
@@ -134,7 +134,7 @@ mod tests {
     use vm_memory::GuestAddress;
 
     use super::*;
-    use crate::vfio::fake_iommu::{FakeIommu as Fake, memory};
+    use crate::vfio::memory::fake_iommu::{FakeIommu as Fake, memory};
 
     #[test]
     fn all_guest_memory_is_identity_mapped_and_unmapped_at_the_end() {

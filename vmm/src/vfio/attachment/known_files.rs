@@ -58,14 +58,14 @@ impl KnownFiles {
     }
 
     /// Adds a file that stays open until [`Self::remove`].
-    pub(super) fn add(&self, file: BorrowedFd<'_>) {
+    pub(crate) fn add(&self, file: BorrowedFd<'_>) {
         let mut known = self.0.lock();
         known.files.push(file.as_raw_fd());
         known.tell(file.as_raw_fd());
     }
 
     /// Removes a file that will be closed.
-    pub(super) fn remove(&self, file: BorrowedFd<'_>) {
+    pub(crate) fn remove(&self, file: BorrowedFd<'_>) {
         let mut known = self.0.lock();
         let fd = file.as_raw_fd();
         known.files.retain(|other| *other != fd);

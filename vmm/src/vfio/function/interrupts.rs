@@ -23,7 +23,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::vfio::config_space::ConfigSpace;
 use crate::vfio::host_device::HostDevice;
-use crate::vfio::info::DeviceInfo;
+use crate::vfio::kernel::info::DeviceInfo;
 
 /// Abilities that the host's side of a pin must have.
 const PIN: u32 = VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_MASKABLE | VFIO_IRQ_INFO_AUTOMASKED;
@@ -43,7 +43,7 @@ struct Asked {
 
 /// True if the device described by `info` has a pin whose level can be passed to a guest. The kernel reports none for a
 /// VF, and for a device without an interrupt line on the host.
-pub(super) fn has_pin(info: &DeviceInfo) -> bool {
+pub(crate) fn has_pin(info: &DeviceInfo) -> bool {
     let pin = info.irqs.get(VFIO_PCI_INTX_IRQ_INDEX as usize);
     pin.is_some_and(|irq| irq.count > 0 && irq.flags & PIN == PIN)
 }
@@ -54,7 +54,7 @@ fn eventfd() -> io::Result<Arc<EventFd>> {
 
 /// The interrupts of a function.
 #[derive(Debug)]
-pub(super) struct Interrupts {
+pub(crate) struct Interrupts {
     /// Eventfds by vector, for those used since a reset.
     eventfds: Vec<Option<Arc<EventFd>>>,
     asked: Option<Asked>,
@@ -66,24 +66,24 @@ pub(super) struct Interrupts {
 
 impl Interrupts {
     /// The interrupts, all off, of a device that `info` describes, with at most `vectors` of MSI-X or MSI.
-    pub(super) fn new(info: &DeviceInfo, vectors: u16) -> Self {
+    pub(crate) fn new(info: &DeviceInfo, vectors: u16) -> Self {
         let flags = info.irqs.get(VFIO_PCI_MSIX_IRQ_INDEX as usize).map_or(0, |irq| irq.flags);
         let eventfds = (0..vectors).map(|_| None).collect();
         Self { eventfds, asked: None, pin: None, grows: flags & VFIO_IRQ_INFO_NORESIZE == 0 }
     }
 
     /// The eventfd of `vector`, if the host has it.
-    pub(super) fn eventfd(&self, vector: u16) -> Option<&Arc<EventFd>> {
+    pub(crate) fn eventfd(&self, vector: u16) -> Option<&Arc<EventFd>> {
         self.eventfds.get(usize::from(vector))?.as_ref()
     }
 
     /// The pin, while the device uses it.
-    pub(super) fn pin(&self) -> Option<&Pin> {
+    pub(crate) fn pin(&self) -> Option<&Pin> {
         self.pin.as_ref()
     }
 
     /// True if `vector` has a signal that was not consumed.
-    pub(super) fn is_signalled(&self, vector: u16) -> bool {
+    pub(crate) fn is_signalled(&self, vector: u16) -> bool {
         let Some(eventfd) = self.eventfd(vector) else { return false };
         let mut fds = [PollFd::from_borrowed_fd(borrow_eventfd(eventfd), PollFlags::IN)];
         poll(&mut fds, Some(&AT_ONCE)).is_ok_and(|ready| ready > 0)
@@ -94,7 +94,7 @@ impl Interrupts {
     /// # Errors
     ///
     /// Fails if the host has no vector or file descriptor left. The next update requests the missing ones again.
-    pub(super) fn update(&mut self, config: &ConfigSpace, host: &dyn HostDevice) -> io::Result<()> {
+    pub(crate) fn update(&mut self, config: &ConfigSpace, host: &dyn HostDevice) -> io::Result<()> {
         let msix = config.msix().filter(|msix| msix.enabled());
         let msi = config.msi().filter(|msi| msi.enabled());
         let (index, wanted): (_, BTreeSet<u16>) = match (msix, msi) {
@@ -128,13 +128,13 @@ impl Interrupts {
     }
 
     /// Turns off all interrupts.
-    pub(super) fn off(&mut self, host: &dyn HostDevice) -> io::Result<()> {
+    pub(crate) fn off(&mut self, host: &dyn HostDevice) -> io::Result<()> {
         self.pin = None;
         self.asked.take().map_or(Ok(()), |asked| host.clear_irqs(asked.index))
     }
 
     /// Discards all signals, after a reset.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.eventfds.fill(None);
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::*;
-use crate::vfio::fake_iommu::{FakeIommu, memory};
+use crate::vfio::memory::fake_iommu::{FakeIommu, memory};
 
 const LEN: u64 = 0x2000;
 /// Address of a BAR.

@@ -5,15 +5,15 @@ use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
 
 use crate::vfio::error::VfioError;
-use crate::vfio::ioctl;
-use crate::vfio::sysfs::SysfsDevice;
+use crate::vfio::kernel::ioctl;
+use crate::vfio::kernel::sysfs::SysfsDevice;
 
 /// Opens the group of `device`, which the kernel allows only once. If this fails, no memory has been pinned.
 ///
 /// # Errors
 ///
 /// Fails if VFIO does not have all of the group.
-pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
+pub(crate) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     let path = device.group_file();
     let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| {
         let no_group = error.kind() == std::io::ErrorKind::NotFound;
@@ -26,7 +26,7 @@ pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
 }
 
 /// Reason why not all devices of the group of `device` are bound to VFIO or without a driver.
-pub(super) fn not_viable(device: &SysfsDevice) -> VfioError {
+pub(crate) fn not_viable(device: &SysfsDevice) -> VfioError {
     let own = device.driver_error().filter(|error| matches!(error, VfioError::Driver(_)));
     let others = VfioError::NotViable { group: device.group, others: device.others_in_use() };
     own.unwrap_or(others)

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::vfio::error::VfioError;
+use crate::vfio::kernel::{info, ioctl};
 use crate::vfio::piece::Piece;
-use crate::vfio::{info, ioctl};
 
 /// An address space of devices.
 ///
@@ -69,11 +69,11 @@ pub(crate) trait HostIommu: Send + Sync {
 const CONTAINER: &str = "/dev/vfio/vfio";
 
 /// Number of mappings that an address space can have, if the kernel does not report it.
-pub(super) const USUAL_LIMIT: usize = 65_535;
+pub(crate) const USUAL_LIMIT: usize = 65_535;
 
 /// VFIO's container with the type 1 IOMMU.
 #[derive(Debug)]
-pub(super) struct Type1 {
+pub(crate) struct Type1 {
     container: File,
 }
 
@@ -83,7 +83,7 @@ impl Type1 {
     /// # Errors
     ///
     /// Fails if the host has no VFIO, or not with the type 1 IOMMU.
-    pub(super) fn open() -> Result<Self, VfioError> {
+    pub(crate) fn open() -> Result<Self, VfioError> {
         let path = Path::new(CONTAINER);
         let container = OpenOptions::new().read(true).write(true).open(path);
         let container = container.map_err(|error| VfioError::Open { path: path.into(), error })?;

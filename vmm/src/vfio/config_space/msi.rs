@@ -17,14 +17,14 @@ const MASKABLE: u32 = 1 << 8;
 const MOST: u32 = 5;
 
 /// Bytes of a capability with this Message Control.
-pub(super) fn len_of(control: u32) -> u16 {
+pub(crate) fn len_of(control: u32) -> u16 {
     let base = if control & ADDRESS_64 != 0 { 14 } else { 10 };
     if control & MASKABLE == 0 { base } else { base / 4 * 4 + 12 }
 }
 
 /// The registers of the capability.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Msi {
+pub(crate) struct Msi {
     /// Read-only bits of Message Control.
     shape: u32,
     control: u32,
@@ -35,25 +35,25 @@ pub(super) struct Msi {
 
 impl Msi {
     /// A disabled capability with the host's Message Control.
-    pub(super) fn new(control: u32) -> Self {
+    pub(crate) fn new(control: u32) -> Self {
         let vectors = (control & CAPABLE) >> 1;
         let shape = control & (ADDRESS_64 | MASKABLE) | vectors.min(MOST) << 1;
         Self { shape, control: 0, address: 0, data: 0, mask: 0 }
     }
 
     /// True if MSI Enable is set.
-    pub(super) fn enabled(&self) -> bool {
+    pub(crate) fn enabled(&self) -> bool {
         self.control & ENABLE != 0
     }
 
     /// The number of vectors that are enabled, 1 to 32.
-    pub(super) fn vectors(&self) -> u16 {
+    pub(crate) fn vectors(&self) -> u16 {
         let asked = (self.shape & CAPABLE) >> 1;
         1 << ((self.control & ENABLED) >> 4).min(asked)
     }
 
     /// The address and data of `vector`, if MSI is enabled and the vector is not masked.
-    pub(super) fn message(&self, vector: u16) -> Option<(u64, u32)> {
+    pub(crate) fn message(&self, vector: u16) -> Option<(u64, u32)> {
         let sends = self.enabled() && vector < self.vectors() && self.mask >> vector & 1 == 0;
         // The lowest bits of the data are the vector number.
         let data = self.data & !u32::from(self.vectors() - 1) | u32::from(vector);
@@ -80,7 +80,7 @@ impl Msi {
 
     /// Reads the dword at `reg` from the start of the capability. The next pointer is 0. `pending` returns the pending
     /// bit of a vector.
-    pub(super) fn read(&self, reg: Dword, pending: impl Fn(u16) -> bool) -> u32 {
+    pub(crate) fn read(&self, reg: Dword, pending: impl Fn(u16) -> bool) -> u32 {
         let [low, high] = halves(self.address);
         match self.field(reg) {
             Field::Control => u32::from(capability_id::MSI) | (self.shape | self.control) << 16,
@@ -94,7 +94,7 @@ impl Msi {
     }
 
     /// Writes the dword at `reg`.
-    pub(super) fn write(&mut self, reg: Dword, write: DwordWrite) -> Effects {
+    pub(crate) fn write(&mut self, reg: Dword, write: DwordWrite) -> Effects {
         let before = self.clone();
         match self.field(reg) {
             Field::Control => self.control = write.apply(self.control << 16, (ENABLE | ENABLED) << 16) >> 16,
@@ -114,7 +114,7 @@ impl Msi {
     }
 
     /// Returns to the state of power-on.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self { control: 0, address: 0, data: 0, mask: 0, ..*self };
     }
 }

@@ -5,13 +5,13 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use virtio_devices::{FileMapping, MemoryPeers};
 
-use crate::vfio::bar_memory::BarMemory;
 use crate::vfio::error::{VfioError, ranges};
-use crate::vfio::guest_memory::GuestMemory;
+use crate::vfio::memory::bar_memory::BarMemory;
+use crate::vfio::memory::guest_memory::GuestMemory;
 
 /// The BARs of a VM's host devices, for the host devices that reach all of the guest's memory.
 #[derive(Debug, Default)]
-pub(super) struct PeerBars(Mutex<State>);
+pub(crate) struct PeerBars(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -24,7 +24,7 @@ struct State {
 
 impl PeerBars {
     /// Maps the BARs, now and later, for the devices of `space`.
-    pub(super) fn join(&self, space: &Arc<GuestMemory>) {
+    pub(crate) fn join(&self, space: &Arc<GuestMemory>) {
         let state = &mut *self.0.lock();
         state.space = Arc::downgrade(space);
         for bar in &state.bars {

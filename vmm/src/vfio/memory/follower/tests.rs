@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use vm_memory::GuestAddress;
 
 use super::*;
-use crate::vfio::fake_iommu::{FakeIommu, memory};
+use crate::vfio::memory::fake_iommu::{FakeIommu, memory};
 
 const ALL: [(u64, usize); 2] = [(0, 0x10_0000), (1 << 32, 0x10_0000)];
 

@@ -17,7 +17,7 @@ use iommufd_bindings::{
 use vm_memory::Permissions;
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 
-use crate::vfio::ioctl::{checked, size_of_u32};
+use crate::vfio::kernel::ioctl::{checked, size_of_u32};
 use crate::vfio::piece::Piece;
 
 const fn number(command: u32) -> c_ulong {
@@ -28,7 +28,7 @@ const fn number(command: u32) -> c_ulong {
 const MOST: usize = 4096;
 
 /// Creates an address space without mappings, and returns its number.
-pub(super) fn alloc(iommufd: &impl AsRawFd) -> io::Result<u32> {
+pub(crate) fn alloc(iommufd: &impl AsRawFd) -> io::Result<u32> {
     let mut alloc = iommu_ioas_alloc { size: size_of_u32::<iommu_ioas_alloc>(), flags: 0, out_ioas_id: 0 };
     // SAFETY: the kernel reads and writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(iommufd, number(IOMMUFD_CMD_IOAS_ALLOC), &mut alloc) })?;
@@ -36,14 +36,14 @@ pub(super) fn alloc(iommufd: &impl AsRawFd) -> io::Result<u32> {
 }
 
 /// Destroys the object number `id`, which must be unused.
-pub(super) fn destroy(iommufd: &impl AsRawFd, id: u32) -> io::Result<()> {
+pub(crate) fn destroy(iommufd: &impl AsRawFd, id: u32) -> io::Result<()> {
     let destroy = iommu_destroy { size: size_of_u32::<iommu_destroy>(), id };
     // SAFETY: the kernel reads only the structure, whose size it is given.
     checked(unsafe { ioctl_with_ref(iommufd, number(IOMMUFD_CMD_DESTROY), &destroy) }).map(drop)
 }
 
 /// The addresses that all devices of the address space `ioas` can use.
-pub(super) fn ranges(iommufd: &impl AsRawFd, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>> {
+pub(crate) fn ranges(iommufd: &impl AsRawFd, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>> {
     let mut ranges = vec![iommu_iova_range { start: 0, last: 0 }; 16];
     loop {
         let mut ask = iommu_ioas_iova_ranges {
@@ -86,7 +86,7 @@ const fn flags(access: Permissions) -> u32 {
 ///
 /// Until [`unmap`] has returned, or the address space is destroyed, the piece must be a mapping without a Rust
 /// reference in this process.
-pub(super) unsafe fn map(iommufd: &impl AsRawFd, ioas: u32, piece: &Piece) -> io::Result<()> {
+pub(crate) unsafe fn map(iommufd: &impl AsRawFd, ioas: u32, piece: &Piece) -> io::Result<()> {
     let map = iommu_ioas_map {
         size: size_of_u32::<iommu_ioas_map>(),
         flags: flags(piece.access),
@@ -102,7 +102,7 @@ pub(super) unsafe fn map(iommufd: &impl AsRawFd, ioas: u32, piece: &Piece) -> io
 
 /// Maps `piece` for the devices of the address space `ioas` as a copy of the mapping at `source_iova` of `source`. The
 /// memory is pinned only once.
-pub(super) fn copy(
+pub(crate) fn copy(
     iommufd: &impl AsRawFd,
     ioas: u32,
     piece: &Piece,
@@ -123,7 +123,7 @@ pub(super) fn copy(
 
 /// Unmaps the pieces at these addresses for the devices of the address space `ioas`; each must have been mapped as a
 /// whole. Returns the number of bytes that were mapped.
-pub(super) fn unmap(iommufd: &impl AsRawFd, ioas: u32, addresses: RangeInclusive<u64>) -> io::Result<u64> {
+pub(crate) fn unmap(iommufd: &impl AsRawFd, ioas: u32, addresses: RangeInclusive<u64>) -> io::Result<u64> {
     let iova = *addresses.start();
     // The size of all 2^64 addresses does not fit. No IOMMU has so many.
     let length = (addresses.end() - iova).checked_add(1).ok_or(io::ErrorKind::InvalidInput)?;

@@ -6,7 +6,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
 };
 
-use crate::vfio::info::RegionInfo;
+use crate::vfio::kernel::info::RegionInfo;
 
 /// The page size, in bytes.
 const PAGE: u64 = 4096;
@@ -17,7 +17,7 @@ const MOST: usize = 64;
 
 /// The areas of a BAR that the guest can access directly: whole pages that do not overlap `kept`, the parts that this
 /// program emulates (the MSI-X table and its pending bits).
-pub(super) fn areas(region: &RegionInfo, kept: &[Range<u64>]) -> Vec<Range<u64>> {
+pub(crate) fn areas(region: &RegionInfo, kept: &[Range<u64>]) -> Vec<Range<u64>> {
     // The kernel does not map pages that it handles itself.
     if region.flags & ALL != ALL || (region.sparse.is_none() && !kept.is_empty() && !region.msix_mappable) {
         return Vec::new();

@@ -13,16 +13,16 @@ use parking_lot::Mutex;
 
 use crate::passed_fd;
 use crate::vfio::error::VfioError;
-use crate::vfio::host_iommu::{HostIommu, USUAL_LIMIT};
+use crate::vfio::kernel::{ioctl, iommufd_ioctl as calls};
+use crate::vfio::memory::host_iommu::{HostIommu, USUAL_LIMIT};
 use crate::vfio::piece::Piece;
-use crate::vfio::{ioctl, iommufd_ioctl as calls};
 
 /// The file through which iommufds are opened.
 const IOMMUFD: &str = "/dev/iommu";
 
 /// An iommufd.
 #[derive(Debug)]
-pub(super) struct Iommufd {
+pub(crate) struct Iommufd {
     file: OwnedFd,
 }
 
@@ -32,7 +32,7 @@ impl Iommufd {
     /// # Errors
     ///
     /// Fails if the host has no iommufd, or the descriptor is not one.
-    pub(super) fn open(given: Option<RawFd>) -> Result<Self, VfioError> {
+    pub(crate) fn open(given: Option<RawFd>) -> Result<Self, VfioError> {
         match given {
             Some(fd) => passed_fd::duplicate(fd).map(|file| Self { file }).ok_or(VfioError::NotIommufd),
             None => Self::at(Path::new(IOMMUFD)),
@@ -46,7 +46,7 @@ impl Iommufd {
     }
 
     /// File of the iommufd.
-    pub(super) const fn file(&self) -> &OwnedFd {
+    pub(crate) const fn file(&self) -> &OwnedFd {
         &self.file
     }
 
@@ -55,7 +55,7 @@ impl Iommufd {
     /// # Errors
     ///
     /// Fails with the kernel's error.
-    pub(super) fn bind(&self, device: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn bind(&self, device: &OwnedFd) -> io::Result<()> {
         ioctl::bind(device, self.file.as_raw_fd())
     }
 
@@ -64,13 +64,13 @@ impl Iommufd {
     /// # Errors
     ///
     /// Fails if the descriptor is not an iommufd, or the kernel lacks memory.
-    pub(super) fn space(self: &Arc<Self>) -> Result<Ioas, VfioError> {
+    pub(crate) fn space(self: &Arc<Self>) -> Result<Ioas, VfioError> {
         Ioas::new(self, None)
     }
 }
 
 /// An address space of an iommufd.
-pub(super) struct Ioas {
+pub(crate) struct Ioas {
     iommufd: Arc<Iommufd>,
     id: u32,
     /// Address space from which mappings are copied, if it has the same memory.

@@ -41,7 +41,7 @@ const VPD_LEN: u16 = 8;
 
 /// A dword with bits that are passed through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Passed {
+pub(crate) struct Passed {
     /// Bits that always read as 1.
     pub fixed: u32,
     /// Bits that read as on the host.
@@ -64,7 +64,7 @@ impl Passed {
 
 /// A capability that this program emulates. Guest writes to its registers never reach the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Owned {
+pub(crate) enum Owned {
     Power,
     Msi,
     Msix,
@@ -72,7 +72,7 @@ pub(super) enum Owned {
 
 /// Register at a dword of the guest's configuration space after the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Register {
+pub(crate) enum Register {
     /// A capability of this program, and the dword in it. The next pointer is in the dword 0.
     Owned(Owned, Dword),
     /// Device Control. This program emulates Initiate FLR.
@@ -83,7 +83,7 @@ pub(super) enum Register {
 
 /// The capabilities that the guest sees. A dword without a register reads as 0.
 #[derive(Debug, Default)]
-pub(super) struct Capabilities {
+pub(crate) struct Capabilities {
     registers: BTreeMap<Dword, Register>,
     /// Offsets of the capabilities that this program owns, and their next pointers.
     owned: BTreeMap<Owned, (u16, u8)>,
@@ -102,7 +102,7 @@ struct Found {
 impl Capabilities {
     /// The capabilities of a device with the configuration space `image` of 256 or 4,096 bytes. With `flr`, the guest
     /// can reset the function.
-    pub(super) fn of(image: &[u8], flr: bool) -> Self {
+    pub(crate) fn of(image: &[u8], flr: bool) -> Self {
         let mut this = Self::default();
         let image = Image(image);
         this.take_conventional(&image, flr);
@@ -111,22 +111,22 @@ impl Capabilities {
     }
 
     /// The offset of the first capability; 0 if there is none.
-    pub(super) fn head(&self) -> u8 {
+    pub(crate) fn head(&self) -> u8 {
         self.head
     }
 
     /// Register at `reg`.
-    pub(super) fn register(&self, reg: Dword) -> Option<Register> {
+    pub(crate) fn register(&self, reg: Dword) -> Option<Register> {
         self.registers.get(&reg).copied()
     }
 
     /// Offset of a capability of this program.
-    pub(super) fn offset(&self, owned: Owned) -> Option<u16> {
+    pub(crate) fn offset(&self, owned: Owned) -> Option<u16> {
         self.owned.get(&owned).map(|(offset, _)| *offset)
     }
 
     /// The next pointer of a capability of this program, as in its dword 0.
-    pub(super) fn next(&self, owned: Owned) -> u32 {
+    pub(crate) fn next(&self, owned: Owned) -> u32 {
         self.owned.get(&owned).map_or(0, |(_, next)| u32::from(*next) << 8)
     }
 

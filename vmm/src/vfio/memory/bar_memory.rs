@@ -9,7 +9,7 @@ use crate::vfio::piece::Piece;
 
 /// A part of a BAR, at a guest address.
 #[derive(Debug, Clone)]
-pub(super) struct BarMemory {
+pub(crate) struct BarMemory {
     /// The guest's address of its first byte.
     pub address: u64,
     /// Mapping in this process.
@@ -18,7 +18,7 @@ pub(super) struct BarMemory {
 
 impl BarMemory {
     /// Mapping for other devices: all of it, at the guest's addresses.
-    pub(super) fn piece(&self) -> Piece {
+    pub(crate) fn piece(&self) -> Piece {
         let Self { address, memory } = self;
         let (size, host) = (memory.len(), memory.address() as u64);
         Piece { iova: *address, size, host, access: Permissions::ReadWrite }

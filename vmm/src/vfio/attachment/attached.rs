@@ -3,14 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::vfio::attachment::known_files::KnownFiles;
 use crate::vfio::error::VfioError;
-use crate::vfio::ioctl;
-use crate::vfio::known_files::KnownFiles;
-use crate::vfio::space::Space;
-use crate::vfio::sysfs::SysfsDevice;
+use crate::vfio::kernel::ioctl;
+use crate::vfio::kernel::sysfs::SysfsDevice;
+use crate::vfio::memory::space::Space;
 
 /// A file that is attached until this is dropped.
-pub(super) struct Attached {
+pub(crate) struct Attached {
     // Drop order: the address space of a group cannot be changed once the group is closed.
     space: Space,
     file: AttachedFile,
@@ -19,7 +19,7 @@ pub(super) struct Attached {
 }
 
 /// File that is attached.
-pub(super) enum AttachedFile {
+pub(crate) enum AttachedFile {
     /// A group, which is open once.
     Group(OwnedFd),
     /// A device that is attached on its own, through iommufd.
@@ -28,14 +28,14 @@ pub(super) enum AttachedFile {
 
 impl AttachedFile {
     /// The file.
-    pub(super) const fn file(&self) -> &OwnedFd {
+    pub(crate) const fn file(&self) -> &OwnedFd {
         match self {
             Self::Group(file) | Self::Device(file) => file,
         }
     }
 
     /// Stops a device's interrupts and detaches it from its address space. A group is detached when it is closed.
-    pub(super) fn detach(&self) {
+    pub(crate) fn detach(&self) {
         let Self::Device(device) = self else { return };
         // The sender of the file still has it open, so closing it here ends neither.
         ioctl::clear_all_irqs(device);
@@ -47,23 +47,23 @@ impl AttachedFile {
 
 impl Attached {
     /// Object that is attached to `space` and has devices of the group number `group`. KVM gets it through `known`.
-    pub(super) fn new(file: AttachedFile, space: Space, group: u32, known: &Arc<KnownFiles>) -> Self {
+    pub(crate) fn new(file: AttachedFile, space: Space, group: u32, known: &Arc<KnownFiles>) -> Self {
         known.add(file.file().as_fd());
         Self { space, file, group, known: Arc::clone(known) }
     }
 
     /// Memory that its devices reach.
-    pub(super) const fn space(&self) -> &Space {
+    pub(crate) const fn space(&self) -> &Space {
         &self.space
     }
 
     /// The number of its IOMMU group.
-    pub(super) const fn group(&self) -> u32 {
+    pub(crate) const fn group(&self) -> u32 {
         self.group
     }
 
     /// True if further devices of the group are opened through this.
-    pub(super) const fn is_group(&self) -> bool {
+    pub(crate) const fn is_group(&self) -> bool {
         matches!(self.file, AttachedFile::Group(_))
     }
 
@@ -72,7 +72,7 @@ impl Attached {
     /// # Errors
     ///
     /// Fails if the kernel refuses.
-    pub(super) fn device(&self, device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
+    pub(crate) fn device(&self, device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
         let file = match &self.file {
             AttachedFile::Group(group) => ioctl::open_device(group, &device.name),
             AttachedFile::Device(file) => file.try_clone(),

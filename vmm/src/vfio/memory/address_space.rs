@@ -8,11 +8,11 @@ use std::sync::Arc;
 use virtio_devices::Locking;
 
 use crate::vfio::error::VfioError;
-use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::memory::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 
 /// Memory that devices reach. Dropping it unmaps all of it.
-pub(super) struct AddressSpace {
+pub(crate) struct AddressSpace {
     iommu: Arc<dyn HostIommu>,
     reach: Vec<RangeInclusive<u64>>,
     most: usize,
@@ -24,23 +24,23 @@ pub(super) struct AddressSpace {
 
 impl AddressSpace {
     /// The empty address space of `iommu`.
-    pub(super) fn new(iommu: Arc<dyn HostIommu>) -> Self {
+    pub(crate) fn new(iommu: Arc<dyn HostIommu>) -> Self {
         let (reach, most) = (iommu.reach(), iommu.most_mappings());
         Self { iommu, reach, most, mapped: BTreeMap::new(), is_miscounted: false }
     }
 
     /// Field of a process's status in which the kernel counts pinned memory.
-    pub(super) fn counted(&self) -> &'static str {
+    pub(crate) fn counted(&self) -> &'static str {
         self.iommu.counted()
     }
 
     /// Reads the reachable addresses again, after a device was attached.
-    pub(super) fn ask_reach(&mut self) {
+    pub(crate) fn ask_reach(&mut self) {
         self.reach = self.iommu.reach();
     }
 
     /// The most pieces that can be mapped.
-    pub(super) fn most(&self) -> usize {
+    pub(crate) fn most(&self) -> usize {
         self.most
     }
 
@@ -53,7 +53,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// Fails if the pieces cannot be mapped. The former pieces are mapped then.
-    pub(super) unsafe fn set(&mut self, wanted: &[Piece]) -> Result<(), VfioError> {
+    pub(crate) unsafe fn set(&mut self, wanted: &[Piece]) -> Result<(), VfioError> {
         let new: BTreeMap<_, _> = wanted.iter().map(|piece| (piece.iova, *piece)).collect();
         let gone: Vec<_> = self.mapped.values().filter(|piece| new.get(&piece.iova) != Some(piece)).copied().collect();
         let came: Vec<_> = new.into_values().filter(|piece| self.mapped.get(&piece.iova) != Some(piece)).collect();
@@ -84,7 +84,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// Fails if the pieces cannot be mapped. None of them is mapped then.
-    pub(super) unsafe fn add(&mut self, pieces: &[Piece]) -> Result<(), VfioError> {
+    pub(crate) unsafe fn add(&mut self, pieces: &[Piece]) -> Result<(), VfioError> {
         self.check(pieces, 0)?;
         // SAFETY: the caller upholds this function's contract.
         unsafe { self.add_checked(pieces) }
@@ -95,7 +95,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// Fails if the kernel refuses.
-    pub(super) fn remove(&mut self, first: u64, last: u64) -> io::Result<()> {
+    pub(crate) fn remove(&mut self, first: u64, last: u64) -> io::Result<()> {
         let inside: Vec<_> = self.mapped.range(first..=last).map(|(_, piece)| *piece).collect();
         let (Some(lowest), Some(highest)) = (inside.first(), inside.last()) else { return Ok(()) };
         let bytes = inside.iter().fold(0_u64, |bytes, piece| bytes.saturating_add(piece.size));
@@ -111,7 +111,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// Fails if the kernel refuses.
-    pub(super) fn take(&mut self, piece: &Piece) -> io::Result<()> {
+    pub(crate) fn take(&mut self, piece: &Piece) -> io::Result<()> {
         if self.mapped.get(&piece.iova) == Some(piece) { self.unmap(*piece) } else { Ok(()) }
     }
 
@@ -120,7 +120,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// Fails if the kernel refuses.
-    pub(super) fn clear(&mut self) -> io::Result<()> {
+    pub(crate) fn clear(&mut self) -> io::Result<()> {
         self.remove(0, u64::MAX)
     }
 
@@ -206,7 +206,7 @@ impl Drop for AddressSpace {
 /// # Errors
 ///
 /// Fails as `change` does; if it lacks memory because the limit is too low, with the numbers.
-pub(super) fn pinning(
+pub(crate) fn pinning(
     counted: &str,
     size: u64,
     change: impl FnOnce() -> Result<(), VfioError>,

@@ -23,7 +23,7 @@ use vmm_sys_util::ioctl::{
     ioctl, ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ptr, ioctl_with_ref, ioctl_with_val,
 };
 
-use crate::vfio::info::u32_at;
+use crate::vfio::kernel::info::u32_at;
 use crate::vfio::piece::Piece;
 
 const fn number(nr: u32) -> c_ulong {
@@ -52,17 +52,17 @@ const DEVICE_DETACH_IOMMUFD_PT: c_ulong = number(20);
 const MOST: usize = 1 << 20;
 
 /// The error of a call that has returned `result`, if it is one.
-pub(super) fn checked(result: i32) -> io::Result<i32> {
+pub(crate) fn checked(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// The size of a structure, in the type of VFIO's calls.
-pub(super) const fn size_of_u32<T>() -> u32 {
+pub(crate) const fn size_of_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
 /// True if the container has the API version that this program supports, and the type 1 IOMMU.
-pub(super) fn is_type1(container: &impl AsRawFd) -> bool {
+pub(crate) fn is_type1(container: &impl AsRawFd) -> bool {
     // SAFETY: neither call takes a pointer.
     let (version, type1) = unsafe {
         (ioctl(container, GET_API_VERSION), ioctl_with_val(container, CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU.into()))
@@ -71,13 +71,13 @@ pub(super) fn is_type1(container: &impl AsRawFd) -> bool {
 }
 
 /// Gives `container`, which has its first group, the type 1 IOMMU.
-pub(super) fn set_type1(container: &impl AsRawFd) -> io::Result<()> {
+pub(crate) fn set_type1(container: &impl AsRawFd) -> io::Result<()> {
     // SAFETY: the call takes a number.
     checked(unsafe { ioctl_with_val(container, SET_IOMMU, VFIO_TYPE1v2_IOMMU.into()) }).map(drop)
 }
 
 /// True if each device of `group` is bound to VFIO or has no driver.
-pub(super) fn is_viable(group: &impl AsRawFd) -> io::Result<bool> {
+pub(crate) fn is_viable(group: &impl AsRawFd) -> io::Result<bool> {
     let mut status = vfio_group_status { argsz: size_of_u32::<vfio_group_status>(), ..Default::default() };
     // SAFETY: the kernel writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(group, GROUP_GET_STATUS, &mut status) })?;
@@ -85,13 +85,13 @@ pub(super) fn is_viable(group: &impl AsRawFd) -> io::Result<bool> {
 }
 
 /// Puts `group` into `container`, until it is closed.
-pub(super) fn set_container(group: &impl AsRawFd, container: RawFd) -> io::Result<()> {
+pub(crate) fn set_container(group: &impl AsRawFd, container: RawFd) -> io::Result<()> {
     // SAFETY: the kernel reads the descriptor's number.
     checked(unsafe { ioctl_with_ref(group, GROUP_SET_CONTAINER, &container) }).map(drop)
 }
 
 /// Opens the device `name` of `group`.
-pub(super) fn open_device(group: &impl AsRawFd, name: &CStr) -> io::Result<OwnedFd> {
+pub(crate) fn open_device(group: &impl AsRawFd, name: &CStr) -> io::Result<OwnedFd> {
     // SAFETY: the kernel reads the string, which ends with a NUL.
     let fd = checked(unsafe { ioctl_with_ptr(group, GROUP_GET_DEVICE_FD, name.as_ptr()) })?;
     // SAFETY: the kernel has just created this descriptor for the caller.
@@ -99,7 +99,7 @@ pub(super) fn open_device(group: &impl AsRawFd, name: &CStr) -> io::Result<Owned
 }
 
 /// Binds the device file `device` to `iommufd`, until the file is closed.
-pub(super) fn bind(device: &impl AsRawFd, iommufd: RawFd) -> io::Result<()> {
+pub(crate) fn bind(device: &impl AsRawFd, iommufd: RawFd) -> io::Result<()> {
     // Kernels before 6.17 reject the fields after the device's number, so these are left out.
     let argsz = u32::try_from(offset_of!(vfio_device_bind_iommufd, token_uuid_ptr)).unwrap_or_default();
     let mut bind = vfio_device_bind_iommufd { argsz, iommufd, ..Default::default() };
@@ -108,7 +108,7 @@ pub(super) fn bind(device: &impl AsRawFd, iommufd: RawFd) -> io::Result<()> {
 }
 
 /// Attaches `device` to the address space `ioas` of its iommufd, in place of the present one.
-pub(super) fn attach(device: &impl AsRawFd, ioas: u32) -> io::Result<()> {
+pub(crate) fn attach(device: &impl AsRawFd, ioas: u32) -> io::Result<()> {
     let argsz = u32::try_from(offset_of!(vfio_device_attach_iommufd_pt, pasid)).unwrap_or_default();
     let mut attach = vfio_device_attach_iommufd_pt { argsz, pt_id: ioas, ..Default::default() };
     // SAFETY: the kernel reads and writes only the given size, which the structure has.
@@ -116,7 +116,7 @@ pub(super) fn attach(device: &impl AsRawFd, ioas: u32) -> io::Result<()> {
 }
 
 /// Detaches `device` from its address space. The device then reaches nothing.
-pub(super) fn detach(device: &impl AsRawFd) -> io::Result<()> {
+pub(crate) fn detach(device: &impl AsRawFd) -> io::Result<()> {
     let argsz = u32::try_from(offset_of!(vfio_device_detach_iommufd_pt, pasid)).unwrap_or_default();
     let detach = vfio_device_detach_iommufd_pt { argsz, ..Default::default() };
     // SAFETY: the kernel reads only the given size, which the structure has.
@@ -145,7 +145,7 @@ fn ask(file: &impl AsRawFd, question: c_ulong, size: usize, index: u32) -> io::R
 }
 
 /// Description of `device`.
-pub(super) fn device_info(device: &impl AsRawFd) -> io::Result<vfio_device_info> {
+pub(crate) fn device_info(device: &impl AsRawFd) -> io::Result<vfio_device_info> {
     let mut info = vfio_device_info { argsz: size_of_u32::<vfio_device_info>(), ..Default::default() };
     // SAFETY: the kernel writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(device, DEVICE_GET_INFO, &mut info) })?;
@@ -153,12 +153,12 @@ pub(super) fn device_info(device: &impl AsRawFd) -> io::Result<vfio_device_info>
 }
 
 /// Description of region `index` of `device`, with its capabilities.
-pub(super) fn region_info(device: &impl AsRawFd, index: u32) -> io::Result<Vec<u8>> {
+pub(crate) fn region_info(device: &impl AsRawFd, index: u32) -> io::Result<Vec<u8>> {
     ask(device, DEVICE_GET_REGION_INFO, size_of::<vfio_region_info>(), index)
 }
 
 /// Description of the interrupts `index` of `device`.
-pub(super) fn irq_info(device: &impl AsRawFd, index: u32) -> io::Result<vfio_irq_info> {
+pub(crate) fn irq_info(device: &impl AsRawFd, index: u32) -> io::Result<vfio_irq_info> {
     let mut info = vfio_irq_info { argsz: size_of_u32::<vfio_irq_info>(), index, ..Default::default() };
     // SAFETY: the kernel writes only the structure, whose size it is given.
     checked(unsafe { ioctl_with_mut_ref(device, DEVICE_GET_IRQ_INFO, &mut info) })?;
@@ -167,7 +167,7 @@ pub(super) fn irq_info(device: &impl AsRawFd, index: u32) -> io::Result<vfio_irq
 
 /// Makes the interrupts of kind `index` from `start` on signal `eventfds`; one with `None` signals nothing. An empty
 /// slice turns the kind off.
-pub(super) fn set_irqs<F: AsFd>(
+pub(crate) fn set_irqs<F: AsFd>(
     device: &impl AsRawFd,
     index: u32,
     start: u32,
@@ -177,14 +177,14 @@ pub(super) fn set_irqs<F: AsFd>(
 }
 
 /// Turns off all interrupts of `device`. The kernel refuses kinds that the device lacks, which are off anyway.
-pub(super) fn clear_all_irqs(device: &impl AsRawFd) {
+pub(crate) fn clear_all_irqs(device: &impl AsRawFd) {
     for index in 0..VFIO_PCI_NUM_IRQS {
         let _ = set_irqs::<OwnedFd>(device, index, 0, &[]);
     }
 }
 
 /// Makes a signal on `eventfd` unmask the interrupt 0 of kind `index`, which must be on.
-pub(super) fn set_unmask(device: &impl AsRawFd, index: u32, eventfd: impl AsFd) -> io::Result<()> {
+pub(crate) fn set_unmask(device: &impl AsRawFd, index: u32, eventfd: impl AsFd) -> io::Result<()> {
     set_eventfds(device, VFIO_IRQ_SET_ACTION_UNMASK, index, 0, &[Some(eventfd)])
 }
 
@@ -208,13 +208,13 @@ fn set_eventfds<F: AsFd>(
 }
 
 /// Resets `device`.
-pub(super) fn reset(device: &impl AsRawFd) -> io::Result<()> {
+pub(crate) fn reset(device: &impl AsRawFd) -> io::Result<()> {
     // SAFETY: the call takes no argument.
     checked(unsafe { ioctl(device, DEVICE_RESET) }).map(drop)
 }
 
 /// Description of the IOMMU of `container`.
-pub(super) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
+pub(crate) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
     ask(container, IOMMU_GET_INFO, size_of::<vfio_iommu_type1_info>(), 0)
 }
 
@@ -224,7 +224,7 @@ pub(super) fn iommu_info(container: &impl AsRawFd) -> io::Result<Vec<u8>> {
 ///
 /// Until [`unmap`] has returned, or the container is closed, the piece must be a mapping without a Rust reference in
 /// this process.
-pub(super) unsafe fn map(container: &impl AsRawFd, piece: &Piece) -> io::Result<()> {
+pub(crate) unsafe fn map(container: &impl AsRawFd, piece: &Piece) -> io::Result<()> {
     let when = |access, flag| if piece.access.allow(access) { flag } else { 0 };
     let map = vfio_iommu_type1_dma_map {
         argsz: size_of_u32::<vfio_iommu_type1_dma_map>(),
@@ -239,7 +239,7 @@ pub(super) unsafe fn map(container: &impl AsRawFd, piece: &Piece) -> io::Result<
 
 /// Unmaps the pieces at these addresses for the devices of `container`; each must have been mapped as a whole. Returns
 /// the number of bytes that were mapped.
-pub(super) fn unmap(container: &impl AsRawFd, addresses: RangeInclusive<u64>) -> io::Result<u64> {
+pub(crate) fn unmap(container: &impl AsRawFd, addresses: RangeInclusive<u64>) -> io::Result<u64> {
     let (iova, argsz) = (*addresses.start(), size_of_u32::<vfio_iommu_type1_dma_unmap>());
     // The size of all 2^64 addresses does not fit. No IOMMU has so many.
     let size = (addresses.end() - iova).checked_add(1).ok_or(io::ErrorKind::InvalidInput)?;

@@ -13,7 +13,7 @@ use virtio_devices::borrow_eventfd;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::vfio::host_device::HostDevice;
-use crate::vfio::info::DeviceInfo;
+use crate::vfio::kernel::info::DeviceInfo;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Notices that are read at once; others wait.
@@ -60,7 +60,7 @@ struct Entry {
 }
 
 /// A device that is watched until this is dropped.
-pub(super) struct Watched {
+pub(crate) struct Watched {
     watch: Weak<Watch>,
     numbers: Vec<u64>,
 }
@@ -71,7 +71,7 @@ impl Watch {
     /// # Errors
     ///
     /// Fails if no file descriptor is left.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, entries: Mutex::default() })
     }
 
@@ -80,7 +80,7 @@ impl Watch {
     /// # Errors
     ///
     /// Fails if no file descriptor is left, or the kernel refuses.
-    pub(super) fn begin(self: &Arc<Self>, id: &str, host: &dyn HostDevice, info: &DeviceInfo) -> io::Result<Watched> {
+    pub(crate) fn begin(self: &Arc<Self>, id: &str, host: &dyn HostDevice, info: &DeviceInfo) -> io::Result<Watched> {
         let mut watched = Watched { watch: Arc::downgrade(self), numbers: Vec::new() };
         for (notice, index) in Notice::ALL {
             // Not every device reports errors.
@@ -140,7 +140,7 @@ impl Drop for Watched {
 mod tests {
     use super::*;
     use crate::vfio::fake::FakeDevice;
-    use crate::vfio::info::IrqInfo;
+    use crate::vfio::kernel::info::IrqInfo;
 
     fn info(requests: u32, errors: u32) -> DeviceInfo {
         let mut info = DeviceInfo::default();

@@ -5,10 +5,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use crate::vfio::attachment::group;
 use crate::vfio::error::VfioError;
-use crate::vfio::iommufd::Iommufd;
-use crate::vfio::sysfs::SysfsDevice;
-use crate::vfio::{group, ioctl};
+use crate::vfio::kernel::ioctl;
+use crate::vfio::kernel::sysfs::SysfsDevice;
+use crate::vfio::memory::iommufd::Iommufd;
 
 /// Folder of these files.
 const FOLDER: &str = "/dev/vfio/devices";
@@ -25,7 +26,7 @@ pub(crate) fn path(device: &SysfsDevice) -> Option<PathBuf> {
 /// # Errors
 ///
 /// Fails if VFIO has none for the device, or it cannot be opened.
-pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
+pub(crate) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
     let path = path(device).ok_or_else(|| device.driver_error().unwrap_or(VfioError::NoCdev))?;
     let file = OpenOptions::new().read(true).write(true).open(&path);
     Ok(file.map_err(|error| VfioError::Open { path, error })?.into())
@@ -37,7 +38,7 @@ pub(super) fn open(device: &SysfsDevice) -> Result<OwnedFd, VfioError> {
 /// # Errors
 ///
 /// Fails if another program has bound the device, or a device of its group has another driver.
-pub(super) fn bind(
+pub(crate) fn bind(
     device: &SysfsDevice,
     file: &OwnedFd,
     iommufd: &Iommufd,
@@ -65,7 +66,7 @@ pub(super) fn bind(
 /// # Errors
 ///
 /// Fails if it is not such a file.
-pub(super) fn folder(file: &OwnedFd) -> Result<PathBuf, VfioError> {
+pub(crate) fn folder(file: &OwnedFd) -> Result<PathBuf, VfioError> {
     let found = rustix::fs::fstat(file).map_err(|_| VfioError::NotCdev)?;
     if rustix::fs::FileType::from_raw_mode(found.st_mode) != rustix::fs::FileType::CharacterDevice {
         return Err(VfioError::NotCdev);

@@ -9,15 +9,15 @@ use parking_lot::Mutex;
 use virtio_devices::{DmaFollower, DmaMapping, DmaReach, GuestMap, NotFollowed};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, Permissions};
 
-use crate::vfio::address_space::{AddressSpace, pinning};
 use crate::vfio::error::VfioError;
-use crate::vfio::guest_memory::{added, identity};
-use crate::vfio::host_iommu::HostIommu;
+use crate::vfio::memory::address_space::{AddressSpace, pinning};
+use crate::vfio::memory::guest_memory::{added, identity};
+use crate::vfio::memory::host_iommu::HostIommu;
 use crate::vfio::piece::Piece;
 use crate::vfio::seldom::counted;
 
 /// An address space that follows a domain of the virtual IOMMU.
-pub(super) struct Follower {
+pub(crate) struct Follower {
     /// The device's name in the VM.
     id: String,
     state: Mutex<State>,
@@ -74,7 +74,7 @@ impl Follower {
     /// # Errors
     ///
     /// Fails if the device cannot reach the memory. None of it is mapped then.
-    pub(super) fn new(id: &str, iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
+    pub(crate) fn new(id: &str, iommu: Arc<dyn HostIommu>, memory: &GuestMap) -> Result<Self, VfioError> {
         let state = State { space: AddressSpace::new(iommu), memory: GuestMap::new(), reach: Reach::Everything };
         let (refused, untaken) = (AtomicU64::new(0), Default::default());
         let this = Self { id: id.to_string(), state: Mutex::new(state), refused, untaken };
@@ -87,7 +87,7 @@ impl Follower {
     /// # Errors
     ///
     /// Fails if the device cannot reach it. The former memory stays mapped then.
-    pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
+    pub(crate) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
         let state = &mut *self.state.lock();
         let (size, wanted) = (added(memory, &state.memory), state.reach.pieces(memory));
         // SAFETY: the pieces are mappings of guest memory, to which no references are made. They stay in
@@ -98,12 +98,12 @@ impl Follower {
     }
 
     /// The guest's memory.
-    pub(super) fn memory(&self) -> GuestMap {
+    pub(crate) fn memory(&self) -> GuestMap {
         self.state.lock().memory.clone()
     }
 
     /// Number of changes that failed.
-    pub(super) fn refused(&self) -> u64 {
+    pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 

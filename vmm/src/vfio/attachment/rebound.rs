@@ -13,7 +13,7 @@ use rustix::io::{pread, pwrite};
 use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_CONFIG_REGION_INDEX};
 
 use crate::vfio::error::VfioError;
-use crate::vfio::{info, ioctl, iommufd_ioctl};
+use crate::vfio::kernel::{info, ioctl, iommufd_ioctl};
 
 /// Requests to the kernel.
 trait Calls {
@@ -103,7 +103,7 @@ impl Calls for Kernel<'_> {
 /// # Errors
 ///
 /// Fails if the device is bound to another iommufd, or the kernel refuses. It is attached to nothing of this VM then.
-pub(super) fn take_over(device: &OwnedFd, iommufd: &OwnedFd, has_sibling: bool) -> Result<(), VfioError> {
+pub(crate) fn take_over(device: &OwnedFd, iommufd: &OwnedFd, has_sibling: bool) -> Result<(), VfioError> {
     take(&Kernel { device, iommufd }, has_sibling)
 }
 

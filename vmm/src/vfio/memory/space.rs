@@ -5,12 +5,12 @@ use std::sync::Arc;
 use virtio_devices::GuestMap;
 
 use crate::vfio::error::VfioError;
-use crate::vfio::follower::Follower;
-use crate::vfio::guest_memory::GuestMemory;
+use crate::vfio::memory::follower::Follower;
+use crate::vfio::memory::guest_memory::GuestMemory;
 
 /// Memory that devices reach.
 #[derive(Clone)]
-pub(super) enum Space {
+pub(crate) enum Space {
     /// All of the guest's memory; shared by all such devices.
     All(Arc<GuestMemory>),
     /// Mappings of a virtual IOMMU for a device.
@@ -29,7 +29,7 @@ impl Space {
     /// # Errors
     ///
     /// Fails if the devices cannot reach it. The former memory stays mapped then.
-    pub(super) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
+    pub(crate) fn set_memory(&self, memory: &GuestMap) -> Result<(), VfioError> {
         match self {
             Self::All(all) => all.set(memory),
             Self::Followed { follower, .. } => follower.set_memory(memory),
@@ -37,7 +37,7 @@ impl Space {
     }
 
     /// The guest's memory that the devices reach.
-    pub(super) fn memory(&self) -> GuestMap {
+    pub(crate) fn memory(&self) -> GuestMap {
         match self {
             Self::All(all) => all.memory(),
             Self::Followed { follower, .. } => follower.memory(),
@@ -45,7 +45,7 @@ impl Space {
     }
 
     /// All of the guest's memory, if it is mapped as a whole: for these devices, or as a source of copies.
-    pub(super) fn all(&self) -> Option<&Arc<GuestMemory>> {
+    pub(crate) fn all(&self) -> Option<&Arc<GuestMemory>> {
         match self {
             Self::All(all) => Some(all),
             Self::Followed { all, .. } => all.as_ref(),
