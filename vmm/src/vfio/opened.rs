@@ -28,8 +28,8 @@ pub(crate) struct OpenDevice {
 }
 
 impl OpenDevice {
-    /// Makes the device the function at `rid`, and resets it. `attachment` is its place behind the guest's virtual IOMMU,
-    /// if any, whose mappings it reaches from now on.
+    /// Makes the device the function at `rid`, and resets it. `attachment` is its place behind the guest's virtual
+    /// IOMMU, if any, whose mappings it reaches from now on.
     ///
     /// # Errors
     ///

@@ -6,8 +6,8 @@ use super::{Devices, Plugged};
 
 impl Devices {
     /// Storage that the devices write.
-    pub(crate) fn holds(&self) -> StorageLocks {
-        let of = |plugged: &Plugged| Some((plugged.plan.option(), plugged.hold()?));
+    pub(crate) fn storage_locks(&self) -> StorageLocks {
+        let of = |plugged: &Plugged| Some((plugged.plan.option(), plugged.storage_lock()?));
         StorageLocks(self.plugged.iter().filter_map(of).collect())
     }
 }
