@@ -3,6 +3,10 @@
 //! A capability does not contain its offset or its successor. The chain places the capabilities one after the other,
 //! and owns the next pointers (`PCIe 6.2 §7.5.1.1.11`, `§7.6.3`).
 
+pub(crate) mod msix;
+pub(crate) mod pcie;
+pub(crate) mod power;
+
 use crate::spec::{capability_id, header};
 use crate::{Dword, DwordWrite};
 

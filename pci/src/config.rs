@@ -1,11 +1,11 @@
 //! A function's configuration space: type 0 header, BARs and capabilities (`PCIe 6.2 §7.5`).
 
 use crate::bar::{BarError, BarSet};
+use crate::capability::msix::{Msix, MsixError, MsixShape};
+use crate::capability::pcie::Pcie;
+use crate::capability::power::Power;
 use crate::capability::{Chain, ChainError, Kind, VendorCapability, VendorError};
-use crate::msix::{Msix, MsixError, MsixShape};
-use crate::pcie::Pcie;
 use crate::port::PortType;
-use crate::power::Power;
 use crate::spec::{self, acs, ari, command, extended_capability_id, header, status};
 use crate::sriov::{Sriov, SriovError, SriovShape};
 use crate::{BarIndex, BarKind, Dword, DwordWrite, Effects, ResetKind, Window, WindowId};

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use fixtures::LoopDevice;
 use serde_json::{Value, json};
 
 use crate::files::Files;
@@ -135,32 +136,15 @@ fn hypervisor_fw_boots_each_disk_and_again_after_a_reboot() {
     }
 }
 
-/// A block device of the host over a file, with blocks of 4 KiB (4Kn).
-struct LoopDevice(String);
-
-impl LoopDevice {
-    fn new(file: &Path) -> Self {
-        let mut command = Command::new("losetup");
-        let run = command.args(["--find", "--show", "--sector-size", "4096"]).arg(file).output().unwrap();
-        assert!(run.status.success(), "this test needs root and a loop device: {run:?}");
-        Self(String::from_utf8(run.stdout).unwrap().trim().to_string())
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
-    }
-}
-
 /// The firmware reads single sectors of 512 bytes, the unit of the image's partition table, too.
 #[test]
 fn hypervisor_fw_boots_a_block_device_of_4096_byte_blocks() {
     let Some(firmware) = firmware() else { return };
     for direct in [true, false] {
         let vmm = Vmm::start();
-        let device = LoopDevice::new(&bootable(&vmm.files, "disk"));
-        let disk = json!({"path": device.0, "image_type": "Raw", "direct": direct});
+        let device =
+            LoopDevice::new(&bootable(&vmm.files, "disk"), 4096).expect("this test needs root and a loop device");
+        let disk = json!({"path": device.path(), "image_type": "Raw", "direct": direct});
         let mut client = vmm.boot_config(&config(&vmm, "firmware", &firmware, &json!([disk])));
         wait_for_kernel(&vmm.files.path("serial"), 1);
         client.put("vm.delete").expect(204);

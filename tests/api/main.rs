@@ -35,6 +35,9 @@ mod pmem;
 mod readme;
 mod refused;
 mod registry_client;
+#[path = "../integration/src/repeat.rs"]
+#[expect(dead_code, unreachable_pub, reason = "it is a part of the harness of guests in the lab, too")]
+mod repeat;
 mod rig;
 mod rotation;
 mod snapshot;

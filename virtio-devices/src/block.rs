@@ -235,7 +235,7 @@ impl Block {
     }
 
     /// Image and its lock.
-    pub fn hold(&self) -> StorageLock {
+    pub fn storage_lock(&self) -> StorageLock {
         StorageLock::of_image(Arc::clone(&self.image))
     }
 

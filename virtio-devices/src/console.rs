@@ -4,30 +4,29 @@
 //! be written is handled as [`CharDevice`] describes, so a guest never waits for its user.
 
 mod counters;
+mod port;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
-mod worker;
 
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::device::RING_FEATURES;
 use crate::device::config::{ConfigField, Rule, read};
 use crate::device::counters::Counted;
-use crate::device::worker::{WorkerKind, spawn, thread_name};
+use crate::device::queue_worker;
+use crate::device::worker::WorkerKind;
 use crate::os::chardev::CharDevice;
 use crate::transport::features::has;
 use crate::{Interrupts, Start, VirtioDevice, Worker};
 pub use counters::{ConsoleCounter, ConsoleCounters};
-use worker::{QueueWorker, RECEIVE, TRANSMIT};
+use port::Port;
 
 /// The device configuration (`virtio 1.4 §5.3.4`), without the fields of features that are not offered.
 pub(crate) const FIELDS: &[ConfigField] = &[
@@ -161,29 +160,14 @@ impl VirtioDevice for Console {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        let queue = |index| start.queues.iter().find(|(other, _)| *other == index).map(|(_, queue)| Arc::clone(queue));
-        let (receive, transmit) = (queue(RECEIVE), queue(TRANSMIT));
-        let queues = [(RECEIVE, receive.is_some()), (TRANSMIT, transmit.is_some())];
-        let queues: Vec<_> = queues.into_iter().filter(|(_, enabled)| *enabled).map(|(index, _)| index).collect();
-        if queues.is_empty() {
-            return Ok(Vec::new());
+        let driver = has(start.features, F_SIZE).then(|| Arc::clone(&start.interrupts));
+        let port = Port::new(Arc::clone(&self.device));
+        let id = self.counted.id();
+        let workers = queue_worker::start(port, WorkerKind::Console, id, start, self.counted.counters())?;
+        if !workers.is_empty() {
+            self.signal_to(driver);
         }
-        let kick = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let worker = QueueWorker {
-            receive,
-            transmit,
-            device: Arc::clone(&self.device),
-            features: start.features,
-            memory: start.memory,
-            interrupts: Arc::clone(&start.interrupts),
-            counters: Arc::clone(self.counted.counters()),
-            kick: Arc::clone(&kick),
-            stop: Arc::clone(&stop),
-        };
-        let thread = spawn(WorkerKind::Console, thread_name(self.counted.id(), "q", 0), move || worker.run())?;
-        self.signal_to(has(start.features, F_SIZE).then_some(start.interrupts));
-        Ok(vec![Worker::new(queues, kick, stop, thread)])
+        Ok(workers)
     }
 
     fn reset(&mut self) {

@@ -121,7 +121,7 @@ pub trait VirtioDevice: Send {
     fn hold_frames(&self, _held: bool) {}
 
     /// The port of a network device.
-    fn port(&mut self) -> Option<&mut dyn HostNic> {
+    fn host_nic(&mut self) -> Option<&mut dyn HostNic> {
         None
     }
 

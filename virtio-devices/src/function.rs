@@ -5,6 +5,7 @@ pub(crate) mod host;
 mod layout;
 mod resets;
 mod run;
+mod signals;
 mod state;
 mod told;
 
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use log::warn;
 use pci::{
-    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Function, Identity, Msix, Reach,
+    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Function, Identity, Reach,
     ResetKind, Rid, Role, ShapeError, VfIndex, Window, WindowId,
 };
 use virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
@@ -25,9 +26,9 @@ use crate::function::host::queues_changed;
 use crate::os::thread::Thread;
 use crate::transport::{Change, Transport};
 use crate::{
-    ConnectError, DeviceState, DmaSpace, Doorbell, DoorbellObserver, FunctionStatus, HostNic, Inspect, IommuAttachment,
-    Lifecycle, MemoryArea, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, QueueError,
-    ResetBy, Signals, SriovStatus, Start, StateError, Status, VirtioDevice,
+    ConnectError, DeviceState, DmaSpace, FunctionStatus, HostNic, Inspect, IommuAttachment, Lifecycle, MemoryUser,
+    NeedsResetObserver, NewBackend, NotResumed, Outcome, QueueError, ResetBy, SriovStatus, Start, StateError, Status,
+    VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -65,7 +66,7 @@ pub struct VirtioFunction<D> {
     device: D,
     memory: DmaSpace,
     /// The function's IOMMU endpoint, if it is behind an IOMMU.
-    behind: Option<IommuAttachment>,
+    attachment: Option<IommuAttachment>,
     /// The queues, from their first start until a reset.
     run: Option<Run>,
     /// The offset of config_generation, as the driver reads it, from the device's: a restored driver continues from the
@@ -122,7 +123,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         })?;
         let (run, paused, start_failures, not_resumed) = (None, false, 0, None);
         let generation = 0;
-        let behind = None;
+        let attachment = None;
         Ok(Self {
             rid,
             layout,
@@ -130,7 +131,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             transport,
             device,
             memory,
-            behind,
+            attachment,
             run,
             generation,
             paused,
@@ -148,18 +149,18 @@ impl<D: VirtioDevice> VirtioFunction<D> {
 
     /// The function behind an IOMMU.
     #[must_use]
-    pub fn behind(mut self, behind: IommuAttachment) -> Self {
-        self.attach_iommu(behind);
+    pub fn with_iommu(mut self, attachment: IommuAttachment) -> Self {
+        self.attach_iommu(attachment);
         self
     }
 
     /// Puts the function behind an IOMMU: a driver must use I/O addresses, even while they are not translated (`virtio
     /// 1.4 §6.1`, VIRTIO_F_ACCESS_PLATFORM). Must be called before any access.
-    pub(crate) fn attach_iommu(&mut self, behind: IommuAttachment) {
+    pub(crate) fn attach_iommu(&mut self, attachment: IommuAttachment) {
         self.transport.require(VIRTIO_F_ACCESS_PLATFORM);
-        let endpoint = Arc::clone(behind.endpoint());
+        let endpoint = Arc::clone(attachment.endpoint());
         self.memory = DmaSpace::translated(self.memory.memory().clone(), endpoint);
-        self.behind = Some(behind);
+        self.attachment = Some(attachment);
     }
 
     /// The routing ID.
@@ -389,39 +390,6 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             }
         }
     }
-
-    /// Appends the doorbells of the running queues. The function's registers are at `base` of `window`.
-    pub(crate) fn doorbells_at(&self, window: WindowId, base: u64, out: &mut Vec<Doorbell>) {
-        let pages = self.device.doorbell_pages();
-        out.extend(self.run.iter().flat_map(Run::doorbells).map(|(queue, eventfd)| Doorbell {
-            function: self.rid,
-            window,
-            offset: base.saturating_add(self.layout.doorbell(queue)),
-            eventfd: Arc::clone(eventfd),
-            page: pages.and_then(|pages| pages.get(queue)),
-        }));
-    }
-
-    /// Appends the messages that the function may send.
-    pub(crate) fn sendable(&self, out: &mut Vec<Message>) {
-        let interrupts = self.transport.interrupts();
-        out.extend((0..self.config.msix().map_or(0, Msix::vectors)).filter_map(|vector| {
-            let (address, data) = self.message(vector)?;
-            Some(Message { requester: self.rid, address, data, eventfd: interrupts.eventfd(vector)? })
-        }));
-    }
-
-    /// The address and data of `vector`, if the function may send its message now.
-    fn message(&self, vector: u16) -> Option<(u64, u32)> {
-        self.config.message(vector).filter(|_| self.may_signal())
-    }
-
-    /// True if the function may send messages, as far as its own registers say.
-    fn may_signal(&self) -> bool {
-        // Before its queues first run, a device sends nothing. So all its vectors are wired at once at that time, not
-        // one by one while the driver sets them up.
-        self.run.is_some() && self.config.bus_master()
-    }
 }
 
 impl<D: VirtioDevice> Function for VirtioFunction<D> {
@@ -498,43 +466,6 @@ impl<D: VirtioDevice> Device for VirtioFunction<D> {
     }
 }
 
-impl<D: VirtioDevice> VirtioFunction<D> {
-    fn is_in(&self, reach: Reach) -> bool {
-        reach == Reach::Device || reach == Reach::Function(self.rid)
-    }
-}
-
-impl<D: VirtioDevice> Signals for VirtioFunction<D> {
-    fn doorbells(&self, reach: Reach, out: &mut Vec<Doorbell>) {
-        if self.is_in(reach) {
-            self.doorbells_at(WindowId::Bar(REGISTERS_BAR), 0, out);
-        }
-    }
-
-    fn messages(&self, reach: Reach, out: &mut Vec<Message>) {
-        if self.is_in(reach) {
-            self.sendable(out);
-        }
-    }
-
-    fn memory(&self, out: &mut Vec<MemoryArea>) {
-        let window = WindowId::Bar(MEMORY_BAR);
-        out.extend(self.device.memory().map(|memory| MemoryArea {
-            window,
-            offset: 0,
-            memory: Arc::clone(memory),
-            peers: None,
-        }));
-    }
-
-    fn observe_doorbells(&self, observer: &Arc<DoorbellObserver>) {
-        if let Some(pages) = self.device.doorbell_pages() {
-            let (rid, observer) = (self.rid, Arc::clone(observer));
-            pages.observe(Box::new(move || observer(rid)));
-        }
-    }
-}
-
 impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
     fn config_is_static(&self, _rid: Rid) -> bool {
         self.is_config_static()
@@ -548,8 +479,8 @@ impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
         None
     }
 
-    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
-        if vf.is_none() { self.device.port() } else { None }
+    fn host_nic(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
+        if vf.is_none() { self.device.host_nic() } else { None }
     }
 
     fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {

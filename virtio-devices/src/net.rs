@@ -307,7 +307,7 @@ impl VirtioDevice for Net {
         }
     }
 
-    fn port(&mut self) -> Option<&mut dyn HostNic> {
+    fn host_nic(&mut self) -> Option<&mut dyn HostNic> {
         Some(self)
     }
 

@@ -119,8 +119,8 @@ impl<D: VirtioDevice> NetSriov<D> {
     /// before any access.
     pub fn attach_iommu(&mut self, mut place: impl FnMut(Rid) -> Option<IommuAttachment>) {
         for function in self.functions.functions_mut() {
-            if let Some(behind) = place(function.rid()) {
-                function.attach_iommu(behind);
+            if let Some(attachment) = place(function.rid()) {
+                function.attach_iommu(attachment);
             }
         }
     }
@@ -250,8 +250,8 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
         self.sriov().map(|sriov| SriovStatus { num_vfs: sriov.num_vfs(), vf_enable: sriov.vf_enable() })
     }
 
-    fn port(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
-        self.function_mut(vf)?.device_mut().port()
+    fn host_nic(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
+        self.function_mut(vf)?.device_mut().host_nic()
     }
 
     fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {

@@ -82,7 +82,7 @@ impl Pmem {
     }
 
     /// The file that the guest writes, if it does.
-    pub fn hold(&self) -> Option<StorageLock> {
+    pub fn storage_lock(&self) -> Option<StorageLock> {
         self.file.as_ref().map(|file| StorageLock::of_memory(Arc::clone(file), self.path.clone()))
     }
 

@@ -23,7 +23,7 @@ pub use crate::backend::VhostUserSteps;
 pub use crate::balloon::steps::BalloonSteps;
 pub use crate::block::image::qcow2::steps::Qcow2Steps;
 pub use crate::block::steps::{BlockQueue, BlockSteps};
-pub use crate::console::steps::{ConsoleQueue, ConsoleSteps};
+pub use crate::console::steps::ConsoleSteps;
 use crate::device::config::{ConfigField, Rule, read};
 pub use crate::device::queue_worker::steps::SteppedQueue;
 use crate::device::worker::own;

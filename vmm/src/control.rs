@@ -5,6 +5,7 @@ mod action_log;
 mod active_migration;
 mod addition;
 mod connect;
+mod connection;
 mod counter_texts;
 mod failure;
 mod info;
@@ -13,170 +14,50 @@ mod live_migration;
 mod metrics;
 mod migration;
 mod migration_commands;
-mod opened;
 mod opening;
 pub(crate) mod queue;
+mod ready;
 mod resize;
 mod set_vf;
 mod signals;
+mod startup;
 mod unlogged_links;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use sd_notify::NotifyState;
 use serde::Serialize;
-use virtio_devices::borrow_eventfd as borrow;
 
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
-use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, NewDevice, Reply, Resize, Server};
-use crate::config::{PlannedVm, RestoreConfig, VmConfig};
+use crate::api::{Action, Failure, NewDevice, Reply, Resize};
+use crate::config::{PlannedVm, VmConfig};
 use crate::control::active_migration::ActiveMigration;
 use crate::control::instance::{Added, GuestOutcome, Instance};
 use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{OpenedResources, PendingOpen};
 use crate::control::queue::{ActionQueue, PendingAction};
-use crate::control::signals::{Signals, ignore_file_size_signal};
+use crate::control::ready::{Ready, Sources};
+use crate::control::signals::Signals;
+pub use crate::control::startup::{Options, run};
 use crate::devices::kind;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::heap;
 use crate::landlock::{self, Rule};
 use crate::migration::progress::Progress;
-use crate::privileges;
-use crate::seccomp::{self, Seccomp};
-use crate::snapshot::restorer::Restorer;
-use crate::telemetry::events::{EventStream, Events};
+use crate::telemetry::events::Events;
 use crate::telemetry::log_output::LogOutput;
-use crate::telemetry::monitor::{EventMonitor, Output};
 use crate::threads::ThreadKind;
 use crate::vm::Vm;
 use crate::vm::host_limits::HostLimits;
 
 /// Interval of repeated interrupts for events that the guest has not read.
-const REMINDER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const REMINDER: Duration = Duration::from_secs(1);
 /// No wait.
-const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-
-/// Options of the program.
-#[derive(Debug, Default)]
-pub struct Options {
-    /// VM to start with; without one, a client creates it.
-    pub vm: Option<PlannedVm>,
-    /// Snapshot to start from instead.
-    pub restore: Option<RestoreConfig>,
-    /// Socket of the API.
-    pub api: Option<ApiSocket>,
-    /// Receiver of events.
-    pub event_monitor: Option<EventMonitor>,
-    /// Keep running for API clients after the guest powers off.
-    pub no_shutdown: bool,
-    /// Action on a disallowed system call.
-    pub seccomp: Seccomp,
-    /// Output of the log.
-    pub log: Option<Arc<LogOutput>>,
-}
-
-/// Failed action if the process has reached its thread limit.
-const NO_THREAD: &str = "start a thread (raise the limit: prlimit --nproc, or pids.max of its control group)";
-
-/// Runs until the guest powers off, a client ends the program, or SIGINT, SIGTERM or SIGQUIT arrives. SIGHUP opens the
-/// files of the log and of events again. These signals keep their previous action until the VM of `options` has its
-/// memory, devices and console.
-///
-/// # Errors
-///
-/// Fails if the host lacks a resource, or the guest cannot continue. All resources are released on return.
-pub fn run(options: Options) -> Result<(), Error> {
-    let began = Instant::now();
-    heap::limit();
-    // Before the first write to a file.
-    ignore_file_size_signal();
-    let clients = if options.api.is_some() { MOST_FILES } else { 0 };
-    let limits = HostLimits::read(clients);
-    let host = |action| move |error| Error::Host { action, error };
-    privileges::reduce().map_err(host("give up rights that no VM needs"))?;
-    seccomp::begin(options.seccomp).map_err(|error| match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::ENOMEM) => host(NO_THREAD)(error),
-        _ => host("filter system calls, without which --seccomp false runs")(error),
-    })?;
-    // First: the event file of another VMM that has the socket must not get events of two programs.
-    let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
-    let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
-    let for_log = log::log_enabled!(log::Level::Info).then_some(Output::LogAlone);
-    let stream = output.or(for_log).map(|output| EventStream::start(output, began)).transpose();
-    let (_stream, events) = stream.map_err(host("start the thread that writes events"))?.unzip();
-    let events = events.unwrap_or_default();
-    events.vmm("starting");
-    let ended = serve(options, claim, &events, began, limits);
-    events.vmm("shutdown");
-    ended
-}
-
-fn serve(
-    options: Options,
-    claim: Option<Claim>,
-    events: &Events,
-    began: Instant,
-    limits: HostLimits,
-) -> Result<(), Error> {
-    let own_files: Vec<_> = options.api.iter().filter_map(ApiSocket::path).map(Rule::of_api_socket).collect();
-    if let Some(planned) = &options.vm {
-        landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &own_files)?;
-    }
-    let mut instance = options.vm.map(|planned| Instance::new(planned, events.clone(), limits));
-    if let Some(instance) = &mut instance {
-        instance.open()?;
-    }
-    let resumes = options.restore.as_ref().is_some_and(|config| config.resume);
-    let restored = options
-        .restore
-        .map(|config| Restorer { config, events: events.clone(), limits, own_files: own_files.clone() }.restore(None));
-    let restored = restored.transpose()?;
-    // Opening may take long; until here a signal simply kills the process. From here on a terminal must be restored.
-    let host = |action| move |error| Error::Host { action, error };
-    let signals = Signals::catch().map_err(host("catch signals"))?;
-    let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
-    let bound = claim.map(Claim::listen).transpose()?;
-    let (events, no_shutdown) = (events.clone(), options.no_shutdown);
-    let mut vmm = ControlLoop {
-        instance,
-        actions,
-        signals,
-        events,
-        began,
-        no_shutdown,
-        limits,
-        own_files,
-        opening: None,
-        ending: None,
-        deferred: VecDeque::new(),
-        live: None,
-        progress: None,
-        log: options.log,
-    };
-    if let Some(instance) = &mut vmm.instance {
-        instance.start()?;
-    }
-    if let Some(restored) = restored {
-        vmm.begin_restored(restored, resumes)?;
-    }
-    let (listener, socket) = bound.unzip();
-    let server = listener.map(|listener| Server::start(listener, Arc::new(sender))).transpose();
-    let server = server.map_err(host("serve the API"))?;
-    // Without a service manager this does nothing.
-    let _ = sd_notify::notify(&[NotifyState::Ready]);
-    let ended = vmm.run();
-    let _ = sd_notify::notify(&[NotifyState::Stopping]);
-    // The server must end before its socket is removed.
-    drop(server);
-    drop(socket);
-    ended
-}
+const AT_ONCE: Duration = Duration::ZERO;
 
 /// State of the control thread.
 struct ControlLoop {
@@ -203,22 +84,6 @@ struct ControlLoop {
     progress: Option<Progress>,
     /// Output of the log.
     log: Option<Arc<LogOutput>>,
-}
-
-/// Events that woke the control thread.
-#[derive(Debug, Clone, Copy)]
-struct Ready {
-    signal: bool,
-    hangup: bool,
-    window: bool,
-    guest: bool,
-    client: bool,
-    opened: bool,
-    /// The cancelled snapshot has ended.
-    ended: bool,
-    /// A VFIO device has signalled an error or a removal request.
-    host: bool,
-    migration: bool,
 }
 
 impl ControlLoop {
@@ -407,48 +272,27 @@ impl ControlLoop {
         }
     }
 
+    /// Waits for an event, or until something is due.
     fn wait(&self) -> Result<Ready, Error> {
-        let client = self.actions.event();
-        // Missing descriptors are replaced by one that is polled anyway.
         let vm = self.instance.as_ref().and_then(Instance::vm);
-        // Guest events from before the pause are handled after the snapshot.
-        let guest = vm.filter(|_| !self.leaves_guest()).map_or(client, |vm| vm.event());
-        let opened = self.opening.as_ref().map_or(client, PendingOpen::event);
-        let migration = self.live.as_ref().map_or(client, ActiveMigration::event);
-        let watch = self.instance.as_ref().and_then(Instance::vm).and_then(|vm| vm.devices().vfio().watch());
-        let host = watch.as_ref().map_or_else(|| borrow(client), |watch| watch.as_fd());
-        let ended = self.ending.as_ref().map_or(client, PendingOpen::event);
-        let [client, guest, opened, migration, ended] = [client, guest, opened, migration, ended].map(borrow);
-        let [end, window, hangup] = [self.signals.fd(), self.signals.window(), self.signals.hangup()];
-        let mut fds = [end, window, client, guest, opened, host, migration, ended, hangup]
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let unread = self.instance.as_ref().and_then(Instance::vm).is_some_and(|vm| vm.remind_guest());
-        let timeout = match self.opening {
-            None if !self.deferred.is_empty() => Some(&AT_ONCE),
-            _ => unread.then_some(&REMINDER),
+        let watch = vm.and_then(|vm| vm.devices().vfio().watch());
+        let sources = Sources {
+            signals: &self.signals,
+            client: self.actions.event(),
+            // Guest events from before the pause are handled after the snapshot.
+            guest: vm.filter(|_| !self.leaves_guest()).map(Vm::event),
+            opened: self.opening.as_ref().map(PendingOpen::event),
+            ended: self.ending.as_ref().map(PendingOpen::event),
+            migration: self.live.as_ref().map(ActiveMigration::event),
+            host: watch.as_deref().map(AsFd::as_fd),
         };
-        let announce = self.instance.as_ref().and_then(Instance::vm).and_then(Vm::wait_to_announce);
-        let announce = announce.and_then(|wait| Timespec::try_from(wait).ok());
-        let reclaim = self.instance.as_ref().and_then(Instance::vm).and_then(Vm::wait_to_reclaim);
-        let reclaim = reclaim.and_then(|wait| Timespec::try_from(wait).ok());
-        let timeout = [timeout.copied(), announce, reclaim].into_iter().flatten().min();
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(Error::Host { action: "wait for the guest", error: error.into() }),
-        }
-        let ready = |n: usize| fds.get(n).is_some_and(|fd| !fd.revents().is_empty());
-        let is_opening = self.opening.is_some();
-        Ok(Ready {
-            signal: ready(0),
-            window: ready(1),
-            client: ready(2),
-            guest: ready(3),
-            opened: is_opening && ready(4),
-            host: watch.is_some() && ready(5),
-            migration: self.live.is_some() && ready(6),
-            ended: self.ending.is_some() && ready(7),
-            hangup: ready(8),
-        })
+        let unread = vm.is_some_and(Vm::remind_guest);
+        let timeout = match self.opening {
+            None if !self.deferred.is_empty() => Some(AT_ONCE),
+            _ => unread.then_some(REMINDER),
+        };
+        let waits = [timeout, vm.and_then(Vm::wait_to_announce), vm.and_then(Vm::wait_to_reclaim)];
+        sources.wait(waits.into_iter().flatten().min())
     }
 
     /// True if events of the guest must wait.

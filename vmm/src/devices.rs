@@ -9,7 +9,6 @@ mod drivers;
 mod error;
 pub(crate) mod fallback;
 mod handle;
-mod holds;
 mod host;
 pub(crate) mod kind;
 pub(crate) mod mem_regions;
@@ -21,6 +20,7 @@ pub(crate) mod places;
 pub(crate) mod pvpanic;
 pub(crate) mod saved;
 mod stateful;
+mod storage_locks;
 pub(crate) mod vhost_user_backends;
 
 use std::sync::Arc;
@@ -116,8 +116,8 @@ impl Plugged {
     }
 
     /// Host storage that the device writes, if any.
-    fn hold(&self) -> Option<StorageLock> {
-        self.handle.hold()
+    fn storage_lock(&self) -> Option<StorageLock> {
+        self.handle.storage_lock()
     }
 
     /// The switch that connects the functions of a PF, if it has one.

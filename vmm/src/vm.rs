@@ -6,6 +6,7 @@
 mod addresses;
 mod announcing;
 pub mod boot;
+mod consoles;
 mod error;
 mod hardware;
 pub(crate) mod host_limits;
@@ -15,6 +16,7 @@ mod memory_size;
 mod numa;
 mod open_files;
 mod origin;
+mod pause;
 mod plug_slots;
 mod power;
 mod powered;
@@ -25,11 +27,10 @@ mod watchdog;
 
 use std::io;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use virtio_devices::{BalloonSize, Cancel, Iommu, Memory, SocketHandle, StorageLocks};
+use virtio_devices::{BalloonSize, Cancel, Iommu, Memory};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -74,9 +75,6 @@ use crate::vm::powered::Powered;
 use crate::vm::reclaiming::Reclaiming;
 #[cfg(test)]
 pub(crate) use crate::vm::saved::guest::elf;
-
-/// Time that a pause waits for requests in flight.
-const DRAIN: Duration = Duration::from_secs(10);
 
 /// A booted VM with its host resources. Dropping it ends the guest and releases everything that was opened or created.
 pub struct Vm {
@@ -271,31 +269,6 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Starts to read the serial port's input, after the port has its state.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no thread can be started.
-    pub fn read_input(&mut self) -> Result<(), VmError> {
-        self.serial.as_mut().map_or(Ok(()), |serial| Ok(serial.read_input()?))
-    }
-
-    /// Puts the terminal into raw mode until the VM is dropped, if a console uses it. The caller must already catch
-    /// signals, so that the terminal is restored.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the terminal cannot be set.
-    pub fn take_terminal(&mut self) -> Result<(), VmError> {
-        if let Some(serial) = &mut self.serial {
-            serial.take_terminal()?;
-        }
-        if let Some(console) = &mut self.console {
-            console.take_terminal()?;
-        }
-        Ok(())
-    }
-
     /// Readable when the guest has stopped or released a device: see [`Self::take_stop`] and [`Self::take_ejected`].
     pub fn event(&self) -> &EventFd {
         self.stop.event()
@@ -313,7 +286,7 @@ impl Vm {
     /// Fails if the payload cannot be read, or KVM fails. The guest does not run then.
     pub fn power_on(&mut self) -> Result<(), VmError> {
         // Devices hold their storage locks, unless a migration gave them up.
-        self.holds().take().map_err(DeviceError::from)?;
+        self.storage_locks().take().map_err(DeviceError::from)?;
         self.open_payload()?;
         let viot = self.devices.viot();
         let hardware = tables::Hardware {
@@ -403,70 +376,6 @@ impl Vm {
         self.reset()
     }
 
-    /// True while the guest is paused.
-    pub fn is_paused(&self) -> bool {
-        self.running.as_ref().is_some_and(|running| running.paused)
-    }
-
-    /// Pauses the guest and its devices.
-    pub fn pause(&mut self) {
-        if let Some(running) = &mut self.running
-            && !running.paused
-        {
-            running.vcpus.pause();
-            self.devices.pause();
-            running.paused = true;
-        }
-    }
-
-    /// Pauses the guest and its devices within [`DRAIN`].
-    ///
-    /// # Errors
-    ///
-    /// Fails if a device does not complete its requests in time, such as a disk whose server is unreachable. The guest
-    /// then continues to run.
-    pub(crate) fn pause_in_time(&mut self) -> Result<(), VmError> {
-        let Some(running) = self.running.as_mut().filter(|running| !running.paused) else { return Ok(()) };
-        running.vcpus.pause();
-        running.paused = true;
-        if let Err(error) = self.devices.pause_by(Instant::now() + DRAIN) {
-            self.resume()?;
-            return Err(error.into());
-        }
-        Ok(())
-    }
-
-    /// Locks on the host storage that the devices write.
-    pub(crate) fn holds(&self) -> StorageLocks {
-        self.devices.holds()
-    }
-
-    /// Resumes the guest and its devices.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the host has no thread or file for a device, or another program has locked a disk that a migration gave
-    /// up. The guest stays paused.
-    pub fn resume(&mut self) -> Result<(), VmError> {
-        if let Some(running) = &mut self.running
-            && running.paused
-        {
-            // Devices hold their storage locks, unless a migration gave them up.
-            self.devices.holds().take().map_err(DeviceError::from)?;
-            self.devices.resume()?;
-            if running.restored.take().is_some() {
-                // Notifications may have been lost on the way to the guest.
-                self.ged.remind();
-                self.serial.iter().for_each(|serial| serial.port().remind());
-                let late = self.devices.announce();
-                self.announcing = Some(Announcing::begin(Instant::now(), late));
-            }
-            running.vcpus.resume();
-            running.paused = false;
-        }
-        Ok(())
-    }
-
     /// Time until addresses must be announced again ([`Self::announce`]), if they must.
     pub(crate) fn wait_to_announce(&self) -> Option<Duration> {
         self.announcing.as_ref()?.wait(Instant::now())
@@ -481,13 +390,6 @@ impl Vm {
                 self.devices.announce_again();
             }
             late.iter().for_each(|function| self.devices.announce_function(function));
-        }
-    }
-
-    /// Turns throttling of the vCPUs on or off. Devices are not throttled.
-    pub(crate) fn slow(&self, is_slow: bool) {
-        if let Some(running) = &self.running {
-            running.vcpus.slow(is_slow);
         }
     }
 
@@ -507,28 +409,6 @@ impl Vm {
     /// Asks the guest to power off.
     pub fn press_power_button(&self) {
         self.ged.press_power_button();
-    }
-
-    /// Passes the terminal's size to the virtio console, if a terminal shows the console.
-    pub fn follow_terminal(&self) {
-        self.console.iter().for_each(ConsoleEnd::follow_size);
-    }
-
-    /// The pseudo-terminals of the serial port, the virtio console and the debug console, in this order.
-    pub fn ptys(&self) -> [Option<&Path>; 3] {
-        self.ends().map(|end| end.and_then(|end| end.device().pty()))
-    }
-
-    /// The host sides of the serial port, the virtio console and the debug console, in this order.
-    /// The listening sockets of vsock and consoles.
-    pub(crate) fn sockets(&self) -> Vec<SocketHandle> {
-        let ends = self.ends().into_iter().flatten().filter_map(|end| end.device().socket());
-        ends.chain(self.devices.sockets()).collect()
-    }
-
-    fn ends(&self) -> [Option<&ConsoleEnd>; 3] {
-        let serial = self.serial.as_ref().map(SerialConsole::end);
-        [serial, self.console.as_ref(), self.debug_console.as_ref().map(DebugConsole::end)]
     }
 
     /// Size of the balloon; 0 without a balloon.
@@ -568,11 +448,6 @@ impl Vm {
     /// Fails if the host has too little memory.
     pub(crate) fn populate(&self) -> io::Result<()> {
         self.ram.populate()
-    }
-
-    /// The guest's memory.
-    pub(crate) fn guest_memory(&self) -> &Memory {
-        self.ram.memory()
     }
 
     /// The guest's memory, if it is shared, so that devices can be added that need this.

@@ -124,12 +124,10 @@ impl Console {
 
     /// Expected effect of a step, including that on `ram`; `None` if any effect is valid.
     fn expect(&mut self, ram: &mut Snapshot) -> Option<Expected> {
-        let (first, mut interrupt) = (self.driver.given, false);
-        let mut step = Step::More;
+        let (mut step, mut interrupt) = (Step::More, false);
         for _ in 0..BATCH {
             let Some(chains) = self.driver.waiting(ram) else {
-                // A transmitted chain is signalled at once, a received one at the end.
-                return Some(Expected::new(Step::Broken, interrupt && self.transmit));
+                return Some(Expected::new(Step::Broken, interrupt));
             };
             let Some(chain) = chains.first() else {
                 step = Step::Doorbell;
@@ -144,19 +142,16 @@ impl Console {
                 false => match self.receives(ram, chain) {
                     Some(len) => len,
                     None => {
-                        step = if self.writer.is_some() { Step::Frame } else { Step::Doorbell };
+                        step = Step::Frame;
                         break;
                     }
                 },
             };
             self.driver.taken = self.driver.taken.wrapping_add(1);
             self.driver.expect_used(ram, chain.head, len);
-            interrupt |= self.transmit && self.driver.wants_interrupt(ram, old);
+            interrupt |= self.driver.wants_interrupt(ram, old);
         }
-        interrupt |= !self.transmit && self.driver.wants_interrupt(ram, first);
-        // At the end of input, buffers wait for nothing.
-        let doorbell = step == Step::Doorbell && (self.transmit || self.writer.is_some());
-        Some(Expected { step, interrupt, doorbell })
+        Some(Expected::new(step, interrupt))
     }
 
     fn sends(&mut self, ram: &Snapshot, chain: &Chain) -> u32 {

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::migration::pages::{MEMORY, Pair, counter, receive};
 use crate::migration::{url, wait_for_state};
+use crate::repeat::repetitions;
 use crate::rig::vmm::{Vmm, wait_for};
 
 /// After this number of rounds, nothing may grow.
@@ -14,7 +15,7 @@ const SETTLED: usize = 4;
 
 /// Number of migrations there and back; `CH_MIGRATIONS=200` for a longer run.
 fn rounds() -> usize {
-    std::env::var("CH_MIGRATIONS").map_or(5, |moves| moves.parse::<usize>().unwrap().div_ceil(2))
+    repetitions("CH_MIGRATIONS", 10).div_ceil(2)
 }
 
 /// Resources of a program: open files, threads, and private memory in KiB.

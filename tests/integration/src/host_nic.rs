@@ -7,6 +7,8 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use fixtures::LoopDevice;
+
 use crate::guest::Guest;
 use crate::vmm::Vmm;
 
@@ -229,6 +231,14 @@ pub(crate) fn load_modules(modules: &[&str]) {
             let _ = Command::new("insmod").arg(file).output();
         }
     }
+}
+
+/// A block device of this machine over `file`, with blocks of `block_size` bytes.
+pub fn loop_device(file: &Path, block_size: u32) -> LoopDevice {
+    if !Path::new("/dev/loop-control").exists() {
+        load_modules(&["loop"]);
+    }
+    LoopDevice::new(file, block_size).expect("a loop device")
 }
 
 /// The folders of the PCI devices with this device ID.

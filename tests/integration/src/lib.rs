@@ -28,7 +28,6 @@ mod kexec;
 mod kvm_statistics;
 mod kvm_trace;
 mod lab;
-mod loop_device;
 pub mod migration_wire;
 mod mode;
 pub mod pattern;
@@ -66,7 +65,7 @@ pub use expected::{assert_matches_file, without_what_varies};
 pub use flood::Flood;
 pub use guest::{Guest, GuestSpec};
 pub use guest_vfio::GuestTestpmd;
-pub use host_nic::{HostNic, open_iommufd};
+pub use host_nic::{HostNic, loop_device, open_iommufd};
 pub use hybrid_socket::{call, exchange};
 pub use kvm_statistics::KvmExits;
 pub use kvm_trace::{KvmEvents, KvmObjects, KvmTrace};
@@ -74,7 +73,6 @@ pub use lab::{
     Image, Kernel, Userland, firmware, firmware_disk, hypervisor_fw, initramfs, kernel_file, read_into_memory,
     vmm_binary,
 };
-pub use loop_device::LoopDevice;
 pub use mode::DeviceMode;
 pub use peers::{Passt, Testpmd};
 pub use pings::Pings;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use integration::migration_wire::{Point, Then};
 use integration::{
     Announcements, Backend, Bridge, Difference, Guest, Kernel, Pf, Plan, Probes, Site, Stream, Subnet, Usage, Vf,
-    vf_mac,
+    repetitions, vf_mac,
 };
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ const LONGEST: Duration = Duration::from_secs(20);
 
 /// Number of moves of the guest; `CH_MIGRATIONS=200` for a longer run.
 fn rounds() -> usize {
-    std::env::var("CH_MIGRATIONS").map_or(4, |rounds| rounds.parse().unwrap())
+    repetitions("CH_MIGRATIONS", 4)
 }
 
 /// Facts that a restart would change: the kernel's own number, and a file in memory.

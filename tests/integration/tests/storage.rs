@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use integration::{Guest, GuestSpec, Kernel, LoopDevice};
+use integration::{Guest, GuestSpec, Kernel, loop_device};
 use rstest::rstest;
 
 const MIB: u64 = 1 << 20;
@@ -76,7 +76,7 @@ fn a_guest_sees_and_uses_the_4096_byte_blocks_of_a_disk(#[case] option: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     File::create(&file).unwrap().set_len(32 * MIB).unwrap();
-    let device = LoopDevice::new(&file, 4096);
+    let device = loop_device(&file, 4096);
     let disk = format!("path={},image_type=raw,{option},num_queues=2", device.path().display());
     let mut guest = Guest::boot(GuestSpec::new(Kernel::V6_12).with_modules().cpus(2).disk(&disk));
     guest.load("virtio_blk");

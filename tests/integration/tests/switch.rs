@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use integration::{
     Api, DeviceMode, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Tenant, Usage, interface_exists, reachability,
-    resident, vf_mac,
+    repetitions, resident, vf_mac,
 };
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -282,7 +282,7 @@ fn streams_arrive_valid_without_offloads_and_across_a_port_vlan() {
 /// Number of times that VFs are enabled and disabled: a few, as each takes ten seconds on a busy machine, or the number
 /// in the environment.
 fn cycles() -> usize {
-    std::env::var("CH_SWITCH_CYCLES").map_or(10, |cycles| cycles.parse().unwrap())
+    repetitions("CH_SWITCH_CYCLES", 10)
 }
 
 /// Resources that must not grow from cycle to cycle: files and threads of the VMM, and its own memory in MB.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
 use fixtures::process::Process;
-use integration::{ArpTraffic, HostTap, Subnet};
+use integration::{ArpTraffic, HostTap, Subnet, repetitions};
 use virtio_devices::{
     Backend, DmaSpace, GuestMap, Interrupts, Iommu, IommuAttachment, IommuCounter, IommuDevice, Memory, Net, NetSpec,
     SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VhostUser, VhostUserRole,
@@ -45,8 +45,8 @@ const OF_NEIGHBOUR: u64 = 0x40_0000_2000;
 const NOWHERE: u64 = 0x40_0000_3000;
 
 /// Number of times that a page is unmapped; `CH_UNMAPS=10000` for a longer run.
-fn rounds(usual: u32) -> u32 {
-    std::env::var("CH_UNMAPS").map_or(usual, |rounds| rounds.parse().unwrap())
+fn rounds(usual: usize) -> usize {
+    repetitions("CH_UNMAPS", usual)
 }
 
 /// A NIC behind an IOMMU, and the drivers of both.
@@ -61,7 +61,7 @@ struct Machine {
     control: IommuDevice,
     requests: DriverQueue,
     events: Vec<Worker>,
-    _behind: Vec<IommuAttachment>,
+    _attachments: Vec<IommuAttachment>,
 }
 
 fn shared_memory() -> GuestMap {
@@ -79,15 +79,26 @@ impl Machine {
         let net = NetSpec { queue_size: SIZE, ..NetSpec::new("_net0", MAC) };
         let net = Net::new(net, open(&memory)).unwrap();
         let iommu = Iommu::new(48);
-        let behind: Vec<_> = DOMAINS.map(|(_, rid)| iommu.behind(0, pci::Rid::from_bits(rid))).into();
-        let dma = DmaSpace::translated(memory, Arc::clone(behind[0].endpoint()) as Arc<dyn Translate>);
+        let attachments: Vec<_> = DOMAINS.map(|(_, rid)| iommu.add_endpoint(0, pci::Rid::from_bits(rid))).into();
+        let dma = DmaSpace::translated(memory, Arc::clone(attachments[0].endpoint()) as Arc<dyn Translate>);
         let requests = DriverQueue::new(&map, REQUESTS, SIZE);
         let control = IommuDevice::new("iommu", Arc::clone(&iommu));
         let (interrupts, queues) = (Arc::new(Interrupts::new(3, 4)), Vec::new());
         let (workers, events) = (Vec::new(), Vec::new());
         let memory = map;
-        let mut machine =
-            Self { net, queues, workers, interrupts, memory, dma, iommu, control, requests, events, _behind: behind };
+        let mut machine = Self {
+            net,
+            queues,
+            workers,
+            interrupts,
+            memory,
+            dma,
+            iommu,
+            control,
+            requests,
+            events,
+            _attachments: attachments,
+        };
         let start = Start {
             memory: machine.memory.clone().into(),
             features: machine.control.features(),
@@ -197,13 +208,13 @@ impl Machine {
 
     /// Repeatedly unmaps a page while a frame may be written to it. Waits for `pause` in some rounds, and for the frame
     /// in each eighth: what is fast on one machine is too slow for any frame on another.
-    fn take_away(&mut self, rounds: u32, pause: Duration) {
+    fn take_away(&mut self, rounds: usize, pause: Duration) {
         self.start();
         let (mut frames, mut faults) = (0, 0);
         for round in 0..rounds {
             self.map(1, (WRITABLE, PAGE), BUFFERS, READ_WRITE);
             self.post(WRITABLE);
-            std::thread::sleep(pause * (round % 4));
+            std::thread::sleep(pause * (round % 4) as u32);
             let early = round % 8 == 7 && self.settled();
             self.unmap((WRITABLE, PAGE));
             self.fill(0, 0xc5);
@@ -338,7 +349,7 @@ fn a_vhost_user_backend_writes_no_page_unmapped_under_traffic() {
     // Each fault requires a start, of 60 ms in the lab.
     let rounds = rounds(100);
     machine.take_away(rounds, Duration::from_millis(1));
-    assert!(fixture.count("vu0", "iotlb_updates") >= 2 * u64::from(rounds));
+    assert!(fixture.count("vu0", "iotlb_updates") >= 2 * rounds as u64);
     drop(machine);
     drop((fixture, tap));
 }

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use integration::{
-    Api, Backend, Backends, Flood, Guest, GuestSpec, HostTap, Kernel, Pf, Pings, Subnet, Usage, Vf, resident as own,
+    Api, Backend, Backends, Flood, Guest, GuestSpec, HostTap, Kernel, Pf, Pings, Subnet, Usage, Vf, repetitions,
+    resident as own,
 };
 use serde_json::json;
 
@@ -35,7 +36,10 @@ const FILL: &str = "mkdir -p /mnt && mount -t tmpfs -o size=100m tmpfs /mnt && \
 /// Number of times that memory is plugged and unplugged, and the size in MiB: once to 1 GiB to save time, or to all of
 /// it the number of times in the environment.
 fn rounds() -> (usize, u64) {
-    std::env::var("CH_MEMORY_ROUNDS").map_or((1, 1024), |rounds| (rounds.parse().unwrap(), ALL))
+    match repetitions("CH_MEMORY_ROUNDS", 0) {
+        0 => (1, 1024),
+        rounds => (rounds, ALL),
+    }
 }
 
 fn await_that(what: &str, mut condition: impl FnMut() -> bool) {

@@ -66,6 +66,6 @@ impl StorageLocks {
             let option = option.clone();
             |error| StorageLockError { option, error }
         };
-        self.0.iter().try_for_each(|(option, hold)| act(hold).map_err(failed(option)))
+        self.0.iter().try_for_each(|(option, lock)| act(lock).map_err(failed(option)))
     }
 }

@@ -1,6 +1,6 @@
 //! Counters of a console: bytes, and causes of dropped input or output.
 
-use crate::device::counters::counters;
+use crate::device::counters::{counters, queue_tally};
 
 counters! {
     /// A counted event of a console. Directions are the guest's: `Rx` is what it receives.
@@ -25,6 +25,8 @@ counters! {
     /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
     BrokenRings: queues = "broken_rings",
 }
+
+queue_tally!(ConsoleCounter, ConsoleCounters);
 
 impl ConsoleCounter {
     /// True for a counter of bytes or requests that were dropped.

@@ -3,6 +3,7 @@
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::time::{Duration, Instant};
 
+use super::port::{RECEIVE, TRANSMIT};
 use super::*;
 use crate::testing::driver_queue::{BUFFERS, MEMORY, WRITE, eventually, memory};
 

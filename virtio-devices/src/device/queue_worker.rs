@@ -4,6 +4,7 @@
 pub(crate) mod steps;
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -35,6 +36,14 @@ pub(crate) trait QueueHandler: Send + 'static {
     fn after_look(&mut self, _tally: &mut Self::Tally) -> Option<Duration> {
         None
     }
+
+    /// Waits until `kick` is readable, or for `timeout`. A handler whose chains wait for a source of its own
+    /// ([`ChainResult::Waits`]) also returns when that source may be ready. Spurious returns are possible.
+    fn wait(&mut self, kick: BorrowedFd<'_>, timeout: Option<Duration>) {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        // If this fails (a signal, no memory), the queues are checked and the wait is repeated.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(kick, PollFlags::IN)], timeout.as_ref());
+    }
 }
 
 /// Context in which a chain is handled.
@@ -58,6 +67,8 @@ pub(crate) enum ChainResult {
     Used(u32),
     /// The chain and all behind it wait, and are retried after this time, or at a doorbell.
     Later(Duration),
+    /// The chain and all behind it wait for the handler's own source, and are retried after [`QueueHandler::wait`].
+    Waits,
     /// The worker must stop: the chain is left for the next worker.
     Stopped,
 }
@@ -69,6 +80,8 @@ enum Next {
     More,
     /// A chain waits for this time, or for a doorbell.
     Later(Duration),
+    /// A chain waits for the handler's source.
+    Source,
     /// A doorbell will announce the next chain.
     Doorbell,
 }
@@ -141,7 +154,7 @@ impl<A: QueueHandler> QueueWorker<A> {
             self.tally.flush(&self.counters);
             match next {
                 Next::More => {}
-                Next::Doorbell => self.wait(timeout),
+                Next::Source | Next::Doorbell => self.wait(timeout),
                 Next::Later(pause) => self.wait(Some(timeout.map_or(pause, |timeout| timeout.min(pause)))),
             }
         }
@@ -172,6 +185,11 @@ impl<A: QueueHandler> QueueWorker<A> {
                     ring.expect_doorbell(memory)?;
                     return Ok(Next::Later(pause));
                 }
+                // Further chains of this queue change nothing.
+                ChainResult::Waits => {
+                    ring.put_back(1);
+                    return Ok(Next::Source);
+                }
                 ChainResult::Stopped => {
                     ring.put_back(1);
                     return Ok(Next::More);
@@ -192,11 +210,9 @@ impl<A: QueueHandler> QueueWorker<A> {
         self.interrupts.ask_for_reset();
     }
 
-    /// Waits for a doorbell, a stop, or the timeout.
+    /// Waits for a doorbell, a stop, the handler's source, or the timeout.
     fn wait(&mut self, timeout: Option<Duration>) {
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        // If this fails (a signal, no memory), the queues are checked and the wait is repeated.
-        let _ = poll(&mut [PollFd::from_borrowed_fd(borrow(&self.kick), PollFlags::IN)], timeout.as_ref());
+        self.answerer.wait(borrow(&self.kick), timeout);
         if self.kick.read().is_ok() {
             self.tally.count_kick();
         }

@@ -70,7 +70,7 @@ pub trait Inspect {
     }
 
     /// The port of a function that has one.
-    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
+    fn host_nic(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
         None
     }
 

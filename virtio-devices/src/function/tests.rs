@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 use virtio_queue::QueueT;
 
 use super::*;
+use crate::Signals;
 use crate::testing::{Driver, FAKE_FEATURE, FakeDevice, Hosted, memory};
 
 type Plain = Hosted<VirtioFunction<FakeDevice>>;

@@ -31,7 +31,8 @@ impl IommuSteps {
         let iommu = Iommu::new(address_width);
         let last = iommu.last_address();
         *iommu.table.lock() = Table::new(last).with_most_mappings(mappings);
-        let endpoints = (0..endpoints).map(|n| iommu.behind(0, pci::Rid::from_bits(0x100 | u16::from(n)))).collect();
+        let endpoints =
+            (0..endpoints).map(|n| iommu.add_endpoint(0, pci::Rid::from_bits(0x100 | u16::from(n)))).collect();
         let requests = RequestQueue {
             index: 0,
             queue: Arc::clone(queue),

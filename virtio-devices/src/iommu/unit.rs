@@ -35,7 +35,7 @@ impl Iommu {
     }
 
     /// Adds the function at `rid` of `segment`, in no domain. It is an endpoint until the returned value is dropped.
-    pub fn behind(self: &Arc<Self>, segment: u16, rid: pci::Rid) -> IommuAttachment {
+    pub fn add_endpoint(self: &Arc<Self>, segment: u16, rid: pci::Rid) -> IommuAttachment {
         let id = u32::from(segment) << 16 | u32::from(rid.to_bits());
         let endpoint = Arc::new(Endpoint::new(id, Arc::clone(&self.common)));
         self.take_away(|table| table.add(Arc::clone(&endpoint)));

@@ -249,7 +249,7 @@ fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Resu
             read::<String>(raw).map(|text| text.is_none_or(|text| text.eq_ignore_ascii_case(word)))
         }
         Harmless::Empty(_) => list(raw).map(|elements| elements.is_empty()),
-        Harmless::Null(_) => read::<String>(raw).map(|text| text.is_none()),
+        Harmless::Null(_) | Harmless::NullByte => read::<String>(raw).map(|text| text.is_none()),
         Harmless::If(is_harmless) => {
             read::<bool>(raw).map(|value| value.is_none_or(|value| is_harmless(&value.into(), &serde_json::Map::new())))
         }

@@ -35,7 +35,8 @@ pub struct PlatformConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 3, maximum = 2_147_483_647)]
     pub iommufd_fd: Option<RawFd>,
-    /// Open devices of the host one by one, through iommufd, instead of by IOMMU group. By default off.
+    /// Open devices of the host one by one, through iommufd, instead of by IOMMU group. By default on if
+    /// there is an iommufd_fd, and otherwise off.
     #[option("iommufd=on|off", default_from = iommufd_fd.is_some())]
     pub iommufd: bool,
     /// Let devices of the host (--device) reach each other's BARs at the guest's addresses (peer-to-peer), if the

@@ -162,7 +162,7 @@ impl Harmless {
     fn check(&self, value: &Value, siblings: &Map<String, Value>, path: &str, what: &str) -> Result<(), ConfigError> {
         let harmless = match (self, value) {
             (_, Value::Null) => true,
-            (Self::Null(_), _) => false,
+            (Self::Null(_) | Self::NullByte, _) => false,
             (Self::Word(word, option), value) => value.as_str().is_some_and(|text| [word, option].contains(&&text)),
             (Self::Empty(_), Value::Array(elements)) => elements.is_empty(),
             (Self::Empty(_), _) => false,

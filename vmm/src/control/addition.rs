@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::api::NewDevice;
-use crate::config::{DevicePlan, PlannedVm, iommu};
+use crate::config::{ConfigError, DevicePlan, PlannedVm, VmConfig, iommu};
 use crate::devices::kind;
 use crate::devices::opened_before::OpenedBefore;
 use crate::error::Error;
@@ -13,6 +13,8 @@ use crate::landlock;
 pub(crate) struct Addition {
     /// The VM without the device. It is shared with the instance, so that any change of the VM replaces the instance's.
     before: Arc<PlannedVm>,
+    /// The configuration with the device, before it was planned. `None` if the VM cannot have another such device.
+    asked: Option<VmConfig>,
     /// True if the VM was booted, so that the checks of a boot were made.
     was_booted: bool,
     /// The VM with the device, or the reason why it cannot have it.
@@ -25,8 +27,10 @@ impl Addition {
     /// Plans the addition of `device` to the VM `before`. The device of a booted VM is plugged in at once, so the
     /// checks of a boot are made here.
     pub(crate) fn plan(device: &NewDevice, before: &Arc<PlannedVm>, is_booted: bool) -> Self {
-        let planned = with_device(device, before, is_booted);
-        Self { before: Arc::clone(before), was_booted: is_booted, planned, opened: OpenedBefore::Nothing }
+        let asked = with_device(device, before);
+        let planned = asked.clone().map_err(Error::from).and_then(|config| plan(config, before, is_booted));
+        let (before, opened) = (Arc::clone(before), OpenedBefore::Nothing);
+        Self { before, asked: asked.ok(), was_booted: is_booted, planned, opened }
     }
 
     /// The plan of the device, if it can be added.
@@ -34,16 +38,23 @@ impl Addition {
         self.planned.as_ref().ok()?.added_to(self.before.plan())
     }
 
-    /// True if the VM is `now` as it was planned for, and booted if it was then.
-    pub(crate) fn is_of(&self, now: &Arc<PlannedVm>, is_booted: bool) -> bool {
-        Arc::ptr_eq(&self.before, now) && self.was_booted == is_booted
+    /// True if this adds `device`, the VM is `now` as it was planned for, and booted if it was then.
+    pub(crate) fn is_of(&self, device: &NewDevice, now: &Arc<PlannedVm>, is_booted: bool) -> bool {
+        Arc::ptr_eq(&self.before, now)
+            && self.was_booted == is_booted
+            && self.asked == with_device(device, &self.before).ok()
     }
 }
 
-/// Plans the VM `before` with one more device.
-fn with_device(device: &NewDevice, before: &PlannedVm, is_booted: bool) -> Result<PlannedVm, Error> {
+/// The configuration of the VM `before` with one more device.
+fn with_device(device: &NewDevice, before: &PlannedVm) -> Result<VmConfig, ConfigError> {
     let mut config = before.config().clone();
     device.push(&mut config)?;
+    Ok(config)
+}
+
+/// Plans `config`, that of the VM `before` with one more device.
+fn plan(config: VmConfig, before: &PlannedVm, is_booted: bool) -> Result<PlannedVm, Error> {
     let mut planned = PlannedVm::with_device_of_document(config)?;
     planned.keep_slots(before.plan());
     if is_booted && let Some(device) = planned.added_to(before.plan()) {

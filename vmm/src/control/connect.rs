@@ -5,58 +5,41 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use pci::VfIndex;
-use virtio_devices::{Cancel, Memory};
-use vm_memory::GuestAddressSpace as _;
+use virtio_devices::Cancel;
 
 use crate::api::{Failure, SetVf};
-use crate::config::{DevicePlan, MissingBackend, NicPlan, PlannedVm, RestoredBackend};
+use crate::config::{MissingBackend, PlannedVm, RestoredBackend};
+use crate::control::connection::{Connection, WithBackend};
 use crate::control::instance::{Instance, no_device};
-use crate::control::opened::Opened;
 use crate::control::opening::{Acquire, OpenedResources};
 use crate::control::set_vf::kind_of;
-use crate::devices::vhost_user_backends::VhostUserBackends;
-use crate::devices::{connect, kind};
+use crate::devices::kind;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::landlock;
 use crate::snapshot::overrides;
-use crate::vm::VmError;
-
-/// Plan of the VM with the new backend of a function.
-struct Wanted {
-    planned: PlannedVm,
-    device: DevicePlan,
-    nic: NicPlan,
-    vf: Option<VfIndex>,
-}
-
-impl Wanted {
-    /// Opens the backend, on any thread.
-    fn open(&self, memory: &Memory, cancel: Option<&Cancel>) -> Result<Opened, Error> {
-        // The VM's Landlock rules must allow what is opened here.
-        landlock::follow()?;
-        let map = memory.memory().into_inner();
-        let peers = VhostUserBackends::connect(std::slice::from_ref(&self.device), memory, cancel);
-        let peers = peers.map_err(|error| VmError::from(crate::devices::DeviceError::from(error)))?;
-        let backend =
-            connect::open(&self.device, self.vf, &self.nic, memory, peers, self.planned.plan().iommu().is_some());
-        let backend = backend.map_err(VmError::from)?;
-        Ok(Opened { backend, memory: map })
-    }
-}
 
 impl Instance {
     /// Returns an opener of the backend in `change`, if there is one that can be opened. From now on guest memory
     /// counts as pinned if the backend may pin it.
     pub(super) fn backend_opener(&mut self, change: &SetVf, fds: &[OwnedFd]) -> Option<Acquire> {
         let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
-        let wanted = self.with_backend(change, &change.backend(&numbers)?).ok()?;
-        let memory = self.vm()?.memory().clone();
-        if wanted.nic.backend.pins_memory() {
-            self.vm_mut()?.begin_pinning();
+        let given = change.backend(&numbers)?;
+        self.check_connects(change, &given).ok()?;
+        let mut connection = self.plan_connection(given);
+        let Ok(with) = &connection.planned else {
+            self.acquired = Some(OpenedResources::Backend(Box::new(connection)));
+            return None;
+        };
+        let pins_memory = with.nic.backend.pins_memory();
+        let vm = self.vm_mut()?;
+        let memory = vm.memory().clone();
+        if pins_memory {
+            vm.begin_pinning();
         }
         Some(Box::new(move |cancel: &Cancel| {
-            OpenedResources::Backend(wanted.open(&memory, Some(cancel)).map(Box::new))
+            connection.opened = connection.planned.as_ref().ok().map(|with| with.open(&memory, Some(cancel)));
+            OpenedResources::Backend(Box::new(connection))
         }))
     }
 
@@ -72,12 +55,11 @@ impl Instance {
         given: &RestoredBackend,
         fds: Vec<OwnedFd>,
     ) -> Result<(), Failure> {
-        let wanted = self.with_backend(change, given)?;
-        let opened = match self.acquired.take() {
-            Some(OpenedResources::Backend(opened)) => *opened?,
-            _ => return Err(Failure::new(ErrorKind::Host, "the backend was not opened; try again")),
-        };
-        let Wanted { planned, device: _, nic, vf } = wanted;
+        self.check_connects(change, given)?;
+        let Connection { planned, opened, .. } = self.take_connection(given);
+        let WithBackend { planned, nic, vf, .. } = planned?;
+        let no_backend = || Failure::new(ErrorKind::Host, "the backend was not opened; try again");
+        let opened = opened.ok_or_else(no_backend)??;
         let vm = self.vm_mut().ok_or_else(not_booted)?;
         vm.give_backend((&given.id, vf), &nic, opened.backend).map_err(Error::from)?;
         self.planned = Arc::new(planned);
@@ -87,8 +69,27 @@ impl Instance {
         Ok(())
     }
 
-    /// Plans the VM after `change`, which connects the backend `given`.
-    fn with_backend(&self, change: &SetVf, given: &RestoredBackend) -> Result<Wanted, Failure> {
+    /// Takes the plan that [`Self::backend_opener`] made. Plans again if the VM has changed since.
+    fn take_connection(&mut self, given: &RestoredBackend) -> Connection {
+        let opened = match self.acquired.take() {
+            Some(OpenedResources::Backend(connection)) if connection.is_of(given, &self.planned) => {
+                return *connection;
+            }
+            Some(OpenedResources::Backend(stale)) => stale.opened,
+            _ => None,
+        };
+        let mut connection = self.plan_connection(given.clone());
+        connection.opened = opened;
+        connection
+    }
+
+    fn plan_connection(&self, given: RestoredBackend) -> Connection {
+        let planned = self.with_backend(&given);
+        Connection::new(given, &self.planned, planned)
+    }
+
+    /// Checks that `change` only connects the backend `given`, to a function that takes one now.
+    fn check_connects(&self, change: &SetVf, given: &RestoredBackend) -> Result<(), Failure> {
         let (id, vf) = (&given.id, given.vf.map(VfIndex));
         let fail = |kind, what: &str| Failure::new(kind, format!("{}: {what}", name(given)));
         if change.index.is_some_and(|index| index.one().is_none()) {
@@ -101,19 +102,26 @@ impl Instance {
         let vm = self.vm().ok_or_else(not_booted)?;
         let plugged = vm.devices().find(id).ok_or_else(|| no_device(id))?;
         let missing = plugged.slot().with(|device| {
-            let port = device.port(vf)?;
+            let port = device.host_nic(vf)?;
             Some(if port.takes_backend() { Ok(()) } else { Err(port.backend_name().to_string()) })
         });
         match missing.flatten() {
-            None => return Err(fail(ErrorKind::NotFound, "there is no such network function; vm.info lists them")),
+            None => Err(fail(ErrorKind::NotFound, "there is no such network function; vm.info lists them")),
             Some(Err(name)) => {
                 let what = format!(
                     "it has a backend ({name}); only one that is missing, or a tap that was deleted, can be replaced"
                 );
-                return Err(fail(ErrorKind::Conflict, &what));
+                Err(fail(ErrorKind::Conflict, &what))
             }
-            Some(Ok(())) => {}
+            Some(Ok(())) => Ok(()),
         }
+    }
+
+    /// Plans the VM with the backend `given`.
+    fn with_backend(&self, given: &RestoredBackend) -> Result<WithBackend, Failure> {
+        let (id, vf) = (&given.id, given.vf.map(VfIndex));
+        let fail = |kind, what: &str| Failure::new(kind, format!("{}: {what}", name(given)));
+        let vm = self.vm().ok_or_else(not_booted)?;
         let mut config = self.config().clone();
         overrides::replace(&mut config, given).map_err(|line| fail(ErrorKind::Invalid, &line))?;
         let planned = PlannedVm::new(config);
@@ -131,7 +139,7 @@ impl Instance {
             let what = "the backend must map the guest's memory, which is private in this VM; give it a tap";
             return Err(fail(ErrorKind::Invalid, what));
         }
-        Ok(Wanted { planned, device, nic, vf })
+        Ok(WithBackend { planned, device, nic, vf })
     }
 }
 

@@ -117,7 +117,7 @@ fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
     }
     plugged.slot().with(|device| {
         let needs_reset = needs_reset(device, None);
-        let port = device.port(None)?;
+        let port = device.host_nic(None)?;
         Some(NicInfo {
             id: plan.id().to_string(),
             bdf: plugged.address().to_string(),
@@ -146,7 +146,7 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
     let (status, mac, backend, needs_reset) = plugged.slot().with(|device| {
         let status = device.sriov_status()?;
         let needs_reset = needs_reset(device, None);
-        let port = device.port(None)?;
+        let port = device.host_nic(None)?;
         Some((status, MacAddress(port.mac()), backend(&plan.pf, port), needs_reset))
     })??;
     let vf = |(index, nic): (VfIndex, &NicPlan)| {
@@ -184,7 +184,7 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo
     let (plan, policy) = of;
     plugged.slot().with(|device| {
         let status = device.function_status(Some(index))?;
-        let port = device.port(Some(index))?;
+        let port = device.host_nic(Some(index))?;
         Some(VfInfo {
             index: index.0,
             bdf: address.to_string(),

@@ -279,11 +279,11 @@ impl Instance {
 
     /// Stores the resources opened for the next action. Returns false if they are stale.
     pub(crate) fn keep(&mut self, acquired: OpenedResources) -> bool {
-        let memory = self.vm.as_ref().map(Vm::guest_memory);
+        let memory = self.vm.as_ref().map(Vm::memory);
         let is_of_use = match &acquired {
             // A reboot may have given the guest other memory.
             OpenedResources::Device(addition) => memory.is_none_or(|memory| addition.opened.suits(memory)),
-            OpenedResources::Backend(Ok(opened)) => memory.is_some_and(|memory| opened.has(memory)),
+            OpenedResources::Backend(connection) => memory.is_some_and(|memory| connection.suits(memory)),
             _ => true,
         };
         self.acquired = is_of_use.then_some(acquired);

@@ -139,9 +139,9 @@ fn functions(plugged: &Plugged) -> Vec<Function> {
             labels: labels(id, vf),
             driver_up: is(device, vf, Status::DRIVER_OK),
             needs_reset: is(device, vf, Status::DEVICE_NEEDS_RESET),
-            link_up: device.port(vf).map(|port| port.link_up()),
+            link_up: device.host_nic(vf).map(|port| port.link_up()),
             lost: device
-                .port(vf)
+                .host_nic(vf)
                 .filter(|port| {
                     !matches!(port.backend_kind(), BackendKind::Tap | BackendKind::Switch | BackendKind::Absent)
                 })

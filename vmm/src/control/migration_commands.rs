@@ -37,8 +37,9 @@ impl ControlLoop {
             match command {
                 SourceCommand::FindWriters => {
                     let vm = self.instance.as_ref().and_then(Instance::vm);
-                    let (holds, drivers) = vm.map(|vm| (vm.holds(), vm.devices().drivers())).unwrap_or_default();
-                    sent.thread.send(SourceReply::Writers(self.find_writers(), holds, drivers));
+                    let (locks, drivers) =
+                        vm.map(|vm| (vm.storage_locks(), vm.devices().drivers())).unwrap_or_default();
+                    sent.thread.send(SourceReply::Writers(self.find_writers(), locks, drivers));
                 }
                 SourceCommand::Throttle(is_held) => {
                     self.guest_mut().into_iter().for_each(|vm| vm.slow(is_held));
@@ -117,7 +118,7 @@ impl ControlLoop {
         let stop = began.elapsed();
         let machine = vm.save_machine().map_err(|error| error.to_string())?;
         let stateful = vm.devices().memory_users().stateful();
-        Ok(StoppedGuest { machine: Box::new(machine), holds: vm.holds(), stateful, stop })
+        Ok(StoppedGuest { machine: Box::new(machine), locks: vm.storage_locks(), stateful, stop })
     }
 
     /// Resumes a guest that ran.
@@ -142,8 +143,8 @@ impl ControlLoop {
                     (received.runs, received.is_local) = (runs, is_local);
                     let (instance, loaded) = match self.load(*restored, fds) {
                         Ok(instance) => {
-                            let holds = instance.vm().map(Vm::holds).unwrap_or_default();
-                            (Some(instance), Ok(holds))
+                            let locks = instance.vm().map(Vm::storage_locks).unwrap_or_default();
+                            (Some(instance), Ok(locks))
                         }
                         Err(error) => (None, Err(error.to_string())),
                     };

@@ -13,9 +13,8 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::api::Action;
 use crate::control::addition::Addition;
-use crate::control::opened::Opened;
+use crate::control::connection::Connection;
 use crate::control::queue::PendingAction;
-use crate::error::Error;
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::restorer::Restored;
 use crate::snapshot::saver::Written;
@@ -31,8 +30,8 @@ pub(crate) enum OpenedResources {
     Vm(Result<Box<Vm>, VmError>),
     /// A planned device with its backends, for `vm.add-*`.
     Device(Box<Addition>),
-    /// Backend of a function without one, for `vm.set-vf`.
-    Backend(Result<Box<Opened>, Error>),
+    /// A planned connection of a function without a backend, with its backend, for `vm.set-vf`.
+    Backend(Box<Connection>),
     /// A complete snapshot, for `vm.snapshot`.
     Saved(Result<Written, SnapshotError>),
     /// A VM with its memory, for `vm.restore`.

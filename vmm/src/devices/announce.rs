@@ -48,14 +48,14 @@ impl Devices {
     }
 
     fn with_port<T>(&self, id: &str, vf: Option<VfIndex>, visit: impl FnOnce(&mut dyn HostNic) -> T) -> Option<T> {
-        self.find(id)?.slot.with(|device| device.port(vf).map(visit))?
+        self.find(id)?.slot.with(|device| device.host_nic(vf).map(visit))?
     }
 
     fn each_function(&self, mut visit: impl FnMut(&str, Option<VfIndex>, &mut dyn HostNic)) {
         for plugged in &self.plugged {
             for n in 0..plugged.plan.nics().count() {
                 let vf = n.checked_sub(1).and_then(|vf| u16::try_from(vf).ok()).map(VfIndex);
-                plugged.slot.with(|device| device.port(vf).map(|port| visit(&plugged.plan.id, vf, port)));
+                plugged.slot.with(|device| device.host_nic(vf).map(|port| visit(&plugged.plan.id, vf, port)));
             }
         }
     }

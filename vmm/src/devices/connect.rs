@@ -65,7 +65,7 @@ impl Devices {
         let observer = backend_observer(id, vf, &name, &self.host.events);
         let (connected, resumed) = plugged.slot.exchange(vf, runs, |device| {
             device.connect(vf, &mut new)?;
-            if let Some(port) = device.port(vf) {
+            if let Some(port) = device.host_nic(vf) {
                 port.observe_backend(observer);
                 port.backend_replaced();
             }

@@ -30,7 +30,7 @@ pub(super) struct Disk {
     counters: Arc<BlockCounters>,
     latencies: Arc<BlockLatencies>,
     size: Arc<BlockSize>,
-    hold: StorageLock,
+    lock: StorageLock,
 }
 
 impl Disk {
@@ -43,7 +43,7 @@ impl Disk {
             block = block.limited_by(group);
         }
         let (counters, latencies) = (block.counters(), block.latencies());
-        let disk = Self { counters, latencies, size: block.size(), hold: block.hold() };
+        let disk = Self { counters, latencies, size: block.size(), lock: block.storage_lock() };
         Ok((block, disk))
     }
 
@@ -52,8 +52,8 @@ impl Disk {
     }
 
     /// Image, and its lock.
-    pub(super) fn hold(&self) -> StorageLock {
-        self.hold.clone()
+    pub(super) fn storage_lock(&self) -> StorageLock {
+        self.lock.clone()
     }
 
     pub(super) fn latencies(&self) -> Vec<(&'static str, u64)> {

@@ -62,7 +62,7 @@ impl Devices {
     fn set_held(&self, Held { id, vf }: &Held, held: bool) -> String {
         let set = |plugged: &Plugged| {
             plugged.slot.with(|device| {
-                let port = device.port(*vf)?;
+                let port = device.host_nic(*vf)?;
                 port.hold_link(held);
                 Some(port.backend_name().to_string())
             })

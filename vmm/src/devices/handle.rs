@@ -22,7 +22,7 @@ pub(super) enum Handle {
         /// Reader of the counters.
         read: Box<dyn Fn() -> Counts + Send>,
         /// Host storage that its guest writes, if any.
-        hold: Option<StorageLock>,
+        lock: Option<StorageLock>,
         /// The listening socket, if it has one.
         socket: Option<SocketHandle>,
     },
@@ -41,7 +41,7 @@ pub(super) struct NetHandle {
 impl Handle {
     /// The handle of a device of `kind`, whose counters `read` reads.
     pub(super) fn plain(kind: &'static str, read: impl Fn() -> Counts + Send + 'static) -> Self {
-        Self::Plain { kind, read: Box::new(read), hold: None, socket: None }
+        Self::Plain { kind, read: Box::new(read), lock: None, socket: None }
     }
 
     /// The kind of device, as in names of metrics, and the counters of each function until now.
@@ -70,10 +70,10 @@ impl Handle {
     }
 
     /// Host storage that the device writes, if any.
-    pub(super) fn hold(&self) -> Option<StorageLock> {
+    pub(super) fn storage_lock(&self) -> Option<StorageLock> {
         match self {
-            Self::Disk(disk) => Some(disk.hold()),
-            Self::Plain { hold, .. } => hold.clone(),
+            Self::Disk(disk) => Some(disk.storage_lock()),
+            Self::Plain { lock, .. } => lock.clone(),
             Self::Net(_) => None,
         }
     }

@@ -42,7 +42,7 @@ pub(crate) struct HostResources {
 
 impl HostResources {
     /// The place of the function at `rid` behind the IOMMU.
-    pub(super) fn behind(&self, placement: Placement, rid: Rid) -> Option<IommuAttachment> {
-        self.iommu.as_ref().map(|iommu| iommu.behind(placement.segment, rid))
+    pub(super) fn iommu_attachment(&self, placement: Placement, rid: Rid) -> Option<IommuAttachment> {
+        self.iommu.as_ref().map(|iommu| iommu.add_endpoint(placement.segment, rid))
     }
 }

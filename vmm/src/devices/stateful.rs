@@ -16,7 +16,7 @@ impl Devices {
     pub(crate) fn check_stateful(&self, wanted: &[BackendOf]) -> Result<(), String> {
         let here = self.memory_users().stateful();
         let is_missing = |plugged: &Plugged, vf| {
-            plugged.slot.with(|device| device.port(vf).is_some_and(|port| port.backend_missing().is_some()))
+            plugged.slot.with(|device| device.host_nic(vf).is_some_and(|port| port.backend_missing().is_some()))
         };
         for of in wanted.iter().filter(|of| here.iter().all(|backend| backend.of != **of)) {
             let vf = of.vf.map(VfIndex);

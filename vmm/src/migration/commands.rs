@@ -79,7 +79,7 @@ pub(crate) struct StoppedGuest {
     /// State of the machine.
     pub machine: Box<MachineState>,
     /// Host storage that the guest writes.
-    pub holds: StorageLocks,
+    pub locks: StorageLocks,
     /// Stopped backends that have state of their own.
     pub stateful: Vec<StatefulBackend>,
     /// Time that stopping took.

@@ -109,9 +109,9 @@ impl Offer {
         &self,
         plan: &VmPlan,
         config: &VmConfig,
-        passing: Option<&UnixStream>,
+        fd_passing: Option<&UnixStream>,
     ) -> Result<Vec<OwnedFd>, MigrationError> {
-        let (Some(passed), Some(stream)) = (&self.passed, passing) else { return Ok(Vec::new()) };
+        let (Some(passed), Some(stream)) = (&self.passed, fd_passing) else { return Ok(Vec::new()) };
         let count = passed.count(plan, config).map_err(MigrationError::Unsuitable)?;
         let received = fd_passing::receive(stream, count);
         received.map_err(|error| MigrationError::Unsuitable(format!("the source's descriptors: {error}")))

@@ -3,14 +3,17 @@
 //! It makes no host accesses: the result of a read has the bits to read from the host, that of a write the bits to
 //! write there.
 
+mod capabilities;
+mod msi;
+
 use pci::spec::{bar, command, header, pcie, status};
 use pci::{
     BarError, BarIndex, BarKind, BarSet, Dword, DwordWrite, Effects, Msix, MsixError, MsixShape, Power, ResetKind,
     Window, WindowId,
 };
 
-use crate::vfio::capabilities::{Capabilities, Owned, Passed, Register};
-use crate::vfio::msi::Msi;
+use crate::vfio::config_space::capabilities::{Capabilities, Owned, Passed, Register};
+use crate::vfio::config_space::msi::Msi;
 
 /// Writable bits of Command.
 const COMMAND: u16 = command::MEMORY_SPACE

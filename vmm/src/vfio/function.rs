@@ -3,6 +3,10 @@
 //! An access to its configuration space, or to a BAR that is not mapped, is a system call on the vCPU's thread, under
 //! the device's lock. Only the guest waits for its device, as on hardware.
 
+mod interrupts;
+mod regions;
+pub(super) mod watch;
+
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -19,20 +23,20 @@ use virtio_devices::{
 
 use crate::arch::x86_64::layout;
 use crate::vfio::config_space::{ConfigError, ConfigSpace};
-use crate::vfio::follower::Follower;
+use crate::vfio::function::interrupts::{Interrupts, has_pin};
+use crate::vfio::function::regions::areas;
+use crate::vfio::function::watch::Watched;
 use crate::vfio::host_device::HostDevice;
-use crate::vfio::info::DeviceInfo;
-use crate::vfio::interrupts::{Interrupts, has_pin};
-use crate::vfio::regions::areas;
+use crate::vfio::kernel::info::DeviceInfo;
+use crate::vfio::memory::follower::Follower;
 use crate::vfio::seldom::counted;
-use crate::vfio::watch::Watched;
 
 /// The region of configuration space.
 const CONFIG: usize = VFIO_PCI_CONFIG_REGION_INDEX as usize;
 /// The most vectors that MSI can have.
 const MOST_MSI: u16 = 32;
 
-/// Descriptions of the counters of a host device. The last is that of its [follower](crate::vfio::follower).
+/// Descriptions of the counters of a host device. The last is that of its [follower](crate::vfio::memory::follower).
 pub(crate) const TEXTS: [CounterText; 5] = [
     text("exits", "accesses", false, "Accesses to BARs that left the guest, because the host cannot map them."),
     text("resets", "resets", false, "Resets by the guest, by a reboot, and before the first use of the device."),
@@ -70,7 +74,7 @@ impl VfioCounters {
 pub(super) struct Kept {
     // Drop order: the function is detached from the virtual IOMMU first.
     /// Endpoint behind the guest's virtual IOMMU.
-    pub _behind: Option<IommuAttachment>,
+    pub _attachment: Option<IommuAttachment>,
     /// Registration of its watcher.
     pub _watched: Watched,
     /// Mark that the device is open.

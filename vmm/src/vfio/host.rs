@@ -9,21 +9,21 @@ use parking_lot::Mutex;
 use virtio_devices::{GuestMap, Memory, MemoryPeers};
 use vm_memory::GuestAddressSpace;
 
-use crate::vfio::attached::{Attached, AttachedFile};
+use crate::vfio::attachment::attached::{Attached, AttachedFile};
+use crate::vfio::attachment::known_files::KnownFiles;
+use crate::vfio::attachment::{cdev, group, rebound};
 use crate::vfio::error::VfioError;
-use crate::vfio::follower::Follower;
-use crate::vfio::guest_memory::GuestMemory;
+use crate::vfio::function::watch::Watch;
 use crate::vfio::host_device::KernelDevice;
-use crate::vfio::host_iommu::{HostIommu, Type1};
-use crate::vfio::iommufd::Iommufd;
-use crate::vfio::known_files::KnownFiles;
+use crate::vfio::kernel::sysfs::SysfsDevice;
+use crate::vfio::memory::follower::Follower;
+use crate::vfio::memory::guest_memory::GuestMemory;
+use crate::vfio::memory::host_iommu::{HostIommu, Type1};
+use crate::vfio::memory::iommufd::Iommufd;
+use crate::vfio::memory::peer_bars::PeerBars;
+use crate::vfio::memory::space::Space;
 use crate::vfio::opened::OpenDevice;
-use crate::vfio::peer_bars::PeerBars;
-use crate::vfio::space::Space;
 use crate::vfio::spec::{VfioInterface, VfioSpec};
-use crate::vfio::sysfs::SysfsDevice;
-use crate::vfio::watch::Watch;
-use crate::vfio::{cdev, group, rebound};
 
 /// The host devices of a VM.
 pub(crate) struct VfioHost {

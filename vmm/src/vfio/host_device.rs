@@ -10,14 +10,14 @@ use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RES
 use virtio_devices::{FileMapping, borrow_eventfd};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::vfio::attached::Attached;
+use crate::vfio::attachment::attached::Attached;
 use crate::vfio::error::VfioError;
-use crate::vfio::info::{self, DeviceInfo, IrqInfo, RegionInfo};
-use crate::vfio::ioctl;
-use crate::vfio::sysfs::SysfsDevice;
+use crate::vfio::kernel::info::{self, DeviceInfo, IrqInfo, RegionInfo};
+use crate::vfio::kernel::ioctl;
+use crate::vfio::kernel::sysfs::SysfsDevice;
 
 /// A host device.
-pub(super) trait HostDevice: Send {
+pub(crate) trait HostDevice: Send {
     /// Reads `data.len()` bytes at `offset` of a region. A device that was removed reads as all-ones.
     fn read(&self, region: usize, offset: u64, data: &mut [u8]);
 

@@ -6,11 +6,11 @@ use pci::Rid;
 use virtio_devices::{IommuAttachment, MemoryPeers};
 
 use crate::vfio::error::VfioError;
-use crate::vfio::follower::Follower;
+use crate::vfio::function::watch::Watched;
 use crate::vfio::function::{Kept, VfioFunction};
 use crate::vfio::host_device::KernelDevice;
-use crate::vfio::info::DeviceInfo;
-use crate::vfio::watch::Watched;
+use crate::vfio::kernel::info::DeviceInfo;
+use crate::vfio::memory::follower::Follower;
 
 /// An open host device. Dropping it closes the device.
 pub(crate) struct OpenDevice {
@@ -28,18 +28,22 @@ pub(crate) struct OpenDevice {
 }
 
 impl OpenDevice {
-    /// Makes the device the function at `rid`, and resets it. `behind` is its place behind the guest's virtual IOMMU,
-    /// if any, whose mappings it reaches from now on.
+    /// Makes the device the function at `rid`, and resets it. `attachment` is its place behind the guest's virtual
+    /// IOMMU, if any, whose mappings it reaches from now on.
     ///
     /// # Errors
     ///
     /// Fails if the shape of the function is impossible, or the device cannot reach what the virtual IOMMU maps.
-    pub(crate) fn into_function(self, rid: Rid, behind: Option<IommuAttachment>) -> Result<VfioFunction, VfioError> {
+    pub(crate) fn into_function(
+        self,
+        rid: Rid,
+        attachment: Option<IommuAttachment>,
+    ) -> Result<VfioFunction, VfioError> {
         let Self { unmapped_bars, watched, mark, host, info, follower, peers } = self;
-        if let (Some(behind), Some(follower)) = (&behind, &follower) {
-            behind.follow(Arc::clone(follower) as _).map_err(|_| VfioError::NotFollowed)?;
+        if let (Some(attachment), Some(follower)) = (&attachment, &follower) {
+            attachment.follow(Arc::clone(follower) as _).map_err(|_| VfioError::NotFollowed)?;
         }
         let function = VfioFunction::new(rid, Box::new(host), &info, &unmapped_bars, peers.as_ref())?;
-        Ok(function.keeping(Kept { follower, _behind: behind, _watched: watched, _mark: mark }))
+        Ok(function.keeping(Kept { follower, _attachment: attachment, _watched: watched, _mark: mark }))
     }
 }

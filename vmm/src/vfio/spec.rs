@@ -4,9 +4,9 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use crate::passed_fd;
-use crate::vfio::cdev;
+use crate::vfio::attachment::cdev;
 use crate::vfio::error::VfioError;
-use crate::vfio::sysfs::SysfsDevice;
+use crate::vfio::kernel::sysfs::SysfsDevice;
 
 /// A host device to pass through.
 #[derive(Debug, Clone, PartialEq, Eq)]

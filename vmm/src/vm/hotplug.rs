@@ -43,7 +43,7 @@ impl Vm {
     /// [`Self::end_pinning`].
     pub(crate) fn opener(&mut self, plan: &DevicePlan) -> Option<OpenBefore> {
         if let DeviceKind::Vfio(spec) = &plan.kind {
-            let (spec, host, memory) = (spec.clone(), Arc::clone(self.devices.vfio()), self.guest_memory().clone());
+            let (spec, host, memory) = (spec.clone(), Arc::clone(self.devices.vfio()), self.memory().clone());
             self.begin_pinning();
             return Some(Box::new(move |_| {
                 let map = memory.memory().into_inner();
@@ -187,22 +187,22 @@ mod tests {
     const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
 
     #[test]
-    fn reboot_keeps_pages_while_a_host_device_pins_guest_memory() {
+    fn reboot_keeps_pages_while_a_host_device_pins_memory() {
         let json = r#"{"serial":{"mode":"Null"},"console":{"mode":"Null"},"memory":{"size":16777216,"shared":true,
             "hotplug_method":"VirtioMem","hotplug_size":134217728}}"#;
         let mut vm = Machine::boot(IDLE, json).vm;
         // Booting writes nothing there.
         let page = GuestAddress(12 << 20);
         let blocks = |vm: &super::Vm| {
-            let memory = vm.guest_memory().memory();
+            let memory = vm.memory().memory();
             let file = memory.find_region(page).unwrap().file_offset().unwrap();
             rustix::fs::fstat(file.file()).unwrap().st_blocks
         };
         let gives_back = |vm: &mut super::Vm| {
-            vm.guest_memory().memory().write_slice(&[7; 1 << 20], page).unwrap();
+            vm.memory().memory().write_slice(&[7; 1 << 20], page).unwrap();
             let before = blocks(vm);
             vm.reset().unwrap();
-            assert_eq!(vm.guest_memory().memory().read_obj::<u64>(page).unwrap(), 0);
+            assert_eq!(vm.memory().memory().read_obj::<u64>(page).unwrap(), 0);
             // Booting itself writes a few pages.
             before - blocks(vm) > 1 << 10
         };

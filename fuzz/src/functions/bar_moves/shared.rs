@@ -138,7 +138,7 @@ impl Inspect for Shared {
         self.device.lock().sriov_status()
     }
 
-    fn port(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
+    fn host_nic(&mut self, _vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
         None
     }
 

@@ -165,8 +165,8 @@ mod tests {
     #[test]
     fn confining_a_running_peer_completes_once_its_queues_stop() {
         let iommu = Iommu::new(48);
-        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
-        let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+        let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
+        let translate: Arc<dyn Translate> = Arc::clone(attachment.endpoint()) as Arc<dyn Translate>;
         let peer = Confined::new(&translate).unwrap();
         peer.begin().unwrap();
         assert!(!peer.is_to_stop(), "bypass at boot");
@@ -201,8 +201,8 @@ mod tests {
         const ROUNDS: u64 = 10_000;
         const CANARY: u64 = 0xc5c5_c5c5;
         let iommu = Iommu::new(48);
-        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
-        let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+        let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
+        let translate: Arc<dyn Translate> = Arc::clone(attachment.endpoint()) as Arc<dyn Translate>;
         let peer = Confined::new(&translate).unwrap();
         let (page, stop, written) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
@@ -246,8 +246,8 @@ mod tests {
     #[test]
     fn a_detach_that_a_peer_has_not_followed_is_no_success() {
         let iommu = Iommu::new(48);
-        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
-        let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+        let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
+        let translate: Arc<dyn Translate> = Arc::clone(attachment.endpoint()) as Arc<dyn Translate>;
         let peer = Confined::with_patience(&translate, Duration::from_millis(100)).unwrap();
         iommu.set_bypass(false);
         iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: true }).unwrap();
@@ -263,8 +263,8 @@ mod tests {
     #[test]
     fn a_peer_that_does_not_stop_is_not_confined_and_keeps_running() {
         let iommu = Iommu::new(48);
-        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
-        let translate: Arc<dyn Translate> = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+        let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
+        let translate: Arc<dyn Translate> = Arc::clone(attachment.endpoint()) as Arc<dyn Translate>;
         let peer = Confined::with_patience(&translate, Duration::from_millis(100)).unwrap();
         peer.begin().unwrap();
         let attach = || iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false });
@@ -272,7 +272,7 @@ mod tests {
             let begun = Instant::now();
             attach().unwrap_err();
             assert!(begun.elapsed() >= Duration::from_millis(100), "each time, it may stop");
-            assert!(behind.endpoint().is_bypassed(), "it is in no domain, as before");
+            assert!(attachment.endpoint().is_bypassed(), "it is in no domain, as before");
             assert!(peer.allows() && !peer.is_to_stop());
         }
         // Removing memory cannot be refused: the queues must still stop, and no thread learns that they may run.

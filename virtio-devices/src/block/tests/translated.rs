@@ -16,11 +16,11 @@ const SHIFT: u64 = 1 << 40;
 /// A disk whose rings and buffers are at different I/O addresses, in pages.
 fn disk(io_uring: bool) -> (Guest, Arc<Iommu>, IommuAttachment) {
     let iommu = Iommu::new(48);
-    let behind = iommu.behind(0, pci::Rid::from_bits(ENDPOINT as u16));
+    let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(ENDPOINT as u16));
     let mut guest = Guest::new(io_uring);
     guest.stop();
-    guest.start_behind(Arc::clone(behind.endpoint()) as _);
-    (guest, iommu, behind)
+    guest.start_behind(Arc::clone(attachment.endpoint()) as _);
+    (guest, iommu, attachment)
 }
 
 fn map(iommu: &Iommu, first: u64, last: u64, target: u64) {
@@ -31,7 +31,7 @@ fn map(iommu: &Iommu, first: u64, last: u64, target: u64) {
 #[test]
 fn an_idle_disk_delays_no_attach_and_finds_what_is_mapped() {
     for io_uring in ENGINES {
-        let (mut guest, iommu, _behind) = disk(io_uring);
+        let (mut guest, iommu, _attachment) = disk(io_uring);
         let data = pattern(3 * 4096, 5);
         assert_eq!(guest.write(8, &data), (OK, 1), "in bypass");
         // Would deadlock if the disk, which waits for a doorbell, were in a pass.

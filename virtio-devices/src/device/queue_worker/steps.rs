@@ -66,7 +66,7 @@ impl<A: QueueHandler> QueueSteps<A> {
         match next {
             Ok(Next::More) => Step::More,
             Ok(Next::Doorbell) => Step::Doorbell,
-            Ok(Next::Later(_)) => Step::Frame,
+            Ok(Next::Later(_) | Next::Source) => Step::Frame,
             Err(BrokenRing) => Step::Broken,
         }
     }

@@ -17,7 +17,7 @@ const REPLY: u64 = BUFFERS + 0x1000;
 /// The IOMMU, and the attachment of a function behind it.
 struct Host {
     iommu: Arc<Iommu>,
-    behind: IommuAttachment,
+    attachment: IommuAttachment,
 }
 
 type Guest = crate::testing::guest::Guest<IommuDevice, Host>;
@@ -25,9 +25,9 @@ type Guest = crate::testing::guest::Guest<IommuDevice, Host>;
 impl Guest {
     fn new() -> Self {
         let iommu = Iommu::new(48);
-        let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+        let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
         let device = IommuDevice::new("iommu", Arc::clone(&iommu));
-        let mut guest = Self::stopped(device, Host { iommu, behind }, &memory(), &[16, 16]);
+        let mut guest = Self::stopped(device, Host { iommu, attachment }, &memory(), &[16, 16]);
         guest.start();
         guest
     }
@@ -67,7 +67,7 @@ fn requests_are_answered_when_the_doorbells_write_returns() {
     assert_eq!(guest.ask(Request::Map { domain: 1, range, target: 0, access: Permissions::Read }), 6);
     assert_eq!(guest.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false }), 0);
     assert_eq!(guest.ask(Request::Map { domain: 1, range, target: 0x2000, access: Permissions::Read }), 0);
-    assert_eq!(guest.host.behind.endpoint().translate(0x1010, 4, Permissions::Read), Some((0x2010, 4)));
+    assert_eq!(guest.host.attachment.endpoint().translate(0x1010, 4, Permissions::Read), Some((0x2010, 4)));
     assert_eq!(guest.ask(Request::Unmap { domain: 1, range }), 0);
     assert_eq!(guest.ask(Request::Detach { domain: 1, endpoint: ENDPOINT }), 0);
     let counted = [IommuCounter::Attaches, IommuCounter::Maps, IommuCounter::Unmaps, IommuCounter::Refused];
@@ -108,13 +108,13 @@ fn faults_report_endpoint_and_address_while_buffers_last() {
     let mut guest = Guest::new();
     guest.queues[1].add(&[(BUFFERS + 0x8000, 24, WRITE)]);
     guest.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false });
-    assert_eq!(guest.host.behind.endpoint().translate(0x1234, 4, Permissions::Write), None);
+    assert_eq!(guest.host.attachment.endpoint().translate(0x1234, 4, Permissions::Write), None);
     eventually("an event", || guest.count(IommuCounter::Events) == 1);
     let mut event = [0; 24];
     guest.queues[1].memory.read_slice(&mut event, GuestAddress(BUFFERS + 0x8000)).unwrap();
     assert_eq!(event, [2, 0, 0, 0, 2, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x34, 0x12, 0, 0, 0, 0, 0, 0]);
     assert!(guest.interrupted(1));
-    assert_eq!(guest.host.behind.endpoint().translate(0x1234, 4, Permissions::Read), None);
+    assert_eq!(guest.host.attachment.endpoint().translate(0x1234, 4, Permissions::Read), None);
     eventually("a drop", || guest.count(IommuCounter::EventsDropped) == 1);
     assert_eq!(guest.count(IommuCounter::Faults), 2);
 }
@@ -122,7 +122,7 @@ fn faults_report_endpoint_and_address_while_buffers_last() {
 #[test]
 fn the_bypass_setting_survives_a_device_reset_not_a_power_on() {
     let mut guest = Guest::new();
-    let at = |guest: &Guest| guest.host.behind.endpoint().translate(0x1234, 4, Permissions::Write);
+    let at = |guest: &Guest| guest.host.attachment.endpoint().translate(0x1234, 4, Permissions::Write);
     assert_eq!(at(&guest), Some((0x1234, 4)), "at boot");
     guest.device.config_write(36, &[0]);
     guest.device.config_write(36, &[2]);

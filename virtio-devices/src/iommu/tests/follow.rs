@@ -31,10 +31,10 @@ struct Copied {
 }
 
 impl Copied {
-    fn of(behind: &IommuAttachment) -> Arc<Self> {
+    fn of(attachment: &IommuAttachment) -> Arc<Self> {
         let known = Mutex::new(Known::Mapped(BTreeMap::new()));
         let copied = Arc::new(Self { known, refuses: AtomicBool::new(false), removals: Mutex::default() });
-        behind.follow(Arc::clone(&copied) as Arc<dyn DmaFollower>).unwrap();
+        attachment.follow(Arc::clone(&copied) as Arc<dyn DmaFollower>).unwrap();
         copied
     }
 
@@ -98,13 +98,13 @@ proptest! {
     fn follower_tracks_its_functions_mappings_after_each_request(
         ops in prop::collection::vec((op(), prop::bool::weighted(0.1)), 1..60)
     ) {
-        let (iommu, behind) = iommu();
-        let followers: Vec<_> = behind.iter().map(Copied::of).collect();
+        let (iommu, attachment) = iommu();
+        let followers: Vec<_> = attachment.iter().map(Copied::of).collect();
         for (op, refuses) in ops {
             let last = followers.last().unwrap();
             last.refuses.store(refuses, Ordering::Relaxed);
-            let (before, status) = (seen(&behind), carry_out(&iommu, op));
-            let after = seen(&behind);
+            let (before, status) = (seen(&attachment), carry_out(&iommu, op));
+            let after = seen(&attachment);
             prop_assert_eq!(known(&followers), after.clone(), "{:?}", op);
             if status == Status::NoMemory {
                 let attach = format!("{op:?}").starts_with("Attach");
@@ -120,23 +120,23 @@ const ATTACH: Request = Request::Attach { domain: 1, endpoint: 0x100, bypass: fa
 
 fn one() -> (Arc<Iommu>, IommuAttachment) {
     let iommu = Iommu::new(48);
-    let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
-    (iommu, behind)
+    let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
+    (iommu, attachment)
 }
 
 #[test]
 fn unmap_reports_all_removals_at_once_after_passes_end() {
-    let (iommu, behind) = one();
-    let copied = Copied::of(&behind);
+    let (iommu, attachment) = one();
+    let copied = Copied::of(&attachment);
     iommu.carry_out(ATTACH).unwrap();
     iommu.carry_out(MAP).unwrap();
     let range = Range { first: 0x4000, last: 0x5fff };
     iommu.carry_out(Request::Map { domain: 1, range, target: 0, access: Permissions::Read }).unwrap();
     thread::scope(|scope| {
-        let pass = behind.endpoint().begin();
+        let pass = attachment.endpoint().begin();
         let all = Range { first: 0, last: u64::MAX };
         scope.spawn(move || iommu.carry_out(Request::Unmap { domain: 1, range: all }).unwrap());
-        eventually("the mapping's removal", || behind.endpoint().mapping(0x1000, Permissions::Read).is_none());
+        eventually("the mapping's removal", || attachment.endpoint().mapping(0x1000, Permissions::Read).is_none());
         assert!(copied.removals.lock().is_empty(), "a thread may be about to pass on what it has looked up");
         drop(pass);
     });
@@ -147,12 +147,12 @@ fn unmap_reports_all_removals_at_once_after_passes_end() {
 
 #[test]
 fn map_and_attach_fail_if_the_follower_refuses() {
-    let (iommu, behind) = one();
-    let copied = Copied::of(&behind);
+    let (iommu, attachment) = one();
+    let copied = Copied::of(&attachment);
     iommu.carry_out(ATTACH).unwrap();
     copied.refuses.store(true, Ordering::Relaxed);
     assert_eq!(iommu.carry_out(MAP), Err(Status::NoMemory));
-    assert_eq!(behind.endpoint().translate(0x1000, 1, Permissions::Read), None);
+    assert_eq!(attachment.endpoint().translate(0x1000, 1, Permissions::Read), None);
     assert_eq!(iommu.table.lock().counts(), (1, 0));
     iommu.carry_out(Request::Attach { domain: 2, endpoint: 0x100, bypass: true }).unwrap();
     assert_eq!(iommu.carry_out(ATTACH), Err(Status::NoMemory));
@@ -162,16 +162,16 @@ fn map_and_attach_fail_if_the_follower_refuses() {
 
 #[test]
 fn follower_gets_current_mappings_first_and_none_once_removed() {
-    let (iommu, behind) = one();
+    let (iommu, attachment) = one();
     iommu.carry_out(ATTACH).unwrap();
     iommu.carry_out(MAP).unwrap();
-    let copied = Copied::of(&behind);
+    let copied = Copied::of(&attachment);
     assert_eq!((copied.at(1, Permissions::Write), copied.at(2, Permissions::Read)), (Some(8), None));
-    behind.endpoint().follow(None).unwrap();
+    attachment.endpoint().follow(None).unwrap();
     iommu.carry_out(Request::Unmap { domain: 1, range: RANGE }).unwrap();
     assert_eq!(copied.at(1, Permissions::Write), Some(8));
-    let copied = Copied::of(&behind);
-    drop(behind);
+    let copied = Copied::of(&attachment);
+    drop(attachment);
     assert_eq!(copied.at(1, Permissions::Write), None, "nothing was mapped, and bypass gets no mapping");
 }
 
@@ -190,9 +190,9 @@ fn what_a_follower_has_not_forgotten_is_no_success() {
             Ok(())
         }
     }
-    let (iommu, behind) = one();
+    let (iommu, attachment) = one();
     let deaf = Arc::new(Deaf(AtomicBool::new(false)));
-    behind.follow(Arc::clone(&deaf) as Arc<dyn DmaFollower>).unwrap();
+    attachment.follow(Arc::clone(&deaf) as Arc<dyn DmaFollower>).unwrap();
     iommu.carry_out(ATTACH).unwrap();
     let unmap = Request::Unmap { domain: 1, range: RANGE };
     iommu.carry_out(MAP).unwrap();
@@ -221,14 +221,14 @@ fn the_table_is_free_while_a_follower_is_told() {
             Ok(())
         }
     }
-    let (iommu, behind) = one();
+    let (iommu, attachment) = one();
     let slow = Arc::new(Slow(Mutex::new(())));
-    behind.follow(Arc::clone(&slow) as Arc<dyn DmaFollower>).unwrap();
+    attachment.follow(Arc::clone(&slow) as Arc<dyn DmaFollower>).unwrap();
     iommu.carry_out(ATTACH).unwrap();
     thread::scope(|scope| {
         let held = slow.0.lock();
         let mapping = scope.spawn(|| iommu.carry_out(MAP));
-        while behind.endpoint().mapping(0x1000, Permissions::Read).is_none() {
+        while attachment.endpoint().mapping(0x1000, Permissions::Read).is_none() {
             thread::yield_now();
         }
         assert!(!mapping.is_finished());

@@ -64,9 +64,9 @@ impl Rig {
         let mut functions = NetSriov::new(nic(), (0..VFS).map(|_| nic()).collect(), placement, &memory()).unwrap();
         let (iommu, mut endpoints) = (Iommu::new(64), Vec::new());
         functions.attach_iommu(|rid| {
-            let behind = iommu.behind(0, rid);
-            endpoints.push(Arc::clone(behind.endpoint()));
-            Some(behind)
+            let attachment = iommu.add_endpoint(0, rid);
+            endpoints.push(Arc::clone(attachment.endpoint()));
+            Some(attachment)
         });
         let device = IommuDevice::new("iommu", Arc::clone(&iommu));
         Self { iommu, device, endpoints, functions: Hosted::new(functions) }

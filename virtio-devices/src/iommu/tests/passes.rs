@@ -18,9 +18,9 @@ const UNMAP: Request = Request::Unmap { domain: 1, range: RANGE };
 
 fn attached() -> (Arc<Iommu>, IommuAttachment) {
     let iommu = Iommu::new(48);
-    let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+    let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
     iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();
-    (iommu, behind)
+    (iommu, attachment)
 }
 
 #[test]
@@ -35,12 +35,12 @@ fn removing_access_waits_for_a_pass_and_mapping_does_not() {
         },
     ];
     for take_away in take_away {
-        let (iommu, behind) = attached();
+        let (iommu, attachment) = attached();
         iommu.carry_out(MAP).unwrap();
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
-            let pass = behind.endpoint().begin();
-            assert!(behind.endpoint().translate(0x1000, 1, Permissions::Write).is_some());
+            let pass = attachment.endpoint().begin();
+            assert!(attachment.endpoint().translate(0x1000, 1, Permissions::Write).is_some());
             let other = Range { first: 0x5000, last: 0x5fff };
             iommu.carry_out(Request::Map { domain: 1, range: other, target: 0, access: Permissions::Read }).unwrap();
             scope.spawn(|| {
@@ -52,8 +52,8 @@ fn removing_access_waits_for_a_pass_and_mapping_does_not() {
             drop(pass);
         });
         assert!(done.load(Ordering::Acquire));
-        let _pass = behind.endpoint().begin();
-        let found = behind.endpoint().translate(0x1000, 1, Permissions::Write);
+        let _pass = attachment.endpoint().begin();
+        let found = attachment.endpoint().translate(0x1000, 1, Permissions::Write);
         assert!(found.is_none_or(|(target, _)| target == 0x1000), "at most itself, by bypass");
     }
 }
@@ -62,7 +62,7 @@ fn removing_access_waits_for_a_pass_and_mapping_does_not() {
 #[test]
 fn an_unmap_does_not_wait_for_a_pass_of_another_function() {
     let (iommu, slow) = attached();
-    let other = iommu.behind(0, pci::Rid::from_bits(0x101));
+    let other = iommu.add_endpoint(0, pci::Rid::from_bits(0x101));
     iommu.carry_out(Request::Attach { domain: 2, endpoint: 0x101, bypass: false }).unwrap();
     iommu.carry_out(MAP).unwrap();
     iommu.carry_out(Request::Map { domain: 2, range: RANGE, target: 0x8000, access: Permissions::Read }).unwrap();
@@ -86,7 +86,7 @@ fn an_unmap_does_not_wait_for_a_pass_of_another_function() {
 #[test]
 fn a_page_that_was_unmapped_under_traffic_stays_clean() {
     const ROUNDS: u64 = 10_000;
-    let (iommu, behind) = attached();
+    let (iommu, attachment) = attached();
     // The page's owner: 0 while it has none, otherwise it may be written.
     let (page, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let (stale, written) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -94,8 +94,8 @@ fn a_page_that_was_unmapped_under_traffic_stays_clean() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Acquire) {
-                    let pass = behind.endpoint().begin();
-                    if behind.endpoint().translate(0x1000, 8, Permissions::Write).is_some() {
+                    let pass = attachment.endpoint().begin();
+                    if attachment.endpoint().translate(0x1000, 8, Permissions::Write).is_some() {
                         // The time to access the page.
                         (0..20).for_each(|_| std::hint::spin_loop());
                         written.fetch_add(1, Ordering::Relaxed);
@@ -128,15 +128,15 @@ fn a_page_that_was_unmapped_under_traffic_stays_clean() {
 #[test]
 fn overlapping_passes_do_not_block_behind_a_waiting_thread() {
     let iommu = Iommu::new(48);
-    let behind = [0x100, 0x101].map(|rid| iommu.behind(0, pci::Rid::from_bits(rid)));
-    let first = behind[0].endpoint().begin();
+    let attachment = [0x100, 0x101].map(|rid| iommu.add_endpoint(0, pci::Rid::from_bits(rid)));
+    let first = attachment[0].endpoint().begin();
     thread::scope(|scope| {
-        let _second = behind[1].endpoint().begin();
-        let waits = scope.spawn(|| behind[1].endpoint().await_passes());
+        let _second = attachment[1].endpoint().begin();
+        let waits = scope.spawn(|| attachment[1].endpoint().await_passes());
         thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_finished());
         // Would deadlock behind the waiting thread.
-        drop(behind[1].endpoint().begin());
+        drop(attachment[1].endpoint().begin());
     });
     drop(first);
 }
@@ -144,7 +144,7 @@ fn overlapping_passes_do_not_block_behind_a_waiting_thread() {
 #[test]
 fn a_function_that_is_gone_leaves_its_place_to_its_successor() {
     let (iommu, first) = attached();
-    let second = iommu.behind(0, pci::Rid::from_bits(0x100));
+    let second = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
     drop(first);
     assert_eq!(iommu.carry_out(Request::Probe { endpoint: 0x100 }), Ok(()));
     drop(second);

@@ -146,9 +146,9 @@ fn endpoint(index: usize) -> u32 {
 
 pub(super) fn iommu() -> (Arc<Iommu>, Vec<IommuAttachment>) {
     let iommu = Iommu::new(64);
-    let behind = (0..ENDPOINTS).map(|n| iommu.behind(0, pci::Rid::from_bits(0x100 + n as u16))).collect();
+    let attachment = (0..ENDPOINTS).map(|n| iommu.add_endpoint(0, pci::Rid::from_bits(0x100 + n as u16))).collect();
     iommu.set_bypass(false);
-    (iommu, behind)
+    (iommu, attachment)
 }
 
 pub(super) fn carry_out(iommu: &Iommu, op: Op) -> Status {
@@ -174,8 +174,8 @@ pub(super) fn carry_out(iommu: &Iommu, op: Op) -> Status {
 }
 
 /// Result of each endpoint at each page: of a read, and of a write.
-pub(super) fn seen(behind: &[IommuAttachment]) -> Vec<Option<u64>> {
-    seen_by(behind.iter().map(IommuAttachment::endpoint))
+pub(super) fn seen(attachment: &[IommuAttachment]) -> Vec<Option<u64>> {
+    seen_by(attachment.iter().map(IommuAttachment::endpoint))
 }
 
 pub(super) fn seen_by<'e>(endpoints: impl IntoIterator<Item = &'e Arc<Endpoint>>) -> Vec<Option<u64>> {
@@ -194,10 +194,10 @@ pub(super) fn seen_by<'e>(endpoints: impl IntoIterator<Item = &'e Arc<Endpoint>>
 proptest! {
     #[test]
     fn requests_do_what_they_do_to_a_model_of_pages(ops in prop::collection::vec(op(), 1..60)) {
-        let (mut model, (iommu, behind)) = (Model::default(), iommu());
+        let (mut model, (iommu, attachment)) = (Model::default(), iommu());
         for op in ops {
             prop_assert_eq!(carry_out(&iommu, op), model.carry_out(op), "{:?}", op);
-            prop_assert_eq!(seen(&behind), model.seen(), "{:?}", op);
+            prop_assert_eq!(seen(&attachment), model.seen(), "{:?}", op);
             prop_assert_eq!(iommu.table.lock().counts(), model.counts());
         }
     }
@@ -218,7 +218,7 @@ proptest! {
 
 #[test]
 fn impossible_domains_are_refused_and_leave_power_on_state() {
-    let (iommu, behind) = iommu();
+    let (iommu, attachment) = iommu();
     let mut device = IommuDevice::new("iommu", iommu);
     let restore = |device: &mut IommuDevice, domains: &str| {
         let json = format!(r#"{{"iommu":{{"bypass":false,"domains":[{domains}]}}}}"#);
@@ -240,5 +240,5 @@ fn impossible_domains_are_refused_and_leave_power_on_state() {
         assert_eq!(device.save(), DeviceSpecific::PowerOn);
     }
     assert_eq!(restore(&mut device, &format!(r#"{{"number":1,"endpoints":[256],"mappings":[{page}]}}"#)), None);
-    assert_eq!(seen(&behind)[0], Some(0));
+    assert_eq!(seen(&attachment)[0], Some(0));
 }

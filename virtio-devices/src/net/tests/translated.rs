@@ -26,14 +26,14 @@ struct Rig {
     guest: Guest,
     iommu: Arc<Iommu>,
     /// The attachment of the NIC, and its neighbour's.
-    _behind: [IommuAttachment; 2],
+    _attachment: [IommuAttachment; 2],
 }
 
 impl Rig {
     /// A running NIC, in a domain where its rings are mapped.
     fn new() -> Self {
         let iommu = Iommu::new(64);
-        let behind = [OWN, NEIGHBOURS].map(|rid| iommu.behind(0, pci::Rid::from_bits(rid as u16)));
+        let attachment = [OWN, NEIGHBOURS].map(|rid| iommu.add_endpoint(0, pci::Rid::from_bits(rid as u16)));
         for (domain, endpoint) in [(1, OWN), (2, NEIGHBOURS)] {
             iommu.carry_out(Request::Attach { domain, endpoint, bypass: false }).unwrap();
         }
@@ -42,10 +42,10 @@ impl Rig {
         iommu.carry_out(rings).unwrap();
         let mut guest = Guest::new(1, 64);
         let mut start = guest.to_start(0);
-        let endpoint = Arc::clone(behind[0].endpoint());
+        let endpoint = Arc::clone(attachment[0].endpoint());
         start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
         guest.workers = guest.device.start(start).unwrap();
-        Self { guest, iommu, _behind: behind }
+        Self { guest, iommu, _attachment: attachment }
     }
 
     fn map(&self, domain: u32, address: u64, target: u64, access: Permissions) {

@@ -116,7 +116,7 @@ proptest! {
         let map = map();
         let driver = driver(&map, across, &descriptors, &indirect);
         let iommu = Iommu::new(64);
-        let behind = iommu.behind(0, pci::Rid::from_bits(8));
+        let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(8));
         iommu.carry_out(Request::Attach { domain: 1, endpoint: 8, bypass: false }).unwrap();
         let page = |at: u64, target, access| {
             let range = Range { first: at, last: at + (PAGE - 1) };
@@ -134,7 +134,7 @@ proptest! {
         if up_there {
             page(u64::MAX - (PAGE - 1), 0x3_0000, Permissions::Read).unwrap();
         }
-        let space = DmaSpace::translated(Memory::new(map), Arc::clone(behind.endpoint()) as _);
+        let space = DmaSpace::translated(Memory::new(map), Arc::clone(attachment.endpoint()) as _);
         let view = space.pass();
         let faults = || iommu.counters().get(IommuCounter::Faults);
         let before = faults();
@@ -190,9 +190,9 @@ fn a_ring_that_is_partly_unmapped_is_broken() {
     driver.queue.lock().set_avail_ring_address(Some(0x1_8ffc), None);
     driver.write(0x1_8ffe, 1_u16.to_le_bytes());
     let iommu = Iommu::new(64);
-    let behind = iommu.behind(0, pci::Rid::from_bits(8));
+    let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(8));
     iommu.carry_out(Request::Attach { domain: 1, endpoint: 8, bypass: false }).unwrap();
-    let space = DmaSpace::translated(Memory::new(map), Arc::clone(behind.endpoint()) as _);
+    let space = DmaSpace::translated(Memory::new(map), Arc::clone(attachment.endpoint()) as _);
     let map_pages = |first, last| {
         let range = Range { first, last };
         iommu.carry_out(Request::Map { domain: 1, range, target: first, access: Permissions::ReadWrite }).unwrap();

@@ -197,13 +197,13 @@ fn hostile_rings_leave_others_80_percent_and_hold_no_lock_long() {
 
 /// Puts the ports of both pairs behind an IOMMU, with mappings of `step` bytes.
 fn put_behind(lan: &mut Lan, step: u64) -> (Arc<Iommu>, Vec<IommuAttachment>) {
-    let (iommu, mut behind) = (Iommu::new(48), Vec::new());
+    let (iommu, mut attachment) = (Iommu::new(48), Vec::new());
     for port in [1, 2, SENDER, TAKER] {
         let endpoint = u32::from(0x100 | port);
-        behind.extend([iommu.behind(0, pci::Rid::from_bits(0x100 | port))]);
+        attachment.extend([iommu.add_endpoint(0, pci::Rid::from_bits(0x100 | port))]);
         iommu.carry_out(Request::Attach { domain: port.into(), endpoint, bypass: false }).unwrap();
         let nic = &mut lan.nics[usize::from(port)];
-        nic.iommu = behind.last().map(|behind| Arc::clone(behind.endpoint()) as _);
+        nic.iommu = attachment.last().map(|attachment| Arc::clone(attachment.endpoint()) as _);
         for (first, last) in nic.places() {
             for target in (first..last).step_by(step as usize) {
                 let range = Range { first: target, last: last.min(target + step - 1) };
@@ -215,7 +215,7 @@ fn put_behind(lan: &mut Lan, step: u64) -> (Arc<Iommu>, Vec<IommuAttachment>) {
         nic.start(FEATURES);
     }
     lan.settle();
-    (iommu, behind)
+    (iommu, attachment)
 }
 
 /// An unmap waits for passes, the longest of which is measured: its own function's, and those of senders to it.
@@ -225,7 +225,7 @@ fn an_unmap_waits_for_a_bounded_amount_of_work() {
         for attack in Attack::ALL {
             let clock = StoppedClock::new();
             let (mut lan, mut worker) = Lan::stepped(8);
-            let (_iommu, _behind) = put_behind(&mut lan, if shape == PAGES { 4096 } else { 8 << 20 });
+            let (_iommu, _attachment) = put_behind(&mut lan, if shape == PAGES { 4096 } else { 8 << 20 });
             take_longest();
             let before = Effort::so_far();
             for _ in 0..20 {

@@ -14,12 +14,13 @@ const PORTS: [u16; 2] = [1, 2];
 
 fn lan() -> (Lan, Arc<Iommu>, Vec<IommuAttachment>) {
     let (mut lan, iommu) = (Lan::new(&Config::closed(3)), Iommu::new(48));
-    let behind: Vec<_> = PORTS.iter().map(|port| iommu.behind(0, pci::Rid::from_bits(0x100 | port))).collect();
-    for (port, behind) in PORTS.iter().zip(&behind) {
+    let attachment: Vec<_> =
+        PORTS.iter().map(|port| iommu.add_endpoint(0, pci::Rid::from_bits(0x100 | port))).collect();
+    for (port, attachment) in PORTS.iter().zip(&attachment) {
         let (domain, endpoint) = (u32::from(*port), u32::from(0x100 | port));
         iommu.carry_out(Request::Attach { domain, endpoint, bypass: false }).unwrap();
         let nic = &mut lan.nics[usize::from(*port)];
-        nic.iommu = Some(Arc::clone(behind.endpoint()) as _);
+        nic.iommu = Some(Arc::clone(attachment.endpoint()) as _);
         for place in nic.places() {
             map(&iommu, *port, place);
         }
@@ -27,7 +28,7 @@ fn lan() -> (Lan, Arc<Iommu>, Vec<IommuAttachment>) {
     lan.nics.iter_mut().for_each(|nic| nic.start(FEATURES));
     lan.nics[0].set_promiscuous(false);
     lan.settle();
-    (lan, iommu, behind)
+    (lan, iommu, attachment)
 }
 
 fn map(iommu: &Iommu, port: u16, (first, last): (u64, u64)) {
@@ -45,7 +46,7 @@ fn faults(iommu: &Iommu) -> u64 {
 
 #[test]
 fn frames_move_only_between_memory_mapped_for_each_port() {
-    let (mut lan, iommu, _behind) = lan();
+    let (mut lan, iommu, _attachment) = lan();
     let hello = frame(mac(1), mac(2), 300);
     lan.nics[2].provide(8, 2048);
     lan.nics[1].send(&hello);
@@ -81,7 +82,7 @@ fn buffers_unmapped_while_another_port_sends_are_not_written() {
     /// The frames of a round.
     const BURST: usize = 4;
     const CANARY: [u8; 64] = [0xc5; 64];
-    let (mut lan, iommu, _behind) = lan();
+    let (mut lan, iommu, _attachment) = lan();
     let [_, buffers] = lan.nics[2].places();
     // One buffer for all frames, so that a single write wipes it.
     let buffer = buffers.0;

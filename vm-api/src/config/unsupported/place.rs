@@ -60,6 +60,8 @@ pub enum Object {
 pub enum Harmless {
     /// Only null. In Cloud Hypervisor the field has this JSON type.
     Null(&'static str),
+    /// Only null. In Cloud Hypervisor the field is a number from 0 to 255.
+    NullByte,
     /// This value, in JSON and on the command line.
     Word(&'static str, &'static str),
     /// An empty array. In Cloud Hypervisor its elements have this JSON type, or this schema.
@@ -92,6 +94,10 @@ impl Harmless {
         let about = format!("Not yet: {subject}.");
         match self {
             Self::Null(ty) => json!({"type": ty, "nullable": true, "description": about}),
+            Self::NullByte => json!({
+                "type": "integer", "nullable": true, "format": "int32", "minimum": 0, "maximum": 255,
+                "description": about,
+            }),
             Self::Word(value, _) => json!({"type": "string", "nullable": true, "default": value, "description": about}),
             Self::Empty(items) => {
                 let items = match *items {
@@ -108,7 +114,7 @@ impl Harmless {
     pub(super) fn value(&self) -> Option<Value> {
         match self {
             Self::Word(value, _) => Some((*value).into()),
-            Self::Null(_) | Self::Empty(_) | Self::If(_) => None,
+            Self::Null(_) | Self::NullByte | Self::Empty(_) | Self::If(_) => None,
         }
     }
 }

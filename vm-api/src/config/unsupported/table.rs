@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value};
 
-use super::place::Harmless::{Empty, If, Null, Word};
+use super::place::Harmless::{Empty, If, Null, NullByte, Word};
 use super::place::Missing;
 use super::place::Object::{Cpus, Device, Net, Payload, Platform, Vf, Vm};
 use super::place::Place::{self, Endpoint, Field, Flag, Setting};
@@ -27,7 +27,7 @@ const fn missing(what: &'static str, places: &'static [Place]) -> Missing {
 /// All features that are not supported yet.
 pub(super) const TABLE: &[Missing] = &[
     // Devices.
-    missing("peer-to-peer cliques of GPUs are", &[Setting(Device, "x_nv_gpudirect_clique", Null("integer"))]),
+    missing("peer-to-peer cliques of GPUs are", &[Setting(Device, "x_nv_gpudirect_clique", NullByte)]),
     missing(
         "vfio-user devices are",
         &[Flag("--user-device"), Field(Vm, "user_devices", Empty("UserDeviceConfig")), Endpoint("vm.add-user-device")],

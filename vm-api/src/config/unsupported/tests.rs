@@ -106,7 +106,7 @@ fn values(harmless: &Harmless) -> (String, String) {
     match harmless {
         Harmless::Word(_, word) => values(word, "other"),
         Harmless::Empty(_) => values("[]", "[1]"),
-        Harmless::Null(_) | Harmless::If(_) => values("", "x"),
+        Harmless::Null(_) | Harmless::NullByte | Harmless::If(_) => values("", "x"),
     }
 }
 

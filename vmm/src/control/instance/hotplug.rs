@@ -72,10 +72,11 @@ impl Instance {
         }))
     }
 
-    /// Takes the plan that [`Self::device_opener`] made. Plans again if the VM has changed since.
+    /// Takes the plan that [`Self::device_opener`] made. Plans again if it is for another device, or the VM has
+    /// changed since.
     fn take_addition(&mut self, new: &NewDevice) -> Addition {
         let opened = match self.acquired.take() {
-            Some(OpenedResources::Device(addition)) if addition.is_of(&self.planned, self.vm.is_some()) => {
+            Some(OpenedResources::Device(addition)) if addition.is_of(new, &self.planned, self.vm.is_some()) => {
                 return *addition;
             }
             Some(OpenedResources::Device(stale)) => stale.opened,
@@ -105,7 +106,7 @@ impl Instance {
         let Some(vm) = &self.vm else { return tap_name(self.fds.get(id)?.first()?.as_fd()).ok() };
         let slot = vm.devices().find(id)?.slot();
         let name = slot.with(|device| {
-            let port = device.port(None)?;
+            let port = device.host_nic(None)?;
             let is_tap = matches!(port.backend_kind(), BackendKind::Tap | BackendKind::VhostNet);
             is_tap.then(|| port.backend_name().to_string())
         });

@@ -231,15 +231,41 @@ fn a_device_is_planned_once_if_its_backend_is_opened_before() {
 }
 
 #[test]
+fn a_new_backend_is_planned_once_unless_the_vm_changes() {
+    let (mut instance, before) = opened_and_planned();
+    let change = || serde_json::from_str::<SetVf>(r#"{"pf":"pf","vhost_socket":"/nonexistent/other"}"#).unwrap();
+    for (is_changed, plans) in [(false, 1), (true, 3)] {
+        let acquire = instance.acquirer(&Action::SetVf(Box::new(change()), Vec::new())).unwrap();
+        assert!(instance.keep(acquire(&Cancel::new().unwrap())));
+        if is_changed {
+            // As when the guest releases a device while the backend is opened.
+            instance.planned_mut();
+        }
+        let failure = instance.set_vf(&change(), Vec::new()).unwrap_err();
+        assert!(format!("{failure:?}").contains("/nonexistent/other"), "{failure:?}");
+        assert_eq!(PLANS.get() - before, plans);
+    }
+}
+
+#[test]
 fn a_plan_is_made_anew_if_the_vm_has_changed_since() {
     let (mut instance, before) = opened_and_planned();
     let action = Action::Add(net("id=n,switch=veb,sriov_vfs=1"));
     assert!(instance.acquirer(&action).is_none());
     // As when the guest releases a device while a backend is opened.
     instance.forget_device("pf");
-    assert!(!addition(&instance).is_of(&instance.planned, true));
+    let new = net("id=n,switch=veb,sriov_vfs=1");
+    assert!(!addition(&instance).is_of(&new, &instance.planned, true));
     instance.add(added(action)).unwrap();
     assert_eq!((ids(&instance), PLANS.get() - before), (vec!["n"], 2));
+}
+
+#[test]
+fn a_plan_for_one_device_is_not_used_for_another() {
+    let (mut instance, before) = opened_and_planned();
+    assert!(instance.acquirer(&Action::Add(net("id=n,switch=veb,sriov_vfs=1"))).is_none());
+    instance.add(net("id=m,switch=veb,sriov_vfs=1")).unwrap();
+    assert_eq!((ids(&instance), PLANS.get() - before), (vec!["pf", "m"], 2));
 }
 
 #[test]

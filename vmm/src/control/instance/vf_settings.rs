@@ -163,7 +163,7 @@ impl VfPlans<'_> {
 
     /// Checks that the open backend of VF `index` can enforce the change.
     fn check(&self, plugged: &Plugged, index: u16) -> Result<(), Failure> {
-        let kind = plugged.slot().with(|device| Some(device.port(Some(VfIndex(index)))?.backend_kind()));
+        let kind = plugged.slot().with(|device| Some(device.host_nic(Some(VfIndex(index)))?.backend_kind()));
         let kind = kind.flatten().ok_or_else(|| self.no_vf(index))?;
         let Some(planned) = self.planned else { return Ok(()) };
         let plan = set_vf::plan_of(planned, &self.change.pf, index).ok_or_else(|| self.no_vf(index))?;
@@ -178,7 +178,7 @@ impl VfPlans<'_> {
         let set = plugged.slot().with(|device| {
             let vf = Some(VfIndex(index));
             let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
-            let port = device.port(vf).ok_or_else(|| self.no_vf(index))?;
+            let port = device.host_nic(vf).ok_or_else(|| self.no_vf(index))?;
             let mut replaced = Replaced::default();
             if mac.is_some()
                 && let Some(plans) = now.zip(plan)

@@ -54,8 +54,8 @@ pub(super) fn open(net: &NetPlan, site: &Site<'_>, opener: &mut BackendOpener<'_
     let device = NetSriov::new(pf, vfs, placement, &host.memory);
     let mut device = device.map_err(|error| DeviceError::Sriov { option: site.option(), error })?;
     device.attach_iommu(|rid| {
-        let behind = rid != placement.rid || plan.iommu;
-        if behind { host.behind(placement, rid) } else { None }
+        let is_behind = rid != placement.rid || plan.iommu;
+        if is_behind { host.iommu_attachment(placement, rid) } else { None }
     });
     Ok((Box::new(device), handle))
 }

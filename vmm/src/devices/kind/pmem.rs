@@ -13,9 +13,9 @@ pub(super) const THREADS: u64 = 1;
 
 pub(super) fn open(spec: &PmemSpec, site: &Site<'_>) -> Result<Opened, DeviceError> {
     let pmem = Pmem::open(spec.clone()).map_err(|error| site.failed(error.kind(), error))?;
-    let (counters, hold) = (pmem.counters(), pmem.hold());
+    let (counters, lock) = (pmem.counters(), pmem.storage_lock());
     let read = Box::new(move || counters.iter().collect());
-    Ok((site.function(pmem)?, Handle::Plain { kind: "pmem", read, hold, socket: None }))
+    Ok((site.function(pmem)?, Handle::Plain { kind: "pmem", read, lock, socket: None }))
 }
 
 /// The file, or the folder of a temporary one.

@@ -38,9 +38,9 @@ impl Site<'_> {
         let Self { plan, placement, host } = *self;
         let function = VirtioFunction::plain(device, placement.rid, host.memory.clone());
         let function = function.map_err(|error| DeviceError::Function { option: plan.option(), error })?;
-        let behind = if plan.iommu { host.behind(placement, placement.rid) } else { None };
-        Ok(Box::new(match behind {
-            Some(behind) => function.behind(behind),
+        let attachment = if plan.iommu { host.iommu_attachment(placement, placement.rid) } else { None };
+        Ok(Box::new(match attachment {
+            Some(attachment) => function.with_iommu(attachment),
             None => function,
         }))
     }

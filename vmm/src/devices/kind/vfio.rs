@@ -17,9 +17,9 @@ pub(super) const THREADS: u64 = 0;
 
 pub(super) fn open(spec: &VfioSpec, site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     let Site { plan, placement, host } = *site;
-    let behind = host.behind(placement, placement.rid).filter(|_| plan.iommu);
+    let attachment = host.iommu_attachment(placement, placement.rid).filter(|_| plan.iommu);
     let device = opener.host_device().unwrap_or_else(|| host.vfio.open(spec, &host.memory));
-    let device = device.and_then(|device| device.into_function(placement.rid, behind)).map_err(|error| {
+    let device = device.and_then(|device| device.into_function(placement.rid, attachment)).map_err(|error| {
         // A descriptor's number means nothing to a client that sent it.
         let option = match &spec.source {
             VfioSource::Path(path) => format!("{},path={}", site.option(), path.display()),

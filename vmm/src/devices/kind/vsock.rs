@@ -15,7 +15,7 @@ pub(super) fn open(spec: &VsockSpec, site: &Site<'_>) -> Result<Opened, DeviceEr
     let vsock = Vsock::open_with(spec.clone(), &site.host.sockets).map_err(|error| site.failed(error.kind(), error))?;
     let (counters, socket) = (vsock.counters(), Some(vsock.socket()));
     let read = Box::new(move || counters.iter().collect());
-    Ok((site.function(vsock)?, Handle::Plain { kind: "vsock", read, hold: None, socket }))
+    Ok((site.function(vsock)?, Handle::Plain { kind: "vsock", read, lock: None, socket }))
 }
 
 /// The folder of the socket.

@@ -48,7 +48,7 @@ pub(super) struct TargetConnection {
     /// Time until the target's greeting arrived.
     rtt: Duration,
     /// Connection whose descriptors the target may not have received yet.
-    passing: Option<Stream>,
+    fd_passing: Option<Stream>,
 }
 
 /// The error of a first connection to `address`, with what to do.
@@ -97,7 +97,7 @@ impl TargetConnection {
             channel: None,
             greeted: None,
             rtt: Duration::ZERO,
-            passing: None,
+            fd_passing: None,
         }
     }
 
@@ -226,7 +226,7 @@ impl TargetConnection {
 
     /// Keeps a connection whose descriptors the target may not have received yet.
     pub(super) fn keep(&mut self, stream: Stream) {
-        self.passing = Some(stream);
+        self.fd_passing = Some(stream);
     }
 
     /// Sends a frame; dropped without a channel.
@@ -283,7 +283,7 @@ impl TargetConnection {
     /// Closes the control connection, and cancels those that are being made.
     pub(super) fn close(&mut self) {
         self.cancel.cancel();
-        (self.channel, self.passing) = (None, None);
+        (self.channel, self.fd_passing) = (None, None);
     }
 }
 

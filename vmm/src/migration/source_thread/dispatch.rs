@@ -94,9 +94,9 @@ impl MigrationSource {
         // name resolution cannot be interrupted.
         let Some(reply) = self.connection.defer(reply) else { return };
         match reply {
-            SourceReply::Writers(Ok(writers), holds, drivers) => {
+            SourceReply::Writers(Ok(writers), locks, drivers) => {
                 self.copy.passes.expect(self.connection.rtt(), drivers);
-                self.handover.set_storage(holds);
+                self.handover.set_storage(locks);
                 self.on_writers(writers);
             }
             SourceReply::Stopped(Ok(stopped)) => self.on_stopped(stopped),
@@ -224,7 +224,7 @@ impl MigrationSource {
         }
     }
 
-    /// Keeps the guest paused, because another program holds its disk locks.
+    /// Keeps the guest paused, because another program locks its disk locks.
     fn on_locks_refused(&mut self, error: &str) {
         self.report.set_lock_error(Some(format!(
             "the guest stays paused: its disk locks could not be taken back: {error}; then resume it (vm.resume)"

@@ -17,7 +17,7 @@ pub(super) struct GuestHandover {
     /// State of backends besides their queues.
     backends: Vec<BackendState>,
     /// Host storage that the guest writes.
-    holds: StorageLocks,
+    locks: StorageLocks,
     /// True if the disks were flushed, or are being flushed, while the guest runs.
     is_flushed: bool,
 }
@@ -25,7 +25,7 @@ pub(super) struct GuestHandover {
 impl GuestHandover {
     /// Prepares the handover of the guest in `offer`.
     pub(super) fn new(offer: Vec<u8>) -> Self {
-        Self { offer, machine: None, backends: Vec::new(), holds: StorageLocks::default(), is_flushed: false }
+        Self { offer, machine: None, backends: Vec::new(), locks: StorageLocks::default(), is_flushed: false }
     }
 
     /// Takes the serialized offer.
@@ -34,13 +34,13 @@ impl GuestHandover {
     }
 
     /// Sets the host storage that the guest writes.
-    pub(super) fn set_storage(&mut self, holds: StorageLocks) {
-        self.holds = holds;
+    pub(super) fn set_storage(&mut self, locks: StorageLocks) {
+        self.locks = locks;
     }
 
     /// Keeps the state of the stopped guest. Returns its backends that have state of their own.
     pub(super) fn keep(&mut self, stopped: StoppedGuest) -> Vec<StatefulBackend> {
-        (self.machine, self.holds) = (Some(stopped.machine), stopped.holds);
+        (self.machine, self.locks) = (Some(stopped.machine), stopped.locks);
         stopped.stateful
     }
 
@@ -62,7 +62,7 @@ impl GuestHandover {
 
     /// Starts to flush the guest's disks, once. Returns false if there is nothing to flush.
     pub(super) fn flush_once(&mut self, tasks: &mut Tasks) -> bool {
-        if self.is_flushed || self.holds.is_empty() {
+        if self.is_flushed || self.locks.is_empty() {
             return false;
         }
         self.is_flushed = true;
@@ -77,15 +77,15 @@ impl GuestHandover {
         message: fn(Result<(), String>) -> SourceMessage,
         tasks: &mut Tasks,
     ) {
-        let holds = self.holds.clone();
-        if holds.is_empty() {
+        let locks = self.locks.clone();
+        if locks.is_empty() {
             // Starting a thread would add to the downtime.
             return tasks.post(message(Ok(())));
         }
         let work = move || {
-            let done = work(&holds).map_err(|error| error.to_string());
+            let done = work(&locks).map_err(|error| error.to_string());
             // Dropped before the result is queued, so that the result implies that no reference is left.
-            drop(holds);
+            drop(locks);
             done
         };
         tasks.spawn_or_fail(ThreadKind::Open, work, message);

@@ -125,8 +125,8 @@ fn control(source: &SourceHandle, commands: &CommandReceiver<SourceCommand>, is_
                 is_slow.store(true, Ordering::SeqCst);
                 let machine = include_str!("../../vm/saved/golden/machine_state-1.json");
                 let machine = Box::new(serde_json::from_str(machine).unwrap());
-                let (holds, stateful, stop) = (StorageLocks::default(), Vec::new(), Duration::ZERO);
-                source.send(SourceReply::Stopped(Ok(StoppedGuest { machine, holds, stateful, stop })));
+                let (locks, stateful, stop) = (StorageLocks::default(), Vec::new(), Duration::ZERO);
+                source.send(SourceReply::Stopped(Ok(StoppedGuest { machine, locks, stateful, stop })));
             }
             Some(SourceCommand::ResumeGuest) => commanded.resumed = true,
             Some(SourceCommand::Report(outcome, why)) => commanded.end = Some((outcome, why.unwrap_or_default())),
@@ -343,8 +343,8 @@ fn a_guest_that_writes_what_is_discarded_stays_at_the_source() {
         unsafe { mapping.address().write_volatile(0) };
         let machine = include_str!("../../vm/saved/golden/machine_state-1.json");
         let machine = Box::new(serde_json::from_str(machine).unwrap());
-        let (holds, stateful, stop) = (StorageLocks::default(), Vec::new(), Duration::ZERO);
-        source.send(SourceReply::Stopped(Ok(StoppedGuest { machine, holds, stateful, stop })));
+        let (locks, stateful, stop) = (StorageLocks::default(), Vec::new(), Duration::ZERO);
+        source.send(SourceReply::Stopped(Ok(StoppedGuest { machine, locks, stateful, stop })));
         let commanded = control(&source, &commands, &AtomicBool::new(false));
         let (outcome, why) = commanded.end.unwrap();
         assert_eq!((outcome, commanded.resumed), (Outcome::Failed, true));

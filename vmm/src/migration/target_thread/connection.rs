@@ -25,13 +25,13 @@ pub(super) struct SourceConnection {
     greeting: Option<Greeting>,
     channel: Option<ControlChannel>,
     /// Connection for descriptors, if the source passes any.
-    passing: Option<Arc<Stream>>,
+    fd_passing: Option<Arc<Stream>>,
 }
 
 impl SourceConnection {
     /// Prepares to wait for a source at `listener`.
     pub(super) const fn new(listener: Option<Listener>, tls: Option<Arc<ServerConfig>>, cancel: Cancel) -> Self {
-        Self { listener, tls, cancel, listening: None, greeting: None, channel: None, passing: None }
+        Self { listener, tls, cancel, listening: None, greeting: None, channel: None, fd_passing: None }
     }
 
     /// Starts the listening thread.
@@ -92,12 +92,12 @@ impl SourceConnection {
 
     /// Keeps the connection for descriptors. Returns false if there is one.
     pub(super) fn set_passing(&mut self, stream: Stream) -> bool {
-        self.passing.replace(Arc::new(stream)).is_none()
+        self.fd_passing.replace(Arc::new(stream)).is_none()
     }
 
     /// Returns the connection for descriptors.
-    pub(super) fn passing(&self) -> Option<Arc<Stream>> {
-        self.passing.clone()
+    pub(super) fn fd_passing(&self) -> Option<Arc<Stream>> {
+        self.fd_passing.clone()
     }
 
     /// Canceller of waits for connections and for backends.
@@ -120,6 +120,6 @@ impl SourceConnection {
     pub(super) fn close(&mut self) {
         self.cancel.cancel();
         self.channel = None;
-        self.passing.iter().for_each(|stream| stream.close());
+        self.fd_passing.iter().for_each(|stream| stream.close());
     }
 }

@@ -83,8 +83,8 @@ impl MigrationTarget {
 
     fn on_reply(&mut self, reply: TargetReply) {
         match reply {
-            TargetReply::Loaded(Ok(holds)) => {
-                self.guest.set_storage(holds);
+            TargetReply::Loaded(Ok(locks)) => {
+                self.guest.set_storage(locks);
                 self.on(Event::Loaded);
             }
             TargetReply::Loaded(Err(why)) => self.fail(why, Event::Failed),
@@ -121,7 +121,7 @@ impl MigrationTarget {
 
     /// Continues once the offer is complete, and with it the connection for descriptors, if any.
     fn check_offered(&mut self) {
-        if self.guest.has_offer() && (self.connection.passing().is_some() || !self.connection.is_local()) {
+        if self.guest.has_offer() && (self.connection.fd_passing().is_some() || !self.connection.is_local()) {
             self.on(Event::Offered);
         }
     }

@@ -107,7 +107,7 @@ impl Acceptor<'_> {
         while (self.first.is_none() || !self.missing.is_empty()) && !cancel.is_cancelled() {
             let (is_called, is_ready) = self.wait()?;
             let now = Instant::now();
-            self.refusals.look(now);
+            self.refusals.update(now);
             let (greeted, refused) = self.slots.advance(&is_ready, now);
             for (stranger, why) in refused {
                 self.refuse(stranger, &why, now);

@@ -61,7 +61,7 @@ fn workers(function: &NicPlan) -> impl Iterator<Item = ThreadKind> {
 }
 
 impl Preparer {
-    /// Creates the VM that `offer` describes, with descriptors from `passing`. `cancel` ends it early.
+    /// Creates the VM that `offer` describes, with descriptors from `fd_passing`. `cancel` ends it early.
     ///
     /// # Errors
     ///
@@ -69,12 +69,12 @@ impl Preparer {
     pub(crate) fn prepare(
         &self,
         offer: &[u8],
-        passing: Option<&UnixStream>,
+        fd_passing: Option<&UnixStream>,
         cancel: &Cancel,
     ) -> Result<PreparedVm, MigrationError> {
         let offer = Offer::read(offer)?;
         let planned = offer.plan(&self.given)?;
-        let fds = offer.receive(planned.plan(), planned.config(), passing)?;
+        let fds = offer.receive(planned.plan(), planned.config(), fd_passing)?;
         landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &self.own_files)?;
         if offer.passed.is_none() {
             empty_files::check(&planned.config().memory.zones).map_err(MigrationError::Unsuitable)?;

@@ -25,7 +25,7 @@ pub(super) struct ReceivedGuest {
     vm: Option<Box<PreparedVm>>,
     state: Option<FinalState>,
     /// Host storage that the guest writes, from loading the machine until its locks are taken.
-    holds: StorageLocks,
+    locks: StorageLocks,
     /// Arrival time of Go.
     go: Option<Instant>,
 }
@@ -33,7 +33,7 @@ pub(super) struct ReceivedGuest {
 impl ReceivedGuest {
     /// Starts without a guest. `fds` came with the client's request.
     pub(super) fn new(preparer: Preparer, fds: Vec<OwnedFd>) -> Self {
-        Self { preparer, fds, offer: None, vm: None, state: None, holds: StorageLocks::default(), go: None }
+        Self { preparer, fds, offer: None, vm: None, state: None, locks: StorageLocks::default(), go: None }
     }
 
     /// Keeps the offer.
@@ -46,11 +46,11 @@ impl ReceivedGuest {
         self.offer.is_some()
     }
 
-    /// Creates the VM in a thread, with descriptors from `passing`.
-    pub(super) fn prepare(&mut self, passing: Option<Arc<Stream>>, cancel: Cancel, tasks: &mut Tasks) {
+    /// Creates the VM in a thread, with descriptors from `fd_passing`.
+    pub(super) fn prepare(&mut self, fd_passing: Option<Arc<Stream>>, cancel: Cancel, tasks: &mut Tasks) {
         let (offer, preparer) = (self.offer.take().unwrap_or_default(), self.preparer.clone());
         let work = move || {
-            let prepared = preparer.prepare(&offer, passing.as_deref().and_then(Stream::unix), &cancel);
+            let prepared = preparer.prepare(&offer, fd_passing.as_deref().and_then(Stream::unix), &cancel);
             prepared.map(Box::new).map_err(|error| error.to_string())
         };
         tasks.spawn_or_fail(ThreadKind::Open, work, TargetMessage::Prepared);
@@ -103,26 +103,26 @@ impl ReceivedGuest {
     }
 
     /// Keeps the host storage that the guest writes.
-    pub(super) fn set_storage(&mut self, holds: StorageLocks) {
-        self.holds = holds;
+    pub(super) fn set_storage(&mut self, locks: StorageLocks) {
+        self.locks = locks;
     }
 
     /// Takes all disk locks, or none, in a thread. Afterwards this thread keeps no reference to the storage.
     pub(super) fn take_locks(&mut self, tasks: &mut Tasks) {
         self.go = Some(Instant::now());
-        let holds = std::mem::take(&mut self.holds);
-        if holds.is_empty() {
+        let locks = std::mem::take(&mut self.locks);
+        if locks.is_empty() {
             // Starting a thread would add to the downtime.
             return tasks.post(TargetMessage::LocksTaken(Ok(())));
         }
         let work = move || {
-            let taken = holds.take().map_err(|error| error.to_string());
+            let taken = locks.take().map_err(|error| error.to_string());
             if taken.is_err()
-                && let Err(error) = holds.release()
+                && let Err(error) = locks.release()
             {
                 log::warn!("{error}");
             }
-            drop(holds);
+            drop(locks);
             taken
         };
         tasks.spawn_or_fail(ThreadKind::Open, work, TargetMessage::LocksTaken);

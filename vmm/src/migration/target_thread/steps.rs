@@ -20,8 +20,8 @@ impl MigrationTarget {
     }
 
     pub(super) fn prepare_vm(&mut self) -> Option<Event> {
-        let (passing, cancel) = (self.connection.passing(), self.connection.cancel().clone());
-        self.guest.prepare(passing, cancel, &mut self.tasks);
+        let (fd_passing, cancel) = (self.connection.fd_passing(), self.connection.cancel().clone());
+        self.guest.prepare(fd_passing, cancel, &mut self.tasks);
         None
     }
 

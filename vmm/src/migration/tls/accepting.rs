@@ -67,7 +67,7 @@ impl Accepting {
     }
 
     /// Sends `bytes` after a completed handshake, as far as they fit into the socket.
-    pub(crate) fn say(&mut self, stream: &TcpStream, bytes: &[u8]) {
+    pub(crate) fn send_last(&mut self, stream: &TcpStream, bytes: &[u8]) {
         if !self.0.is_handshaking() && self.0.writer().write_all(bytes).is_ok() {
             // The connection is closed next in any case.
             let _ = self.send(stream);

@@ -10,10 +10,10 @@ use super::*;
 use crate::pci_host::recording_vm::{Record, RecordingVm, Refuse};
 use crate::pci_host::slot::{PciHost, Slot};
 use crate::vfio::fake::FakeDevice;
-use crate::vfio::fake_iommu::{FakeIommu, memory};
-use crate::vfio::guest_memory::GuestMemory;
-use crate::vfio::info::{IrqInfo, RegionInfo};
-use crate::vfio::peer_bars::PeerBars;
+use crate::vfio::kernel::info::{IrqInfo, RegionInfo};
+use crate::vfio::memory::fake_iommu::{FakeIommu, memory};
+use crate::vfio::memory::guest_memory::GuestMemory;
+use crate::vfio::memory::peer_bars::PeerBars;
 
 const RID: Rid = Rid::from_bits(8);
 const BAR: u64 = 0x8000;

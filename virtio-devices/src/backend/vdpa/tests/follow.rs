@@ -18,7 +18,7 @@ const MEMORY: [(u64, u64); 2] = [(0, 0x10_0000), (1 << 32, 0x20_0000)];
 
 struct Rig {
     iommu: Arc<Iommu>,
-    behind: IommuAttachment,
+    attachment: IommuAttachment,
     kernel: Scripted,
     vdpa: Vdpa,
     dma: DmaSpace,
@@ -30,10 +30,10 @@ impl Rig {
     /// A device that has been opened, and has not been started.
     fn new() -> Self {
         let (iommu, kernel, memory) = (Iommu::new(48), Scripted::default(), shared_memory());
-        let behind = iommu.behind(0, pci::Rid::from_bits(ENDPOINT as u16));
+        let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(ENDPOINT as u16));
         let vdpa = kernel.open_over(spec(1), &memory).unwrap();
-        let dma = DmaSpace::translated(memory, Arc::clone(behind.endpoint()) as Arc<dyn Translate>);
-        Self { iommu, behind, kernel, vdpa, dma, told: BTreeMap::new() }
+        let dma = DmaSpace::translated(memory, Arc::clone(attachment.endpoint()) as Arc<dyn Translate>);
+        Self { iommu, attachment, kernel, vdpa, dma, told: BTreeMap::new() }
     }
 
     fn start(&mut self) -> Result<(), StartError> {
@@ -78,7 +78,7 @@ impl Rig {
 
     /// The pages that the function can access.
     fn expected(&self) -> Vec<(u64, u64)> {
-        let endpoint = self.behind.endpoint();
+        let endpoint = self.attachment.endpoint();
         let is_mapped = |page: &u64| endpoint.translate(page * PAGE, 1, Permissions::No).is_some();
         let target = |page: u64| endpoint.translate(page * PAGE, 1, Permissions::No).unwrap().0;
         let is_memory = |page: &u64| MEMORY.iter().any(|(at, len)| (*at..at + len).contains(&target(*page)));
@@ -267,7 +267,7 @@ proptest! {
                 rig.vdpa.stop();
                 rig.start().unwrap();
             }
-            if rig.behind.endpoint().is_bypassed() {
+            if rig.attachment.endpoint().is_bypassed() {
                 prop_assert_eq!(rig.reached(), MEMORY);
             } else {
                 prop_assert_eq!(rig.reached_pages(), rig.expected(), "{:?}", op);

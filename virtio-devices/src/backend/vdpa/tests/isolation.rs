@@ -19,16 +19,16 @@ struct Member {
     endpoint: u32,
     kernel: Scripted,
     _vdpa: Vdpa,
-    _behind: IommuAttachment,
+    _attachment: IommuAttachment,
 }
 
 impl Member {
     fn new(iommu: &Arc<Iommu>, endpoint: u16, memory: &Memory) -> Self {
-        let (behind, kernel) = (iommu.behind(0, pci::Rid::from_bits(endpoint)), Scripted::default());
+        let (attachment, kernel) = (iommu.add_endpoint(0, pci::Rid::from_bits(endpoint)), Scripted::default());
         let mut vdpa = kernel.open_over(spec(1), memory).unwrap();
-        let dma = DmaSpace::translated(memory.clone(), Arc::clone(behind.endpoint()) as Arc<dyn Translate>);
+        let dma = DmaSpace::translated(memory.clone(), Arc::clone(attachment.endpoint()) as Arc<dyn Translate>);
         start_behind(&mut vdpa, &dma, &[queue(0, 0), queue(1, 0)], NEGOTIATED, true).unwrap();
-        Self { endpoint: endpoint.into(), kernel, _vdpa: vdpa, _behind: behind }
+        Self { endpoint: endpoint.into(), kernel, _vdpa: vdpa, _attachment: attachment }
     }
 
     fn attach(&self, iommu: &Iommu, domain: u32) {

@@ -11,13 +11,13 @@ use crate::{DmaSpace, NetSpec, VirtioDevice};
 fn a_confined_function_is_link_down_with_a_reason_until_bypass() {
     record_log();
     let (rig, iommu) = (Rig::new(), Iommu::new(48));
-    let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+    let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
     let peer = rig.peer(Script::new(1));
     let spec = NetSpec { id: "confined".into(), ..spec(1, 16) };
     let mut guest = Guest::over_in(spec, rig.connect(1).unwrap(), rig.map.clone());
     peer.heard();
     let mut start = guest.to_start(guest.device.features());
-    let endpoint = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+    let endpoint = Arc::clone(attachment.endpoint()) as Arc<dyn Translate>;
     start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
     guest.workers = guest.device.start(start).unwrap();
     peer.await_heard("STATUS 15");

@@ -23,7 +23,7 @@ const RINGS: &str = "UPDATE 0x0+0x30000=0x0 ReadWrite";
 struct Machine {
     rig: Rig,
     iommu: Arc<Iommu>,
-    behind: IommuAttachment,
+    attachment: IommuAttachment,
     guest: Guest,
 }
 
@@ -31,10 +31,10 @@ impl Machine {
     /// Over the peer that listens.
     fn new(rig: Rig, id: &str) -> Self {
         let iommu = Iommu::new(48);
-        let behind = iommu.behind(0, pci::Rid::from_bits(ENDPOINT as u16));
+        let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(ENDPOINT as u16));
         let spec = NetSpec { id: id.into(), ..spec(1, 16) };
         let guest = Guest::over_in(spec, rig.connect(1).unwrap(), rig.map.clone());
-        let machine = Self { rig, iommu, behind, guest };
+        let machine = Self { rig, iommu, attachment, guest };
         machine.ask(Request::Attach { domain: 1, endpoint: ENDPOINT, bypass: false });
         machine.map((0, 0x3_0000), 0, Permissions::ReadWrite);
         machine
@@ -58,7 +58,7 @@ impl Machine {
 
     fn start(&mut self) {
         let mut start = self.guest.to_start(self.guest.device.features());
-        let endpoint = Arc::clone(self.behind.endpoint()) as Arc<dyn Translate>;
+        let endpoint = Arc::clone(self.attachment.endpoint()) as Arc<dyn Translate>;
         start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
         self.guest.workers = self.guest.device.start(start).unwrap();
     }
@@ -281,7 +281,7 @@ fn a_domain_is_refused_while_the_peer_keeps_its_old_mappings() {
     peer.keep_translations();
     let attach = Request::Attach { domain: 2, endpoint: ENDPOINT, bypass: false };
     machine.iommu.carry_out(attach).unwrap_err();
-    assert!(machine.behind.endpoint().is_bypassed(), "it is in no domain, as before");
+    assert!(machine.attachment.endpoint().is_bypassed(), "it is in no domain, as before");
     await_loss(&machine.guest, true);
     let attach = Request::Attach { domain: 2, endpoint: ENDPOINT, bypass: false };
     eventually("a domain for a function without a peer", || machine.iommu.carry_out(attach).is_ok());

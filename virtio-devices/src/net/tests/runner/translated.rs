@@ -12,23 +12,23 @@ const START: &str = "start [(0, 0), (1, 0)] pairs=1 fresh=true";
 /// A running NIC, in a domain where its rings are mapped.
 fn started(backend: &Scripted) -> (Guest, Arc<Iommu>, IommuAttachment) {
     let iommu = Iommu::new(48);
-    let behind = iommu.behind(0, pci::Rid::from_bits(0x100));
+    let attachment = iommu.add_endpoint(0, pci::Rid::from_bits(0x100));
     iommu.carry_out(Request::Attach { domain: 1, endpoint: 0x100, bypass: false }).unwrap();
     let range = Range { first: 0, last: BUFFERS - 1 };
     iommu.carry_out(Request::Map { domain: 1, range, target: 0, access: Permissions::ReadWrite }).unwrap();
     let mut guest = backend.guest(1);
     let mut start = guest.to_start(FEATURES);
-    let endpoint = Arc::clone(behind.endpoint()) as Arc<dyn Translate>;
+    let endpoint = Arc::clone(attachment.endpoint()) as Arc<dyn Translate>;
     start.memory = DmaSpace::translated(start.memory.memory().clone(), endpoint);
     guest.workers = guest.device.start(start).unwrap();
     backend.await_asked(START);
-    (guest, iommu, behind)
+    (guest, iommu, attachment)
 }
 
 #[test]
 fn unreachable_address_stops_queues_until_the_driver_resets() {
     let backend = Scripted::new(1);
-    let (mut guest, iommu, _behind) = started(&backend);
+    let (mut guest, iommu, _attachment) = started(&backend);
     backend.script.lock().positions = vec![Some(0), Some(0)];
     guest.queues[0].add(&[(BUFFERS, 64, WRITE)]);
     backend.say(Ok(Attention::Unreachable));
@@ -49,7 +49,7 @@ fn unreachable_address_stops_queues_until_the_driver_resets() {
 #[test]
 fn unexplained_broken_ring_is_reported_as_an_iommu_fault() {
     let backend = Scripted::new(1);
-    let (mut guest, iommu, _behind) = started(&backend);
+    let (mut guest, iommu, _attachment) = started(&backend);
     backend.script.lock().positions = vec![Some(1), Some(0)];
     // The first was mapped, and was taken.
     guest.queues[0].add(&[(0x8_0000, 64, WRITE)]);

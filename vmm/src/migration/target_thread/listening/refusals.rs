@@ -24,7 +24,7 @@ impl Refusals {
 
     /// Logs or counts a refusal.
     pub(super) fn add(&mut self, why: &str, now: Instant) {
-        self.look(now);
+        self.update(now);
         if self.written < MOST {
             self.written += 1;
             (self.write)(format!("refused a connection that is not from a source; still waiting for one: {why}"));
@@ -34,15 +34,15 @@ impl Refusals {
     }
 
     /// Starts a new period if the current one is over.
-    pub(super) fn look(&mut self, now: Instant) {
+    pub(super) fn update(&mut self, now: Instant) {
         if now.saturating_duration_since(self.since) >= PERIOD {
-            self.tell();
+            self.log_unwritten();
             (self.since, self.written) = (now, 0);
         }
     }
 
     /// Logs the number of refusals that were not logged.
-    fn tell(&mut self) {
+    fn log_unwritten(&mut self) {
         if self.unwritten > 0 {
             let count = std::mem::take(&mut self.unwritten);
             (self.write)(format!("{count} more connections were refused"));
@@ -52,7 +52,7 @@ impl Refusals {
 
 impl Drop for Refusals {
     fn drop(&mut self) {
-        self.tell();
+        self.log_unwritten();
     }
 }
 
@@ -73,7 +73,7 @@ mod tests {
         let mut refusals = Refusals::new(now, |line| LINES.with_borrow_mut(|lines| lines.push(line)));
         (0..1000).for_each(|_| refusals.add("no source", now));
         assert_eq!(lines().len(), MOST as usize);
-        refusals.look(now + PERIOD);
+        refusals.update(now + PERIOD);
         assert_eq!(lines(), ["990 more connections were refused"]);
         (0..11).for_each(|_| refusals.add("no source", now + PERIOD));
         assert_eq!(lines().len(), MOST as usize);

@@ -115,7 +115,7 @@ impl Stranger {
     pub(super) fn refuse(mut self, why: &str) {
         let frame = Frame::Failed(why.to_string()).bytes();
         match (&mut self.tls, &self.stream) {
-            (Some(tls), Stream::Tcp(stream)) => tls.say(stream, &frame),
+            (Some(tls), Stream::Tcp(stream)) => tls.send_last(stream, &frame),
             // The connection is closed in any case.
             (_, stream) => _ = { stream }.write(&frame),
         }
