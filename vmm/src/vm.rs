@@ -20,6 +20,7 @@ mod power;
 mod powered;
 mod reclaiming;
 mod saved;
+mod taken;
 mod threads_needed;
 mod watchdog;
 
