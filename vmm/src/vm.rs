@@ -22,6 +22,7 @@ mod power;
 mod powered;
 mod reclaiming;
 mod saved;
+mod taken;
 mod threads_needed;
 mod watchdog;
 
