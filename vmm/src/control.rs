@@ -19,6 +19,7 @@ pub(crate) mod queue;
 mod resize;
 mod set_vf;
 mod signals;
+mod sockets;
 mod unlogged_links;
 
 use std::collections::VecDeque;
@@ -33,7 +34,7 @@ use serde::Serialize;
 use virtio_devices::borrow_eventfd as borrow;
 
 use crate::api::info::{PciDeviceInfo, VmmPingResponse};
-use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, NewDevice, Reply, Resize, Server};
+use crate::api::{Action, ApiSocket, Failure, NewDevice, Reply, Resize};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig};
 use crate::control::active_migration::ActiveMigration;
 use crate::control::instance::{Added, GuestOutcome, Instance};
@@ -41,6 +42,7 @@ use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{OpenedResources, PendingOpen};
 use crate::control::queue::{ActionQueue, PendingAction};
 use crate::control::signals::{Signals, ignore_file_size_signal};
+use crate::control::sockets::Claims;
 use crate::devices::kind;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
@@ -71,6 +73,8 @@ pub struct Options {
     pub restore: Option<RestoreConfig>,
     /// Socket of the API.
     pub api: Option<ApiSocket>,
+    /// Socket of the API for readers.
+    pub readers: Option<ApiSocket>,
     /// Receiver of events.
     pub event_monitor: Option<EventMonitor>,
     /// Keep running for API clients after the guest powers off.
@@ -96,8 +100,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     heap::limit();
     // Before the first write to a file.
     ignore_file_size_signal();
-    let clients = if options.api.is_some() { MOST_FILES } else { 0 };
-    let limits = HostLimits::read(clients);
+    let limits = HostLimits::read(sockets::most_files(&options));
     let host = |action| move |error| Error::Host { action, error };
     privileges::reduce().map_err(host("give up rights that no VM needs"))?;
     seccomp::begin(options.seccomp).map_err(|error| match error.raw_os_error() {
@@ -105,26 +108,20 @@ pub fn run(options: Options) -> Result<(), Error> {
         _ => host("filter system calls, without which --seccomp false runs")(error),
     })?;
     // First: the event file of another VMM that has the socket must not get events of two programs.
-    let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
+    let claims = sockets::claim(&options)?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
     let for_log = log::log_enabled!(log::Level::Info).then_some(Output::LogAlone);
     let stream = output.or(for_log).map(|output| EventStream::start(output, began)).transpose();
     let (_stream, events) = stream.map_err(host("start the thread that writes events"))?.unzip();
     let events = events.unwrap_or_default();
     events.vmm("starting");
-    let ended = serve(options, claim, &events, began, limits);
+    let ended = serve(options, claims, &events, began, limits);
     events.vmm("shutdown");
     ended
 }
 
-fn serve(
-    options: Options,
-    claim: Option<Claim>,
-    events: &Events,
-    began: Instant,
-    limits: HostLimits,
-) -> Result<(), Error> {
-    let own_files: Vec<_> = options.api.iter().filter_map(ApiSocket::path).map(Rule::of_api_socket).collect();
+fn serve(options: Options, claims: Claims, events: &Events, began: Instant, limits: HostLimits) -> Result<(), Error> {
+    let own_files = sockets::own_files(&options);
     if let Some(planned) = &options.vm {
         landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &own_files)?;
     }
@@ -141,7 +138,7 @@ fn serve(
     let host = |action| move |error| Error::Host { action, error };
     let signals = Signals::catch().map_err(host("catch signals"))?;
     let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
-    let bound = claim.map(Claim::listen).transpose()?;
+    let listening = claims.listen()?;
     let (events, no_shutdown) = (events.clone(), options.no_shutdown);
     let mut vmm = ControlLoop {
         instance,
@@ -165,16 +162,12 @@ fn serve(
     if let Some(restored) = restored {
         vmm.begin_restored(restored, resumes)?;
     }
-    let (listener, socket) = bound.unzip();
-    let server = listener.map(|listener| Server::start(listener, Arc::new(sender))).transpose();
-    let server = server.map_err(host("serve the API"))?;
+    let servers = listening.serve(&Arc::new(sender)).map_err(host("serve the API"))?;
     // Without a service manager this does nothing.
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let ended = vmm.run();
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
-    // The server must end before its socket is removed.
-    drop(server);
-    drop(socket);
+    drop(servers);
     ended
 }
 
