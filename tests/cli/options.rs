@@ -168,6 +168,14 @@ fn where_the_api_is_found_is_a_path_or_a_descriptor() {
             format!("--api-socket {malformed}: give path=<path>, a path alone, or fd=<number>")
         );
     }
+    assert_eq!(
+        usage(&["--api-socket", "s", "--read-only-socket", "fd=2"]),
+        "--read-only-socket fd=2: give path=<path>, a path alone, or fd=<number>"
+    );
+    assert_eq!(
+        usage(&["--read-only-socket", "s"]),
+        "nothing to run; give --kernel, --config, --restore or --api-socket"
+    );
     assert!(
         Run::new(&["--api-socket", "fd=99"])
             .refused(WRONG)

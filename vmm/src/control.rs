@@ -20,6 +20,7 @@ mod ready;
 mod resize;
 mod set_vf;
 mod signals;
+mod sockets;
 mod startup;
 mod unlogged_links;
 
