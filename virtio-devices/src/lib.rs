@@ -60,6 +60,7 @@ pub use config_tables::{ConfigTable, config_tables};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::config::{ConfigField, Rule};
 pub use device::counters::CounterText;
+pub use device::driver_log::DriverLog;
 pub use device::failures::{FailureChange, FailureObserver};
 pub use device::host_nic::{ConnectError, FunctionStatus, HostNic, MacError, NewBackend, ResetBy, SriovStatus};
 pub use device::rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};

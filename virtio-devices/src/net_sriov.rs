@@ -247,7 +247,11 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
     }
 
     fn sriov_status(&self) -> Option<SriovStatus> {
-        self.sriov().map(|sriov| SriovStatus { num_vfs: sriov.num_vfs(), vf_enable: sriov.vf_enable() })
+        self.sriov().map(|sriov| SriovStatus {
+            num_vfs: sriov.num_vfs(),
+            vf_enable: sriov.vf_enable(),
+            disabled_by: self.pf().vfs_disabled_by(),
+        })
     }
 
     fn host_nic(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
@@ -256,6 +260,11 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
 
     fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
         self.functions.functions().for_each(|function| function.observe_needs_reset(observer));
+    }
+
+    fn log_drivers(&mut self, name: &dyn Fn(Option<VfIndex>) -> String) {
+        let functions = std::iter::once(None).chain((0..).map(VfIndex).map(Some)).zip(self.functions.functions_mut());
+        functions.for_each(|(vf, function)| function.log_driver(&name(vf)));
     }
 
     fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {

@@ -7,6 +7,7 @@ pub(crate) mod features;
 pub(crate) mod interrupt;
 mod register;
 mod state;
+mod trace;
 
 use std::sync::Arc;
 

@@ -92,5 +92,5 @@ fn nic(switch: &Switch, port: u16) -> Net {
 fn started(nic: &mut Net, memory: &GuestMap) -> Vec<Worker> {
     let memory = Memory::new(memory.clone());
     let interrupts = Arc::new(Interrupts::new(3, 0));
-    nic.start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts }).unwrap()
+    nic.start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts, log: None }).unwrap()
 }

@@ -104,6 +104,7 @@ impl Machine {
             features: machine.control.features(),
             queues: vec![(0, Arc::clone(&machine.requests.queue))],
             interrupts: Arc::new(Interrupts::new(2, 3)),
+            log: None,
         };
         machine.events = machine.control.start(start).unwrap();
         for (domain, endpoint) in DOMAINS {
@@ -174,7 +175,7 @@ impl Machine {
         self.queues[0].memory_write(0, &[0; 0x2_0000]);
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
         let (memory, interrupts) = (self.dma.clone(), Arc::clone(&self.interrupts));
-        self.workers = self.net.start(Start { memory, features: FEATURES, queues, interrupts }).unwrap();
+        self.workers = self.net.start(Start { memory, features: FEATURES, queues, interrupts, log: None }).unwrap();
     }
 
     fn stop(&mut self) {

@@ -89,7 +89,7 @@ impl Machine {
         let interrupts = Arc::clone(&self.interrupts);
         self.workers = self
             .net
-            .start(Start { memory: self.memory.clone().into(), features: FEATURES, queues, interrupts })
+            .start(Start { memory: self.memory.clone().into(), features: FEATURES, queues, interrupts, log: None })
             .unwrap();
     }
 

@@ -78,6 +78,9 @@ pub trait Inspect {
     /// called on any thread, even with the device's lock held.
     fn observe_needs_reset(&self, _observer: &Arc<NeedsResetObserver>) {}
 
+    /// Logs the actions of drivers from now on (`-vv`), with `name` of each function at the start of a line.
+    fn log_drivers(&mut self, _name: &dyn Fn(Option<VfIndex>) -> String) {}
+
     /// Appends the backends that access the guest's memory by themselves, with their functions. VFs that do not exist
     /// now are included.
     fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}

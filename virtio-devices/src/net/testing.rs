@@ -74,7 +74,7 @@ impl Rig {
         let Self { memory, tap, state, policy, tally, counters, failures, interrupts, .. } = self;
         let backend: &TapQueue = &tap.queues()[0].lock();
         let memory = &DmaView::identity(memory);
-        let result = step(&mut Pass { memory, backend, state, policy, tally, failures, interrupts });
+        let result = step(&mut Pass { memory, backend, state, policy, tally, failures, interrupts, log: None });
         tally.flush(counters);
         result
     }

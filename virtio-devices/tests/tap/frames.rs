@@ -55,8 +55,10 @@ impl Machine {
     pub(crate) fn start(&mut self, features: u64) {
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
         let interrupts = Arc::clone(&self.interrupts);
-        self.workers =
-            self.net.start(Start { memory: self.memory.clone().into(), features, queues, interrupts }).unwrap();
+        self.workers = self
+            .net
+            .start(Start { memory: self.memory.clone().into(), features, queues, interrupts, log: None })
+            .unwrap();
         // What is answered has been started: frames are no longer from before that. And the host's own multicast stays
         // away.
         let control = self.workers[0].doorbells.last().unwrap().0;

@@ -41,8 +41,9 @@ fn switch_links_follow_the_tap_unless_set_to_stay_up() {
     let mut nics = [0, 1].map(|port| nic(&switch, port));
     let memory = Memory::new(GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
     let interrupts = Arc::new(Interrupts::new(3, 0));
-    let workers =
-        nics[0].start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts }).unwrap();
+    let workers = nics[0]
+        .start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts, log: None })
+        .unwrap();
     for _ in 0..2 {
         wait(&nics, [true, true]);
         ip("link set tap0 down");

@@ -5,7 +5,6 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use crate::api::{ApiSocket, BoundSocket, Claim, Clients, Handler, Server};
-use crate::control::Options;
 use crate::error::Error;
 use crate::landlock::Rule;
 
@@ -25,14 +24,14 @@ pub(super) struct Listening {
 pub(super) type Served = (Server, Option<BoundSocket>);
 
 /// Returns the most files that clients make this process open.
-pub(super) fn most_files(options: &Options) -> u64 {
+pub(super) fn most_files(api: &Option<ApiSocket>, readers: &Option<ApiSocket>) -> u64 {
     let of = |socket: &Option<ApiSocket>, clients: Clients| if socket.is_some() { clients.most_files() } else { 0 };
-    of(&options.api, Clients::All) + of(&options.readers, Clients::Readers)
+    of(api, Clients::All) + of(readers, Clients::Readers)
 }
 
 /// Returns the folders of the sockets, which the program needs with any VM.
-pub(super) fn own_files(options: &Options) -> Vec<Rule> {
-    let sockets = [("--api-socket", &options.api), ("--read-only-socket", &options.readers)];
+pub(super) fn own_files(api: &Option<ApiSocket>, readers: &Option<ApiSocket>) -> Vec<Rule> {
+    let sockets = [("--api-socket", api), ("--read-only-socket", readers)];
     let path = |(option, socket): (_, &Option<ApiSocket>)| {
         socket.as_ref().and_then(ApiSocket::path).map(|path| Rule::of_socket(option, path))
     };
@@ -44,9 +43,9 @@ pub(super) fn own_files(options: &Options) -> Vec<Rule> {
 /// # Errors
 ///
 /// Fails if another VMM uses one of them, or both are the same.
-pub(super) fn claim(options: &Options) -> Result<Claims, Error> {
-    let all = options.api.as_ref().map(ApiSocket::claim).transpose()?;
-    let readers = options.readers.as_ref().map(ApiSocket::claim).transpose().map_err(Error::ReadOnly)?;
+pub(super) fn claim(api: &Option<ApiSocket>, readers: &Option<ApiSocket>) -> Result<Claims, Error> {
+    let all = api.as_ref().map(ApiSocket::claim).transpose()?;
+    let readers = readers.as_ref().map(ApiSocket::claim).transpose().map_err(Error::ReadOnly)?;
     if let (Some(all), Some(readers)) = (&all, &readers) {
         readers.differ(all).map_err(Error::ReadOnly)?;
     }

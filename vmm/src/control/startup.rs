@@ -60,7 +60,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     heap::limit();
     // Before the first write to a file.
     ignore_file_size_signal();
-    let limits = HostLimits::read(sockets::most_files(&options));
+    let limits = HostLimits::read(sockets::most_files(&options.api, &options.readers));
     let host = |action| move |error| Error::Host { action, error };
     privileges::reduce().map_err(host("give up rights that no VM needs"))?;
     seccomp::begin(options.seccomp).map_err(|error| match error.raw_os_error() {
@@ -68,7 +68,7 @@ pub fn run(options: Options) -> Result<(), Error> {
         _ => host("filter system calls, without which --seccomp false runs")(error),
     })?;
     // First: the event file of another VMM that has the socket must not get events of two programs.
-    let claims = sockets::claim(&options)?;
+    let claims = sockets::claim(&options.api, &options.readers)?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
     let for_log = log::log_enabled!(log::Level::Info).then_some(Output::LogAlone);
     let stream = output.or(for_log).map(|output| EventStream::start(output, began)).transpose();
@@ -81,7 +81,7 @@ pub fn run(options: Options) -> Result<(), Error> {
 }
 
 fn serve(options: Options, claims: Claims, events: &Events, began: Instant, limits: HostLimits) -> Result<(), Error> {
-    let own_files = sockets::own_files(&options);
+    let own_files = sockets::own_files(&options.api, &options.readers);
     if let Some(planned) = &options.vm {
         landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &own_files)?;
     }

@@ -287,6 +287,7 @@ impl Nic {
             features,
             queues: (0..).zip(queues).map(|(index, queue)| (index, Arc::clone(&queue.queue))).collect(),
             interrupts: Arc::clone(&self.interrupts),
+            log: None,
         };
         self.workers = self.net.start(start).unwrap();
         self.kick();
