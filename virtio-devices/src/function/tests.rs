@@ -5,7 +5,6 @@ use pci::{Device, ResetKind};
 use virtio_queue::QueueT;
 
 use super::*;
-use crate::Signals;
 use crate::testing::{Driver, FAKE_FEATURE, FakeDevice, Hosted, memory};
 use crate::{Inspect, Lifecycle, NotResumed, Signals, StateError};
 
