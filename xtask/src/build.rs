@@ -31,7 +31,8 @@ fn optimised() -> Vec<&'static str> {
     [FIXTURES, &["--bin", "cloud-hypervisor", "--bin", "ch-remote"]].concat()
 }
 
-/// Builds the command under test, its client next to it, and the fixtures, optimised. Returns the command and the folder of the fixtures.
+/// Builds the command under test, its client next to it, and the fixtures, optimised. Returns the command and the
+/// folder of the fixtures.
 pub(crate) fn vmm_and_fixtures(workspace: &Path) -> Result<(PathBuf, PathBuf)> {
     let built = build(workspace, "cloud-hypervisor and the fixtures, optimised", &optimised())?;
     Ok((only(&built, "cloud-hypervisor")?, folder_of_fixtures(&built)?))

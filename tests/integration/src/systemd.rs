@@ -114,7 +114,7 @@ impl Systemd {
                 return;
             }
             assert!(Instant::now() < deadline, "{unit} is {state}, not {wanted}\n{}", self.log());
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(250));
         }
     }
 

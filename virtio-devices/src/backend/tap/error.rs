@@ -29,8 +29,8 @@ pub enum TapError {
     NoTunDevice,
     /// This user may not open the tun driver.
     #[error(
-        "no permission to open /dev/net/tun; pass an open tap (fd=), give a PF a switch (switch=veb), or give this user \
-         read and write access to it"
+        "no permission to open /dev/net/tun; pass an open tap (fd=), give a PF a switch (switch=veb), or give this \
+         user read and write access to it"
     )]
     NoRightToTunDevice,
     /// The tun driver cannot be opened for another reason.
