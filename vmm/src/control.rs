@@ -75,6 +75,8 @@ pub struct Options {
     pub event_monitor: Option<EventMonitor>,
     /// Keep running for API clients after the guest powers off.
     pub no_shutdown: bool,
+    /// Accept `vm.inject-fault`.
+    pub fault_injection: bool,
     /// Action on a disallowed system call.
     pub seccomp: Seccomp,
     /// Output of the log.
@@ -142,7 +144,7 @@ fn serve(
     let signals = Signals::catch().map_err(host("catch signals"))?;
     let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
     let bound = claim.map(Claim::listen).transpose()?;
-    let (events, no_shutdown) = (events.clone(), options.no_shutdown);
+    let (events, no_shutdown, fault_injection) = (events.clone(), options.no_shutdown, options.fault_injection);
     let mut vmm = ControlLoop {
         instance,
         actions,
@@ -150,6 +152,7 @@ fn serve(
         events,
         began,
         no_shutdown,
+        fault_injection,
         limits,
         own_files,
         opening: None,
@@ -187,6 +190,8 @@ struct ControlLoop {
     events: Events,
     began: Instant,
     no_shutdown: bool,
+    /// True if clients may ask for faults.
+    fault_injection: bool,
     /// Limits of open files and other resources.
     limits: HostLimits,
     /// Action whose resources are being opened.
@@ -541,6 +546,11 @@ impl ControlLoop {
             Action::Info => Ok(json(&info::info(self.created()?))),
             Action::Counters => Ok(json(&info::counters(self.running()?))),
             Action::SetVf(change, fds) => self.created()?.set_vf(&change, fds).map(|()| Reply::Done),
+            Action::InjectFault(_) if !self.fault_injection => {
+                let what = "faults on demand are off; start the program with --fault-injection";
+                Err(Failure::new(ErrorKind::Conflict, what))
+            }
+            Action::InjectFault(fault) => self.created()?.inject_fault(&fault).map(|()| Reply::Done),
             // Usually handled in other threads.
             Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
                 Err(Failure::new(ErrorKind::Conflict, "another action is in progress; try again"))

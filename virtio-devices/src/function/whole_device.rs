@@ -9,9 +9,9 @@ use super::host::queues_changed;
 use super::layout::{MEMORY_BAR, REGISTERS_BAR};
 use crate::os::thread::Thread;
 use crate::{
-    ConnectError, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, HostNic, Inspect, Lifecycle, MemoryArea,
-    MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Signals, SriovStatus, StateError,
-    VirtioDevice,
+    ConnectError, DeviceState, Doorbell, DoorbellObserver, Fault, FaultError, FunctionStatus, HostNic, Inspect,
+    Lifecycle, MemoryArea, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Signals,
+    SriovStatus, StateError, VirtioDevice,
 };
 
 /// A function that is neither a PF nor a VF is a whole device.
@@ -139,6 +139,10 @@ impl<D: VirtioDevice> Lifecycle for VirtioFunction<D> {
 
     fn connect(&mut self, vf: Option<VfIndex>, new: &mut NewBackend) -> Result<(), ConnectError> {
         if vf.is_none() { Self::connect(self, new) } else { Err(ConnectError::NoNic) }
+    }
+
+    fn inject(&mut self, vf: Option<VfIndex>, fault: Fault) -> Result<Outcome, FaultError> {
+        if vf.is_none() { Self::inject(self, fault, true) } else { Err(FaultError::NoVf) }
     }
 
     fn take_not_resumed(&mut self) -> Option<NotResumed> {
