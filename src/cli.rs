@@ -107,6 +107,15 @@ pub(crate) struct Cli {
     #[arg(long, help_heading = PROGRAM)]
     no_shutdown: bool,
 
+    /// Accept faults on demand (vm.inject-fault), for tests of drivers
+    #[arg(
+        long,
+        help_heading = PROGRAM,
+        long_help = "Accept vm.inject-fault (ch-remote inject-fault), which makes a function fail, for tests of its \
+                     driver. Without this option it is refused"
+    )]
+    fault_injection: bool,
+
     /// Print the VM as JSON with all defaults filled in, and exit
     #[arg(
         long,
@@ -211,7 +220,8 @@ impl Cli {
         };
         let vm = vm.transpose().map_err(vmm::Error::from)?;
         let seccomp = self.seccomp.unwrap_or(Seccomp::True).into();
-        Ok(Options { vm, restore, api, readers, event_monitor, no_shutdown: self.no_shutdown, seccomp, log: None })
+        let (no_shutdown, fault_injection) = (self.no_shutdown, self.fault_injection);
+        Ok(Options { vm, restore, api, readers, event_monitor, no_shutdown, fault_injection, seccomp, log: None })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
+use vm_api::body::Fault;
 use vm_api::config::grammar::{self, PathOrFd};
 use vm_api::config::{MemoryConfig, RestoreConfig, VfRange};
 use vm_api::migration::{ReceiveMigration, SendMigration};
@@ -112,6 +113,22 @@ pub(crate) enum Command {
             )
         )]
         config: String,
+    },
+    /// Make a function fail, for tests of its driver; the VMM needs --fault-injection
+    InjectFault {
+        /// Id of the device
+        id: String,
+        /// needs-reset, lose-interrupts, refuse-vf-enable or surprise-removal
+        fault: Fault,
+        /// Index of the VF, from 0; the device's own function, such as the PF, if left out
+        #[arg(long, value_name = "index")]
+        vf: Option<u16>,
+        /// Number of interrupts to lose or of enables to refuse; 0 ends the fault [default: 1]
+        #[arg(long, value_name = "number")]
+        count: Option<u32>,
+        /// MSI-X vector whose interrupts are lost; all if left out
+        #[arg(long, value_name = "number")]
+        vector: Option<u16>,
     },
     /// Remove a device
     RemoveDevice {

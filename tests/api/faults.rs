@@ -3,6 +3,7 @@
 
 mod guest;
 pub(crate) mod injector;
+mod on_demand;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

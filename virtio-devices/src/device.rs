@@ -4,6 +4,7 @@ pub(crate) mod config;
 pub(crate) mod counters;
 pub(crate) mod driver_log;
 pub(crate) mod failures;
+pub(crate) mod fault;
 pub(crate) mod host_nic;
 pub(crate) mod queue_worker;
 pub(crate) mod rate_limiter;

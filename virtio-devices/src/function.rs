@@ -1,6 +1,7 @@
 //! A virtio device as a PCI function: the same type for a plain device, a PF and a VF.
 
 mod config_access;
+mod faults;
 pub(crate) mod host;
 mod layout;
 mod resets;

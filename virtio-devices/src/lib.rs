@@ -62,6 +62,7 @@ pub use device::config::{ConfigField, Rule};
 pub use device::counters::CounterText;
 pub use device::driver_log::DriverLog;
 pub use device::failures::{FailureChange, FailureObserver};
+pub use device::fault::{Fault, FaultError};
 pub use device::host_nic::{ConnectError, FunctionStatus, HostNic, MacError, NewBackend, ResetBy, SriovStatus};
 pub use device::rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use device::worker::{StartWorker, WORKER_STACK, WorkerKind, start_workers_with};

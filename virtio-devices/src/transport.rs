@@ -5,6 +5,7 @@
 
 pub(crate) mod features;
 pub(crate) mod interrupt;
+pub(crate) mod lost_interrupts;
 mod register;
 mod state;
 mod trace;

@@ -69,6 +69,8 @@ struct ControlLoop {
     events: Events,
     began: Instant,
     no_shutdown: bool,
+    /// True if clients may ask for faults.
+    fault_injection: bool,
     /// Limits of open files and other resources.
     limits: HostLimits,
     /// Action whose resources are being opened.
@@ -386,6 +388,11 @@ impl ControlLoop {
             Action::Info => Ok(json(&info::info(self.created()?))),
             Action::Counters => Ok(json(&info::counters(self.running()?))),
             Action::SetVf(change, fds) => self.created()?.set_vf(&change, fds).map(|()| Reply::Done),
+            Action::InjectFault(_) if !self.fault_injection => {
+                let what = "faults on demand are off; start the program with --fault-injection";
+                Err(Failure::new(ErrorKind::Conflict, what))
+            }
+            Action::InjectFault(fault) => self.created()?.inject_fault(&fault).map(|()| Reply::Done),
             // Usually handled in other threads.
             Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
                 Err(Failure::new(ErrorKind::Conflict, "another action is in progress; try again"))

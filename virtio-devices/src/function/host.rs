@@ -11,8 +11,8 @@ use pci::{Effects, HostBridge, Reach, Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    ConnectError, DeviceState, DoorbellPage, FileMapping, FunctionStatus, HostNic, MemoryUser, NeedsResetObserver,
-    NewBackend, SriovStatus, StateError, Thread,
+    ConnectError, DeviceState, DoorbellPage, Fault, FaultError, FileMapping, FunctionStatus, HostNic, MemoryUser,
+    NeedsResetObserver, NewBackend, SriovStatus, StateError, Thread,
 };
 
 /// The effect of an access to a device, with the queue workers that it stopped.
@@ -119,6 +119,15 @@ pub trait Lifecycle {
     /// Fails without any change.
     fn connect(&mut self, _vf: Option<VfIndex>, _new: &mut NewBackend) -> Result<(), ConnectError> {
         Err(ConnectError::NoNic)
+    }
+
+    /// Makes or arms `fault` in a function, for tests of its driver: the device's own for `None`, or a VF.
+    ///
+    /// # Errors
+    ///
+    /// Fails without any change if the function cannot have this fault now.
+    fn inject(&mut self, _vf: Option<VfIndex>, _fault: Fault) -> Result<Outcome, FaultError> {
+        Err(FaultError::NotVirtio)
     }
 
     /// A function that the last [`Self::resume`] left paused, if there is one.

@@ -8,8 +8,8 @@ use super::VirtioFunction;
 use super::host::queues_changed;
 use crate::os::thread::Thread;
 use crate::{
-    ConnectError, DeviceState, FunctionStatus, HostNic, Inspect, Lifecycle, MemoryUser, NeedsResetObserver, NewBackend,
-    NotResumed, Outcome, SriovStatus, StateError, VirtioDevice,
+    ConnectError, DeviceState, Fault, FaultError, FunctionStatus, HostNic, Inspect, Lifecycle, MemoryUser,
+    NeedsResetObserver, NewBackend, NotResumed, Outcome, SriovStatus, StateError, VirtioDevice,
 };
 
 /// A function that is neither a PF nor a VF is a whole device.
@@ -100,6 +100,10 @@ impl<D: VirtioDevice> Lifecycle for VirtioFunction<D> {
 
     fn connect(&mut self, vf: Option<VfIndex>, new: &mut NewBackend) -> Result<(), ConnectError> {
         if vf.is_none() { Self::connect(self, new) } else { Err(ConnectError::NoNic) }
+    }
+
+    fn inject(&mut self, vf: Option<VfIndex>, fault: Fault) -> Result<Outcome, FaultError> {
+        if vf.is_none() { Self::inject(self, fault, true) } else { Err(FaultError::NoVf) }
     }
 
     fn take_not_resumed(&mut self) -> Option<NotResumed> {

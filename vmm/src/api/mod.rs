@@ -26,5 +26,5 @@ pub use request::{ROUTES, Refusal, Request, Route};
 pub use server::{Clients, MOST_CONNECTIONS, MOST_READERS, MOST_WORKERS, Server};
 pub use service::MOST_BODY;
 pub use socket::{ApiSocket, BoundSocket, Claim, SocketError};
-pub use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
+pub use vm_api::body::{Fault, InjectFault, Link, MOST_FAULTS, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
 pub use vm_api::info;

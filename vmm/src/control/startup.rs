@@ -39,6 +39,8 @@ pub struct Options {
     pub event_monitor: Option<EventMonitor>,
     /// Keep running for API clients after the guest powers off.
     pub no_shutdown: bool,
+    /// Accept `vm.inject-fault`.
+    pub fault_injection: bool,
     /// Action on a disallowed system call.
     pub seccomp: Seccomp,
     /// Output of the log.
@@ -99,7 +101,7 @@ fn serve(options: Options, claims: Claims, events: &Events, began: Instant, limi
     let signals = Signals::catch().map_err(host("catch signals"))?;
     let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
     let listening = claims.listen()?;
-    let (events, no_shutdown) = (events.clone(), options.no_shutdown);
+    let (events, no_shutdown, fault_injection) = (events.clone(), options.no_shutdown, options.fault_injection);
     let mut vmm = ControlLoop {
         instance,
         actions,
@@ -107,6 +109,7 @@ fn serve(options: Options, claims: Claims, events: &Events, began: Instant, limi
         events,
         began,
         no_shutdown,
+        fault_injection,
         limits,
         own_files,
         opening: None,
