@@ -181,6 +181,9 @@ impl SetVf {
     ///
     /// Fails with the fault of the value, or if there is no such argument.
     pub fn set_argument(&mut self, name: &str, text: &str) -> Result<(), String> {
+        if text.is_empty() {
+            return Err("the value is empty; give one, or leave the argument out".to_string());
+        }
         self.set(name, text).unwrap_or_else(|| Err(format!("there is no argument {name}")))
     }
 }
@@ -199,6 +202,14 @@ pub enum Link {
 mod tests {
     use super::*;
     use crate::config::net::policy::Vlans;
+
+    #[test]
+    fn an_empty_argument_is_refused() {
+        for argument in SetVf::arguments() {
+            let refused = SetVf::default().set_argument(argument.name, "").unwrap_err();
+            assert!(refused.starts_with("the value is empty"), "{}: {refused}", argument.name);
+        }
+    }
 
     #[test]
     fn every_setting_of_a_policy_has_an_argument_that_sets_it() {
