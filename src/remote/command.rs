@@ -98,7 +98,7 @@ pub(crate) enum Command {
     Pause,
     /// Check that the VMM responds
     Ping,
-    /// Ask the guest to power off
+    /// Ask the guest to power off; one that does not listen runs on
     PowerButton,
     /// Reboot the guest
     Reboot,
@@ -113,7 +113,7 @@ pub(crate) enum Command {
         )]
         config: String,
     },
-    /// Remove a device
+    /// Ask the guest to release a device; info lists it until it is removed, at the latest by a reboot
     RemoveDevice {
         /// Id of the device
         id: String,

@@ -7,6 +7,7 @@ mod addition;
 mod connect;
 mod counter_texts;
 mod failure;
+mod final_report;
 mod info;
 pub(crate) mod instance;
 mod live_migration;
@@ -36,6 +37,7 @@ use crate::api::info::{PciDeviceInfo, VmmPingResponse};
 use crate::api::{Action, ApiSocket, Claim, Failure, MOST_FILES, NewDevice, Reply, Resize, Server};
 use crate::config::{PlannedVm, RestoreConfig, VmConfig};
 use crate::control::active_migration::ActiveMigration;
+use crate::control::final_report::Followers;
 use crate::control::instance::{Added, GuestOutcome, Instance};
 use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{OpenedResources, PendingOpen};
@@ -157,6 +159,7 @@ fn serve(
         deferred: VecDeque::new(),
         live: None,
         progress: None,
+        followers: Followers::default(),
         log: options.log,
     };
     if let Some(instance) = &mut vmm.instance {
@@ -201,6 +204,8 @@ struct ControlLoop {
     live: Option<ActiveMigration>,
     /// Progress of the current or last migration.
     progress: Option<Progress>,
+    /// Clients that follow it.
+    followers: Followers,
     /// Output of the log.
     log: Option<Arc<LogOutput>>,
 }
@@ -234,6 +239,7 @@ impl ControlLoop {
         }
         // The snapshot's files are removed before the program exits.
         self.snapshot_ended();
+        self.report_end();
         ended
     }
 

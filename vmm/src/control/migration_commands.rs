@@ -107,6 +107,7 @@ impl ControlLoop {
             self.instance = None;
             return Ok(ControlFlow::Continue(()));
         }
+        self.followers.end();
         Ok(ControlFlow::Break(()))
     }
 
