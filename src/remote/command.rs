@@ -99,7 +99,7 @@ pub(crate) enum Command {
     Pause,
     /// Check that the VMM responds
     Ping,
-    /// Ask the guest to power off
+    /// Ask the guest to power off; one that does not listen runs on
     PowerButton,
     /// Reboot the guest
     Reboot,
@@ -130,7 +130,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "number")]
         vector: Option<u16>,
     },
-    /// Remove a device
+    /// Ask the guest to release a device; info lists it until it is removed, at the latest by a reboot
     RemoveDevice {
         /// Id of the device
         id: String,

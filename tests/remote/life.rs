@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -171,6 +171,22 @@ fn a_migration_that_fails_is_an_error_for_who_waits() {
     assert!(said.starts_with("ch-remote: send-migration: failed: "), "{said}");
     let shown = vmm.done(&["migration-progress", "--text"]);
     assert!(shown.lines().any(|line| line.starts_with("state ") && line.ends_with(" failed")), "{shown}");
+}
+
+#[test]
+fn a_migration_that_succeeds_is_reported_to_who_waits() {
+    let (source, target, files) = (Vmm::start(&[]), Vmm::start(&[]), Files::new());
+    source.done(&["create", "--kernel", &files.idle_kernel(), "--memory", "size=64M", "--console", "off"]);
+    source.done(&["boot"]);
+    let url = format!("unix:{}", target.path("migration").display());
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| target.done(&["receive-migration", &url]));
+        // The target refuses this connection, and waits for a source.
+        wait_for("the target", || UnixStream::connect(target.path("migration")).is_ok());
+        assert_eq!(source.done(&["send-migration", &url, "--wait"]), "");
+        received.join().unwrap();
+    });
+    assert!(target.done(&["info", "--text"]).contains("state   Running"));
 }
 
 #[test]

@@ -182,6 +182,9 @@ impl SetVf {
     ///
     /// Fails with the fault of the value, or if there is no such argument.
     pub fn set_argument(&mut self, name: &str, text: &str) -> Result<(), String> {
+        if text.is_empty() {
+            return Err("the value is empty; give one, or leave the argument out".to_string());
+        }
         self.set(name, text).unwrap_or_else(|| Err(format!("there is no argument {name}")))
     }
 }
@@ -270,6 +273,14 @@ mod tests {
             assert_eq!((fault.name(), serde_json::to_value(fault).unwrap()), (name, name.into()));
         }
         assert!("flr".parse::<Fault>().unwrap_err().starts_with("give one of needs-reset, "));
+    }
+
+    #[test]
+    fn an_empty_argument_is_refused() {
+        for argument in SetVf::arguments() {
+            let refused = SetVf::default().set_argument(argument.name, "").unwrap_err();
+            assert!(refused.starts_with("the value is empty"), "{}: {refused}", argument.name);
+        }
     }
 
     #[test]

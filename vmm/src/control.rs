@@ -8,6 +8,7 @@ mod connect;
 mod connection;
 mod counter_texts;
 mod failure;
+mod final_report;
 mod info;
 pub(crate) mod instance;
 mod live_migration;
@@ -36,6 +37,7 @@ use crate::api::info::{PciDeviceInfo, VmmPingResponse};
 use crate::api::{Action, Failure, NewDevice, Reply, Resize};
 use crate::config::{PlannedVm, VmConfig};
 use crate::control::active_migration::ActiveMigration;
+use crate::control::final_report::Followers;
 use crate::control::instance::{Added, GuestOutcome, Instance};
 use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{OpenedResources, PendingOpen};
@@ -85,6 +87,8 @@ struct ControlLoop {
     live: Option<ActiveMigration>,
     /// Progress of the current or last migration.
     progress: Option<Progress>,
+    /// Clients that follow it.
+    followers: Followers,
     /// Output of the log.
     log: Option<Arc<LogOutput>>,
 }
@@ -102,6 +106,7 @@ impl ControlLoop {
         }
         // The snapshot's files are removed before the program exits.
         self.snapshot_ended();
+        self.report_end();
         ended
     }
 

@@ -108,6 +108,7 @@ impl ControlLoop {
             self.instance = None;
             return Ok(ControlFlow::Continue(()));
         }
+        self.followers.end();
         Ok(ControlFlow::Break(()))
     }
 

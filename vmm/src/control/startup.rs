@@ -8,6 +8,7 @@ use sd_notify::NotifyState;
 
 use crate::api::ApiSocket;
 use crate::config::{PlannedVm, RestoreConfig};
+use crate::control::final_report::Followers;
 use crate::control::instance::Instance;
 use crate::control::signals::{Signals, ignore_file_size_signal};
 use crate::control::sockets::{self, Claims};
@@ -117,6 +118,7 @@ fn serve(options: Options, claims: Claims, events: &Events, began: Instant, limi
         deferred: VecDeque::new(),
         live: None,
         progress: None,
+        followers: Followers::default(),
         log: options.log,
     };
     if let Some(instance) = &mut vmm.instance {

@@ -24,6 +24,15 @@ impl Vm {
         self.serial.as_ref().map(SerialConsole::port)
     }
 
+    /// Options that show the guest's output. Firmware has no kernel command line.
+    pub(super) fn way_to_output(&self) -> &'static str {
+        if self.payload_config.firmware.is_some() {
+            "--serial tty --console off"
+        } else {
+            "--serial tty --cmdline \"console=ttyS0 earlyprintk=ttyS0\""
+        }
+    }
+
     /// The vCPUs of `vm`. The first starts at `entry`, the others when it wakes them.
     pub(super) fn vcpus(&self, vm: &kvm::Vm, entry: Entry) -> Result<Vec<Vcpu>, VmError> {
         (0..u32::from(self.vcpus))
