@@ -180,6 +180,9 @@ mod tests {
             call(&["set-vf", "pf0", "3", "--link", "down"]).1,
             Some(json!({"pf": "pf0", "index": 3, "link": "down"}))
         );
+        let fault = ["inject-fault", "pf0", "lose-interrupts", "--vf", "3", "--count", "2", "--vector", "1"];
+        let body = json!({"id": "pf0", "fault": "lose-interrupts", "index": 3, "count": 2, "vector": 1});
+        assert_eq!(call(&fault), ("PUT /api/v1/vm.inject-fault".to_string(), Some(body)));
         for (index, body) in [("0-63", json!("0-63")), ("*", json!("*"))] {
             let body = json!({"pf": "pf0", "index": body, "spoofchk": true});
             assert_eq!(call(&["set-vf", "pf0", index, "--spoofchk", "on"]).1, Some(body));

@@ -21,15 +21,13 @@ struct Budget {
     limiter: RateLimiter,
     /// Number of lines left out since the last line.
     missed: u64,
-    /// Number of lines.
-    logged: u64,
 }
 
 impl DriverLog {
     /// Creates the log of the function `name`.
     pub fn new(name: &str) -> Self {
         let limiter = RateLimiter::of_ops(LINES, clock::now());
-        Self { name: name.to_string(), budget: Mutex::new(Budget { limiter, missed: 0, logged: 0 }) }
+        Self { name: name.to_string(), budget: Mutex::new(Budget { limiter, missed: 0 }) }
     }
 
     /// Logs `text`, unless too many lines were logged. Called with the device's lock held.
@@ -39,12 +37,6 @@ impl DriverLog {
         }
     }
 
-    /// Number of lines logged so far.
-    #[cfg(test)]
-    pub(crate) fn logged(&self) -> u64 {
-        self.budget.lock().logged
-    }
-
     fn line(&self, text: impl FnOnce() -> String, now: Instant) -> Option<String> {
         let mut budget = self.budget.lock();
         if !budget.limiter.allows(1, now) {
@@ -52,7 +44,6 @@ impl DriverLog {
             return None;
         }
         budget.limiter.take_op(now);
-        budget.logged = budget.logged.saturating_add(1);
         let (name, text) = (&self.name, text());
         Some(match std::mem::take(&mut budget.missed) {
             0 => format!("{name}: {text}"),

@@ -14,7 +14,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         let before = self.status();
         let change = self.transport.write(offset, data);
         if let Some(log) = &self.log {
-            self.transport.log_write(log, before, offset, data);
+            self.transport.log_write(before, offset, data, &mut |line| log.log(line));
         }
         if matches!(change, Change::Reset) && !before.is_empty() {
             self.reset_by = ResetBy::Driver;
