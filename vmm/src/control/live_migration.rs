@@ -6,6 +6,7 @@ use crate::control::active_migration::{
     ActiveMigration, IncomingMigration, NOT_RECEIVED, NOT_SENT, OutgoingMigration, check_modes, check_send, conflict,
     host, invalid, tls,
 };
+use crate::control::followers::LINGERS;
 use crate::control::instance::Instance;
 use crate::control::queue::PendingAction;
 use crate::control::{ControlLoop, json};
@@ -21,7 +22,10 @@ use crate::migration::target_thread::{TargetHandle, TargetParams};
 use crate::migration::transport::Address;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_devices::borrow_eventfd as borrow;
 use vm_api::migration::{MigrationRole, ReceiveMigration, SendMigration};
 use vm_memory::GuestAddressSpace as _;
 
@@ -224,6 +228,30 @@ impl ControlLoop {
     pub(super) fn changed_while_sending(&self, what: &str) {
         if let Some(ActiveMigration::Outgoing(sent)) = &self.live {
             sent.thread.send(SourceReply::Changed(format!("{what}; send the VM again")));
+        }
+    }
+
+    /// Answers the next request for the progress, if a client follows it. Called once the guest's resources are
+    /// released, before the API ends.
+    pub(super) fn report_end(&mut self) {
+        let end = Instant::now() + LINGERS;
+        while self.followers.wait() {
+            let left = end.saturating_duration_since(Instant::now());
+            let Ok(timeout) = Timespec::try_from(left) else { return };
+            let mut fds = [PollFd::from_borrowed_fd(borrow(self.actions.event()), PollFlags::IN)];
+            // If this fails (a signal), the queue is checked and the wait is repeated.
+            let _ = poll(&mut fds, Some(&timeout));
+            match self.actions.take() {
+                Some(pending) if matches!(pending.action(), Action::MigrationProgress) => {
+                    pending.serve(|_| self.migration_progress());
+                    return;
+                }
+                Some(pending) => {
+                    pending.serve(|_| Err(Failure::new(ErrorKind::Host, "the VMM is shutting down")));
+                }
+                None if left.is_zero() => return,
+                None => {}
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use sd_notify::NotifyState;
 
 use crate::api::ApiSocket;
 use crate::config::{PlannedVm, RestoreConfig};
-use crate::control::final_report::Followers;
+use crate::control::followers::Followers;
 use crate::control::instance::Instance;
 use crate::control::signals::{Signals, ignore_file_size_signal};
 use crate::control::sockets::{self, Claims};
