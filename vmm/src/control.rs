@@ -20,7 +20,7 @@ mod ready;
 mod resize;
 mod set_vf;
 mod signals;
-mod startup;
+pub(crate) mod startup;
 mod unlogged_links;
 
 use std::collections::VecDeque;
@@ -41,7 +41,6 @@ use crate::control::opening::{OpenedResources, PendingOpen};
 use crate::control::queue::{ActionQueue, PendingAction};
 use crate::control::ready::{Ready, Sources};
 use crate::control::signals::Signals;
-pub use crate::control::startup::{Options, run};
 use crate::devices::kind;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
