@@ -107,6 +107,15 @@ pub(crate) struct Cli {
     #[arg(long, help_heading = PROGRAM)]
     no_shutdown: bool,
 
+    /// Accept faults on demand (vm.inject-fault), for tests of drivers
+    #[arg(
+        long,
+        help_heading = PROGRAM,
+        long_help = "Accept vm.inject-fault (ch-remote inject-fault), which makes a function fail, for tests of its \
+                     driver. Without this option it is refused"
+    )]
+    fault_injection: bool,
+
     /// Print the VM as JSON with all defaults filled in, and exit
     #[arg(
         long,
@@ -115,6 +124,17 @@ pub(crate) struct Cli {
                      except the one given to --config"
     )]
     pub print_config: bool,
+
+    /// Unix socket for readers: metrics and information, no changes
+    #[arg(
+        long,
+        value_name = "path=<path>|fd=<number>",
+        help_heading = API,
+        long_help = "Unix socket for readers, in the forms of --api-socket. It answers GET requests, such as those \
+                     for /metrics, vm.info and vm.counters, and refuses changes with status 403. vm.info leaves out \
+                     the kernel's command line and oem_strings"
+    )]
+    read_only_socket: Option<String>,
 
     /// Restore the VM from a snapshot
     #[arg(
@@ -180,6 +200,7 @@ impl Cli {
     /// Fails with the first value that is invalid or not allowed. Nothing has been opened or created then.
     pub(crate) fn into_options(self) -> Result<Options, CommandError> {
         let api = self.api_socket.map(|text| text.parse()).transpose().map_err(vmm::Error::from)?;
+        let readers = self.read_only_socket.map(|text| text.parse()).transpose().map_err(vmm::Error::ReadOnly)?;
         let event_monitor = self.event_monitor.map(|text| text.parse()).transpose().map_err(vmm::Error::from)?;
         let vm = match &self.config {
             Some(path) => Some(read_config(path)?),
@@ -199,7 +220,8 @@ impl Cli {
         };
         let vm = vm.transpose().map_err(vmm::Error::from)?;
         let seccomp = self.seccomp.unwrap_or(Seccomp::True).into();
-        Ok(Options { vm, restore, api, event_monitor, no_shutdown: self.no_shutdown, seccomp, log: None })
+        let (no_shutdown, fault_injection) = (self.no_shutdown, self.fault_injection);
+        Ok(Options { vm, restore, api, readers, event_monitor, no_shutdown, fault_injection, seccomp, log: None })
     }
 }
 

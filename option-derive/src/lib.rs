@@ -127,7 +127,8 @@ fn expand(input: &DeriveInput) -> Result<Code> {
         const _: () = {
             use crate::config::error::ConfigError;
             use crate::config::grammar::Pair;
-            use crate::config::option::{self, Argument, Changes, Fields, Key, Options, Part, Written};
+            use crate::config::keys::Key;
+            use crate::config::option::{self, Argument, Changes, Fields, Options, Part, Written};
             use crate::config::value::{self, Value};
 
             /// Values of the command line or JSON, before defaults.

@@ -9,8 +9,11 @@
 //!   PF is in D0 (`§9.3.3.3`).
 //! - A VF is reset when VF Enable is cleared, by a write or by a reset of the PF (`§9.2.2`, `§9.3.3.3.1`). Setting VF
 //!   Enable resets nothing.
+//! - A VF can be removed by surprise, for tests of drivers: it reads as all-ones until VF Enable is cleared.
 //! - A VF follows its PF into D3hot and back, keeping its registers (`§9.6`). It has its own Bus Master Enable,
 //!   independent of the PF's (`§9.3.4.1.3`).
+
+use std::collections::BTreeSet;
 
 use crate::spec::{ALL_ONES, header};
 use crate::{
@@ -82,6 +85,8 @@ pub struct PfWithVfs<F> {
     pf: F,
     /// TotalVFs of them.
     vfs: Vec<F>,
+    /// The VFs that were removed, until VF Enable is cleared.
+    removed: BTreeSet<u16>,
 }
 
 /// Checks that `vf` can be VF `index` of the PF `pf`, whose SR-IOV capability is `sriov`.
@@ -128,7 +133,7 @@ impl<F: Function> PfWithVfs<F> {
         for (index, vf) in (0..).map(VfIndex).zip(&vfs) {
             check_vf(pf.config(), sriov, index, vf.config())?;
         }
-        Ok(Self { rid, pf, vfs })
+        Ok(Self { rid, pf, vfs, removed: BTreeSet::new() })
     }
 
     /// The PF's routing ID.
@@ -178,7 +183,33 @@ impl<F: Function> PfWithVfs<F> {
 
     /// The VFs that exist now.
     pub fn visible(&self) -> impl Iterator<Item = (VfIndex, &F)> {
-        (0..self.num_visible()).map(VfIndex).zip(&self.vfs)
+        let vfs = (0..self.num_visible()).map(VfIndex).zip(&self.vfs);
+        vfs.filter(|(index, _)| !self.removed.contains(&index.0))
+    }
+
+    /// Makes the next `count` writes that would set VF Enable leave it clear, as a device does that fails, for tests of
+    /// drivers. 0 ends this. Resets do not change the number, and it is not saved.
+    pub fn fail_enables(&mut self, count: u32) {
+        if let Some(sriov) = self.pf.config_mut().sriov_mut() {
+            sriov.fail_enables(count);
+        }
+    }
+
+    /// Removes VF `index` as if it had broken (`§6.7.3`), for tests of drivers: it is reset, reads as all-ones and
+    /// ignores writes. Clearing VF Enable ends this, and it is not saved. `None` if the VF does not exist.
+    pub fn remove_vf(&mut self, index: VfIndex) -> Option<Outcome<F::Stopping>> {
+        if index.0 >= self.num_visible() || self.removed.contains(&index.0) {
+            return None;
+        }
+        let powered = self.is_powered();
+        let outcome = self.vf_mut(index)?.reset(ResetKind::Conventional, powered);
+        self.removed.insert(index.0);
+        Some(outcome.within(Reach::Device))
+    }
+
+    /// True if VF `index` was removed, and VF Enable has not been cleared since.
+    pub fn is_removed(&self, index: VfIndex) -> bool {
+        self.removed.contains(&index.0)
     }
 
     /// The PF and all VFs, existing or not.
@@ -231,14 +262,15 @@ impl<F: Function> PfWithVfs<F> {
         if rid == self.rid {
             return Some(Target::Pf);
         }
-        self.sriov()?.vf_index(self.rid, rid).map(Target::Vf)
+        let index = self.sriov()?.vf_index(self.rid, rid).filter(|index| !self.is_removed(*index));
+        index.map(Target::Vf)
     }
 
     /// The VF whose slice of VF BAR `bar` is at `offset` of its window, and the offset in the slice; `None` while the
     /// window is not decoded.
     pub fn locate(&self, bar: BarIndex, offset: u64) -> Option<(VfIndex, u64)> {
         let sriov = self.sriov().filter(|sriov| sriov.vf_mse() && self.is_powered())?;
-        sriov.locate(bar, offset)
+        sriov.locate(bar, offset).filter(|(index, _)| !self.is_removed(*index))
     }
 
     /// Makes a change of the PF, and updates its VFs accordingly.
@@ -250,6 +282,7 @@ impl<F: Function> PfWithVfs<F> {
         let reach = if concerns_vfs { Reach::Device } else { Reach::Function(self.rid) };
         // The PF's effects contain the changes for the VFs: they were disabled, or all entered or left D3hot.
         if let Some(VfChange::Disabled { num_vfs }) = outcome.effects.vfs {
+            self.removed.clear();
             let gone = self.vfs.iter_mut().take(usize::from(num_vfs));
             outcome.stopping.extend(gone.flat_map(|vf| vf.reset(ResetKind::Conventional, powered).stopping));
         }

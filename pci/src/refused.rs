@@ -21,6 +21,8 @@ pub enum Refused {
         /// TotalVFs.
         total_vfs: u16,
     },
+    /// VF Enable was written 1 while the host makes it fail ([`PfWithVfs::fail_enables`](crate::PfWithVfs::fail_enables)).
+    FailingEnable,
     /// NumVFs was written while VF Enable is set (`PCIe 6.2 §9.3.3.7`).
     NumVfs {
         /// The written number of VFs.
@@ -56,7 +58,7 @@ impl Refused {
     /// The register's name in the standard.
     pub const fn register(self) -> &'static str {
         match self {
-            Self::VfEnable { .. } => "VF Enable",
+            Self::VfEnable { .. } | Self::FailingEnable => "VF Enable",
             Self::NumVfs { .. } => "NumVFs",
             Self::SystemPageSizeLocked { .. } | Self::SystemPageSize { .. } => "System Page Size",
             Self::AriCapableHierarchy => "ARI Capable Hierarchy",
@@ -73,6 +75,7 @@ impl fmt::Display for Refused {
             Self::VfEnable { num_vfs, total_vfs } => {
                 write!(f, "{register} stays clear: NumVFs is {num_vfs}, TotalVFs is {total_vfs}")
             }
+            Self::FailingEnable => write!(f, "{register} stays clear: a fault that the host asked for"),
             Self::NumVfs { written } => write!(f, "{register} cannot become {written} while VF Enable is set"),
             Self::SystemPageSizeLocked { written } => {
                 write!(f, "{register} cannot become {written:#x} while VF Enable is set")

@@ -107,6 +107,8 @@ pub struct Sriov {
     /// The System Page Size register: one bit, bit n for 2^(n+12) bytes.
     system_page_size: u32,
     bars: BarSet,
+    /// Number of writes of VF Enable to refuse. Not part of the registers: neither saved nor reset.
+    failing_enables: u32,
 }
 
 impl Sriov {
@@ -143,7 +145,7 @@ impl Sriov {
                 return Err(SriovError::AddressSpace { index, total_vfs, size });
             }
         }
-        let mut this = Self { shape, ari, control: 0, num_vfs: 0, system_page_size: 0, bars };
+        let mut this = Self { shape, ari, control: 0, num_vfs: 0, system_page_size: 0, bars, failing_enables: 0 };
         this.set_system_page_size(1);
         Ok(this)
     }
@@ -328,6 +330,11 @@ impl Sriov {
             self.control &= !sriov::VF_ENABLE;
             refused = Some(Refused::VfEnable { num_vfs, total_vfs });
         }
+        if self.failing_enables > 0 && before & sriov::VF_ENABLE == 0 && self.vf_enable() {
+            self.failing_enables -= 1;
+            self.control &= !sriov::VF_ENABLE;
+            refused = Some(Refused::FailingEnable);
+        }
         let vfs = match (before & sriov::VF_ENABLE != 0, self.vf_enable()) {
             (false, true) => Some(VfChange::Enabled { num_vfs: self.num_visible() }),
             (true, false) => Some(VfChange::Disabled { num_vfs: visible }),
@@ -337,6 +344,12 @@ impl Sriov {
         let decode = sriov::VF_ENABLE | sriov::VF_MSE;
         let windows = (self.control ^ before) & decode != 0;
         Effects { windows, messages: toggled, queues: toggled, vfs, refused, ..Effects::NONE }
+    }
+
+    /// Makes the next `count` writes that would set VF Enable leave it clear, as a device does that fails, for tests of
+    /// drivers. 0 ends this. Resets do not change the number, and it is not saved.
+    pub(crate) fn fail_enables(&mut self, count: u32) {
+        self.failing_enables = count;
     }
 
     fn set_system_page_size(&mut self, register: u32) {

@@ -119,6 +119,7 @@ impl Sriov {
     pub fn restore(&mut self, state: &SriovState) -> Result<(), RestoreError> {
         let mut new = self.clone();
         let _ = new.reset(ResetKind::Conventional);
+        new.fail_enables(0);
         let mut write = |offset, value| {
             // The caller queries the device's needs after restoring all of it.
             let _ = new.write(Dword::containing(offset), DwordWrite::full(value));

@@ -10,7 +10,6 @@ mod vm_options;
 use std::error::Error;
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -33,8 +32,14 @@ const FAILURE: u8 = 1;
 /// The exit code if the command line is malformed.
 const USAGE: u8 = 2;
 
+/// Endpoint of the progress of a migration.
+const PROGRESS: &str = "vm.migration-progress";
 /// Time between two looks at a migration.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Error of a migration whose end the VMM did not report: it was stopped, or failed.
+const UNKNOWN_END: &str = "send-migration: the VMM ended without a report; see whether the target has the guest \
+                           (ch-remote info there) before you start it anywhere";
 
 /// Clears the terminal, and moves the cursor to its upper left corner.
 const CLEAR: &str = "\x1b[H\x1b[2J";
@@ -122,8 +127,12 @@ fn run(cli: Cli) -> Result<(), Failed> {
             let waits = matches!(command, Command::SendMigration { wait: true, .. });
             let prepared = prepared(command)?;
             let mut remote = Remote { client: connect()?, format };
+            if waits {
+                // A VMM that exits first reports the end to a client that has asked for the progress shortly before.
+                remote.client.call(&Call::new("GET", PROGRESS), &[]).map_err(Failed::new)?;
+            }
             remote.once(prepared, shown)?;
-            if waits { remote.wait_for_migration(&socket) } else { Ok(()) }
+            if waits { remote.wait_for_migration() } else { Ok(()) }
         }
     }
 }
@@ -162,17 +171,16 @@ impl Remote {
         }
     }
 
-    /// Waits for the end of a migration that this VMM sends. The VMM ends, and removes its socket, once the target has
-    /// the guest.
+    /// Waits for the end of a migration that this VMM sends. The VMM reports the end before it exits.
     ///
     /// # Errors
     ///
     /// Fails if the target does not get the guest.
-    fn wait_for_migration(&mut self, socket: &Path) -> Result<(), Failed> {
-        let call = Call::new("GET", "vm.migration-progress");
+    fn wait_for_migration(&mut self) -> Result<(), Failed> {
+        let call = Call::new("GET", PROGRESS);
         loop {
             let answer = match self.client.call(&call, &[]) {
-                Err(ClientError::Lost(_)) if !socket.exists() => return Ok(()),
+                Err(ClientError::Lost(_)) => return Err(Failed::new(UNKNOWN_END)),
                 answer => answer.map_err(Failed::new)?,
             };
             let progress: MigrationProgress = self.read(&call, answer)?;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
+use vm_api::body::Fault;
 use vm_api::config::grammar::{self, PathOrFd};
 use vm_api::config::{MemoryConfig, RestoreConfig, VfRange};
 use vm_api::migration::{ReceiveMigration, SendMigration};
@@ -98,7 +99,7 @@ pub(crate) enum Command {
     Pause,
     /// Check that the VMM responds
     Ping,
-    /// Ask the guest to power off
+    /// Ask the guest to power off; one that does not listen runs on
     PowerButton,
     /// Reboot the guest
     Reboot,
@@ -113,7 +114,23 @@ pub(crate) enum Command {
         )]
         config: String,
     },
-    /// Remove a device
+    /// Make a function fail, for tests of its driver; the VMM needs --fault-injection
+    InjectFault {
+        /// Id of the device
+        id: String,
+        /// needs-reset, lose-interrupts, refuse-vf-enable or surprise-removal
+        fault: Fault,
+        /// Index of the VF, from 0; the device's own function, such as the PF, if left out
+        #[arg(long, value_name = "index")]
+        vf: Option<u16>,
+        /// Number of interrupts to lose or of enables to refuse; 0 ends the fault [default: 1]
+        #[arg(long, value_name = "number")]
+        count: Option<u32>,
+        /// MSI-X vector whose interrupts are lost; all if left out
+        #[arg(long, value_name = "number")]
+        vector: Option<u16>,
+    },
+    /// Ask the guest to release a device; info lists it until it is removed, at the latest by a reboot
     RemoveDevice {
         /// Id of the device
         id: String,

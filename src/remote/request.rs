@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone};
+use vm_api::body::{InjectFault, RemoveDevice, Resize, ResizeDisk, ResizeZone};
 use vm_api::config::{RestoreConfig, RestoredBackend, RestoredNet};
 use vm_api::migration::{ReceiveMigration, ResumeOptions, SendMigration};
 
@@ -79,6 +79,7 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
         Command::Coredump(_) => ("PUT", "vm.coredump"),
         Command::Create { .. } => ("PUT", "vm.create"),
         Command::Delete => ("PUT", "vm.delete"),
+        Command::InjectFault { .. } => ("PUT", "vm.inject-fault"),
         Command::Nmi => ("PUT", "vm.nmi"),
         Command::Pause => ("PUT", "vm.pause"),
         Command::PowerButton => ("PUT", "vm.power-button"),
@@ -103,6 +104,9 @@ fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
         Command::Create { file: None, vm } if vm.is_given() => json(&vm.into_config()?),
         Command::Create { file, .. } => read(&file.unwrap_or_else(|| PathBuf::from("-"))),
+        Command::InjectFault { id, fault, vf, count, vector } => {
+            json(&InjectFault { id, fault, index: vf, count, vector })
+        }
         Command::RemoveDevice { id } => json(&RemoveDevice { id }),
         Command::Resize { cpus, memory, balloon } => {
             json(&Resize { desired_vcpus: cpus, desired_ram: memory, desired_balloon: balloon })

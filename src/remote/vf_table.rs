@@ -94,7 +94,7 @@ fn cells(row: &Row) -> Vec<String> {
         state,
         row.mac.clone(),
         backend.to_string(),
-        or_dash(row.link.map(str::to_string)),
+        row.link.to_string(),
         or_dash(row.vlan.as_ref().map(|vlan| cut(&vlan.to_string(), LONGEST_VLAN))),
         or_dash((!flags.is_empty()).then_some(flags)),
         or_dash(rate(row)),
@@ -117,6 +117,7 @@ fn notes(row: &Row) -> Vec<String> {
     if row.backend.contains("(lost)") {
         notes.push(format!("{name}: backend lost: it recovers when that is back; or give another by set-vf --tap"));
     }
+    notes.extend(row.link_cause.iter().map(|cause| format!("{name}: link down: {cause}")));
     match row.mirror {
         Mirror::Off => {}
         Mirror::Pf => notes.push(format!("{name}: mirrored to {}", row.pf)),
@@ -183,7 +184,7 @@ mod tests {
             lines,
             [
                 "PF VF ADDRESS STATE MAC BACKEND LINK VLAN FLAGS RATE RX TX DROPS",
-                "pf0 - 00:01.0 2 of 2 52:54:00:00:00:01 vhost-user /run/s\u{2026} - - - - - - -",
+                "pf0 - 00:01.0 2 of 2 52:54:00:00:00:01 vhost-user /run\u{2026} down - - - - - -",
                 "pf0 0 01:00.0 needs reset 52:54:00:00:01:00 tap t0v0 up 100 S 500M - - 12",
                 "pf0 1 01:00.1 enabled 52:54:00:00:01:01 fd down [7,10-\u{2026} T - - - -",
                 "pf0 2 01:00.2 running 52:54:00:00:01:02 switch pf0 up - SIM 100M- - - -",
@@ -191,6 +192,7 @@ mod tests {
                 "pf0: backend lost: it recovers when that is back; or give another by set-vf --tap",
                 "pf0v0: stopped until its driver resets it; unbind and bind the driver in the guest",
                 "pf0v0: dropped: tx_spoofed_mac 9, tx_bad_vlan 3",
+                "pf0v1: link down: its tap is down; ip link set <tap> up",
                 "pf0v2: mirrored to pf0v0",
             ]
         );

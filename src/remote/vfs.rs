@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vm_api::body::Link;
-use vm_api::config::{Mirror, Vlans};
+use vm_api::config::{LinkPolicy, Mirror, Vlans};
 use vm_api::counters::drop_counters;
 use vm_api::info::{BackendInfo, BackendKind, PolicyInfo, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
 
@@ -32,9 +32,11 @@ pub(crate) struct Row {
     pub mac: String,
     /// Backend that its packets go to.
     pub backend: String,
-    /// `up` or `down`; `None` for a PF.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub link: Option<&'static str>,
+    /// `up` or `down`.
+    pub link: &'static str,
+    /// Cause of a link that is down although there is a backend, and the cure.
+    #[serde(skip)]
+    pub link_cause: Option<String>,
     /// The VLAN of all its packets, or the list of those that it may use; `None` if there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<VlanLimit>,
@@ -173,7 +175,8 @@ fn of_pf(pf: &SriovInfo) -> Row {
         needs_reset: pf.needs_reset,
         mac: pf.mac.to_string(),
         backend: backend(&pf.backend, &pf.policy),
-        link: None,
+        link: word(pf.link),
+        link_cause: link_cause(pf.link, &pf.backend, &pf.policy),
         vlan: vlan(&pf.policy),
         spoofchk: pf.policy.spoofchk,
         trust: pf.policy.trust,
@@ -201,7 +204,8 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
         needs_reset: vf.needs_reset,
         mac: vf.mac.to_string(),
         backend: backend(&vf.backend, &vf.policy),
-        link: Some(if vf.link == Link::Up { "up" } else { "down" }),
+        link: word(vf.link),
+        link_cause: link_cause(vf.link, &vf.backend, &vf.policy),
         vlan: vlan(&vf.policy),
         spoofchk: vf.policy.spoofchk,
         trust: vf.policy.trust,
@@ -213,6 +217,28 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
         drops: None,
         rates: None,
     }
+}
+
+/// State of a link in a word.
+const fn word(link: Link) -> &'static str {
+    match link {
+        Link::Up => "up",
+        Link::Down => "down",
+    }
+}
+
+/// Cause of a link that is down, if that is not the lack of a backend.
+fn link_cause(link: Link, backend: &BackendInfo, policy: &PolicyInfo) -> Option<String> {
+    if link == Link::Up || backend.lost || backend.kind == BackendKind::Missing {
+        return None;
+    }
+    let name = backend.name.as_deref().unwrap_or("<tap>");
+    Some(match backend.kind {
+        _ if policy.link == LinkPolicy::Down => "set down by the host; set-vf --link auto".to_string(),
+        BackendKind::Switch => "the uplink of its switch is down; set that up: ip link set <tap> up".to_string(),
+        BackendKind::Tap | BackendKind::Fd => format!("its tap is down; ip link set {name} up"),
+        _ => "its backend has set it down".to_string(),
+    })
 }
 
 fn vlan(policy: &PolicyInfo) -> Option<VlanLimit> {
@@ -252,7 +278,7 @@ pub(crate) mod tests {
             "config": {"net": [{"id": "pf0", "tap": "t0", "mac": "52:54:00:00:00:01", "sriov_vfs": 2}]},
             "state": "Running", "memory_actual_size": 1 << 29,
             "sriov": [{"id": "pf0", "bdf": "0000:00:01.0", "mac": "52:54:00:00:00:01",
-             "backend": {"kind": "vhost-user", "name": "/run/s", "lost": true},
+             "backend": {"kind": "vhost-user", "name": "/run/s", "lost": true}, "link": "down",
              "total_vfs": 2, "num_vfs": 2, "enabled": true, "vfs": [
                 {"index": 0, "bdf": "0000:01:00.0", "mac": "52:54:00:00:01:00", "link": "up", "state": "Running",
                  "needs_reset": true, "backend": {"kind": "tap", "name": "t0v0"},
@@ -277,6 +303,22 @@ pub(crate) mod tests {
         assert_eq!((&rows[1]["state"], &rows[1]["needs_reset"]), (&"running".into(), &true.into()));
         assert_eq!((&rows[1]["vlan"], &rows[2]["vlan"]), (&100.into(), &serde_json::json!([7, "10-19"])));
         assert_eq!((rows[2].get("num_vfs"), rows[0].get("vlan")), (None, None));
+    }
+
+    #[test]
+    fn a_link_that_is_down_has_a_cause() {
+        let cause = |backend: serde_json::Value, policy: serde_json::Value| {
+            let (backend, policy) = (serde_json::from_value(backend), serde_json::from_value(policy));
+            link_cause(Link::Down, &backend.unwrap(), &policy.unwrap())
+        };
+        let json = |link: &str| serde_json::json!({"link": link});
+        let tap = serde_json::json!({"kind": "tap", "name": "t"});
+        assert_eq!(cause(tap.clone(), json("down")).unwrap(), "set down by the host; set-vf --link auto");
+        assert_eq!(cause(tap, json("auto")).unwrap(), "its tap is down; ip link set t up");
+        let switch = serde_json::json!({"kind": "switch", "name": "pf0"});
+        assert!(cause(switch, json("auto")).unwrap().starts_with("the uplink of its switch is down"));
+        assert_eq!(cause(serde_json::json!({"kind": "tap", "name": "t", "lost": true}), json("auto")), None);
+        assert_eq!(cause(serde_json::json!({"kind": "missing"}), json("auto")), None);
     }
 
     #[test]

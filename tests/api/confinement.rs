@@ -3,4 +3,5 @@
 pub(crate) mod confined;
 pub(crate) mod landlock;
 pub(crate) mod privileges;
+mod readers;
 pub(crate) mod rootless;

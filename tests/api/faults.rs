@@ -1,8 +1,9 @@
 //! A host that lacks a resource at any one moment: each system call of a VF's enable, of a hot-plug and of an API
 //! request fails once. The program stays up, nothing is left behind, and the next try works.
 
-mod guest;
+pub(crate) mod guest;
 pub(crate) mod injector;
+mod on_demand;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -52,6 +52,11 @@ fn run(guide: &Path) {
     let files = Files::new();
     fs::rename(files.idle_kernel(), files.path("vmlinuz")).unwrap();
     files.sparse("initrd.img", 4096);
+    // The kernel starts as firmware does.
+    fs::copy(files.path("vmlinuz"), files.path("hypervisor-fw")).unwrap();
+    for disk in ["debian.raw", "cidata.iso"] {
+        files.sparse(disk, 1 << 20);
+    }
     let mut shell = Command::new("timeout");
     shell.args([LIMIT, "sh", "-e", "-c", &script(&blocks)]).current_dir(files.path(""));
     let done = shell.env("PATH", path_with_commands()).stdin(Stdio::null()).output().unwrap();

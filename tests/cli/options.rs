@@ -168,6 +168,14 @@ fn where_the_api_is_found_is_a_path_or_a_descriptor() {
             format!("--api-socket {malformed}: give path=<path>, a path alone, or fd=<number>")
         );
     }
+    assert_eq!(
+        usage(&["--api-socket", "s", "--read-only-socket", "fd=2"]),
+        "--read-only-socket fd=2: give path=<path>, a path alone, or fd=<number>"
+    );
+    assert_eq!(
+        usage(&["--read-only-socket", "s"]),
+        "nothing to run; give --kernel, --config, --restore or --api-socket"
+    );
     assert!(
         Run::new(&["--api-socket", "fd=99"])
             .refused(WRONG)
@@ -182,4 +190,56 @@ fn a_disk_and_an_entropy_device_are_read_by_their_keys() {
     assert_eq!(malformed("--disk", "readonly=maybe"), "--disk readonly=maybe: give on or off");
     assert_eq!(malformed("--balloon", "pages=1"), "--balloon pages=1: unknown key; --help lists those of --balloon");
     assert_eq!(malformed("--rng", "source=x"), "--rng source=x: unknown key; --help lists those of --rng");
+}
+
+#[test]
+fn an_empty_name_or_path_is_refused_and_the_key_named() {
+    for (option, value, key) in [
+        ("--net", "tap=", "tap="),
+        ("--net", "id=,tap=a", "id="),
+        ("--net", "tap=a,vlan=", "vlan="),
+        ("--net", "fd=", "fd="),
+        ("--net", "vhost_user=on,socket=\"\"", "socket=\"\""),
+        ("--net", "vdpa=", "vdpa="),
+        ("--net-vf", "pf=a,index=0,tap=", "tap="),
+        ("--disk", "path=", "path="),
+        ("--disk", "path=/d,id=", "id="),
+        ("--fs", "tag=,socket=/s", "tag="),
+        ("--pmem", "file=", "file="),
+        ("--vsock", "cid=3,socket=", "socket="),
+        ("--vdpa", "path=", "path="),
+        ("--device", "path=/d,id=", "id="),
+        ("--memory-zone", "id=,size=1G", "id="),
+        ("--rng", "src=", "src="),
+        ("--tpm", "socket=", "socket="),
+        ("--balloon", "size=", "size="),
+        ("--console", "tty,id=", "id="),
+    ] {
+        let line = usage(&["--kernel", "/k", option, value]);
+        assert!(
+            line.contains(&format!("{key}: the value is empty; give one, or leave the key out")),
+            "{value}: {line}"
+        );
+    }
+    // Cloud Hypervisor's examples have these.
+    printed(&["--kernel", "/k", "--net", "tap=a,mac=,ip=,mask=", "--print-config"]);
+    let empty = "not a device name; use printable characters";
+    for (json, what) in [
+        (json!({"net": [{"tap": ""}]}), "net[0].tap=: not the name of an interface"),
+        (json!({"net": [{"id": ""}]}), empty),
+        (json!({"disks": [{"path": "/d", "id": ""}]}), empty),
+        (json!({"pmem": [{"file": "/d", "id": ""}]}), empty),
+        (json!({"vsock": {"cid": 3, "socket": "/s", "id": ""}}), empty),
+        (json!({"serial": {"mode": "File", "file": ""}}), "the path is empty; give one"),
+        (json!({"console": {"mode": "Socket", "socket": ""}}), "the path is empty; give one"),
+        (json!({"debug_console": {"mode": "File", "file": ""}}), "the path is empty; give one"),
+        (json!({"memory": {"size": 0, "zones": [{"id": "a", "size": 1 << 30, "file": ""}]}}), "the path is empty"),
+    ] {
+        let mut vm = json!({"payload": {"kernel": "/k"}});
+        vm.as_object_mut().unwrap().extend(json.as_object().unwrap().clone());
+        let files = Files::new();
+        let file = files.write("vm.json", vm.to_string().as_bytes());
+        let line = Run::new(&["--config", &file, "--print-config"]).refused(WRONG);
+        assert!(line.contains(what), "{json}: {line}");
+    }
 }

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -174,6 +174,22 @@ fn a_migration_that_fails_is_an_error_for_who_waits() {
 }
 
 #[test]
+fn a_migration_that_succeeds_is_reported_to_who_waits() {
+    let (source, target, files) = (Vmm::start(&[]), Vmm::start(&[]), Files::new());
+    source.done(&["create", "--kernel", &files.idle_kernel(), "--memory", "size=64M", "--console", "off"]);
+    source.done(&["boot"]);
+    let url = format!("unix:{}", target.path("migration").display());
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| target.done(&["receive-migration", &url]));
+        // The target refuses this connection, and waits for a source.
+        wait_for("the target", || UnixStream::connect(target.path("migration")).is_ok());
+        assert_eq!(source.done(&["send-migration", &url, "--wait"]), "");
+        received.join().unwrap();
+    });
+    assert!(target.done(&["info", "--text"]).contains("state   Running"));
+}
+
+#[test]
 fn a_descriptor_that_is_no_tap_is_refused_by_the_vmm() {
     let vmm = Vmm::start(&[]);
     let files = Files::new();
@@ -217,6 +233,7 @@ fn the_vfs_of_a_running_vm_are_shown_and_changed() {
     let added = json_of(&vmm.done(&["add-net", "id=pf1,tap=rmv1,sriov_vfs=1"]));
     assert_eq!(added["id"], json!("pf1"));
     assert!(json_of(&vmm.done(&["counters"]))["pf1"]["rx_frames"].is_u64());
+    assert!(vmm.done(&["counters", "--explain", "rx_frames"]).contains("rx_frames"));
     vmm.done(&["pause"]);
     assert_eq!(json_of(&vmm.done(&["info"]))["state"], json!("Paused"));
     vmm.done(&["resume"]);

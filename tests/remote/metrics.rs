@@ -35,6 +35,13 @@ fn value(metrics: &HashMap<Series, f64>, name: &str, labels: &[(&str, &str)]) ->
 }
 
 #[test]
+fn a_counter_is_explained_without_a_vm() {
+    let vmm = Vmm::start(&[]);
+    let text = vmm.done(&["counters", "--explain", "rx_stale"]);
+    assert!(text.starts_with("net rx_stale (frames): Frames that arrived before the driver was ready"), "{text}");
+}
+
+#[test]
 fn a_pf_and_its_vfs_have_metrics_of_their_own() {
     let vmm = Vmm::start(&[]);
     let before = parse(&vmm.done(&["metrics"]));

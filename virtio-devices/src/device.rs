@@ -2,7 +2,9 @@
 
 pub(crate) mod config;
 pub(crate) mod counters;
+pub(crate) mod driver_log;
 pub(crate) mod failures;
+pub(crate) mod fault;
 pub(crate) mod host_nic;
 pub(crate) mod queue_worker;
 pub(crate) mod rate_limiter;
@@ -19,6 +21,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::backend::{DoorbellPages, MemoryUser};
 use crate::device::config::ConfigField;
+use crate::device::driver_log::DriverLog;
 use crate::device::host_nic::HostNic;
 use crate::memory::SharedQueue;
 use crate::memory::file_mapping::FileMapping;
@@ -188,6 +191,8 @@ pub struct Start {
     pub queues: Vec<(u16, SharedQueue)>,
     /// Interrupts of the device.
     pub interrupts: Arc<Interrupts>,
+    /// The log of the driver's commands, if they are logged.
+    pub log: Option<Arc<DriverLog>>,
 }
 
 /// A thread that runs queues.

@@ -1,6 +1,7 @@
 //! A virtio device as a PCI function: the same type for a plain device, a PF and a VF.
 
 mod config_access;
+mod faults;
 pub(crate) mod host;
 mod layout;
 mod resets;
@@ -8,27 +9,26 @@ mod run;
 mod signals;
 mod state;
 mod told;
+mod whole_device;
 
 use std::io;
 use std::sync::Arc;
 
 use log::warn;
 use pci::{
-    BarIndex, BarKind, ConfigShape, ConfigSpace, Device, Dword, DwordWrite, Effects, Function, Identity, Reach,
-    ResetKind, Rid, Role, ShapeError, VfIndex, Window, WindowId,
+    BarIndex, BarKind, ConfigShape, ConfigSpace, Dword, DwordWrite, Effects, Function, Identity, Reach, Rid, Role,
+    ShapeError, WindowId,
 };
 use virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 
 use self::layout::Place;
 pub(crate) use self::layout::{Layout, MEMORY_BAR, REGISTERS_BAR, Spacing};
 use self::run::Run;
-use crate::function::host::queues_changed;
 use crate::os::thread::Thread;
 use crate::transport::{Change, Transport};
 use crate::{
-    ConnectError, DeviceState, DmaSpace, FunctionStatus, HostNic, Inspect, IommuAttachment, Lifecycle, MemoryUser,
-    NeedsResetObserver, NewBackend, NotResumed, Outcome, QueueError, ResetBy, SriovStatus, Start, StateError, Status,
-    VirtioDevice,
+    ConnectError, DmaSpace, DriverLog, IommuAttachment, NeedsResetObserver, NewBackend, Outcome, QueueError, ResetBy,
+    Start, Status, VirtioDevice,
 };
 
 /// The Vendor ID of virtio devices (`virtio 1.4 §4.1.2`).
@@ -77,6 +77,10 @@ pub struct VirtioFunction<D> {
     start_failures: u64,
     /// The cause of the last reset while a driver used the function.
     reset_by: ResetBy,
+    /// The cause of the last disabling of the VFs, of a PF.
+    vfs_disabled_by: ResetBy,
+    /// The log of the driver's actions, if they are logged.
+    log: Option<Arc<DriverLog>>,
     /// Error of the host's last attempt to resume the function.
     not_resumed: Option<io::Error>,
 }
@@ -137,6 +141,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             paused,
             start_failures,
             reset_by: ResetBy::default(),
+            vfs_disabled_by: ResetBy::default(),
+            log: None,
             not_resumed,
         })
     }
@@ -197,6 +203,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     fn change(&mut self, powered: bool, change: impl FnOnce(&mut Self) -> Outcome) -> Outcome {
         let had_queues = self.run.is_some();
         let mut outcome = change(self);
+        self.note_disabled(outcome.effects);
         if let Some(kind) = outcome.effects.reset.take() {
             self.note_reset(kind);
             self.transport.reset();
@@ -372,6 +379,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             features: transport.features(),
             queues: run.queues().to_vec(),
             interrupts: Arc::clone(transport.interrupts()),
+            log: self.log.clone(),
         };
         run.start(&mut self.device, start)
     }
@@ -424,105 +432,6 @@ impl<D: VirtioDevice> Function for VirtioFunction<D> {
 
     fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8], powered: bool) -> Outcome {
         self.change(powered, |this| this.bar_store(bar, offset, data))
-    }
-}
-
-/// A function that is neither a PF nor a VF is a whole device.
-impl<D: VirtioDevice> Device for VirtioFunction<D> {
-    type Stopping = Thread;
-
-    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
-        if rid == self.rid { Function::config_read(self, reg) } else { pci::spec::ALL_ONES }
-    }
-
-    fn config_write(&mut self, rid: Rid, reg: Dword, write: DwordWrite) -> Outcome {
-        if rid == self.rid { Function::config_write(self, reg, write, true) } else { Outcome::none() }
-    }
-
-    fn mmio_read(&mut self, window: WindowId, offset: u64, data: &mut [u8]) {
-        match window {
-            WindowId::Bar(bar) => self.bar_read(bar, offset, data),
-            WindowId::VfBar(_) => data.fill(0xff),
-        }
-    }
-
-    fn mmio_write(&mut self, window: WindowId, offset: u64, data: &[u8]) -> Outcome {
-        match window {
-            WindowId::Bar(bar) => self.bar_write(bar, offset, data, true),
-            WindowId::VfBar(_) => Outcome::none(),
-        }
-    }
-
-    fn may_send(&self, rid: Rid) -> bool {
-        rid == self.rid && self.config.bus_master()
-    }
-
-    fn windows(&self, out: &mut Vec<Window>) {
-        self.config.windows(out);
-    }
-
-    fn reset(&mut self, kind: ResetKind) -> Outcome {
-        Function::reset(self, kind, true)
-    }
-}
-
-impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
-    fn config_is_static(&self, _rid: Rid) -> bool {
-        self.is_config_static()
-    }
-
-    fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
-        vf.is_none().then(|| FunctionStatus { exists: true, driver: self.status(), reset_by: self.reset_by })
-    }
-
-    fn sriov_status(&self) -> Option<SriovStatus> {
-        None
-    }
-
-    fn host_nic(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
-        if vf.is_none() { self.device.host_nic() } else { None }
-    }
-
-    fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
-        Self::observe_needs_reset(self, observer);
-    }
-
-    fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {
-        out.extend(self.device.memory_user().map(|user| (None, user)));
-    }
-}
-
-impl<D: VirtioDevice> Lifecycle for VirtioFunction<D> {
-    fn pause(&mut self) -> Outcome {
-        queues_changed(Reach::Function(self.rid), self.hold())
-    }
-
-    fn resume(&mut self) -> Outcome {
-        queues_changed(Reach::Function(self.rid), self.release(true))
-    }
-
-    fn pause_function(&mut self, vf: Option<VfIndex>) -> Outcome {
-        if vf.is_none() { self.pause() } else { Outcome::none() }
-    }
-
-    fn resume_function(&mut self, vf: Option<VfIndex>) -> Outcome {
-        if vf.is_none() { self.resume() } else { Outcome::none() }
-    }
-
-    fn connect(&mut self, vf: Option<VfIndex>, new: &mut NewBackend) -> Result<(), ConnectError> {
-        if vf.is_none() { Self::connect(self, new) } else { Err(ConnectError::NoNic) }
-    }
-
-    fn take_not_resumed(&mut self) -> Option<NotResumed> {
-        Self::take_not_resumed(self).map(|error| NotResumed { vf: None, error })
-    }
-
-    fn save(&self) -> Result<Option<DeviceState>, StateError> {
-        self.save_device(None).map(Some)
-    }
-
-    fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
-        self.restore_alone(state)
     }
 }
 

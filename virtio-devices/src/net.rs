@@ -270,6 +270,7 @@ impl VirtioDevice for Net {
             announce: self.state.announces(),
             queue_pairs: self.spec.queue_pairs,
             mtu: self.spec.mtu.unwrap_or(0),
+            rate: self.rate(),
         };
         config.read(offset, data);
     }

@@ -16,9 +16,9 @@ use crate::function::host::queues_changed;
 use crate::function::{FunctionError, REGISTERS_BAR, Spacing, VirtioFunction, device_id};
 use crate::os::thread::Thread;
 use crate::{
-    ConnectError, DeviceState, Doorbell, DoorbellObserver, FunctionStatus, HostNic, Inspect, IommuAttachment,
-    Lifecycle, Memory, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome, Signals, SriovStatus,
-    StateError, VirtioDevice,
+    ConnectError, DeviceState, Doorbell, DoorbellObserver, Fault, FaultError, FunctionStatus, HostNic, Inspect,
+    IommuAttachment, Lifecycle, Memory, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome,
+    Signals, SriovStatus, StateError, VirtioDevice,
 };
 
 /// Reason why devices cannot form a PF and its VFs.
@@ -241,13 +241,17 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
 
     fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
         let Some(index) = vf else { return self.pf().function_status(None) };
-        let exists = index.0 < self.functions.num_visible();
+        let exists = index.0 < self.functions.num_visible() && !self.functions.is_removed(index);
         let vf = self.vf(index)?;
         Some(FunctionStatus { exists, driver: vf.status(), reset_by: vf.reset_by() })
     }
 
     fn sriov_status(&self) -> Option<SriovStatus> {
-        self.sriov().map(|sriov| SriovStatus { num_vfs: sriov.num_vfs(), vf_enable: sriov.vf_enable() })
+        self.sriov().map(|sriov| SriovStatus {
+            num_vfs: sriov.num_vfs(),
+            vf_enable: sriov.vf_enable(),
+            disabled_by: self.pf().vfs_disabled_by(),
+        })
     }
 
     fn host_nic(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
@@ -256,6 +260,11 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
 
     fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
         self.functions.functions().for_each(|function| function.observe_needs_reset(observer));
+    }
+
+    fn log_drivers(&mut self, name: &dyn Fn(Option<VfIndex>) -> String) {
+        let functions = std::iter::once(None).chain((0..).map(VfIndex).map(Some)).zip(self.functions.functions_mut());
+        functions.for_each(|(vf, function)| function.log_driver(&name(vf)));
     }
 
     fn memory_users(&self, out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {
@@ -298,6 +307,18 @@ impl<D: VirtioDevice> Lifecycle for NetSriov<D> {
 
     fn connect(&mut self, vf: Option<VfIndex>, new: &mut NewBackend) -> Result<(), ConnectError> {
         self.function_mut(vf).ok_or(ConnectError::NoNic)?.connect(new)
+    }
+
+    fn inject(&mut self, vf: Option<VfIndex>, fault: Fault) -> Result<Outcome, FaultError> {
+        let powered = self.functions.is_powered();
+        match (vf, fault) {
+            (None, Fault::RefuseVfEnable { count }) => {
+                self.functions.fail_enables(count);
+                Ok(Outcome::none())
+            }
+            (Some(index), Fault::Removal) => self.functions.remove_vf(index).ok_or(FaultError::NoVf),
+            (vf, fault) => self.function_mut(vf).ok_or(FaultError::NoVf)?.inject(fault, powered),
+        }
     }
 
     fn take_not_resumed(&mut self) -> Option<NotResumed> {

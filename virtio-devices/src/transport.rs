@@ -5,8 +5,10 @@
 
 pub(crate) mod features;
 pub(crate) mod interrupt;
+pub(crate) mod lost_interrupts;
 mod register;
 mod state;
+mod trace;
 
 use std::sync::Arc;
 

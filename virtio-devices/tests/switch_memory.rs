@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use virtio_devices::{
-    GuestMap, Interrupts, Memory, Net, NetSpec, Policy, RateLimits, Start, Switch, SwitchMode, SwitchSpec,
-    VirtioDevice, Worker,
+    GuestMap, Interrupts, Memory, Net, NetSpec, Start, Switch, SwitchMode, SwitchSpec, VirtioDevice, Worker,
 };
 use vm_memory::GuestAddress;
 
@@ -85,20 +84,7 @@ fn a_reserved_port_costs_less_than_1_kib_and_no_thread() {
 
 fn nic(switch: &Switch, port: u16) -> Net {
     let [high, low] = port.to_be_bytes();
-    let spec = NetSpec {
-        id: format!("pf0v{port}"),
-        mac: [2, 0, 0, 0, high, low],
-        mtu: None,
-        queue_pairs: 1,
-        queue_size: 256,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
-        policy: Policy::default(),
-        link_up: true,
-    };
+    let spec = NetSpec::new(&format!("pf0v{port}"), [2, 0, 0, 0, high, low]);
     Net::new(spec, switch.port(port).unwrap()).unwrap()
 }
 
@@ -106,5 +92,5 @@ fn nic(switch: &Switch, port: u16) -> Net {
 fn started(nic: &mut Net, memory: &GuestMap) -> Vec<Worker> {
     let memory = Memory::new(memory.clone());
     let interrupts = Arc::new(Interrupts::new(3, 0));
-    nic.start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts }).unwrap()
+    nic.start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts, log: None }).unwrap()
 }

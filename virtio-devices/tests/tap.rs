@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "what a test needs and lacks fails it")]
 
 #[path = "../src/testing/driver_queue.rs"]
-#[allow(dead_code, reason = "the tests of the crate use the rest")]
+#[allow(dead_code, unreachable_pub, reason = "the crate exports it, and its tests use the rest")]
 mod driver;
 #[path = "tap/host.rs"]
 mod host;

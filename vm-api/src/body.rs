@@ -2,6 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use option_derive::{Options, Schema};
 use serde::{Deserialize, Serialize};
@@ -181,7 +182,72 @@ impl SetVf {
     ///
     /// Fails with the fault of the value, or if there is no such argument.
     pub fn set_argument(&mut self, name: &str, text: &str) -> Result<(), String> {
+        if text.is_empty() {
+            return Err("the value is empty; give one, or leave the argument out".to_string());
+        }
         self.set(name, text).unwrap_or_else(|| Err(format!("there is no argument {name}")))
+    }
+}
+
+/// The largest number of interrupts or enables that a fault concerns.
+pub const MOST_FAULTS: u32 = 1000;
+
+/// The body of `vm.inject-fault`: a fault of one function of a virtio device, for tests of its driver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Schema)]
+#[serde(deny_unknown_fields)]
+#[schema(name = "VmInjectFault")]
+pub struct InjectFault {
+    /// The device's id, as given or as in `vm.info`.
+    #[schema(limits = ID)]
+    pub id: String,
+    /// The fault.
+    pub fault: Fault,
+    /// The VF's index, from 0. Without one the fault is in the device's own function, such as the PF.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u16>,
+    /// Number of interrupts to lose, or of enables to refuse; 0 ends the fault. Without a number, 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 0, maximum = 1000)]
+    pub count: Option<u32>,
+    /// The MSI-X vector whose interrupts are lost; without one, those of all vectors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vector: Option<u16>,
+}
+
+/// A fault of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// The function asks its driver, which must be ready, for a reset (DEVICE_NEEDS_RESET).
+    NeedsReset,
+    /// The next interrupts do not arrive.
+    LoseInterrupts,
+    /// The PF leaves VF Enable clear at the next writes that would set it.
+    RefuseVfEnable,
+    /// The function disappears without a request: a VF until the VFs are disabled, a device permanently.
+    SurpriseRemoval,
+}
+
+impl Fault {
+    /// The name, as in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NeedsReset => "needs-reset",
+            Self::LoseInterrupts => "lose-interrupts",
+            Self::RefuseVfEnable => "refuse-vf-enable",
+            Self::SurpriseRemoval => "surprise-removal",
+        }
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const ALL: [Fault; 4] =
+            [Fault::NeedsReset, Fault::LoseInterrupts, Fault::RefuseVfEnable, Fault::SurpriseRemoval];
+        let named = ALL.into_iter().find(|fault| fault.name() == text);
+        named.ok_or_else(|| format!("give one of {}", ALL.map(Fault::name).join(", ")))
     }
 }
 
@@ -199,6 +265,23 @@ pub enum Link {
 mod tests {
     use super::*;
     use crate::config::net::policy::Vlans;
+
+    #[test]
+    fn each_fault_has_the_same_name_in_json_and_as_an_argument() {
+        for name in ["needs-reset", "lose-interrupts", "refuse-vf-enable", "surprise-removal"] {
+            let fault: Fault = name.parse().unwrap();
+            assert_eq!((fault.name(), serde_json::to_value(fault).unwrap()), (name, name.into()));
+        }
+        assert!("flr".parse::<Fault>().unwrap_err().starts_with("give one of needs-reset, "));
+    }
+
+    #[test]
+    fn an_empty_argument_is_refused() {
+        for argument in SetVf::arguments() {
+            let refused = SetVf::default().set_argument(argument.name, "").unwrap_err();
+            assert!(refused.starts_with("the value is empty"), "{}: {refused}", argument.name);
+        }
+    }
 
     #[test]
     fn every_setting_of_a_policy_has_an_argument_that_sets_it() {

@@ -42,6 +42,7 @@ pub use crate::config::debug_console::DebugConsoleConfig;
 pub use crate::config::device::DeviceConfig;
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use crate::config::error::{ConfigError, Problem};
+pub use crate::config::keys::Key;
 pub use crate::config::landlock::{LandlockAccess, LandlockConfig};
 pub use crate::config::mac::{MacAddress, MacChoice, ParseMacError};
 pub use crate::config::memory::zone::MemoryZoneConfig;
@@ -54,7 +55,7 @@ pub use crate::config::net::vf_range::VfRange;
 pub use crate::config::net::vhost::{Vhost, VhostMode};
 pub use crate::config::net::{NetConfig, NetVf, VfConfig};
 pub use crate::config::numa::{NumaConfig, NumaDistance};
-pub use crate::config::option::{Argument, Key, Options, help};
+pub use crate::config::option::{Argument, Options, help};
 pub use crate::config::platform::{PciSegmentConfig, PlatformConfig};
 pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::restore::{

@@ -141,6 +141,8 @@ pub struct SriovInfo {
     pub mac: MacAddress,
     /// Backend of the PF's own packets.
     pub backend: BackendInfo,
+    /// Link state of the PF itself.
+    pub link: Link,
     /// True while the PF's own function waits for its driver to reset it (DEVICE_NEEDS_RESET). Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,

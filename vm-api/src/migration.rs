@@ -219,7 +219,8 @@ pub struct MigrationProgress {
 /// The parts of the guest's downtime, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 pub struct DowntimeParts {
-    /// From the first vCPU's stop until the target's vCPUs run. The sum of the parts below.
+    /// From the first vCPU's stop until the target's vCPUs run. The sum of the parts below, of which a receiver
+    /// knows only the last.
     pub total_us: u64,
     /// vCPUs, devices and backends stop.
     pub stop_us: u64,

@@ -15,6 +15,7 @@ pub fn components() -> Vec<Definition> {
     all.reference::<body::Resize>();
     all.reference::<body::ResizeZone>();
     all.reference::<body::ResizeDisk>();
+    all.reference::<body::InjectFault>();
     all.reference::<body::SnapshotConfig>();
     all.reference::<config::RestoreConfig>();
     all.reference::<migration::SendMigration>();

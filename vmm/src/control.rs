@@ -8,6 +8,7 @@ mod connect;
 mod connection;
 mod counter_texts;
 mod failure;
+mod final_report;
 mod info;
 pub(crate) mod instance;
 mod live_migration;
@@ -20,6 +21,7 @@ mod ready;
 mod resize;
 mod set_vf;
 mod signals;
+mod sockets;
 pub(crate) mod startup;
 mod unlogged_links;
 
@@ -35,6 +37,7 @@ use crate::api::info::{PciDeviceInfo, VmmPingResponse};
 use crate::api::{Action, Failure, NewDevice, Reply, Resize};
 use crate::config::{PlannedVm, VmConfig};
 use crate::control::active_migration::ActiveMigration;
+use crate::control::final_report::Followers;
 use crate::control::instance::{Added, GuestOutcome, Instance};
 use crate::control::metrics::{Process, metrics};
 use crate::control::opening::{OpenedResources, PendingOpen};
@@ -67,6 +70,8 @@ struct ControlLoop {
     events: Events,
     began: Instant,
     no_shutdown: bool,
+    /// True if clients may ask for faults.
+    fault_injection: bool,
     /// Limits of open files and other resources.
     limits: HostLimits,
     /// Action whose resources are being opened.
@@ -81,6 +86,8 @@ struct ControlLoop {
     live: Option<ActiveMigration>,
     /// Progress of the current or last migration.
     progress: Option<Progress>,
+    /// Clients that follow it.
+    followers: Followers,
     /// Output of the log.
     log: Option<Arc<LogOutput>>,
 }
@@ -98,6 +105,7 @@ impl ControlLoop {
         }
         // The snapshot's files are removed before the program exits.
         self.snapshot_ended();
+        self.report_end();
         ended
     }
 
@@ -384,6 +392,11 @@ impl ControlLoop {
             Action::Info => Ok(json(&info::info(self.created()?))),
             Action::Counters => Ok(json(&info::counters(self.running()?))),
             Action::SetVf(change, fds) => self.created()?.set_vf(&change, fds).map(|()| Reply::Done),
+            Action::InjectFault(_) if !self.fault_injection => {
+                let what = "faults on demand are off; start the program with --fault-injection";
+                Err(Failure::new(ErrorKind::Conflict, what))
+            }
+            Action::InjectFault(fault) => self.created()?.inject_fault(&fault).map(|()| Reply::Done),
             // Usually handled in other threads.
             Action::Snapshot(_) | Action::Restore(..) | Action::ReceiveMigration(..) => {
                 Err(Failure::new(ErrorKind::Conflict, "another action is in progress; try again"))

@@ -18,8 +18,11 @@ pub enum Error {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The API socket cannot be opened.
-    #[error(transparent)]
+    #[error("--api-socket {0}")]
     Api(#[from] SocketError),
+    /// The socket for readers cannot be opened.
+    #[error("--read-only-socket {0}")]
+    ReadOnly(SocketError),
     /// The event monitor cannot be opened.
     #[error(transparent)]
     EventMonitor(#[from] MonitorError),
@@ -50,7 +53,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Config(error) => (&error.problem).into(),
-            Self::Api(error) => error.kind(),
+            Self::Api(error) | Self::ReadOnly(error) => error.kind(),
             Self::EventMonitor(error) => error.kind(),
             Self::Landlock(error) => error.kind(),
             Self::Vm(error) => error.kind(),

@@ -482,14 +482,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_written_from_its_beginning() {
+    fn a_file_keeps_what_it_has() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("serial");
-        std::fs::write(&path, "what was there before").unwrap();
+        std::fs::write(&path, "before ").unwrap();
         let config = ConsoleConfig { file: Some(path.clone()), ..ConsoleConfig::new(ConsoleMode::File) };
         let console = SerialConsole::open(&config).unwrap().unwrap();
         console.port().write(DATA, b'x');
-        assert_eq!(std::fs::read(&path).unwrap(), b"x");
+        assert_eq!(std::fs::read(&path).unwrap(), b"before x");
         let config = ConsoleConfig { file: Some(path.join("below a file")), ..config };
         let error = SerialConsole::open(&config).unwrap_err().to_string();
         assert!(error.starts_with("--serial file=") && !error.contains('\n'), "{error}");

@@ -22,6 +22,7 @@ mod power;
 mod powered;
 mod reclaiming;
 mod saved;
+mod taken;
 mod threads_needed;
 mod watchdog;
 
@@ -168,6 +169,7 @@ impl Vm {
         cancel: Option<&Cancel>,
     ) -> Result<Self, VmError> {
         limits.reserve(&plan.devices, config.cpus.max_vcpus)?;
+        limits.excess(config.memory.wanted()).iter().for_each(|line| log::warn!("{line}"));
         let kvm = Kvm::open()?;
         let (vcpus, max_vcpus) = vcpus(&kvm, &config.cpus)?;
         if config.cpus.features.amx {
@@ -370,7 +372,8 @@ impl Vm {
         if triple_faults.is_power_of_two() {
             log::warn!(
                 "the guest reboots after a triple fault (number {triple_faults}); if it never comes up, look at its \
-                 last output: --serial tty --cmdline \"console=ttyS0 earlyprintk=ttyS0\""
+                 last output: {}",
+                self.way_to_output()
             );
         }
         self.reset()

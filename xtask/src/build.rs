@@ -25,13 +25,14 @@ pub(crate) fn commands(workspace: &Path) -> Result<Vec<PathBuf>> {
 /// Arguments that build the fixtures, optimised because they take part in measurements.
 const FIXTURES: &[&str] = &["build", "--release", "--bin", "vhost-user-net", "--bin", "vduse-net", "--bin", "vdpa-dev"];
 
-/// Arguments that build the command under test and the fixtures, optimised. A single build shares their dependencies,
-/// and overlaps their last steps, each of which has one thread.
+/// Arguments that build the command under test, its client and the fixtures, optimised. A single build shares their
+/// dependencies, and overlaps their last steps, each of which has one thread.
 fn optimised() -> Vec<&'static str> {
-    [FIXTURES, &["--bin", "cloud-hypervisor"]].concat()
+    [FIXTURES, &["--bin", "cloud-hypervisor", "--bin", "ch-remote"]].concat()
 }
 
-/// Builds the command under test and the fixtures, optimised. Returns the command and the folder of the fixtures.
+/// Builds the command under test, its client next to it, and the fixtures, optimised. Returns the command and the
+/// folder of the fixtures.
 pub(crate) fn vmm_and_fixtures(workspace: &Path) -> Result<(PathBuf, PathBuf)> {
     let built = build(workspace, "cloud-hypervisor and the fixtures, optimised", &optimised())?;
     Ok((only(&built, "cloud-hypervisor")?, folder_of_fixtures(&built)?))

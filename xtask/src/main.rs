@@ -96,7 +96,7 @@ enum Task {
         #[arg(long, conflicts_with = "qemu")]
         vmm: Option<PathBuf>,
     },
-    /// Fills target/dist with static binaries, shell completions, man pages, unit files and licences
+    /// Fills target/dist with static binaries, shell completions, man pages, documents, unit files and licences
     Dist,
     /// Rewrites the generated parts of checked-in files: the schemas of api/openapi.yaml, and tables of options in docs
     Generate,

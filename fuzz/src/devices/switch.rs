@@ -6,11 +6,10 @@
 //! address that one of the ports may use, and stays within the rate.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 
 use virtio_devices::testing::SwitchSteps;
-use virtio_devices::{GuestMap, NetSpec, Policy, RateLimits, SharedQueue};
-use virtio_queue::{Queue, QueueT};
+use virtio_devices::testing::driver_queue::{DriverQueue, WRITE};
+use virtio_devices::{GuestMap, NetSpec, Policy};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::input::{Input, Seed};
@@ -24,13 +23,10 @@ const END: u64 = 0x8_0000;
 /// A ring's room; each port has three.
 const RING: u64 = 0x2000;
 const AVAILABLE: u64 = 0x400;
-const USED: u64 = 0x800;
 /// The buffers of the honest drivers: the sizes of a port's area, and of each buffer.
 const BUFFERS: u64 = 0x1_0000;
 const BUFFER: u64 = 0x800;
 
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
 /// The length of a frame's header.
 const HEADER: usize = 12;
 
@@ -67,12 +63,6 @@ fn put(at: u64, bytes: &[u8]) {
     RAM.with(|ram| _ = ram.write(bytes, GuestAddress(at)));
 }
 
-fn get<const N: usize>(at: u64) -> [u8; N] {
-    let mut bytes = [0; N];
-    RAM.with(|ram| ram.read_slice(&mut bytes, GuestAddress(at))).expect("in guest memory");
-    bytes
-}
-
 fn mac(port: u8) -> [u8; 6] {
     [0x52, 0x54, 0, 0, 0, port]
 }
@@ -83,39 +73,26 @@ fn place(port: u8, queue: u8) -> u64 {
     base + RING * (3 * u64::from(port % 2) + u64::from(queue))
 }
 
-fn queue(port: u8, index: u8) -> (u16, SharedQueue) {
-    let at = place(port, index);
-    let mut queue = Queue::new(SIZE).expect("a power of two");
-    queue.try_set_desc_table_address(GuestAddress(at)).expect("aligned");
-    queue.try_set_avail_ring_address(GuestAddress(at + AVAILABLE)).expect("aligned");
-    queue.try_set_used_ring_address(GuestAddress(at + USED)).expect("aligned");
-    queue.set_ready(true);
-    (index.into(), Arc::new(parking_lot::Mutex::new(queue)))
+/// The driver's side of the receive, the transmit and, of a hostile port, the control queue.
+fn queues<const N: usize>(ram: &GuestMap, port: u8) -> [DriverQueue; N] {
+    std::array::from_fn(|queue| {
+        let at = place(port, queue as u8);
+        DriverQueue::at(ram, [at, at + AVAILABLE, at + 0x800], SIZE)
+    })
 }
 
 fn spec(port: u8) -> NetSpec {
     NetSpec {
-        id: format!("v{port}"),
-        mac: mac(port),
-        mtu: None,
-        queue_pairs: 1,
         queue_size: SIZE,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
         policy: Policy { address: Some(mac(port)), spoof_check: true, trusted: false, ..Policy::default() },
-        link_up: true,
+        ..NetSpec::new(&format!("v{port}"), mac(port))
     }
 }
 
 /// The honest drivers' side.
-#[derive(Default)]
 struct Honest {
-    /// By port and queue, the number of chains made available, and of used ones seen.
-    offered: [[u16; 2]; 2],
-    seen: [[u16; 2]; 2],
+    /// Queues by port.
+    queues: [[DriverQueue; 2]; 2],
     reached: u64,
     /// Number of frames received from hostile ports.
     strange: u64,
@@ -156,37 +133,18 @@ impl Honest {
 
     /// Makes the buffer with this number available in the descriptor of the same number.
     fn offer(&mut self, port: usize, queue: usize, number: u16, (len, flags): (u32, u16)) {
-        let at = place(2 + port as u8, queue as u8);
-        let buffer = Self::buffer(port, number).to_le_bytes();
-        let descriptor = [&buffer[..], &len.to_le_bytes(), &flags.to_le_bytes(), &[0, 0]].concat();
-        put(at + 16 * u64::from(number), &descriptor);
-        let offered = &mut self.offered[port][queue];
-        put(at + AVAILABLE + 4 + 2 * u64::from(*offered % SIZE), &number.to_le_bytes());
-        *offered = offered.wrapping_add(1);
-        put(at + AVAILABLE + 2, &offered.to_le_bytes());
-    }
-
-    /// The next used buffer of a queue.
-    fn used(&mut self, port: usize, queue: usize) -> Option<(u32, u32)> {
-        let at = place(2 + port as u8, queue as u8) + USED;
-        let seen = &mut self.seen[port][queue];
-        if u16::from_le_bytes(get(at + 2)) == *seen {
-            return None;
-        }
-        let element = at + 4 + 8 * u64::from(*seen % SIZE);
-        *seen = seen.wrapping_add(1);
-        Some((u32::from_le_bytes(get(element)), u32::from_le_bytes(get(element + 4))))
+        let queue = &mut self.queues[port][queue];
+        queue.set_raw(number, (Self::buffer(port, number), len, flags, 0));
+        queue.offer(number);
     }
 
     /// Receives the frames at a port, checks them, and provides the buffers again. Returns true if `expected` was among
     /// them.
     fn receive(&mut self, port: usize, expected: &[u8]) -> bool {
         let (mut found, mut further) = (false, 0_u16);
-        while let Some((head, len)) = self.used(port, 0) {
+        while let Some((head, len)) = self.queues[port][0].take_one_used() {
             assert!(head < 8 && u64::from(len) <= BUFFER, "a buffer that was not provided: {head} {len}");
-            let mut got = vec![0; len as usize];
-            let at = Self::buffer(port, head as u16);
-            RAM.with(|ram| ram.read_slice(&mut got, GuestAddress(at))).expect("in guest memory");
+            let got = self.queues[port][0].bytes(Self::buffer(port, head as u16), len as usize);
             // Further buffers of a frame do not begin with a header.
             if further == 0 {
                 further = u16::from_le_bytes([got[10], got[11]]);
@@ -217,45 +175,35 @@ fn run_to_end(input: &[u8]) -> (u64, u64, u64) {
     let on = |bit: u8, features| if choice >> bit & 1 == 1 { features } else { 0 };
     let features = ALWAYS | on(0, OFFLOADS) | on(1, MERGED) | on(2, EVENT_IDX);
     put(0, &[0; END as usize]);
-    let ports = (0..4).map(|port| (spec(port), (0..if port < 2 { 3 } else { 2 }).map(|n| queue(port, n)).collect()));
     let ram = RAM.with(Clone::clone);
+    let mut hostile: [[DriverQueue; 3]; 2] = [0, 1].map(|port| queues(&ram, port));
+    let mut honest = Honest { queues: [2, 3].map(|port| queues(&ram, port)), reached: 0, strange: 0 };
+    let ports = hostile.iter().map(|queues| &queues[..]).chain(honest.queues.iter().map(|queues| &queues[..]));
+    let ports = (0..).zip(ports).map(|(port, queues)| {
+        let queues = (0..).zip(queues).map(|(index, queue)| (index, queue.queue.clone()));
+        (spec(port), queues.collect())
+    });
     let rate = [None, NonZeroU32::new(1), NonZeroU32::new(100), NonZeroU32::new(10_000)][usize::from(choice >> 6)];
     let mut beyond = Beyond { rate, ..Beyond::default() };
     let mut steps = SwitchSteps::new(&ram, features, rate, ports.collect()).expect("descriptors are left");
-    let mut honest = Honest::default();
     for port in 0..2 {
         (0..8).for_each(|number| honest.offer(port, 0, number, (BUFFER as u32, WRITE)));
     }
-    let mut indexes = [[0; 3]; 2];
     while !input.is_empty() {
         match input.u8() % KINDS {
             RUN => check(&mut steps, &mut honest, &mut beyond),
-            kind => write(kind, &mut input, &mut indexes),
+            kind => write(kind, &mut input, &mut hostile),
         }
     }
     (honest.reached, honest.strange, beyond.frames)
 }
 
 /// Performs a write of a hostile driver.
-fn write(kind: u8, input: &mut Input<'_>, indexes: &mut [[u16; 3]; 2]) {
+fn write(kind: u8, input: &mut Input<'_>, queues: &mut [[DriverQueue; 3]; 2]) {
     let choice = input.u8();
     let (port, queue) = (choice & 1, choice >> 1 & 3);
     let at = place(port, queue.min(2));
-    let mut offer = |queue: u8, chain: &[(u64, u32, u16)]| {
-        let index = &mut indexes[usize::from(port)][usize::from(queue)];
-        let at = place(port, queue);
-        // The table has room for chains of two.
-        let head = *index % (SIZE / 2) * 2;
-        for (n, &(address, len, flags)) in (0..).zip(chain) {
-            let next = if usize::from(n) + 1 < chain.len() { NEXT } else { 0 };
-            let numbers = [(flags | next).to_le_bytes(), (head + n + 1).to_le_bytes()].concat();
-            let descriptor = [&address.to_le_bytes()[..], &len.to_le_bytes(), &numbers].concat();
-            put(at + 16 * u64::from(head + n), &descriptor);
-        }
-        put(at + AVAILABLE + 4 + 2 * u64::from(*index % SIZE), &head.to_le_bytes());
-        *index = index.wrapping_add(1);
-        put(at + AVAILABLE + 2, &index.to_le_bytes());
-    };
+    let [receive, transmit, _] = &mut queues[usize::from(port)];
     match kind {
         DESCRIPTOR => {
             let number = u64::from(input.u8() % SIZE as u8);
@@ -281,9 +229,12 @@ fn write(kind: u8, input: &mut Input<'_>, indexes: &mut [[u16; 3]; 2]) {
             let to = if addresses & 4 == 0 { mac(addresses & 3) } else { [0xff; 6] };
             put(at, &[&header[..], &to, &mac(addresses >> 3 & 3), &input.array::<6>()].concat());
             let first = u32::from(asks >> 1).min(len);
-            offer(1, &[(at, first, 0), (at + u64::from(first), len - first, 0)]);
+            transmit.add(&[(at, first, 0), (at + u64::from(first), len - first, 0)]);
         }
-        _ => offer(0, &[(0xe000 + u64::from(input.u16() & 0xfff), u32::from(input.u16() & 0xfff), WRITE)]),
+        _ => {
+            let buffer = (0xe000 + u64::from(input.u16() & 0xfff), u32::from(input.u16() & 0xfff), WRITE);
+            receive.add(&[buffer]);
+        }
     }
 }
 
@@ -301,7 +252,7 @@ fn check(steps: &mut SwitchSteps, honest: &mut Honest, beyond: &mut Beyond) {
         honest.receive(0, &[]);
         reached |= honest.receive(1, &frame);
     }
-    assert!(honest.used(0, 1).is_some(), "the frame was taken");
+    assert!(honest.queues[0][1].take_one_used().is_some(), "the frame was taken");
     assert!(reached || honest.strange > 0, "honest ports reach each other");
     assert!(!steps.needs_reset(2) && !steps.needs_reset(3), "a reset for what others did");
     honest.reached += u64::from(reached);

@@ -106,7 +106,7 @@ impl Machine {
             let _ = sender.send(far);
             Ok(near)
         };
-        let steps = VsockSteps::new(driver.memory.clone(), CID, features, connect).expect("a poll set");
+        let steps = VsockSteps::new(driver.receive.memory.clone(), CID, features, connect).expect("a poll set");
         Self { steps, driver, lines: HashMap::new(), programs: Vec::new(), connected, seen: (0, 0) }
     }
 
@@ -190,7 +190,7 @@ impl Machine {
 
     /// Lets the device take all packets. The last packet opens a connection, if there is a new one.
     fn transmit(&mut self, packet: Option<(Ports, (u32, u32), u16)>) {
-        while self.steps.transmit(&self.driver.transmit) == Step::More {}
+        while self.steps.transmit(&self.driver.transmit.queue) == Step::More {}
         self.driver.take_transmitted();
         while let Ok(stream) = self.connected.try_recv() {
             self.seen.0 += 1;
@@ -227,7 +227,7 @@ impl Machine {
     /// Lets the driver receive packets.
     fn receive(&mut self) {
         self.steps.look();
-        while self.steps.receive(&self.driver.receive) == Step::More {}
+        while self.steps.receive(&self.driver.receive.queue) == Step::More {}
         for (header, data) in self.driver.take_received() {
             let ports = (header.host, header.guest);
             assert_eq!(header.len as usize, data.len(), "the length of a packet's data");

@@ -12,7 +12,7 @@ use serde_json::Value;
 use virtio_devices::testing::{Driver, FakeDevice, Hosted, memory, nic};
 use virtio_devices::{
     AddressesState, BucketsState, DeviceSpecific, DeviceState, FunctionState, Lifecycle, Memory, NetSpec, NetSriov,
-    NicState, Policy, RateLimits, VirtioFunction, VirtioPci,
+    NicState, VirtioFunction, VirtioPci,
 };
 
 use crate::input::{Input, Seed};
@@ -50,20 +50,7 @@ fn device(is_nic: bool) -> Box<dyn VirtioPci> {
     let memory = MEMORY.with(Memory::clone);
     if is_nic {
         let socket = SOCKET.with(|socket| socket.try_clone().expect("a descriptor is left"));
-        let spec = NetSpec {
-            id: "_net0".into(),
-            mac: MAC,
-            mtu: None,
-            queue_pairs: 1,
-            queue_size: QUEUES[0],
-            offload_tso: true,
-            offload_ufo: true,
-            offload_csum: true,
-            standby: false,
-            limits: RateLimits::default(),
-            policy: Policy::default(),
-            link_up: true,
-        };
+        let spec = NetSpec { queue_size: QUEUES[0], ..NetSpec::new("_net0", MAC) };
         let net = nic(spec, vec![socket]).expect("a NIC");
         return Box::new(VirtioFunction::plain(net, PF, memory).expect("a function"));
     }

@@ -148,7 +148,7 @@ impl<'a> Target<'a> {
         };
         let actions = self.machine.on(event);
         assert!(!actions.contains(&Action::StartGuest), "the locks are taken before");
-        assert_eq!(actions.contains(&Action::TakeLocks), phase == Phase::Held && frame == Frame::Go);
+        assert_eq!(actions.contains(&Action::TakeLocks), phase == Phase::Held && matches!(frame, Frame::Go(_)));
         // This side's own work succeeds.
         let work = [
             (Action::PrepareVm, Event::Prepared),
@@ -230,7 +230,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         document(Frame::Offer, &[b"{\"config\":", b"{}}"]),
         frames(&[Frame::Keepalive]),
         document(Frame::State, &[b"{}"]),
-        frames(&[Frame::Go]),
+        frames(&[Frame::Go(None)]),
     ];
     let pages = [
         greeting(Role::Pages(0)),

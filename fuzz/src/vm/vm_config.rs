@@ -145,7 +145,7 @@ fn run_to_end(input: &[u8]) -> (bool, usize) {
 /// An option with all of its keys, each with a value that suits its syntax.
 fn every_key<T: Options>() -> String {
     let value = |syntax: &str| match syntax {
-        "<number>" | "<ms>" | "<id>" | "<priority>" => "2",
+        "<number>" | "<number>|<first>-<last>|*" | "<ms>" | "<id>" | "<priority>" => "2",
         "<Mbit/s>" => "100",
         "802.1q|802.1ad" => "802.1ad",
         "[<id>,<id>-<id>,...]" => "[7,10-19]",

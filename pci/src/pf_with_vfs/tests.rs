@@ -412,3 +412,18 @@ fn the_pfs_own_enables_are_nothing_to_its_vfs() {
     }
     assert!(events(&device).concat().is_empty());
 }
+
+#[test]
+fn a_removed_vf_reads_all_ones_until_vf_enable_is_cleared() {
+    let mut device = enabled(3);
+    let outcome = device.remove_vf(VfIndex(1)).unwrap();
+    assert_eq!((outcome.reach, outcome.stopping), (Reach::Device, vec![1]), "it is reset");
+    assert!(device.remove_vf(VfIndex(1)).is_none() && device.remove_vf(VfIndex(3)).is_none());
+    let present = |device: &PfWithVfs<Fake>| [0, 1, 2].map(|index| device.config_read(vf(index), COMMAND) != ALL_ONES);
+    assert_eq!(present(&device), [true, false, true]);
+    assert_eq!(device.visible().map(|(index, _)| index.0).collect::<Vec<_>>(), [0, 2]);
+    assert!(device.locate(BAR, SLICE).is_none() && device.locate(BAR, 2 * SLICE).is_some());
+    let _ = device.config_write(PF, CONTROL, DwordWrite::full(0));
+    let _ = device.config_write(PF, CONTROL, DwordWrite::full(9));
+    assert_eq!(present(&device), [true; 3]);
+}

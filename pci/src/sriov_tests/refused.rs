@@ -57,3 +57,22 @@ fn of_two_refused_writes_the_later_one_is_reported() {
     let table = Refused::MsixTable { offset: 2, len: 2 }.to_string();
     assert_eq!(table, "the MSI-X table takes 4 or 8 bytes at a multiple of 4, and not 2 bytes at 0x2");
 }
+
+#[test]
+fn a_failing_enable_leaves_no_trace_and_ends_by_itself() {
+    let mut sriov = sriov(8);
+    word(&mut sriov, NUM_VFS, 3);
+    sriov.fail_enables(2);
+    let told = "VF Enable stays clear: a fault that the host asked for";
+    assert_eq!(refused(word(&mut sriov, CONTROL, 1)).unwrap(), told);
+    let saved = sriov.save();
+    assert_eq!((sriov.num_visible(), saved.control), (0, 0));
+    // A state that is restored has no faults, and a reset keeps them.
+    let mut restored = sriov.clone();
+    restored.restore(&saved).unwrap();
+    assert_eq!((word(&mut restored, CONTROL, 1).refused, restored.num_visible()), (None, 3));
+    let _ = sriov.reset(ResetKind::Conventional);
+    word(&mut sriov, NUM_VFS, 3);
+    assert_eq!(refused(word(&mut sriov, CONTROL, 1)).unwrap(), told);
+    assert_eq!((word(&mut sriov, CONTROL, 1).refused, sriov.num_visible()), (None, 3));
+}

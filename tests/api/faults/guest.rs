@@ -3,15 +3,18 @@
 use crate::rig::code::{Code, drive};
 
 /// Address in guest memory of the host's command; the guest clears it when done.
-pub(super) const COMMAND: u32 = 0x30_0000;
+pub(crate) const COMMAND: u32 = 0x30_0000;
 /// Address at which the guest writes the status of the VF's device.
-pub(super) const STATUS: u32 = COMMAND + 4;
+pub(crate) const STATUS: u32 = COMMAND + 4;
 /// Enable two VFs, and start the first one's driver.
-pub(super) const ENABLE: u32 = 1;
+pub(crate) const ENABLE: u32 = 1;
 /// Reset the VF, and disable both.
-pub(super) const DISABLE: u32 = 2;
+pub(crate) const DISABLE: u32 = 2;
 /// The status of a device whose driver runs (`virtio 1.4 §2.1`): ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK.
-pub(super) const RUNNING: u32 = 0xf;
+pub(crate) const RUNNING: u32 = 0xf;
+
+/// Rings of the VF's receive queue; those of its transmit queue follow.
+pub(crate) const RINGS_AT: u32 = 0x40_0000;
 
 const ECAM: u32 = 0xe800_0000;
 /// The SR-IOV capability of the PF in slot 1 (`PCIe 6.2 §9.3.3`).
@@ -23,7 +26,7 @@ const REGISTERS: u32 = 0xd300_0000;
 const TABLE: u32 = 0xd400_0000;
 
 /// The guest's instructions.
-pub(super) fn code() -> Vec<u8> {
+pub(crate) fn code() -> Vec<u8> {
     let done = |code: Code| code.dword(COMMAND, 0);
     let (enable, disable) = (done(enable()), done(disable()));
     let len = |code: &Code| i32::try_from(code.0.len()).unwrap();
@@ -53,7 +56,7 @@ fn enable() -> Code {
         .word(VF + 4, 1 << 2)
         .word(VF + 0x7e, 1 << 15);
     // The control queue, which is the third, stays disabled.
-    let queues = drive(code, REGISTERS, TABLE, &[0, 1], 0, 0x40_0000);
+    let queues = drive(code, REGISTERS, TABLE, &[0, 1], 0, RINGS_AT);
     // mov al, [status]; and eax, 0xff; mov [STATUS], eax
     queues.bytes(&[&[0xa0], &(REGISTERS + 0x14).to_le_bytes(), &[0x25, 0xff, 0, 0, 0, 0xa3], &STATUS.to_le_bytes()])
 }

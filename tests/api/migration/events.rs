@@ -78,7 +78,15 @@ fn a_migration_reports_events_from_its_request_to_the_shutdown() {
     let events = told(&target, "migration-receive-finished");
     let expected = "migration-receive-ready migration-receive-started resumed migration-receive-finished";
     assert_eq!(names(&events), expected);
-    assert!(events.iter().all(|event| event["properties"].is_null()), "{events:?}");
+    let (finished, before) = events.split_last().unwrap();
+    assert!(before.iter().all(|event| event["properties"].is_null()), "{events:?}");
+    // The target reports it too: the source may have ended. It adds its own part to what the source has sent.
+    let [here, source_stopped] = [there, client].map(|mut client| progress(&mut client)["downtime"].clone());
+    let total = here["total_us"].as_u64().unwrap();
+    assert_eq!(finished["properties"]["downtime_us"], total.to_string());
+    let stopped =
+        ["stop_us", "save_us", "send_us"].map(|part| source_stopped[part].as_u64().unwrap()).iter().sum::<u64>();
+    assert!(total > stopped && total >= here["handover_us"].as_u64().unwrap(), "{here} {source_stopped}");
 }
 
 #[test]

@@ -130,7 +130,9 @@ fn taps_go_over_as_they_are_and_carry_frames_before_and_after() {
     let mut there = receive(&target, &url(&target));
     client.put_json("vm.send-migration", &json!({"destination_url": url(&target)})).expect(204);
     let ended = wait_for_state(&mut client, "failed");
-    assert!(ended["error"].as_str().unwrap().contains("apilocal"), "{ended}");
+    let error = ended["error"].as_str().unwrap();
+    assert!(error.contains("apilocal is in use by another process; if the source runs on this host"), "{error}");
+    assert!(error.contains("local=on") && error.contains("backends=[pf0@tap="), "{error}");
     wait_for_state(&mut there, "failed");
     let mut there = receive(&target, &url(&target));
     send(&mut client, &url(&target));
@@ -171,6 +173,17 @@ fn vsock_and_console_sockets_keep_their_paths_over_two_upgrades() {
     let inodes = || paths.iter().map(|path| fs::symlink_metadata(path).map(|file| file.ino()).ok()).collect::<Vec<_>>();
     let before = inodes();
     assert!(before.iter().all(Option::is_some) && serves(&paths[0]), "{before:?}");
+    // Without local, the target cannot listen there, and is shown the way.
+    let other = Vmm::start();
+    let mut there = receive(&other, &url(&other));
+    client.put_json("vm.send-migration", &json!({"destination_url": url(&other)})).expect(204);
+    let ended = wait_for_state(&mut client, "failed");
+    assert!(
+        ended["error"].as_str().unwrap().contains("if the source runs on this host, send with local=on"),
+        "{ended}"
+    );
+    wait_for_state(&mut there, "failed");
+    drop(other);
     // A target that fails leaves them where they were.
     let target = Target::listen(&first.files.path("migration"), Ends::FailsAfterGo);
     send(&mut client, &url(&first));

@@ -124,15 +124,15 @@ fn serve(listener: &UnixListener, ends: Ends, cancelled: &AtomicBool, goes_on: &
             (Frame::State(Part { is_last: true, .. }), Ends::AfterState) => break,
             (Frame::State(Part { is_last: true, .. }), Ends::FailsToLoad) => tell(Frame::Failed("no such MSR".into())),
             (Frame::State(Part { is_last: true, .. }), _) => tell(Frame::Ready),
-            (Frame::Go, Ends::FailsAfterGo) => tell(Frame::Failed("the lock of disk0 is another's".into())),
-            (Frame::Go, Ends::WaitsAfterGo) => {
+            (Frame::Go(_), Ends::FailsAfterGo) => tell(Frame::Failed("the lock of disk0 is another's".into())),
+            (Frame::Go(_), Ends::WaitsAfterGo) => {
                 while !goes_on.load(Ordering::SeqCst) {
                     thread::sleep(std::time::Duration::from_millis(5));
                 }
                 tell(Frame::Failed("the lock of disk0 is another's".into()));
             }
-            (Frame::Go, Ends::Slow) => tell(Frame::Running(1)),
-            (Frame::Go, _) => break,
+            (Frame::Go(_), Ends::Slow) => tell(Frame::Running(1)),
+            (Frame::Go(_), _) => break,
             _ => {}
         }
     }

@@ -1,7 +1,7 @@
 //! Taps of another process.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 
 /// The queue mode of a tap.
@@ -79,4 +79,25 @@ impl Drop for Kept {
 pub(crate) fn ip(arguments: &[&str]) {
     fixtures::namespace::enter();
     assert!(Command::new("ip").args(arguments).status().unwrap().success(), "ip {arguments:?}");
+}
+
+/// Sends a frame to the interface `name` of the test's own network namespace.
+pub(crate) fn send(name: &str, frame: &[u8]) {
+    fixtures::namespace::enter();
+    let index = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).unwrap();
+    // SAFETY: all zeros are a valid address.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as libc::sa_family_t;
+    address.sll_ifindex = index.trim().parse().unwrap();
+    // SAFETY: creates a descriptor, which is checked and owned below.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    assert!(socket >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor is new.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let (length, address) = (size_of_val(&address) as libc::socklen_t, (&raw const address).cast());
+    // SAFETY: the kernel reads the frame and the address, which have these lengths.
+    let sent = unsafe { libc::sendto(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0, address, length) };
+    // A queue that is full drops the frame.
+    let is_full = sent < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS);
+    assert!(is_full || sent == frame.len() as isize, "{name}: {}", std::io::Error::last_os_error());
 }

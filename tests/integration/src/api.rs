@@ -40,6 +40,11 @@ impl Api {
         Api { socket }
     }
 
+    /// The API of a VMM whose socket has this path.
+    pub fn at(socket: PathBuf) -> Api {
+        Api { socket }
+    }
+
     /// The API of a VMM with this value of `--api-socket`.
     pub(crate) fn of(argument: &str) -> Api {
         Api { socket: argument.trim_start_matches("path=").into() }

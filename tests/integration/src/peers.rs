@@ -42,6 +42,11 @@ impl Peer {
         Peer { child, log }
     }
 
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits until `ready` returns true. At the time limit, panics with the program's log.
     pub(crate) fn wait_until(&mut self, ready: impl Fn() -> bool) {
         let deadline = Instant::now() + START_LIMIT;

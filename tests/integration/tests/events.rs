@@ -60,7 +60,7 @@ fn what_a_guest_does_with_its_vfs_is_reported(#[case] kernel: Kernel) {
     guest.bind(&predicted_vf_address(1));
     wait_for(&events.0, "sriov:vf-driver-ok id=pf0 index=1");
     pf.set_num_vfs(&mut guest, 0);
-    wait_for(&events.0, "sriov:vfs-disabled id=pf0 num_vfs=2");
+    wait_for(&events.0, "sriov:vfs-disabled by=driver id=pf0 num_vfs=2");
     assert_eq!(guest.power_off().code, Some(0));
     let told = told(&events.0);
     let of_vfs: Vec<_> = told.iter().filter(|event| event.starts_with("sriov:")).map(String::as_str).collect();
@@ -75,7 +75,7 @@ fn what_a_guest_does_with_its_vfs_is_reported(#[case] kernel: Kernel) {
             "sriov:vf-driver-ok id=pf0 index=0",
             "sriov:vf-driver-ok id=pf0 index=1",
             "sriov:vf-driver-ok id=pf0 index=1",
-            "sriov:vfs-disabled id=pf0 num_vfs=2",
+            "sriov:vfs-disabled by=driver id=pf0 num_vfs=2",
         ]
     );
     assert_eq!((told[0].as_str(), told[1].as_str(), told[2].as_str()), ("vmm:starting", "vm:booting", "vm:booted"));

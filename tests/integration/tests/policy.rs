@@ -87,6 +87,16 @@ fn assert_only_its_vlan_is_reached(guest: &mut Guest, vf: &Vf, tap: &HostTap, ap
     ip(&["link", "del", &vlan]);
 }
 
+/// VF 1 has the link speed of its limit. Linux reads it when the link goes up.
+fn assert_link_has_the_speed_of_its_limit(guest: &mut Guest, vf: &Vf, api: &Api) {
+    let folder = format!("/sys/class/net/{}", vf.interface());
+    assert_eq!(guest.ok(&format!("cat {folder}/speed {folder}/duplex")), "10000\nfull");
+    set(api, 1, &json!({"max_tx_rate": 250, "link": "down"}));
+    guest.wait_for(&format!("[ $(cat {folder}/carrier) = 0 ]"));
+    set(api, 1, &json!({"link": "up"}));
+    guest.wait_for(&format!("[ $(cat {folder}/speed) = 250 ]"));
+}
+
 fn assert_enforced(guest: &mut Guest, pf: &Pf, api: &Api) {
     let (vfs, taps) = (pf.vfs(guest), vf_taps(2));
     vfs[0].ping_through(guest, &taps, 0, Subnet(0));
@@ -135,5 +145,6 @@ fn the_host_changes_the_policy_of_a_vf_under_traffic() {
     guest.ping(vfs[0].interface(), Subnet(0));
     assert_spoofed_frames_are_dropped(&mut guest, &vfs[0], &taps[0], &api);
     guest.ping(vfs[1].interface(), Subnet(1));
+    assert_link_has_the_speed_of_its_limit(&mut guest, &vfs[1], &api);
     assert_eq!(guest.power_off().code, Some(0));
 }

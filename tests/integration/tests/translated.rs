@@ -17,8 +17,8 @@ use fixtures::process::Process;
 use integration::{ArpTraffic, HostTap, Subnet, repetitions};
 use virtio_devices::{
     Backend, DmaSpace, GuestMap, Interrupts, Iommu, IommuAttachment, IommuCounter, IommuDevice, Memory, Net, NetSpec,
-    Policy, RateLimits, SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VhostUser,
-    VhostUserRole, VhostUserSocket, VhostUserSpec, VirtioDevice, Worker,
+    SharedLog, Start, Tap, TapSpec, Translate, Vdpa, VdpaSpec, VhostKernel, VhostNet, VhostUser, VhostUserRole,
+    VhostUserSocket, VhostUserSpec, VirtioDevice, Worker,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend};
 
@@ -76,20 +76,7 @@ impl Machine {
     fn over(open: impl FnOnce(&Memory) -> Backend) -> Self {
         let map = shared_memory();
         let memory = Memory::new(map.clone());
-        let net = NetSpec {
-            id: "_net0".into(),
-            mac: MAC,
-            mtu: None,
-            queue_pairs: 1,
-            queue_size: SIZE,
-            offload_tso: true,
-            offload_ufo: true,
-            offload_csum: true,
-            standby: false,
-            limits: RateLimits::default(),
-            policy: Policy::default(),
-            link_up: true,
-        };
+        let net = NetSpec { queue_size: SIZE, ..NetSpec::new("_net0", MAC) };
         let net = Net::new(net, open(&memory)).unwrap();
         let iommu = Iommu::new(48);
         let attachments: Vec<_> = DOMAINS.map(|(_, rid)| iommu.add_endpoint(0, pci::Rid::from_bits(rid))).into();
@@ -117,6 +104,7 @@ impl Machine {
             features: machine.control.features(),
             queues: vec![(0, Arc::clone(&machine.requests.queue))],
             interrupts: Arc::new(Interrupts::new(2, 3)),
+            log: None,
         };
         machine.events = machine.control.start(start).unwrap();
         for (domain, endpoint) in DOMAINS {
@@ -187,7 +175,7 @@ impl Machine {
         self.queues[0].memory_write(0, &[0; 0x2_0000]);
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
         let (memory, interrupts) = (self.dma.clone(), Arc::clone(&self.interrupts));
-        self.workers = self.net.start(Start { memory, features: FEATURES, queues, interrupts }).unwrap();
+        self.workers = self.net.start(Start { memory, features: FEATURES, queues, interrupts, log: None }).unwrap();
     }
 
     fn stop(&mut self) {

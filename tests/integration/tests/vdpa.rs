@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use driver::{BUFFERS, DriverQueue, MEMORY, WRITE, eventually};
 use fixtures::process::Process;
 use virtio_devices::{
-    BackendChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, Policy, RateLimits, Start, Vdpa, VdpaError,
-    VdpaSpec, VirtioDevice, Worker,
+    BackendChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, Start, Vdpa, VdpaError, VdpaSpec, VirtioDevice,
+    Worker,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestAddressSpace};
 
@@ -66,20 +66,7 @@ impl Machine {
     fn over(path: &Path) -> Self {
         let memory = Memory::new(shared_memory());
         let vdpa = open(path, &memory).unwrap_or_else(|error| panic!("{error}"));
-        let net = NetSpec {
-            id: "_net0".into(),
-            mac: [2, 0, 0, 0, 0, 1],
-            mtu: None,
-            queue_pairs: 1,
-            queue_size: SIZE,
-            offload_tso: true,
-            offload_ufo: true,
-            offload_csum: true,
-            standby: false,
-            limits: RateLimits::default(),
-            policy: Policy::default(),
-            link_up: true,
-        };
+        let net = NetSpec { queue_size: SIZE, ..NetSpec::new("_net0", [2, 0, 0, 0, 0, 1]) };
         let net = Net::new(net, vdpa).unwrap();
         let interrupts = Arc::new(Interrupts::new(3, 4));
         [0, 1].into_iter().for_each(|queue| interrupts.set_queue_vector(queue, queue));
@@ -102,7 +89,7 @@ impl Machine {
         let interrupts = Arc::clone(&self.interrupts);
         self.workers = self
             .net
-            .start(Start { memory: self.memory.clone().into(), features: FEATURES, queues, interrupts })
+            .start(Start { memory: self.memory.clone().into(), features: FEATURES, queues, interrupts, log: None })
             .unwrap();
     }
 

@@ -122,6 +122,8 @@ pub struct SriovStatus {
     pub num_vfs: u16,
     /// VF Enable.
     pub vf_enable: bool,
+    /// The cause of the last disabling of VFs.
+    pub disabled_by: ResetBy,
 }
 
 impl SriovStatus {

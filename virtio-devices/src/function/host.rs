@@ -11,8 +11,8 @@ use pci::{Effects, HostBridge, Reach, Rid, VfIndex, WindowId};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    ConnectError, DeviceState, DoorbellPage, FileMapping, FunctionStatus, HostNic, MemoryUser, NeedsResetObserver,
-    NewBackend, SriovStatus, StateError, Thread,
+    ConnectError, DeviceState, DoorbellPage, Fault, FaultError, FileMapping, FunctionStatus, HostNic, MemoryUser,
+    NeedsResetObserver, NewBackend, SriovStatus, StateError, Thread,
 };
 
 /// The effect of an access to a device, with the queue workers that it stopped.
@@ -78,6 +78,9 @@ pub trait Inspect {
     /// called on any thread, even with the device's lock held.
     fn observe_needs_reset(&self, _observer: &Arc<NeedsResetObserver>) {}
 
+    /// Logs the actions of drivers from now on (`-vv`), with `name` of each function at the start of a line.
+    fn log_drivers(&mut self, _name: &dyn Fn(Option<VfIndex>) -> String) {}
+
     /// Appends the backends that access the guest's memory by themselves, with their functions. VFs that do not exist
     /// now are included.
     fn memory_users(&self, _out: &mut Vec<(Option<VfIndex>, MemoryUser)>) {}
@@ -116,6 +119,15 @@ pub trait Lifecycle {
     /// Fails without any change.
     fn connect(&mut self, _vf: Option<VfIndex>, _new: &mut NewBackend) -> Result<(), ConnectError> {
         Err(ConnectError::NoNic)
+    }
+
+    /// Makes or arms `fault` in a function, for tests of its driver: the device's own for `None`, or a VF.
+    ///
+    /// # Errors
+    ///
+    /// Fails without any change if the function cannot have this fault now.
+    fn inject(&mut self, _vf: Option<VfIndex>, _fault: Fault) -> Result<Outcome, FaultError> {
+        Err(FaultError::NotVirtio)
     }
 
     /// A function that the last [`Self::resume`] left paused, if there is one.

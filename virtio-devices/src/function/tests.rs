@@ -1,11 +1,12 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use pci::{Device, ResetKind};
 use virtio_queue::QueueT;
 
 use super::*;
-use crate::Signals;
 use crate::testing::{Driver, FAKE_FEATURE, FakeDevice, Hosted, memory};
+use crate::{Inspect, Lifecycle, NotResumed, Signals, StateError};
 
 type Plain = Hosted<VirtioFunction<FakeDevice>>;
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::counters::NetCounters;
@@ -36,6 +37,9 @@ pub(crate) trait Carrier: Send + Sync {
 
     /// The MTU that its NICs should have, in bytes.
     fn mtu(&self) -> Option<u16>;
+
+    /// The limit in Mbit/s of its uplink, which its NICs share, if there is one.
+    fn rate(&self) -> Option<NonZeroU32>;
 
     /// Attaches the NIC, also again after a reset. Called on a vCPU.
     fn attach(&self, nic: CarriedNic);

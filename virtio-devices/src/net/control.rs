@@ -1,11 +1,14 @@
 //! The control queue (`virtio 1.4 §5.1.6.5`).
 
+mod outcome;
+
 use std::io;
 use std::sync::Arc;
 
 use virtio_bindings::virtio_net::*;
 use vmm_sys_util::eventfd::EventFd;
 
+use self::outcome::{Refused, line};
 use super::counters::Counter;
 use super::enforced::PolicyCell;
 use super::filter::{Addresses, Mac, Mode, is_multicast};
@@ -57,9 +60,6 @@ pub(crate) struct Control<'q> {
     storage: [Storage; 2],
 }
 
-/// A command that is malformed, unknown, not negotiated or cannot be carried out.
-struct Refused;
-
 impl<'q> Control<'q> {
     /// Takes commands from `ring`.
     pub(crate) fn new(ring: Ring<'q>, features: u64, pairs: u16, peers: Vec<Arc<EventFd>>) -> Self {
@@ -105,14 +105,20 @@ impl<'q> Control<'q> {
         let mut storage = std::mem::take(&mut self.storage);
         let [readable, writable] = &mut storage;
         let (mut command, mut reply) = (IoVecs::new(readable), IoVecs::new(writable));
+        let mut code = None;
         let result = match divide(memory, chain, &mut command, &mut reply) {
             // Without a byte for the result the driver could not learn the outcome.
-            Ok(()) if command.bytes() <= MAX_COMMAND && reply.bytes() > 0 => self.carry_out(&mut command, pass),
-            _ => Err(Refused),
+            Ok(()) if command.bytes() <= MAX_COMMAND && reply.bytes() > 0 => {
+                self.carry_out(&mut command, &mut code, pass)
+            }
+            _ => Err(Refused::Buffers),
         };
+        if let Some(log) = pass.log {
+            log.log(|| line(code, result));
+        }
         let (ack, counter) = match result {
             Ok(()) => (VIRTIO_NET_OK, Counter::ControlCommands),
-            Err(Refused) => (VIRTIO_NET_ERR, Counter::ControlRefused),
+            Err(_) => (VIRTIO_NET_ERR, Counter::ControlRefused),
         };
         pass.tally.count(counter);
         let written = reply.write_at(0, &[ack as u8]);
@@ -120,8 +126,15 @@ impl<'q> Control<'q> {
         written as u32
     }
 
-    fn carry_out(&self, command: &mut IoVecs<'_, '_>, pass: &Pass<'_, impl Commanded + ?Sized>) -> Result<(), Refused> {
+    /// Executes `command`. Leaves its class and number in `code`.
+    fn carry_out(
+        &self,
+        command: &mut IoVecs<'_, '_>,
+        code: &mut Option<[u8; 2]>,
+        pass: &Pass<'_, impl Commanded + ?Sized>,
+    ) -> Result<(), Refused> {
         let [class, number] = take(command)?;
+        *code = Some([class, number]);
         let (class, number) = (u32::from(class), u32::from(number));
         self.need(match class {
             VIRTIO_NET_CTRL_RX if number > VIRTIO_NET_CTRL_RX_ALLMULTI => VIRTIO_NET_F_CTRL_RX_EXTRA,
@@ -132,7 +145,7 @@ impl<'q> Control<'q> {
             VIRTIO_NET_CTRL_MQ => VIRTIO_NET_F_MQ,
             VIRTIO_NET_CTRL_ANNOUNCE => VIRTIO_NET_F_GUEST_ANNOUNCE,
             VIRTIO_NET_CTRL_GUEST_OFFLOADS => VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
-            _ => return Err(Refused),
+            _ => return Err(Refused::Unknown),
         })?;
         match (class, number) {
             (VIRTIO_NET_CTRL_RX, number) => set_mode(number, command, pass.state),
@@ -147,18 +160,18 @@ impl<'q> Control<'q> {
             }
             (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => self.set_pairs(command, pass.state),
             (VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET) => self.set_offloads(command, pass),
-            _ => Err(Refused),
+            _ => Err(Refused::Unknown),
         }
     }
 
     fn need(&self, feature: u32) -> Result<(), Refused> {
-        if has(self.features, feature) { Ok(()) } else { Err(Refused) }
+        if has(self.features, feature) { Ok(()) } else { Err(Refused::Feature(feature)) }
     }
 
     fn set_pairs(&self, command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
         let pairs = u16::from_le_bytes(take(command)?);
         if !(1..=self.pairs).contains(&pairs) {
-            return Err(Refused);
+            return Err(Refused::Pairs { wanted: pairs, most: self.pairs });
         }
         state.set_active_pairs(pairs);
         // Each worker attaches or detaches its own queue of the backend.
@@ -176,10 +189,10 @@ impl<'q> Control<'q> {
     ) -> Result<(), Refused> {
         let wanted = u64::from_le_bytes(take(command)?);
         if wanted & !(self.features & guest_offload_bits()) != 0 {
-            return Err(Refused);
+            return Err(Refused::Offloads(wanted));
         }
         let offloads = guest_offloads(wanted);
-        pass.backend.set_offloads(offloads).map_err(|_| Refused)?;
+        pass.backend.set_offloads(offloads).map_err(|_| Refused::Backend)?;
         pass.state.set_offloads(offloads);
         Ok(())
     }
@@ -187,7 +200,7 @@ impl<'q> Control<'q> {
 
 fn take<const N: usize>(command: &mut IoVecs<'_, '_>) -> Result<[u8; N], Refused> {
     let mut data = [0; N];
-    if command.take_front(&mut data) { Ok(data) } else { Err(Refused) }
+    if command.take_front(&mut data) { Ok(data) } else { Err(Refused::Short) }
 }
 
 fn set_mode(number: u32, command: &mut IoVecs<'_, '_>, state: &NetState) -> Result<(), Refused> {
@@ -198,7 +211,7 @@ fn set_mode(number: u32, command: &mut IoVecs<'_, '_>, state: &NetState) -> Resu
         VIRTIO_NET_CTRL_RX_NOMULTI => Mode::NoMulticast,
         VIRTIO_NET_CTRL_RX_NOUNI => Mode::NoUnicast,
         VIRTIO_NET_CTRL_RX_NOBCAST => Mode::NoBroadcast,
-        _ => return Err(Refused),
+        _ => return Err(Refused::Unknown),
     };
     let [on] = take(command)?;
     state.change_filter(|filter| filter.set_mode(mode, on != 0));
@@ -229,11 +242,11 @@ fn take_addresses(command: &mut IoVecs<'_, '_>) -> Result<Addresses, Refused> {
 fn set_mac(command: &mut IoVecs<'_, '_>, state: &NetState, policy: &PolicyCell) -> Result<(), Refused> {
     let mac: Mac = take(command)?;
     if is_multicast(&mac) || mac == [0; 6] {
-        return Err(Refused);
+        return Err(Refused::NotUnicast);
     }
     // An address that the host gave is set again by tools that set up every function.
     if policy.load().policy.fixed_address().is_some_and(|fixed| mac != fixed) {
-        return Err(Refused);
+        return Err(Refused::FixedMac);
     }
     let changed = mac != state.mac();
     state.set_mac(mac);
@@ -247,7 +260,7 @@ fn set_vlan(wanted: bool, command: &mut IoVecs<'_, '_>, state: &NetState) -> Res
     let id = u16::from_le_bytes(take(command)?);
     // An invalid id is refused before the filter is copied.
     if id >= 4096 {
-        return Err(Refused);
+        return Err(Refused::Vlan(id));
     }
     state.change_filter(|filter| {
         filter.set_vlan(id, wanted);

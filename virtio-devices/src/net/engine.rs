@@ -1,6 +1,7 @@
 //! The engine of a NIC's queues (workers of this process over a tap, or the backend itself), and the features that the
 //! NIC can offer with it.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -72,6 +73,14 @@ impl Engine {
             Self::Tap(tap) => tap.name(),
             Self::Runner(ability, _) => &ability.name,
             Self::Switch(port) => port.carrier().name(),
+        }
+    }
+
+    /// The limit in Mbit/s that several NICs share, if there is one.
+    pub(super) fn rate(&self) -> Option<NonZeroU32> {
+        match self {
+            Self::Switch(port) => port.carrier().rate(),
+            Self::Tap(_) | Self::Runner(..) => None,
         }
     }
 

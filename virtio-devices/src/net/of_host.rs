@@ -1,5 +1,7 @@
 //! The properties of a NIC that the host inspects and changes while a guest uses it.
 
+use std::num::NonZeroU32;
+
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
 use super::Net;
@@ -63,8 +65,13 @@ impl HostNic for Net {
     }
 
     fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced {
+        let rate = self.rate();
         (self.spec.policy, self.spec.limits) = (policy.clone(), limits);
         let replaced = self.policy.replace(policy, limits);
+        if self.rate() != rate {
+            self.state.changed();
+            self.signal_config();
+        }
         match self.carrier_changed() {
             Some(table) => replaced.and(table),
             None => replaced,
@@ -114,6 +121,11 @@ impl HostNic for Net {
 }
 
 impl Net {
+    /// The limit in Mbit/s that the driver reads as the link's speed: its own, or that of its switch's uplink.
+    pub(super) fn rate(&self) -> Option<NonZeroU32> {
+        self.spec.policy.max_tx_rate.or_else(|| self.engine.rate())
+    }
+
     /// Sends the driver, if there is one, a configuration-change interrupt.
     pub(super) fn signal_config(&self) {
         if let Some(interrupts) = &self.interrupts {

@@ -11,7 +11,7 @@ use super::state::NetState;
 use crate::backend::TapQueue;
 use crate::device::failures::Failures;
 use crate::queue::ring::{BrokenRing, Ring};
-use crate::{DmaSpace, DmaView, Interrupts};
+use crate::{DmaSpace, DmaView, DriverLog, Interrupts};
 
 /// The most frames that are handled in one direction before the other direction and a stop get their turn.
 pub(crate) const BATCH: usize = 64;
@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     pub failures: Arc<Failures>,
     /// The interrupts of the driver.
     pub interrupts: Arc<Interrupts>,
+    /// The log of the driver's commands, if they are logged.
+    pub log: Option<Arc<DriverLog>>,
     /// True if this is the first start since a reset.
     pub fresh: bool,
     /// True if all workers have been spawned. Locked until that is certain, so that no worker touches anything before.
@@ -69,6 +71,8 @@ pub(crate) struct Pass<'m, B: ?Sized = TapQueue> {
     pub failures: &'m Failures,
     /// The interrupts of the driver.
     pub interrupts: &'m Interrupts,
+    /// The log of the driver's commands, if they are logged.
+    pub log: Option<&'m DriverLog>,
 }
 
 impl<B: ?Sized> Pass<'_, B> {

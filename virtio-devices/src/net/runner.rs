@@ -111,6 +111,7 @@ impl Nic<'_> {
             tally: &mut self.tally,
             failures: &self.shared.failures,
             interrupts: &self.shared.interrupts,
+            log: self.shared.log.as_deref(),
         };
         running.run(&mut pass).unwrap_or_else(|_| {
             give_up(&mut self.tally, &self.shared.interrupts);

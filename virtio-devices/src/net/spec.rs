@@ -36,6 +36,26 @@ pub struct NetSpec {
     pub link_up: bool,
 }
 
+impl NetSpec {
+    /// A NIC with one pair of queues of 256 descriptors, all offloads, its link up, and neither limits nor a policy.
+    pub fn new(id: &str, mac: [u8; 6]) -> Self {
+        Self {
+            id: id.to_owned(),
+            mac,
+            mtu: None,
+            queue_pairs: 1,
+            queue_size: 256,
+            offload_tso: true,
+            offload_ufo: true,
+            offload_csum: true,
+            standby: false,
+            limits: RateLimits::default(),
+            policy: Policy::default(),
+            link_up: true,
+        }
+    }
+}
+
 /// The reason why a NIC cannot be created: one line, to follow the option's name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NetError {

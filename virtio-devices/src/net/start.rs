@@ -116,6 +116,7 @@ impl NetStart<'_> {
             counters: Arc::clone(self.counters),
             failures: Arc::clone(self.failures),
             interrupts: Arc::clone(&self.start.interrupts),
+            log: self.start.log.clone(),
             fresh: self.fresh,
             complete: Mutex::new(false),
         })

@@ -117,7 +117,7 @@ impl NetSteps {
     pub fn step(&mut self, queue: &mut StepQueue<'_>) -> Step {
         let Self { memory, backend, state, policy, tally, counters, failures, interrupts, features: _ } = self;
         let Some(tap) = backend.queues().first().map(|tap| tap.lock()) else { return Step::Broken };
-        let mut pass = Pass { memory, backend: &*tap, state, policy, tally, failures, interrupts };
+        let mut pass = Pass { memory, backend: &*tap, state, policy, tally, failures, interrupts, log: None };
         let busy = |busy| if busy { Step::More } else { Step::Doorbell };
         let step = |next| match next {
             Next::More => Step::More,

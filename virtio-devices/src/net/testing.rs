@@ -74,7 +74,7 @@ impl Rig {
         let Self { memory, tap, state, policy, tally, counters, failures, interrupts, .. } = self;
         let backend: &TapQueue = &tap.queues()[0].lock();
         let memory = &DmaView::identity(memory);
-        let result = step(&mut Pass { memory, backend, state, policy, tally, failures, interrupts });
+        let result = step(&mut Pass { memory, backend, state, policy, tally, failures, interrupts, log: None });
         tally.flush(counters);
         result
     }
@@ -240,18 +240,5 @@ impl Guest {
 }
 
 pub(crate) fn spec(queue_pairs: u16, queue_size: u16) -> NetSpec {
-    NetSpec {
-        id: "_net0".into(),
-        mac: MAC,
-        mtu: None,
-        queue_pairs,
-        queue_size,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
-        policy: Policy::default(),
-        link_up: true,
-    }
+    NetSpec { queue_pairs, queue_size, ..NetSpec::new("_net0", MAC) }
 }

@@ -96,6 +96,7 @@ impl Pair {
                 tally: &mut tally,
                 failures: &shared.failures,
                 interrupts: &shared.interrupts,
+                log: shared.log.as_deref(),
             };
             let busy = queues.run(&wakeup, &mut pass);
             drop(batch);

@@ -46,6 +46,7 @@ pub(crate) fn serve(tx: &mut PortTx, shared: &Shared, memory: &DmaView) -> Serve
             tally,
             failures: &shared.failures,
             interrupts: &shared.interrupts,
+            log: shared.log.as_deref(),
         };
         let more = control.run_some(COMMANDS, &mut pass);
         parked.park(control.into_ring());

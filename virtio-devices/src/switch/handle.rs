@@ -1,6 +1,7 @@
 //! A switch's end of a NIC, and the threads that carry its frames.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -101,6 +102,10 @@ impl Carrier for SwitchPort {
 
     fn mtu(&self) -> Option<u16> {
         self.threads.core.uplink().and_then(super::uplink::Uplink::mtu)
+    }
+
+    fn rate(&self) -> Option<NonZeroU32> {
+        self.threads.core.uplink_rate()
     }
 
     fn attach(&self, nic: CarriedNic) {

@@ -64,7 +64,13 @@ impl SwitchSteps {
         for ((spec, queues), port) in ports.into_iter().zip(0..).filter_map(|(p, n)| Some((p, switch.port(n)?))) {
             let mut net = Net::new(spec, port).map_err(StepsError::Net)?;
             let interrupts = Arc::new(Interrupts::new(3, 0));
-            let start = Start { memory: memory.clone().into(), features, queues, interrupts: Arc::clone(&interrupts) };
+            let start = Start {
+                memory: memory.clone().into(),
+                features,
+                queues,
+                interrupts: Arc::clone(&interrupts),
+                log: None,
+            };
             let workers = net.start(start).map_err(StepsError::Start)?;
             opened.push((net, workers, interrupts));
         }

@@ -65,7 +65,13 @@ impl<D: VirtioDevice, H> Guest<D, H> {
     /// The parameters of a start.
     pub(crate) fn to_start(&self, features: u64) -> Start {
         let queues = (0..).zip(&self.queues).map(|(index, queue)| (index, Arc::clone(&queue.queue))).collect();
-        Start { memory: self.memory.clone().into(), features, queues, interrupts: Arc::clone(&self.interrupts) }
+        Start {
+            memory: self.memory.clone().into(),
+            features,
+            queues,
+            interrupts: Arc::clone(&self.interrupts),
+            log: None,
+        }
     }
 
     /// Stops the queues.

@@ -3,9 +3,9 @@
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
 
-use pci::{Device, Dword, DwordWrite, ResetKind, Rid, Window, WindowId};
+use pci::{Device, Dword, DwordWrite, ResetKind, Rid, VfIndex, Window, WindowId};
 
-use crate::{Lifecycle, Outcome, Thread};
+use crate::{Fault, FaultError, Lifecycle, Outcome, Thread};
 
 /// A device with its host. A host joins the workers that an access stopped before the access completes; here they are
 /// kept until [`Self::join`], for tests to count.
@@ -48,6 +48,17 @@ impl<D: Lifecycle> Hosted<D> {
     pub fn resume(&mut self) {
         let outcome = self.device.resume();
         let _ = self.keep(outcome);
+    }
+
+    /// As [`Lifecycle::inject`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Lifecycle::inject`].
+    pub fn inject(&mut self, vf: Option<VfIndex>, fault: Fault) -> Result<(), FaultError> {
+        let outcome = self.device.inject(vf, fault)?;
+        let _ = self.keep(outcome);
+        Ok(())
     }
 }
 

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::lost_interrupts::LostInterrupts;
 use crate::os::eventfd::borrow;
 use crate::state::{StateError, VectorState};
 
@@ -35,11 +36,12 @@ pub struct Interrupts {
     isr: AtomicU8,
     needs_reset: AtomicBool,
     observer: Arc<OnceLock<Arc<NeedsResetObserver>>>,
+    lost: Arc<LostInterrupts>,
 }
 
 impl fmt::Debug for Interrupts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { config, queues, vectors, isr, needs_reset, observer: _ } = self;
+        let Self { config, queues, vectors, isr, needs_reset, observer: _, lost: _ } = self;
         let mut fields = f.debug_struct("Interrupts");
         fields.field("config", config).field("queues", queues).field("vectors", vectors);
         fields.field("isr", isr).field("needs_reset", needs_reset).finish_non_exhaustive()
@@ -57,12 +59,19 @@ impl Interrupts {
             isr: AtomicU8::new(0),
             needs_reset: AtomicBool::new(false),
             observer: Arc::default(),
+            lost: Arc::default(),
         }
     }
 
-    /// The same, with `other`'s observer of reset requests.
+    /// The same, with `other`'s observer of reset requests, and the interrupts that it will lose.
     pub(crate) fn observed_as(self, other: &Self) -> Self {
-        Self { observer: Arc::clone(&other.observer), ..self }
+        Self { observer: Arc::clone(&other.observer), lost: Arc::clone(&other.lost), ..self }
+    }
+
+    /// Loses the next `count` interrupts of `vector`, or of all vectors, of the function `name`, because the host asks
+    /// for it.
+    pub(crate) fn lose(&self, name: String, vector: Option<u16>, count: u32) {
+        self.lost.arm(name, vector, count);
     }
 
     /// Calls `observer` from now on when the device asks for a reset. The first observer stays.
@@ -153,7 +162,7 @@ impl Interrupts {
     /// Signals `vector`; returns true if it is mapped.
     fn signal(&self, vector: u16) -> bool {
         let eventfd = self.eventfd(vector);
-        if let Some(eventfd) = &eventfd {
+        if let Some(eventfd) = eventfd.as_ref().filter(|_| !self.lost.loses(vector)) {
             // A full counter means that a signal is pending already.
             let _ = eventfd.write(1);
         }
@@ -202,7 +211,7 @@ impl Interrupts {
     /// Unmaps everything, closes the eventfds, and clears the ISR status and the request for a reset, as a reset of the
     /// device does.
     pub fn reset(&self) {
-        let Self { config, queues, vectors, isr, needs_reset, observer: _ } = self;
+        let Self { config, queues, vectors, isr, needs_reset, observer: _, lost: _ } = self;
         config.store(NO_VECTOR, Ordering::Relaxed);
         for queue in queues {
             queue.store(NO_VECTOR, Ordering::Relaxed);
@@ -245,6 +254,30 @@ mod tests {
         interrupts.signal_queue(1);
         assert_eq!(interrupts.eventfd(2).unwrap().read().unwrap(), 2);
         assert_eq!(interrupts.take_isr(), 0);
+    }
+
+    #[test]
+    fn interrupts_that_the_host_wants_lost_do_not_arrive() {
+        let interrupts = Interrupts::new(2, 3);
+        (0..2).for_each(|queue| interrupts.set_queue_vector(queue, queue + 1));
+        interrupts.lose("pf0v3".to_string(), Some(1), 2);
+        let arrived = |vector| interrupts.eventfd(vector).unwrap().read().unwrap_or(0);
+        let signal = |queue, times| (0..times).for_each(|_| interrupts.signal_queue(queue));
+        signal(0, 5);
+        signal(1, 5);
+        assert_eq!((arrived(1), arrived(2), interrupts.take_isr()), (3, 5, 0));
+        interrupts.lose("pf0v3".to_string(), None, 4);
+        let after_reset = Interrupts::new(2, 3).observed_as(&interrupts);
+        signal(0, 1);
+        signal(1, 1);
+        after_reset.set_queue_vector(0, 1);
+        (0..3).for_each(|_| after_reset.signal_queue(0));
+        assert_eq!((interrupts.is_signalled(1), interrupts.is_signalled(2)), (false, false));
+        assert_eq!(after_reset.eventfd(1).unwrap().read().unwrap(), 1, "four were lost");
+        interrupts.lose("pf0v3".to_string(), None, 4);
+        interrupts.lose("pf0v3".to_string(), None, 0);
+        signal(0, 1);
+        assert_eq!(arrived(1), 1, "0 ends it");
     }
 
     /// virtio 1.4 §4.1.4.5.1: only for queues does it matter whether MSI-X is enabled.

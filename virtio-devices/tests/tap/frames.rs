@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use virtio_bindings::virtio_net::*;
-use virtio_devices::{
-    Counter, Interrupts, Memory, Net, NetSpec, Policy, RateLimits, Start, Tap, TapSpec, VirtioDevice, Worker,
-};
+use virtio_devices::{Counter, Interrupts, Memory, Net, NetSpec, Start, Tap, TapSpec, VirtioDevice, Worker};
 
 use crate::driver::*;
 use crate::host::*;
@@ -57,8 +55,10 @@ impl Machine {
     pub(crate) fn start(&mut self, features: u64) {
         let queues = self.queues.iter().enumerate().map(|(i, q)| (i as u16, Arc::clone(&q.queue))).collect();
         let interrupts = Arc::clone(&self.interrupts);
-        self.workers =
-            self.net.start(Start { memory: self.memory.clone().into(), features, queues, interrupts }).unwrap();
+        self.workers = self
+            .net
+            .start(Start { memory: self.memory.clone().into(), features, queues, interrupts, log: None })
+            .unwrap();
         // What is answered has been started: frames are no longer from before that. And the host's own multicast stays
         // away.
         let control = self.workers[0].doorbells.last().unwrap().0;
@@ -128,20 +128,7 @@ impl Machine {
 
 /// The NIC of a [`Machine`].
 pub(crate) fn nic(pairs: u16) -> NetSpec {
-    NetSpec {
-        id: "_net0".into(),
-        mac: MAC,
-        mtu: None,
-        queue_pairs: pairs,
-        queue_size: SIZE,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
-        policy: Policy::default(),
-        link_up: true,
-    }
+    NetSpec { queue_pairs: pairs, queue_size: SIZE, ..NetSpec::new("_net0", MAC) }
 }
 
 impl Drop for Machine {

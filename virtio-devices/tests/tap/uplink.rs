@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use virtio_devices::{
-    FailureChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, Policy, PortSettings, RateLimits, Start,
-    Switch, SwitchMode, SwitchSpec, Tap, VirtioDevice,
+    FailureChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, PortSettings, Start, Switch, SwitchMode,
+    SwitchSpec, Tap, VirtioDevice,
 };
 use vm_memory::GuestAddress;
 
@@ -17,20 +17,7 @@ use crate::host::*;
 use crate::sample::{OTHER, frame, with_header};
 
 fn nic(switch: &Switch, port: u16) -> Net {
-    let spec = NetSpec {
-        id: format!("pf0v{port}"),
-        mac: [2, 0, 0, 0, 0, port as u8],
-        mtu: None,
-        queue_pairs: 1,
-        queue_size: 256,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
-        policy: Policy::default(),
-        link_up: true,
-    };
+    let spec = NetSpec::new(&format!("pf0v{port}"), [2, 0, 0, 0, 0, port as u8]);
     Net::new(spec, switch.port(port).unwrap()).unwrap()
 }
 
@@ -54,8 +41,9 @@ fn switch_links_follow_the_tap_unless_set_to_stay_up() {
     let mut nics = [0, 1].map(|port| nic(&switch, port));
     let memory = Memory::new(GuestMap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
     let interrupts = Arc::new(Interrupts::new(3, 0));
-    let workers =
-        nics[0].start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts }).unwrap();
+    let workers = nics[0]
+        .start(Start { memory: memory.into(), features: 1 << 32, queues: Vec::new(), interrupts, log: None })
+        .unwrap();
     for _ in 0..2 {
         wait(&nics, [true, true]);
         ip("link set tap0 down");

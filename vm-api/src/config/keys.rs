@@ -1,8 +1,20 @@
-//! Keys of an option as the user wrote them: given once, with a value, and known.
+//! Keys of an option: their description, and checks that the user gave each once, with a value, and no other.
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::Pair;
-use crate::config::option::{Key, Options};
+
+/// Key of an option, for its help.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    /// The key's name: `num_queues`.
+    pub name: &'static str,
+    /// Form of the value: `<number>`.
+    pub syntax: &'static str,
+    /// The value that applies if the key is omitted, if there is one.
+    pub default: Option<String>,
+    /// Purpose, in one paragraph.
+    pub about: String,
+}
 
 /// Checks that each key is given once.
 ///
@@ -39,22 +51,20 @@ fn of_bare_text(option: &str) -> Option<&'static str> {
 }
 
 /// The problem of `text`, which has no `=`.
-pub(crate) fn without_value<T: Options>(text: &str) -> Problem {
-    let keys = T::keys();
+pub(crate) fn without_value(option: &str, keys: &[Key], text: &str) -> Problem {
     if let Some(key) = keys.iter().find(|key| key.name == text) {
         return Problem::Syntax(format!("the key has no value; write {text}={}", key.syntax));
     }
-    Problem::Syntax(match of_bare_text(T::OPTION) {
+    Problem::Syntax(match of_bare_text(option) {
         Some(key) => format!("a value without its key; write {key}={text}"),
         None => "a value without its key; write key=value".to_string(),
     })
 }
 
 /// The problem of the unknown key `name`.
-pub(crate) fn unknown<T: Options>(name: &str) -> Problem {
-    let keys = T::keys();
-    let tip = similar(name, &keys).map(|key| format!("did you mean {key}? ")).unwrap_or_default();
-    Problem::Syntax(format!("unknown key; {tip}--help lists those of {}", T::OPTION))
+pub(crate) fn unknown(option: &str, keys: &[Key], name: &str) -> Problem {
+    let tip = similar(name, keys).map(|key| format!("did you mean {key}? ")).unwrap_or_default();
+    Problem::Syntax(format!("unknown key; {tip}--help lists those of {option}"))
 }
 
 /// The key that `name` is most likely a misspelling of.

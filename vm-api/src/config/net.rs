@@ -15,13 +15,14 @@ use option_derive::{Options, Schema};
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::pairs;
 use crate::config::keys;
+use crate::config::keys::Key;
 use crate::config::mac::{MacAddress, MacChoice};
 use crate::config::net::backend::BackendConfig;
 use crate::config::net::policy::PolicyConfig;
 use crate::config::net::switch::SwitchMode;
 use crate::config::net::vf_range::VfRange;
 use crate::config::net::vhost::VhostMode;
-use crate::config::option::{Changes as _, Key, Options, apply, from_pairs};
+use crate::config::option::{Changes as _, Options, apply, from_pairs};
 use crate::config::rate::RateLimiterConfig;
 use crate::config::value::read;
 

@@ -11,9 +11,9 @@ use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::{Pair, list, pairs};
-use crate::config::keys;
+use crate::config::keys::{self, Key};
 use crate::config::unsupported::{self, Harmless};
-use crate::config::value::{Form, read};
+use crate::config::value::{Form, read_if_given};
 
 /// A setting that may be omitted to inherit another one's.
 pub(crate) trait Inherit<T> {
@@ -31,19 +31,6 @@ impl<T: Clone> Inherit<Option<T>> for Option<T> {
     fn inherit(&self, base: &Option<T>) -> Option<T> {
         self.as_ref().or(base.as_ref()).cloned()
     }
-}
-
-/// Key of an option, for its help.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
-    /// The key's name: `num_queues`.
-    pub name: &'static str,
-    /// Form of the value: `<number>`.
-    pub syntax: &'static str,
-    /// The value that applies if the key is omitted, if there is one.
-    pub default: Option<String>,
-    /// Purpose, in one paragraph.
-    pub about: String,
 }
 
 /// A device, or another part of the VM, that a single option of the command line describes.
@@ -242,14 +229,14 @@ pub(crate) fn from_pairs<T: Options + Fields>(pairs: Vec<Pair>) -> Result<T, Con
     let mut given = T::Given::default();
     for Pair { key, value } in T::take_parts(&mut given, pairs, option)? {
         let Some(value) = value else {
-            return Err(ConfigError::new(format!("{option} {key}"), keys::without_value::<T>(&key)));
+            return Err(ConfigError::new(format!("{option} {key}"), keys::without_value(option, &T::keys(), &key)));
         };
         let error = |problem| ConfigError::new(format!("{option} {key}={value}"), problem);
         match (T::read_key(&mut given, &key, &value), unsupported::key(option, &key)) {
             (Some(Ok(())), _) => {}
             (Some(Err(what)), _) => return Err(error(Problem::Syntax(what))),
             (None, Some((what, harmless))) => check_harmless(harmless, &value, what, &key).map_err(error)?,
-            (None, None) => return Err(error(keys::unknown::<T>(&key))),
+            (None, None) => return Err(error(keys::unknown(option, &T::keys(), &key))),
         }
     }
     T::resolve(given).map_err(missing::<T>)
@@ -259,13 +246,12 @@ pub(crate) fn from_pairs<T: Options + Fields>(pairs: Vec<Pair>) -> Result<T, Con
 fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Result<(), Problem> {
     let harmless = match harmless {
         Harmless::Word(_, word) => {
-            read::<String>(raw).map(|text| text.is_none_or(|text| text.eq_ignore_ascii_case(word)))
+            read_if_given::<String>(raw).map(|text| text.is_none_or(|text| text.eq_ignore_ascii_case(word)))
         }
         Harmless::Empty(_) => list(raw).map(|elements| elements.is_empty()),
-        Harmless::Null(_) | Harmless::NullByte => read::<String>(raw).map(|text| text.is_none()),
-        Harmless::If(is_harmless) => {
-            read::<bool>(raw).map(|value| value.is_none_or(|value| is_harmless(&value.into(), &serde_json::Map::new())))
-        }
+        Harmless::Null(_) | Harmless::NullByte => read_if_given::<String>(raw).map(|text| text.is_none()),
+        Harmless::If(is_harmless) => read_if_given::<bool>(raw)
+            .map(|value| value.is_none_or(|value| is_harmless(&value.into(), &serde_json::Map::new()))),
     };
     match harmless {
         Ok(true) => Ok(()),

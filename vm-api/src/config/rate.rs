@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::Pair;
-use crate::config::option::{Key, Part};
+use crate::config::keys::Key;
+use crate::config::option::Part;
 use crate::config::value::{Value, digits, read};
 
 /// Limits of a device's bandwidth and operations.

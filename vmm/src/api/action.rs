@@ -4,7 +4,7 @@
 
 use std::os::fd::OwnedFd;
 
-use vm_api::body::{RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf, SnapshotConfig};
+use vm_api::body::{InjectFault, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf, SnapshotConfig};
 use vm_api::config::{RestoreConfig, VmConfig};
 use vm_api::migration::{ReceiveMigration, ResumeOptions, SendMigration};
 
@@ -52,6 +52,8 @@ pub enum Action {
     ResizeDisk(ResizeDisk),
     /// `vm.set-vf`, with the descriptors from the request.
     SetVf(Box<SetVf>, Vec<OwnedFd>),
+    /// `vm.inject-fault`.
+    InjectFault(InjectFault),
     /// `vm.snapshot`.
     Snapshot(SnapshotConfig),
     /// `vm.restore`, with the descriptors from the request, whose numbers are in the configuration.

@@ -9,6 +9,7 @@ mod exchange;
 mod new_device;
 #[cfg(test)]
 mod openapi_tests;
+mod read_only;
 mod request;
 mod response;
 mod server;
@@ -22,8 +23,8 @@ pub use connection::{MOST_HEAD, PATIENCE};
 pub use exchange::MOST_FDS;
 pub use new_device::NewDevice;
 pub use request::{ROUTES, Refusal, Request, Route};
-pub use server::{MOST_CONNECTIONS, MOST_FILES, MOST_WORKERS, Server};
+pub use server::{Clients, MOST_CONNECTIONS, MOST_READERS, MOST_WORKERS, Server};
 pub use service::MOST_BODY;
 pub use socket::{ApiSocket, BoundSocket, Claim, SocketError};
-pub use vm_api::body::{Link, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
+pub use vm_api::body::{Fault, InjectFault, Link, MOST_FAULTS, RemoveDevice, Resize, ResizeDisk, ResizeZone, SetVf};
 pub use vm_api::info;

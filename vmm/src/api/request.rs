@@ -118,6 +118,7 @@ pub const ROUTES: &[Route] = &[
     put("/api/v1/vm.resize-zone", Take::Body(|body| Ok(Action::ResizeZone(typed(body)?)))),
     put("/api/v1/vm.resize-disk", Take::Body(|body| Ok(Action::ResizeDisk(typed(body)?)))),
     put("/api/v1/vm.set-vf", Take::Fds(set_vf)),
+    put("/api/v1/vm.inject-fault", Take::Body(|body| Ok(Action::InjectFault(typed(body)?)))),
     put("/api/v1/vm.snapshot", Take::Body(|body| Ok(Action::Snapshot(typed(body)?)))),
     put("/api/v1/vm.restore", Take::Fds(restore)),
     later("/api/v1/vm.add-user-device"),

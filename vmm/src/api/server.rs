@@ -30,11 +30,10 @@ use crate::threads::{self, ThreadKind};
 pub const MOST_CONNECTIONS: usize = 128;
 /// A thread's stack in bytes. Requests are parsed and answered on it.
 const STACK: usize = 2 << 20;
-/// The most files that clients make this process open: connections, a further one before it replaces another, and
-/// descriptors that they pass, with one too many in the last message.
-pub const MOST_FILES: u64 = (MOST_CONNECTIONS + 1 + MOST_FDS + 1) as u64;
 /// The most worker threads.
 pub const MOST_WORKERS: usize = 64;
+/// The most connections of readers.
+pub const MOST_READERS: usize = 32;
 /// Time that a worker waits for work before it ends. The last one stays.
 const IDLE: Duration = Duration::from_secs(5);
 /// The pause before accepting again if there is no room, or no descriptor left.
@@ -48,6 +47,40 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
+
+/// The clients of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clients {
+    /// Clients that may do everything.
+    All,
+    /// Readers, which change nothing. One worker serves them, so that only one of their requests at a time waits for
+    /// the control thread, and delays the requests of other clients.
+    Readers,
+}
+
+impl Clients {
+    /// The most connections.
+    const fn most_connections(self) -> usize {
+        match self {
+            Self::All => MOST_CONNECTIONS,
+            Self::Readers => MOST_READERS,
+        }
+    }
+
+    /// The most worker threads.
+    const fn most_workers(self) -> usize {
+        match self {
+            Self::All => MOST_WORKERS,
+            Self::Readers => 1,
+        }
+    }
+
+    /// The most files that they make this process open: connections, a further one before it replaces another, and
+    /// descriptors that they pass, with one too many in the last message.
+    pub const fn most_files(self) -> u64 {
+        (self.most_connections() + 1 + MOST_FDS + 1) as u64
+    }
+}
 
 /// A running API server. Dropping it waits until started actions are applied and answered. A [`Handler`] must not drop
 /// it: that would deadlock.
@@ -63,13 +96,13 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// Serves the clients of `listener`. `handler` applies their actions.
+    /// Serves the `clients` of `listener`. `handler` applies their actions.
     ///
     /// # Errors
     ///
     /// Fails if the host has no descriptors or threads left.
-    pub fn start(listener: UnixListener, handler: Arc<dyn Handler>) -> io::Result<Self> {
-        Self::with_patience(listener, handler, PATIENCE)
+    pub fn start(listener: UnixListener, clients: Clients, handler: Arc<dyn Handler>) -> io::Result<Self> {
+        Self::with_patience(listener, clients, handler, PATIENCE)
     }
 
     /// As [`Self::start`], with `patience` as the time limit for a client to send a request and to receive its answer.
@@ -77,14 +110,25 @@ impl Server {
     /// # Errors
     ///
     /// Fails if the host has no descriptors or threads left.
-    pub fn with_patience(listener: UnixListener, handler: Arc<dyn Handler>, patience: Duration) -> io::Result<Self> {
+    pub fn with_patience(
+        listener: UnixListener,
+        clients: Clients,
+        handler: Arc<dyn Handler>,
+        patience: Duration,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), ONCE_READABLE)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared {
-            service: Arc::new(Service { handler, budget: Arc::default(), patience }),
+            service: Arc::new(Service {
+                handler,
+                is_read_only: clients == Clients::Readers,
+                budget: Arc::default(),
+                patience,
+            }),
+            clients,
             epoll,
             wake,
             state: Mutex::default(),
@@ -125,6 +169,7 @@ const ONCE_WRITABLE: epoll::EventFlags = epoll::EventFlags::OUT.union(epoll::Eve
 /// State that the threads share.
 struct Shared {
     service: Arc<Service>,
+    clients: Clients,
     epoll: OwnedFd,
     /// Signalled when there is a new deadline, and at the end.
     wake: OwnedFd,
@@ -222,7 +267,7 @@ impl Shared {
     fn dispatch(self: &Arc<Self>, state: &mut State, token: u64, connection: Connection) {
         state.ready.push_back((token, connection));
         if state.idle_workers < state.ready.len()
-            && state.running_workers < MOST_WORKERS
+            && state.running_workers < self.clients.most_workers()
             && let Err(error) = self.start_worker(state)
         {
             log::debug!("cannot start another thread for the API: {error}");
@@ -369,7 +414,7 @@ impl Poller {
         state.is_full = false;
         let mut is_out_of_files = false;
         loop {
-            if (is_out_of_files || state.connections() >= MOST_CONNECTIONS)
+            if (is_out_of_files || state.connections() >= self.shared.clients.most_connections())
                 && let Err(at) = self.make_room(state)
             {
                 break self.accept_at = at;

@@ -11,9 +11,9 @@ use hyper::{Request, Response, Version};
 use parking_lot::Mutex;
 
 use crate::api::exchange::{Budget, Exchange, LargeBody, Phase, SMALL_BODY};
-use crate::api::request;
 use crate::api::response::Answer;
-use crate::api::{Failure, Handler};
+use crate::api::{Action, Failure, Handler};
+use crate::api::{read_only, request};
 use crate::error_kind::ErrorKind;
 
 /// The largest body, in bytes, as in Cloud Hypervisor.
@@ -24,9 +24,28 @@ const MOST_READ: usize = 64 << 20;
 /// Answers requests.
 pub(crate) struct Service {
     pub handler: Arc<dyn Handler>,
+    /// True if clients are readers.
+    pub is_read_only: bool,
     pub budget: Arc<Budget>,
     /// The time limit for a client to send a request, and to receive its answer.
     pub patience: Duration,
+}
+
+impl Service {
+    /// The action of a request, or its refusal.
+    fn action(&self, request: request::Request<'_>) -> Result<Action, Answer> {
+        let refused = || read_only::refused(request.method, request.path);
+        match self.is_read_only.then(refused).flatten() {
+            Some(answer) => Err(answer),
+            None => request.action().map_err(|refusal| Answer::refusal(&refusal)),
+        }
+    }
+
+    /// Performs an action.
+    fn perform(&self, action: Action) -> Answer {
+        let outcome = self.handler.handle(action);
+        Answer::outcome(if self.is_read_only { outcome.map(read_only::without_secrets) } else { outcome })
+    }
 }
 
 /// Answers one request. Waits only for the rest of its body.
@@ -50,12 +69,10 @@ pub(crate) async fn answer(
             let path = head.uri.path_and_query().map_or("", |path| path.as_str());
             let Received { bytes, large } = received;
             let turn = (!bytes.is_empty()).then(|| service.budget.turn());
-            let action = request::Request { method: head.method.as_str(), path, body: &bytes, fds }.action();
+            let request = request::Request { method: head.method.as_str(), path, body: &bytes, fds };
+            let action = service.action(request);
             drop((bytes, turn));
-            let answer = match action {
-                Ok(action) => Answer::outcome(service.handler.handle(action)),
-                Err(refusal) => Answer::refusal(&refusal),
-            };
+            let answer = action.map_or_else(|refused| refused, |action| service.perform(action));
             drop((large, passed));
             answer
         }

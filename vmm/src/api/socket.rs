@@ -1,4 +1,4 @@
-//! The API's socket: `--api-socket`.
+//! The API's sockets: `--api-socket`, and `--read-only-socket` for readers.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, OFlags, flock, fstat};
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use thiserror::Error;
@@ -19,7 +19,7 @@ use crate::error_kind::ErrorKind;
 /// The longest path of a Unix socket, in bytes: `sun_path` of unix(7) without the terminating NUL.
 const LONGEST: usize = 107;
 
-/// The API's socket: `path=<path>`, a path alone, or `fd=<number>`.
+/// A socket of the API: `path=<path>`, a path alone, or `fd=<number>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApiSocket {
     /// The path of a Unix socket to create.
@@ -28,26 +28,26 @@ pub enum ApiSocket {
     Fd(RawFd),
 }
 
-/// Reason why the API's socket cannot be opened.
+/// Reason why a socket of the API cannot be opened: one line, to follow the option's name.
 #[derive(Debug, Error)]
 pub enum SocketError {
     /// The text has none of the forms.
-    #[error("--api-socket {0}: give path=<path>, a path alone, or fd=<number>")]
+    #[error("{0}: give path=<path>, a path alone, or fd=<number>")]
     Syntax(String),
     /// Another VMM uses the path.
-    #[error("--api-socket path={}: API socket {} is already in use; give another path", .0.display(), .0.display())]
+    #[error("path={}: API socket {} is already in use; give another path", .0.display(), .0.display())]
     InUse(PathBuf),
     /// The path is another kind of file.
-    #[error("--api-socket path={}: exists and is not a socket; give another path, or remove it", .0.display())]
+    #[error("path={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NoSocket(PathBuf),
     /// The folder of the path does not exist.
     #[error(
-        "--api-socket path={}: the folder {} does not exist; make it (mkdir -p), or give another path",
+        "path={}: the folder {} does not exist; make it (mkdir -p), or give another path",
         .0.display(), folder_of(.0).display()
     )]
     NoFolder(PathBuf),
     /// The socket cannot be created.
-    #[error("--api-socket path={}: cannot {action}: {error}", path.display())]
+    #[error("path={}: cannot {action}: {error}", path.display())]
     Path {
         /// The path.
         path: PathBuf,
@@ -57,8 +57,11 @@ pub enum SocketError {
         error: io::Error,
     },
     /// The descriptor is not a listening Unix socket.
-    #[error("--api-socket fd={0}: not a listening Unix socket; bind it and call listen() before the program starts")]
+    #[error("fd={0}: not a listening Unix socket; bind it and call listen() before the program starts")]
     Fd(RawFd),
+    /// The socket is that of another option, whose clients it would serve.
+    #[error("it is the socket of --api-socket; give another one")]
+    Same,
 }
 
 /// The folder of a socket, as in messages.
@@ -72,6 +75,7 @@ impl SocketError {
         match self {
             Self::Syntax(_) => ErrorKind::Syntax,
             Self::InUse(_) | Self::NoSocket(_) | Self::NoFolder(_) | Self::Path { .. } | Self::Fd(_) => ErrorKind::Host,
+            Self::Same => ErrorKind::Invalid,
         }
     }
 }
@@ -156,6 +160,22 @@ enum Claimed {
 }
 
 impl Claim {
+    /// Checks that this is another socket than `other`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if both are duplicates of one descriptor.
+    pub fn differ(&self, other: &Self) -> Result<(), SocketError> {
+        let number = |claim: &Self| match &claim.0 {
+            Claimed::Listener(listener) => fstat(listener).ok().map(|file| file.st_ino),
+            Claimed::Path(..) => None,
+        };
+        match (number(self), number(other)) {
+            (Some(one), Some(another)) if one == another => Err(SocketError::Same),
+            _ => Ok(()),
+        }
+    }
+
     /// Creates the socket, or takes the passed one. Keep the [`BoundSocket`] while the socket is served.
     ///
     /// A socket file left by a program that has ended is removed.

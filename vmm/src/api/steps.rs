@@ -18,7 +18,7 @@ use crate::api::service::Service;
 pub fn converse<'p>(pieces: impl IntoIterator<Item = &'p [u8]>, handler: Arc<dyn Handler>) -> io::Result<Vec<u8>> {
     let (near, mut far) = UnixStream::pair()?;
     far.set_nonblocking(true)?;
-    let service = Service { handler, budget: Arc::default(), patience: PATIENCE };
+    let service = Service { handler, is_read_only: false, budget: Arc::default(), patience: PATIENCE };
     let mut connection = Some(Connection::new(near, &Arc::new(service))?);
     let mut answers = Vec::new();
     let mut advance = |far: &mut UnixStream| {

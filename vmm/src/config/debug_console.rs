@@ -14,6 +14,9 @@ pub(crate) fn check(vm: &VmConfig) -> Result<(), ConfigError> {
     let console = &vm.debug_console;
     let DebugConsoleConfig { mode, file, iobase } = console;
     let fail = |problem| Err(ConfigError::new(format!("--debug-console {console}"), problem));
+    if file.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+        return fail(Problem::Value("the path is empty; give one".to_string()));
+    }
     match (mode, file) {
         (ConsoleMode::Off, None) => return Ok(()),
         (ConsoleMode::Socket, _) => {

@@ -104,6 +104,10 @@ fn check_console(console: &ConsoleConfig, serial: &ConsoleConfig) -> Result<(), 
 
 /// Checks that a path is given if the mode needs one, and only then.
 fn check_path(option: &str, console: &ConsoleConfig) -> Result<(), ConfigError> {
+    if [&console.file, &console.socket].into_iter().flatten().any(|path| path.as_os_str().is_empty()) {
+        let what = "the path is empty; give one".to_string();
+        return Err(ConfigError::new(format!("{option} {console}"), Problem::Value(what)));
+    }
     let needed = (console.mode == ConsoleMode::File, console.mode == ConsoleMode::Socket);
     if console.mode == ConsoleMode::Pty && console.socket.is_none() {
         // The path that vm.info reported for the previous pseudo-terminal. The VM gets another one.

@@ -174,6 +174,9 @@ fn check_zones(memory: &MemoryConfig, zones: &[MemoryZoneConfig]) -> Result<(), 
         }
         check_part(zone.size, zone.hugepages, zone.hugepage_size)
             .map_err(|(key, value, problem)| ConfigError::new(format!("{option},{key}={}", bytes(value)), problem))?;
+        if zone.file.as_ref().is_some_and(|file| file.as_os_str().is_empty()) {
+            return fail(format!("{option},file="), Problem::Value("the path is empty; give a file".to_string()));
+        }
         if zone.file.is_some() && zone.hugepages {
             let what = "a file has its own pages; leave hugepages out, or give a file of a hugetlbfs".to_string();
             return fail(format!("{option},hugepages=on"), Problem::Conflict(what));

@@ -56,6 +56,10 @@ fn change(action: &Action) -> Option<(Cow<'_, str>, &'static str)> {
             let index = index.map(|index| index.to_string());
             Some((Cow::from(log_line::subject(pf, index.as_deref())), "vm.set-vf"))
         }
+        Action::InjectFault(fault) => {
+            let index = fault.index.map(|index| index.to_string());
+            Some((Cow::from(log_line::subject(&fault.id, index.as_deref())), "vm.inject-fault"))
+        }
         Action::Add(device) => {
             let (id, name) = added(device);
             Some((Cow::from(id.as_deref().unwrap_or("vm")), name))

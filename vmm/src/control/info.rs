@@ -143,11 +143,11 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
     let plan = plugged.plan().net()?;
     let placement = plugged.placement();
     let vfs = placement.vfs?;
-    let (status, mac, backend, needs_reset) = plugged.slot().with(|device| {
+    let (status, mac, (backend, link), needs_reset) = plugged.slot().with(|device| {
         let status = device.sriov_status()?;
         let needs_reset = needs_reset(device, None);
         let port = device.host_nic(None)?;
-        Some((status, MacAddress(port.mac()), backend(&plan.pf, port), needs_reset))
+        Some((status, MacAddress(port.mac()), (backend(&plan.pf, port), link(port)), needs_reset))
     })??;
     let vf = |(index, nic): (VfIndex, &NicPlan)| {
         let policy = instance.policy(plan.id(), Some(index.0));
@@ -158,6 +158,7 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
         bdf: plugged.address().to_string(),
         mac,
         backend,
+        link,
         needs_reset,
         policy: instance.policy(plan.id(), None),
         switch: plugged.switch().map(switch),

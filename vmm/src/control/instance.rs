@@ -1,5 +1,6 @@
 //! The VM of the API: a configuration, and a [`Vm`] while it is booted.
 
+mod faults;
 mod hotplug;
 mod resizing;
 mod vf_settings;

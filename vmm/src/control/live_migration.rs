@@ -180,7 +180,8 @@ impl ControlLoop {
     }
 
     /// Progress of the current or last migration.
-    pub(super) fn migration_progress(&self) -> Result<Reply, Failure> {
+    pub(super) fn migration_progress(&mut self) -> Result<Reply, Failure> {
+        self.followers.ask();
         let nothing = || Failure::new(ErrorKind::NotFound, "there has been no migration");
         self.progress.as_ref().map(|progress| json(&progress.shown())).ok_or_else(nothing)
     }

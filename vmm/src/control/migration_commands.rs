@@ -108,6 +108,7 @@ impl ControlLoop {
             self.instance = None;
             return Ok(ControlFlow::Continue(()));
         }
+        self.followers.end();
         Ok(ControlFlow::Break(()))
     }
 
@@ -171,8 +172,11 @@ impl ControlLoop {
         // Spare threads that no driver needed.
         threads::end_spares();
         let is_here = outcome == Outcome::Finished;
-        let event = if is_here { "migration-receive-finished" } else { "migration-receive-failed" };
-        self.report(outcome, why.as_deref(), event);
+        if is_here {
+            self.report_received(&received.progress);
+        } else {
+            self.report(outcome, why.as_deref(), "migration-receive-failed");
+        }
         received.progress.end(outcome, why.clone().or_else(|| received.stays_paused.clone()));
         if let Some(client) = received.client {
             client.answer(reply(outcome, why, received.stays_paused));
@@ -216,6 +220,15 @@ impl ControlLoop {
         }
         self.instance = Some(instance);
         Ok(stays_paused)
+    }
+
+    /// Reports a migration whose guest runs here. An older source does not send the time of its stop.
+    fn report_received(&self, progress: &Progress) {
+        let shown = progress.shown();
+        let downtime_us = shown.downtime.map(|parts| parts.total_us.to_string());
+        let bytes = shown.transferred_bytes.to_string();
+        let properties = [("downtime_us", downtime_us.as_deref().unwrap_or("unknown")), ("bytes", &bytes)];
+        self.events.tell(Source::Vm, "migration-receive-finished", &properties);
     }
 
     /// Reports a migration whose target runs the guest.

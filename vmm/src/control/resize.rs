@@ -80,6 +80,19 @@ pub(crate) fn memory(size: u64, memory: &MemoryConfig) -> Result<MemoryConfig, F
     Ok(next)
 }
 
+/// The warning about a requested size that a guest with `present` bytes of memory gets only at its next boot, as in
+/// Cloud Hypervisor.
+pub(crate) fn deferred(size: u64, present: Option<u64>, memory: &MemoryConfig) -> Option<String> {
+    let present = present.filter(|present| memory.hotplug_method == HotplugMethod::Acpi && *present != size)?;
+    let why = if present > size {
+        "memory is only taken away with --memory hotplug_method=virtio-mem"
+    } else {
+        "the VM has no --memory hotplug_size"
+    };
+    let [size, present] = [size, present].map(text);
+    Some(format!("vm.resize: the guest keeps {present} of memory, and has {size} from its next boot on: {why}"))
+}
+
 /// Returns the memory of `config` with the requested size of a zone.
 ///
 /// # Errors
@@ -118,6 +131,21 @@ mod tests {
     use crate::control::instance::Instance;
     use crate::telemetry::events::Events;
     use crate::vm::host_limits::HostLimits;
+
+    #[test]
+    fn a_size_that_waits_for_the_next_boot_is_warned_of() {
+        let acpi: MemoryConfig = "size=1G".parse().unwrap();
+        assert_eq!([deferred(2 << 30, None, &acpi), deferred(1 << 30, Some(1 << 30), &acpi)], [None, None]);
+        let more = deferred(2 << 30, Some(1 << 30), &acpi).unwrap();
+        assert_eq!(
+            more,
+            "vm.resize: the guest keeps 1G of memory, and has 2G from its next boot on: the VM has no --memory \
+             hotplug_size"
+        );
+        assert!(deferred(1 << 29, Some(1 << 30), &acpi).unwrap().ends_with("hotplug_method=virtio-mem"));
+        let devices: MemoryConfig = "size=1G,hotplug_size=1G,hotplug_method=virtio-mem".parse().unwrap();
+        assert_eq!(deferred(2 << 30, Some(1 << 30), &devices), None);
+    }
 
     fn instance(config: &str) -> Instance {
         Instance::new(

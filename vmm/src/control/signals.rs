@@ -20,6 +20,8 @@ pub(super) struct Signals {
     end: UnixStream,
     hangup: UnixStream,
     window: UnixStream,
+    /// The other ends of all, without which a signal that is ignored would seem to be pending.
+    _senders: [UnixStream; 3],
     caught: Vec<SigId>,
 }
 
@@ -30,21 +32,25 @@ impl Signals {
     ///
     /// Fails if no file descriptor is left.
     pub(super) fn catch() -> io::Result<Self> {
+        // nohup, for example, starts programs with a signal ignored; it stays ignored.
+        Self::catch_unless(is_ignored)
+    }
+
+    fn catch_unless(is_ignored: fn(i32) -> bool) -> io::Result<Self> {
         let (end, end_sender) = UnixStream::pair()?;
         let (hangup, hangup_sender) = UnixStream::pair()?;
         let (window, window_sender) = UnixStream::pair()?;
         hangup.set_nonblocking(true)?;
         window.set_nonblocking(true)?;
-        let mut signals = Self { end, hangup, window, caught: Vec::new() };
+        let mut caught = Vec::new();
         let ends = [SIGINT, SIGTERM, SIGQUIT].map(|signal| (signal, &end_sender));
         let others = [(SIGHUP, &hangup_sender), (SIGWINCH, &window_sender)];
         for (signal, sender) in ends.into_iter().chain(others) {
-            // nohup, for example, starts programs with a signal ignored; it stays ignored.
             if !is_ignored(signal) {
-                signals.caught.push(signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?);
+                caught.push(signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?);
             }
         }
-        Ok(signals)
+        Ok(Self { end, hangup, window, _senders: [end_sender, hangup_sender, window_sender], caught })
     }
 
     /// Returns a descriptor that is readable after a signal that ends the program.
@@ -107,9 +113,14 @@ mod tests {
         poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1
     }
 
+    /// Signals that are caught even if the tests were started with one ignored.
+    fn caught() -> Signals {
+        Signals::catch_unless(|_| false).unwrap()
+    }
+
     #[test]
     fn terminal_resize_ends_nothing_and_is_reported_until_taken() {
-        let signals = Signals::catch().unwrap();
+        let signals = caught();
         for _ in 0..3 {
             assert!(!is_readable(signals.window()));
             for _ in 0..100 {
@@ -123,10 +134,17 @@ mod tests {
 
     #[test]
     fn hangup_ends_nothing_and_is_reported_until_taken() {
-        let signals = Signals::catch().unwrap();
+        let signals = caught();
         signal_hook::low_level::raise(SIGHUP).unwrap();
         assert!(is_readable(signals.hangup()));
         signals.take_hangup();
         assert!(!is_readable(signals.hangup()) && !is_readable(signals.fd()));
+    }
+
+    #[test]
+    fn an_ignored_signal_does_not_seem_to_be_pending() {
+        let signals = Signals::catch_unless(|_| true).unwrap();
+        let fds = [signals.hangup(), signals.window(), signals.fd()];
+        assert_eq!(fds.map(is_readable), [false; 3]);
     }
 }

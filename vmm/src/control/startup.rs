@@ -6,15 +6,17 @@ use std::time::Instant;
 
 use sd_notify::NotifyState;
 
-use crate::api::{ApiSocket, Claim, MOST_FILES, Server};
+use crate::api::ApiSocket;
 use crate::config::{PlannedVm, RestoreConfig};
+use crate::control::final_report::Followers;
 use crate::control::instance::Instance;
 use crate::control::signals::{Signals, ignore_file_size_signal};
+use crate::control::sockets::{self, Claims};
 use crate::control::{ControlLoop, queue};
 use crate::devices::kind;
 use crate::error::Error;
 use crate::heap;
-use crate::landlock::{self, Rule};
+use crate::landlock;
 use crate::privileges;
 use crate::seccomp::{self, Seccomp};
 use crate::snapshot::restorer::Restorer;
@@ -32,10 +34,14 @@ pub struct Options {
     pub restore: Option<RestoreConfig>,
     /// Socket of the API.
     pub api: Option<ApiSocket>,
+    /// Socket of the API for readers.
+    pub readers: Option<ApiSocket>,
     /// Receiver of events.
     pub event_monitor: Option<EventMonitor>,
     /// Keep running for API clients after the guest powers off.
     pub no_shutdown: bool,
+    /// Accept `vm.inject-fault`.
+    pub fault_injection: bool,
     /// Action on a disallowed system call.
     pub seccomp: Seccomp,
     /// Output of the log.
@@ -57,8 +63,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     heap::limit();
     // Before the first write to a file.
     ignore_file_size_signal();
-    let clients = if options.api.is_some() { MOST_FILES } else { 0 };
-    let limits = HostLimits::read(clients);
+    let limits = HostLimits::read(sockets::most_files(&options.api, &options.readers));
     let host = |action| move |error| Error::Host { action, error };
     privileges::reduce().map_err(host("give up rights that no VM needs"))?;
     seccomp::begin(options.seccomp).map_err(|error| match error.raw_os_error() {
@@ -66,26 +71,20 @@ pub fn run(options: Options) -> Result<(), Error> {
         _ => host("filter system calls, without which --seccomp false runs")(error),
     })?;
     // First: the event file of another VMM that has the socket must not get events of two programs.
-    let claim = options.api.as_ref().map(ApiSocket::claim).transpose()?;
+    let claims = sockets::claim(&options.api, &options.readers)?;
     let output = options.event_monitor.as_ref().map(EventMonitor::open).transpose()?;
     let for_log = log::log_enabled!(log::Level::Info).then_some(Output::LogAlone);
     let stream = output.or(for_log).map(|output| EventStream::start(output, began)).transpose();
     let (_stream, events) = stream.map_err(host("start the thread that writes events"))?.unzip();
     let events = events.unwrap_or_default();
     events.vmm("starting");
-    let ended = serve(options, claim, &events, began, limits);
+    let ended = serve(options, claims, &events, began, limits);
     events.vmm("shutdown");
     ended
 }
 
-fn serve(
-    options: Options,
-    claim: Option<Claim>,
-    events: &Events,
-    began: Instant,
-    limits: HostLimits,
-) -> Result<(), Error> {
-    let own_files: Vec<_> = options.api.iter().filter_map(ApiSocket::path).map(Rule::of_api_socket).collect();
+fn serve(options: Options, claims: Claims, events: &Events, began: Instant, limits: HostLimits) -> Result<(), Error> {
+    let own_files = sockets::own_files(&options.api, &options.readers);
     if let Some(planned) = &options.vm {
         landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &own_files)?;
     }
@@ -102,8 +101,8 @@ fn serve(
     let host = |action| move |error| Error::Host { action, error };
     let signals = Signals::catch().map_err(host("catch signals"))?;
     let (sender, actions) = queue::pair().map_err(host("make an eventfd"))?;
-    let bound = claim.map(Claim::listen).transpose()?;
-    let (events, no_shutdown) = (events.clone(), options.no_shutdown);
+    let listening = claims.listen()?;
+    let (events, no_shutdown, fault_injection) = (events.clone(), options.no_shutdown, options.fault_injection);
     let mut vmm = ControlLoop {
         instance,
         actions,
@@ -111,6 +110,7 @@ fn serve(
         events,
         began,
         no_shutdown,
+        fault_injection,
         limits,
         own_files,
         opening: None,
@@ -118,6 +118,7 @@ fn serve(
         deferred: VecDeque::new(),
         live: None,
         progress: None,
+        followers: Followers::default(),
         log: options.log,
     };
     if let Some(instance) = &mut vmm.instance {
@@ -126,15 +127,11 @@ fn serve(
     if let Some(restored) = restored {
         vmm.begin_restored(restored, resumes)?;
     }
-    let (listener, socket) = bound.unzip();
-    let server = listener.map(|listener| Server::start(listener, Arc::new(sender))).transpose();
-    let server = server.map_err(host("serve the API"))?;
+    let servers = listening.serve(&Arc::new(sender)).map_err(host("serve the API"))?;
     // Without a service manager this does nothing.
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let ended = vmm.run();
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
-    // The server must end before its socket is removed.
-    drop(server);
-    drop(socket);
+    drop(servers);
     ended
 }

@@ -64,11 +64,6 @@ impl Rule {
         Self::new(option, folder.unwrap_or(Path::new(".")), SOCKETS)
     }
 
-    /// The folder of the API's socket.
-    pub(crate) fn of_api_socket(socket: &Path) -> Self {
-        Self::of_socket("--api-socket", socket)
-    }
-
     /// True if the VM needs the file.
     pub(super) fn is_needed(&self) -> bool {
         self.missing != Missing::Skip

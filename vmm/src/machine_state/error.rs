@@ -117,6 +117,27 @@ pub enum RestoreError {
     /// The VM cannot be created.
     #[error("{0}")]
     Vm(String, ErrorKind),
+    /// The VM cannot be created, because another program uses what it needs of the host.
+    #[error("{text}")]
+    Taken {
+        /// What that is.
+        what: Taken,
+        /// Cause, with the way out of a new VM after the last semicolon.
+        text: String,
+        /// The kind of the cause.
+        kind: ErrorKind,
+    },
+}
+
+/// A tap or socket of the host that another program uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Taken {
+    /// The tap of the network function of this name in `backends`.
+    Tap(String),
+    /// The socket at which the network function of this name in `backends` waits for its backend.
+    BackendSocket(String),
+    /// The socket of a console or of vsock.
+    Socket,
 }
 
 impl RestoreError {
@@ -131,7 +152,7 @@ impl RestoreError {
             | Self::Value(_)
             | Self::Device { .. } => ErrorKind::Invalid,
             Self::Vcpu { .. } | Self::Kvm(_) => ErrorKind::Host,
-            Self::Vm(_, kind) => *kind,
+            Self::Vm(_, kind) | Self::Taken { kind, .. } => *kind,
         }
     }
 }

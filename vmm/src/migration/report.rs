@@ -83,6 +83,12 @@ impl Report {
         }
     }
 
+    /// Time since the guest was stopped, in microseconds.
+    pub(super) fn stopped_us(&self) -> Option<u64> {
+        let (start, _) = self.downtime?;
+        u64::try_from(start.elapsed().as_micros()).ok()
+    }
+
     /// Records the last part of the downtime, and its total.
     pub(super) fn end_downtime(&mut self) {
         self.end_part(Part::Handover, None);

@@ -4,7 +4,7 @@
 //! events compares the device's state with the last reported one when it runs, and reports the difference. A change
 //! that is undone in between is not reported; the last state always is.
 //!
-//! Writes that a register refused are logged at once, with `-vv`.
+//! Writes that a register refused, and the actions of drivers, are logged at once, with `-vv`.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -44,6 +44,8 @@ struct State {
     enabled: u16,
     /// True for each VF whose driver is up.
     running: Vec<bool>,
+    /// The cause of the last disabling of VFs.
+    disabled_by: ResetBy,
     /// Causes of the last reset of its own function, and of each VF that exists.
     reset_by: ResetBy,
     vfs_reset_by: Vec<ResetBy>,
@@ -59,7 +61,7 @@ enum Change {
     Activated,
     Reset(ResetBy),
     VfsEnabled(u16),
-    VfsDisabled(u16),
+    VfsDisabled(u16, ResetBy),
     VfDriverOk(u16),
     VfReset(u16, ResetBy),
     NeedsReset,
@@ -81,7 +83,13 @@ impl DeviceWatch {
         let noted = Arc::downgrade(&watch);
         let observer: Arc<NeedsResetObserver> =
             Arc::new(move || noted.upgrade().iter().for_each(|watch| watch.note_effects(Effects::QUEUES)));
-        slot.with(|device| device.observe_needs_reset(&observer));
+        slot.with(|device| {
+            device.observe_needs_reset(&observer);
+            if log::log_enabled!(log::Level::Debug) {
+                let index = |vf: Option<VfIndex>| vf.map(|vf| vf.to_string());
+                device.log_drivers(&|vf| log_line::subject(&watch.id, index(vf).as_deref()));
+            }
+        });
         slot.set_watch(watch);
     }
 
@@ -182,11 +190,13 @@ impl State {
         let is = |vf, bit| device.function_status(vf).is_some_and(|status| status.driver.contains(bit));
         let vf_is = |index, bit| is(Some(VfIndex(index)), bit);
         let by = |vf| device.function_status(vf).map_or(ResetBy::default(), |status| status.reset_by);
-        let enabled = device.sriov_status().map_or(0, SriovStatus::num_visible);
+        let sriov = device.sriov_status();
+        let enabled = sriov.map_or(0, SriovStatus::num_visible);
         Self {
             driver: is(None, Status::DRIVER_OK),
             enabled,
             running: (0..enabled).map(|index| vf_is(index, Status::DRIVER_OK)).collect(),
+            disabled_by: sriov.map_or(ResetBy::default(), |sriov| sriov.disabled_by),
             reset_by: by(None),
             vfs_reset_by: (0..enabled).map(|index| by(Some(VfIndex(index)))).collect(),
             needs_reset: is(None, Status::DEVICE_NEEDS_RESET),
@@ -199,7 +209,7 @@ impl State {
         let mut changes = Vec::new();
         let stays = self.enabled == now.enabled;
         if !stays && self.enabled > 0 {
-            changes.push(Change::VfsDisabled(self.enabled));
+            changes.push(Change::VfsDisabled(self.enabled, now.disabled_by));
         }
         if self.driver != now.driver {
             changes.push(if now.driver { Change::Activated } else { Change::Reset(now.reset_by) });
@@ -235,7 +245,9 @@ impl Change {
             Self::Activated => (Source::VirtioDevice, "activated", None, None),
             Self::Reset(by) => (Source::VirtioDevice, "reset", None, Some(cause(by, "host"))),
             Self::VfsEnabled(count) => (Source::Sriov, "vfs-enabled", Some(("num_vfs", count)), None),
-            Self::VfsDisabled(count) => (Source::Sriov, "vfs-disabled", Some(("num_vfs", count)), None),
+            Self::VfsDisabled(count, by) => {
+                (Source::Sriov, "vfs-disabled", Some(("num_vfs", count)), Some(cause(by, "host")))
+            }
             Self::VfDriverOk(index) => (Source::Sriov, "vf-driver-ok", Some(("index", index)), None),
             Self::VfReset(index, by) => {
                 (Source::Sriov, "vf-reset", Some(("index", index)), Some(cause(by, "vf-disable")))
@@ -284,8 +296,11 @@ mod tests {
         assert_eq!(up.changes(&enabled), [Change::VfsEnabled(2)]);
         assert_eq!(enabled.changes(&running), [Change::VfDriverOk(1)]);
         assert_eq!(running.changes(&enabled), [Change::VfReset(1, ResetBy::Conventional)]);
-        assert_eq!(running.changes(&up), [Change::VfsDisabled(2)]);
-        assert_eq!(running.changes(&off), [Change::VfsDisabled(2), Change::Reset(ResetBy::Conventional)]);
+        assert_eq!(running.changes(&up), [Change::VfsDisabled(2, ResetBy::Conventional)]);
+        assert_eq!(
+            running.changes(&off),
+            [Change::VfsDisabled(2, ResetBy::Conventional), Change::Reset(ResetBy::Conventional)]
+        );
         assert_eq!(running.changes(&running), []);
         let stuck = State { needs_reset: true, need_reset: BTreeSet::from([1]), ..running.clone() };
         assert_eq!(running.changes(&stuck), [Change::NeedsReset, Change::VfNeedsReset(1)]);
@@ -298,6 +313,7 @@ mod tests {
         let causes = [ResetBy::Driver, ResetBy::Flr, ResetBy::Conventional];
         assert_eq!(causes.map(|cause| by(Change::VfReset(1, cause))), ["driver", "flr", "vf-disable"]);
         assert_eq!(causes.map(|cause| by(Change::Reset(cause))), ["driver", "flr", "host"]);
+        assert_eq!(causes.map(|cause| by(Change::VfsDisabled(2, cause))), ["driver", "flr", "host"]);
         let running = State { vfs_reset_by: vec![ResetBy::Driver, ResetBy::Flr], ..state(true, &[true, true]) };
         let reset = State { running: vec![true, false], ..running.clone() };
         assert_eq!(running.changes(&reset), [Change::VfReset(1, ResetBy::Flr)]);
@@ -417,6 +433,6 @@ mod tests {
     #[test]
     fn vfs_that_are_enabled_again_have_no_earlier_driver() {
         let changes = state(true, &[true, true]).changes(&state(true, &[true, false, false]));
-        assert_eq!(changes, [Change::VfsDisabled(2), Change::VfsEnabled(3), Change::VfDriverOk(0)]);
+        assert_eq!(changes, [Change::VfsDisabled(2, ResetBy::default()), Change::VfsEnabled(3), Change::VfDriverOk(0)]);
     }
 }

@@ -14,7 +14,9 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use pci::spec::ALL_ONES;
 use pci::{ConfigTarget, Dword, DwordWrite, Effects, Placement, Reach, ResetKind, Rid, VfIndex, Window, WindowId};
-use virtio_devices::{DeviceState, DoorbellObserver, NotResumed, Outcome, Panicked, StateError, Thread, VirtioPci};
+use virtio_devices::{
+    DeviceState, DoorbellObserver, Fault, FaultError, NotResumed, Outcome, Panicked, StateError, Thread, VirtioPci,
+};
 
 use crate::arch::x86_64::layout;
 use crate::pci_host::config_pages::ConfigPages;
@@ -221,6 +223,21 @@ impl Slot {
         let changed = self.with(change);
         let resumed = if runs { self.go_on(|device| device.resume_function(vf)) } else { Ok(()) };
         (changed, resumed)
+    }
+
+    /// Makes or arms `fault` in one function, for tests of its driver. All of its effects are applied on return.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`virtio_devices::Lifecycle::inject`] does, without any change.
+    pub fn inject(&self, vf: Option<VfIndex>, fault: Fault) -> Result<(), FaultError> {
+        let mut result = Err(FaultError::NotVirtio);
+        self.config_access(Reach::Device, |device| {
+            let injected = device.inject(vf, fault);
+            result = injected.as_ref().map(|_| ()).map_err(|error| *error);
+            injected.unwrap_or_else(|_| Outcome::none())
+        });
+        result
     }
 
     /// The state of the device, which is paused; `None` if it has no state that a driver can change.

@@ -8,7 +8,6 @@ use crate::config::bytes;
 use crate::devices::DeviceError;
 use crate::error_kind::ErrorKind;
 use crate::kvm::KvmError;
-use crate::machine_state::error::RestoreError;
 use crate::serial::end::ConsoleError;
 use crate::tpm::TpmError;
 use crate::vcpu::cpu::VcpuError;
@@ -191,11 +190,5 @@ impl VmError {
             | Self::Vcpu(_)
             | Self::Host { .. } => ErrorKind::Host,
         }
-    }
-}
-
-impl From<VmError> for RestoreError {
-    fn from(error: VmError) -> Self {
-        Self::Vm(error.to_string(), error.kind())
     }
 }

@@ -20,6 +20,8 @@ pub struct HostLimits {
     other_files: u64,
     /// Threads and their memory mappings.
     threads: ThreadLimits,
+    /// Memory of the host in bytes, if it is known.
+    memory: Option<u64>,
 }
 
 impl HostLimits {
@@ -35,7 +37,17 @@ impl HostLimits {
             (of_control_group(), "pids.max of the control group, or TasksMax= in a systemd unit"),
         ];
         let threads = threads.into_iter().filter_map(|(limit, raise)| Some((limit?, raise))).min();
-        Self { other_files, threads: ThreadLimits { threads, mappings } }
+        Self { other_files, threads: ThreadLimits { threads, mappings }, memory: total_memory() }
+    }
+
+    /// The warning about a guest with `size` bytes of memory, if the host has less.
+    pub(super) fn excess(&self, size: u64) -> Option<String> {
+        let memory = self.memory.filter(|memory| size > *memory)?;
+        let [size, host] = [size, memory].map(|bytes| bytes >> 20);
+        Some(format!(
+            "the guest has {size} MiB of memory, and this host {host} MiB: the host's kernel ends processes once they \
+             use more than it has; give a smaller --memory size"
+        ))
     }
 
     /// Raises the soft limit of open files to the hard limit, and checks that all limits suffice.
@@ -57,6 +69,13 @@ fn number(path: impl AsRef<Path>) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// Memory of this host, in bytes.
+fn total_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?.trim().strip_suffix(" kB")?;
+    kib.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// The lowest thread limit of this process's control group (version 2) and its ancestors.
 fn of_control_group() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -75,5 +94,15 @@ mod tests {
         assert!(limits.other_files > 10 + 2);
         assert!(limits.threads.mappings > Some(1000), "{limits:?}");
         assert!(limits.threads.threads.is_some_and(|(limit, _)| limit > 100), "{limits:?}");
+        assert!(limits.memory > Some(64 << 20), "{limits:?}");
+    }
+
+    #[test]
+    fn a_guest_larger_than_the_host_is_warned_of() {
+        let limits = HostLimits { memory: Some(8 << 30), ..HostLimits::default() };
+        assert_eq!(limits.excess(8 << 30), None);
+        let line = limits.excess(1000 << 30).unwrap();
+        assert!(line.contains("1024000 MiB") && line.contains("8192 MiB") && line.contains("--memory size"), "{line}");
+        assert_eq!(HostLimits::default().excess(u64::MAX), None);
     }
 }

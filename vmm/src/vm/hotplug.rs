@@ -168,6 +168,12 @@ impl Vm {
         ejected.into_iter().filter_map(|(segment, slot)| self.devices.remove(segment, slot)).collect()
     }
 
+    /// Removes the device `id` at once, without the guest's consent or a notification.
+    pub(crate) fn remove_by_surprise(&mut self, id: &str) -> Option<Removed> {
+        let address = self.devices.find(id)?.address();
+        self.devices.remove(address.segment, address.rid.device())
+    }
+
     /// Ends the guest, and removes the devices that it was asked to release, even if it has not released them.
     pub fn remove_unplugged(&mut self) -> Vec<Removed> {
         self.end_guest();

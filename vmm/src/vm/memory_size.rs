@@ -24,6 +24,11 @@ impl Vm {
         }
     }
 
+    /// Memory of the guest in bytes, without that of memory devices.
+    pub(crate) fn present_memory(&self) -> u64 {
+        self.ram.size()
+    }
+
     /// Gives the guest the memory `next`, which differs from the present memory in sizes only. Drivers of memory
     /// devices are asked to plug or unplug. Without memory devices, memory is added at once if the VM has room for it,
     /// or else at the next start; nothing is taken from a running guest.

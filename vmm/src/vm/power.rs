@@ -1,8 +1,11 @@
 //! Creates the KVM VM and its vCPUs, and wires them.
 
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::x86_64::layout;
 use crate::arch::x86_64::regs::{self, Entry};
@@ -12,10 +15,22 @@ use crate::serial::{SerialConsole, SerialPort};
 use crate::vm::powered::Powered;
 use crate::vm::{Vm, VmError, plug_slots};
 
+/// Time limit for the end of the VM before a reset.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 impl Vm {
     /// The serial port, if there is one.
     pub fn serial(&self) -> Option<&Arc<SerialPort>> {
         self.serial.as_ref().map(SerialConsole::port)
+    }
+
+    /// Options that show the guest's output. Firmware has no kernel command line.
+    pub(super) fn way_to_output(&self) -> &'static str {
+        if self.payload_config.firmware.is_some() {
+            "--serial tty --console off"
+        } else {
+            "--serial tty --cmdline \"console=ttyS0 earlyprintk=ttyS0\""
+        }
     }
 
     /// The vCPUs of `vm`. The first starts at `entry`, the others when it wakes them.
@@ -81,7 +96,7 @@ impl Vm {
     pub(super) fn connect(&self, vm: Arc<kvm::Vm>) -> Result<Powered, VmError> {
         let serial = self.serial().map(Arc::clone);
         let wire =
-            |what, eventfd, gsi| vm.attach_irqfd(eventfd, gsi).map_err(|error| KvmError::Ioctl { action: what, error });
+            |what, eventfd, gsi| attach(&vm, eventfd, gsi).map_err(|error| KvmError::Ioctl { action: what, error });
         wire("wire the event device's interrupt", self.ged.interrupt(), layout::EVENT_GSI)?;
         if let Some(serial) = &serial {
             wire("wire the serial port's interrupt", serial.interrupt(), layout::SERIAL_GSI)?;
@@ -89,5 +104,44 @@ impl Vm {
         // From here on, dropping the result detaches the devices, even if attaching fails.
         let (bus, vfio) = (Arc::clone(self.devices.bus()), Arc::clone(self.devices.vfio()));
         Ok(Powered { vm, bus, vfio, serial, ged: Arc::clone(&self.ged) })
+    }
+}
+
+/// As [`kvm::Vm::attach_irqfd`], for an eventfd that the VM before a reset may still have.
+///
+/// That VM ends with its last descriptor, and a program that is just being started has one until its `execve`. Since
+/// Linux 6.17, KVM refuses an eventfd that two VMs would have.
+fn attach(vm: &kvm::Vm, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match vm.attach_irqfd(eventfd, gsi) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy && start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    use super::*;
+    use crate::kvm::Kvm;
+
+    #[test]
+    fn an_eventfd_waits_for_the_end_of_the_vm_before() {
+        let kvm = Kvm::open().unwrap();
+        let [before, after] = [(); 2].map(|()| kvm.create_vm(layout::KVM_TSS).unwrap());
+        let eventfd = EventFd::new(EFD_NONBLOCK).unwrap();
+        attach(&before, &eventfd, layout::EVENT_GSI).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(before);
+            });
+            attach(&after, &eventfd, layout::EVENT_GSI).unwrap();
+        });
     }
 }

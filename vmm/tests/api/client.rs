@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tempfile::TempDir;
-use vmm::api::{Action, Failure, Handler, PATIENCE, Reply, Server};
+use vmm::api::{Action, Clients, Failure, Handler, PATIENCE, Reply, Server};
 
 type Apply = Box<dyn Fn(Action) -> Result<Reply, Failure> + Send + Sync>;
 
@@ -55,11 +55,20 @@ pub(crate) fn serve_with(
     patience: Duration,
     apply: impl Fn(Action) -> Result<Reply, Failure> + Send + Sync + 'static,
 ) -> Fixture {
+    serve_clients(Clients::All, patience, apply)
+}
+
+/// As [`serve_with`], for these clients.
+pub(crate) fn serve_clients(
+    clients: Clients,
+    patience: Duration,
+    apply: impl Fn(Action) -> Result<Reply, Failure> + Send + Sync + 'static,
+) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("api.sock");
     let asked = Arc::new(Mutex::new(Vec::new()));
     let handler = Arc::new(Fake { asked: asked.clone(), apply: Box::new(apply) });
-    let server = Server::with_patience(UnixListener::bind(&path).unwrap(), handler, patience).unwrap();
+    let server = Server::with_patience(UnixListener::bind(&path).unwrap(), clients, handler, patience).unwrap();
     Fixture { server, path, asked, _directory: directory }
 }
 

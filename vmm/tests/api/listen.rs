@@ -24,7 +24,7 @@ fn it_is_a_path_or_a_descriptor() {
     }
     for text in ["", "path=", "fd=", "fd=2", "fd=x", "fd=-1", "socket=/x", "path=/x,fd=3", "path=/x,path=/y"] {
         let error = text.parse::<ApiSocket>().unwrap_err().to_string();
-        assert_eq!(error, format!("--api-socket {text}: give path=<path>, a path alone, or fd=<number>"));
+        assert_eq!(error, format!("{text}: give path=<path>, a path alone, or fd=<number>"));
     }
 }
 
@@ -35,7 +35,7 @@ fn a_second_program_is_refused_and_the_first_one_stays() {
     let (listener, bound) = ApiSocket::Path(path.clone()).listen().unwrap();
     let error = ApiSocket::Path(path.clone()).listen().unwrap_err().to_string();
     let shown = path.display();
-    assert_eq!(error, format!("--api-socket path={shown}: API socket {shown} is already in use; give another path"));
+    assert_eq!(error, format!("path={shown}: API socket {shown} is already in use; give another path"));
     UnixStream::connect(&path).unwrap();
     drop((listener, bound));
 }
@@ -88,7 +88,7 @@ fn a_directory_that_does_not_exist_is_named() {
     let error = ApiSocket::Path("/nonexistent/api.sock".into()).listen().unwrap_err().to_string();
     assert_eq!(
         error,
-        "--api-socket path=/nonexistent/api.sock: the folder /nonexistent does not exist; make it (mkdir -p), or give \
+        "path=/nonexistent/api.sock: the folder /nonexistent does not exist; make it (mkdir -p), or give \
          another path"
     );
 }
@@ -107,13 +107,28 @@ fn a_descriptor_that_listens_is_accepted() {
 }
 
 #[test]
+fn one_socket_cannot_be_that_of_readers_as_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let [one, other] = ["one", "other"].map(|name| UnixListener::bind(directory.path().join(name)).unwrap());
+    let again = one.try_clone().unwrap();
+    let claim = |listener: &UnixListener| ApiSocket::Fd(listener.as_raw_fd()).claim().unwrap();
+    let error = claim(&again).differ(&claim(&one)).unwrap_err().to_string();
+    assert_eq!(error, "it is the socket of --api-socket; give another one");
+    claim(&other).differ(&claim(&one)).unwrap();
+    let path = ApiSocket::Path(directory.path().join("path"));
+    let claimed = path.claim().unwrap();
+    claim(&one).differ(&claimed).unwrap();
+    assert!(path.claim().unwrap_err().to_string().contains("is already in use"));
+}
+
+#[test]
 fn a_descriptor_that_does_not_listen_is_refused() {
     let (stream, _peer) = UnixStream::pair().unwrap();
     let file = fs::File::open("/dev/null").unwrap();
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     for fd in [stream.as_raw_fd(), file.as_raw_fd(), tcp.as_raw_fd(), 1_000_000] {
         let error = ApiSocket::Fd(fd).listen().unwrap_err().to_string();
-        assert!(error.starts_with(&format!("--api-socket fd={fd}: not a listening Unix socket")), "{error}");
+        assert!(error.starts_with(&format!("fd={fd}: not a listening Unix socket")), "{error}");
     }
 }
 

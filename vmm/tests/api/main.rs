@@ -6,6 +6,7 @@ mod attack;
 mod client;
 mod descriptors;
 mod listen;
+mod readers;
 mod requests;
 mod threads;
 mod wire;

@@ -193,9 +193,10 @@ impl Guest {
         self.directory.path().join(name)
     }
 
-    /// Runs the guest until it ends.
+    /// Runs the guest until it ends. Its output begins anew.
     pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
         self.config.payload.check_present()?;
+        let _ = std::fs::remove_file(self.path("serial"));
         Ok(vmm::run(vmm::Options {
             vm: Some(PlannedVm::new(self.config.clone())?),
             seccomp: vmm::Seccomp::False,

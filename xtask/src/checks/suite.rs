@@ -43,6 +43,8 @@ const GENERIC_TESTS: &str = "generic";
 const VFIO_TESTS: &str = "vfio";
 /// The VFIO test file that needs a kernel with iommufd.
 const IOMMUFD_TESTS: &str = "vfio_iommufd";
+/// Prefix of the files of tests that run systemd, which never runs on this machine.
+const SYSTEMD_TESTS: &str = "systemd";
 /// Path of the modules that VFIO tests load, in the folder of that machine's kernel.
 const VFIO_MODULES: &str = "extra/vfio-pci";
 
@@ -108,6 +110,12 @@ impl Test {
         }
     }
 
+    /// True if the test runs in an emulated machine even if guests run on this one: what it does concerns a whole
+    /// machine.
+    fn is_always_nested(&self) -> bool {
+        self.machine().nics == Nics::Vfio || self.file.starts_with(SYSTEMD_TESTS)
+    }
+
     /// Time that the test may take.
     fn limit(&self) -> Duration {
         match self.machine().clock {
@@ -126,6 +134,9 @@ struct Report {
     took: Duration,
     output: String,
 }
+
+/// The lab of a worker, and its machine there.
+type Place = (LabKind, Machine);
 
 enum Outcome {
     Passed,
@@ -215,14 +226,15 @@ impl Suite<'_> {
         loop {
             let Some(test) = queue.lock().pop_front() else { return };
             let machine = test.machine();
-            // This machine's own devices are not used for tests: VFIO's are always emulated.
-            let place = if machine.nics == Nics::Vfio { LabKind::Nested } else { self.place };
-            let ready = match worker.take() {
-                Some((its_machine, ready)) if its_machine == machine || self.is_host(machine, its_machine) => Ok(ready),
-                _ => self.worker(place, number, &machine),
+            let place = if test.is_always_nested() { LabKind::Nested } else { self.place };
+            // Tests of all kinds run on this machine itself.
+            let fits = |its: &Place| its.0 == place && (its.1 == machine || place == LabKind::Host);
+            let ready = match worker.take().filter(|(its, _)| fits(its)) {
+                Some((_, ready)) => Ok(ready),
+                None => self.worker(place, number, &machine),
             };
             let report = match ready {
-                Ok(ready) => self.run_one(test, &mut worker.insert((machine, ready)).1),
+                Ok(ready) => self.run_one(test, &mut worker.insert(((place, machine), ready)).1),
                 Err(error) => Report::without_worker(test, error),
             };
             if let Outcome::Lost(lost) = &report.outcome {
@@ -249,11 +261,6 @@ impl Suite<'_> {
             note("retry", error);
             worker()
         })
-    }
-
-    /// True if tests of both kinds run on this machine itself.
-    fn is_host(&self, one: Machine, other: Machine) -> bool {
-        self.place == LabKind::Host && [one, other].iter().all(|machine| machine.nics == Nics::None)
     }
 
     fn run_one(&self, test: Test, worker: &mut Worker) -> Report {

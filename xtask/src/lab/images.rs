@@ -99,6 +99,7 @@ impl Lab {
     pub(crate) fn prepare_everything(&self) -> Result<()> {
         GUEST_KERNELS.iter().try_for_each(|kernel| self.prepare(kernel))?;
         self.image(Image::FirstLevel, FIRST_LEVEL_KERNEL)?;
+        programs::of_systemd(self)?;
         self.peers().map(drop)
     }
 

@@ -33,6 +33,29 @@ pub(crate) fn of_containers(lab: &Lab) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// The name of the folder in the lab with systemd.
+const SYSTEMD: &str = "systemd";
+
+/// Fetches systemd for a root in a first-level machine, if missing: its manager, the program that starts services, and
+/// `systemctl`. Their libraries are in `lib`. No unit of Debian is there.
+pub(crate) fn of_systemd(lab: &Lab) -> Result<()> {
+    let folder = lab.folder().join(SYSTEMD);
+    let (record, unpacked) = (folder.join("package"), lab.folder().join("systemd.unpacked"));
+    if record.exists() {
+        return Ok(());
+    }
+    let _ = fs::remove_dir_all(&unpacked);
+    let mut apt = Apt::with_backports(&lab.folder().join("apt-backports"))?;
+    let packages = apt.with_libraries(&["systemd", "zlib1g"], apt::RELEASE_6_12)?;
+    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+    let names = apt.unpack("systemd and its libraries", &packages, &unpacked)?;
+    let programs = ["usr/lib/systemd/systemd", "usr/lib/systemd/systemd-executor", "usr/bin/systemctl"];
+    collect(&unpacked, &programs, &folder)?;
+    fs::write(&record, names).context("recording the versions of systemd")?;
+    let _ = fs::remove_dir_all(&unpacked);
+    Ok(())
+}
+
 /// The folder of DPDK's testpmd with the driver of virtio NICs, for a guest. Their libraries are in `lib`. Fetches them
 /// if missing.
 pub(crate) fn of_dpdk(lab: &Lab) -> Result<PathBuf> {

@@ -39,16 +39,7 @@ const FIRST_TAP: &str = "tenant-a";
 const README: &str = include_str!("../../../README.md");
 const EXAMPLE: &str = "\nsudo target/release/cloud-hypervisor ";
 /// The unit that enables all VFs of each PF. systemd replaces `$name` and `%x` itself; doubled, they reach the shell.
-const UNIT: &str = "[Unit]
-Description=VFs
-Before=cloud-final.service
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/bin/sh -ec 'for pf in /sys/bus/pci/devices/*/sriov_totalvfs; do cat $$pf > $${pf%%totalvfs}numvfs; done'
-[Install]
-WantedBy=multi-user.target
-";
+const UNIT: &str = include_str!("../../../contrib/cloud-image/vfs.service");
 /// The guest's prompt at the end.
 const LOGIN: &str = "named-by-cloud-init login: ";
 /// The guest's report at the end: its name from cloud-init, the state of the unit, its VFs with a driver, and the
@@ -72,7 +63,7 @@ write_files:
 runcmd:
 - sh /run/report > /dev/ttyS0
 ";
-const META_DATA: &str = "instance-id: lab\n";
+const META_DATA: &str = include_str!("../../../contrib/cloud-image/meta-data");
 const NETWORK_CONFIG: &str = "network: {config: disabled}\n";
 
 /// The form of the guest's disk.
@@ -257,5 +248,17 @@ mod tests {
         assert!(arguments.contains(&format!("sriov_vfs={VFS}")) && arguments.contains(&format!("tap={FIRST_TAP}")));
         assert!(!arguments.contains(['\\', '\n', '`']), "{arguments}");
         assert!(example(&[("no such words", String::new())]).is_err());
+    }
+
+    #[test]
+    fn user_data_for_readers_has_the_unit_that_is_tested() {
+        let user_data = include_str!("../../../contrib/cloud-image/user-data");
+        let path = "- path: /etc/systemd/system/vfs.service\n  content: |\n";
+        let (_, rest) = user_data.split_once(path).unwrap();
+        let lines = rest.lines().map_while(|line| line.strip_prefix("    "));
+        assert_eq!(lines.collect::<Vec<_>>(), UNIT.lines().collect::<Vec<_>>());
+        assert!(
+            user_data.starts_with("#cloud-config\n") && user_data.contains("\n- systemctl enable --now vfs.service\n")
+        );
     }
 }

@@ -28,7 +28,10 @@ pub enum TapError {
     #[error("/dev/net/tun does not exist; load the host's tun module (modprobe tun)")]
     NoTunDevice,
     /// This user may not open the tun driver.
-    #[error("no permission to open /dev/net/tun; give this user read and write access to it")]
+    #[error(
+        "no permission to open /dev/net/tun; pass an open tap (fd=), give a PF a switch (switch=veb), or give this \
+         user read and write access to it"
+    )]
     NoRightToTunDevice,
     /// The tun driver cannot be opened for another reason.
     #[error("cannot open /dev/net/tun: {0}")]

@@ -272,6 +272,37 @@ fn host_given_mac_is_fixed_unless_the_driver_is_trusted() {
     guest.stop();
 }
 
+fn speed(guest: &Guest) -> (u32, u8) {
+    let mut data = [0; 5];
+    guest.device.config_read(12, &mut data);
+    let [speed @ .., duplex] = data;
+    (u32::from_le_bytes(speed), duplex)
+}
+
+#[test]
+fn link_speed_is_max_tx_rate_and_a_change_is_announced_once() {
+    let policy = |mbits| Policy { max_tx_rate: NonZeroU32::new(mbits), ..Policy::default() };
+    let mut guest = Guest::with(NetSpec { policy: policy(500), ..spec(1, 64) });
+    assert_eq!(speed(&guest), (500, 1));
+    guest.start_fresh(COMMANDS);
+    let vector = guest.interrupts.config_vector();
+    let told = guest.interrupts.eventfd(vector).unwrap();
+    let mut set = |policy: Policy| {
+        let generation = guest.device.config_generation();
+        guest.device.set_policy(policy, RateLimits::default()).wait().unwrap();
+        let is_changed = guest.device.config_generation() != generation;
+        (speed(&guest), is_changed, told.read().unwrap_or(0))
+    };
+    assert_eq!(set(policy(50)), ((50, 1), true, 1));
+    assert_eq!(set(Policy { spoof_check: true, ..policy(50) }), ((50, 1), false, 0), "the speed is the same");
+    assert_eq!(set(policy(u32::MAX)), ((0x7fff_ffff, 1), true, 1));
+    assert_eq!(set(policy(0)), ((10_000, 1), true, 1), "no limit");
+    assert_eq!(set(policy(25_000)), ((25_000, 1), true, 1));
+    guest.stop();
+    guest.device.reset();
+    assert_eq!(speed(&guest), (25_000, 1), "a reset changes nothing");
+}
+
 #[test]
 fn spoof_check_follows_the_drivers_mac_and_survives_its_reset() {
     let mut guest = Guest::with(NetSpec {

@@ -1,6 +1,7 @@
 //! Enabling, reset, power states and disabling of VFs.
 
 use super::*;
+use crate::{Fault, FaultError, ResetBy};
 
 /// G24: VFs that were in use and are enabled again.
 #[test]
@@ -161,4 +162,51 @@ fn a_vf_that_the_host_cannot_resume_stays_paused_and_is_named() {
     assert_eq!(running(&device), [0, 1, 2]);
     let _ = disable(&mut device);
     join(&mut device);
+}
+
+#[test]
+fn a_fault_on_demand_is_in_its_vf_alone_and_ends_with_a_reset() {
+    let mut device = threaded();
+    let _ = enable(&mut device, 3);
+    let of = |index| Some(VfIndex(index));
+    assert_eq!(device.inject(of(1), Fault::NeedsReset), Err(FaultError::NoDriver));
+    (0..3).for_each(|index| assert_eq!(vf(&mut device, index).init(), 15));
+    device.inject(of(1), Fault::NeedsReset).unwrap();
+    assert_eq!((vf(&mut device, 1).status(), running(&device)), (0x4f, vec![0, 2]));
+    assert_eq!(vf(&mut device, 1).init(), 15);
+    assert_eq!(running(&device), [0, 1, 2]);
+    device.inject(of(0), Fault::Removal).unwrap();
+    assert_eq!(running(&device), [1, 2]);
+    assert_eq!(device.function_status(of(0)).map(|status| status.exists), Some(false));
+    let mut messages = Vec::new();
+    device.messages(Reach::Device, &mut messages);
+    assert!(messages.iter().all(|message| message.requester != vf_rid(0)));
+    for (vf, fault, error) in [
+        (of(0), Fault::Removal, FaultError::NoVf),
+        (of(3), Fault::Removal, FaultError::NoVf),
+        (of(9), Fault::NeedsReset, FaultError::NoVf),
+        (of(1), Fault::RefuseVfEnable { count: 1 }, FaultError::NotPf),
+    ] {
+        assert_eq!(device.inject(vf, fault), Err(error));
+    }
+    let _ = disable(&mut device);
+    let _ = enable(&mut device, 3);
+    assert_eq!(vf(&mut device, 0).init(), 15);
+    let _ = device.reset(ResetKind::Conventional);
+    assert_eq!(join(&mut device), 5);
+}
+
+#[test]
+fn the_disabling_of_vfs_names_the_driver_a_flr_or_the_host() {
+    let mut device = idle();
+    let by = |device: &Nic| device.sriov_status().unwrap().disabled_by;
+    let _ = enable(&mut device, 2);
+    let _ = disable(&mut device);
+    assert_eq!(by(&device), ResetBy::Driver);
+    let _ = enable(&mut device, 2);
+    let _ = pf(&mut device).flr();
+    assert_eq!(by(&device), ResetBy::Flr);
+    let _ = enable(&mut device, 2);
+    let _ = device.reset(ResetKind::Conventional);
+    assert_eq!(by(&device), ResetBy::Conventional);
 }

@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::rig::{BROADCAST, FEATURES, frame, mac, untrusted};
 use crate::switch::steps::SwitchSteps;
 use crate::testing::driver_queue::{DriverQueue, WRITE};
-use crate::{GuestMap, NetSpec, Policy, RateLimits, SharedQueue};
+use crate::{GuestMap, NetSpec, Policy, SharedQueue};
 
 const SIZE: u16 = 16;
 /// The memory of the hostile drivers: their rings and buffers.
@@ -21,18 +21,9 @@ const BUFFERS: u64 = 14 << 16;
 
 fn spec(port: u16) -> NetSpec {
     NetSpec {
-        id: format!("v{port}"),
-        mac: mac(port),
-        mtu: None,
-        queue_pairs: 1,
         queue_size: SIZE,
-        offload_tso: true,
-        offload_ufo: true,
-        offload_csum: true,
-        standby: false,
-        limits: RateLimits::default(),
         policy: Policy { address: Some(mac(port)), ..untrusted() },
-        link_up: true,
+        ..NetSpec::new(&format!("v{port}"), mac(port))
     }
 }
 

@@ -219,18 +219,10 @@ pub(super) struct Nic {
 impl Nic {
     fn new(port: u16, pairs: u16, switch: &Switch, memory: &GuestMap, change: impl FnOnce(&mut NetSpec)) -> Self {
         let mut spec = NetSpec {
-            id: format!("pf0v{port}"),
-            mac: mac(port),
-            mtu: None,
             queue_pairs: pairs,
             queue_size: SIZE,
-            offload_tso: true,
-            offload_ufo: true,
-            offload_csum: true,
-            standby: false,
-            limits: RateLimits::default(),
             policy: if port == 0 { Policy::default() } else { untrusted() },
-            link_up: true,
+            ..NetSpec::new(&format!("pf0v{port}"), mac(port))
         };
         change(&mut spec);
         let net = Net::new(spec, switch.port(port).unwrap()).unwrap();
@@ -295,6 +287,7 @@ impl Nic {
             features,
             queues: (0..).zip(queues).map(|(index, queue)| (index, Arc::clone(&queue.queue))).collect(),
             interrupts: Arc::clone(&self.interrupts),
+            log: None,
         };
         self.workers = self.net.start(start).unwrap();
         self.kick();

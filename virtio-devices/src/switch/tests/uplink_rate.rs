@@ -147,6 +147,23 @@ fn a_broadcast_waits_as_a_whole() {
 }
 
 #[test]
+fn link_speed_is_the_own_limit_or_that_of_the_uplink() {
+    let speed = |lan: &Lan, port: usize| {
+        let mut speed = [0; 4];
+        lan.nics[port].net.config_read(12, &mut speed);
+        u32::from_le_bytes(speed)
+    };
+    let (mut lan, _worker) = lan(800);
+    assert_eq!([0, 1, 2].map(|port| speed(&lan, port)), [800; 3]);
+    lan.nics[1].set_policy(Policy { max_tx_rate: NonZeroU32::new(90), ..untrusted() });
+    assert_eq!([0, 1, 2].map(|port| speed(&lan, port)), [800, 90, 800]);
+    lan.nics[1].set_policy(untrusted());
+    assert_eq!(speed(&lan, 1), 800);
+    let (without, _worker) = Lan::stepped(4);
+    assert_eq!(speed(&without, 1), 10_000);
+}
+
+#[test]
 fn uplink_debt_is_saved_and_refused_without_a_rate() {
     let _clock = StoppedClock::new();
     let (mut old, mut worker) = lan(10);

@@ -8,6 +8,7 @@ use crate::config::{MemoryConfig, PlannedVm, bytes};
 use crate::control::resize;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;
+use crate::vm::Vm;
 
 impl Instance {
     /// Changes the amount of memory, then the number of vCPUs, then the balloon's size. Additions take effect
@@ -42,7 +43,10 @@ impl Instance {
 
     fn resize_memory(&mut self, size: u64) -> Result<(), Failure> {
         let next = resize::memory(size, &self.config().memory)?;
-        self.set_memory(next, &format!("desired_ram={size}"))
+        self.set_memory(next, &format!("desired_ram={size}"))?;
+        let present = self.vm.as_ref().map(Vm::present_memory);
+        resize::deferred(size, present, &self.config().memory).iter().for_each(|line| log::warn!("{line}"));
+        Ok(())
     }
 
     /// Changes the size of a memory zone, through the driver of its virtio-mem device.

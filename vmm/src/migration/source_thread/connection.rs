@@ -32,6 +32,8 @@ pub(super) struct TargetConnection {
     tls: Option<Arc<ClientConfig>>,
     /// Greeting of the control connection.
     greeting: Greeting,
+    /// Features of the target, once it has greeted.
+    target_features: Features,
     /// Descriptors to pass to a target on the same host.
     fds: Option<Vec<OwnedFd>>,
     /// Cancels connecting.
@@ -82,13 +84,14 @@ impl TargetConnection {
             role: Role::Control,
             // The configuration has a lower limit.
             connections: u8::try_from(config.connections).unwrap_or(u8::MAX),
-            features: if config.local { Features::LOCAL } else { Features::default() },
+            features: if config.local { Features::KNOWN } else { Features::KNOWN.without(Features::LOCAL) },
             session: [0; 16],
         };
         Self {
             address,
             tls,
             greeting,
+            target_features: Features::default(),
             fds,
             cancel,
             is_connecting: true,
@@ -171,6 +174,7 @@ impl TargetConnection {
         timer: &mut PhaseTimer,
         tasks: &mut Tasks,
     ) -> Result<(), String> {
+        self.target_features = target.features;
         if let Some(fds) = self.fds.take() {
             if !target.features.has(Features::LOCAL) {
                 return Err("local=true: the target cannot receive memory as descriptors; leave local out".to_string());
@@ -238,13 +242,14 @@ impl TargetConnection {
         self.channel.as_mut().map_or(Ok(()), |channel| channel.send(frame))
     }
 
-    /// Sends Go.
+    /// Sends Go, with the time since the guest was stopped, in microseconds, if the target knows that.
     ///
     /// # Errors
     ///
     /// Fails if not all of it was sent: with true if none of it was.
-    pub(super) fn send_go(&mut self) -> Result<(), bool> {
-        self.channel.as_mut().map_or(Err(true), |channel| channel.send_once(&Frame::Go))
+    pub(super) fn send_go(&mut self, stopped_us: Option<u64>) -> Result<(), bool> {
+        let go = Frame::Go(stopped_us.filter(|_| self.target_features.has(Features::DOWNTIME)));
+        self.channel.as_mut().map_or(Err(true), |channel| channel.send_once(&go))
     }
 
     /// Sends a document in frames of `kind`.

@@ -84,7 +84,7 @@ impl MigrationSource {
     }
 
     pub(super) fn send_go(&mut self) -> Option<Event> {
-        let is_unsent = self.connection.send_go().err()?;
+        let is_unsent = self.connection.send_go(self.report.stopped_us()).err()?;
         Some(if is_unsent { Event::GoNotSent } else { Event::Disconnected })
     }
 

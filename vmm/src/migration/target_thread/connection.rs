@@ -63,7 +63,7 @@ impl SourceConnection {
         let notify = move |message| _ = messages.send(TargetMessage::Source(message));
         self.channel = Some(ControlChannel::new(stream, false, notify)?);
         // Descriptors cannot be passed over a network.
-        let features = if is_unix { greeting.features } else { Features::default() };
+        let features = if is_unix { greeting.features } else { greeting.features.without(Features::LOCAL) };
         self.greeting = Some(Greeting { features, ..greeting });
         Ok(())
     }

@@ -14,6 +14,7 @@ use crate::migration::event_loop::EventLoop as _;
 use crate::migration::handover::target::{Event, Phase};
 use crate::migration::loader::Loader;
 use crate::migration::offer::FinalState;
+use crate::migration::progress::Part;
 use crate::migration::transport::Stream;
 use crate::migration::wire::{Frame, Greeting, Kind};
 use crate::threads::no_thread;
@@ -73,6 +74,9 @@ impl MigrationTarget {
                 self.fail("cancelled at the source".to_string(), Event::Frame(Kind::Cancel));
             }
             PeerMessage::Frame(frame) => {
+                if let Frame::Go(stopped_us) = frame {
+                    self.guest.set_stopped(stopped_us);
+                }
                 self.report.note_error(format!("the source sent {:?} out of turn", frame.kind()));
                 self.on(Event::Frame(frame.kind()));
             }
@@ -88,7 +92,13 @@ impl MigrationTarget {
                 self.on(Event::Loaded);
             }
             TargetReply::Loaded(Err(why)) => self.fail(why, Event::Failed),
-            TargetReply::Started(Ok(())) => self.on(Event::Started),
+            TargetReply::Started(Ok(())) => {
+                if let Some(downtime) = self.guest.downtime() {
+                    self.report.progress.add_downtime(Part::Handover, self.guest.since_go());
+                    self.report.progress.set_downtime(downtime);
+                }
+                self.on(Event::Started);
+            }
             TargetReply::Started(Err(why)) => self.fail(why, Event::NotStarted),
             TargetReply::Cancel => self.fail("cancelled (vm.cancel-migration)".to_string(), Event::Cancelled),
             TargetReply::Quit => {

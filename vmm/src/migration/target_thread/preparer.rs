@@ -90,7 +90,7 @@ impl Preparer {
         });
         let origin = Origin::Running(passed.as_ref().map(|(_, passed)| passed));
         let vm = Vm::for_restore_from(&config, planned.plan(), &offer.outline, origin, hosts, Some(cancel))
-            .map_err(MigrationError::from)?;
+            .map_err(|error| MigrationError::of(error, passed.is_some()))?;
         vm.check_cpuid(&offer.outline.cpuid).map_err(MigrationError::from)?;
         let is_all = passed.iter().try_for_each(|(memory, _)| passed_memory::check(&vm, memory));
         is_all.map_err(MigrationError::Unsuitable)?;

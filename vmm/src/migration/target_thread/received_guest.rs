@@ -28,12 +28,23 @@ pub(super) struct ReceivedGuest {
     locks: StorageLocks,
     /// Arrival time of Go.
     go: Option<Instant>,
+    /// Time until then since the source stopped the guest, if it has sent that.
+    stopped: Option<Duration>,
 }
 
 impl ReceivedGuest {
     /// Starts without a guest. `fds` came with the client's request.
     pub(super) fn new(preparer: Preparer, fds: Vec<OwnedFd>) -> Self {
-        Self { preparer, fds, offer: None, vm: None, state: None, locks: StorageLocks::default(), go: None }
+        Self {
+            preparer,
+            fds,
+            offer: None,
+            vm: None,
+            state: None,
+            locks: StorageLocks::default(),
+            go: None,
+            stopped: None,
+        }
     }
 
     /// Keeps the offer.
@@ -126,6 +137,16 @@ impl ReceivedGuest {
             taken
         };
         tasks.spawn_or_fail(ThreadKind::Open, work, TargetMessage::LocksTaken);
+    }
+
+    /// Keeps the time since the source stopped the guest, in microseconds.
+    pub(super) fn set_stopped(&mut self, micros: Option<u64>) {
+        self.stopped = micros.map(Duration::from_micros);
+    }
+
+    /// Time since the source stopped the guest, if it has sent that with Go.
+    pub(super) fn downtime(&self) -> Option<Duration> {
+        Some(self.stopped?.saturating_add(self.since_go()))
     }
 
     /// Time since Go.

@@ -23,12 +23,19 @@ pub struct Features(pub u32);
 impl Features {
     /// Memory and taps are passed as descriptors, and no page is copied.
     pub const LOCAL: Self = Self(1);
+    /// Go carries the time since the guest was stopped.
+    pub const DOWNTIME: Self = Self(2);
     /// All features that this version supports.
-    pub const KNOWN: Self = Self(1);
+    pub const KNOWN: Self = Self(3);
 
     /// True if all features of `other` are set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// These features without those of `other`.
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 }
 
@@ -159,8 +166,8 @@ impl Kind {
             Self::Pages => TABLE + MAX_RANGES * RANGE + MAX_DATA,
             Self::Flush => 4,
             Self::Failed => MAX_LINE,
-            Self::Running => 8,
-            Self::Prepared | Self::Ready | Self::Go | Self::Cancel | Self::Keepalive => 0,
+            Self::Go | Self::Running => 8,
+            Self::Prepared | Self::Ready | Self::Cancel | Self::Keepalive => 0,
         }
     }
 }
@@ -215,8 +222,9 @@ pub enum Frame {
     State(Part),
     /// See [`Kind::Ready`].
     Ready,
-    /// See [`Kind::Go`].
-    Go,
+    /// See [`Kind::Go`]: time since the guest was stopped, in microseconds, if both sides have
+    /// [`Features::DOWNTIME`].
+    Go(Option<u64>),
     /// See [`Kind::Running`]: time from Go until the vCPUs ran, in microseconds.
     Running(u64),
     /// See [`Kind::Failed`].
@@ -236,7 +244,7 @@ impl Frame {
             Self::Flush(_) => Kind::Flush,
             Self::State(_) => Kind::State,
             Self::Ready => Kind::Ready,
-            Self::Go => Kind::Go,
+            Self::Go(_) => Kind::Go,
             Self::Running(_) => Kind::Running,
             Self::Failed(_) => Kind::Failed,
             Self::Cancel => Kind::Cancel,
@@ -253,9 +261,9 @@ impl Frame {
                 body.extend(part.bytes.iter().take(MAX_PART));
             }
             Self::Flush(pass) => body.extend(pass.to_le_bytes()),
-            Self::Running(took) => body.extend(took.to_le_bytes()),
+            Self::Go(Some(took)) | Self::Running(took) => body.extend(took.to_le_bytes()),
             Self::Failed(line) => body.extend(shortened(line).as_bytes()),
-            Self::Prepared | Self::Ready | Self::Go | Self::Cancel | Self::Keepalive => {}
+            Self::Prepared | Self::Ready | Self::Go(None) | Self::Cancel | Self::Keepalive => {}
         }
         let header = Header { kind: self.kind(), len: body.len() as u32 };
         let mut bytes = header.bytes().to_vec();
@@ -285,7 +293,8 @@ impl Frame {
             Kind::Failed => Ok(Self::Failed(line_of(body))),
             Kind::Prepared => empty(Self::Prepared),
             Kind::Ready => empty(Self::Ready),
-            Kind::Go => empty(Self::Go),
+            Kind::Go if body.is_empty() => Ok(Self::Go(None)),
+            Kind::Go => Ok(Self::Go(Some(u64_at(body, 0)?))),
             Kind::Cancel => empty(Self::Cancel),
             Kind::Keepalive => empty(Self::Keepalive),
             Kind::Pages => Err(WireError::Field("connection")),
