@@ -22,7 +22,7 @@ mod resize;
 mod set_vf;
 mod signals;
 mod sockets;
-mod startup;
+pub(crate) mod startup;
 mod unlogged_links;
 
 use std::collections::VecDeque;
@@ -44,7 +44,6 @@ use crate::control::opening::{OpenedResources, PendingOpen};
 use crate::control::queue::{ActionQueue, PendingAction};
 use crate::control::ready::{Ready, Sources};
 use crate::control::signals::Signals;
-pub use crate::control::startup::{Options, run};
 use crate::devices::kind;
 use crate::error::Error;
 use crate::error_kind::ErrorKind;

@@ -57,7 +57,7 @@ pub mod vm;
 use machine::{acpi, arch, error_kind, exits, kvm, passed_fd, pci_layout};
 
 pub use crate::landlock::LandlockError;
-pub use control::{Options, run};
+pub use control::startup::{Options, run};
 pub use error::Error;
 pub use machine::error_kind::ErrorKind;
 pub use migration::error::MigrationError;
