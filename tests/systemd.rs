@@ -1,6 +1,6 @@
 //! The units in contrib are as confined as the documents say, and only an operator starts a VM. The script in contrib
 //! gives a bridge its VLANs.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
