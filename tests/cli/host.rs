@@ -202,6 +202,26 @@ fn no_kvm_is_reported() {
 }
 
 #[test]
+fn no_right_to_the_tun_driver_names_what_needs_none() {
+    root();
+    let files = Files::new();
+    let binary = files.path("cloud-hypervisor");
+    assert!(StdCommand::new("cp").arg(BINARY).arg(&binary).status().unwrap().success());
+    // Nodes of its own, of which the user may open only that of KVM.
+    let script = "cd \"$1\" && shift && mknod kvm c 10 232 && chmod 666 kvm && mknod tun c 10 200 && chmod 600 tun \
+                  && mount --bind kvm /dev/kvm && mount --bind tun /dev/net/tun \
+                  && exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$@\"";
+    let mut command = StdCommand::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(files.path("")).arg(binary);
+    command.args(["--kernel", &files.idle_kernel(), "--net", "id=a,tap=clitun,sriov_vfs=2"]);
+    assert_eq!(
+        Run::of(command, tempdir().unwrap()).refused(WRONG),
+        "--net id=a: no permission to open /dev/net/tun; pass an open tap (fd=), give a PF a switch (switch=veb), or \
+         give this user read and write access to it"
+    );
+}
+
+#[test]
 fn no_right_to_create_a_tap_is_reported() {
     root();
     let files = Files::new();
