@@ -231,6 +231,10 @@ pub(crate) fn from_pairs<T: Options + Fields>(pairs: Vec<Pair>) -> Result<T, Con
         let Some(value) = value else {
             return Err(ConfigError::new(format!("{option} {key}"), keys::without_value(option, &T::keys(), &key)));
         };
+        // Cloud Hypervisor's guide has `--net "tap=,mac=,ip=,mask="`.
+        if (option, key.as_str(), value.as_str()) == ("--net", "tap", "") {
+            continue;
+        }
         let error = |problem| ConfigError::new(format!("{option} {key}={value}"), problem);
         match (T::read_key(&mut given, &key, &value), unsupported::key(option, &key)) {
             (Some(Ok(())), _) => {}
