@@ -72,6 +72,15 @@ pub(crate) struct Cli {
     )]
     event_monitor: Option<String>,
 
+    /// Accept faults on demand (vm.inject-fault), for tests of drivers
+    #[arg(
+        long,
+        help_heading = PROGRAM,
+        long_help = "Accept vm.inject-fault (ch-remote inject-fault), which makes a function fail, for tests of its \
+                     driver. Without this option it is refused"
+    )]
+    fault_injection: bool,
+
     /// Append the log to this file instead of standard error
     #[arg(
         long,
@@ -106,15 +115,6 @@ pub(crate) struct Cli {
     /// Keep running after the guest powers off, until a client or a signal ends the program
     #[arg(long, help_heading = PROGRAM)]
     no_shutdown: bool,
-
-    /// Accept faults on demand (vm.inject-fault), for tests of drivers
-    #[arg(
-        long,
-        help_heading = PROGRAM,
-        long_help = "Accept vm.inject-fault (ch-remote inject-fault), which makes a function fail, for tests of its \
-                     driver. Without this option it is refused"
-    )]
-    fault_injection: bool,
 
     /// Print the VM as JSON with all defaults filled in, and exit
     #[arg(
@@ -155,8 +155,8 @@ pub(crate) struct Cli {
         help_heading = PROGRAM,
         hide_possible_values = true,
         long_help = "Action on a system call that the thread should not make. true, the default, ends the \
-                     program with a line that names the thread and the call; errno has the call fail with EPERM; log \
-                     lets it be made and writes it to the kernel's audit log; false runs without filters"
+                     program with a line that names the thread and the call; errno: the call fails with EPERM; log: it \
+                     is made, and audited by the kernel; false runs without filters"
     )]
     seccomp: Option<Seccomp>,
 

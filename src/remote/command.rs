@@ -89,6 +89,22 @@ pub(crate) enum Command {
     Delete,
     /// Show the VM and its state
     Info,
+    /// Make a function fail, for tests of its driver; the VMM must have been started to allow this
+    InjectFault {
+        /// Id of the device
+        id: String,
+        /// needs-reset, lose-interrupts, refuse-vf-enable or surprise-removal
+        fault: Fault,
+        /// Index of the VF, from 0; the device's own function, such as the PF, if left out
+        #[arg(long, value_name = "index")]
+        vf: Option<u16>,
+        /// Number of interrupts to lose or of enables to refuse; 0 ends the fault [default: 1]
+        #[arg(long, value_name = "number")]
+        count: Option<u32>,
+        /// MSI-X vector whose interrupts are lost; all if left out
+        #[arg(long, value_name = "number")]
+        vector: Option<u16>,
+    },
     /// Print metrics in Prometheus' text format
     Metrics,
     /// Show the progress of the migration, or the result of the last one
@@ -113,22 +129,6 @@ pub(crate) enum Command {
             )
         )]
         config: String,
-    },
-    /// Make a function fail, for tests of its driver; the VMM needs --fault-injection
-    InjectFault {
-        /// Id of the device
-        id: String,
-        /// needs-reset, lose-interrupts, refuse-vf-enable or surprise-removal
-        fault: Fault,
-        /// Index of the VF, from 0; the device's own function, such as the PF, if left out
-        #[arg(long, value_name = "index")]
-        vf: Option<u16>,
-        /// Number of interrupts to lose or of enables to refuse; 0 ends the fault [default: 1]
-        #[arg(long, value_name = "number")]
-        count: Option<u32>,
-        /// MSI-X vector whose interrupts are lost; all if left out
-        #[arg(long, value_name = "number")]
-        vector: Option<u16>,
     },
     /// Ask the guest to release a device; info lists it until it is removed, at the latest by a reboot
     RemoveDevice {

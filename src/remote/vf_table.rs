@@ -184,7 +184,7 @@ mod tests {
             lines,
             [
                 "PF VF ADDRESS STATE MAC BACKEND LINK VLAN FLAGS RATE RX TX DROPS",
-                "pf0 - 00:01.0 2 of 2 52:54:00:00:00:01 vhost-user /run\u{2026} down - - - - - -",
+                "pf0 - 00:01.0 2 of 2 52:54:00:00:00:01 vhost-user /run/s\u{2026} down - - - - - -",
                 "pf0 0 01:00.0 needs reset 52:54:00:00:01:00 tap t0v0 up 100 S 500M - - 12",
                 "pf0 1 01:00.1 enabled 52:54:00:00:01:01 fd down [7,10-\u{2026} T - - - -",
                 "pf0 2 01:00.2 running 52:54:00:00:01:02 switch pf0 up - SIM 100M- - - -",

@@ -26,8 +26,9 @@ fn logging([log, events]: [&Path; 2]) -> Vmm {
     for path in [log, events] {
         fs::write(path, EARLIER).unwrap();
     }
-    let mut command = Command::new(BINARY);
-    command.arg("-v").arg("--log-file").arg(log);
+    // The tests may have been started by nohup.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP", BINARY, "-v", "--log-file"]).arg(log);
     command.arg("--event-monitor").arg(format!("path={}", events.display()));
     Vmm::of(command)
 }

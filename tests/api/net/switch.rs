@@ -95,6 +95,10 @@ fn the_host_changes_a_running_switch_port_and_the_change_stays() {
         let answer = client.put_json("vm.set-vf", &json!({"pf": "pf0", "index": index, "vlan": 9, key: value}));
         (answer.status, reasons(&answer).last().unwrap().to_string())
     };
+    let others = pf(&mut client)["vfs"][1]["mac"].as_str().unwrap().to_string();
+    let in_use = format!("MAC address {others} is already in use by VF 1 of pf0; give another");
+    let (status, why) = refused(&mut client, 0, "mac", json!(others));
+    assert!(status == 409 && why.contains(&in_use), "{status} {why}");
     for (index, key, value, status, why) in [
         (0, "weight", json!(101), 400, "weight=101: not a weight; give 1 to 100"),
         (0, "mirror", json!(0), 400, "mirror=0: a port cannot get copies of what it sends itself; name another"),

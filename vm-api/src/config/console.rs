@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::error::write_line;
 use crate::config::grammar::{Pair, pairs, quote, unquote};
+use crate::config::keys;
 use crate::config::value::{self, Value};
 
 /// Destination of a console's output.
@@ -89,7 +90,9 @@ impl ConsoleConfig {
     /// Sets a key that is not a mode.
     fn set(&mut self, key: &str, value: &str) -> Result<(), ParseConsoleError> {
         fn read<T: Value>(key: &str, value: &str) -> Result<Option<T>, ParseConsoleError> {
-            value::read(value).map_err(|what| ParseConsoleError(format!("{key}={value}: {what}")))
+            keys::check_given(key, value)
+                .and_then(|()| value::read(value))
+                .map_err(|what| ParseConsoleError(format!("{key}={value}: {what}")))
         }
         match key {
             "id" => self.id = read(key, value)?,

@@ -70,9 +70,6 @@ pub struct CpuTopology {
 }
 
 impl Value for CpuTopology {
-    // Cloud Hypervisor prints its default this way.
-    const MAY_BE_EMPTY: bool = true;
-
     fn parse(text: &str) -> Result<Self, String> {
         let wrong = || "give four numbers: threads of a core, cores of a die, dies of a package, packages".to_string();
         let numbers = text.split(':').map(|number| u16::parse(number).map_err(|_| wrong()));
@@ -124,9 +121,6 @@ pub struct CpuFeatures {
 }
 
 impl Value for CpuFeatures {
-    // Cloud Hypervisor prints its default this way.
-    const MAY_BE_EMPTY: bool = true;
-
     fn parse(text: &str) -> Result<Self, String> {
         let mut features = Self::default();
         for name in list(text)? {

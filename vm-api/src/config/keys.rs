@@ -32,6 +32,37 @@ pub(crate) fn check_once(pairs: &[Pair], option: &str) -> Result<(), ConfigError
     Ok(())
 }
 
+/// Keys that name a function, or separate it from others.
+const NEVER_EMPTY: [&str; 14] = [
+    "id",
+    "index",
+    "isolated",
+    "link",
+    "max_tx_rate",
+    "min_tx_rate",
+    "mirror",
+    "pf",
+    "spoofchk",
+    "sriov_vfs",
+    "storm",
+    "trunk",
+    "trust",
+    "vlan",
+];
+
+/// Checks that a key that names a function, or separates it from others, is not empty.
+///
+/// # Errors
+///
+/// Fails if it is. Other keys may be: Cloud Hypervisor takes an empty value as none, as in `--net tap=,mac=,ip=,mask=`.
+/// Here a shell variable that is not set would take a VF out of its VLAN.
+pub(crate) fn check_given(key: &str, value: &str) -> Result<(), String> {
+    match NEVER_EMPTY.contains(&key) && value.trim_matches('"').is_empty() {
+        true => Err("the value is empty; give one, or leave the key out".to_string()),
+        false => Ok(()),
+    }
+}
+
 /// The key that a text without one is most likely the value of, such as `size` in `--memory 512M`.
 fn of_bare_text(option: &str) -> Option<&'static str> {
     Some(match option {

@@ -13,7 +13,7 @@ use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::{Pair, list, pairs};
 use crate::config::keys::{self, Key};
 use crate::config::unsupported::{self, Harmless};
-use crate::config::value::{Form, read_if_given};
+use crate::config::value::{Form, read};
 
 /// A setting that may be omitted to inherit another one's.
 pub(crate) trait Inherit<T> {
@@ -231,11 +231,8 @@ pub(crate) fn from_pairs<T: Options + Fields>(pairs: Vec<Pair>) -> Result<T, Con
         let Some(value) = value else {
             return Err(ConfigError::new(format!("{option} {key}"), keys::without_value(option, &T::keys(), &key)));
         };
-        // Cloud Hypervisor's guide has `--net "tap=,mac=,ip=,mask="`.
-        if (option, key.as_str(), value.as_str()) == ("--net", "tap", "") {
-            continue;
-        }
         let error = |problem| ConfigError::new(format!("{option} {key}={value}"), problem);
+        keys::check_given(&key, &value).map_err(|what| error(Problem::Syntax(what)))?;
         match (T::read_key(&mut given, &key, &value), unsupported::key(option, &key)) {
             (Some(Ok(())), _) => {}
             (Some(Err(what)), _) => return Err(error(Problem::Syntax(what))),
@@ -250,12 +247,13 @@ pub(crate) fn from_pairs<T: Options + Fields>(pairs: Vec<Pair>) -> Result<T, Con
 fn check_harmless(harmless: &Harmless, raw: &str, what: &str, key: &str) -> Result<(), Problem> {
     let harmless = match harmless {
         Harmless::Word(_, word) => {
-            read_if_given::<String>(raw).map(|text| text.is_none_or(|text| text.eq_ignore_ascii_case(word)))
+            read::<String>(raw).map(|text| text.is_none_or(|text| text.eq_ignore_ascii_case(word)))
         }
         Harmless::Empty(_) => list(raw).map(|elements| elements.is_empty()),
-        Harmless::Null(_) | Harmless::NullByte => read_if_given::<String>(raw).map(|text| text.is_none()),
-        Harmless::If(is_harmless) => read_if_given::<bool>(raw)
-            .map(|value| value.is_none_or(|value| is_harmless(&value.into(), &serde_json::Map::new()))),
+        Harmless::Null(_) | Harmless::NullByte => read::<String>(raw).map(|text| text.is_none()),
+        Harmless::If(is_harmless) => {
+            read::<bool>(raw).map(|value| value.is_none_or(|value| is_harmless(&value.into(), &serde_json::Map::new())))
+        }
     };
     match harmless {
         Ok(true) => Ok(()),

@@ -23,10 +23,8 @@ pub enum Form {
 pub(crate) trait Value: Sized {
     /// Form of the value as an argument.
     const FORM: Form = Form::Text;
-    /// True if an empty value leaves its key unset, as in `--net tap=a,mac=,ip=`.
-    const MAY_BE_EMPTY: bool = false;
 
-    /// Parses a value that is not empty.
+    /// Parses a value that is not empty: an empty one leaves its key unset.
     ///
     /// # Errors
     ///
@@ -39,7 +37,6 @@ pub(crate) trait Value: Sized {
 
 impl<T: Value> Value for Option<T> {
     const FORM: Form = T::FORM;
-    const MAY_BE_EMPTY: bool = T::MAY_BE_EMPTY;
 
     fn parse(text: &str) -> Result<Self, String> {
         T::parse(text).map(Some)
@@ -203,8 +200,6 @@ impl Value for PathBuf {
 }
 
 impl Value for MacAddress {
-    const MAY_BE_EMPTY: bool = true;
-
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: ParseMacError| error.to_string())
     }
@@ -215,8 +210,6 @@ impl Value for MacAddress {
 }
 
 impl Value for MacChoice {
-    const MAY_BE_EMPTY: bool = true;
-
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: ParseMacError| error.to_string())
     }
@@ -227,8 +220,6 @@ impl Value for MacChoice {
 }
 
 impl Value for IpAddr {
-    const MAY_BE_EMPTY: bool = true;
-
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().map_err(|_| "not an IP address; write it as 192.168.249.1".to_string())
     }
@@ -265,21 +256,12 @@ impl Bounds {
     }
 }
 
-/// Parses a raw value; `None` for an empty one that leaves its key unset.
+/// Parses a raw value; `None` for an empty one, which leaves its key unset, as Cloud Hypervisor has it.
 ///
 /// # Errors
 ///
-/// Fails with the fault. An empty value is one, such as that of a shell variable that is not set: the VM would silently
-/// get another tap or another name, or no VLAN.
+/// Fails with the fault.
 pub(crate) fn read<T: Value>(raw: &str) -> Result<Option<T>, String> {
-    match read_if_given(raw)? {
-        None if !T::MAY_BE_EMPTY => Err("the value is empty; give one, or leave the key out".to_string()),
-        value => Ok(value),
-    }
-}
-
-/// As [`read`], except that any empty value is `None`.
-pub(crate) fn read_if_given<T: Value>(raw: &str) -> Result<Option<T>, String> {
     // A list is split before its quotes are removed.
     let text = if raw.starts_with('[') { raw.to_string() } else { unquote(raw)? };
     if text.is_empty() { Ok(None) } else { T::parse(&text).map(Some) }

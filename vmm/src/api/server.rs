@@ -34,6 +34,8 @@ const STACK: usize = 2 << 20;
 pub const MOST_WORKERS: usize = 64;
 /// The most connections of readers.
 pub const MOST_READERS: usize = 32;
+/// Time limit for the end of the threads that serve readers.
+const READERS_END: Duration = Duration::from_secs(2);
 /// Time that a worker waits for work before it ends. The last one stays.
 const IDLE: Duration = Duration::from_secs(5);
 /// The pause before accepting again if there is no room, or no descriptor left.
@@ -149,7 +151,17 @@ impl Drop for Server {
         self.shared.work.notify_all();
         self.shared.wake();
         let workers = mem::take(&mut self.shared.state.lock().workers);
+        let end = Instant::now() + READERS_END;
         for thread in self.poller.take().into_iter().chain(workers) {
+            // A reader may have sent a file whose closing takes as long as the reader likes.
+            if self.shared.clients == Clients::Readers {
+                while !thread.is_finished() && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                if !thread.is_finished() {
+                    continue;
+                }
+            }
             if thread.join().is_err() {
                 log::error!("an API thread panicked; please report this");
             }

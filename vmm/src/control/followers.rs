@@ -4,9 +4,11 @@
 use std::time::{Duration, Instant};
 
 /// A client that has asked for the progress within this time follows it.
-const FOLLOWS: Duration = Duration::from_secs(2);
-/// The longest wait for its next request.
-pub(super) const LINGERS: Duration = Duration::from_secs(2);
+const FOLLOWS: Duration = Duration::from_secs(10);
+/// The longest wait for the next request of one of them.
+pub(super) const LINGERS: Duration = Duration::from_secs(10);
+/// The wait for those of others after that: some may ask often, and one for the end.
+pub(super) const LINGERS_ON: Duration = Duration::from_secs(1);
 
 /// The clients that follow a migration's progress.
 #[derive(Debug, Clone, Copy, Default)]

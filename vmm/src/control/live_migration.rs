@@ -6,7 +6,7 @@ use crate::control::active_migration::{
     ActiveMigration, IncomingMigration, NOT_RECEIVED, NOT_SENT, OutgoingMigration, check_modes, check_send, conflict,
     host, invalid, tls,
 };
-use crate::control::followers::LINGERS;
+use crate::control::followers::{LINGERS, LINGERS_ON};
 use crate::control::instance::Instance;
 use crate::control::queue::PendingAction;
 use crate::control::{ControlLoop, json};
@@ -231,25 +231,30 @@ impl ControlLoop {
         }
     }
 
-    /// Answers the next request for the progress, if a client follows it. Called once the guest's resources are
+    /// Answers further requests for the progress, if a client follows it. Called once the guest's resources are
     /// released, before the API ends.
     pub(super) fn report_end(&mut self) {
-        let end = Instant::now() + LINGERS;
-        while self.followers.wait() {
+        if !self.followers.wait() {
+            return;
+        }
+        let mut end = Instant::now() + LINGERS;
+        loop {
             let left = end.saturating_duration_since(Instant::now());
             let Ok(timeout) = Timespec::try_from(left) else { return };
+            if left.is_zero() {
+                return;
+            }
             let mut fds = [PollFd::from_borrowed_fd(borrow(self.actions.event()), PollFlags::IN)];
             // If this fails (a signal), the queue is checked and the wait is repeated.
             let _ = poll(&mut fds, Some(&timeout));
             match self.actions.take() {
                 Some(pending) if matches!(pending.action(), Action::MigrationProgress) => {
                     pending.serve(|_| self.migration_progress());
-                    return;
+                    end = end.min(Instant::now() + LINGERS_ON);
                 }
                 Some(pending) => {
                     pending.serve(|_| Err(Failure::new(ErrorKind::Host, "the VMM is shutting down")));
                 }
-                None if left.is_zero() => return,
                 None => {}
             }
         }

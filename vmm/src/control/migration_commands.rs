@@ -81,9 +81,11 @@ impl ControlLoop {
         outcome: Outcome,
         why: Option<String>,
     ) -> Result<ControlFlow<()>, Error> {
-        let OutgoingMigration { thread, progress, stays_paused, .. } = sent;
+        let OutgoingMigration { thread, progress, stays_paused, sockets, .. } = sent;
         let why = [why, stays_paused].into_iter().flatten().reduce(|why, more| format!("{why}; {more}"));
         if outcome != Outcome::Finished {
+            // The source stopped the guest without resuming it if it could not lock its disks again.
+            sockets.iter().for_each(|socket| socket.own(true));
             self.restore_links();
         }
         match outcome {

@@ -29,8 +29,8 @@ fn the_defaults_are_cloud_hypervisors() {
 }
 
 #[test]
-fn the_keys_that_may_be_empty_are_left_unset() {
-    assert_eq!("tap=,mac=,ip=,mask=".parse::<NetConfig>().unwrap(), NetConfig::default());
+fn an_empty_value_leaves_a_key_unset() {
+    assert_eq!("tap=,num_queues=,offload_tso=,fd=,mac=,ip=,mask=".parse::<NetConfig>().unwrap(), NetConfig::default());
 }
 
 #[test]

@@ -26,6 +26,14 @@ pub enum VfRange {
 }
 
 impl VfRange {
+    /// These VFs and those up to `last`.
+    pub fn with(self, last: u16) -> Self {
+        match self {
+            Self::One(first) | Self::Range(first, _) if first < last => Self::Range(first, last),
+            range => range,
+        }
+    }
+
     /// The index, unless this is for more than one VF by its form.
     pub const fn one(self) -> Option<u16> {
         match self {

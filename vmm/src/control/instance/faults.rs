@@ -40,11 +40,11 @@ impl Instance {
         let properties = [("id", Some(id.as_str())), ("index", of.as_deref()), ("fault", Some(fault.name()))];
         let properties: Vec<_> = properties.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
         if is_removal {
-            let removed = vm.remove_by_surprise(id);
+            let Some(removed) = vm.remove_by_surprise(id) else {
+                return Err(refuse(ErrorKind::Conflict, "it is gone already".to_string()));
+            };
             self.events.tell(Source::Vm, "fault-injected", &properties);
-            if let Some(removed) = removed {
-                self.forget(&[removed]);
-            }
+            self.forget(&[removed]);
             return Ok(());
         }
         slot.inject(index.map(VfIndex), device_fault).map_err(|error| refuse(kind_of(error), error.to_string()))?;

@@ -11,7 +11,9 @@ use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
 use crate::config::net::{switch, vf_ranges};
 use crate::config::subject::Subject;
-use crate::config::{BackendPlan, LinkPolicy, MacAddress, NicPlan, PlannedVm, PolicyConfig, VfRange};
+use crate::config::{
+    BackendPlan, LinkPolicy, MacAddress, MacChoice, NicPlan, PlannedVm, PolicyConfig, Problem, VfRange,
+};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;
@@ -43,7 +45,7 @@ impl Instance {
         let no_vf = |what| Failure::new(ErrorKind::NotFound, format!("pf={pf},index={index}: {what}"));
         let indices = index.among(pf, plugged.plan().total_vfs()).map_err(no_vf)?;
         let planned = self.planned_with_vf(change)?;
-        let before = self.settings(pf, *indices.start());
+        let before: Vec<_> = indices.clone().map(|index| self.settings(pf, index)).collect();
         let plans = VfPlans { change, now: &self.planned, planned: planned.as_ref() };
         for index in indices.clone() {
             plans.check(plugged, index)?;
@@ -67,14 +69,29 @@ impl Instance {
                 self.warn_of_macs(Some(pf));
             }
         }
-        let of = match index {
-            VfRange::All => VfRange::Range(*indices.start(), *indices.end()),
-            index => index,
-        };
-        let changed = set_vf::changes(&before, &self.settings(pf, *indices.start()));
-        let properties = [("id", pf.as_str()), ("index", &of.to_string()), ("by", "host"), ("changed", &changed)];
-        self.events.tell(Source::Sriov, "vf-policy", &properties);
+        for (range, changed) in self.changed(pf, indices.zip(&before)) {
+            let properties =
+                [("id", pf.as_str()), ("index", &range.to_string()), ("by", "host"), ("changed", &changed)];
+            self.events.tell(Source::Sriov, "vf-policy", &properties);
+        }
         set_vf::settle(replaced, pf, index)
+    }
+
+    /// What has changed since these settings, for VFs one after another with the same change together.
+    fn changed<'s>(
+        &self,
+        pf: &str,
+        before: impl Iterator<Item = (u16, &'s Map<String, Value>)>,
+    ) -> Vec<(VfRange, String)> {
+        let mut ranges: Vec<(VfRange, String)> = Vec::new();
+        for (index, before) in before {
+            let changed = set_vf::changes(before, &self.settings(pf, index));
+            match ranges.last_mut() {
+                Some((range, same)) if *same == changed => *range = range.with(index),
+                _ => ranges.push((index.into(), changed)),
+            }
+        }
+        ranges
     }
 
     /// Effective settings of VF `index` of `pf`, as JSON.
@@ -128,6 +145,9 @@ impl Instance {
             return Ok(None);
         }
         let planned = PlannedVm::new(config).map_err(|error| {
+            if let Some(line) = self.address_in_use(change, &error.problem) {
+                return fail(set_vf::kind_of(&error.problem), line);
+            }
             let policy = PolicyConfig { link: change.policy.link, ..PolicyConfig::default() };
             let only_mac = SetVf { pf: pf.clone(), index: Some(index), policy, mac: *mac, ..SetVf::default() };
             let line = match mac {
@@ -138,6 +158,19 @@ impl Instance {
             Failure::new(set_vf::kind_of(&error.problem), line)
         })?;
         Ok(Some(planned))
+    }
+
+    /// The line for an address of `change` that another function of the PF has. That of the plan would name the function
+    /// whose index is higher.
+    fn address_in_use(&self, change: &SetVf, problem: &Problem) -> Option<String> {
+        let mac = change.mac.and_then(MacChoice::given).filter(|_| matches!(problem, Problem::InUse { .. }))?;
+        let net = self.planned.plan().nets().find(|net| net.id() == change.pf)?;
+        let has = |plan: &NicPlan| plan.spec.mac == mac.0;
+        let user = match net.vfs.iter().position(has) {
+            Some(index) => format!("VF {index} of {}", change.pf),
+            None => Some(&net.pf).filter(|pf| has(pf)).map(|_| change.pf.clone())?,
+        };
+        Some(format!("MAC address {mac} is already in use by {user}; give another"))
     }
 }
 
