@@ -199,7 +199,6 @@ fn an_empty_name_or_policy_is_refused_and_the_key_named() {
         ("--net", "tap=a,vlan=", "vlan="),
         ("--net", "tap=a,trunk=\"\"", "trunk=\"\""),
         ("--net", "tap=a,sriov_vfs=", "sriov_vfs="),
-        ("--net-vf", "pf=,index=0,tap=a", "pf="),
         ("--net-vf", "pf=a,index=0,spoofchk=", "spoofchk="),
         ("--disk", "path=/d,id=", "id="),
         ("--device", "path=/d,id=", "id="),
