@@ -1,7 +1,7 @@
 //! Keys of an option: their description, and checks that the user gave each once, with a value, and no other.
 
 use crate::config::error::{ConfigError, Problem};
-use crate::config::grammar::Pair;
+use crate::config::grammar::{Pair, unquote};
 
 /// Key of an option, for its help.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +57,7 @@ const NEVER_EMPTY: [&str; 14] = [
 /// Fails if it is. Other keys may be: Cloud Hypervisor takes an empty value as none, as in `--net tap=,mac=,ip=,mask=`.
 /// Here a shell variable that is not set would take a VF out of its VLAN.
 pub(crate) fn check_given(key: &str, value: &str) -> Result<(), String> {
-    match NEVER_EMPTY.contains(&key) && value.trim_matches('"').is_empty() {
+    match NEVER_EMPTY.contains(&key) && unquote(value).is_ok_and(|text| text.is_empty()) {
         true => Err("the value is empty; give one, or leave the key out".to_string()),
         false => Ok(()),
     }
