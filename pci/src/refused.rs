@@ -21,7 +21,8 @@ pub enum Refused {
         /// TotalVFs.
         total_vfs: u16,
     },
-    /// VF Enable was written 1 while the host makes it fail ([`PfWithVfs::fail_enables`](crate::PfWithVfs::fail_enables)).
+    /// VF Enable was written 1 while the host makes it fail
+    /// ([`PfWithVfs::fail_enables`](crate::PfWithVfs::fail_enables)).
     FailingEnable,
     /// NumVFs was written while VF Enable is set (`PCIe 6.2 §9.3.3.7`).
     NumVfs {

@@ -34,8 +34,8 @@ pub(crate) enum ClientError {
     },
     /// The VMM does not answer.
     #[error(
-        "the VMM did not answer within {} s; see if its process is stopped or busy, or wait longer (--timeout 0: without \
-         limit)",
+        "the VMM did not answer within {} s; see if its process is stopped or busy, or wait longer (--timeout 0: \
+         without limit)",
         .0.as_secs()
     )]
     TimedOut(Duration),

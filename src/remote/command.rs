@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_named_as_for_the_vmm_on_either_side_of_the_command() {
+    fn a_socket_is_named_as_for_the_vmm_before_or_after() {
         for text in ["/run/vm=1.sock", "vm.sock", "path=/run/vm.sock"] {
             let expected = text.trim_start_matches("path=");
             for arguments in [["--api-socket", text, "ping"], ["ping", "--api-socket", text]] {

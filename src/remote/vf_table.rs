@@ -21,7 +21,7 @@ const BACKEND: usize = 5;
 pub(crate) struct Choice {
     /// Id of the PF; `None` for all.
     pub pf: Option<String>,
-    /// Its VFs; `None` for all with the PF itself.
+    /// The VFs of the PF; `None` for all with the PF itself.
     pub indices: Option<Indices>,
 }
 

@@ -42,7 +42,7 @@ impl Peer {
         Peer { child, log }
     }
 
-    /// Its process.
+    /// ID of the program's process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }

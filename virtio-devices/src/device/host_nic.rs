@@ -106,7 +106,7 @@ pub struct FunctionStatus {
 /// The cause of a function's reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ResetBy {
-    /// Its driver: 0 as the device status.
+    /// The driver: 0 as the device status.
     Driver,
     /// A function level reset.
     Flr,

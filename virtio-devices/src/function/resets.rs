@@ -22,8 +22,8 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         change
     }
 
-    /// Records the cause of a reset by PCI, before the device is reset. Without a driver there is nothing to record: each
-    /// driver first resets its function, and does not thereby become the cause of an earlier reset.
+    /// Records the cause of a reset by PCI, before the device is reset. Without a driver there is nothing to record:
+    /// each driver first resets its function, and does not thereby become the cause of an earlier reset.
     pub(super) fn note_reset(&mut self, kind: ResetKind) {
         if !self.status().is_empty() {
             self.reset_by = cause(kind);

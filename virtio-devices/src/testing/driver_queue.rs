@@ -14,7 +14,7 @@ pub const MEMORY: u64 = 4 << 20;
 pub const BUFFERS: u64 = 1 << 20;
 
 // Flags of a descriptor.
-/// The chain goes on.
+/// The chain continues.
 pub const NEXT: u16 = 1;
 /// The device writes the buffer.
 pub const WRITE: u16 = 2;
@@ -48,7 +48,7 @@ fn wait(what: &str, mut condition: impl FnMut() -> bool, rest: impl Fn()) {
 
 /// The driver's side of one queue. It always uses new descriptors and buffers.
 ///
-/// Its methods panic if an address that they use is not in guest memory.
+/// All methods panic if an address that they use is not in guest memory.
 #[derive(Debug)]
 pub struct DriverQueue {
     /// The guest's memory.

@@ -1,4 +1,4 @@
-//! What a socket for readers (`--read-only-socket`) serves: all endpoints with GET, and no change.
+//! The service of a socket for readers (`--read-only-socket`): all endpoints with GET, and no change.
 
 use hyper::StatusCode;
 use serde_json::Value;

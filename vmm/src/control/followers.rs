@@ -1,4 +1,4 @@
-//! Clients that follow a migration's progress. They are told its end before the program exits: otherwise they would see
+//! Clients that follow a migration's progress. They learn its end before the program exits: otherwise they would see
 //! their connection closed, and not know whether the target has the guest.
 
 use std::time::{Duration, Instant};

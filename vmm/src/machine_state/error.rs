@@ -120,7 +120,7 @@ pub enum RestoreError {
     /// The VM cannot be created, because another program uses what it needs of the host.
     #[error("{text}")]
     Taken {
-        /// What that is.
+        /// The resource that is taken.
         what: Taken,
         /// Cause, with the way out of a new VM after the last semicolon.
         text: String,

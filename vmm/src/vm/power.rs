@@ -109,8 +109,8 @@ impl Vm {
 
 /// As [`kvm::Vm::attach_irqfd`], for an eventfd that the VM before a reset may still have.
 ///
-/// That VM ends with its last descriptor, and a program that is just being started has one until its `execve`. Since
-/// Linux 6.17, KVM refuses an eventfd that two VMs would have.
+/// The earlier VM ends with its last descriptor, and a program that is just being started has one until its `execve`.
+/// Since Linux 6.17, KVM refuses an eventfd that two VMs would have.
 fn attach(vm: &kvm::Vm, eventfd: &EventFd, gsi: u32) -> io::Result<()> {
     let start = Instant::now();
     loop {

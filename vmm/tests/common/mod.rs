@@ -193,7 +193,7 @@ impl Guest {
         self.directory.path().join(name)
     }
 
-    /// Runs the guest until it ends. Its output begins anew.
+    /// Runs the guest until it ends. Earlier output is removed.
     pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
         self.config.payload.check_present()?;
         let _ = std::fs::remove_file(self.path("serial"));

@@ -58,7 +58,8 @@ pub(crate) fn generate(workspace: &Path) -> Result<bool> {
     let tests = [["vmm", "--lib", "control::counter_texts"], ["vm-api", "--test", "generated"]];
     for [package, kind, tests] in tests {
         let mut command = cargo(workspace);
-        command.args(["test", "--quiet", "--package", package, kind, tests]);
+        // One at a time: a file has several generated parts.
+        command.args(["test", "--quiet", "--package", package, kind, tests, "--", "--test-threads=1"]);
         if !command.env("REWRITE_GENERATED_FILES", "1").status().context("running cargo")?.success() {
             return Ok(false);
         }

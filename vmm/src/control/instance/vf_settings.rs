@@ -77,7 +77,7 @@ impl Instance {
         set_vf::settle(replaced, pf, index)
     }
 
-    /// What has changed since these settings, for VFs one after another with the same change together.
+    /// Returns the changes since these settings. VFs one after another with the same change are together.
     fn changed<'s>(
         &self,
         pf: &str,
@@ -160,8 +160,8 @@ impl Instance {
         Ok(Some(planned))
     }
 
-    /// The line for an address of `change` that another function of the PF has. That of the plan would name the function
-    /// whose index is higher.
+    /// The line for an address of `change` that another function of the PF has. The plan's own would name the function
+    /// of higher index.
     fn address_in_use(&self, change: &SetVf, problem: &Problem) -> Option<String> {
         let mac = change.mac.and_then(MacChoice::given).filter(|_| matches!(problem, Problem::InUse { .. }))?;
         let net = self.planned.plan().nets().find(|net| net.id() == change.pf)?;

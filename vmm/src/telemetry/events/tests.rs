@@ -50,7 +50,8 @@ fn an_event_is_pretty_json_and_an_empty_line() {
 proptest! {
     #[test]
     fn an_event_fits_a_page_and_its_braces_count(id in any::<String>()) {
-        let text = text((Duration::MAX, wall_clock::now()), Source::Sriov, "vf-driver-ok", &[("id", &id), ("index", "65535")]);
+        let properties = [("id", id.as_str()), ("index", "65535")];
+        let text = text((Duration::MAX, wall_clock::now()), Source::Sriov, "vf-driver-ok", &properties);
         prop_assert!(text.len() < 4096 && text.is_ascii());
         let braces = |brace| text.bytes().filter(|byte| *byte == brace).count();
         prop_assert_eq!((braces(b'{'), braces(b'}')), (3, 3));
