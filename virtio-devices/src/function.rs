@@ -21,7 +21,7 @@ use pci::{
 };
 use virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 
-use self::layout::Place;
+use self::layout::RegisterBlock;
 pub(crate) use self::layout::{Layout, MEMORY_BAR, REGISTERS_BAR, Spacing};
 use self::run::Run;
 use crate::os::thread::Thread;
@@ -229,21 +229,21 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         let Some(place) = self.layout.locate(bar, offset, data.len()) else { return data.fill(0xff) };
         data.fill(0);
         match place {
-            Place::Common(offset) => self.transport.read(offset, data, self.config_generation()),
-            Place::Isr => {
+            RegisterBlock::Common(offset) => self.transport.read(offset, data, self.config_generation()),
+            RegisterBlock::Isr => {
                 if let [isr] = data {
                     *isr = self.transport.interrupts().take_isr();
                 }
             }
-            Place::DeviceConfig(offset) => self.device_config_read(offset, data),
-            Place::Msix(offset) => {
+            RegisterBlock::DeviceConfig(offset) => self.device_config_read(offset, data),
+            RegisterBlock::Msix(offset) => {
                 // An eventfd may still hold a signal that was sent.
                 let raised = |vector| self.transport.interrupts().is_signalled(vector);
                 if let Some(msix) = self.config.msix() {
                     msix.bar_read(bar, offset, data, self.may_signal(), raised);
                 }
             }
-            Place::Doorbell(_) | Place::Hole => {}
+            RegisterBlock::Doorbell(_) | RegisterBlock::Hole => {}
         }
     }
 
@@ -272,7 +272,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     /// Writes `data` at `offset` of `bar`.
     fn bar_store(&mut self, bar: BarIndex, offset: u64, data: &[u8]) -> Outcome {
         match self.layout.locate(bar, offset, data.len()) {
-            Some(Place::Common(offset)) => match self.common_write(offset, data) {
+            Some(RegisterBlock::Common(offset)) => match self.common_write(offset, data) {
                 Change::None => Outcome::none(),
                 Change::Vectors => {
                     self.run.iter().for_each(Run::wake);
@@ -284,12 +284,12 @@ impl<D: VirtioDevice> VirtioFunction<D> {
                     Outcome { stopping: self.reset_device(), ..Effects::QUEUES.and(Effects::MESSAGES).into() }
                 }
             },
-            Some(Place::DeviceConfig(offset)) => {
+            Some(RegisterBlock::DeviceConfig(offset)) => {
                 self.device.config_write(offset, data);
                 Outcome { stopping: self.device.config_written(), ..Outcome::none() }
             }
             // Usually an ioeventfd takes the write; one that comes before the ioeventfd is registered must not be lost.
-            Some(Place::Doorbell(queue)) if !data.is_empty() => {
+            Some(RegisterBlock::Doorbell(queue)) if !data.is_empty() => {
                 if let Some(run) = self.run.as_ref().filter(|run| run.is_running())
                     && !self.device.doorbell_rung(queue)
                 {
@@ -297,7 +297,9 @@ impl<D: VirtioDevice> VirtioFunction<D> {
                 }
                 Outcome::none()
             }
-            Some(Place::Msix(offset)) => self.config.msix_write(bar, offset, data).unwrap_or(Effects::NONE).into(),
+            Some(RegisterBlock::Msix(offset)) => {
+                self.config.msix_write(bar, offset, data).unwrap_or(Effects::NONE).into()
+            }
             _ => Outcome::none(),
         }
     }

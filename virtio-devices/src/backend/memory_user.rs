@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 
 /// A message to a backend.
 #[derive(Debug)]
-enum Told {
+enum BackendCommand {
     /// The guest's memory.
     Memory(GuestMap),
     /// The dirty log for the backend's writes to the guest's memory.
@@ -31,7 +31,7 @@ enum Told {
 /// A change that waits for the owner of the backend.
 #[derive(Debug)]
 pub(crate) struct MemoryChange {
-    told: Told,
+    told: BackendCommand,
     done: SyncSender<Result<(), RunnerError>>,
 }
 
@@ -39,12 +39,12 @@ impl MemoryChange {
     /// Applies the change to `backend`, and replies to the caller that waits for it.
     pub(crate) fn apply(self, backend: &mut dyn QueueRunner) {
         let result = match &self.told {
-            Told::Memory(memory) => backend.set_memory(memory),
-            Told::Log(log) => backend.set_log(log.as_ref()),
+            BackendCommand::Memory(memory) => backend.set_memory(memory),
+            BackendCommand::Log(log) => backend.set_log(log.as_ref()),
             // No queue runs, but a driver that starts would start them, even with the link down.
-            Told::Stand if !backend.goes_on_after_stop() => Err(cannot_stand()),
+            BackendCommand::Stand if !backend.goes_on_after_stop() => Err(cannot_stand()),
             // The backend is free, or its worker runs no queue.
-            Told::Stand => Ok(()),
+            BackendCommand::Stand => Ok(()),
         };
         // The caller waits until it has the reply.
         let _ = self.done.send(result);
@@ -54,12 +54,12 @@ impl MemoryChange {
 impl MemoryChange {
     /// True if the change requires stopped queues.
     pub(crate) fn asks_to_stand(&self) -> bool {
-        matches!(self.told, Told::Stand)
+        matches!(self.told, BackendCommand::Stand)
     }
 
     /// True if the change is a new memory map.
     pub(crate) fn is_of_memory(&self) -> bool {
-        matches!(self.told, Told::Memory(_))
+        matches!(self.told, BackendCommand::Memory(_))
     }
 
     /// Replies that the queues keep running.
@@ -128,7 +128,7 @@ impl MemoryUser {
     ///
     /// Fails if the backend refuses or fails. It then keeps its old memory, or is lost until it can access that again.
     pub fn set(&self, memory: &GuestMap) -> Result<(), RunnerError> {
-        self.tell(Told::Memory(memory.clone()))
+        self.tell(BackendCommand::Memory(memory.clone()))
     }
 
     /// Makes the backend log its further writes to guest memory in `log`, or stops the logging. Waits as [`Self::set`]
@@ -138,7 +138,7 @@ impl MemoryUser {
     ///
     /// Fails if the backend has no dirty log, refuses or fails. It then logs nothing, or is lost.
     pub fn set_log(&self, log: Option<&Arc<SharedLog>>) -> Result<(), RunnerError> {
-        self.tell(Told::Log(log.cloned()))
+        self.tell(BackendCommand::Log(log.cloned()))
     }
 
     /// Waits, within the backend's own time limits, until its queues have stopped because the link is down. The backend
@@ -149,7 +149,7 @@ impl MemoryUser {
     /// Fails if the backend cannot continue after a stop: it is not stopped then, or a driver that starts would start
     /// its queues.
     pub fn stand(&self) -> Result<(), RunnerError> {
-        self.tell(Told::Stand)
+        self.tell(BackendCommand::Stand)
     }
 
     /// True if the backend of a paused device may still write to guest memory, because it did not stop on request.
@@ -198,7 +198,7 @@ impl MemoryUser {
         self.backend.try_lock_until(until).ok_or_else(|| RunnerError::of(what)(busy()))
     }
 
-    fn tell(&self, told: Told) -> Result<(), RunnerError> {
+    fn tell(&self, told: BackendCommand) -> Result<(), RunnerError> {
         let (done, answer) = sync_channel(1);
         *self.mailbox.0.lock() = Some(MemoryChange { told, done });
         if let Some(wake) = &self.wake {

@@ -46,7 +46,7 @@ use crate::os::eventfd::borrow;
 use crate::transport::features::has;
 use crate::{GuestMap, Memory};
 pub use cancel::Cancel;
-use channel::Heard;
+use channel::ChannelMessage;
 use confined::{Confined, confined};
 use connection::{ANSWER, Fault, PeerError};
 pub use device_state::MAX_DEVICE_STATE;
@@ -508,17 +508,17 @@ impl QueueRunner for VhostUser {
         if self.confined.as_ref().is_some_and(Confined::is_to_stop) {
             return Ok(Attention::Restart);
         }
-        let (mut heard, until) = (Heard::Nothing, Instant::now() + ANSWER);
+        let (mut heard, until) = (ChannelMessage::Nothing, Instant::now() + ANSWER);
         for _ in 0..QUESTIONS {
             heard = self.ask(what, Peer::hear)?;
-            let (Heard::Miss(miss), Some(translated)) = (heard, &self.translated) else { break };
+            let (ChannelMessage::Miss(miss), Some(translated)) = (heard, &self.translated) else { break };
             let told = translated.answer(miss, until).map_err(RunnerError::of(what));
             if told.inspect_err(|_| self.hang_up(false))?.is_none() {
                 return Ok(Attention::Unreachable);
             }
         }
         // Checked even while the queues do not run: the peer would be started again, and could not report misses then.
-        if heard == Heard::End && self.translates {
+        if heard == ChannelMessage::End && self.translates {
             self.hang_up(false);
             return Err(RunnerError { what, source: io::Error::other("the backend can no longer ask") });
         }
@@ -528,7 +528,7 @@ impl QueueRunner for VhostUser {
                 self.told_link = Some(link_up);
                 return Ok(Attention::Link(link_up));
             }
-            VhostUserRole::Device { .. } if heard == Heard::ConfigChange => return Ok(Attention::Config),
+            VhostUserRole::Device { .. } if heard == ChannelMessage::ConfigChange => return Ok(Attention::Config),
             _ => {}
         }
         Ok(if self.broken.read().is_ok() { Attention::BrokenRing } else { Attention::Nothing })

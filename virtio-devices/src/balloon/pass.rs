@@ -8,7 +8,7 @@ use vm_memory::Permissions;
 use super::counters::{BalloonCounter, Tally};
 use super::pages::ranges;
 use crate::DmaView;
-use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
+use crate::device::queue_worker::{ChainContext, ChainResult, QueueHandler};
 use crate::memory::discard::{Discarded, discard};
 use crate::queue::iovecs::{IoVecs, MAX_SEGMENTS, Storage};
 use crate::queue::ring::Chain;
@@ -34,8 +34,8 @@ pub(super) struct Pages;
 impl QueueHandler for Pages {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        let Turn { queue, memory, stop, storage: [storage, _], tally } = turn;
+    fn answer<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        let ChainContext { queue, memory, stop, storage: [storage, _], tally } = context;
         let mut pass = Pass { memory, stop, storage, tally };
         match queue {
             INFLATE => pass.page_numbers(chain, |pages, tally| {

@@ -9,7 +9,7 @@ use super::counters::{BlockCounter, Tally};
 use super::latency::BlockLatencies;
 use super::operation::{Operation, Range};
 use super::zeroing::Zeroing;
-use crate::device::failures::{Asked, Failures};
+use crate::device::failures::{Failures, RequestKind};
 use crate::queue::iovecs::Byte;
 use crate::queue::ring::Used;
 
@@ -69,11 +69,11 @@ impl Operation {
     }
 
     /// The kind of failure if the host cannot execute the request; `None` if the image is not needed.
-    fn asked(self) -> Option<Asked> {
+    fn asked(self) -> Option<RequestKind> {
         match self {
-            Self::Read(_) => Some(Asked::Read),
-            Self::Write(_) | Self::Discard(_) | Self::WriteZeroes { .. } => Some(Asked::Write),
-            Self::Flush => Some(Asked::Flush),
+            Self::Read(_) => Some(RequestKind::Read),
+            Self::Write(_) | Self::Discard(_) | Self::WriteZeroes { .. } => Some(RequestKind::Write),
+            Self::Flush => Some(RequestKind::Flush),
             Self::GetId => None,
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use vm_memory::Permissions;
 
 use super::counters::{ConsoleCounter, Tally};
-use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
+use crate::device::queue_worker::{ChainContext, ChainResult, QueueHandler};
 use crate::os::chardev::CharDevice;
 use crate::queue::iovecs::IoVecs;
 use crate::queue::ring::Chain;
@@ -38,8 +38,8 @@ impl Port {
     }
 
     /// Writes the driver's output to the device.
-    fn transmit<'m>(&self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        let Turn { memory, stop, storage: [storage, _], tally, .. } = turn;
+    fn transmit<'m>(&self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        let ChainContext { memory, stop, storage: [storage, _], tally, .. } = context;
         if stop.load(Ordering::Acquire) {
             return ChainResult::Stopped;
         }
@@ -64,8 +64,8 @@ impl Port {
     }
 
     /// Sends available input to the driver.
-    fn receive<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        let Turn { memory, storage: [storage, _], tally, .. } = turn;
+    fn receive<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        let ChainContext { memory, storage: [storage, _], tally, .. } = context;
         let mut iovecs = IoVecs::new(storage);
         let room = iovecs.append(memory, chain, Permissions::Write).map_or(0, |extent| extent.bytes);
         if room == 0 {
@@ -92,10 +92,10 @@ impl Port {
 impl QueueHandler for Port {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        match turn.queue {
-            RECEIVE => self.receive(chain, turn),
-            _ => self.transmit(chain, turn),
+    fn answer<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        match context.queue {
+            RECEIVE => self.receive(chain, context),
+            _ => self.transmit(chain, context),
         }
     }
 

@@ -27,7 +27,7 @@ pub type FailureObserver = Box<dyn Fn(FailureChange) + Send>;
 /// Kind of a request to the host. A success ends only failures of its own kind: a full disk can still be read and
 /// flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum RequestKind {
     /// Frames to send, or contents to change.
     Write,
     /// Contents to read.
@@ -63,12 +63,12 @@ struct Run {
 }
 
 impl Record {
-    fn run(&mut self, asked: Asked) -> &mut Option<Run> {
+    fn run(&mut self, asked: RequestKind) -> &mut Option<Run> {
         let [write, read, flush] = &mut self.runs;
         match asked {
-            Asked::Write => write,
-            Asked::Read => read,
-            Asked::Flush => flush,
+            RequestKind::Write => write,
+            RequestKind::Read => read,
+            RequestKind::Flush => flush,
         }
     }
 
@@ -105,7 +105,7 @@ impl Failures {
     }
 
     /// Records a failure of the host.
-    pub(crate) fn failed(&self, asked: Asked, error: &io::Error) {
+    pub(crate) fn failed(&self, asked: RequestKind, error: &io::Error) {
         let mut record = self.record.lock();
         *record.run(asked) = Some(Run { last: clock::now(), worked: false });
         if self.failing.swap(true, Ordering::AcqRel) {
@@ -121,7 +121,7 @@ impl Failures {
     }
 
     /// Records a success. Costs next to nothing while nothing fails.
-    pub(crate) fn worked(&self, asked: Asked) {
+    pub(crate) fn worked(&self, asked: RequestKind) {
         if !self.failing.load(Ordering::Relaxed) {
             return;
         }
@@ -182,13 +182,13 @@ mod tests {
         let (failures, told) = (Failures::new("_disk0", "image"), Arc::new(Mutex::new(Vec::new())));
         let seen = Arc::clone(&told);
         failures.observe(Box::new(move |change| seen.lock().push(change)));
-        failures.worked(Asked::Write);
+        failures.worked(RequestKind::Write);
         assert_eq!(failures.settles_in(), None);
         for _ in 0..1000 {
             // Alternating, and faster than failures count as ended.
-            failures.failed(Asked::Write, &full());
+            failures.failed(RequestKind::Write, &full());
             clock.advance(QUIET / 2);
-            failures.worked(Asked::Write);
+            failures.worked(RequestKind::Write);
         }
         assert_eq!(*told.lock(), [FailureChange::Failing(full().to_string())]);
         assert_eq!(failures.settles_in(), Some(QUIET / 2));
@@ -205,12 +205,12 @@ mod tests {
         let (failures, told) = (Failures::new("_disk0", "image"), Arc::new(Mutex::new(0)));
         let seen = Arc::clone(&told);
         failures.observe(Box::new(move |_| *seen.lock() += 1));
-        failures.failed(Asked::Write, &full());
+        failures.failed(RequestKind::Write, &full());
         clock.advance(QUIET);
-        failures.worked(Asked::Read);
+        failures.worked(RequestKind::Read);
         failures.settle();
         assert_eq!((*told.lock(), failures.settles_in()), (1, None), "a full disk that is read");
-        failures.worked(Asked::Write);
+        failures.worked(RequestKind::Write);
         assert_eq!(*told.lock(), 2);
     }
 
@@ -220,27 +220,27 @@ mod tests {
         let (failures, told) = (Failures::new("_disk0", "image"), Arc::new(Mutex::new(Vec::new())));
         let seen = Arc::clone(&told);
         failures.observe(Box::new(move |change| seen.lock().push(change)));
-        failures.failed(Asked::Write, &full());
-        failures.failed(Asked::Read, &io::Error::other("unreadable"));
-        failures.failed(Asked::Flush, &io::Error::other("unstable"));
+        failures.failed(RequestKind::Write, &full());
+        failures.failed(RequestKind::Read, &io::Error::other("unreadable"));
+        failures.failed(RequestKind::Flush, &io::Error::other("unstable"));
         clock.advance(QUIET);
-        for asked in [Asked::Read, Asked::Flush] {
+        for asked in [RequestKind::Read, RequestKind::Flush] {
             failures.worked(asked);
             assert_eq!(failures.settles_in(), None, "what was written last has failed");
         }
-        failures.failed(Asked::Read, &io::Error::other("unreadable"));
+        failures.failed(RequestKind::Read, &io::Error::other("unreadable"));
         clock.advance(QUIET / 4);
-        failures.worked(Asked::Write);
-        failures.worked(Asked::Read);
+        failures.worked(RequestKind::Write);
+        failures.worked(RequestKind::Read);
         assert_eq!(failures.settles_in(), Some(QUIET * 3 / 4));
         assert_eq!(*told.lock(), [FailureChange::Failing(full().to_string())]);
         clock.advance(QUIET * 3 / 4);
         failures.settle();
         assert_eq!(*told.lock(), [FailureChange::Failing(full().to_string()), FailureChange::Recovered]);
         // Ended runs do not count for the next one.
-        failures.failed(Asked::Flush, &full());
+        failures.failed(RequestKind::Flush, &full());
         clock.advance(QUIET);
-        failures.worked(Asked::Flush);
+        failures.worked(RequestKind::Flush);
         assert_eq!(told.lock().len(), 4);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) trait QueueHandler: Send + 'static {
     const BATCH: usize = 16;
 
     /// Answers a chain.
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Self::Tally>) -> ChainResult;
+    fn answer<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Self::Tally>) -> ChainResult;
 
     /// Called after each check of the queues, and also after queues were stopped for invalid rings. Returns the time
     /// after which to call it again, if not at a doorbell.
@@ -47,7 +47,7 @@ pub(crate) trait QueueHandler: Send + 'static {
 }
 
 /// Context in which a chain is handled.
-pub(crate) struct Turn<'t, 'm, T> {
+pub(crate) struct ChainContext<'t, 'm, T> {
     /// Index of the queue.
     pub queue: u16,
     /// The guest's memory.
@@ -177,8 +177,9 @@ impl<A: QueueHandler> QueueWorker<A> {
                 return Ok(if ring.expect_doorbell(memory)? { Next::More } else { Next::Doorbell });
             };
             let head = chain.head_index();
-            let turn = Turn { queue: ring.index(), memory, stop: &self.stop, storage, tally: &mut self.tally };
-            match self.answerer.answer(chain, turn) {
+            let context =
+                ChainContext { queue: ring.index(), memory, stop: &self.stop, storage, tally: &mut self.tally };
+            match self.answerer.answer(chain, context) {
                 ChainResult::Used(len) => ring.give_back(memory, &[Used { head, len }])?,
                 ChainResult::Later(pause) => {
                     ring.put_back(1);

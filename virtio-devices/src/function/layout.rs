@@ -46,7 +46,7 @@ const VECTORS_MAX: u16 = 2048;
 
 /// The structure at an offset of a BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum RegisterBlock {
     /// The common configuration, from its start.
     Common(u64),
     /// The ISR status.
@@ -144,24 +144,24 @@ impl Layout {
 
     /// The structure at an access of `len` bytes at `offset` of `bar`; `None` if any byte is outside of the function's
     /// BARs.
-    pub(crate) fn locate(&self, bar: BarIndex, offset: u64, len: usize) -> Option<Place> {
+    pub(crate) fn locate(&self, bar: BarIndex, offset: u64, len: usize) -> Option<RegisterBlock> {
         let end = offset.checked_add(u64::try_from(len).ok()?)?;
         if offset >= self.bar_len(bar) || end > self.bar_len(bar) {
             return None;
         }
         let multiplier = self.spacing.multiplier();
         Some(if bar == MSIX_BAR {
-            Place::Msix(offset)
+            RegisterBlock::Msix(offset)
         } else {
             match offset {
-                0..Register::SPACE => Place::Common(offset),
-                ISR => Place::Isr,
-                DEVICE_CONFIG..NOTIFY => Place::DeviceConfig(offset - DEVICE_CONFIG),
+                0..Register::SPACE => RegisterBlock::Common(offset),
+                ISR => RegisterBlock::Isr,
+                DEVICE_CONFIG..NOTIFY => RegisterBlock::DeviceConfig(offset - DEVICE_CONFIG),
                 NOTIFY.. if offset.is_multiple_of(multiplier) => match u16::try_from((offset - NOTIFY) / multiplier) {
-                    Ok(queue) if queue < self.queues => Place::Doorbell(queue),
-                    _ => Place::Hole,
+                    Ok(queue) if queue < self.queues => RegisterBlock::Doorbell(queue),
+                    _ => RegisterBlock::Hole,
                 },
-                _ => Place::Hole,
+                _ => RegisterBlock::Hole,
             }
         })
     }
@@ -237,7 +237,7 @@ mod tests {
             }
             for queue in [0, queues / 2, queues.saturating_sub(1)].into_iter().filter(|queue| *queue < queues) {
                 let place = layout.locate(REGISTERS_BAR, layout.doorbell(queue), 2);
-                assert_eq!(place, Some(Place::Doorbell(queue)));
+                assert_eq!(place, Some(RegisterBlock::Doorbell(queue)));
                 assert!(layout.doorbell(queue) + 4 <= NOTIFY + layout.notify_len());
             }
         }
@@ -251,14 +251,18 @@ mod tests {
         assert_eq!(layout.msix(), Layout::new(3, Spacing::Dwords).msix());
         assert_eq!(layout.capabilities()[1].body[14..], 0x1000_u32.to_le_bytes());
         assert_eq!([0, 1, 2].map(|queue| layout.doorbell(queue)), [0x1000, 0x2000, 0x3000]);
-        assert_eq!(layout.locate(REGISTERS_BAR, 0x3000, 2), Some(Place::Doorbell(2)));
-        assert_eq!(layout.locate(REGISTERS_BAR, 0x3004, 2), Some(Place::Hole), "the rest of a page has no owner");
+        assert_eq!(layout.locate(REGISTERS_BAR, 0x3000, 2), Some(RegisterBlock::Doorbell(2)));
+        assert_eq!(
+            layout.locate(REGISTERS_BAR, 0x3004, 2),
+            Some(RegisterBlock::Hole),
+            "the rest of a page has no owner"
+        );
     }
 
     #[test]
     fn an_access_that_leaves_its_bar_hits_nothing() {
         let layout = Layout::new(3, Spacing::Dwords);
-        assert_eq!(layout.locate(REGISTERS_BAR, 0x1ffc, 4), Some(Place::Hole));
+        assert_eq!(layout.locate(REGISTERS_BAR, 0x1ffc, 4), Some(RegisterBlock::Hole));
         assert_eq!(layout.locate(REGISTERS_BAR, 0x1ffe, 4), None);
         assert_eq!(layout.locate(REGISTERS_BAR, u64::MAX, 4), None);
         assert_eq!(layout.locate(MSIX_BAR, 0x1000, 0), None);

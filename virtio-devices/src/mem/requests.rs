@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::counters::{MemCounter, Tally};
 use super::region::{Answer, MemRegion, Work};
 use crate::GuestMap;
-use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
+use crate::device::queue_worker::{ChainContext, ChainResult, QueueHandler};
 use crate::queue::iovecs::{IoVecs, divide};
 use crate::queue::ring::Chain;
 
@@ -23,8 +23,8 @@ impl QueueHandler for Requests {
     type Tally = Tally;
 
     /// Executes the request in `chain`, unless the worker must stop in the meantime.
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        let Turn { memory, stop, storage: [readable, writable], tally, .. } = turn;
+    fn answer<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        let ChainContext { memory, stop, storage: [readable, writable], tally, .. } = context;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
         let divided = divide(memory, chain, &mut readable, &mut writable);
         let mut request = [0; REQUEST];

@@ -5,7 +5,7 @@
 //! further buffers.
 //!
 //! The guest sees its buffers at all times, so a frame that the host may refuse is read into the spill area alone
-//! ([`Way::Apart`]), and copied from there once it is accepted. A frame that only the driver's own filter refuses is no
+//! ([`Destination::Apart`]), and copied from there once it is accepted. A frame that only the driver's own filter refuses is no
 //! secret from that driver: it can switch the filter off. Such a frame is read straight, and wiped out.
 
 use std::collections::VecDeque;
@@ -62,7 +62,7 @@ struct Prepared {
 
 /// The destination of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Destination {
     /// The driver's buffers: only the driver's own filter can refuse the frame.
     Straight,
     /// The spill area: the guest may never see it.
@@ -202,7 +202,7 @@ impl<'q> Receive<'q> {
         let link_up = pass.state.link_up();
         // Bytes that the guest could change in its memory decide about what it may see, or about costs.
         let apart = policy.may_hide || policy.receive.counts_packets();
-        let way = if link_up && !apart { Way::Straight } else { Way::Apart };
+        let way = if link_up && !apart { Destination::Straight } else { Destination::Apart };
         // While the link is down, no buffer is needed, and no limit applies.
         if link_up {
             if let Some(wait) = policy.receive.limited_for() {
@@ -289,11 +289,11 @@ impl<'q> Receive<'q> {
         Ok(None)
     }
 
-    fn read(&mut self, way: Way, iovecs: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<Frame, Failure> {
+    fn read(&mut self, way: Destination, iovecs: &mut IoVecs<'_, '_>, pass: &Pass<'_>) -> Result<Frame, Failure> {
         let (fd, spill) = (pass.backend.as_fd(), self.spill.bytes());
         let (read, room) = match way {
-            Way::Straight => (iovecs.receive(fd, spill), self.capacity),
-            Way::Apart => (rustix::io::read(fd, spill).map_err(io::Error::from), 0),
+            Destination::Straight => (iovecs.receive(fd, spill), self.capacity),
+            Destination::Apart => (rustix::io::read(fd, spill).map_err(io::Error::from), 0),
         };
         match read {
             Ok(0) => Err(Failure::Backend),

@@ -11,7 +11,7 @@ use super::filter::{ETHERNET_HEADER, Mac, is_multicast};
 use super::pass::{BATCH, Next, Pass};
 use super::state::NetState;
 use crate::DmaView;
-use crate::device::failures::{Asked, Failures};
+use crate::device::failures::{Failures, RequestKind};
 use crate::frames::net_protocol::MAX_FRAME;
 use crate::frames::net_protocol::header::{self, HEADER, MAX_PACKETS};
 use crate::frames::policy::{self, Head, NEW_HEAD};
@@ -75,7 +75,7 @@ impl<'q> Transmit<'q> {
             self.used.push(Used { head, len: 0 });
         }
         if worked {
-            pass.failures.worked(Asked::Write);
+            pass.failures.worked(RequestKind::Write);
         }
         self.ring.give_back(pass.memory, &self.used)?;
         self.used.clear();
@@ -195,7 +195,7 @@ pub(crate) fn reason(error: &io::Error, failures: &Failures) -> Counter {
         Some(libc::EINVAL | libc::EMSGSIZE | libc::E2BIG) => return Counter::TxBackendRefused,
         // A deleted tap is lost, and reported as such.
         Some(libc::EBADFD) => {}
-        _ => failures.failed(Asked::Write, error),
+        _ => failures.failed(RequestKind::Write, error),
     }
     Counter::TxBackendErrors
 }

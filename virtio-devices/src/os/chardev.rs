@@ -65,18 +65,18 @@ pub struct CharDevice {
     /// True if the last output was not accepted.
     stuck: AtomicBool,
     /// Unread output, if a reader can connect later: for a pseudo-terminal or a socket.
-    kept: Option<Kept>,
+    kept: Option<UnreadOutput>,
 }
 
 /// Buffered unread output.
 #[derive(Debug)]
-struct Kept {
+struct UnreadOutput {
     backlog: Mutex<Backlog>,
     /// Readable when output is buffered again: a waiting thread then polls for a reader.
     begun: EventFd,
 }
 
-impl Kept {
+impl UnreadOutput {
     fn new() -> io::Result<Self> {
         Ok(Self { backlog: Mutex::default(), begun: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
     }
@@ -141,9 +141,9 @@ impl CharDevice {
         };
         let kept = match spec {
             CharSpec::Null | CharSpec::File(_) => None,
-            CharSpec::Pty => Some(Kept::new().map_err(CharError::Pty)?),
+            CharSpec::Pty => Some(UnreadOutput::new().map_err(CharError::Pty)?),
             CharSpec::Socket(path) => {
-                Some(Kept::new().map_err(|error| CharError::Socket { path: path.clone(), error })?)
+                Some(UnreadOutput::new().map_err(|error| CharError::Socket { path: path.clone(), error })?)
             }
         };
         Ok(Self { kept, ..Self::of(kind) })

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::counters::{PmemCounter, Tally};
-use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
+use crate::device::queue_worker::{ChainContext, ChainResult, QueueHandler};
 use crate::queue::iovecs::{IoVecs, divide};
 use crate::queue::ring::Chain;
 
@@ -27,8 +27,8 @@ impl QueueHandler for Flushes {
     const BATCH: usize = 1;
 
     /// Handles a request (`virtio 1.4 §5.19.6`).
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        let Turn { memory, storage: [readable, writable], tally, .. } = turn;
+    fn answer<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        let ChainContext { memory, storage: [readable, writable], tally, .. } = context;
         let (mut readable, mut writable) = (IoVecs::new(readable), IoVecs::new(writable));
         let divided = divide(memory, chain, &mut readable, &mut writable);
         let mut request = [0; 4];

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use vm_memory::Permissions;
 
 use super::counters::{RngCounter, Tally};
-use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
+use crate::device::queue_worker::{ChainContext, ChainResult, QueueHandler};
 use crate::queue::iovecs::IoVecs;
 use crate::queue::ring::Chain;
 
@@ -25,8 +25,8 @@ pub(super) struct Filler(pub(super) Arc<Mutex<OwnedFd>>);
 impl QueueHandler for Filler {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        let Turn { memory, storage: [storage, _], tally, .. } = turn;
+    fn answer<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        let ChainContext { memory, storage: [storage, _], tally, .. } = context;
         let mut iovecs = IoVecs::new(storage);
         let extent = iovecs.append(memory, chain, Permissions::Write);
         if !extent.is_ok_and(|extent| extent.bytes > 0) {

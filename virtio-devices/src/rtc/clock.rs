@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::counters::{RtcCounter, Tally};
 use super::requests::{HEAD, LONGEST_REQUEST, answer};
-use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
+use crate::device::queue_worker::{ChainContext, ChainResult, QueueHandler};
 use crate::queue::iovecs::{IoVecs, divide};
 use crate::queue::ring::Chain;
 
@@ -14,8 +14,8 @@ pub(super) struct Clock;
 impl QueueHandler for Clock {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        let Turn { memory, storage: [readable, writable], tally, .. } = turn;
+    fn answer<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        let ChainContext { memory, storage: [readable, writable], tally, .. } = context;
         let (mut asked, mut reply) = (IoVecs::new(readable), IoVecs::new(writable));
         let room = divide(memory, chain, &mut asked, &mut reply).map_or(0, |()| reply.bytes());
         if room < HEAD {

@@ -10,7 +10,7 @@ use super::source::{End, Next, Source};
 use super::switch_core::SwitchCore;
 use super::table::{Destinations, PortIndex, Route, Table};
 use super::tx_batch::FRAME_COST;
-use crate::device::failures::Asked;
+use crate::device::failures::RequestKind;
 use crate::net::Counter;
 use crate::queue::ring::BrokenRing;
 
@@ -106,7 +106,7 @@ impl Forwarder {
         let counters = uplink.counters();
         match sent {
             Ok(()) => {
-                uplink.failures().worked(Asked::Write);
+                uplink.failures().worked(RequestKind::Write);
                 counters.add(Counter::TxFrames, 1);
                 counters.add(Counter::TxBytes, frame.len as u64);
             }

@@ -61,7 +61,7 @@ struct Waiting {
 }
 
 /// The outcome of a port's turn.
-enum Turn {
+enum PortTurn {
     Idle,
     More,
     Wait { time: Duration, blocked: bool },
@@ -248,9 +248,9 @@ impl SwitchWorker {
             }
             let Some(open) = core.open_port(port) else { continue };
             match self.turn(core, &open) {
-                Turn::Idle => {}
-                Turn::More => self.activate(port),
-                Turn::Wait { time, blocked } => {
+                PortTurn::Idle => {}
+                PortTurn::More => self.activate(port),
+                PortTurn::Wait { time, blocked } => {
                     self.waiting.retain(|waiting| waiting.port != port);
                     self.waiting.push(Waiting { port, until: clock::now() + time, blocked });
                 }
@@ -271,19 +271,19 @@ impl SwitchWorker {
 
     /// A port's turn: its debt, its commands, and the frames that its credit allows. Locks are held for a part of it at
     /// a time: for the commands, and for each batch.
-    fn turn(&mut self, core: &SwitchCore, open: &OpenPort) -> Turn {
-        let Some(more) = self.begin_turn(core, open) else { return Turn::Idle };
+    fn turn(&mut self, core: &SwitchCore, open: &OpenPort) -> PortTurn {
+        let Some(more) = self.begin_turn(core, open) else { return PortTurn::Idle };
         let turn = self.send(core, open);
         let mut tx = open.tx.lock();
         tx.tally.flush(&open.shared.counters);
         self.note_report(open.index, tx.report_due());
         match turn {
             // This includes ports with waiting packets: their commands and debt do not wait.
-            _ if more => Turn::More,
-            Turn::Idle => match tx.polling.drained(open.take_heard(), clock::now()) {
-                After::Bell => Turn::Idle,
-                After::Again => Turn::More,
-                After::Wait(time) => Turn::Wait { time, blocked: false },
+            _ if more => PortTurn::More,
+            PortTurn::Idle => match tx.polling.drained(open.take_heard(), clock::now()) {
+                After::Bell => PortTurn::Idle,
+                After::Again => PortTurn::More,
+                After::Wait(time) => PortTurn::Wait { time, blocked: false },
             },
             turn => turn,
         }
@@ -332,30 +332,30 @@ impl SwitchWorker {
         served
     }
 
-    fn send(&mut self, core: &SwitchCore, open: &OpenPort) -> Turn {
+    fn send(&mut self, core: &SwitchCore, open: &OpenPort) -> PortTurn {
         let (mut idle, mut batches) = (0, 0);
         loop {
-            let Some(_round) = core.round() else { return Turn::More };
+            let Some(_round) = core.round() else { return PortTurn::More };
             let mut guard = open.tx.lock();
             let tx = &mut *guard;
             // A stopped port has none left.
             if idle >= tx.len() {
-                return Turn::Idle;
+                return PortTurn::Idle;
             }
             if batches == MAX_BATCHES.max(tx.len()) {
-                return Turn::More;
+                return PortTurn::More;
             }
             batches += 1;
             let queue = tx.next_queue();
             match self.batch(open, tx, queue) {
                 End::Drained => idle += 1,
                 End::More if tx.has_credit() => idle = 0,
-                End::More => return Turn::More,
-                End::Stopped => return Turn::Idle,
-                End::Limited(time) => return Turn::Wait { time, blocked: false },
+                End::More => return PortTurn::More,
+                End::Stopped => return PortTurn::Idle,
+                End::Limited(time) => return PortTurn::Wait { time, blocked: false },
                 End::Blocked(time) => {
                     tx.repeat(queue);
-                    return Turn::Wait { time, blocked: true };
+                    return PortTurn::Wait { time, blocked: true };
                 }
             }
         }

@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::clock::{Clock, Expiry, Times};
 use super::counters::{Tally, WatchdogCounter};
 use crate::DmaView;
-use crate::device::queue_worker::{ChainResult, QueueHandler, Turn};
+use crate::device::queue_worker::{ChainContext, ChainResult, QueueHandler};
 use crate::queue::ring::Chain;
 
 /// The byte that the device writes for a ping.
@@ -38,10 +38,10 @@ impl Pings {
 impl QueueHandler for Pings {
     type Tally = Tally;
 
-    fn answer<'m>(&mut self, chain: Chain<'m>, turn: Turn<'_, 'm, Tally>) -> ChainResult {
-        let is_ping = write_answer(turn.memory, chain);
+    fn answer<'m>(&mut self, chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
+        let is_ping = write_answer(context.memory, chain);
         self.pinged |= is_ping;
-        turn.tally.count(if is_ping { WatchdogCounter::Pings } else { WatchdogCounter::BadChains });
+        context.tally.count(if is_ping { WatchdogCounter::Pings } else { WatchdogCounter::BadChains });
         ChainResult::Used(is_ping.into())
     }
 

@@ -71,7 +71,7 @@ impl VfioCounters {
 }
 
 /// Objects that live as long as the function.
-pub(super) struct Kept {
+pub(super) struct Guards {
     // Drop order: the function is detached from the virtual IOMMU first.
     /// Endpoint behind the guest's virtual IOMMU.
     pub _attachment: Option<IommuAttachment>,
@@ -90,7 +90,7 @@ pub(crate) struct VfioFunction {
     interrupts: Interrupts,
     // Drop order: a mapping keeps the device open.
     areas: Vec<MemoryArea>,
-    kept: Option<Kept>,
+    kept: Option<Guards>,
     host: Box<dyn HostDevice>,
     resets: bool,
     counters: Arc<VfioCounters>,
@@ -133,7 +133,7 @@ impl VfioFunction {
     }
 
     /// Stores the objects that must live as long.
-    pub(super) fn keeping(mut self, kept: Kept) -> Self {
+    pub(super) fn keeping(mut self, kept: Guards) -> Self {
         self.kept = Some(kept);
         self
     }

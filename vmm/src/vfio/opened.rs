@@ -7,7 +7,7 @@ use virtio_devices::{IommuAttachment, MemoryPeers};
 
 use crate::vfio::error::VfioError;
 use crate::vfio::function::watch::Watched;
-use crate::vfio::function::{Kept, VfioFunction};
+use crate::vfio::function::{Guards, VfioFunction};
 use crate::vfio::host_device::KernelDevice;
 use crate::vfio::kernel::info::DeviceInfo;
 use crate::vfio::memory::follower::Follower;
@@ -44,6 +44,6 @@ impl OpenDevice {
             attachment.follow(Arc::clone(follower) as _).map_err(|_| VfioError::NotFollowed)?;
         }
         let function = VfioFunction::new(rid, Box::new(host), &info, &unmapped_bars, peers.as_ref())?;
-        Ok(function.keeping(Kept { follower, _attachment: attachment, _watched: watched, _mark: mark }))
+        Ok(function.keeping(Guards { follower, _attachment: attachment, _watched: watched, _mark: mark }))
     }
 }

@@ -76,11 +76,11 @@ enum State {
 #[derive(PartialEq, Eq)]
 struct Setup {
     features: u64,
-    queues: Vec<Place>,
+    queues: Vec<QueuePlacement>,
 }
 
 /// A queue: its index, its size, and its rings.
-type Place = (u16, u16, [GuestAddress; 3]);
+type QueuePlacement = (u16, u16, [GuestAddress; 3]);
 
 impl Device {
     /// Takes ownership of a device that has just been opened, and maps the guest's memory for it. Also returns its

@@ -16,7 +16,7 @@ pub(crate) struct Channel(UnixStream);
 
 /// A message on the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum ChannelMessage {
     /// Nothing that matters here.
     Nothing,
     /// The device configuration has changed.
@@ -36,28 +36,28 @@ impl Channel {
     }
 
     /// Receives one request, if there is one, and answers it.
-    pub(crate) fn hear(&mut self) -> Heard {
+    pub(crate) fn hear(&mut self) -> ChannelMessage {
         let mut header = [0; HEADER];
         match self.read(&mut header) {
             Ok(HEADER) => {}
-            Err(Errno::AGAIN | Errno::INTR) => return Heard::Nothing,
-            _ => return Heard::End,
+            Err(Errno::AGAIN | Errno::INTR) => return ChannelMessage::Nothing,
+            _ => return ChannelMessage::End,
         }
         let Some(header) = Header::parse(header).filter(|header| header.len as usize <= MAX_ANSWER) else {
-            return Heard::End;
+            return ChannelMessage::End;
         };
         let mut payload = vec![0; header.len as usize];
         if !payload.is_empty() && self.read(&mut payload) != Ok(payload.len()) {
-            return Heard::End;
+            return ChannelMessage::End;
         }
         let heard = match header.request {
-            CONFIG_CHANGE => Heard::ConfigChange,
-            IOTLB => Miss::parse(&payload).map_or(Heard::Nothing, Heard::Miss),
-            _ => Heard::Nothing,
+            CONFIG_CHANGE => ChannelMessage::ConfigChange,
+            IOTLB => Miss::parse(&payload).map_or(ChannelMessage::Nothing, ChannelMessage::Miss),
+            _ => ChannelMessage::Nothing,
         };
         if header.flags & NEED_REPLY != 0 {
             let answer = Header { flags: REPLY, len: 8, ..header };
-            let refused = u64::from(heard == Heard::Nothing);
+            let refused = u64::from(heard == ChannelMessage::Nothing);
             // A miss counts as accepted: the peer may have to process its answer while it waits for this. A peer that
             // does not read its answers gets none.
             let _ = self.0.write(&[answer.bytes(), longs(&[refused])].concat());
@@ -83,12 +83,12 @@ mod tests {
 
     use super::*;
 
-    fn heard(messages: &[u8]) -> (Vec<Heard>, Vec<u8>) {
+    fn heard(messages: &[u8]) -> (Vec<ChannelMessage>, Vec<u8>) {
         let (mut channel, mut peer) = Channel::new().unwrap();
         peer.write_all(messages).unwrap();
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         let mut heard = Vec::new();
-        while heard.last() != Some(&Heard::End) {
+        while heard.last() != Some(&ChannelMessage::End) {
             heard.push(channel.hear());
         }
         drop(channel);
@@ -104,14 +104,14 @@ mod tests {
     #[test]
     fn a_config_change_is_received_and_acknowledged_if_requested() {
         let (told, answers) = heard(&[request(2, 0, &[]), request(2, NEED_REPLY, &[])].concat());
-        assert_eq!(told, [Heard::ConfigChange, Heard::ConfigChange, Heard::End]);
+        assert_eq!(told, [ChannelMessage::ConfigChange, ChannelMessage::ConfigChange, ChannelMessage::End]);
         assert_eq!(answers, [request(2, REPLY, &[0; 8])].concat());
     }
 
     #[test]
     fn another_request_is_refused_where_an_answer_is_wanted() {
         let (told, answers) = heard(&[request(6, 0, &[1; 16]), request(6, NEED_REPLY, &[1; 16])].concat());
-        assert_eq!(told, [Heard::Nothing, Heard::Nothing, Heard::End]);
+        assert_eq!(told, [ChannelMessage::Nothing, ChannelMessage::Nothing, ChannelMessage::End]);
         assert_eq!(answers, request(6, REPLY, &[1, 0, 0, 0, 0, 0, 0, 0]));
     }
 
@@ -120,12 +120,12 @@ mod tests {
         let mut miss = [0; 32];
         miss[..2].copy_from_slice(&[0x22, 0x11]);
         miss[24..26].copy_from_slice(&[2, 1]);
-        let asked = Heard::Miss(Miss { address: 0x1122, access: vm_memory::Permissions::Write });
+        let asked = ChannelMessage::Miss(Miss { address: 0x1122, access: vm_memory::Permissions::Write });
         let (told, answers) = heard(&[request(1, NEED_REPLY, &miss), request(1, 0, &miss[..26])].concat());
-        assert_eq!(told, [asked, asked, Heard::End]);
+        assert_eq!(told, [asked, asked, ChannelMessage::End]);
         assert_eq!(answers, request(1, REPLY, &[0; 8]));
         let (told, answers) = heard(&request(1, NEED_REPLY, &miss[..20]));
-        assert_eq!((told, answers[12]), (vec![Heard::Nothing, Heard::End], 1));
+        assert_eq!((told, answers[12]), (vec![ChannelMessage::Nothing, ChannelMessage::End], 1));
     }
 
     #[test]
@@ -133,13 +133,13 @@ mod tests {
         let too_long = Header { request: 2, flags: 0, len: 1 << 20 }.bytes();
         let cut_off = &request(2, 0, &[1; 16])[..20];
         for nonsense in [&[0; HEADER][..], &too_long, cut_off, &[1; 5]] {
-            assert_eq!(heard(nonsense).0, [Heard::End], "{nonsense:?}");
+            assert_eq!(heard(nonsense).0, [ChannelMessage::End], "{nonsense:?}");
         }
     }
 
     #[test]
     fn nothing_to_hear_is_no_end() {
         let (mut channel, _peer) = Channel::new().unwrap();
-        assert_eq!(channel.hear(), Heard::Nothing);
+        assert_eq!(channel.hear(), ChannelMessage::Nothing);
     }
 }

@@ -113,13 +113,13 @@ pub(crate) struct Answer {
 
 /// Held from a request to its answer, so that no other thread's answer is mistaken for it. A thread may hold it
 /// several times.
-pub(crate) type Turn = Arc<ReentrantMutex<()>>;
+pub(crate) type ExchangeLock = Arc<ReentrantMutex<()>>;
 
 /// A connection. It is useless after an error, because a late answer would be mistaken for another.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: Arc<UnixStream>,
-    turn: Turn,
+    turn: ExchangeLock,
     /// The time limit since [`Self::allow`], and the deadline.
     allowed: (Duration, Instant),
     /// Ends every wait.
@@ -131,7 +131,7 @@ impl Connection {
     pub(crate) fn new(stream: UnixStream, cancel: Option<Cancel>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let allowed = (Duration::ZERO, Instant::now());
-        Ok(Self { stream: Arc::new(stream), turn: Turn::default(), allowed, cancel })
+        Ok(Self { stream: Arc::new(stream), turn: ExchangeLock::default(), allowed, cancel })
     }
 
     /// The same connection, with a time limit of its own, for another thread or for requests of another kind. They
@@ -142,7 +142,7 @@ impl Connection {
     }
 
     /// The lock that a thread holds from a request to its answer.
-    pub(crate) fn turn(&self) -> Turn {
+    pub(crate) fn turn(&self) -> ExchangeLock {
         Arc::clone(&self.turn)
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 
 use super::cancel::Cancel;
-use super::channel::{Channel, Heard};
+use super::channel::{Channel, ChannelMessage};
 use super::connection::{Answer, Connection, Fault, PeerError};
 use super::message::*;
 use super::role::VhostUserRole;
@@ -171,16 +171,16 @@ impl Peer {
     }
 
     /// Receives one report of the peer, without waiting. Reads a changed configuration, too.
-    pub(crate) fn hear(&mut self) -> Result<Heard, PeerError> {
-        let heard = self.channel.as_mut().map_or(Heard::Nothing, Channel::hear);
+    pub(crate) fn hear(&mut self) -> Result<ChannelMessage, PeerError> {
+        let heard = self.channel.as_mut().map_or(ChannelMessage::Nothing, Channel::hear);
         match heard {
-            Heard::ConfigChange => {
+            ChannelMessage::ConfigChange => {
                 self.connection.allow(NEGOTIATION);
                 self.read_config()?;
             }
             // The peer can work without its channel, unless it has to report misses.
-            Heard::End => self.channel = None,
-            Heard::Miss(_) | Heard::Nothing => {}
+            ChannelMessage::End => self.channel = None,
+            ChannelMessage::Miss(_) | ChannelMessage::Nothing => {}
         }
         Ok(heard)
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::channel::Heard;
+use super::channel::ChannelMessage;
 use super::peer::Peer;
 use super::rings::Inflight;
 use super::role::VhostUserRole;
@@ -87,7 +87,7 @@ impl VhostUserSteps {
 
     /// Receives a report of the peer. Returns true if the configuration has changed.
     pub fn hear(&mut self) -> Option<bool> {
-        self.peer.hear().ok().map(|heard| heard == Heard::ConfigChange)
+        self.peer.hear().ok().map(|heard| heard == ChannelMessage::ConfigChange)
     }
 
     /// Writes to the device configuration.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use log::error;
 use vm_memory::{Address, Permissions};
 
-use super::channel::Heard;
+use super::channel::ChannelMessage;
 use super::connection::{ANSWER, Connection, Fault, PeerError};
 use super::message::{NEED_REPLY, Request};
 use super::peer::Peer;
@@ -42,11 +42,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A peer whose queues may run, and which gets its function's mappings until this is dropped.
 pub(super) struct Translated {
     iommu: Arc<dyn Translate>,
-    told: Arc<Told>,
+    told: Arc<PeerMappings>,
 }
 
 /// The follower that sends mappings to the peer.
-struct Told {
+struct PeerMappings {
     /// The name of the peer's socket.
     name: String,
     connection: Connection,
@@ -70,7 +70,7 @@ impl Translated {
         (name, connection): (String, &Connection),
         memory: &GuestMap,
     ) -> io::Result<Self> {
-        let told = Arc::new(Told {
+        let told = Arc::new(PeerMappings {
             name,
             connection: connection.again(Instant::now()),
             memory: memory.clone(),
@@ -97,10 +97,10 @@ impl Translated {
         // Its queues do not run, so it should send no more. One that does gets its answer later.
         for _ in 0..EARLIER {
             match peer.hear().map_err(io::Error::other)? {
-                Heard::Miss(miss) => drop(self.answer(miss, until)?),
-                Heard::ConfigChange => {}
-                Heard::Nothing => break,
-                Heard::End => return Err(io::Error::other("the backend can no longer ask")),
+                ChannelMessage::Miss(miss) => drop(self.answer(miss, until)?),
+                ChannelMessage::ConfigChange => {}
+                ChannelMessage::Nothing => break,
+                ChannelMessage::End => return Err(io::Error::other("the backend can no longer ask")),
             }
         }
         Ok(())
@@ -187,7 +187,7 @@ fn heard(told: Result<(), PeerError>) -> Result<(), PeerError> {
     }
 }
 
-impl Told {
+impl PeerMappings {
     fn has_failed(&self) -> bool {
         self.failure.get().is_some()
     }
@@ -250,7 +250,7 @@ impl Told {
     }
 }
 
-impl DmaFollower for Told {
+impl DmaFollower for PeerMappings {
     fn mapped(&self, mapping: DmaMapping) -> Result<(), NotFollowed> {
         self.tell(mapping);
         Ok(())

@@ -32,7 +32,7 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Requests to the host.
 #[derive(Debug)]
-struct Asked {
+struct HostRequest {
     /// The pin, MSI or MSI-X, by VFIO's number.
     index: u32,
     /// The vectors that the host has reserved, from 0.
@@ -57,7 +57,7 @@ fn eventfd() -> io::Result<Arc<EventFd>> {
 pub(crate) struct Interrupts {
     /// Eventfds by vector, for those used since a reset.
     eventfds: Vec<Option<Arc<EventFd>>>,
-    asked: Option<Asked>,
+    asked: Option<HostRequest>,
     /// The pin, while the host signals it.
     pin: Option<Pin>,
     /// True if the host can reserve more MSI-X vectors while some are in use (Linux 6.5).
@@ -145,7 +145,7 @@ impl Interrupts {
         self.off(host)?;
         let (index, pin) = (VFIO_PCI_INTX_IRQ_INDEX, Pin { trigger: eventfd()?, resample: eventfd()? });
         host.set_irqs(index, 0, &[Some(Arc::clone(&pin.trigger))])?;
-        self.asked = Some(Asked { index, reserved: 1, given: BTreeSet::from([0]) });
+        self.asked = Some(HostRequest { index, reserved: 1, given: BTreeSet::from([0]) });
         // Without unmasking, the pin would interrupt only once.
         if let Err(error) = host.set_unmask(index, &pin.resample) {
             self.off(host)?;
@@ -178,7 +178,7 @@ impl Interrupts {
         let eventfd = |vector| self.eventfd(vector).filter(|_| vectors.contains(&vector)).cloned();
         let eventfds: Vec<_> = (0..reserved).map(eventfd).collect();
         host.set_irqs(index, 0, &eventfds)?;
-        self.asked = Some(Asked { index, reserved, given: vectors.clone() });
+        self.asked = Some(HostRequest { index, reserved, given: vectors.clone() });
         Ok(())
     }
 }
