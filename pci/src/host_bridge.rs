@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_bridge_says_what_it_is_and_cannot_be_changed() {
+    fn a_host_bridge_has_a_fixed_identity() {
         let mut bridge = HostBridge::<()>::new(0x8086, 0x0d57);
         let rid = Rid::from_bits(0);
         let image = |bridge: &HostBridge<()>| Dword::all().map(|reg| bridge.config_read(rid, reg)).collect::<Vec<_>>();

@@ -81,7 +81,7 @@ mod tests {
     const TWO: Reach = Reach::Function(Rid::from_bits(2));
 
     #[test]
-    fn what_two_accesses_reached_is_never_less_than_either() {
+    fn two_accesses_reach_at_least_what_each_reaches() {
         assert_eq!(Reach::Nothing.and(Reach::Nothing), Reach::Nothing);
         assert_eq!((Reach::Nothing.and(ONE), ONE.and(Reach::Nothing), ONE.and(ONE)), (ONE, ONE, ONE));
         for (a, b) in [(ONE, TWO), (Reach::Device, ONE), (Reach::Nothing, Reach::Device)] {

@@ -189,7 +189,7 @@ fn accesses_to_a_half_leave_the_other_alone() {
 
 /// G10: the values that `lspci -vv` computes from the capability.
 #[test]
-fn lspci_finds_what_the_shape_says() {
+fn lspci_finds_the_registers_of_the_shape() {
     let sriov = sriov(8);
     let half = |offset: u16| read(&sriov, offset & !3) >> (8 * (offset & 2)) & 0xffff;
     let lines = [

@@ -376,7 +376,7 @@ mod tests {
 
     /// G22, B20: more VFs than the segment has buses for.
     #[test]
-    fn what_has_no_place_is_refused_with_the_reason() {
+    fn a_device_without_a_place_is_refused_with_the_reason() {
         let mut topology = Topology::new(3);
         plug(&mut topology, Some(1), 257, 1);
         assert_eq!(topology.place(Some(1), 0), Err(TopologyError::SlotTaken(1)));

@@ -153,7 +153,7 @@ fn a_device_that_lies_differs_from_its_model() {
 }
 
 #[test]
-fn what_an_operation_touched_is_compared_alone() {
+fn only_registers_that_an_operation_touched_are_compared() {
     let (mut observed, model) = in_use();
     observed.device.lie = Lie::OfVfs(0x04, 2);
     let read = |target, offset| Op::ConfigRead { target, offset, len: 4 };

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_an_error() {
+    fn a_malformed_answer_is_an_error() {
         assert!(matches!(ask("HTTP/1.1 200 \r\nContent-Length: 9\r\n\r\nshort", 9).0, Err(ClientError::Lost(_))));
         assert!(matches!(ask("", 1).0, Err(ClientError::Lost(_))));
         for wrong in ["SSH-2.0\r\n\r\n", "HTTP/1.1 200 \r\nContent-Length: -1\r\n\r\n"] {

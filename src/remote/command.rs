@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_vmm_does_not_support_yet_says_so() {
+    fn an_unsupported_command_is_refused_with_the_reason() {
         let command = Cli::command();
         let later = command.get_subcommands().filter(|command| {
             command.get_about().is_some_and(|about| about.to_string().ends_with("(not supported yet)"))

@@ -152,7 +152,7 @@ fn hypervisor_fw_boots_a_block_device_of_4096_byte_blocks() {
 }
 
 #[test]
-fn hypervisor_fw_says_itself_that_it_finds_nothing_to_boot() {
+fn hypervisor_fw_prints_that_it_finds_nothing_to_boot() {
     let Some(firmware) = firmware() else { return };
     let vmm = Vmm::start();
     let disk = json!({"path": vmm.files.sparse("empty", 1 << 20), "image_type": "Raw"});

@@ -55,7 +55,7 @@ fn idle_clients_leave_a_descriptor_for_the_next_one() {
 
 /// With the limit that the program itself sets, and the most that clients can use.
 #[test]
-fn what_clients_take_leaves_vfs_their_files() {
+fn files_of_clients_leave_enough_for_vfs() {
     let net = json!([{"id": "pf0", "tap": "alj", "sriov_vfs": 64}]);
     let vmm = Vmm::limited(600);
     let mut client = vmm.client();

@@ -40,7 +40,7 @@ fn large(before: &str, element: &str, after: &str) -> String {
 }
 
 #[test]
-fn what_a_refused_request_took_is_given_back() {
+fn memory_of_a_refused_request_is_given_back() {
     let vmm = Vmm::start();
     let deep = format!("{}0{}", r#"{"":"#.repeat(100), "}".repeat(100));
     let keys: Vec<_> = (0..LARGE / 16).map(|n| format!(r#""{n}":{{"":0}}"#)).collect();
@@ -77,7 +77,7 @@ fn what_a_refused_request_took_is_given_back() {
 }
 
 #[test]
-fn what_a_vm_took_is_given_back() {
+fn memory_of_a_deleted_vm_is_given_back() {
     let vmm = Vmm::start();
     let before = status(&vmm, "VmRSS");
     let vm = |net: &str| format!(r#"{{"payload":{{}},"net":[{{"sriov_vfs":32512{net}}}]}}"#);

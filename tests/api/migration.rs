@@ -275,7 +275,7 @@ fn a_vm_that_is_shut_down_is_not_sent() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_in_one_line() {
+fn a_migration_that_cannot_work_is_refused_in_one_line() {
     let (_vmm, mut client) = source();
     for (body, said) in [
         (json!({"destination_url": "tcp:h"}), "write it as tcp:<host>:<port> or unix:<path>"),

@@ -104,7 +104,7 @@ fn a_nic_added_before_boot_exists_despite_a_reply_without_json() {
 }
 
 #[test]
-fn what_is_refused_has_its_status_and_its_reasons() {
+fn a_refused_request_has_its_status_and_its_reasons() {
     let vmm = Vmm::start();
     let client = socket_based_api_client(vmm.socket());
     runtime().block_on(async {

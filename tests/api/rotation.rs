@@ -61,7 +61,7 @@ fn sighup_opens_renamed_files_again_and_the_vm_runs_on() {
 
 /// The folder of the API's socket may be written; the log's may not.
 #[test]
-fn a_confined_vm_says_that_it_cannot_open_a_renamed_log() {
+fn a_confined_vm_warns_of_a_renamed_log_that_it_cannot_open() {
     let files = Files::new();
     let [log, events, old] = ["vm.log", "vm.events", "vm.log.1"].map(|name| files.path(name));
     let vmm = logging([&log, &events]);

@@ -17,7 +17,7 @@ pub(crate) fn edit(folder: &Path, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn what_kata_changes_of_the_configuration_is_applied() {
+fn changes_by_kata_to_the_configuration_are_applied() {
     for zones in [false, true] {
         let source = Vmm::start();
         let ram = source.files.sparse("ram", 64 << 20);

@@ -44,7 +44,7 @@ fn the_version_is_cloud_hypervisors_first_and_then_what_it_is() {
 }
 
 #[test]
-fn help_tells_every_option_and_every_key() {
+fn help_has_every_option_and_every_key() {
     let text = shown(&["--help"]);
     for option in [
         "--kernel",

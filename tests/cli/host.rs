@@ -303,7 +303,7 @@ fn a_tap_that_another_vm_has_is_refused() {
 }
 
 #[test]
-fn what_was_created_before_something_is_wrong_is_removed() {
+fn files_created_before_a_failure_are_removed() {
     root();
     let files = Files::new();
     // VF 0's tap is created; that of VF 1 is not usable.
@@ -387,7 +387,7 @@ fn a_signal_ends_a_vm_that_is_still_being_made() {
 // The log.
 
 #[test]
-fn the_log_file_tells_what_happens_to_this_user_alone() {
+fn only_the_user_may_read_the_log_file() {
     root();
     let files = Files::new();
     for verbose in [&[][..], &["-v"], &["-vv"]] {

@@ -114,7 +114,7 @@ fn a_file_is_the_whole_vm() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_named_by_its_path() {
+fn a_fault_in_a_file_is_named_by_its_path() {
     let files = Files::new();
     let said = |text: &str| {
         let file = files.write("vm.json", text.as_bytes());

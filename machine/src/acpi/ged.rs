@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_read_interrupts_again() {
+    fn unread_events_interrupt_again() {
         let (device, _) = device();
         assert!(!device.remind() && device.interrupt().read().is_err());
         device.press_power_button();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_forgets_what_was_not_told() {
+    fn a_reset_drops_unread_events() {
         let (device, _) = device();
         device.plugged(0, 1);
         device.press_power_button();

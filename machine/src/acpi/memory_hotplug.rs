@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_present_with_its_addresses_and_told_once() {
+    fn a_region_is_present_with_its_addresses_and_reported_once() {
         let mut memory = MemoryHotplug::default();
         assert!(!memory.has_news() && (0..PORTS + 32).all(|offset| memory.read(offset) == 0));
         memory.add(0x1_0000_0000..0x1_0800_0000);

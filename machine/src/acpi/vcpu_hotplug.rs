@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_keeps_it_is_no_longer_asked_for() {
+    fn a_vcpu_that_the_guest_keeps_is_no_longer_requested() {
         let mut vcpus = VcpuHotplug::new(3, 4);
         assert_eq!(vcpus.resize(2), Change::Asked);
         assert!(!write(&mut vcpus, KEEP, 2));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_still_cannot_come_again() {
+    fn a_running_vcpu_cannot_be_added_again() {
         let mut vcpus = VcpuHotplug::new(2, 2);
         assert!(write(&mut vcpus, EJECT, 1), "a guest may eject what it was not asked for");
         assert_eq!(vcpus.resize(2), Change::Unanswered(1));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_cannot_go() {
+    fn an_absent_vcpu_cannot_be_removed() {
         let mut vcpus = VcpuHotplug::new(2, 4);
         for id in [2, 3, 4, 255] {
             assert!(!write(&mut vcpus, EJECT, id), "{id}");

@@ -337,7 +337,7 @@ fn a_function_sends_by_its_bus_master_while_the_pf_is_in_d0() {
 
 /// Each refusal names the way out.
 #[test]
-fn a_refused_pf_or_vf_says_how_to_build_it() {
+fn a_refused_pf_or_vf_names_the_way_to_build_it() {
     let index = VfIndex(3);
     let errors = [
         (PfError::NotPf, "Role::Pf"),

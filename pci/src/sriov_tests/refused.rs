@@ -12,7 +12,7 @@ fn refused(effects: Effects) -> Option<String> {
 
 /// G6: NumVFs above TotalVFs.
 #[test]
-fn vf_enable_with_too_many_vfs_says_so() {
+fn vf_enable_with_too_many_vfs_is_refused_with_the_reason() {
     let mut sriov = sriov(8);
     assert!(refused(word(&mut sriov, NUM_VFS, 9)).is_none(), "NumVFs holds any value");
     let told = "VF Enable stays clear: NumVFs is 9, TotalVFs is 8";
@@ -24,7 +24,7 @@ fn vf_enable_with_too_many_vfs_says_so() {
 
 /// G5: NumVFs while VFs exist.
 #[test]
-fn num_vfs_while_vfs_exist_says_so() {
+fn num_vfs_while_vfs_exist_is_refused_with_the_reason() {
     let mut sriov = enabled(8, 3);
     assert_eq!(refused(word(&mut sriov, NUM_VFS, 5)).unwrap(), "NumVFs cannot become 5 while VF Enable is set");
     assert!(refused(word(&mut sriov, NUM_VFS, 3)).is_none(), "it is 3");

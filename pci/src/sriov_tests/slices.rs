@@ -8,7 +8,7 @@ const KIND: MemoryKind = MemoryKind::Memory64 { prefetchable: true };
 
 /// G11, G12: VF BARs are sized like BARs; the size is that of one VF.
 #[test]
-fn sizing_a_vf_bar_tells_the_slice_of_one_vf() {
+fn sizing_a_vf_bar_gives_the_slice_of_one_vf() {
     let bars = vec![(bar(0), BarKind::Memory32 { size: 0x4000 }), (bar(2), shape(1).bars[0].1)];
     let mut sriov = Sriov::new(SriovShape { bars, ..shape(8) }, &RC).unwrap();
     let power_on = [0, 0, 0xc, 0, 0, 0];
@@ -86,7 +86,7 @@ fn a_window_is_as_long_as_the_vfs_that_exist() {
 
 /// B14: the slice according to sizing, to decoding and to an access.
 #[test]
-fn the_last_byte_of_the_last_vf_is_where_sizing_says() {
+fn the_last_byte_of_the_last_vf_is_where_sizing_puts_it() {
     for (total, page) in [(1, 1), (127, 1), (127, 0x10), (255, 0x400)] {
         let mut sriov = sriov(total);
         write(&mut sriov, PAGE_SIZE, page);

@@ -86,7 +86,7 @@ fn status<T: std::fmt::Debug>(answer: Result<T, Error>) -> u16 {
 /// The API description has a key of generic devices that Cloud Hypervisor does not have, so this client cannot add one
 /// there either.
 #[test]
-fn what_is_not_there_yet_has_a_status_of_its_own() {
+fn an_unsupported_endpoint_has_a_status_of_its_own() {
     let vmm = Vmm::start();
     runtime().block_on(async {
         let client = boot(&vmm).await;

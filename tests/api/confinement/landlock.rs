@@ -170,7 +170,7 @@ fn the_next_vm_of_a_confined_program_must_be_within_its_rules() {
 /// Files that the program opens because an option's file names them, such as a backing file, are refused by the kernel,
 /// not only by the check.
 #[test]
-fn what_an_image_names_is_within_the_rules_and_nothing_else() {
+fn an_image_may_open_its_backing_files_and_nothing_else() {
     let vmm = Vmm::start();
     let below = vmm.files.sparse("below.raw", 1 << 20);
     let image = vmm.files.path("image");

@@ -90,7 +90,7 @@ fn a_migration_reports_events_from_its_request_to_the_shutdown() {
 }
 
 #[test]
-fn a_migration_that_is_cancelled_is_told_of_with_who_ended_it() {
+fn a_cancelled_migration_is_reported_with_the_side_that_did_it() {
     let ((source, mut client), target) = (source(), telling());
     let mut there = receive(&target, &url(&target));
     let path = source.files.path("wire");

@@ -129,7 +129,7 @@ fn the_host_changes_a_running_switch_port_and_the_change_stays() {
 }
 
 #[test]
-fn a_vf_may_have_any_mac_address_if_the_host_says_so() {
+fn a_vf_may_have_any_mac_address_if_the_host_allows_it() {
     let vmm = Vmm::start();
     let mac = "52:54:00:00:00:01";
     let vfs = json!([{"index": 0, "mac": "any"}]);
@@ -158,7 +158,7 @@ fn a_vf_may_have_any_mac_address_if_the_host_says_so() {
 }
 
 #[test]
-fn what_a_switch_cannot_have_is_refused_and_leaves_nothing() {
+fn an_impossible_switch_is_refused_and_leaves_nothing() {
     let vmm = Vmm::start();
     let mut client = vmm.boot(json!([]));
     let before = client.get("vm.info").expect(200);

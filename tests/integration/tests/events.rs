@@ -47,7 +47,7 @@ fn wait_for(path: &Path, event: &str) {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn what_a_guest_does_with_its_vfs_is_reported(#[case] kernel: Kernel) {
+fn a_guests_use_of_its_vfs_is_reported(#[case] kernel: Kernel) {
     let events = Events(std::env::temp_dir().join(format!("events-{}-{kernel:?}", std::process::id())));
     let argument = format!("path={}", events.0.display());
     let mut guest = Guest::boot(spec_with_vfs(kernel, 2).arguments(&["--event-monitor", &argument]));
@@ -115,7 +115,7 @@ fn a_restore_has_the_events_of_cloud_hypervisor_in_their_order() {
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::V6_1)]
 #[case::linux_6_12(Kernel::V6_12)]
-fn a_guest_that_panics_says_so_by_its_pvpanic_device(#[case] kernel: Kernel) {
+fn a_guest_that_panics_reports_it_by_its_pvpanic_device(#[case] kernel: Kernel) {
     let events = Events(std::env::temp_dir().join(format!("panic-{}-{kernel:?}", std::process::id())));
     let argument = format!("path={}", events.0.display());
     let arguments = ["--pvpanic", "--event-monitor", &argument];

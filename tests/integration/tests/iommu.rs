@@ -152,7 +152,7 @@ fn a_passthrough_guest_maps_nothing_even_for_vfs_added_later() {
 /// A machine without the option has no IOMMU and does not describe one.
 #[test]
 #[ignore = "a longer test: what is not there"]
-fn without_an_iommu_a_guest_is_told_of_none() {
+fn without_an_iommu_a_guest_finds_none() {
     let mut guest = Guest::boot(spec_with_vfs(Kernel::V6_12, 1).with_modules());
     guest.load("virtio_iommu");
     Pf::find(&mut guest).set_num_vfs(&mut guest, 1);

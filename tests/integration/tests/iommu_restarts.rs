@@ -45,7 +45,7 @@ fn assert_nothing_is_left(guest: &mut Guest, pf: &Pf, api: &Api) {
 /// G51: a program's mappings for a VF end with the guest's kernel, after a reboot as after kexec.
 #[test]
 #[ignore = "a longer test: two restarts"]
-fn what_a_program_maps_for_a_vf_ends_with_the_guests_kernel() {
+fn mappings_of_a_program_end_with_the_guests_kernel() {
     let api = Api::new("iommu-restarts");
     let disk = ProgramDisk::of(Path::new(env!("CARGO_BIN_EXE_vf_driver")));
     let spec = disk.add_to(spec_with_vfs(Kernel::V6_12, VFS).with_modules()).memory("size=512M");

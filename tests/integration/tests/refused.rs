@@ -18,7 +18,7 @@ fn assert_refused_in_one_line(exit: &Exit, words: &[&str]) {
 }
 
 #[test]
-fn a_tap_that_somebody_else_uses_is_named() {
+fn a_tap_that_another_program_uses_is_named() {
     let tap = HostTap::busy("busy0");
     let exit = spec("tap=busy0").command().run();
     assert_refused_in_one_line(&exit, &["--net", tap.name()]);
@@ -35,7 +35,7 @@ fn a_vf_tap_in_use_is_named_and_the_other_taps_are_removed() {
 }
 
 #[test]
-fn a_user_who_may_not_make_a_tap_is_told_what_to_do() {
+fn a_user_who_may_not_make_a_tap_gets_the_remedy() {
     let _devices = ["/dev/kvm", "/dev/net/tun"].map(|path| DeviceMode::set(path, 0o666));
     let exit = spec("tap=never0").command().user(NOBODY).run();
     assert_refused_in_one_line(&exit, &["--net", "never0", "CAP_NET_ADMIN"]);
@@ -43,14 +43,14 @@ fn a_user_who_may_not_make_a_tap_is_told_what_to_do() {
 }
 
 #[test]
-fn a_user_who_may_not_open_the_tun_device_is_told_what_to_do() {
+fn a_user_who_may_not_open_the_tun_device_gets_the_remedy() {
     let _devices = [DeviceMode::set("/dev/kvm", 0o666), DeviceMode::set("/dev/net/tun", 0o600)];
     let exit = spec("tap=never0").command().user(NOBODY).run();
     assert_refused_in_one_line(&exit, &["--net", "/dev/net/tun"]);
 }
 
 #[test]
-fn a_user_who_may_not_open_kvm_is_told_what_to_do() {
+fn a_user_who_may_not_open_kvm_gets_the_remedy() {
     let _kvm = DeviceMode::set("/dev/kvm", 0o600);
     let exit = GuestSpec::new(Kernel::V6_12).command().user(NOBODY).run();
     assert_refused_in_one_line(&exit, &["/dev/kvm"]);

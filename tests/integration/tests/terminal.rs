@@ -23,7 +23,7 @@ fn the_terminal_is_raw_for_the_guest_and_restored_after_it() {
 }
 
 #[test]
-fn the_terminal_is_restored_when_the_vmm_is_told_to_end() {
+fn the_terminal_is_restored_when_the_vmm_is_terminated() {
     let terminal = Terminal::new();
     let before = terminal.settings();
     let vmm = terminal.spawn(guest());

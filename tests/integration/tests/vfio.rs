@@ -108,7 +108,7 @@ fn an_unbind_by_the_host_takes_a_used_device_from_the_guest() {
 }
 
 #[test]
-fn what_cannot_be_passed_through_is_refused_in_a_line() {
+fn an_unsuitable_host_device_is_refused_in_one_line() {
     let nics = HostNic::virtio();
     let refused = |spec: GuestSpec| {
         let exit = spec.command().run();

@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_pages_is_an_error() {
+    fn a_device_without_pages_is_an_error() {
         let pipe = rustix::pipe::pipe().unwrap().0;
         assert!(DoorbellPage::map(&pipe, 0).is_err());
     }
 
     #[test]
-    fn changes_are_told_when_they_can_be_seen() {
+    fn changes_are_reported_when_they_can_be_seen() {
         let (pages, told) = (Arc::new(DoorbellPages::default()), Arc::new(AtomicUsize::new(0)));
         let (seen, count) = (Arc::downgrade(&pages), Arc::clone(&told));
         pages.observe(Box::new(move || {

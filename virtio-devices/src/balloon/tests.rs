@@ -112,7 +112,7 @@ fn free_memory_that_is_reported_is_the_hosts_in_whole_pages() {
 }
 
 #[test]
-fn what_is_not_memory_is_counted_and_the_rest_is_given_back() {
+fn pages_outside_memory_are_counted_and_others_given_back() {
     let mut guest = guest();
     let beyond = (MEMORY / PAGE) as u32;
     guest.send_pages(INFLATE, &[u32::MAX, beyond - 1, beyond, beyond + 1, number(0)]);

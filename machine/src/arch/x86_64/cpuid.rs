@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_is_not_announced() {
+    fn features_not_requested_are_not_offered() {
         let host = CpuId::from_entries(&[
             kvm_cpuid_entry2 { function: 1, ecx: VMX | 1, ..Default::default() },
             kvm_cpuid_entry2 { function: 7, edx: AMX | 1, ..Default::default() },

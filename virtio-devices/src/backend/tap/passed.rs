@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tap_is_refused() {
+    fn a_descriptor_that_is_not_a_tap_is_refused() {
         let queues = vec![tempfile::tempfile().unwrap().into()];
         let passed = PassedTap { mtu: None, offloads: 0, queues };
         assert!(matches!(Tap::passed(&spec(1), &passed), Err(TapError::NotATap { .. })));

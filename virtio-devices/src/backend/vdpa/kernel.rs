@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_vdpa_device_refuses_the_first_request() {
+    fn a_file_that_is_not_a_vdpa_device_refuses_the_first_request() {
         let kernel = Character::open(Path::new("/dev/null")).unwrap();
         assert_eq!(kernel.set_owner().unwrap_err().raw_os_error(), Some(libc::ENOTTY));
         assert!(Character::open(Path::new("/nonexistent")).is_err());

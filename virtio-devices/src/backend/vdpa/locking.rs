@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pinned_is_read_in_kibibytes() {
+    fn pinned_memory_is_read_in_kibibytes() {
         let status = "VmLck:\t       1 kB\nVmPin:\t  262144 kB\nVmHWM:\t 1 kB\n";
         assert_eq!((pinned(status, "VmPin:"), pinned(status, "VmLck:")), (256 << 20, 1024));
         assert_eq!(pinned("", "VmPin:"), 0);

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_asks_is_read_until_there_is_nothing() {
+    fn requests_of_the_kernel_are_read_until_there_are_none() {
         let (near, far) = crate::net::testing::sockets();
         let near = std::os::fd::AsFd::as_fd(&near);
         assert_eq!(read_miss(near).unwrap(), None);

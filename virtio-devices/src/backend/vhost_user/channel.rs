@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_ends_the_channel() {
+    fn a_malformed_message_ends_the_channel() {
         let too_long = Header { request: 2, flags: 0, len: 1 << 20 }.bytes();
         let cut_off = &request(2, 0, &[1; 16])[..20];
         for nonsense in [&[0; HEADER][..], &too_long, cut_off, &[1; 5]] {

@@ -144,7 +144,7 @@ fn a_peer_that_does_not_confirm_its_state_in_time_is_lost() {
 }
 
 #[test]
-fn a_peer_that_does_not_load_a_state_says_so() {
+fn a_peer_that_does_not_load_a_state_fails_the_restore() {
     let script = Script::new(1);
     let without = script.clone().without(&[PROTOCOL_F_DEVICE_STATE]);
     for (script, expected) in [

@@ -87,7 +87,7 @@ fn a_successor_logs_too_and_one_that_cannot_is_refused() {
 }
 
 #[test]
-fn a_peer_without_a_dirty_log_says_so_before_anything_is_asked() {
+fn a_peer_without_a_dirty_log_is_known_before_any_request() {
     for script in [
         Script::new(1).without(&[PROTOCOL_F_LOG_SHMFD]),
         Script { features: Script::new(1).features & !(1 << 26), ..Script::new(1) },

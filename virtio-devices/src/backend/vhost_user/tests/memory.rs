@@ -41,7 +41,7 @@ fn a_running_peer_gets_new_memory_and_its_rings_continue() {
 }
 
 #[test]
-fn a_peer_whose_driver_is_not_up_is_told_without_a_worker() {
+fn a_peer_whose_driver_is_not_up_is_updated_without_a_worker() {
     let rig = Rig::new();
     let peer = rig.peer(Script::new(1));
     let mut guest = rig.guest(rig.connect(1).unwrap(), 1);

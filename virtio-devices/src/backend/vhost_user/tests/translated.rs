@@ -158,7 +158,7 @@ fn a_peer_gets_ring_mappings_first_and_changes_before_replies() {
 }
 
 #[test]
-fn what_a_peer_has_forgotten_it_asks_for_and_is_told() {
+fn a_peer_requests_a_forgotten_mapping_and_receives_it() {
     let rig = Rig::new();
     let peer = rig.peer(Script { iotlb_room: 2, ..Script::translating() });
     let mut machine = Machine::new(rig, "asks");
@@ -463,7 +463,7 @@ fn stale_misses_from_before_a_stop_do_not_stop_a_restart() {
 }
 
 #[test]
-fn memory_that_is_added_is_told_once_the_peer_has_mapped_it() {
+fn added_memory_is_announced_once_the_peer_has_mapped_it() {
     let rig = Rig::new();
     let peer = rig.peer(Script::translating());
     let mut machine = Machine::new(rig, "added");

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_by_name() {
+    fn an_unsupported_feature_is_refused_by_name() {
         for (bit, what) in [(0, "-r all"), (1, "corrupt"), (2, "another file"), (3, "zstd"), (4, "extended L2")] {
             let error = parse(&head(&[(72, &(1u64 << bit).to_be_bytes())])).unwrap_err();
             assert!(error.contains(what), "{error}");
