@@ -35,25 +35,28 @@ Columns:
   RX TX  bits per second in the guest's directions; --json has frames, too
   DROPS  frames lost since the function was plugged in; the causes are below the table, the main one first";
 
+/// Heading of the arguments that each subcommand has.
+const CONNECTION: &str = "Connection and output";
+
 /// Control a running cloud-hypervisor through its API.
 #[derive(Debug, Parser)]
 #[command(name = "ch-remote", version, after_help = EXAMPLE, arg_required_else_help = true)]
 pub(crate) struct Cli {
     /// The API's Unix socket: a path, or path=<path>. By default that of the environment variable CH_API_SOCKET
-    #[arg(long, global = true, value_name = "path", value_parser = socket)]
+    #[arg(long, global = true, value_name = "path", value_parser = socket, help_heading = CONNECTION)]
     pub api_socket: Option<PathBuf>,
 
     /// Print JSON. This is the default unless standard output is a terminal
-    #[arg(long, global = true, conflicts_with = "text")]
+    #[arg(long, global = true, conflicts_with = "text", help_heading = CONNECTION)]
     pub json: bool,
 
     /// Print text for people, even if standard output is not a terminal
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = CONNECTION)]
     pub text: bool,
 
     /// Fail if an answer takes longer than this many seconds; 0 waits without limit. By default it waits while the VMM
     /// accepts other requests, which is checked every 20 seconds
-    #[arg(long, global = true, value_name = "seconds", value_parser = number)]
+    #[arg(long, global = true, value_name = "seconds", value_parser = number, help_heading = CONNECTION)]
     pub timeout: Option<u32>,
 
     #[command(subcommand)]

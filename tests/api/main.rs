@@ -3,7 +3,6 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod as_firmware;
 #[path = "../../vmm/src/migration/tls/testing.rs"]
 mod certificates;
 mod clients;
@@ -17,11 +16,11 @@ mod faults;
 #[path = "../cli/files.rs"]
 #[expect(dead_code, reason = "these tests use only one of the kernels")]
 mod files;
+mod firmware;
 #[path = "../../xtask/src/lab/gpt.rs"]
 mod gpt;
 mod guides;
 mod hyperv;
-mod hypervisor_fw;
 mod legacy;
 mod limits;
 mod memory;
@@ -31,7 +30,6 @@ mod migration;
 mod migration_wire;
 mod net;
 mod on_off;
-mod pmem;
 mod readme;
 mod refused;
 mod registry_client;
@@ -46,5 +44,4 @@ mod templates;
 mod tiny;
 mod tpm;
 mod unlogged;
-mod virtio_mem;
 mod vsock;

@@ -1,5 +1,8 @@
 //! Clients' requests take little memory and time for any numbers, and the memory is freed.
 
+mod pmem;
+mod virtio_mem;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::assert_kept;
 use crate::files::Files;
-use crate::hypervisor_fw;
+use crate::firmware::hypervisor_fw;
 use crate::net::tap::{self, Kept, Queues};
 use crate::rig::client::{Answer, Client};
 use crate::rig::vmm::{BINARY, Kill, wait_for};

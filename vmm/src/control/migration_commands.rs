@@ -246,7 +246,7 @@ impl ControlLoop {
         let name = outcome.name();
         match why {
             Some(why) if outcome != Outcome::Finished => {
-                log::warn!("the migration ended ({name}): {why}");
+                log::warn!("vm: the migration ended ({name}): {why}");
                 self.events.tell(Source::Vm, event, &[("outcome", name), ("error", why)]);
             }
             _ => self.events.vm(event),
