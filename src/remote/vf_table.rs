@@ -192,7 +192,7 @@ mod tests {
                 "pf0: backend lost: it recovers when that is back; or give another by set-vf --tap",
                 "pf0v0: stopped until its driver resets it; unbind and bind the driver in the guest",
                 "pf0v0: dropped: tx_spoofed_mac 9, tx_bad_vlan 3",
-                "pf0v1: link down: its tap is down; ip link set <tap> up",
+                "pf0v1: link down: its backend has set it down",
                 "pf0v2: mirrored to pf0v0",
             ]
         );

@@ -137,7 +137,7 @@ impl NetState {
         changed
     }
 
-    /// Keeps the link down while the tap is lost or down, or no longer, as [`Link::set_lost`] does. Returns true if
+    /// Keeps the link down while the tap is lost, or no longer, as [`Link::set_lost`] does. Returns true if
     /// that is a change.
     pub(crate) fn lose_link(&self, lost: bool) -> bool {
         let changed = self.link.set_lost(lost);

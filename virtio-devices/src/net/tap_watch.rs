@@ -1,7 +1,7 @@
-//! The detection of a tap that was deleted or set down, whose frames this program moves, by the first pair's worker.
+//! The detection of a deleted tap, whose frames this program moves, by the first pair's worker.
 //!
-//! The kernel reports the deletion of a tap by an error event of its descriptors, that of a macvtap only on request,
-//! and a tap that is set down not at all. So the worker checks the tap on an event, and every two seconds.
+//! The kernel reports the deletion of a tap by an error event of its descriptors, and that of a macvtap only on
+//! request. So the worker checks the tap on an event, and every two seconds.
 
 mod tap_finder;
 
@@ -40,14 +40,12 @@ pub(crate) struct TapWatch<'e> {
     /// The time of the next check.
     next: Instant,
     finder: Option<TapFinder>,
-    /// The tap was down at the last check.
-    doubtful: bool,
 }
 
 impl<'e> TapWatch<'e> {
     /// A watch that is due at once.
     pub(crate) fn new(end: &'e TapEnd) -> Self {
-        Self { end, next: clock::now(), finder: None, doubtful: false }
+        Self { end, next: clock::now(), finder: None }
     }
 
     /// The time until the next check.
@@ -80,27 +78,8 @@ impl<'e> TapWatch<'e> {
         }
         if was_lost {
             self.restore(shared);
-        } else if is_due {
-            self.follow(tap.is_down(), shared);
         }
         was_lost
-    }
-
-    /// Makes the link follow the tap. It goes down after two checks that find the tap down: a full buffer can look the
-    /// same.
-    fn follow(&mut self, is_down: bool, shared: &Shared) {
-        let TapEnd { id, search, .. } = self.end;
-        let doubted = std::mem::replace(&mut self.doubtful, is_down);
-        if is_down && !doubted || !shared.state.lose_link(is_down) {
-            return;
-        }
-        shared.interrupts.signal_config();
-        let name = &search.name;
-        if is_down {
-            warn!("{id}: {name} is down, and so is the link; set it up: ip link set {name} up");
-        } else {
-            info!("{id}: {name} is up again");
-        }
     }
 
     fn lose(&mut self, tap: &mut TapQueue, shared: &Shared) {

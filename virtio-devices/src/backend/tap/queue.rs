@@ -18,8 +18,6 @@ const MAX_STALE: usize = 4096;
 
 /// The major number of `/dev/net/tun`, through which all queues are opened except those of macvtaps.
 const MISC: u32 = 10;
-/// Time in which a tap with a full buffer takes another frame.
-const DRAINS: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// The flags of a macvtap that can be changed.
 const IFF_FEATURES: u16 = (libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE) as u16;
 
@@ -117,18 +115,6 @@ impl TapQueue {
     pub fn is_writable(&self) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)];
         poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents() == PollFlags::OUT
-    }
-
-    /// True if the interface is set down, or the buffer limit of its owner stays reached for [`DRAINS`]. A macvtap does
-    /// not show this.
-    pub(crate) fn is_down(&self) -> bool {
-        if self.is_macvtap || self.is_writable() {
-            return false;
-        }
-        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)];
-        let takes_none = poll(&mut fds, Some(&DRAINS)).is_ok_and(|ready| ready == 0);
-        // Only of a tap: a substitute in a test may have a full buffer for long.
-        takes_none && interface(self.fd.as_fd()).is_ok()
     }
 
     /// Attaches or detaches the queue. The kernel then drops the frames it holds. A single queue is always attached.

@@ -24,7 +24,7 @@ struct LinkState {
     up: bool,
     /// It is down in the meantime, because that of a switch's uplink is.
     held: bool,
-    /// It is down until the deleted tap is replaced, or the tap is up again.
+    /// It is down until the deleted tap is replaced.
     lost: bool,
 }
 
@@ -67,7 +67,7 @@ impl Link {
         self.change(|state| state.held = held)
     }
 
-    /// Keeps the link down while its tap is lost or down, or no longer; otherwise as [`Self::set`].
+    /// Keeps the link down while its tap is lost, or no longer; otherwise as [`Self::set`].
     pub(crate) fn set_lost(&self, lost: bool) -> bool {
         self.change(|state| state.lost = lost)
     }
