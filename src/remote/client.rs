@@ -363,7 +363,7 @@ mod tests {
             check.write_all(b"HTTP/1.1 404 \r\n\r\n").unwrap();
             slow.write_all(b"HTTP/1.1 204 \r\n\r\n").unwrap();
         });
-        let mut client = Client::connect(&path, Patience::WhileAlive(Duration::from_secs(1))).unwrap();
+        let mut client = Client::connect(&path, Patience::WhileAlive(Duration::from_secs(5))).unwrap();
         assert_eq!(client.call(&Call::new("PUT", "vm.snapshot"), &[]).unwrap().status, 204);
         serving.join().unwrap();
     }

@@ -497,11 +497,13 @@ impl QueueRunner for VhostUser {
 
     fn attend(&mut self) -> Result<Attention, RunnerError> {
         let what = "continue";
+        // In this order: another thread records its failure before it disconnects the peer.
+        let is_closed = self.peer.as_ref().is_some_and(|peer| !peer.is_alive());
         if let Some(failure) = self.translated.as_ref().and_then(Translated::failure) {
             self.hang_up(false);
             return Err(RunnerError { what, source: io::Error::other(failure) });
         }
-        if self.peer.as_ref().is_some_and(|peer| !peer.is_alive()) {
+        if is_closed {
             self.hang_up(true);
             return Err(RunnerError { what, source: io::Error::other("the backend closed the connection") });
         }
