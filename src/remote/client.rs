@@ -360,12 +360,15 @@ mod tests {
         let serving = thread::spawn(move || {
             let (mut slow, _) = listener.accept().unwrap();
             let (mut check, _) = listener.accept().unwrap();
+            // A connection that is closed before its request is read looks like the end of the VMM.
+            assert_ne!(check.read(&mut [0; 4096]).unwrap(), 0);
             check.write_all(b"HTTP/1.1 404 \r\n\r\n").unwrap();
             slow.write_all(b"HTTP/1.1 204 \r\n\r\n").unwrap();
+            (slow, check)
         });
         let mut client = Client::connect(&path, Patience::WhileAlive(Duration::from_secs(5))).unwrap();
         assert_eq!(client.call(&Call::new("PUT", "vm.snapshot"), &[]).unwrap().status, 204);
-        serving.join().unwrap();
+        drop(serving.join().unwrap());
     }
 
     #[test]
