@@ -5,8 +5,8 @@
 //! further buffers.
 //!
 //! The guest sees its buffers at all times, so a frame that the host may refuse is read into the spill area alone
-//! ([`Destination::Apart`]), and copied from there once it is accepted. A frame that only the driver's own filter refuses is no
-//! secret from that driver: it can switch the filter off. Such a frame is read straight, and wiped out.
+//! ([`Destination::Apart`]), and copied from there once it is accepted. A frame that only the driver's own filter
+//! refuses is no secret from that driver: it can switch the filter off. Such a frame is read straight, and wiped out.
 
 use std::collections::VecDeque;
 use std::io;
