@@ -32,8 +32,8 @@ pub(crate) fn check_once(pairs: &[Pair], option: &str) -> Result<(), ConfigError
     Ok(())
 }
 
-/// Keys that name a function, or separate it from others.
-const NEVER_EMPTY: [&str; 14] = [
+/// Keys that name a function, or are a part of its policy.
+const NEVER_EMPTY: [&str; 17] = [
     "id",
     "index",
     "isolated",
@@ -48,9 +48,12 @@ const NEVER_EMPTY: [&str; 14] = [
     "trunk",
     "trust",
     "vlan",
+    "vlan_proto",
+    "vlan_qos",
+    "weight",
 ];
 
-/// Checks that a key that names a function, or separates it from others, is not empty.
+/// Checks that a key that names a function, or is a part of its policy, is not empty.
 ///
 /// # Errors
 ///
@@ -134,7 +137,8 @@ fn edits(a: &[u8], b: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, RestoreConfig};
+    use crate::config::option::Fields as _;
+    use crate::config::{CpusConfig, DiskConfig, MemoryConfig, NetConfig, NetVf, PolicyConfig, RestoreConfig};
 
     fn refused<T: std::str::FromStr<Err = ConfigError> + std::fmt::Debug>(text: &str) -> String {
         text.parse::<T>().unwrap_err().to_string()
@@ -148,6 +152,15 @@ mod tests {
             "--net bw_size=2: the key is given twice; give it once"
         );
         assert_eq!(refused::<NetVf>("pf=a,index=1,pf=b"), "--net-vf pf=b: the key is given twice; give it once");
+    }
+
+    #[test]
+    fn no_key_of_a_policy_may_be_empty() {
+        for key in PolicyConfig::FIELDS {
+            assert!(check_given(key, "").is_err() && check_given(key, "\"\"").is_err(), "{key}");
+            assert_eq!(check_given(key, "\"\"\"\""), Ok(()), "a quote");
+        }
+        assert_eq!(check_given("tap", ""), Ok(()));
     }
 
     #[test]
