@@ -7,6 +7,8 @@ use crate::telemetry::log_line;
 
 /// Limit on an id in a line, in characters. The id of a request may be any text.
 const LONGEST_ID: usize = 64;
+/// Limit on the reason of a refusal, in characters, which may repeat a part of the request.
+const LONGEST_REASON: usize = 1024;
 
 /// A change that a client asks for, as its line begins. `None` for requests that change nothing, and without `-v`.
 pub(super) fn begin(action: &Action) -> Option<String> {
@@ -23,8 +25,12 @@ pub(super) fn end(change: Option<&str>, outcome: &Result<Reply, Failure>) {
     match (change, outcome) {
         (None, _) => {}
         (Some(change), Ok(_)) => log::info!("{change}: ok"),
-        (Some(change), Err(failure)) => log::info!("{change}: refused: {}", failure.chain.join(": ")),
+        (Some(change), Err(failure)) => log::info!("{change}: refused: {}", reason(failure)),
     }
+}
+
+fn reason(failure: &Failure) -> String {
+    failure.chain.join(": ").chars().take(LONGEST_REASON).collect()
 }
 
 /// The subject of a change, and its endpoint.
@@ -85,6 +91,7 @@ mod tests {
     use vm_api::config::VfRange;
 
     use super::*;
+    use crate::error_kind::ErrorKind;
 
     #[test]
     fn changes_are_named_with_the_function_that_they_change() {
@@ -96,5 +103,12 @@ mod tests {
         assert_eq!(change(&vf(None)), Some((Cow::from("pf0"), "vm.set-vf")));
         assert_eq!(change(&Action::Pause), Some((Cow::from("vm"), "vm.pause")));
         assert_eq!(change(&Action::Metrics), None);
+    }
+
+    #[test]
+    fn a_reason_that_repeats_a_request_is_cut() {
+        let failure = |what: &str| Failure::new(ErrorKind::NotFound, what);
+        assert_eq!(reason(&failure("there is no device x")), "there is no device x");
+        assert_eq!(reason(&failure(&"x".repeat(1 << 20))).len(), LONGEST_REASON);
     }
 }
