@@ -231,8 +231,8 @@ impl ControlLoop {
         }
     }
 
-    /// Answers further requests for the progress, if a client follows it. Called once the guest's resources are
-    /// released, before the API ends.
+    /// Answers further requests for the progress, if a client follows it, until a signal ends the program. Called once
+    /// the guest's resources are released, before the API ends.
     pub(super) fn report_end(&mut self) {
         if !self.followers.wait() {
             return;
@@ -244,9 +244,13 @@ impl ControlLoop {
             if left.is_zero() {
                 return;
             }
-            let mut fds = [PollFd::from_borrowed_fd(borrow(self.actions.event()), PollFlags::IN)];
+            let mut fds =
+                [borrow(self.actions.event()), self.signals.fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             // If this fails (a signal), the queue is checked and the wait is repeated.
             let _ = poll(&mut fds, Some(&timeout));
+            if !fds[1].revents().is_empty() {
+                return;
+            }
             match self.actions.take() {
                 Some(pending) if matches!(pending.action(), Action::MigrationProgress) => {
                     pending.serve(|_| self.migration_progress());
