@@ -93,6 +93,8 @@ fn only_an_operator_starts_a_vm_again() {
         assert!(values(&settings, "RuntimeDirectoryPreserve").is_empty(), "{unit}");
         let socket = format!("%t/{unit}/%i/api.sock");
         assert!(values(&settings, "ExecStart")[0].contains(&format!(" --api-socket path={socket}")), "{unit}");
+        let metrics = format!(" --read-only-socket path=%t/{unit}/%i/metrics.sock");
+        assert!(values(&settings, "ExecStart")[0].contains(&metrics), "{unit}");
         assert!(values(&settings, "ExecStop")[0].contains(&format!(" --api-socket {socket} power-button")), "{unit}");
         // Without it, a reload would be refused.
         assert!(values(&settings, "ExecReload")[0].contains("kill -HUP $MAINPID"), "{unit}");
