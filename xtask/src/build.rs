@@ -92,14 +92,19 @@ pub(crate) fn checked_vmm(workspace: &Path, tests_are_built: bool) -> Result<Pat
     if tests_are_built { built(["test", "--no-run"]).or_else(|_| alone()) } else { alone() }
 }
 
-/// Builds the integration tests. Returns the name and the binary of each file of tests.
+/// Builds the integration tests. Returns each test binary, with what stands before the names of its tests.
+///
+/// A binary of `tests/integration` has a module for each file of tests. A binary without modules has one file, whose
+/// name is then the target's.
 pub(crate) fn tests(workspace: &Path) -> Result<Vec<(String, PathBuf)>> {
     let arguments = ["test", "--no-run", "--package", "integration", "--tests"];
-    let mut built = build(workspace, "the integration tests", &arguments)?;
+    let built = build(workspace, "the integration tests", &arguments)?;
+    let mut tests: Vec<_> = built.into_iter().map(|executable| (String::new(), executable)).collect();
     let arguments = ["test", "--no-run", "--package", "fixtures", "--test", "vduse"];
-    built.extend(build(workspace, "the tests of VDUSE devices", &arguments)?);
-    let tests = built.into_iter().filter(|executable| executable.kind == "test");
-    Ok(tests.map(|executable| (executable.name, executable.path)).collect())
+    let built = build(workspace, "the tests of VDUSE devices", &arguments)?;
+    tests.extend(built.into_iter().map(|executable| (format!("{}::", executable.name), executable)));
+    tests.retain(|(_, executable)| executable.kind == "test");
+    Ok(tests.into_iter().map(|(prefix, executable)| (prefix, executable.path)).collect())
 }
 
 struct Executable {

@@ -7,11 +7,11 @@ use fixtures::process::Process;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::api::Api;
+use crate::guest::sriov::{Pf, vf_mac};
 use crate::guest::{Guest, GuestSpec};
+use crate::host::tap::HostTap;
 use crate::lab::Kernel;
-use crate::sriov::{Pf, vf_mac};
-use crate::tap::HostTap;
+use crate::vmm::api::Api;
 
 /// Time that the VMM may take to notice that a backend was lost or returned.
 const NOTICE: Duration = Duration::from_secs(60);

@@ -1,15 +1,23 @@
 //! A Linux guest: its configuration, and the operations of a test while it runs.
 
+pub(crate) mod client;
+pub(crate) mod console;
+pub(crate) mod hypervisor_fw;
+pub(crate) mod kexec;
+pub(crate) mod program;
+pub(crate) mod silence;
+pub(crate) mod sriov;
+pub(crate) mod tenant;
+pub(crate) mod vfio;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::client::Client;
-use crate::console::{Console, Output, Silence};
+use crate::guest::client::Client;
+use crate::guest::console::{Console, Output, Silence};
 use crate::lab::{self, Image, Kernel, Userland};
-use crate::silence;
-
-use crate::terminal::Terminal;
+use crate::vmm::terminal::Terminal;
 use crate::vmm::{Exit, Vmm, VmmCommand};
 
 /// Time that a guest may take to start its init. The nested lab needs 5 s, and 10 s under load.

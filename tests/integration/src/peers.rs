@@ -1,5 +1,7 @@
 //! Third-party programs that serve NICs over vhost-user, found in `PATH`: passt, and DPDK's testpmd.
 
+pub(crate) mod storage;
+
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
@@ -9,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
-use crate::stream::Stream;
-use crate::tap::Subnet;
+use crate::host::tap::Subnet;
+use crate::traffic::stream::Stream;
 
 /// Time that a program may take to start serving. DPDK needs 5 s in the nested lab, and more under load.
 const START_LIMIT: Duration = Duration::from_secs(60);

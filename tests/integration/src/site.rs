@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::api::Api;
 use crate::backends::{Backend, Backends};
 use crate::guest::{Guest, GuestSpec};
+use crate::host::tap::HostTap;
 use crate::lab::Kernel;
 use crate::migration_wire::{Point, Then, Wire};
-use crate::shared_memory::{self, Difference};
-use crate::tap::HostTap;
 use crate::vmm::VmmCommand;
+use crate::vmm::api::Api;
+use crate::vmm::shared_memory::{self, Difference};
 
 /// Time that a migration may take.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -1,5 +1,9 @@
 //! The VMM under test, as a process.
 
+pub(crate) mod api;
+pub(crate) mod shared_memory;
+pub(crate) mod terminal;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -13,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::api::Api;
 use crate::lab;
+use crate::vmm::api::Api;
 
 /// The command line of a VMM, to be started.
 pub struct VmmCommand {

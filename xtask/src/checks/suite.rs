@@ -74,7 +74,7 @@ pub(crate) struct Suite<'a> {
     pub vmm: &'a Path,
     /// The folder of the fixtures.
     pub fixtures: &'a Path,
-    /// Each file of integration tests: its name, and the test binary.
+    /// Each binary of integration tests, after what stands before the names of its tests.
     pub tests: &'a [(String, PathBuf)],
     /// Machine on which guests run.
     pub place: LabKind,
@@ -91,13 +91,25 @@ pub(crate) struct Suite<'a> {
 /// A single test.
 #[derive(Clone)]
 struct Test {
+    /// Name of its file, which is a module of the binary or the binary itself.
     file: String,
+    /// Name in its file.
     name: String,
     binary: PathBuf,
+    /// Name in its binary.
+    path: String,
     retried: bool,
 }
 
 impl Test {
+    /// The test called `full`, `file::name`, which `binary` knows as `path`.
+    fn new(full: &str, path: String, binary: &Path) -> Result<Self> {
+        let (file, name) = full
+            .split_once("::")
+            .ok_or_else(|| Error::new(format!("the test {full} is in no file: move it into one")))?;
+        Ok(Self { file: file.to_owned(), name: name.to_owned(), binary: binary.to_owned(), path, retried: false })
+    }
+
     /// The machine in which the test runs, if that is emulated.
     fn machine(&self) -> Machine {
         match self.file.as_str() {
@@ -205,11 +217,12 @@ impl Suite<'_> {
 
     fn tests(&self) -> Result<VecDeque<Test>> {
         let mut tests = VecDeque::new();
-        for (file, binary) in self.tests {
+        for (prefix, binary) in self.tests {
             let longer = if self.all { Vec::new() } else { names(binary, &["--ignored"])? };
-            for name in names(binary, &[])? {
-                if format!("{file}::{name}").contains(self.filter) && !longer.contains(&name) {
-                    let test = Test { file: file.clone(), name, binary: binary.clone(), retried: false };
+            for path in names(binary, &[])? {
+                let full = format!("{prefix}{path}");
+                if full.contains(self.filter) && !longer.contains(&path) {
+                    let test = Test::new(&full, path, binary)?;
                     // The longest tests come first, so that other workers stay busy.
                     match test.machine() == Machine::plain(Clock::Real) {
                         false => tests.push_front(test),
@@ -302,7 +315,7 @@ impl Suite<'_> {
         line += &format!(
             "RUST_BACKTRACE=0 {} --exact {} --include-ignored --test-threads=1",
             quote(&test.binary),
-            test.name
+            test.path
         );
         if self.verbose { line + " --nocapture" } else { line }
     }
@@ -356,6 +369,21 @@ fn print(report: &Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_module_of_a_test_is_its_file_and_selects_its_machine() {
+        let of_binary = |full: &str| Test::new(full, "a::b".to_owned(), Path::new("/t/host_devices-1")).unwrap();
+        let test = of_binary("vfio_iommufd::a_vf::case_1");
+        assert_eq!(
+            (test.file.as_str(), test.name.as_str(), test.path.as_str()),
+            ("vfio_iommufd", "a_vf::case_1", "a::b")
+        );
+        assert!(test.machine() == Machine::IOMMUFD && of_binary("vfio::a_nic").machine() == Machine::VFIO);
+        assert!(of_binary("timers::a_clock").machine() == Machine::plain(Clock::Instructions));
+        assert!(of_binary("systemd::a_unit").is_always_nested() && !of_binary("nic::a_nic").is_always_nested());
+        assert_eq!(of_binary("vfio_hypervisor_fw::a").limit(), of_binary("hypervisor_fw::a").limit());
+        assert!(Test::new("a_test", String::new(), Path::new("/t/nics-1")).is_err());
+    }
 
     #[test]
     fn a_path_is_one_word_whatever_is_in_it() {

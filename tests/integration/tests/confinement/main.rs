@@ -1,0 +1,4 @@
+//! Confinement of the VMM.
+
+mod exploit;
+mod landlock;

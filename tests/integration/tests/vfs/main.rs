@@ -1,0 +1,9 @@
+//! VFs in a guest: their appearance, use, policies and drivers.
+
+mod drivers;
+mod interfaces;
+mod lspci;
+mod namespaces;
+mod nested;
+mod policy;
+mod sriov;
