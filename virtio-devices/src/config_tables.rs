@@ -1,7 +1,8 @@
 //! The fields of all devices, for their documentation and for tests that no byte is missing.
 
 use crate::device::config::ConfigField;
-use crate::{balloon, block, console, iommu, mem, net, pmem, vhost_user_device, vsock};
+use crate::memory_devices::{balloon, mem, pmem};
+use crate::{block, console, iommu, net, vhost_user_device, vsock};
 
 #[cfg(test)]
 pub(crate) mod tests;

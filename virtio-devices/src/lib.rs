@@ -3,7 +3,7 @@
 //! This crate handles guest memory, file descriptors and virtqueues. It has no KVM, HTTP or ACPI.
 //!
 //! Each kind of device is a module, such as [`block`], [`net`] or [`vsock`], and so is a PF with its VFs
-//! ([`net_sriov`]). They are built on:
+//! ([`net_sriov`]). Smaller ones share a folder: [`memory_devices`] and [`time_devices`]. They are built on:
 //!
 //! | module | subject |
 //! |---|---|
@@ -18,7 +18,6 @@
 //! | [`os`] | the host's resources |
 
 mod backend;
-mod balloon;
 mod block;
 mod config_tables;
 mod console;
@@ -26,23 +25,21 @@ mod device;
 mod frames;
 mod function;
 mod iommu;
-mod mem;
 mod memory;
+mod memory_devices;
 mod net;
 mod net_sriov;
 mod os;
-mod pmem;
 mod queue;
 mod rng;
-mod rtc;
 mod state;
 mod switch;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod time_devices;
 mod transport;
 mod vhost_user_device;
 mod vsock;
-mod watchdog;
 
 pub use backend::{
     Ability, Absent, Attention, BackendChange, BackendKind, BackendObserver, Cancel, DOORBELL_PAGE, DoorbellPage,
@@ -51,7 +48,6 @@ pub use backend::{
     VdpaSpec, VhostKernel, VhostNet, VhostNetError, VhostUser, VhostUserError, VhostUserRole, VhostUserSocket,
     VhostUserSpec, check_interface_name, is_network_mask, tap_name,
 };
-pub use balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
 pub use block::{
     Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, ImageFormat, LockGranularity,
     ResizeError, StorageLock, StorageLockError, StorageLocks, backing_files,
@@ -75,13 +71,15 @@ pub use function::host::{
 };
 pub use function::{FunctionError, VirtioFunction};
 pub use iommu::{ADDRESS_WIDTHS, Endpoint, Iommu, IommuAttachment, IommuCounter, IommuCounters, IommuDevice};
-pub use mem::{Mem, MemCounter, MemCounters, MemRegion, MemSlots, MemSpec};
 pub use memory::file_mapping::FileMapping;
 pub use memory::zeros::fill_with_zeros;
 pub use memory::{
     DirtyBitmap, DirtySlice, DmaFollower, DmaMapping, DmaPass, DmaReach, DmaSpace, DmaView, GuestMap, GuestRegion,
     LogBusy, Memory, NotFollowed, PAGE_SIZE, Reach, SharedQueue, Translate, WriteLog,
 };
+pub use memory_devices::balloon::{Balloon, BalloonCounter, BalloonCounters, BalloonSize, BalloonSpec};
+pub use memory_devices::mem::{Mem, MemCounter, MemCounters, MemRegion, MemSlots, MemSpec};
+pub use memory_devices::pmem::{Pmem, PmemCounter, PmemCounters, PmemError, PmemSpec};
 pub use net::{
     Backend, Counter, Net, NetCounters, NetError, NetSpec, PolicyNotice, PolicyObserver, PortHandle, new_backend,
 };
@@ -92,9 +90,7 @@ pub use os::eventfd::borrow as borrow_eventfd;
 pub use os::new_file::create_file;
 pub use os::socket_path::{PassedSockets, SocketHandle};
 pub use os::thread::{NewThread, Panicked, Thread};
-pub use pmem::{Pmem, PmemCounter, PmemCounters, PmemError, PmemSpec};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
-pub use rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use state::hex_bytes::HexBytes;
 pub use state::{
     AddressesState, BlockState, BucketState, BucketsState, DeviceSpecific, DeviceState, DomainState, FunctionState,
@@ -102,8 +98,9 @@ pub use state::{
     TransportState, VectorState, VfState, VfsState,
 };
 pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};
+pub use time_devices::rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
+pub use time_devices::watchdog::{Expiry, Watchdog, WatchdogCounter, WatchdogCounters};
 pub use transport::interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};
 pub use vsock::{Vsock, VsockCounter, VsockCounters, VsockError, VsockSpec};
-pub use watchdog::{Expiry, Watchdog, WatchdogCounter, WatchdogCounters};

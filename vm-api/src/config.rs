@@ -5,7 +5,6 @@
 pub(crate) mod affinity;
 pub mod console;
 pub mod cpus;
-pub mod debug_console;
 pub mod device;
 pub mod disk;
 pub mod error;
@@ -22,7 +21,6 @@ pub mod option;
 pub mod platform;
 pub mod rate;
 pub mod restore;
-pub mod rtc;
 pub mod tpm;
 pub mod unsupported;
 pub mod value;
@@ -36,9 +34,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::id::Ids;
 
+pub use crate::config::console::debug::DebugConsoleConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
 pub use crate::config::cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
-pub use crate::config::debug_console::DebugConsoleConfig;
 pub use crate::config::device::DeviceConfig;
 pub use crate::config::disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use crate::config::error::{ConfigError, Problem};
@@ -61,7 +59,6 @@ pub use crate::config::rate::{RateLimiterConfig, TokenBucketConfig};
 pub use crate::config::restore::{
     MemoryRestoreMode, NoLink, OnMissingBackend, RestoreConfig, RestoredBackend, RestoredNet,
 };
-pub use crate::config::rtc::RtcConfig;
 pub use crate::config::tpm::TpmConfig;
 pub use crate::config::value::{Form, bytes};
 pub use crate::config::vdpa::VdpaConfig;
@@ -70,6 +67,7 @@ pub use crate::config::virtio::fs::FsConfig;
 pub use crate::config::virtio::generic_vhost_user::{DeviceType, GenericVhostUserConfig};
 pub use crate::config::virtio::pmem::PmemConfig;
 pub use crate::config::virtio::rng::RngConfig;
+pub use crate::config::virtio::rtc::RtcConfig;
 pub use crate::config::virtio::vsock::VsockConfig;
 
 /// A virtual machine.

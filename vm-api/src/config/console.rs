@@ -1,5 +1,7 @@
 //! The serial port and the virtio console: `--serial` and `--console`.
 
+pub mod debug;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -5,4 +5,5 @@ pub mod fs;
 pub mod generic_vhost_user;
 pub mod pmem;
 pub mod rng;
+pub mod rtc;
 pub mod vsock;

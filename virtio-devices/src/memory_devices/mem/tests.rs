@@ -208,7 +208,7 @@ fn the_node_of_the_memory_is_told_if_there_is_one() {
 }
 
 #[test]
-fn what_is_plugged_is_saved() {
+fn plugged_blocks_are_saved() {
     let mut guest = guest();
     assert_eq!(guest.device.save(), DeviceSpecific::PowerOn);
     guest.device.region.resize(LEN);
@@ -230,7 +230,7 @@ proptest! {
 
     /// Any requests, compared with a list of plugged blocks.
     #[test]
-    fn what_is_plugged_is_what_was_acknowledged(
+    fn the_plugged_blocks_are_the_acknowledged_ones(
         requests in prop::collection::vec((0..5u16, 0..12u64, 0..4u16, prop::option::of(0..12u64)), 1..40)
     ) {
         let mut guest = guest();

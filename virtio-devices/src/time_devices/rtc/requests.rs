@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not_is_refused_by_its_status() {
+    fn a_missing_request_or_clock_is_refused_by_its_status() {
         let status = |kind, clock| answer(&request(kind, clock), 64, 1).bytes().to_vec();
         for kind in [0, 2, 3, 0x0fff, 0x1003, 0x1004, 0x1005, 0x2000, 0xffff] {
             assert_eq!(status(kind, 0), [2, 0, 0, 0, 0, 0, 0, 0], "{kind:#x}");

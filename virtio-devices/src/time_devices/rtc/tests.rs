@@ -56,7 +56,7 @@ fn the_clock_is_the_hosts() {
 }
 
 #[test]
-fn what_the_clock_cannot_do_is_refused_by_a_status() {
+fn an_impossible_request_to_the_clock_has_a_status() {
     let mut guest = Guest::new(rtc());
     assert_eq!(guest.ask(2, &[24]), [2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(guest.ask(1, &[8]), [4, 0, 0, 0, 0, 0, 0, 0]);

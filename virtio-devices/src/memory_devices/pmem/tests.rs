@@ -79,7 +79,7 @@ fn a_flush_that_fails_is_an_error_of_the_driver() {
 }
 
 #[test]
-fn what_is_no_request_is_given_back_and_counted() {
+fn a_chain_that_is_no_request_is_given_back_and_counted() {
     let (_folder, path) = file(UNIT);
     let mut guest = Guest::new(Pmem::open(spec(&path)).unwrap());
     assert_eq!(guest.request(1), (4, 1));
@@ -143,7 +143,7 @@ fn file_keeps_its_size_or_a_part_and_a_folder_gets_a_temp_file() {
 }
 
 #[test]
-fn what_cannot_be_such_memory_is_refused_in_one_line() {
+fn a_file_unfit_as_memory_is_refused_in_one_line() {
     let (folder, path) = file(UNIT + 1);
     let said = |size, file: &Path| {
         let error = Pmem::open(PmemSpec { size, ..spec(file) }).err().unwrap();

@@ -71,7 +71,7 @@ fn a_guest_that_stops_pinging_is_reported_once() {
 }
 
 #[test]
-fn what_cannot_be_written_to_is_no_ping() {
+fn a_buffer_that_cannot_be_written_to_is_no_ping() {
     let (mut guest, expiries) = guest(SHORT);
     for buffer in [(BUFFERS, 1, 0), (BUFFERS, 0, WRITE), (MEMORY, 1, WRITE), (u64::MAX, u32::MAX, WRITE)] {
         assert_eq!(guest.send(&[buffer]), 0);
