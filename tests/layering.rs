@@ -110,7 +110,7 @@ fn the_client_does_not_link_the_vmm() {
 }
 
 #[test]
-fn what_client_and_vmm_share_opens_nothing() {
+fn the_crate_shared_by_client_and_vmm_opens_nothing() {
     let expected = ["option-derive", "serde", "serde_json", "serde_path_to_error", "thiserror"];
     assert_eq!(keys("vm-api/Cargo.toml", "[dependencies]"), expected);
 }

@@ -422,7 +422,7 @@ fn a_file_that_cannot_be_persistent_memory() {
 }
 
 #[test]
-fn what_is_no_device_of_the_host() {
+fn a_path_that_is_no_device_of_the_host() {
     let vmm = Vmm::start();
     let folder = vmm.files.path("none").display().to_string();
     let mut asked = Asked::new(&vmm, json!([]), "vm.add-device", json!({"id": "d", "path": folder}));

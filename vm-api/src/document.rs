@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused_with_its_position() {
+    fn text_that_is_no_json_is_refused_with_its_position() {
         assert_eq!(refused("{"), "not JSON: EOF while parsing an object at line 1 column 1");
         assert_eq!(refused("{} x"), "not JSON: trailing characters at line 1 column 4");
         assert!(refused(&"[".repeat(200)).starts_with("not JSON: recursion limit exceeded"));

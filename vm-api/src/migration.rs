@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_is_as_in_cloud_hypervisor() {
+    fn defaults_of_a_migration_are_those_of_cloud_hypervisor() {
         let config: SendMigration = "destination_url=tcp:h:1".parse().unwrap();
         assert_eq!(config, serde_json::from_str(r#"{"destination_url": "tcp:h:1"}"#).unwrap());
         assert_eq!((config.downtime_ms, config.timeout_s, config.connections), (300, 3600, 1));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn a_migration_written_as_text_or_json_reads_back() {
         let text = "destination_url=unix:/s,local=on,downtime_ms=5,timeout_s=9,timeout_strategy=ignore,connections=8,\
                     tls_dir=/t,memory_mode=postcopy,on_unlogged_backend=link-down";
         let config: SendMigration = text.parse().unwrap();

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_writes_goes_out() {
+    fn bytes_that_the_guest_writes_go_out() {
         let (port, mut reader) = port(PATIENCE);
         for byte in *b"hello" {
             port.write(DATA, byte);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_vcpus_write_is_all_there_and_each_ones_in_order() {
+    fn bytes_of_two_vcpus_are_all_there_and_each_ones_in_order() {
         const EACH: usize = 5_000;
         let (port, mut reader) = port(PATIENCE);
         let bytes = std::thread::scope(|scope| {

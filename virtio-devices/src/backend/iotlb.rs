@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_has_the_layout_of_the_kernel() {
+    fn a_message_to_the_kernel_has_its_layout() {
         let said = update(&Mapping::for_test(0x1122, 0x2000), Permissions::ReadWrite);
         assert_eq!(said[..16], [0x22, 0x11, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0]);
         assert_eq!(said[16..], [0, 0, 0, 0, 0, 0x7f, 0, 0, 3, 2, 0, 0, 0, 0, 0, 0]);

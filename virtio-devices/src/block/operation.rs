@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_only_is_read_and_not_written() {
+    fn a_read_only_disk_is_read_and_not_written() {
         let disk = Abilities { read_only: true, zero: false, discard: false, ..DISK };
         assert_eq!(disk.parse(header(VIRTIO_BLK_T_OUT, 0), &[], 512, 0), Err(Refusal::Invalid));
         assert_eq!(disk.parse(header(VIRTIO_BLK_T_IN, 0), &[], 0, 512), Ok(Operation::Read(0)));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_offered_is_unsupported() {
+    fn a_request_that_was_not_offered_is_unsupported() {
         let disk = Abilities { zero: false, discard: false, ..DISK };
         for kind in [2, 3, 5, 7, VIRTIO_BLK_T_SECURE_ERASE, VIRTIO_BLK_T_ZONE_REPORT, u32::MAX] {
             assert_eq!(DISK.parse(header(kind, 0), &segment(0, 1, 0), 16, 512), Err(Refusal::Unsupported), "{kind}");

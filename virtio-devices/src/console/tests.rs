@@ -66,7 +66,7 @@ impl Guest {
 }
 
 #[test]
-fn what_the_driver_transmits_comes_out_in_order() {
+fn transmitted_bytes_come_out_in_order() {
     let mut guest = Guest::new();
     assert_eq!(guest.workers[0].thread.name(), "__console_q0");
     guest.queues[TX].send(BUFFERS, b"hello world", &[3, 0, 2]);

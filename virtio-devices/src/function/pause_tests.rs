@@ -33,7 +33,7 @@ fn a_pause_stops_the_queues_in_place_and_changes_no_register() {
 }
 
 #[test]
-fn what_happens_during_a_pause_counts_at_its_end() {
+fn changes_during_a_pause_count_at_its_end() {
     let mut function = idle();
     function.pause();
     assert_eq!(driver(&mut function).init(), 15);

@@ -208,7 +208,7 @@ fn states_of_other_devices_are_refused_with_a_sentence() {
 }
 
 #[test]
-fn what_no_driver_could_have_brought_about_is_refused() {
+fn saved_state_that_no_driver_could_cause_is_refused() {
     let changes: [(Change, &str); 16] = [
         (|state| state.function.transport.status = 15 | 16, "the virtio registers"),
         (|state| state.function.transport.status = 64, "the virtio registers"),

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_memory_is_left_out() {
+    fn addresses_without_memory_are_left_out() {
         let memory = memory(false);
         fill(&memory);
         assert_eq!(discard(&memory, &(MIB - PAGE..2 * MIB + PAGE)).outside, MIB);

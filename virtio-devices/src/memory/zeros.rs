@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_region_is_an_error() {
+    fn a_range_outside_of_the_region_is_an_error() {
         let memory = memory();
         memory.write_obj(u64::MAX, GuestAddress(0)).unwrap();
         let region = memory.iter().next().unwrap();

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_puts_into_a_vlan_is_announced_there_alone() {
+    fn an_address_in_a_port_vlan_is_announced_there_alone() {
         let vlan = PortVlan { id: 100, priority: 3, protocol: VlanProtocol::Service };
         let policy = Policy { port_vlan: Some(vlan), ..Policy::default() };
         let all = frames(&Filter::new(MAC), &policy);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_could_not_send_is_not_announced() {
+    fn an_address_the_driver_could_not_send_is_not_announced() {
         let mut filter = Filter::new(MAC);
         filter.unicast.add([0x52, 0x54, 0, 9, 9, 9]);
         filter.enable_vlans();

@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_says_of_a_path_is_part_of_the_kind() {
+    fn the_systems_error_of_a_path_decides_the_kind() {
         let open = |kind: io::ErrorKind| RngError::Open { path: PathBuf::new(), error: kind.into() }.kind();
         assert_eq!(open(io::ErrorKind::NotFound), ErrorKind::Missing);
         assert_eq!(open(io::ErrorKind::PermissionDenied), ErrorKind::Unsuitable);

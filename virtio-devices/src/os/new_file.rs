@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_after_a_truncation_begins_the_file() {
+    fn output_after_a_truncation_begins_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let mut file = create_file(&path, false, OFlags::NONBLOCK).unwrap();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_process_has_open_can_be_named_by_the_systems_links() {
+    fn an_open_file_can_be_named_by_the_systems_links() {
         let (near, _far) = rustix::pipe::pipe().unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&_far);
         for folder in ["/dev/fd", "/proc/self/fd"] {

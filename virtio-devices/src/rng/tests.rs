@@ -99,7 +99,7 @@ fn broken_rng_ring_is_abandoned_and_sets_device_needs_reset() {
 }
 
 #[test]
-fn what_is_no_source_is_refused_in_one_line() {
+fn a_file_that_is_no_source_is_refused_in_one_line() {
     let open = |source: &str| Rng::open(RngSpec { id: "__rng".into(), source: source.into() }).map(|_| ()).unwrap_err();
     assert!(open("/dev/none").to_string().starts_with("src=/dev/none: cannot be opened: "));
     assert_eq!(

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_leaves_or_says_something_else_wants_nothing() {
+    fn a_client_that_leaves_or_sends_other_text_wants_nothing() {
         for line in
             ["", "CONNECT", "CONNECT 10", "\n", "CONNECT\n", "CONNECT x\n", "CONNECT +5\n", "CONNECT 4294967296\n"]
         {

@@ -206,7 +206,7 @@ fn guest_gets_whole_tap_segments_only_if_negotiated() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_dropped_and_counted() {
+fn a_frame_that_the_kernel_refuses_is_dropped_and_counted() {
     let mut machine = Machine::new(1);
     machine.start(one_pair(&machine.net));
     // A segment of TCP whose headers are not there passes our check and not the kernel's.

@@ -58,7 +58,7 @@ fn without_a_name_the_first_free_number_is_taken() {
 }
 
 #[test]
-fn what_fails_leaves_no_tap() {
+fn a_failure_leaves_no_tap() {
     new_namespace();
     let address = |text: &str| Some(text.parse::<IpAddr>().unwrap());
     let mut wrong = spec("tap0", 2);
@@ -124,7 +124,7 @@ fn a_tap_of_the_other_kind_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_prepared_tap_needs_no_privilege_and_says_what_does() {
+fn a_prepared_tap_needs_no_privilege_and_others_do() {
     new_namespace();
     ip("tuntap add own mode tap user 0");
     ip("tuntap add down mode tap user 0");

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_with_what_to_give() {
+    fn an_unreadable_topology_is_refused_with_numbers_to_give() {
         let four = "give four numbers: threads of a core, cores of a die, dies of a package, packages";
         for topology in ["2", "1:2:3", "1:2:3:4:5", "a:b:c:d", "1::1:1", "-1:1:1:1", "65536:1:1:1"] {
             assert_eq!(refused(&format!("topology={topology}")), format!("--cpus topology={topology}: {four}"));

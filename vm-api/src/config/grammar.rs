@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_opened_must_be_closed() {
+    fn quotes_and_brackets_must_be_closed() {
         for text in ["a=\"x", "a=[1,2", "a=1]", "a=[\"]\""] {
             assert!(pairs(text).is_err(), "{text}");
         }

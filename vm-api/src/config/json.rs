@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_by_its_path() {
+    fn an_unreadable_value_is_named_by_its_path() {
         assert!(refused("{").starts_with("the document: not JSON: "));
         assert_eq!(refused("[]"), "the document: JSON, but not an object");
         let said = refused(r#"{"cpus": {"boot_vcpus": 1, "boot_vcpus": 2}}"#);

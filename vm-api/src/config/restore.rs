@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_in_cloud_hypervisor() {
+    fn defaults_of_a_restore_are_those_of_cloud_hypervisor() {
         let config = read("source_url=file:///s");
         assert_eq!(
             (config.prefault, config.resume, config.memory_restore_mode),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_function_or_no_backend_is_refused() {
+    fn a_restored_nic_without_function_or_backend_is_refused() {
         for keys in
             ["net_fds=[a]", "net_fds=[a/x@[3]]", "backends=[a]", "backends=[a@colour=red]", "backends=[a@link=up]"]
         {

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_ascii_is_escaped_and_means_the_same() {
+    fn other_text_than_ascii_is_escaped_and_means_the_same() {
         for text in ["", "plain", "naïve", "日本 \u{1F980}", "\u{7f}\u{80}"] {
             let json = serde_json::to_string(text).unwrap();
             let escaped = ascii(&json);

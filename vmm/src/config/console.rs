@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_console_is_refused_with_a_way_out() {
         for (text, expected) in [
             (
                 "tty,id=__x",

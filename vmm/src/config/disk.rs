@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_cloud_hypervisor_has_it() {
+    fn defaults_of_a_disk_are_those_of_cloud_hypervisor() {
         let spec = BlockSpec {
             id: "_disk0".to_string(),
             path: "/a".into(),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_disk_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_disk_is_refused_with_a_way_out() {
         for (disk, expected) in [
             ("readonly=on", "--disk: needs path=: an image in a file, or a block device"),
             ("path=/a,num_queues=0", "--disk num_queues=0: a disk needs a queue; give 1 or more"),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn how_an_image_is_stored_locked_and_read_is_the_users_choice() {
+    fn the_user_chooses_sparseness_locks_and_engine_of_an_image() {
         let text = "path=/a,sparse=off,lock_granularity=full,_disable_io_uring=on,_disable_aio=on";
         let BlockSpec { sparse, lock, io_uring, .. } = plans(&[text]).unwrap()[0];
         assert!(!sparse && lock == LockGranularity::Full && !io_uring);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qcow2_image_has_backing_files_only_if_the_user_says_so() {
+    fn a_qcow2_image_has_backing_files_only_if_the_user_allows_it() {
         let format = |disk: &str| plans(&[disk]).unwrap()[0].format;
         let qcow2 = |backing_files| ImageFormat::Qcow2 { backing_files };
         assert_eq!(format("path=/a,image_type=qcow2"), qcow2(false));

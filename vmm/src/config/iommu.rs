@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_behind_an_iommu_is_refused_in_a_line() {
+    fn a_backend_unfit_for_an_iommu_is_refused_in_a_line() {
         let follow =
             "reaches the guest's memory by itself, and does not follow a virtual IOMMU yet; use a tap or a switch";
         let vf = |backend: &str| {

@@ -266,7 +266,7 @@ mod tests {
     type Case<'a> = (&'a [&'a str], &'a [&'a str], [&'a [u8]; 2], [&'a [usize]; 2]);
 
     #[test]
-    fn what_the_vm_has_not_is_left_out_of_a_node_with_a_warning() {
+    fn a_node_leaves_out_missing_cpus_and_zones_with_a_warning() {
         let cases: [Case<'_>; 4] = [
             (
                 &["guest_numa_id=0,cpus=[0,8],memory_zones=[a]", "guest_numa_id=1,memory_zones=[b]"],

@@ -344,7 +344,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_what_would_be_planned_again() {
+    fn the_kept_configuration_is_planned_again_as_it_is() {
         let mut config = VmConfig::default();
         for net in ["sriov_vfs=2", "id=b,tap=t", "id=c,sriov_vfs=1"] {
             config.net.push(net.parse().unwrap());

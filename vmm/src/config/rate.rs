@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_says_half_is_refused_with_what_is_missing() {
+    fn half_a_limit_is_refused_with_the_part_that_is_missing() {
         for (disk, expected) in [
             ("bw_size=1000", "--disk bw_size=1000: needs bw_refill_time= too; give it, or leave bw_size out"),
             (

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_clock_is_refused_with_a_way_out() {
         for (text, expected) in [
             ("id=__x", "--rtc id=__x: not a device name"),
             ("pci_device_id=32", "--rtc pci_device_id=32: bus 0 has slots 1 to 31 for devices; give one of them"),

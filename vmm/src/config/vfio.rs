@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_host_device_is_refused_with_a_way_out() {
         for (all, expected) in [
             (&["id=x"][..], "--device id=x: give path=, or fd= with --platform iommufd_fd="),
             (
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_vm_with_iommufd_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_use_of_iommufd_is_refused_with_a_way_out() {
         for (platform, all, expected) in [
             (
                 "iommufd=off,iommufd_fd=7",

@@ -127,7 +127,7 @@ mod tests {
 
     /// With `vhost=auto`, the plan has packets in this process, but the open backend may be the kernel's.
     #[test]
-    fn what_is_open_decides_what_can_be_enforced() {
+    fn the_open_backend_decides_the_policies_that_can_be_enforced() {
         let plan = |vf: &str| {
             let mut config = VmConfig { net: vec!["id=pf0,sriov_vfs=1".parse().unwrap()], ..VmConfig::default() };
             let vf: crate::config::NetVf = format!("pf=pf0,index=0,vhost=auto{vf}").parse().unwrap();

@@ -146,7 +146,7 @@ Inter-|   Receive                                                |  Transmit
 ";
 
     #[test]
-    fn what_a_tap_receives_its_guest_sends() {
+    fn a_tap_receives_the_frames_that_its_guest_sends() {
         let interfaces = parse(DEV);
         let traffic = Traffic { rx_frames: 2750, rx_bytes: 3_200_000, tx_frames: 134, tx_bytes: 71_400 };
         assert_eq!(interfaces.get("pf0v3"), Some(&traffic));

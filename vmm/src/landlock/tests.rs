@@ -45,7 +45,7 @@ fn writes(path: &Path) -> io::Result<File> {
 }
 
 #[test]
-fn a_file_is_used_as_its_rule_says_and_no_other_is() {
+fn a_file_is_used_as_its_rule_allows_and_no_other_is() {
     let folder = folder_with(&["read", "write", "both", "other"]);
     let at = |name: &str| folder.path().join(name);
     let rules = [rule(&at("read"), READ), rule(&at("write"), WRITE), rule(&at("both"), READ | WRITE)];
@@ -132,7 +132,7 @@ fn an_isolated_thread_opens_nothing_but_its_pipe() {
 }
 
 #[test]
-fn what_is_missing_is_refused_left_out_or_made() {
+fn a_missing_path_is_refused_left_out_or_made() {
     let folder = folder_with(&[]);
     let path = folder.path().join("new");
     let refused = Domain::new(&[rule(&path, READ)]).err().unwrap();
@@ -144,7 +144,7 @@ fn what_is_missing_is_refused_left_out_or_made() {
 }
 
 #[test]
-fn the_check_says_what_the_kernel_does() {
+fn the_check_agrees_with_the_kernel() {
     let folder = folder_with(&["a", "b", "link-target"]);
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("in")).unwrap();

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_named_file_keeps_is_not_in_the_layout() {
+    fn memory_that_a_named_file_keeps_is_not_in_the_layout() {
         let named = tempfile::NamedTempFile::new().unwrap();
         named.as_file().set_len(2 * MIB).unwrap();
         let unnamed = tempfile::tempfile().unwrap();

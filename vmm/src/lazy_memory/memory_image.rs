@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_back_is_what_was_written_and_zeros_take_no_room() {
+    fn memory_reads_back_as_written_and_zeros_take_no_room() {
         let (file, memory) = (tempfile::tempfile().unwrap(), filled());
         let layout = ImageLayout::of_memory(&memory).unwrap();
         let written = save(&memory, &layout, &file, &ID, &|| false).unwrap();

@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_is_still_filled_when_the_guest_ends() {
+    fn readable_pages_are_still_filled_when_the_guest_ends() {
         let (file, layout) = image();
         let memory = memory();
         let faults = PageFaults::begin(&memory, &layout, &file).unwrap();
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_early_ends_at_once() {
+    fn page_faults_dropped_early_end_at_once() {
         let (file, layout) = image();
         for _ in 0..50 {
             let memory = memory();

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_blob_is_refused() {
+    fn text_that_is_no_blob_is_refused() {
         for text in [
             "",
             " ",

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_by_leaf_register_and_bit() {
+    fn a_missing_feature_is_named_by_leaf_register_and_bit() {
         for (guest, host, expected) in [
             (vec![], vec![], ""),
             (vec![leaf(7, 0, [0, 1 << 5, 0, 0])], vec![leaf(7, 0, [9, 1 << 5 | 1 << 16, 0, 0])], ""),

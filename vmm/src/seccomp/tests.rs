@@ -306,7 +306,7 @@ fn only_a_migration_goes_over_the_network() {
 }
 
 #[test]
-fn what_some_may_call_ends_the_others() {
+fn a_call_that_some_threads_may_make_ends_the_others() {
     let filters = filters(Seccomp::True);
     for (number, arguments, others, why) in OF_SOME {
         for kind in kinds() {

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_no_function_is_refused() {
+    fn an_override_that_fits_no_function_is_refused() {
         for (keys, said) in [
             ("backends=[x@tap=t]", "backends x: the saved VM has no such NIC or VF; config.json lists them"),
             ("backends=[pf0/4@tap=t]", "backends pf0/4: the saved VM has no such NIC or VF; config.json lists them"),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_may_be_missing_if_the_caller_says_so() {
+    fn a_backend_may_be_missing_if_the_caller_allows_it() {
         let fds = "net_fds=[pf0@[20],pf0/1@[21]]";
         assert_eq!(missing(fds).unwrap(), vec![MissingBackend::Refused; 5]);
         assert_eq!(missing(&format!("{fds},on_missing_backend=link-down")).unwrap(), vec![MissingBackend::LinkDown; 5]);

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_refused() {
+    fn a_path_that_cannot_be_written_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let said = EventMonitor::Path(folder.path().to_owned()).open().unwrap_err().to_string();
         assert!(said.contains("cannot be written: Is a directory"), "{said}");

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_from_a_file_is_its_end_alone() {
+    fn only_the_end_of_a_file_is_taken_back() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"first second").unwrap();
         file.take_back(6);

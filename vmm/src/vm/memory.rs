@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_devices_write_to_it_can_be_collected_page_by_page() {
+    fn writes_of_devices_can_be_collected_page_by_page() {
         for shared in [false, true] {
             let ram = ram(&MemoryConfig { shared, ..config(4 << 30) }).unwrap();
             let log = WriteLog::new(&ram.memory().memory()).unwrap();
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_huge_pages_are_an_error_that_says_how_many() {
+    fn too_few_huge_pages_are_an_error_with_their_number() {
         // More huge pages than any machine that runs this test has reserved.
         let size = 1 << 40;
         for shared in [false, true] {

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_program_uses_is_found_in_an_error() {
+    fn a_backend_that_another_program_uses_is_found_in_an_error() {
         let tap = |option: &str| {
             let error = DeviceError::Backend { option: option.into(), error: TapError::InUse("a".into()).into() };
             taken(&error.into())

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_to_the_port_goes_to_the_socket_and_back() {
+    fn bytes_sent_to_the_port_reach_the_socket_and_answers_return() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();

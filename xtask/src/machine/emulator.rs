@@ -142,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_twice_or_not_at_all_is_left_alone() {
+    fn an_instruction_found_twice_or_never_is_left_alone() {
         assert_eq!(only_match(&[CODE, CODE].concat(), FAULT), None);
         assert_eq!(only_match(&CODE[..26], FAULT), None);
         assert_eq!(only_match(&[0x90; 64], FAULT), None);
     }
 
     #[test]
-    fn what_takes_its_place_is_as_long_as_the_first_instruction() {
+    fn the_replacement_is_as_long_as_the_first_instruction() {
         let second = FAULT.split(' ').position(|byte| byte == "c7").unwrap();
         assert_eq!(second, NOTHING.len());
     }

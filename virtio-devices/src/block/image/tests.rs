@@ -46,7 +46,7 @@ fn a_file_of_whole_blocks_is_a_disk() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_with_a_way_out() {
+fn a_path_that_is_no_disk_is_refused_with_a_way_out() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("none.raw");
     assert!(refusal(&missing, WRITE).contains("truncate -s 10G"));
@@ -64,7 +64,7 @@ fn what_is_no_disk_is_refused_with_a_way_out() {
 }
 
 #[test]
-fn what_is_behind_the_last_whole_block_is_hidden_and_kept() {
+fn bytes_behind_the_last_whole_block_are_hidden_and_kept() {
     let mut file = image(0);
     file.write_all(&[7; 1100]).unwrap();
     let image = open_image(file.path(), WRITE).unwrap();

@@ -30,7 +30,7 @@ fn a_chain_without_a_place_for_a_status_is_dropped_and_counted() {
 }
 
 #[test]
-fn what_does_not_fit_the_disk_has_a_status_and_changes_nothing() {
+fn a_request_beyond_the_disk_fails_and_changes_nothing() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         let sectors = SIZE as u64 / 512;

@@ -13,7 +13,7 @@ use crate::transport::features::has;
 use crate::{DeviceSpecific, GuestRegion, VirtioDevice};
 
 #[test]
-fn what_is_no_disk_is_refused() {
+fn an_impossible_disk_is_refused() {
     let open = |spec: BlockSpec| {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(512).unwrap();

@@ -58,7 +58,7 @@ fn no_more_is_begun_than_the_limit_of_operations_lets_through() {
 }
 
 #[test]
-fn what_waits_is_carried_out_as_the_bucket_refills() {
+fn waiting_requests_are_carried_out_as_the_bucket_refills() {
     for io_uring in ENGINES {
         let ops = limit(2, 0, Duration::from_millis(20));
         let began = Instant::now();

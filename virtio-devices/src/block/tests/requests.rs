@@ -11,7 +11,7 @@ use crate::VirtioDevice;
 use crate::transport::features::has;
 
 #[test]
-fn what_is_written_is_in_the_image_and_is_read_back() {
+fn written_data_is_in_the_image_and_is_read_back() {
     for io_uring in ENGINES {
         let mut guest = Guest::new(io_uring);
         let data = pattern(5 * 512, 7);
@@ -116,7 +116,7 @@ fn ranges_are_zero_afterwards_and_nothing_else_is() {
 }
 
 #[test]
-fn a_read_only_disk_says_so_and_stays_as_it_is() {
+fn a_read_only_disk_has_its_feature_and_stays_as_it_is() {
     let mut guest = Guest::with(BlockSpec { read_only: true, ..spec(true) });
     let features = guest.device.features();
     assert!(has(features, VIRTIO_BLK_F_RO) && !has(features, VIRTIO_BLK_F_DISCARD));

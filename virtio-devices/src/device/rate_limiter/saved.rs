@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_of_any_debt_can_be_restored() {
+    fn the_saved_state_of_any_debt_can_be_restored() {
         let _clock = StoppedClock::new();
         let group = group();
         group.take_bytes(u64::MAX >> 20);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_use_has_led_to_is_refused() {
+    fn a_bucket_that_no_use_leads_to_is_refused() {
         let _clock = StoppedClock::new();
         let good = BucketState { missing: 1, burst: 10 };
         for bad in [

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_yet_in_force_is_said_in_one_line() {
+    fn a_change_not_yet_in_force_is_reported_in_one_line() {
         for (holder, who) in [(Holder::Nic, "this function"), (Holder::Switch, "its switch")] {
             let said = NotYetReplaced { holder, waited: PATIENCE }.to_string();
             let expected = format!(

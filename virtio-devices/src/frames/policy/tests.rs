@@ -333,7 +333,7 @@ proptest! {
 
     /// A frame that one function sends into its VLAN reaches another in this VLAN unchanged, except for priorities.
     #[test]
-    fn what_is_put_into_a_vlan_comes_out_as_it_was(policy in policies(), frame in frames()) {
+    fn a_frame_put_into_a_vlan_comes_out_as_it_was(policy in policies(), frame in frames()) {
         if let (Some(vlan), Ok(sent)) = (policy.port_vlan, ingress(&policy, &frame)) {
             let received = egress(&policy, &sent);
             let replaced = frame.len() + 4 - sent.len();

@@ -54,7 +54,7 @@ fn at(table: &Table, endpoint: u32, address: u64) -> Option<u64> {
 }
 
 #[test]
-fn what_does_not_exist_has_no_entry() {
+fn a_missing_domain_or_endpoint_has_no_entry() {
     let mut table = table();
     assert_eq!(attach(&mut table, 0, 0x107, false), Err(Status::NoEntry));
     assert_eq!(carry_out(&mut table, Request::Detach { domain: 0, endpoint: 0x107 }), Err(Status::NoEntry));

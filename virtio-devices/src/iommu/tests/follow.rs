@@ -176,7 +176,7 @@ fn follower_gets_current_mappings_first_and_none_once_removed() {
 }
 
 #[test]
-fn what_a_follower_has_not_forgotten_is_no_success() {
+fn an_unmapping_fails_until_each_follower_has_forgotten_it() {
     struct Deaf(AtomicBool);
     impl DmaFollower for Deaf {
         fn mapped(&self, _mapping: DmaMapping) -> Result<(), NotFollowed> {
@@ -209,7 +209,7 @@ fn what_a_follower_has_not_forgotten_is_no_success() {
 }
 
 #[test]
-fn the_table_is_free_while_a_follower_is_told() {
+fn the_table_is_free_during_a_call_of_a_follower() {
     struct Slow(Mutex<()>);
     impl DmaFollower for Slow {
         fn mapped(&self, _mapping: DmaMapping) -> Result<(), NotFollowed> {

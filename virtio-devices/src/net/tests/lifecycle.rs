@@ -41,7 +41,7 @@ fn check_traffic(guest: &mut Guest, len: usize) {
 }
 
 #[test]
-fn what_is_no_nic_is_refused() {
+fn an_impossible_nic_is_refused() {
     let tap = || Tap::over_sockets(vec![sockets().0]);
     let new = |spec| Net::new(spec, tap()).map(|_| ());
     assert_eq!(new(spec(1, 256)), Ok(()));
@@ -59,7 +59,7 @@ fn what_is_no_nic_is_refused() {
 }
 
 #[test]
-fn a_nic_says_what_it_is() {
+fn a_nic_has_its_type_and_features() {
     let guest = Guest::new(4, 256);
     let net = &guest.device;
     assert_eq!((net.device_type(), net.class()), (1, [2, 0, 0]));

@@ -68,7 +68,7 @@ fn buffers_of_too_many_descriptors_for_a_frame_are_invalid() {
 }
 
 #[test]
-fn a_frame_fills_one_buffer_and_says_so() {
+fn a_frame_fills_one_buffer_and_its_header_counts_one() {
     for features in [PLAIN, MERGED] {
         let (mut rig, mut driver) = rig(16);
         let buffers = provide(&mut driver, 2, 2000);

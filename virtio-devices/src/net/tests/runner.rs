@@ -227,7 +227,7 @@ fn invalid_driver_rings_need_a_reset_and_keep_the_backend() {
 }
 
 #[test]
-fn what_the_backend_says_of_its_link_the_driver_reads() {
+fn the_driver_reads_the_link_that_the_backend_reports() {
     let backend = Scripted::new(1);
     let mut guest = backend.guest(1);
     guest.start_with(FEATURES);

@@ -93,7 +93,7 @@ fn reset_nic_saves_link_and_generation_and_a_new_one_nothing() {
 }
 
 #[test]
-fn what_the_driver_had_no_feature_for_is_refused() {
+fn saved_state_without_the_feature_for_it_is_refused() {
     let changes: [(u32, Change); 7] = [
         (VIRTIO_NET_F_CTRL_MAC_ADDR, |state| state.mac = OTHER),
         (VIRTIO_NET_F_MQ, |state| state.active_pairs = 2),
@@ -114,7 +114,7 @@ fn what_the_driver_had_no_feature_for_is_refused() {
 }
 
 #[test]
-fn what_no_driver_could_command_is_refused() {
+fn saved_state_that_no_driver_could_command_is_refused() {
     let changes: [Change; 11] = [
         |state| state.mac = GROUP,
         |state| state.mac = [0; 6],

@@ -191,7 +191,7 @@ fn with_the_link_down_frames_are_dropped() {
 }
 
 #[test]
-fn a_batch_is_bounded_and_says_that_there_is_more() {
+fn a_batch_is_bounded_and_reports_that_more_is_left() {
     let (mut rig, mut driver) = rig(128);
     (0..100).for_each(|_| _ = driver.send(BUFFERS, &with_header(&frame(OTHER, 60)), &[]));
     assert_eq!(run(&mut rig, &driver, NO_FEATURES), Ok(Next::More));

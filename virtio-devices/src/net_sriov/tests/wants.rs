@@ -94,7 +94,7 @@ fn wants(device: &Nic, index: u16) -> (Vec<(WindowId, u64)>, Vec<u32>) {
 }
 
 #[test]
-fn what_a_vf_wants_is_its_part_of_what_the_device_wants() {
+fn the_wants_of_a_vf_are_its_part_of_those_of_the_device() {
     let mut device = threaded();
     let _ = enable(&mut device, 3);
     pf(&mut device).init();

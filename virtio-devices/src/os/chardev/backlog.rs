@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_the_most_recent_output_in_its_order() {
+    fn the_most_recent_output_is_kept_in_its_order() {
         let mut backlog = Backlog::default();
         let output: Vec<u8> = (0..3 * CAPACITY + 7).map(|n| (n % 251) as u8).collect();
         for part in output.chunks(4099) {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_is_not_given_again() {
+    fn taken_output_is_not_given_again() {
         let mut backlog = Backlog::default();
         backlog.keep(b"hello world");
         backlog.taken(6);

@@ -97,7 +97,7 @@ fn ports_get_guarantee_plus_weighted_share_within_2_percent() {
 }
 
 #[test]
-fn what_one_does_not_use_the_others_have() {
+fn the_others_have_the_share_that_one_does_not_use() {
     let clock = StoppedClock::new();
     let idle = Sender { demand: Some(50), ..greedy(500, 10, 1514) };
     let senders = [idle, greedy(0, 30, 1514), greedy(100, 10, 1514)];

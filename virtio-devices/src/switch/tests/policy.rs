@@ -109,7 +109,7 @@ fn a_vlan_behind_a_priority_tag_is_the_frames_vlan() {
 }
 
 #[test]
-fn what_a_longer_stack_hides_reaches_no_port_with_vlans() {
+fn a_tag_hidden_by_a_longer_stack_reaches_no_vlan_port() {
     let mut lan = Lan::running(&Config::open(3));
     lan.nics[1].set_policy(port_vlan(100, VlanProtocol::Customer));
     let vlans = VlanSet::of([0..=4094]);

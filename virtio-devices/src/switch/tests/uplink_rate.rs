@@ -110,7 +110,7 @@ fn ports_get_guarantees_and_weighted_rest_without_loss() {
 }
 
 #[test]
-fn what_stays_on_the_switch_is_no_part_of_the_uplinks_rate() {
+fn traffic_between_ports_is_no_part_of_the_uplinks_rate() {
     let _clock = StoppedClock::new();
     let (mut lan, mut worker) = lan(10);
     lan.nics[2].provide(u64::from(SIZE), 2048);

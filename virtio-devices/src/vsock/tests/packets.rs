@@ -22,7 +22,7 @@ fn a_port_without_a_listener_refuses() {
 }
 
 #[test]
-fn what_belongs_to_no_connection_is_reset() {
+fn a_packet_of_no_connection_is_reset() {
     let mut rig = Rig::ready();
     for op in [op::RESPONSE, op::RW, op::SHUTDOWN, op::CREDIT_UPDATE, op::CREDIT_REQUEST, 0, 8, u16::MAX] {
         rig.send(NOBODYS, op);

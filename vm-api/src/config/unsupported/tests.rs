@@ -18,7 +18,7 @@ fn assert_unknown<T: DeserializeOwned>(object: Object) {
 }
 
 #[test]
-fn what_is_later_is_not_there() {
+fn fields_of_later_versions_are_not_there() {
     assert_unknown::<VmConfig>(Object::Vm);
     assert_unknown::<CpusConfig>(Object::Cpus);
     assert_unknown::<MemoryConfig>(Object::Memory);

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_restricts_nothing() {
+    fn a_policy_that_is_not_given_restricts_nothing() {
         for policy in policies("id=pf0,sriov_vfs=2", "mac=52:54:00:00:01:00").unwrap() {
             assert!(policy.is_open() && policy.trusted, "{policy:?}");
         }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_to_do() {
+    fn an_impossible_policy_is_refused_with_what_to_do() {
         for (vf, expected) in [
             ("vlan=4095", "vlan=4095: not a VLAN; give 1 to 4094, or 0 for none"),
             ("vlan=1,vlan_qos=8", "vlan_qos=8: not a priority; give 0 to 7"),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_what_would_be_planned_again() {
+    fn the_kept_policy_is_planned_again_as_it_is() {
         let vm = PlannedVm::new(config("id=pf0,sriov_vfs=2,spoofchk=on,vlan=7", "trust=off,trunk=[0,5-9]").unwrap());
         let vm = vm.unwrap();
         assert_eq!(PlannedVm::new(vm.config().clone()).unwrap(), vm);

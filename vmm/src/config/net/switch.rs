@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_switch_is_refused_with_what_to_do() {
+    fn an_impossible_switch_is_refused_with_what_to_do() {
         let carried = "the switch's uplink is a tap whose packets this program carries";
         for (net, expected) in [
             ("switch=veb", "switch=veb: connects a PF with its VFs, and there are none; add sriov_vfs="),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_port_has_nothing_of_one() {
+    fn a_vf_that_is_no_port_has_no_key_of_one() {
         let why = "only a port of a switch has this; add switch=veb to the PF and name no tap or other backend for the \
                    VF, or leave";
         for (key, value) in [("isolated", "on"), ("mirror", "pf"), ("mirror", "1"), ("weight", "10")] {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_what_would_be_planned_again() {
+    fn the_kept_switch_is_planned_again_as_it_is() {
         let vfs = ["index=0,isolated=on", "index=1,tap=own"];
         for net in ["switch=veb", "switch=vepa,tap=up0", "switch=veb,fd=[7]"] {
             let vm = PlannedVm::new(config(&format!("id=pf0,sriov_vfs=3,{net}"), &vfs).unwrap()).unwrap();

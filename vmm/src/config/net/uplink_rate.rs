@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_guaranteed_is_refused_with_what_to_do() {
+    fn an_impossible_guarantee_is_refused_with_what_to_do() {
         let no_port = "only a port of a switch has this; add switch=veb to the PF and name no tap or other backend for \
                        the VF, or leave min_tx_rate out (docs/switch.md)";
         let no_rate = "a part of the uplink's rate, which is not given; add uplink_rate= to the PF, or leave \

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_balloon_is_refused_with_a_way_out() {
         for (text, expected) in [
             ("size=1G", "--balloon size=1G: the guest has 1G of memory, and cannot return all of it; give less"),
             (

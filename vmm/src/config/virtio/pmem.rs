@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_pmem_is_refused_with_a_way_out() {
         let unit = "not a multiple of 2M above 0; round it up";
         for (all, expected) in [
             (&["size=2M"][..], "--pmem: file is required; add it".to_string()),

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_rng_is_refused_with_a_way_out() {
         for (text, expected) in [
             (
                 "id=__x",

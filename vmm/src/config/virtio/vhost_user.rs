@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_system_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_file_system_is_refused_with_a_way_out() {
         let long = format!("tag={},socket=/a", "x".repeat(37));
         for (all, expected) in [
             (&[long.as_str()][..], ": a tag has 1 to 36 bytes, none of them 0; give another"),

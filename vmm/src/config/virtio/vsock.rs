@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_have_is_refused_with_a_way_out() {
+    fn an_impossible_vsock_is_refused_with_a_way_out() {
         for cid in [0, 1, 2, u32::MAX] {
             let said = planned(&format!("cid={cid},socket=/run/v")).unwrap_err();
             assert_eq!(said, format!("--vsock cid={cid}: not a guest's context ID; give one from 3 to 4294967294"));

@@ -23,7 +23,7 @@ fn ids(instance: &Instance) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_left_out_is_decided_once() {
+fn defaults_are_decided_once() {
     let mut instance = instance(r#"{"net":[{"sriov_vfs":2},{"id":"b"}]}"#);
     let before = instance.config().clone();
     assert!(before.net.iter().all(|net| net.mac.is_some()));
@@ -76,7 +76,7 @@ fn device_keeps_its_passed_descriptor_until_removal() {
 }
 
 #[test]
-fn what_is_not_there_or_in_every_vm_is_not_removed() {
+fn a_device_that_is_missing_or_in_every_vm_is_not_removed() {
     let mut instance = instance("{}");
     let kind = |instance: &mut Instance, id| instance.remove_device(id).unwrap_err().kind;
     assert_eq!(kind(&mut instance, "unknown"), ErrorKind::NotFound);

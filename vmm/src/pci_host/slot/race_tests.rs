@@ -390,7 +390,7 @@ proptest! {
 
     /// For any interleaving of the vCPUs' accesses.
     #[test]
-    fn what_vcpus_change_at_the_same_time_is_all_wired_in_the_end(rounds in vec(vec(vec(op(), 12), 4), 2)) {
+    fn concurrent_changes_of_vcpus_are_all_wired_in_the_end(rounds in vec(vec(vec(op(), 12), 4), 2)) {
         let rig = Rig::new();
         rig.check();
         for vcpus in rounds {

@@ -342,7 +342,7 @@ fn a_signal_that_waits_is_passed_on_after_the_wire_is_there() {
 }
 
 #[test]
-fn what_is_written_to_a_vf_is_made_good_for_that_vf_alone() {
+fn a_write_to_a_vf_is_made_good_for_that_vf_alone() {
     let Rig { wants, record, slot, .. } = rig();
     let of_pf = Message { requester: PF, ..message(1) };
     let (kick, pf_kick) = (eventfd(), eventfd());

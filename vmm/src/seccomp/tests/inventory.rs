@@ -397,7 +397,7 @@ fn only_some_kinds_of_threads_name_paths_interfaces_and_rings() {
 
 /// The threat model lists what a compromised thread can do to other processes.
 #[test]
-fn what_reaches_others_is_in_the_threat_model() {
+fn calls_that_reach_others_are_in_the_threat_model() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../SECURITY.md");
     let text = std::fs::read_to_string(path).unwrap();
     let section = text.split("\n### ").find(|section| section.starts_with("What it still does to others\n")).unwrap();

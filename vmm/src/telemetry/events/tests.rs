@@ -240,7 +240,7 @@ fn events_that_a_guest_causes_are_written_at_a_limited_rate() {
 }
 
 #[test]
-fn what_a_guest_causes_without_end_becomes_rare() {
+fn events_that_a_guest_causes_without_end_become_rare() {
     const MOST: u64 = 8;
     let folder = tempdir().unwrap();
     let path = folder.path().join("events");

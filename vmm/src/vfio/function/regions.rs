@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_map_is_left_to_exits() {
+    fn areas_that_the_kernel_does_not_map_are_left_to_exits() {
         assert_eq!(areas(&RegionInfo { flags: 0, ..region(0x4000, None, true) }, &[]), []);
         assert_eq!(areas(&region(0x4000, None, false), &[0..0x30]), [], "a kernel before 4.16");
         assert_eq!(areas(&region(0x800, None, true), &[]), [], "less than a page");

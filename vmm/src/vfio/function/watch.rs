@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_says_what_it_wants_and_of_which_device() {
+    fn an_error_and_a_request_of_the_host_name_their_device() {
         let watch = Arc::new(Watch::new().unwrap());
         let (first, second) = (FakeDevice::default(), FakeDevice::default());
         let one = watch.begin("one", &first, &info(1, 1)).unwrap();

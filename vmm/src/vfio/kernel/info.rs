@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_says_what_its_devices_reach() {
+    fn a_container_lists_the_addresses_that_its_devices_reach() {
         let id = u64::from(VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE);
         let fields = [
             (16, 24, 4),

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pci_device_or_in_no_group_is_refused() {
+    fn a_folder_of_no_device_or_of_no_group_is_refused() {
         let root = sysfs(&[("0000:01:00.0", None)]);
         let error = |path: &Path| SysfsDevice::at(path).unwrap_err().to_string();
         assert!(error(root.path()).starts_with("this is not the folder of a PCI device"));

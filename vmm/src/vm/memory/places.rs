@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_acpi_adds_has_no_device() {
+    fn memory_that_acpi_adds_has_no_device() {
         let memory: MemoryConfig = "size=1G,hotplug_size=1G".parse().unwrap();
         let layout = Layout::new(GIB, GIB, 46).unwrap();
         assert_eq!((addresses(&memory), places(&memory, &layout)), (0, vec![]));

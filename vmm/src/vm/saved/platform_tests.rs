@@ -355,7 +355,7 @@ fn the_guests_time_advances_by_the_time_that_passed() {
 }
 
 #[test]
-fn what_cannot_be_saved_is_refused_by_its_option() {
+fn a_vm_that_cannot_be_saved_is_refused_by_its_option() {
     let folder = tempfile::tempdir().unwrap();
     let pmem = json!({"id": "p", "file": folder.path(), "size": 2 << 20});
     let config = json!({"serial": {"mode": "Null"}, "console": {"mode": "Null"}, "pmem": [pmem]});

@@ -24,7 +24,7 @@ fn control_queue(pairs: u8, queues: u32) -> impl FnOnce(&mut Script) {
 }
 
 #[test]
-fn what_is_wrong_with_the_file_is_told_apart() {
+fn each_error_of_the_file_has_its_own_message() {
     let opening = |errno| refusal(spec(1), |script| script.fails.push(("open", errno)));
     for (errno, expected) in [
         (libc::ENOENT, "no such device; create one (vdpa dev add"),
@@ -108,7 +108,7 @@ fn an_address_that_the_device_does_not_take_is_refused() {
 }
 
 #[test]
-fn whatever_request_fails_the_error_says_which() {
+fn the_error_names_the_request_that_failed() {
     for (request, what) in [
         ("owner", "own the device"),
         ("features", "read the device's features"),

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_says_what_the_disk_is_and_what_it_is_based_on() {
+    fn a_header_has_the_shape_of_the_disk_and_its_backing_file() {
         let tables =
             Tables { l1: 3 << 16, l1_entries: 2, refcounts: 1 << 16, refcount_entries: 1 << 13, refcount_order: 4 };
         let (size, cluster) = (1 << 30, 1 << 16);

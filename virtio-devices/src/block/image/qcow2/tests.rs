@@ -115,7 +115,7 @@ fn an_image_whose_header_has_no_reference_count_is_refused() {
 }
 
 #[test]
-fn what_is_written_is_what_qemu_reads_over_any_kind_of_image() {
+fn qemu_reads_the_written_data_from_any_kind_of_image() {
     for options in [
         &[][..],
         &["-o", "cluster_size=512"],

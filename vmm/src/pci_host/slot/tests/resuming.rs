@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::*;
 
 #[test]
-fn what_the_host_lacks_for_a_moment_is_waited_for() {
+fn a_resource_that_the_host_lacks_briefly_is_waited_for() {
     let Rig { wants, slot, .. } = rig();
     wants.lock().refusals = 5;
     slot.pause();

@@ -86,7 +86,7 @@ fn an_image_is_sound_wherever_its_growth_is_cut_off() {
 }
 
 #[test]
-fn what_is_added_is_zero_although_the_last_cluster_was_longer() {
+fn added_space_is_zero_although_the_last_cluster_was_longer() {
     let folder = Folder::new();
     fs::write(folder.path("raw"), pattern(1 << 20, 3)).unwrap();
     folder.qemu_img(&["convert", "-O", "qcow2", "raw", "a"]);

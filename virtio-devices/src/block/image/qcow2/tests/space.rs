@@ -16,7 +16,7 @@ fn has_holes(folder: &Folder) -> bool {
 }
 
 #[test]
-fn what_a_driver_gives_up_leaves_the_file() {
+fn space_that_a_driver_gives_up_leaves_the_file() {
     for (kind, flags, base) in
         [(VIRTIO_BLK_T_DISCARD, 0, false), (VIRTIO_BLK_T_WRITE_ZEROES, 1, false), (VIRTIO_BLK_T_DISCARD, 0, true)]
     {

@@ -63,7 +63,7 @@ fn a_checksum_beyond_the_frame_is_malformed_and_changes_nothing() {
 }
 
 #[test]
-fn what_a_receiver_has_negotiated_decides_what_is_left_to_do() {
+fn the_features_of_a_receiver_decide_the_work_that_is_left() {
     let all = Offloads::all() - Offloads::UFO;
     let csum = Offloads::CHECKSUM;
     let of = |flags, kind| header(flags, kind, 54, 1448, 34, 16);
