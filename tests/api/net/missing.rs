@@ -70,6 +70,8 @@ fn a_vf_with_a_missing_backend_restores_down_and_gets_one_later() {
         .unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.lines().any(|line| line.contains("missing (") && line.contains("missaone")), "{shown}");
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/no-traffic.md")).unwrap();
+    assert!(page.contains("| `missing` |"), "the page about no traffic names it");
     let counters = client.get("vm.counters").expect(200);
     assert!(counters["pf0"].get("rx_frames").is_some());
 
