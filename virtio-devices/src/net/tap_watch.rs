@@ -118,9 +118,9 @@ impl<'e> TapWatch<'e> {
         self.doubted = None;
         if self.tell(true, shared) && health.tap_downs().is_power_of_two() {
             let (name, downs) = (&search.name, health.tap_downs());
-            let link = if health.follows_tap() { "its link is down, too" } else { "its link stays up (link=up)" };
+            let link = if health.follows_tap() { ", and its link with it" } else { "" };
             // Logged at powers of two, so that a flapping tap cannot fill the log.
-            warn!("{id}: its tap {name} is down ({downs} times so far), {link}; set it up: ip link set {name} up");
+            warn!("{id}: its tap {name} is down ({downs} times so far){link}; set it up: ip link set {name} up");
         }
     }
 
