@@ -116,6 +116,9 @@ fn a_backend_left_out_on_request_is_given_by_fd_while_paused() {
     assert_eq!(client.get("vm.info").expect(200)["sriov"][0]["backend"]["name"], "missbpf");
     assert_eq!(client.get("vm.info").expect(200)["state"], "Paused");
     client.put("vm.resume").expect(204);
+    let given = vf(&mut client, 2);
+    assert_eq!((&given["link"], &given["backend"]["down"]), (&json!("down"), &json!(true)), "nobody has set it up");
+    tap::ip(&["link", "set", "missbfd", "up"]);
     assert_eq!(vf(&mut client, 2)["link"], "up");
 }
 
