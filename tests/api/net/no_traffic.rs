@@ -299,9 +299,7 @@ fn causes_at_a_receiver_on_a_switch_are_shown_by_the_page() {
     const UPLINK: &str = "notrup";
     let mut guest = Guest::start(&on_a_switch(Some(UPLINK)));
     guest.enable();
-    let burst = || (0..100).for_each(|_| send(UPLINK, &frame(VF0)));
-    guest.expect_counter("rx_no_buffers", burst);
-    guest.expect_counter("rx_congested", burst);
+    guest.expect_counter("rx_no_buffers", || send(UPLINK, &frame(VF0)));
     guest.set(&json!({"rate_limiter_config": {"ops": {"size": 1, "refill_time": 3_600_000}}}));
     guest.provide(0, 2048);
     guest.expect_counter("rx_rate_dropped", || send(UPLINK, &frame(VF0)));
