@@ -239,6 +239,26 @@ fn guide_blocks(text: &str) -> Vec<(Evidence<'_>, Vec<&str>)> {
     blocks
 }
 
+/// The test that a row of a table names in a comment of its last cell.
+fn test_of_row(row: &str) -> Option<&str> {
+    row.strip_suffix(" --> |")?.rsplit_once("<!-- test: ").map(|(_, name)| name)
+}
+
+#[test]
+fn every_cause_of_no_traffic_names_a_test_that_shows_it() {
+    let (files, text) = (files(), fs::read_to_string(root().join(GUIDES).join("no-traffic.md")).unwrap());
+    let sources: Vec<_> = with_extension(&files, "rs").map(|(_, text)| text).collect();
+    let lines: Vec<_> = text.lines().collect();
+    // A row that is neither the head of the columns nor the line below.
+    let is_row = |pair: &&[&str]| pair[0].starts_with('|') && pair[1].starts_with("| ");
+    let rows: Vec<_> = lines.windows(2).filter(is_row).map(|pair| pair[1]).collect();
+    assert!(rows.len() > 25, "{}", rows.len());
+    for row in rows {
+        let shown = test_of_row(row).is_some_and(|name| sources.iter().any(|source| is_test(source, name)));
+        assert!(shown, "no test: {row}");
+    }
+}
+
 #[test]
 fn each_block_of_a_guide_is_run_or_names_what_shows_it() {
     let files = files();

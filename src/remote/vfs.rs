@@ -235,6 +235,10 @@ fn link_cause(link: Link, backend: &BackendInfo, policy: &PolicyInfo) -> Option<
     Some(match backend.kind {
         _ if policy.link == LinkPolicy::Down => "set down by the host; set-vf --link auto".to_string(),
         BackendKind::Switch => "the uplink of its switch is down; set that up: ip link set <tap> up".to_string(),
+        BackendKind::Tap | BackendKind::Fd if backend.down => {
+            let tap = backend.name.as_deref().unwrap_or("<tap>");
+            format!("its tap is down; set that up: ip link set {tap} up")
+        }
         _ => "its backend has set it down".to_string(),
     })
 }
@@ -313,6 +317,8 @@ pub(crate) mod tests {
         let tap = serde_json::json!({"kind": "tap", "name": "t"});
         assert_eq!(cause(tap.clone(), json("down")).unwrap(), "set down by the host; set-vf --link auto");
         assert_eq!(cause(tap, json("auto")).unwrap(), "its backend has set it down");
+        let tap = serde_json::json!({"kind": "tap", "name": "t", "down": true});
+        assert_eq!(cause(tap, json("auto")).unwrap(), "its tap is down; set that up: ip link set t up");
         let switch = serde_json::json!({"kind": "switch", "name": "pf0"});
         assert!(cause(switch, json("auto")).unwrap().starts_with("the uplink of its switch is down"));
         assert_eq!(cause(serde_json::json!({"kind": "tap", "name": "t", "lost": true}), json("auto")), None);

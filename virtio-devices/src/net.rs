@@ -150,6 +150,7 @@ impl Net {
             engine,
             doorbells: offered.doorbells,
         };
+        net.health.follow_tap(net.spec.follows_tap);
         net.attach();
         net.hold_without_backend();
         Ok(net)
@@ -266,7 +267,7 @@ impl VirtioDevice for Net {
     fn config_read(&self, offset: u64, data: &mut [u8]) {
         let config = Config {
             mac: self.state.mac(),
-            link_up: self.link_up(),
+            link_up: self.has_link(),
             announce: self.state.announces(),
             queue_pairs: self.spec.queue_pairs,
             mtu: self.spec.mtu.unwrap_or(0),

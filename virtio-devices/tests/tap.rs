@@ -13,6 +13,8 @@ mod namespace;
 #[path = "../src/net/testing/sample.rs"]
 mod sample;
 
+#[path = "tap/down.rs"]
+mod down;
 #[path = "tap/frames.rs"]
 mod frames;
 #[path = "tap/lost.rs"]

@@ -260,6 +260,9 @@ pub struct BackendInfo {
     /// True while it is lost and not yet restored. Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
+    /// True while the host has set the tap down: only for `tap` and `fd`, and not for a macvtap. Omitted if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub down: bool,
     /// Reason why there is no backend, in one line. Omitted if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

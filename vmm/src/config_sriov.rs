@@ -108,6 +108,7 @@ impl NicPlan {
             limits: config.rate_limiter_config.as_ref().map(rate::limits_of).unwrap_or_default(),
             policy: policy::policy_of(config, given),
             link_up: policy::link_up(config),
+            follows_tap: policy::follows_tap(config),
         };
         Self { backend: BackendPlan::of(config, &spec, name.tap), spec, missing: MissingBackend::Refused }
     }

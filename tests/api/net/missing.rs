@@ -70,6 +70,8 @@ fn a_vf_with_a_missing_backend_restores_down_and_gets_one_later() {
         .unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.lines().any(|line| line.contains("missing (") && line.contains("missaone")), "{shown}");
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/no-traffic.md")).unwrap();
+    assert!(page.contains("| `missing` |"), "the page about no traffic names it");
     let counters = client.get("vm.counters").expect(200);
     assert!(counters["pf0"].get("rx_frames").is_some());
 
@@ -114,6 +116,9 @@ fn a_backend_left_out_on_request_is_given_by_fd_while_paused() {
     assert_eq!(client.get("vm.info").expect(200)["sriov"][0]["backend"]["name"], "missbpf");
     assert_eq!(client.get("vm.info").expect(200)["state"], "Paused");
     client.put("vm.resume").expect(204);
+    let given = vf(&mut client, 2);
+    assert_eq!((&given["link"], &given["backend"]["down"]), (&json!("down"), &json!(true)), "nobody has set it up");
+    tap::ip(&["link", "set", "missbfd", "up"]);
     assert_eq!(vf(&mut client, 2)["link"], "up");
 }
 

@@ -22,6 +22,12 @@ pub type BackendObserver = Box<dyn Fn(BackendChange) + Send>;
 pub(crate) struct Health {
     lost: AtomicBool,
     link_down: AtomicBool,
+    /// The host has set the interface of the tap down.
+    tap_down: AtomicBool,
+    /// The number of times it has.
+    tap_downs: AtomicU64,
+    /// The link stays up while the tap is down.
+    ignores_tap: AtomicBool,
     losses: AtomicU64,
     refusals: AtomicU64,
     /// The loss after which a search for another backend was last reported to fail.
@@ -30,9 +36,43 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// True if the backend reports the link as up.
+    /// True if the backend reports the link as up, and its tap is up if the link follows it.
     pub(crate) fn link_up(&self) -> bool {
+        self.reports_link() && !(self.is_tap_down() && self.follows_tap())
+    }
+
+    /// True if the backend reports the link as up, whatever the state of its tap.
+    pub(crate) fn reports_link(&self) -> bool {
         !self.is_lost() && !self.link_down.load(Ordering::Acquire)
+    }
+
+    /// True if the host has set the tap down.
+    pub(crate) fn is_tap_down(&self) -> bool {
+        self.tap_down.load(Ordering::Acquire)
+    }
+
+    /// Records that the tap is down, or up. Returns true if that is a change.
+    pub(crate) fn set_tap_down(&self, down: bool) -> bool {
+        let changed = self.tap_down.swap(down, Ordering::AcqRel) != down;
+        if changed && down {
+            self.tap_downs.fetch_add(1, Ordering::Relaxed);
+        }
+        changed
+    }
+
+    /// The number of times that the tap was set down.
+    pub(crate) fn tap_downs(&self) -> u64 {
+        self.tap_downs.load(Ordering::Relaxed)
+    }
+
+    /// True if the link is down while the tap is.
+    pub(crate) fn follows_tap(&self) -> bool {
+        !self.ignores_tap.load(Ordering::Acquire)
+    }
+
+    /// Makes the link follow the tap, or stay up.
+    pub(crate) fn follow_tap(&self, follows: bool) {
+        self.ignores_tap.store(!follows, Ordering::Release);
     }
 
     /// True if the backend is lost.
@@ -106,6 +146,11 @@ mod tests {
         assert!(health.set_link(false) && !health.set_link(false));
         assert!(health.set_lost(false) && !health.link_up());
         assert!(health.set_link(true) && health.link_up());
+        assert!(health.set_tap_down(true) && !health.set_tap_down(true) && !health.link_up());
+        health.follow_tap(false);
+        assert!(health.link_up() && health.is_tap_down());
+        health.follow_tap(true);
+        assert!(health.set_tap_down(false) && health.link_up() && health.tap_downs() == 1);
         assert_eq!((&*told.lock(), health.losses()), (&vec![BackendChange::Lost, BackendChange::Restored], 1));
     }
 }

@@ -106,6 +106,12 @@ impl Tap {
         self.queues.first().and_then(|queue| queue.try_lock()).is_some_and(|queue| queue.is_gone())
     }
 
+    /// True if the host has set the interface down; `None` while a worker owns its first queue, since that worker
+    /// detects it.
+    pub(crate) fn is_down_unnoticed(&self) -> Option<bool> {
+        self.queues.first().and_then(|queue| queue.try_lock()).map(|queue| queue.seems_down())
+    }
+
     /// The search for a new tap of the name of this one, with the same settings.
     pub(crate) fn search(&self) -> TapSearch {
         // The driver knows this MTU.

@@ -57,6 +57,15 @@ pub trait HostNic {
     /// both directions; behind a switch, all of them after a wait.
     fn set_link(&mut self, up: bool) -> Replaced;
 
+    /// True if the host has set the function's own tap down (`ip link set NAME down`). False for other backends, for a
+    /// tap that was deleted, and for a macvtap, which does not report it.
+    fn tap_down(&self) -> bool {
+        false
+    }
+
+    /// Makes the link follow the function's own tap, which is the default, or stay up while the host has set it down.
+    fn follow_tap(&mut self, _follows: bool) {}
+
     /// Keeps the link down, or no longer, independently of the host's setting, and notifies the driver. Does nothing
     /// for a function without a backend, whose link stays down.
     fn hold_link(&mut self, held: bool);

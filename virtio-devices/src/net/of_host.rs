@@ -34,6 +34,7 @@ impl HostNic for Net {
     }
 
     fn backend_replaced(&mut self) {
+        self.health.set_tap_down(false);
         if self.health.set_lost(false) {
             self.signal_config();
         }
@@ -79,7 +80,22 @@ impl HostNic for Net {
     }
 
     fn link_up(&self) -> bool {
-        self.state.link_up() && self.health.link_up()
+        self.state.link_up() && self.health.reports_link() && !(self.health.follows_tap() && self.tap_down())
+    }
+
+    fn tap_down(&self) -> bool {
+        let Engine::Tap(tap) = &self.engine else { return false };
+        tap.is_down_unnoticed().unwrap_or_else(|| self.health.is_tap_down()) && !self.backend_lost()
+    }
+
+    fn follow_tap(&mut self, follows: bool) {
+        self.spec.follows_tap = follows;
+        let before = self.has_link();
+        self.health.follow_tap(follows);
+        if self.has_link() != before {
+            self.state.changed();
+            self.signal_config();
+        }
     }
 
     fn set_link(&mut self, up: bool) -> Replaced {
@@ -121,6 +137,11 @@ impl HostNic for Net {
 }
 
 impl Net {
+    /// True if the link is up, as the driver reads it: a tap's state is that which its worker has seen last.
+    pub(super) fn has_link(&self) -> bool {
+        self.state.link_up() && self.health.link_up()
+    }
+
     /// The limit in Mbit/s that the driver reads as the link's speed: its own, or that of its switch's uplink.
     pub(super) fn rate(&self) -> Option<NonZeroU32> {
         self.spec.policy.max_tx_rate.or_else(|| self.engine.rate())

@@ -34,6 +34,8 @@ pub struct NetSpec {
     pub policy: Policy,
     /// True if the link is up when the NIC is plugged in.
     pub link_up: bool,
+    /// True if the link is down while the host has set the NIC's own tap down.
+    pub follows_tap: bool,
 }
 
 impl NetSpec {
@@ -52,6 +54,7 @@ impl NetSpec {
             limits: RateLimits::default(),
             policy: Policy::default(),
             link_up: true,
+            follows_tap: true,
         }
     }
 }

@@ -1,7 +1,8 @@
-//! The detection of a deleted tap, whose frames this program moves, by the first pair's worker.
+//! The detection of a tap that was deleted or set down, whose frames this program moves, by the first pair's worker.
 //!
 //! The kernel reports the deletion of a tap by an error event of its descriptors, and that of a macvtap only on
-//! request. So the worker checks the tap on an event, and every two seconds.
+//! request. So the worker checks the tap on an event, and every two seconds. A tap that is set down sends no event, but
+//! accepts no frame; when it is set up, it accepts one, which is an event.
 
 mod tap_finder;
 
@@ -19,6 +20,9 @@ use crate::os::clock;
 
 /// The interval at which a tap is checked.
 const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The time for which a tap must accept no frame to count as down: its buffer may be full for a moment.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The parts that the loss of a tap concerns.
 pub(crate) struct TapEnd {
@@ -40,17 +44,24 @@ pub(crate) struct TapWatch<'e> {
     /// The time of the next check.
     next: Instant,
     finder: Option<TapFinder>,
+    /// The time since when the tap accepts no frame.
+    doubted: Option<Instant>,
 }
 
 impl<'e> TapWatch<'e> {
     /// A watch that is due at once.
     pub(crate) fn new(end: &'e TapEnd) -> Self {
-        Self { end, next: clock::now(), finder: None }
+        Self { end, next: clock::now(), finder: None, doubted: None }
     }
 
     /// The time until the next check.
     pub(crate) fn wait(&self) -> Duration {
         self.next.saturating_duration_since(clock::now())
+    }
+
+    /// True if the tap is down, or seems to be: the next check is due when it accepts a frame.
+    pub(crate) fn expects_up(&self) -> bool {
+        self.doubted.is_some() || self.end.health.is_tap_down()
     }
 
     /// Makes the next check due at once.
@@ -79,12 +90,56 @@ impl<'e> TapWatch<'e> {
         if was_lost {
             self.restore(shared);
         }
+        if is_due || was_lost {
+            self.follow(tap.seems_down(), shared);
+        }
         was_lost
+    }
+
+    /// Makes the link follow the tap, which accepts no frame if it `seems_down`.
+    fn follow(&mut self, seems_down: bool, shared: &Shared) {
+        let TapEnd { id, search, health, .. } = self.end;
+        if !seems_down {
+            self.doubted = None;
+            if self.tell(false, shared) && health.tap_downs().is_power_of_two() {
+                info!("{id}: its tap {} is up again", search.name);
+            }
+            return;
+        }
+        if health.is_tap_down() {
+            return;
+        }
+        let now = clock::now();
+        let certain = *self.doubted.get_or_insert(now) + PATIENCE;
+        if now < certain {
+            self.next = certain;
+            return;
+        }
+        self.doubted = None;
+        if self.tell(true, shared) && health.tap_downs().is_power_of_two() {
+            let (name, downs) = (&search.name, health.tap_downs());
+            let link = if health.follows_tap() { ", and its link with it" } else { "" };
+            // Logged at powers of two, so that a flapping tap cannot fill the log.
+            warn!("{id}: its tap {name} is down ({downs} times so far){link}; set it up: ip link set {name} up");
+        }
+    }
+
+    /// Records that the tap is down, or up, and notifies the driver. Returns true if that is a change.
+    fn tell(&self, down: bool, shared: &Shared) -> bool {
+        let health = &self.end.health;
+        let changed = health.set_tap_down(down);
+        if changed && health.follows_tap() {
+            shared.state.changed();
+            shared.interrupts.signal_config();
+        }
+        changed
     }
 
     fn lose(&mut self, tap: &mut TapQueue, shared: &Shared) {
         let TapEnd { id, search, health, .. } = self.end;
         tap.lose();
+        self.doubted = None;
+        health.set_tap_down(false);
         if shared.state.lose_link(true) {
             shared.interrupts.signal_config();
         }

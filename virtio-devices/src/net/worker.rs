@@ -107,8 +107,10 @@ impl Pair {
             if !busy {
                 let looks = watch.as_ref().map(TapWatch::wait);
                 let limit = [queues.limited_for(), shared.failures.settles_in(), looks].into_iter().flatten().min();
-                let (woken, ended) = self.wait(&tap, queues.waits_for_frame(), limit, &mut tally);
-                watch.iter_mut().filter(|_| ended).for_each(TapWatch::hurry);
+                let waits_for =
+                    TapEvents { frame: queues.waits_for_frame(), up: watch.as_ref().is_some_and(TapWatch::expects_up) };
+                let (woken, changed) = self.wait(&tap, waits_for, limit, &mut tally);
+                watch.iter_mut().filter(|_| changed).for_each(TapWatch::hurry);
                 wakeup = woken;
             }
         }
@@ -164,25 +166,28 @@ impl Pair {
         let _ = tap.set_attached(self.index < shared.state.active_pairs());
     }
 
-    /// Waits for a doorbell, a stop, or a frame if `frame`, at most for `limit`. Also returns true if the tap reports
-    /// an error.
-    fn wait(&self, tap: &TapQueue, frame: bool, limit: Option<Duration>, tally: &mut Tally) -> (Wakeup, bool) {
+    /// Waits for a doorbell, a stop, or an event of the tap among `waits_for`, at most for `limit`. Also returns true if
+    /// the tap reports an error, or is up.
+    fn wait(&self, tap: &TapQueue, waits_for: TapEvents, limit: Option<Duration>, tally: &mut Tally) -> (Wakeup, bool) {
         // A time that is too long for the kernel counts as infinite.
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        let frame = frame && tap.attached();
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, waits_for.frame);
+        events.set(PollFlags::OUT, waits_for.up);
+        let watches_tap = tap.attached() && !events.is_empty();
         let kick = borrow(&self.kick);
-        let mut fds = [PollFd::new(&kick, PollFlags::IN), PollFd::new(tap, PollFlags::IN)];
-        let watched = if frame { &mut fds[..] } else { &mut fds[..1] };
+        let mut fds = [PollFd::new(&kick, PollFlags::IN), PollFd::new(tap, events)];
+        let watched = if watches_tap { &mut fds[..] } else { &mut fds[..1] };
         // If this fails (a signal, no memory), the queues are checked and the wait is repeated.
         let _ = poll(watched, limit.as_ref());
         let kicked = !fds[0].revents().is_empty();
-        let of_tap = if frame { fds[1].revents() } else { PollFlags::empty() };
-        let ended = of_tap.intersects(PollFlags::ERR | PollFlags::HUP);
-        let frame = !of_tap.is_empty();
+        let of_tap = if watches_tap { fds[1].revents() } else { PollFlags::empty() };
+        let changed = of_tap.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::OUT);
+        let frame = waits_for.frame && !(of_tap - PollFlags::OUT).is_empty();
         if kicked && self.kick.read().is_ok() {
             tally.count(Counter::Kicks);
         }
-        (Wakeup { kicked, frame }, ended)
+        (Wakeup { kicked, frame }, changed)
     }
 }
 
@@ -202,6 +207,15 @@ fn ring<'q>(queue: &'q Option<(u16, SharedQueue)>, shared: &Shared, tally: &mut 
     Ring::open(*index, queue.lock(), event_idx, &shared.memory.pass())
         .inspect_err(|BrokenRing| give_up(tally, &shared.interrupts))
         .ok()
+}
+
+/// The events of the tap that the worker waits for.
+#[derive(Debug, Clone, Copy)]
+struct TapEvents {
+    /// A frame to receive.
+    frame: bool,
+    /// The tap accepts frames.
+    up: bool,
 }
 
 /// The reasons why the worker woke up.

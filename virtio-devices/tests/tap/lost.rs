@@ -24,12 +24,10 @@ pub(crate) fn changes(machine: &Machine) -> Changes {
 
 /// Waits until the NIC's tap is lost or back, and its driver is notified.
 pub(crate) fn follow(machine: &Machine, changes: &Changes, expected: &[BackendChange]) {
-    let pairs = machine.queues.len() as u16 / 2;
-    let heard = || machine.interrupts.eventfd(2 * pairs + 1).is_some_and(|config| config.read().is_ok());
     let up = expected.last() == Some(&BackendChange::Restored);
     eventually("a change of the tap", || *changes.lock() == expected);
     eventually("the link", || machine.net.link_up() == up);
-    eventually("a configuration interrupt", heard);
+    eventually("a configuration interrupt", || machine.heard());
     assert_eq!(machine.net.backend_lost(), !up);
 }
 

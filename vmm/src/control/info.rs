@@ -216,5 +216,5 @@ fn backend(plan: &NicPlan, port: &dyn HostNic) -> BackendInfo {
     };
     let error = port.backend_missing().map(str::to_string);
     let name = (!was_passed && error.is_none()).then(|| port.backend_name().to_string());
-    BackendInfo { kind, name, lost: port.backend_lost(), error }
+    BackendInfo { kind, name, lost: port.backend_lost(), down: port.tap_down(), error }
 }

@@ -11,6 +11,7 @@ use std::fs;
 use std::time::Duration;
 
 use pci::VfIndex;
+use rustix::time::{ClockId, clock_gettime};
 use virtio_devices::{BackendKind, Status, VirtioPci};
 use vm_api::migration::MigrationProgress;
 
@@ -37,6 +38,8 @@ pub(super) struct Process {
     pub threads: Option<u64>,
     /// Resident memory in bytes, including the guest's; `None` without /proc.
     pub resident: Option<u64>,
+    /// Processor time of all threads so far, including the guest's.
+    pub cpu: Duration,
 }
 
 impl Process {
@@ -51,8 +54,15 @@ impl Process {
             open_fds: entries("/proc/self/fd").map(|count| count.saturating_sub(1)),
             threads: entries("/proc/self/task"),
             resident: resident(),
+            cpu: cpu_time(),
         }
     }
+}
+
+/// Processor time of this process so far.
+fn cpu_time() -> Duration {
+    // No clock counts backwards from zero.
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
 /// Returns VmRSS in bytes; the kernel reports KiB.
@@ -119,6 +129,8 @@ struct Function {
     needs_reset: bool,
     /// True while the link is up; `None` if it has no link.
     link_up: Option<bool>,
+    /// True while the host has set its own tap down; `None` without one.
+    tap_down: Option<bool>,
     /// True while the backend is disconnected, and the number of disconnects; `None` if it cannot disconnect.
     lost: Option<(bool, u64)>,
     /// Device kind in metric names.
@@ -140,11 +152,13 @@ fn functions(plugged: &Plugged) -> Vec<Function> {
             driver_up: is(device, vf, Status::DRIVER_OK),
             needs_reset: is(device, vf, Status::DEVICE_NEEDS_RESET),
             link_up: device.host_nic(vf).map(|port| port.link_up()),
+            tap_down: device
+                .host_nic(vf)
+                .filter(|port| port.backend_kind() == BackendKind::Tap)
+                .map(|port| port.tap_down()),
             lost: device
                 .host_nic(vf)
-                .filter(|port| {
-                    !matches!(port.backend_kind(), BackendKind::Tap | BackendKind::Switch | BackendKind::Absent)
-                })
+                .filter(|port| !matches!(port.backend_kind(), BackendKind::Switch | BackendKind::Absent))
                 .map(|port| (port.backend_lost(), port.backend_losses())),
             kind,
             counters: if vf.is_some() && counters.iter().all(|(_, value)| *value == 0) { Vec::new() } else { counters },
@@ -165,13 +179,15 @@ struct Text(String);
 
 impl Text {
     fn process(&mut self, process: &Process) {
-        let Process { uptime, events_dropped, log_lines_lost, open_fds, threads, resident } = *process;
+        let Process { uptime, events_dropped, log_lines_lost, open_fds, threads, resident, cpu } = *process;
         self.one(
             "cloud_hypervisor_uptime_seconds",
             "gauge",
             "Seconds since the program started.",
             uptime.as_secs_f64(),
         );
+        let help = "Processor time of all threads, in seconds, including the guest's vCPUs.";
+        self.one("cloud_hypervisor_cpu_seconds_total", "counter", help, cpu.as_secs_f64());
         let help = "Events dropped because the reader of --event-monitor is too slow, or gone.";
         self.one("cloud_hypervisor_events_dropped_total", "counter", help, events_dropped);
         let help = "Lines of the log that were not written: the disk is full, or the pipe of --log-file is not read.";
@@ -253,12 +269,19 @@ impl Text {
     }
 
     fn backends(&mut self, functions: &[Function]) {
+        let name = "cloud_hypervisor_tap_down";
+        self.family(name, "gauge", "1 while the host has set the network function's own tap down.");
+        for function in functions {
+            if let Some(down) = function.tap_down {
+                self.sample(name, &function.labels, u8::from(down));
+            }
+        }
         let lost = || functions.iter().filter_map(|function| Some((&function.labels, function.lost?)));
         let name = "cloud_hypervisor_backend_lost";
         self.family(
             name,
             "gauge",
-            "1 while the backend of the network function is lost: a process, device or kernel worker.",
+            "1 while the backend of the network function is lost: a tap, process, device or kernel worker.",
         );
         lost().for_each(|(labels, (lost, _))| self.sample(name, labels, u8::from(lost)));
         let name = "cloud_hypervisor_backend_losses_total";
@@ -316,8 +339,9 @@ mod tests {
     fn function(vf: Option<u16>, counters: &[(&'static str, u64)]) -> Function {
         let labels = labels("pf0", vf.map(VfIndex));
         let (driver_up, lost) = (vf.is_none(), vf.map(|vf| (vf == 3, 2)));
-        let needs_reset = vf == Some(3);
-        Function { labels, driver_up, needs_reset, link_up: Some(true), lost, kind: "net", counters: counters.to_vec() }
+        let (needs_reset, link_up, tap_down) = (vf == Some(3), Some(true), vf.map(|vf| vf == 3));
+        let counters = counters.to_vec();
+        Function { labels, driver_up, needs_reset, link_up, tap_down, lost, kind: "net", counters }
     }
 
     #[test]
@@ -338,6 +362,7 @@ mod tests {
         assert!(!samples.contains_key(r#"cloud_hypervisor_net_rx_bytes_total{device="pf0",vf="0"}"#));
         assert_eq!(samples[r#"cloud_hypervisor_net_control_commands_total{device="pf0",vf="3"}"#], 5.0);
         assert!(!samples.contains_key(r#"cloud_hypervisor_net_control_commands_total{device="pf0"}"#));
+        assert_eq!(samples[r#"cloud_hypervisor_tap_down{device="pf0",vf="3"}"#], 1.0);
         assert_eq!(samples[r#"cloud_hypervisor_backend_lost{device="pf0",vf="3"}"#], 1.0);
         assert_eq!(samples[r#"cloud_hypervisor_backend_lost{device="pf0",vf="0"}"#], 0.0);
         assert_eq!(samples[r#"cloud_hypervisor_backend_losses_total{device="pf0",vf="0"}"#], 2.0);
@@ -380,12 +405,20 @@ mod tests {
             None,
         ));
         assert_eq!(samples["cloud_hypervisor_uptime_seconds"], 1.5);
+        assert!(samples["cloud_hypervisor_cpu_seconds_total"] > 0.0);
         assert_eq!(samples["cloud_hypervisor_events_dropped_total"], 7.0);
         assert_eq!(samples["cloud_hypervisor_log_lines_lost_total"], 3.0);
         assert_eq!(samples[r#"cloud_hypervisor_vm_state{state="Running"}"#], 0.0);
         for some in ["process_open_fds", "process_threads", "process_resident_memory_bytes"] {
             assert!(samples[some] >= 1.0, "{some}");
         }
+    }
+
+    #[test]
+    fn processor_time_grows_with_the_work_of_any_thread() {
+        let before = cpu_time();
+        std::thread::spawn(move || while cpu_time() < before + Duration::from_millis(20) {}).join().unwrap();
+        assert!(Process::this(Duration::ZERO, 0).cpu >= before + Duration::from_millis(20));
     }
 
     #[test]

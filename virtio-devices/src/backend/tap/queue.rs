@@ -31,6 +31,8 @@ pub struct TapQueue {
     is_others: bool,
     /// The queue belongs to a macvtap.
     is_macvtap: bool,
+    /// The queue does not accept frames while the interface is down: that of a macvtap drops them.
+    shows_down: bool,
     /// The tap is known to be deleted.
     lost: bool,
     spill: Option<Spill>,
@@ -41,11 +43,13 @@ pub struct TapQueue {
 impl TapQueue {
     /// A queue of a tap; `attached` is true if it gets frames now.
     pub(super) fn new(fd: OwnedFd, multi_queue: bool, attached: bool) -> Self {
-        let is_macvtap = is_macvtap(&fd);
+        let device = device_major(&fd);
+        let (is_macvtap, shows_down) = (device.is_some_and(|major| major != MISC), device == Some(MISC));
         let fd = Arc::new(fd);
         // A macvtap does not report which of its queues get frames.
         let is_others = is_macvtap;
-        Self { fd, multi_queue, attached, is_others, is_macvtap, lost: false, spill: None, link_changes: 0 }
+        let (lost, spill, link_changes) = (false, None, 0);
+        Self { fd, multi_queue, attached, is_others, is_macvtap, shows_down, lost, spill, link_changes }
     }
 
     /// A queue that another program uses.
@@ -115,6 +119,12 @@ impl TapQueue {
     pub fn is_writable(&self) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)];
         poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents() == PollFlags::OUT
+    }
+
+    /// True if the interface is down, or the buffer limit of its owner is reached. False if that is not known: for a
+    /// macvtap, and a queue that gets no frames.
+    pub(crate) fn seems_down(&self) -> bool {
+        self.shows_down && self.attached() && !self.is_writable()
     }
 
     /// Attaches or detaches the queue. The kernel then drops the frames it holds. A single queue is always attached.
@@ -203,8 +213,13 @@ pub(super) fn with_flags(fd: BorrowedFd<'_>, needed: u16) -> io::Result<Ifreq> {
 
 /// True for a queue of a macvtap, which has a device file of its own instead of the common one.
 fn is_macvtap(fd: &impl AsFd) -> bool {
-    let is_device = |mode| FileType::from_raw_mode(mode) == FileType::CharacterDevice;
-    rustix::fs::fstat(fd).is_ok_and(|stat| is_device(stat.st_mode) && major(stat.st_rdev) != MISC)
+    device_major(fd).is_some_and(|major| major != MISC)
+}
+
+/// The major number of the device file that `fd` was opened through; `None` for other descriptors.
+fn device_major(fd: &impl AsFd) -> Option<u32> {
+    let stat = rustix::fs::fstat(fd).ok()?;
+    (FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice).then(|| major(stat.st_rdev))
 }
 
 /// The name and flags of the tap to which the queue `fd` belongs.

@@ -67,8 +67,8 @@ pub struct PolicyConfig {
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
-    /// Link when the VM starts. auto: up, unless the backend is lost or the switch's uplink is down; up: also without
-    /// the uplink. By default auto.
+    /// Link when the VM starts. auto: up, unless the backend is lost, or its tap or the switch's uplink is down; up: also
+    /// while these are down. By default auto.
     #[option("link=auto|up|down", change("State of its link"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(about = "State of the link.")]
@@ -134,10 +134,10 @@ impl Value for VlanProto {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Schema)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkPolicy {
-    /// Up, unless its backend is lost, or the uplink of its switch is down.
+    /// Up, unless its backend is lost, or its tap or the uplink of its switch is down.
     #[default]
     Auto,
-    /// Up, unless its backend is lost; independent of the uplink of its switch.
+    /// Up, unless its backend is lost; independent of its tap and of the uplink of its switch.
     Up,
     /// Down.
     Down,

@@ -99,6 +99,11 @@ pub(crate) fn link_up(config: &NetConfig) -> bool {
     config.policy.link != Some(LinkPolicy::Down)
 }
 
+/// True if the function's link is down while its own tap is.
+pub(crate) fn follows_tap(config: &NetConfig) -> bool {
+    config.policy.link.unwrap_or_default() == LinkPolicy::Auto
+}
+
 /// Carrier of a function's packets other than this program, which then cannot enforce a policy on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carrier {

@@ -219,6 +219,7 @@ impl VfPlans<'_> {
                 replaced = replaced.and(set_vf::set_mac(port, (self.change, index), plans, driven)?);
             }
             if let Some(link) = link {
+                port.follow_tap(*link == LinkPolicy::Auto);
                 replaced = replaced.and(port.set_link(*link != LinkPolicy::Down));
             }
             if let Some(plan) = plan {
