@@ -99,14 +99,31 @@ fn only_an_operator_starts_a_vm_again() {
         // Without it, a reload would be refused.
         assert!(values(&settings, "ExecReload")[0].contains("kill -HUP $MAINPID"), "{unit}");
     }
+    // A VM that has moved to another host is marked, by either unit, and its own unit does not start it.
+    let mark = "%S/cloud-hypervisor/%i.moved";
+    for unit in UNITS {
+        let settings = settings(unit);
+        let marks = values(&settings, "ExecStopPost")[0];
+        assert!(marks.starts_with("-+") && marks.contains("moved away ") && marks.contains(mark), "{unit}: {marks}");
+    }
+    let refuses = settings(UNITS[0]);
+    assert!(values(&refuses, "ExecStartPre")[0].starts_with(&format!("+/usr/bin/sh -c 'test ! -e {mark} || ")));
     // A received VM does not come back with the host.
     assert!(values(&settings(UNITS[1]), "WantedBy").is_empty());
 }
 
 #[test]
 fn a_received_vm_is_confined_and_owned_as_one_that_starts() {
-    let differs =
-        ["Description", "LoadCredential", "RuntimeDirectory", "ExecStart", "ExecStop", "WantedBy", "[Install]"];
+    let differs = [
+        "Description",
+        "LoadCredential",
+        "RuntimeDirectory",
+        "ExecStartPre",
+        "ExecStart",
+        "ExecStop",
+        "WantedBy",
+        "[Install]",
+    ];
     let same = |unit: &str| {
         let kept = |line: &String| !differs.contains(&line.split('=').next().unwrap());
         settings(unit).into_iter().filter(kept).collect::<Vec<_>>()
