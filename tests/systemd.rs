@@ -94,6 +94,9 @@ fn only_an_operator_starts_a_vm_again() {
         let socket = format!("%t/{unit}/%i/api.sock");
         assert!(values(&settings, "ExecStart")[0].contains(&format!(" --api-socket path={socket}")), "{unit}");
         let metrics = format!(" --read-only-socket path=%t/{unit}/%i/metrics.sock");
+        // An operator's options, empty by default, for all ways to start.
+        assert!(values(&settings, "ExecStart")[0].ends_with(" $OPTIONS"), "{unit}");
+        assert_eq!(values(&settings, "Environment"), ["OPTIONS="], "{unit}");
         assert!(values(&settings, "ExecStart")[0].contains(&metrics), "{unit}");
         assert!(values(&settings, "ExecStop")[0].contains(&format!(" --api-socket {socket} power-button")), "{unit}");
         // Without it, a reload would be refused.

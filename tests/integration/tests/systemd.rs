@@ -134,6 +134,9 @@ fn only_an_operator_starts_a_vm_of_the_units_again() {
 #[test]
 fn a_vm_of_a_unit_moves_away_and_is_upgraded_twice() {
     let systemd = host();
+    for unit in [OWN, RECEIVER] {
+        drop_in(&systemd, unit, "[Service]\nEnvironment=\"OPTIONS=-v --log-file %L/cloud-hypervisor/%i/vm.log\"\n");
+    }
     systemd.ok(&["systemctl", "start", OWN]);
     let process = || systemd.show(OWN, "MainPID");
     let mut before = process();
@@ -147,6 +150,9 @@ fn a_vm_of_a_unit_moves_away_and_is_upgraded_twice() {
         before = process();
         assert_gone(&systemd, RECEIVER, RECEIVER_API, "success");
     }
+    // Each program has the operator's options.
+    let log = fs::read_to_string(systemd.path("/var/log/private/cloud-hypervisor/vm1/vm.log")).unwrap();
+    assert_eq!(log.matches("migration-receive-finished").count(), 4, "{log}");
     // It moves away.
     systemd.ok(&["systemctl", "start", RECEIVER]);
     let url = "/run/cloud-hypervisor-receive/vm1/move";
