@@ -94,19 +94,39 @@ fn only_an_operator_starts_a_vm_again() {
         let socket = format!("%t/{unit}/%i/api.sock");
         assert!(values(&settings, "ExecStart")[0].contains(&format!(" --api-socket path={socket}")), "{unit}");
         let metrics = format!(" --read-only-socket path=%t/{unit}/%i/metrics.sock");
+        // An operator's options, empty by default, for all ways to start.
+        assert!(values(&settings, "ExecStart")[0].ends_with(" $OPTIONS"), "{unit}");
+        assert_eq!(values(&settings, "Environment"), ["OPTIONS="], "{unit}");
         assert!(values(&settings, "ExecStart")[0].contains(&metrics), "{unit}");
         assert!(values(&settings, "ExecStop")[0].contains(&format!(" --api-socket {socket} power-button")), "{unit}");
         // Without it, a reload would be refused.
         assert!(values(&settings, "ExecReload")[0].contains("kill -HUP $MAINPID"), "{unit}");
     }
+    // A VM that has moved to another host is marked, by either unit, and its own unit does not start it.
+    let mark = "%S/cloud-hypervisor/%i.moved";
+    for unit in UNITS {
+        let settings = settings(unit);
+        let marks = values(&settings, "ExecStopPost")[0];
+        assert!(marks.starts_with("-+") && marks.contains("moved away ") && marks.contains(mark), "{unit}: {marks}");
+    }
+    let refuses = settings(UNITS[0]);
+    assert!(values(&refuses, "ExecStartPre")[0].starts_with(&format!("+/usr/bin/sh -c 'test ! -e {mark} || ")));
     // A received VM does not come back with the host.
     assert!(values(&settings(UNITS[1]), "WantedBy").is_empty());
 }
 
 #[test]
 fn a_received_vm_is_confined_and_owned_as_one_that_starts() {
-    let differs =
-        ["Description", "LoadCredential", "RuntimeDirectory", "ExecStart", "ExecStop", "WantedBy", "[Install]"];
+    let differs = [
+        "Description",
+        "LoadCredential",
+        "RuntimeDirectory",
+        "ExecStartPre",
+        "ExecStart",
+        "ExecStop",
+        "WantedBy",
+        "[Install]",
+    ];
     let same = |unit: &str| {
         let kept = |line: &String| !differs.contains(&line.split('=').next().unwrap());
         settings(unit).into_iter().filter(kept).collect::<Vec<_>>()
@@ -154,6 +174,83 @@ bridge vlan add dev notap0v1 vid 200 pvid untagged
 ";
     assert_eq!(calls, expected);
     assert_eq!(run(&["br0"]).status.code(), Some(2));
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Stands in for `systemctl`: units are folders below `run`, which a program's API is in while it runs. One whose
+/// folder name is in the file `broken` does not start.
+const SYSTEMCTL: &str = r#"#!/bin/sh
+echo systemctl "$@" >> log
+for unit; do :; done
+folder=run/${unit%%@*}/vm1
+case $1 in
+start) grep -qx "${unit%%@*}" broken && { echo 'Job failed.' >&2; echo 'See systemctl status.' >&2; exit 1; }
+    mkdir -p "$folder" ;;
+stop) rm -rf "$folder" ;;
+--quiet) [ -e "$folder/api.sock" ] ;;
+show) echo inactive ;;
+esac
+"#;
+
+/// Stands in for `ch-remote`: a program has a VM if the file of its API exists. A target whose folder name is in the
+/// file `refusing` does not take one.
+const REMOTE: &str = r#"#!/bin/sh
+echo ch-remote "$@" >> log
+case "$*" in
+*info) [ -e "$2" ] && echo '{"config": {}, "state": "Running"}' ;;
+*receive-migration*) [ -d "${2%/*}" ] || { echo 'ch-remote: no such socket' >&2; exit 1; } ;;
+*send-migration*) to=${4#*unix:} to=${to%/move*}
+    if grep -qx "$(basename "${to%/vm1}")" refusing; then echo 'ch-remote: send-migration: no room' >&2; exit 1; fi
+    mv "$2" "$to/api.sock" ;;
+esac
+"#;
+
+/// Runs a copy of `upgrade-vm` below a folder of its own, with programs that only move files.
+#[test]
+fn a_failed_step_of_an_upgrade_leaves_the_guest_in_one_unit() {
+    let (first, second) = ("cloud-hypervisor", "cloud-hypervisor-receive");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("upgrade-{}", std::process::id()));
+    let place = |unit: &str| folder.join("run").join(unit).join("vm1/api.sock");
+    fs::create_dir_all(place(first).parent().unwrap()).unwrap();
+    fs::write(place(first), "").unwrap();
+    // Without a slash before them, paths of the system are below this folder.
+    let script = read("contrib/systemd/upgrade-vm").replace("=/run/", "=run/").replace(" \"/var/lib", " \"var/lib");
+    for (name, text) in [("upgrade-vm", script.as_str()), ("systemctl", SYSTEMCTL), ("ch-remote", REMOTE)] {
+        fs::write(folder.join(name), text).unwrap();
+        fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let upgrade = |broken: &str, refusing: &str| {
+        fs::write(folder.join("broken"), broken).unwrap();
+        fs::write(folder.join("refusing"), refusing).unwrap();
+        let mut command = Command::new(folder.join("upgrade-vm"));
+        let output = command.arg("vm1").env("PATH", &path).current_dir(&folder).output().unwrap();
+        assert!(!folder.join(format!("run/systemd/system/{first}@vm1.service.d")).exists(), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let stays = |reason: &str, unit: &str| {
+        let cure = "remove the cause and call upgrade-vm vm1 again";
+        format!("upgrade-vm: {reason}; the guest stays in {unit}@vm1.service (Running); {cure}\n")
+    };
+    let dead =
+        |unit: &str| format!("{unit}@vm1.service did not start (journalctl --unit={unit}@vm1.service has the reason)");
+    let refused = "ch-remote: send-migration: no room";
+    assert_eq!(upgrade(second, ""), stays(&dead(second), first));
+    assert_eq!(upgrade("", second), stays(refused, first));
+    assert!(place(first).exists() && !place(second).parent().unwrap().exists());
+    assert_eq!(upgrade(first, ""), stays(&dead(first), second));
+    assert_eq!(upgrade("", first), stays(refused, second));
+    assert!(place(second).exists() && !place(first).parent().unwrap().exists());
+    // The cause is removed.
+    assert_eq!(upgrade("", ""), "");
+    assert!(place(first).exists() && !place(second).exists());
+    // A guest that has ended is said to be in no unit.
+    fs::remove_file(place(first)).unwrap();
+    assert_eq!(
+        upgrade("", ""),
+        format!("upgrade-vm: {first}@vm1.service has no VM; start it (systemctl start {first}@vm1.service)\n")
+    );
     fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -67,7 +67,7 @@ fn capabilities(space: &ConfigSpace) -> Vec<(u8, u16)> {
     let mut found = Vec::new();
     let mut offset = u16::from(read(space, header::CAPABILITIES).to_le_bytes()[0]);
     while offset != 0 {
-        assert!(offset >= 0x40 && offset.is_multiple_of(4) && found.len() < 48);
+        assert!(offset >= 0x40 && offset % 4 == 0 && found.len() < 48);
         let [id, next, ..] = read(space, offset).to_le_bytes();
         found.push((id, offset));
         offset = u16::from(next);
@@ -80,7 +80,7 @@ fn extended_capabilities(space: &ConfigSpace) -> Vec<(u16, u16, u16)> {
     let mut found = Vec::new();
     let mut offset = header::FIRST_EXTENDED_CAPABILITY;
     while offset != 0 && read(space, offset) != 0 {
-        assert!(offset >= 0x100 && offset.is_multiple_of(4) && found.len() < 960);
+        assert!(offset >= 0x100 && offset % 4 == 0 && found.len() < 960);
         let head = read(space, offset);
         let [a, b, ..] = head.to_le_bytes();
         let version = u16::try_from(head >> 16 & 0xf).unwrap();

@@ -3,6 +3,7 @@
 //! If possible, give a directly booted guest only ECAM: Linux would use the ports for every register below 256, at two
 //! exits per access.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::spec::ALL_ONES;
@@ -17,15 +18,21 @@ pub trait ConfigTarget {
     fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite);
 }
 
-impl<T: ConfigTarget + ?Sized> ConfigTarget for Arc<T> {
-    fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
-        (**self).config_read(rid, reg)
-    }
+/// Makes pointers to a target targets, which their owner could not: the trait and the pointer are of other crates.
+macro_rules! pointers {
+    ($($pointer:ty),*) => {$(
+        impl<T: ConfigTarget + ?Sized> ConfigTarget for $pointer {
+            fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
+                (**self).config_read(rid, reg)
+            }
 
-    fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
-        (**self).config_write(rid, reg, write);
-    }
+            fn config_write(&self, rid: Rid, reg: Dword, write: DwordWrite) {
+                (**self).config_write(rid, reg, write);
+            }
+        }
+    )*};
 }
+pointers!(&T, Box<T>, Rc<T>, Arc<T>);
 
 /// The address part of one bus in ECAM.
 pub const ECAM_BUS_LEN: u64 = 1 << 20;
@@ -107,7 +114,6 @@ impl ConfigPorts {
 mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
-    use std::rc::Rc;
 
     use super::*;
 
@@ -115,7 +121,7 @@ mod tests {
     #[derive(Default)]
     struct Memory(RefCell<BTreeMap<(Rid, Dword), u32>>);
 
-    impl ConfigTarget for Rc<Memory> {
+    impl ConfigTarget for Memory {
         fn config_read(&self, rid: Rid, reg: Dword) -> u32 {
             self.0.borrow().get(&(rid, reg)).copied().unwrap_or(0)
         }

@@ -237,9 +237,11 @@ impl<F: Function> PfWithVfs<F> {
         self.pf.config().is_d0()
     }
 
-    /// The offset of the slice of VF `index` in the window of VF BAR `bar`, with the present System Page Size.
-    pub fn slice(&self, bar: BarIndex, index: VfIndex) -> u64 {
-        self.sriov().map_or(0, |sriov| sriov.aperture(bar)).saturating_mul(index.0.into())
+    /// The offset of the slice of VF `index` in the window of VF BAR `bar`, with the present System Page Size; `None` if
+    /// there is no such VF or VF BAR.
+    pub fn slice(&self, bar: BarIndex, index: VfIndex) -> Option<u64> {
+        self.vf(index)?;
+        self.sriov()?.bars().aperture(bar)?.checked_mul(index.0.into())
     }
 
     /// The function that exists at `rid` now.

@@ -152,7 +152,9 @@ impl<D: VirtioDevice> NetSriov<D> {
 
     /// Appends the doorbells of the VF `index`, which is enabled.
     fn vf_doorbells(&self, index: VfIndex, vf: &VirtioFunction<D>, out: &mut Vec<Doorbell>) {
-        vf.doorbells_at(WindowId::VfBar(REGISTERS_BAR), self.functions.slice(REGISTERS_BAR, index), out);
+        if let Some(slice) = self.functions.slice(REGISTERS_BAR, index) {
+            vf.doorbells_at(WindowId::VfBar(REGISTERS_BAR), slice, out);
+        }
     }
 
     /// Appends the messages that the VF `vf` may send.

@@ -12,7 +12,7 @@ use crate::arch::x86_64::layout;
 /// The package, which all segments share.
 const PINS: &str = "\\_SB_.PINS";
 
-/// Wires of interrupt pins in each segment.
+/// The package that says how each slot's interrupt pins are wired.
 pub(crate) struct Pins;
 
 impl Aml for Pins {

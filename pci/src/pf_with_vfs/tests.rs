@@ -312,10 +312,11 @@ fn vfs_that_are_disabled_in_d3hot_are_reset_without_power() {
 fn the_slice_of_a_vf_is_where_its_registers_are() {
     let device = enabled(3);
     for index in (0..3).map(VfIndex) {
-        assert_eq!(device.locate(BAR, device.slice(BAR, index) + 4), Some((index, 4)));
+        assert_eq!(device.locate(BAR, device.slice(BAR, index).unwrap() + 4), Some((index, 4)));
     }
-    assert_eq!(device.slice(BAR, VfIndex(2)), 2 * SLICE);
-    assert_eq!(device.slice(BarIndex::ALL[0], VfIndex(2)), 0, "no such VF BAR");
+    assert_eq!(device.slice(BAR, VfIndex(2)), Some(2 * SLICE));
+    assert_eq!(device.slice(BarIndex::ALL[0], VfIndex(2)), None, "no such VF BAR");
+    assert_eq!(device.slice(BAR, VfIndex(device.sriov().unwrap().total_vfs())), None, "no such VF");
 }
 
 /// G18, G43: conditions for the messages of each function.

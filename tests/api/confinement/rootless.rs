@@ -61,6 +61,15 @@ fn a_vm_of_an_ordinary_user_has_what_it_is_passed_and_no_rights() {
     // The program can use only the files that it was given.
     let answer = client.put_json("vm.add-disk", &json!({"path": "/etc/hostname", "readonly": true}));
     assert!(reasons(&answer).concat().contains("--landlock-rules path=/etc/hostname,access=r"), "{answer:?}");
+    // The socket of a running VM is not taken from it.
+    let again = Command::new(&recipe)
+        .args(["--user", USER, "--group", GROUP, "--api-socket", &at("socket"), "--vmm", &at("vmm"), "--", "--version"])
+        .output()
+        .unwrap();
+    let line = String::from_utf8_lossy(&again.stderr);
+    assert!(!again.status.success() && line.contains("is in use by a running VM"), "{again:?}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+    Client::connect(&files.path("socket")).get("vm.info").expect(200);
     client.put("vm.shutdown").expect(204);
     client.put("vm.boot").expect(204);
     drop(vmm);

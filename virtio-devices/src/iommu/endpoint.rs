@@ -94,7 +94,7 @@ impl Endpoint {
         match &**self.attachment.load() {
             Attachment::None if !self.common.bypass.load(Ordering::Acquire) => follower.attached(DmaReach::Nothing),
             Attachment::None | Attachment::Bypass => follower.attached(DmaReach::Everything),
-            // Only the order's holder would wait for this lock.
+            // Never waits: a writer of the mappings holds `Common::order`, which the caller holds.
             Attachment::Mapped(mappings) => follower.attached(DmaReach::Mapped(&mut mappings.read().iter())),
         }
     }

@@ -25,7 +25,7 @@ struct Opened {
 ///
 /// # Errors
 ///
-/// Fails if they do not fit.
+/// Fails if `backend` cannot serve a NIC with this `spec`.
 pub fn new_backend(spec: &NetSpec, backend: impl Into<Backend>) -> Result<NewBackend, NetError> {
     let backend = backend.into();
     let has_control_queue = match &backend {

@@ -36,6 +36,8 @@ pub(super) struct OutgoingMigration {
     pub runs: bool,
     /// Listening sockets that are passed to the target; empty unless it is on this host.
     pub sockets: Vec<SocketHandle>,
+    /// Address of the target; `None` with `local=on`.
+    pub away: Option<String>,
     /// True if the migration has stopped the guest.
     pub is_stopped: bool,
     /// True if the owner of the guest is unknown.

@@ -84,6 +84,7 @@ impl ControlLoop {
         let progress = Progress::new(MigrationRole::Sender, "connecting");
         let (control, commands) = commands::queue().map_err(host)?;
         let (offer, discarded) = (bytes, vm.devices().discarded());
+        let away = (!config.local).then(|| config.destination_url.clone());
         let params = SourceParams {
             config,
             address,
@@ -99,7 +100,7 @@ impl ControlLoop {
         self.progress = Some(progress.clone());
         let (is_stopped, is_unknown, stays_paused) = (false, false, None);
         let sent =
-            OutgoingMigration { thread, commands, progress, runs, sockets, is_stopped, is_unknown, stays_paused };
+            OutgoingMigration { thread, commands, progress, runs, sockets, away, is_stopped, is_unknown, stays_paused };
         self.live = Some(ActiveMigration::Outgoing(sent));
         Ok(())
     }

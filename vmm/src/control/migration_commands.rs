@@ -4,6 +4,8 @@ use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use sd_notify::NotifyState;
+
 use crate::api::{Failure, Reply};
 use crate::control::ControlLoop;
 use crate::control::active_migration::{ActiveMigration, IncomingMigration, NOT_RECEIVED, OutgoingMigration, conflict};
@@ -81,7 +83,7 @@ impl ControlLoop {
         outcome: Outcome,
         why: Option<String>,
     ) -> Result<ControlFlow<()>, Error> {
-        let OutgoingMigration { thread, progress, stays_paused, sockets, .. } = sent;
+        let OutgoingMigration { thread, progress, stays_paused, sockets, away, .. } = sent;
         let why = [why, stays_paused].into_iter().flatten().reduce(|why, more| format!("{why}; {more}"));
         if outcome != Outcome::Finished {
             // The source stopped the guest without resuming it if it could not lock its disks again.
@@ -93,14 +95,14 @@ impl ControlLoop {
             outcome => self.report(outcome, why.as_deref(), "migration-failed"),
         }
         drop(thread);
-        let next = self.release(outcome);
+        let next = self.release(outcome, away.as_deref());
         // Set last: a client that sees the end also sees its effects.
         progress.end(outcome, why);
         next
     }
 
-    /// Releases a guest that the target runs, and exits.
-    fn release(&mut self, outcome: Outcome) -> Result<ControlFlow<()>, Error> {
+    /// Releases a guest that the target runs, and exits. `away` is the target's address, unless it is on this host.
+    fn release(&mut self, outcome: Outcome, away: Option<&str>) -> Result<ControlFlow<()>, Error> {
         if outcome != Outcome::Finished {
             return Ok(ControlFlow::Continue(()));
         }
@@ -109,6 +111,9 @@ impl ControlLoop {
         if self.no_shutdown {
             self.instance = None;
             return Ok(ControlFlow::Continue(()));
+        }
+        if let Some(target) = away {
+            notify_moved(target);
         }
         self.followers.end();
         Ok(ControlFlow::Break(()))
@@ -263,4 +268,13 @@ fn reply(outcome: Outcome, why: Option<String>, stays_paused: Option<String>) ->
         (Outcome::Cancelled, _) => Err(conflict(why()).in_context(NOT_RECEIVED)),
         _ => Err(Failure::new(ErrorKind::Host, why()).in_context(NOT_RECEIVED)),
     }
+}
+
+/// Sends the service manager a status that names the address of the `target`, which runs the guest from now on. The
+/// units of `contrib/systemd` do not start a VM with this status again.
+fn notify_moved(target: &str) {
+    // A line's end would begin another notification.
+    let target = target.replace(char::is_control, " ");
+    // Without a service manager this does nothing.
+    let _ = sd_notify::notify(&[NotifyState::Status(&format!("the guest moved away to {target}"))]);
 }

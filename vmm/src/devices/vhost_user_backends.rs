@@ -94,7 +94,7 @@ impl VhostUserBackends {
         Ok(peers)
     }
 
-    /// The backend for `wanted`; `None` if it is missing and may be.
+    /// The backend for `wanted`; `None` if it is missing and `wanted` allows that.
     fn present<T>(&mut self, wanted: &Wanted<'_>, done: Result<T, PeerError>) -> Result<Option<T>, PeerError> {
         match done {
             Err(PeerError { error, .. }) if wanted.may_be_missing => {

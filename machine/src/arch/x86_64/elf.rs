@@ -38,7 +38,7 @@ const NOTE_PHYS32_ENTRY: u32 = 18;
 
 /// The layout of the headers of a class of files (System V ABI, chapters 4 and 5).
 struct Class {
-    /// Number in the file's header.
+    /// EI_CLASS in the file's header: 1 for 32-bit files, 2 for 64-bit files.
     number: u8,
     /// The length of the file's header.
     header_len: usize,

@@ -21,6 +21,8 @@ const OWN: &str = "cloud-hypervisor@vm1.service";
 const RECEIVER: &str = "cloud-hypervisor-receive@vm1.service";
 const OWN_API: &str = "/run/cloud-hypervisor/vm1/api.sock";
 const RECEIVER_API: &str = "/run/cloud-hypervisor-receive/vm1/api.sock";
+/// Mark of a VM that has moved to another host.
+const MOVED: &str = "/var/lib/cloud-hypervisor/vm1.moved";
 const SERIAL: &str = "/var/lib/cloud-hypervisor/vm1/serial.sock";
 const VSOCK: &str = "/var/lib/cloud-hypervisor/vm1/vsock.sock";
 /// Time that the guest may take to return a byte.
@@ -132,16 +134,25 @@ fn only_an_operator_starts_a_vm_of_the_units_again() {
 #[test]
 fn a_vm_of_a_unit_moves_away_and_is_upgraded_twice() {
     let systemd = host();
+    for unit in [OWN, RECEIVER] {
+        drop_in(&systemd, unit, "[Service]\nEnvironment=\"OPTIONS=-v --log-file %L/cloud-hypervisor/%i/vm.log\"\n");
+    }
     systemd.ok(&["systemctl", "start", OWN]);
     let process = || systemd.show(OWN, "MainPID");
     let mut before = process();
     for _ in 0..2 {
+        // Of a VM that has come back.
+        fs::write(systemd.path(MOVED), "the guest moved away to tcp:192.0.2.7:4711").unwrap();
         systemd.ok(&["upgrade-vm", "vm1"]);
+        assert!(!systemd.path(MOVED).exists());
         assert_guest_answers(&systemd, OWN_API);
         assert_ne!(process(), before);
         before = process();
         assert_gone(&systemd, RECEIVER, RECEIVER_API, "success");
     }
+    // Each program has the operator's options.
+    let log = fs::read_to_string(systemd.path("/var/log/private/cloud-hypervisor/vm1/vm.log")).unwrap();
+    assert_eq!(log.matches("migration-receive-finished").count(), 4, "{log}");
     // It moves away.
     systemd.ok(&["systemctl", "start", RECEIVER]);
     let url = "/run/cloud-hypervisor-receive/vm1/move";
@@ -155,7 +166,94 @@ fn a_vm_of_a_unit_moves_away_and_is_upgraded_twice() {
     power_off(&systemd);
     assert_gone(&systemd, RECEIVER, RECEIVER_API, "success");
     assert!(!interface_exists("unitpf") && !systemd.path(VSOCK).exists() && !systemd.path(SERIAL).exists());
-    // A start is that of the configuration.
+    // It moved on this host, so a start is allowed, and is that of the configuration.
+    assert!(!systemd.path(MOVED).exists());
     systemd.ok(&["systemctl", "start", OWN]);
     assert_guest_answers(&systemd, OWN_API);
+}
+
+/// Sets what keeps `unit` from its work, or with an empty text nothing.
+fn drop_in(systemd: &Systemd, unit: &str, text: &str) {
+    let folder = systemd.path(&format!("/etc/systemd/system/{unit}.d"));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("fault.conf"), text).unwrap();
+    systemd.ok(&["systemctl", "daemon-reload"]);
+}
+
+/// Checks that an upgrade fails in one line with `reason`, and that the guest stays in `unit`, whose API is at `api`.
+fn assert_upgrade_fails(systemd: &Systemd, reason: &str, (unit, api): (&str, &str), idle: &str) {
+    let output = systemd.run(&["upgrade-vm", "vm1"]);
+    let line = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.is_empty() && line.lines().count() == 1, "{output:?}");
+    assert!(line.starts_with("upgrade-vm: ") && line.contains(reason), "{line}");
+    let end = format!("; the guest stays in {unit} (Running); remove the cause and call upgrade-vm vm1 again\n");
+    assert!(line.ends_with(&end), "{line}");
+    assert_guest_answers(systemd, api);
+    assert_eq!(systemd.show(unit, "ActiveState"), "active");
+    assert_ne!(systemd.show(idle, "ActiveState"), "active");
+    // The next start of the VM's own unit has its VM.
+    assert!(!systemd.path(&format!("/run/systemd/system/{OWN}.d")).exists());
+}
+
+#[test]
+fn a_failed_step_of_an_upgrade_leaves_the_guest_running() {
+    let systemd = host();
+    systemd.ok(&["systemctl", "start", OWN]);
+    let not_started = "[Service]\nExecStartPost=/bin/false\n";
+    let without_kvm = "[Service]\nInaccessiblePaths=/dev/kvm\n";
+    // The first step: the receiving unit does not start, or cannot run the VM.
+    for (fault, reason) in [(not_started, "did not start"), (without_kvm, "/dev/kvm")] {
+        drop_in(&systemd, RECEIVER, fault);
+        assert_upgrade_fails(&systemd, reason, (OWN, OWN_API), RECEIVER);
+    }
+    drop_in(&systemd, RECEIVER, "");
+    // The second.
+    for (fault, reason) in [(not_started, "did not start"), (without_kvm, "/dev/kvm")] {
+        drop_in(&systemd, OWN, fault);
+        assert_upgrade_fails(&systemd, reason, (RECEIVER, RECEIVER_API), OWN);
+    }
+    drop_in(&systemd, OWN, "");
+    systemd.ok(&["upgrade-vm", "vm1"]);
+    assert_guest_answers(&systemd, OWN_API);
+    assert_gone(&systemd, RECEIVER, RECEIVER_API, "success");
+}
+
+#[test]
+fn a_unit_does_not_start_a_vm_that_has_moved_away() {
+    let systemd = host();
+    let config = json!({
+        "payload": {"kernel": "/etc/cloud-hypervisor/kernel"},
+        "memory": {"size": 64 << 20},
+        "serial": {"mode": "Null"},
+        "console": {"mode": "Off"},
+        "net": [{"id": "pf0", "switch": "veb", "sriov_vfs": 2}],
+    });
+    fs::write(systemd.path("/etc/cloud-hypervisor/vm1.json"), config.to_string()).unwrap();
+    systemd.ok(&["systemctl", "start", OWN]);
+    systemd.ok(&["systemctl", "start", RECEIVER]);
+    let url = "unix:/run/cloud-hypervisor-receive/vm1/move";
+    let receive = format!("receiver_url={url},detach=on");
+    systemd.ok(&["ch-remote", "--api-socket", RECEIVER_API, "receive-migration", &receive]);
+    let send = format!("destination_url={url}");
+    systemd.ok(&["ch-remote", "--api-socket", OWN_API, "send-migration", &send, "--wait"]);
+    assert_gone(&systemd, OWN, OWN_API, "success");
+    assert_eq!(Api::at(systemd.path(RECEIVER_API)).info()["state"], "Running");
+    assert_eq!(systemd.show(OWN, "StatusText"), format!("the guest moved away to {url}"));
+    let mark = fs::read_to_string(systemd.path(MOVED)).unwrap();
+    assert!(mark.starts_with(&format!("the guest moved away to {url} at 20")), "{mark}");
+
+    // As at the start of the host, and by an operator.
+    assert!(!systemd.run(&["systemctl", "start", OWN]).status.success());
+    let refusal = format!("not started: {}; once it runs nowhere else: rm {MOVED}\n", mark.trim_end());
+    let log = fs::read_to_string(systemd.path("/var/log/vm")).unwrap();
+    assert!(log.ends_with(&refusal), "{log}");
+    assert_gone(&systemd, OWN, OWN_API, "exit-code");
+    systemd.ok(&["systemctl", "stop", RECEIVER]);
+    systemd.ok(&["rm", MOVED]);
+    systemd.ok(&["systemctl", "start", OWN]);
+    assert_eq!(Api::at(systemd.path(OWN_API)).info()["state"], "Running");
+    // A power-off is no move.
+    systemd.ok(&["systemctl", "stop", OWN]);
+    assert!(!systemd.path(MOVED).exists());
 }

@@ -76,7 +76,7 @@ pub(crate) fn check_trunk(policy: &PolicyConfig, count: usize) -> Result<(), Str
     Err(format!("trunk has {elements} elements, and for {count} VFs at most {most} can be kept; give ranges of VLANs"))
 }
 
-/// The problem of a VF with two entries.
+/// The error for a VF with two entries.
 pub(crate) fn given_twice(id: &str, index: u16) -> String {
     format!("VF {index} of {id} is given twice; put all its keys into one")
 }

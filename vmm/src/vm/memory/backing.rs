@@ -280,7 +280,7 @@ fn huge_page_exists(page: u64) -> bool {
 
 /// Advises the host about all pages of `region`.
 pub(super) fn advise(region: &GuestRegion, advice: Advice) -> rustix::io::Result<()> {
-    // SAFETY: the range is one whole mapping of guest memory. No Rust reference points into it, and these advices only
-    // change when its pages are allocated and whether they are zero.
+    // SAFETY: the range is one whole mapping of guest memory. No Rust reference points into it, and this advice only
+    // changes when its pages are allocated, and if they are zero.
     unsafe { rustix::mm::madvise(region.as_ptr().cast(), region.size(), advice) }
 }
