@@ -58,7 +58,7 @@ pub use announcements::Announcements;
 pub use api::{Answer, Api};
 pub use arp_traffic::ArpTraffic;
 pub use backends::{Backend, Backends};
-pub use bridge::Bridge;
+pub use bridge::{Bridge, VlanBridge};
 pub use client::{Client, Place};
 pub use console::Output;
 pub use doorbell_exits::DoorbellExits;
