@@ -55,7 +55,7 @@ fn missing_group(error: &clap::Error) -> Option<String> {
     let usage = usage.to_string();
     let words = usage.trim_start_matches("Usage: ").split_whitespace();
     let command = words.take_while(|word| !word.starts_with(['[', '<', '-'])).collect::<Vec<_>>().join(" ");
-    Some(format!("at least one setting is required, such as {first} or {second}; see {command} --help"))
+    Some(format!("at least one setting is required, such as {} or {}; see {command} --help", name(first), name(second)))
 }
 
 /// An argument without the form of its value.
