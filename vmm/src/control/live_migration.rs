@@ -264,7 +264,7 @@ impl ControlLoop {
     }
 }
 
-/// Why nothing can listen at the address `url`, after `error`, and the remedy.
+/// Returns why nothing can listen at the address `url`, after `error`, and the remedy.
 fn why_unheard(url: &str, error: &std::io::Error) -> String {
     match url.strip_prefix("unix:") {
         Some(path) => why_no_socket(Path::new(path), error),
