@@ -29,7 +29,12 @@ pub fn why_no_file(path: &Path, error: &Error) -> String {
         }
         Some(Errno::NOTDIR) => format!("{name} is not a folder; give another path"),
         Some(Errno::ACCESS | Errno::PERM) => {
-            format!("no permission ({error}); give this user write access to {name}, or give another path")
+            // A file that exists may be another user's.
+            let denied = if path.exists() { path } else { folder };
+            format!(
+                "no permission ({error}); give this user write access to {}, or give another path",
+                denied.display()
+            )
         }
         Some(Errno::ROFS) => format!("{name} is on a read-only file system; give another path"),
         Some(Errno::NOSPC | Errno::DQUOT) => format!("the disk of {name} is full ({error}); make room there"),
@@ -52,6 +57,8 @@ mod tests {
         assert_eq!(why("s", Errno::NOTDIR), format!("{name} is not a folder; give another path"));
         let denied = "no permission (Permission denied (os error 13)); give this user write access to";
         assert_eq!(why("s", Errno::ACCESS), format!("{denied} {name}, or give another path"));
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        assert_eq!(why("file", Errno::ACCESS), format!("{denied} {name}/file, or give another path"));
         assert_eq!(why("s", Errno::ROFS), format!("{name} is on a read-only file system; give another path"));
         assert_eq!(why("s", Errno::ADDRINUSE), "it exists already; remove it, or give another path");
         assert!(why("s", Errno::NOSPC).contains(" is full ("));
