@@ -165,9 +165,9 @@ pub(crate) struct Cli {
         short,
         action = ArgAction::Count,
         help_heading = PROGRAM,
-        long_help = "Log more. -v: requests that change something with their outcome, the VM's life, VFs enabled, \
-                     disabled and reset, migrations. -vv: also writes of drivers that were refused, with the reason, \
-                     and details. -vvv: everything"
+        long_help = "Log more. -v: requests that change something, with their outcome, and events: starts and stops of \
+                     the VM, VFs enabled, disabled and reset, migrations. -vv: also actions of drivers, and refused \
+                     writes with the reason. -vvv: everything"
     )]
     pub verbose: u8,
 }

@@ -20,7 +20,7 @@ pub(crate) enum CommandError {
         error: io::Error,
     },
     /// The log file cannot be written.
-    #[error("--log-file {}: cannot be written ({error}); give a writable path", path.display())]
+    #[error("--log-file {}: {}", path.display(), vmm::why_no_file(path, error))]
     LogFile {
         /// The file.
         path: PathBuf,

@@ -14,6 +14,11 @@ pub(crate) fn line(error: &clap::Error, given: &[String]) -> Option<String> {
                 return Some(line);
             }
         }
+        ErrorKind::MissingRequiredArgument => {
+            if let Some(line) = missing_group(error) {
+                return Some(line);
+            }
+        }
         _ => {}
     }
     // clap's paragraphs: the error, an optional tip, and the usage, which --help shows better.
@@ -38,6 +43,19 @@ fn conflict(error: &clap::Error, given: &[String]) -> Option<String> {
         return None;
     }
     Some(format!("{} cannot be combined with {}; leave one of them out; see --help", name(argument), others.join(", ")))
+}
+
+/// The error of a command of which at least one of many arguments is required. clap lists all of them.
+fn missing_group(error: &clap::Error) -> Option<String> {
+    let ContextValue::Strings(missing) = error.get(ContextKind::InvalidArg)? else { return None };
+    let [group] = missing.as_slice() else { return None };
+    let mut names = group.strip_prefix('<')?.strip_suffix('>')?.split('|').filter(|form| form.starts_with("--"));
+    let (first, second, _) = (names.next()?, names.next()?, names.next()?);
+    let ContextValue::StyledStr(usage) = error.get(ContextKind::Usage)? else { return None };
+    let usage = usage.to_string();
+    let words = usage.trim_start_matches("Usage: ").split_whitespace();
+    let command = words.take_while(|word| !word.starts_with(['[', '<', '-'])).collect::<Vec<_>>().join(" ");
+    Some(format!("at least one setting is required, such as {} or {}; see {command} --help", name(first), name(second)))
 }
 
 /// An argument without the form of its value.

@@ -91,8 +91,8 @@ fn table() -> Vec<VmOption> {
             vm.landlock_enable = true;
         })
         .long(
-            "Have Landlock keep this program from all files of the host but those that the VM's options name, \
-             and from TCP. The files must exist",
+            "Restrict this program by Landlock to the files that the VM's options name, which must exist, and to \
+             no TCP",
         ),
         one(MACHINE, "Virtual CPUs", |vm, cpus: CpusConfig| vm.cpus = cpus),
         one(MACHINE, "Guest memory", |vm, memory: MemoryConfig| vm.memory = memory),
@@ -179,11 +179,11 @@ fn table() -> Vec<VmOption> {
             |vm, vsock: VsockConfig| vm.vsock = Some(vsock),
         ),
         // After the NICs.
-        text(name::<NetVf>(), DEVICES, "Per-VF overrides of the PF's defaults", KEYS, |vm, vf| {
+        text(name::<NetVf>(), DEVICES, "Settings of single VFs, instead of the PF's defaults", KEYS, |vm, vf| {
             let ids = vm.ids().net;
             vf.parse::<NetVf>()?.add_to(&mut vm.net, &ids)
         })
-        .keys::<NetVf>("Per-VF overrides of the PF's defaults. Repeat for more")
+        .keys::<NetVf>("Settings of one VF, or a range of VFs, instead of the PF's defaults. Repeat for more VFs")
         .times(Times::Often),
     ]
 }

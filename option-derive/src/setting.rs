@@ -90,6 +90,10 @@ impl Setting {
         let alias = self.alias.as_ref().map(|alias| quote!(| #alias));
         match self.kind {
             Kind::Flatten => quote!(),
+            Kind::Key(..) => {
+                let bounds = self.bounds();
+                quote!(#field #alias => option::read_number(&mut given.#name, #field, object, #bounds).map(|()| true),)
+            }
             _ => quote!(#field #alias => option::read_field(&mut given.#name, #field, object).map(|()| true),),
         }
     }

@@ -62,7 +62,10 @@ fn described(argument: Argument) -> Arg {
     match form {
         Form::Path => arg.value_parser(clap::value_parser!(PathBuf)),
         Form::Words(words) => {
-            let words = words.iter().map(|(word, about)| PossibleValue::new(word).help(about));
+            let words = words.iter().map(|(word, about)| match about.is_empty() {
+                true => PossibleValue::new(*word),
+                false => PossibleValue::new(*word).help(*about),
+            });
             arg.value_parser(words.collect::<Vec<_>>())
         }
         Form::Number(_) | Form::Text => {

@@ -282,7 +282,7 @@ fn backends_that_exclude_each_other_are_refused() {
 fn a_log_file_that_cannot_be_written_is_refused() {
     assert_eq!(
         wrong(&["--log-file", "/nonexistent/log"]),
-        "--log-file /nonexistent/log: cannot be written (No such file or directory (os error 2)); give a writable path"
+        "--log-file /nonexistent/log: the folder /nonexistent does not exist; make it (mkdir -p), or give another path"
     );
 }
 

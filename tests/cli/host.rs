@@ -103,7 +103,8 @@ fn a_backend_that_is_missing_is_refused() {
     );
     assert_eq!(
         refused(&["--net", "vhost_user=on,socket=/nonexistent/s,vhost_mode=server"]),
-        "--net id=_net0,socket=/nonexistent/s: its directory does not exist; create it"
+        "--net id=_net0,socket=/nonexistent/s: the folder /nonexistent does not exist; make it (mkdir -p), or give \
+         another path"
     );
     for (option, value, id) in [
         ("--fs", "tag=t", "_fs0"),

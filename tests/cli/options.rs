@@ -151,8 +151,8 @@ fn where_events_go_is_a_path_or_a_descriptor() {
     let wrong = |monitor: &str| Run::new(&["--kernel", "k", "--event-monitor", monitor]).refused(WRONG);
     assert_eq!(
         wrong("path=/nonexistent/events"),
-        "--event-monitor path=/nonexistent/events: cannot be written: No such file or directory (os error 2); give a \
-         writable file or named pipe"
+        "--event-monitor path=/nonexistent/events: the folder /nonexistent does not exist; make it (mkdir -p), or give \
+         another path"
     );
     assert_eq!(
         wrong("fd=99"),

@@ -104,10 +104,13 @@ fn an_invalid_command_line_has_its_own_exit_status() {
     let vmm = Vmm::start(&[]);
     for (wrong, said) in [
         (&["no-such"][..], "unrecognized subcommand 'no-such'"),
-        (&["resize"], "the following required arguments were not provided: <--cpus <number>|--memory <MEMORY>|"),
+        (&["resize"], "at least one setting is required, such as --cpus or --memory; see ch-remote resize --help"),
         (&["resize", "--memory", "1T"], "invalid value '1T' for '--memory <MEMORY>': give a number of bytes"),
         (&["resize", "--cpus", "x"], "invalid value 'x' for '--cpus <number>': give a whole number from 0 to"),
-        (&["set-vf", "pf0", "0"], "the following required arguments were not provided"),
+        (
+            &["set-vf", "pf0", "0"],
+            "at least one setting is required, such as --link or --mac; see ch-remote set-vf --help",
+        ),
         (&["set-vf", "pf0", "x", "--link", "up"], "invalid value 'x' for '[INDEX]': give the index of a VF, an"),
         (
             &["set-vf", "pf0", "0", "--vlan", "abc"],

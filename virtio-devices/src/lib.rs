@@ -90,6 +90,7 @@ pub use os::eventfd::borrow as borrow_eventfd;
 pub use os::new_file::create_file;
 pub use os::socket_path::{PassedSockets, SocketHandle};
 pub use os::thread::{NewThread, Panicked, Thread};
+pub use os::unmade_file::{why_no_file, why_no_socket};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use state::hex_bytes::HexBytes;
 pub use state::{

@@ -7,3 +7,4 @@ pub(crate) mod eventfd;
 pub(crate) mod new_file;
 pub(crate) mod socket_path;
 pub(crate) mod thread;
+pub(crate) mod unmade_file;

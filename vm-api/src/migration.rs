@@ -16,8 +16,8 @@ pub struct SendMigration {
     /// Address of the target: tcp:<host>:<port> or unix:<path>.
     #[option("destination_url=<url>", required)]
     pub destination_url: String,
-    /// Migrate to a VMM on the same host: memory and taps are passed, and no page is copied. Only with unix, and shared
-    /// memory.
+    /// Migrate to a VMM on the same host: memory, taps and the listening sockets of vsock and consoles are passed, and
+    /// no page is copied. The target has an API socket of its own. Only with unix, and shared memory.
     #[option("local=on|off")]
     pub local: bool,
     /// Maximum downtime of the guest, in milliseconds.

@@ -154,7 +154,20 @@ mod tests {
         let number = "expected a whole number from 0 to";
         assert_eq!(
             refused(json!({"sriov_vfs": "3"})),
-            format!("net[0].sriov_vfs: invalid type: string \"3\", {number} 65535")
+            format!("net[0].sriov_vfs: invalid type: string \"3\", {number} 32512")
+        );
+        // Below the highest number of the type, but above that of the key: the plan refuses 40000.
+        assert_eq!(
+            refused(json!({"sriov_vfs": 70000})),
+            format!("net[0].sriov_vfs: invalid value: integer `70000`, {number} 32512")
+        );
+        assert_eq!(
+            refused(json!({"weight": "x"})),
+            "net[0].weight: invalid type: string \"x\", expected a whole number from 1 to 100"
+        );
+        assert_eq!(
+            refused(json!({"max_tx_rate": "10G"})),
+            "net[0].max_tx_rate: invalid type: string \"10G\", expected a whole number of Mbit/s from 0 to 4294967295"
         );
         assert_eq!(
             refused(json!({"storm": -1})),

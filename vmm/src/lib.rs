@@ -65,6 +65,7 @@ pub use seccomp::{Allowance, Seccomp, allowances, call_name};
 pub use snapshot::error::SnapshotError;
 pub use telemetry::log_output::LogOutput;
 pub use telemetry::monitor::{EventMonitor, MonitorError};
+pub use virtio_devices::why_no_file;
 pub use vm::VmError;
 
 /// Parts of the modules, for fuzz targets.

@@ -84,7 +84,7 @@ fn a_fault_that_no_function_can_have_is_refused_in_one_line() {
         (json!({"id": "pf0", "fault": "flr"}), 400, "fault"),
         (json!({"id": "pf0", "index": 2, "fault": "needs-reset"}), 404, "there is no VF 2"),
         (json!({"id": "pf0", "index": 0, "fault": "needs-reset"}), 409, "no driver has set DRIVER_OK"),
-        (json!({"id": "pf0", "index": 0, "fault": "surprise-removal"}), 409, "there is no such VF now"),
+        (json!({"id": "pf0", "index": 0, "fault": "surprise-removal"}), 409, "this VF is not enabled"),
         (json!({"id": "pf0", "index": 0, "fault": "refuse-vf-enable"}), 400, "only a PF has VFs"),
         (json!({"id": "pf0", "fault": "lose-interrupts", "count": 1001}), 400, "give 0 to 1000"),
         (json!({"id": "pf0", "fault": "lose-interrupts", "vector": 99}), 400, "vector 99 does not exist"),
@@ -104,7 +104,7 @@ fn faults_on_demand_reach_the_driver_and_leave_no_trace() {
     guest.ask(&json!({"id": "pf0", "fault": "refuse-vf-enable"}));
     assert_ne!(guest.enable(), guest::RUNNING);
     assert_eq!(guest.pf()["enabled"], false);
-    guest.wait_for_log("pf0: refused a write (1 times so far): VF Enable stays clear: a fault that the host asked for");
+    guest.wait_for_log("pf0: refused a write (1 so far): VF Enable stays clear: a fault that the host asked for");
     assert_eq!(guest.enable(), guest::RUNNING);
     guest.wait_for_log("pf0v0: driver status 0xf: ACKNOWLEDGE DRIVER DRIVER_OK FEATURES_OK");
     guest.wait_for_log("pf0v0: queue 1 enabled: size ");

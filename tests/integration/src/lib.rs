@@ -32,7 +32,7 @@ pub use guest::sriov::{Pf, Vf, boot_with_vfs, predicted_vf_address, spec_with_vf
 pub use guest::tenant::{Tenant, reachability};
 pub use guest::vfio::GuestTestpmd;
 pub use guest::{Guest, GuestSpec};
-pub use host::bridge::Bridge;
+pub use host::bridge::{Bridge, VlanBridge};
 pub use host::mode::DeviceMode;
 pub use host::nic::{HostNic, loop_device, open_iommufd};
 pub use host::systemd::Systemd;

@@ -27,10 +27,10 @@ pub enum Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FaultError {
     /// The VF is not enabled, or was removed.
-    #[error("there is no such VF now; the guest has to enable it first")]
+    #[error("this VF is not enabled; enable it in the guest first")]
     NoVf,
     /// No driver is ready.
-    #[error("no driver has set DRIVER_OK, and before that a device asks for no reset; start its driver first")]
+    #[error("its driver has not set DRIVER_OK, and only a running device can need a reset; start the driver first")]
     NoDriver,
     /// The function has fewer vectors.
     #[error("vector {vector} does not exist; give one of 0 to {last}")]
@@ -44,9 +44,9 @@ pub enum FaultError {
     #[error("its backend sends the interrupts itself; use a tap without vhost=on, or a switch")]
     Backend,
     /// The function is not a PF.
-    #[error("only a PF has VFs to enable; name one, without an index")]
+    #[error("only a PF enables VFs; name a PF, without an index")]
     NotPf,
     /// The device has no such faults.
-    #[error("such faults are for virtio devices only")]
+    #[error("only virtio devices have such faults; name one of them")]
     NotVirtio,
 }

@@ -89,9 +89,9 @@ counters! {
     RxCongested: frames = "rx_congested",
     /// Frames dropped by a switch because a rate limit of the receiver was reached.
     RxRateDropped: frames = "rx_rate_dropped",
-    /// Frames that a switch cut into segments because the receiver accepts none as long.
+    /// Frames that a switch cut into segments because the receiver accepts no frames of that length.
     SwSegmented: frames = "sw_segmented",
-    /// Frames whose checksum a switch computed because the receiver accepts none without.
+    /// Frames whose checksum a switch computed because the receiver accepts no frames without one.
     SwChecksummed: frames = "sw_checksummed",
     /// Frames dropped by a switch because the receiver does not accept their offloads, and they cannot be converted.
     RxBadOffloads: frames = "rx_bad_offloads",

@@ -49,7 +49,7 @@ impl LostInterrupts {
             return false;
         };
         *left = left.saturating_sub(1);
-        log::info!("{name}: lost an interrupt of vector {vector}, as the host asked for; {left} left to lose");
+        log::info!("{name}: dropped an interrupt of vector {vector} (vm.inject-fault); {left} more will be dropped");
         if *left == 0 {
             *armed = None;
             self.is_armed.store(false, Ordering::Release);

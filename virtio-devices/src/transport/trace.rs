@@ -32,7 +32,7 @@ impl Transport {
         }
         let unknown = chosen & !u128::from(offered);
         if unknown != 0 {
-            return format!("features {chosen:#x} refused: {unknown:#x} were not offered, but {offered:#x}");
+            return format!("features {chosen:#x} refused: {unknown:#x} not offered; the device offers {offered:#x}");
         }
         format!("features {chosen:#x} refused: VERSION_1, or a feature that another one needs, is missing")
     }
@@ -41,7 +41,7 @@ impl Transport {
     fn queue_line(&self) -> String {
         let index = self.queue_select;
         let Some(queue) = self.queues.get(usize::from(index)) else {
-            return format!("queue {index} not enabled: there is no such queue");
+            return format!("queue {index} not enabled: the device has no such queue");
         };
         let QueueRegisters { size, descriptor, driver, device, .. } = queue;
         if queue.enabled {
@@ -50,7 +50,7 @@ impl Transport {
         }
         let status = self.status();
         if status.contains(Status::DRIVER_OK) {
-            return format!("queue {index} not enabled: the driver has set DRIVER_OK before");
+            return format!("queue {index} not enabled: DRIVER_OK is set already");
         }
         format!("queue {index} not enabled: misaligned addresses {descriptor:#x}, {driver:#x}, {device:#x}")
     }
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(names(agreed.status()), "reset");
         let mut unknown = transport();
         choose(&mut unknown, OFFERED | 1 << 9);
-        let expected = "features 0x100000220 refused: 0x200 were not offered, but 0x100000020";
+        let expected = "features 0x100000220 refused: 0x200 not offered; the device offers 0x100000020";
         assert_eq!(
             (names(unknown.status()).as_str(), unknown.features_line().as_str()),
             ("ACKNOWLEDGE DRIVER", expected)
@@ -118,7 +118,7 @@ mod tests {
         };
         assert_eq!(enable(1, 0x1000), "queue 1 enabled: size 64, vector 0xffff");
         assert_eq!(enable(0, 0x1001), "queue 0 not enabled: misaligned addresses 0x1001, 0x0, 0x0");
-        assert_eq!(enable(2, 0x1000), "queue 2 not enabled: there is no such queue");
+        assert_eq!(enable(2, 0x1000), "queue 2 not enabled: the device has no such queue");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::ErrorKind;
+use crate::os::unmade_file::why_no_socket;
 
 /// Reason why a socket device cannot be opened: one line, to follow the option's name.
 #[derive(Debug, Error)]
@@ -17,7 +18,7 @@ pub enum VsockError {
     #[error("socket={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NotASocket(PathBuf),
     /// Listening on the socket failed.
-    #[error("socket={}: cannot listen there: {error}", path.display())]
+    #[error("socket={}: {}", path.display(), why_no_socket(path, error))]
     Listen {
         /// The socket.
         path: PathBuf,

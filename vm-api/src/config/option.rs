@@ -13,7 +13,7 @@ use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::{Pair, list, pairs};
 use crate::config::keys::{self, Key};
 use crate::config::unsupported::{self, Harmless};
-use crate::config::value::{Form, read};
+use crate::config::value::{Bounds, Form, read};
 
 /// A setting that may be omitted to inherit another one's.
 pub(crate) trait Inherit<T> {
@@ -353,6 +353,24 @@ pub(crate) fn read_field<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
     }
     *field = object.next_value()?;
     Ok(())
+}
+
+/// As [`read_field`], of a field that is a key of the command line, too: a number has the same bounds in both.
+///
+/// # Errors
+///
+/// As [`read_field`].
+pub(crate) fn read_number<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
+    field: &mut Option<T>,
+    name: &'static str,
+    object: &mut A,
+    bounds: Bounds,
+) -> Result<(), A::Error> {
+    let explained = |error: A::Error| match bounds.explain_json(&error.to_string()) {
+        Some(line) => A::Error::custom(line),
+        None => error,
+    };
+    read_field(field, name, object).map_err(explained)
 }
 
 /// Serializes the fields of `config` as an object.

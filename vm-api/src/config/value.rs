@@ -48,7 +48,7 @@ impl<T: Value> Value for Option<T> {
 }
 
 impl Value for bool {
-    const FORM: Form = Form::Words(&[("on", "On"), ("off", "Off")]);
+    const FORM: Form = Form::Words(&[("on", ""), ("off", "")]);
 
     fn parse(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().as_str() {
@@ -244,6 +244,17 @@ impl Bounds {
     /// The error of a value that is not a number, with these bounds in place of the type's.
     pub(crate) fn explain(self, error: String) -> String {
         let Some(most) = error.strip_prefix("give a whole number from 0 to ") else { return error };
+        format!("give {}", self.number(most))
+    }
+
+    /// As [`Self::explain`], of an error of [`typed`](crate::typed); `None` if that is not about a number.
+    pub(crate) fn explain_json(self, error: &str) -> Option<String> {
+        let (said, most) = error.rsplit_once(", expected a whole number from 0 to ")?;
+        Some(format!("{said}, expected {}", self.number(most)))
+    }
+
+    /// The values that it may be; `most` is the highest of the type.
+    fn number(self, most: &str) -> String {
         let unit = match self.syntax {
             "<Mbit/s>" => " of Mbit/s",
             "<bytes>" => " of bytes",
@@ -252,7 +263,7 @@ impl Bounds {
             _ => "",
         };
         let (minimum, maximum) = (self.minimum.unwrap_or_default(), self.maximum.map(|most| most.to_string()));
-        format!("give a whole number{unit} from {minimum} to {}", maximum.as_deref().unwrap_or(most))
+        format!("a whole number{unit} from {minimum} to {}", maximum.as_deref().unwrap_or(most))
     }
 }
 

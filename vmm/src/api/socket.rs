@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, OFlags, flock, fstat};
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use thiserror::Error;
+use virtio_devices::why_no_socket;
 
 use crate::config::grammar::{PathOrFd, path_or_fd};
 use crate::error_kind::ErrorKind;
@@ -40,14 +41,16 @@ pub enum SocketError {
     /// The path is another kind of file.
     #[error("path={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NoSocket(PathBuf),
-    /// The folder of the path does not exist.
-    #[error(
-        "path={}: the folder {} does not exist; make it (mkdir -p), or give another path",
-        .0.display(), folder_of(.0).display()
-    )]
-    NoFolder(PathBuf),
     /// The socket cannot be created.
-    #[error("path={}: cannot {action}: {error}", path.display())]
+    #[error("path={}: {}", path.display(), why_no_socket(path, error))]
+    Unmade {
+        /// The path.
+        path: PathBuf,
+        /// Cause.
+        error: io::Error,
+    },
+    /// The socket, or its lock file, cannot be used.
+    #[error("path={}: cannot {action}: {error}; give another path", path.display())]
     Path {
         /// The path.
         path: PathBuf,
@@ -64,17 +67,14 @@ pub enum SocketError {
     Same,
 }
 
-/// The folder of a socket, as in messages.
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 impl SocketError {
     /// The kind of this error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Syntax(_) => ErrorKind::Syntax,
-            Self::InUse(_) | Self::NoSocket(_) | Self::NoFolder(_) | Self::Path { .. } | Self::Fd(_) => ErrorKind::Host,
+            Self::InUse(_) | Self::NoSocket(_) | Self::Unmade { .. } | Self::Path { .. } | Self::Fd(_) => {
+                ErrorKind::Host
+            }
             Self::Same => ErrorKind::Invalid,
         }
     }
@@ -197,16 +197,19 @@ fn fail(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> SocketEr
     move |error| SocketError::Path { path, action, error }
 }
 
+/// As [`fail`], of a file that cannot be created.
+fn unmade(path: &Path) -> impl FnOnce(io::Error) -> SocketError {
+    let path = path.to_owned();
+    move |error| SocketError::Unmade { path, error }
+}
+
 fn lock(path: &Path) -> Result<File, SocketError> {
     let mut lock_path = path.as_os_str().to_owned();
     lock_path.push(".lock");
     let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
     let mut options = OpenOptions::new();
     options.create(true).write(true).truncate(false).mode(0o600).custom_flags(flags);
-    let lock = options.open(lock_path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound if !folder_of(path).exists() => SocketError::NoFolder(path.to_owned()),
-        _ => fail(path, "open its lock file")(error),
-    })?;
+    let lock = options.open(lock_path).map_err(unmade(path))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
         locked => locked.map(|()| lock).map_err(|error| fail(path, "lock its lock file")(error.into())),
@@ -224,7 +227,7 @@ fn bind(path: PathBuf, lock: File) -> Result<(UnixListener, BoundSocket), Socket
     if is_socket(made_at) == Some(true) {
         fs::remove_file(made_at).map_err(fail(&path, "remove the socket that an earlier program left"))?;
     }
-    let listener = UnixListener::bind(made_at).map_err(fail(&path, "create the socket"))?;
+    let listener = UnixListener::bind(made_at).map_err(unmade(&path))?;
     let inode = inode(made_at).map_err(fail(&path, "find the new socket"))?;
     if let Some(beside) = &beside {
         fs::rename(beside, &path).map_err(|error| {

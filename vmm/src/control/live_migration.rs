@@ -22,10 +22,11 @@ use crate::migration::target_thread::{TargetHandle, TargetParams};
 use crate::migration::transport::Address;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use virtio_devices::borrow_eventfd as borrow;
+use virtio_devices::{borrow_eventfd as borrow, why_no_socket};
 use vm_api::migration::{MigrationRole, ReceiveMigration, SendMigration};
 use vm_memory::GuestAddressSpace as _;
 
@@ -143,10 +144,7 @@ impl ControlLoop {
                 std::io::ErrorKind::AddrInUse => ErrorKind::Conflict,
                 _ => ErrorKind::Invalid,
             };
-            Failure::new(
-                kind,
-                format!("receiver_url={receiver_url}: {error}; give an address of this host that is free"),
-            )
+            Failure::new(kind, format!("receiver_url={receiver_url}: {}", why_unheard(&receiver_url, &error)))
         })?;
         let given = RestoreConfig { net_fds, backends, zone_updates, on_missing_backend, ..RestoreConfig::default() };
         let preparer =
@@ -263,5 +261,13 @@ impl ControlLoop {
                 None => {}
             }
         }
+    }
+}
+
+/// Returns why nothing can listen at the address `url`, after `error`, and the remedy.
+fn why_unheard(url: &str, error: &std::io::Error) -> String {
+    match url.strip_prefix("unix:") {
+        Some(path) => why_no_socket(Path::new(path), error),
+        None => format!("{error}; give an address of this host that is free"),
     }
 }

@@ -120,7 +120,7 @@ impl DeviceWatch {
 
 /// Text about a refused write, the `times`th of its function.
 fn refusal(refused: Refused, times: u64) -> String {
-    format!("refused a write ({times} times so far): {refused}")
+    format!("refused a write ({times} so far): {refused}")
 }
 
 impl Watch for DeviceWatch {
@@ -335,7 +335,7 @@ mod tests {
         write(sriov::CONTROL_STATUS, sriov::VF_ENABLE);
         let (reach, refused) = noted.0.lock().unwrap();
         assert_eq!(reach, Reach::Function(placement.rid));
-        let expected = "refused a write (4 times so far): VF Enable stays clear: NumVFs is 3, TotalVFs is 2";
+        let expected = "refused a write (4 so far): VF Enable stays clear: NumVFs is 3, TotalVFs is 2";
         assert_eq!(refusal(refused, 4), expected);
     }
 

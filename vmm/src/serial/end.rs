@@ -156,7 +156,7 @@ mod tests {
     fn an_end_that_cannot_be_is_refused_with_the_consoles_option() {
         let config = ConsoleConfig { file: Some("/dev/null/x".into()), ..ConsoleConfig::new(ConsoleMode::File) };
         let error = ConsoleEnd::open("--console", &config, true).unwrap_err().to_string();
-        assert!(error.starts_with("--console file=/dev/null/x: cannot be written: "), "{error}");
+        assert!(error.starts_with("--console file=/dev/null/x: /dev/null is not a folder; "), "{error}");
         let config = ConsoleConfig { socket: Some("/dev/null".into()), ..ConsoleConfig::new(ConsoleMode::Socket) };
         let error = ConsoleEnd::open("--serial", &config, true).unwrap_err().to_string();
         assert!(error.starts_with("--serial socket=/dev/null: exists and is not a socket"), "{error}");

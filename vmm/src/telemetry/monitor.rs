@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use thiserror::Error;
-use virtio_devices::create_file;
+use virtio_devices::{create_file, why_no_file};
 
 use crate::config::grammar::{PathOrFd, path_or_fd};
 use crate::error_kind::ErrorKind;
@@ -32,7 +32,7 @@ pub enum MonitorError {
     #[error("--event-monitor {0}: give path=<path> or fd=<number>")]
     Syntax(String),
     /// The path cannot be opened.
-    #[error("--event-monitor path={}: cannot be written: {error}; give a writable file or named pipe", path.display())]
+    #[error("--event-monitor path={}: {}", path.display(), why_no_file(path, error))]
     Path {
         /// The path.
         path: PathBuf,
@@ -171,7 +171,7 @@ mod tests {
     fn a_path_that_cannot_be_written_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let said = EventMonitor::Path(folder.path().to_owned()).open().unwrap_err().to_string();
-        assert!(said.contains("cannot be written: Is a directory"), "{said}");
+        assert!(said.contains("cannot be made: Is a directory"), "{said}");
         let socket = folder.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert!(EventMonitor::Path(socket).open().is_err());

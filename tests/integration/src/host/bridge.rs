@@ -49,11 +49,82 @@ impl Drop for Bridge {
     }
 }
 
-fn ip(arguments: &[&str]) {
-    let status = Command::new(IP).args(arguments).status().unwrap_or_else(|error| panic!("{IP}: {error}"));
-    assert!(status.success(), "ip {}: {status}", arguments.join(" "));
+/// A bridge with VLANs, as `contrib/network/bridge-with-vlans` makes it. Its uplink is one end of a veth pair, whose
+/// other end stands for the network. All of it is removed when this is dropped.
+pub struct VlanBridge {
+    name: String,
+    taps: Vec<String>,
 }
 
+/// The bridge's end of the pair, and that of the network.
+const UPLINK: [&str; 2] = ["vlanup", "vlannet"];
+
+impl VlanBridge {
+    /// Runs the script for a PF whose tap is `tap`, and a VF in each VLAN of `vlans`.
+    pub fn make(name: &str, tap: &str, vlans: &[&str]) -> VlanBridge {
+        load_driver();
+        let vf_taps = (0..vlans.len()).map(|index| format!("{tap}v{index}"));
+        let bridge = VlanBridge { name: name.to_owned(), taps: vf_taps.chain([tap.to_owned()]).collect() };
+        // Left by a test that was killed.
+        bridge.remove();
+        ip(&["link", "add", UPLINK[0], "type", "veth", "peer", "name", UPLINK[1]]);
+        ip(&["link", "set", UPLINK[1], "up"]);
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/network/bridge-with-vlans");
+        let path = format!("/usr/sbin:{}", std::env::var("PATH").expect("a PATH"));
+        let mut command = Command::new("sh");
+        command.args([script, name, UPLINK[0], tap]).args(vlans).env("PATH", path);
+        let output = command.output().unwrap_or_else(|error| panic!("{script}: {error}"));
+        assert!(output.status.success(), "{script}: {output:?}");
+        bridge
+    }
+
+    /// Makes one more tap, whose port carries these VLANs with their tags, as the guide does it.
+    pub fn add_trunk_port(&self, tap: &str, vlans: &[&str]) {
+        ip(&["tuntap", "add", tap, "mode", "tap", "vnet_hdr"]);
+        ip(&["link", "set", tap, "master", &self.name, "up"]);
+        for vlan in vlans {
+            run("/usr/sbin/bridge", &["vlan", "add", "dev", tap, "vid", vlan]);
+        }
+    }
+
+    /// Gives the network an address in a VLAN.
+    pub fn join_vlan(&self, vlan: &str, address: &str) {
+        let name = format!("{}.{vlan}", UPLINK[1]);
+        ip(&["link", "add", "link", UPLINK[1], "name", &name, "type", "vlan", "id", vlan]);
+        ip(&["addr", "add", &format!("{address}/24"), "dev", &name]);
+        ip(&["link", "set", &name, "up"]);
+    }
+
+    /// Takes the network out of a VLAN.
+    pub fn leave_vlan(&self, vlan: &str) {
+        ip(&["link", "del", &format!("{}.{vlan}", UPLINK[1])]);
+    }
+
+    /// Removes what exists. Errors are ignored, to keep the message of a failing test.
+    fn remove(&self) {
+        let taps = self.taps.iter().map(String::as_str);
+        for link in taps.chain(["tenant-b", UPLINK[0], &self.name]) {
+            if Path::new("/sys/class/net").join(link).exists() {
+                let _ = Command::new(IP).args(["link", "del", link]).status();
+            }
+        }
+    }
+}
+
+impl Drop for VlanBridge {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    run(IP, arguments);
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(status.success(), "{program} {}: {status}", arguments.join(" "));
+}
 /// Loads the driver, if the kernel has none yet: the nested lab's is next to its kernel.
 fn load_driver() {
     if Path::new("/sys/module/bridge").exists() {

@@ -5,7 +5,8 @@
 use std::process::Command;
 
 use integration::{
-    Api, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Vf, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps,
+    Api, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet, Tenant, Vf, VlanBridge, predicted_vf_address, reachability,
+    spec_with_vfs, vf_mac, vf_taps,
 };
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -146,5 +147,31 @@ fn the_host_changes_the_policy_of_a_vf_under_traffic() {
     assert_spoofed_frames_are_dropped(&mut guest, &vfs[0], &taps[0], &api);
     guest.ping(vfs[1].interface(), Subnet(1));
     assert_link_has_the_speed_of_its_limit(&mut guest, &vfs[1], &api);
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// The script of `contrib/network` and the commands of the guide make a bridge whose ports have the VLANs of their VFs:
+/// VFs 0 and 1 are in VLAN 100, by the bridge, VF 2 is in VLAN 200, and VF 3 by `vlan=` on a port that carries both.
+#[test]
+fn a_bridge_with_vlans_separates_tenants_over_taps() {
+    let api = Api::new("policy-bridge");
+    let bridge = VlanBridge::make("br0", "bpf0", &["100", "100", "200"]);
+    bridge.add_trunk_port("tenant-b", &["100", "200"]);
+    let spec = GuestSpec::new(Kernel::V6_12).net("id=pf0,tap=bpf0,mac=52:54:00:00:00:01,sriov_vfs=4");
+    let spec = (0..3).fold(spec, |spec, index| spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index))));
+    let spec = spec.net_vf(&format!("pf=pf0,index=3,tap=tenant-b,mac={},vlan={VLAN}", vf_mac(3)));
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    let tenants = Tenant::all(&mut guest, &Pf::at("0000:00:01.0"), 4);
+    assert_eq!(reachability(&mut guest, &tenants), [".+-+", "+.-+", "--.-", "++-."]);
+    // The guest's VF moves to the other VLAN, which its port carries, too.
+    set(&api, 3, &json!({"vlan": 200}));
+    assert_eq!(reachability(&mut guest, &tenants), [".+--", "+.--", "--.+", "--+."]);
+    // The network, a trunk, has the frames of both VLANs with their tags.
+    for (vlan, tenant) in [("100", 0), ("200", 2)] {
+        bridge.join_vlan(vlan, "10.88.0.9");
+        assert!(tenants[tenant].reaches(&mut guest, "10.88.0.9"), "VLAN {vlan}");
+        assert!(!tenants[2 - tenant].reaches(&mut guest, "10.88.0.9"), "VLAN {vlan}");
+        bridge.leave_vlan(vlan);
+    }
     assert_eq!(guest.power_off().code, Some(0));
 }

@@ -1,11 +1,14 @@
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use thiserror::Error;
 
 use super::connection::{Fault, PeerError};
 use super::role::VhostUserRole;
 use crate::ErrorKind;
+use crate::os::unmade_file::why_no_socket;
 
 /// The time limit for a backend to connect when its NIC is plugged in.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,10 +38,10 @@ pub enum VhostUserError {
     #[error("socket={0}: no permission to use it; give this user write access to it")]
     NoRight(String),
     /// This user may not create the socket.
-    #[error("socket={0}: no permission to create it; give this user write access to its directory")]
+    #[error("socket={}: {}", .0, why_no_socket(Path::new(.0), &Errno::ACCESS.into()))]
     NoRightToListen(String),
     /// The directory of a listening socket does not exist.
-    #[error("socket={0}: its directory does not exist; create it")]
+    #[error("socket={}: {}", .0, why_no_socket(Path::new(.0), &Errno::NOENT.into()))]
     NoFolder(String),
     /// Another program listens there.
     #[error("socket={0}: another program is listening there; stop it, name another socket, or use vhost_mode=client")]

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::cancel::Cancel;
 use super::error::{PATIENCE, VhostUserError};
 use crate::os::socket_path::{self, ListenError, OwnPath, connect};
+use crate::os::unmade_file::why_no_socket;
 
 /// The socket of a vhost-user backend, by path. A listening socket is removed when this is dropped.
 #[derive(Debug)]
@@ -119,9 +120,9 @@ impl VhostUserSocket {
 fn unusable(path: &Path, source: io::Error) -> VhostUserError {
     let name = name(path);
     match source.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => VhostUserError::NoFolder(name),
+        io::ErrorKind::NotFound => VhostUserError::NoFolder(name),
         io::ErrorKind::PermissionDenied => VhostUserError::NoRightToListen(name),
-        _ => VhostUserError::Socket { path: name, source },
+        _ => VhostUserError::Socket { path: name, source: io::Error::other(why_no_socket(path, &source)) },
     }
 }
 

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::ErrorKind;
+use crate::os::unmade_file::{why_no_file, why_no_socket};
 
 /// Reason why a character device cannot be opened: one line, to follow the option's name and a space.
 #[derive(Debug, Error)]
 pub enum CharError {
     /// The file cannot be written.
-    #[error("file={}: cannot be written: {error}", path.display())]
+    #[error("file={}: {}", path.display(), why_no_file(path, error))]
     File {
         /// The file.
         path: PathBuf,
@@ -28,7 +29,7 @@ pub enum CharError {
     #[error("socket={}: exists and is not a socket; give another path, or remove it", .0.display())]
     NotASocket(PathBuf),
     /// Listening on the socket failed.
-    #[error("socket={}: cannot listen there: {error}", path.display())]
+    #[error("socket={}: {}", path.display(), why_no_socket(path, error))]
     Socket {
         /// The socket.
         path: PathBuf,

@@ -12,7 +12,7 @@ queue_counters! {
     Pings: requests = "pings",
     /// Times that the pings ended, and the machine was reset.
     Expiries: times = "expiries",
-    /// Buffers that are no pings, because the device cannot write to them.
+    /// Buffers that do not count as pings because the device cannot write to them.
     BadChains: requests = "bad_chains",
 }
 

@@ -86,7 +86,7 @@ fn a_socket_in_use_is_left_alone_and_a_stale_one_is_replaced() {
 fn a_socket_in_a_folder_that_does_not_exist_is_refused() {
     let rig = Rig::new();
     let refused = VhostUserSocket::listen(rig.path().join("x")).map(|_| ()).unwrap_err().to_string();
-    assert!(refused.ends_with("its directory does not exist; create it"), "{refused}");
+    assert!(refused.ends_with("does not exist; make it (mkdir -p), or give another path"), "{refused}");
 }
 
 #[test]
