@@ -115,7 +115,7 @@ fn notes(row: &Row) -> Vec<String> {
         notes.push(format!("{name}: backend missing {reason}"));
     }
     if row.backend.contains("(lost)") {
-        notes.push(format!("{name}: backend lost: it recovers when that is back; or give another by set-vf --tap"));
+        notes.push(format!("{name}: backend lost: {}, or give another by set-vf --tap", recovery(row)));
     }
     notes.extend(row.link_cause.iter().map(|cause| format!("{name}: link down: {cause}")));
     match row.mirror {
@@ -130,6 +130,16 @@ fn notes(row: &Row) -> Vec<String> {
         notes.push(format!("{name}: dropped: {}", causes.join(", ")));
     }
     notes
+}
+
+/// Way back of a backend that is lost.
+fn recovery(row: &Row) -> &'static str {
+    match row.backend.split(' ').next() {
+        // Only a driver's worker looks for a tap.
+        Some("tap") => "make the tap again (it is looked for while a driver runs, and when one starts)",
+        Some("fd") => "it was passed by descriptor",
+        _ => "it recovers when that is back",
+    }
 }
 
 /// Guaranteed and highest rate: `100-500M`, `100M-`, `500M`.

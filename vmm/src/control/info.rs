@@ -170,12 +170,16 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
 }
 
 fn switch(switch: &Switch) -> SwitchInfo {
+    let uplink_lost = switch.uplink_gone();
     SwitchInfo {
         mode: match switch.mode() {
             virtio_devices::SwitchMode::Veb => SwitchMode::Veb,
             virtio_devices::SwitchMode::Vepa => SwitchMode::Vepa,
         },
         uplink: switch.uplink_name().map(str::to_string),
+        uplink_lost,
+        uplink_down: !uplink_lost && switch.uplink_up() == Some(false),
+        uplink_passed: switch.uplink_was_passed(),
         workers: switch.workers(),
         uplink_rate: switch.uplink_rate(),
     }
