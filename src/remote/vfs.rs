@@ -275,10 +275,11 @@ fn backend(backend: &BackendInfo, policy: &PolicyInfo) -> String {
         BackendKind::Switch => "switch",
         BackendKind::Missing => "missing",
     };
-    let lost = backend.lost.then_some("(lost)");
+    // A tap that was made is gone with its deletion.
+    let state = if backend.lost { Some("(lost)") } else { backend.made.then_some("(made)") };
     let isolated = policy.isolated.then_some("(isolated)");
     let error = backend.error.as_ref().map(|error| format!("({error})"));
-    [Some(kind), backend.name.as_deref(), lost, isolated, error.as_deref()]
+    [Some(kind), backend.name.as_deref(), state, isolated, error.as_deref()]
         .into_iter()
         .flatten()
         .collect::<Vec<_>>()
@@ -319,6 +320,15 @@ pub(crate) mod tests {
         assert_eq!((&rows[1]["state"], &rows[1]["needs_reset"]), (&"running".into(), &true.into()));
         assert_eq!((&rows[1]["vlan"], &rows[2]["vlan"]), (&100.into(), &serde_json::json!([7, "10-19"])));
         assert_eq!((rows[2].get("num_vfs"), rows[0].get("vlan")), (None, None));
+    }
+
+    #[test]
+    fn a_tap_that_was_made_is_marked() {
+        let text = |lost: bool| {
+            let json = serde_json::json!({"kind": "tap", "name": "t", "made": true, "lost": lost});
+            backend(&serde_json::from_value(json).unwrap(), &PolicyInfo::default())
+        };
+        assert_eq!([text(false), text(true)], ["tap t (made)", "tap t (lost)"]);
     }
 
     #[test]

@@ -266,6 +266,9 @@ pub struct BackendInfo {
     /// The tap's name, the path of the socket or device, or the PF whose switch it is; omitted for passed descriptors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// True if this program made the tap, since there was none of its name: it ends with the VM. Omitted if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub made: bool,
     /// True while it is lost and not yet restored. Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,

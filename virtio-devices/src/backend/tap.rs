@@ -27,8 +27,8 @@ use link::Link;
 pub use link::is_network_mask;
 pub use name::{InterfaceNameError, check_interface_name};
 pub use passed::{PassedTap, TapHandle};
-use queue::Passable;
 pub use queue::TapQueue;
+use queue::{Passable, Present};
 pub use spec::TapSpec;
 
 /// The name pattern of taps created without a name; the kernel fills in the first free number.
@@ -66,8 +66,9 @@ pub(crate) struct Successor {
 impl Successor {
     /// No successor yet of a tap with these queues, which nothing uses yet.
     fn of(queues: &[Arc<Mutex<TapQueue>>]) -> Arc<Self> {
-        let passable = queues.iter().map(|queue| queue.lock().descriptor()).collect();
-        Arc::new(Self { queues: Mutex::default(), passable: Arc::new(Mutex::new(passable)) })
+        let queues = queues.iter().map(|queue| queue.lock().descriptor()).collect();
+        let passable = Arc::new(Mutex::new(Present { queues, made: false }));
+        Arc::new(Self { queues: Mutex::default(), passable })
     }
 
     /// The queues of the present tap, for other programs.
@@ -77,8 +78,8 @@ impl Successor {
 
     /// Makes the queues of `tap` those that are passed to other programs.
     fn pass(&self, tap: &Tap) {
-        let queues = tap.successor.passable.lock().clone();
-        *self.passable.lock() = queues;
+        let present = tap.successor.passable.lock().clone();
+        *self.passable.lock() = present;
     }
 
     /// Replaces a tap by `tap`, which has as many queues.
@@ -116,6 +117,7 @@ impl Tap {
         let mtu = link.mtu().ok();
         let spec = TapSpec { name: Some(name.clone()), ..spec.clone() };
         let tap = Self::set_up(name, mtu, fds, spec.queue_pairs > 1)?;
+        tap.successor.passable.lock().made = !exists;
         Ok(Self { spec: Some(spec), ..tap })
     }
 

@@ -53,14 +53,14 @@ const NEVER_EMPTY: [&str; 17] = [
     "weight",
 ];
 
-/// Checks that a key that names a function, or is a part of its policy, is not empty.
+/// Checks that a key that names a function, or is a part of its policy, is not empty, and no key of a VF.
 ///
 /// # Errors
 ///
 /// Fails if it is. Other keys may be: Cloud Hypervisor takes an empty value as none, as in `--net tap=,mac=,ip=,mask=`.
-/// Here a shell variable that is not set would take a VF out of its VLAN.
-pub(crate) fn check_given(key: &str, value: &str) -> Result<(), String> {
-    match NEVER_EMPTY.contains(&key) && unquote(value).is_ok_and(|text| text.is_empty()) {
+/// Here a shell variable that is not set would take a VF out of its VLAN, or give it another tap.
+pub(crate) fn check_given(option: &str, key: &str, value: &str) -> Result<(), String> {
+    match (option == "--net-vf" || NEVER_EMPTY.contains(&key)) && unquote(value).is_ok_and(|text| text.is_empty()) {
         true => Err("the value is empty; give one, or leave the key out".to_string()),
         false => Ok(()),
     }
@@ -157,10 +157,20 @@ mod tests {
     #[test]
     fn no_key_of_a_policy_may_be_empty() {
         for key in PolicyConfig::FIELDS {
-            assert!(check_given(key, "").is_err() && check_given(key, "\"\"").is_err(), "{key}");
-            assert_eq!(check_given(key, "\"\"\"\""), Ok(()), "a quote");
+            let check = |value| check_given("--net", key, value);
+            assert!(check("").is_err() && check("\"\"").is_err(), "{key}");
+            assert_eq!(check("\"\"\"\""), Ok(()), "a quote");
         }
-        assert_eq!(check_given("tap", ""), Ok(()));
+        assert_eq!(check_given("--net", "tap", ""), Ok(()));
+    }
+
+    #[test]
+    fn no_key_of_a_vf_may_be_empty() {
+        for key in ["tap", "mac", "ip", "mask", "vhost_socket", "vdpa"] {
+            let what = format!("--net-vf {key}=: the value is empty; give one, or leave the key out");
+            assert_eq!(refused::<NetVf>(&format!("pf=a,index=0,{key}=")), what);
+        }
+        assert!("tap=,mac=,ip=,mask=".parse::<NetConfig>().is_ok());
     }
 
     #[test]

@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn an_uplink_has_its_counters_next_to_those_of_its_pf() {
         let mut text = Text::default();
-        let uplink = |id, up, counters: &[_]| {
+        let uplink = |id, up: bool, counters: &[_]| {
             let lost = (!up, u64::from(!up));
             Uplink { labels: labels(id, None), up, lost, counters: counters.to_vec() }
         };

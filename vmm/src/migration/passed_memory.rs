@@ -72,7 +72,8 @@ pub(crate) fn of_vm(vm: &Vm, sockets: &[SocketHandle]) -> Result<Passing, String
     let (mut state, mut fds) = (PassedState::default(), Vec::new());
     if vm.shared_memory().is_none() {
         let what = "the guest's memory is private to this program; start it with --memory shared=on";
-        return Err(format!("local=true: {what}, or leave local out, and it is copied"));
+        let instead = "or leave local out: memory is copied then, and backends= gives the receiver other taps";
+        return Err(format!("local=true: {what}, {instead}"));
     }
     for region in vm.memory().memory().iter() {
         let Some(file) = region.file_offset() else { return Err("local=true: memory without a file".to_string()) };

@@ -15,7 +15,7 @@ use crate::frames::net_protocol::Offloads;
 pub struct TapHandle {
     mtu: Option<u16>,
     offloads: Offloads,
-    queues: Passable,
+    present: Passable,
 }
 
 /// A tap of another program, which may still use it.
@@ -44,15 +44,20 @@ impl TapHandle {
             }
             queue.as_fd().try_clone_to_owned()
         };
-        let queues = self.queues.lock().iter().map(copy).collect::<io::Result<_>>()?;
+        let queues = self.present.lock().queues.iter().map(copy).collect::<io::Result<_>>()?;
         Ok(PassedTap { mtu: self.mtu, offloads: self.offloads.bits(), queues })
+    }
+
+    /// True if this program made the tap: there was none of its name.
+    pub fn was_made(&self) -> bool {
+        self.present.lock().made
     }
 }
 
 impl Tap {
     /// A handle for passing the tap to another program, or the one that replaces it after its deletion.
     pub fn handle(&self) -> TapHandle {
-        TapHandle { mtu: self.mtu, offloads: self.offloads, queues: Arc::clone(self.successor.passable()) }
+        TapHandle { mtu: self.mtu, offloads: self.offloads, present: Arc::clone(self.successor.passable()) }
     }
 
     /// Takes over the tap of another program. Changes nothing of it before its queues run. `spec` has the settings for

@@ -22,8 +22,17 @@ const MISC: u32 = 10;
 /// The flags of a macvtap that can be changed.
 const IFF_FEATURES: u16 = (libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE) as u16;
 
-/// The present queues of a tap, also after another has replaced a deleted one. They are not kept open.
-pub(super) type Passable = Arc<Mutex<Vec<Weak<OwnedFd>>>>;
+/// The present tap of a name, also after it has replaced a deleted one.
+pub(super) type Passable = Arc<Mutex<Present>>;
+
+/// See [`Passable`].
+#[derive(Debug, Clone, Default)]
+pub(super) struct Present {
+    /// The queues, which are not kept open.
+    pub queues: Vec<Weak<OwnedFd>>,
+    /// The tap was made by this program, and ends with it.
+    pub made: bool,
+}
 
 /// A queue of a tap: frames are read from and written to its descriptor, which does not block.
 #[derive(Debug)]
