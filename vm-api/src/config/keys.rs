@@ -2,6 +2,7 @@
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::{Pair, unquote};
+use crate::similar::similar;
 
 /// Key of an option, for its help.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,41 +98,9 @@ pub(crate) fn without_value(option: &str, keys: &[Key], text: &str) -> Problem {
 
 /// The problem of the unknown key `name`.
 pub(crate) fn unknown(option: &str, keys: &[Key], name: &str) -> Problem {
-    let tip = similar(name, keys).map(|key| format!("did you mean {key}? ")).unwrap_or_default();
+    let tip =
+        similar(name, keys.iter().map(|key| key.name)).map(|key| format!("did you mean {key}? ")).unwrap_or_default();
     Problem::Syntax(format!("unknown key; {tip}--help lists those of {option}"))
-}
-
-/// The key that `name` is most likely a misspelling of.
-fn similar(name: &str, keys: &[Key]) -> Option<&'static str> {
-    /// The longest name that is compared; no key is as long.
-    const LONGEST: usize = 32;
-    if name.len() > LONGEST {
-        return None;
-    }
-    let edits = keys.iter().map(|key| (edits(name.as_bytes(), key.name.as_bytes()), key.name));
-    let (edits, key) = edits.min_by_key(|(edits, _)| *edits)?;
-    // Of a short name, little would be left.
-    (edits <= 2 && 3 * edits <= key.len().max(name.len())).then_some(key)
-}
-
-/// The number of bytes to insert, remove, replace or swap with the next, to get from `a` to `b`.
-fn edits(a: &[u8], b: &[u8]) -> usize {
-    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
-    for (i, byte) in a.iter().enumerate() {
-        let above = &rows[i];
-        let mut row = vec![i + 1];
-        for (j, other) in b.iter().enumerate() {
-            let replaced = above[j] + usize::from(byte != other);
-            let mut least = replaced.min(above[j + 1] + 1).min(row[j] + 1);
-            let is_swapped = i > 0 && j > 0 && a[i - 1] == *other && b[j - 1] == *byte;
-            if is_swapped {
-                least = least.min(rows[i - 1][j - 1] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]
