@@ -66,3 +66,24 @@ fn a_tap_that_is_deleted_without_a_driver_is_replaced() {
     assert_eq!(vf(&mut driven), json!({"kind": "tap", "name": "apigonetwo", "made": true}));
     assert!(!is_lost(&nic(&mut driven)["backend"]));
 }
+
+#[test]
+fn a_switch_finds_its_deleted_uplink_again_by_its_name() {
+    let mut command = Command::new(BINARY);
+    command.args(["-v", "--event-monitor", "path=events"]);
+    let net = json!([{"id": "nic", "tap": "apiup", "sriov_vfs": 2, "switch": "veb"}]);
+    let mut driven = Driven::start(command, "apiup", &json!({"net": net}));
+    let lost = |driven: &mut Driven| nic(driven)["switch"]["uplink_lost"] == true;
+    assert!(!lost(&mut driven));
+    ip(&["link", "del", "apiup"]);
+    wait_for("the loss", || lost(&mut driven) && nic(&mut driven)["link"] == "down");
+    wait_for("the event", || count(&driven, "backend-lost") == 1);
+    let line = "nic: apiup, its switch's uplink, is lost (1 times so far): it was deleted; make it again: ip tuntap";
+    wait_for("the line", || read(&driven, "log").contains(line));
+    let refused = driven.client.put_json("vm.set-vf", &json!({"pf": "nic", "tap": "apiuptwo"}));
+    let said = String::from_utf8_lossy(&refused.body).into_owned();
+    assert!(refused.status == 409 && said.contains("uplink apiup was deleted: make it again"), "{said}");
+    ip(&["tuntap", "add", "apiup", "mode", "tap"]);
+    wait_for("the return", || !lost(&mut driven) && nic(&mut driven)["link"] == "up");
+    wait_for("the event", || count(&driven, "backend-restored") == 1);
+}
