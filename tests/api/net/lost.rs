@@ -81,7 +81,7 @@ fn a_switch_finds_its_deleted_uplink_again_by_its_name() {
     let line = "nic: apiup, its switch's uplink, is lost (1 times so far): it was deleted; make it again: ip tuntap";
     wait_for("the line", || read(&driven, "log").contains(line));
     let refused = driven.client.put_json("vm.set-vf", &json!({"pf": "nic", "tap": "apiuptwo"}));
-    let said = String::from_utf8_lossy(&refused.body).into_owned();
+    let said = refused.body.to_string();
     assert!(refused.status == 409 && said.contains("uplink apiup was deleted: make it again"), "{said}");
     ip(&["tuntap", "add", "apiup", "mode", "tap"]);
     wait_for("the return", || !lost(&mut driven) && nic(&mut driven)["link"] == "up");
