@@ -209,7 +209,7 @@ impl Remote {
             let readings = readings.map(|(before, after)| Readings { before, after, between: now - at });
             let all = rows(&info, readings.as_ref());
             if choice.pf.is_some() && !all.iter().any(|row| choice.has(row)) {
-                return Err(Failed::new("vfs: there is no such PF or VF; vfs without arguments shows all"));
+                return Err(Failed::new(choice.missing(&info)));
             }
             let rows: Vec<_> = all.into_iter().filter(|row| choice.has(row)).collect();
             match self.format.text {

@@ -103,7 +103,13 @@ const fn endpoint(command: &Command) -> (&'static str, &'static str) {
 fn body(command: Command) -> Result<Option<String>, Error> {
     let body = match command {
         Command::Create { file: None, vm } if vm.is_given() => json(&vm.into_config()?),
-        Command::Create { file, .. } => read(&file.unwrap_or_else(|| PathBuf::from("-"))),
+        Command::Create { file, .. } => {
+            let text = read(&file.unwrap_or_else(|| PathBuf::from("-")))?;
+            if text.trim().is_empty() {
+                return Err("create: there is no JSON; give a file, or the VM's options such as --kernel".into());
+            }
+            Ok(text)
+        }
         Command::InjectFault { id, fault, vf, count, vector } => {
             json(&InjectFault { id, fault, index: vf, count, vector })
         }

@@ -1,6 +1,7 @@
 //! The table of PFs and VFs for people, in at most 100 columns, with notes below it.
 
 use vm_api::config::Mirror;
+use vm_api::info::VmInfo;
 
 use super::indices::Indices;
 use super::vfs::{Row, VfNumbers};
@@ -30,6 +31,24 @@ impl Choice {
     pub(crate) fn has(&self, row: &Row) -> bool {
         let is_of = |indices: &Indices| row.index.is_some_and(|index| indices.has(index));
         self.pf.as_ref().is_none_or(|pf| *pf == row.pf) && self.indices.as_ref().is_none_or(is_of)
+    }
+}
+
+impl Choice {
+    /// The reason why no row is chosen, in one line.
+    pub(crate) fn missing(&self, info: &VmInfo) -> String {
+        let name = self.pf.as_deref().unwrap_or_default();
+        match info.sriov.iter().find(|pf| pf.id == name) {
+            Some(pf) if pf.total_vfs > 0 => {
+                format!("vfs {name}: there is no such VF; it has 0 to {}", pf.total_vfs - 1)
+            }
+            Some(_) => format!("vfs {name}: it has no VFs"),
+            None if info.sriov.is_empty() => format!("vfs {name}: there are no PFs"),
+            None => {
+                let ids: Vec<_> = info.sriov.iter().map(|pf| pf.id.as_str()).collect();
+                format!("vfs {name}: there is no such PF; there are {}", ids.join(", "))
+            }
+        }
     }
 }
 
@@ -115,7 +134,7 @@ fn notes(row: &Row) -> Vec<String> {
         notes.push(format!("{name}: backend missing {reason}"));
     }
     if row.backend.contains("(lost)") {
-        notes.push(format!("{name}: backend lost: it recovers when that is back; or give another by set-vf --tap"));
+        notes.push(format!("{name}: backend lost: {}, or give another by set-vf --tap", recovery(row)));
     }
     notes.extend(row.link_cause.iter().map(|cause| format!("{name}: link down: {cause}")));
     match row.mirror {
@@ -130,6 +149,16 @@ fn notes(row: &Row) -> Vec<String> {
         notes.push(format!("{name}: dropped: {}", causes.join(", ")));
     }
     notes
+}
+
+/// Way back of a backend that is lost.
+fn recovery(row: &Row) -> &'static str {
+    match row.backend.split(' ').next() {
+        // Only a driver's worker looks for a tap.
+        Some("tap") => "make the tap again (it is looked for while a driver runs, and when one starts)",
+        Some("fd") => "it was passed by descriptor",
+        _ => "it recovers when that is back",
+    }
 }
 
 /// Guaranteed and highest rate: `100-500M`, `100M-`, `500M`.
@@ -217,6 +246,13 @@ mod tests {
         assert!(table.iter().all(|line| line.chars().count() <= WIDTH), "{shown}");
         assert!(table[2].contains("vhost-") && table[2].contains("\u{2026}") && table[3].contains(" missing "));
         assert!(shown.contains("\npf0v1: backend missing (--net-vf pf=pf0,index=0,tap=a: in use"), "{shown}");
+    }
+
+    #[test]
+    fn a_choice_of_none_names_those_that_there_are() {
+        let missing = |pf: &str| Choice { pf: Some(pf.into()), indices: Some("99".parse().unwrap()) }.missing(&info());
+        assert_eq!(missing("pf0"), "vfs pf0: there is no such VF; it has 0 to 1");
+        assert_eq!(missing("pf9"), "vfs pf9: there is no such PF; there are pf0");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::Serialize;
 use vm_api::body::Link;
 use vm_api::config::{LinkPolicy, Mirror, Vlans};
 use vm_api::counters::drop_counters;
-use vm_api::info::{BackendInfo, BackendKind, PolicyInfo, SriovInfo, VfInfo, VfState, VmCounters, VmInfo};
+use vm_api::info::{BackendInfo, BackendKind, PolicyInfo, SriovInfo, SwitchInfo, VfInfo, VfState, VmCounters, VmInfo};
 
 /// A PF or a VF.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -176,7 +176,7 @@ fn of_pf(pf: &SriovInfo) -> Row {
         mac: pf.mac.to_string(),
         backend: backend(&pf.backend, &pf.policy),
         link: word(pf.link),
-        link_cause: link_cause(pf.link, &pf.backend, &pf.policy),
+        link_cause: link_cause(pf.link, &pf.backend, &pf.policy, pf.switch.as_ref()),
         vlan: vlan(&pf.policy),
         spoofchk: pf.policy.spoofchk,
         trust: pf.policy.trust,
@@ -205,7 +205,7 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
         mac: vf.mac.to_string(),
         backend: backend(&vf.backend, &vf.policy),
         link: word(vf.link),
-        link_cause: link_cause(vf.link, &vf.backend, &vf.policy),
+        link_cause: link_cause(vf.link, &vf.backend, &vf.policy, pf.switch.as_ref()),
         vlan: vlan(&vf.policy),
         spoofchk: vf.policy.spoofchk,
         trust: vf.policy.trust,
@@ -227,20 +227,34 @@ const fn word(link: Link) -> &'static str {
     }
 }
 
-/// Cause of a link that is down, if that is not the lack of a backend.
-fn link_cause(link: Link, backend: &BackendInfo, policy: &PolicyInfo) -> Option<String> {
+/// Cause of a link that is down, if that is not the lack of a backend. `switch` is that of its PF.
+fn link_cause(link: Link, backend: &BackendInfo, policy: &PolicyInfo, switch: Option<&SwitchInfo>) -> Option<String> {
     if link == Link::Up || backend.lost || backend.kind == BackendKind::Missing {
         return None;
     }
     Some(match backend.kind {
         _ if policy.link == LinkPolicy::Down => "set down by the host; set-vf --link auto".to_string(),
-        BackendKind::Switch => "the uplink of its switch is down; set that up: ip link set <tap> up".to_string(),
+        BackendKind::Switch => uplink_cause(switch),
         BackendKind::Tap | BackendKind::Fd if backend.down => {
             let tap = backend.name.as_deref().unwrap_or("<tap>");
             format!("its tap is down; set that up: ip link set {tap} up")
         }
         _ => "its backend has set it down".to_string(),
     })
+}
+
+/// Cause of a link that is down because the uplink of its switch is.
+fn uplink_cause(switch: Option<&SwitchInfo>) -> String {
+    let Some((switch, name)) = switch.and_then(|switch| Some((switch, switch.uplink.as_deref()?))) else {
+        return "the uplink of its switch is down; set that up".to_string();
+    };
+    match (switch.uplink_lost, switch.uplink_passed) {
+        (true, true) => format!("the uplink {name} of its switch was deleted; it was passed: restart with another"),
+        (true, false) => {
+            format!("the uplink {name} of its switch was deleted; make it again: ip tuntap add {name} mode tap")
+        }
+        (false, _) => format!("the uplink {name} of its switch is down; set that up: ip link set {name} up"),
+    }
 }
 
 fn vlan(policy: &PolicyInfo) -> Option<VlanLimit> {
@@ -261,10 +275,11 @@ fn backend(backend: &BackendInfo, policy: &PolicyInfo) -> String {
         BackendKind::Switch => "switch",
         BackendKind::Missing => "missing",
     };
-    let lost = backend.lost.then_some("(lost)");
+    // A tap that was made is gone with its deletion.
+    let state = if backend.lost { Some("(lost)") } else { backend.made.then_some("(made)") };
     let isolated = policy.isolated.then_some("(isolated)");
     let error = backend.error.as_ref().map(|error| format!("({error})"));
-    [Some(kind), backend.name.as_deref(), lost, isolated, error.as_deref()]
+    [Some(kind), backend.name.as_deref(), state, isolated, error.as_deref()]
         .into_iter()
         .flatten()
         .collect::<Vec<_>>()
@@ -308,10 +323,21 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_tap_that_was_made_is_marked() {
+        let text = |lost: bool| {
+            let json = serde_json::json!({"kind": "tap", "name": "t", "made": true, "lost": lost});
+            backend(&serde_json::from_value(json).unwrap(), &PolicyInfo::default())
+        };
+        assert_eq!([text(false), text(true)], ["tap t (made)", "tap t (lost)"]);
+    }
+
+    #[test]
     fn a_link_that_is_down_has_a_cause() {
         let cause = |backend: serde_json::Value, policy: serde_json::Value| {
             let (backend, policy) = (serde_json::from_value(backend), serde_json::from_value(policy));
-            link_cause(Link::Down, &backend.unwrap(), &policy.unwrap())
+            let switch = serde_json::json!({"mode": "veb", "workers": 1, "uplink": "up0"});
+            let switch: SwitchInfo = serde_json::from_value(switch).unwrap();
+            link_cause(Link::Down, &backend.unwrap(), &policy.unwrap(), Some(&switch))
         };
         let json = |link: &str| serde_json::json!({"link": link});
         let tap = serde_json::json!({"kind": "tap", "name": "t"});
@@ -320,7 +346,15 @@ pub(crate) mod tests {
         let tap = serde_json::json!({"kind": "tap", "name": "t", "down": true});
         assert_eq!(cause(tap, json("auto")).unwrap(), "its tap is down; set that up: ip link set t up");
         let switch = serde_json::json!({"kind": "switch", "name": "pf0"});
-        assert!(cause(switch, json("auto")).unwrap().starts_with("the uplink of its switch is down"));
+        let expected = "the uplink up0 of its switch is down; set that up: ip link set up0 up";
+        assert_eq!(cause(switch, json("auto")).unwrap(), expected);
+        let lost = |passed| {
+            let json = serde_json::json!({"mode": "veb", "workers": 1, "uplink": "up0", "uplink_lost": true,
+                "uplink_passed": passed});
+            uplink_cause(Some(&serde_json::from_value(json).unwrap()))
+        };
+        assert!(lost(false).ends_with("was deleted; make it again: ip tuntap add up0 mode tap"), "{}", lost(false));
+        assert!(lost(true).ends_with("it was passed: restart with another"), "{}", lost(true));
         assert_eq!(cause(serde_json::json!({"kind": "tap", "name": "t", "lost": true}), json("auto")), None);
         assert_eq!(cause(serde_json::json!({"kind": "missing"}), json("auto")), None);
     }

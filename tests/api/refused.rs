@@ -363,7 +363,7 @@ fn a_kernel_without_vhost_net() {
     asked.body["vfs"] = json!([{"index": 0, "vhost": "auto"}, {"index": 1, "vhost": "auto"}]);
     asked.is_done();
     let info = asked.client.get("vm.info").expect(200);
-    assert_eq!(info["sriov"][0]["backend"], json!({"kind": "tap", "name": "arq0"}));
+    assert_eq!(info["sriov"][0]["backend"], json!({"kind": "tap", "name": "arq0", "made": true}));
     let log = fs::read_to_string(vmm.files.path("log")).unwrap();
     let warnings: Vec<_> = log.lines().filter(|line| line.contains("vhost=auto")).collect();
     let warning = "--net id=n: vhost=auto: this program moves the packets itself: ";

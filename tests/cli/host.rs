@@ -398,7 +398,7 @@ fn only_the_user_may_read_the_log_file() {
         assert_eq!(vm.terminate().code(), Some(0));
         assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
         let text = fs::read_to_string(&log).unwrap();
-        let told = text.contains("INFO vmm::control: stopped by a signal");
+        let told = text.contains("INFO vmm::control: vmm: stopped by a signal");
         assert_eq!(told, !verbose.is_empty(), "{verbose:?}: {text}");
         assert!(!interfaces().contains(&"clilog".to_string()));
     }

@@ -72,6 +72,7 @@ pub(crate) use pass::{BATCH, Pass, Shared, give_up};
 pub use spec::{NetError, NetSpec};
 use start::NetStart;
 pub(crate) use state::NetState;
+pub(crate) use tap_watch::TapFinder;
 pub(crate) use transmit::reason as send_failure;
 pub use wire::Backend;
 

@@ -37,6 +37,7 @@ mod tests;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use crate::backend::BackendObserver;
 use crate::device::failures::FailureObserver;
 use crate::frames::policy::Replaced;
 use crate::net::{NetCounters, PortHandle};
@@ -107,13 +108,31 @@ impl Switch {
         self.0.core().uplink_rate()
     }
 
-    /// True if the uplink was deleted; false without one.
+    /// True if the uplink was deleted, and there is no new one of its name yet; false without one.
     pub fn uplink_gone(&self) -> bool {
         self.0.core().uplink().is_some_and(uplink::Uplink::is_gone)
     }
 
-    /// True if the uplink is up; `None` without one. It is checked while a driver runs.
+    /// The number of deletions of the uplink while a driver ran; `None` without an uplink.
+    pub fn uplink_losses(&self) -> Option<u64> {
+        self.0.core().uplink().map(|uplink| uplink.health().losses())
+    }
+
+    /// True if the uplink was passed as a descriptor, so that no new one replaces it.
+    pub fn uplink_was_passed(&self) -> bool {
+        self.0.core().uplink().is_some_and(|uplink| uplink.search().spec.is_none())
+    }
+
+    /// Calls `observer` when the uplink was deleted, and when there is a new one. It is checked while a driver runs.
+    pub fn observe_uplink_loss(&self, observer: BackendObserver) {
+        if let Some(uplink) = self.0.core().uplink() {
+            uplink.health().observe(observer);
+        }
+    }
+
+    /// True if the uplink is up; `None` without one.
     pub fn uplink_up(&self) -> Option<bool> {
+        self.0.look_at_uplink();
         let core = self.0.core();
         core.uplink().map(|_| core.uplink_up())
     }

@@ -233,6 +233,15 @@ pub struct SwitchInfo {
     /// The tap that connects the switch to others. Omitted if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
+    /// True while the uplink is deleted, and there is no new one of its name. Omitted if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uplink_lost: bool,
+    /// True while the uplink is there and accepts no packet: the host has set it down. Omitted if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uplink_down: bool,
+    /// True if the uplink was passed as a descriptor: no new one of its name replaces it. Omitted if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uplink_passed: bool,
     /// Number of threads that carry its packets.
     #[schema(minimum = 1, maximum = 64)]
     pub workers: u16,
@@ -257,6 +266,9 @@ pub struct BackendInfo {
     /// The tap's name, the path of the socket or device, or the PF whose switch it is; omitted for passed descriptors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// True if this program made the tap, since there was none of its name: it ends with the VM. Omitted if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub made: bool,
     /// True while it is lost and not yet restored. Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,

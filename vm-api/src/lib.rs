@@ -13,4 +13,5 @@ pub mod info;
 pub mod migration;
 pub mod openapi;
 pub mod schema;
+mod similar;
 pub mod typed;

@@ -7,6 +7,8 @@ use serde::de::{DeserializeOwned, Error as _, IntoDeserializer, Unexpected, Visi
 use serde::forward_to_deserialize_any;
 use serde_json::Value;
 
+use crate::similar::similar;
+
 /// Converts a tree to a type, whose objects must be JSON objects.
 ///
 /// # Errors
@@ -33,6 +35,9 @@ fn asks_for_nothing(value: &Value) -> bool {
 fn plain(error: serde_json::Error) -> serde_json::Error {
     let line = error.to_string();
     let Some((said, expected)) = line.rsplit_once(", expected ") else { return error };
+    if let Some(meant) = said.strip_prefix("unknown field `").and_then(|name| meant(name, expected)) {
+        return serde_json::Error::custom(format!("{said}; did you mean `{meant}`?"));
+    }
     let expected = match expected {
         "u8" => "a whole number from 0 to 255",
         "u16" => "a whole number from 0 to 65535",
@@ -46,6 +51,12 @@ fn plain(error: serde_json::Error) -> serde_json::Error {
         _ => return error,
     };
     serde_json::Error::custom(format!("{said}, expected {expected}"))
+}
+
+/// The one of the `expected` fields that an unknown one most likely is. Both end with a backtick.
+fn meant<'e>(name: &str, expected: &'e str) -> Option<&'e str> {
+    let known = expected.split('`').skip(1).step_by(2);
+    similar(name.strip_suffix('`')?, known)
 }
 
 /// A tree being deserialized.

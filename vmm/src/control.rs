@@ -119,7 +119,7 @@ impl ControlLoop {
                 vm.reclaim();
             }
             if ready.signal {
-                log::info!("stopped by a signal");
+                log::info!("vmm: stopped by a signal");
                 return Ok(());
             }
             if ready.hangup && self.hang_up() == ControlFlow::Break(()) {
@@ -325,7 +325,6 @@ impl ControlLoop {
                 if !self.no_shutdown {
                     return Ok(ControlFlow::Break(()));
                 }
-                log::info!("the guest powered off");
             }
             GuestOutcome::On if is_other => self.changed_while_sending("the guest released a device"),
             GuestOutcome::On => {}

@@ -26,7 +26,7 @@ pub(crate) mod vhost_user_backends;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pci::{Bdf, HostBridge, Placement};
+use pci::{Bdf, HostBridge, Placement, VfIndex};
 use virtio_devices::{
     Cancel, GuestMap, NotResumed, ResizeError, SocketHandle, StorageLock, Switch, TapHandle, Thread, VirtioPci,
 };
@@ -134,6 +134,12 @@ impl Plugged {
             Handle::Net(net) => &net.taps,
             _ => &[],
         }
+    }
+
+    /// True if this program made the tap of a NIC's VF, or that of its own function, which did not exist.
+    pub fn tap_was_made(&self, vf: Option<VfIndex>) -> bool {
+        let is_of = |of: &TapOf| !of.uplink && of.vf == vf.map(|vf| vf.0);
+        self.taps().iter().any(|(of, tap)| is_of(of) && tap.was_made())
     }
 
     /// The address of the device's own function.

@@ -371,8 +371,8 @@ impl Vm {
         let triple_faults = self.triple_faults;
         if triple_faults.is_power_of_two() {
             log::warn!(
-                "the guest reboots after a triple fault (number {triple_faults}); if it never comes up, look at its \
-                 last output: {}",
+                "vm: the guest reboots after a triple fault (number {triple_faults}); if it never comes up, look at \
+                 its last output: {}",
                 self.way_to_output()
             );
         }

@@ -49,7 +49,7 @@ fn a_deleted_tap_is_found_again_by_its_name_or_replaced() {
     ip(&["link", "del", "apilost"]);
     wait_for("the loss", || is_lost(&nic(&mut driven)["backend"]));
     driven.client.put_json("vm.set-vf", &give("apilosttwo")).expect(204);
-    assert_eq!(nic(&mut driven)["backend"], json!({"kind": "tap", "name": "apilosttwo"}));
+    assert_eq!(nic(&mut driven)["backend"], json!({"kind": "tap", "name": "apilosttwo", "made": true}));
     wait_for("the events", || count(&driven, "backend-restored") == 2 && count(&driven, "backend-lost") == 2);
     assert!(taps("apilost").contains(&"apilosttwo".to_string()));
 }
@@ -61,7 +61,29 @@ fn a_tap_that_is_deleted_without_a_driver_is_replaced() {
     ip(&["link", "del", vf["name"].as_str().unwrap()]);
     let vf = |driven: &mut Driven| nic(driven)["vfs"][1]["backend"].clone();
     assert!(is_lost(&vf(&mut driven)));
+    assert_eq!(nic(&mut driven)["vfs"][1]["link"], "down");
     driven.client.put_json("vm.set-vf", &json!({"pf": "nic", "index": 1, "tap": "apigonetwo"})).expect(204);
-    assert_eq!(vf(&mut driven), json!({"kind": "tap", "name": "apigonetwo"}));
+    assert_eq!(vf(&mut driven), json!({"kind": "tap", "name": "apigonetwo", "made": true}));
     assert!(!is_lost(&nic(&mut driven)["backend"]));
+}
+
+#[test]
+fn a_switch_finds_its_deleted_uplink_again_by_its_name() {
+    let mut command = Command::new(BINARY);
+    command.args(["-v", "--event-monitor", "path=events"]);
+    let net = json!([{"id": "nic", "tap": "apiup", "sriov_vfs": 2, "switch": "veb"}]);
+    let mut driven = Driven::start(command, "apiup", &json!({"net": net}));
+    let lost = |driven: &mut Driven| nic(driven)["switch"]["uplink_lost"] == true;
+    assert!(!lost(&mut driven));
+    ip(&["link", "del", "apiup"]);
+    wait_for("the loss", || lost(&mut driven) && nic(&mut driven)["link"] == "down");
+    wait_for("the event", || count(&driven, "backend-lost") == 1);
+    let line = "nic: apiup, its switch's uplink, is lost (1 times so far): it was deleted; make it again: ip tuntap";
+    wait_for("the line", || read(&driven, "log").contains(line));
+    let refused = driven.client.put_json("vm.set-vf", &json!({"pf": "nic", "tap": "apiuptwo"}));
+    let said = refused.body.to_string();
+    assert!(refused.status == 409 && said.contains("uplink apiup was deleted: make it again"), "{said}");
+    ip(&["tuntap", "add", "apiup", "mode", "tap"]);
+    wait_for("the return", || !lost(&mut driven) && nic(&mut driven)["link"] == "up");
+    wait_for("the event", || count(&driven, "backend-restored") == 1);
 }

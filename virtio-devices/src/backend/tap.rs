@@ -28,6 +28,7 @@ pub use link::is_network_mask;
 pub use name::{InterfaceNameError, check_interface_name};
 pub use passed::{PassedTap, TapHandle};
 pub use queue::TapQueue;
+use queue::{Passable, Present};
 pub use spec::TapSpec;
 
 /// The name pattern of taps created without a name; the kernel fills in the first free number.
@@ -56,19 +57,42 @@ pub struct Tap {
 
 /// The queues of a tap that replaces a deleted one, until the workers of the deleted one take them.
 #[derive(Debug, Default)]
-pub(crate) struct Successor(Mutex<Vec<Option<TapQueue>>>);
+pub(crate) struct Successor {
+    queues: Mutex<Vec<Option<TapQueue>>>,
+    /// The queues of the present tap, for other programs.
+    passable: Passable,
+}
 
 impl Successor {
+    /// No successor yet of a tap with these queues, which nothing uses yet.
+    fn of(queues: &[Arc<Mutex<TapQueue>>]) -> Arc<Self> {
+        let queues = queues.iter().map(|queue| queue.lock().descriptor()).collect();
+        let passable = Arc::new(Mutex::new(Present { queues, made: false }));
+        Arc::new(Self { queues: Mutex::default(), passable })
+    }
+
+    /// The queues of the present tap, for other programs.
+    fn passable(&self) -> &Passable {
+        &self.passable
+    }
+
+    /// Makes the queues of `tap` those that are passed to other programs.
+    fn pass(&self, tap: &Tap) {
+        let present = tap.successor.passable.lock().clone();
+        *self.passable.lock() = present;
+    }
+
     /// Replaces a tap by `tap`, which has as many queues.
     pub(crate) fn give(&self, tap: Tap) {
+        self.pass(&tap);
         // Nothing else has its queues yet.
         let queues = tap.queues.into_iter().map(|queue| Arc::into_inner(queue).map(Mutex::into_inner));
-        *self.0.lock() = queues.collect();
+        *self.queues.lock() = queues.collect();
     }
 
     /// The new queue of this index, once.
     pub(crate) fn take(&self, index: u16) -> Option<TapQueue> {
-        self.0.lock().get_mut(usize::from(index))?.take()
+        self.queues.lock().get_mut(usize::from(index))?.take()
     }
 }
 
@@ -93,6 +117,7 @@ impl Tap {
         let mtu = link.mtu().ok();
         let spec = TapSpec { name: Some(name.clone()), ..spec.clone() };
         let tap = Self::set_up(name, mtu, fds, spec.queue_pairs > 1)?;
+        tap.successor.passable.lock().made = !exists;
         Ok(Self { spec: Some(spec), ..tap })
     }
 
@@ -126,6 +151,12 @@ impl Tap {
     /// [`TapError::Gone`] if there is none, or this one was passed in; otherwise as [`Self::open`].
     pub fn reopen(&self) -> Result<Self, TapError> {
         self.search().open()
+    }
+
+    /// Returns `new` in place of this tap, which was deleted: handles of this one are handles of it.
+    pub(crate) fn replaced_by(&self, new: Self) -> Self {
+        self.successor.pass(&new);
+        Self { successor: Arc::clone(&self.successor), ..new }
     }
 
     /// The queues of a tap that replaces this one.
@@ -180,8 +211,9 @@ impl Tap {
             }
             queues.push(queue);
         }
-        let queues = queues.into_iter().map(|queue| Arc::new(Mutex::new(queue))).collect();
-        Ok(Self { name, mtu, offloads, queues, successor: Arc::default(), spec: None })
+        let queues: Vec<_> = queues.into_iter().map(|queue| Arc::new(Mutex::new(queue))).collect();
+        let successor = Successor::of(&queues);
+        Ok(Self { name, mtu, offloads, queues, successor, spec: None })
     }
 
     /// The name of the interface.
@@ -207,8 +239,9 @@ impl Tap {
     /// A substitute over sockets that keep message boundaries, or other descriptors that transfer a frame per call.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn over_sockets(sockets: Vec<OwnedFd>) -> Self {
-        let queues = sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
-        let (name, offloads, successor) = ("sockets".into(), Offloads::all(), Arc::default());
+        let queues: Vec<_> =
+            sockets.into_iter().map(|fd| Arc::new(Mutex::new(TapQueue::new(fd, false, true)))).collect();
+        let (name, offloads, successor) = ("sockets".into(), Offloads::all(), Successor::of(&queues));
         Self { name, mtu: Some(1500), offloads, queues, successor, spec: None }
     }
 }

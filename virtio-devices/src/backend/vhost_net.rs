@@ -291,7 +291,8 @@ impl QueueRunner for VhostNet {
     fn recover(&mut self) -> Result<(), RunnerError> {
         if self.tap.is_gone() {
             let again = self.tap.reopen();
-            self.tap = again.map_err(|error| RunnerError::of("open the tap again")(io::Error::other(error)))?;
+            let again = again.map_err(|error| RunnerError::of("open the tap again")(io::Error::other(error)))?;
+            self.tap = self.tap.replaced_by(again);
         }
         Ok(())
     }

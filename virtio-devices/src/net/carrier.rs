@@ -41,6 +41,9 @@ pub(crate) trait Carrier: Send + Sync {
     /// The limit in Mbit/s of its uplink, which its NICs share, if there is one.
     fn rate(&self) -> Option<NonZeroU32>;
 
+    /// Makes the links of its NICs current while no thread of it runs.
+    fn look(&self);
+
     /// Attaches the NIC, also again after a reset. Called on a vCPU.
     fn attach(&self, nic: CarriedNic);
 

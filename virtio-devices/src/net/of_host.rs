@@ -80,7 +80,14 @@ impl HostNic for Net {
     }
 
     fn link_up(&self) -> bool {
-        self.state.link_up() && self.health.reports_link() && !(self.health.follows_tap() && self.tap_down())
+        if let Engine::Switch(port) = &self.engine {
+            port.carrier().look();
+        }
+        // Without a driver, nothing has recorded the loss of its tap yet.
+        self.state.link_up()
+            && self.health.reports_link()
+            && !self.has_lost_tap()
+            && !(self.health.follows_tap() && self.tap_down())
     }
 
     fn tap_down(&self) -> bool {

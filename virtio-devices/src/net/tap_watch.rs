@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use log::{debug, info, warn};
 use vmm_sys_util::eventfd::EventFd;
 
-use self::tap_finder::TapFinder;
+pub(crate) use self::tap_finder::TapFinder;
 use super::pass::Shared;
 use crate::backend::{Health, Successor, TapError, TapQueue, TapSearch};
 use crate::device::worker::thread_name;

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::port::OpenPort;
 use super::switch_core::SwitchCore;
 use super::table::PortIndex;
+use super::uplink::UplinkState;
 use super::uplink_rx::UplinkRx;
 use super::worker::SwitchWorker;
 use crate::device::worker::{WorkerKind, spawn, thread_name};
@@ -43,6 +44,16 @@ impl Threads {
     /// The switch.
     pub(crate) fn core(&self) -> &Arc<SwitchCore> {
         &self.core
+    }
+
+    /// Makes the links follow the uplink's present state while no thread watches it: before the first driver.
+    pub(crate) fn look_at_uplink(&self) {
+        if let (Some(uplink), Some(running)) = (self.core.uplink(), self.running.try_lock())
+            && running.is_empty()
+            && self.threaded
+        {
+            self.core.set_uplink_up(uplink.state() == UplinkState::Up);
+        }
     }
 
     /// Starts the threads that do not run yet.
@@ -106,6 +117,10 @@ impl Carrier for SwitchPort {
 
     fn rate(&self) -> Option<NonZeroU32> {
         self.threads.core.uplink_rate()
+    }
+
+    fn look(&self) {
+        self.threads.look_at_uplink();
     }
 
     fn attach(&self, nic: CarriedNic) {

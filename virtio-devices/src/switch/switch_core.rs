@@ -266,7 +266,7 @@ impl SwitchCore {
     /// Records the uplink's state: the links of ports follow. On return, no batch still uses the old state.
     pub(crate) fn set_uplink_up(&self, up: bool) {
         if self.uplink_up.swap(up, Ordering::AcqRel) != up {
-            log::info!("{}: its switch's uplink is {}", self.id, if up { "up" } else { "down" });
+            self.uplink.iter().for_each(|uplink| uplink.note_up(up));
             (0..self.ports()).for_each(|port| self.follow_uplink(port));
             self.outdate();
         }

@@ -335,7 +335,8 @@ impl Source for TxBatch<'_, '_> {
         let len = HEADER + frame.front().len();
         bytes[..HEADER].copy_from_slice(&frame.header);
         bytes[HEADER..len].copy_from_slice(frame.front());
-        self.iovecs.send(uplink.as_fd(), &bytes[..len]).map_err(|error| send_failure(&error, uplink.failures()))?;
+        let sent = self.iovecs.send(uplink.tap().as_fd(), &bytes[..len]);
+        sent.map_err(|error| send_failure(&error, uplink.failures()))?;
         if let Some((_, shares)) = self.port.uplink {
             shares.lock().take(self.port.index, frame.len);
         }

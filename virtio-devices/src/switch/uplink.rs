@@ -4,19 +4,34 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use arc_swap::{ArcSwap, Guard};
+use log::{info, warn};
+
 use super::spec::SwitchError;
-use crate::backend::Tap;
+use crate::backend::{Health, Tap, TapSearch};
 use crate::device::failures::Failures;
 use crate::frames::net_protocol::Offloads;
 use crate::net::NetCounters;
 
 /// The uplink of a switch. All workers send to it; one reads from it.
 pub(crate) struct Uplink {
+    /// The switch's id.
+    id: String,
+    name: String,
+    mtu: Option<u16>,
+    offloads: Offloads,
+    /// The tap; after a deletion, the deleted one until there is another of its name.
+    live: ArcSwap<UplinkTap>,
+    health: Arc<Health>,
+    counters: Arc<NetCounters>,
+    failures: Failures,
+}
+
+/// The tap of an uplink.
+pub(crate) struct UplinkTap {
     tap: Tap,
     /// The tap's only queue.
     fd: OwnedFd,
-    counters: Arc<NetCounters>,
-    failures: Failures,
 }
 
 /// The state of an uplink.
@@ -37,45 +52,115 @@ impl Uplink {
     ///
     /// Fails if it has several queues, or refuses.
     pub(crate) fn new(tap: Tap, id: &str) -> Result<Self, SwitchError> {
-        let [queue] = tap.queues() else {
-            return Err(SwitchError::UplinkQueues { name: tap.name().into(), queues: tap.queues().len() });
-        };
-        let failed = |source: io::Error| SwitchError::Uplink { name: tap.name().into(), source };
-        let fd = {
-            let queue = queue.lock();
-            // Offloads are set per tap, not per receiver; frames that a receiver cannot take are segmented here.
-            if queue.set_offloads(tap.offloads() - Offloads::UFO).is_err() {
-                // A substitute has no offloads, and a tap that refuses both was deleted.
-                let _ = queue.set_offloads(Offloads::empty());
-            }
-            queue.as_fd().try_clone_to_owned().map_err(failed)?
-        };
-        Ok(Self { tap, fd, counters: Arc::new(NetCounters::new()), failures: Failures::new(id, "uplink") })
+        let (name, mtu, offloads) = (tap.name().to_owned(), tap.mtu(), tap.offloads());
+        Ok(Self {
+            id: id.to_owned(),
+            name,
+            mtu,
+            offloads,
+            live: ArcSwap::from_pointee(UplinkTap::new(tap, offloads)?),
+            health: Arc::default(),
+            counters: Arc::new(NetCounters::new()),
+            failures: Failures::new(id, "uplink"),
+        })
+    }
+
+    /// The tap, for a batch.
+    pub(crate) fn tap(&self) -> Guard<Arc<UplinkTap>> {
+        self.live.load()
+    }
+
+    /// The search for a new tap of its name.
+    pub(crate) fn search(&self) -> TapSearch {
+        self.tap().tap.search()
+    }
+
+    /// The record of its losses.
+    pub(crate) fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// Records that its tap was deleted, or is still gone.
+    pub(crate) fn lose(&self) {
+        let Self { id, name, health, .. } = self;
+        // Logged at powers of two, so that a flapping tap cannot fill the log.
+        if health.set_lost(true) && health.losses().is_power_of_two() {
+            let (losses, cure) = (health.losses(), self.cure());
+            warn!("{id}: {name}, its switch's uplink, is lost ({losses} times so far): it was deleted; {cure}");
+        }
+    }
+
+    /// The way back after a deletion.
+    fn cure(&self) -> String {
+        let name = &self.name;
+        match self.search().spec {
+            Some(_) => format!("make it again: ip tuntap add {name} mode tap; ip link set {name} up"),
+            None => "it was passed as a descriptor, so restart the VM with another".to_owned(),
+        }
+    }
+
+    /// Records that it is up, or down.
+    pub(crate) fn note_up(&self, up: bool) {
+        let Self { id, name, health, .. } = self;
+        // A loss is logged as such.
+        if !health.set_tap_down(!up) || !health.tap_downs().is_power_of_two() || health.is_lost() {
+            return;
+        }
+        let downs = health.tap_downs();
+        if up {
+            info!("{id}: {name}, its switch's uplink, is up again");
+        } else if self.is_gone() {
+            warn!("{id}: {name}, its switch's uplink, was deleted; {}", self.cure());
+        } else {
+            let cure = format!("set it up: ip link set {name} up");
+            warn!("{id}: {name}, its switch's uplink, is down ({downs} times so far), and with it links; {cure}");
+        }
+    }
+
+    /// Continues with a new tap of the same name.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the tap does not suit. The uplink is lost then, as before.
+    pub(crate) fn adopt(&self, tap: Tap) -> Result<(), SwitchError> {
+        let Self { id, name, health, .. } = self;
+        let tap = self.tap().tap.replaced_by(tap);
+        // Batches in progress may still send to the deleted one.
+        self.live.store(Arc::new(UplinkTap::new(tap, self.offloads)?));
+        if health.set_lost(false) && health.losses().is_power_of_two() {
+            info!("{id}: {name}, its switch's uplink, is back");
+        }
+        Ok(())
+    }
+
+    /// The switch's id.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
     }
 
     /// The interface.
     pub(crate) fn name(&self) -> &str {
-        self.tap.name()
+        &self.name
     }
 
     /// The MTU in bytes, if known.
     pub(crate) fn mtu(&self) -> Option<u16> {
-        self.tap.mtu()
+        self.mtu
     }
 
     /// The offloaded frames that it accepts.
     pub(crate) fn offloads(&self) -> Offloads {
-        self.tap.offloads()
+        self.offloads
     }
 
     /// True if it was deleted.
     pub(crate) fn is_gone(&self) -> bool {
-        self.tap.is_gone()
+        self.tap().tap.is_gone()
     }
 
     /// The current state.
     pub(crate) fn state(&self) -> UplinkState {
-        match self.tap.queues().first().map(|queue| queue.lock().is_writable()) {
+        match self.tap().tap.queues().first().map(|queue| queue.lock().is_writable()) {
             _ if self.is_gone() => UplinkState::Gone,
             Some(true) => UplinkState::Up,
             Some(false) | None => UplinkState::Stuck,
@@ -94,18 +179,37 @@ impl Uplink {
 
     /// Sends frames that announce a port's addresses behind it, with their headers.
     pub(crate) fn announce(&self, frames: &[Vec<u8>]) {
-        if let Some(queue) = self.tap.queues().first() {
+        if let Some(queue) = self.tap().tap.queues().first() {
             queue.lock().announce(frames);
         }
     }
 
     /// Drops the frames that it holds from before drivers started.
     pub(crate) fn discard_stale(&self) -> u64 {
-        self.tap.queues().first().map_or(0, |queue| queue.lock().discard_stale())
+        self.tap().tap.queues().first().map_or(0, |queue| queue.lock().discard_stale())
     }
 }
 
-impl AsFd for Uplink {
+impl UplinkTap {
+    fn new(tap: Tap, offloads: Offloads) -> Result<Self, SwitchError> {
+        let [queue] = tap.queues() else {
+            return Err(SwitchError::UplinkQueues { name: tap.name().into(), queues: tap.queues().len() });
+        };
+        let failed = |source: io::Error| SwitchError::Uplink { name: tap.name().into(), source };
+        let fd = {
+            let queue = queue.lock();
+            // Offloads are set per tap, not per receiver; frames that a receiver cannot take are segmented here.
+            if queue.set_offloads(offloads - Offloads::UFO).is_err() {
+                // A substitute has no offloads, and a tap that refuses both was deleted.
+                let _ = queue.set_offloads(Offloads::empty());
+            }
+            queue.as_fd().try_clone_to_owned().map_err(failed)?
+        };
+        Ok(Self { tap, fd })
+    }
+}
+
+impl AsFd for UplinkTap {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -57,7 +57,7 @@ impl UplinkRx {
     /// Begins to read: drops frames from before drivers started.
     pub(crate) fn begin(&mut self, uplink: &Uplink, watch: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) {
         uplink.counters().add(Counter::RxStale, uplink.discard_stale());
-        if watch(uplink.as_fd()).is_err() {
+        if watch(uplink.tap().as_fd()).is_err() {
             uplink.counters().add(Counter::RxBackendErrors, 1);
         }
         self.ready = true;
@@ -81,9 +81,10 @@ impl UplinkRx {
         forward: impl FnOnce(&mut UplinkBatch<'_>) -> Result<End, BrokenRing>,
     ) {
         let Self { index, bounce, ready, pending, tally } = self;
+        let tap = uplink.tap();
         let mut batch = UplinkBatch {
             index: *index,
-            fd: uplink.as_fd(),
+            fd: tap.as_fd(),
             end,
             bounce: bounce.bytes(),
             body: 0..0,

@@ -1,8 +1,16 @@
 //! The state of the uplink, which the links of ports follow. A tap that is taken down sends no event, so it is polled.
+//! One that was deleted is searched for by its name.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use log::{debug, warn};
+use parking_lot::Mutex;
+
 use super::uplink::{Uplink, UplinkState};
+use crate::backend::{Tap, TapError};
+use crate::device::worker::thread_name;
+use crate::net::TapFinder;
 use crate::os::clock;
 
 /// The time between two checks.
@@ -14,12 +22,16 @@ pub(crate) struct UplinkWatch {
     next: Instant,
     /// At the last check, it accepted no frames.
     doubtful: bool,
+    /// The search for a new tap, while the uplink is lost.
+    finder: Option<TapFinder>,
+    /// The tap that it has found.
+    found: Arc<Mutex<Option<Tap>>>,
 }
 
 impl UplinkWatch {
     /// A watch that is due at once.
     pub(crate) fn new() -> Self {
-        Self { next: clock::now(), doubtful: false }
+        Self { next: clock::now(), doubtful: false, finder: None, found: Arc::default() }
     }
 
     /// The time until the next check.
@@ -35,7 +47,43 @@ impl UplinkWatch {
         }
         self.next = clock::now() + INTERVAL;
         uplink.failures().settle();
-        self.judge(uplink.state())
+        let state = uplink.state();
+        if state == UplinkState::Gone {
+            uplink.lose();
+            self.search(uplink);
+        }
+        self.judge(state)
+    }
+
+    /// The tap that replaces the uplink's deleted one, once there is one. The next check is due then.
+    pub(crate) fn take_found(&mut self) -> Option<Tap> {
+        self.finder.as_ref()?;
+        let found = self.found.lock().take();
+        if found.is_some() {
+            self.finder = None;
+            self.next = clock::now();
+        }
+        found
+    }
+
+    /// Begins to search for a new tap, unless a search is running already, or there cannot be one.
+    fn search(&mut self, uplink: &Uplink) {
+        let search = uplink.search();
+        if self.finder.is_some() || search.spec.is_none() {
+            return;
+        }
+        let (id, name, health) = (uplink.id().to_owned(), search.name.clone(), Arc::clone(uplink.health()));
+        let refused = move |error: &TapError| {
+            if health.note_search() && health.losses().is_power_of_two() {
+                warn!("{id}: {name}, its switch's uplink, is there again, and is tried each second: {error}");
+            }
+        };
+        let place = Arc::clone(&self.found);
+        let found = move |tap| *place.lock() = Some(tap);
+        let finder = TapFinder::start(thread_name(uplink.id(), "tap", 0), search, refused, found);
+        // Without a thread, the next check tries again.
+        self.finder =
+            finder.inspect_err(|error| debug!("{}: no thread to search for its uplink: {error}", uplink.id())).ok();
     }
 
     fn judge(&mut self, state: UplinkState) -> Option<bool> {

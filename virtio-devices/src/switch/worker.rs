@@ -115,13 +115,28 @@ impl SwitchWorker {
             self.rung(token);
         }
         self.tokens = tokens;
-        if let (Some(watch), Some(uplink)) = (&mut self.watch, core.uplink())
-            && let Some(up) = watch.look(uplink)
-        {
-            core.set_uplink_up(up);
-        }
+        self.look_at_uplink(&core, mailbox);
         self.expire();
         self.round(&core);
+    }
+
+    /// Checks the uplink, if this worker reads it: links follow its state, and a new tap replaces a deleted one.
+    fn look_at_uplink(&mut self, core: &SwitchCore, mailbox: &WorkerMailbox) {
+        let (Some(watch), Some(rx), Some(uplink)) = (&mut self.watch, &mut self.uplink, core.uplink()) else { return };
+        if let Some(tap) = watch.take_found() {
+            let old = uplink.tap();
+            match uplink.adopt(tap) {
+                Ok(()) => {
+                    mailbox.forget(&**old);
+                    rx.begin(uplink, |fd| mailbox.watch(fd, u64::from(core.uplink_index())));
+                }
+                // The next check searches again.
+                Err(error) => log::debug!("{}: {error}", core.id()),
+            }
+        }
+        if let Some(up) = watch.look(uplink) {
+            core.set_uplink_up(up);
+        }
     }
 
     /// The time to wait for something to do; `None` is forever.

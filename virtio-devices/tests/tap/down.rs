@@ -90,6 +90,14 @@ fn a_tap_that_is_down_and_then_deleted_is_lost_alone() {
 }
 
 #[test]
+fn a_tap_that_is_deleted_without_a_driver_is_link_down() {
+    let machine = Machine::new(1);
+    assert!(machine.net.link_up());
+    ip("link delete tap0");
+    assert!(!machine.net.link_up() && machine.net.backend_lost());
+}
+
+#[test]
 fn a_tap_without_a_driver_is_looked_at_when_asked() {
     let mut machine = Machine::new(1);
     for (state, up) in [("down", false), ("up", true), ("down", false)] {

@@ -17,6 +17,14 @@ pub(crate) fn fds(tap: &Tap) -> Vec<OwnedFd> {
 }
 
 #[test]
+fn a_tap_that_did_not_exist_is_known_as_made() {
+    new_namespace();
+    assert!(Tap::open(&spec("tap7", 1)).unwrap().handle().was_made());
+    ip("tuntap add dev tap7 mode tap vnet_hdr");
+    assert!(!Tap::open(&spec("tap7", 1)).unwrap().handle().was_made());
+}
+
+#[test]
 fn created_tap_is_configured_and_removed_with_its_descriptors() {
     new_namespace();
     let address = |text: &str| Some(text.parse::<IpAddr>().unwrap());

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use virtio_devices::{
-    FailureChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, PortSettings, Start, Switch, SwitchMode,
-    SwitchSpec, Tap, VirtioDevice,
+    BackendChange, Counter, FailureChange, GuestMap, HostNic, Interrupts, Memory, Net, NetSpec, PortSettings, Start,
+    Switch, SwitchMode, SwitchSpec, Tap, VirtioDevice,
 };
 use vm_memory::GuestAddress;
 
@@ -54,7 +54,60 @@ fn switch_links_follow_the_tap_unless_set_to_stay_up() {
     ip("link del tap0");
     wait(&nics, [false, true]);
     assert!(switch.uplink_gone());
+    ip("tuntap add dev tap0 mode tap vnet_hdr");
+    wait(&nics, [true, true]);
+    assert!(!switch.uplink_gone() && switch.uplink_losses() == Some(1));
     workers.into_iter().for_each(|worker| worker.stop().join().unwrap());
+}
+
+#[test]
+fn an_uplink_that_is_made_again_carries_frames() {
+    new_namespace();
+    ip("tuntap add dev tap0 mode tap vnet_hdr");
+    let tap = Tap::open(&spec("tap0", 1)).unwrap();
+    let handle = tap.handle();
+    let (id, mode) = ("pf0".to_owned(), SwitchMode::Veb);
+    let switch = SwitchSpec { id, mode, ports: 2, workers: 1, uplink: Some(tap), uplink_rate: None };
+    let switch = Switch::new(switch).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&told);
+    switch.observe_uplink_loss(Box::new(move |change| seen.lock().push(change)));
+    let mut machine = Machine::of(nic(&switch, 1), "tap0");
+    machine.start(machine.net.features());
+    machine.transmit(&with_header(&frame(OTHER, 60)));
+    let counters = switch.uplink_counters().unwrap();
+    assert_eq!(counters.get(Counter::TxFrames), 1);
+    for round in 1..3 {
+        ip("link del tap0");
+        eventually("the loss", || told.lock().last() == Some(&BackendChange::Lost));
+        assert!(handle.pass().unwrap_err().to_string().contains("deleted"));
+        ip("tuntap add dev tap0 mode tap vnet_hdr");
+        eventually("the return", || told.lock().last() == Some(&BackendChange::Restored));
+        eventually("the link", || machine.net.link_up());
+        assert!(handle.pass().is_ok());
+        // A frame for a link that is down until the next table is dropped.
+        eventually("a frame", || {
+            machine.transmit(&with_header(&frame(OTHER, 60)));
+            counters.get(Counter::TxFrames) > round
+        });
+    }
+    assert_eq!(*told.lock(), [BackendChange::Lost, BackendChange::Restored].repeat(2));
+}
+
+#[test]
+fn an_uplink_without_a_driver_is_looked_at_when_asked() {
+    new_namespace();
+    ip("tuntap add dev tap0 mode tap vnet_hdr");
+    let uplink = Some(Tap::open(&spec("tap0", 1)).unwrap());
+    let (id, mode) = ("pf0".to_owned(), SwitchMode::Veb);
+    let switch = Switch::new(SwitchSpec { id, mode, ports: 2, workers: 1, uplink, uplink_rate: None }).unwrap();
+    let nic = nic(&switch, 1);
+    for (state, up) in [("down", false), ("up", true)] {
+        ip(&format!("link set tap0 {state}"));
+        assert_eq!((nic.link_up(), switch.uplink_up(), switch.uplink_gone()), (up, Some(up), false));
+    }
+    ip("link del tap0");
+    assert_eq!((nic.link_up(), switch.uplink_up(), switch.uplink_gone()), (false, Some(false), true));
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl ConsoleConfig {
     /// Sets a key that is not a mode.
     fn set(&mut self, key: &str, value: &str) -> Result<(), ParseConsoleError> {
         fn read<T: Value>(key: &str, value: &str) -> Result<Option<T>, ParseConsoleError> {
-            keys::check_given(key, value)
+            keys::check_given("--console", key, value)
                 .and_then(|()| value::read(value))
                 .map_err(|what| ParseConsoleError(format!("{key}={value}: {what}")))
         }

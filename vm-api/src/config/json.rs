@@ -104,6 +104,8 @@ mod tests {
         let said = refused(r#"{"cpus": {"boot_vcpus": 1, "boot_vcpus": 2}}"#);
         assert_eq!(said, "cpus.boot_vcpus: the key is given twice; give it once");
         assert!(refused(r#"{"colour": 1}"#).contains("unknown field `colour`"));
+        let misspelled = refused(r#"{"payload": {"kernel": "k"}, "net": [{"tapp": "t"}]}"#);
+        assert!(misspelled.ends_with("unknown field `tapp`; did you mean `tap`?"), "{misspelled}");
         let said = refused(r#"{"net": [{}, {"sriov_vfs": -1}]}"#);
         assert!(
             said.contains("net[1]") && said.contains("sriov_vfs") || said.contains("expected a whole number"),

@@ -2,6 +2,7 @@
 
 use crate::config::error::{ConfigError, Problem};
 use crate::config::grammar::{Pair, unquote};
+use crate::similar::similar;
 
 /// Key of an option, for its help.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,14 +54,14 @@ const NEVER_EMPTY: [&str; 17] = [
     "weight",
 ];
 
-/// Checks that a key that names a function, or is a part of its policy, is not empty.
+/// Checks that a key that names a function, or is a part of its policy, is not empty, and no key of a VF.
 ///
 /// # Errors
 ///
 /// Fails if it is. Other keys may be: Cloud Hypervisor takes an empty value as none, as in `--net tap=,mac=,ip=,mask=`.
-/// Here a shell variable that is not set would take a VF out of its VLAN.
-pub(crate) fn check_given(key: &str, value: &str) -> Result<(), String> {
-    match NEVER_EMPTY.contains(&key) && unquote(value).is_ok_and(|text| text.is_empty()) {
+/// Here a shell variable that is not set would take a VF out of its VLAN, or give it another tap.
+pub(crate) fn check_given(option: &str, key: &str, value: &str) -> Result<(), String> {
+    match (option == "--net-vf" || NEVER_EMPTY.contains(&key)) && unquote(value).is_ok_and(|text| text.is_empty()) {
         true => Err("the value is empty; give one, or leave the key out".to_string()),
         false => Ok(()),
     }
@@ -97,41 +98,9 @@ pub(crate) fn without_value(option: &str, keys: &[Key], text: &str) -> Problem {
 
 /// The problem of the unknown key `name`.
 pub(crate) fn unknown(option: &str, keys: &[Key], name: &str) -> Problem {
-    let tip = similar(name, keys).map(|key| format!("did you mean {key}? ")).unwrap_or_default();
+    let tip =
+        similar(name, keys.iter().map(|key| key.name)).map(|key| format!("did you mean {key}? ")).unwrap_or_default();
     Problem::Syntax(format!("unknown key; {tip}--help lists those of {option}"))
-}
-
-/// The key that `name` is most likely a misspelling of.
-fn similar(name: &str, keys: &[Key]) -> Option<&'static str> {
-    /// The longest name that is compared; no key is as long.
-    const LONGEST: usize = 32;
-    if name.len() > LONGEST {
-        return None;
-    }
-    let edits = keys.iter().map(|key| (edits(name.as_bytes(), key.name.as_bytes()), key.name));
-    let (edits, key) = edits.min_by_key(|(edits, _)| *edits)?;
-    // Of a short name, little would be left.
-    (edits <= 2 && 3 * edits <= key.len().max(name.len())).then_some(key)
-}
-
-/// The number of bytes to insert, remove, replace or swap with the next, to get from `a` to `b`.
-fn edits(a: &[u8], b: &[u8]) -> usize {
-    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
-    for (i, byte) in a.iter().enumerate() {
-        let above = &rows[i];
-        let mut row = vec![i + 1];
-        for (j, other) in b.iter().enumerate() {
-            let replaced = above[j] + usize::from(byte != other);
-            let mut least = replaced.min(above[j + 1] + 1).min(row[j] + 1);
-            let is_swapped = i > 0 && j > 0 && a[i - 1] == *other && b[j - 1] == *byte;
-            if is_swapped {
-                least = least.min(rows[i - 1][j - 1] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]
@@ -157,10 +126,20 @@ mod tests {
     #[test]
     fn no_key_of_a_policy_may_be_empty() {
         for key in PolicyConfig::FIELDS {
-            assert!(check_given(key, "").is_err() && check_given(key, "\"\"").is_err(), "{key}");
-            assert_eq!(check_given(key, "\"\"\"\""), Ok(()), "a quote");
+            let check = |value| check_given("--net", key, value);
+            assert!(check("").is_err() && check("\"\"").is_err(), "{key}");
+            assert_eq!(check("\"\"\"\""), Ok(()), "a quote");
         }
-        assert_eq!(check_given("tap", ""), Ok(()));
+        assert_eq!(check_given("--net", "tap", ""), Ok(()));
+    }
+
+    #[test]
+    fn no_key_of_a_vf_may_be_empty() {
+        for key in ["tap", "mac", "ip", "mask", "vhost_socket", "vdpa"] {
+            let what = format!("--net-vf {key}=: the value is empty; give one, or leave the key out");
+            assert_eq!(refused::<NetVf>(&format!("pf=a,index=0,{key}=")), what);
+        }
+        assert!("tap=,mac=,ip=,mask=".parse::<NetConfig>().is_ok());
     }
 
     #[test]

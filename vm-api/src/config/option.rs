@@ -232,7 +232,7 @@ pub(crate) fn from_pairs<T: Options + Fields>(pairs: Vec<Pair>) -> Result<T, Con
             return Err(ConfigError::new(format!("{option} {key}"), keys::without_value(option, &T::keys(), &key)));
         };
         let error = |problem| ConfigError::new(format!("{option} {key}={value}"), problem);
-        keys::check_given(&key, &value).map_err(|what| error(Problem::Syntax(what)))?;
+        keys::check_given(option, &key, &value).map_err(|what| error(Problem::Syntax(what)))?;
         match (T::read_key(&mut given, &key, &value), unsupported::key(option, &key)) {
             (Some(Ok(())), _) => {}
             (Some(Err(what)), _) => return Err(error(Problem::Syntax(what))),

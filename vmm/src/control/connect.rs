@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use pci::VfIndex;
-use virtio_devices::Cancel;
+use virtio_devices::{BackendKind, Cancel, Switch};
 
 use crate::api::{Failure, SetVf};
 use crate::config::{MissingBackend, PlannedVm, RestoredBackend};
@@ -103,11 +103,13 @@ impl Instance {
         let plugged = vm.devices().find(id).ok_or_else(|| no_device(id))?;
         let missing = plugged.slot().with(|device| {
             let port = device.host_nic(vf)?;
-            Some(if port.takes_backend() { Ok(()) } else { Err(port.backend_name().to_string()) })
+            let present = || (port.backend_kind(), port.backend_name().to_string());
+            Some(if port.takes_backend() { Ok(()) } else { Err(present()) })
         });
         match missing.flatten() {
             None => Err(fail(ErrorKind::NotFound, "there is no such network function; vm.info lists them")),
-            Some(Err(name)) => {
+            Some(Err((BackendKind::Switch, _))) => Err(fail(ErrorKind::Conflict, &of_port(plugged.switch()))),
+            Some(Err((_, name))) => {
                 let what = format!(
                     "it has a backend ({name}); only one that is missing, or a tap that was deleted, can be replaced"
                 );
@@ -149,6 +151,22 @@ fn name(given: &RestoredBackend) -> String {
     let key = [("tap", given.tap.is_some()), ("vhost_socket", given.vhost_socket.is_some())];
     let key = key.into_iter().chain([("vdpa", given.vdpa.is_some())]).find(|(_, is)| *is);
     format!("pf={}{index},{}", given.id, key.map_or("num_fds", |(key, _)| key))
+}
+
+/// Returns the reason why a port of `switch` takes no backend.
+fn of_port(switch: Option<&Switch>) -> String {
+    let port = "it is a port of the PF's switch, and has no tap or other backend of its own";
+    match switch.and_then(|switch| Some((switch, switch.uplink_name()?))) {
+        None => port.to_string(),
+        Some((switch, uplink)) if switch.uplink_was_passed() => {
+            format!("{port}; the switch's uplink {uplink} was passed as a descriptor, and stays until the VM ends")
+        }
+        Some((switch, uplink)) if switch.uplink_gone() => format!(
+            "{port}; the switch's uplink {uplink} was deleted: make it again, and it is found by its name: \
+             ip tuntap add {uplink} mode tap; ip link set {uplink} up"
+        ),
+        Some((_, uplink)) => format!("{port}; the switch's uplink is {uplink}, and stays until the VM ends"),
+    }
 }
 
 fn not_booted() -> Failure {

@@ -122,7 +122,7 @@ fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
             id: plan.id().to_string(),
             bdf: plugged.address().to_string(),
             mac: MacAddress(port.mac()),
-            backend: backend(&plan.pf, port),
+            backend: backend(plugged, (None, &plan.pf), port),
             link: link(port),
             needs_reset,
             policy: instance.policy(plan.id(), None),
@@ -147,7 +147,7 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
         let status = device.sriov_status()?;
         let needs_reset = needs_reset(device, None);
         let port = device.host_nic(None)?;
-        Some((status, MacAddress(port.mac()), (backend(&plan.pf, port), link(port)), needs_reset))
+        Some((status, MacAddress(port.mac()), (backend(plugged, (None, &plan.pf), port), link(port)), needs_reset))
     })??;
     let vf = |(index, nic): (VfIndex, &NicPlan)| {
         let policy = instance.policy(plan.id(), Some(index.0));
@@ -170,12 +170,16 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
 }
 
 fn switch(switch: &Switch) -> SwitchInfo {
+    let uplink_lost = switch.uplink_gone();
     SwitchInfo {
         mode: match switch.mode() {
             virtio_devices::SwitchMode::Veb => SwitchMode::Veb,
             virtio_devices::SwitchMode::Vepa => SwitchMode::Vepa,
         },
         uplink: switch.uplink_name().map(str::to_string),
+        uplink_lost,
+        uplink_down: !uplink_lost && switch.uplink_up() == Some(false),
+        uplink_passed: switch.uplink_was_passed(),
         workers: switch.workers(),
         uplink_rate: switch.uplink_rate(),
     }
@@ -190,7 +194,7 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo
             index: index.0,
             bdf: address.to_string(),
             mac: MacAddress(port.mac()),
-            backend: backend(plan, port),
+            backend: backend(plugged, (Some(index), plan), port),
             link: link(port),
             state: match status.driver {
                 _ if !status.exists => VfState::Reserved,
@@ -203,7 +207,7 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo
     })?
 }
 
-fn backend(plan: &NicPlan, port: &dyn HostNic) -> BackendInfo {
+fn backend(plugged: &Plugged, (vf, plan): (Option<VfIndex>, &NicPlan), port: &dyn HostNic) -> BackendInfo {
     let was_passed = matches!(plan.backend, BackendPlan::Fds { .. });
     let kind = match port.backend_kind() {
         virtio_devices::BackendKind::Tap if was_passed => BackendKind::Fd,
@@ -216,5 +220,6 @@ fn backend(plan: &NicPlan, port: &dyn HostNic) -> BackendInfo {
     };
     let error = port.backend_missing().map(str::to_string);
     let name = (!was_passed && error.is_none()).then(|| port.backend_name().to_string());
-    BackendInfo { kind, name, lost: port.backend_lost(), down: port.tap_down(), error }
+    let (made, lost, down) = (plugged.tap_was_made(vf), port.backend_lost(), port.tap_down());
+    BackendInfo { kind, name, made, lost, down, error }
 }

@@ -356,8 +356,8 @@ impl Instance {
         if is_told {
             self.reboots.take_op(now);
             match std::mem::take(&mut self.untold) {
-                0 => log::info!("the guest reboots"),
-                untold => log::info!("the guest rebooted ({untold} earlier reboots not logged)"),
+                0 => log::info!("vm: the guest reboots"),
+                untold => log::info!("vm: the guest rebooted ({untold} earlier reboots not logged)"),
             }
         } else {
             self.untold += 1;
@@ -406,6 +406,7 @@ impl Instance {
         let Some(vm) = &mut self.vm else { return Ok(GuestOutcome::On) };
         match vm.take_stop() {
             Some(Stop::PowerOff) => {
+                log::info!("vm: the guest powers off");
                 self.shutdown();
                 Ok(GuestOutcome::Off)
             }

@@ -108,6 +108,8 @@ const NET: &str = "net";
 struct Uplink {
     labels: Vec<(&'static str, String)>,
     up: bool,
+    /// True while it is deleted, and the number of deletions.
+    lost: (bool, u64),
     counters: Vec<(&'static str, u64)>,
 }
 
@@ -118,7 +120,8 @@ fn uplink(plugged: &Plugged) -> Option<Uplink> {
     let switch = plugged.switch()?;
     let counters = switch.uplink_counters()?;
     let counters = counters.iter().filter(|(name, value)| *value != 0 || UPLINK_COUNTERS.contains(name)).collect();
-    Some(Uplink { labels: labels(&plugged.plan().id, None), up: switch.uplink_up()?, counters })
+    let lost = (switch.uplink_gone(), switch.uplink_losses()?);
+    Some(Uplink { labels: labels(&plugged.plan().id, None), up: switch.uplink_up()?, lost, counters })
 }
 
 /// Metrics of a function.
@@ -256,6 +259,12 @@ impl Text {
         let name = "cloud_hypervisor_uplink_up";
         self.family(name, "gauge", "1 while the uplink of the physical function's switch is up.");
         uplinks.iter().for_each(|uplink| self.sample(name, &uplink.labels, u8::from(uplink.up)));
+        let name = "cloud_hypervisor_uplink_lost";
+        self.family(name, "gauge", "1 while the uplink of the physical function's switch is deleted.");
+        uplinks.iter().for_each(|uplink| self.sample(name, &uplink.labels, u8::from(uplink.lost.0)));
+        let name = "cloud_hypervisor_uplink_losses_total";
+        self.family(name, "counter", "Times the uplink of the switch was deleted while a driver ran.");
+        uplinks.iter().for_each(|uplink| self.sample(name, &uplink.labels, uplink.lost.1));
         let counters = uplinks.iter().flat_map(|uplink| &uplink.counters).map(|(counter, _)| *counter);
         for counter in counters.collect::<BTreeSet<_>>() {
             let name = format!("cloud_hypervisor_uplink_{counter}_total");
@@ -372,7 +381,10 @@ mod tests {
     #[test]
     fn an_uplink_has_its_counters_next_to_those_of_its_pf() {
         let mut text = Text::default();
-        let uplink = |id, up, counters: &[_]| Uplink { labels: labels(id, None), up, counters: counters.to_vec() };
+        let uplink = |id, up: bool, counters: &[_]| {
+            let lost = (!up, u64::from(!up));
+            Uplink { labels: labels(id, None), up, lost, counters: counters.to_vec() }
+        };
         let some = [("rx_bytes", 7), ("rx_unknown", 1)];
         text.functions(&[function(None, &[("rx_bytes", 3)])]);
         text.uplinks(&[uplink("pf0", true, &some), uplink("pf1", false, &[("rx_bytes", 0)])]);

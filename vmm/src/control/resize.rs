@@ -90,7 +90,7 @@ pub(crate) fn deferred(size: u64, present: Option<u64>, memory: &MemoryConfig) -
         "the VM has no --memory hotplug_size"
     };
     let [size, present] = [size, present].map(text);
-    Some(format!("vm.resize: the guest keeps {present} of memory, and has {size} from its next boot on: {why}"))
+    Some(format!("vm: vm.resize: the guest keeps {present} of memory, and has {size} from its next boot on: {why}"))
 }
 
 /// Returns the memory of `config` with the requested size of a zone.
@@ -139,7 +139,7 @@ mod tests {
         let more = deferred(2 << 30, Some(1 << 30), &acpi).unwrap();
         assert_eq!(
             more,
-            "vm.resize: the guest keeps 1G of memory, and has 2G from its next boot on: the VM has no --memory \
+            "vm: vm.resize: the guest keeps 1G of memory, and has 2G from its next boot on: the VM has no --memory \
              hotplug_size"
         );
         assert!(deferred(1 << 29, Some(1 << 30), &acpi).unwrap().ends_with("hotplug_method=virtio-mem"));

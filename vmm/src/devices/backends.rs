@@ -10,6 +10,7 @@ use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
 use crate::devices::vhost_user_backends::VhostUserBackends;
 use crate::error_kind::ErrorKind;
 use crate::passed_fd;
+use crate::telemetry::log_line;
 use crate::vfio::{OpenDevice, VfioError};
 
 /// Reason why a NIC has no backend: one line, to follow the option that names the network function.
@@ -108,7 +109,13 @@ impl<'a> BackendOpener<'a> {
     fn tap(&mut self, spec: &TapSpec, of: TapOf) -> Result<Tap, TapError> {
         let passed = self.passed.and_then(|passed| passed.find(&of));
         let tap = passed.map_or_else(|| Tap::open(spec), |passed| Tap::passed(spec, passed))?;
-        self.taps.push((of, tap.handle()));
+        let handle = tap.handle();
+        if handle.was_made() {
+            // A name that is mistyped makes a tap, too.
+            let subject = log_line::subject(&of.id, of.vf.map(|vf| vf.to_string()).as_deref());
+            log::info!("{subject}: made the tap {}; it is in no bridge and ends with the VM", tap.name());
+        }
+        self.taps.push((of, handle));
         Ok(tap)
     }
 

@@ -72,7 +72,8 @@ pub(crate) fn of_vm(vm: &Vm, sockets: &[SocketHandle]) -> Result<Passing, String
     let (mut state, mut fds) = (PassedState::default(), Vec::new());
     if vm.shared_memory().is_none() {
         let what = "the guest's memory is private to this program; start it with --memory shared=on";
-        return Err(format!("local=true: {what}, or leave local out, and it is copied"));
+        let instead = "or leave local out: memory is copied then, and backends= gives the receiver other taps";
+        return Err(format!("local=true: {what}, {instead}"));
     }
     for region in vm.memory().memory().iter() {
         let Some(file) = region.file_offset() else { return Err("local=true: memory without a file".to_string()) };
@@ -80,9 +81,10 @@ pub(crate) fn of_vm(vm: &Vm, sockets: &[SocketHandle]) -> Result<Passing, String
         fds.push(fd.map_err(|error| format!("local=true: the host has no descriptor left: {error}"))?);
         state.memory.push(RegionState { start: region.start_addr().0, len: region.len(), offset: file.start() });
     }
-    let taps = PassedTaps::of(vm.devices().taps()).map_err(|(TapOf { id, vf, .. }, error)| {
+    let taps = PassedTaps::of(vm.devices().taps()).map_err(|(TapOf { id, vf, uplink }, error)| {
         let name = vf.map_or_else(|| id.clone(), |vf| format!("{id}/{vf}"));
-        format!("local=true: the tap of {name} cannot be passed: {error}; leave local out")
+        let tap = if uplink { format!("the uplink of {name}'s switch") } else { format!("the tap of {name}") };
+        format!("local=true: {tap} cannot be passed: {error}; make it again, or leave local out")
     })?;
     for (of, PassedTap { mtu, offloads, queues }) in taps.0 {
         // A tap has at most 256 queues.

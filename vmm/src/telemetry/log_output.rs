@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -22,6 +22,8 @@ pub struct LogOutput {
     rotated: Mutex<Option<Rotated>>,
     /// Number of lines that were not written, or only in part.
     lost: AtomicU64,
+    /// The last write may have left half a line: the disk was full.
+    broken: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -33,7 +35,12 @@ enum Destination {
 impl LogOutput {
     /// Sends the log to standard error.
     pub const fn stderr() -> Self {
-        Self { to: Destination::Stderr, rotated: Mutex::new(None), lost: AtomicU64::new(0) }
+        Self {
+            to: Destination::Stderr,
+            rotated: Mutex::new(None),
+            lost: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+        }
     }
 
     /// Appends the log to the file at `path`, or sends it to a named pipe, which need not have a reader yet.
@@ -48,7 +55,8 @@ impl LogOutput {
         let flags = if is_pipe { OFlags::NONBLOCK } else { OFlags::empty() };
         let file = create_file(path, is_pipe, flags)?;
         let rotated = Mutex::new(Rotated::new(path, &file));
-        Ok(Self { to: Destination::File(ArcSwap::from_pointee(file)), rotated, lost: AtomicU64::new(0) })
+        let (lost, broken) = (AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Self { to: Destination::File(ArcSwap::from_pointee(file)), rotated, lost, broken })
     }
 
     /// Opens the file at its path again, if another file or none is there now.
@@ -80,11 +88,15 @@ impl Write for &LogOutput {
 
     /// Writes a line. It is counted if that fails.
     fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
-        let written = match &self.to {
-            Destination::Stderr => io::stderr().write_all(line),
-            Destination::File(file) => file.load().as_ref().write_all(line),
+        let write = |bytes: &[u8]| match &self.to {
+            Destination::Stderr => io::stderr().write_all(bytes),
+            Destination::File(file) => file.load().as_ref().write_all(bytes),
         };
+        // Without a newline, this line would end the half one. A single write keeps others out.
+        let was_broken = self.broken.swap(false, Ordering::Relaxed);
+        let written = if was_broken { write(&[b"\n", line].concat()) } else { write(line) };
         if written.is_err() {
+            self.broken.store(true, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         written
@@ -117,6 +129,21 @@ mod tests {
         assert_eq!(fs::read_to_string(old).unwrap(), "of an earlier start\nfirst\nsecond\n");
         assert_eq!(fs::read_to_string(path).unwrap(), "third\nfourth\n");
         assert_eq!(log.lost(), 0);
+    }
+
+    #[test]
+    fn a_line_after_half_a_line_begins_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, full] = [folder.path().join("log"), Path::new("/dev/full").to_path_buf()];
+        fs::write(&path, "half").unwrap();
+        let log = LogOutput::file(&path).unwrap();
+        let Destination::File(file) = &log.to else { unreachable!() };
+        let own = file.swap(Arc::new(File::options().write(true).open(full).unwrap()));
+        (&log).write_all(b"lost\n").unwrap_err();
+        file.store(own);
+        (&log).write_all(b"first\n").unwrap();
+        (&log).write_all(b"second\n").unwrap();
+        assert_eq!(fs::read_to_string(path).unwrap(), "half\nfirst\nsecond\n");
     }
 
     #[test]

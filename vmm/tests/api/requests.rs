@@ -138,7 +138,7 @@ fn an_unknown_field_is_named_with_its_path() {
         (
             "vm.create",
             json!({"net": [{}, {"sriov_vf": 1}]}),
-            "net[1].sriov_vf: unknown field `sriov_vf`, expected one of",
+            "net[1].sriov_vf: unknown field `sriov_vf`; did you mean `sriov_vfs`?",
         ),
         ("vm.create", json!({"colour": 1}), "colour: unknown field `colour`, expected one of `cpus`"),
         ("vm.create", json!({"cpus": {"boot": 1}}), "cpus.boot: unknown field `boot`"),

@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::queue::{TapQueue, interface};
-use super::{FLAGS, MULTI_QUEUE, Tap, TapError, TapSpec};
+use super::queue::{Passable, TapQueue, interface, is_deleted};
+use super::{FLAGS, MULTI_QUEUE, Successor, Tap, TapError, TapSpec};
 use crate::frames::net_protocol::Offloads;
 
 /// A handle to an open tap, from which another program can take it over. It does not keep the tap open.
@@ -15,7 +15,7 @@ use crate::frames::net_protocol::Offloads;
 pub struct TapHandle {
     mtu: Option<u16>,
     offloads: Offloads,
-    queues: Vec<Weak<OwnedFd>>,
+    present: Passable,
 }
 
 /// A tap of another program, which may still use it.
@@ -30,27 +30,34 @@ pub struct PassedTap {
 }
 
 impl TapHandle {
-    pub(super) const fn new(mtu: Option<u16>, offloads: Offloads, queues: Vec<Weak<OwnedFd>>) -> Self {
-        Self { mtu, offloads, queues }
-    }
-
     /// Duplicates the tap's descriptors.
     ///
     /// # Errors
     ///
-    /// Fails if the tap is closed or replaced, or there is no descriptor left.
+    /// Fails if the tap is closed or was deleted, or there is no descriptor left.
     pub fn pass(&self) -> io::Result<PassedTap> {
         let closed = || io::Error::other("it was deleted since it was opened");
-        let copy = |queue: &Weak<OwnedFd>| queue.upgrade().ok_or_else(closed)?.as_fd().try_clone_to_owned();
-        let queues = self.queues.iter().map(copy).collect::<io::Result<_>>()?;
+        let copy = |queue: &Weak<OwnedFd>| {
+            let queue = queue.upgrade().ok_or_else(closed)?;
+            if is_deleted(queue.as_fd()) {
+                return Err(closed());
+            }
+            queue.as_fd().try_clone_to_owned()
+        };
+        let queues = self.present.lock().queues.iter().map(copy).collect::<io::Result<_>>()?;
         Ok(PassedTap { mtu: self.mtu, offloads: self.offloads.bits(), queues })
+    }
+
+    /// True if this program made the tap: there was none of its name.
+    pub fn was_made(&self) -> bool {
+        self.present.lock().made
     }
 }
 
 impl Tap {
-    /// A handle for passing the tap to another program.
+    /// A handle for passing the tap to another program, or the one that replaces it after its deletion.
     pub fn handle(&self) -> TapHandle {
-        TapHandle::new(self.mtu, self.offloads, self.queues.iter().map(|queue| queue.lock().descriptor()).collect())
+        TapHandle { mtu: self.mtu, offloads: self.offloads, present: Arc::clone(self.successor.passable()) }
     }
 
     /// Takes over the tap of another program. Changes nothing of it before its queues run. `spec` has the settings for
@@ -80,7 +87,8 @@ impl Tap {
         // A tap that had been passed in cannot be opened by its name.
         let spec = passed.mtu.map(|_| TapSpec { name: Some(name.clone()), ..spec.clone() });
         let offloads = Offloads::from_bits_truncate(passed.offloads);
-        Ok(Self { name, mtu: passed.mtu, offloads, queues, successor: Arc::default(), spec })
+        let successor = Successor::of(&queues);
+        Ok(Self { name, mtu: passed.mtu, offloads, queues, successor, spec })
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, major};
 
@@ -20,6 +21,18 @@ const MAX_STALE: usize = 4096;
 const MISC: u32 = 10;
 /// The flags of a macvtap that can be changed.
 const IFF_FEATURES: u16 = (libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE) as u16;
+
+/// The present tap of a name, also after it has replaced a deleted one.
+pub(super) type Passable = Arc<Mutex<Present>>;
+
+/// See [`Passable`].
+#[derive(Debug, Clone, Default)]
+pub(super) struct Present {
+    /// The queues, which are not kept open.
+    pub queues: Vec<Weak<OwnedFd>>,
+    /// The tap was made by this program, and ends with it.
+    pub made: bool,
+}
 
 /// A queue of a tap: frames are read from and written to its descriptor, which does not block.
 #[derive(Debug)]
@@ -109,9 +122,7 @@ impl TapQueue {
         if self.is_macvtap && interface(self.fd.as_fd()).is_err() {
             return true;
         }
-        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::empty())];
-        // The kernel reports an error event without being asked for one.
-        poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
+        is_deleted(self.fd.as_fd())
     }
 
     /// True if the queue accepts a frame now: not while the interface is down, or the buffer limit of its owner is
@@ -192,6 +203,13 @@ impl AsFd for TapQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// True if the tap of the queue `fd` was deleted; always false for a macvtap.
+pub(super) fn is_deleted(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::empty())];
+    // The kernel reports an error event without being asked for one.
+    poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
 }
 
 /// Attaches `fd` to the tap of `request`, which then has its name.

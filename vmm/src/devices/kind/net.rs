@@ -16,7 +16,7 @@ use crate::devices::missing;
 use crate::devices::passed_taps::TapOf;
 use crate::devices::vhost_user_backends::function_option;
 use crate::landlock::{Missing, READ, Rule, WRITE, sysfs};
-use crate::pci_host::device_watch::tell_backend;
+use crate::pci_host::device_watch::{backend_observer, tell_backend};
 use crate::pci_host::failure_watch::FailureWatch;
 use crate::pci_host::policy_watch::PolicyWatch;
 
@@ -31,7 +31,11 @@ pub(super) fn open(net: &NetPlan, site: &Site<'_>, opener: &mut BackendOpener<'_
     let Site { plan, placement, host } = *site;
     let failure_watch = FailureWatch::of_nic(net.id(), &host.events);
     let switch = opener.switch(net).map_err(|error| DeviceError::Backend { option: site.option(), error })?;
-    switch.iter().for_each(|switch| failure_watch.observe_uplink(switch));
+    if let Some(switch) = &switch {
+        failure_watch.observe_uplink(switch);
+        let uplink = switch.uplink_name().unwrap_or_default();
+        switch.observe_uplink_loss(backend_observer(net.id(), None, uplink, &host.events));
+    }
     let functions = Functions {
         site,
         net,
