@@ -137,6 +137,9 @@ impl<D: Addable> AnyDevice for D {
 /// Error of a JSON object that is no device, with the path of the mistake.
 pub type JsonError = serde_path_to_error::Error<serde_json::Error>;
 
+/// The JSON of a device, and the numbers of its descriptors.
+pub type Described = (String, Vec<i32>);
+
 /// A kind of devices: what its [`Addable`] says, and functions for each device.
 #[derive(Debug)]
 pub struct Kind {
@@ -157,7 +160,7 @@ pub struct Kind {
     /// Adds the device that a value of the option describes.
     pub add: fn(&mut VmConfig, &str) -> Result<(), ConfigError>,
     /// The JSON of the device that a value of the option describes, and the numbers of its descriptors.
-    pub to_json: fn(&str) -> Result<(String, Vec<i32>), ConfigError>,
+    pub to_json: fn(&str) -> Result<Described, ConfigError>,
     /// The device that JSON describes.
     pub from_json: fn(Value) -> Result<Box<dyn AnyDevice>, JsonError>,
     ids: fn(&VmConfig) -> Vec<Option<&str>>,
