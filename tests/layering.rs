@@ -149,7 +149,8 @@ fn a_kind_of_device_is_named_in_few_files_beside_its_own() {
         sources(&root().join(folder), &mut files);
     }
     let is_own = |path: &Path| path.iter().any(|part| part == "pmem" || part == "pmem.rs");
-    let is_test = |path: &Path| path.iter().any(|part| part.to_string_lossy().trim_end_matches(".rs").ends_with("tests"));
+    let is_test =
+        |path: &Path| path.iter().any(|part| part.to_string_lossy().trim_end_matches(".rs").ends_with("tests"));
     let names_it = |path: &Path| {
         let text = fs::read_to_string(path).unwrap().to_lowercase();
         text.split("#[cfg(test)]\nmod tests {").next().is_some_and(|code| code.contains("pmem"))
