@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches, value_parser};
+use vm_api::config::kinds::{KINDS, Kind};
 use vm_api::config::{
-    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig,
-    LandlockConfig, MemoryConfig, MemoryZoneConfig, NetConfig, NetVf, NumaConfig, Options, PciSegmentConfig,
-    PlatformConfig, PmemConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig, TpmConfig, VdpaConfig, VmConfig,
-    VsockConfig, help,
+    BalloonConfig, ConfigError, ConsoleConfig, CpusConfig, LandlockConfig, MemoryConfig, MemoryZoneConfig, NetConfig,
+    NetVf, NumaConfig, Options, PciSegmentConfig, PlatformConfig, Problem, RateLimitGroupConfig, RngConfig, RtcConfig,
+    TpmConfig, VmConfig, help,
 };
 
 const CONSOLE_MODES: &str = "off, null, tty, pty, file=<path> or socket=<path>";
@@ -70,7 +70,7 @@ enum Times {
 
 /// All options. If several are wrong, the error is that of the first in this order.
 fn table() -> Vec<VmOption> {
-    vec![
+    let mut options = vec![
         path("kernel", "Kernel: a bzImage, or a vmlinux with a PVH entry", |vm, path| vm.payload.kernel = Some(path))
             .alone(),
         path(
@@ -147,24 +147,6 @@ fn table() -> Vec<VmOption> {
         many(DEVICES, "Rate limits that several disks share", |vm, group: RateLimitGroupConfig| {
             vm.rate_limit_groups.push(group);
         }),
-        many(DEVICES, "Disks", |vm, disk: DiskConfig| vm.disks.push(disk)),
-        many(DEVICES, "Shared file systems", |vm, fs: FsConfig| vm.fs.push(fs)).keys::<FsConfig>(
-            "Folders of the host that the guest mounts, over a vhost-user backend such as virtiofsd. Repeat for more",
-        ),
-        many(DEVICES, "vhost-user devices of any type", |vm, device: GenericVhostUserConfig| {
-            vm.generic_vhost_user.push(device);
-        }),
-        many(DEVICES, "Devices of the host", |vm, device: DeviceConfig| vm.devices.push(device))
-            .keys::<DeviceConfig>("PCI devices of the host, passed through to the guest (VFIO). Repeat for more"),
-        many(DEVICES, "Persistent memory", |vm, pmem: PmemConfig| vm.pmem.push(pmem))
-            .keys::<PmemConfig>("Files that the guest has as persistent memory. Repeat for more"),
-        many(DEVICES, "NICs. One with sriov_vfs is an SR-IOV physical function (PF)", |vm, net: NetConfig| {
-            vm.net.push(net);
-        }),
-        many(DEVICES, "NICs that are vDPA devices of the host", |vm, vdpa: VdpaConfig| vm.vdpa.push(vdpa))
-            .keys::<VdpaConfig>(
-                "NICs that are vDPA devices of the host. --net with vdpa= has more keys. Repeat for more",
-            ),
         many(MACHINE, "Further files that the program may use with --landlock", |vm, rule: LandlockConfig| {
             vm.landlock_rules.push(rule)
         })
@@ -173,19 +155,18 @@ fn table() -> Vec<VmOption> {
              Repeat for more",
         )
         .requires("landlock"),
-        one(
-            DEVICES,
-            "Socket device: connections between programs of the guest and of the host",
-            |vm, vsock: VsockConfig| vm.vsock = Some(vsock),
-        ),
-        // After the NICs.
+    ];
+    options.extend(KINDS.iter().map(device));
+    // After the NICs.
+    options.push(
         text(name::<NetVf>(), DEVICES, "Settings of single VFs, instead of the PF's defaults", KEYS, |vm, vf| {
-            let ids = vm.ids().net;
+            let ids = vm.ids().of::<NetConfig>();
             vf.parse::<NetVf>()?.add_to(&mut vm.net, &ids)
         })
         .keys::<NetVf>("Settings of one VF, or a range of VFs, instead of the PF's defaults. Repeat for more VFs")
         .times(Times::Often),
-    ]
+    );
+    options
 }
 
 /// Form of a value that has keys.
@@ -235,6 +216,16 @@ fn many<T: Options + FromStr<Err = ConfigError> + 'static>(
 ) -> VmOption {
     let long = move || keys::<T>(&format!("{brief}. Repeat for more"));
     VmOption { long: Some(Box::new(long)), ..one(heading, brief, push) }.times(Times::Often)
+}
+
+/// An option for devices of a kind that can also be added later.
+fn device(kind: &'static Kind) -> VmOption {
+    let Kind { option, texts, is_single, keys, add, .. } = kind;
+    let name = option.trim_start_matches('-');
+    let (times, more) = if *is_single { (Times::Once, "") } else { (Times::Often, ". Repeat for more") };
+    let long = move || format!("{}{more}\n\n{}", texts.about, keys());
+    let option = text(name, DEVICES, texts.brief, KEYS, add).times(times);
+    VmOption { long: Some(Box::new(long)), ..option }
 }
 
 impl VmOption {

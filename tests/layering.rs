@@ -130,6 +130,39 @@ fn virtio_devices_knows_neither_kvm_nor_http() {
     assert!(keys("virtio-devices/Cargo.toml", "[dependencies]").iter().all(allowed));
 }
 
+/// The files that a kind of device which clients can add is named in, other than its own.
+const SHARED_BY_KINDS: [&str; 8] = [
+    "virtio-devices/src/lib.rs",
+    "vm-api/src/config/kinds.rs",
+    "vm-api/src/config/virtio.rs",
+    "vm-api/src/config.rs",
+    "vmm/src/config/device.rs",
+    "vmm/src/config/plan.rs",
+    "vmm/src/config/virtio.rs",
+    "vmm/src/devices/kind.rs",
+];
+
+#[test]
+fn a_kind_of_device_is_named_in_few_files_beside_its_own() {
+    let mut files = Vec::new();
+    for folder in ["src", "machine/src", "pci/src", "virtio-devices/src", "vm-api/src", "vmm/src"] {
+        sources(&root().join(folder), &mut files);
+    }
+    let is_own = |path: &Path| path.iter().any(|part| part == "pmem" || part == "pmem.rs");
+    let is_test =
+        |path: &Path| path.iter().any(|part| part.to_string_lossy().trim_end_matches(".rs").ends_with("tests"));
+    let names_it = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap().to_lowercase();
+        text.split("#[cfg(test)]\nmod tests {").next().is_some_and(|code| code.contains("pmem"))
+    };
+    let of_others = files.iter().map(|path| path.strip_prefix(root()).unwrap()).filter(|path| !is_own(path));
+    let mut shared: Vec<_> = of_others.filter(|path| !is_test(path) && names_it(&root().join(path))).collect();
+    // The names of all types of the standard, for backends in other processes.
+    shared.retain(|path| *path != Path::new("vm-api/src/config/virtio/generic_vhost_user.rs"));
+    shared.sort();
+    assert_eq!(shared, SHARED_BY_KINDS.map(Path::new));
+}
+
 fn imports_of(lib: &str) -> BTreeMap<String, BTreeSet<String>> {
     Crate::read(&root().join(lib)).imports()
 }

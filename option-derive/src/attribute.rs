@@ -111,6 +111,8 @@ pub(crate) struct Arguments {
     pub default: Default,
     pub overriding: Overriding,
     pub alias: Option<LitStr>,
+    /// True if a text without a key is most likely its value.
+    pub bare: bool,
     pub change: Option<Change>,
     pub about: About,
 }
@@ -123,6 +125,7 @@ impl Arguments {
             default: Default::OfType,
             overriding: Overriding::Own,
             alias: None,
+            bare: false,
             change: None,
             about: About::Some(Vec::new()),
         }
@@ -136,6 +139,7 @@ impl Arguments {
             "required" => self.default = Default::Required,
             "inherited" => self.overriding = Overriding::Inherited,
             "apart" => self.overriding = Overriding::Apart,
+            "bare" => self.bare = true,
             "alias" => {
                 assigned()?;
                 self.alias = Some(input.parse()?);
@@ -151,7 +155,7 @@ impl Arguments {
             "change" => self.change = Some(change(input)?),
             "about" => self.about = about(input)?,
             _ => {
-                let expected = "expected alias, default, default_from, required, part, flatten, about, change, \
+                let expected = "expected alias, bare, default, default_from, required, part, flatten, about, change, \
                                 inherited or apart";
                 return Err(Error::new(word.span(), expected));
             }

@@ -27,6 +27,7 @@
 //! | `#[option(flatten)]` | the field's own fields are fields of this struct, in JSON, too |
 //! | `about = "<help>"`, `about(<key> = "<help>")` | other help for all or some keys of a flattened field |
 //! | `change("<value>", "<help>")` | an argument of `ch-remote` changes the field; `<value>` may be left out |
+//! | `bare` | a value without a key is most likely meant for this one |
 //! | `inherited`, `apart` | see below |
 //!
 //! `#[options(part)]` makes the struct one whose fields are flattened into those of options, and `#[options(body)]` the

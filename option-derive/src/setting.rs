@@ -15,6 +15,7 @@ pub(crate) struct Setting {
     pub kind: Kind,
     pub default: Default,
     pub alias: Option<LitStr>,
+    bare: bool,
     change: Option<Change>,
     abouts: About,
     attributes: Vec<Attribute>,
@@ -27,13 +28,13 @@ impl Setting {
         let name = field.ident.clone().ok_or_else(|| Error::new_spanned(field, "a field has a name"))?;
         let attribute = field.attrs.iter().find(|attribute| attribute.path().is_ident("option"));
         let arguments = attribute.map_or_else(|| Ok(Arguments::none()), Attribute::parse_args)?;
-        let Arguments { kind, default, overriding, alias, change, about: abouts } = arguments;
+        let Arguments { kind, default, overriding, alias, bare, change, about: abouts } = arguments;
         if change.is_some() && !matches!(kind, Kind::Key(..)) {
             return Err(Error::new_spanned(field, "only a key can be an argument: give \"key=<syntax>\", too"));
         }
         let (ty, about, attributes) = (field.ty.clone(), about(&field.attrs), field.attrs.clone());
         let bounds = bounds(&attributes)?;
-        Ok(Self { name, ty, overriding, about, kind, default, alias, change, abouts, attributes, bounds })
+        Ok(Self { name, ty, overriding, about, kind, default, alias, bare, change, abouts, attributes, bounds })
     }
 
     /// True if its fields are also those of the struct.
@@ -113,7 +114,7 @@ impl Setting {
 
     /// The match arm with its keys, for the help.
     pub(crate) fn keys(&self) -> Code {
-        let Self { name, ty, about, .. } = self;
+        let Self { name, ty, about, bare, .. } = self;
         let field = self.field();
         match &self.kind {
             Kind::Key(key, syntax) => {
@@ -121,7 +122,8 @@ impl Setting {
                     Default::Value(_) | Default::OfType => quote!(Value::print(&Self::default().#name)),
                     Default::From(_) | Default::Required => quote!(None),
                 };
-                let key = quote!(Key { name: #key, syntax: #syntax, default: #default, about: #about.to_string() });
+                let about = quote!(#about.to_string());
+                let key = quote!(Key { name: #key, syntax: #syntax, default: #default, about: #about, is_bare: #bare });
                 quote!(#field => vec![#key],)
             }
             Kind::Part => quote!(#field => <#ty as Part>::keys(),),

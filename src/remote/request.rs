@@ -66,7 +66,7 @@ fn descriptors(nets: &mut [RestoredNet], backends: &mut [RestoredBackend]) -> Re
 }
 
 /// The method and the name of a command's endpoint.
-const fn endpoint(command: &Command) -> (&'static str, &'static str) {
+fn endpoint(command: &Command) -> (&'static str, &'static str) {
     match command {
         Command::Counters { .. } => ("GET", "vm.counters"),
         Command::Info | Command::Vfs { .. } => ("GET", "vm.info"),

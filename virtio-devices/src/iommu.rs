@@ -26,6 +26,7 @@ mod unit;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
 pub(crate) use config::FIELDS;
 pub use counters::{IommuCounter, IommuCounters};
 pub use device::IommuDevice;

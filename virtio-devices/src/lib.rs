@@ -19,7 +19,10 @@
 
 mod backend;
 mod block;
-mod config_tables;
+#[cfg(test)]
+mod config_tables {
+    pub(crate) mod tests;
+}
 mod console;
 mod device;
 mod frames;
@@ -52,7 +55,6 @@ pub use block::{
     Block, BlockCounter, BlockCounters, BlockError, BlockLatencies, BlockSize, BlockSpec, ImageFormat, LockGranularity,
     ResizeError, StorageLock, StorageLockError, StorageLocks, backing_files,
 };
-pub use config_tables::{ConfigTable, config_tables};
 pub use console::{Console, ConsoleCounter, ConsoleCounters, ConsoleSize, ConsoleWindow};
 pub use device::config::{ConfigField, Rule};
 pub use device::counters::CounterText;

@@ -29,6 +29,7 @@ use crate::os::thread::Thread;
 use crate::transport::features::has;
 use crate::{DeviceSpecific, Memory, Start, StateError, VirtioDevice, Worker};
 use config::DeviceConfig;
+#[cfg(test)]
 pub(crate) use config::{FILE_SYSTEM, OTHER};
 pub use kind::VhostUserKind;
 use worker::DeviceWorker;

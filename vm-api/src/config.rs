@@ -12,6 +12,7 @@ pub mod grammar;
 pub mod id;
 pub mod json;
 pub(crate) mod keys;
+pub mod kinds;
 pub mod landlock;
 pub mod mac;
 pub mod memory;
@@ -31,8 +32,6 @@ use std::path::PathBuf;
 
 use option_derive::Schema;
 use serde::{Deserialize, Serialize};
-
-use crate::config::id::Ids;
 
 pub use crate::config::console::debug::DebugConsoleConfig;
 pub use crate::config::console::{ConsoleConfig, ConsoleMode, ParseConsoleError};
@@ -190,20 +189,6 @@ impl Default for VmConfig {
 }
 
 impl VmConfig {
-    /// The ids of all devices with numbered ids, chosen if not given.
-    pub fn ids(&self) -> Ids {
-        Ids::choose([
-            self.disks.iter().map(|disk| disk.id.as_deref()).collect(),
-            self.net.iter().map(|net| net.id.as_deref()).collect(),
-            self.fs.iter().map(|fs| fs.id.as_deref()).collect(),
-            self.generic_vhost_user.iter().map(|device| device.id.as_deref()).collect(),
-            self.pmem.iter().map(|pmem| pmem.id.as_deref()).collect(),
-            self.vsock.iter().map(|vsock| vsock.id.as_deref()).collect(),
-            self.vdpa.iter().map(|vdpa| vdpa.id.as_deref()).collect(),
-            self.devices.iter().map(|device| device.id.as_deref()).collect(),
-        ])
-    }
-
     /// The ids and slots of all devices, kind by kind, in the order in which slots are assigned: that of Cloud
     /// Hypervisor, so that images find their NICs at the expected slots.
     pub fn places_mut(&mut self) -> impl Iterator<Item = Place<'_>> {

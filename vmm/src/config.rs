@@ -36,10 +36,10 @@ pub use vm_api::config::{
     GenericVhostUserConfig, HotplugMethod, ImageType, Key, LandlockAccess, LandlockConfig, LinkPolicy, LockGranularity,
     MacAddress, MacChoice, MemoryConfig, MemoryRestoreMode, MemoryZoneConfig, Mirror, NetConfig, NetVf, NoLink,
     NumaConfig, NumaDistance, OnMissingBackend, Options, ParseConsoleError, ParseMacError, PayloadConfig,
-    PciSegmentConfig, PlatformConfig, PmemConfig, PolicyConfig, Problem, RateLimitGroupConfig, RateLimiterConfig,
-    RestoreConfig, RestoredBackend, RestoredNet, RngConfig, RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig,
-    VdpaConfig, VfConfig, VfRange, Vhost, VhostMode, VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig,
-    ZoneUpdate, bytes, grammar, help, json, unsupported,
+    PciSegmentConfig, PlatformConfig, PolicyConfig, Problem, RateLimitGroupConfig, RateLimiterConfig, RestoreConfig,
+    RestoredBackend, RestoredNet, RngConfig, RtcConfig, SwitchMode, TokenBucketConfig, TpmConfig, VdpaConfig, VfConfig,
+    VfRange, Vhost, VhostMode, VirtQueueAffinity, VlanProto, Vlans, VmConfig, VsockConfig, ZoneUpdate, bytes, grammar,
+    help, json, unsupported,
 };
 
 pub use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};

@@ -19,7 +19,7 @@ use crate::config::segments;
 use crate::config::subject::Subject;
 use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::id::Ids;
+use vm_api::config::kinds::Ids;
 use vm_api::config::mac::MacAddress;
 use vm_api::config::net::NetConfig;
 use vm_api::config::option::Options as _;
@@ -129,7 +129,7 @@ pub(crate) fn expanded(config: &VmConfig) -> Result<Option<VmConfig>, ConfigErro
 pub(crate) fn plan(
     nets: &[NetConfig],
     vdpas: &[VdpaConfig],
-    ids: Ids,
+    ids: &Ids,
     vcpus: u32,
     segments: u16,
 ) -> Result<Vec<NetPlan>, ConfigError> {
@@ -140,11 +140,11 @@ pub(crate) fn plan(
     check_buses(nets)?;
     let made: Vec<_> = vdpas.iter().map(VdpaConfig::to_net).collect();
     let mut pools = Vec::with_capacity(nets.len() + made.len());
-    for ((index, net), id) in nets.iter().enumerate().zip(ids.net) {
+    for ((index, net), id) in nets.iter().enumerate().zip(ids.of::<NetConfig>()) {
         let subject = Subject::device("--net", net.id.as_deref(), index, nets.len());
         pools.push(Pool::new("--net", net, id, subject)?);
     }
-    for (((index, vdpa), net), id) in vdpas.iter().enumerate().zip(&made).zip(ids.vdpa) {
+    for (((index, vdpa), net), id) in vdpas.iter().enumerate().zip(&made).zip(ids.of::<VdpaConfig>()) {
         let subject = Subject::device(VdpaConfig::OPTION, vdpa.id.as_deref(), index, vdpas.len());
         check_vdpa(vdpa, &subject)?;
         pools.push(Pool::new(VdpaConfig::OPTION, net, id, subject)?);

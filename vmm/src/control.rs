@@ -372,7 +372,7 @@ impl ControlLoop {
             Action::PowerButton => self.guest_mut().map(|vm| vm.press_power_button()).map(|()| Reply::Done),
             Action::Nmi => self.guest_mut().map(|vm| vm.nmi()).map(|()| Reply::Done),
             Action::Add(device) => {
-                let failed = format!("the {} cannot be added", device.noun());
+                let failed = format!("the {} cannot be added", device.texts().noun);
                 let added = self.created()?.add(device);
                 added.map(reply).map_err(|error| Failure::from(error).in_context(failed))
             }

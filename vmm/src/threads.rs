@@ -234,7 +234,7 @@ mod tests {
         // Refused: another kind, another stack, or setup with other privileges.
         keep_spares([kind]);
         for (kind, thread) in [
-            (ThreadKind::Worker(WorkerKind::Watchdog), work(WORKER_STACK)),
+            (ThreadKind::Worker(WorkerKind::Queue), work(WORKER_STACK)),
             (kind, work(2 * WORKER_STACK)),
             (kind, work(WORKER_STACK).after(|| {})),
         ] {

@@ -112,7 +112,7 @@ fn command_line(text: &str) -> Option<VmConfig> {
             _ => return None,
         }
     }
-    let ids = config.ids().net;
+    let ids = config.ids().of::<NetConfig>();
     for vf in vfs {
         vf.add_to(&mut config.net, &ids).inspect_err(check_report).ok()?;
     }

@@ -32,7 +32,8 @@ pub(crate) fn own<'o, T>(owned: &'o Mutex<T>, stop: &AtomicBool) -> Option<Mutex
     None
 }
 
-/// The work of a device's thread, which determines its system call filter.
+/// The work of a device's thread, which determines its system call filter. Devices whose threads make the same calls
+/// share a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WorkerKind {
     /// Moves the frames of a NIC between its queues and a tap.
@@ -57,25 +58,21 @@ pub enum WorkerKind {
     Balloon,
     /// Plugs and unplugs a memory device's blocks.
     Mem,
-    /// Flushes persistent memory.
-    Pmem,
+    /// Handles requests of a queue, and writes pages of a mapped file to its medium.
+    Flush,
     /// Runs the socket device and its connections.
     Vsock,
-    /// Keeps the watchdog's clock.
-    Watchdog,
-    /// Handles requests for the time.
-    Rtc,
+    /// Handles requests of a queue, with no calls but those of every worker.
+    Queue,
     /// Starts, stops and monitors a vhost-user backend of a device, and serves a NIC's control queue.
     VhostUser,
     /// Forwards a write to such a device's configuration to its backend, and ends.
     VhostUserConfig,
-    /// Reports failed accesses to an IOMMU's driver.
-    Iommu,
 }
 
 impl WorkerKind {
     /// All kinds.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 16] = [
         Self::Net,
         Self::TapFinder,
         Self::VhostNet,
@@ -87,13 +84,11 @@ impl WorkerKind {
         Self::Rng,
         Self::Balloon,
         Self::Mem,
-        Self::Pmem,
+        Self::Flush,
         Self::Vsock,
-        Self::Watchdog,
-        Self::Rtc,
+        Self::Queue,
         Self::VhostUser,
         Self::VhostUserConfig,
-        Self::Iommu,
     ];
 }
 

@@ -4,7 +4,7 @@
 //!
 //! | BAR | offset | content |
 //! |---|---|---|
-//! | 0 | 0 | the memory of a device that has some, such as virtio-pmem |
+//! | 0 | 0 | the memory of a device that has some |
 //! | 2 | 0 | common configuration, 64 bytes |
 //! | 2 | 0x100 | ISR status, 1 byte |
 //! | 2 | 0x200 | device configuration, to 0xfff |

@@ -70,7 +70,7 @@ impl IommuDevice {
             kick: Arc::clone(&kick),
             stop: Arc::clone(&stop),
         };
-        let thread = spawn(WorkerKind::Iommu, thread_name(self.counted.id(), "q", EVENTS), move || worker.run())?;
+        let thread = spawn(WorkerKind::Queue, thread_name(self.counted.id(), "q", EVENTS), move || worker.run())?;
         self.iommu.common.faults.tell(Some(Arc::clone(&kick)));
         Ok(Worker::new([EVENTS], kick, stop, thread))
     }

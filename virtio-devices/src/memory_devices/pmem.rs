@@ -169,7 +169,7 @@ impl VirtioDevice for Pmem {
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         queue_worker::start(
             Flushes(self.file.clone()),
-            WorkerKind::Pmem,
+            WorkerKind::Flush,
             self.counted.id(),
             start,
             self.counted.counters(),

@@ -58,7 +58,7 @@ impl VirtioDevice for Rtc {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
-        queue_worker::start(Clock, WorkerKind::Rtc, self.counted.id(), start, self.counted.counters())
+        queue_worker::start(Clock, WorkerKind::Queue, self.counted.id(), start, self.counted.counters())
     }
 
     fn reset(&mut self) {

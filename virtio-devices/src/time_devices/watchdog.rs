@@ -74,7 +74,7 @@ impl VirtioDevice for Watchdog {
     /// count.
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let pings = Pings::new(self.times, Arc::clone(&self.expiry), Arc::clone(&self.runs));
-        queue_worker::start(pings, WorkerKind::Watchdog, self.counted.id(), start, self.counted.counters())
+        queue_worker::start(pings, WorkerKind::Queue, self.counted.id(), start, self.counted.counters())
     }
 
     fn reset(&mut self) {

@@ -13,7 +13,7 @@ use crate::config::value::Value;
 #[schema(unsupported = Cpus)]
 pub struct CpusConfig {
     /// Number of vCPUs at boot.
-    #[option("boot=<number>", default = 1)]
+    #[option("boot=<number>", bare, default = 1)]
     #[schema(minimum = 1, maximum = 254)]
     pub boot_vcpus: u32,
     /// Maximum number of vCPUs, which can be added and removed while the guest runs. By default the same as boot.

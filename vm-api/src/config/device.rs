@@ -13,7 +13,7 @@ use serde::Serialize;
 pub struct DeviceConfig {
     /// Folder of the device in sysfs, such as /sys/bus/pci/devices/0000:01:00.1. It must be bound to the driver
     /// vfio-pci.
-    #[option("path=<folder>")]
+    #[option("path=<folder>", bare)]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1)]
     pub path: Option<PathBuf>,

@@ -20,7 +20,7 @@ pub struct DiskConfig {
     #[schema(limits = ID)]
     pub id: Option<String>,
     /// Image file or block device.
-    #[option("path=<path>")]
+    #[option("path=<path>", bare)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// Make the disk read-only.
@@ -125,7 +125,7 @@ impl Value for Vec<VirtQueueAffinity> {
 #[options("--rate-limit-group")]
 pub struct RateLimitGroupConfig {
     /// Name of the group, given to disks as rate_limit_group.
-    #[option("id=<name>", required)]
+    #[option("id=<name>", required, bare)]
     pub id: String,
     /// Limits of its disks together.
     #[option(part)]

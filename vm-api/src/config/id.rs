@@ -28,65 +28,15 @@ pub fn check_id(id: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The ids of a VM's devices by kind, in the order of the configuration: the given ones, and for other devices the
-/// prefix of the kind with a number that is unique among all devices, as in Cloud Hypervisor: `_disk0`, `_disk1`,
-/// `_net2`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ids {
-    /// Disks.
-    pub disks: Vec<String>,
-    /// NICs of `--net`.
-    pub net: Vec<String>,
-    /// Shared file systems.
-    pub fs: Vec<String>,
-    /// vhost-user devices of any type.
-    pub generic_vhost_user: Vec<String>,
-    /// Persistent memory.
-    pub pmem: Vec<String>,
-    /// The socket device.
-    pub vsock: Vec<String>,
-    /// NICs of `--vdpa`.
-    pub vdpa: Vec<String>,
-    /// Devices of the host.
-    pub devices: Vec<String>,
-}
-
-impl Ids {
-    /// The prefixes of the kinds, in the order of the fields, which is the order of numbering.
-    const PREFIXES: [&str; 8] = ["_disk", "_net", "_fs", "_generic_vhost_user", "_pmem", "_vsock", "_vdpa", "_vfio"];
-
-    /// Chooses the ids of devices with these given ids, by kind in the order of the fields. Given ids are not checked.
-    pub(super) fn choose(given: [Vec<Option<&str>>; 8]) -> Self {
-        let numbers = given.iter().flatten().flatten().filter_map(|id| number_of(id));
-        let used: HashSet<u32> = numbers.collect();
-        let mut free = (0..).filter(|number| !used.contains(number));
-        let mut index = 0;
-        let [disks, net, fs, generic_vhost_user, pmem, vsock, vdpa, devices] = given.map(|given| {
-            let prefix = Self::PREFIXES[index];
-            index += 1;
-            let mut numbered = || free.next().map(|number| format!("{prefix}{number}")).unwrap_or_default();
-            given.into_iter().map(|id| id.map_or_else(&mut numbered, str::to_string)).collect()
-        });
-        Self { disks, net, fs, generic_vhost_user, pmem, vsock, vdpa, devices }
-    }
-
-    /// The kinds of which a VM may have several: the option, the field of the configuration, and the ids.
-    pub fn lists(self) -> [(&'static str, &'static str, Vec<String>); 7] {
-        let Self { disks, net, fs, generic_vhost_user, pmem, vsock: _, vdpa, devices } = self;
-        [
-            ("--disk", "disks", disks),
-            ("--net", "net", net),
-            ("--fs", "fs", fs),
-            ("--generic-vhost-user", "generic_vhost_user", generic_vhost_user),
-            ("--pmem", "pmem", pmem),
-            ("--vdpa", "vdpa", vdpa),
-            ("--device", "devices", devices),
-        ]
-    }
-}
-
-/// The number of an id of the form that this program chooses.
-fn number_of(id: &str) -> Option<u32> {
-    let number = Ids::PREFIXES.iter().find_map(|prefix| id.strip_prefix(prefix))?;
-    number.parse().ok()
+/// Chooses the ids of devices without one, kind by kind: the prefix of the kind, and a number that is unique among all
+/// kinds. Given ids are not checked.
+pub(super) fn choose(given: Vec<(&str, Vec<Option<&str>>)>) -> Vec<Vec<String>> {
+    let number_of = |id: &str| given.iter().find_map(|(prefix, _)| id.strip_prefix(prefix))?.parse().ok();
+    let used: HashSet<u32> = given.iter().flat_map(|(_, ids)| ids).flatten().filter_map(|id| number_of(id)).collect();
+    let mut free = (0..).filter(|number| !used.contains(number));
+    let of_kind = |(prefix, ids): &(&str, Vec<Option<&str>>)| {
+        let mut numbered = || free.next().map(|number| format!("{prefix}{number}")).unwrap_or_default();
+        ids.iter().map(|id| id.map_or_else(&mut numbered, str::to_string)).collect()
+    };
+    given.iter().map(of_kind).collect()
 }

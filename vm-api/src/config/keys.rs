@@ -15,6 +15,8 @@ pub struct Key {
     pub default: Option<String>,
     /// Purpose, in one paragraph.
     pub about: String,
+    /// True if a text without a key is most likely its value, such as `512M` in `--memory 512M`.
+    pub is_bare: bool,
 }
 
 /// Checks that each key is given once.
@@ -67,31 +69,13 @@ pub(crate) fn check_given(option: &str, key: &str, value: &str) -> Result<(), St
     }
 }
 
-/// The key that a text without one is most likely the value of, such as `size` in `--memory 512M`.
-fn of_bare_text(option: &str) -> Option<&'static str> {
-    Some(match option {
-        "--balloon" | "--memory" => "size",
-        "--cpus" => "boot",
-        "--device" | "--disk" | "--landlock-rules" | "--vdpa" => "path",
-        "--fs" | "--tpm" => "socket",
-        "--memory-zone" | "--rate-limit-group" => "id",
-        "--net" => "tap",
-        "--net-vf" => "index",
-        "--pmem" => "file",
-        "--restore" => "source_url",
-        "--rng" => "src",
-        "--vsock" => "cid",
-        _ => return None,
-    })
-}
-
 /// The problem of `text`, which has no `=`.
-pub(crate) fn without_value(option: &str, keys: &[Key], text: &str) -> Problem {
+pub(crate) fn without_value(keys: &[Key], text: &str) -> Problem {
     if let Some(key) = keys.iter().find(|key| key.name == text) {
         return Problem::Syntax(format!("the key has no value; write {text}={}", key.syntax));
     }
-    Problem::Syntax(match of_bare_text(option) {
-        Some(key) => format!("a value without its key; write {key}={text}"),
+    Problem::Syntax(match keys.iter().find(|key| key.is_bare) {
+        Some(Key { name, .. }) => format!("a value without its key; write {name}={text}"),
         None => "a value without its key; write key=value".to_string(),
     })
 }

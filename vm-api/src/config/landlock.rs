@@ -12,7 +12,7 @@ use crate::config::value::Value;
 #[options("--landlock-rules")]
 pub struct LandlockConfig {
     /// File, or folder with its contents. It must exist.
-    #[option("path=<path>", required)]
+    #[option("path=<path>", bare, required)]
     #[schema(min_length = 1)]
     pub path: PathBuf,
     /// Allowed access: read (r), write (w), which includes creating and removing files and sockets in a folder, or both

@@ -14,7 +14,7 @@ use crate::config::value::Value;
 #[options("--memory")]
 pub struct MemoryConfig {
     /// Size of the guest's memory at boot. After vm.resize, the requested size.
-    #[option("size=<bytes>[K|M|G]", default = 512 << 20)]
+    #[option("size=<bytes>[K|M|G]", bare, default = 512 << 20)]
     pub size: u64,
     /// Let other processes map the memory, as vhost-user backends do.
     #[option("shared=on|off")]

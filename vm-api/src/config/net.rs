@@ -195,7 +195,7 @@ pub struct VfConfig {
     /// Index of the VF, from 0 to the PF's sriov_vfs - 1; or several: a range such as 0-63, or * for all. Keys of
     /// later entries override those of earlier ones. A backend and a MAC address belong to one VF; of them, several
     /// VFs may be given vhost and mac=any.
-    #[option("index=<number>|<first>-<last>|*", required, apart)]
+    #[option("index=<number>|<first>-<last>|*", bare, required, apart)]
     pub index: VfRange,
     /// Carrier of the packets on the host.
     #[option(
@@ -324,7 +324,7 @@ pub struct NetVf {
 }
 
 impl NetVf {
-    /// Appends the VF to its PF in `nets`. `ids` are those of the NICs ([`Ids::net`](super::id::Ids::net)).
+    /// Appends the VF to its PF in `nets`. `ids` are those of all NICs.
     ///
     /// # Errors
     ///
@@ -349,7 +349,7 @@ impl Options for NetVf {
 
     fn keys() -> Vec<Key> {
         let about = "Id of the PF. Without disks, the first --net without an id is _net0.".to_string();
-        let mut keys = vec![Key { name: "pf", syntax: "<id>", default: None, about }];
+        let mut keys = vec![Key { name: "pf", syntax: "<id>", default: None, about, is_bare: false }];
         keys.extend(VfConfig::keys());
         keys
     }

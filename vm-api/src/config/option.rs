@@ -229,7 +229,7 @@ pub(crate) fn from_pairs<T: Options + Fields>(pairs: Vec<Pair>) -> Result<T, Con
     let mut given = T::Given::default();
     for Pair { key, value } in T::take_parts(&mut given, pairs, option)? {
         let Some(value) = value else {
-            return Err(ConfigError::new(format!("{option} {key}"), keys::without_value(option, &T::keys(), &key)));
+            return Err(ConfigError::new(format!("{option} {key}"), keys::without_value(&T::keys(), &key)));
         };
         let error = |problem| ConfigError::new(format!("{option} {key}={value}"), problem);
         keys::check_given(option, &key, &value).map_err(|what| error(Problem::Syntax(what)))?;

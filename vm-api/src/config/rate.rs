@@ -76,7 +76,7 @@ impl TokenBucketConfig {
 impl Names {
     /// Descriptions of the keys. `unit` is the limited quantity.
     fn keys(&self, unit: &str) -> [Key; 3] {
-        let key = |name, syntax, about: String| Key { name, syntax, default: None, about };
+        let key = |name, syntax, about: String| Key { name, syntax, default: None, about, is_bare: false };
         let (size, time) = (self.size, self.refill_time);
         [
             key(size, "<number>", format!("Limits {unit} to this number per {time}. By default there is no limit.")),

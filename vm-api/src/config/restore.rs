@@ -14,7 +14,7 @@ use crate::config::value::Value;
 #[options("--restore")]
 pub struct RestoreConfig {
     /// Folder of the snapshot, such as file:///var/lib/vm/snapshot.
-    #[option("source_url=<url>", required)]
+    #[option("source_url=<url>", bare, required)]
     pub source_url: String,
     /// Allocate all of the guest's memory before it runs. Only with copy.
     #[option("prefault=on|off")]

@@ -10,7 +10,7 @@ use serde::Serialize;
 #[options("--tpm")]
 pub struct TpmConfig {
     /// Unix socket that swtpm listens on for control (--ctrl type=unixio).
-    #[option("socket=<path>", required)]
+    #[option("socket=<path>", bare, required)]
     #[schema(limits = SOCKET)]
     pub socket: PathBuf,
 }

@@ -19,7 +19,7 @@ pub struct VdpaConfig {
     #[schema(limits = ID)]
     pub id: Option<String>,
     /// Device of the host, such as /dev/vhost-vdpa-0.
-    #[option("path=<path>", required)]
+    #[option("path=<path>", bare, required)]
     pub path: PathBuf,
     /// Number of queues: two per pair, at least one pair, also with 1. The control queue may be counted or not.
     #[option("num_queues=<number>", default = 1)]

@@ -38,7 +38,7 @@ fn table(names: &str) -> String {
     let row = |name: &str| {
         let key = of_net.iter().find(|key| key.name == name).unwrap_or_else(|| panic!("--net has no key {name}"));
         let functions = if of_vf.iter().any(|key| key.name == name) { "PF, VF" } else { "PF" };
-        let Key { name, syntax, default, about } = key;
+        let Key { name, syntax, default, about, .. } = key;
         let default = default.as_ref().map(|default| format!(" By default {default}.")).unwrap_or_default();
         let (syntax, about) = (escaped(syntax), escaped(about));
         format!("| `{name}={syntax}` | {functions} | {about}{default} |\n")

@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn exactly_the_endpoints_with_get_are_for_readers() {
-        for route in ROUTES {
+        for route in ROUTES.iter() {
             let refused = refused(route.method, route.path).map(|answer| answer.status);
             let expected = (route.method != "GET").then_some(StatusCode::FORBIDDEN);
             assert_eq!(refused, expected, "{route:?}");

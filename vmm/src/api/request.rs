@@ -1,10 +1,12 @@
 //! Turns a request into an [`Action`], without I/O.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::LazyLock;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vm_api::body::SetVf;
+use vm_api::config::kinds::{JsonError, KINDS, Kind};
 use vm_api::document::{self, DocumentError};
 use vm_api::migration::ReceiveMigration;
 use vm_api::typed;
@@ -71,6 +73,8 @@ enum Take {
     Body(fn(Value) -> Result<Action, Failure>),
     /// An action with a JSON body and file descriptors.
     Fds(fn(Value, Vec<OwnedFd>) -> Result<Action, Failure>),
+    /// The addition of a device that is described by a JSON body alone.
+    Device(&'static Kind),
 }
 
 const fn get(path: &'static str, action: fn() -> Action) -> Route {
@@ -86,7 +90,14 @@ const fn later(path: &'static str) -> Route {
 }
 
 /// All endpoints.
-pub const ROUTES: &[Route] = &[
+pub static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
+    let without_fds = KINDS.iter().filter(|kind| !kind.has_fds);
+    let added = without_fds.map(|kind| put(kind.texts.path, Take::Device(kind)));
+    OWN_ROUTES.into_iter().chain(added).collect()
+});
+
+/// The endpoints other than those of devices without descriptors.
+const OWN_ROUTES: [Route; 31] = [
     get("/api/v1/vmm.ping", || Action::Ping),
     put("/api/v1/vmm.shutdown", Take::Bare(|| Action::ShutdownVmm)),
     put("/api/v1/vmm.nmi", Take::Bare(|| Action::Nmi)),
@@ -102,13 +113,7 @@ pub const ROUTES: &[Route] = &[
     put("/api/v1/vm.power-button", Take::Bare(|| Action::PowerButton)),
     put("/api/v1/vm.nmi", Take::Bare(|| Action::Nmi)),
     put("/api/v1/vm.add-net", Take::Fds(add_net)),
-    put("/api/v1/vm.add-disk", Take::Body(add_disk)),
-    put("/api/v1/vm.add-fs", Take::Body(|body| add(body, NewDevice::Fs))),
-    put("/api/v1/vm.add-generic-vhost-user", Take::Body(|body| add(body, NewDevice::GenericVhostUser))),
     put("/api/v1/vm.add-device", Take::Fds(add_device)),
-    put("/api/v1/vm.add-pmem", Take::Body(|body| add(body, NewDevice::Pmem))),
-    put("/api/v1/vm.add-vdpa", Take::Body(|body| add(body, NewDevice::Vdpa))),
-    put("/api/v1/vm.add-vsock", Take::Body(|body| add(body, NewDevice::Vsock))),
     put("/api/v1/vm.send-migration", Take::Body(|body| Ok(Action::SendMigration(Box::new(typed(body)?))))),
     put("/api/v1/vm.receive-migration", Take::Fds(receive_migration)),
     put("/api/v1/vm.cancel-migration", Take::Bare(|| Action::CancelMigration)),
@@ -161,12 +166,13 @@ impl Request<'_> {
         match take {
             Take::Bare(_) if !self.has_no_body() => Err(bad(format!("{name} takes no body; send none"))),
             Take::Bare(action) => Ok(action()),
-            Take::Body(_) | Take::Fds(_) if self.body.is_empty() => {
+            Take::Body(_) | Take::Fds(_) | Take::Device(_) if self.body.is_empty() => {
                 Err(bad(format!("{name} takes a JSON object as its body; send one")))
             }
             Take::Optional(action) if self.has_no_body() => action(Value::Object(serde_json::Map::new())),
             Take::Optional(action) | Take::Body(action) => action(json(self.body)?),
             Take::Fds(action) => action(json(self.body)?, self.fds),
+            Take::Device(kind) => add(json(self.body)?, kind),
         }
     }
 }
@@ -186,10 +192,15 @@ fn json(body: &[u8]) -> Result<Value, Failure> {
 
 /// The typed form of `body`.
 fn typed<T: DeserializeOwned>(body: Value) -> Result<T, Failure> {
+    read(body, typed::typed)
+}
+
+/// The body as `typed` reads it.
+fn read<T>(body: Value, typed: fn(Value) -> Result<T, JsonError>) -> Result<T, Failure> {
     if !body.is_object() {
         return Err(bad("the body is JSON, but not an object"));
     }
-    typed::typed(body).map_err(|error| match error.path().to_string().as_str() {
+    typed(body).map_err(|error| match error.path().to_string().as_str() {
         "." => bad(error.inner().to_string()),
         path => bad(format!("{path}: {}", error.inner())),
     })
@@ -225,8 +236,9 @@ fn create(body: Value) -> Result<Action, Failure> {
 }
 
 /// Adds a device that is described by its body alone.
-fn add<T: DeserializeOwned>(body: Value, device: fn(Box<T>) -> NewDevice) -> Result<Action, Failure> {
-    Ok(Action::Add(device(Box::new(typed(body)?))))
+fn add(mut body: Value, kind: &Kind) -> Result<Action, Failure> {
+    kind.object.strip(&mut body, "").map_err(|error| bad(error.to_string()))?;
+    Ok(Action::Add(NewDevice::Other(read(body, kind.from_json)?)))
 }
 
 /// Descriptor numbers in the body are the client's, and mean nothing in this process. Only the received descriptors
@@ -316,10 +328,6 @@ fn give_numbers(nets: &mut [RestoredNet], backends: &mut [RestoredBackend], came
 
 fn resume(body: Value) -> Result<Action, Failure> {
     Ok(Action::Resume(typed(body)?))
-}
-
-fn add_disk(body: Value) -> Result<Action, Failure> {
-    Ok(Action::Add(NewDevice::Disk(Box::new(stripped(body, Object::Disk)?))))
 }
 
 #[cfg(test)]

@@ -237,7 +237,9 @@ mod tests {
     }
 
     fn ids(disks: &[DiskConfig]) -> Vec<String> {
-        vm_api::config::VmConfig { disks: disks.to_vec(), ..vm_api::config::VmConfig::default() }.ids().disks
+        vm_api::config::VmConfig { disks: disks.to_vec(), ..vm_api::config::VmConfig::default() }
+            .ids()
+            .of::<DiskConfig>()
     }
 
     fn specs(plans: Vec<DevicePlan>) -> Vec<BlockSpec> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use vm_api::config::error::ConfigError;
-use vm_api::config::{VfConfig, VfRange, VmConfig};
+use vm_api::config::{NetConfig, VfConfig, VfRange, VmConfig};
 
 /// The error with its subject as a path in the document that `config` was read from, if the subject is found there.
 pub(crate) fn in_document(error: ConfigError, config: &VmConfig) -> ConfigError {
@@ -54,7 +54,7 @@ impl<'a> Named<'a> {
     fn vf(rest: &'a str, config: &VmConfig) -> Option<Self> {
         let (pf, rest) = rest.strip_prefix("pf=")?.split_once(",index=")?;
         let (index, rest) = rest.split_once(',').unwrap_or((rest, ""));
-        let place = config.ids().net.iter().rposition(|id| id == pf)?;
+        let place = config.ids().of::<NetConfig>().iter().rposition(|id| id == pf)?;
         // Of several entries for the VF, the last overrides the others.
         let range = index.parse::<VfRange>().ok()?;
         let is_it = |vf: &VfConfig| vf.index == range || range.one().is_some_and(|index| vf.index.covers(index));
@@ -67,7 +67,7 @@ impl<'a> Named<'a> {
         if self.field == "vsock" {
             return self.to_string().split_once('.').map(|(_, below)| below.to_string());
         }
-        let (.., ids) = config.ids().lists().into_iter().find(|(_, field, _)| *field == self.field)?;
+        let (.., ids) = config.ids().lists().find(|(_, field, _)| *field == self.field)?;
         if self.index? + 1 != ids.len() {
             return None;
         }
@@ -108,7 +108,7 @@ fn has_more(value: &str) -> bool {
 /// The field of an option that may be given several times, and the key and value that identify each element.
 fn list(option: &str, config: &VmConfig) -> Option<(&'static str, Elements)> {
     let by_id = |ids: Vec<String>| Elements { key: "id", ids };
-    if let Some((_, field, ids)) = config.ids().lists().into_iter().find(|(flag, ..)| *flag == option) {
+    if let Some((_, field, ids)) = config.ids().lists().find(|(flag, ..)| *flag == option) {
         return Some((field, by_id(ids)));
     }
     Some(match option {

@@ -14,7 +14,10 @@ use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::option::Options as _;
 use vm_api::config::vdpa::VdpaConfig;
-use vm_api::config::{MemoryConfig, PlatformConfig, VmConfig};
+use vm_api::config::{
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig, PlatformConfig, PmemConfig, VmConfig,
+    VsockConfig,
+};
 
 /// The devices of a VM, the guest's tables, and no open resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +58,7 @@ impl VmPlan {
         let vdpas =
             config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id, vdpa.iommu));
         let ids = config.ids();
-        let plans = sriov::plan(&config.net, &config.vdpa, ids.clone(), vcpus, count)?;
+        let plans = sriov::plan(&config.net, &config.vdpa, &ids, vcpus, count)?;
         let device = |(net, (flag, pci_segment, pci_device_id, iommu)): (NetPlan, _)| DevicePlan {
             flag,
             id: net.id().to_string(),
@@ -66,16 +69,22 @@ impl VmPlan {
         };
         let mut nics: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
         let vdpas = nics.split_off(config.net.len());
-        let of_host = vfio::plan(&config.devices, ids.devices, config.platform.as_ref())?;
+        let of_host = vfio::plan(&config.devices, ids.of::<DeviceConfig>(), config.platform.as_ref())?;
         let numa = numa::plan(config, count, &mut warnings)?;
         let mut devices = Vec::from_iter(console::plan(&config.console)?);
-        devices.extend(disk::plan(&config.disks, ids.disks, &config.rate_limit_groups, vcpus, &mut warnings)?);
+        devices.extend(disk::plan(
+            &config.disks,
+            ids.of::<DiskConfig>(),
+            &config.rate_limit_groups,
+            vcpus,
+            &mut warnings,
+        )?);
         devices.extend(nics);
         devices.push(rng::plan(&config.rng)?);
-        devices.extend(vhost_user::plan_fs(&config.fs, ids.fs, vcpus)?);
-        devices.extend(vhost_user::plan_generic(&config.generic_vhost_user, ids.generic_vhost_user)?);
-        devices.extend(pmem::plan(&config.pmem, ids.pmem)?);
-        devices.extend(vsock::plan(config.vsock.as_ref(), ids.vsock)?);
+        devices.extend(vhost_user::plan_fs(&config.fs, ids.of::<FsConfig>(), vcpus)?);
+        devices.extend(vhost_user::plan_generic(&config.generic_vhost_user, ids.of::<GenericVhostUserConfig>())?);
+        devices.extend(pmem::plan(&config.pmem, ids.of::<PmemConfig>())?);
+        devices.extend(vsock::plan(config.vsock.as_ref(), ids.of::<VsockConfig>())?);
         devices.extend(mem::plan(&config.memory, &numa));
         if let Some(balloon) = &config.balloon {
             devices.push(balloon::plan(balloon, config.memory.wanted(), devices.iter().chain(&vdpas).chain(&of_host))?);

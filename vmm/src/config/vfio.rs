@@ -113,7 +113,9 @@ mod tests {
     use super::*;
 
     fn ids(devices: &[DeviceConfig]) -> Vec<String> {
-        vm_api::config::VmConfig { devices: devices.to_vec(), ..vm_api::config::VmConfig::default() }.ids().devices
+        vm_api::config::VmConfig { devices: devices.to_vec(), ..vm_api::config::VmConfig::default() }
+            .ids()
+            .of::<DeviceConfig>()
     }
 
     fn planned(all: &[&str]) -> Result<Vec<DevicePlan>, String> {

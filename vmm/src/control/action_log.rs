@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::api::{Action, Failure, NewDevice, Reply, SetVf};
+use crate::api::{Action, Failure, Reply, SetVf};
 use crate::telemetry::log_line;
 
 /// Limit on an id in a line, in characters. The id of a request may be any text.
@@ -66,23 +66,7 @@ fn change(action: &Action) -> Option<(Cow<'_, str>, &'static str)> {
             let index = fault.index.map(|index| index.to_string());
             Some((Cow::from(log_line::subject(&fault.id, index.as_deref())), "vm.inject-fault"))
         }
-        Action::Add(device) => {
-            let (id, name) = added(device);
-            Some((Cow::from(id.as_deref().unwrap_or("vm")), name))
-        }
-    }
-}
-
-fn added(device: &NewDevice) -> (&Option<String>, &'static str) {
-    match device {
-        NewDevice::Net(device, _) => (&device.id, "vm.add-net"),
-        NewDevice::Disk(device) => (&device.id, "vm.add-disk"),
-        NewDevice::Fs(device) => (&device.id, "vm.add-fs"),
-        NewDevice::GenericVhostUser(device) => (&device.id, "vm.add-generic-vhost-user"),
-        NewDevice::Host(device, _) => (&device.id, "vm.add-device"),
-        NewDevice::Pmem(device) => (&device.id, "vm.add-pmem"),
-        NewDevice::Vdpa(device) => (&device.id, "vm.add-vdpa"),
-        NewDevice::Vsock(device) => (&device.id, "vm.add-vsock"),
+        Action::Add(device) => Some((Cow::from(device.id().unwrap_or("vm")), device.texts().endpoint())),
     }
 }
 

@@ -1,38 +1,10 @@
 //! Descriptions of all counters, by the kind of device in names of metrics.
 
-use virtio_devices::{
-    BalloonCounter, BlockCounter, BlockLatencies, ConsoleCounter, Counter, CounterText, IommuCounter, MemCounter,
-    PmemCounter, RngCounter, RtcCounter, VsockCounter, WatchdogCounter,
-};
-
-use crate::devices::pvpanic;
-use crate::{serial, vfio};
-
-/// Kind of the serial port, which has no metrics.
-const SERIAL: &str = "serial";
-
-/// The kinds of devices and the descriptions of their counters. A kind may be listed again.
-const KINDS: [(&str, &[CounterText]); 15] = [
-    ("net", Counter::TEXTS),
-    ("block", BlockCounter::TEXTS),
-    ("block", BlockLatencies::TEXTS),
-    ("balloon", BalloonCounter::TEXTS),
-    ("console", ConsoleCounter::TEXTS),
-    ("iommu", IommuCounter::TEXTS),
-    ("mem", MemCounter::TEXTS),
-    ("pmem", PmemCounter::TEXTS),
-    ("pvpanic", &pvpanic::TEXTS),
-    ("rng", RngCounter::TEXTS),
-    ("rtc", RtcCounter::TEXTS),
-    (SERIAL, &serial::COUNTER_TEXTS),
-    ("vfio", &vfio::COUNTER_TEXTS),
-    ("vsock", VsockCounter::TEXTS),
-    ("watchdog", WatchdogCounter::TEXTS),
-];
+use crate::devices::kind::COUNTERS;
 
 /// The sentence that explains a counter of a kind of device; empty for an unknown one.
 pub(super) fn text_of(kind: &str, counter: &str) -> &'static str {
-    let texts = KINDS.iter().filter(|(known, _)| *known == kind).flat_map(|(_, texts)| *texts);
+    let texts = COUNTERS.iter().filter(|(known, _)| *known == kind).flat_map(|(_, texts)| *texts);
     texts.into_iter().find(|text| text.name == counter).map_or("", |text| text.text)
 }
 
@@ -42,11 +14,13 @@ mod tests {
     use std::path::Path;
     use std::{env, fs};
 
+    use virtio_devices::CounterText;
+
     use super::*;
 
     /// All counters, each with its kind.
     fn all() -> impl Iterator<Item = (&'static str, CounterText)> {
-        KINDS.into_iter().flat_map(|(kind, texts)| texts.iter().map(move |text| (kind, *text)))
+        COUNTERS.into_iter().flat_map(|(kind, texts)| texts.iter().map(move |text| (kind, *text)))
     }
 
     /// Number of words of a text that its counter's name does not have.

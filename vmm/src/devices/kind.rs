@@ -7,6 +7,7 @@
 //! | `files` | the files of the host that it needs, for Landlock |
 //! | `OPEN_FILES`, `open_files` | the number of files that it may have open |
 //! | `THREADS`, `threads` | the number of its threads |
+//! | `COUNTERS` | its kind in names of metrics, and the descriptions of its counters |
 //! | `unsaved` | the reason why it cannot be saved, if it has state that may be lost |
 //!
 //! The compiler finds each place that a new kind must be added to.
@@ -29,11 +30,35 @@ mod vhost_user;
 mod vsock;
 mod watchdog;
 
+use virtio_devices::{BlockCounter, BlockLatencies, Counter, CounterText};
+
 use crate::config::{DeviceKind, DevicePlan};
 use crate::devices::backends::BackendOpener;
 use crate::devices::error::DeviceError;
 use crate::devices::kind::site::{Opened, Site};
+use crate::devices::pvpanic as panics;
 use crate::landlock::Rule;
+use crate::{serial, vfio as host_devices};
+
+/// The kinds of devices in names of metrics, and the descriptions of their counters. A kind may be listed again.
+pub(crate) const COUNTERS: [(&str, &[CounterText]); 15] = [
+    ("net", Counter::TEXTS),
+    ("block", BlockCounter::TEXTS),
+    ("block", BlockLatencies::TEXTS),
+    balloon::COUNTERS,
+    console::COUNTERS,
+    iommu::COUNTERS,
+    mem::COUNTERS,
+    pmem::COUNTERS,
+    ("pvpanic", &panics::TEXTS),
+    rng::COUNTERS,
+    rtc::COUNTERS,
+    // No device of the bus, and without metrics.
+    ("serial", &serial::COUNTER_TEXTS),
+    ("vfio", &host_devices::COUNTER_TEXTS),
+    vsock::COUNTERS,
+    watchdog::COUNTERS,
+];
 
 /// Opens the device of a plan.
 ///

@@ -568,10 +568,10 @@ fn worker(kind: WorkerKind) -> &'static [&'static Group] {
         WorkerKind::Console => &[&PLACEMENT, &CONSOLE, &EPOLL],
         WorkerKind::Balloon => &[&PLACEMENT, &HOLES],
         WorkerKind::Mem => &[&PLACEMENT, &HOLES, &SLOTS],
-        WorkerKind::Pmem => &[&PLACEMENT, &FLUSH],
+        WorkerKind::Flush => &[&PLACEMENT, &FLUSH],
         WorkerKind::Vsock => &[&PLACEMENT, &EPOLL, &ACCEPT, &CONNECT, &TALK, &STREAMS],
         WorkerKind::Rng => &[&PLACEMENT, &STREAMS],
-        WorkerKind::Watchdog | WorkerKind::Rtc | WorkerKind::Iommu => &[&PLACEMENT],
+        WorkerKind::Queue => &[&PLACEMENT],
     }
 }
 

@@ -11,7 +11,7 @@ use crate::client::{plain, request, serve_clients};
 #[test]
 fn readers_get_information_and_change_nothing() {
     let server = serve_clients(Clients::Readers, PATIENCE, plain);
-    for route in ROUTES {
+    for route in ROUTES.iter() {
         let answer = server.ask(route.method, route.path, "");
         if route.method == "GET" {
             assert!([200, 204].contains(&answer.status), "{route:?}");

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use vmm::ErrorKind;
 use vmm::api::{Action, Failure, NewDevice, ROUTES, Refusal, Request};
-use vmm::config::LinkPolicy;
+use vmm::config::{LinkPolicy, VmConfig};
 
 fn ask(method: &str, name: &str, body: &[u8]) -> Result<Action, Refusal> {
     Request { method, path: &format!("/api/v1/{name}"), body, fds: Vec::new() }.action()
@@ -59,6 +59,14 @@ fn vm_resume_accepts_a_body_that_forces_the_resume() {
     assert!(ask("PUT", "vm.resume", br#"{"forced": true}"#).is_err());
 }
 
+/// A VM with the device that an action adds.
+fn with_added(action: Result<Action, Failure>) -> VmConfig {
+    let Ok(Action::Add(device)) = action else { panic!("{action:?}") };
+    let mut config = VmConfig::default();
+    device.push(&mut config).unwrap();
+    config
+}
+
 #[test]
 fn a_body_becomes_its_endpoints_action() {
     let Ok(Action::Create(config)) = put("vm.create", &json!({"payload": {}, "net": [{"id": "pf0", "sriov_vfs": 8}]}))
@@ -70,11 +78,9 @@ fn a_body_becomes_its_endpoints_action() {
     let Ok(Action::Add(NewDevice::Net(net, fds))) = net else { panic!() };
     assert_eq!((net.backend.tap.as_deref(), net.vfs[0].index.one(), fds.len()), (Some("t"), Some(1), 0));
     let disk = put("vm.add-disk", &json!({"path": "/d", "image_type": "Raw"}));
-    let Ok(Action::Add(NewDevice::Disk(disk))) = disk else { panic!() };
-    assert_eq!(disk.path, Some("/d".into()));
+    assert_eq!(with_added(disk).disks[0].path, Some("/d".into()));
     let vdpa = put("vm.add-vdpa", &json!({"path": "/dev/vhost-vdpa-0"}));
-    let Ok(Action::Add(NewDevice::Vdpa(vdpa))) = vdpa else { panic!() };
-    assert_eq!(vdpa.num_queues, 1);
+    assert_eq!(with_added(vdpa).vdpa[0].num_queues, 1);
     let Ok(Action::Resize(resize)) = put("vm.resize", &json!({"desired_vcpus": 2})) else { panic!() };
     assert_eq!((resize.desired_vcpus, resize.desired_ram), (Some(2), None));
     let Ok(Action::SetVf(vf, _)) = put("vm.set-vf", &json!({"pf": "pf0", "index": 3, "link": "down"})) else {
@@ -89,7 +95,7 @@ fn a_body_becomes_its_endpoints_action() {
 #[test]
 fn an_empty_payload_is_a_vm_with_all_defaults() {
     let Ok(Action::Create(config)) = put("vm.create", &json!({"payload": {}})) else { panic!() };
-    assert_eq!(*config, vmm::config::VmConfig::default());
+    assert_eq!(*config, VmConfig::default());
     for body in [json!({}), json!({"payload": null, "cpus": {}})] {
         let said = "payload: is required; give what the VM boots, such as {\"kernel\": \"/boot/vmlinux\"}";
         assert_eq!(problem("vm.create", &body), said);
@@ -305,7 +311,7 @@ fn configurations_of_generated_clients_are_accepted() {
 #[test]
 fn only_requests_that_give_taps_or_devices_accept_descriptors() {
     let fds = || vec![OwnedFd::from(std::fs::File::open("/dev/null").unwrap())];
-    for route in ROUTES {
+    for route in ROUTES.iter() {
         let restore = br#"{"source_url": "/s", "backends": [{"id": "a", "vf": 1, "num_fds": 1}]}"#;
         let receive = br#"{"receiver_url": "unix:/s", "backends": [{"id": "a", "vf": 1, "num_fds": 1}]}"#;
         let body = match route.path {

@@ -8,7 +8,7 @@ mod nics;
 mod plan;
 mod text;
 
-use vmm::config::{ConfigError, NetPlan, NetVf, VmConfig, VmPlan};
+use vmm::config::{ConfigError, NetConfig, NetPlan, NetVf, VmConfig, VmPlan};
 
 /// A VM of 4 vCPUs with these `--net` and `--net-vf` options.
 pub fn vm(nets: &[&str], vfs: &[&str]) -> Result<VmConfig, ConfigError> {
@@ -18,7 +18,7 @@ pub fn vm(nets: &[&str], vfs: &[&str]) -> Result<VmConfig, ConfigError> {
     for net in nets {
         config.net.push(net.parse()?);
     }
-    let ids = config.ids().net;
+    let ids = config.ids().of::<NetConfig>();
     for vf in vfs {
         vf.parse::<NetVf>()?.add_to(&mut config.net, &ids)?;
     }

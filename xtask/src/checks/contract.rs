@@ -72,8 +72,7 @@ const PASSES: &[Pass] = &[
         operations: &[
             "--include-operation-id-regex",
             "^(bootVM|pauseVM|resumeVM|rebootVM|powerButtonVM|vm(Info|Counters)Get|\
-             vm(Nmi|AddNet|AddDisk|AddPmem|AddVdpa|AddVsock|AddFs|AddGenericVhostUser|\
-             AddDevice|RemoveDevice|Resize|SetVf)Put)$",
+             vm(Nmi|Add(?!UserDevice)[A-Za-z]+|RemoveDevice|Resize|SetVf)Put)$",
         ],
     },
     Pass { name: "metrics", has_guest: true, root: "", operations: &["--include-operation-id", "metricsGet"] },

@@ -10,7 +10,7 @@ use serde::Serialize;
 #[options("--memory-zone")]
 pub struct MemoryZoneConfig {
     /// Zone name, unique in the VM.
-    #[option("id=<name>", required)]
+    #[option("id=<name>", bare, required)]
     #[schema(min_length = 1)]
     pub id: String,
     /// Size of the zone. Zones are contiguous in the given order.

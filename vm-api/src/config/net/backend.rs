@@ -14,7 +14,7 @@ use crate::config::net::vhost::{Vhost, VhostMode};
 pub struct BackendConfig {
     /// Tap interface on the host, at most 15 characters. If it does not exist, it is created, and removed when the
     /// VM ends.
-    #[option("tap=<interface>")]
+    #[option("tap=<interface>", bare)]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(limits = INTERFACE)]
     pub tap: Option<String>,

@@ -22,7 +22,7 @@ pub(super) enum Place {
     Setting(Object, &'static str, Harmless),
     /// A JSON field of the object only.
     Field(Object, &'static str, Harmless),
-    /// An endpoint of the API: `vm.add-pmem`.
+    /// An endpoint of the API: `vm.coredump`.
     Endpoint(&'static str),
 }
 

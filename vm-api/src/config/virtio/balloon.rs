@@ -8,7 +8,7 @@ use serde::Serialize;
 #[options("--balloon")]
 pub struct BalloonConfig {
     /// Memory that the guest should return, in whole pages of 4 KiB. Must be less than the guest's memory.
-    #[option("size=<bytes>[K|M|G]")]
+    #[option("size=<bytes>[K|M|G]", bare)]
     pub size: u64,
     /// Give memory back to a guest that runs out of it.
     #[option("deflate_on_oom=on|off")]

@@ -14,7 +14,7 @@ pub struct FsConfig {
     #[schema(min_length = 1, max_length = 36)]
     pub tag: String,
     /// Unix socket that the backend listens on.
-    #[option("socket=<path>", required)]
+    #[option("socket=<path>", bare, required)]
     #[schema(limits = SOCKET)]
     pub socket: PathBuf,
     /// Number of request queues, at most one per vCPU. A high-priority queue is added.

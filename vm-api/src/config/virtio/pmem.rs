@@ -10,7 +10,7 @@ use serde::Serialize;
 #[options("--pmem")]
 pub struct PmemConfig {
     /// A file, a block device, or a folder for an unnamed temporary file.
-    #[option("file=<path>", required)]
+    #[option("file=<path>", bare, required)]
     #[schema(min_length = 1)]
     pub file: PathBuf,
     /// Size, a multiple of 2M. By default the file's; required for a folder.

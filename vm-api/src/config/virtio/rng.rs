@@ -10,7 +10,7 @@ use serde::Serialize;
 #[options("--rng")]
 pub struct RngConfig {
     /// Source of random bytes on the host.
-    #[option("src=<path>", default = PathBuf::from("/dev/urandom"))]
+    #[option("src=<path>", bare, default = PathBuf::from("/dev/urandom"))]
     pub src: PathBuf,
     /// Device name, unique in the VM. It must not start with two underscores. By default __rng.
     #[option("id=<name>")]

@@ -10,7 +10,7 @@ use serde::Serialize;
 #[options("--vsock")]
 pub struct VsockConfig {
     /// Context ID of the guest, from 3 to 4294967294.
-    #[option("cid=<number>", required)]
+    #[option("cid=<number>", bare, required)]
     #[schema(minimum = 3, maximum = 4_294_967_294_u32)]
     pub cid: u32,
     /// Unix socket that clients connect to. A connection of the guest to port P goes to <path>_P.

@@ -28,7 +28,7 @@ fn has_range(net: &NetConfig) -> bool {
 /// Fails if a range names a VF that is not reserved, or a key that only one VF can have.
 pub(crate) fn expanded(config: &VmConfig) -> Result<VmConfig, ConfigError> {
     let mut all = config.clone();
-    for (net, id) in all.net.iter_mut().zip(config.ids().net).filter(|(net, _)| has_range(net)) {
+    for (net, id) in all.net.iter_mut().zip(config.ids().of::<NetConfig>()).filter(|(net, _)| has_range(net)) {
         net.vfs = expand(net, &id)?;
     }
     Ok(all)

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     fn ids(all: &[PmemConfig]) -> Vec<String> {
-        vm_api::config::VmConfig { pmem: all.to_vec(), ..vm_api::config::VmConfig::default() }.ids().pmem
+        vm_api::config::VmConfig { pmem: all.to_vec(), ..vm_api::config::VmConfig::default() }.ids().of::<PmemConfig>()
     }
 
     fn planned(all: &[&str]) -> Result<Vec<DevicePlan>, String> {

@@ -157,7 +157,7 @@ mod tests {
 
     fn fs(all: &[&str]) -> Result<Vec<DevicePlan>, String> {
         let all: Vec<_> = all.iter().map(|fs| fs.parse().unwrap()).collect();
-        plan_fs(&all, vm_api::config::VmConfig { fs: all.clone(), ..Default::default() }.ids().fs, 2)
+        plan_fs(&all, vm_api::config::VmConfig { fs: all.clone(), ..Default::default() }.ids().of::<FsConfig>(), 2)
             .map_err(|error| error.to_string())
     }
 

@@ -49,13 +49,6 @@ pub(crate) fn plan(config: Option<&VsockConfig>, ids: Vec<String>) -> Result<Opt
     }))
 }
 
-/// The error of a second socket device, next to the one called `id`.
-pub(crate) fn second(id: &str) -> ConfigError {
-    let what = "the place of the only socket device of a VM".to_string();
-    let remedy = "use that, or remove it first".to_string();
-    ConfigError::new(FLAG, Problem::InUse { what, user: id.to_string(), remedy })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

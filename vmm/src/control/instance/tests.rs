@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::api::{NewDevice, SetVf};
 use crate::config::plan::tests::PLANS;
-use crate::config::{DeviceKind, MacAddress, MissingBackend, VfRange};
+use crate::config::{DeviceKind, DiskConfig, FsConfig, MacAddress, MissingBackend, VfRange};
 use crate::control::addition::Addition;
 
 fn instance(config: &str) -> Instance {
@@ -16,6 +16,10 @@ fn instance(config: &str) -> Instance {
 
 fn net(text: &str) -> NewDevice {
     NewDevice::Net(Box::new(text.parse().unwrap()), Vec::new())
+}
+
+fn file_system() -> FsConfig {
+    "tag=t,socket=/nonexistent/fs".parse().unwrap()
 }
 
 fn ids(instance: &Instance) -> Vec<&str> {
@@ -51,7 +55,7 @@ fn a_device_that_cannot_be_leaves_no_trace() {
         assert!(instance.add(net(wrong)).is_err(), "{wrong}");
     }
     assert!(
-        instance.add(NewDevice::Disk(Box::new("id=a,path=/x".parse().unwrap()))).is_err(),
+        instance.add(NewDevice::Other(Box::new("id=a,path=/x".parse::<DiskConfig>().unwrap()))).is_err(),
         "a name is one of all devices"
     );
     assert_eq!(instance.config(), &before);
@@ -159,7 +163,7 @@ fn memory_is_pinned_from_the_opening_of_a_pinning_device() {
         (true, Action::Add(NewDevice::Host(Box::new("path=/sys/bus/pci/devices/none".parse().unwrap()), Vec::new()))),
         (true, set(r#"{"pf":"pf","vdpa":"/dev/vhost-vdpa-none"}"#)),
         (false, set(r#"{"pf":"pf","vhost_socket":"/nonexistent/other"}"#)),
-        (false, Action::Add(NewDevice::Fs(Box::new("tag=t,socket=/nonexistent/fs".parse().unwrap())))),
+        (false, Action::Add(NewDevice::Other(Box::new(file_system())))),
     ] {
         let acquire = instance.acquirer(&action).unwrap();
         assert_eq!(instance.vm().unwrap().pins_memory(), pins);
@@ -213,7 +217,7 @@ fn an_added_device_is_planned_once_and_keeps_its_macs() {
 fn a_device_is_planned_once_if_its_backend_is_opened_before() {
     let (mut instance, before) = opened_and_planned();
     for (plans, action) in [
-        (1, Action::Add(NewDevice::Fs(Box::new("tag=t,socket=/nonexistent/fs".parse().unwrap())))),
+        (1, Action::Add(NewDevice::Other(Box::new(file_system())))),
         (2, Action::Add(NewDevice::Host(Box::new("path=/sys/bus/pci/devices/none".parse().unwrap()), Vec::new()))),
     ] {
         let acquire = instance.acquirer(&action).unwrap();

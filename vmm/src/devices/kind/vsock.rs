@@ -1,6 +1,6 @@
 //! The socket device.
 
-use virtio_devices::{Vsock, VsockSpec};
+use virtio_devices::{CounterText, Vsock, VsockCounter, VsockSpec};
 
 use super::site::{Opened, Site};
 use crate::devices::error::DeviceError;
@@ -10,12 +10,13 @@ use crate::landlock::Rule;
 /// A socket, a poll set and a doorbell, and four MSI-X vectors. A connection without a free file is refused.
 pub(super) const OPEN_FILES: u64 = 7;
 pub(super) const THREADS: u64 = 1;
+pub(super) const COUNTERS: (&str, &[CounterText]) = ("vsock", VsockCounter::TEXTS);
 
 pub(super) fn open(spec: &VsockSpec, site: &Site<'_>) -> Result<Opened, DeviceError> {
     let vsock = Vsock::open_with(spec.clone(), &site.host.sockets).map_err(|error| site.failed(error.kind(), error))?;
     let (counters, socket) = (vsock.counters(), Some(vsock.socket()));
     let read = Box::new(move || counters.iter().collect());
-    Ok((site.function(vsock)?, Handle::Plain { kind: "vsock", read, lock: None, socket }))
+    Ok((site.function(vsock)?, Handle::Plain { kind: COUNTERS.0, read, lock: None, socket }))
 }
 
 /// The folder of the socket.
