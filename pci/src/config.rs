@@ -1,12 +1,13 @@
 //! A function's configuration space: type 0 header, BARs and capabilities (`PCIe 6.2 §7.5`).
 
 use crate::bar::{BarError, BarSet};
+use crate::capability::aer::Aer;
 use crate::capability::msix::{Msix, MsixError, MsixShape};
 use crate::capability::pcie::Pcie;
 use crate::capability::power::Power;
-use crate::capability::{Chain, ChainError, Kind, VendorCapability, VendorError};
+use crate::capability::{self, Chain, ChainError, Kind, VendorCapability, VendorError};
 use crate::port::PortType;
-use crate::spec::{self, acs, ari, command, extended_capability_id, header, status};
+use crate::spec::{self, acs, ari, command, extended_capability_id, header, serial, status};
 use crate::sriov::{Sriov, SriovError, SriovShape};
 use crate::{BarIndex, BarKind, Dword, DwordWrite, Effects, ResetKind, Window, WindowId};
 
@@ -69,12 +70,30 @@ pub struct ConfigShape {
     pub vendor: Vec<VendorCapability>,
     /// MSI-X capability, if the function has one.
     pub msix: Option<MsixShape>,
+    /// True if there is an Advanced Error Reporting capability.
+    pub aer: bool,
+    /// Number of the Device Serial Number capability, if the function has one.
+    pub serial_number: Option<u64>,
+    /// Offsets of the capabilities, for a function whose driver does not search for them. Empty: they follow each
+    /// other. Otherwise every capability of the function needs one; those of capabilities that it does not have are
+    /// ignored. Extended capabilities begin at 100h and end below [`ConfigSpace::EXTENT`].
+    pub offsets: Vec<(Kind, u16)>,
 }
 
 impl ConfigShape {
-    /// A Root Complex Integrated Endpoint without BARs, vendor-specific capabilities and MSI-X.
+    /// A Root Complex Integrated Endpoint without BARs, vendor-specific and optional capabilities, and MSI-X.
     pub fn new(identity: Identity, role: Role) -> Self {
-        Self { identity, role, port: PortType::default(), bars: Vec::new(), vendor: Vec::new(), msix: None }
+        Self {
+            identity,
+            role,
+            port: PortType::default(),
+            bars: Vec::new(),
+            vendor: Vec::new(),
+            msix: None,
+            aer: false,
+            serial_number: None,
+            offsets: Vec::new(),
+        }
     }
 }
 
@@ -133,11 +152,13 @@ pub struct ConfigSpace {
     /// The vendor capabilities in their reset state.
     vendor_reset: Vec<VendorCapability>,
     sriov: Option<Sriov>,
+    aer: Option<Aer>,
+    serial_number: Option<u64>,
 }
 
 impl ConfigSpace {
     /// Bytes from the start of configuration space beyond which every function reads 0.
-    pub const EXTENT: u16 = header::FIRST_EXTENDED_CAPABILITY + spec::sriov::LEN + ari::LEN + acs::LEN;
+    pub const EXTENT: u16 = capability::EXTENT;
 
     /// The power-on state.
     ///
@@ -145,7 +166,7 @@ impl ConfigSpace {
     ///
     /// Fails if no function can have this shape.
     pub fn new(shape: ConfigShape) -> Result<Self, ShapeError> {
-        let ConfigShape { identity, role, port, bars, vendor, msix } = shape;
+        let ConfigShape { identity, role, port, bars, vendor, msix, aer, serial_number, offsets } = shape;
         let is_vf = role == Role::Vf;
         if !is_vf && identity.vendor == 0xffff {
             return Err(ShapeError::VendorId);
@@ -170,6 +191,8 @@ impl ConfigSpace {
             extended.extend(endpoint.ari.map(|_| (Kind::Ari, ari::LEN)));
             extended.extend(endpoint.acs.then_some((Kind::Acs, acs::LEN)));
         }
+        extended.extend(aer.then_some((Kind::Aer, spec::aer::LEN)));
+        extended.extend(serial_number.map(|_| (Kind::SerialNumber, serial::LEN)));
         Ok(Self {
             identity,
             is_vf,
@@ -177,13 +200,15 @@ impl ConfigSpace {
             command: 0,
             cache_line_size: 0,
             bars: if is_vf { BarSet::new(&[])? } else { bars },
-            chain: Chain::new(&capabilities, &extended)?,
+            chain: Chain::new(&capabilities, &extended, &offsets)?,
             pcie: Pcie::new(&port, is_vf),
             msix,
             power: (!is_vf).then(Power::default),
             vendor_reset: vendor.clone(),
             vendor,
             sriov,
+            aer: aer.then(|| Aer::new(is_vf)),
+            serial_number,
         })
     }
 
@@ -232,6 +257,14 @@ impl ConfigSpace {
 
     pub(crate) fn sriov_mut(&mut self) -> Option<&mut Sriov> {
         self.sriov.as_mut()
+    }
+
+    pub(crate) fn aer_mut(&mut self) -> Option<&mut Aer> {
+        self.aer.as_mut()
+    }
+
+    pub(crate) fn aer(&self) -> Option<&Aer> {
+        self.aer.as_ref()
     }
 
     pub(crate) fn vendor(&self) -> &[VendorCapability] {
@@ -305,10 +338,22 @@ impl ConfigSpace {
                     acs::HEADER => u32::from(extended_capability_id::ACS) | 1 << 16,
                     _ => 0,
                 },
+                Kind::Aer => self.aer.as_ref().map_or(0, |aer| aer.read(inner)),
+                Kind::SerialNumber => self.read_serial_number(inner.offset()),
             };
             return value | next;
         }
         self.read_header(reg.offset())
+    }
+
+    fn read_serial_number(&self, offset: u16) -> u32 {
+        let [a, b, c, d, e, f, g, h] = self.serial_number.unwrap_or(0).to_le_bytes();
+        match offset {
+            serial::HEADER => u32::from(extended_capability_id::SERIAL_NUMBER) | 1 << 16,
+            serial::LOWER => u32::from_le_bytes([a, b, c, d]),
+            serial::UPPER => u32::from_le_bytes([e, f, g, h]),
+            _ => 0,
+        }
     }
 
     fn read_header(&self, offset: u16) -> u32 {
@@ -343,8 +388,14 @@ impl ConfigSpace {
                     Effects::NONE
                 }
                 Kind::Sriov => self.sriov.as_mut().map_or(Effects::NONE, |sriov| sriov.write(inner, write)),
-                // Neither has writable control bits.
-                Kind::Ari | Kind::Acs => Effects::NONE,
+                Kind::Aer => {
+                    if let Some(aer) = &mut self.aer {
+                        aer.write(inner, write);
+                    }
+                    Effects::NONE
+                }
+                // None has writable control bits.
+                Kind::Ari | Kind::Acs | Kind::SerialNumber => Effects::NONE,
             };
         }
         match reg.offset() {
@@ -393,6 +444,8 @@ impl ConfigSpace {
             vendor,
             vendor_reset,
             sriov,
+            aer,
+            serial_number: _,
         } = self;
         *command = 0;
         *cache_line_size = 0;
@@ -403,6 +456,9 @@ impl ConfigSpace {
         }
         if let Some(power) = power {
             power.reset();
+        }
+        if let Some(aer) = aer {
+            aer.reset(kind);
         }
         vendor.clone_from(vendor_reset);
         let vfs = sriov.as_mut().map_or(Effects::NONE, |sriov| sriov.reset(kind));

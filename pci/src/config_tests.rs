@@ -32,6 +32,9 @@ fn shape(role: Role) -> ConfigShape {
         port: PortType::RcIntegratedEndpoint,
         vendor: vec![VendorCapability { body, writable }],
         msix: Some(MsixShape { vectors: 4, table: (bar(4), 0), pba: (bar(4), 0x800) }),
+        aer: false,
+        serial_number: None,
+        offsets: Vec::new(),
     }
 }
 
@@ -108,7 +111,7 @@ fn the_chain_holds_each_capability_once() {
 #[test]
 fn a_pf_has_sr_iov_as_its_first_and_only_extended_capability() {
     assert_eq!(extended_capabilities(&pf()), [(0x0010, 1, 0x100)]);
-    assert_eq!(ConfigSpace::EXTENT, 0x150);
+    assert_eq!(ConfigSpace::EXTENT, 0x1a0);
     assert!((0x140..0x1000).step_by(4).all(|offset| read(&pf(), offset) == 0), "nothing is behind it");
     assert_eq!(extended_capabilities(&space(Role::Plain)), []);
 }
@@ -366,7 +369,7 @@ fn a_function_without_interrupts_has_no_msi_x() {
 fn too_many_capabilities_are_refused() {
     let mut shape = shape(Role::Plain);
     shape.vendor = vec![shape.vendor[0].clone(); 8];
-    assert_eq!(ConfigSpace::new(shape).unwrap_err(), ShapeError::Chain(ChainError));
+    assert_eq!(ConfigSpace::new(shape).unwrap_err(), ShapeError::Chain(ChainError::TooLong));
 }
 
 /// B9: no function follows the PF of an Endpoint, and its VFs are not in a chain.
@@ -384,4 +387,29 @@ fn next_function_number_leads_nowhere() {
     let hidden = Role::Pf(SriovShape { first_vf_offset: 8, ..sriov_shape() });
     let error = ConfigSpace::new(ConfigShape { port, ..shape(hidden) }).unwrap_err();
     assert!(matches!(error, ShapeError::Sriov(SriovError::Hidden { .. })));
+}
+
+#[test]
+fn given_offsets_place_aer_and_serial_number() {
+    let at = [(Kind::Pcie, 0xa0), (Kind::Msix, 0x70), (Kind::Power, 0x40), (Kind::Vendor(0), 0x80)];
+    let extended = [(Kind::Aer, 0x100), (Kind::SerialNumber, 0x140), (Kind::Sriov, 0x160)];
+    let shape = |role| ConfigShape {
+        aer: true,
+        serial_number: Some(0x1122_3344_5566_7788),
+        offsets: [at.as_slice(), &extended].concat(),
+        ..shape(role)
+    };
+    let mut pf = ConfigSpace::new(shape(Role::Pf(sriov_shape()))).unwrap();
+    assert_eq!(extended_capabilities(&pf), [(1, 2, 0x100), (3, 1, 0x140), (0x10, 1, 0x160)]);
+    assert_eq!((read(&pf, 0x144), read(&pf, 0x148)), (0x5566_7788, 0x1122_3344));
+    write(&mut pf, 0x144, 0);
+    write(&mut pf, 0x108, 0x10);
+    assert_eq!((read(&pf, 0x144), read(&pf, 0x108)), (0x5566_7788, 0x10));
+    let mut other = ConfigSpace::new(shape(Role::Pf(sriov_shape()))).unwrap();
+    other.restore(&pf.save()).unwrap();
+    assert_eq!(other, pf);
+    let mut vf = ConfigSpace::new(shape(Role::Vf)).unwrap();
+    assert_eq!(extended_capabilities(&vf), [(1, 2, 0x100), (3, 1, 0x140)]);
+    assert_eq!(vf.save().aer, None);
+    assert!(vf.restore(&pf.save()).is_err());
 }

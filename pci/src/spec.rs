@@ -177,6 +177,43 @@ pub mod acs {
     pub const LEN: u16 = 0x08;
 }
 
+/// The Advanced Error Reporting extended capability (`§7.8.4`), byte offsets from its start.
+pub mod aer {
+    /// Extended capability header.
+    pub const HEADER: u16 = 0x00;
+    /// Uncorrectable Error Mask.
+    pub const UNCORRECTABLE_MASK: u16 = 0x08;
+    /// Uncorrectable Error Severity.
+    pub const UNCORRECTABLE_SEVERITY: u16 = 0x0c;
+    /// Correctable Error Mask.
+    pub const CORRECTABLE_MASK: u16 = 0x14;
+    /// Bytes of the capability, without the registers of root ports and a TLP prefix log.
+    pub const LEN: u16 = 0x2c;
+    /// Errors of every Endpoint, in the registers for uncorrectable errors: Data Link Protocol 4, Poisoned TLP 12, Flow
+    /// Control Protocol 13, Completion Timeout 14, Completer Abort 15, Unexpected Completion 16, Receiver Overflow 17,
+    /// Malformed TLP 18, Unsupported Request 20.
+    pub const UNCORRECTABLE: u32 = 0x0017_f010;
+    /// Errors of the above that are fatal at power-on.
+    pub const FATAL: u32 = 0x0006_2010;
+    /// Errors of every Endpoint, in the registers for correctable errors: Receiver 0, Bad TLP 6, Bad DLLP 7, Replay Num
+    /// Rollover 8, Replay Timer Timeout 12, Advisory Non-Fatal 13.
+    pub const CORRECTABLE: u32 = 0x31c1;
+    /// Advisory Non-Fatal Error, which is masked at power-on.
+    pub const ADVISORY: u32 = 1 << 13;
+}
+
+/// The Device Serial Number extended capability (`§7.9.3`), byte offsets from its start.
+pub mod serial {
+    /// Extended capability header.
+    pub const HEADER: u16 = 0x00;
+    /// Lower dword of the number.
+    pub const LOWER: u16 = 0x04;
+    /// Upper dword of the number.
+    pub const UPPER: u16 = 0x08;
+    /// Bytes of the capability.
+    pub const LEN: u16 = 0x0c;
+}
+
 /// The Power Management capability (`§7.5.2`), byte offsets from its start.
 pub mod power {
     /// Capability header 15:0, Power Management Capabilities 31:16.

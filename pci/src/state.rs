@@ -5,7 +5,7 @@
 //! refused. So any input results in a state that software could have produced. A restore has no effects: VFs that were
 //! enabled are enabled again, in their saved state.
 
-use crate::spec::{header, msix, pcie, power, sriov};
+use crate::spec::{aer, header, msix, pcie, power, sriov};
 use crate::{ConfigSpace, Dword, DwordWrite, ResetKind, Sriov};
 
 /// The version of the states that this crate saves.
@@ -61,9 +61,22 @@ pub struct EndpointState {
     pub link_control_2: u16,
 }
 
+/// Advanced Error Reporting of a function that is not a VF.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+pub struct AerState {
+    /// Uncorrectable Error Mask.
+    pub uncorrectable_mask: u32,
+    /// Uncorrectable Error Severity.
+    pub uncorrectable_severity: u32,
+    /// Correctable Error Mask.
+    pub correctable_mask: u32,
+}
+
 /// A function's configuration space.
 ///
-/// With the `serde` feature, `endpoint` is omitted if it is `None`, so write states in a format with field names.
+/// With the `serde` feature, `endpoint` and `aer` are omitted if they are `None`, so write states in a format with
+/// field names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ConfigState {
@@ -88,6 +101,9 @@ pub struct ConfigState {
     /// State that only an Endpoint has.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub endpoint: Option<EndpointState>,
+    /// Advanced Error Reporting, if the function has it and is no VF.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    pub aer: Option<AerState>,
 }
 
 fn low(value: u32) -> u16 {
@@ -159,6 +175,7 @@ impl ConfigSpace {
             vendor: self.vendor().iter().map(|vendor| vendor.body.clone()).collect(),
             sriov: self.sriov().map(Sriov::save),
             endpoint: self.save_endpoint(),
+            aer: self.save_aer(),
         }
     }
 
@@ -183,6 +200,33 @@ impl ConfigSpace {
         })
     }
 
+    fn save_aer(&self) -> Option<AerState> {
+        let aer = self.aer().filter(|_| !self.is_vf())?;
+        let read = |offset| aer.read(Dword::containing(offset));
+        Some(AerState {
+            uncorrectable_mask: read(aer::UNCORRECTABLE_MASK),
+            uncorrectable_severity: read(aer::UNCORRECTABLE_SEVERITY),
+            correctable_mask: read(aer::CORRECTABLE_MASK),
+        })
+    }
+
+    fn restore_aer(&mut self, state: Option<&AerState>) -> Result<(), RestoreError> {
+        let is_vf = self.is_vf();
+        let (aer, state) = match (self.aer_mut().filter(|_| !is_vf), state) {
+            (Some(aer), Some(state)) => (aer, state),
+            (None, None) => return Ok(()),
+            _ => return Err(RestoreError::Shape("Advanced Error Reporting")),
+        };
+        for (offset, value) in [
+            (aer::UNCORRECTABLE_MASK, state.uncorrectable_mask),
+            (aer::UNCORRECTABLE_SEVERITY, state.uncorrectable_severity),
+            (aer::CORRECTABLE_MASK, state.correctable_mask),
+        ] {
+            aer.write(Dword::containing(offset), DwordWrite::full(value));
+        }
+        Ok(())
+    }
+
     /// Sets the registers to `state`, without effects: VFs that are enabled in it are not reset.
     ///
     /// # Errors
@@ -203,6 +247,7 @@ impl ConfigSpace {
         new.restore_msix(state.msix.as_ref())?;
         new.restore_vendor(&state.vendor)?;
         new.restore_endpoint(state.endpoint.as_ref())?;
+        new.restore_aer(state.aer.as_ref())?;
         let mut write = |offset, value| {
             let _ = new.write(Dword::containing(offset), DwordWrite::full(value));
         };

@@ -35,6 +35,9 @@ fn shape(role: Role) -> ConfigShape {
         port: PortType::RcIntegratedEndpoint,
         vendor: vec![VendorCapability { body: vec![8, 5, 0, 0, 0, 0], writable: vec![0, 0, 0xff, 0xff, 0xff, 0xff] }],
         msix: Some(MsixShape { vectors: 3, table: (bar(4), 0), pba: (bar(4), 0x800) }),
+        aer: false,
+        serial_number: None,
+        offsets: Vec::new(),
     }
 }
 

@@ -37,22 +37,16 @@ pub(crate) fn space(role: Role) -> ConfigSpace {
 fn space_at(role: Role, port: PortType) -> ConfigSpace {
     let table = (BarIndex::new(4).unwrap(), 0);
     let pba = (BarIndex::new(4).unwrap(), 0x800);
-    ConfigSpace::new(ConfigShape {
-        identity: Identity {
-            vendor: 0x1af4,
-            device: 0x1041,
-            revision: 1,
-            class: [2, 0, 0],
-            subsystem_vendor: 0x1af4,
-            subsystem: 0x1041,
-        },
-        bars: bars(),
-        role,
-        port,
-        vendor: Vec::new(),
-        msix: Some(MsixShape { vectors: 3, table, pba }),
-    })
-    .unwrap()
+    let identity = Identity {
+        vendor: 0x1af4,
+        device: 0x1041,
+        revision: 1,
+        class: [2, 0, 0],
+        subsystem_vendor: 0x1af4,
+        subsystem: 0x1041,
+    };
+    let msix = Some(MsixShape { vectors: 3, table, pba });
+    ConfigSpace::new(ConfigShape { bars: bars(), port, msix, ..ConfigShape::new(identity, role) }).unwrap()
 }
 
 /// A function with only its configuration space, and MSI-X in BAR 4.

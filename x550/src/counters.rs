@@ -1,0 +1,145 @@
+//! Statistics that a data path counts.
+
+use crate::nic::Nic;
+use crate::shape::TOTAL_VFS;
+use crate::spec;
+
+/// A statistic of the whole NIC. Software clears it by reading; it stops at its largest value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counter {
+    /// GPRC: good frames received.
+    FramesReceived,
+    /// GORC: bytes of good frames received, 36 bits.
+    BytesReceived,
+    /// BPRC: broadcasts received.
+    BroadcastsReceived,
+    /// MPRC: groups received.
+    GroupsReceived,
+    /// GPTC: good frames sent.
+    FramesSent,
+    /// GOTC: bytes of good frames sent, 36 bits.
+    BytesSent,
+    /// MPC: frames that were missed because there was no room.
+    Missed,
+    /// SSVPC: frames that a spoof check dropped.
+    Spoofed,
+}
+
+/// A counter of a VF. It wraps, and no read clears it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VfCounter {
+    /// VFGPRC: good frames received, 32 bits.
+    FramesReceived,
+    /// VFGORC: bytes of good frames received, 36 bits.
+    BytesReceived,
+    /// VFMPRC: groups received, 32 bits.
+    GroupsReceived,
+    /// VFGPTC: good frames sent, 32 bits.
+    FramesSent,
+    /// VFGOTC: bytes of good frames sent, 36 bits.
+    BytesSent,
+}
+
+const BITS_32: u64 = u32::MAX as u64;
+const BITS_36: u64 = (1 << 36) - 1;
+
+impl Nic {
+    /// Adds to a statistic.
+    pub fn count(&mut self, counter: Counter, amount: u64) {
+        let (low, high) = match counter {
+            Counter::FramesReceived => (0x4074, None),
+            Counter::BytesReceived => (0x4088, Some(0x408c)),
+            Counter::BroadcastsReceived => (0x4078, None),
+            Counter::GroupsReceived => (0x407c, None),
+            Counter::FramesSent => (0x4080, None),
+            Counter::BytesSent => (0x4090, Some(0x4094)),
+            Counter::Missed => (0x3fa0, None),
+            Counter::Spoofed => (spec::SSVPC, None),
+        };
+        let largest = if high.is_some() { BITS_36 } else { BITS_32 };
+        let value = self.counted(low, high).saturating_add(amount).min(largest);
+        self.set_counted(low, high, value);
+    }
+
+    /// Adds to a counter of VF `index`.
+    pub fn count_vf(&mut self, index: u16, counter: VfCounter, amount: u64) {
+        let vf = u32::from(index.min(TOTAL_VFS - 1));
+        let (low, high) = match counter {
+            VfCounter::FramesReceived => (0x101c + 0x40 * vf, None),
+            VfCounter::BytesReceived => (0x1020 + 0x40 * vf, Some(0xd020 + 0x40 * vf)),
+            VfCounter::GroupsReceived => (0xd01c + 0x40 * vf, None),
+            VfCounter::FramesSent => (0x8300 + 4 * vf, None),
+            VfCounter::BytesSent => (0x8400 + 8 * vf, Some(0x8404 + 8 * vf)),
+        };
+        let mask = if high.is_some() { BITS_36 } else { BITS_32 };
+        let value = self.counted(low, high).wrapping_add(amount) & mask;
+        self.set_counted(low, high, value);
+    }
+
+    fn counted(&self, low: u32, high: Option<u32>) -> u64 {
+        let get = |offset| u64::from(self.registers.get(offset));
+        get(low) | high.map_or(0, get) << 32
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of a number")]
+    fn set_counted(&mut self, low: u32, high: Option<u32>, value: u64) {
+        self.registers.set(low, value as u32);
+        if let Some(high) = high {
+            self.registers.set(high, (value >> 32) as u32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mac, Place};
+
+    fn read(nic: &mut Nic, place: Place, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        nic.read(place, offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    #[test]
+    fn a_statistic_stops_at_its_largest_value_and_a_read_clears_it() {
+        let mut nic = Nic::new(Mac::default());
+        for (counter, low, high) in [
+            (Counter::FramesReceived, 0x4074, None),
+            (Counter::BytesReceived, 0x4088, Some(0x408c)),
+            (Counter::BroadcastsReceived, 0x4078, None),
+            (Counter::GroupsReceived, 0x407c, None),
+            (Counter::FramesSent, 0x4080, None),
+            (Counter::BytesSent, 0x4090, Some(0x4094)),
+            (Counter::Missed, 0x3fa0, None),
+            (Counter::Spoofed, 0x8780, None),
+        ] {
+            nic.count(counter, 5);
+            assert_eq!([5, 0], [0; 2].map(|_| read(&mut nic, Place::Pf, low)), "{counter:?}");
+            nic.count(counter, u64::MAX);
+            nic.count(counter, 1);
+            assert_eq!(read(&mut nic, Place::Pf, low), u32::MAX);
+            assert!(high.is_none_or(|high| read(&mut nic, Place::Pf, high) == 0xf));
+        }
+    }
+
+    #[test]
+    fn a_counter_of_a_vf_wraps_and_both_functions_read_it() {
+        let mut nic = Nic::new(Mac::default());
+        for (counter, vf, pf) in [
+            (VfCounter::FramesReceived, 0x101c, 0x101c + 0x40 * 5),
+            (VfCounter::BytesReceived, 0x1020, 0x1020 + 0x40 * 5),
+            (VfCounter::GroupsReceived, 0x1034, 0xd01c + 0x40 * 5),
+            (VfCounter::FramesSent, 0x201c, 0x8300 + 4 * 5),
+            (VfCounter::BytesSent, 0x2020, 0x8400 + 8 * 5),
+        ] {
+            nic.count_vf(5, counter, BITS_36);
+            nic.count_vf(5, counter, 8);
+            for _ in 0..2 {
+                let both = (read(&mut nic, Place::Vf(5), vf), read(&mut nic, Place::Pf, pf));
+                assert_eq!(both, (7, 7), "{counter:?}");
+            }
+            assert_eq!(read(&mut nic, Place::Vf(4), vf), 0);
+        }
+    }
+}

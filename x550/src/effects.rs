@@ -1,0 +1,77 @@
+//! Effects of an access beyond the registers.
+
+/// A function of the NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// The PF.
+    Pf,
+    /// The VF of this index, from 0.
+    Vf(u16),
+}
+
+/// The direction of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// Frames for the guest.
+    Receive,
+    /// Frames of the guest.
+    Transmit,
+}
+
+/// A tail that was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Doorbell {
+    /// The direction of the queue.
+    pub direction: Direction,
+    /// The queue of the NIC, 0 to 127.
+    pub queue: u16,
+}
+
+/// Effects of an access beyond the registers. As in `pci`, each is a hint to ask again, except the vectors.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[must_use]
+pub struct Effects {
+    /// MSI-X vectors to send now, for each function a bit per vector. A vector that MSI-X masks becomes pending there.
+    pub vectors: Vec<(Place, u64)>,
+    /// True if a queue may have been enabled, disabled or moved.
+    pub queues: bool,
+    /// True if the result of [`Nic::pool`](crate::Nic::pool) or [`Nic::switching`](crate::Nic::switching) may have
+    /// changed.
+    pub pools: bool,
+    /// True if the moderation of a vector may have changed.
+    pub moderation: bool,
+    /// The queue whose tail was written.
+    pub doorbell: Option<Doorbell>,
+}
+
+impl Effects {
+    /// Only registers changed.
+    pub const NONE: Self = Self { vectors: Vec::new(), queues: false, pools: false, moderation: false, doorbell: None };
+    /// Queues may have changed.
+    pub const QUEUES: Self =
+        Self { vectors: Vec::new(), queues: true, pools: false, moderation: false, doorbell: None };
+    /// Pools may have changed.
+    pub const POOLS: Self = Self { vectors: Vec::new(), queues: false, pools: true, moderation: false, doorbell: None };
+
+    /// Sends `vectors` of `place`, one bit each.
+    pub(crate) fn send(place: Place, vectors: u64) -> Self {
+        if vectors == 0 { Self::NONE } else { Self { vectors: vec![(place, vectors)], ..Self::NONE } }
+    }
+
+    /// Both effects.
+    pub fn and(mut self, other: Self) -> Self {
+        self.vectors.extend(other.vectors);
+        Self {
+            vectors: self.vectors,
+            queues: self.queues | other.queues,
+            pools: self.pools | other.pools,
+            moderation: self.moderation | other.moderation,
+            doorbell: other.doorbell.or(self.doorbell),
+        }
+    }
+
+    /// True if nothing needs to be done.
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+}

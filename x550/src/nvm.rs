@@ -1,0 +1,52 @@
+//! Contents of the flash (`NVM Map`), 64 K words of which most are erased.
+//!
+//! The permanent address is not in them: the NIC's configuration sets it.
+
+/// Word of the software checksum.
+const CHECKSUM: u16 = 0x3f;
+/// Last word that the checksum covers.
+const LAST: u16 = 0x41;
+/// Sum of all covered words.
+const SUM: u16 = 0xbaba;
+/// Word at which the printed board assembly number begins.
+const PBA: u16 = 0x60;
+/// Words of the PBA block: its length, and five with two characters each.
+const PBA_WORDS: [u16; 6] = [6, 0x4330, 0x3535, 0x302d, 0x3030, 0x3030];
+
+/// Reads a word.
+pub(crate) fn word(address: u16) -> u16 {
+    match address {
+        // The PBA number is a string, and where.
+        0x15 => 0xfafa,
+        0x16 => PBA,
+        // Device capabilities.
+        0x2c => 0,
+        // ETrack ID, which is valid with the upper bit.
+        0x2d => 1,
+        0x2e => 0x8000,
+        CHECKSUM => (0..=LAST).filter(|at| *at != CHECKSUM).map(word).fold(SUM, u16::wrapping_sub),
+        _ => address.checked_sub(PBA).and_then(|n| PBA_WORDS.get(usize::from(n)).copied()).unwrap_or(0xffff),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_covered_words_have_their_sum() {
+        assert_eq!((0..=0x41).map(word).fold(0, u16::wrapping_add), 0xbaba);
+    }
+
+    #[test]
+    fn pointers_to_absent_sections_are_erased() {
+        assert!((0x02..=0x0e).chain([0x17, 0x1b, 0x27, 0x28, 0x42, 0x5f, 0x66, 0xffff]).all(|at| word(at) == 0xffff));
+    }
+
+    #[test]
+    fn the_board_number_is_text_behind_its_length() {
+        assert_eq!((word(0x15), word(0x16), word(PBA)), (0xfafa, PBA, 6));
+        let text: Vec<u8> = (PBA + 1..PBA + 6).flat_map(|at| word(at).to_be_bytes()).collect();
+        assert_eq!(text, b"C0550-0000");
+    }
+}
