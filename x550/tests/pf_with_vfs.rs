@@ -97,7 +97,7 @@ fn all_63_vfs_exist_and_reach_their_own_registers() {
     let status = common::peek(&nic.lock(), Place::Pf, 8);
     assert_eq!(status >> 10 & 0xff, 63);
     for index in 0..63 {
-        let offset = device.slice(REGISTERS_BAR, VfIndex(index)) + 0x200;
+        let offset = device.slice(REGISTERS_BAR, VfIndex(index)).unwrap() + 0x200;
         let _ = device.mmio_write(WindowId::VfBar(REGISTERS_BAR), offset, &u32::from(index + 1).to_le_bytes());
         let _ = device.mmio_write(WindowId::VfBar(REGISTERS_BAR), offset + 0xfc, &1u32.to_le_bytes());
     }
