@@ -339,7 +339,10 @@ impl Nic {
         match offset {
             vf::VFCTRL if value & vf::VFCTRL_RST != 0 => self.reset_vf(index),
             0x200..0x240 => self.write_buffer(Some(index), offset, value),
-            vf::VFMAILBOX if own.mailbox.write_vf(value) => self.raise(spec::EICR_MAILBOX),
+            vf::VFMAILBOX => {
+                let causes = if own.mailbox.write_vf(value) { spec::EICR_MAILBOX } else { 0 };
+                self.raise(causes)
+            }
             _ if Vf::has(offset) => {
                 let moderation = matches!(offset, 0x820..0x82c);
                 Effects { moderation, ..Effects::send(Place::Vf(index), own.write(offset, value, masks)) }
@@ -457,7 +460,7 @@ impl Nic {
 
     /// CTRL.RST: resets the PF's registers, and with them the queues of all VFs, which see RSTI until the PF's driver
     /// writes PFRSTD. The semaphores, the PHY and the firmware's buffer stay, and so do the VFs' interrupts, through
-    /// which the PF tells them later.
+    /// which the PF notifies them later.
     fn reset_registers(&mut self) -> Effects {
         let kept = [spec::LINKS, 0x10160].map(|offset| (offset, self.registers.get(offset)));
         self.registers = Registers::new(self.mac);
