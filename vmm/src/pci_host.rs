@@ -13,6 +13,7 @@ pub(crate) mod pin_wire;
 pub(crate) mod policy_watch;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod recording_vm;
+mod refused_writes;
 pub(crate) mod shown_pages;
 pub(crate) mod slot;
 pub(crate) mod wires;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use pci::Rid;
 
 use crate::device::config::{ConfigField, Rule, length};
+use crate::memory_devices::{balloon, mem, pmem};
 use crate::testing::driver_queue::{MEMORY, memory};
 use crate::testing::{Driver, Hosted, nic};
 use crate::transport::features::has;

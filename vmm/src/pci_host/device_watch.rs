@@ -7,7 +7,7 @@
 //! Writes that a register refused, and the actions of drivers, are logged at once, with `-vv`.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -16,6 +16,7 @@ use virtio_devices::{
     BackendChange, BackendObserver, HostNic as _, NeedsResetObserver, Net, ResetBy, SriovStatus, Status, VirtioPci,
 };
 
+use crate::pci_host::refused_writes::RefusedWrites;
 use crate::pci_host::slot::{Slot, Watch};
 use crate::telemetry::events::{Events, Source, Tell, Watched};
 use crate::telemetry::log_line;
@@ -31,8 +32,8 @@ pub(crate) struct DeviceWatch {
     ended: AtomicBool,
     told: Mutex<State>,
     placement: Placement,
-    /// Numbers of refused writes: to the device's own function, and to each VF. Empty without `-vv`.
-    refused: Box<[AtomicU64]>,
+    /// Refused writes; `None` without `-vv`.
+    refused: Option<RefusedWrites>,
 }
 
 /// The state of a device that events report.
@@ -74,9 +75,7 @@ impl DeviceWatch {
         let (id, slot_of, events_of) = (id.to_string(), Arc::downgrade(slot), events.clone());
         let ([changed, ended], told) = ([(); 2].map(|()| AtomicBool::new(false)), Mutex::default());
         let placement = slot.placement();
-        let functions = 1 + placement.vfs.map_or(0, |vfs| usize::from(vfs.total_vfs));
-        let functions = if log::log_enabled!(log::Level::Debug) { functions } else { 0 };
-        let refused = (0..functions).map(|_| AtomicU64::new(0)).collect();
+        let refused = log::log_enabled!(log::Level::Debug).then(RefusedWrites::default);
         let watch = Arc::new(Self { id, slot: slot_of, events: events_of, changed, ended, told, placement, refused });
         let watched: Arc<dyn Watched> = watch.clone();
         events.watch(Arc::downgrade(&watched));
@@ -100,14 +99,13 @@ impl DeviceWatch {
         }
     }
 
-    /// Logs a write that was refused. A guest can repeat it, so the 1st, 2nd, 4th, 8th... of each function is logged.
+    /// Logs a write that was refused, at a limited rate.
     fn note_refused(&self, reach: Reach, refused: Refused) {
+        let Some(writes) = &self.refused else { return };
         let vf = self.vf_in(reach);
-        let Some(count) = self.refused.get(vf.map_or(0, |vf| 1 + usize::from(vf.0))) else { return };
-        let times = count.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        if times.is_power_of_two() {
+        if let Some(line) = writes.line(vf, refused) {
             let index = vf.map(|vf| vf.to_string());
-            log::debug!("{}: {}", log_line::subject(&self.id, index.as_deref()), refusal(refused, times));
+            log::debug!("{}: {line}", log_line::subject(&self.id, index.as_deref()));
         }
     }
 
@@ -116,11 +114,6 @@ impl DeviceWatch {
         let (Reach::Function(rid), Some(vfs)) = (reach, self.placement.vfs) else { return None };
         (0..vfs.total_vfs).map(VfIndex).find(|vf| vfs.vf_rid(self.placement.rid, *vf) == rid)
     }
-}
-
-/// Text about a refused write, the `times`th of its function.
-fn refusal(refused: Refused, times: u64) -> String {
-    format!("refused a write ({times} so far): {refused}")
 }
 
 impl Watch for DeviceWatch {
@@ -335,8 +328,8 @@ mod tests {
         write(sriov::CONTROL_STATUS, sriov::VF_ENABLE);
         let (reach, refused) = noted.0.lock().unwrap();
         assert_eq!(reach, Reach::Function(placement.rid));
-        let expected = "refused a write (4 so far): VF Enable stays clear: NumVFs is 3, TotalVFs is 2";
-        assert_eq!(refusal(refused, 4), expected);
+        let expected = "refused a write (1 so far): VF Enable stays clear: NumVFs is 3, TotalVFs is 2";
+        assert_eq!(RefusedWrites::default().line(None, refused).as_deref(), Some(expected));
     }
 
     /// The last refused write.
