@@ -54,7 +54,13 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         None => log_to(Arc::clone(&output), log_file.is_none() && std::io::stderr().is_terminal(), verbose)?,
     }
     options.log = Some(output);
-    vmm::run(options)?;
+    let has_file = log_file.is_some();
+    vmm::run(options).inspect_err(|error| {
+        // Otherwise only the caller's terminal has it.
+        if has_file {
+            log::error!("{}", chain(error));
+        }
+    })?;
     Ok(())
 }
 

@@ -74,7 +74,7 @@ pub(crate) enum Command {
     CancelMigration,
     /// Write the guest's memory to a file (not supported yet)
     Coredump(Destination),
-    /// Show the counters of the devices that are not 0, and explain them
+    /// Show the counters of the devices (--text: those that are not 0), and explain them
     Counters {
         /// Explain the counter of this name, or all counters, instead of showing values
         #[arg(long, value_name = "counter", num_args = 0..=1, default_missing_value = "")]

@@ -1,7 +1,7 @@
 //! The table of PFs and VFs for people, in at most 100 columns, with notes below it.
 
 use vm_api::config::Mirror;
-use vm_api::info::VmInfo;
+use vm_api::info::{StoppedBy, VmInfo};
 
 use super::indices::Indices;
 use super::vfs::{Row, VfNumbers};
@@ -98,6 +98,7 @@ fn cells(row: &Row) -> Vec<String> {
     let state = match row.vfs {
         Some(VfNumbers { num_vfs, total_vfs }) => format!("{num_vfs} of {total_vfs}"),
         None if row.needs_reset => "needs reset".to_string(),
+        None if row.stopped_by.is_some() => "stopped".to_string(),
         None => row.state.to_string(),
     };
     let is_mirrored = row.mirror != Mirror::Off;
@@ -130,6 +131,9 @@ fn notes(row: &Row) -> Vec<String> {
     if row.needs_reset {
         notes.push(format!("{name}: stopped until its driver resets it; unbind and bind the driver in the guest"));
     }
+    if let Some(register) = row.stopped_by {
+        notes.push(format!("{name}: stopped: {}", stop_cause(register)));
+    }
     if let Some(reason) = row.backend.strip_prefix("missing ") {
         notes.push(format!("{name}: backend missing {reason}"));
     }
@@ -158,6 +162,15 @@ fn recovery(row: &Row) -> &'static str {
         Some("tap") => "make the tap again (it is looked for while a driver runs, and when one starts)",
         Some("fd") => "it was passed by descriptor",
         _ => "it recovers when that is back",
+    }
+}
+
+/// A register that stops queues, and its state.
+const fn stop_cause(register: StoppedBy) -> &'static str {
+    match register {
+        StoppedBy::BusMaster => "Bus Master Enable is clear",
+        StoppedBy::D3hot => "the function is in D3hot",
+        StoppedBy::PfD3hot => "the PF is in D3hot",
     }
 }
 
@@ -225,6 +238,16 @@ mod tests {
                 "pf0v2: mirrored to pf0v0",
             ]
         );
+    }
+
+    #[test]
+    fn a_vf_that_its_guest_stopped_has_the_register_as_cause() {
+        let mut rows = rows(&info(), None);
+        rows[3].stopped_by = Some(StoppedBy::BusMaster);
+        rows[2].stopped_by = Some(StoppedBy::PfD3hot);
+        let shown = text(&rows);
+        assert!(shown.contains(" stopped  ") && shown.contains("\npf0v2: stopped: Bus Master Enable is clear\n"));
+        assert!(shown.contains("\npf0v1: stopped: the PF is in D3hot\n"), "{shown}");
     }
 
     #[test]

@@ -8,7 +8,9 @@ use serde::Serialize;
 use vm_api::body::Link;
 use vm_api::config::{LinkPolicy, Mirror, Vlans};
 use vm_api::counters::drop_counters;
-use vm_api::info::{BackendInfo, BackendKind, PolicyInfo, SriovInfo, SwitchInfo, VfInfo, VfState, VmCounters, VmInfo};
+use vm_api::info::{
+    BackendInfo, BackendKind, PolicyInfo, SriovInfo, StoppedBy, SwitchInfo, VfInfo, VfState, VmCounters, VmInfo,
+};
 
 /// A PF or a VF.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -20,7 +22,7 @@ pub(crate) struct Row {
     pub index: Option<u16>,
     /// PCI address, such as `0000:01:00.0`.
     pub bdf: String,
-    /// State: `reserved`, `enabled` or `running`; for a PF, `enabled` or `disabled`, as its VFs are.
+    /// State: `reserved`, `enabled`, `running` or `removed`; for a PF, `enabled` or `disabled`, as its VFs are.
     pub state: &'static str,
     /// Number of enabled and of reserved VFs of a PF.
     #[serde(flatten)]
@@ -28,6 +30,9 @@ pub(crate) struct Row {
     /// True while the function waits for its driver to reset it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
+    /// Register by which the guest keeps the queues of its ready driver stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<StoppedBy>,
     /// MAC address.
     pub mac: String,
     /// Backend that its packets go to.
@@ -173,6 +178,7 @@ fn of_pf(pf: &SriovInfo) -> Row {
         state: if pf.enabled { "enabled" } else { "disabled" },
         vfs: Some(VfNumbers { num_vfs: enabled, total_vfs: pf.total_vfs }),
         needs_reset: pf.needs_reset,
+        stopped_by: pf.stopped_by,
         mac: pf.mac.to_string(),
         backend: backend(&pf.backend, &pf.policy),
         link: word(pf.link),
@@ -199,9 +205,11 @@ fn of_vf(pf: &SriovInfo, vf: &VfInfo) -> Row {
             VfState::Reserved => "reserved",
             VfState::Enabled => "enabled",
             VfState::Running => "running",
+            VfState::Removed => "removed",
         },
         vfs: None,
         needs_reset: vf.needs_reset,
+        stopped_by: vf.stopped_by,
         mac: vf.mac.to_string(),
         backend: backend(&vf.backend, &vf.policy),
         link: word(vf.link),

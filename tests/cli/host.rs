@@ -404,6 +404,15 @@ fn only_the_user_may_read_the_log_file() {
     }
 }
 
+#[test]
+fn a_start_that_fails_is_in_the_log_file_as_well() {
+    let files = Files::new();
+    let (log, kernel) = (files.path("log"), files.path("nosuch"));
+    let said = wrong(&["--kernel", kernel.to_str().unwrap(), "--log-file", log.to_str().unwrap()]);
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.lines().any(|line| line.contains("ERROR") && line.ends_with(&said)), "{said}: {text}");
+}
+
 /// Lines that do not fit into the pipe are dropped, and nothing waits for a reader.
 #[test]
 fn a_log_is_written_to_a_pipe_whose_reader_comes_later_or_never() {

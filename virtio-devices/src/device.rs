@@ -27,7 +27,7 @@ use crate::memory::SharedQueue;
 use crate::memory::file_mapping::FileMapping;
 use crate::os::thread::Thread;
 use crate::transport::interrupt::Interrupts;
-use crate::{ConnectError, DeviceSpecific, DmaSpace, NewBackend, StateError};
+use crate::{ConnectError, DeviceSpecific, DmaSpace, FeatureRequirement, NewBackend, StateError};
 
 /// Features of the rings that most devices offer.
 pub(crate) const RING_FEATURES: u64 =
@@ -51,8 +51,8 @@ pub trait VirtioDevice: Send {
         RING_FEATURES
     }
 
-    /// Pairs of feature bits: the first requires the second.
-    fn feature_requirements(&self) -> &'static [(u32, u32)] {
+    /// Features that require others.
+    fn feature_requirements(&self) -> &'static [FeatureRequirement] {
         &[]
     }
 

@@ -8,6 +8,7 @@ mod resets;
 mod run;
 mod signals;
 mod state;
+mod stopped;
 mod told;
 mod whole_device;
 
@@ -307,6 +308,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
     /// Stops the queues, discards their positions, and resets the device.
     #[must_use]
     fn reset_device(&mut self) -> Vec<Thread> {
+        self.log_stop(self.is_running(), |_| "a reset".to_string());
         let stopping = self.run.take().map(|mut run| run.stop()).unwrap_or_default();
         self.device.reset();
         stopping
@@ -367,6 +369,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             self.start();
             return Vec::new();
         }
+        self.log_stop(self.is_running(), |this| this.stop_reason(powered));
         self.run.as_mut().map(Run::stop).unwrap_or_default()
     }
 
@@ -383,7 +386,9 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             interrupts: Arc::clone(transport.interrupts()),
             log: self.log.clone(),
         };
-        run.start(&mut self.device, start)
+        run.start(&mut self.device, start)?;
+        self.log_run();
+        Ok(())
     }
 
     fn start(&mut self) {

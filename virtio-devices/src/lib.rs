@@ -61,7 +61,9 @@ pub use device::counters::CounterText;
 pub use device::driver_log::DriverLog;
 pub use device::failures::{FailureChange, FailureObserver};
 pub use device::fault::{Fault, FaultError};
-pub use device::host_nic::{ConnectError, FunctionStatus, HostNic, MacError, NewBackend, ResetBy, SriovStatus};
+pub use device::host_nic::{
+    ConnectError, FunctionStatus, HostNic, MacError, NewBackend, ResetBy, SriovStatus, StoppedBy,
+};
 pub use device::rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use device::worker::{StartWorker, WORKER_STACK, WorkerKind, start_workers_with};
 pub use device::{Start, VirtioDevice, Worker};
@@ -103,6 +105,7 @@ pub use state::{
 pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};
 pub use time_devices::rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use time_devices::watchdog::{Expiry, Watchdog, WatchdogCounter, WatchdogCounters};
+pub use transport::features::FeatureRequirement;
 pub use transport::interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};

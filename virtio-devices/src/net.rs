@@ -37,7 +37,6 @@ mod tests;
 use std::io;
 use std::sync::Arc;
 
-use log::debug;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STANDBY};
 use vmm_sys_util::eventfd::EventFd;
@@ -52,8 +51,8 @@ use crate::frames::net_protocol::{MAX_QUEUE_SIZE, features};
 use crate::frames::policy::Replaced;
 use crate::transport::features::has;
 use crate::{
-    BucketsState, ConnectError, DeviceSpecific, HostNic, Interrupts, NewBackend, NicState, Start, StateError,
-    VirtioDevice, Worker,
+    BucketsState, ConnectError, DeviceSpecific, FeatureRequirement, HostNic, Interrupts, NewBackend, NicState, Start,
+    StateError, VirtioDevice, Worker,
 };
 pub use carrier::PortHandle;
 pub(crate) use carrier::{CarriedNic, Carrier};
@@ -243,7 +242,7 @@ impl VirtioDevice for Net {
         self.features
     }
 
-    fn feature_requirements(&self) -> &'static [(u32, u32)] {
+    fn feature_requirements(&self) -> &'static [FeatureRequirement] {
         features::REQUIREMENTS
     }
 
@@ -291,7 +290,6 @@ impl VirtioDevice for Net {
             self.state.change_filter(Filter::enable_vlans);
         }
         let workers = self.starting(&start).workers()?;
-        debug!("{}: {} workers over {}", self.spec.id, workers.len(), self.backend_name());
         self.wake = workers.iter().map(|worker| Arc::clone(&worker.kick)).collect();
         self.interrupts = Some(start.interrupts);
         self.negotiated = start.features;

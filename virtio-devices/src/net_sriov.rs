@@ -18,7 +18,7 @@ use crate::os::thread::Thread;
 use crate::{
     ConnectError, DeviceState, Doorbell, DoorbellObserver, Fault, FaultError, FunctionStatus, HostNic, Inspect,
     IommuAttachment, Lifecycle, Memory, MemoryUser, Message, NeedsResetObserver, NewBackend, NotResumed, Outcome,
-    Signals, SriovStatus, StateError, VirtioDevice,
+    ResetBy, Signals, SriovStatus, StateError, VirtioDevice,
 };
 
 /// Reason why devices cannot form a PF and its VFs.
@@ -243,9 +243,12 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
 
     fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
         let Some(index) = vf else { return self.pf().function_status(None) };
-        let exists = index.0 < self.functions.num_visible() && !self.functions.is_removed(index);
+        let removed = self.functions.is_removed(index);
+        let exists = index.0 < self.functions.num_visible() && !removed;
         let vf = self.vf(index)?;
-        Some(FunctionStatus { exists, driver: vf.status(), reset_by: vf.reset_by() })
+        let reset_by = if removed { ResetBy::Removal } else { vf.reset_by() };
+        let stopped_by = vf.stopped_by(self.functions.is_powered());
+        Some(FunctionStatus { exists, removed, driver: vf.status(), stopped_by, reset_by })
     }
 
     fn sriov_status(&self) -> Option<SriovStatus> {
@@ -262,6 +265,11 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
 
     fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
         self.functions.functions().for_each(|function| function.observe_needs_reset(observer));
+    }
+
+    fn broken_rings(&self, vf: Option<VfIndex>) -> Vec<String> {
+        let function = vf.map_or(Some(self.pf()), |index| self.vf(index));
+        function.map(VirtioFunction::broken_rings).unwrap_or_default()
     }
 
     fn log_drivers(&mut self, name: &dyn Fn(Option<VfIndex>) -> String) {

@@ -22,7 +22,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
 use crate::transport::features::has;
-use crate::{Interrupts, SharedQueue};
+use crate::{FeatureRequirement, Interrupts, SharedQueue};
 pub(crate) use register::{Area, Half, Register};
 
 bitflags::bitflags! {
@@ -133,7 +133,7 @@ pub(crate) struct Transport {
     /// Features that a driver must accept.
     required: u64,
     /// See [`Self::requiring`].
-    requirements: &'static [(u32, u32)],
+    requirements: &'static [FeatureRequirement],
     vectors: u16,
     interrupts: Arc<Interrupts>,
     queues: Box<[QueueRegisters]>,
@@ -173,9 +173,9 @@ impl Transport {
         })
     }
 
-    /// Makes the transport refuse a feature whose prerequisite is missing. Each pair is a feature bit and the bit that
-    /// it requires (`virtio 1.4 §2.2.1`, `§2.2.2`).
-    pub(crate) fn requiring(self, requirements: &'static [(u32, u32)]) -> Self {
+    /// Makes the transport refuse a feature whose prerequisite is missing, if that is enforced (`virtio 1.4 §2.2.1`,
+    /// `§2.2.2`).
+    pub(crate) fn requiring(self, requirements: &'static [FeatureRequirement]) -> Self {
         Self { requirements, ..self }
     }
 
@@ -333,9 +333,14 @@ impl Transport {
     fn acceptable(&self) -> bool {
         let chosen = self.accepted();
         let complete = chosen & self.required == self.required;
-        let complete =
-            complete && self.requirements.iter().all(|(bit, needed)| !has(chosen, *bit) || has(chosen, *needed));
+        let complete = complete && self.unmet(true).next().is_none();
         self.driver_features & !u128::from(self.offered) == 0 && has(chosen, VIRTIO_F_VERSION_1) && complete
+    }
+
+    /// The requirements among the chosen features that are not met, of those that are enforced or of the others.
+    fn unmet(&self, enforced: bool) -> impl Iterator<Item = &'static FeatureRequirement> {
+        let chosen = self.accepted();
+        self.requirements.iter().filter(move |one| one.enforced == enforced && !one.is_met(chosen))
     }
 
     fn write_32(&mut self, register: Register, value: u32) {

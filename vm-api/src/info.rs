@@ -125,6 +125,9 @@ pub struct NicInfo {
     /// True while it waits for its driver to reset it (DEVICE_NEEDS_RESET). Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
+    /// Register that keeps the queues of a ready driver stopped. Omitted if none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<StoppedBy>,
     /// Policy of its packets.
     #[serde(default)]
     pub policy: PolicyInfo,
@@ -146,6 +149,9 @@ pub struct SriovInfo {
     /// True while the PF's own function waits for its driver to reset it (DEVICE_NEEDS_RESET). Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
+    /// Register that keeps the queues of a ready driver stopped. Omitted if none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<StoppedBy>,
     /// Policy of the PF's own packets.
     #[serde(default)]
     pub policy: PolicyInfo,
@@ -180,6 +186,9 @@ pub struct VfInfo {
     /// True while it waits for its driver to reset it (DEVICE_NEEDS_RESET). Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_reset: bool,
+    /// Register that keeps the queues of a ready driver stopped. Omitted if none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<StoppedBy>,
     /// Policy of its packets.
     #[serde(default)]
     pub policy: PolicyInfo,
@@ -309,6 +318,20 @@ pub enum VfState {
     Enabled,
     /// Enabled, with a running driver.
     Running,
+    /// Enabled, and removed by surprise (`vm.inject-fault`) until the guest disables the VFs.
+    Removed,
+}
+
+/// A register by which the guest keeps the queues of a ready driver stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Schema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoppedBy {
+    /// Bus Master Enable is clear.
+    BusMaster,
+    /// The function is in D3hot.
+    D3hot,
+    /// The PF of the VF is in D3hot.
+    PfD3hot,
 }
 
 /// The reply to `vm.add-*`: a device that was added to a running VM.

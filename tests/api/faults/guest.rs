@@ -10,6 +10,10 @@ pub(crate) const STATUS: u32 = COMMAND + 4;
 pub(crate) const ENABLE: u32 = 1;
 /// Reset the VF, and disable both.
 pub(crate) const DISABLE: u32 = 2;
+/// Clear Bus Master Enable of the first VF.
+pub(crate) const MASTER_OFF: u32 = 3;
+/// Set it again.
+pub(crate) const MASTER_ON: u32 = 4;
 /// The status of a device whose driver runs (`virtio 1.4 §2.1`): ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK.
 pub(crate) const RUNNING: u32 = 0xf;
 
@@ -27,20 +31,26 @@ const TABLE: u32 = 0xd400_0000;
 
 /// The guest's instructions.
 pub(crate) fn code() -> Vec<u8> {
-    let done = |code: Code| code.dword(COMMAND, 0);
-    let (enable, disable) = (done(enable()), done(disable()));
+    let master = |on: u16| Code::default().word(VF + 4, on << 2);
+    let commands = [(ENABLE, enable()), (DISABLE, disable()), (MASTER_OFF, master(0)), (MASTER_ON, master(1))];
+    let commands = commands.map(|(command, code)| (command, code.dword(COMMAND, 0)));
     let len = |code: &Code| i32::try_from(code.0.len()).unwrap();
-    // 0: mov eax, [COMMAND]; 5: cmp eax, ENABLE; 8: je 30; 14: cmp eax, DISABLE; 17: je; 23: pause; 25: jmp 0
     let back_from = |end: i32| (-(end + 5)).to_le_bytes();
-    let (enable_at, disable_at) = (30, 30 + len(&enable) + 5);
-    let code = Code::default()
-        .bytes(&[&[0xa1], &COMMAND.to_le_bytes()])
-        .bytes(&[&[0x83, 0xf8, ENABLE as u8], &[0x0f, 0x84], &(enable_at - 14i32).to_le_bytes()])
-        .bytes(&[&[0x83, 0xf8, DISABLE as u8], &[0x0f, 0x84], &(disable_at - 23).to_le_bytes()])
-        .bytes(&[&[0xf3, 0x90], &[0xe9], &back_from(25)]);
-    assert_eq!(len(&code), enable_at);
-    let code = code.bytes(&[&enable.0, &[0xe9], &back_from(enable_at + len(&enable))]);
-    code.bytes(&[&disable.0, &[0xe9], &back_from(disable_at + len(&disable))]).0
+    // mov eax, [COMMAND]; for each command: cmp eax, command; je to its code; then pause; jmp 0
+    let mut code = Code::default().bytes(&[&[0xa1], &COMMAND.to_le_bytes()]);
+    let mut target = 5 + 9 * 4 + 7;
+    for (command, body) in &commands {
+        let next = len(&code) + 9;
+        code = code.bytes(&[&[0x83, 0xf8, *command as u8], &[0x0f, 0x84], &(target - next).to_le_bytes()]);
+        target += len(body) + 5;
+    }
+    let end = len(&code) + 2;
+    code = code.bytes(&[&[0xf3, 0x90], &[0xe9], &back_from(end)]);
+    for (_, body) in &commands {
+        let end = len(&code) + len(body);
+        code = code.bytes(&[&body.0, &[0xe9], &back_from(end)]);
+    }
+    code.0
 }
 
 fn enable() -> Code {

@@ -108,9 +108,11 @@ fn faults_on_demand_reach_the_driver_and_leave_no_trace() {
     assert_eq!(guest.enable(), guest::RUNNING);
     guest.wait_for_log("pf0v0: driver status 0xf: ACKNOWLEDGE DRIVER DRIVER_OK FEATURES_OK");
     guest.wait_for_log("pf0v0: queue 1 enabled: size ");
+    guest.wait_for_log("pf0v0: queues run: ");
     // The interrupt by which the VF asks for a reset is lost.
     guest.ask(&json!({"id": "pf0", "index": 0, "fault": "lose-interrupts", "vector": 0}));
     guest.ask(&json!({"id": "pf0", "index": 0, "fault": "needs-reset"}));
+    guest.wait_for_log("pf0v0: fault-injected fault=lose-interrupts count=1 vector=0");
     guest.wait_for_log("pf0v0: lost an interrupt of vector 0");
     guest.wait_for_log("pf0v0: vf-needs-reset");
     assert_eq!(guest.pf()["vfs"][0]["needs_reset"], true);
@@ -120,12 +122,31 @@ fn faults_on_demand_reach_the_driver_and_leave_no_trace() {
     assert_eq!(guest.pf()["vfs"][0]["needs_reset"], Value::Null);
     guest.ask(&json!({"id": "pf0", "index": 0, "fault": "surprise-removal"}));
     let states = |pf: &Value| [0, 1].map(|index| pf["vfs"][index]["state"].clone());
-    assert_ne!(states(&guest.pf())[0], "Running");
+    assert_eq!(states(&guest.pf())[0], "Removed");
+    guest.wait_for_log("pf0v0: vf-reset by=surprise-removal");
     // Its window reads as all-ones, and its threads have ended.
     assert_eq!(guest.enable(), 0xff);
     guest.tell(guest::DISABLE);
     assert_eq!(guest.enable(), guest::RUNNING);
     assert_eq!(states(&guest.pf())[0], "Running");
+}
+
+#[test]
+fn a_vf_whose_bus_master_is_clear_is_shown_as_stopped() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/no-traffic.md")).unwrap();
+    assert!(page.lines().any(|line| line.starts_with("| `stopped` |")), "the page has no row for it");
+    let mut guest = Guest::boot(&["-vv"]);
+    assert_eq!(guest.enable(), guest::RUNNING);
+    assert_eq!(guest.pf()["vfs"][0]["stopped_by"], Value::Null);
+    guest.tell(guest::MASTER_OFF);
+    assert_eq!(guest.pf()["vfs"][0]["stopped_by"], "bus-master");
+    guest.wait_for_log("pf0v0: queues stopped: Bus Master Enable is clear");
+    let mut remote = Command::new(env!("CARGO_BIN_EXE_ch-remote"));
+    let output = remote.arg("--api-socket").arg(guest.vmm.socket()).args(["--text", "vfs"]).output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(shown.contains("\npf0v0: stopped: Bus Master Enable is clear\n"), "{shown}");
+    guest.tell(guest::MASTER_ON);
+    assert_eq!(guest.pf()["vfs"][0]["stopped_by"], Value::Null);
 }
 
 #[test]

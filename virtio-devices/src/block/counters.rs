@@ -28,7 +28,7 @@ counters! {
     RateWaits: times = "rate_waits",
     /// Wake-ups of a worker by a doorbell of the driver.
     Kicks: doorbells = "kicks",
-    /// Interrupts that the device sent to the guest.
+    /// Times that the device signalled the driver, also without a vector, masked, or lost on demand.
     Interrupts: interrupts = "interrupts",
     /// Requests dropped because the descriptors of the chain are invalid, or have no room for a status.
     BadChains: requests = "bad_chains",

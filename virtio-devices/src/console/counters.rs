@@ -14,7 +14,7 @@ counters! {
     TxBytes: bytes = "tx_bytes",
     /// Wake-ups of a worker by a doorbell of the driver.
     Kicks: doorbells = "kicks",
-    /// Interrupts that the device sent to the guest.
+    /// Times that the device signalled the driver, also without a vector, masked, or lost on demand.
     Interrupts: interrupts = "interrupts",
     /// Receive buffers of the driver without room for a byte.
     RxBadChains: buffers = "rx_bad_chains",

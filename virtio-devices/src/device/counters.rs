@@ -139,7 +139,7 @@ macro_rules! queue_counters {
             $($(#[doc = $doc])+ $name: $unit = $text,)+
             /// Wake-ups of a worker by a doorbell of the driver.
             Kicks: doorbells = "kicks",
-            /// Interrupts that the device sent to the guest.
+            /// Times that the device signalled the driver, also without a vector, masked, or lost on demand.
             Interrupts: interrupts = "interrupts",
             /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
             BrokenRings: queues = "broken_rings",

@@ -1,6 +1,7 @@
 //! The properties of a network function that the host inspects and changes while a guest uses it.
 
 use std::any::Any;
+use std::fmt;
 
 use thiserror::Error;
 
@@ -104,12 +105,37 @@ impl MacError {
 /// The status of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FunctionStatus {
-    /// True if the function is visible: always, except for a VF that is not enabled.
+    /// True if the function is visible: always, except for a VF that is not enabled or was removed.
     pub exists: bool,
+    /// True for an enabled VF that the host removed by surprise: it is not visible.
+    pub removed: bool,
     /// The device status, as the driver reads it (`virtio 1.4 §2.1`).
     pub driver: Status,
+    /// The register that keeps the queues of a ready driver stopped, if one does.
+    pub stopped_by: Option<StoppedBy>,
     /// The cause of its last reset while a driver used it.
     pub reset_by: ResetBy,
+}
+
+/// A register by which the guest keeps the queues of a ready driver stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoppedBy {
+    /// Bus Master Enable is clear.
+    BusMaster,
+    /// The function is in D3hot.
+    D3hot,
+    /// The PF of the VF is in D3hot.
+    PfD3hot,
+}
+
+impl fmt::Display for StoppedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BusMaster => "Bus Master Enable is clear",
+            Self::D3hot => "the function is in D3hot",
+            Self::PfD3hot => "the PF is in D3hot",
+        })
+    }
 }
 
 /// The cause of a function's reset.
@@ -119,6 +145,8 @@ pub enum ResetBy {
     Driver,
     /// A function level reset.
     Flr,
+    /// The surprise removal of a VF.
+    Removal,
     /// A conventional reset: of the whole device, or of a VF that was disabled.
     #[default]
     Conventional,

@@ -78,6 +78,12 @@ pub trait Inspect {
     /// called on any thread, even with the device's lock held.
     fn observe_needs_reset(&self, _observer: &Arc<NeedsResetObserver>) {}
 
+    /// The queues of a function whose rings are invalid now, with the fault of each, in words: for the log. Rings that
+    /// a worker runs, and those behind an IOMMU, are left out.
+    fn broken_rings(&self, _vf: Option<VfIndex>) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Logs the actions of drivers from now on (`-vv`), with `name` of each function at the start of a line.
     fn log_drivers(&mut self, _name: &dyn Fn(Option<VfIndex>) -> String) {}
 

@@ -58,6 +58,11 @@ impl Run {
         self.workers.take().into_iter().flatten().map(Worker::stop).collect()
     }
 
+    /// Number of workers; 0 while the queues do not run.
+    pub(crate) fn num_workers(&self) -> usize {
+        self.workers().count()
+    }
+
     fn workers(&self) -> impl Iterator<Item = &Worker> {
         self.workers.iter().flatten()
     }

@@ -6,7 +6,7 @@ use virtio_queue::QueueT;
 
 use super::*;
 use crate::testing::{Driver, FAKE_FEATURE, FakeDevice, Hosted, memory};
-use crate::{Inspect, Lifecycle, NotResumed, Signals, StateError};
+use crate::{Inspect, Lifecycle, NotResumed, Signals, StateError, StoppedBy};
 
 type Plain = Hosted<VirtioFunction<FakeDevice>>;
 
@@ -185,8 +185,12 @@ fn queues_need_driver_ok_and_bus_master() {
     assert_eq!(driver.init(), 15);
     let effects = driver.set_bus_master(false);
     assert!(effects.queues && !driver.device.is_running());
+    let stopped_by = |function: &Plain| function.function_status(None).unwrap().stopped_by;
+    assert_eq!(stopped_by(driver.device), Some(StoppedBy::BusMaster));
+    assert_eq!(driver.device.stop_reason(true), "Bus Master Enable is clear");
     let _ = driver.set_bus_master(true);
     assert!(driver.device.is_running());
+    assert_eq!(stopped_by(driver.device), None);
     assert_eq!((driver.device.device().starts, driver.device.device().resets), (2, 1));
 }
 
@@ -207,6 +211,7 @@ fn queues_stop_in_d3hot_and_continue_in_d0() {
     let _ = driver.config_write(power + 4, 2, 3);
     assert!(!driver.device.is_running());
     assert_eq!(messages(driver.device), 0);
+    assert_eq!(driver.device.function_status(None).unwrap().stopped_by, Some(StoppedBy::D3hot));
     assert_eq!(driver.status(), 15);
     let _ = driver.config_write(power + 4, 2, 0);
     assert!(driver.device.is_running());

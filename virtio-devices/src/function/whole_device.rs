@@ -57,7 +57,13 @@ impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
     }
 
     fn function_status(&self, vf: Option<VfIndex>) -> Option<FunctionStatus> {
-        vf.is_none().then(|| FunctionStatus { exists: true, driver: self.status(), reset_by: self.reset_by })
+        vf.is_none().then(|| FunctionStatus {
+            exists: true,
+            removed: false,
+            driver: self.status(),
+            stopped_by: self.stopped_by(true),
+            reset_by: self.reset_by,
+        })
     }
 
     fn sriov_status(&self) -> Option<SriovStatus> {
@@ -70,6 +76,10 @@ impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
 
     fn observe_needs_reset(&self, observer: &Arc<NeedsResetObserver>) {
         Self::observe_needs_reset(self, observer);
+    }
+
+    fn broken_rings(&self, vf: Option<VfIndex>) -> Vec<String> {
+        if vf.is_none() { Self::broken_rings(self) } else { Vec::new() }
     }
 
     fn log_drivers(&mut self, name: &dyn Fn(Option<VfIndex>) -> String) {

@@ -28,7 +28,7 @@ counters! {
     EventsDropped: events = "events_dropped",
     /// Chains without a complete request, or without room for its reply.
     BadChains: requests = "bad_chains",
-    /// Interrupts that the device sent to the guest.
+    /// Times that the device signalled the driver, also without a vector, masked, or lost on demand.
     Interrupts: interrupts = "interrupts",
     /// Queues stopped because their rings are invalid: a fault of the driver, which has to reset the device.
     BrokenRings: queues = "broken_rings",

@@ -18,7 +18,7 @@ counters! {
     TxBytes: bytes = "tx_bytes",
     /// Wake-ups of a worker by a doorbell of the driver.
     Kicks: doorbells = "kicks",
-    /// Interrupts that the device sent to the guest.
+    /// Times that the device signalled the driver, also without a vector, masked, or lost on demand.
     Interrupts: interrupts = "interrupts",
     /// Times that a receive queue waited because a rate limit was reached; no frame is dropped.
     RxRateWaits: times = "rx_rate_waits",

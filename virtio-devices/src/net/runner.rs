@@ -114,8 +114,8 @@ impl Nic<'_> {
             log: self.shared.log.as_deref(),
         };
         running.run(&mut pass).unwrap_or_else(|_| {
-            give_up(&mut self.tally, &self.shared.interrupts);
             self.control = None;
+            give_up(&mut self.tally, &self.shared.interrupts);
             false
         })
     }

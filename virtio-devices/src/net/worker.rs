@@ -283,8 +283,9 @@ fn attempt<Q>(
 ) -> bool {
     let Some(running) = queue else { return false };
     run(running, pass).unwrap_or_else(|BrokenRing| {
-        give_up(pass.tally, pass.interrupts);
+        // Released first: the log names the fault of a ring that no worker runs.
         *queue = None;
+        give_up(pass.tally, pass.interrupts);
         false
     })
 }

@@ -5,6 +5,7 @@
 //! malicious driver cannot fill the log.
 
 mod chain;
+mod fault;
 mod parked;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 use crate::DmaView;
 use chain::DESCRIPTOR;
 pub(crate) use chain::{Chain, Descriptor};
+pub(crate) use fault::RingFault;
 pub(crate) use parked::ParkedRing;
 
 /// The driver asks not to be interrupted (`virtio 1.4 §2.7.6`, `VIRTQ_AVAIL_F_NO_INTERRUPT`).

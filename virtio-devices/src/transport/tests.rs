@@ -339,7 +339,11 @@ proptest! {
 
 #[test]
 fn a_feature_without_one_that_it_needs_is_not_accepted() {
-    let requiring = || Transport::new(0b111 << 50, false, &[256], 2).unwrap().requiring(&[(51, 50), (52, 50)]);
+    const fn needs(feature: u32) -> FeatureRequirement {
+        FeatureRequirement { feature, any_of: 1 << 50, enforced: true, text: "" }
+    }
+    const NEEDS: &[FeatureRequirement] = &[needs(51), needs(52)];
+    let requiring = || Transport::new(0b111 << 50, false, &[256], 2).unwrap().requiring(NEEDS);
     for (chosen, accepted) in [(0b001, true), (0b010, false), (0b100, false), (0b111, true), (0, true), (0b110, false)]
     {
         let expected = if accepted { 11 } else { 3 };

@@ -20,7 +20,7 @@ counters! {
     Connections: connections = "connections",
     /// Wake-ups of a worker by a doorbell of the driver.
     Kicks: doorbells = "kicks",
-    /// Interrupts that the device sent to the guest.
+    /// Times that the device signalled the driver, also without a vector, masked, or lost on demand.
     Interrupts: interrupts = "interrupts",
     /// Connections of clients on the host that were refused: there are too many, or no port was named.
     RefusedClients: connections = "refused_clients",

@@ -184,8 +184,8 @@ impl QueueWorker {
     ) -> Next {
         let Some(running) = queue else { return Next::Doorbell };
         run(running, pass).unwrap_or_else(|BrokenRing| {
-            self.give_up(pass.tally);
             *queue = None;
+            self.give_up(pass.tally);
             Next::Doorbell
         })
     }

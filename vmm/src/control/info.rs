@@ -7,8 +7,8 @@ use virtio_devices::{HostNic, Status, Switch, VirtioPci};
 
 use crate::api::Link;
 use crate::api::info::{
-    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PciBar, PolicyInfo, Resource, SriovInfo, SwitchInfo,
-    VfInfo, VfState, VmCounters, VmInfo,
+    BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PciBar, PolicyInfo, Resource, SriovInfo, StoppedBy,
+    SwitchInfo, VfInfo, VfState, VmCounters, VmInfo,
 };
 use crate::config::{BackendPlan, DeviceKind, MacAddress, NicPlan, SwitchMode};
 use crate::control::instance::Instance;
@@ -116,7 +116,7 @@ fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
         return None;
     }
     plugged.slot().with(|device| {
-        let needs_reset = needs_reset(device, None);
+        let (needs_reset, stopped_by) = (needs_reset(device, None), stopped_by(device, None));
         let port = device.host_nic(None)?;
         Some(NicInfo {
             id: plan.id().to_string(),
@@ -125,6 +125,7 @@ fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
             backend: backend(plugged, (None, &plan.pf), port),
             link: link(port),
             needs_reset,
+            stopped_by,
             policy: instance.policy(plan.id(), None),
         })
     })?
@@ -135,6 +136,15 @@ fn needs_reset(device: &dyn VirtioPci, vf: Option<VfIndex>) -> bool {
     device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DEVICE_NEEDS_RESET))
 }
 
+/// The register that keeps the queues of a function's ready driver stopped, if one does.
+fn stopped_by(device: &dyn VirtioPci, vf: Option<VfIndex>) -> Option<StoppedBy> {
+    device.function_status(vf)?.stopped_by.map(|register| match register {
+        virtio_devices::StoppedBy::BusMaster => StoppedBy::BusMaster,
+        virtio_devices::StoppedBy::D3hot => StoppedBy::D3hot,
+        virtio_devices::StoppedBy::PfD3hot => StoppedBy::PfD3hot,
+    })
+}
+
 fn link(port: &dyn HostNic) -> Link {
     if port.link_up() { Link::Up } else { Link::Down }
 }
@@ -143,11 +153,11 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
     let plan = plugged.plan().net()?;
     let placement = plugged.placement();
     let vfs = placement.vfs?;
-    let (status, mac, (backend, link), needs_reset) = plugged.slot().with(|device| {
+    let (status, mac, (backend, link), (needs_reset, stopped_by)) = plugged.slot().with(|device| {
         let status = device.sriov_status()?;
-        let needs_reset = needs_reset(device, None);
+        let state = (needs_reset(device, None), stopped_by(device, None));
         let port = device.host_nic(None)?;
-        Some((status, MacAddress(port.mac()), (backend(plugged, (None, &plan.pf), port), link(port)), needs_reset))
+        Some((status, MacAddress(port.mac()), (backend(plugged, (None, &plan.pf), port), link(port)), state))
     })??;
     let vf = |(index, nic): (VfIndex, &NicPlan)| {
         let policy = instance.policy(plan.id(), Some(index.0));
@@ -160,6 +170,7 @@ fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
         backend,
         link,
         needs_reset,
+        stopped_by,
         policy: instance.policy(plan.id(), None),
         switch: plugged.switch().map(switch),
         total_vfs: vfs.total_vfs,
@@ -189,6 +200,7 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo
     let (plan, policy) = of;
     plugged.slot().with(|device| {
         let status = device.function_status(Some(index))?;
+        let stopped_by = stopped_by(device, Some(index)).filter(|_| status.exists);
         let port = device.host_nic(Some(index))?;
         Some(VfInfo {
             index: index.0,
@@ -197,11 +209,13 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo
             backend: backend(plugged, (Some(index), plan), port),
             link: link(port),
             state: match status.driver {
+                _ if status.removed => VfState::Removed,
                 _ if !status.exists => VfState::Reserved,
                 driver if driver.contains(Status::DRIVER_OK) => VfState::Running,
                 _ => VfState::Enabled,
             },
             needs_reset: status.exists && status.driver.contains(Status::DEVICE_NEEDS_RESET),
+            stopped_by,
             policy,
         })
     })?

@@ -109,6 +109,23 @@ impl DeviceWatch {
         }
     }
 
+    /// Lines about the queues of a function that newly asks for a reset.
+    fn reset_reasons(&self, device: &dyn VirtioPci, change: Change) -> Vec<String> {
+        let vf = match change {
+            Change::NeedsReset => None,
+            Change::VfNeedsReset(index) => Some(VfIndex(index)),
+            _ => return Vec::new(),
+        };
+        let index = vf.map(|vf| vf.to_string());
+        let subject = log_line::subject(&self.id, index.as_deref());
+        let mut faults = device.broken_rings(vf);
+        if faults.is_empty() {
+            let other = "its driver has changed it, it is behind an IOMMU, or the host asked for the reset";
+            faults.push(format!("needs a reset, and no invalid ring was found: {other}"));
+        }
+        faults.into_iter().map(|fault| format!("{subject}: {fault}")).collect()
+    }
+
     /// The VF in `reach`; `None` for the device's own function.
     fn vf_in(&self, reach: Reach) -> Option<VfIndex> {
         let (Reach::Function(rid), Some(vfs)) = (reach, self.placement.vfs) else { return None };
@@ -156,12 +173,20 @@ impl Watched for DeviceWatch {
         // The slot is dropped at once: reporting may take long, and a device that is removed must close its tap.
         let Some(slot) = self.slot.upgrade() else { return };
         // A device that was removed was reset before.
-        let now = slot.with(|device| State::of(device)).unwrap_or_default();
+        let mut told = self.told.lock();
+        let (now, reasons) = slot
+            .with(|device| {
+                let now = State::of(device);
+                // Only with `-vv`: the rings are read again.
+                let changes = if self.refused.is_some() { told.changes(&now) } else { Vec::new() };
+                (now, changes.into_iter().flat_map(|change| self.reset_reasons(device, change)).collect::<Vec<_>>())
+            })
+            .unwrap_or_default();
         drop(slot);
         if self.ended.load(Ordering::Acquire) {
             return;
         }
-        let mut told = self.told.lock();
+        reasons.iter().for_each(|line| log::debug!("{line}"));
         for change in told.changes(&now) {
             let (source, event, number, by) = change.event();
             let number = number.map(|(name, number)| (name, number.to_string()));
@@ -256,6 +281,7 @@ const fn cause(by: ResetBy, other: &'static str) -> &'static str {
     match by {
         ResetBy::Driver => "driver",
         ResetBy::Flr => "flr",
+        ResetBy::Removal => "surprise-removal",
         ResetBy::Conventional => other,
     }
 }
@@ -305,6 +331,7 @@ mod tests {
         let by = |change: Change| change.event().3.unwrap();
         let causes = [ResetBy::Driver, ResetBy::Flr, ResetBy::Conventional];
         assert_eq!(causes.map(|cause| by(Change::VfReset(1, cause))), ["driver", "flr", "vf-disable"]);
+        assert_eq!(by(Change::VfReset(1, ResetBy::Removal)), "surprise-removal");
         assert_eq!(causes.map(|cause| by(Change::Reset(cause))), ["driver", "flr", "host"]);
         assert_eq!(causes.map(|cause| by(Change::VfsDisabled(2, cause))), ["driver", "flr", "host"]);
         let running = State { vfs_reset_by: vec![ResetBy::Driver, ResetBy::Flr], ..state(true, &[true, true]) };

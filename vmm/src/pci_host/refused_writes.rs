@@ -20,7 +20,7 @@ impl RefusedWrites {
         let count = counts.entry((vf, discriminant(&refused))).or_default();
         *count = count.saturating_add(1);
         let is_logged = count.is_power_of_two() || refused == Refused::FailingEnable;
-        is_logged.then(|| format!("refused a write ({count} times so far): {refused}"))
+        is_logged.then(|| format!("refused a write ({count} so far): {refused}"))
     }
 }
 
@@ -33,10 +33,10 @@ mod tests {
     #[test]
     fn a_kind_of_refusal_does_not_hide_another_one() {
         let writes = RefusedWrites::default();
-        let mut is_logged = |refused| writes.line(None, refused).is_some();
+        let is_logged = |refused| writes.line(None, refused).is_some();
         assert_eq!([(); 4].map(|()| is_logged(TOO_MANY)), [true, true, false, true]);
         assert!(is_logged(Refused::NumVfs { written: 3 }));
-        let expected = "refused a write (1 times so far): PowerState cannot become D1: only D0 and D3hot exist";
+        let expected = "refused a write (1 so far): PowerState cannot become D1: only D0 and D3hot exist";
         assert_eq!(writes.line(None, Refused::PowerState { written: 1 }).unwrap(), expected);
     }
 
@@ -47,7 +47,7 @@ mod tests {
         for _ in 0..3 {
             writes.line(Some(VfIndex(1)), power);
         }
-        assert!(writes.line(Some(VfIndex(2)), power).unwrap().contains("(1 times so far)"));
+        assert!(writes.line(Some(VfIndex(2)), power).unwrap().contains("(1 so far)"));
     }
 
     #[test]
@@ -57,7 +57,7 @@ mod tests {
         writes.line(None, TOO_MANY);
         let lines = [(); 5].map(|()| writes.line(None, Refused::FailingEnable));
         assert!(lines.iter().all(Option::is_some));
-        let expected = "refused a write (5 times so far): VF Enable stays clear: a fault that the host asked for";
+        let expected = "refused a write (5 so far): VF Enable stays clear: a fault that the host asked for";
         assert_eq!(lines[4].as_deref(), Some(expected));
     }
 }

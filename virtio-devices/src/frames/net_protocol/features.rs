@@ -5,6 +5,7 @@ use virtio_bindings::virtio_net::*;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use super::offloads::Offloads;
+use crate::FeatureRequirement;
 use crate::transport::features::has;
 
 /// Features that every NIC offers. Commands for the receive filter always come with the control queue.
@@ -24,16 +25,46 @@ const ALWAYS: &[u32] = &[
     VIRTIO_NET_F_SPEED_DUPLEX,
 ];
 
-/// Pairs of a feature and the feature that it requires (`virtio 1.4 §5.1.3.1`): here, those that are useless without
-/// the control queue, since a backend that runs the queues may otherwise refuse them. Requirements among offloads are
-/// not enforced: some drivers accept segments without checksums, and that works.
-pub(crate) const REQUIREMENTS: &[(u32, u32)] = &[
-    (VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_VQ),
-    (VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ),
-    (VIRTIO_NET_F_MQ, VIRTIO_NET_F_CTRL_VQ),
-    (VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ),
-    (VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_CTRL_VQ),
+/// Features that require others (`virtio 1.4 §5.1.3.1`). Enforced are those that are useless without the control queue,
+/// since a backend that runs the queues may otherwise refuse them. Requirements among offloads are not: some drivers
+/// accept segments without checksums, and that works.
+pub(crate) const REQUIREMENTS: &[FeatureRequirement] = &[
+    requirement(VIRTIO_NET_F_CTRL_RX, &[VIRTIO_NET_F_CTRL_VQ], true, "CTRL_RX needs CTRL_VQ"),
+    requirement(VIRTIO_NET_F_CTRL_VLAN, &[VIRTIO_NET_F_CTRL_VQ], true, "CTRL_VLAN needs CTRL_VQ"),
+    requirement(VIRTIO_NET_F_MQ, &[VIRTIO_NET_F_CTRL_VQ], true, "MQ needs CTRL_VQ"),
+    requirement(VIRTIO_NET_F_CTRL_MAC_ADDR, &[VIRTIO_NET_F_CTRL_VQ], true, "CTRL_MAC_ADDR needs CTRL_VQ"),
+    requirement(VIRTIO_NET_F_GUEST_ANNOUNCE, &[VIRTIO_NET_F_CTRL_VQ], true, "GUEST_ANNOUNCE needs CTRL_VQ"),
+    requirement(VIRTIO_NET_F_GUEST_TSO4, &[VIRTIO_NET_F_GUEST_CSUM], false, "GUEST_TSO4 needs GUEST_CSUM"),
+    requirement(VIRTIO_NET_F_GUEST_TSO6, &[VIRTIO_NET_F_GUEST_CSUM], false, "GUEST_TSO6 needs GUEST_CSUM"),
+    requirement(VIRTIO_NET_F_GUEST_UFO, &[VIRTIO_NET_F_GUEST_CSUM], false, "GUEST_UFO needs GUEST_CSUM"),
+    requirement(VIRTIO_NET_F_GUEST_USO4, &[VIRTIO_NET_F_GUEST_CSUM], false, "GUEST_USO4 needs GUEST_CSUM"),
+    requirement(VIRTIO_NET_F_GUEST_USO6, &[VIRTIO_NET_F_GUEST_CSUM], false, "GUEST_USO6 needs GUEST_CSUM"),
+    requirement(
+        VIRTIO_NET_F_GUEST_ECN,
+        &[VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6],
+        false,
+        "GUEST_ECN needs GUEST_TSO4 or GUEST_TSO6",
+    ),
+    requirement(VIRTIO_NET_F_HOST_TSO4, &[VIRTIO_NET_F_CSUM], false, "HOST_TSO4 needs CSUM"),
+    requirement(VIRTIO_NET_F_HOST_TSO6, &[VIRTIO_NET_F_CSUM], false, "HOST_TSO6 needs CSUM"),
+    requirement(VIRTIO_NET_F_HOST_UFO, &[VIRTIO_NET_F_CSUM], false, "HOST_UFO needs CSUM"),
+    requirement(VIRTIO_NET_F_HOST_USO, &[VIRTIO_NET_F_CSUM], false, "HOST_USO needs CSUM"),
+    requirement(
+        VIRTIO_NET_F_HOST_ECN,
+        &[VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6],
+        false,
+        "HOST_ECN needs HOST_TSO4 or HOST_TSO6",
+    ),
 ];
+
+const fn requirement(feature: u32, any_of: &[u32], enforced: bool, text: &'static str) -> FeatureRequirement {
+    let (mut bits, mut n) = (0, 0);
+    while n < any_of.len() {
+        bits |= 1 << any_of[n];
+        n += 1;
+    }
+    FeatureRequirement { feature, any_of: bits, enforced, text }
+}
 
 /// For each offload: the feature that lets the device send such frames to the driver, the feature for the other
 /// direction, and the backend's flag (`virtio 1.4 §5.1.6.5.6.1` uses the same bits).

@@ -20,7 +20,7 @@ counters! {
     KeptBytes: bytes = "kept_bytes",
     /// Wake-ups of a worker by a doorbell of the driver.
     Kicks: doorbells = "kicks",
-    /// Interrupts that the device sent to the guest.
+    /// Times that the device signalled the driver, also without a vector, masked, or lost on demand.
     Interrupts: interrupts = "interrupts",
     /// Buffers ignored because the descriptors of the chain are invalid.
     BadChains: buffers = "bad_chains",

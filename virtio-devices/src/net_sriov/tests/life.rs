@@ -1,7 +1,7 @@
 //! Enabling, reset, power states and disabling of VFs.
 
 use super::*;
-use crate::{Fault, FaultError, ResetBy};
+use crate::{Fault, FaultError, ResetBy, StoppedBy};
 
 /// G24: VFs that were in use and are enabled again.
 #[test]
@@ -119,6 +119,8 @@ fn vfs_follow_the_power_state_of_their_pf_and_keep_their_state() {
     let power = pf(&mut device).capability(0x01, |_| true).unwrap();
     let _ = pf(&mut device).config_write(power + 4, 2, 3);
     assert!(running(&device).is_empty());
+    let stopped_by = |device: &Nic| device.function_status(Some(VfIndex(0))).unwrap().stopped_by;
+    assert_eq!(stopped_by(&device), Some(StoppedBy::PfD3hot));
     let mut messages = Vec::new();
     device.messages(Reach::Device, &mut messages);
     assert!(messages.is_empty() && windows(&device).is_empty());
@@ -177,7 +179,8 @@ fn a_fault_on_demand_is_in_its_vf_alone_and_ends_with_a_reset() {
     assert_eq!(running(&device), [0, 1, 2]);
     device.inject(of(0), Fault::Removal).unwrap();
     assert_eq!(running(&device), [1, 2]);
-    assert_eq!(device.function_status(of(0)).map(|status| status.exists), Some(false));
+    let removed = device.function_status(of(0)).unwrap();
+    assert_eq!((removed.exists, removed.removed, removed.reset_by), (false, true, ResetBy::Removal));
     let mut messages = Vec::new();
     device.messages(Reach::Device, &mut messages);
     assert!(messages.iter().all(|message| message.requester != vf_rid(0)));

@@ -177,7 +177,14 @@ fn ring_not_set_up_or_with_an_index_beyond_its_size_is_broken() {
     queue.lock().set_next_avail(u16::MAX);
     driver.set_avail_index(SIZE);
     assert_eq!(next(), Err(BrokenRing));
+    let fault = || RingFault::of(&queue.lock(), &view).map(|fault| fault.to_string());
+    assert_eq!(fault().unwrap(), "avail index 8 is 9 ahead of the last one; the ring has 8");
     driver.set_avail_index(0);
+    assert_eq!(fault(), None);
+    let used = queue.lock().used_ring();
+    queue.lock().try_set_used_ring_address(GuestAddress(END)).unwrap();
+    assert_eq!(fault().unwrap(), "its used ring, 70 bytes at 0xa0000, is not in the guest's memory");
+    queue.lock().try_set_used_ring_address(GuestAddress(used)).unwrap();
     queue.lock().set_ready(false);
     assert_eq!(next(), Err(BrokenRing));
 }

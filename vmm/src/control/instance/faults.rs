@@ -37,7 +37,14 @@ impl Instance {
             return Err(refuse(ErrorKind::Conflict, what.to_string()));
         }
         let slot = plugged.slot().clone();
-        let properties = [("id", Some(id.as_str())), ("index", of.as_deref()), ("fault", Some(fault.name()))];
+        let (count, vector) = told(wanted);
+        let properties = [
+            ("id", Some(id.as_str())),
+            ("index", of.as_deref()),
+            ("fault", Some(fault.name())),
+            ("count", count.as_deref()),
+            ("vector", vector.as_deref()),
+        ];
         let properties: Vec<_> = properties.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
         if is_removal {
             let Some(removed) = vm.remove_by_surprise(id) else {
@@ -51,6 +58,13 @@ impl Instance {
         self.events.tell(Source::Vm, "fault-injected", &properties);
         Ok(())
     }
+}
+
+/// The number and the vector of a fault, as its event has them.
+fn told(wanted: &InjectFault) -> (Option<String>, Option<String>) {
+    let is_counted = matches!(wanted.fault, Fault::LoseInterrupts | Fault::RefuseVfEnable);
+    let count = is_counted.then(|| wanted.count.unwrap_or(1).to_string());
+    (count, wanted.vector.map(|vector| vector.to_string()))
 }
 
 /// The fault of the function `name` as its device makes it.
