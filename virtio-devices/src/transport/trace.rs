@@ -183,6 +183,7 @@ mod tests {
     #[test]
     fn a_queue_is_logged_with_its_size_or_why_it_is_not_enabled() {
         let mut transport = transport();
+        choose(&mut transport, OFFERED);
         let mut enable = |queue: u16, address: u32| {
             transport.write(0x16, &queue.to_le_bytes());
             transport.write(0x18, &64u16.to_le_bytes());
