@@ -222,11 +222,12 @@ fn the_vfs_of_a_running_vm_are_shown_and_changed() {
     assert_eq!(rows[2]["rx_bits_per_second"], json!(0.0));
     vmm.done(&["set-vf", "pf0", "1", "--link", "down"]);
     let shown = vmm.done(&["vfs", "--text"]);
-    assert!(shown.lines().nth(3).unwrap().contains("tap rmv0v1 (made)  down"), "{shown}");
+    let third = |shown: &str| shown.lines().nth(3).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(third(&shown).contains("tap rmv0v1 (made) down"), "{shown}");
     let policy = ["--vlan", "100", "--vlan-qos", "3", "--vlan-proto", "802.1q", "--spoofchk", "on", "--trust", "off"];
     vmm.done(&[&["set-vf", "pf0", "1", "--max-tx-rate", "500", "--storm", "7"][..], &policy].concat());
     let shown = vmm.done(&["vfs", "--text"]);
-    assert!(shown.lines().nth(3).unwrap().contains("down  100   S      500M"), "{shown}");
+    assert!(third(&shown).contains("down 100 S 500M"), "{shown}");
     vmm.done(&["set-vf", "pf0", "1", "--vlan", "0", "--vlan-qos", "0", "--trunk", "[5,10-19]", "--link", "auto"]);
     let rows = json_of(&vmm.done(&["vfs"]));
     assert_eq!((&rows[2]["vlan"], &rows[2]["spoofchk"]), (&json!([5, "10-19"]), &json!(true)));
