@@ -6,10 +6,13 @@ use std::mem::{Discriminant, discriminant};
 use parking_lot::Mutex;
 use pci::{Refused, VfIndex};
 
+/// A function, and a kind of refusal.
+type Key = (Option<VfIndex>, Discriminant<Refused>);
+
 /// Numbers of refused writes of one device, by function and kind. A guest can repeat a write, but it cannot make more
 /// functions or kinds.
 #[derive(Default)]
-pub(super) struct RefusedWrites(Mutex<HashMap<(Option<VfIndex>, Discriminant<Refused>), u64>>);
+pub(super) struct RefusedWrites(Mutex<HashMap<Key, u64>>);
 
 impl RefusedWrites {
     /// Counts a write that was refused to VF `vf`, or to the device's own function. Returns its line if it is the 1st,
