@@ -1,6 +1,5 @@
 //! The uplink: a tap that connects the switch to others.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -31,7 +30,7 @@ pub(crate) struct Uplink {
 pub(crate) struct UplinkTap {
     tap: Tap,
     /// The tap's only queue.
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
 }
 
 /// The state of an uplink.
@@ -195,7 +194,6 @@ impl UplinkTap {
         let [queue] = tap.queues() else {
             return Err(SwitchError::UplinkQueues { name: tap.name().into(), queues: tap.queues().len() });
         };
-        let failed = |source: io::Error| SwitchError::Uplink { name: tap.name().into(), source };
         let fd = {
             let queue = queue.lock();
             // Offloads are set per tap, not per receiver; frames that a receiver cannot take are segmented here.
@@ -203,7 +201,8 @@ impl UplinkTap {
                 // A substitute has no offloads, and a tap that refuses both was deleted.
                 let _ = queue.set_offloads(Offloads::empty());
             }
-            queue.as_fd().try_clone_to_owned().map_err(failed)?
+            // A worker, whose filter has no call for a copy, adopts a new tap.
+            queue.shared()
         };
         Ok(Self { tap, fd })
     }

@@ -70,6 +70,11 @@ impl TapQueue {
         Self { is_others: true, ..Self::new(fd, multi_queue, !multi_queue) }
     }
 
+    /// The descriptor, which the result keeps open.
+    pub(crate) fn shared(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.fd)
+    }
+
     /// The descriptor, which this does not keep open.
     pub(super) fn descriptor(&self) -> Weak<OwnedFd> {
         Arc::downgrade(&self.fd)
