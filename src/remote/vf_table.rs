@@ -231,7 +231,7 @@ mod tests {
                 "pf0 1 01:00.1 enabled 52:54:00:00:01:01 fd down [7,10-\u{2026} T - - - -",
                 "pf0 2 01:00.2 running 52:54:00:00:01:02 switch pf0 up - SIM 100M- - - -",
                 "",
-                "pf0: backend lost: it recovers when that is back; or give another by set-vf --tap",
+                "pf0: backend lost: it recovers when that is back, or give another by set-vf --tap",
                 "pf0v0: stopped until its driver resets it; unbind and bind the driver in the guest",
                 "pf0v0: dropped: tx_spoofed_mac 9, tx_bad_vlan 3",
                 "pf0v1: link down: its backend has set it down",

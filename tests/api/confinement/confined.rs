@@ -90,10 +90,9 @@ fn kind(name: &str) -> &'static str {
         "__rng_q0" => "Worker(Rng)",
         "__console_q0" => "Worker(Console)",
         "__balloon_q0" => "Worker(Balloon)",
-        "_pmem0_q0" => "Worker(Pmem)",
+        "_pmem0_q0" => "Worker(Flush)",
         "_vsock1_q0" => "Worker(Vsock)",
-        "__watchdog_q0" => "Worker(Watchdog)",
-        "__rtc_q0" => "Worker(Rtc)",
+        "__watchdog_q0" | "__rtc_q0" => "Worker(Queue)",
         _ if name.starts_with("vcpu") => "Vcpu",
         _ if name.starts_with("http-") => "Http",
         // The starter may make all other threads' calls, and a thread has its name until it has set its own.

@@ -83,9 +83,9 @@ fn a_fault_that_no_function_can_have_is_refused_in_one_line() {
         (json!({"id": "x", "fault": "needs-reset"}), 404, "x"),
         (json!({"id": "pf0", "fault": "flr"}), 400, "fault"),
         (json!({"id": "pf0", "index": 2, "fault": "needs-reset"}), 404, "there is no VF 2"),
-        (json!({"id": "pf0", "index": 0, "fault": "needs-reset"}), 409, "no driver has set DRIVER_OK"),
+        (json!({"id": "pf0", "index": 0, "fault": "needs-reset"}), 409, "its driver has not set DRIVER_OK"),
         (json!({"id": "pf0", "index": 0, "fault": "surprise-removal"}), 409, "this VF is not enabled"),
-        (json!({"id": "pf0", "index": 0, "fault": "refuse-vf-enable"}), 400, "only a PF has VFs"),
+        (json!({"id": "pf0", "index": 0, "fault": "refuse-vf-enable"}), 400, "only a PF enables VFs"),
         (json!({"id": "pf0", "fault": "lose-interrupts", "count": 1001}), 400, "give 0 to 1000"),
         (json!({"id": "pf0", "fault": "lose-interrupts", "vector": 99}), 400, "vector 99 does not exist"),
         (json!({"id": "pf0", "fault": "needs-reset", "count": 1}), 400, "leave it out"),
@@ -113,7 +113,7 @@ fn faults_on_demand_reach_the_driver_and_leave_no_trace() {
     guest.ask(&json!({"id": "pf0", "index": 0, "fault": "lose-interrupts", "vector": 0}));
     guest.ask(&json!({"id": "pf0", "index": 0, "fault": "needs-reset"}));
     guest.wait_for_log("pf0v0: fault-injected fault=lose-interrupts count=1 vector=0");
-    guest.wait_for_log("pf0v0: lost an interrupt of vector 0");
+    guest.wait_for_log("pf0v0: dropped an interrupt of vector 0");
     guest.wait_for_log("pf0v0: vf-needs-reset");
     assert_eq!(guest.pf()["vfs"][0]["needs_reset"], true);
     guest.tell(guest::DISABLE);

@@ -304,6 +304,6 @@ fn causes_at_a_receiver_on_a_switch_are_shown_by_the_page() {
     guest.provide(0, 2048);
     guest.expect_counter("rx_rate_dropped", || send(UPLINK, &frame(VF0)));
     ip(&["link", "set", UPLINK, "down"]);
-    let cause = "link down: the uplink of its switch is down";
-    guest.expect_row(cause, &format!("pf0v0: {cause}"));
+    let shown = format!("pf0v0: link down: the uplink {UPLINK} of its switch is down");
+    guest.expect_row("link down: the uplink up0 of its switch is down", &shown);
 }

@@ -106,6 +106,10 @@ impl Object {
             let Some(value) = fields.remove(field) else { continue };
             harmless.check(&value, fields, &join(path, field), what)?;
         }
+        if self == Self::Vm {
+            // Null counts as omitted, also for lists, which have no null.
+            fields.retain(|_, value| !value.is_null());
+        }
         for (field, object) in self.objects() {
             let path = join(path, field);
             match fields.get_mut(*field) {

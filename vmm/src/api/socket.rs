@@ -224,8 +224,12 @@ fn bind(path: PathBuf, lock: File) -> Result<(UnixListener, BoundSocket), Socket
     // renamed. The lock covers that name as well.
     let beside = beside(&path);
     let made_at = beside.as_ref().unwrap_or(&path);
-    if is_socket(made_at) == Some(true) {
-        fs::remove_file(made_at).map_err(fail(&path, "remove the socket that an earlier program left"))?;
+    match is_socket(made_at) {
+        Some(true) => {
+            fs::remove_file(made_at).map_err(fail(&path, "remove the socket that an earlier program left"))?
+        }
+        Some(false) => return Err(SocketError::NoSocket(made_at.clone())),
+        None => {}
     }
     let listener = UnixListener::bind(made_at).map_err(unmade(&path))?;
     let inode = inode(made_at).map_err(fail(&path, "find the new socket"))?;

@@ -182,6 +182,6 @@ fn stale_half_created_socket_is_replaced_but_a_file_is_not() {
     assert!(!beside.exists());
     fs::write(&beside, "data").unwrap();
     let error = ApiSocket::Path(path).listen().unwrap_err().to_string();
-    assert!(error.contains("cannot create the socket"), "{error}");
+    assert!(error.contains("api.sock.new: exists and is not a socket"), "{error}");
     assert_eq!(fs::read_to_string(&beside).unwrap(), "data");
 }

@@ -116,7 +116,8 @@ fn link_set_down_by_the_host_stays_down_with_a_new_backend() {
     let features = Guest::new(1, 16).device.features();
     let mut guest = came(features, &DeviceSpecific::PowerOn);
     guest.device.set_link(false).wait().unwrap();
-    guest.device.connect(&mut tap(1).0, Some(features)).unwrap();
+    let (mut backend, _peers) = tap(1);
+    guest.device.connect(&mut backend, Some(features)).unwrap();
     assert!(!guest.device.link_up());
     guest.device.set_link(true).wait().unwrap();
     assert!(guest.device.link_up());
