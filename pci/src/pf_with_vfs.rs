@@ -237,8 +237,8 @@ impl<F: Function> PfWithVfs<F> {
         self.pf.config().is_d0()
     }
 
-    /// The offset of the slice of VF `index` in the window of VF BAR `bar`, with the present System Page Size; `None` if
-    /// there is no such VF or VF BAR.
+    /// The offset of the slice of VF `index` in the window of VF BAR `bar`, with the present System Page Size. `None`
+    /// if there is no such VF or VF BAR.
     pub fn slice(&self, bar: BarIndex, index: VfIndex) -> Option<u64> {
         self.vf(index)?;
         self.sriov()?.bars().aperture(bar)?.checked_mul(index.0.into())

@@ -117,7 +117,7 @@ fn a_backend_left_out_on_request_is_given_by_fd_while_paused() {
     assert_eq!(client.get("vm.info").expect(200)["state"], "Paused");
     client.put("vm.resume").expect(204);
     let given = vf(&mut client, 2);
-    assert_eq!((&given["link"], &given["backend"]["down"]), (&json!("down"), &json!(true)), "nobody has set it up");
+    assert_eq!((&given["link"], &given["backend"]["down"]), (&json!("down"), &json!(true)), "the tap is not up yet");
     tap::ip(&["link", "set", "missbfd", "up"]);
     assert_eq!(vf(&mut client, 2)["link"], "up");
 }

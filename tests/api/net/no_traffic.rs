@@ -22,7 +22,7 @@ const ZEROS: u32 = 0x200_0000;
 const FRAME: u32 = 0x180_0000;
 /// The length of virtio's header of a frame.
 const HEADER: usize = 12;
-/// Addresses of VF 0, of VF 1, and of nobody.
+/// Addresses of VF 0, of VF 1, and of no function.
 const VF0: [u8; 6] = [0x52, 0x54, 0, 0, 2, 0];
 const VF1: [u8; 6] = [0x52, 0x54, 0, 0, 2, 1];
 const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 0x99];

@@ -166,8 +166,8 @@ impl Pair {
         let _ = tap.set_attached(self.index < shared.state.active_pairs());
     }
 
-    /// Waits for a doorbell, a stop, or an event of the tap among `waits_for`, at most for `limit`. Also returns true if
-    /// the tap reports an error, or is up.
+    /// Waits for a doorbell, a stop, or an event of the tap among `waits_for`, at most for `limit`. Also returns true
+    /// if the tap reports an error, or is up.
     fn wait(&self, tap: &TapQueue, waits_for: TapEvents, limit: Option<Duration>, tally: &mut Tally) -> (Wakeup, bool) {
         // A time that is too long for the kernel counts as infinite.
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());

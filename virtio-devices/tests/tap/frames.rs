@@ -82,7 +82,7 @@ impl Machine {
         doorbells.find(|(index, _)| *index == queue).unwrap().1.write(1).unwrap();
     }
 
-    /// True if the driver was told of a change of the configuration since the last call.
+    /// True if the driver was notified of a change of the configuration since the last call.
     pub(crate) fn heard(&self) -> bool {
         let pairs = self.queues.len() as u16 / 2;
         self.interrupts.eventfd(2 * pairs + 1).is_some_and(|config| config.read().is_ok())

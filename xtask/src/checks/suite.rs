@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_module_of_a_test_is_its_file_and_selects_its_machine() {
+    fn the_first_module_of_a_test_is_its_file_and_routes_it() {
         let of_binary = |full: &str| Test::new(full, "a::b".to_owned(), Path::new("/t/host_devices-1")).unwrap();
         let test = of_binary("vfio_iommufd::a_vf::case_1");
         assert_eq!(

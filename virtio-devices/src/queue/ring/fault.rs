@@ -16,16 +16,16 @@ pub(crate) enum RingFault {
     Outside {
         /// The name of the area.
         area: &'static str,
-        /// Its address.
+        /// The area's address.
         address: u64,
-        /// Its length in bytes.
+        /// The area's length in bytes.
         len: u64,
     },
     /// The available index moved by more than the ring's size.
     Ahead {
         /// The available index.
         index: u16,
-        /// Its distance from the index up to which the device has taken chains.
+        /// The distance from the index up to which the device has taken chains.
         by: u16,
         /// The ring's size.
         size: u16,

@@ -67,8 +67,8 @@ pub struct PolicyConfig {
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storm: Option<u32>,
-    /// Link when the VM starts. auto: up, unless the backend is lost, or its tap or the switch's uplink is down; up: also
-    /// while these are down. By default auto.
+    /// Link when the VM starts. auto: up, unless the backend is lost, or its tap or the switch's uplink is down; up:
+    /// also while these are down. By default auto.
     #[option("link=auto|up|down", change("State of its link"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(about = "State of the link.")]

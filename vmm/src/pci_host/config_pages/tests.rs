@@ -287,7 +287,7 @@ fn a_vm_that_can_no_longer_show_pages_shows_none() {
 
 proptest! {
     #[test]
-    fn a_page_shows_the_bytes_that_an_exit_would_have_answered(bytes in prop::collection::vec(any::<u8>(), 0..OP_LEN * 60)) {
+    fn a_page_shows_the_bytes_that_an_exit_would_answer(bytes in prop::collection::vec(any::<u8>(), 0..OP_LEN * 60)) {
         let rig = Rig::new(4, Vm::default());
         for op in Op::decode(&bytes) {
             rig.apply(op);
