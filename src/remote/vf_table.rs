@@ -32,9 +32,7 @@ impl Choice {
         let is_of = |indices: &Indices| row.index.is_some_and(|index| indices.has(index));
         self.pf.as_ref().is_none_or(|pf| *pf == row.pf) && self.indices.as_ref().is_none_or(is_of)
     }
-}
 
-impl Choice {
     /// The reason why no row is chosen, in one line.
     pub(crate) fn missing(&self, info: &VmInfo) -> String {
         let name = self.pf.as_deref().unwrap_or_default();
@@ -138,7 +136,7 @@ fn notes(row: &Row) -> Vec<String> {
         notes.push(format!("{name}: backend missing {reason}"));
     }
     if row.backend.contains("(lost)") {
-        notes.push(format!("{name}: backend lost: {}, or give another by set-vf --tap", recovery(row)));
+        notes.push(format!("{name}: backend lost: {}", recovery(row)));
     }
     notes.extend(row.link_cause.iter().map(|cause| format!("{name}: link down: {cause}")));
     match row.mirror {
@@ -159,9 +157,12 @@ fn notes(row: &Row) -> Vec<String> {
 fn recovery(row: &Row) -> &'static str {
     match row.backend.split(' ').next() {
         // Only a driver's worker looks for a tap.
-        Some("tap") => "make the tap again (it is looked for while a driver runs, and when one starts)",
-        Some("fd") => "it was passed by descriptor",
-        _ => "it recovers when that is back",
+        Some("tap") => {
+            "make the tap again (it is looked for while a driver runs, and when one starts), or give another by \
+             set-vf --tap"
+        }
+        Some("fd") => "it was passed by descriptor; give another by set-vf --tap",
+        _ => "it recovers when that is back, or give another by set-vf --tap",
     }
 }
 

@@ -398,10 +398,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             // A guest can retry at will; the log grows with the logarithm of the attempts.
             if self.start_failures.is_power_of_two() {
                 let times = self.start_failures;
-                warn!(
-                    "{}: cannot start its queues ({times} times so far): {error}; its driver must reset it",
-                    self.rid
-                );
+                warn!("{}: cannot start its queues ({times} so far): {error}; its driver must reset it", self.rid);
             }
         }
     }

@@ -39,7 +39,7 @@ fn a_deleted_tap_is_found_again_by_its_name_or_replaced() {
     ip(&["link", "del", "apilost"]);
     wait_for("the loss", || is_lost(&nic(&mut driven)["backend"]));
     wait_for("the event", || count(&driven, "backend-lost") == 1);
-    wait_for("the line", || read(&driven, "log").contains("nic: apilost is lost (1 times so far): it was deleted"));
+    wait_for("the line", || read(&driven, "log").contains("nic: apilost is lost (1 so far): it was deleted"));
     ip(&["tuntap", "add", "apilost", "mode", "tap"]);
     wait_for("the return", || !is_lost(&nic(&mut driven)["backend"]));
     wait_for("the event", || count(&driven, "backend-restored") == 1);
@@ -78,8 +78,18 @@ fn a_switch_finds_its_deleted_uplink_again_by_its_name() {
     ip(&["link", "del", "apiup"]);
     wait_for("the loss", || lost(&mut driven) && nic(&mut driven)["link"] == "down");
     wait_for("the event", || count(&driven, "backend-lost") == 1);
-    let line = "nic: apiup, its switch's uplink, is lost (1 times so far): it was deleted; make it again: ip tuntap";
+    let line = "nic: apiup, its switch's uplink, is lost (1 so far): it was deleted; make it again: ip tuntap";
     wait_for("the line", || read(&driven, "log").contains(line));
+    // As the page about no traffic says.
+    let row = "link down: the uplink apiup of its switch was deleted; make it again";
+    let output = Command::new(env!("CARGO_BIN_EXE_ch-remote"))
+        .arg("--api-socket")
+        .arg(driven.vmm.socket())
+        .args(["--text", "vfs"])
+        .output()
+        .unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(shown.contains(row), "{shown}");
     let refused = driven.client.put_json("vm.set-vf", &json!({"pf": "nic", "tap": "apiuptwo"}));
     let said = refused.body.to_string();
     assert!(refused.status == 409 && said.contains("uplink apiup was deleted: make it again"), "{said}");

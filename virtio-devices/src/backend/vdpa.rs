@@ -235,7 +235,7 @@ impl QueueRunner for Vdpa {
             if self.stop_failures.is_power_of_two() {
                 let (name, times) = (&self.ability.name, self.stop_failures);
                 warn!(
-                    "{name}: the device does not stop ({times} times so far): {error}; it is closed, and opened \
+                    "{name}: the device does not stop ({times} so far): {error}; it is closed, and opened \
                      again when it is needed"
                 );
             }

@@ -223,7 +223,7 @@ impl VhostUser {
             // Logged at powers of two, so that a peer cannot fill the log.
             if self.rejected.is_power_of_two() {
                 let (path, times) = (self.socket.name(), self.rejected);
-                warn!("{path}: the backend that came back is refused ({times} times so far): it lacks {lacks}");
+                warn!("{path}: the backend that came back is refused ({times} so far): it lacks {lacks}");
             }
             return Err(RunnerError { what, source: io::Error::other(format!("it lacks {lacks}")) });
         }

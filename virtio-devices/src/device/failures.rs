@@ -115,7 +115,7 @@ impl Failures {
         // Logged at powers of two, so that a guest cannot fill the log.
         if record.count.is_power_of_two() {
             let Self { id, subject, .. } = self;
-            warn!("{id}: its {subject} fails ({} times so far): {error}; look at it on the host", record.count);
+            warn!("{id}: its {subject} fails ({} so far): {error}; look at it on the host", record.count);
         }
         self.notify(FailureChange::Failing(error.to_string()));
     }

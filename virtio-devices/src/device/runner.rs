@@ -272,7 +272,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
             if losses.is_power_of_two() {
                 let (id, name) = (&self.worker.id, self.backend.ability().name);
                 let until = if self.device.shows_loss() { "its link is down" } else { "its requests wait" };
-                warn!("{id}: {name} is lost ({losses} times so far): {error}; {until} until it is back");
+                warn!("{id}: {name} is lost ({losses} so far): {error}; {until} until it is back");
             }
             self.tell_loss();
         }
@@ -285,7 +285,7 @@ impl<'q, D: RunnerDevice> Session<'q, D> {
         // Logged at powers of two, so that a driver cannot fill the log.
         if refusals.is_power_of_two() {
             let name = self.backend.ability().name;
-            warn!("{}: {name} refuses what the driver has set up ({refusals} times so far): {error}", self.worker.id);
+            warn!("{}: {name} refuses what the driver has set up ({refusals} so far): {error}", self.worker.id);
         }
         self.restored();
         self.need_reset();

@@ -28,7 +28,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         if !self.status().is_empty() {
             self.reset_by = cause(kind);
             if let Some(log) = &self.log {
-                log.log(|| format!("driver status 0: {}", reset_text(kind)));
+                log.log(|| format!("driver status 0x0: {}", reset_text(kind)));
             }
         }
     }

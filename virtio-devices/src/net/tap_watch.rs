@@ -120,7 +120,7 @@ impl<'e> TapWatch<'e> {
             let (name, downs) = (&search.name, health.tap_downs());
             let link = if health.follows_tap() { ", and its link with it" } else { "" };
             // Logged at powers of two, so that a flapping tap cannot fill the log.
-            warn!("{id}: its tap {name} is down ({downs} times so far){link}; set it up: ip link set {name} up");
+            warn!("{id}: its tap {name} is down ({downs} so far){link}; set it up: ip link set {name} up");
         }
     }
 
@@ -153,7 +153,7 @@ impl<'e> TapWatch<'e> {
                     Some(_) => "until there is one of that name again",
                     None => "until it is given another (vm.set-vf)",
                 };
-                warn!("{id}: {name} is lost ({losses} times so far): it was deleted; its link is down {until}");
+                warn!("{id}: {name} is lost ({losses} so far): it was deleted; its link is down {until}");
             }
         }
         self.search();

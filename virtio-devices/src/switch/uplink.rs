@@ -85,7 +85,7 @@ impl Uplink {
         // Logged at powers of two, so that a flapping tap cannot fill the log.
         if health.set_lost(true) && health.losses().is_power_of_two() {
             let (losses, cure) = (health.losses(), self.cure());
-            warn!("{id}: {name}, its switch's uplink, is lost ({losses} times so far): it was deleted; {cure}");
+            warn!("{id}: {name}, its switch's uplink, is lost ({losses} so far): it was deleted; {cure}");
         }
     }
 
@@ -101,18 +101,16 @@ impl Uplink {
     /// Records that it is up, or down.
     pub(crate) fn note_up(&self, up: bool) {
         let Self { id, name, health, .. } = self;
-        // A loss is logged as such.
-        if !health.set_tap_down(!up) || !health.tap_downs().is_power_of_two() || health.is_lost() {
+        // A deletion is logged as such, and does not count as set down.
+        if health.is_lost() || !health.set_tap_down(!up) || !health.tap_downs().is_power_of_two() {
             return;
         }
         let downs = health.tap_downs();
         if up {
             info!("{id}: {name}, its switch's uplink, is up again");
-        } else if self.is_gone() {
-            warn!("{id}: {name}, its switch's uplink, was deleted; {}", self.cure());
         } else {
             let cure = format!("set it up: ip link set {name} up");
-            warn!("{id}: {name}, its switch's uplink, is down ({downs} times so far), and with it links; {cure}");
+            warn!("{id}: {name}, its switch's uplink, is down ({downs} so far), and with it links; {cure}");
         }
     }
 

@@ -120,7 +120,7 @@ impl DeviceConfig {
             // Logged at powers of two, so that a driver cannot fill the log.
             if state.dropped.is_power_of_two() {
                 let times = state.dropped;
-                warn!("{id}: the backend does not take what the driver writes ({times} times so far): it is dropped");
+                warn!("{id}: the backend does not take what the driver writes ({times} so far): it is dropped");
             }
             return false;
         }

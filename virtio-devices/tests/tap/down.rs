@@ -1,7 +1,5 @@
 //! Taps that the host sets down and up again under a NIC's own workers.
 
-use std::time::{Duration, Instant};
-
 use virtio_devices::{BackendChange, Counter, HostNic, VirtioDevice};
 
 use crate::driver::*;
@@ -49,16 +47,12 @@ fn the_link_follows_a_tap_without_receive_buffers_or_traffic() {
     machine.start(one_pair(&machine.net));
     // Its receive queue waits for a doorbell, so that no frame is waited for.
     Wire::new("tap0").send(&frame(MAC, 100));
-    let rounds = [(); 3].map(|()| {
+    for _ in 0..3 {
         ip("link set tap0 down");
         link(&machine, false);
         ip("link set tap0 up");
-        let began = Instant::now();
         link(&machine, true);
-        began.elapsed()
-    });
-    // The worker checks a tap every two seconds, and has just done so: an event has told it.
-    assert!(rounds.into_iter().min() < Some(Duration::from_secs(1)), "{rounds:?}");
+    }
 }
 
 #[test]

@@ -172,7 +172,6 @@ impl Watched for DeviceWatch {
         }
         // The slot is dropped at once: reporting may take long, and a device that is removed must close its tap.
         let Some(slot) = self.slot.upgrade() else { return };
-        // A device that was removed was reset before.
         let mut told = self.told.lock();
         let (now, reasons) = slot
             .with(|device| {
@@ -181,6 +180,7 @@ impl Watched for DeviceWatch {
                 let changes = if self.refused.is_some() { told.changes(&now) } else { Vec::new() };
                 (now, changes.into_iter().flat_map(|change| self.reset_reasons(device, change)).collect::<Vec<_>>())
             })
+            // A device that was removed was reset before.
             .unwrap_or_default();
         drop(slot);
         if self.ended.load(Ordering::Acquire) {

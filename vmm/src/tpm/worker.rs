@@ -29,7 +29,7 @@ impl Worker {
             failures += 1;
             // The guest can repeat the cause.
             if failures.is_power_of_two() {
-                log::warn!("{error} ({failures} times so far); the guest's TPM fails until it restarts");
+                log::warn!("{error} ({failures} so far); the guest's TPM fails until it restarts");
             }
         };
         loop {

@@ -172,11 +172,11 @@ fn a_vm_of_a_unit_moves_away_and_is_upgraded_twice() {
     assert_guest_answers(&systemd, OWN_API);
 }
 
-/// Sets what keeps `unit` from its work, or with an empty text nothing.
+/// Sets the drop-in of `unit`: an operator's settings, or a fault.
 fn drop_in(systemd: &Systemd, unit: &str, text: &str) {
     let folder = systemd.path(&format!("/etc/systemd/system/{unit}.d"));
     fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("fault.conf"), text).unwrap();
+    fs::write(folder.join("test.conf"), text).unwrap();
     systemd.ok(&["systemctl", "daemon-reload"]);
 }
 

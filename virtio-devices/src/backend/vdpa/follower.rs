@@ -213,7 +213,7 @@ impl Follower {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         // Logged at powers of two, so that a driver cannot fill the log.
         if failures.is_power_of_two() {
-            warn!("{}: the device does not take a mapping ({failures} times so far): {error}", self.name);
+            warn!("{}: the device does not take a mapping ({failures} so far): {error}", self.name);
         }
         NotFollowed
     }

@@ -60,9 +60,7 @@ impl Kernels {
             // Logged at powers of two, so that a driver cannot fill the log.
             let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
             if failures.is_power_of_two() {
-                warn!(
-                    "vhost-net does not forget what was unmapped ({failures} times so far): {error}; please report this"
-                );
+                warn!("vhost-net does not forget what was unmapped ({failures} so far): {error}; please report this");
             }
         }
     }

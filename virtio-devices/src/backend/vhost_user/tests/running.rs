@@ -163,7 +163,7 @@ fn a_successor_with_fewer_features_is_refused_until_one_fits() {
     eventually("three attempts", || peer.connections() >= 3);
     eventually("a refusal", || logged(&path).len() >= 2);
     let lacks = |times| {
-        format!("{path}: the backend that came back is refused ({times} times so far): it lacks the feature bits 0, 15")
+        format!("{path}: the backend that came back is refused ({times} so far): it lacks the feature bits 0, 15")
     };
     assert_eq!(logged(&path)[..2], [lacks(1), lacks(2)]);
     assert!(guest.device.backend_lost());
