@@ -422,7 +422,7 @@ impl ControlLoop {
         })?;
         landlock::enter(planned.config(), || kind::all_files(&planned.plan().devices), &self.own_files)
             .map_err(|error| Failure::from(Error::from(error)).in_context("the VM cannot be created"))?;
-        self.instance = Some(Instance::new(planned, self.events.clone(), self.limits));
+        self.set_instance(Instance::new(planned, self.events.clone(), self.limits));
         Ok(Reply::Done)
     }
 

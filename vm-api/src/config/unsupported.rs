@@ -3,7 +3,7 @@
 //!
 //! A client may give such a key or JSON field at its default, as generated clients do; it is removed before the rest
 //! becomes a typed configuration. Any other value is refused, never ignored. Unknown fields stay, and the typed
-//! configuration refuses them. Output for clients has the defaults again.
+//! configuration refuses them, except those of a VM that are null. Output for clients has the defaults again.
 
 mod place;
 mod table;

@@ -138,7 +138,8 @@ impl ControlLoop {
 
     /// Takes over a restored VM, paused.
     fn take_restored(&mut self, restored: Restored, fds: Vec<OwnedFd>) -> Result<(), Error> {
-        self.instance = Some(Instance::restored(restored, fds, self.events.clone(), self.limits)?);
+        let instance = Instance::restored(restored, fds, self.events.clone(), self.limits)?;
+        self.set_instance(instance);
         // As in Cloud Hypervisor, where devices are active first.
         self.events.look_first();
         self.events.vm("restoring");

@@ -108,12 +108,12 @@ impl ControlLoop {
         }
         // The VM was handed over and is closed.
         self.events.vm("shutdown");
+        if let Some(target) = away {
+            notify_moved(target);
+        }
         if self.no_shutdown {
             self.instance = None;
             return Ok(ControlFlow::Continue(()));
-        }
-        if let Some(target) = away {
-            notify_moved(target);
         }
         self.followers.end();
         Ok(ControlFlow::Break(()))
@@ -225,8 +225,14 @@ impl ControlLoop {
             Ok(()) if runs => self.events.vm("resumed"),
             resumed => resumed?,
         }
-        self.instance = Some(instance);
+        self.set_instance(instance);
         Ok(stays_paused)
+    }
+
+    /// Continues with a VM, which is on this host, whatever moved away before.
+    pub(super) fn set_instance(&mut self, instance: Instance) {
+        self.instance = Some(instance);
+        notify(NotifyState::Status(""));
     }
 
     /// Reports a migration whose guest runs here. An older source does not send the time of its stop.
@@ -275,6 +281,10 @@ fn reply(outcome: Outcome, why: Option<String>, stays_paused: Option<String>) ->
 fn notify_moved(target: &str) {
     // A line's end would begin another notification.
     let target = target.replace(char::is_control, " ");
-    // Without a service manager this does nothing.
-    let _ = sd_notify::notify(&[NotifyState::Status(&format!("the guest moved away to {target}"))]);
+    notify(NotifyState::Status(&format!("the guest moved away to {target}")));
+}
+
+/// Sends the service manager a state. Does nothing without one.
+fn notify(state: NotifyState<'_>) {
+    let _ = sd_notify::notify(&[state]);
 }

@@ -21,6 +21,9 @@ use crate::pci_host::slot::{Slot, Watch};
 use crate::telemetry::events::{Events, Source, Tell, Watched};
 use crate::telemetry::log_line;
 
+/// The most lines about the queues of a function that asks for a reset.
+const MOST_FAULTS: usize = 4;
+
 /// A device whose changes become events.
 pub(crate) struct DeviceWatch {
     id: String,
@@ -119,8 +122,14 @@ impl DeviceWatch {
         let index = vf.map(|vf| vf.to_string());
         let subject = log_line::subject(&self.id, index.as_deref());
         let mut faults = device.broken_rings(vf);
+        let more = faults.len().saturating_sub(MOST_FAULTS);
+        faults.truncate(MOST_FAULTS);
+        if more > 0 {
+            faults.push(format!("and {more} more queues"));
+        }
         if faults.is_empty() {
-            let other = "its driver has changed it, it is behind an IOMMU, or the host asked for the reset";
+            let other = "the driver has changed it since, it is behind an IOMMU, its backend holds it, or the host asked for \
+                         the reset";
             faults.push(format!("needs a reset, and no invalid ring was found: {other}"));
         }
         faults.into_iter().map(|fault| format!("{subject}: {fault}")).collect()

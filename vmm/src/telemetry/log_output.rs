@@ -1,7 +1,7 @@
 //! Output of the log: standard error, or the file of `--log-file`.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -68,6 +68,7 @@ impl LogOutput {
         let (Destination::File(file), Some(rotated)) = (&self.to, &mut *self.rotated.lock()) else { return Ok(()) };
         if let Some(new) = rotated.reopen()? {
             file.store(Arc::new(new));
+            self.broken.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -88,16 +89,25 @@ impl Write for &LogOutput {
 
     /// Writes a line. It is counted if that fails.
     fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
-        let write = |bytes: &[u8]| match &self.to {
-            Destination::Stderr => io::stderr().write_all(bytes),
-            Destination::File(file) => file.load().as_ref().write_all(bytes),
-        };
         // Without a newline, this line would end the half one. A single write keeps others out.
-        let was_broken = self.broken.swap(false, Ordering::Relaxed);
-        let written = if was_broken { write(&[b"\n", line].concat()) } else { write(line) };
+        let was_broken = self.broken.load(Ordering::Relaxed);
+        let whole = if was_broken { &[b"\n", line].concat()[..] } else { line };
+        let mut left = whole;
+        let mut written = Ok(());
+        while !left.is_empty() && written.is_ok() {
+            match self.write(left) {
+                Ok(0) => written = Err(ErrorKind::WriteZero.into()),
+                Ok(len) => left = left.get(len..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => written = Err(error),
+            }
+        }
         if written.is_err() {
-            self.broken.store(true, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        // A pipe that is full takes nothing, and has no half line then.
+        if left.len() < whole.len() {
+            self.broken.store(!left.is_empty(), Ordering::Relaxed);
         }
         written
     }
