@@ -121,6 +121,8 @@ impl Write for &LogOutput {
 mod tests {
     use std::fs;
 
+    use rustix::pipe::PipeFlags;
+
     use super::*;
 
     #[test]
@@ -144,16 +146,24 @@ mod tests {
     #[test]
     fn a_line_after_half_a_line_begins_anew() {
         let folder = tempfile::tempdir().unwrap();
-        let [path, full] = [folder.path().join("log"), Path::new("/dev/full").to_path_buf()];
-        fs::write(&path, "half").unwrap();
+        let path = folder.path().join("log");
         let log = LogOutput::file(&path).unwrap();
         let Destination::File(file) = &log.to else { unreachable!() };
-        let own = file.swap(Arc::new(File::options().write(true).open(full).unwrap()));
-        (&log).write_all(b"lost\n").unwrap_err();
-        file.store(own);
+        let lose = |line: &[u8], into: File| {
+            let own = file.swap(Arc::new(into));
+            (&log).write_all(line).unwrap_err();
+            file.store(own);
+        };
+        // Nothing of a line leaves no half line.
+        lose(b"lost\n", File::options().write(true).open("/dev/full").unwrap());
         (&log).write_all(b"first\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first\n");
+        let (_reader, pipe) = rustix::pipe::pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).unwrap();
+        rustix::pipe::fcntl_setpipe_size(&pipe, 4096).unwrap();
+        lose(&[b'x'; 8192], pipe.into());
         (&log).write_all(b"second\n").unwrap();
-        assert_eq!(fs::read_to_string(path).unwrap(), "half\nfirst\nsecond\n");
+        (&log).write_all(b"third\n").unwrap();
+        assert_eq!(fs::read_to_string(path).unwrap(), "first\n\nsecond\nthird\n");
     }
 
     #[test]

@@ -239,7 +239,6 @@ fn a_unit_does_not_start_a_vm_that_has_moved_away() {
     systemd.ok(&["ch-remote", "--api-socket", OWN_API, "send-migration", &send, "--wait"]);
     assert_gone(&systemd, OWN, OWN_API, "success");
     assert_eq!(Api::at(systemd.path(RECEIVER_API)).info()["state"], "Running");
-    assert_eq!(systemd.show(OWN, "StatusText"), format!("the guest moved away to {url}"));
     let mark = fs::read_to_string(systemd.path(MOVED)).unwrap();
     assert!(mark.starts_with(&format!("the guest moved away to {url} at 20")), "{mark}");
 
