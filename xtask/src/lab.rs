@@ -117,7 +117,7 @@ const KERNELS: [Kernel; 6] = [
         modules: FIRST_LEVEL,
         // For `cargo xtask bench vsock --qemu`, and for tests of VFIO and of disks with large blocks.
         extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb", "loop"],
-        containers: &["vxlan", "bridge"],
+        containers: &["vxlan", "bridge", "veth"],
     },
     // For `cargo xtask bench switch --qemu`, and for tests of VFIO: Debian's cloud kernel has no drivers for such NICs.
     Kernel {
