@@ -70,9 +70,10 @@ impl VlanBridge {
         ip(&["link", "add", UPLINK[0], "type", "veth", "peer", "name", UPLINK[1]]);
         ip(&["link", "set", UPLINK[1], "up"]);
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/network/bridge-with-vlans");
-        let path = format!("/usr/sbin:{}", std::env::var("PATH").expect("a PATH"));
+        // Busybox's shell prefers its own `ip`, whatever PATH is.
+        let with_iproute2 = r#"ip() { /usr/sbin/ip "$@"; }; bridge() { /usr/sbin/bridge "$@"; }; . "$0""#;
         let mut command = Command::new("sh");
-        command.args([script, name, UPLINK[0], tap]).args(vlans).env("PATH", path);
+        command.args(["-c", with_iproute2, script, name, UPLINK[0], tap]).args(vlans);
         let output = command.output().unwrap_or_else(|error| panic!("{script}: {error}"));
         assert!(output.status.success(), "{script}: {output:?}");
         bridge
@@ -125,6 +126,7 @@ fn run(program: &str, arguments: &[&str]) {
     let status = Command::new(program).args(arguments).status().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(status.success(), "{program} {}: {status}", arguments.join(" "));
 }
+
 /// Loads the driver, if the kernel has none yet: the nested lab's is next to its kernel.
 fn load_driver() {
     if Path::new("/sys/module/bridge").exists() {
