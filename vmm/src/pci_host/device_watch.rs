@@ -128,8 +128,7 @@ impl DeviceWatch {
             faults.push(format!("and {more} more queues"));
         }
         if faults.is_empty() {
-            let other = "the driver has changed it since, it is behind an IOMMU, its backend holds it, or the host asked \
-                         for the reset";
+            let other = "it has changed since, is behind an IOMMU or held by its backend, or the host asked for this";
             faults.push(format!("needs a reset, and no invalid ring was found: {other}"));
         }
         faults.into_iter().map(|fault| format!("{subject}: {fault}")).collect()
