@@ -49,14 +49,6 @@ pub enum SwitchError {
         /// The number of its queues.
         queues: usize,
     },
-    /// The tap cannot be an uplink.
-    #[error("{name} as uplink: {source}")]
-    Uplink {
-        /// The tap.
-        name: String,
-        /// The cause.
-        source: std::io::Error,
-    },
     /// The host has no descriptor for it.
     #[error("no descriptors for a switch: {0}")]
     Host(std::io::Error),
@@ -67,7 +59,7 @@ impl SwitchError {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Ports(_) | Self::Workers(_) => ErrorKind::Invalid,
-            Self::UplinkQueues { .. } | Self::Uplink { .. } | Self::Host(_) => ErrorKind::Unsuitable,
+            Self::UplinkQueues { .. } | Self::Host(_) => ErrorKind::Unsuitable,
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The state of the uplink, which the links of ports follow. A tap that is taken down sends no event, so it is polled.
-//! One that was deleted is searched for by its name.
+//! A deleted tap is searched for by its name.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
