@@ -25,7 +25,7 @@ const HEADER: usize = 12;
 /// Addresses of VF 0, of VF 1, and of no function.
 const VF0: [u8; 6] = [0x52, 0x54, 0, 0, 2, 0];
 const VF1: [u8; 6] = [0x52, 0x54, 0, 0, 2, 1];
-const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
+const UNKNOWN: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
 
 /// Runs a command of the page, and returns its text for people.
 fn shown(vmm: &Vmm, command: &str) -> String {
@@ -218,7 +218,7 @@ fn causes_at_a_vf_are_shown_by_the_commands_of_the_page() {
     let dropped = || fs::read_to_string(format!("/sys/class/net/{TAP}/statistics/tx_dropped")).unwrap();
     let mut guest =
         Guest::start(&json!({"tap": format!("{TAP}pf"), "mtu": 9000, "vfs": [{"index": 0, "tap": TAP, "mtu": 9000}]}));
-    send(TAP, &frame(NOBODY));
+    send(TAP, &frame(UNKNOWN));
     guest.enable();
     guest.expect_counter("rx_stale", || {});
     guest.expect_row("enabled", " enabled ");
@@ -226,7 +226,7 @@ fn causes_at_a_vf_are_shown_by_the_commands_of_the_page() {
 
     // Receive buffers: none, so that the tap's queue fills up.
     wait_for("frames dropped by the host", || {
-        (0..100).for_each(|_| send(TAP, &frame(NOBODY)));
+        (0..100).for_each(|_| send(TAP, &frame(UNKNOWN)));
         dropped().trim() != "0"
     });
     assert_named("TX dropped");
@@ -236,7 +236,7 @@ fn causes_at_a_vf_are_shown_by_the_commands_of_the_page() {
     guest.expect_counter("rx_vlan_filtered", || send(TAP, &frame([0xff; 6])));
     // The driver has no filter of its own.
     guest.set(&json!({"vlan": 0, "trust": false}));
-    guest.expect_counter("rx_filtered", || send(TAP, &frame(NOBODY)));
+    guest.expect_counter("rx_filtered", || send(TAP, &frame(UNKNOWN)));
     // The driver's buffers have 2,048 bytes.
     guest.expect_counter("rx_too_long", || send(TAP, &[frame([0xff; 6]), vec![0; 4000]].concat()));
     guest.set(&json!({"max_tx_rate": 1}));
@@ -255,7 +255,7 @@ fn causes_at_a_vf_are_shown_by_the_commands_of_the_page() {
         "link down: its tap is down",
         &format!("pf0v0: link down: its tap is down; set that up: ip link set {TAP} up"),
     );
-    guest.expect_refusal("tx_backend_errors", |guest| guest.send([0; HEADER], &frame(NOBODY)));
+    guest.expect_refusal("tx_backend_errors", |guest| guest.send([0; HEADER], &frame(UNKNOWN)));
     assert!(guest.client.get("vm.info").expect(200)["sriov"][0]["vfs"][0]["backend"]["down"] == true);
     ip(&["link", "set", TAP, "up"]);
     wait_for("the link", || !shown(&guest.vmm, "vfs").contains("link down"));
@@ -280,7 +280,7 @@ fn causes_at_a_sender_on_a_switch_are_shown_by_the_page() {
     guest.enable();
     assert!(!guest.shows("rx_frames") && !guest.shows("tx_frames"), "nothing was sent");
     assert_named("rx_frames");
-    guest.expect_refusal("tx_unknown", |guest| guest.send([0; HEADER], &own_frame(NOBODY)));
+    guest.expect_refusal("tx_unknown", |guest| guest.send([0; HEADER], &own_frame(UNKNOWN)));
     let lldp = [1, 0x80, 0xc2, 0, 0, 0xe];
     guest.expect_refusal("tx_reserved_group", |guest| guest.send([0; HEADER], &own_frame(lldp)));
     guest.set(&json!({"storm": 1}));
