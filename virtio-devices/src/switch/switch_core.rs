@@ -281,7 +281,7 @@ impl SwitchCore {
         if slot.nic.load_full().is_some_and(|nic| nic.state.hold_link(held))
             && let Some(open) = self.open_port(port)
         {
-            open.shared.interrupts.signal_config();
+            (open.nic.tell_link)();
         }
     }
 
