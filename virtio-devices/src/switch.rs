@@ -32,6 +32,7 @@ mod uplink;
 mod uplink_rx;
 mod uplink_watch;
 mod worker;
+mod x550_path;
 
 #[cfg(test)]
 mod tests;
@@ -43,9 +44,11 @@ use crate::backend::BackendObserver;
 use crate::device::failures::FailureObserver;
 use crate::frames::policy::Replaced;
 use crate::net::{NetCounters, PortHandle};
+use crate::x550_sriov::DataPath;
 use handle::{SwitchPort, Threads};
 pub use switch_core::PortSettings;
 use switch_core::SwitchCore;
+use x550_path::{X550Path, X550Ports};
 
 pub use mode::SwitchMode;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
@@ -88,6 +91,12 @@ impl Switch {
     /// As [`Self::set_port`], for several at once.
     pub fn set_ports(&self, ports: impl IntoIterator<Item = (u16, PortSettings)>) -> Replaced {
         self.0.core().set_ports(ports)
+    }
+
+    /// The data path of an X550 with `total_vfs` VFs: port 0 is its PF's, and the others are those of its VFs. `mac` is
+    /// the PF's permanent address.
+    pub fn x550(&self, mac: [u8; 6], total_vfs: u16) -> Arc<dyn DataPath> {
+        Arc::new(X550Ports(X550Path::new(Arc::clone(&self.0), mac, total_vfs)))
     }
 
     /// The forwarding mode.

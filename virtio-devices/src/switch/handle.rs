@@ -57,7 +57,7 @@ impl Threads {
     }
 
     /// Starts the threads that do not run yet.
-    fn start(&self) -> io::Result<()> {
+    pub(super) fn start(&self) -> io::Result<()> {
         if !self.threaded {
             return Ok(());
         }
