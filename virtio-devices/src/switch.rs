@@ -44,13 +44,13 @@ use crate::backend::BackendObserver;
 use crate::device::failures::FailureObserver;
 use crate::frames::policy::Replaced;
 use crate::net::{NetCounters, PortHandle};
-use crate::x550_sriov::DataPath;
 use handle::{SwitchPort, Threads};
 pub use switch_core::PortSettings;
 use switch_core::SwitchCore;
-use x550_path::{X550Path, X550Ports};
+use x550_path::X550Path;
 
 pub use mode::SwitchMode;
+pub use x550_path::X550Ports;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
 
 /// A switch. Clones are the same switch. Its threads end when the last clone and the last port's NIC are dropped.
@@ -95,8 +95,8 @@ impl Switch {
 
     /// The data path of an X550 with `total_vfs` VFs: port 0 is its PF's, and the others are those of its VFs. `mac` is
     /// the PF's permanent address.
-    pub fn x550(&self, mac: [u8; 6], total_vfs: u16) -> Arc<dyn DataPath> {
-        Arc::new(X550Ports(X550Path::new(Arc::clone(&self.0), mac, total_vfs)))
+    pub fn x550(&self, mac: [u8; 6], total_vfs: u16) -> Arc<X550Ports> {
+        Arc::new(X550Ports::new(X550Path::new(Arc::clone(&self.0), mac, total_vfs)))
     }
 
     /// The forwarding mode.

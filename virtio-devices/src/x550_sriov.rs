@@ -41,7 +41,7 @@ pub use self::handle::X550Handle;
 use self::owed::Owed;
 use crate::os::thread::Thread;
 use crate::{
-    DmaSpace, FunctionStatus, Inspect, IommuAttachment, Memory, Message, Outcome, ResetBy, Signals, SriovStatus,
+    DmaSpace, FunctionStatus, HostNic, Inspect, IommuAttachment, Memory, Message, Outcome, ResetBy, Signals, SriovStatus,
     Status, StoppedBy,
 };
 
@@ -103,6 +103,8 @@ pub struct X550Sriov {
     path: Arc<dyn DataPath>,
     memory: DmaSpace,
     mac: Mac,
+    /// The host's ends of the functions.
+    nics: Vec<Box<dyn HostNic + Send>>,
     /// The host's last attempt to resume failed so.
     not_resumed: Option<io::Error>,
 }
@@ -149,7 +151,9 @@ impl X550Sriov {
                 PfWithVfs::new(placement.rid, pf, (0..total_vfs).map(new).collect::<Result<_, _>>()?)?
             }
         };
-        Ok(Self { functions, owed, path, memory, mac, not_resumed: None })
+        path.begin(owed.nic());
+        let nics = path.host_nics();
+        Ok(Self { functions, owed, path, memory, mac, nics, not_resumed: None })
     }
 
     /// Puts each function behind the IOMMU for which `place` returns an [`IommuAttachment`], if any. Must be called
@@ -301,6 +305,11 @@ impl Inspect for X550Sriov {
             stopped_by: self.stopped_by(function).filter(|_| is_up),
             reset_by: if removed { ResetBy::Removal } else { reset_by },
         })
+    }
+
+    fn host_nic(&mut self, vf: Option<VfIndex>) -> Option<&mut dyn HostNic> {
+        let number = vf.map_or(0, |index| usize::from(index.0) + 1);
+        self.nics.get_mut(number).map(|nic| -> &mut dyn HostNic { &mut **nic })
     }
 
     fn sriov_status(&self) -> Option<SriovStatus> {

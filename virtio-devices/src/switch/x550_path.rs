@@ -5,6 +5,7 @@
 //! rebuilds the forwarding table, so a driver that writes registers again and again costs no more than one that
 //! changes its filters.
 
+mod host_end;
 mod pool_rules;
 
 use std::io;
@@ -23,12 +24,13 @@ use super::receiver::ReceiveRing;
 use super::rings::x550::{X550Receive, X550Send};
 use super::sender::{PortTx, SendQueue};
 use super::table::PortIndex;
-use crate::RateLimits;
+use crate::{HostNic, RateLimits};
 use crate::device::worker::thread_name;
 use crate::frames::policy::Policy;
 use crate::net::{CarriedNic, NetCounters, NetState, PolicyCell};
 use crate::os::thread::Thread;
 use crate::x550_sriov::{DataPath, X550Handle};
+use host_end::HostEnd;
 use pool_rules::PoolRules;
 
 /// Queues of a NIC in each direction.
@@ -59,6 +61,10 @@ pub(crate) struct X550Path {
     ports: Box<[FunctionPort]>,
     /// The NIC, from its first call.
     nic: OnceLock<X550Handle>,
+    /// The host has connected the link.
+    is_connected: AtomicBool,
+    /// The host keeps the link down for a while.
+    is_held: AtomicBool,
     /// The pools may differ from what the ports' policies and filters were made of.
     is_stale: AtomicBool,
 }
@@ -122,8 +128,9 @@ impl X550Path {
                 open: ArcSwapOption::empty(),
             }
         });
-        let path =
-            Arc::new(Self { threads, ports: ports.collect(), nic: OnceLock::new(), is_stale: AtomicBool::new(true) });
+        let [is_held, is_connected, is_stale] = [false, true, true].map(AtomicBool::new);
+        let (ports, nic) = (ports.collect(), OnceLock::new());
+        let path = Arc::new(Self { threads, ports, nic, is_connected, is_held, is_stale });
         for port in &path.ports {
             path.threads.core().attach(port.index, Some(port.carried.clone()));
         }
@@ -132,14 +139,37 @@ impl X550Path {
         path
     }
 
-    /// The counters of a function.
-    pub(crate) fn counters(&self, place: Place) -> Option<Arc<NetCounters>> {
-        self.port(place).map(|port| Arc::clone(&port.carried.counters))
+    /// The counters of all functions, the PF's first.
+    pub(crate) fn counters(&self) -> Vec<Arc<NetCounters>> {
+        self.ports.iter().map(|port| Arc::clone(&port.carried.counters)).collect()
     }
 
-    /// The switch's end of a function, for the host.
-    pub(crate) fn carried(&self, place: Place) -> Option<&CarriedNic> {
-        self.port(place).map(|port| &port.carried)
+    /// Connects or disconnects the link.
+    fn connect(&self, up: bool) {
+        self.is_connected.store(up, Ordering::Release);
+        self.tell_link();
+    }
+
+    /// Keeps the link down, or no longer, whatever [`Self::connect`] says.
+    fn hold(&self, held: bool) {
+        self.is_held.store(held, Ordering::Release);
+        self.tell_link();
+    }
+
+    /// True if the NIC has a link.
+    fn has_link(&self) -> bool {
+        self.is_connected.load(Ordering::Acquire)
+            && !self.is_held.load(Ordering::Acquire)
+            && self.threads.core().uplink_up()
+    }
+
+    /// Shows the link to the drivers.
+    fn tell_link(&self) {
+        if let Some(nic) = self.nic.get() {
+            nic.set_link(self.has_link());
+        }
+        self.is_stale.store(true, Ordering::Release);
+        self.threads.core().outdate();
     }
 
     fn port(&self, place: Place) -> Option<&FunctionPort> {
@@ -152,7 +182,8 @@ impl X550Path {
     /// Makes link, policies and filters follow the uplink and the registers.
     fn refresh(&self) {
         let Some(nic) = self.nic.get() else { return };
-        nic.set_link(self.threads.core().uplink_up());
+        let has_link = self.has_link();
+        nic.set_link(has_link);
         if !self.is_stale.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -160,7 +191,7 @@ impl X550Path {
         for port in &self.ports {
             // The lock is released in between: each pool takes some microseconds.
             let rules = PoolRules::of(&nic.lock(), port.place);
-            rules.apply(&port.carried);
+            rules.apply(&port.carried, has_link);
         }
     }
 
@@ -196,10 +227,6 @@ impl X550Path {
         Ok(())
     }
 
-    fn path_of(&self, nic: &X550Handle) -> &X550Handle {
-        self.nic.get_or_init(|| nic.clone())
-    }
-
     /// Records which rings should run. Returns the ports where that has changed, and stops their workers.
     fn note_wanted(&self, nic: &X550Handle) -> Vec<usize> {
         let mut changed = Vec::new();
@@ -216,13 +243,35 @@ impl X550Path {
     }
 }
 
-/// A data path, as its device has it.
-pub(crate) struct X550Ports(pub Arc<X550Path>);
+/// The functions of an X550 as ports of a switch.
+pub struct X550Ports(Arc<X550Path>);
+
+impl X550Ports {
+    /// Ports of `path`.
+    pub(crate) fn new(path: Arc<X550Path>) -> Self {
+        Self(path)
+    }
+
+    /// The counters of all functions, the PF's first.
+    pub fn counters(&self) -> Vec<Arc<NetCounters>> {
+        self.0.counters()
+    }
+}
 
 impl DataPath for X550Ports {
+    fn begin(&self, nic: &X550Handle) {
+        if self.0.nic.set(nic.clone()).is_ok() {
+            self.0.threads.look_at_uplink();
+            nic.set_link(self.0.has_link());
+        }
+    }
+
+    fn host_nics(&self) -> Vec<Box<dyn HostNic + Send>> {
+        HostEnd::all(&self.0)
+    }
+
     fn queues_changed(&self, nic: &X550Handle) -> Vec<Thread> {
         let path = &self.0;
-        path.path_of(nic);
         let changed = path.note_wanted(nic);
         if changed.is_empty() {
             return Vec::new();
@@ -238,8 +287,7 @@ impl DataPath for X550Ports {
         })]
     }
 
-    fn pools_changed(&self, nic: &X550Handle) {
-        self.0.path_of(nic);
+    fn pools_changed(&self, _: &X550Handle) {
         self.0.is_stale.store(true, Ordering::Release);
         self.0.threads.core().outdate();
     }
@@ -263,7 +311,6 @@ impl DataPath for X550Ports {
     fn resume(&self, nic: &X550Handle) -> io::Result<()> {
         let core = self.0.threads.core();
         core.hold_frames(true);
-        self.0.path_of(nic);
         self.0.is_stale.store(true, Ordering::Release);
         self.0.note_wanted(nic);
         let resumed = self.0.ports.iter().try_for_each(|port| self.0.reconcile(port, nic));

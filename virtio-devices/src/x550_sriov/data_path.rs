@@ -5,6 +5,7 @@ use std::io;
 use x550::Doorbell;
 
 use super::handle::X550Handle;
+use crate::HostNic;
 use crate::os::thread::Thread;
 
 /// The part of an X550 that moves frames between its rings and a network.
@@ -19,6 +20,14 @@ use crate::os::thread::Thread;
 /// the function that owns it ([`x550::Nic::owner`]) may run. Its memory is [`X550Handle::memory`] of that function, by
 /// which VFs are isolated from each other and from their PF.
 pub trait DataPath: Send + Sync {
+    /// Takes the NIC, once, before any other call.
+    fn begin(&self, _nic: &X550Handle) {}
+
+    /// The host's ends of all functions, the PF's first; none by default.
+    fn host_nics(&self) -> Vec<Box<dyn HostNic + Send>> {
+        Vec::new()
+    }
+
     /// Starts and stops queues: one was enabled, disabled or moved to another ring, pool or owner; or a function may
     /// run, or no longer.
     ///

@@ -6,8 +6,8 @@ use x550::{Nic, Place, Pool, Switching};
 
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::net::{CarriedNic, Filter, Mode};
-use crate::switch::mode::SwitchMode;
 use crate::RateLimits;
+use crate::switch::mode::SwitchMode;
 
 /// VLANs: 0 to 4095.
 const VLANS: u16 = 4096;
@@ -60,7 +60,8 @@ impl PoolRules {
     }
 
     /// Applies the rules to a port's NIC. What has not changed stays: buckets keep their levels.
-    pub(super) fn apply(self, nic: &CarriedNic) {
+    /// The link is down while the NIC's is.
+    pub(super) fn apply(self, nic: &CarriedNic, has_link: bool) {
         let Self { policy, filter, is_up } = self;
         if **nic.state.filter() != filter {
             nic.state.set_filter(filter);
@@ -68,7 +69,7 @@ impl PoolRules {
         if nic.policy.load().policy != policy {
             drop(nic.policy.replace(policy, RateLimits::default()));
         }
-        nic.state.set_link_up(is_up);
+        nic.state.set_link_up(is_up && has_link);
     }
 }
 
