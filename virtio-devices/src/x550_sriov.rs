@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `function` | the PF or a VF |
 //! | `owed` | what an access leaves to be settled |
-//! | `drivers` | if the guest's drivers are up |
+//! | `drivers` | the guest's drivers that are up |
 //! | `data_path`, `handle` | the interface of the data path, and what its threads use |
 //! | `vectors` | eventfds |
 //! | `lifecycle`, `state` | pauses and faults; saved state |
@@ -38,7 +38,7 @@ use x550::{Mac, Place, TOTAL_VFS, pf_config, vf_config};
 pub use self::data_path::DataPath;
 pub use self::function::X550Function;
 pub use self::handle::X550Handle;
-use self::owed::Owed;
+use self::owed::{Owed, Taken};
 use crate::os::thread::Thread;
 use crate::{
     DmaSpace, FunctionStatus, HostNic, Inspect, IommuAttachment, Memory, Message, Outcome, ResetBy, Signals, SriovStatus,
@@ -192,7 +192,8 @@ impl X550Sriov {
         if let Some(kind) = outcome.effects.reset.take() {
             self.owed.reset(kind);
         }
-        let x550::Effects { vectors: _, queues, pools, moderation, doorbell } = self.owed.take();
+        let Taken { effects, drivers } = self.owed.take();
+        let x550::Effects { vectors: _, queues, pools, moderation, doorbell } = effects;
         let nic = self.nic();
         if pools {
             self.path.pools_changed(nic);
@@ -206,16 +207,11 @@ impl X550Sriov {
         if let Some(doorbell) = doorbell {
             self.path.doorbell(nic, doorbell);
         }
-        if self.look(queues) {
+        if drivers && self.owed.with_drivers(|drivers| drivers.look(&nic.lock())) {
             // For those who watch the drivers.
             outcome.effects = outcome.effects.and(Effects::QUEUES);
         }
         outcome
-    }
-
-    /// Looks for drivers, those of VFs only if `vfs` is true. Returns true if one came up or went down.
-    fn look(&self, vfs: bool) -> bool {
-        self.owed.with_drivers(|drivers| drivers.look(&self.nic().lock(), vfs))
     }
 
     /// The register that keeps the queues of a driver that is up from running, if one does.
@@ -318,3 +314,6 @@ impl Inspect for X550Sriov {
         Some(SriovStatus { num_vfs: sriov.num_vfs(), vf_enable: sriov.vf_enable(), disabled_by })
     }
 }
+
+#[cfg(test)]
+mod tests;

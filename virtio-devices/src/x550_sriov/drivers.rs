@@ -10,6 +10,12 @@ use x550::{Nic, Place};
 
 use crate::ResetBy;
 
+/// True if `len` bytes at `offset` of the PF's BAR 0 touch the register in which its driver reports itself.
+pub(super) fn is_report(offset: u64, len: usize) -> bool {
+    let first = u64::from(spec::CTRL_EXT);
+    offset < first + 4 && u64::try_from(len).is_ok_and(|len| offset.saturating_add(len) > first)
+}
+
 /// Driver loaded, in CTRL_EXT.
 const DRV_LOAD: u32 = 1 << 28;
 /// Queues of a NIC in each direction.
@@ -57,21 +63,19 @@ impl Drivers {
         Self { drivers, vfs_disabled_by: ResetBy::default() }
     }
 
-    /// Looks again, at VFs only if `vfs` is true. Returns true if a driver came up or went down. One that is down
-    /// without [`Self::note_reset`] did that itself.
-    pub(super) fn look(&mut self, nic: &Nic, vfs: bool) -> bool {
-        let mut up = vec![false; if vfs { self.drivers.len() } else { 1 }];
+    /// Looks again. Returns true if a driver came up or went down. One that is down without [`Self::note_reset`] did
+    /// that itself.
+    pub(super) fn look(&mut self, nic: &Nic) -> bool {
+        let mut up = vec![false; self.drivers.len()];
         let mut set = |place, is_up| {
             if let Some(slot) = up.get_mut(slot(place)) {
                 *slot |= is_up;
             }
         };
         set(Place::Pf, dword(nic, Place::Pf, spec::CTRL_EXT) & DRV_LOAD != 0);
-        for (place, queue) in (0..if vfs { QUEUES } else { 0 }).map(|queue| nic.owner(queue)) {
-            if place != Place::Pf {
-                let control = vf::RECEIVE + QUEUE_LEN * u32::from(queue) + receive::RXDCTL;
-                set(place, dword(nic, place, control) & QUEUE_ENABLE != 0);
-            }
+        for (place, queue) in (0..QUEUES).map(|queue| nic.owner(queue)).filter(|(place, _)| *place != Place::Pf) {
+            let control = vf::RECEIVE + QUEUE_LEN * u32::from(queue) + receive::RXDCTL;
+            set(place, dword(nic, place, control) & QUEUE_ENABLE != 0);
         }
         let mut changed = false;
         for (driver, is_up) in self.drivers.iter_mut().zip(up) {

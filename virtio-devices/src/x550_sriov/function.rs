@@ -3,6 +3,7 @@
 use pci::{BarIndex, ConfigShape, ConfigSpace, Effects, Function, Msix, ResetKind, Rid, ShapeError, Sriov, VfChange};
 use x550::{Place, REGISTERS_BAR};
 
+use super::drivers::is_report;
 use super::owed::Owed;
 use super::vectors::Vectors;
 use crate::os::thread::Thread;
@@ -125,6 +126,9 @@ impl Function for X550Function {
     fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8], _powered: bool) -> Outcome {
         if bar == REGISTERS_BAR {
             self.owed.change(|nic| nic.write(self.place, offset, data));
+            if self.place == Place::Pf && is_report(offset, data.len()) {
+                self.owed.note_report();
+            }
             return Outcome::none();
         }
         self.config.msix_write(bar, offset, data).unwrap_or(Effects::NONE).into()

@@ -20,13 +20,24 @@ pub(super) struct Owed {
 #[derive(Debug)]
 struct Left {
     effects: Effects,
+    /// The PF's driver may have reported itself.
+    reported: bool,
     drivers: Drivers,
+}
+
+/// What is left to do after an access.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// The effects on the NIC; interrupts were sent.
+    pub(super) effects: Effects,
+    /// True if a driver may have come up or gone down.
+    pub(super) drivers: bool,
 }
 
 impl Owed {
     /// Nothing is left to do for `nic`, which has `total_vfs` VFs.
     pub(super) fn new(nic: X550Handle, total_vfs: u16) -> Self {
-        let left = Left { effects: Effects::NONE, drivers: Drivers::new(total_vfs) };
+        let left = Left { effects: Effects::NONE, reported: false, drivers: Drivers::new(total_vfs) };
         Self { nic, left: Arc::new(Mutex::new(left)) }
     }
 
@@ -75,9 +86,17 @@ impl Owed {
         left.effects = std::mem::take(&mut left.effects).and(effects);
     }
 
-    /// Takes the effects of all accesses since the last call.
-    pub(super) fn take(&self) -> Effects {
-        std::mem::take(&mut self.left.lock().effects)
+    /// Records that the PF wrote the register in which its driver reports itself.
+    pub(super) fn note_report(&self) {
+        self.left.lock().reported = true;
+    }
+
+    /// Takes what is left to do of all accesses since the last call.
+    pub(super) fn take(&self) -> Taken {
+        let mut left = self.left.lock();
+        let reported = std::mem::take(&mut left.reported);
+        let effects = std::mem::take(&mut left.effects);
+        Taken { drivers: reported || effects.queues, effects }
     }
 
     /// The drivers of the functions.

@@ -187,7 +187,3 @@ fn is_reset(vf: &x550::VfState) -> bool {
     let is_zero = *vectors == [0; 4] && *allocation == [0; 5] && *throttle == [0; 3];
     is_zero && mailbox.owner != Some(Owner::Vf)
 }
-
-#[cfg(test)]
-#[path = "state_tests.rs"]
-mod tests;
